@@ -5,8 +5,7 @@ Shapes: N elements of T tensors.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
@@ -30,9 +29,15 @@ from dlrm_hybrid.compress.library.packets import (
     is_plain,
     tensors_of,
 )
+from dlrm_hybrid.compress.library.parameters import (
+    Parameters,
+    require_finite,
+    require_gradients,
+    require_state,
+)
 from dlrm_hybrid.compress.report import SentReport
 from dlrm_hybrid.kernels.ops import NUMBA
-from dlrm_hybrid.types import DivergedError, DlrmError
+from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.packet import encode_packet
 from dlrm_hybrid.wire.section import Dtype, Section
 from dlrm_hybrid.wire.sparse import sparse_all, sparse_of_all
@@ -64,6 +69,14 @@ class Options:
         if getattr(method, "residual", None) == "update" and self.lr is None:
             raise ValueError("residual = 'update': needs lr=, the learning rate by step")
 
+    def check_layer(self, names: Sequence[str]) -> None:
+        """Raise ValueError if there is no such last layer among the parameters."""
+        layer = self.last_layer
+        if layer is not None and not {f"{layer}.weight", f"{layer}.bias"} & {*names}:
+            raise ValueError(
+                f"last_layer = {layer!r}: none of the parameters is its weight or bias"
+            )
+
 
 @final
 class ParameterCompressor:
@@ -75,8 +88,9 @@ class ParameterCompressor:
         options: for the methods that ask for more.
 
     Raises:
-        ValueError: two parameters have the same name, none needs a gradient, these are no pairs of
-            names and tensors, or the method needs an option that is missing; names it.
+        ValueError: a name or a parameter is there twice, none needs a gradient, one cannot be
+            compressed, these are no pairs of names and tensors, or the method needs an option that
+            is missing; names it.
 
     Attributes:
         parameters: in the order of all lists.
@@ -90,25 +104,18 @@ class ParameterCompressor:
         options: Options,
     ) -> None:
         options.check(method)
-        named = [*_trained(named_parameters)]
-        names = [name for name, _ in named]
+        self._given = Parameters(named_parameters)
         if not 0 <= options.trainer < options.trainers:
             raise ValueError(f"trainer = {options.trainer}: must be below {options.trainers}")
-        if not names:
-            raise ValueError("named_parameters: there is none that needs a gradient")
-        if len({*names}) != len(names):
-            twice = next(one for one in names if names.count(one) > 1)
-            raise ValueError(
-                f"named_parameters: must be of different names; {twice} is there twice"
-            )
         self.method, self._options = method, options
-        self.parameters = [one for _, one in named]
-        specs = [Spec(index, name, tuple(one.shape)) for index, (name, one) in enumerate(named)]
-        self._layout = Layout(specs)
+        self.parameters = self._given.tensors
+        named = enumerate(zip(self._given.names, self.parameters, strict=True))
+        self._layout = Layout([Spec(index, name, tuple(one.shape)) for index, (name, one) in named])
+        options.check_layer(self._given.names)
         self._fingerprint = fingerprint_of_layout(self._layout)
         self._place: tuple[int, int] | None = None
         self._made: Compressor | None = None
-        self._pending: Mapping[str, Tensor] | None = None
+        self._pending: Mapping[str, Any] | None = None
         self._owed: dict[int, Tensor] = {}  # decoded for tensors that no trainer then used
         self._reduced = 0
         self.traffic = Traffic()
@@ -116,7 +123,7 @@ class ParameterCompressor:
     @property
     def names(self) -> list[str]:
         """The names of the parameters, in their order."""
-        return [spec.name for spec in self._layout.specs]
+        return self._given.names
 
     def encode(self, gradients: Gradients, step: int) -> bytes:
         """Compress gradients to bytes that `decode` reads; the rest joins those of the next step.
@@ -136,7 +143,7 @@ class ParameterCompressor:
                 f"{self.method!r}: trainers agree in every step; use reduce_gradients or ddp_state"
             )
         staged = self._staged(gradients)
-        _require_finite(staged, step)
+        require_finite(staged, step)
         (sections,) = together([compressor.encode(staged, step)], step, self._layout.size)
         return self._packet([*sections.values()])
 
@@ -180,14 +187,14 @@ class ParameterCompressor:
         Returns:
             of each tensor whether it was given the mean.
         """
-        exchange = Exchange(process_group, self.traffic)
+        exchange = Exchange(process_group, self.traffic, self._reduced)
         is_dense = self.method.name == "none"
         # DDP hands over dense gradients, so that nothing fails where nothing is gathered.
         gathers = finds_unused or not is_dense
         with exchange.shares_failure() if gathers else nullcontext():
             staged = self._staged(gradients)
             if not is_dense:
-                _require_finite(staged, self._reduced)
+                require_finite(staged, self._reduced)
                 self._at(exchange.rank, exchange.size)
         values = [*staged.values()]
         used_T = np.array([not finds_unused or bool(one.any()) for one in values])
@@ -230,28 +237,35 @@ class ParameterCompressor:
 
     def state_dict(self) -> dict[str, Any]:
         """All that this trainer's compressor remembers; other trainers have their own."""
+        if self._pending is not None:
+            return {**self._pending, "tensors": _copies(self._pending["tensors"])}
         held = {} if self._made is None else self._made.tensors()
         owed = {f"{self.names[index]}.owed": one for index, one in self._owed.items()}
-        pending = self._pending or {}
-        tensors = {name: one.clone() for name, one in {**pending, **held, **owed}.items()}
-        return {"method": repr(self.method), "step": self._reduced, "tensors": tensors}
+        return {
+            "method": repr(self.method),
+            "step": self._reduced,
+            "trainer": None if self._place is None else self._place[0],
+            "tensors": _copies({**held, **owed}),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Remember what another compressor of the same method and parameters did.
 
         Args:
-            state: of `state_dict`.
+            state: of `state_dict`, of the same trainer.
 
         Raises:
-            ValueError: it is of another method, or of other parameters; names what differs.
+            ValueError: it is of another method, of another trainer or of other parameters, which
+                may show in the first step only; names what differs.
         """
-        if state["method"] != repr(self.method):
-            raise ValueError(f"the state is of {state['method']}, and this is {self.method!r}")
-        tensors = {name: one.clone() for name, one in state["tensors"].items()}
-        if self._made is None:
-            self._pending = tensors
+        require_state(state, repr(self.method))
+        if not state["step"] and not state["tensors"]:  # it had done nothing
+            self._made = self._place = self._pending = None
+            self._owed = {}
+        elif self._made is None or self._place is None:
+            self._pending = {**state, "tensors": _copies(state["tensors"])}
         else:
-            self._restore(self._made, tensors)
+            self._restore(self._made, state, self._place[0])
         self._reduced = state["step"]
 
     def report(self) -> dict[str, SentReport]:
@@ -280,12 +294,17 @@ class ParameterCompressor:
         )
         made = methods()[self.method.name].build(self.method.keys(), context)
         if self._pending is not None:
-            self._restore(made, self._pending)
+            self._restore(made, self._pending, trainer)
         self._place, self._made, self._pending = (trainer, trainers), made, None
         return made
 
-    def _restore(self, compressor: Compressor, tensors: Mapping[str, Tensor]) -> None:
-        held, given = compressor.tensors(), dict(tensors)
+    def _restore(self, compressor: Compressor, state: Mapping[str, Any], trainer: int) -> None:
+        if state.get("trainer") not in (None, trainer):
+            raise ValueError(
+                f"the state is of trainer {state['trainer']}, and this is trainer {trainer}: "
+                "what each has not sent is in its own"
+            )
+        held, given = compressor.tensors(), dict(state["tensors"])
         owed = {
             index: given.pop(f"{name}.owed")
             for index, name in enumerate(self.names)
@@ -309,12 +328,8 @@ class ParameterCompressor:
                 raise ValueError(f"no gradient of {', '.join(missing[:3])}")
             gradients = [gradients[name] for name in self.names]
         tensors = tensors_of(gradients)
-        if len(tensors) != len(self.names):
-            raise ValueError(f"{len(tensors)} gradients of {len(self.names)} parameters")
-        for spec, one in zip(self._layout.specs, tensors, strict=True):
-            found = _fault(one, spec.count)
-            if found:
-                raise ValueError(f"the gradient of {spec.name} is {found}")
+        require_gradients(self.names, self._layout.counts, tensors)
+        self._given.require_frozen()
         given = [one.detach() for one in tensors]
         staged = [
             one if is_plain(one) else one.to("cpu", torch.float32).contiguous() for one in given
@@ -346,37 +361,5 @@ class ParameterCompressor:
                 gradients[index].add_(self._owed.pop(index))
 
 
-def _trained(given: Iterable[object]) -> Iterator[tuple[str, Tensor]]:
-    """What needs gradients; raises ValueError for what is no name with a tensor."""
-    for one in given:
-        match one:
-            case (str(name), Tensor() as parameter):
-                if parameter.requires_grad:
-                    yield name, parameter
-            case _:
-                raise ValueError(
-                    "named_parameters: must be pairs of a name and a tensor, as "
-                    f"model.named_parameters() gives them, not of {type(one).__name__}"
-                )
-
-
-def _fault(gradient: object, count: int) -> str:
-    """Why it cannot be compressed as so many elements; empty if it can be."""
-    if not isinstance(gradient, Tensor):
-        return f"{type(gradient).__name__}: must be a tensor"
-    if gradient.layout is not torch.strided:
-        return f"{gradient.layout}: must be dense"
-    if gradient.numel() != count:
-        return f"of {gradient.numel()} elements: must be of {count}, as its parameter is"
-    return ""
-
-
-def _require_finite(staged: Mapping[str, Tensor], step: int) -> None:
-    """Before any of them joins a residual, which would never be finite again."""
-    for name, one in staged.items():
-        # A sum is one pass that allocates nothing; of finite numbers it can overflow.
-        if not math.isfinite(float(one.sum())) and not bool(one.isfinite().all()):
-            raise DivergedError(
-                f"step {step + 1}: the gradient of {name} is not finite; "
-                "the learning rate may be too high"
-            )
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: one.clone() for name, one in tensors.items()}

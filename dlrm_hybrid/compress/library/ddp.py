@@ -6,7 +6,7 @@ then fulfils what it has promised for the others.
 """
 
 # No postponed annotations: DDP compares those of a hook with its own types.
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
@@ -17,6 +17,8 @@ from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportU
 from torch.futures import Future
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
+
+from dlrm_hybrid.compress.library.parameters import require_state, require_whole
 
 if TYPE_CHECKING:  # numba, which what compresses loads, takes half a second
     from dlrm_hybrid.compress.library.compressor import Options, ParameterCompressor
@@ -57,6 +59,8 @@ class DdpState:
         options: "Options",
     ) -> None:
         options.check(method)
+        if model is None and method.name == "terngrad":
+            raise ValueError("TernGrad leaves the last layer in float32: give ddp_state the model")
         self.method, self._options = method, options
         self._compressor: ParameterCompressor | None = None
         self._held: Mapping[str, Any] | None = None
@@ -69,6 +73,9 @@ class DdpState:
         Args:
             model: as of `ddp_state`: in DDP, or it is taken to leave parameters unused.
             process_group: of the trainers; None for that of the model in DDP, else for all.
+
+        Raises:
+            ValueError: other ranks have parts of a parameter, as in FSDP; names it.
         """
         if self._compressor is not None:
             self._held = self.state_dict()
@@ -76,12 +83,17 @@ class DdpState:
         self._compressor = None
         self._finds_unused, self._names = True, dict[Tensor, str]()
         self._promised: list[_Promised] = []
+        ignored: Collection[str] = ()
         for one in _wrappers(model):
             if isinstance(one, DistributedDataParallel):
                 self._finds_unused = bool(one.find_unused_parameters)
                 self._group = process_group or cast("dist.ProcessGroup", one.process_group)
             self._has_names = True
             self._names = {parameter: name for name, parameter in one.named_parameters()}
+            ignored = getattr(one, "_ddp_params_and_buffers_to_ignore", ())
+        for parameter, name in self._names.items():
+            if name not in ignored:
+                require_whole(name, parameter)
 
     @property
     def traffic(self) -> "Traffic":
@@ -118,6 +130,8 @@ class DdpState:
         """
         if not self._has_names:
             raise ValueError("parameters have no names to be loaded by: give ddp_state the model")
+        if state:
+            require_state(state, repr(self.method))
         if self._compressor is not None and state:
             self._compressor.load_state_dict(state)
         else:
@@ -128,8 +142,9 @@ class DdpState:
         return {"method": self.method, "options": self._options, "held": held}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__init__(state["method"], None, None, state["options"])
-        self._held = state["held"]
+        self.method, self._options, self._held = state["method"], state["options"], state["held"]
+        self._compressor, self._has_names = None, False
+        self.bind(None)
 
     def reduce(self, bucket: GradBucket) -> Future[Tensor]:
         """Take a bucket; with the last one of a step, all buckets are given their means."""
@@ -157,17 +172,18 @@ class DdpState:
             for one in promised
             for parameter, gradient in zip(one.parameters, one.gradients, strict=True)
         }
-        if self._compressor is None:
-            from dlrm_hybrid.compress.library.exchange import Exchange, Traffic
+        from dlrm_hybrid.compress.library.exchange import Exchange, Traffic
 
-            gathers = self._finds_unused or self.method.name != "none"
-            exchange = Exchange(self._group, Traffic())
-            with exchange.shares_failure() if gathers else nullcontext():
+        gathers = self._finds_unused or self.method.name != "none"
+        with Exchange(self._group, Traffic()).shares_failure() if gathers else nullcontext():
+            if self._compressor is None:
                 self._compressor = self._made(gradients)
-        parameters = self._compressor.parameters
-        if len(parameters) != len(gradients) or any(one not in gradients for one in parameters):
-            raise ValueError("parameters are not those of the first step: a state serves one model")
-        ordered = [gradients[one] for one in parameters]
+            own = self._compressor.parameters
+            if len(own) != len(gradients) or any(one not in gradients for one in own):
+                raise ValueError(
+                    "parameters are not those of the first step: a state serves one model"
+                )
+        ordered = [gradients[one] for one in own]
         self._compressor.average(ordered, self._group, finds_unused=self._finds_unused)
 
     def _made(self, gradients: Mapping[Tensor, Tensor]) -> "ParameterCompressor":

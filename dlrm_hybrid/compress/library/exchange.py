@@ -17,6 +17,7 @@ from dlrm_hybrid.wire.packet import decode_packet, encode_packet
 
 Result = TypeVar("Result")
 _FAILED = -1
+_SIZES, _STEPS = 2**40, 2**22  # a message is shorter; steps are told apart below so many
 
 
 @dataclass(slots=True)
@@ -44,6 +45,8 @@ class Exchange:
 
     Args:
         group: of the trainers; None for all. Tensors travel on the CPU, with nccl on the GPU.
+        traffic: to be counted in.
+        step: that this is, which must be the same for all.
 
     Attributes:
         rank: of this trainer in the group.
@@ -51,16 +54,21 @@ class Exchange:
         traffic: what was exchanged.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, traffic: Traffic) -> None:
-        self._group = group
+    def __init__(self, group: dist.ProcessGroup | None, traffic: Traffic, step: int = 0) -> None:
+        self._group, self._step = group, step % _STEPS
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.traffic = traffic
         is_nccl = dist.get_backend(group) == "nccl"
         self._device = torch.device("cuda") if is_nccl else torch.device("cpu")
 
     def gather(self, given: bytes) -> list[bytes]:
-        """What all members have given, in their order; raises DivergedError if one has failed."""
-        return self._gather(given, len(given))
+        """What all members have given, in their order.
+
+        Raises:
+            DivergedError: one has failed.
+            ValueError: they are at different steps.
+        """
+        return self._gather(given, len(given) + _SIZES * self._step)
 
     def fail(self) -> None:
         """Take part in a `gather` that then fails in all other members."""
@@ -81,14 +89,22 @@ class Exchange:
         sizes = [torch.empty(1, dtype=torch.int64, device=self._device) for _ in range(self.size)]
         own = torch.tensor([announced], device=self._device)
         dist.all_gather(sizes, own, group=self._group)
-        sizes_T = [int(one) for one in sizes]
+        announced_T = [int(one) for one in sizes]
         self._count(8 * (self.size - 1), 8 * (self.size - 1))
-        if _FAILED in sizes_T:
+        if _FAILED in announced_T:
             if announced == _FAILED:
                 return []
             raise DivergedError(
-                f"trainer {sizes_T.index(_FAILED)} could not compress its gradients; it says why"
+                f"trainer {announced_T.index(_FAILED)} could not compress its gradients; "
+                "it says why"
             )
+        steps_T, sizes_T = zip(*(divmod(one, _SIZES) for one in announced_T), strict=True)
+        if len({*steps_T}) > 1:
+            raise ValueError(
+                f"trainers are at steps {', '.join(map(str, steps_T))}: all load the state of one "
+                "checkpoint, each its own, or none does"
+            )
+        sizes_T = [*sizes_T]
         sizes_T[self.rank] = 0
         if not sum(sizes_T) and not given:
             return [b""] * self.size

@@ -105,7 +105,7 @@ class GradientMethod(Protocol):
 
         Args:
             model: in DDP, or what comes for gradients of zeros waits, as where DDP finds unused
-                parameters. Without it the state cannot be saved, and `last_layer` must be named.
+                parameters. Without it the state cannot be saved, and TernGrad has no last layer.
             process_group: of the trainers; None for that of the model in DDP, else for all.
             seed: as of `for_parameters`, like what follows.
             lr: learning rate by step.

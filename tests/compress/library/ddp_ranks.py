@@ -293,7 +293,7 @@ def failed_alone(rank: int) -> list[str]:
     note(compressor.reduce_gradients)
     ddp, state = hooked(TopK())
     if rank == 1:
-        state.load_state_dict({"method": "another", "step": 1, "tensors": {}})
+        state.load_state_dict({"method": repr(TopK()), "step": 1, "tensors": {}})
     note(loss_of(ddp, rank, 0).backward)
     return told
 

@@ -9,9 +9,10 @@ import ddp_ranks
 import torch
 import torch.distributed as dist
 from ddp_ranks import hooked, loss_of, network, nothing, steps
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from dlrm_hybrid.compress import CltK, TopK, ddp_hook
+from dlrm_hybrid.compress import CltK, TernGrad, TopK, ddp_hook
 from dlrm_hybrid.types import DivergedError
 
 
@@ -22,7 +23,10 @@ def run(rank: int, store: str, out: str) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=limit
     )
-    tasks: tuple[Callable[[int], object], ...] = (ddp_after_a_failure, alone, compiled)
+    tasks: tuple[Callable[[int], object], ...] = (
+        *(ddp_after_a_failure, alone, compiled),
+        *(sharded, loaded_alone),
+    )
     results = {task.__name__: task(rank) for task in tasks}
     Path(f"{out}.{rank}").write_bytes(pickle.dumps(results))
     dist.barrier()
@@ -78,3 +82,34 @@ def compiled(rank: int) -> list[tuple[list[str], int, list[bytes]]]:
         names = sorted(state.state_dict()["tensors"])
         found.append((names, state.traffic.sent, ddp_ranks.weights(ddp)))
     return found
+
+
+def sharded(rank: int) -> list[str]:
+    """What is said of models in FSDP, both of its versions."""
+    first = FullyShardedDataParallel(network(), device_id=torch.device("cpu"))
+    said = []
+    for model in (first, fully_shard(network())):
+        for make in (TopK().ddp_state, lambda one: TopK().for_parameters(one.named_parameters())):
+            try:
+                make(model)
+            except ValueError as error:
+                said.append(str(error))
+    return said
+
+
+def loaded_alone(rank: int) -> list[str]:
+    """What is said where one rank goes on from a state and the other begins."""
+    said = []
+    for method in (TopK(), CltK(), TernGrad(smallest=8)):
+        model = network()
+        compressor = method.for_parameters(model.named_parameters())
+        steps(model, rank, range(3), compressor.reduce_gradients)
+        again = method.for_parameters(model.named_parameters())
+        if rank == 1:
+            again.load_state_dict(compressor.state_dict())
+        try:
+            steps(model, rank, range(1), again.reduce_gradients)
+        except ValueError as error:
+            said.append(str(error))
+        dist.barrier()
+    return said

@@ -84,8 +84,7 @@ def test_what_fails_at_one_trainer_is_not_waited_for(ranks: list[dict]) -> None:
         "trainer 1 could not compress its gradients"
     ] * 5
     assert all("gradient of 0.weight is torch.sparse_coo" in one for one in ill[:3])
-    assert "of other parameters: 0.bias." in ill[3]
-    assert "the state is of another" in ill[4]
+    assert all("of other parameters: 0.bias." in one for one in ill[3:])
 
 
 def test_a_state_without_names_is_not_pickled_after_a_step(ranks: list[dict]) -> None:

@@ -37,3 +37,16 @@ def test_a_model_that_is_compiled_is_the_same_model(ranks: list[dict]) -> None:
     for plain, *others in (one["compiled"] for one in ranks):
         assert plain[0][0] == "0.bias.discarded"
         assert others == [plain] * 2
+
+
+def test_parameters_spread_over_ranks_are_refused(ranks: list[dict]) -> None:
+    for said in (one["sharded"] for one in ranks):
+        assert len(said) == 4
+        assert all(
+            "FSDP and tensor parallelism spread parameters over ranks" in one for one in said
+        )
+
+
+def test_trainers_at_different_steps_say_so(ranks: list[dict]) -> None:
+    for said in (one["loaded_alone"] for one in ranks):
+        assert [one.partition(":")[0] for one in said] == ["trainers are at steps 0, 3"] * 3

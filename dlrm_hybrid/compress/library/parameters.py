@@ -1,0 +1,131 @@
+"""Parameters and gradients that can be compressed, and what is said of others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from dlrm_hybrid.types import DivergedError
+
+_FSDP = "_fsdp_wrapped_module"  # in the names of what FSDP's first version has wrapped
+
+
+@final
+class Parameters:
+    """Those of a model that are trained, by their names.
+
+    Args:
+        given: as of `model.named_parameters()`.
+
+    Raises:
+        ValueError: a name or a parameter is there twice, none needs a gradient, one cannot be
+            compressed, or these are no pairs of names and tensors.
+
+    Attributes:
+        names: of those that need gradients.
+        tensors: the same.
+    """
+
+    def __init__(self, given: Iterable[object]) -> None:
+        pairs = [*_pairs(given)]
+        trained = [(name, one) for name, one in pairs if one.requires_grad]
+        self.names = [name for name, _ in trained]
+        self.tensors = [one for _, one in trained]
+        self._frozen = [(name, one) for name, one in pairs if not one.requires_grad]
+        if not trained:
+            raise ValueError("named_parameters: there is none that needs a gradient")
+        if len({*self.names}) != len(trained):
+            twice = next(one for one in self.names if self.names.count(one) > 1)
+            raise ValueError(
+                f"named_parameters: must be of different names; {twice} is there twice"
+            )
+        seen: dict[Tensor, str] = {}
+        for name, one in trained:
+            require_whole(name, one)
+            if one.is_complex():
+                raise ValueError(f"{name} is {one.dtype}: only real numbers are compressed")
+            if one in seen:
+                raise ValueError(
+                    f"named_parameters: {seen[one]} and {name} are one parameter, which would "
+                    "be reduced twice; model.named_parameters() names each once"
+                )
+            seen[one] = name
+
+    def require_frozen(self) -> None:
+        """Raise ValueError if one that needed no gradient does now; names it."""
+        for name, one in self._frozen:
+            if one.requires_grad:
+                raise ValueError(
+                    f"{name} needed no gradient when this compressor was made, and now does: make "
+                    "a new one, for this one would leave it different on every rank"
+                )
+
+
+def require_whole(name: str, parameter: Tensor) -> None:
+    """Raise ValueError if other ranks have the rest of a parameter; names it."""
+    if _FSDP in name or is_traceable_wrapper_subclass(parameter):
+        kind = "a part of FSDP's" if _FSDP in name else f"a {type(parameter).__name__}"
+        raise ValueError(
+            f"{name} is {kind}: FSDP and tensor parallelism spread parameters over ranks; "
+            "compression is for plain tensors, as in DDP"
+        )
+
+
+def require_gradients(names: Sequence[str], counts: Sequence[int], given: Sequence[object]) -> None:
+    """Raise ValueError if these cannot be compressed as tensors of so many elements."""
+    if len(given) != len(names):
+        raise ValueError(f"{len(given)} gradients of {len(names)} parameters")
+    for name, count, one in zip(names, counts, given, strict=True):
+        fault = _fault(one, count)
+        if fault:
+            raise ValueError(f"the gradient of {name} is {fault}")
+
+
+def require_state(state: Mapping[str, Any], method: str) -> None:
+    """Raise ValueError if it is no state of a compressor, or of another method's."""
+    missing = sorted({"method", "step", "tensors"} - {*state})
+    if missing:
+        raise ValueError(f"the state has no {', '.join(missing)}: it is not of state_dict()")
+    if state["method"] != method:
+        raise ValueError(f"the state is of {state['method']}, and this is {method}")
+
+
+def require_finite(gradients: Mapping[str, Tensor], step: int) -> None:
+    """Raise DivergedError before one joins a residual, which would never be finite again."""
+    for name, one in gradients.items():
+        # A sum is one pass that allocates nothing; of finite numbers it can overflow.
+        if not math.isfinite(float(one.sum())) and not bool(one.isfinite().all()):
+            raise DivergedError(
+                f"step {step + 1}: the gradient of {name} is not finite; "
+                "the learning rate may be too high"
+            )
+
+
+def _pairs(given: Iterable[object]) -> Iterator[tuple[str, Tensor]]:
+    for one in given:
+        match one:
+            case (str(name), Tensor() as parameter):
+                yield name, parameter
+            case _:
+                raise ValueError(
+                    "named_parameters: must be pairs of a name and a tensor, as "
+                    f"model.named_parameters() gives them, not of {type(one).__name__}"
+                )
+
+
+def _fault(gradient: object, count: int) -> str:
+    """Why it cannot be compressed as so many elements; empty if it can be."""
+    if not isinstance(gradient, Tensor):
+        return f"{type(gradient).__name__}: must be a tensor"
+    if gradient.layout is not torch.strided:
+        return f"{gradient.layout}: must be dense"
+    if gradient.is_complex():
+        return f"{gradient.dtype}: must be of real numbers"
+    if gradient.numel() != count:
+        return f"of {gradient.numel()} elements: must be of {count}, as its parameter is"
+    return ""

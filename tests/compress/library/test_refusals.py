@@ -1,0 +1,89 @@
+"""What cannot be compressed, or would go wrong later, is refused by its name."""
+
+import pytest
+import torch
+from torch import nn
+
+from dlrm_hybrid.compress import Dct, NoCompression, TernGrad, TopK
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 1))
+
+
+def ones(net: nn.Module) -> list[torch.Tensor]:
+    return [torch.ones_like(one) for one in net.parameters()]
+
+
+@pytest.mark.parametrize("method", [NoCompression(), TopK()], ids=["none", "topk"])
+def test_complex_numbers_keep_their_imaginary_parts(method) -> None:
+    wave = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+    with pytest.raises(ValueError, match="wave is torch.complex64: only real numbers"):
+        method.for_parameters([("wave", wave)])
+    compressor = method.for_parameters([("real", nn.Parameter(torch.ones(3)))])
+    with pytest.raises(ValueError, match="gradient of real is torch.complex64: must be of real"):
+        compressor.encode([wave.detach()], 0)
+
+
+def test_a_parameter_under_two_names_is_reduced_once() -> None:
+    shared = nn.Parameter(torch.ones(3))
+    with pytest.raises(ValueError, match="first and second are one parameter"):
+        TopK().for_parameters([("first", shared), ("second", shared)])
+
+
+def test_a_parameter_that_was_frozen_is_not_left_out() -> None:
+    net = model()
+    net[0].weight.requires_grad_(False)
+    compressor = TopK().for_parameters(net.named_parameters())
+    gradients = ones(net)[1:]
+    compressor.encode(gradients, 0)
+    net[0].weight.requires_grad_(True)
+    with pytest.raises(ValueError, match=r"0\.weight needed no gradient when .* make a new one"):
+        compressor.encode(gradients, 1)
+
+
+def test_a_last_layer_that_is_none() -> None:
+    named = [*model().named_parameters()]
+    TernGrad().for_parameters(named, last_layer="2")
+    with pytest.raises(ValueError, match="last_layer = 'head': none of the parameters"):
+        TernGrad().for_parameters(named, last_layer="head")
+    with pytest.raises(ValueError, match="TernGrad leaves the last layer in float32: give"):
+        TernGrad().ddp_state()
+
+
+def test_a_state_of_nothing_begins_anew() -> None:
+    net, method = model(), TopK(density=0.1)
+    first, second, used = (method.for_parameters(net.named_parameters()) for _ in range(3))
+    second.load_state_dict(first.state_dict())
+    used.encode(ones(net), 0)
+    used.load_state_dict(first.state_dict())
+    packet = first.encode(ones(net), 0)
+    assert second.encode(ones(net), 0) == packet
+    assert used.encode(ones(net), 0) == packet
+
+
+def test_what_is_no_state() -> None:
+    net = model()
+    compressor, ddp_state = TopK().for_parameters(net.named_parameters()), TopK().ddp_state(net)
+    other = Dct().for_parameters(net.named_parameters()).state_dict()
+    for target in (compressor, ddp_state):
+        with pytest.raises(ValueError, match="has no method, step, tensors: it is not of state_d"):
+            target.load_state_dict(net.state_dict())
+        with pytest.raises(ValueError, match=r"the state is of Dct.*, and this is TopK"):
+            target.load_state_dict(other)
+
+
+def test_a_state_is_of_one_trainer() -> None:
+    net, method = model(), TopK(density=0.1)
+    first, second, used = (
+        method.for_parameters(net.named_parameters(), trainer=trainer, trainers=2)
+        for trainer in (0, 1, 1)
+    )
+    for one in (first, used):
+        one.encode(ones(net), 0)
+    with pytest.raises(ValueError, match="of trainer 0, and this is trainer 1"):
+        used.load_state_dict(first.state_dict())
+    second.load_state_dict(first.state_dict())
+    assert second.state_dict()["trainer"] == 0, "until it is known who this is"
+    with pytest.raises(ValueError, match="of trainer 0, and this is trainer 1"):
+        second.encode(ones(net), 1)
