@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
@@ -46,27 +47,37 @@ def masked() -> Generator[None, None, None]:
 def interrupts_wait() -> Generator[None, None, None]:
     """A Ctrl-C inside is seen at the end of the block; a second one at once.
 
-    For what must not be cut off in the middle. In other threads than the main one nothing is to
-    be done: no signal is handled there.
+    For what must not be cut off in the middle. Of blocks in each other the outer one counts. In
+    other threads than the main one nothing is to be done: no signal is handled there.
     """
     before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
+    is_elsewhere = threading.current_thread() is not threading.main_thread()
+    if is_elsewhere or not callable(before) or isinstance(before, _Waiting):
         yield
         return
-    received: list[tuple[int, FrameType | None]] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        received.append((number, frame))
-        if len(received) > 1:
-            before(number, frame)
-
-    signal.signal(signal.SIGINT, note)
+    waiting = _Waiting(before)
+    signal.signal(signal.SIGINT, waiting)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if received:
-        before(*received[0])
+    if waiting.received:
+        before(*waiting.received[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """Notes the first Ctrl-C, hands on others."""
+
+    before: Callable[[int, FrameType | None], object]
+    received: list[tuple[int, FrameType | None]] = field(
+        default_factory=list[tuple[int, FrameType | None]]
+    )
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.received.append((number, frame))
+        if len(self.received) > 1:
+            self.before(number, frame)
 
 
 def unshield() -> None:

@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Never, final
@@ -55,11 +56,18 @@ class WorldRanks:
         atexit.register(self.close)
         try:
             with interrupts_wait():
-                self._thread.start()
+                self._begin()
             self.steps = self._meet(workers)
         except BaseException:
             self.close()
             raise
+
+    def _begin(self) -> None:
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._ending.close()
+            raise ResourceError(f"the ranks' supervisor: {error}") from error
 
     def _supervise(self) -> None:
         try:
@@ -134,7 +142,7 @@ class WorldRanks:
 
     def _fail(self) -> Never:
         """Say what the supervisor says of a rank that is gone."""
-        self._thread.join(NOTICE_SECONDS)
+        wait([self._ended], NOTICE_SECONDS)
         self.close()
         outcome = self._outcome
         assert outcome is not None
@@ -145,21 +153,30 @@ class WorldRanks:
     def close(self) -> None:
         """Send all workers home, and wait until every rank has ended; those that do not are killed.
 
-        A second call does nothing, and so does one of a fork of the program.
+        A second Ctrl-C kills them, too. A second call does nothing, and so does one of a fork of
+        the program.
         """
-        if os.getpid() != self._process:
+        if self._ended.closed or os.getpid() != self._process:
             return
-        atexit.unregister(self.close)
-        for connection in self._workers.values():
+        with interrupts_wait():
             try:
+                self._send_home()
+            finally:
+                self._kill()
+        atexit.unregister(self.close)
+
+    def _send_home(self) -> None:
+        for connection in self._workers.values():
+            with suppress(OSError):
                 send(connection, Message("end", 0))
-            except OSError:
-                continue
-        self._thread.join(LEAVE_SECONDS if self._workers else 0.0)
-        while self._thread.is_alive():  # and perhaps still starts ranks
+        wait([self._ended], LEAVE_SECONDS if self._workers else 0.0)
+
+    def _kill(self) -> None:
+        """End the ranks that there still are, and forget all of them."""
+        # Not by `join`: Python 3.11 takes a thread for ended where Ctrl-C cuts that off.
+        while not wait([self._ended], KILL_SECONDS):  # it may still start ranks
             for one in tuple(self._forwarder.running):
                 one.send(signal.SIGKILL)
-            self._thread.join(KILL_SECONDS)
         for connection in self._workers.values():
             connection.close()
         self._workers.clear()

@@ -8,13 +8,9 @@ with World.in_process(spec, trainers=2, cuts=["bottom.2"], gradient=Dct(density=
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
 import warnings
-import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -30,11 +26,11 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.parallel.step import StepMetrics
-from dlrm_hybrid.process import interrupts_wait
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
-from dlrm_hybrid.types import DataError, DlrmError, ResourceError, RunFailedError
+from dlrm_hybrid.types import DataError, ResourceError, RunFailedError
 from dlrm_hybrid.world.body import Body, Floats, StepResult, check_weights_of, result_of
 from dlrm_hybrid.world.in_process import InProcess
+from dlrm_hybrid.world.life import Life
 from dlrm_hybrid.world.processes import Processes
 from dlrm_hybrid.world.rows.batches import Loader
 from dlrm_hybrid.world.settings import Keys, Settings, named_keys, settings_of
@@ -52,21 +48,7 @@ class World:
     def __init__(self, settings: Settings, loader: Loader | None, make: Make) -> None:
         self._settings = settings
         self._loader = loader
-        self._make = make
-        self._folder = Path(tempfile.mkdtemp(prefix="dlrm-"))  # a socket's path is short
-        self._over: str | None = None
-        held: list[Body] = []
-        # Also where the program forgets to close it, or ends.
-        self._end = weakref.finalize(self, _end, held, self._folder, os.getpid())
-        try:
-            held.append(make(settings, loader, self._folder, None))
-        except RunFailedError:
-            self._end.detach()  # what ranks have logged stays
-            raise
-        except BaseException:
-            self._end()
-            raise
-        self._held = held
+        self._life = Life(lambda folder, source: make(settings, loader, folder, source))
 
     @classmethod
     def in_process(
@@ -149,13 +131,8 @@ class World:
             "table server": parallel.table_servers,
         }
         named = [f"{count} {what}{'s' * (count > 1)}" for what, count in parts.items() if count]
-        state = f"step {self.steps:,}" if self._over is None else f"over: {self._over}"
+        state = f"step {self.steps:,}" if self._life.over is None else f"over: {self._life.over}"
         return f"<World {parallel.world}: {', '.join(named)}; {state}>"
-
-    @property
-    def _body(self) -> Body:
-        """Its ranks; while another checkpoint is loaded, those before."""
-        return self._held[0]
 
     @property
     def spec(self) -> ModelSpec:
@@ -170,7 +147,7 @@ class World:
     @property
     def steps(self) -> int:
         """Training steps done, those before a checkpoint that was loaded included."""
-        return self._body.steps
+        return self._life.body.steps
 
     @property
     def bytes(self) -> dict[str, int]:
@@ -201,15 +178,15 @@ class World:
             DataError: a batch is wrong, or a loader has failed; no step was begun.
             DivergedError: the loss is not finite, which ends the world.
         """
-        self._require()
-        if batches is not None:
-            trainers = self.config.parallel.trainers
-            return self._learn(self._settings.columns.of_trainers(batches, trainers, self.steps))
-        if not self._filled():
-            self._end_epoch()
+        with self._life.turn():
+            if batches is not None:
+                columns, trainers = self._settings.columns, self.config.parallel.trainers
+                return self._learn(columns.of_trainers(batches, trainers, self.steps))
             if not self._filled():
-                raise DataError("loader: an epoch without a batch for each trainer")
-        return self._learn(None)
+                self._end_epoch()
+                if not self._filled():
+                    raise DataError("loader: an epoch without a batch for each trainer")
+            return self._learn(None)
 
     def epoch(self) -> Iterator[StepResult]:
         """Learn from the loaders until the first of them ends; gives what each step measured.
@@ -220,15 +197,18 @@ class World:
         Raises:
             DataError, DivergedError: see `step`.
         """
-        self._require()
-        while self._filled():
-            yield self._learn(None)
-        self._end_epoch()
+        while True:
+            with self._life.turn():
+                if not self._filled():
+                    self._end_epoch()
+                    return
+                result = self._learn(None)
+            yield result
 
     def drain(self) -> StepResult:
         """Bring batches in flight to their end; with `schedule=dsp`, after the last step."""
-        with self._going_on():
-            return self._result(self._body.drain())
+        with self._life.going_on():
+            return self._result(self._life.body.drain())
 
     def evaluate(self, batches: Iterable[Any]) -> BinaryScores:
         """Score the master weights.
@@ -258,8 +238,8 @@ class World:
 
         `bottom.1.weight` (out, in), `top.2.bias`, `embedding.3.weight` (rows, dimension) …
         """
-        with self._going_on():
-            return self._body.tensors()
+        with self._life.going_on():
+            return self._life.body.tensors()
 
     def save(self, folder: str | Path) -> Path:
         """Write a checkpoint of all that is needed to go on; returns its folder.
@@ -270,8 +250,8 @@ class World:
         Raises:
             ResourceError: it cannot be written.
         """
-        with self._going_on():
-            saved = self._body.save()
+        with self._life.going_on():
+            saved = self._life.body.save()
         target = Path(folder) / "checkpoints" / saved.name
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -293,21 +273,14 @@ class World:
         Raises:
             DataError: there is none, it is damaged, or of another model; says which key differs.
         """
-        self._require()
-        source = find(Path(folder)).absolute()
-        check_weights_of(source, self._settings)  # before ranks are started with it
-        try:
-            self._held.append(self._make(self._settings, self._loader, self._folder, source))
-        except RunFailedError as error:
-            if str(self._folder) in str(error) and self._end.detach():  # its log stays
-                self._end = weakref.finalize(self, _end, self._held, None, os.getpid())
-            raise
-        self._held.pop(0).close()
+        with self._life.turn():
+            source = find(Path(folder)).absolute()
+            check_weights_of(source, self._settings)  # before ranks are started with it
+            self._life.begin_again(source)
 
     def close(self) -> None:
         """End all ranks; a second call does nothing."""
-        self._over = self._over or "it has been closed"
-        self._end()
+        self._life.close()
 
     def __enter__(self) -> Self:
         return self
@@ -321,8 +294,8 @@ class World:
         self.close()
 
     def _learn(self, batches: Sequence[Batch] | None) -> StepResult:
-        with self._going_on():
-            return self._result(self._body.learn(batches))
+        with self._life.going_on():
+            return self._result(self._life.body.learn(batches))
 
     def _result(self, metrics: StepMetrics) -> StepResult:
         return result_of(metrics, self.steps, self.config)
@@ -331,14 +304,14 @@ class World:
         if self._loader is None:
             raise DataError("loader = None: hand the batches to `step`, or give the world a loader")
         try:
-            return self._body.fill()
+            return self._life.body.fill()
         except RunFailedError as error:
-            self._fail(error)
+            self._life.fail(error)
             raise
 
     def _end_epoch(self) -> None:
-        with self._going_on():
-            left_out = self._body.end_epoch()
+        with self._life.going_on():
+            left_out = self._life.body.end_epoch()
         if left_out:
             trainers = ", ".join(map(str, left_out))
             warnings.warn(
@@ -349,8 +322,8 @@ class World:
 
     def _scored(self, batches: Iterable[Any], labelled: bool) -> Iterator[tuple[Floats, Floats]]:
         """Logits and labels of batches, in their order."""
-        with self._going_on():
-            self._body.begin_evaluation()
+        with self._life.going_on():
+            self._life.body.begin_evaluation()
         columns = self._settings.columns
         # A wrong batch is found here, where all ranks wait.
         given = (
@@ -360,40 +333,10 @@ class World:
         # Of a batch without rows no rank has anything to say.
         some = (batch for batch in given if len(batch.label_B))
         while group := list(islice(some, self.config.parallel.trainers)):
-            with self._going_on():
-                logits = self._body.predict(group)
+            with self._life.going_on():
+                logits = self._life.body.predict(group)
             yield from ((one, batch.label_B) for one, batch in zip(logits, group, strict=True))
 
     def _counts(self) -> Mapping[str, Mapping[str, int]]:
-        with self._going_on():
-            return self._body.counts()
-
-    def _require(self) -> None:
-        if self._over is not None:
-            raise DlrmError(f"this world cannot go on: {self._over}")
-
-    @contextmanager
-    def _going_on(self) -> Generator[None, None, None]:
-        """What is cut off inside leaves ranks that have done different things; Ctrl-C waits."""
-        self._require()
-        with interrupts_wait():
-            try:
-                yield
-            except BaseException as error:
-                self._fail(error)
-                raise
-
-    def _fail(self, error: BaseException) -> None:
-        """Nothing more can be done; what ranks have logged stays."""
-        self._over = f"it was cut off by {type(error).__name__}: {error}"
-        if isinstance(error, RunFailedError) and self._end.detach() is not None:
-            self._body.close()
-
-
-def _end(held: list[Body], folder: Path | None, process: int) -> None:
-    if os.getpid() != process:
-        return  # a fork of the program, whose ranks these are not
-    for body in held:
-        body.close()
-    if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+        with self._life.going_on():
+            return self._life.body.counts()

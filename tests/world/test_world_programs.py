@@ -186,6 +186,38 @@ if __name__ == "__main__":
     assert_nothing_is_left(tmp_path)
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_while_a_world_closes_leaves_nothing(tmp_path: Path, times: int) -> None:
+    body = f"""
+import os, signal
+import psutil
+from dlrm_hybrid.world import ranks
+
+if __name__ == "__main__":
+    send, told = ranks.send, []
+
+    def interrupted(connection, message):
+        if message.name == "end":
+            told.append(message)
+            if len(told) <= {times}:
+                os.kill(os.getpid(), signal.SIGINT)
+        send(connection, message)
+
+    ranks.send = interrupted
+    try:
+        with world() as one:
+            one.step()
+    except KeyboardInterrupt:
+        children = psutil.Process().children(recursive=True)
+        left = [one.pid for one in children if one.parent().pid != os.getpid()]
+        print(len(told), left, one._life.folder.exists())
+"""
+    program = start(tmp_path, body)
+    out, err = program.communicate(timeout=SECONDS)
+    assert (program.returncode, out) == (0, "2 [] False\n"), err
+    assert_nothing_is_left(tmp_path)
+
+
 @pytest.mark.parametrize("end", ["sys.exit(0)", "one.close(); sys.exit(0)", "del one; sys.exit(0)"])
 def test_a_fork_of_the_program_ends_no_world(tmp_path: Path, end: str) -> None:
     body = f"""
@@ -198,9 +230,9 @@ if __name__ == "__main__":
     if child == 0:
         {end}
     assert os.waitpid(child, 0)[1] == 0
-    print(one._folder.exists(), one.step().step)
+    print(one._life.folder.exists(), one.step().step)
     one.close()
-    print(one._folder.exists())
+    print(one._life.folder.exists())
 """
     program = start(tmp_path, body)
     out, err = program.communicate(timeout=SECONDS)

@@ -1,0 +1,103 @@
+"""The life of a world: its ranks are made, used by one call at a time, and ended in any case."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import final
+
+from dlrm_hybrid.process import interrupts_wait
+from dlrm_hybrid.types import DlrmError, RunFailedError
+from dlrm_hybrid.world.body import Body
+
+Make = Callable[[Path, Path | None], Body]
+"""Makes ranks, given the folder of the world, and a checkpoint to go on from, or None."""
+
+
+@final
+class Life:
+    """The ranks of a world, and its folder.
+
+    Attributes:
+        folder: for checkpoints, and logs of ranks.
+        over: why nothing more can be done; None as long as it can.
+    """
+
+    def __init__(self, make: Make) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="dlrm-"))  # a socket's path is short
+        self.over: str | None = None
+        self._make = make
+        self._process = os.getpid()
+        self._bodies: list[Body] = []
+        # Also where the program forgets to close it, or ends.
+        self._end = weakref.finalize(self, _end, self._bodies, self.folder, self._process)
+        try:
+            self._bodies.append(make(self.folder, None))
+        except BaseException as error:
+            self._keep_log(error)
+            self._end()
+            raise
+
+    @property
+    def body(self) -> Body:
+        """The ranks; while others are made from a checkpoint, those before."""
+        return self._bodies[0]
+
+    @contextmanager
+    def turn(self) -> Generator[None, None, None]:
+        """The ranks do what is said in the block; raises DlrmError if it is over."""
+        if self.over is not None:
+            raise DlrmError(f"this world cannot go on: {self.over}")
+        yield
+
+    @contextmanager
+    def going_on(self) -> Generator[None, None, None]:
+        """What is cut off inside leaves ranks that have done different things; Ctrl-C waits."""
+        with self.turn(), interrupts_wait():
+            try:
+                yield
+            except BaseException as error:
+                self.fail(error)
+                raise
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing more can be done; a log that the error names stays."""
+        self.over = f"it was cut off by {type(error).__name__}: {error}"
+        if isinstance(error, RunFailedError):
+            self._keep_log(error)
+            self._end()
+
+    def begin_again(self, source: Path) -> None:
+        """Go on with new ranks, from a checkpoint; where they cannot be made, with those before."""
+        try:
+            made = self._make(self.folder, source)
+        except RunFailedError as error:
+            self._keep_log(error)
+            raise
+        with interrupts_wait():
+            self._bodies.append(made)
+            self._bodies.pop(0).close()
+
+    def close(self) -> None:
+        """End all ranks; a second call does nothing."""
+        self.over = self.over or "it has been closed"
+        self._end()
+
+    def _keep_log(self, error: BaseException) -> None:
+        if str(self.folder) in str(error) and self._end.detach():
+            self._end = weakref.finalize(self, _end, self._bodies, None, self._process)
+
+
+def _end(bodies: list[Body], folder: Path | None, process: int) -> None:
+    if os.getpid() != process:
+        return  # a fork of the program, whose ranks these are not
+    with interrupts_wait(), ExitStack() as stack:  # all of it, also where a second Ctrl-C comes
+        if folder is not None:
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        for body in bodies:
+            stack.callback(body.close)
