@@ -53,7 +53,8 @@ class Options:
     Attributes:
         seed: of all that is drawn; the same for all trainers.
         lr: learning rate by step, counted from 0; for `residual="update"`.
-        last_layer: module that TernGrad leaves in float32; None is that of the last parameter.
+        last_layer: module that TernGrad leaves in float32; None is that of the last parameter, ""
+            is none.
         trainer: number of this one, where gradients are only encoded; a process group says it.
         trainers: how many there are, likewise.
     """
@@ -72,7 +73,7 @@ class Options:
     def check_layer(self, names: Sequence[str]) -> None:
         """Raise ValueError if there is no such last layer among the parameters."""
         layer = self.last_layer
-        if layer is not None and not {f"{layer}.weight", f"{layer}.bias"} & {*names}:
+        if layer and not {f"{layer}.weight", f"{layer}.bias"} & {*names}:
             raise ValueError(
                 f"last_layer = {layer!r}: none of the parameters is its weight or bias"
             )
@@ -282,12 +283,13 @@ class ParameterCompressor:
                 )
             return self._made
         layout, options = self._layout, self._options
+        last = options.last_layer
         context = StageContext(
             layout=layout,
             trainer=trainer,
             trainers=trainers,
             model_elements=layout.size,
-            last_layer=options.last_layer or self.names[-1].rpartition(".")[0],
+            last_layer=self.names[-1].rpartition(".")[0] if last is None else last,
             lr=options.lr or (lambda step: 1.0),
             seed=options.seed,
             ops=NUMBA,

@@ -78,7 +78,7 @@ class GradientMethod(Protocol):
             named_parameters: as of `model.named_parameters()`.
             seed: of all that is drawn; the same for all trainers.
             lr: learning rate by step, counted from 0; for `residual="update"`.
-            last_layer: module that TernGrad leaves in float32; None is that of the last parameter.
+            last_layer: that TernGrad leaves in float32, "" for none; None is the last one.
             trainer: number of this one, for `encode`; `reduce_gradients` asks the process group.
             trainers: how many there are, likewise.
 

@@ -12,7 +12,7 @@ from dlrm_hybrid.compress import Dgc, Sidco, TernGrad, TopK, decode
 def sent(method, *gradients: list[float]) -> list[list[float]]:
     """What is decoded, step by step, of a model of one tensor."""
     named = [("x", torch.nn.Parameter(torch.zeros(len(gradients[0]))))]
-    compressor = method.for_parameters(named, last_layer="none")
+    compressor = method.for_parameters(named, last_layer="")
     found = []
     for step, gradient in enumerate(gradients):
         out = torch.zeros(len(gradient))
