@@ -104,12 +104,19 @@ class UpdateReceiver:
 
     Args:
         shapes: of the tensors.
+        beside: another one of the same tensors, with which it shares memory to decode in.
     """
 
-    def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        self._matrices = Matrices(shapes)
+    def __init__(
+        self, shapes: Sequence[tuple[int, ...]], beside: UpdateReceiver | None = None
+    ) -> None:
         self._tables = TableReceiver(_SHAPE)
         self._known: Known | None = None
+        if beside is not None:
+            self._matrices = beside._matrices
+            self._marks_W, self._levels_N = beside._marks_W, beside._levels_N
+            return
+        self._matrices = Matrices(shapes)
         count = int(self._matrices.offsets_E[-1])
         self._marks_W = np.zeros((count + 63) // 64, np.uint64)
         self._levels_N = np.empty(count, np.int16)

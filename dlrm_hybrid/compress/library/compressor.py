@@ -20,11 +20,10 @@ from dlrm_hybrid.compress.gradient.collective import together
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.compress.gradient.methods import StageContext, methods
+from dlrm_hybrid.compress.library.averaging import Averaging, averaging_of
 from dlrm_hybrid.compress.library.exchange import Exchange, Traffic
 from dlrm_hybrid.compress.library.packets import (
-    Decoded,
     Gradients,
-    decode,
     fingerprint_of_layout,
     is_plain,
     tensors_of,
@@ -37,7 +36,6 @@ from dlrm_hybrid.compress.library.parameters import (
 )
 from dlrm_hybrid.compress.report import SentReport
 from dlrm_hybrid.kernels.ops import NUMBA
-from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.packet import encode_packet
 from dlrm_hybrid.wire.section import Dtype, Section
 from dlrm_hybrid.wire.sparse import sparse_all, sparse_of_all
@@ -116,6 +114,7 @@ class ParameterCompressor:
         self._fingerprint = fingerprint_of_layout(self._layout)
         self._place: tuple[int, int] | None = None
         self._made: Compressor | None = None
+        self._averaging: Averaging | None = None
         self._pending: Mapping[str, Any] | None = None
         self._owed: dict[int, Tensor] = {}  # decoded for tensors that no trainer then used
         self._reduced = 0
@@ -204,14 +203,7 @@ class ParameterCompressor:
             heads = exchange.gather(head) if head else []
             exchange.mean_(values)
         else:
-            given = self._exchanged(exchange, staged, head)
-            heads = [one[: len(head)] for one in given]
-            for own in values:
-                own.zero_()
-            for one in given:
-                self._decoded(memoryview(one)[len(head) :]).add_to(values)
-            for own in values:
-                own.div_(exchange.size)
+            heads = self._send(exchange, staged, values, head)
         for one in heads if head else []:
             bits_T = np.unpackbits(np.frombuffer(one, np.uint8), count=used_T.size)
             used_T |= bits_T.astype(bool)
@@ -222,14 +214,20 @@ class ParameterCompressor:
         self._count(exchange.size)
         return used_T.tolist()
 
-    def _exchanged(
-        self, exchange: Exchange, staged: Mapping[str, Tensor], head: bytes
+    def _send(
+        self,
+        exchange: Exchange,
+        staged: Mapping[str, Tensor],
+        values: Sequence[Tensor],
+        head: bytes,
     ) -> list[bytes]:
-        """What all trainers send at this step: as much as of `head`, then a packet."""
-        step = self._reduced
-        encoding = self._at(exchange.rank, exchange.size).encode(staged, step)
-        sections = exchange.drive(encoding, step, self._layout.size)
-        return exchange.gather(head + self._packet([*sections.values()]))
+        """Overwrite `values` by the mean of what all trainers send of `staged`; all their heads."""
+        compressor = self._at(exchange.rank, exchange.size)
+        if self._averaging is None:
+            self._averaging = averaging_of(compressor, self._fingerprint)
+        encoding = compressor.encode(staged, self._reduced)
+        sections = exchange.drive(encoding, self._reduced, self._layout.size)
+        return self._averaging.mean_(exchange, [*sections.values()], values, head)
 
     def _count(self, trainers: int) -> None:
         self._reduced += 1
@@ -260,6 +258,8 @@ class ParameterCompressor:
                 may show in the first step only; names what differs.
         """
         require_state(state, repr(self.method))
+        if self._averaging is not None:
+            self._averaging.restart()
         if not state["step"] and not state["tensors"]:  # it had done nothing
             self._made = self._place = self._pending = None
             self._owed = {}
@@ -340,16 +340,11 @@ class ParameterCompressor:
 
     def _packet(self, sections: Sequence[Section]) -> bytes:
         if self._made is not None and self._made.sends_levels:
-            found = sparse_of_all(sections)  # levels as they are listed; now as few bytes as can be
+            # Levels as they are listed; now as few bytes as can be of a packet that stands alone.
+            found = sparse_of_all(sections)
             layout = self._layout
             sections = sparse_all(layout.ids, layout.sizes, *found, Dtype.BFLOAT16)
         return encode_packet(self._fingerprint, sections)
-
-    def _decoded(self, packet: memoryview) -> Decoded:
-        found = decode(packet)
-        if found.fingerprint != self._fingerprint:
-            raise DlrmError("a trainer has sent a packet of other parameters than this one's")
-        return found
 
     def _settle(self, gradients: Sequence[Tensor], used_T: NDArray[np.bool_]) -> None:
         """Put aside what came for tensors that nobody used, and give back what was."""

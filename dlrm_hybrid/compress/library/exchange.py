@@ -49,13 +49,14 @@ class Exchange:
         step: that this is, which must be the same for all.
 
     Attributes:
+        group: as given.
         rank: of this trainer in the group.
         size: members of the group.
         traffic: what was exchanged.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, traffic: Traffic, step: int = 0) -> None:
-        self._group, self._step = group, step % _STEPS
+        self.group, self._step = group, step % _STEPS
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.traffic = traffic
         is_nccl = dist.get_backend(group) == "nccl"
@@ -88,7 +89,7 @@ class Exchange:
             return [given]
         sizes = [torch.empty(1, dtype=torch.int64, device=self._device) for _ in range(self.size)]
         own = torch.tensor([announced], device=self._device)
-        dist.all_gather(sizes, own, group=self._group)
+        dist.all_gather(sizes, own, group=self.group)
         announced_T = [int(one) for one in sizes]
         self._count(8 * (self.size - 1), 8 * (self.size - 1))
         if _FAILED in announced_T:
@@ -113,32 +114,34 @@ class Exchange:
         sent = torch.frombuffer(bytearray(given), dtype=torch.uint8) if given else _nothing()
         taken = torch.empty(sum(sizes_T), dtype=torch.uint8, device=self._device)
         sent = sent.to(self._device).repeat(self.size - 1)
-        dist.all_to_all_single(taken, sent, sizes_T, splits, group=self._group)
+        dist.all_to_all_single(taken, sent, sizes_T, splits, group=self.group)
         self._count(sent.numel(), taken.numel())
         parts = torch.split(taken.cpu(), sizes_T)
         gathered = [part.numpy().tobytes() for part in parts]
         gathered[self.rank] = given
         return gathered
 
-    def mean_(self, tensors: Sequence[Tensor]) -> None:
+    def mean_(self, tensors: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> None:
         """Replace tensors by the mean of all members', summed in their order.
 
         Args:
             tensors: float32 on the CPU, contiguous; changed in place.
+            dtype: in which their values are exact and travel; their means are float32.
         """
         if self.size == 1:
             return
         counts = [one.numel() for one in tensors]
         total = sum(counts)
         width = -(-total // self.size)
-        given = torch.zeros(self.size, width, dtype=torch.float32, device=self._device)
+        given = torch.zeros(self.size, width, dtype=dtype, device=self._device)
         given.view(-1)[:total] = torch.cat([one.reshape(-1) for one in tensors])
         taken = torch.empty_like(given)
-        dist.all_to_all_single(taken, given, group=self._group)
-        dist.all_gather([*given], taken.sum(0).div_(self.size), group=self._group)
-        moved = 2 * 4 * width * (self.size - 1)
+        dist.all_to_all_single(taken.view(torch.uint8), given.view(torch.uint8), group=self.group)
+        sums = taken.to(torch.float32)
+        dist.all_gather([*sums], sums.sum(0).div_(self.size), group=self.group)
+        moved = (dtype.itemsize + 4) * width * (self.size - 1)
         self._count(moved, moved)
-        parts: tuple[Tensor, ...] = torch.split(given.view(-1)[:total].cpu(), counts)
+        parts: tuple[Tensor, ...] = torch.split(sums.view(-1)[:total].cpu(), counts)
         for one, part in zip(tensors, parts, strict=True):
             one.view(-1).copy_(part)
 

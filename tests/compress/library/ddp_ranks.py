@@ -136,7 +136,8 @@ def nameless(rank: int) -> list[list[bytes]]:
 def resumed(rank: int) -> list[tuple[list[bytes], list[bytes], list[bytes]]]:
     """Weights after six steps: in one go; by a state dict after three; by a pickled state."""
     found = []
-    for method in (TopK(density=0.05), Dgc(density=0.05, warmup_steps=1), CltK(density=0.05)):
+    methods = TopK(density=0.05), Dgc(density=0.05, warmup_steps=1), CltK(density=0.05)
+    for method in (*methods, Dct(density=0.05, precision="levels")):
         ddp, state = hooked(method)
         steps(ddp, rank, range(3), nothing)
         saved, held = state.state_dict(), pickle.dumps(state)

@@ -1,0 +1,192 @@
+"""How what all trainers send of a step becomes the mean of their gradients.
+
+Which way a method takes follows from what it sends: see `averaging_of`.
+
+Shapes: K elements that are sent of N.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Protocol, final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from typing_extensions import override
+
+from dlrm_hybrid.compress.gradient.collective import Op
+from dlrm_hybrid.compress.gradient.compressor import Compressor
+from dlrm_hybrid.compress.library.exchange import Exchange
+from dlrm_hybrid.compress.library.packets import decode
+from dlrm_hybrid.compress.update import Destination, SparseUpdate
+from dlrm_hybrid.types import DlrmError
+from dlrm_hybrid.wire.dense import pack, unpack
+from dlrm_hybrid.wire.packet import decode_packet, encode_packet
+from dlrm_hybrid.wire.section import Dtype, Section
+from dlrm_hybrid.wire.sparse import Elements, sparse_of_all
+from dlrm_hybrid.wire.updates import UpdateReceiver, UpdateSender
+
+_AGREED = {Op.LEADER, Op.UNION}  # rounds after which all trainers send the same elements
+_TYPES = {
+    Dtype.FLOAT32: torch.float32,
+    Dtype.BFLOAT16: torch.bfloat16,
+    Dtype.FLOAT16: torch.float16,
+}
+
+
+class Averaging(Protocol):
+    """One way; remembers at most what makes messages shorter."""
+
+    def mean_(
+        self, exchange: Exchange, sections: Sequence[Section], values: Sequence[Tensor], head: bytes
+    ) -> list[bytes]:
+        """Overwrite tensors by the mean of what all trainers send.
+
+        Args:
+            exchange: between them.
+            sections: what this one sends of each tensor.
+            values: the tensors: float32 on the CPU, contiguous.
+            head: travels before it, as many bytes from everyone.
+
+        Returns:
+            the heads of all.
+        """
+        ...
+
+    def restart(self) -> None:
+        """Others may have forgotten what this one has sent."""
+
+
+@final
+class ByPackets(Averaging):
+    """Every trainer gives a packet to every other, and adds up what it is given.
+
+    Args:
+        fingerprint: of the tensors.
+    """
+
+    def __init__(self, fingerprint: int) -> None:
+        self._fingerprint = fingerprint
+
+    @override
+    def mean_(
+        self, exchange: Exchange, sections: Sequence[Section], values: Sequence[Tensor], head: bytes
+    ) -> list[bytes]:
+        given = exchange.gather(head + encode_packet(self._fingerprint, sections))
+        for own in values:
+            own.zero_()
+        for one in given:
+            found = decode(memoryview(one)[len(head) :])
+            _require_own(found.fingerprint, self._fingerprint)
+            found.add_to(values)
+        for own in values:
+            own.div_(exchange.size)
+        return [one[: len(head)] for one in given]
+
+
+@final
+class ByLevels(Averaging):
+    """Likewise, but levels are coded with tables that receivers keep; see `wire.updates`.
+
+    Args:
+        shapes: of the tensors.
+        fingerprint: of them.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], fingerprint: int) -> None:
+        self._shapes = [_matrix(shape) for shape in shapes]
+        self._fingerprint = fingerprint
+        self._sender = UpdateSender(self._shapes)
+        self._receivers: dict[int, UpdateReceiver] = {}
+        self._group: dist.ProcessGroup | None = None
+
+    @override
+    def mean_(
+        self, exchange: Exchange, sections: Sequence[Section], values: Sequence[Tensor], head: bytes
+    ) -> list[bytes]:
+        if exchange.group is not self._group:
+            self._group = exchange.group
+            self.restart()
+        try:
+            with exchange.shares_failure():
+                own = sparse_of_all(sections)
+                packet = encode_packet(self._fingerprint, [self._sender.encode(sections)])
+            given = exchange.gather(head + packet)
+        except BaseException:
+            self.restart()  # nobody has the tables that this message may have brought
+            raise
+        destination = _zeroed(values)
+        for trainer, one in enumerate(given):
+            is_own = trainer == exchange.rank
+            found = own if is_own else self._elements(trainer, memoryview(one)[len(head) :])
+            SparseUpdate(*found).add_to(destination)
+        for one in values:
+            one.div_(exchange.size)
+        return [one[: len(head)] for one in given]
+
+    @override
+    def restart(self) -> None:
+        self._sender.restart()
+
+    def _elements(self, trainer: int, packet: memoryview) -> Elements:
+        found = decode_packet(packet)
+        _require_own(found.fingerprint, self._fingerprint)
+        if trainer not in self._receivers:
+            beside = next(iter(self._receivers.values()), None)
+            self._receivers[trainer] = UpdateReceiver(self._shapes, beside)
+        return self._receivers[trainer].decode(found.sections[0])
+
+
+@final
+class ByAgreement(Averaging):
+    """Values alone: all trainers have agreed on the elements, whose positions nobody needs.
+
+    Two trainers give them to each other. More reduce them, each a part, as dense gradients are:
+    what one sends does not grow with their number.
+    """
+
+    @override
+    def mean_(
+        self, exchange: Exchange, sections: Sequence[Section], values: Sequence[Tensor], head: bytes
+    ) -> list[bytes]:
+        own, dtype = sparse_of_all(sections), sections[0].dtype
+        if exchange.size <= 2:
+            given = exchange.gather(head + pack(own.values_K, dtype).tobytes())
+            heads, mean_K = [one[: len(head)] for one in given], np.zeros_like(own.values_K)
+            for one in given:
+                values_K = unpack(np.frombuffer(one[len(head) :], np.uint8), dtype)
+                if values_K.size != mean_K.size:
+                    raise DlrmError(f"a trainer has sent {values_K.size} of {mean_K.size} values")
+                mean_K += values_K
+            mean_K /= np.float32(exchange.size)
+        else:
+            heads, mean_K = exchange.gather(head), own.values_K
+            exchange.mean_([torch.from_numpy(mean_K)], _TYPES[dtype])
+        SparseUpdate(own.offsets_E, own.indices_K, mean_K).copy_to(_zeroed(values))
+        return heads
+
+
+def averaging_of(compressor: Compressor, fingerprint: int) -> Averaging:
+    """The way that takes the fewest bytes for what a compressor sends."""
+    if compressor.sends_levels:
+        return ByLevels([spec.shape for spec in compressor.layout.specs], fingerprint)
+    return ByAgreement() if _AGREED & {*compressor.rounds} else ByPackets(fingerprint)
+
+
+def _matrix(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The same elements in rows: of a convolution, one for each of its outputs."""
+    return (shape[0], prod(shape[1:])) if len(shape) > 2 else shape
+
+
+def _zeroed(values: Sequence[Tensor]) -> Destination:
+    for one in values:
+        one.zero_()
+    return Destination([one.numpy().reshape(-1) for one in values])
+
+
+def _require_own(given: int, own: int) -> None:
+    if given != own:
+        raise DlrmError("a trainer has sent a packet of other parameters than this one's")
