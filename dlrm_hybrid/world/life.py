@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import threading
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
@@ -33,6 +34,7 @@ class Life:
         self.over: str | None = None
         self._make = make
         self._process = os.getpid()
+        self._turn = threading.RLock()
         self._bodies: list[Body] = []
         # Also where the program forgets to close it, or ends.
         self._end = weakref.finalize(self, _end, self._bodies, self.folder, self._process)
@@ -50,10 +52,20 @@ class Life:
 
     @contextmanager
     def turn(self) -> Generator[None, None, None]:
-        """The ranks do what is said in the block; raises DlrmError if it is over."""
-        if self.over is not None:
-            raise DlrmError(f"this world cannot go on: {self.over}")
-        yield
+        """The ranks do what one thread says; others wait for the end of the block.
+
+        Raises:
+            DlrmError: it is over, or this is a fork of its program, whose ranks these are not.
+        """
+        if os.getpid() != self._process:
+            raise DlrmError(
+                f"this world belongs to process {self._process}, of which this one is a fork: only "
+                "that can use it"
+            )
+        with self._turn:
+            if self.over is not None:
+                raise DlrmError(f"this world cannot go on: {self.over}")
+            yield
 
     @contextmanager
     def going_on(self) -> Generator[None, None, None]:

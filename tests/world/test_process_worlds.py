@@ -5,6 +5,7 @@ import shutil
 import signal
 import stat
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -261,6 +262,17 @@ def test_wrong_batches_of_a_loader_begin_no_step(shards: Shards, tmp_path: Path)
             assert len(list(world.epoch())) == 2
         assert world.step().step == 3
     assert ranks() == []
+
+
+@pytest.mark.parametrize("kind", ["in_process", "processes"])
+def test_threads_that_share_a_world_take_turns(kind: str, shards: Shards) -> None:
+    batch = global_batches(shards, 1)[0]
+    with world_of(kind, shards) as world, world_of("in_process", shards) as other:
+        expected = [other.step(batch) for _ in range(12)]
+        with ThreadPoolExecutor(3) as threads:
+            done = [threads.submit(world.step, batch) for _ in range(12)]
+            found = [one.result() for one in done]
+        assert sorted(found, key=lambda one: one.step) == expected
 
 
 def test_loaders_that_no_rank_can_import_are_refused(shards: Shards) -> None:

@@ -218,6 +218,39 @@ if __name__ == "__main__":
     assert_nothing_is_left(tmp_path)
 
 
+def test_a_fork_of_the_program_drives_no_world(tmp_path: Path) -> None:
+    body = """
+import os, tempfile
+from dlrm_hybrid.types import DlrmError
+
+if __name__ == "__main__":
+    here = World.in_process(SPEC, trainers=2, cuts=[], servers=1, batch_size=8)
+    there = World.processes(SPEC, trainers=2, cuts=[], servers=1, batch_size=8)
+    batches = list(load(0, 1))[:2]
+    with here, there, tempfile.TemporaryDirectory() as folder:
+        for one in (here, there):
+            calls = [
+                lambda: one.step(batches), lambda: one.evaluate(batches), one.state_dict,
+                lambda: one.save(folder), lambda: one.load(folder), lambda: one.bytes,
+            ]
+            one.step(batches)
+            if os.fork() == 0:
+                refused = 0
+                for call in calls:
+                    try:
+                        call()
+                    except DlrmError as error:
+                        refused += f"belongs to process {os.getppid()}" in str(error)
+                os._exit(refused)
+            print(os.waitstatus_to_exitcode(os.wait()[1]), len(calls), one.steps)
+        print(here.step(batches) == there.step(batches))
+"""
+    program = start(tmp_path, body)
+    out, err = program.communicate(timeout=SECONDS)
+    assert (program.returncode, out) == (0, "6 6 1\n6 6 1\nTrue\n"), err
+    assert_nothing_is_left(tmp_path)
+
+
 @pytest.mark.parametrize("end", ["sys.exit(0)", "one.close(); sys.exit(0)", "del one; sys.exit(0)"])
 def test_a_fork_of_the_program_ends_no_world(tmp_path: Path, end: str) -> None:
     body = f"""
