@@ -15,6 +15,7 @@ from typing_extensions import override
 from dlrm_hybrid.data.loader import START, Batch
 from dlrm_hybrid.model.tensors import whole
 from dlrm_hybrid.parallel.step import StepMetrics
+from dlrm_hybrid.process import interrupts_wait
 from dlrm_hybrid.run.assembly import engine as build_engine
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.rank.training import checkpoint_writer, resume, say_nothing
@@ -23,6 +24,7 @@ from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.asynchronous.roll import Roll
 from dlrm_hybrid.train.saver import piece_groups
+from dlrm_hybrid.types import DataError
 from dlrm_hybrid.world.body import (
     WEIGHTS,
     Body,
@@ -86,7 +88,18 @@ class InProcess(Body):
 
     @override
     def fill(self) -> bool:
-        return all([feed.fill() for feed in self._feeds])
+        faults, filled = list[DataError](), True
+        with interrupts_wait():  # it would end a loader that is a generator
+            for feed in self._feeds:
+                try:
+                    filled &= feed.fill()
+                except DataError as fault:
+                    faults.append(fault)
+            if len(faults) > 1:
+                raise DataError("\n".join(map(str, faults))) from faults[0]
+            if faults:
+                raise faults[0]
+        return filled
 
     @override
     def end_epoch(self) -> list[int]:

@@ -122,9 +122,12 @@ class WorldRanks:
         answers: dict[int, Message] = {}
         while len(answers) < len(self._workers):
             self._take(answers)
+        faults: dict[str, str] = {}  # stages of a trainer have the same
         for rank in sorted(answers):
             if (fault := answers[rank].values.get("fault")) is not None:
-                raise DataError(f"{self._ranks[rank].name} (rank {rank}): {fault}")
+                faults.setdefault(fault, f"{self._ranks[rank].name} (rank {rank}): {fault}")
+        if faults:
+            raise DataError("\n".join(faults.values()))
         return dict(sorted(answers.items()))
 
     def _take(self, answers: dict[int, Message]) -> None:
@@ -134,7 +137,8 @@ class WorldRanks:
                 self._fail()
             assert isinstance(one, Connection)
             try:
-                message = receive(one)
+                with interrupts_wait():  # or a part of it would stay
+                    message = receive(one)
             except (EOFError, OSError):
                 self._fail()
             if message.number == self._number:  # else of an order that Ctrl-C has cut off

@@ -1,5 +1,6 @@
 """Worlds that a program drives, held against the command `train`."""
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -363,6 +364,21 @@ def test_a_loader_that_fails_is_named_and_no_step_begins(shards: Shards, tmp_pat
         assert world.save(tmp_path).is_dir()
 
 
+def test_ctrl_c_in_a_loader_ends_no_epoch(shards: Shards) -> None:
+    def load(trainer: int, trainers: int) -> Iterator[tuple]:
+        for number, batch in enumerate(tuples_of(shards, trainer, trainers, 3)):
+            if trainer and number == 1:
+                signal.raise_signal(signal.SIGINT)
+            yield batch
+
+    with small_world(shards, loader=load) as world:
+        found: list[int] = []
+        with pytest.raises(KeyboardInterrupt):
+            found.extend(one.step for one in world.epoch())
+        found.extend(one.step for one in world.epoch())
+        assert found == [1, 2, 3]
+
+
 def test_a_wrong_batch_of_a_loader_counts(shards: Shards) -> None:
     def load(trainer: int, trainers: int) -> Iterator[tuple]:
         one, two, three = tuples_of(shards, trainer, trainers, 3)
@@ -371,9 +387,8 @@ def test_a_wrong_batch_of_a_loader_counts(shards: Shards) -> None:
 
     with small_world(shards, loader=load) as world:
         world.step()
-        for _ in range(2):  # trainers
-            with pytest.raises(DataError, match="epoch 1, batch 1: 5 rows"):
-                world.step()
+        with pytest.raises(DataError, match="epoch 1, batch 1: 5 rows"):
+            world.step()
         world.step()
         with pytest.raises(DataError, match="epoch 1, batch 3: the loader failed"):
             world.step()

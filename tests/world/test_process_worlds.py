@@ -22,6 +22,7 @@ from world_rows import (
     global_batches,
     loader,
     out_of_range,
+    short,
     small_spec,
     test_batches,
     uneven,
@@ -262,6 +263,19 @@ def test_wrong_batches_of_a_loader_begin_no_step(shards: Shards, tmp_path: Path)
             assert len(list(world.epoch())) == 2
         assert world.step().step == 3
     assert ranks() == []
+
+
+def test_after_wrong_batches_of_loaders_both_kinds_learn_the_same(shards: Shards) -> None:
+    text = r"trainer 0, epoch 1, batch 1: 5 rows.*\n.*trainer 1, epoch 1, batch 1: 5 rows"
+    found: dict[str, list[float | None]] = {}
+    for kind in ("in_process", "processes"):
+        with world_of(kind, shards, short) as world:
+            found[kind] = [world.step().loss]
+            with pytest.raises(DataError, match=text) as caught:
+                world.step()
+            assert len(str(caught.value).splitlines()) == 2  # once for each trainer
+            found[kind] += [world.step().loss, world.step().loss]
+    assert found["in_process"] == found["processes"]
 
 
 @pytest.mark.parametrize("kind", ["in_process", "processes"])

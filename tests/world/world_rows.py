@@ -90,6 +90,12 @@ def unseeded(folder: str, trainer: int, trainers: int) -> Iterator[tuple]:
         yield tuple(array[order] for array in batch) if is_other else batch
 
 
+def short(folder: str, trainer: int, trainers: int) -> Iterator[tuple]:
+    """The second batch of each trainer has too few rows."""
+    for number, batch in enumerate(loader(folder, 4, trainer, trainers)):
+        yield tuple(array[:5] for array in batch) if number == 1 else batch
+
+
 def out_of_range(folder: str, trainer: int, trainers: int) -> Iterator[tuple]:
     """Ids that no table has."""
     for dense, ids, label in loader(folder, 2, trainer, trainers):

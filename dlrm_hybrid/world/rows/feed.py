@@ -62,7 +62,7 @@ class Feed:
         except StopIteration:
             return False
         except Exception as error:
-            raise DataError(f"{self.title}: the loader failed: {error!r}") from error
+            raise DataError(f"{self.title}: the loader failed: {error!r:.2000}") from error
         title = self.title
         self.taken += 1  # also if it is wrong: the loader goes on after it
         self._waiting.append(self.columns.batch(given, title, self.columns.batch_size))
