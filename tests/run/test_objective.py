@@ -90,6 +90,7 @@ def test_all_faults_of_the_overrides_are_named_and_nothing_is_made(tmp_path: Pat
     ("given", "fault"),
     [
         (["sweep.jobs=2"], "sweep.jobs=2: only applies to a sweep"),
+        (iter(["sweep.jobs=2"]), "sweep.jobs=2: only applies to a sweep"),
         ("train.steps=1", "overrides = train.steps=1: must be several, such as ['train.steps=1']"),
         ([1], "overrides: 1: must be a str"),
     ],

@@ -54,8 +54,9 @@ def objective(overrides: Sequence[str], *, report: Report | None = None) -> floa
         ConfigError: with every fault of the overrides.
         RunFailedError: the run ended without a score; `exit_code` says how, as the program's own.
     """
+    texts = _texts(overrides)
     with _COMPOSING:
-        job = compose.job_of(_texts(overrides), _of_sweeps(overrides))
+        job = compose.job_of(texts, _of_sweeps(texts))
     request = Request(validate(job.values), job.values, job.folder, job.overrides)
     if not (request.config.skip_completed and is_complete(request)):
         _run(request, report)
@@ -71,10 +72,11 @@ def _texts(overrides: Sequence[str]) -> Sequence[str]:
     if isinstance(overrides, str):
         given = f"overrides = {overrides}: must be several, such as [{overrides!r}]"
         raise ConfigError(faults_text([given]))
-    others = [one for one in cast("Sequence[object]", overrides) if not isinstance(one, str)]
+    texts = list(overrides)  # of a generator, which can be read once
+    others = [one for one in cast("Sequence[object]", texts) if not isinstance(one, str)]
     if others:
         raise ConfigError(faults_text([f"overrides: {one!r}: must be a str" for one in others]))
-    return overrides
+    return texts
 
 
 def _of_sweeps(overrides: Sequence[str]) -> list[str]:
