@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 REFUSED = "refused"
 FAILED = "failed"
 STOPPED: dict[int, str] = {
+    ExitCode.FAILED: FAILED,
     ExitCode.PREEMPTED: "preempted",
     ExitCode.INTERRUPTED: "interrupted",
 }  # without a summary

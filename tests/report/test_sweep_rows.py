@@ -40,6 +40,11 @@ def test_every_job_has_a_row_whatever_became_of_it(tmp_path: Path) -> None:
     assert table_rows[3:] == [("3", "0.4", "refused", *dashes), ("4", "0.5", "refused", *dashes)]
 
 
+def test_a_job_that_was_killed_before_it_recorded_anything_is_not_refused(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    assert list(sweep_frame([job(tmp_path / "0", code=ExitCode.FAILED)])["status"]) == ["failed"]
+
+
 def test_a_job_that_was_stopped_before_its_summary_is_not_failed(tmp_path: Path) -> None:
     make_run(tmp_path / "0", [], [progress(10, 0.6)], status=None)
     make_run(tmp_path / "1", [], [progress(10, 0.6)], status=None)
