@@ -1,12 +1,16 @@
 """The names that `import dlrm_hybrid` offers, without what they take to load."""
 
 import ast
+import inspect
 import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
 
+import pytest
+
 import dlrm_hybrid
+from dlrm_hybrid import limits
 
 
 def test_names_are_loaded_when_they_are_asked_for() -> None:
@@ -17,6 +21,14 @@ def test_names_are_loaded_when_they_are_asked_for() -> None:
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
     assert not hasattr(dlrm_hybrid, "Wrold")
+
+
+def test_the_core_alone_lists_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "TRAINER", ("torch", "no_such_module"))
+    names = [name for name, _ in inspect.getmembers(dlrm_hybrid)]
+    assert "__version__" in names and "World" not in names
+    with pytest.raises(ImportError, match=r"dlrm_hybrid.World: needs no_such_module.*\[train\]"):
+        _ = dlrm_hybrid.World
 
 
 def test_type_checkers_see_the_same_names() -> None:
