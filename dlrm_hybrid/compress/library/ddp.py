@@ -218,8 +218,11 @@ def _raise_after_backward(error: Exception) -> None:
         raise error
 
     engine: Any = vars(Variable)["_execution_engine"]
-    # DDP queues its own end once its hook has returned, and this must come after it.
-    engine.queue_callback(lambda: engine.queue_callback(fail))
+    try:
+        # DDP queues its own end once its hook has returned, and this must come after it.
+        engine.queue_callback(lambda: engine.queue_callback(fail))
+    except RuntimeError:  # in no backward pass: a rank that waits in DDP's join
+        raise error from None
 
 
 def ddp_hook(state: DdpState, bucket: GradBucket) -> Future[Tensor]:

@@ -25,7 +25,7 @@ def run(rank: int, store: str, out: str) -> None:
     )
     tasks: tuple[Callable[[int], object], ...] = (
         *(ddp_after_a_failure, alone, compiled),
-        *(sharded, loaded_alone),
+        *(sharded, loaded_alone, joined),
     )
     results = {task.__name__: task(rank) for task in tasks}
     Path(f"{out}.{rank}").write_bytes(pickle.dumps(results))
@@ -113,3 +113,22 @@ def loaded_alone(rank: int) -> list[str]:
             said.append(str(error))
         dist.barrier()
     return said
+
+
+def joined(rank: int) -> tuple[list[bytes], str]:
+    """Weights where rank 1 has fewer batches, then what is said where rank 0 fails meanwhile."""
+    ddp, _ = hooked(TopK(density=0.1))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    with ddp.join():
+        for step in range(4 - 2 * rank):
+            optimizer.zero_grad()
+            loss_of(ddp, rank, step).backward()
+            optimizer.step()
+    found, said = ddp_ranks.weights(ddp), ""
+    try:
+        with ddp.join():
+            if rank == 0:
+                (loss_of(ddp, rank, 5) * torch.nan).backward()
+    except DivergedError as error:
+        said = str(error)
+    return found, said

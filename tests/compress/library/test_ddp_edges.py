@@ -50,3 +50,10 @@ def test_parameters_spread_over_ranks_are_refused(ranks: list[dict]) -> None:
 def test_trainers_at_different_steps_say_so(ranks: list[dict]) -> None:
     for said in (one["loaded_alone"] for one in ranks):
         assert [one.partition(":")[0] for one in said] == ["trainers are at steps 0, 3"] * 3
+
+
+def test_a_rank_without_batches_joins(ranks: list[dict]) -> None:
+    (weights, ill), (others, well) = (one["joined"] for one in ranks)
+    assert weights == others
+    assert "is not finite" in ill
+    assert "trainer 0 could not compress" in well, "its hook is called in no backward pass"
