@@ -32,7 +32,7 @@ from dlrm_hybrid.world.body import Body, Floats, StepResult, check_weights_of, r
 from dlrm_hybrid.world.in_process import InProcess
 from dlrm_hybrid.world.life import Life
 from dlrm_hybrid.world.processes import Processes
-from dlrm_hybrid.world.rows.batches import Loader
+from dlrm_hybrid.world.rows.batches import Loader, is_one
 from dlrm_hybrid.world.settings import Keys, Settings, named_keys, settings_of
 
 Make = Callable[[Settings, Loader | None, Path, Path | None], Body]
@@ -322,6 +322,8 @@ class World:
 
     def _scored(self, batches: Iterable[Any], labelled: bool) -> Iterator[tuple[Floats, Floats]]:
         """Logits and labels of batches, in their order."""
+        if is_one(batches):
+            raise DataError("evaluation: this is one batch, must be several, such as [batch]")
         with self._life.going_on():
             self._life.body.begin_evaluation()
         columns = self._settings.columns

@@ -18,6 +18,7 @@ from world_runs import Train, summary, tensors
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.train.in_process import InProcessEngine
 from dlrm_hybrid.types import ConfigError, DataError, DivergedError, DlrmError
+from dlrm_hybrid.world.rows.batches import KEYS
 from dlrm_hybrid.world.world import World
 
 STEPS = 20
@@ -346,6 +347,16 @@ def test_a_wrong_batch_begins_no_step(shards: Shards) -> None:
                 world.step(batch)
         assert world.steps == 0
         assert world.step(good) == other.step(good)
+
+
+@pytest.mark.parametrize("kind", [tuple, list, lambda one: dict(zip(KEYS, one, strict=True))])
+def test_what_scores_batches_says_that_one_is_none(kind: Any, shards: Shards) -> None:
+    batch = kind(global_batches(shards, 1)[0])
+    with small_world(shards) as world:
+        for call in (world.evaluate, world.predict):
+            with pytest.raises(DataError, match=r"one batch, must be several, such as \[batch\]"):
+                call(batch)
+        assert world.evaluate([batch, batch, batch]).rows == 3 * 128
 
 
 def test_a_loader_that_fails_is_named_and_no_step_begins(shards: Shards, tmp_path: Path) -> None:

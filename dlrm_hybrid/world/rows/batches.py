@@ -130,7 +130,7 @@ class Columns:
             DataError: see `batch`; or there is another number of batches than of trainers.
         """
         title = f"step {step}"
-        if _is_one(given):
+        if is_one(given):
             whole = self.batch(given, title, rows=trainers * self.batch_size)
             return [_rows(whole, one, self.batch_size) for one in range(trainers)]
         if isinstance(given, str) or not isinstance(given, Iterable):
@@ -152,7 +152,7 @@ class _FaultError(Exception):
     """What is wrong with a batch; the caller knows which one it is."""
 
 
-def _is_one(given: Any) -> bool:
+def is_one(given: Any) -> bool:
     """Whether this is one batch, not one for each trainer."""
     if isinstance(given, (Batch, Mapping)):
         return True
