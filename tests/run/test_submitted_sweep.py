@@ -16,6 +16,7 @@ from launched_runs import environment
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.run.jobs import slurm
 from dlrm_hybrid.run.jobs.slurm import script
 from dlrm_hybrid.run.request import Request
 
@@ -153,6 +154,21 @@ def test_a_controller_that_does_not_answer_gets_no_job_twice(
     assert capsys.readouterr().err == f"sweep.submit=slurm: squeue: {silence}\n"
     assert len(numbers(cluster)) == 2
     assert [path.read_text() for path in sorted(sweep.glob("*.slurm.json"))] == kept
+
+
+def test_a_submission_without_an_answer_may_have_been_one(
+    cluster: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(slurm, "SECONDS", 0.01)
+    argv = ["train.seed=1,2", "sweep.submit=slurm", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    assert run(["dlrm_hybrid", "train", "-m", *argv]) == 5
+    assert capsys.readouterr().err == (
+        "sweep.submit=slurm: sbatch gives no answer in 0.01 s; the job may have been submitted all "
+        "the same: ask squeue\n"
+    )
 
 
 def test_a_machine_without_slurm_says_so(

@@ -20,6 +20,7 @@ from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.types import ResourceError
 
 KEY = "sweep.submit=slurm"
+SUBMIT = "sbatch"
 SECONDS = 120.0  # for an answer of SLURM
 NOTICE_SECONDS = 60  # before the time limit: enough for a checkpoint
 FORGOTTEN = "Invalid job id"  # what `squeue` says of a job that ended some minutes ago
@@ -58,7 +59,7 @@ def submit(request: Request, options: Sequence[str], record: Path) -> str:
         f"--signal=B:TERM@{NOTICE_SECONDS}",
     ]
     with masked():  # or a job would be there, and its number lost
-        said = _ask(["sbatch", *own, *options], script(request))
+        said = _ask([SUBMIT, *own, *options], script(request))
         if said.returncode != 0:
             raise ResourceError(f"{KEY}: sbatch: {said.stderr.strip() or said.returncode}")
         number = said.stdout.strip().partition(";")[0]  # after it the cluster
@@ -96,7 +97,9 @@ def _ask(command: Sequence[str], text: str) -> subprocess.CompletedProcess[str]:
     except FileNotFoundError:
         raise ResourceError(f"{KEY}: {command[0]} is not in the PATH of this machine") from None
     except subprocess.TimeoutExpired:
-        raise ResourceError(f"{KEY}: {command[0]} gives no answer in {SECONDS:g} s") from None
+        told = f"{KEY}: {command[0]} gives no answer in {SECONDS:g} s"
+        hint = "; the job may have been submitted all the same: ask squeue"
+        raise ResourceError(told + hint * (command[0] == SUBMIT)) from None
 
 
 def _cores(config: Config) -> int:
