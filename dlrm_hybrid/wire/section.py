@@ -52,6 +52,9 @@ ENCODINGS = {int(encoding): encoding for encoding in Encoding}
 DTYPES = {int(dtype): dtype for dtype in Dtype}
 
 
+MAX_COUNT = 2**31 - 1
+"""Of elements, which int32 counts."""
+
 _CODED_BYTES, _TABLES_BYTES = 20, 2048  # of an element at most, and of tables
 
 

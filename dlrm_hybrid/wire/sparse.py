@@ -42,6 +42,7 @@ from dlrm_hybrid.wire.section import (
     ELEMENT_BYTES,
     ENCODINGS,
     FLOATS,
+    MAX_COUNT,
     Dtype,
     Encoding,
     Section,
@@ -50,8 +51,6 @@ from dlrm_hybrid.wire.section import (
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
-
-MAX_COUNT = 2**31 - 1
 
 
 class Elements(NamedTuple):

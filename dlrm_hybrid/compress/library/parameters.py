@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dlrm_hybrid.types import DivergedError
+from dlrm_hybrid.wire.section import MAX_COUNT
 
 _FSDP = "_fsdp_wrapped_module"  # in the names of what FSDP's first version has wrapped
 
@@ -24,7 +25,7 @@ class Parameters:
 
     Raises:
         ValueError: a name or a parameter is there twice, none needs a gradient, one cannot be
-            compressed, or these are no pairs of names and tensors.
+            compressed, they are too many, or these are no pairs of names and tensors.
 
     Attributes:
         names: of those that need gradients.
@@ -55,6 +56,12 @@ class Parameters:
                     "be reduced twice; model.named_parameters() names each once"
                 )
             seen[one] = name
+        elements = sum(one.numel() for one in self.tensors)
+        if elements > MAX_COUNT:
+            raise ValueError(
+                f"named_parameters: {elements:,} elements, at most {MAX_COUNT:,} have a position; "
+                "give several compressors a part each"
+            )
 
     def require_frozen(self) -> None:
         """Raise ValueError if one that needed no gradient does now; names it."""

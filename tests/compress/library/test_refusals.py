@@ -87,3 +87,9 @@ def test_a_state_is_of_one_trainer() -> None:
     assert second.state_dict()["trainer"] == 0, "until it is known who this is"
     with pytest.raises(ValueError, match="of trainer 0, and this is trainer 1"):
         second.encode(ones(net), 1)
+
+
+def test_more_elements_than_have_a_position() -> None:
+    half = [(str(at), nn.Parameter(torch.empty(2**30, device="meta"))) for at in range(2)]
+    with pytest.raises(ValueError, match="2,147,483,648 elements, at most 2,147,483,647"):
+        TopK().for_parameters(half)
