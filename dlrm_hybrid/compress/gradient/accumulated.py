@@ -79,7 +79,7 @@ class Accumulated:
 
     def of(self, tensors: range) -> Float32s:
         """The sums of adjacent tensors, which need not be finite; a view, float32."""
-        self._restore()
+        self.restore()
         # Sums that overflow are found later; numpy need not warn of them.
         with np.errstate(over="ignore", invalid="ignore"):
             for tensor in tensors:
@@ -112,7 +112,7 @@ class Accumulated:
         Raises:
             DivergedError: a sum is not finite; names step and tensor.
         """
-        self._restore()
+        self.restore()
         offsets_E = self.layout.offsets
         splits_E = np.empty_like(offsets_E)
         selected = Selected(splits_E, self._local_N, self._reached_N)
@@ -148,7 +148,7 @@ class Accumulated:
         values_N[flat_K] = 0
         return taken_K
 
-    def _restore(self) -> None:
+    def restore(self) -> None:
         """Put back what `reaching` removed and `take` did not."""
         reached, self._reached = self._reached, None
         if reached is not None:

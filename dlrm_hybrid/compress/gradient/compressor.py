@@ -75,6 +75,9 @@ class Compressor(Protocol):
         """
         ...
 
+    def take_back(self, sections: Sequence[Section]) -> None:
+        """Let what was encoded last, and has reached nobody, wait for later steps, where it can."""
+
     def flush(self) -> dict[str, Tensor]:
         """Take out all that is held back, by tensor; none of it is sent later. Empty: nothing is.
 

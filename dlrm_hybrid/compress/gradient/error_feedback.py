@@ -27,12 +27,13 @@ from dlrm_hybrid.compress.gradient.selector import Selector
 from dlrm_hybrid.compress.gradient.transforms import Gradients, Transform
 from dlrm_hybrid.compress.host import require_host
 from dlrm_hybrid.compress.report import SentReport
+from dlrm_hybrid.compress.update import Destination, SparseUpdate
 from dlrm_hybrid.kernels.levels.rounding import round_to_levels
 from dlrm_hybrid.kernels.ops import NUMBA, Ops, return_rounding_error
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.wire.dense import narrow
-from dlrm_hybrid.wire.section import Dtype
-from dlrm_hybrid.wire.sparse import listed_all, sparse_all
+from dlrm_hybrid.wire.section import Dtype, Section
+from dlrm_hybrid.wire.sparse import listed_all, sparse_all, sparse_of_all
 
 
 class DrainMode(StrEnum):
@@ -138,17 +139,19 @@ class ErrorFeedback(Compressor):
 
     @override
     def encode(self, gradients: Mapping[str, Tensor], step: int) -> Encoding:
-        x, low_pass = self._x, self._low_pass
+        x = self._x
         joining = self._joining(gradients, step)
         flushed = self._drain(step)
         before_N = x.residual_N.copy() if self._damps else x.residual_N
         x.begin(joining, step, flushed)
-        indices = yield from self._selector.select(x, self._selected, step)
+        try:
+            indices = yield from self._selector.select(x, self._selected, step)
+        except GeneratorExit:  # a round has failed elsewhere: nothing is sent
+            x.restore()
+            self._damp(before_N)
+            raise
         indices, rounded_K = self._rounded(indices)
-        if self._damps:
-            x.residual_N -= before_N
-            x.residual_N *= low_pass
-            x.residual_N += before_N
+        self._damp(before_N)
         for transform, state in self._transforms:
             transform.sent(indices, state)
         self._steps += 1
@@ -159,6 +162,21 @@ class ErrorFeedback(Compressor):
             *(indices.local_K, rounded_K, self._options.dtype),
         )
         return dict(zip(self._names, sections, strict=True))
+
+    @override
+    def take_back(self, sections: Sequence[Section]) -> None:
+        offsets_E, indices_K, values_K = sparse_of_all(sections)
+        # What was sent did not lose its damped part, so it comes back damped.
+        update = SparseUpdate(offsets_E, indices_K, values_K * self._low_pass)
+        update.add_to(Destination(self._x.residuals))
+
+    def _damp(self, before_N: Float32s) -> None:
+        """Let a part only of what is new since then be in the residual."""
+        if self._damps:
+            residual_N = self._x.residual_N
+            residual_N -= before_N
+            residual_N *= self._low_pass
+            residual_N += before_N
 
     @override
     def flush(self) -> dict[str, Tensor]:

@@ -36,6 +36,7 @@ from dlrm_hybrid.compress.library.parameters import (
 )
 from dlrm_hybrid.compress.report import SentReport
 from dlrm_hybrid.kernels.ops import NUMBA
+from dlrm_hybrid.types import DivergedError
 from dlrm_hybrid.wire.packet import encode_packet
 from dlrm_hybrid.wire.section import Dtype, Section
 from dlrm_hybrid.wire.sparse import sparse_all, sparse_of_all
@@ -158,7 +159,7 @@ class ParameterCompressor:
 
         Raises:
             DivergedError: a gradient is not finite, here or at another trainer. The next step can
-                go on; what trainers with finite gradients would have sent in this one is lost.
+                go on: gradients of this one that were finite wait in residuals.
             ValueError: a gradient is sparse; other trainers then raise DivergedError.
         """
         given = [parameter.grad for parameter in self.parameters]
@@ -227,7 +228,11 @@ class ParameterCompressor:
             self._averaging = averaging_of(compressor, self._fingerprint)
         encoding = compressor.encode(staged, self._reduced)
         sections = exchange.drive(encoding, self._reduced, self._layout.size)
-        return self._averaging.mean_(exchange, [*sections.values()], values, head)
+        try:
+            return self._averaging.mean_(exchange, [*sections.values()], values, head)
+        except DivergedError:
+            compressor.take_back([*sections.values()])
+            raise
 
     def _count(self, trainers: int) -> None:
         self._reduced += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar, final
 
@@ -160,16 +160,17 @@ class Exchange:
             DlrmError: a round's contributions cannot be read.
         """
         agreed: Sections | None = None
-        while True:
-            try:
-                round_ = next(encoding) if agreed is None else encoding.send(agreed)
-            except StopIteration as end:
-                return end.value
-            except Exception:  # whatever it is, others must not wait
-                self.fail()
-                raise
-            given = encode_packet(0, round_.value) if round_.value else b""
-            agreed = reduce(round_.op, _sections(self.gather(given)), step, count)
+        with closing(encoding):
+            while True:
+                try:
+                    round_ = next(encoding) if agreed is None else encoding.send(agreed)
+                except StopIteration as end:
+                    return end.value
+                except Exception:  # whatever it is, others must not wait
+                    self.fail()
+                    raise
+                given = encode_packet(0, round_.value) if round_.value else b""
+                agreed = reduce(round_.op, _sections(self.gather(given)), step, count)
 
     def _count(self, sent: int, received: int) -> None:
         self.traffic.sent += sent

@@ -12,8 +12,19 @@ from ddp_ranks import hooked, loss_of, network, nothing, steps
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from dlrm_hybrid.compress import CltK, TernGrad, TopK, ddp_hook
+from dlrm_hybrid.compress import CltK, Dct, Deft, RandomK, TernGrad, TopK, ddp_hook
 from dlrm_hybrid.types import DivergedError
+
+KEEPING = [
+    TopK(density=0.1),
+    Dct(density=0.1, precision="levels"),
+    Dct(density=0.1, aggregation="union", precision="bfloat16"),
+    Dct(density=0.1, aggregation="leader"),
+    CltK(density=0.1, precision="float16"),
+    CltK(density=0.1, low_pass=0.5),
+    Deft(density=0.1),
+    RandomK(density=0.1),
+]
 
 
 def run(rank: int, store: str, out: str) -> None:
@@ -25,7 +36,7 @@ def run(rank: int, store: str, out: str) -> None:
     )
     tasks: tuple[Callable[[int], object], ...] = (
         *(ddp_after_a_failure, alone, compiled),
-        *(sharded, loaded_alone, joined),
+        *(sharded, loaded_alone, joined, kept),
     )
     results = {task.__name__: task(rank) for task in tasks}
     Path(f"{out}.{rank}").write_bytes(pickle.dumps(results))
@@ -132,3 +143,30 @@ def joined(rank: int) -> tuple[list[bytes], str]:
     except DivergedError as error:
         said = str(error)
     return found, said
+
+
+def kept(rank: int) -> list[float]:
+    """By method: largest error of residual plus gradient after a step that the other has ended."""
+    found = []
+    for method in KEEPING:
+        model = network()
+        compressor = method.for_parameters(model.named_parameters())
+        steps(model, rank, range(2), compressor.reduce_gradients)
+        before = compressor.state_dict()["tensors"]
+        model.zero_grad()
+        loss = loss_of(model, rank, 2)
+        (loss * torch.nan if rank == 1 else loss).backward()
+        given = {name: one.grad.clone() for name, one in model.named_parameters()}
+        try:
+            compressor.reduce_gradients()
+        except DivergedError:
+            after = compressor.state_dict()["tensors"]
+            names = [f"{name}.residual" for name in given]
+            part = getattr(method, "low_pass", 1.0)
+            joined = [part * one if rank == 0 else 0.0 for one in given.values()]
+            errors = [
+                float((after[name] - before[name] - one).abs().max())
+                for name, one in zip(names, joined, strict=True)
+            ]
+            found.append(max(errors))
+    return found

@@ -57,3 +57,10 @@ def test_a_rank_without_batches_joins(ranks: list[dict]) -> None:
     assert weights == others
     assert "is not finite" in ill
     assert "trainer 0 could not compress" in well, "its hook is called in no backward pass"
+
+
+def test_what_a_failed_step_did_not_send_is_sent_later(ranks: list[dict]) -> None:
+    """Of the trainers whose gradients were good; the other's join nothing."""
+    for errors in (one["kept"] for one in ranks):
+        assert len(errors) == len(edge_ranks.KEEPING)
+        assert max(errors) < 1e-6, errors
