@@ -64,11 +64,40 @@ if __name__ == "__main__":
     with world() as one:
         print([one.step().rows for _ in range(3)])
 else:
-    assert __name__ == "__dlrm_main__"
+    assert __name__ == "__mp_main__"
 """
     program = start(tmp_path, body)
     out, err = program.communicate(timeout=SECONDS)
     assert (program.returncode, out) == (0, "[16, 16, 16]\n"), err
+    assert_nothing_is_left(tmp_path)
+
+
+def test_a_loader_in_a_script_may_have_processes(tmp_path: Path) -> None:
+    body = """
+from torch.utils.data import DataLoader, Dataset
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, row):
+        return np.full(3, row / 32, np.float32), np.array([row % 9, 0]), row % 2
+
+
+def from_workers(trainer, trainers):
+    return DataLoader(Rows(), 8, num_workers=1)
+
+
+if __name__ == "__main__":
+    for make in (World.in_process, World.processes):
+        with make(SPEC, from_workers, trainers=1, cuts=[], servers=0, batch_size=8) as one:
+            print([result.loss for result in one.epoch()])
+"""
+    program = start(tmp_path, body)
+    out, err = program.communicate(timeout=SECONDS)
+    here, there = out.splitlines() if program.returncode == 0 else (err, "")
+    assert here == there and here.count(",") == 3
     assert_nothing_is_left(tmp_path)
 
 

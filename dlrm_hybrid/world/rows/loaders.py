@@ -17,7 +17,7 @@ from dlrm_hybrid.types import ConfigError
 from dlrm_hybrid.world.rows.batches import Loader
 
 MAIN = "__main__"
-MAIN_OF_RANKS = "__dlrm_main__"  # what the program's own file is called where a rank imports it
+MAIN_OF_RANKS = "__mp_main__"  # what multiprocessing calls the program's file in other processes
 FIX = (
     "each rank imports the loader by its name: it must be a function at the top of a module, or a "
     "functools.partial of one with plain values"
@@ -121,10 +121,15 @@ def _module_of(main: ModuleType) -> str | None:
 
 
 def _main(file: str) -> ModuleType:
-    """The program's own file under another name: what it guards by its name does not run."""
+    """The program's own file under another name: what it guards by its name does not run.
+
+    As multiprocessing does it, so that processes that a loader starts (`DataLoader(num_workers=2)`)
+    find what the file defines.
+    """
     spec = spec_from_file_location(MAIN_OF_RANKS, file)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
-    sys.modules[MAIN_OF_RANKS] = module
+    module.__spec__ = None  # as that of a script: it is found by its file
+    sys.modules[MAIN] = sys.modules[MAIN_OF_RANKS] = module
     spec.loader.exec_module(module)
     return module
