@@ -21,6 +21,10 @@ from dlrm_hybrid.types import DataError, ResourceError
 GIB = 2**30
 MB = 1e6
 VERSIONS = {"torch": "2.13.0", "torchrec": "1.8.0", "fbgemm-gpu": "1.8.0"}
+INSTALL = (
+    "in a checkout, make install, or "
+    "pip install ./packaging/fbgemm-gpu-cpu '.[train]' -c constraints.txt"
+)
 LEAST_GIB = 1  # of memory, and of disk
 KAGGLE_MEMORY_GIB, KAGGLE_DISK_GIB = 4, 26
 PAPER_LAYERS = ((13, 512), (512, 256), (256, 64), (64, 16), (367, 512), (512, 256), (256, 1))
@@ -91,9 +95,10 @@ def _packages() -> Finding:
         for name, version in found.items()
         if version.partition("+")[0] != VERSIONS[name]
     ]
+    if "+cpu" in found["torch"] and "+cpu" not in found["fbgemm-gpu"]:
+        wrong.append(f"fbgemm-gpu {found['fbgemm-gpu']} is built for CUDA, torch is not")
     if wrong:
-        wanted = " ".join(f"{name}=={version}" for name, version in VERSIONS.items())
-        return Level.FAIL, f"{'; '.join(wrong)}: make install, or pip install {wanted}"
+        return Level.FAIL, f"{'; '.join(wrong)}: {INSTALL}"
     return Level.OK, ", ".join(f"{name} {version}" for name, version in found.items())
 
 

@@ -34,6 +34,7 @@ from dlrm_hybrid.types import ExitCode
 
 GRACE_SECONDS = 0.5
 SILENCE_SECONDS = 2.0
+IMPORTING = "__import__(modname)"  # a line of a traceback of the forkserver at its imports
 UNKNOWN_CODE = 255  # of a rank whose forkserver is gone, and all of its ranks with it
 # After a signal all ranks stop with one of these, at one step; the last one may still be saving.
 TOGETHER = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
@@ -312,6 +313,10 @@ def _forkserver_lost(rank: Rank, error: Exception) -> Outcome:
     limit = limits.reached_in(said)
     if limit is not None:
         return Outcome(ExitCode.RESOURCES, f"ranks cannot be started: {limit}; see {log}")
+    if IMPORTING in said:  # not lost: another one would fail in the same way
+        cause = said.rstrip().rpartition("\n")[2]
+        advice = "`dlrm_hybrid doctor` looks for more"
+        return Outcome(ExitCode.FAILED, f"ranks cannot be started: {cause}; see {log}; {advice}")
     text = f"the process that ranks are forked from ended before {rank.name} was there; see {log}"
     return Outcome(ExitCode.FAILED, text, lost=True)
 

@@ -17,12 +17,21 @@ def test_a_wrong_version_is_named_and_ends_with_5(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)  # without rows that somebody has prepared where tests are run
-    monkeypatch.setattr(doctor, "VERSIONS", {"torch": "1.0.0"})
+    monkeypatch.setattr(doctor, "VERSIONS", {**doctor.VERSIONS, "torch": "1.0.0"})
     assert run(["dlrm_hybrid", "doctor"]) == 5
     report = capsys.readouterr().out
     assert "FAIL  packages" in report
     assert "1.0.0 is needed" in report
     assert "not ready to train: 1 of these failed" in report
+
+
+def test_a_build_of_fbgemm_that_torch_cannot_load_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    builds = {"torch": "2.13.0+cpu", "torchrec": "1.8.0", "fbgemm-gpu": "1.8.0"}
+    monkeypatch.setattr(doctor.metadata, "version", builds.__getitem__)
+    found = {check.name: check for check in run_checks(Path.cwd(), lambda: (Level.OK, ""))}
+    assert found["packages"].level is Level.FAIL
+    assert "fbgemm-gpu 1.8.0 is built for CUDA, torch is not: " in found["packages"].detail
+    assert "pip install ./packaging/fbgemm-gpu-cpu" in found["packages"].detail
 
 
 def test_a_broken_probe_is_a_finding_and_the_others_go_on(
