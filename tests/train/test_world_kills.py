@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import world_faults
-from world_faults import Fault, all_struck, planned, struck
+from world_faults import Fault, all_struck, listening, planned, struck
 from world_runs import Train, assert_moved, assert_same, pids, summary
 
 from dlrm_hybrid.run import training
@@ -48,20 +48,12 @@ def alive(pid: int) -> bool:
         return False
 
 
-def listening() -> set[int]:
-    return {
-        connection.laddr.port
-        for connection in psutil.net_connections(kind="inet")
-        if connection.status == psutil.CONN_LISTEN
-    }
-
-
 def assert_nothing_left(folder: Path) -> None:
     assert len(pids(folder)) == len(ROLES)
     assert not any(alive(pid) for pid in pids(folder).values())
-    ports = struck(folder).ports
-    assert len(ports) >= len(ROLES)
-    assert not listening() & set(ports)
+    sockets = struck(folder).sockets
+    assert len(sockets) >= len(ROLES)
+    assert not listening().keys() & sockets.keys()
 
 
 def last_checkpoint(folder: Path) -> int:

@@ -2,8 +2,11 @@
 
 import json
 import os
+import re
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -63,17 +66,25 @@ class Struck:
     Attributes:
         time: of the clock on the wall.
         pids: of all processes below the supervisor.
-        ports: on which they listened.
+        sockets: on which they listened: their ports by their numbers. A port alone may be
+            another program's soon.
     """
 
     time: float
     pids: list[int]
-    ports: list[int]
+    sockets: dict[str, int]
 
 
 def struck(run_folder: Path) -> Struck:
     """What the rank wrote down before it last struck; FileNotFoundError if none did."""
     return all_struck(run_folder)[-1]
+
+
+def listening() -> dict[str, int]:
+    """Ports that programs of this machine listen on, by the sockets' numbers."""
+    tables = [Path("/proc/net", name).read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables for line in table]
+    return {row[9]: int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A"}
 
 
 def all_struck(run_folder: Path) -> list[Struck]:
@@ -120,17 +131,21 @@ def _strike(fault: Fault, folder: Path) -> None:
     plan(folder, *planned(folder)[1:])
     supervisor = psutil.Process(os.getppid()).parent()
     family = supervisor.children(recursive=True)
-    ports = [
-        connection.laddr.port
-        for pid in folder.glob("log/*.pid")
-        for connection in psutil.Process(int(pid.read_text())).net_connections(kind="inet")
-        if connection.status == psutil.CONN_LISTEN
-    ]
-    found = Struck(time.time(), [process.pid for process in family], ports)
+    own = {one for pid in folder.glob("log/*.pid") for one in _sockets(int(pid.read_text()))}
+    sockets = {number: port for number, port in listening().items() if number in own}
+    found = Struck(time.time(), [process.pid for process in family], sockets)
     with _struck_file(folder).open("a") as file:
         file.write(json.dumps(asdict(found)) + "\n")
     victim = supervisor.pid if fault.supervisor else os.getpid()
     os.kill(victim, signal.Signals[fault.signal])
+
+
+def _sockets(pid: int) -> Iterator[str]:
+    """Numbers of those that a process has open."""
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            if found := re.fullmatch(r"socket:\[(\d+)\]", str(descriptor.readlink())):
+                yield found[1]
 
 
 def _plan_file(run_folder: Path) -> Path:
