@@ -132,9 +132,8 @@ def sweep_of(overrides: Sequence[str], faults: Sequence[str] = ()) -> Sweep:
     """
     _register_resolvers()
     own = OwnExperiments.of(overrides)
-    names = tuple(own.files)
-    wrong = {one: fault for one in overrides if (fault := override_fault(one, True, names))}
-    given = [points_of(one, names) for one in overrides if one not in wrong]
+    wrong = {one: fault for one in overrides if (fault := override_fault(one, True, own.names))}
+    given = [points_of(one, own.names) for one in overrides if one not in wrong]
     own.check([text for one in given for text in one.overrides], [*faults, *wrong.values()])
     with _composing():
         tree, more = _sift([text for one in given if not one.is_swept for text in one.overrides])
@@ -212,8 +211,7 @@ def _composed(overrides: Sequence[str], faults: Sequence[str], has_model: bool =
     """
     _register_resolvers()
     own = OwnExperiments.of(overrides)
-    names = tuple(own.files)
-    wrong = {one: fault for one in overrides if (fault := override_fault(one, own=names))}
+    wrong = {one: fault for one in overrides if (fault := override_fault(one, own=own.names))}
     good = [one for one in overrides if one not in wrong]
     own.check(good, [*faults, *wrong.values()])
     with _composing():

@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 from omegaconf import MISSING
 
 from dlrm_hybrid.config.identity import flat, is_below
-from dlrm_hybrid.config.keys import EXPERIMENT, MOST_SHOWN, all_groups, all_keys, unknown_key
+from dlrm_hybrid.config.keys import CONF, EXPERIMENT, MOST_SHOWN, all_groups, all_keys, unknown_key
 
 ALLOWED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweeper.params")
 MOST_JOBS = 10_000  # of a sweep
@@ -66,12 +66,12 @@ def read_override(text: str) -> tuple[str, Any]:
     return override.key_or_group, cast("Any", override.value())
 
 
-def points_of(text: str, own: Sequence[str] = ()) -> Points:
+def points_of(text: str, own: Sequence[str] | None = ()) -> Points:
     """An override that has no fault, taken apart.
 
     Args:
         text: as it was typed.
-        own: names of the user's experiments.
+        own: names of the user's experiments; None where they are not known.
     """
     override = OverridesParser.create().parse_override(text)
     key = override.get_key_element()
@@ -80,13 +80,13 @@ def points_of(text: str, own: Sequence[str] = ()) -> Points:
     return Points(key, tuple(f"{key}={value}" for value in _swept(override, own)))
 
 
-def override_fault(text: str, is_sweep: bool = False, own: Sequence[str] = ()) -> str | None:
+def override_fault(text: str, is_sweep: bool = False, own: Sequence[str] | None = ()) -> str | None:
     """What is wrong with an override by itself, if anything.
 
     Args:
         text: as it was typed.
         is_sweep: whether an override may have several values.
-        own: names of the user's experiments.
+        own: names of the user's experiments; None where they are not known.
     """
     head = text.partition("=")[0]
     found = _HYDRA.match(head)
@@ -120,7 +120,7 @@ def _quoted(value: str) -> str:
     return QuotedString(escaped, Quote.double).with_quotes()
 
 
-def _swept(override: Override, own: Sequence[str]) -> list[str]:
+def _swept(override: Override, own: Sequence[str] | None) -> list[str]:
     """The values of a sweep."""
     glob: Any = override.value()
     if isinstance(glob, Glob):
@@ -163,11 +163,11 @@ def _sweep(text: str, override: Override, is_sweep: bool) -> str | None:
     return f"{text}: more than {MOST_JOBS:,} values" if most > MOST_JOBS else None
 
 
-def _choices(group: str, own: Sequence[str]) -> tuple[str, ...]:
-    return (*all_groups().get(group, ()), *(own if group == EXPERIMENT else ()))
+def _choices(group: str, own: Sequence[str] | None) -> tuple[str, ...]:
+    return (*all_groups().get(group, ()), *((own or ()) if group == EXPERIMENT else ()))
 
 
-def _group(text: str, override: Override, own: Sequence[str]) -> str | None:
+def _group(text: str, override: Override, own: Sequence[str] | None) -> str | None:
     """A choice that does not exist: not listed in conf/, wherever its name would lead."""
     group = override.key_or_group
     if group not in all_groups() or override.is_delete():
@@ -178,7 +178,8 @@ def _group(text: str, override: Override, own: Sequence[str]) -> str | None:
     choices = _choices(group, own)
     given: Any = _swept(override, own) if override.is_sweep_override() else value
     names = cast("list[Any]", given) if isinstance(given, list) else [given]
-    if not names or any(name not in choices for name in names):
+    is_checked = own is not None or group != EXPERIMENT
+    if not names or (is_checked and any(name not in choices for name in names)):
         return f"{text}: no such choice; choose from {', '.join(choices)}"
     if (group == EXPERIMENT) != override.is_add():
         sign = "+" if group == EXPERIMENT else ""
@@ -208,7 +209,9 @@ def _key(text: str, override: Override) -> str | None:
         return None
     if below and not isinstance(given, dict | None):
         return f"{text}: {name} is a section; its keys: {', '.join(below)}"
-    return f"{text}: write {text.lstrip('+')}" if override.is_add() else None
+    # The folder of experiments is looked for before Hydra reads anything.
+    is_added = override.is_add() or (name == CONF and override.is_force_add())
+    return f"{text}: write {text.lstrip('+')}" if is_added else None
 
 
 def _exists(name: str) -> bool:

@@ -180,6 +180,9 @@ def test_a_folder_without_experiments_is_refused(tmp_path: Path, own: Write) -> 
     ]
     assert faults([f"conf={empty}"]) == [f"conf = {empty}: has no experiment/*.yaml"]
     assert faults(["conf=[a,b]"]) == ["conf=[a,b]: must be one folder, with experiment/NAME.yaml"]
+    for composed in (compose.job_of, compose.sweep_of):  # what it would have, nobody knows
+        with pytest.raises(ConfigError, match="1 fault\n"):
+            composed([f"conf={none}", "+experiment=mine"])
     taken = own(dct_levels="name: x")
     assert "the program has an experiment of this name; rename it" in faults([taken])[0]
 
@@ -192,6 +195,18 @@ def test_a_name_that_an_override_reads_as_another_value_is_refused(own: Write, n
 
 def test_a_name_that_an_override_could_not_say_is_refused(own: Write) -> None:
     assert "a=b.yaml: its name must be letters, digits, _ and -" in faults([own(**{"a=b": ""})])[0]
+
+
+@pytest.mark.parametrize("name", [".#mine", "._mine"])
+def test_hidden_files_beside_it_are_no_experiments(own: Write, name: str) -> None:
+    conf = own(mine=MINE, **{name: "not: [an experiment"})
+    assert [*OwnExperiments.of([conf]).files] == ["mine"]
+
+
+def test_the_folder_is_not_forced(own: Write) -> None:
+    conf = own(mine=MINE)
+    assert faults([f"++{conf}"]) == [f"++{conf}: write {conf}"]
+    assert faults([conf, "+experiment=mine", "++conf=x"]) == ["++conf=x: write conf=x"]
 
 
 def test_an_experiment_that_is_nowhere_is_met_with_all_there_are(own: Write) -> None:

@@ -38,6 +38,11 @@ class OwnExperiments:
     files: Mapping[str, Path] = field(default_factory=dict[str, Path])
     fault: str | None = None
 
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """Of all of them; None where there is a fault, so that nobody knows."""
+        return tuple(self.files) if self.fault is None else None
+
     @classmethod
     def of(cls, overrides: Sequence[str]) -> OwnExperiments:
         """Look for them; never raises."""
@@ -55,7 +60,8 @@ class OwnExperiments:
         """Look for them in a folder, if it is one."""
         if not Path(folder).is_dir():
             return cls(fault=f"{CONF} = {folder}: must be a folder, with {EXPERIMENT}/NAME.yaml")
-        found = sorted((Path(folder) / EXPERIMENT).glob("*.yaml"))
+        # Editors and systems keep files of theirs beside others, with a dot before the name.
+        found = sorted((Path(folder) / EXPERIMENT).glob("[!.]*.yaml"))
         for path in found:
             if not _FILE_NAME.fullmatch(path.stem):
                 return cls(fault=f"{path}: its name must be letters, digits, _ and -")
