@@ -61,13 +61,13 @@ def interrupts_wait() -> Generator[None, None, None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if waiting.received:
-        before(*waiting.received[0])
+        if len(waiting.received) == 1:  # also where it made the block fail: it has ended children
+            before(*waiting.received[0])
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """Notes the first Ctrl-C, hands on others."""
+    """Notes the first Ctrl-C, and hands it on with the second."""
 
     before: Callable[[int, FrameType | None], object]
     received: list[tuple[int, FrameType | None]] = field(
@@ -76,6 +76,8 @@ class _Waiting:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.received.append((number, frame))
+        if len(self.received) == 2:
+            self.before(*self.received[0])
         if len(self.received) > 1:
             self.before(number, frame)
 

@@ -390,6 +390,20 @@ def test_ctrl_c_in_a_loader_ends_no_epoch(shards: Shards) -> None:
         assert found == [1, 2, 3]
 
 
+def test_ctrl_c_that_ends_the_processes_of_a_loader_is_one(shards: Shards) -> None:
+    def load(trainer: int, trainers: int) -> Iterator[tuple]:
+        yield from tuples_of(shards, trainer, trainers, 1)
+        signal.raise_signal(signal.SIGINT)
+        raise RuntimeError("DataLoader worker exited unexpectedly")
+
+    with small_world(shards, trainers=1, servers=0, loader=load) as world:
+        world.step()
+        with pytest.raises(KeyboardInterrupt) as caught:
+            world.step()
+        assert "exited unexpectedly" in str(caught.value.__context__)
+        assert world.step().step == 2
+
+
 def test_a_wrong_batch_of_a_loader_counts(shards: Shards) -> None:
     def load(trainer: int, trainers: int) -> Iterator[tuple]:
         one, two, three = tuples_of(shards, trainer, trainers, 3)
