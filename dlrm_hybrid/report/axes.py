@@ -88,11 +88,13 @@ class AxesText:
         x: below it.
         y: beside it.
         x_unit: of the ticks on the x-axis, e.g. B for 12.3 MB; none for 12.3M.
+        x_is_whole: ticks are whole numbers, since nothing is between two of them.
     """
 
     x: str
     y: str
     x_unit: str = ""
+    x_is_whole: bool = False
 
 
 @contextmanager
@@ -121,6 +123,8 @@ def panels(
         axes.xaxis.set_major_formatter(ticks(text.x_unit))
         if text.x_unit:  # numbers with a unit are longer
             axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
+        elif text.x_is_whole:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.ticklabel_format(axis="y", style="plain", useOffset=False)
     return figure, every
 

@@ -71,7 +71,8 @@ def losses(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
             for number, (label, run) in enumerate(zip(labels, runs, strict=True))
         ]
         if _something(drawn):
-            text = AxesText(axis.value, "log-loss", "B" if axis is Axis.BYTES else "")
+            unit = "B" if axis is Axis.BYTES else ""
+            text = AxesText(axis.value, "log-loss", unit, x_is_whole=axis is Axis.STEPS)
             figure = charts.losses(drawn, text, above_zero=axis is Axis.BYTES)
             yield Picture(f"Loss over {axis.value}", figure, caption, has_key=True)
 
@@ -150,7 +151,7 @@ def compressed(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
         ):
             drawn = _lines(runs, labels, functools.partial(found, prefix=prefix))
             if _something(drawn):
-                figure = charts.magnitudes(drawn, AxesText(Axis.STEPS.value, y))
+                figure = charts.magnitudes(drawn, AxesText(Axis.STEPS.value, y, x_is_whole=True))
                 yield Picture(f"{title} of {what}", figure, caption, has_key=True)
 
 

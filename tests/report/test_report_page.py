@@ -171,6 +171,15 @@ def test_ticks_around_a_single_point_do_not_meet(num_bytes: float) -> None:
     assert all(one.x1 + 4 < other.x0 for one, other in pairwise(boxes))
 
 
+def test_steps_are_whole_numbers_also_around_a_single_point() -> None:
+    line = Line(label="one", style=style(0), curve=Series([0.5], index=[2]), dots=None, band=None)
+    text = AxesText("training steps", "log-loss", x_is_whole=True)
+    figure = charts.losses([line], text, above_zero=False)
+    labels = tick_labels(figure.axes[0].xaxis)
+    assert all(float(label) == place == round(place) for label, place in labels.items())
+    assert 2 in labels.values()
+
+
 def test_a_key_of_long_names_stays_in_its_picture(tmp_path: Path) -> None:
     for name in ("one", "another"):
         make_run(tmp_path / name, [f"name={name}_with_a_very_long_tail_to_it"], world_events())
