@@ -124,7 +124,9 @@ def panels(
         if text.x_unit:  # numbers with a unit are longer
             axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
         elif text.x_is_whole:
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+            axes.xaxis.set_major_locator(
+                MaxNLocator(steps=[1, 2, 5, 10], integer=True, min_n_ticks=1)
+            )
         axes.ticklabel_format(axis="y", style="plain", useOffset=False)
     return figure, every
 
