@@ -181,9 +181,7 @@ def test_steps_are_whole_numbers_also_around_a_single_point() -> None:
     curve = Series([0.5] * 34, index=range(20, 700, 20))
     many = Line(label="one", style=style(0), curve=curve, dots=None, band=None)
     labels = tick_labels(charts.losses([many], text, above_zero=False).axes[0].xaxis)
-    assert (
-        {"200", "400", "600"} <= labels.keys() <= {"−200", "-200", "0", "200", "400", "600", "800"}
-    )
+    assert {place % 100 for place in labels.values()} == {0}
 
 
 def test_a_key_of_long_names_stays_in_its_picture(tmp_path: Path) -> None:
