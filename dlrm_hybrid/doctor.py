@@ -21,8 +21,8 @@ from dlrm_hybrid.types import DataError, ResourceError
 GIB = 2**30
 MB = 1e6
 VERSIONS = {"torch": "2.13.0", "torchrec": "1.8.0", "fbgemm-gpu": "1.8.0"}
-INSTALL = (
-    "in a checkout, make install, or "
+INSTALL = (  # pip removes an old fbgemm-gpu last, with files of the new one
+    "in a checkout, make install, or pip uninstall fbgemm-gpu and "
     "pip install ./packaging/fbgemm-gpu-cpu '.[train]' -c constraints.txt"
 )
 LEAST_GIB = 1  # of memory, and of disk

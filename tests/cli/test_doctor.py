@@ -31,7 +31,8 @@ def test_a_build_of_fbgemm_that_torch_cannot_load_is_named(monkeypatch: pytest.M
     found = {check.name: check for check in run_checks(Path.cwd(), lambda: (Level.OK, ""))}
     assert found["packages"].level is Level.FAIL
     assert "fbgemm-gpu 1.8.0 is built for CUDA, torch is not: " in found["packages"].detail
-    assert "pip install ./packaging/fbgemm-gpu-cpu" in found["packages"].detail
+    advice = "pip uninstall fbgemm-gpu and pip install ./packaging/fbgemm-gpu-cpu '.[train]'"
+    assert advice in found["packages"].detail
 
 
 def test_a_broken_probe_is_a_finding_and_the_others_go_on(
