@@ -58,6 +58,10 @@ def ranks() -> list[psutil.Process]:
     return [one for one in found if one.is_running() and _is_rank(one)]
 
 
+def log_of(rank: psutil.Process) -> Path:
+    return Path(f"/proc/{rank.pid}/fd/2").readlink()
+
+
 def _is_rank(one: psutil.Process) -> bool:
     try:
         parent = one.parent()
@@ -153,7 +157,7 @@ def test_a_killed_rank_ends_the_world_and_is_named(shards: Shards) -> None:
         batch = global_batches(shards, 1)[0]
         world.step(batch)
         killed = ranks()[0]
-        log = Path(f"/proc/{killed.pid}/fd/2").readlink()
+        log = log_of(killed)
         killed.kill()
         with pytest.raises(RunFailedError, match=f"{log.stem} .*was killed by SIGKILL"):
             for _ in range(50):
@@ -162,6 +166,18 @@ def test_a_killed_rank_ends_the_world_and_is_named(shards: Shards) -> None:
             world.step(batch)
         assert ranks() == []
         shutil.rmtree(world._life.folder)  # the logs, which stay
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_that_reads_no_order_ends_the_world_and_is_named(shards: Shards) -> None:
+    """No peer waits for a message of it; the order, longer than a socket holds, is its own."""
+    with world_of("processes", shards, config={"network.patience_seconds": 5}) as world:
+        world.step(global_batches(shards, 1)[0])
+        stopped = next(one for one in ranks() if log_of(one).stem == "worker-0.0")
+        stopped.suspend()
+        with pytest.raises(RunFailedError, match=r"worker-0\.0 .* has been stopped, by SIGSTOP"):
+            world.evaluate(test_batches(shards, 2048))
+        assert ranks() == []
 
 
 def test_a_loader_that_ends_its_process_ends_the_world(shards: Shards) -> None:
