@@ -160,8 +160,8 @@ FAULTS = (
     Fault(
         "CLT-k: the filter keeps the other part",
         f"{GRADIENT}/error_feedback.py",
-        "x.residual_N *= low_pass",
-        "x.residual_N *= 1 - low_pass",
+        "residual_N *= self._low_pass",
+        "residual_N *= 1 - self._low_pass",
         f"{TESTS}/test_cltk.py",
     ),
     Fault(
