@@ -2,8 +2,10 @@
 
 torch multiplies float32 with MKL, whose AVX2 kernels on AMD reach half of what oneDNN's AVX-512
 kernels do (105 against 205 GFLOP/s on one Zen 5 core at batch 128), but for tiny layers. bfloat16
-goes to oneDNN in any case. Which library multiplies depends on the layer's shape alone, so the same
-batch gives the same bits in every process of a machine. On other devices torch multiplies.
+goes to oneDNN, which needs AVX-512 or newer for it; on other processors, such as AMD's before Zen 4,
+operands are widened to float32 and the product is rounded: torch's own loops are far slower. Which
+library multiplies depends on processor and shape alone, so the same batch gives the same bits in
+every process of a machine. On other devices torch multiplies.
 
 Shapes: B batch, N width of a layer's input, M width of its output.
 """
@@ -24,6 +26,9 @@ NARROW = 32  # inputs: a product with so few columns is better computed transpos
 
 def affine(x_BN: Tensor, weight_MN: Tensor, bias_M: Tensor | None, *, relu: bool) -> Tensor:
     """x W^T + b, cut at 0 if `relu`: (B, M); all of one type, without b if that is None."""
+    if _is_widened(weight_MN):
+        wide_M = None if bias_M is None else bias_M.float()
+        return affine(x_BN.float(), weight_MN.float(), wide_M, relu=relu).to(weight_MN.dtype)
     if _onednn_is_faster(weight_MN) or _onednn_fuses_relu(weight_MN):
         return _onednn(x_BN, weight_MN, bias_M, relu=relu)
     y_BM = functional.linear(x_BN, weight_MN, bias_M)
@@ -32,13 +37,18 @@ def affine(x_BN: Tensor, weight_MN: Tensor, bias_M: Tensor | None, *, relu: bool
 
 def gradient_of_input(g_BM: Tensor, weight_MN: Tensor) -> Tensor:
     """The gradient of a layer's input, G W: (B, N)."""
+    if _is_widened(weight_MN):
+        return gradient_of_input(g_BM.float(), weight_MN.float()).to(weight_MN.dtype)
     if _onednn_is_faster(weight_MN):
         return _onednn(g_BM, weight_MN.t(), None, relu=False)
     return g_BM.mm(weight_MN)
 
 
 def gradient_of_weight(g_BM: Tensor, x_BN: Tensor, weight_MN: Tensor) -> Tensor:
-    """The gradient of a layer's weight, G^T X: (M, N); of `weight_MN` only the shape matters."""
+    """The gradient of a layer's weight, G^T X: (M, N); of `weight_MN` no value matters."""
+    if _is_widened(weight_MN):
+        wide_MN = weight_MN.new_empty(weight_MN.shape, dtype=torch.float32)
+        return gradient_of_weight(g_BM.float(), x_BN.float(), wide_MN).to(weight_MN.dtype)
     if not _onednn_is_faster(weight_MN):
         return g_BM.t().mm(x_BN)
     if x_BN.shape[1] < NARROW:
@@ -56,7 +66,11 @@ def _onednn_is_faster(weight_MN: Tensor) -> bool:
 
 
 def _onednn_fuses_relu(weight_MN: Tensor) -> bool:
-    return weight_MN.dtype == torch.bfloat16 and weight_MN.is_cpu and _has_onednn()
+    return weight_MN.dtype == torch.bfloat16 and weight_MN.is_cpu and _multiplies_bfloat16()
+
+
+def _is_widened(weight_MN: Tensor) -> bool:
+    return weight_MN.dtype == torch.bfloat16 and weight_MN.is_cpu and not _multiplies_bfloat16()
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
@@ -67,6 +81,11 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> Te
 @cache
 def _has_onednn() -> bool:
     return torch.backends.mkldnn.is_available()
+
+
+@cache
+def _multiplies_bfloat16() -> bool:
+    return _has_onednn() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 @cache
