@@ -31,7 +31,7 @@ def trains(folder: Path) -> bool:
     [
         ("SIGTERM", starts_ranks, (), 75),
         ("SIGTERM", trains, WORLD, 75),
-        ("SIGINT", trains, (), 130),
+        pytest.param("SIGINT", trains, (), 130, marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_to_the_group_is_one_to_the_program(

@@ -6,10 +6,12 @@ import subprocess
 import sys
 
 import portable_rows
+import pytest
 
 
+@pytest.mark.slow
 def test_a_processor_without_extensions_gives_the_same_bits() -> None:
-    """Its kernels, too, are kept with the others: they take twenty seconds to compile, once."""
+    """Its kernels, too, are kept with the others: they take a minute or two to compile, once."""
     generic = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
     done = subprocess.run(
         [sys.executable, portable_rows.__file__],

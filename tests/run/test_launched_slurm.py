@@ -58,6 +58,7 @@ def test_tasks_learn_the_same_as_ranks_of_a_supervisor(
     assert len(list(folder.glob("log/*.log"))) == SIZE
 
 
+@pytest.mark.slow
 def test_a_world_of_another_size_is_refused_by_all(small_rows: list[str], tmp_path: Path) -> None:
     tasks = run(*small_rows, *WORLD, f"hydra.run.dir={tmp_path / 'run'}", size=2)
     assert [task.code for task in tasks] == [2, 2]

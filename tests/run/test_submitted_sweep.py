@@ -5,6 +5,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from launched_runs import environment
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.config import compose
+from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.run.jobs import slurm
 from dlrm_hybrid.run.jobs.slurm import script
@@ -216,11 +219,16 @@ def test_options_that_mean_nothing_are_refused(
     assert numbers(cluster) == []
 
 
+@cache
+def _defaults() -> tuple[Config, Mapping[str, Any]]:
+    values = compose.job_of([]).values
+    return validate(values), values
+
+
 def test_a_job_finds_the_package_from_any_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """`sbatch --chdir` starts it elsewhere; "" is the working folder of an interactive Python."""
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    job = compose.job_of([])
-    text = script(Request(validate(job.values), job.values, Path("/runs/0"), ()))
+    text = script(Request(*_defaults(), Path("/runs/0"), ()))
     places = text.split("PYTHONPATH=")[1].split()[0].split(os.pathsep)
     assert places[0] == str(Path.cwd())
 
@@ -228,9 +236,8 @@ def test_a_job_finds_the_package_from_any_folder(monkeypatch: pytest.MonkeyPatch
 @given(name=st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=20))
 def test_the_shell_of_a_node_reads_what_was_typed(name: str) -> None:
     """Overrides go through a shell: blanks, quotes, dollars and all."""
-    job = compose.job_of([])
     text = f"data.prepared={name} '\"$(echo no)`\\"
-    request = Request(validate(job.values), job.values, Path("/runs") / name, (text,))
+    request = Request(*_defaults(), Path("/runs") / name, (text,))
     command = script(request).replace("exec env", "exec printf '%s\\n'", 1)
     said = subprocess.run(["/bin/sh"], input=command, capture_output=True, text=True, check=True)
     lines = said.stdout.splitlines()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.data.loader import sequential_batches
@@ -30,6 +31,7 @@ def row_of(line: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_a_thousand_requests_get_the_scores_of_the_checkpoint(
     small_rows: list[str], tmp_path: Path
 ) -> None:

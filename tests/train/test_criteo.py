@@ -20,7 +20,7 @@ def prepared(criteo_rows: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
     ("seed", "precision"),
     [
         (0, "float32"),
-        (0, "bfloat16"),
+        pytest.param(0, "bfloat16", marks=pytest.mark.slow),
         pytest.param(1, "float32", marks=pytest.mark.slow),
         pytest.param(2, "float32", marks=pytest.mark.slow),
     ],

@@ -26,7 +26,10 @@ def evaluated(folder: Path) -> list[int]:
     return [event.step for event in found if event.kind is Kind.EVALUATED]
 
 
-@pytest.mark.parametrize(("name", "exit_code"), [("SIGTERM", 75), ("SIGINT", 130)])
+@pytest.mark.parametrize(
+    ("name", "exit_code"),
+    [pytest.param("SIGTERM", 75, marks=pytest.mark.slow), ("SIGINT", 130)],
+)
 def test_a_signal_stops_all_between_the_batches_of_an_evaluation(
     name: str, exit_code: int, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ else:
     assert_nothing_is_left(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_loader_in_a_script_may_have_processes(tmp_path: Path) -> None:
     body = """
 from torch.utils.data import DataLoader, Dataset
@@ -101,6 +102,7 @@ if __name__ == "__main__":
     assert_nothing_is_left(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_module_finds_its_own_loader(tmp_path: Path) -> None:
     package = tmp_path / "package"
     package.mkdir()
@@ -215,7 +217,7 @@ if __name__ == "__main__":
     assert_nothing_is_left(tmp_path)
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_ctrl_c_while_a_world_closes_leaves_nothing(tmp_path: Path, times: int) -> None:
     body = f"""
 import os, signal
@@ -280,7 +282,14 @@ if __name__ == "__main__":
     assert_nothing_is_left(tmp_path)
 
 
-@pytest.mark.parametrize("end", ["sys.exit(0)", "one.close(); sys.exit(0)", "del one; sys.exit(0)"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        "sys.exit(0)",
+        pytest.param("one.close(); sys.exit(0)", marks=pytest.mark.slow),
+        pytest.param("del one; sys.exit(0)", marks=pytest.mark.slow),
+    ],
+)
 def test_a_fork_of_the_program_ends_no_world(tmp_path: Path, end: str) -> None:
     body = f"""
 import os
