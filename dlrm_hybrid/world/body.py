@@ -39,13 +39,13 @@ Counts = Mapping[str, Mapping[str, int]]
 @final
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step, or several, measured.
+    """Training metrics of one step, or of several.
 
     Attributes:
-        step: steps done by then.
-        rows: that went through all stages, of all trainers; none while a stale pipeline fills.
-        loss: mean log-loss of these, nats; None without rows.
-        accuracy: share of them where p > 0.5 says the label; None without rows.
+        step: training steps done so far.
+        rows: that passed all stages, of all trainers; 0 while a stale pipeline fills.
+        loss: mean log-loss of these rows, in nats; None without rows.
+        accuracy: fraction of these rows whose label equals p > 0.5; None without rows.
     """
 
     step: int

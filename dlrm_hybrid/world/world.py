@@ -40,9 +40,10 @@ Make = Callable[[Settings, Loader | None, Path, Path | None], Body]
 
 @final
 class World:
-    """Trainers, pipeline stages and servers that train one DLRM; made by its class methods.
+    """Trainers, pipeline stages and servers that train one DLRM, driven by your program.
 
-    It computes what the command `train` does with the same configuration and rows, bit for bit.
+    Create one by `World.in_process` or `World.processes`. Results equal those of the command
+    `train` with the same configuration and rows, bit for bit.
     """
 
     def __init__(self, settings: Settings, loader: Loader | None, make: Make) -> None:
@@ -63,24 +64,24 @@ class World:
         batch_size: int | None = None,
         config: Keys = (),
     ) -> World:
-        """A world whose ranks are objects of this process: for notebooks, tests and studies.
+        """Create a world whose ranks are objects of this process: for notebooks, tests and studies.
 
-        What is not given is as in conf/: two trainers of three stages, one server, batches of 128.
+        Defaults are those of conf/: two trainers of three stages, one server, batches of 128 rows.
 
         Args:
-            spec: the model; see `ModelSpec`.
-            loader: `loader(trainer, trainers)` gives the batches of one trainer for one epoch;
-                None where each step is handed its batches.
-            trainers: data-parallel replicas.
-            cuts: layers after which the model is split into stages: ["bottom.2", "top.2"].
-            servers: parameter servers of the dense weights; 0 only with one trainer.
-            gradient: how gradients are compressed: a record such as `Dct(density=0.01)`.
+            spec: the model.
+            loader: function `loader(trainer, trainers)` that returns the batches of one trainer for
+                one epoch; None if every call of `step` passes its batches.
+            trainers: number of data-parallel replicas.
+            cuts: layers after which the model is split into stages, as ["bottom.2", "top.2"].
+            servers: number of parameter servers of the dense weights; 0 only with one trainer.
+            gradient: compression of gradients, a record such as `Dct(density=0.01)` or a name.
             batch_size: rows of each trainer's batch.
-            config: any other keys of the configuration, {"optimizer.lr": 0.05}, or overrides as on
-                a command line, ["+experiment=dct_levels", "embedding.lr=0.1"].
+            config: any other keys of the configuration, as {"optimizer.lr": 0.05}, or overrides as
+                on the command line, ["+experiment=dct_levels", "embedding.lr=0.1"].
 
         Raises:
-            ConfigError: with all faults, one line each, each naming its key and value.
+            ConfigError: lists all errors, one per line, each with its key and value.
         """
         named = named_keys(trainers, cuts, servers, batch_size)
         return cls(settings_of(spec, "in_process", named, gradient, config), loader, InProcess)
@@ -98,26 +99,27 @@ class World:
         batch_size: int | None = None,
         config: Keys = (),
     ) -> World:
-        """A world whose ranks are processes of this machine, which compute at the same time.
+        """Create a world whose ranks are processes of this machine, which compute in parallel.
 
-        Each worker makes the loader for itself and reads the batches of its trainer there; a
-        program may also hand batches to `step`, which are then sent to the workers. A rank that is
-        killed or fails ends the world with an error that names it.
+        Every worker calls the loader itself to read its trainer's batches; batches passed to `step`
+        are sent to the workers. If a rank fails or is killed, the world ends with an error that
+        names it.
 
         Args:
-            spec: as of `in_process`; so are all that are not named here.
-            loader: a function at the top of a module, or a `functools.partial` of one with plain
-                values: ranks import it by its name. It must give the same batches each time.
-            trainers: data-parallel replicas.
+            spec: the model.
+            loader: as for `in_process`; must be a top-level function of a module, or a
+                `functools.partial` of one with plain values, since ranks import it by name. It must
+                return the same batches each time.
+            trainers: number of data-parallel replicas.
             cuts: layers after which the model is split into stages.
-            servers: parameter servers of the dense weights.
-            gradient: how gradients are compressed.
+            servers: number of parameter servers of the dense weights.
+            gradient: compression of gradients.
             batch_size: rows of each trainer's batch.
-            config: any other keys of the configuration.
+            config: any other keys of the configuration, or overrides.
 
         Raises:
-            ConfigError: see `in_process`; or no other process can import the loader.
-            RunFailedError: a rank could not begin.
+            ConfigError: see `in_process`; or ranks cannot import the loader.
+            RunFailedError: a rank could not start.
         """
         named = named_keys(trainers, cuts, servers, batch_size)
         return cls(settings_of(spec, "processes", named, gradient, config), loader, Processes)
@@ -146,37 +148,37 @@ class World:
 
     @property
     def steps(self) -> int:
-        """Training steps done, those before a checkpoint that was loaded included."""
+        """Training steps done, including those before a checkpoint that was loaded."""
         return self._life.body.steps
 
     @property
     def bytes(self) -> dict[str, int]:
-        """Bytes that all ranks have sent in training steps, by class of traffic.
+        """Bytes sent by all ranks in training steps, by traffic class.
 
-        They begin at 0 where a checkpoint is loaded; those of a world that is over cannot be read.
-        In one process what trainers of `embedding=fused` send each other of tables is not counted.
+        Starts again at 0 when a checkpoint is loaded, and cannot be read after the world has ended.
+        In one process, traffic between trainers for the tables of `embedding=fused` is not counted.
         """
         return {traffic: counts["bytes"] for traffic, counts in self._counts().items()}
 
     @property
     def dense_bytes(self) -> dict[str, int]:
-        """What the same messages would have taken as float32, by class of traffic."""
+        """What the same messages would take in float32, by traffic class."""
         name = "dense_equivalent_bytes"
         return {traffic: counts[name] for traffic, counts in self._counts().items()}
 
     def step(self, batches: Any = None) -> StepResult:
-        """Learn from one batch of each trainer.
+        """Train on one batch per trainer.
 
         Args:
-            batches: one batch of `trainers * batch_size` rows, of which each trainer gets a part in
-                order; or a list of one batch for each trainer. A batch is (dense, ids, label) as
-                arrays of numpy or torch: float (rows, dense columns), int (rows, tables) or a
-                KeyedJaggedTensor, 0 or 1 (rows,). None takes the next batch of each trainer's
-                loader, and begins it anew after its end.
+            batches: one batch of `trainers * batch_size` rows, which is split among the trainers in
+                order, or a list with one batch per trainer. A batch is (dense, ids, label), NumPy
+                arrays or torch tensors: float (rows, dense columns); int (rows, tables) or a
+                KeyedJaggedTensor; 0 or 1 (rows,). None takes the next batch of each trainer's
+                loader, and starts the loader again when it is exhausted.
 
         Raises:
-            DataError: a batch is wrong, or a loader has failed; no step was begun.
-            DivergedError: the loss is not finite, which ends the world.
+            DataError: a batch is malformed, or a loader failed; the step was not begun.
+            DivergedError: the loss is not finite; the world has ended.
         """
         with self._life.turn():
             if batches is not None:
@@ -189,10 +191,10 @@ class World:
             return self._learn(None)
 
     def epoch(self) -> Iterator[StepResult]:
-        """Learn from the loaders until the first of them ends; gives what each step measured.
+        """Train until the first trainer's loader is exhausted; yields the result of each step.
 
-        Where another still had a batch that one is left out, which a warning says.
-        After a `break` the next call goes on in the same pass.
+        Batches that other loaders still had are dropped, with a warning. After a `break`, the next
+        call continues the same epoch.
 
         Raises:
             DataError, DivergedError: see `step`.
@@ -206,18 +208,18 @@ class World:
             yield result
 
     def drain(self) -> StepResult:
-        """Bring batches in flight to their end; with `schedule=dsp`, after the last step."""
+        """Finish the batches in flight; with `schedule=dsp`, after the last step."""
         with self._life.going_on():
             return self._result(self._life.body.drain())
 
     def evaluate(self, batches: Iterable[Any]) -> BinaryScores:
-        """Score the master weights.
+        """Score the servers' weights.
 
         Args:
-            batches: as those of `step`, of any number of rows.
+            batches: as in `step`, each with any number of rows.
 
         Raises:
-            DataError: a batch is wrong, or none has a row.
+            DataError: a batch is malformed, or there are no rows.
         """
         metrics, is_empty = BinaryMetrics(), True
         for logit_B, label_B in self._scored(batches, labelled=True):
@@ -228,13 +230,13 @@ class World:
         return metrics.scores()
 
     def predict(self, batches: Iterable[Any]) -> Floats:
-        """Probabilities of label 1 of rows; batches as `evaluate` takes them, or without labels."""
+        """Probabilities (rows,) of label 1; batches as for `evaluate`, labels optional."""
         logits = [logit_B for logit_B, _ in self._scored(batches, labelled=False)]
         logit_R = np.concatenate(logits) if logits else np.empty(0, np.float32)
         return torch.from_numpy(logit_R).sigmoid().numpy()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies of all weights, and of what optimizers remember of them, by name.
+        """Copies of all weights and optimizer state, by name.
 
         `bottom.1.weight` (out, in), `top.2.bias`, `embedding.3.weight` (rows, dimension) …
         """
@@ -242,10 +244,10 @@ class World:
             return self._life.body.tensors()
 
     def save(self, folder: str | Path) -> Path:
-        """Write a checkpoint of all that is needed to go on; returns its folder.
+        """Write a checkpoint to continue from, residuals included; returns its folder.
 
         Args:
-            folder: gets `checkpoints/step_00000100`, as a run folder of `train` has it.
+            folder: gets `checkpoints/step_00000100`, like a run folder of `train`.
 
         Raises:
             ResourceError: it cannot be written.
@@ -265,13 +267,14 @@ class World:
         return target
 
     def load(self, folder: str | Path) -> None:
-        """Go on from a checkpoint; all ranks begin anew with it, and loaders with their epoch.
+        """Restart all ranks from a checkpoint; loaders start with their first epoch.
 
         Args:
-            folder: a checkpoint, or a folder that holds some, of a world or of `train`; its newest.
+            folder: a checkpoint of a world or of `train`, or a folder that contains some, of which
+                the newest is taken.
 
         Raises:
-            DataError: there is none, it is damaged, or of another model; says which key differs.
+            DataError: there is none, it is damaged, or of another model; names what differs.
         """
         with self._life.turn():
             source = find(Path(folder)).absolute()

@@ -1,7 +1,8 @@
-"""DCT-MP as a torch module, for any network: the largest activations of every row go on.
+"""DCT-MP as a torch module for any network: keeps the largest activations of every row.
 
-A network with a `SparseBoundary` where it will be cut trains in one process as it would over two
-with `ThresholdCodec` between them: to the bit in float32 (`scripts/studies/translation.py`).
+With a `SparseBoundary` at the cut, a network in one process trains exactly as one that is split
+over two processes with `ThresholdCodec` in between: bit for bit in float32
+(`scripts/studies/split_transformer.py`).
 
 Shapes: R rows of N elements; K kept of all R * N.
 """
@@ -28,11 +29,11 @@ class BoundaryReport:
     """What a `SparseBoundary` would have sent, over all forward passes since the last report.
 
     Attributes:
-        elements: that came in.
-        kept: of these; every one is sent forward, and its gradient backward.
-        forward_bytes: kept values and their positions, these in the shortest of the encodings of
-            `wire.sparse` without Rice coding; frames' heads come on top.
-        backward_bytes: gradients of kept values. Where they belong, the other end knows.
+        elements: number of input elements.
+        kept: how many of them were kept: their values are sent forward, their gradients backward.
+        forward_bytes: kept values and their indices, in the shortest encoding of `wire.sparse`
+            other than Rice coding; frame headers are not included.
+        backward_bytes: gradients of kept values, without indices: the other end knows them.
     """
 
     elements: int
@@ -42,7 +43,7 @@ class BoundaryReport:
 
     @property
     def density(self) -> float:
-        """The share that was kept; below that asked for where rows have fewer that are not 0."""
+        """Fraction kept; below the density asked for if rows have fewer nonzero elements."""
         return self.kept / self.elements if self.elements else 0.0
 
 
@@ -50,25 +51,25 @@ class BoundaryReport:
 class SparseBoundary(nn.Module):
     """Keeps the largest magnitudes of every row, forward and backward (DCT-MP).
 
-    A row is the last dimension. Forward, an element that reaches its row's k-th largest magnitude
-    goes on and others become 0; with ties, all that tie go on. Backward, gradients pass at the same
-    elements and nowhere else. Nothing is scaled and nothing is remembered from step to step. A zero
-    is never kept, so no gradient comes back at one: behind a ReLU none would.
+    A row is the last dimension. The forward pass keeps the elements that reach their row's k-th
+    largest magnitude, including all ties, and sets the others to 0. The backward pass lets
+    gradients through at the same elements only. Nothing is rescaled, and there is no state between
+    steps. Zeros are never kept, so they get no gradient; after a ReLU they would not anyway.
 
-    What is not finite goes on, for torch's own checks to find (`GradScaler`, `detect_anomaly`).
-    Under autocast it selects in the type that it is given. `torch.compile` takes it without a break
-    in the graph. On the CPU float32 rows are selected by a compiled kernel, which is loaded when it
-    is first needed; other types and devices by torch's operations, with the same result.
+    Values that are not finite pass through, so that torch's own checks find them (`GradScaler`,
+    `detect_anomaly`). Under autocast it selects in the dtype of its input. `torch.compile` needs no
+    graph break. On the CPU, float32 rows are selected by a compiled kernel, loaded on first use;
+    other dtypes and devices use torch operations, with the same result.
 
-    `torch.nn.TransformerEncoderLayer` leaves out an activation that it was given after it was made,
-    in evaluations: make it with `activation=Sequential(ReLU(), SparseBoundary(0.1))`.
+    In evaluation, `torch.nn.TransformerEncoderLayer` skips an activation that was replaced after
+    construction: pass `activation=Sequential(ReLU(), SparseBoundary(0.1))` to its constructor.
 
     Args:
-        density: share of a row that goes on, in (0, 1]; at least one element does.
-        evaluate_masked: select in evaluations too, as in training.
+        density: fraction of each row to keep, in (0, 1]; at least one element is kept.
+        evaluate_masked: whether to select in evaluation mode too.
 
     Raises:
-        ValueError: the density is out of bounds; of a call, no rows of floats.
+        ValueError: the density is out of bounds, or the input of a call has no rows of floats.
 
     Example:
         >>> boundary = SparseBoundary(0.1)
@@ -92,13 +93,13 @@ class SparseBoundary(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """Keep the largest of every row.
+        """Keep the largest magnitudes of every row.
 
         Args:
-            x: rows (..., N) of any floating type.
+            x: rows (..., N) of any floating-point dtype.
 
         Returns:
-            the same with 0 for what is not kept.
+            A tensor like x, with 0 in place of the elements that are not kept.
         """
         if not x.dim() or not x.is_floating_point():
             raise ValueError(f"{x.dtype} of shape {list(x.shape)} is not rows of floats")
@@ -110,7 +111,7 @@ class SparseBoundary(nn.Module):
         return torch.where(kept, x, 0)
 
     def report(self) -> BoundaryReport:
-        """What would have been sent since the last call, by any forward pass that selected."""
+        """Counts of all forward passes that selected, since the last call."""
         totals, self._totals = self._totals, None
         counted = [0] * 4 if totals is None else [*map(int, totals)]
         elements, kept, forward_bytes, backward_bytes = counted

@@ -1,4 +1,4 @@
-"""A method at work on the parameters of a model, in any trainer of torch.
+"""Applies a method to the parameters of a model, in any torch training loop.
 
 Shapes: N elements of T tensors.
 """
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What some methods ask of a trainer besides its gradients.
+    """Settings that some methods need from the trainer, besides gradients.
 
     Attributes:
-        seed: of all that is drawn; the same for all trainers.
-        lr: learning rate by step, counted from 0; for `residual="update"`.
-        last_layer: module that TernGrad leaves in float32; None is that of the last parameter, ""
-            is none.
-        trainer: number of this one, where gradients are only encoded; a process group says it.
-        trainers: how many there are, likewise.
+        seed: of all random choices; must be the same on all trainers.
+        lr: function from step (counted from 0) to learning rate; for `residual="update"`.
+        last_layer: name of the module that TernGrad sends in float32; None for that of the last
+            parameter, "" for no module.
+        trainer: index of this trainer, for `encode`; elsewhere it is the rank in a process group.
+        trainers: number of trainers, likewise.
     """
 
     seed: int = 0
@@ -80,21 +80,24 @@ class Options:
 
 @final
 class ParameterCompressor:
-    """Compresses the gradients of some parameters; what is not sent waits here for later steps.
+    """Compresses the gradients of a model's parameters and keeps what is not sent for later steps.
+
+    Made by `for_parameters` of a method.
 
     Args:
         method: one of the records of `dlrm_hybrid.compress`.
-        named_parameters: as of `model.named_parameters()`; what needs no gradient is left out.
-        options: for the methods that ask for more.
+        named_parameters: from `model.named_parameters()`; those that need no gradient are left out.
+        options: settings that some methods need from the trainer.
 
     Raises:
-        ValueError: a name or a parameter is there twice, none needs a gradient, one cannot be
-            compressed, these are no pairs of names and tensors, or the method needs an option that
+        ValueError: a name or a parameter occurs twice, none needs a gradient, one cannot be
+            compressed, these are not pairs of names and tensors, or the method needs an option that
             is missing; names it.
 
     Attributes:
-        parameters: in the order of all lists.
-        traffic: bytes that were exchanged with other trainers.
+        method: the method.
+        parameters: that are compressed; lists of gradients have the same order.
+        traffic: bytes exchanged with other trainers.
     """
 
     def __init__(
@@ -127,16 +130,16 @@ class ParameterCompressor:
         return self._given.names
 
     def encode(self, gradients: Gradients, step: int) -> bytes:
-        """Compress gradients to bytes that `decode` reads; the rest joins those of the next step.
+        """Compress gradients to a packet for `decode`; the rest stays here for the next steps.
 
         Args:
-            gradients: of all parameters, by name or in their order; any type and device.
+            gradients: of all parameters, by name or in their order; of any dtype and device.
             step: counted from 0.
 
         Raises:
-            DivergedError: a gradient is not finite; what is remembered is as it was before.
-            ValueError: the trainers of this method must agree, which `reduce_gradients` does; or
-                gradients are not those of the parameters.
+            DivergedError: a gradient is not finite; the residuals are unchanged.
+            ValueError: the method needs coordination between trainers, see `reduce_gradients`; or
+                the gradients do not match the parameters.
         """
         compressor = self._at(self._options.trainer, self._options.trainers)
         if compressor.rounds:
@@ -149,17 +152,17 @@ class ParameterCompressor:
         return self._packet([*sections.values()])
 
     def reduce_gradients(self, process_group: dist.ProcessGroup | None = None) -> None:
-        """Replace every parameter's `.grad` by the mean of what all trainers send of theirs.
+        """Replace every parameter's `.grad` by the mean of all trainers' compressed gradients.
 
-        To be called between `backward` and the step of the optimizer, by all trainers of the group.
-        A parameter without a gradient counts as zeros, and stays without one where all have none.
+        All trainers of the group call it between `backward` and the optimizer step. A missing
+        gradient counts as zeros; a parameter that has none on any trainer keeps none.
 
         Args:
-            process_group: of the trainers; None for all.
+            process_group: of the trainers; None for the default group.
 
         Raises:
-            DivergedError: a gradient is not finite, here or at another trainer. The next step can
-                go on: gradients of this one that were finite wait in residuals.
+            DivergedError: a gradient is not finite, here or on another trainer. Training can
+                continue: the finite gradients of this step stay in the residuals.
             ValueError: a gradient is sparse; other trainers then raise DivergedError.
         """
         given = [parameter.grad for parameter in self.parameters]
@@ -177,16 +180,16 @@ class ParameterCompressor:
         *,
         finds_unused: bool,
     ) -> list[bool]:
-        """Replace gradients, in place, by the mean of what all trainers send of theirs.
+        """Replace gradients, in place, by the mean of all trainers' compressed gradients.
 
         Args:
             gradients: of all parameters, in their order.
-            process_group: as of `reduce_gradients`.
-            finds_unused: parameters whose gradients are zero everywhere are not given what comes
-                for them: it waits until one is not.
+            process_group: as in `reduce_gradients`.
+            finds_unused: a parameter whose gradient is zero on all trainers counts as unused: its
+                update is held back until it is used.
 
         Returns:
-            of each tensor whether it was given the mean.
+            For each tensor, whether it was replaced.
         """
         exchange = Exchange(process_group, self.traffic, self._reduced)
         is_dense = self.method.name == "none"
@@ -240,7 +243,7 @@ class ParameterCompressor:
         self.traffic.dense += 8 * self._layout.size * (trainers - 1) / trainers
 
     def state_dict(self) -> dict[str, Any]:
-        """All that this trainer's compressor remembers; other trainers have their own."""
+        """Everything this trainer's compressor remembers; save it on every trainer."""
         if self._pending is not None:
             return {**self._pending, "tensors": _copies(self._pending["tensors"])}
         held = {} if self._made is None else self._made.tensors()
@@ -253,14 +256,14 @@ class ParameterCompressor:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Remember what another compressor of the same method and parameters did.
+        """Restore a state that the same trainer saved, of the same method and parameters.
 
         Args:
-            state: of `state_dict`, of the same trainer.
+            state: from `state_dict`.
 
         Raises:
-            ValueError: it is of another method, of another trainer or of other parameters, which
-                may show in the first step only; names what differs.
+            ValueError: it belongs to another method, trainer or other parameters; names what
+                differs. Some of this may only be noticed in the first step.
         """
         require_state(state, repr(self.method))
         if self._averaging is not None:
@@ -275,7 +278,7 @@ class ParameterCompressor:
         self._reduced = state["step"]
 
     def report(self) -> dict[str, SentReport]:
-        """What was sent of each parameter since the last call."""
+        """How many elements of each parameter were sent since the last call, by name."""
         return {} if self._made is None else self._made.report()
 
     def _at(self, trainer: int, trainers: int) -> Compressor:

@@ -37,15 +37,16 @@ class _Promised(NamedTuple):
 
 @final
 class DdpState:
-    """What a method remembers between the steps of a model in DDP, by parameter.
+    """State of a DDP communication hook: what a method remembers of each parameter between steps.
 
-    A pickled state holds no process group: it takes part in all ranks until `bind`.
+    Made by `ddp_state` of a method. It can be pickled, without its process group: call `bind` on
+    the copy.
 
     Args:
         method: one of the records of `dlrm_hybrid.compress`.
-        model: gives parameters their names; None for numbers.
-        process_group: of the trainers; None for that of the model in DDP, else for all.
-        options: for the methods that ask for more.
+        model: the DDP module, which names the parameters; None if they need no names.
+        process_group: of the trainers; None for the DDP module's, or for the default group.
+        options: settings that some methods need from the trainer.
 
     Raises:
         ValueError: the method needs an option that is missing; names it.
@@ -68,14 +69,14 @@ class DdpState:
         self.bind(model, process_group)
 
     def bind(self, model: Module | None, process_group: dist.ProcessGroup | None = None) -> None:
-        """Serve a model from now on: what is remembered moves by the names of its parameters.
+        """Attach the state to a model; what it remembers is matched to parameters by name.
 
         Args:
-            model: as of `ddp_state`: in DDP, or it is taken to leave parameters unused.
-            process_group: of the trainers; None for that of the model in DDP, else for all.
+            model: the DDP module; see `ddp_state` for a plain model or None.
+            process_group: of the trainers; None for the DDP module's, or for the default group.
 
         Raises:
-            ValueError: other ranks have parts of a parameter, as in FSDP; names it.
+            ValueError: other ranks hold parts of a parameter, as in FSDP; names it.
         """
         if self._compressor is not None:
             self._held = self.state_dict()
@@ -97,21 +98,21 @@ class DdpState:
 
     @property
     def traffic(self) -> "Traffic":
-        """Bytes exchanged since the model was bound."""
+        """Bytes exchanged since the state was attached to its model."""
         from dlrm_hybrid.compress.library.exchange import Traffic
 
         return Traffic() if self._compressor is None else self._compressor.traffic
 
     @property
     def compressor(self) -> "ParameterCompressor | None":
-        """What compresses; None before the first step."""
+        """The compressor of all parameters; None before the first step."""
         return self._compressor
 
     def state_dict(self) -> dict[str, Any]:
-        """All that this trainer remembers; other trainers have their own.
+        """Everything this rank remembers, as plain values and tensors; save it on every rank.
 
         Raises:
-            ValueError: the parameters have no names, for no model was given.
+            ValueError: no model was given, so parameters have no names.
         """
         if not self._has_names:
             raise ValueError("parameters have no names to be saved by: give ddp_state the model")
@@ -120,13 +121,13 @@ class DdpState:
         return self._compressor.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Remember what another state of the same method and model did.
+        """Restore a state that the same rank saved, of the same method and model.
 
         Args:
-            state: of `state_dict`; that of a state before its first step changes nothing.
+            state: from `state_dict`; one that was saved before its first step changes nothing.
 
         Raises:
-            ValueError: it is of another method or other parameters, or there are no names.
+            ValueError: it belongs to another method, rank or model, or no model was given.
         """
         if not self._has_names:
             raise ValueError("parameters have no names to be loaded by: give ddp_state the model")
@@ -147,7 +148,7 @@ class DdpState:
         self.bind(None)
 
     def reduce(self, bucket: GradBucket) -> Future[Tensor]:
-        """Take a bucket; with the last one of a step, all buckets are given their means."""
+        """Take one bucket of gradients; the last bucket of a step completes the futures of all."""
         if bucket.index() == 0:
             self._promised = []  # of a step that an error has ended
         buffer = bucket.buffer()
@@ -226,13 +227,15 @@ def _raise_after_backward(error: Exception) -> None:
 
 
 def ddp_hook(state: DdpState, bucket: GradBucket) -> Future[Tensor]:
-    """The communication hook of every method, to be registered with a state of `ddp_state`.
+    """DDP communication hook of every method.
+
+    `ddp.register_comm_hook(method.ddp_state(ddp), ddp_hook)`
 
     Args:
-        state: of `ddp_state` of a method.
-        bucket: of DDP.
+        state: from `ddp_state` of a method.
+        bucket: gradients, from DDP.
 
     Returns:
-        the mean, over all trainers, of what their methods send.
+        A future of the mean, over all ranks, of the compressed gradients.
     """
     return state.reduce(bucket)

@@ -1,4 +1,4 @@
-"""What trainers of a torch process group tell each other, and the bytes that this takes."""
+"""Exchanges compressed gradients over a torch process group, and counts the bytes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,13 @@ _SIZES, _STEPS = 2**40, 2**22  # a message is shorter; steps are told apart belo
 
 @dataclass(slots=True)
 class Traffic:
-    """Bytes of gradients between this trainer and all others, since it began.
-
-    What the transport adds, some headers for each message, is not counted.
+    """Bytes exchanged between this trainer and all others, without the transport's own headers.
 
     Attributes:
-        steps: that were reduced.
-        sent: bytes that left this trainer.
-        received: bytes that came from others.
-        dense: bytes that would have left it in a ring all-reduce of float32.
+        steps: number of steps reduced.
+        sent: bytes sent by this trainer.
+        received: bytes received from other trainers.
+        dense: bytes it would have sent in a ring all-reduce of float32 gradients.
     """
 
     steps: int = 0

@@ -1,4 +1,4 @@
-"""Updates of gradients as bytes, for trainers that send them in their own way."""
+"""Packets: compressed gradients as bytes, for trainers with a transport of their own."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Gradients = Sequence[Tensor] | Mapping[str, Tensor]
 
 @final
 class Decoded:
-    """What a packet holds: values for some or all elements of a list of tensors.
+    """A decoded packet: values for some or all elements of a list of tensors.
 
     Args:
-        packet: of `ParameterCompressor.encode`.
+        packet: from `ParameterCompressor.encode`.
 
     Raises:
-        DlrmError: it is none, or what lies in it cannot be read.
+        DlrmError: it is not a packet, or damaged.
 
     Attributes:
-        num_bytes: of the packet.
-        counts: elements of each tensor.
-        fingerprint: of the sender's tensors.
+        num_bytes: size of the packet.
+        counts: number of elements of each tensor.
+        fingerprint: of the names and shapes of the sender's tensors.
     """
 
     def __init__(self, packet: bytes | bytearray | memoryview) -> None:
@@ -46,7 +46,7 @@ class Decoded:
 
     @property
     def density(self) -> float:
-        """Part of all elements that it has values for; 1 where it has no elements."""
+        """Fraction of all elements that have a value; 1 if there are no elements."""
         total = sum(self.counts)
         if not isinstance(self._update, SparseUpdate) or not total:
             return 1.0
@@ -56,11 +56,11 @@ class Decoded:
         """Add all values to tensors, in place.
 
         Args:
-            gradients: of the parameters that the sender's compressor was made for, in their order;
-                by name or in a list, of any type and device.
+            gradients: tensors like the sender's parameters, in the same order; by name or as a
+                list, of any dtype and device.
 
         Raises:
-            ValueError: these are other tensors than the sender's; names the first.
+            ValueError: they do not match the sender's parameters; names the first that differs.
         """
         tensors = tensors_of(gradients)
         if isinstance(gradients, Mapping):
@@ -85,13 +85,13 @@ class Decoded:
 
 
 def decode(packet: bytes | bytearray | memoryview) -> Decoded:
-    """Read what a compressor of any method has encoded.
+    """Decode a packet of any method.
 
     Args:
-        packet: of `ParameterCompressor.encode`, or any bytes.
+        packet: from `ParameterCompressor.encode`, or any bytes.
 
     Raises:
-        DlrmError: it is no packet.
+        DlrmError: it is not a packet, or damaged.
     """
     return Decoded(packet)
 

@@ -1,6 +1,6 @@
 """The methods of gradient compression as records, with the defaults of conf/gradient.
 
-A record is what a method is asked to do; `for_parameters` and `ddp_state` make what does it.
+Records hold settings; `for_parameters` and `ddp_state` create what compresses.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _SHARED = tuple(one.name for one in fields(GradientKeys))
 
 @runtime_checkable
 class GradientMethod(Protocol):
-    """One of the methods below: which part of its gradients a trainer sends, and how."""
+    """A gradient compression method: which elements of a gradient are sent, and how."""
 
     name: ClassVar[str]
-    """As `gradient=NAME` of the configuration has it."""
+    """Its name in the configuration, `gradient=NAME`."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -44,9 +44,9 @@ class GradientMethod(Protocol):
             raise ValueError(f"{type(self).__name__}: {'; '.join(faults)}")
 
     def settings(self) -> dict[str, Any]:
-        """The section `gradient` of a resolved configuration that says the same.
+        """The equivalent section `gradient` of a resolved configuration.
 
-        What only one method or rule reads is a dictionary of its own; those of others are absent.
+        Settings that only one method or rule reads are nested; those of others are absent.
         """
         shared = {key: self._value(key) for key in _SHARED}
         return shared | {
@@ -55,7 +55,7 @@ class GradientMethod(Protocol):
         }
 
     def keys(self) -> GradientKeys:
-        """The same settings, as compressors are built from."""
+        """The same settings, in the form that compressors are built from."""
         given = self.settings()
         own = {key: kind(**given.pop(key)) for key, kind in self._sections().items()}
         keys = GradientKeys(**given)
@@ -72,18 +72,18 @@ class GradientMethod(Protocol):
         trainer: int = 0,
         trainers: int = 1,
     ) -> ParameterCompressor:
-        """A compressor of the gradients of some parameters, for any trainer.
+        """Create a compressor for the gradients of these parameters, for use in any training loop.
 
         Args:
-            named_parameters: as of `model.named_parameters()`.
-            seed: of all that is drawn; the same for all trainers.
-            lr: learning rate by step, counted from 0; for `residual="update"`.
-            last_layer: that TernGrad leaves in float32, "" for none; None is the last one.
-            trainer: number of this one, for `encode`; `reduce_gradients` asks the process group.
-            trainers: how many there are, likewise.
+            named_parameters: from `model.named_parameters()`; frozen ones are left out.
+            seed: of all random choices; must be the same on all trainers.
+            lr: function from step (counted from 0) to learning rate; for `residual="update"`.
+            last_layer: module that TernGrad sends in float32; None for the last, "" for none.
+            trainer: index of this trainer, for `encode`; `reduce_gradients` takes the rank instead.
+            trainers: number of trainers, likewise.
 
         Raises:
-            ValueError: names repeat, none needs a gradient, or `lr` is missing.
+            ValueError: names repeat, a parameter cannot be compressed, or `lr` is missing.
         """
         from dlrm_hybrid.compress.library.compressor import Options, ParameterCompressor
 
@@ -101,15 +101,18 @@ class GradientMethod(Protocol):
         lr: Callable[[int], float] | None = None,
         last_layer: str | None = None,
     ) -> DdpState:
-        """The state to register with `ddp_hook` as a communication hook of DDP.
+        """Create the state of a DDP communication hook, to be registered with `ddp_hook`.
 
         Args:
-            model: in DDP, or what comes for gradients of zeros waits, as where DDP finds unused
-                parameters. Without it the state cannot be saved, and TernGrad has no last layer.
-            process_group: of the trainers; None for that of the model in DDP, else for all.
-            seed: as of `for_parameters`, like what follows.
-            lr: learning rate by step.
-            last_layer: module that TernGrad leaves in float32.
+            model: the DDP module. With a plain model or None, gradients that are zero on all ranks
+                count as those of unused parameters; with None the state cannot be saved, either.
+            process_group: of the trainers; None for the DDP module's, or for the default group.
+            seed: of all random choices; must be the same on all trainers.
+            lr: function from step (counted from 0) to learning rate; for `residual="update"`.
+            last_layer: name of the module that TernGrad sends in float32.
+
+        Raises:
+            ValueError: `lr` is missing, or other ranks hold parts of a parameter, as in FSDP.
         """
         from dlrm_hybrid.compress.library.compressor import Options
         from dlrm_hybrid.compress.library.ddp import DdpState
@@ -145,26 +148,26 @@ class GradientMethod(Protocol):
 @final
 @dataclass(frozen=True, kw_only=True)
 class NoCompression(GradientMethod):
-    """Dense gradients in float32."""
+    """Sends dense gradients in float32."""
 
     name: ClassVar[str] = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholded(GradientMethod, Protocol):
-    """What methods that select by thresholds share.
+    """Settings shared by all methods that select elements by a threshold.
 
     Attributes:
-        density: part of the elements of each tensor that is sent; the rest waits in a residual.
-        scope: one threshold for each tensor, or one for all ("stage").
-        aggregation: who selects: each trainer its own, the union of all, or a leader in turn.
-        lifespan: most steps between two estimates of a threshold.
-        renewal: fixed; or controlled, also when 20 % too few or 25 % too many are selected.
-        staggered: with a fixed renewal, tensors renew at different steps.
-        residual: accumulates gradients, or updates: gradients times the learning rate.
-        precision: of the values sent; levels are integer multiples of a quantum.
-        drain: discard or flush the residual now and then.
-        drain_every: mean steps between two drains of a tensor.
+        density: fraction of each tensor's elements that is sent; the rest stays in a residual.
+        scope: one threshold per tensor, or one for all ("stage").
+        aggregation: whose selection is sent: each trainer's own, the union, or a leader's in turn.
+        lifespan: steps after which a threshold is computed again, at the latest.
+        renewal: fixed; or controlled, which also renews at 20 % too few or 25 % too many elements.
+        staggered: with fixed renewal, tensors renew their thresholds at different steps.
+        residual: what accumulates: gradients, or updates (gradients times the learning rate).
+        precision: type of the values sent; "levels" are integer multiples of a quantum.
+        drain: whether residuals are discarded or sent ("flush") at random steps.
+        drain_every: mean number of steps between two drains of a tensor.
     """
 
     density: Part = 0.01
@@ -182,11 +185,11 @@ class Thresholded(GradientMethod, Protocol):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Dct(Thresholded):
-    """Elements above a long-lived threshold are sent, the rest kept (Gupta et al., KDD 2021).
+    """DCT-DP: sends what exceeds a long-lived threshold (Gupta et al., KDD 2021).
 
     Attributes:
-        threshold: the rule that finds it, with its defaults. Its own record has its settings:
-            `Sidco(window=3, lifespan=1000, renewal="controlled")` is this with them.
+        threshold: rule that computes it. To set its options, use the record of the rule instead:
+            `Sidco(window=3, lifespan=1000, renewal="controlled")`.
     """
 
     name: ClassVar[str] = "dct"
@@ -198,10 +201,10 @@ class Dct(Thresholded):
 @final
 @dataclass(frozen=True, kw_only=True)
 class TopK(Thresholded):
-    """The k largest elements of every step are sent, the rest kept (Aji and Heafield, 2017).
+    """Sends the k largest elements of each tensor in every step (Aji and Heafield, EMNLP 2017).
 
     Attributes:
-        threshold: found in one pass, or by sorting; both find the same.
+        threshold: whether it is found in one pass or by sorting; the result is the same.
     """
 
     name: ClassVar[str] = "topk"
@@ -211,21 +214,21 @@ class TopK(Thresholded):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Dgc(Thresholded):
-    """Deep gradient compression: momentum and warm-up at the trainer (Lin et al., ICLR 2018).
+    """Deep gradient compression, with momentum correction and warm-up (Lin et al., ICLR 2018).
 
-    The optimizer must then have no momentum of its own.
+    It applies momentum itself: use an optimizer without.
 
     Attributes:
-        threshold: the rule that finds it; its own is the k-th magnitude of a sample.
-        part: of the elements that is sampled.
-        lowest: part of k that is too few: the threshold is lowered.
-        highest: times k that is too many: it is raised to the k-th magnitude.
-        momentum: applied here, in the trainer.
-        nesterov: Nesterov momentum.
-        masking: what is sent loses its momentum.
+        threshold: rule that computes the threshold; DGC's own takes the k-th magnitude of a sample.
+        part: fraction of the elements that is sampled.
+        lowest: the threshold is lowered if fewer than this multiple of k elements exceed it.
+        highest: the threshold is raised if more than this multiple of k elements exceed it.
+        momentum: coefficient, applied before compression.
+        nesterov: whether momentum is Nesterov's.
+        masking: whether the momentum of elements that are sent is reset (factor masking).
         clip_norm: limit on the norm of a trainer's gradients, scaled by 1 / sqrt(trainers).
-        warmup_steps: at each of `warmup_sparsities`, before `density` applies.
-        warmup_sparsities: increasing.
+        warmup_steps: number of steps at each of `warmup_sparsities`, before `density` applies.
+        warmup_sparsities: increasing sparsities of the warm-up.
     """
 
     name: ClassVar[str] = "dgc"
@@ -245,10 +248,10 @@ class Dgc(Thresholded):
 @final
 @dataclass(frozen=True, kw_only=True)
 class RedSync(Thresholded):
-    """A threshold between the mean and the largest magnitude (Fang et al., 2019).
+    """RedSync: searches between mean and maximum magnitude for a threshold (Fang et al., 2019).
 
     Attributes:
-        search: bisect from mean to maximum, or come down from the maximum.
+        search: bisect between mean and maximum, or step down from the maximum ("trim").
     """
 
     name: ClassVar[str] = "redsync"
@@ -259,10 +262,10 @@ class RedSync(Thresholded):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Gaussian(Thresholded):
-    """A threshold from a fitted normal distribution (Shi et al., GaussianKSGD, 2019).
+    """Gaussian-k: a threshold from a fitted normal distribution (Shi et al., 2019).
 
     Attributes:
-        fit: signed values as its authors, or magnitudes as in SIDCo's comparison.
+        fit: to signed values, as its authors do, or to magnitudes, as in SIDCo's comparison.
     """
 
     name: ClassVar[str] = "gaussian"
@@ -273,10 +276,10 @@ class Gaussian(Thresholded):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Hard(Thresholded):
-    """One magnitude for all tensors and steps (Sahu et al., NeurIPS 2021).
+    """Hard threshold: one constant for all tensors and steps (Sahu et al., NeurIPS 2021).
 
     Attributes:
-        magnitude: that one; None is 1 / (2 sqrt(k)), k elements of the model.
+        magnitude: the threshold; None for 1 / (2 sqrt(k)), with k = density times all elements.
     """
 
     name: ClassVar[str] = "hard"
@@ -288,15 +291,15 @@ class Hard(Thresholded):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Sidco(Thresholded):
-    """A threshold from a fitted distribution, in stages (Abdelmoniem et al., MLSys 2021).
+    """SIDCo: multi-stage fit of a sparsity-inducing distribution (Abdelmoniem et al., MLSys 2021).
 
     Attributes:
-        distribution: that is fitted.
-        adaptation: how the number of stages follows what estimates let through; or a number.
-        window: estimates between two adaptations.
-        tolerance: relative error of k within which nothing is adapted.
-        first_density: part kept by the first of several stages.
-        gamma: inverse of the gamma distribution: exact, or a closed bound.
+        distribution: family that is fitted to the magnitudes.
+        adaptation: how the number of stages adapts to the density achieved, or a fixed number.
+        window: number of estimates between two adaptations.
+        tolerance: relative error of k that triggers no adaptation.
+        first_density: fraction kept by the first of several stages.
+        gamma: inverse of the gamma distribution: exact, or a closed-form bound.
     """
 
     name: ClassVar[str] = "sidco"
@@ -312,12 +315,12 @@ class Sidco(Thresholded):
 @final
 @dataclass(frozen=True, kw_only=True)
 class CltK(GradientMethod):
-    """CLT-k: one trainer, in turn, selects what all send (Chen et al., ScaleCom, NeurIPS 2020).
+    """CLT-k: one trainer in turn selects for all (Chen et al., ScaleCom, NeurIPS 2020).
 
     Attributes:
-        density: part of all elements that is sent; the rest waits in a residual.
-        precision: of the values sent.
-        low_pass: weight of new gradients in the residual; the paper has 0.1 at high rates.
+        density: fraction of all elements that is sent; the rest stays in a residual.
+        precision: type of the values sent.
+        low_pass: weight of new gradients in the residual; the paper uses 0.1 at high rates.
     """
 
     name: ClassVar[str] = "cltk"
@@ -329,12 +332,12 @@ class CltK(GradientMethod):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Deft(GradientMethod):
-    """DEFT: each trainer selects from its own fragment, all send the union (Yoon, Oh, ICPP 2023).
+    """DEFT: trainers select from disjoint fragments and send the union (Yoon, Oh, ICPP 2023).
 
     Attributes:
-        density: part of all elements that is sent; the rest waits in a residual.
-        precision: of the values sent.
-        budget: exactly k in all, or about k as in the paper.
+        density: fraction of all elements that is sent; the rest stays in a residual.
+        precision: type of the values sent.
+        budget: exactly k elements in total, or about k, as in the paper.
     """
 
     name: ClassVar[str] = "deft"
@@ -346,12 +349,12 @@ class Deft(GradientMethod):
 @final
 @dataclass(frozen=True, kw_only=True)
 class RandomK(GradientMethod):
-    """The same random elements of every trainer, as a control (Stich et al., NeurIPS 2018).
+    """Random-k, a control: all send the same random elements (Stich et al., NeurIPS 2018).
 
     Attributes:
-        density: part of all elements that is sent.
-        precision: of the values sent.
-        feedback: the rest waits in a residual; or is forgotten, and values times N / k are sent.
+        density: fraction of all elements that is sent.
+        precision: type of the values sent.
+        feedback: True keeps the rest in a residual; False drops it, and sends values times N / k.
     """
 
     name: ClassVar[str] = "randomk"
@@ -363,14 +366,14 @@ class RandomK(GradientMethod):
 @final
 @dataclass(frozen=True, kw_only=True)
 class TernGrad(GradientMethod):
-    """-1, 0 or 1 times a scale, right on average; no residual (Wen et al., NIPS 2017).
+    """TernGrad: rounds to -1, 0 or 1 times a scale, without bias (Wen et al., NIPS 2017).
 
     Attributes:
-        clip: gradients at this many standard deviations; None does not clip.
-        sharing: all trainers share the largest scale.
-        encoding: two bits an element, or five elements a byte.
-        smallest: tensors of fewer elements stay float32, as does the last layer.
-        pull: how a world's servers answer; None is "levels" where scales are shared.
+        clip: gradients are clipped at this many standard deviations; None turns clipping off.
+        sharing: whether all trainers use the largest of their scales.
+        encoding: two bits per element, or five elements per byte ("trits").
+        smallest: tensors with fewer elements are sent in float32, and so is the last layer.
+        pull: what a world's servers send back; None is "levels" with shared scales, else "weights".
     """
 
     name: ClassVar[str] = "terngrad"
@@ -394,4 +397,4 @@ OWNERS: dict[str, type[GradientMethod]] = {
     "hard": Hard,
     "sidco": Sidco,
 }
-"""Whose defaults the settings of a rule are, where another method has it find thresholds."""
+"""The method whose defaults a rule has when another method computes thresholds by it."""

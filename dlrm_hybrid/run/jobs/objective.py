@@ -1,4 +1,4 @@
-"""A training run as a function of its configuration: what a tuner of hyperparameters calls."""
+"""A training run as a function of its configuration, to be called by hyperparameter tuners."""
 
 from __future__ import annotations
 
@@ -34,25 +34,26 @@ Report = Callable[[int, float], object]
 def objective(overrides: Sequence[str], *, report: Report | None = None) -> float:
     """Train with these overrides and return the score of the model.
 
-    The run has processes of its own, so several threads may call this at one time; what it prints
-    is in `output.log` of its folder. It ends with this process, and stops, with a checkpoint, where
-    this call is interrupted. Python gives a Ctrl-C to the main thread alone: runs of other threads
-    go on until they end, or `report` raises.
+    The run has its own processes, so several threads may call this at once; its output goes to
+    `output.log` in its folder. It ends when this process does, and stops with a checkpoint when
+    this call is interrupted. Python delivers Ctrl-C to the main thread only: runs of other threads
+    continue until they finish or their `report` raises.
 
     Args:
-        overrides: as they would be typed after `train`, such as `["optimizer.lr=0.1"]`;
-            `hydra.run.dir=FOLDER` says where the run is recorded, and with `skip_completed=true`
-            one that is complete there is not repeated.
-        report: called with step and score after each evaluation of the part that decides, see
-            `train.evaluate_every`. What it raises stops the run and is raised from here.
+        overrides: as on the command line after `train`, such as `["optimizer.lr=0.1"]`.
+            `hydra.run.dir=FOLDER` sets the run folder; with `skip_completed=true` a run that is
+            complete there is not repeated.
+        report: called with step and score after each evaluation (`train.evaluate_every`) of the
+            part that the result is taken from. If it raises, the run stops and the exception
+            propagates.
 
     Returns:
-        What `train.monitor` names, log-loss (less is better) or AUC (more is better), at the end of
-        training: on the part to validate where the rows have one, else on the test part.
+        The score named by `train.monitor`, log-loss (lower is better) or AUC (higher is better), at
+        the end of training: on the validation part if the rows have one, else on the test part.
 
     Raises:
-        ConfigError: with every fault of the overrides.
-        RunFailedError: the run ended without a score; `exit_code` says how, as the program's own.
+        ConfigError: lists all errors of the overrides.
+        RunFailedError: the run ended without a score; `exit_code` is that of the command `train`.
     """
     texts = _texts(overrides)
     with _COMPOSING:
