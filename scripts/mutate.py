@@ -34,6 +34,8 @@ FAILED = 1  # exit code of pytest when a test fails
 GRADIENT = "dlrm_hybrid/compress/gradient"
 RULES = f"{GRADIENT}/thresholds"
 TESTS = "tests/compress/gradient"
+LIBRARY = "dlrm_hybrid/compress/library"
+LIBRARY_TESTS = "tests/compress/library/test_states.py"
 TABLES = "dlrm_hybrid/parallel/tables"
 TABLE_TESTS = "tests/parallel"
 
@@ -163,6 +165,41 @@ FAULTS = (
         "residual_N *= self._low_pass",
         "residual_N *= 1 - self._low_pass",
         f"{TESTS}/test_cltk.py",
+    ),
+    Fault(
+        "library: what reached nobody comes back undamped",
+        f"{GRADIENT}/error_feedback.py",
+        "values_K * self._low_pass)",
+        "values_K)",
+        LIBRARY_TESTS,
+    ),
+    Fault(
+        "library: other trainers keep tables of levels when a state is loaded",
+        f"{LIBRARY}/compressor.py",
+        "self._averaging.restart()",
+        "pass",
+        LIBRARY_TESTS,
+    ),
+    Fault(
+        "library: other groups have the tables of levels",
+        f"{LIBRARY}/averaging.py",
+        "if exchange.group is not self._group:",
+        "if False:",
+        LIBRARY_TESTS,
+    ),
+    Fault(
+        "library: parameters of trainers are not compared",
+        f"{LIBRARY}/exchange.py",
+        "(self._step + self._fingerprint) % _TAGS",
+        "self._step % _TAGS",
+        LIBRARY_TESTS,
+    ),
+    Fault(
+        "library: an update that is held back is not saved",
+        f"{LIBRARY}/compressor.py",
+        "copies({**held, **owed})",
+        "copies(held)",
+        LIBRARY_TESTS,
     ),
     Fault(
         "DGC: momentum of what was sent stays",

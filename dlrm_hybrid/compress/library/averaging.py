@@ -101,7 +101,7 @@ class ByLevels(Averaging):
         self._fingerprint = fingerprint
         self._sender = UpdateSender(self._shapes)
         self._receivers: dict[int, UpdateReceiver] = {}
-        self._group: dist.ProcessGroup | None = None
+        self._group: dist.ProcessGroup | None = None  # that has the tables
 
     @override
     def mean_(

@@ -107,7 +107,8 @@ class SparseBoundary(nn.Module):
             return x
         k = target_k(x.shape[-1], 1 - self.density)
         kept, totals = torch.ops.dlrm_hybrid.largest_of_rows(x.detach(), k, x.requires_grad)
-        self._totals = totals if self._totals is None else self._totals + totals
+        # It may have been moved to another device since its last pass.
+        self._totals = totals if self._totals is None else self._totals.to(totals.device) + totals
         return torch.where(kept, x, 0)
 
     def report(self) -> BoundaryReport:

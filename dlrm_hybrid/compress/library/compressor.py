@@ -19,7 +19,7 @@ from torch import Tensor
 from dlrm_hybrid.compress.gradient.collective import together
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
-from dlrm_hybrid.compress.gradient.methods import StageContext, methods
+from dlrm_hybrid.compress.gradient.methods import StageContext, methods, module_of
 from dlrm_hybrid.compress.library.averaging import Averaging, averaging_of
 from dlrm_hybrid.compress.library.exchange import Exchange, Traffic
 from dlrm_hybrid.compress.library.packets import (
@@ -30,13 +30,13 @@ from dlrm_hybrid.compress.library.packets import (
 )
 from dlrm_hybrid.compress.library.parameters import (
     Parameters,
+    copies,
     require_finite,
     require_gradients,
     require_state,
 )
 from dlrm_hybrid.compress.report import SentReport
 from dlrm_hybrid.kernels.ops import NUMBA
-from dlrm_hybrid.types import DivergedError
 from dlrm_hybrid.wire.packet import encode_packet
 from dlrm_hybrid.wire.section import Dtype, Section
 from dlrm_hybrid.wire.sparse import sparse_all, sparse_of_all
@@ -72,10 +72,12 @@ class Options:
     def check_layer(self, names: Sequence[str]) -> None:
         """Raise ValueError if there is no such last layer among the parameters."""
         layer = self.last_layer
-        if layer and not {f"{layer}.weight", f"{layer}.bias"} & {*names}:
-            raise ValueError(
-                f"last_layer = {layer!r}: none of the parameters is its weight or bias"
-            )
+        if layer and layer not in {module_of(one) for one in names}:
+            raise ValueError(f"last_layer = {layer!r}: none of the parameters is in this module")
+
+    def last_module(self, names: Sequence[str]) -> str | None:
+        """Name of the module that TernGrad sends in float32; None for none."""
+        return module_of(names[-1]) if self.last_layer is None else self.last_layer or None
 
 
 @final
@@ -163,12 +165,20 @@ class ParameterCompressor:
         Raises:
             DivergedError: a gradient is not finite, here or on another trainer. Training can
                 continue: the finite gradients of this step stay in the residuals.
-            ValueError: a gradient is sparse; other trainers then raise DivergedError.
+            ValueError: a gradient is sparse; other trainers then raise DivergedError. Or trainers
+                are at different steps, or have different parameters.
+
+        After an error all gradients are zeros, so that an optimizer step changes no weight.
         """
         given = [parameter.grad for parameter in self.parameters]
         pairs = zip(self.parameters, given, strict=True)
         gradients = [torch.zeros_like(one) if grad is None else grad for one, grad in pairs]
-        used = self.average(gradients, process_group, finds_unused=True)
+        try:
+            used = self.average(gradients, process_group, finds_unused=True)
+        except BaseException:
+            for own in gradients:
+                own.zero_()
+            raise
         for parameter, own, is_used in zip(self.parameters, gradients, used, strict=True):
             if is_used:
                 parameter.grad = own
@@ -191,7 +201,7 @@ class ParameterCompressor:
         Returns:
             For each tensor, whether it was replaced.
         """
-        exchange = Exchange(process_group, self.traffic, self._reduced)
+        exchange = Exchange(process_group, self.traffic, self._reduced, self._fingerprint)
         is_dense = self.method.name == "none"
         # DDP hands over dense gradients, so that nothing fails where nothing is gathered.
         gathers = finds_unused or not is_dense
@@ -199,7 +209,7 @@ class ParameterCompressor:
             staged = self._staged(gradients)
             if not is_dense:
                 require_finite(staged, self._reduced)
-                self._at(exchange.rank, exchange.size)
+            self._at(exchange.rank, exchange.size)
         values = [*staged.values()]
         used_T = np.array([not finds_unused or bool(one.any()) for one in values])
         head = np.packbits(used_T).tobytes() if finds_unused else b""
@@ -233,7 +243,7 @@ class ParameterCompressor:
         sections = exchange.drive(encoding, self._reduced, self._layout.size)
         try:
             return self._averaging.mean_(exchange, [*sections.values()], values, head)
-        except DivergedError:
+        except BaseException:  # whatever it is, nobody has used what was sent
             compressor.take_back([*sections.values()])
             raise
 
@@ -245,14 +255,14 @@ class ParameterCompressor:
     def state_dict(self) -> dict[str, Any]:
         """Everything this trainer's compressor remembers; save it on every trainer."""
         if self._pending is not None:
-            return {**self._pending, "tensors": _copies(self._pending["tensors"])}
+            return {**self._pending, "tensors": copies(self._pending["tensors"])}
         held = {} if self._made is None else self._made.tensors()
         owed = {f"{self.names[index]}.owed": one for index, one in self._owed.items()}
         return {
             "method": repr(self.method),
             "step": self._reduced,
             "trainer": None if self._place is None else self._place[0],
-            "tensors": _copies({**held, **owed}),
+            "tensors": copies({**held, **owed}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -272,7 +282,7 @@ class ParameterCompressor:
             self._made = self._place = self._pending = None
             self._owed = {}
         elif self._made is None or self._place is None:
-            self._pending = {**state, "tensors": _copies(state["tensors"])}
+            self._pending = {**state, "tensors": copies(state["tensors"])}
         else:
             self._restore(self._made, state, self._place[0])
         self._reduced = state["step"]
@@ -291,13 +301,12 @@ class ParameterCompressor:
                 )
             return self._made
         layout, options = self._layout, self._options
-        last = options.last_layer
         context = StageContext(
             layout=layout,
             trainer=trainer,
             trainers=trainers,
             model_elements=layout.size,
-            last_layer=self.names[-1].rpartition(".")[0] if last is None else last,
+            last_layer=options.last_module(self.names),
             lr=options.lr or (lambda step: 1.0),
             seed=options.seed,
             ops=NUMBA,
@@ -316,13 +325,18 @@ class ParameterCompressor:
             )
         held, given = compressor.tensors(), dict(state["tensors"])
         owed = {
-            index: given.pop(f"{name}.owed")
+            index: given.pop(f"{name}.owed").clone()
             for index, name in enumerate(self.names)
             if f"{name}.owed" in given
         }
         differing = sorted(held.keys() ^ given.keys())
         differing += [
             name for name in held.keys() & given.keys() if held[name].shape != given[name].shape
+        ]
+        differing += [
+            f"{self.names[index]}.owed"
+            for index, one in owed.items()
+            if one.shape != self.parameters[index].shape
         ]
         if differing:
             raise ValueError(f"the state is of other parameters: {', '.join(differing[:3])}")
@@ -364,7 +378,3 @@ class ParameterCompressor:
         for index in [*self._owed]:
             if used_T[index]:
                 gradients[index].add_(self._owed.pop(index))
-
-
-def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: one.clone() for name, one in tensors.items()}

@@ -6,6 +6,7 @@ then fulfils what it has promised for the others.
 """
 
 # No postponed annotations: DDP compares those of a hook with its own types.
+import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
@@ -18,7 +19,8 @@ from torch.futures import Future
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
-from dlrm_hybrid.compress.library.parameters import require_state, require_whole
+from dlrm_hybrid.compress.library.parameters import copies, require_state, require_whole
+from dlrm_hybrid.types import DivergedError
 
 if TYPE_CHECKING:  # numba, which what compresses loads, takes half a second
     from dlrm_hybrid.compress.library.compressor import Options, ParameterCompressor
@@ -60,13 +62,12 @@ class DdpState:
         options: "Options",
     ) -> None:
         options.check(method)
-        if model is None and method.name == "terngrad":
-            raise ValueError("TernGrad leaves the last layer in float32: give ddp_state the model")
         self.method, self._options = method, options
         self._compressor: ParameterCompressor | None = None
         self._held: Mapping[str, Any] | None = None
         self._has_names = False
         self.bind(model, process_group)
+        self._require_last_layer()
 
     def bind(self, model: Module | None, process_group: dist.ProcessGroup | None = None) -> None:
         """Attach the state to a model; what it remembers is matched to parameters by name.
@@ -116,27 +117,28 @@ class DdpState:
         """
         if not self._has_names:
             raise ValueError("parameters have no names to be saved by: give ddp_state the model")
-        if self._compressor is None:
-            return dict(self._held or {})
-        return self._compressor.state_dict()
+        if self._compressor is not None:
+            return self._compressor.state_dict()
+        if self._held is not None:
+            return {**self._held, "tensors": copies(self._held["tensors"])}
+        return {"method": repr(self.method), "step": 0, "trainer": None, "tensors": {}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state that the same rank saved, of the same method and model.
 
         Args:
-            state: from `state_dict`; one that was saved before its first step changes nothing.
+            state: from `state_dict`.
 
         Raises:
             ValueError: it belongs to another method, rank or model, or no model was given.
         """
         if not self._has_names:
             raise ValueError("parameters have no names to be loaded by: give ddp_state the model")
-        if state:
-            require_state(state, repr(self.method))
-        if self._compressor is not None and state:
+        require_state(state, repr(self.method))
+        if self._compressor is not None:
             self._compressor.load_state_dict(state)
         else:
-            self._held = dict(state)
+            self._held = {**state, "tensors": copies(state["tensors"])}
 
     def __getstate__(self) -> dict[str, Any]:
         held = self._held if self._compressor is None else self.state_dict()
@@ -146,6 +148,13 @@ class DdpState:
         self.method, self._options, self._held = state["method"], state["options"], state["held"]
         self._compressor, self._has_names = None, False
         self.bind(None)
+
+    def _require_last_layer(self) -> None:
+        if self.method.name == "terngrad" and not self._names and self._options.last_layer != "":
+            raise ValueError(
+                "TernGrad leaves the last layer in float32: give ddp_state the model, and bind to "
+                'it what was unpickled; or last_layer=""'
+            )
 
     def reduce(self, bucket: GradBucket) -> Future[Tensor]:
         """Take one bucket of gradients; the last bucket of a step completes the futures of all."""
@@ -191,6 +200,7 @@ class DdpState:
         """In the order of the model; without it, in that of the first step."""
         from dlrm_hybrid.compress.library.compressor import ParameterCompressor
 
+        self._require_last_layer()
         names = self._names or {one: f"{index}" for index, one in enumerate(gradients)}
         named = [(name, one) for one, name in names.items() if one in gradients]
         if len(named) < len(gradients):
@@ -223,7 +233,10 @@ def _raise_after_backward(error: Exception) -> None:
         # DDP queues its own end once its hook has returned, and this must come after it.
         engine.queue_callback(lambda: engine.queue_callback(fail))
     except RuntimeError:  # in no backward pass: a rank that waits in DDP's join
-        raise error from None
+        if not isinstance(error, DivergedError):
+            raise error from None
+        # It must go on waiting: the ranks that it waits for may go on with the next step.
+        logging.getLogger("dlrm_hybrid").warning("in DDP's join: %s", error)
 
 
 def ddp_hook(state: DdpState, bucket: GradBucket) -> Future[Tensor]:

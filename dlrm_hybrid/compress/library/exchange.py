@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import TypeVar, final
+from typing import Never, TypeVar, final
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ from dlrm_hybrid.wire.packet import decode_packet, encode_packet
 
 Result = TypeVar("Result")
 _FAILED = -1
-_SIZES, _STEPS = 2**40, 2**22  # a message is shorter; steps are told apart below so many
+_SIZES, _TAGS = 2**36, 2**26  # a message is shorter; below so many, tags are told apart
 
 
 @dataclass(slots=True)
@@ -44,17 +44,25 @@ class Exchange:
     Args:
         group: of the trainers; None for all. Tensors travel on the CPU, with nccl on the GPU.
         traffic: to be counted in.
-        step: that this is, which must be the same for all.
+        step: that this is; must be the same for all.
+        fingerprint: of the parameters; must be the same for all.
 
     Attributes:
-        group: as given.
+        group: of the trainers.
         rank: of this trainer in the group.
         size: members of the group.
         traffic: what was exchanged.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, traffic: Traffic, step: int = 0) -> None:
-        self.group, self._step = group, step % _STEPS
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        traffic: Traffic,
+        step: int = 0,
+        fingerprint: int = 0,
+    ) -> None:
+        self.group = dist.group.WORLD if group is None else group  # which may be another one later
+        self._step, self._fingerprint = step, fingerprint
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.traffic = traffic
         is_nccl = dist.get_backend(group) == "nccl"
@@ -65,9 +73,10 @@ class Exchange:
 
         Raises:
             DivergedError: one has failed.
-            ValueError: they are at different steps.
+            ValueError: they are at different steps, or have different parameters.
         """
-        return self._gather(given, len(given) + _SIZES * self._step)
+        tag = (self._step + self._fingerprint) % _TAGS
+        return self._gather(given, len(given) + _SIZES * tag)
 
     def fail(self) -> None:
         """Take part in a `gather` that then fails in all other members."""
@@ -85,10 +94,7 @@ class Exchange:
     def _gather(self, given: bytes, announced: int) -> list[bytes]:
         if self.size == 1:
             return [given]
-        sizes = [torch.empty(1, dtype=torch.int64, device=self._device) for _ in range(self.size)]
-        own = torch.tensor([announced], device=self._device)
-        dist.all_gather(sizes, own, group=self.group)
-        announced_T = [int(one) for one in sizes]
+        announced_T = self._gather_number(announced)
         self._count(8 * (self.size - 1), 8 * (self.size - 1))
         if _FAILED in announced_T:
             if announced == _FAILED:
@@ -97,13 +103,9 @@ class Exchange:
                 f"trainer {announced_T.index(_FAILED)} could not compress its gradients; "
                 "it says why"
             )
-        steps_T, sizes_T = zip(*(divmod(one, _SIZES) for one in announced_T), strict=True)
-        if len({*steps_T}) > 1:
-            raise ValueError(
-                f"trainers are at steps {', '.join(map(str, steps_T))}: all load the state of one "
-                "checkpoint, each its own, or none does"
-            )
-        sizes_T = [*sizes_T]
+        if len({one // _SIZES for one in announced_T}) > 1:
+            self._raise_difference()
+        sizes_T = [one % _SIZES for one in announced_T]
         sizes_T[self.rank] = 0
         if not sum(sizes_T) and not given:
             return [b""] * self.size
@@ -118,6 +120,24 @@ class Exchange:
         gathered = [part.numpy().tobytes() for part in parts]
         gathered[self.rank] = given
         return gathered
+
+    def _gather_number(self, own: int) -> list[int]:
+        given = torch.tensor([own], device=self._device)
+        taken = [torch.empty_like(given) for _ in range(self.size)]
+        dist.all_gather(taken, given, group=self.group)
+        return [int(one) for one in taken]
+
+    def _raise_difference(self) -> Never:
+        """Raise ValueError in all members: their tags differ."""
+        steps_T = self._gather_number(self._step)
+        if len({*steps_T}) > 1:
+            raise ValueError(
+                f"trainers are at steps {', '.join(map(str, steps_T))}: all load the state of one "
+                "checkpoint, each its own, or none does"
+            )
+        raise ValueError(
+            "trainers compress different parameters: names, shapes and order must be the same"
+        )
 
     def mean_(self, tensors: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> None:
         """Replace tensors by the mean of all members', summed in their order.
@@ -168,7 +188,9 @@ class Exchange:
                     self.fail()
                     raise
                 given = encode_packet(0, round_.value) if round_.value else b""
-                agreed = reduce(round_.op, _sections(self.gather(given)), step, count)
+                contributions = self.gather(given)
+                with self.shares_failure():
+                    agreed = reduce(round_.op, _sections(contributions), step, count)
 
     def _count(self, sent: int, received: int) -> None:
         self.traffic.sent += sent

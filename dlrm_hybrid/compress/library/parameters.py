@@ -102,6 +102,11 @@ def require_state(state: Mapping[str, Any], method: str) -> None:
         raise ValueError(f"the state is of {state['method']}, and this is {method}")
 
 
+def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of a state that nobody else has."""
+    return {name: one.clone() for name, one in tensors.items()}
+
+
 def require_finite(gradients: Mapping[str, Tensor], step: int) -> None:
     """Raise DivergedError before one joins a residual, which would never be finite again."""
     for name, one in gradients.items():

@@ -2,10 +2,10 @@
 
 torch multiplies float32 with MKL, whose AVX2 kernels on AMD reach half of what oneDNN's AVX-512
 kernels do (105 against 205 GFLOP/s on one Zen 5 core at batch 128), but for tiny layers. bfloat16
-goes to oneDNN, which needs AVX-512 or newer for it; on other processors, such as AMD's before Zen 4,
-operands are widened to float32 and the product is rounded: torch's own loops are far slower. Which
-library multiplies depends on processor and shape alone, so the same batch gives the same bits in
-every process of a machine. On other devices torch multiplies.
+goes to oneDNN, which needs AVX-512 for it; on others, such as AMD's before Zen 4, operands are
+widened to float32 and the product is rounded: torch's own loops are far slower. Which library
+multiplies depends on processor and shape alone, so the same batch gives the same bits in every
+process of a machine. On other devices torch multiplies.
 
 Shapes: B batch, N width of a layer's input, M width of its output.
 """

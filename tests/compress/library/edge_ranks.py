@@ -1,5 +1,6 @@
 """What the ranks of test_ddp_edges do: two processes, gloo, and what goes wrong or is unusual."""
 
+import logging
 import pickle
 from collections.abc import Callable
 from datetime import timedelta
@@ -127,22 +128,34 @@ def loaded_alone(rank: int) -> list[str]:
 
 
 def joined(rank: int) -> tuple[list[bytes], str]:
-    """Weights where rank 1 has fewer batches, then what is said where rank 0 fails meanwhile."""
+    """Weights where rank 1 has fewer batches and rank 0 fails meanwhile, and what is said of it."""
     ddp, _ = hooked(TopK(density=0.1))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    logged = _Logged()
+    logging.getLogger("dlrm_hybrid").addHandler(logged)
+    said = ""
     with ddp.join():
-        for step in range(4 - 2 * rank):
+        for step in range(5 - 3 * rank):
             optimizer.zero_grad()
-            loss_of(ddp, rank, step).backward()
+            loss = loss_of(ddp, rank, step)
+            try:
+                (loss * torch.nan if step == 3 else loss).backward()
+            except DivergedError as error:
+                said = str(error)
             optimizer.step()
-    found, said = ddp_ranks.weights(ddp), ""
-    try:
-        with ddp.join():
-            if rank == 0:
-                (loss_of(ddp, rank, 5) * torch.nan).backward()
-    except DivergedError as error:
-        said = str(error)
-    return found, said
+    logging.getLogger("dlrm_hybrid").removeHandler(logged)
+    return ddp_ranks.weights(ddp), said or " ".join(logged.lines)
+
+
+class _Logged(logging.Handler):
+    """Keeps lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
 
 
 def kept(rank: int) -> list[float]:

@@ -53,10 +53,11 @@ def test_trainers_at_different_steps_say_so(ranks: list[dict]) -> None:
 
 
 def test_a_rank_without_batches_joins(ranks: list[dict]) -> None:
-    (weights, ill), (others, well) = (one["joined"] for one in ranks)
+    """It goes on waiting where the other's step fails: that one may make the next step."""
+    (weights, said), (others, told) = (one["joined"] for one in ranks)
     assert weights == others
-    assert "is not finite" in ill
-    assert "trainer 0 could not compress" in well, "its hook is called in no backward pass"
+    assert "is not finite" in said
+    assert "trainer 0 could not compress" in told, "its hook is called in no backward pass"
 
 
 def test_what_a_failed_step_did_not_send_is_sent_later(ranks: list[dict]) -> None:

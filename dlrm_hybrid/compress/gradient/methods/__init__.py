@@ -69,6 +69,11 @@ class GradientKeys:
         return found
 
 
+def module_of(parameter: str) -> str:
+    """The name of the module that a parameter belongs to; "" if it is the model itself."""
+    return parameter.rpartition(".")[0]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageContext:
     """The worker that a compressor is built for.
@@ -78,7 +83,7 @@ class StageContext:
         trainer: its number.
         trainers: how many there are.
         model_elements: of all dense tensors of the model.
-        last_layer: name of the model's last layer.
+        last_layer: name of the model's last layer; None if none is special.
         lr: learning rate by step.
         seed: of the run.
         ops: to compute with.
@@ -88,7 +93,7 @@ class StageContext:
     trainer: int
     trainers: int
     model_elements: int
-    last_layer: str
+    last_layer: str | None
     lr: Callable[[int], float]
     seed: int
     ops: Ops

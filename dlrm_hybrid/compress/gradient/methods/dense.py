@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from dlrm_hybrid.bounds import STRICT, Positive, Rate
-from dlrm_hybrid.compress.gradient.methods import GradientKeys, Method, StageContext
+from dlrm_hybrid.compress.gradient.methods import GradientKeys, Method, StageContext, module_of
 
 if TYPE_CHECKING:
     from dlrm_hybrid.compress.gradient.compressor import Compressor
@@ -49,7 +49,9 @@ def _terngrad(keys: GradientKeys, context: StageContext) -> Compressor:
     return TernGrad(
         context.layout,
         keys.of(TernGradSettings),
-        exempt=(f"{context.last_layer}.weight", f"{context.last_layer}.bias"),
+        exempt=[
+            spec.name for spec in context.layout.specs if module_of(spec.name) == context.last_layer
+        ],
         seed=context.seed,
         trainer=context.trainer,
         ops=context.ops,
