@@ -1,5 +1,6 @@
-"""What git leaves out."""
+"""What git leaves out, and what pages must not lack."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -25,3 +26,11 @@ def is_ignored(name: str) -> bool:
 )
 def test_git_leaves_out_rows_and_results(name: str, ignored: bool) -> None:
     assert is_ignored(name) == ignored
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda one: one.name)
+def test_pages_have_no_gap_where_a_table_was(page: Path) -> None:
+    """A table that a script should have put there was once replaced by blank lines."""
+    text = re.sub(r"^```.*?^```$", "code", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    before_gaps = re.findall(r"(.*)\n\n\n", text)
+    assert before_gaps == []

@@ -12,13 +12,15 @@ import itertools
 import math
 import os
 import sys
+import threading
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import hydra
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -42,6 +44,8 @@ from dlrm_hybrid.types import ConfigError
 
 COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, *UNCHECKED)
 SWEEP = "sweep"
+_TURN: Final = threading.RLock()
+_NONE: Final = object()
 # Of the section `hydra`: what composing itself writes there, and no override can change.
 WRITTEN = ("hydra.overrides", "hydra.runtime", "hydra.job.override_dirname")
 
@@ -246,11 +250,24 @@ def _register_resolvers() -> None:
 
 @contextmanager
 def _composing() -> Generator[None, None, None]:
-    """Hydra, ready to compose from the program's own `conf/` and nothing else."""
-    # Its plugins are imported from wherever Python looks, the working folder for one.
-    sys.modules["hydra_plugins"] = cast("Any", None)
-    with hydra.initialize_config_dir(config_dir=str(conf_folder()), version_base="1.3"):
-        yield
+    """Hydra, ready to compose from the program's own `conf/` and nothing else.
+
+    Hydra has one state for all threads. A program that uses Hydra itself finds its own afterwards.
+    """
+    with _TURN:
+        theirs, plugins = GlobalHydra.instance().hydra, sys.modules.get("hydra_plugins", _NONE)
+        GlobalHydra.instance().clear()
+        # Its plugins are imported from wherever Python looks, the working folder for one.
+        sys.modules["hydra_plugins"] = cast("Any", None)
+        try:
+            with hydra.initialize_config_dir(config_dir=str(conf_folder()), version_base="1.3"):
+                yield
+        finally:
+            GlobalHydra.instance().hydra = theirs
+            if plugins is _NONE:
+                del sys.modules["hydra_plugins"]
+            else:
+                sys.modules["hydra_plugins"] = cast("Any", plugins)
 
 
 def _compose(overrides: Sequence[str]) -> _Tree:

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -164,6 +165,7 @@ class _ForkserverErrors:
 
 
 _ERRORS = _ForkserverErrors()
+_STARTING = threading.Lock()  # what a start changes for a moment, all threads see
 
 
 def forkserver_errors() -> str:
@@ -197,13 +199,14 @@ def start(rank: Rank, entry: str) -> Running:
         entry: `module:function`, an `Entry`.
     """
     context = multiprocessing.get_context("forkserver")
-    ensure_forkserver()
     rank.log_folder.mkdir(parents=True, exist_ok=True)
     receiver, sender = context.Pipe(duplex=False)
     log_begin = _size(rank.log_folder / f"{rank.name}.log")
     process = context.Process(target=run_rank, args=(rank, entry, sender), name=rank.name)
-    with _without_main():
-        process.start()
+    with _STARTING:
+        ensure_forkserver()
+        with _without_main():
+            process.start()
     sender.close()  # or the end of the rank would not end the connection
     return Running(rank, process, receiver, log_begin)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import count
@@ -38,6 +39,8 @@ from dlrm_hybrid.world.compiling import compile_kernels
 from dlrm_hybrid.world.rows.batches import Loader
 from dlrm_hybrid.world.rows.feed import Feed
 from dlrm_hybrid.world.settings import Settings
+
+_MODES = threading.RLock()  # some are those of all threads
 
 
 @final
@@ -161,6 +164,11 @@ def _as_in_a_rank(threads: int) -> Generator[None, None, None]:
     Products round by how many threads there are; without gradients nothing is learned; autocast and
     default types are other numbers.
     """
+    with _MODES:
+        yield from _modes_of_a_rank(threads)
+
+
+def _modes_of_a_rank(threads: int) -> Generator[None, None, None]:
     before = torch.get_num_threads(), torch.get_default_dtype()
     # A mode of its own costs each call of torch something.
     is_elsewhere = torch.get_default_device().type != "cpu"

@@ -16,6 +16,7 @@ from dlrm_hybrid.process import interrupts_wait
 from dlrm_hybrid.types import DlrmError, RunFailedError
 from dlrm_hybrid.world.body import Body
 
+CLOSE_SECONDS = 60.0  # for a step of another thread
 Make = Callable[[Path, Path | None], Body]
 """Makes ranks, given the folder of the world, and a checkpoint to go on from, or None."""
 
@@ -68,18 +69,26 @@ class Life:
             yield
 
     @contextmanager
-    def going_on(self) -> Generator[None, None, None]:
-        """What is cut off inside leaves ranks that have done different things; Ctrl-C waits."""
+    def going_on(
+        self, *, harmless: type[BaseException] | tuple[()] = ()
+    ) -> Generator[None, None, None]:
+        """What is cut off inside leaves ranks that have done different things; Ctrl-C waits.
+
+        Args:
+            harmless: an error that leaves all ranks as they were.
+        """
         with self.turn(), interrupts_wait():
             try:
                 yield
+            except harmless:
+                raise
             except BaseException as error:
                 self.fail(error)
                 raise
 
     def fail(self, error: BaseException) -> None:
         """Nothing more can be done; a log that the error names stays."""
-        self.over = f"it was cut off by {type(error).__name__}: {error}"
+        self.over = f"it was cut off by {type(error).__name__}: {error}".removesuffix(": ")
         if isinstance(error, RunFailedError):
             self._keep_log(error)
             self._end()
@@ -96,9 +105,17 @@ class Life:
             self._bodies.pop(0).close()
 
     def close(self) -> None:
-        """End all ranks; a second call does nothing."""
+        """End all ranks, after what another thread has them do; a second call does nothing."""
         self.over = self.over or "it has been closed"
-        self._end()
+        is_ours, has_turn = os.getpid() == self._process, False
+        try:
+            has_turn = is_ours and self._turn.acquire(timeout=CLOSE_SECONDS)
+        finally:
+            try:
+                self._end()
+            finally:
+                if has_turn:
+                    self._turn.release()
 
     def _keep_log(self, error: BaseException) -> None:
         if str(self.folder) in str(error) and self._end.detach():

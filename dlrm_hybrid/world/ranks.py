@@ -162,6 +162,10 @@ class WorldRanks:
         """
         if self._ended.closed or os.getpid() != self._process:
             return
+        if threading.current_thread() is self._thread:  # of a garbage collection there
+            for one in tuple(self._forwarder.running):
+                one.send(signal.SIGKILL)
+            return
         with interrupts_wait():
             try:
                 self._send_home()

@@ -185,6 +185,11 @@ def _faults(config: Config) -> Iterator[str]:
             "sync = 'async': its servers give out batches by number, a program hands them over "
             "step by step; needs sync=sync or bounded"
         )
+    if config.checkpoint.resume != "never":
+        yield (
+            f"checkpoint.resume = {config.checkpoint.resume!r}: a World goes on from a checkpoint "
+            "by its method `load`; needs never"
+        )
     if config.parallel.elastic:
         yield "parallel.elastic = True: no trainer of a World is started again; needs false"
     if config.embedding.staleness:

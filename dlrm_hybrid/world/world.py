@@ -240,7 +240,7 @@ class World:
 
         `bottom.1.weight` (out, in), `top.2.bias`, `embedding.3.weight` (rows, dimension) …
         """
-        with self._life.going_on():
+        with self._life.going_on(harmless=ResourceError):
             return self._life.body.tensors()
 
     def save(self, folder: str | Path) -> Path:
@@ -252,18 +252,20 @@ class World:
         Raises:
             ResourceError: it cannot be written.
         """
-        with self._life.going_on():
+        with self._life.going_on(harmless=ResourceError):
             saved = self._life.body.save()
         target = Path(folder) / "checkpoints" / saved.name
+        partial = target.with_name(f".{target.name}.partial")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            partial = target.with_name(f".{target.name}.partial")
             shutil.rmtree(partial, ignore_errors=True)
             shutil.move(saved, partial)
             shutil.rmtree(target, ignore_errors=True)
             partial.rename(target)
         except OSError as error:
-            raise ResourceError(f"{target}: cannot be written: {error.strerror}") from error
+            shutil.rmtree(partial, ignore_errors=True)
+            why = error.strerror or error  # shutil says more than one thing
+            raise ResourceError(f"{target}: cannot be written: {why}") from error
         return target
 
     def load(self, folder: str | Path) -> None:

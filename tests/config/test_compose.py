@@ -1,6 +1,10 @@
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import hydra
 import pytest
+from hydra.core.global_hydra import GlobalHydra
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
@@ -18,6 +22,20 @@ def faults(*overrides: str, is_sweep: bool = False) -> list[str]:
     head, *lines = str(error.value).splitlines()
     assert head.startswith(f"configuration: {len(lines)} fault")
     return [line.strip() for line in lines]
+
+
+def test_a_program_may_use_hydra_itself() -> None:
+    with hydra.initialize(version_base="1.3", config_path=None):
+        theirs = GlobalHydra.instance().hydra
+        assert values_of(["optimizer.lr=0.5"])["optimizer"]["lr"] == 0.5
+        assert GlobalHydra.instance().hydra is theirs
+    assert "hydra_plugins" not in sys.modules
+
+
+def test_threads_may_compose_at_one_time() -> None:
+    with ThreadPoolExecutor(4) as threads:
+        found = threads.map(lambda lr: values_of([f"optimizer.lr={lr}"]), range(1, 9))
+        assert [one["optimizer"]["lr"] for one in found] == list(range(1, 9))
 
 
 def test_defaults_compose_and_hold() -> None:

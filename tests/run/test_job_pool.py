@@ -2,9 +2,11 @@
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -172,6 +174,22 @@ def test_an_error_of_the_program_leaves_no_job_behind(here: Path) -> None:
     with pytest.raises(RuntimeError, match="a fault of the view"):
         Pool(2, begin, Seen(act)).run(2)
     assert [one.process.returncode for one in begun] == [-signal.SIGKILL] * len(begun)
+
+
+def test_a_ctrl_c_while_a_job_is_started_leaves_none(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, begin = list[subprocess.Popen[bytes]](), subprocess.Popen
+
+    def interrupted(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(begin(*args, **options))
+        os.kill(os.getpid(), signal.SIGINT)
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        job(0, "time.sleep(60)")
+    assert started[0].poll() == -signal.SIGKILL
 
 
 def test_a_table_is_no_line_of_progress(here: Path) -> None:

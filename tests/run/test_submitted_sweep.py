@@ -39,9 +39,10 @@ here = pathlib.Path({here!r})
 if (here / "silence").exists():
     sys.exit((here / "silence").read_text())
 (number,) = [text.partition("=")[2] for text in sys.argv if text.startswith("--jobs=")]
-if not (here / f"{{number}}.job").exists():
+if not (here / f"{{number}}.job").exists() or "--clusters=cluster" not in sys.argv:
     sys.exit("slurm_load_jobs error: Invalid job id specified")
 state = here / f"{{number}}.state"
+print("CLUSTER: cluster")
 print(state.read_text() if state.exists() else "")
 """
 

@@ -1,6 +1,8 @@
 """Worlds that a program drives, held against the command `train`."""
 
 import signal
+import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_disk import needs_mount, small_disk
 from torch import Tensor
 from world_rows import BATCH, global_batches, losses, small_spec, test_batches, tuples_of
 from world_runs import Train, summary, tensors
 
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.train.in_process import InProcessEngine
-from dlrm_hybrid.types import ConfigError, DataError, DivergedError, DlrmError
+from dlrm_hybrid.types import ConfigError, DataError, DivergedError, DlrmError, ResourceError
 from dlrm_hybrid.world.rows.batches import KEYS
 from dlrm_hybrid.world.world import World
 
@@ -319,11 +322,70 @@ def test_numbers_of_numpy_are_numbers(shards: Shards) -> None:
         (["optimizer.schedule=linear"], "needs train.steps"),
         (["parallel.elastic=true", "embedding=served", "parallel.table_servers=1"], "elastic"),
         (["train.patience=3", "train.evaluate_every=5"], "train.patience"),
+        (["checkpoint.resume=elsewhere"], "by its method `load`"),
     ],
 )
 def test_what_only_a_command_can_do_is_refused(keys: list[str], text: str, shards: Shards) -> None:
     with pytest.raises(ConfigError, match=text):
         small_world(shards, config=keys)
+
+
+def test_closing_waits_for_what_another_thread_does(shards: Shards) -> None:
+    batches, said = global_batches(shards, 4), list[str]()
+    world, begun = small_world(shards), threading.Event()
+
+    def train() -> None:
+        try:
+            while True:
+                for batch in batches:
+                    world.step(batch)
+                    begun.set()
+        except DlrmError as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    assert begun.wait(60)
+    world.close()
+    thread.join(60)
+    assert said == ["this world cannot go on: it has been closed"]
+
+
+def test_worlds_of_several_threads_leave_the_types_of_the_program(shards: Shards) -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        with small_world(shards) as one, small_world(shards) as other:
+            batches = global_batches(shards, 20)
+            threads = [
+                threading.Thread(target=lambda world=world: [*map(world.step, batches)])
+                for world in (one, other)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert one.steps == other.steps == 20
+            assert torch.get_default_dtype() is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@needs_mount
+def test_a_full_disk_ends_no_world(
+    shards: Shards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = global_batches(shards, 1)[0]
+    with small_disk(tmp_path / "full", 64) as full:
+        with small_world(shards) as world:
+            with pytest.raises(ResourceError, match="full.*cannot be written"):
+                world.save(full)
+            assert not [*full.rglob(".*.partial")]
+            assert world.step(batch).step == 1
+        monkeypatch.setattr(tempfile, "tempdir", str(full))
+        with small_world(shards) as world:
+            with pytest.raises(ResourceError):
+                world.save(tmp_path / "elsewhere")
+            assert world.step(batch).step == 1
 
 
 def test_a_wrong_batch_begins_no_step(shards: Shards) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from os import stat_result
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.validate import faults_text, validate
@@ -26,7 +25,6 @@ from dlrm_hybrid.types import ConfigError, ExitCode, RunFailedError, ScoredPart
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 60.0  # for a checkpoint, after a signal
-_COMPOSING: Final = threading.Lock()  # Hydra has one configuration at a time
 
 Report = Callable[[int, float], object]
 
@@ -56,8 +54,7 @@ def objective(overrides: Sequence[str], *, report: Report | None = None) -> floa
         RunFailedError: the run ended without a score; `exit_code` is that of the command `train`.
     """
     texts = _texts(overrides)
-    with _COMPOSING:
-        job = compose.job_of(texts, _of_sweeps(texts))
+    job = compose.job_of(texts, _of_sweeps(texts))
     request = Request(validate(job.values), job.values, job.folder, job.overrides)
     if not (request.config.skip_completed and is_complete(request)):
         _run(request, report)

@@ -68,10 +68,11 @@ class JobProcess:
         with writing(path, RUN_FOLDER_KEY):
             folder.mkdir(parents=True, exist_ok=True)
             log = os.open(path, _LOG_FLAGS, 0o666)
-        # A signal waits until the program has its handlers, which lift the mask.
-        with masked(), os.fdopen(log, "ab", buffering=0) as file:
-            begin = os.fstat(log).st_size
-            try:
+        process: subprocess.Popen[bytes] | None = None
+        try:
+            # A signal waits until the program has its handlers, which lift the mask.
+            with masked(), os.fdopen(log, "ab", buffering=0) as file:
+                begin = os.fstat(log).st_size
                 process = subprocess.Popen(
                     command,
                     bufsize=0,
@@ -82,8 +83,13 @@ class JobProcess:
                     preexec_fn=tie_to(os.getpid()),
                     env={**os.environ, "PYTHONPATH": places},
                 )
-            except OSError as error:
-                raise ResourceError(f"cannot start a job: {error.strerror}") from error
+        except OSError as error:
+            raise ResourceError(f"cannot start a job: {error.strerror}") from error
+        except BaseException:  # a Ctrl-C that has waited: nobody knows of the process yet
+            if process is not None:
+                process.kill()
+                process.wait()
+            raise
         assert process.stderr is not None
         os.set_blocking(process.stderr.fileno(), False)
         return cls(folder, process, begin)

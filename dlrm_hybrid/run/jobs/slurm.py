@@ -62,10 +62,10 @@ def submit(request: Request, options: Sequence[str], record: Path) -> str:
         said = _ask([SUBMIT, *own, *options], script(request))
         if said.returncode != 0:
             raise ResourceError(f"{KEY}: sbatch: {said.stderr.strip() or said.returncode}")
-        number = said.stdout.strip().partition(";")[0]  # after it the cluster
+        number, _, cluster = said.stdout.strip().partition(";")
         if not number.isdecimal():
             raise ResourceError(f"{KEY}: sbatch has answered {said.stdout!r}, not a job's number")
-        write_whole(record, json.dumps({"job": number}))
+        write_whole(record, json.dumps({"job": number, "cluster": cluster}))
     return number
 
 
@@ -81,11 +81,14 @@ def state(record: Path) -> tuple[str, str] | None:
     """
     if not record.exists():
         return None
-    number = str(read_object(record.parent, record.name).get("job"))
-    said = _ask(["squeue", "--noheader", "--format=%T", f"--jobs={number}"], "")
+    known = read_object(record.parent, record.name)
+    number, cluster = str(known.get("job")), known.get("cluster")
+    where = [f"--clusters={cluster}"] if cluster else []  # else the one of this machine
+    said = _ask(["squeue", "--noheader", "--format=%T", f"--jobs={number}", *where], "")
     if said.returncode != 0 and FORGOTTEN not in said.stderr:
         raise ResourceError(f"{KEY}: squeue: {said.stderr.strip() or said.returncode}")
-    word = said.stdout.strip()
+    lines = [one for one in said.stdout.splitlines() if not one.startswith("CLUSTER:")]
+    word = "".join(lines).strip()
     return (number, word) if said.returncode == 0 and word else None
 
 
