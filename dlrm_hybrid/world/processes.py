@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
@@ -27,7 +27,7 @@ from dlrm_hybrid.types import DataError
 from dlrm_hybrid.world.body import WEIGHTS, Body, Counts, Floats, added
 from dlrm_hybrid.world.compiling import compile_kernels
 from dlrm_hybrid.world.orders import Arrays, Message, arrays_of
-from dlrm_hybrid.world.ranks import WorldRanks
+from dlrm_hybrid.world.ranks import WorkersError, WorldRanks
 from dlrm_hybrid.world.rows.batches import Loader
 from dlrm_hybrid.world.rows.loaders import NamedLoader, require_guard
 from dlrm_hybrid.world.settings import Settings
@@ -87,7 +87,11 @@ class Processes(Body):
 
     @override
     def fill(self) -> bool:
-        answers = self._ranks.ask("fill")
+        try:
+            answers = self._ranks.ask("fill")
+        except WorkersError as fault:
+            self._skip({rank // self._topology.stages for rank in fault.workers})
+            raise
         of_trainers: dict[int, set[str | None]] = {}
         for rank, answer in answers.items():
             own = of_trainers.setdefault(rank // self._topology.stages, set())
@@ -95,12 +99,17 @@ class Processes(Body):
         for trainer, checksums in of_trainers.items():
             if len(checksums) > 1:
                 title = answers[self._topology.worker(trainer, 0)].values["title"]
+                self._skip({trainer})
                 raise DataError(
                     f"trainer {trainer}, {title}: its stages have different "
                     "batches. Each makes the loader for itself, which must give the same batches "
                     "every time: seed what shuffles them"
                 )
         return all(None not in one for one in of_trainers.values())
+
+    def _skip(self, trainers: Collection[int]) -> None:
+        """Drop what stages of these trainers have read where others of the same could not."""
+        self._ranks.ask("skip", {"trainers": sorted(trainers)})
 
     @override
     def end_epoch(self) -> list[int]:

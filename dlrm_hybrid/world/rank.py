@@ -146,6 +146,7 @@ class _Worker:
         """Connect to the program, and do what it says until it says `end`, or is gone."""
         orders: Mapping[str, Callable[[Message], _Answer]] = {
             "fill": self._fill,
+            "skip": self._skip,
             "end_epoch": self._end_epoch,
             "learn": self._learn,
             "drain": self._drain,
@@ -177,6 +178,11 @@ class _Worker:
         checksum = self.feed.checksum() if self.feed.fill() else None
         title = f"epoch {self.feed.epoch}, batch {self.feed.taken - 1}"  # the one that waits
         return _Answer({"checksum": checksum, "title": title})
+
+    def _skip(self, order: Message) -> _Answer:
+        if self.feed.trainer in order.values["trainers"]:
+            self.feed.skip()
+        return _Answer({})
 
     def _fill_ahead(self) -> None:
         """Take the next batch while the program does something else."""

@@ -27,6 +27,18 @@ NOTICE_SECONDS = 10.0  # for the supervisor to say why a rank is gone
 KILL_SECONDS = 0.1  # until those are killed that have been started since
 
 
+class WorkersError(DataError):
+    """Loaders have failed or their batches are wrong, in these workers.
+
+    Attributes:
+        workers: their ranks.
+    """
+
+    def __init__(self, message: str, workers: Sequence[int]) -> None:
+        super().__init__(message)
+        self.workers = workers
+
+
 @final
 class WorldRanks:
     """Ranks under a supervisor in a thread of its own, with a connection to each worker.
@@ -109,7 +121,7 @@ class WorldRanks:
             arrays: that some of them get, by rank.
 
         Raises:
-            DataError: what a worker was asked to read is wrong; all wait for the next order.
+            WorkersError: what some were asked to read is wrong; all wait for the next order.
             RunFailedError: a rank has failed or is gone.
         """
         self._number += 1
@@ -123,11 +135,13 @@ class WorldRanks:
         while len(answers) < len(self._workers):
             self._take(answers)
         faults: dict[str, str] = {}  # stages of a trainer have the same
+        faulty: list[int] = []
         for rank in sorted(answers):
             if (fault := answers[rank].values.get("fault")) is not None:
                 faults.setdefault(fault, f"{self._ranks[rank].name} (rank {rank}): {fault}")
+                faulty.append(rank)
         if faults:
-            raise DataError("\n".join(faults.values()))
+            raise WorkersError("\n".join(faults.values()), faulty)
         return dict(sorted(answers.items()))
 
     def _take(self, answers: dict[int, Message]) -> None:

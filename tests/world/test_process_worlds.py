@@ -24,6 +24,7 @@ from world_rows import (
     out_of_range,
     short,
     small_spec,
+    stumbling,
     test_batches,
     uneven,
     unseeded,
@@ -278,6 +279,22 @@ def test_wrong_batches_of_a_loader_begin_no_step(shards: Shards, tmp_path: Path)
         with pytest.warns(UserWarning, match="trainers 1"):
             assert len(list(world.epoch())) == 2
         assert world.step().step == 3
+    assert ranks() == []
+
+
+def test_a_batch_that_one_stage_could_not_read_is_left_out_by_all(
+    shards: Shards, tmp_path: Path
+) -> None:
+    with world_of("processes", shards, partial(stumbling, str(tmp_path / "once"))) as world:
+        world.step()
+        with pytest.raises(DataError, match=r"trainer 0, epoch 1.*the disk is busy"):
+            world.step()
+        assert [world.step().step for _ in range(3)] == [2, 3, 4]
+    with world_of("processes", shards, unseeded) as world:
+        world.step()
+        with pytest.raises(DataError, match="its stages have different batches"):
+            world.step()
+        assert world.step().step == 2
     assert ranks() == []
 
 

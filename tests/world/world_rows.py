@@ -74,6 +74,33 @@ def failing(folder: str, trainer: int, trainers: int) -> Iterator[tuple]:
     yield from loader(folder, 1, trainer, trainers)
 
 
+class Stumbling:
+    """Its second batch cannot be read by one of the stages of trainer 0, once."""
+
+    def __init__(self, once: str, folder: str, trainer: int, trainers: int) -> None:
+        self._batches = loader(folder, 5, trainer, trainers)
+        self._once = Path(once) if trainer == 0 else None
+        self._number = 0
+
+    def __iter__(self) -> Stumbling:
+        return self
+
+    def __next__(self) -> tuple:
+        batch, self._number = next(self._batches), self._number + 1
+        if self._number == 2 and self._once is not None:
+            try:
+                self._once.touch(exist_ok=False)
+            except FileExistsError:
+                return batch
+            raise OSError("the disk is busy")
+        return batch
+
+
+def stumbling(once: str, folder: str, trainer: int, trainers: int) -> Stumbling:
+    """See `Stumbling`; `once` is a file that says that it has been."""
+    return Stumbling(once, folder, trainer, trainers)
+
+
 def dying(folder: str, trainer: int, trainers: int) -> Iterator[tuple]:
     """Trainer 1 takes its process along."""
     yield from loader(folder, 1, trainer, trainers)

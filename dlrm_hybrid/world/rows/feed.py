@@ -73,6 +73,10 @@ class Feed:
         """Of the next batch of the loader."""
         return f"trainer {self.trainer}, epoch {self.epoch}, batch {self.taken}"
 
+    def skip(self) -> None:
+        """Leave out the batch that waits, if there is one."""
+        self._waiting.clear()
+
     def end_epoch(self) -> bool:
         """Let the next batch be the first of a new pass; whether one that waited is left out."""
         left_out = bool(self._waiting)
