@@ -11,20 +11,17 @@ import functools
 import itertools
 import math
 import os
-import sys
-import threading
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import hydra
-from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from dlrm_hybrid.config.experiments.hydra_state import composing
 from dlrm_hybrid.config.experiments.own import OwnExperiments
 from dlrm_hybrid.config.gradient import section_reader, unread_sections
 from dlrm_hybrid.config.identity import flat, is_below
@@ -44,8 +41,6 @@ from dlrm_hybrid.types import ConfigError
 
 COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, *UNCHECKED)
 SWEEP = "sweep"
-_TURN: Final = threading.RLock()
-_NONE: Final = object()
 # Of the section `hydra`: what composing itself writes there, and no override can change.
 WRITTEN = ("hydra.overrides", "hydra.runtime", "hydra.job.override_dirname")
 
@@ -95,7 +90,7 @@ class Sweep:
 
     def job(self, number: int) -> Job:
         """Compose one of the jobs; whether its values go together is left to `validate`."""
-        with _composing():
+        with composing():
             tree = _compose(self.points[number])
         values, _ = _without_unread(tree.values)
         values, _ = with_input_width(values)
@@ -139,7 +134,7 @@ def sweep_of(overrides: Sequence[str], faults: Sequence[str] = ()) -> Sweep:
     wrong = {one: fault for one in overrides if (fault := override_fault(one, True, own.names))}
     given = [points_of(one, own.names) for one in overrides if one not in wrong]
     own.check([text for one in given for text in one.overrides], [*faults, *wrong.values()])
-    with _composing():
+    with composing():
         tree, more = _sift([text for one in given if not one.is_swept for text in one.overrides])
     found = [*faults, *wrong.values(), *more.values()]
     params, bad = _params(tree)
@@ -190,7 +185,7 @@ def shown(overrides: Sequence[str], which: str, package: str | None, resolve: bo
     Raises:
         ConfigError: there is no such key, or something cannot be resolved.
     """
-    with _composing():
+    with composing():
         config = _compose(overrides).config
     is_all = which == "all"
     names = [str(key) for key in config if is_all or (key == "hydra") == (which == "hydra")]
@@ -218,7 +213,7 @@ def _composed(overrides: Sequence[str], faults: Sequence[str], has_model: bool =
     wrong = {one: fault for one in overrides if (fault := override_fault(one, own=own.names))}
     good = [one for one in overrides if one not in wrong]
     own.check(good, [*faults, *wrong.values()])
-    with _composing():
+    with composing():
         # Nobody runs what has faults: the defaults serve, once composed, for all that follows.
         tree, more = _sift(good) if good or not wrong else (_defaults(), {})
         wrong |= more
@@ -246,28 +241,6 @@ def _register_resolvers() -> None:
     run_id = f"{stamp}-{os.urandom(3).hex()}"
     # Cached, so that one run has one name however often it is resolved.
     OmegaConf.register_new_resolver("run_id", lambda: run_id, use_cache=True, replace=True)
-
-
-@contextmanager
-def _composing() -> Generator[None, None, None]:
-    """Hydra, ready to compose from the program's own `conf/` and nothing else.
-
-    Hydra has one state for all threads. A program that uses Hydra itself finds its own afterwards.
-    """
-    with _TURN:
-        theirs, plugins = GlobalHydra.instance().hydra, sys.modules.get("hydra_plugins", _NONE)
-        GlobalHydra.instance().clear()
-        # Its plugins are imported from wherever Python looks, the working folder for one.
-        sys.modules["hydra_plugins"] = cast("Any", None)
-        try:
-            with hydra.initialize_config_dir(config_dir=str(conf_folder()), version_base="1.3"):
-                yield
-        finally:
-            GlobalHydra.instance().hydra = theirs
-            if plugins is _NONE:
-                del sys.modules["hydra_plugins"]
-            else:
-                sys.modules["hydra_plugins"] = cast("Any", plugins)
 
 
 def _compose(overrides: Sequence[str]) -> _Tree:

@@ -9,6 +9,7 @@ then fulfils what it has promised for the others.
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import nullcontext
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
 import torch.distributed as dist
@@ -177,15 +178,17 @@ class DdpState:
         return future
 
     def _average(self, promised: list[_Promised]) -> None:
-        gradients = {
-            parameter: gradient
-            for one in promised
-            for parameter, gradient in zip(one.parameters, one.gradients, strict=True)
-        }
         from dlrm_hybrid.compress.library.exchange import Exchange, Traffic
 
         gathers = self._finds_unused or self.method.name != "none"
         with Exchange(self._group, Traffic()).shares_failure() if gathers else nullcontext():
+            if any(len(one.parameters) != len(one.gradients) for one in promised):
+                raise ValueError(
+                    "DDP hands over gradients without their parameters, as of sparse ones "
+                    "(sparse=True): only dense gradients are compressed"
+                )
+            pairs = (zip(one.parameters, one.gradients, strict=True) for one in promised)
+            gradients = dict(chain.from_iterable(pairs))
             if self._compressor is None:
                 self._compressor = self._made(gradients)
             own = self._compressor.parameters
@@ -251,4 +254,9 @@ def ddp_hook(state: DdpState, bucket: GradBucket) -> Future[Tensor]:
     Returns:
         A future of the mean, over all ranks, of the compressed gradients.
     """
+    if not isinstance(state, DdpState):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(
+            f"ddp_hook: the state is {state!r:.80}, must be of ddp_state: "
+            "ddp.register_comm_hook(method.ddp_state(ddp), ddp_hook)"
+        )
     return state.reduce(bucket)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from dlrm_hybrid.compress import Dct, NoCompression, TernGrad, TopK
+from dlrm_hybrid.compress import Dct, NoCompression, TernGrad, TopK, ddp_hook
 
 
 def model() -> nn.Module:
@@ -23,6 +23,11 @@ def test_complex_numbers_keep_their_imaginary_parts(method) -> None:
     compressor = method.for_parameters([("real", nn.Parameter(torch.ones(3)))])
     with pytest.raises(ValueError, match="gradient of real is torch.complex64: must be of real"):
         compressor.encode([wave.detach()], 0)
+
+
+def test_a_method_is_no_state() -> None:
+    with pytest.raises(TypeError, match=r"must be of ddp_state: ddp\.register_comm_hook\(method"):
+        ddp_hook(TopK(), None)
 
 
 def test_a_parameter_under_two_names_is_reduced_once() -> None:
