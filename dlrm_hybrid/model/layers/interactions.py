@@ -126,9 +126,9 @@ class _CrossChain(torch.autograd.Function):
             of_y_BW = g_BW * x0_BW
             rounded_BW = as_type(of_y_BW, ctx.dtype)
             of_u_BR = gradient_of_input(rounded_BW, w_WR)
-            found = [of_y_BW.sum(0), gradient_of_weight(rounded_BW, u_BR, w_WR)]
+            found = [of_y_BW.sum(0), gradient_of_weight(rounded_BW, u_BR)]
             if v:
-                found.append(gradient_of_weight(of_u_BR, entered_BW, v[0]))
+                found.append(gradient_of_weight(of_u_BR, entered_BW))
                 of_u_BR = gradient_of_input(of_u_BR, v[0])
             of_parameters += (as_type(one, torch.float32) for one in found)
             g_BW = g_BW + as_type(of_u_BR, torch.float32)

@@ -102,7 +102,7 @@ class _Chain(torch.autograd.Function):
                 g_BM, of_scale_M, of_shift_M = kind.norm.gradients(g_BM, kept, trains=ctx.trains)
                 of_parameters += (of_shift_M, of_scale_M)
                 g_BM = as_type(g_BM, kind.dtype)
-            of_parameters.append(as_type(gradient_of_weight(g_BM, x_BN, weight_MN), torch.float32))
+            of_parameters.append(as_type(gradient_of_weight(g_BM, x_BN), torch.float32))
             if layer > 0 or wants_input:
                 g_BM = gradient_of_input(g_BM, weight_MN)
         of_input = as_type(g_BM, torch.float32) if wants_input else None

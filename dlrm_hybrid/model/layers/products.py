@@ -26,10 +26,10 @@ NARROW = 32  # inputs: a product with so few columns is better computed transpos
 
 def affine(x_BN: Tensor, weight_MN: Tensor, bias_M: Tensor | None, *, relu: bool) -> Tensor:
     """x W^T + b, cut at 0 if `relu`: (B, M); all of one type, without b if that is None."""
-    if _is_widened(weight_MN):
+    if _is_widened(x_BN):
         wide_M = None if bias_M is None else bias_M.float()
         return affine(x_BN.float(), weight_MN.float(), wide_M, relu=relu).to(weight_MN.dtype)
-    if _onednn_is_faster(weight_MN) or _onednn_fuses_relu(weight_MN):
+    if _onednn_is_faster(x_BN, weight_MN.numel()) or _is_bfloat16(x_BN):
         return _onednn(x_BN, weight_MN, bias_M, relu=relu)
     y_BM = functional.linear(x_BN, weight_MN, bias_M)
     return y_BM.relu_() if relu else y_BM
@@ -37,40 +37,40 @@ def affine(x_BN: Tensor, weight_MN: Tensor, bias_M: Tensor | None, *, relu: bool
 
 def gradient_of_input(g_BM: Tensor, weight_MN: Tensor) -> Tensor:
     """The gradient of a layer's input, G W: (B, N)."""
-    if _is_widened(weight_MN):
+    if _is_widened(g_BM):
         return gradient_of_input(g_BM.float(), weight_MN.float()).to(weight_MN.dtype)
-    if _onednn_is_faster(weight_MN):
+    if _onednn_is_faster(g_BM, weight_MN.numel()):
         return _onednn(g_BM, weight_MN.t(), None, relu=False)
     return g_BM.mm(weight_MN)
 
 
-def gradient_of_weight(g_BM: Tensor, x_BN: Tensor, weight_MN: Tensor) -> Tensor:
-    """The gradient of a layer's weight, G^T X: (M, N); of `weight_MN` no value matters."""
-    if _is_widened(weight_MN):
-        wide_MN = weight_MN.new_empty(weight_MN.shape, dtype=torch.float32)
-        return gradient_of_weight(g_BM.float(), x_BN.float(), wide_MN).to(weight_MN.dtype)
-    if not _onednn_is_faster(weight_MN):
+def gradient_of_weight(g_BM: Tensor, x_BN: Tensor) -> Tensor:
+    """The gradient of a layer's weight, G^T X: (M, N)."""
+    if _is_widened(x_BN):
+        return gradient_of_weight(g_BM.float(), x_BN.float()).to(x_BN.dtype)
+    if not _onednn_is_faster(x_BN, g_BM.shape[1] * x_BN.shape[1]):
         return g_BM.t().mm(x_BN)
     if x_BN.shape[1] < NARROW:
         return _onednn(x_BN.t(), g_BM.t(), None, relu=False).t()
     return _onednn(g_BM.t(), x_BN.t(), None, relu=False)
 
 
-def _onednn_is_faster(weight_MN: Tensor) -> bool:
+def _onednn_is_faster(operand: Tensor, weight_elements: int) -> bool:
     return (
-        weight_MN.dtype == torch.float32
-        and weight_MN.numel() >= ONEDNN_ELEMENTS
-        and weight_MN.is_cpu
+        operand.dtype == torch.float32
+        and weight_elements >= ONEDNN_ELEMENTS
+        and operand.is_cpu
         and _has_onednn()
     )
 
 
-def _onednn_fuses_relu(weight_MN: Tensor) -> bool:
-    return weight_MN.dtype == torch.bfloat16 and weight_MN.is_cpu and _multiplies_bfloat16()
+def _is_bfloat16(operand: Tensor) -> bool:
+    """Whether it is oneDNN's or must be widened; it also cuts at 0 in the same pass."""
+    return operand.dtype == torch.bfloat16 and operand.is_cpu
 
 
-def _is_widened(weight_MN: Tensor) -> bool:
-    return weight_MN.dtype == torch.bfloat16 and weight_MN.is_cpu and not _multiplies_bfloat16()
+def _is_widened(operand: Tensor) -> bool:
+    return _is_bfloat16(operand) and not _multiplies_bfloat16()
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:

@@ -82,7 +82,7 @@ def multiply(layers: LayerInputs, input_gradients_from: int = 0) -> None:
         affine(x_BN, weight_MN, bias_M, relu=True)
         if number >= input_gradients_from:
             gradient_of_input(g_BM, weight_MN)
-        gradient_of_weight(g_BM, x_BN, weight_MN)
+        gradient_of_weight(g_BM, x_BN)
 
 
 def layer_inputs(n: int, m: int, batch: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
