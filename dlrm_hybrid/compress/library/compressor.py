@@ -209,7 +209,7 @@ class ParameterCompressor:
             staged = self._staged(gradients)
             if not is_dense:
                 require_finite(staged, self._reduced)
-            self._at(exchange.rank, exchange.size)
+            compressor = self._at(exchange.rank, exchange.size)
         values = [*staged.values()]
         used_T = np.array([not finds_unused or bool(one.any()) for one in values])
         head = np.packbits(used_T).tobytes() if finds_unused else b""
@@ -217,7 +217,7 @@ class ParameterCompressor:
             heads = exchange.gather(head) if head else []
             exchange.mean_(values)
         else:
-            heads = self._send(exchange, staged, values, head)
+            heads = self._send(exchange, compressor, staged, values, head)
         for one in heads if head else []:
             bits_T = np.unpackbits(np.frombuffer(one, np.uint8), count=used_T.size)
             used_T |= bits_T.astype(bool)
@@ -231,12 +231,12 @@ class ParameterCompressor:
     def _send(
         self,
         exchange: Exchange,
+        compressor: Compressor,
         staged: Mapping[str, Tensor],
         values: Sequence[Tensor],
         head: bytes,
     ) -> list[bytes]:
         """Overwrite `values` by the mean of what all trainers send of `staged`; all their heads."""
-        compressor = self._at(exchange.rank, exchange.size)
         if self._averaging is None:
             self._averaging = averaging_of(compressor, self._fingerprint)
         encoding = compressor.encode(staged, self._reduced)

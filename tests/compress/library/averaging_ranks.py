@@ -1,9 +1,6 @@
 """What the ranks of test_averaging do: three processes, gloo, tensors of all kinds of shapes."""
 
-import pickle
 from collections.abc import Iterator
-from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -37,19 +34,6 @@ TRAFFIC = {
 }
 
 
-def run(rank: int, ranks: int, store: str, out: str) -> None:
-    """One of the ranks; what the tasks return is written to a file."""
-    torch.set_num_threads(1)
-    limit = timedelta(seconds=60)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=limit
-    )
-    results = {task.__name__: task(rank, ranks) for task in (means, traffic)}
-    Path(f"{out}.{rank}").write_bytes(pickle.dumps(results))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 def parameters() -> list[tuple[str, nn.Parameter]]:
     return [(name, nn.Parameter(torch.zeros(shape))) for name, shape in SHAPES.items()]
 
@@ -59,12 +43,13 @@ def gradients(trainer: int, step: int) -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=draws) for name, shape in SHAPES.items()}
 
 
-def means(rank: int, ranks: int) -> list[list[tuple[list[Tensor], list[Tensor]]]]:
+def means(rank: int) -> list[list[tuple[list[Tensor], list[Tensor]]]]:
     """By method and step: the means, and what they should be."""
     found = []
     for method in METHODS:
         named = parameters()
-        compressor, expected = method.for_parameters(named), expected_means(method, ranks)
+        compressor = method.for_parameters(named)
+        expected = expected_means(method, dist.get_world_size())
         steps = []
         for step in range(STEPS):
             for (_, parameter), own in zip(named, gradients(rank, step).values(), strict=True):
@@ -90,7 +75,7 @@ def expected_means(method, ranks: int) -> Iterator[list[Tensor]]:
         yield [one / ranks for one in sums]
 
 
-def traffic(rank: int, ranks: int) -> dict[str, float]:
+def traffic(rank: int) -> dict[str, float]:
     """Bytes that a trainer sends in a step, of a matrix of 40,000 elements."""
     found = {}
     for name, method in TRAFFIC.items():
@@ -103,3 +88,6 @@ def traffic(rank: int, ranks: int) -> dict[str, float]:
             compressor.reduce_gradients()
         found[name] = compressor.traffic.sent / 30
     return found
+
+
+TASKS = (means, traffic)

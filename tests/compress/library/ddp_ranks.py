@@ -5,7 +5,6 @@ import pickle
 import socket
 import struct
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -49,23 +48,6 @@ METHODS = [
     TernGrad(smallest=8),
     TernGrad(smallest=8, sharing=False),
 ]
-
-
-def run(rank: int, store: str, out: str) -> None:
-    """One of two ranks; what the tasks return is written to a file."""
-    torch.set_num_threads(1)
-    limit = timedelta(seconds=60)  # less than anyone would wait for a test
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=limit
-    )
-    tasks = (
-        *(each_method, nameless, resumed, wrapped, unsynchronised, unused, counted),
-        *(not_finite, after_a_failure, failed_alone, without_names, two_models),
-    )
-    results = {task.__name__: task(rank) for task in tasks}
-    Path(f"{out}.{rank}").write_bytes(pickle.dumps(results))
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def network(width: int = 24) -> nn.Module:
@@ -363,3 +345,9 @@ def counted(rank: int) -> dict[str, list[tuple[int, int]]]:
             rows.append((counted_after - counted_before, after[0] - before[0]))
         found[method.name] = rows
     return found
+
+
+TASKS = (
+    *(each_method, nameless, resumed, wrapped, unsynchronised, unused, counted),
+    *(not_finite, after_a_failure, failed_alone, without_names, two_models),
+)

@@ -1,10 +1,6 @@
 """What the ranks of test_ddp_edges do: two processes, gloo, and what goes wrong or is unusual."""
 
 import logging
-import pickle
-from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
 
 import ddp_ranks
 import torch
@@ -26,23 +22,6 @@ KEEPING = [
     Deft(density=0.1),
     RandomK(density=0.1),
 ]
-
-
-def run(rank: int, store: str, out: str) -> None:
-    """One of two ranks; what the tasks return is written to a file."""
-    torch.set_num_threads(1)
-    limit = timedelta(seconds=60)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=limit
-    )
-    tasks: tuple[Callable[[int], object], ...] = (
-        *(ddp_after_a_failure, alone, compiled),
-        *(sharded, loaded_alone, joined, kept),
-    )
-    results = {task.__name__: task(rank) for task in tasks}
-    Path(f"{out}.{rank}").write_bytes(pickle.dumps(results))
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def ddp_after_a_failure(rank: int) -> list[tuple[list[str], list[float], list[bytes]]]:
@@ -158,6 +137,18 @@ class _Logged(logging.Handler):
         self.lines.append(record.getMessage())
 
 
+def sparse(rank: int) -> str:
+    """What is said of sparse gradients, which DDP hands over without their parameters."""
+    table = torch.nn.EmbeddingBag(10, 4, sparse=True)
+    ddp = DistributedDataParallel(torch.nn.Sequential(table, torch.nn.Linear(4, 1)))
+    ddp.register_comm_hook(TopK().ddp_state(ddp), ddp_hook)
+    try:
+        ddp(torch.arange(6).view(2, 3)).sum().backward()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def kept(rank: int) -> list[float]:
     """By method: largest error of residual plus gradient after a step that the other has ended."""
     found = []
@@ -183,3 +174,6 @@ def kept(rank: int) -> list[float]:
             ]
             found.append(max(errors))
     return found
+
+
+TASKS = (ddp_after_a_failure, alone, compiled, sharded, loaded_alone, joined, kept, sparse)

@@ -1,10 +1,6 @@
 """What the ranks of test_states do: two processes, gloo; steps fail and states are loaded."""
 
-import pickle
-from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -18,30 +14,14 @@ LEVELS = Dct(density=0.1, precision="levels")
 AGREEING = [CltK(density=0.5), TopK(density=0.5), LEVELS, NoCompression()]
 
 
-def run(rank: int, store: str, out: str) -> None:
-    """One of two ranks; what the tasks return is written to a file."""
-    torch.set_num_threads(1)
-    limit = timedelta(seconds=60)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=limit
-    )
-    tasks: tuple[Callable[[int], object], ...] = (
-        *(differing, undelivered, one_of_two_is_new, owed, dense, rolled_back),
-    )
-    results = {task.__name__: task(rank) for task in tasks}
-    Path(f"{out}.{rank}").write_bytes(pickle.dumps(results))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 def differing(rank: int) -> list[list[str]]:
     """What is said of parameters in another order, and of other sizes; gradients are zeros then."""
     found = []
     for method in AGREEING:
         said = []
-        for names, size in ((["a", "b"], 16), (["a", "b"], 8 + 8 * rank)):
-            ordered = names if size < 16 or rank == 0 else names[::-1]
-            named = [(name, nn.Parameter(torch.zeros(size))) for name in ordered]
+        names = "ab" if rank == 0 else "ba"
+        for order, size in ((names, 16), ("ab", 8 + 8 * rank)):
+            named = [(name, nn.Parameter(torch.zeros(size))) for name in order]
             for _, one in named:
                 one.grad = torch.ones(size)
             try:
@@ -175,3 +155,6 @@ def rolled_back(rank: int) -> tuple[list[bytes], list[bytes]]:
             one.copy_(value)
     steps(ddp, rank, range(2), nothing)
     return once, weights(ddp)
+
+
+TASKS = (differing, undelivered, one_of_two_is_new, owed, dense, rolled_back)

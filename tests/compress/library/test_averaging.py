@@ -1,32 +1,21 @@
 """Means are those of what compressors make, however it travels; and few bytes do."""
 
-import pickle
-from pathlib import Path
-
-import averaging_ranks
 import pytest
 import torch
-import torch.multiprocessing as mp
-from averaging_ranks import METHODS, RANKS, STEPS
-
-
-def found(folder: Path, ranks: int) -> list[dict]:
-    mp.spawn(
-        averaging_ranks.run, (ranks, str(folder / "store"), str(folder / "result")), nprocs=ranks
-    )
-    return [pickle.loads((folder / f"result.{rank}").read_bytes()) for rank in range(ranks)]
+from averaging_ranks import METHODS, RANKS, STEPS, TASKS
+from task_ranks import results
 
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """What three ranks have found, by task."""
-    return found(tmp_path_factory.mktemp("three"), RANKS)
+    return results(TASKS, tmp_path_factory.mktemp("three"), RANKS)
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """What two ranks have found, by task."""
-    return found(tmp_path_factory.mktemp("two"), 2)
+    return results(TASKS, tmp_path_factory.mktemp("two"))
 
 
 @pytest.mark.parametrize("ranks", ["two", "three"])

@@ -5,7 +5,7 @@ import pickle
 import ddp_ranks
 import numpy as np
 import pytest
-import torch.multiprocessing as mp
+from task_ranks import results
 
 from dlrm_hybrid.compress import Dct, TopK
 
@@ -16,9 +16,7 @@ STEPS = 10
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """What both ranks have found, by task."""
-    folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(ddp_ranks.run, (str(folder / "store"), str(folder / "result")), nprocs=2)
-    return [pickle.loads((folder / f"result.{rank}").read_bytes()) for rank in range(2)]
+    return results(ddp_ranks.TASKS, tmp_path_factory.mktemp("ranks"))
 
 
 def test_buckets_make_no_difference_and_neither_does_ddp(ranks: list[dict]) -> None:

@@ -1,18 +1,14 @@
 """What goes wrong or is unusual on two ranks ends with a word, and the next step can go on."""
 
-import pickle
-
 import edge_ranks
 import pytest
-import torch.multiprocessing as mp
+from task_ranks import results
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """What both ranks have found, by task."""
-    folder = tmp_path_factory.mktemp("edges")
-    mp.spawn(edge_ranks.run, (str(folder / "store"), str(folder / "result")), nprocs=2)
-    return [pickle.loads((folder / f"result.{rank}").read_bytes()) for rank in range(2)]
+    return results(edge_ranks.TASKS, tmp_path_factory.mktemp("edges"))
 
 
 def test_ddp_goes_on_after_a_step_that_failed(ranks: list[dict]) -> None:
@@ -45,6 +41,11 @@ def test_parameters_spread_over_ranks_are_refused(ranks: list[dict]) -> None:
         assert all(
             "FSDP and tensor parallelism spread parameters over ranks" in one for one in said
         )
+
+
+def test_sparse_gradients_are_refused_by_all(ranks: list[dict]) -> None:
+    for said in (one["sparse"] for one in ranks):
+        assert "only dense gradients are compressed" in said
 
 
 def test_trainers_at_different_steps_say_so(ranks: list[dict]) -> None:

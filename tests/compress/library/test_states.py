@@ -1,11 +1,9 @@
 """What compressors remember is right after steps that failed and states that were loaded."""
 
-import pickle
-
 import pytest
 import state_ranks
 import torch
-import torch.multiprocessing as mp
+from task_ranks import results
 from torch import nn
 
 from dlrm_hybrid.compress import SparseBoundary, TernGrad, TopK, decode
@@ -14,9 +12,7 @@ from dlrm_hybrid.compress import SparseBoundary, TernGrad, TopK, decode
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """What both ranks have found, by task."""
-    folder = tmp_path_factory.mktemp("states")
-    mp.spawn(state_ranks.run, (str(folder / "store"), str(folder / "result")), nprocs=2)
-    return [pickle.loads((folder / f"result.{rank}").read_bytes()) for rank in range(2)]
+    return results(state_ranks.TASKS, tmp_path_factory.mktemp("states"))
 
 
 def test_other_parameters_on_another_rank_are_refused_by_all(ranks: list[dict]) -> None:
