@@ -16,15 +16,14 @@ import psutil
 from dlrm_hybrid.comm.netem.network import Network, open_network
 from dlrm_hybrid.comm.netem.plan import Method, Plan
 from dlrm_hybrid.data.shards import open_shards, verify
+from dlrm_hybrid.limits import INSTALL_TRAINER
 from dlrm_hybrid.types import DataError, ResourceError
 
 GIB = 2**30
 MB = 1e6
 VERSIONS = {"torch": "2.13.0", "torchrec": "1.8.0", "fbgemm-gpu": "1.8.0"}
-INSTALL = (  # pip removes an old fbgemm-gpu last, with files of the new one
-    "in a checkout, make install, or pip uninstall fbgemm-gpu and "
-    "pip install ./packaging/fbgemm-gpu-cpu '.[train]' -c constraints.txt"
-)
+# pip removes an old fbgemm-gpu last, with files of the new one.
+INSTALL = f"in a checkout, make install, or pip uninstall fbgemm-gpu and {INSTALL_TRAINER}"
 LEAST_GIB = 1  # of memory, and of disk
 KAGGLE_MEMORY_GIB, KAGGLE_DISK_GIB = 4, 26
 PAPER_LAYERS = ((13, 512), (512, 256), (256, 64), (64, 16), (367, 512), (512, 256), (256, 1))

@@ -16,6 +16,8 @@ TRAINER = (
     *("rich", "safetensors", "tensorboard", "torchrec", "xxhash", "yaml", "zmq", "zstandard"),
 )
 """Modules that the trainer and all commands need; the compressors do without."""
+INSTALL_TRAINER = "pip install ./packaging/fbgemm-gpu-cpu '.[train]' -c constraints.txt"
+SHOWN = 3  # names of what is missing
 MOST_OPEN_FILES = 65_536  # more are never needed, and some programs walk through them all
 # A unix socket's path has 108 bytes with the zero at its end; multiprocessing puts one into
 # /pymp-abcdefgh/listener-abcdefgh below the temporary folder.
@@ -59,10 +61,10 @@ def lacks_trainer(what: str) -> str | None:
     missing = [name for name in TRAINER if find_spec(name) is None]
     if not missing:
         return None
-    are = "is" if len(missing) == 1 else "are"
+    more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
     return (
-        f"{what}: needs {', '.join(missing)}, which {are} not installed: "
-        "pip install 'dlrm-hybrid[train]'"
+        f"{what}: needs the extra dlrm-hybrid[train] ({', '.join(missing[:SHOWN])}{more} not "
+        f"found); in a checkout: {INSTALL_TRAINER}"
     )
 
 

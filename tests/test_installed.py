@@ -11,6 +11,8 @@ from tempfile import TemporaryDirectory
 import pytest
 from core_packages import CORE, ROOT, build_wheel, install, normal, required
 
+from dlrm_hybrid import limits
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 FINDS_NOTHING_ELSE = """
 from importlib.util import find_spec
@@ -62,7 +64,8 @@ def test_the_core_alone_trains_with_every_method_on_two_ranks(core: Path, tmp_pa
 def test_a_command_of_the_core_alone_names_the_extra(core: Path, tmp_path: Path) -> None:
     done = run([core / "dlrm_hybrid", "train"], tmp_path)
     assert done.returncode == 5
-    assert done.stderr.endswith("are not installed: pip install 'dlrm-hybrid[train]'\n")
+    assert "needs the extra dlrm-hybrid[train]" in done.stderr
+    assert done.stderr.endswith(f"in a checkout: {limits.INSTALL_TRAINER}\n")
     assert not list(tmp_path.iterdir())
 
 

@@ -51,8 +51,9 @@ def test_a_command_without_the_trainer_says_how_to_get_it() -> None:
     done = run_alone(COMMAND, "train", "train.steps=1")
     assert done.stdout == ""
     assert done.stderr == (
-        f"dlrm_hybrid train: needs {', '.join(limits.TRAINER)}, which are not installed: "
-        "pip install 'dlrm-hybrid[train]'\n"
+        "dlrm_hybrid train: needs the extra dlrm-hybrid[train] "
+        "(fbgemm_gpu, hydra, isal and 13 more not found); in a checkout: "
+        "pip install ./packaging/fbgemm-gpu-cpu '.[train]' -c constraints.txt\n"
     )
     assert done.returncode == 5
 
@@ -66,7 +67,8 @@ def test_one_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert limits.lacks_trainer("x") is None
     monkeypatch.setattr(limits, "TRAINER", ("numpy", "no_such_module"))
     assert limits.lacks_trainer("x") == (
-        "x: needs no_such_module, which is not installed: pip install 'dlrm-hybrid[train]'"
+        "x: needs the extra dlrm-hybrid[train] (no_such_module not found); in a checkout: "
+        f"{limits.INSTALL_TRAINER}"
     )
 
 

@@ -27,7 +27,7 @@ def test_the_core_alone_lists_what_it_has(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(limits, "TRAINER", ("torch", "no_such_module"))
     names = [name for name, _ in inspect.getmembers(dlrm_hybrid)]
     assert "__version__" in names and "World" not in names
-    with pytest.raises(ImportError, match=r"dlrm_hybrid.World: needs no_such_module.*\[train\]"):
+    with pytest.raises(ImportError, match=r"dlrm_hybrid.World: needs .*\[train\] \(no_such_module"):
         _ = dlrm_hybrid.World
 
 
