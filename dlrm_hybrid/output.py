@@ -54,7 +54,7 @@ class Output(io.RawIOBase):
         self._thread.start()
 
     def writable(self) -> bool:
-        """Always."""
+        """True: what cannot be written is dropped, with a note."""
         return True
 
     def isatty(self) -> bool:

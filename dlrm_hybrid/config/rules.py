@@ -341,7 +341,7 @@ def _emulated(config: Config) -> Iterator[str]:
 
 
 def _pull(config: Config) -> Iterator[str]:
-    """Faults of `pull`."""
+    """Faults of the section `pull`: what has no effect without servers."""
     pull = config.pull
     if config.parallel.servers:
         return

@@ -40,7 +40,7 @@ class Gradients(NamedTuple):
 
 
 class AdamRates(NamedTuple):
-    """How Adam moves.
+    """Rates of one Adam step for the rows of all tables.
 
     Attributes:
         ends_F: one past the last row of each table.

@@ -20,7 +20,7 @@ Summary = Mapping[str, Any]
 @final
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One column of figures.
+    """A column of a table of runs: one figure of each summary.
 
     Attributes:
         key: its name in a CSV file.
@@ -36,12 +36,12 @@ class Measure:
 
 
 def integer(value: float) -> str:
-    """1,234."""
+    """A rounded number with separators of thousands: 1,234."""
     return f"{value:,.0f}"
 
 
 def score(value: float) -> str:
-    """0.1234."""
+    """A score with four decimal places: 0.1234."""
     return f"{value:.4f}"
 
 

@@ -187,7 +187,7 @@ def ensure_forkserver(modules: Sequence[str] = ()) -> None:
     """
     check_temporary_folder()
     forkserver.set_forkserver_preload([PRELOAD, *modules])
-    with shielded(), _ERRORS.caught():
+    with _STARTING, shielded(), _ERRORS.caught():
         forkserver.ensure_running()
 
 
@@ -199,14 +199,13 @@ def start(rank: Rank, entry: str) -> Running:
         entry: `module:function`, an `Entry`.
     """
     context = multiprocessing.get_context("forkserver")
+    ensure_forkserver()
     rank.log_folder.mkdir(parents=True, exist_ok=True)
     receiver, sender = context.Pipe(duplex=False)
     log_begin = _size(rank.log_folder / f"{rank.name}.log")
     process = context.Process(target=run_rank, args=(rank, entry, sender), name=rank.name)
-    with _STARTING:
-        ensure_forkserver()
-        with _without_main():
-            process.start()
+    with _STARTING, _without_main():
+        process.start()
     sender.close()  # or the end of the rank would not end the connection
     return Running(rank, process, receiver, log_begin)
 

@@ -165,23 +165,19 @@ def _as_in_a_rank(threads: int) -> Generator[None, None, None]:
     default types are other numbers.
     """
     with _MODES:
-        yield from _modes_of_a_rank(threads)
-
-
-def _modes_of_a_rank(threads: int) -> Generator[None, None, None]:
-    before = torch.get_num_threads(), torch.get_default_dtype()
-    # A mode of its own costs each call of torch something.
-    is_elsewhere = torch.get_default_device().type != "cpu"
-    torch.set_num_threads(threads)
-    torch.set_default_dtype(torch.float32)
-    try:
-        with (
-            torch.inference_mode(False),
-            torch.enable_grad(),
-            torch.autocast("cpu", enabled=False),
-            torch.device("cpu") if is_elsewhere else nullcontext(),
-        ):
-            yield
-    finally:
-        torch.set_num_threads(before[0])
-        torch.set_default_dtype(before[1])
+        before = torch.get_num_threads(), torch.get_default_dtype()
+        # A mode of its own costs each call of torch something.
+        is_elsewhere = torch.get_default_device().type != "cpu"
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(torch.float32)
+        try:
+            with (
+                torch.inference_mode(False),
+                torch.enable_grad(),
+                torch.autocast("cpu", enabled=False),
+                torch.device("cpu") if is_elsewhere else nullcontext(),
+            ):
+                yield
+        finally:
+            torch.set_num_threads(before[0])
+            torch.set_default_dtype(before[1])

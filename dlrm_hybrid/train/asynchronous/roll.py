@@ -10,7 +10,7 @@ from typing import final
 @final
 @dataclass(slots=True)
 class Roll:
-    """Of one attempt.
+    """Which trainers take part in one attempt of a run, and which are away.
 
     Attributes:
         trainers: T.
