@@ -25,8 +25,8 @@ def shielded() -> Generator[None, None, None]:
 
     Ctrl-C in a terminal, `timeout`, systemd and SLURM send these to all processes of a run at once;
     only the one that the user has started decides what they mean. The shield is the signal mask,
-    which a child inherits: one that wants to see them lifts it by `unshield`. A signal to this
-    process waits until the end of the block.
+    which a child inherits: one that wants to see them lifts it by `unshield`. A Ctrl-C waits until
+    the end of the block, as in `interrupts_wait`; SIGTERM does if this is the only thread.
     """
     resource_tracker.ensure_running()  # multiprocessing would start it inside, and undo the mask
     with masked():
@@ -36,11 +36,12 @@ def shielded() -> Generator[None, None, None]:
 @contextmanager
 def masked() -> Generator[None, None, None]:
     """As `shielded`, for processes that multiprocessing does not start."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    with interrupts_wait():  # the mask is of this thread alone: any other can take the signal
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @contextmanager

@@ -1,11 +1,14 @@
 """Ctrl-C in what must not be cut off in the middle."""
 
 import signal
+import subprocess
+import sys
 from collections.abc import Generator
 
 import pytest
+from ctrl_c import press, press_elsewhere
 
-from dlrm_hybrid.process import interrupts_wait
+from dlrm_hybrid.process import interrupts_wait, masked
 
 
 @pytest.fixture
@@ -15,10 +18,6 @@ def seen() -> Generator[list[int], None, None]:
     before = signal.signal(signal.SIGINT, lambda number, _: found.append(number))
     yield found
     signal.signal(signal.SIGINT, before)
-
-
-def press() -> None:
-    signal.raise_signal(signal.SIGINT)
 
 
 def test_the_first_waits_for_the_end_of_the_outer_block_and_the_second_does_not() -> None:
@@ -55,3 +54,15 @@ def test_a_handler_of_the_program_gets_each(seen: list[int], times: int) -> None
             press()
         assert len(seen) == (times if times > 1 else 0)
     assert seen == [signal.SIGINT] * times
+
+
+def test_it_waits_while_a_child_is_started_whatever_thread_gets_it() -> None:
+    ignores = "import signal; print({2, 15} <= signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    for ctrl_c in (press, press_elsewhere):
+        done: list[str] = []
+        with pytest.raises(KeyboardInterrupt):
+            with masked():
+                ctrl_c()
+                done.append(subprocess.check_output([sys.executable, "-c", ignores], text=True))
+            done.append("after")
+        assert done == ["True\n"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ctrl_c import press, press_elsewhere
 
 from dlrm_hybrid.run.folder import OUTPUT_FILE
 from dlrm_hybrid.run.jobs.pool import Pool
@@ -176,14 +177,15 @@ def test_an_error_of_the_program_leaves_no_job_behind(here: Path) -> None:
     assert [one.process.returncode for one in begun] == [-signal.SIGKILL] * len(begun)
 
 
+@pytest.mark.parametrize("ctrl_c", [press, press_elsewhere])
 def test_a_ctrl_c_while_a_job_is_started_leaves_none(
-    here: Path, monkeypatch: pytest.MonkeyPatch
+    here: Path, monkeypatch: pytest.MonkeyPatch, ctrl_c: Callable[[], None]
 ) -> None:
     started, begin = list[subprocess.Popen[bytes]](), subprocess.Popen
 
     def interrupted(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
         started.append(begin(*args, **options))
-        os.kill(os.getpid(), signal.SIGINT)
+        ctrl_c()
         return started[0]
 
     monkeypatch.setattr(subprocess, "Popen", interrupted)
