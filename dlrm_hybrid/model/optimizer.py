@@ -44,7 +44,7 @@ class DenseOptimizer(Protocol):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sgd(DenseOptimizer):
-    """w -= lr g."""
+    """Plain gradient descent: w -= lr g."""
 
     state_names: ClassVar = ()
     counts: ClassVar = False

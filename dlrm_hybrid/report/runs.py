@@ -137,7 +137,7 @@ MAX_DEPTH = 4  # folders between one that is named and a run below it
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run folder.
+    """What the folder of one run has on record.
 
     Attributes:
         folder: where it is.
@@ -235,7 +235,7 @@ def _below(path: Path, depth: int) -> Iterator[Path]:
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """10 comes after 9."""
+    """Sorts numbers in names by value: 10 comes after 9."""
     parts = re.split(r"(\d+)", path.name)
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 

@@ -105,7 +105,7 @@ class FrameError(DlrmError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One message.
+    """One message between two ranks: its header and its tensors.
 
     Attributes:
         kind: what it is for.

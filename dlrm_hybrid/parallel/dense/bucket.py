@@ -339,7 +339,7 @@ class Bucket:
         return self._older[behind - 1] if behind else self._mirror.value_N
 
     def _scattered(self, mean: Mean) -> Array:
-        """Zeros written out."""
+        """The mean as a dense array, zeros written out."""
         if mean.indices_K is None:
             return mean.values_K
         full_N = np.zeros(self._offsets_E[-1], np.float32)
