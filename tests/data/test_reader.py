@@ -6,10 +6,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 import xxhash
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlrm_hybrid.data.manifest import stamp
@@ -86,10 +87,79 @@ def test_members_and_blocks_lose_nothing(
     assert b"".join(block[3] for block in read_all([path], block_bytes)) == text
 
 
+SKIPPABLE = b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"any!"
+
+
+def gz_member(text: bytes, level: int) -> bytes:
+    return gzip.compress(text, min(level, 9), mtime=0)
+
+
+def zst_frame(text: bytes, level: int, flush_every: int) -> bytes:
+    """One frame with or without its size, its blocks ended here and there, some of them empty."""
+    if not flush_every:
+        return zstandard.ZstdCompressor(level).compress(text)
+    stream = zstandard.ZstdCompressor(level, write_checksum=True).compressobj()
+    packed: list[bytes] = []
+    for at in range(0, len(text), flush_every):
+        packed += (
+            stream.compress(text[at : at + flush_every]),
+            *(stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK) for _ in range(2)),
+        )
+    return b"".join([*packed, stream.flush()])
+
+
+def rows_of(num_bytes: int, filler: int, noise: int) -> bytes:
+    """Rows of text, so much of each the same in all and so much of it in no other."""
+    row_bytes = filler + noise + 2
+    rows = np.random.default_rng(noise).integers(48, 58, (num_bytes // row_bytes + 1, row_bytes))
+    rows[:, noise : noise + filler], rows[:, -1] = 120, 10
+    return rows.astype(np.uint8).tobytes()[:num_bytes]
+
+
+@settings(deadline=None)
+@given(
+    num_bytes=st.integers(0, 3 << 20) | st.integers(0, 3000),
+    filler=st.integers(0, 300),
+    noise=st.integers(0, 40),
+    cuts=st.integers(1, 4),
+    empty=st.booleans(),
+    level=st.integers(1, 9),
+    flush_every=st.sampled_from([0, 70_000, 1 << 20]),
+    chunk_bytes=st.sampled_from([1000, 1 << 14, 1 << 17, 1 << 20]),
+    suffix=st.sampled_from([".gz", ".zst"]),
+)
+def test_compressed_text_is_the_text(
+    tmp_path_factory: pytest.TempPathFactory, num_bytes: int, filler: int, noise: int, cuts: int,
+    empty: bool, level: int, flush_every: int, chunk_bytes: int, suffix: str,
+) -> None:  # fmt: skip
+    def pack(text: bytes) -> bytes:
+        if suffix == ".gz":
+            return gz_member(text, level)
+        return zst_frame(text, level, flush_every) + (SKIPPABLE if empty else b"")
+
+    path = tmp_path_factory.mktemp("packed") / f"rows{suffix}"
+    text = rows_of(num_bytes, filler, noise)
+    size = len(text) // cuts + 1
+    texts = [text[at : at + size] for at in range(0, len(text) or 1, size)]
+    members = [pack(one) for one in texts]
+    path.write_bytes(b"".join([pack(b"")] * empty + members))
+
+    def read() -> list[bytes]:
+        with path.open("rb") as file:
+            return list(reader.read_text(file, path, chunk_bytes, len))
+
+    pieces = read()
+    assert all(pieces)
+    assert b"".join(pieces) == text
+    cut = len(members[-1]) // 2 if members[-1].endswith(SKIPPABLE) else 1
+    path.write_bytes(path.read_bytes()[:-cut])
+    with pytest.raises(DataError, match="truncated"):
+        read()
+
+
 def test_zstd_frames_follow_each_other(tmp_path: Path) -> None:
-    skippable = b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"any!"
     path = tmp_path / "raw.zst"
-    path.write_bytes(skippable + zst(TEXT[:1000]) + skippable + zst(TEXT[1000:]))
+    path.write_bytes(SKIPPABLE + zst(TEXT[:1000]) + SKIPPABLE + zst(TEXT[1000:]))
     assert b"".join(block[3] for block in read_all([path], 1 << 20)) == TEXT
 
 

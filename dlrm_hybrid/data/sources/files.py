@@ -205,8 +205,8 @@ class _Text(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         """So many bytes, fewer at the end."""
         while size < 0 or len(self._rest) < size:
-            chunk = next(self._chunks, b"")
-            if not chunk:
+            chunk = next(self._chunks, None)
+            if chunk is None:
                 break
             self._rest += chunk
         size = len(self._rest) if size < 0 else size

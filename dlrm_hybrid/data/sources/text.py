@@ -140,7 +140,8 @@ def _decompress(
         if decoder.eof:
             decoder = None
         text_bytes += len(text)
-        yield text
+        if text:  # of a frame's header, or of a piece whose text is given already, there is none
+            yield text
     if decoder is not None:
         raise DataError(
             f"{path}: the compressed file is truncated after {tell()} bytes "
@@ -164,7 +165,7 @@ def read_text(
     seen: Callable[[bytes], object],
     key: str = RAW_KEY,
 ) -> Iterator[bytes]:
-    """The text of an open file in pieces, reading `chunk_bytes` at a time.
+    """The text of an open file in pieces, none of them empty, reading `chunk_bytes` at a time.
 
     Args:
         file: at its beginning.
