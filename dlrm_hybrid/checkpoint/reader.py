@@ -47,7 +47,7 @@ class Checkpoint:
     folder: Path
     manifest: Manifest
     progress: Progress | None = None
-    _checked: set[str] = field(default_factory=set[str], repr=False)
+    _opened: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
     def names(self, *groups: str) -> list[str]:
         """Names of the tensors of these groups, as far as it has them."""
@@ -61,7 +61,7 @@ class Checkpoint:
         """A full tensor in memory of its own; raises DataError as `fill`."""
         entry = self.manifest.tensors[name]
         for part in entry.parts:
-            self._check(part.file)  # before memory is allocated for what it may not hold
+            self._open(part.file)  # before memory is allocated for what it may not hold
         tensor = torch.empty(entry.shape, dtype=TYPES[entry.dtype])
         self.fill(full_pieces({name: tensor}))
         return tensor
@@ -99,29 +99,35 @@ class Checkpoint:
                 piece.view[ours].copy_(values)
 
     def _read(self, entry: TensorEntry, part: Part, key: str, box: tuple[slice, ...]) -> Tensor:
-        path = self._check(part.file)
+        path, opened = self.folder / part.file, self._open(part.file)
         try:
-            with cast(Any, safetensors.safe_open)(path, framework="pt") as opened:
-                found = opened.get_slice(key)
-                dtype, shape = found.get_dtype(), tuple(found.get_shape())
-                if (dtype, shape) != (entry.dtype, part.shape):
-                    raise DataError(
-                        f"{path}: {key} is {dtype} {list(shape)}, the manifest says {entry.dtype} "
-                        f"{list(part.shape)}"
-                    )
-                if not box:  # a scalar has no slices
-                    return opened.get_tensor(key)
-                rows, *others = box  # it reads consecutive rows only
-                return found[slice(rows.start, rows.stop), *others][:: rows.step or 1]
+            found = opened.get_slice(key)
+            dtype, shape = found.get_dtype(), tuple(found.get_shape())
+            if (dtype, shape) != (entry.dtype, part.shape):
+                raise DataError(
+                    f"{path}: {key} is {dtype} {list(shape)}, the manifest says {entry.dtype} "
+                    f"{list(part.shape)}"
+                )
+            if not box:  # a scalar has no slices
+                return opened.get_tensor(key)
+            rows, *others = box  # it reads consecutive rows only
+            return found[slice(rows.start, rows.stop), *others][:: rows.step or 1]
         except safetensors.SafetensorError as error:
             raise DataError(f"{path}: {key}: {error}") from error
 
-    def _check(self, file: str) -> Path:
-        """The path of a file, whose size and checksum are compared with the manifest's once."""
-        path = self.folder / file
-        if file in self._checked:
-            return path
-        instead = instead_of(self.folder)
+    def _open(self, file: str) -> Any:
+        """A file of tensors, mapped: its size, checksum and header are read once."""
+        if file not in self._opened:
+            path = self._verified(file)
+            try:
+                self._opened[file] = cast(Any, safetensors.safe_open)(path, framework="pt")
+            except safetensors.SafetensorError as error:
+                raise DataError(f"{path}: {error}") from error
+        return self._opened[file]
+
+    def _verified(self, file: str) -> Path:
+        """The path of a file whose size and checksum are the manifest's."""
+        path, instead = self.folder / file, instead_of(self.folder)
         entry = self.manifest.files[file]
         expected = Content(entry.num_bytes, entry.xxh3)
         try:
@@ -136,7 +142,6 @@ class Checkpoint:
                 f"{path}: {found.num_bytes} bytes with checksum {found.xxh3}, the manifest says "
                 f"{expected.num_bytes} with {expected.xxh3}{instead}"
             )
-        self._checked.add(file)
         return path
 
 

@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 from shutil import rmtree
+from typing import Any
 
 import pytest
 import torch
@@ -169,6 +170,24 @@ def test_any_pieces_are_read_from_any_others(tmp_path: Path, data: st.DataObject
         patch.setattr(checkpoint, "BLOCK_ELEMENTS", data.draw(st.integers(1, 9)))
         checkpoint.open_checkpoint(folder).fill(cut(into))
     assert torch.equal(into, table)
+
+
+def test_a_file_is_opened_once_whatever_is_read_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = {f"t{number}": torch.full((2,), float(number)) for number in range(100)}
+    folder = save(tmp_path / "checkpoints", 1, {"dense": many}, ONE)
+    opened: list[Path] = []
+
+    def safe_open(path: Path, framework: str) -> Any:
+        opened.append(path)
+        return original(path, framework=framework)
+
+    original: Any = checkpoint.safetensors.safe_open
+    monkeypatch.setattr(checkpoint.safetensors, "safe_open", safe_open)
+    found = checkpoint.open_checkpoint(folder).tensors(many)
+    assert all(torch.equal(found[name], many[name]) for name in many)
+    assert opened == [folder / DENSE]
 
 
 def test_half_a_tensor_is_no_checkpoint(tmp_path: Path) -> None:
