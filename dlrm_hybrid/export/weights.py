@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -47,6 +48,9 @@ def read(path: Path) -> dict[str, Tensor]:
     plain_file(path.parent, path.name, f" ({KEY})")
     try:
         found = _loaded(path)
+    except pickle.UnpicklingError as error:  # torch's text says how to run what is in the file
+        reason = "it is damaged, or holds objects other than tensors, which could run code"
+        raise DataError(f"{path}: cannot be read as weights: {reason} ({KEY})") from error
     except Exception as error:  # whatever anybody's bytes make a library raise
         reason = next((line for line in str(error).splitlines() if line), type(error).__name__)
         raise DataError(f"{path}: cannot be read as weights: {reason} ({KEY})") from error
@@ -59,6 +63,10 @@ def read(path: Path) -> dict[str, Tensor]:
     if others or not entries:
         what = f"{', '.join(others)}: no tensor" if others else "holds no tensors"
         raise DataError(f"{path}: {what} ({KEY})")
+    for name, one in entries.items():
+        if one.device.type != "cpu" or one.layout is not torch.strided or one.is_nested:
+            kind = "nested" if one.is_nested else f"{one.layout} on the device {one.device}"
+            raise DataError(f"{path}: {name}: is {kind}, not a dense tensor with values ({KEY})")
     return _unwrapped({str(name): one for name, one in entries.items()})
 
 

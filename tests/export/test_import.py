@@ -263,9 +263,11 @@ def test_objects_in_a_file_of_torch_are_never_made(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save(value, tmp_path / "dlrm.pt")
-    with pytest.raises(DataError, match=r"cannot be read as weights: .*\(import\.file\)"):
+    with pytest.raises(DataError, match=r"cannot be read as weights: .*\(import\.file\)") as error:
         weights.read(tmp_path / "dlrm.pt")
     assert not Path("executed").exists()
+    # torch would have the reader set it to False
+    assert "weights_only" not in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -275,6 +277,9 @@ def test_objects_in_a_file_of_torch_are_never_made(
         ({"iter": 5, "loss": 0.5}, r"iter, loss: no tensor \(import\.file\)"),
         ({}, r"holds no tensors \(import\.file\)"),
         ({"state_dict": {}}, r"holds no tensors \(import\.file\)"),
+        ({"a": torch.ones(2, device="meta")}, r"a: is torch\.strided on the device meta, not a d"),
+        ({"a": torch.eye(2).to_sparse()}, r"a: is torch\.sparse_coo on the device cpu, not a den"),
+        ({"a": torch.nested.as_nested_tensor([torch.ones(1), torch.ones(2)])}, r"a: is nested, n"),
     ],
 )
 def test_what_holds_no_tensors_by_name_is_refused(value: Any, said: str, tmp_path: Path) -> None:
