@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import date, datetime, time
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pytest
 
 from dlrm_hybrid.data.schemas import reading as schemas
-from dlrm_hybrid.data.sources.arrow import pa
+from dlrm_hybrid.data.sources.arrow import pa, pc
 from dlrm_hybrid.data.sources.files import Block
 from dlrm_hybrid.data.sources.keys import MISSING_INTEGER
 from dlrm_hybrid.data.sources.values import BadRow, Values, read_values
@@ -112,6 +115,98 @@ def test_an_empty_label_or_time_is_called_empty() -> None:
         (5, "y", "is empty"),
         (7, "w", "is empty"),
     ]
+
+
+IDS = [2**63 + i % 7 for i in range(ROWS)]
+UUIDS = [UUID(int=i % 7) for i in range(ROWS)]
+MOMENTS = [datetime(2024, 1, 1, 8, 0, i % 60) for i in range(ROWS)]
+
+
+@pytest.mark.parametrize(
+    ("array", "text"),
+    [
+        (pa.array(IDS, pa.uint64()), list(map(str, IDS))),
+        (pa.array(list(map(Decimal, IDS)), pa.decimal128(20, 0)), list(map(str, IDS))),
+        (pa.array([Decimal(i % 9) / 4 for i in range(ROWS)], pa.decimal64(9, 2)),
+         [f"{i % 9 / 4:.2f}" for i in range(ROWS)]),
+        (pa.array([date(2024, 1, 1 + i % 30) for i in range(ROWS)]),
+         [f"2024-01-{1 + i % 30:02d}" for i in range(ROWS)]),
+        (pa.array([time(8, 0, i % 60) for i in range(ROWS)], pa.time64("us")),
+         [f"08:00:{i % 60:02d}" for i in range(ROWS)]),
+        (pa.array(MOMENTS, pa.timestamp("ns")), [str(one) for one in MOMENTS]),
+        (pa.array(MOMENTS, pa.timestamp("ms", "Europe/Rome")), [str(one) for one in MOMENTS]),
+        (pa.array([one.bytes for one in UUIDS], pa.uuid()), list(map(str, UUIDS))),
+        (pa.array([one.hex.encode() for one in UUIDS], pa.binary(32)), [one.hex for one in UUIDS]),
+        (pa.array(WORDS, pa.large_string()).dictionary_encode(), WORDS),
+    ],
+)  # fmt: skip
+def test_a_category_is_the_text_that_it_is_in_csv(array: Any, text: list[str]) -> None:
+    values, bad = read({"c": array})
+    assert not bad
+    assert told(values) == told(read({"c": pa.array(text)})[0])
+
+
+def test_wide_decimals_are_integers_where_they_fit() -> None:
+    small = [None if one is None else Decimal(one) for one in NUMBERS]
+    values, bad = read({"k": pa.array(small, pa.decimal256(50, 1))})
+    assert not bad and told(values) == told(read({})[0])
+    _, bad = read({"k": pa.array([Decimal(10) ** 30] * ROWS, pa.decimal256(50, 1))})
+    assert "is not an integer of 64 bits (kind: string takes" in bad[0].reason
+
+
+LABELS = [str(i % 2) for i in range(ROWS)]
+SPOILT = ["2", *LABELS[1:]]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.string_view(), pa.binary_view(), pa.large_string(), pa.large_binary(), pa.binary(1),
+        pa.dictionary(pa.int8(), pa.string_view()), pa.dictionary(pa.int8(), pa.binary(1)),
+    ],
+)  # fmt: skip
+def test_a_bad_row_is_left_out_beside_text_of_any_type(kind: Any) -> None:
+    if pa.types.is_dictionary(kind):
+        words = pa.array([b"0", b"1", b"2"], kind.value_type)
+        array = pa.DictionaryArray.from_arrays(pa.array(list(map(int, SPOILT)), pa.int8()), words)
+    else:
+        array = pa.array([one.encode() for one in SPOILT], kind)
+    values, bad = read({"y": array, "c": array, "t": array})
+    assert [(one.row, one.column) for one in bad] == [(1, "y")]
+    assert len(values.row_N) == ROWS - 1
+    views = pa.array([one.split("|") for one in LISTS], pa.list_(pa.string_view()))
+    assert told(read({"t": views})[0]) == told(read({})[0])
+
+
+ANY = {
+    "null": pa.nulls(ROWS),
+    "bool": pa.array([i % 2 == 0 for i in range(ROWS)]),
+    "half": pa.array(np.arange(ROWS, dtype=np.float16)),
+    "duration": pa.array(range(ROWS), pa.duration("ns")),
+    "far time": pa.array([2**62] * ROWS, pa.timestamp("us")),
+    "struct": pa.array([{"a": i} for i in range(ROWS)]),
+    "map": pa.array([[("a", i)] for i in range(ROWS)], pa.map_(pa.string(), pa.int64())),
+    "list of lists": pa.array([[[i]] for i in range(ROWS)]),
+    "list of structs": pa.array([[{"a": i}] for i in range(ROWS)]),
+    "list of times": pa.array([[date(2024, 1, 1)]] * ROWS),
+    "fixed list": pa.array([[0.5, 1.5]] * ROWS, pa.list_(pa.float32(), 2)),
+    "list view": pa.array([["a"]] * ROWS, pa.list_view(pa.string())),
+    "runs": pc.run_end_encode(pa.array([1] * ROWS)),
+    "interval": pa.array([(1, 1, 1)] * ROWS, pa.month_day_nano_interval()),
+    "views in a struct": pa.array([{"a": "b"}] * ROWS, pa.struct([("a", pa.string_view())])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(COLUMNS))
+@pytest.mark.parametrize("kind", list(ANY))
+def test_a_column_of_any_type_is_read_or_named(name: str, kind: str) -> None:
+    labels = [*COLUMNS["y"][1:], 2]  # one bad row, without which all others are read again
+    try:
+        values, bad = read({"y": pa.array(labels), name: ANY[kind]})
+    except DataError as error:
+        assert f"a.parquet: column {name!r}: " in str(error)
+    else:
+        assert len(values.row_N) + len(bad) == ROWS
 
 
 def test_whole_numbers_are_no_times() -> None:

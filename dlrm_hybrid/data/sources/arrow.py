@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from typing import Any
+from uuid import UUID
 
 pa: Any = import_module("pyarrow")
 pc: Any = import_module("pyarrow.compute")
@@ -15,14 +16,80 @@ Batch = Any
 """A `pyarrow.RecordBatch`."""
 
 
+def usual(array: Any) -> Any:
+    """The same values in a type for which Arrow has all of its kernels.
+
+    It lacks many for views, run ends, small decimals and extensions. UUIDs become their text.
+    """
+    kind = array.type
+    if pa.types.is_run_end_encoded(kind):
+        return usual(pc.run_end_decode(array))
+    if isinstance(kind, pa.UuidType):
+        distinct = pc.dictionary_encode(array.storage)
+        words = [str(UUID(bytes=one)) for one in distinct.dictionary.to_pylist()]
+        return pa.DictionaryArray.from_arrays(distinct.indices, pa.array(words, pa.string()))
+    if isinstance(kind, pa.BaseExtensionType):
+        return usual(array.storage)
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        return usual(_list(array))
+    wanted = _usual_type(kind)
+    return array if wanted == kind else pc.cast(array, wanted)
+
+
+def _list(array: Any) -> Any:
+    """The lists of a view; Arrow's own cast makes arrays that are not valid."""
+    lengths = pc.fill_null(pc.list_value_length(array), 0)
+    ends = pc.cumulative_sum(pc.cast(lengths, pa.int64()))
+    offsets = pa.concat_arrays([pa.array([0], pa.int64()), ends])
+    return pa.LargeListArray.from_arrays(offsets, array.flatten(), mask=array.is_null())
+
+
+def _usual_type(kind: Any) -> Any:
+    types = pa.types
+    if types.is_string_view(kind):
+        return pa.string()
+    if types.is_binary_view(kind) or types.is_fixed_size_binary(kind):
+        return pa.binary()
+    if types.is_decimal32(kind) or types.is_decimal64(kind):
+        return pa.decimal128(kind.precision, kind.scale)
+    if types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _usual_type(kind.value_type), kind.ordered)
+    if types.is_fixed_size_list(kind):
+        return pa.list_(_usual_type(kind.value_type), kind.list_size)
+    if types.is_list(kind):
+        return pa.list_(_usual_type(kind.value_type))
+    if types.is_large_list(kind):
+        return pa.large_list(_usual_type(kind.value_type))
+    return kind
+
+
 def plain(array: Any) -> Any:
     """An array without a dictionary, and text as bytes: whether they are UTF-8 is seen by row."""
-    types, kind = pa.types, array.type
-    if types.is_dictionary(kind):
+    types, array = pa.types, usual(array)
+    if types.is_dictionary(array.type):
         return plain(array.dictionary_decode())
-    if types.is_string(kind) or types.is_string_view(kind) or types.is_binary_view(kind):
+    if types.is_string(array.type):
         return pc.cast(array, pa.binary())
-    return pc.cast(array, pa.large_binary()) if types.is_large_string(kind) else array
+    return pc.cast(array, pa.large_binary()) if types.is_large_string(array.type) else array
+
+
+def category_values(array: Any) -> list[Any]:
+    """Values of a plain array for categories; dates and times as the text that CSV has of them.
+
+    Times are in UTC, and fractions of a second end with their last digit that is not 0.
+
+    Raises:
+        ArrowError: there are no categories of this type.
+    """
+    types, kind = pa.types, array.type
+    if types.is_timestamp(kind) and kind.tz is not None:
+        array = pc.cast(array, pa.timestamp(kind.unit))  # without a zone: in UTC
+    if types.is_date(kind) or types.is_time(kind) or types.is_timestamp(kind):
+        text = pc.cast(array, pa.string())
+        return pc.replace_substring_regex(text, r"(?:\.0+|(\.\d*[1-9])0+)$", r"\1").to_pylist()
+    if types.is_temporal(kind) or types.is_nested(kind):
+        raise pa.ArrowInvalid("no categories are of this type")
+    return array.to_pylist()
 
 
 def is_text(kind: Any) -> bool:

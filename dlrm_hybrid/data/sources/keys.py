@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import xxhash
@@ -19,6 +20,7 @@ MISSING: Mapping[str, Key] = {"string": "", "integer": MISSING_INTEGER, "hash8":
 _INTEGER = re.compile(r"([+-]?[0-9]{1,19})(\.0*)?")
 _HASH8 = re.compile(r"[0-9a-fA-F]{8}")
 _SHOWN_CHARACTERS = 40
+_NO_INTEGER = "is not an integer of 64 bits (kind: string takes longer ones)"
 
 
 def keys_of(values: Sequence[Any], column: CategoricalColumn) -> tuple[list[Key], dict[int, str]]:
@@ -68,20 +70,24 @@ def _string(value: Any) -> str:
             raise ValueError("is not UTF-8") from None
     if isinstance(value, (str, int)):
         return str(value)
+    if isinstance(value, Decimal):
+        return f"{value:f}"  # all digits, as in CSV
     raise ValueError("is not text (kind: string)")
 
 
 def _integer(value: Any) -> int:
-    if isinstance(value, float) and value.is_integer():
+    if (isinstance(value, float) and value.is_integer()) or (
+        isinstance(value, Decimal) and value == int(value)
+    ):
         value = int(value)
     if isinstance(value, (str, bytes)):
         text = _string(value).strip()
         found = _INTEGER.fullmatch(text)  # others write 3.0 where a column has missing values
         if not found:
-            raise ValueError("is not an integer of 64 bits")
+            raise ValueError(_NO_INTEGER)
         value = int(found[1])
     if not isinstance(value, int) or not MISSING_INTEGER < value < 2**63:
-        raise ValueError("is not an integer of 64 bits")
+        raise ValueError(_NO_INTEGER)
     return int(value)
 
 

@@ -16,7 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from dlrm_hybrid.data.schema import ByTime, CategoricalColumn, DenseColumn, Schema
-from dlrm_hybrid.data.sources.arrow import ArrowError, Batch, is_list, is_text, pa, pc, plain
+from dlrm_hybrid.data.sources.arrow import (
+    ArrowError,
+    Batch,
+    category_values,
+    is_list,
+    is_text,
+    pa,
+    pc,
+    plain,
+    usual,
+)
 from dlrm_hybrid.data.sources.files import Block
 from dlrm_hybrid.data.sources.keys import Key, keys_of, shown
 from dlrm_hybrid.types import DataError
@@ -99,7 +109,8 @@ def read_values(
         DataError: a column is of a type that its kind in the schema cannot be made of.
     """
     odd = [BadRow(one.row, "", one.reason, one.raw) for one in block.odd]
-    found = _columns(block.columns, schema, path, labels)
+    columns = _usual(block.columns, path)
+    found = _columns(columns, schema, path, labels)
     faults: dict[int, tuple[str, str]] = {}
     time_name = schema.split.column if isinstance(schema.split, ByTime) else ""
     for name, column in found.items():
@@ -107,13 +118,13 @@ def read_values(
             faults.setdefault(index, (time_name if name == _TIME else name, reason))
     row_N = block.row_N
     bad = [
-        BadRow(int(row_N[index]), name, reason, _raw(block.columns.slice(index, 1)))
+        BadRow(int(row_N[index]), name, reason, _raw(columns.slice(index, 1)))
         for index, (name, reason) in sorted(faults.items())
     ]
     if faults:
         kept_N = np.ones(len(row_N), np.bool_)
         kept_N[list(faults)] = False
-        rest = block.columns.filter(pa.array(kept_N))
+        rest = columns.filter(pa.array(kept_N))
         found, row_N = _columns(rest, schema, path, labels), row_N[kept_N]
     dense = [found[one.name].values for one in schema.dense]
     values = Values(
@@ -131,6 +142,24 @@ def _raw(row: Batch) -> str:
         return str(row.to_pylist()[0])
     except UnicodeDecodeError:  # Parquet holds any bytes as text
         return "not UTF-8"
+    except (OverflowError, ValueError):  # and times that Python's do not reach
+        return "not to be shown"
+
+
+def _usual(batch: Batch, path: str) -> Batch:
+    """The columns in types that Arrow's kernels take."""
+    names: list[str] = batch.schema.names
+    columns = zip(names, batch.columns, strict=True)
+    return pa.record_batch([_at(name, path, usual, array) for name, array in columns], names)
+
+
+def _at(name: str, path: str, read: Callable[[Any], Any], array: Any) -> Any:
+    """What `read` makes of a column, with its name where that cannot be."""
+    try:
+        return read(array)
+    except ArrowError as error:
+        first = str(error).splitlines()[0]
+        raise DataError(f"{path}: column {name!r}: {array.type}: {first} (data.schema)") from error
 
 
 _TIME = "\0time"
@@ -142,13 +171,7 @@ def _columns(batch: Batch, schema: Schema, path: str, labels: bool) -> dict[str,
 
     def take(name: str, key: str, read: Callable[[Any], _Found]) -> None:
         array: Any = batch.column(batch.schema.get_field_index(name))
-        try:
-            found[key] = read(array)
-        except ArrowError as error:
-            first = str(error).splitlines()[0]
-            raise DataError(
-                f"{path}: column {name!r}: {array.type}: {first} (data.schema)"
-            ) from error
+        found[key] = _at(name, path, read, array)
 
     if labels:
         take(schema.label, schema.label, lambda array: _label(plain(array)))
@@ -286,7 +309,7 @@ def _coded(array: Any, column: CategoricalColumn, length_N: Any) -> _Found:
     indices, distinct = pc.cast(array.indices, pa.int32()), plain(array.dictionary)
     if indices.null_count:
         indices = pc.fill_null(indices, len(distinct))
-    values = [*distinct.to_pylist(), None]
+    values = [*category_values(distinct), None]
     keys, faults = keys_of(values, column)
     index_M = indices.to_numpy(zero_copy_only=False).astype(np.int32)
     bad: dict[int, str] = {}
