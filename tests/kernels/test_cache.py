@@ -213,6 +213,16 @@ def test_a_disk_that_fills_up_later_is_told_once_and_nothing_fails(
     assert "No space left" in line
 
 
+def test_a_numba_with_other_private_parts_is_told_once_and_nothing_fails(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delattr(cache.CompileResult, "_reduce")
+    assert hits_of_a_new_process() == 0
+    assert hits_of_a_new_process() == 0
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "compiled kernels cannot be kept (numba" in line
+
+
 def test_types_of_every_kernel_follow_from_its_annotations(folder: Path) -> None:
     seen = jit.cache_state(folder, ALL)
     assert {name.rpartition(".")[0] for name in seen.missing} == set(ALL)

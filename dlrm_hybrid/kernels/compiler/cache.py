@@ -157,7 +157,11 @@ class KernelCache:
         folder = kernel_folder().path
         if folder is None or compiled.library.has_dynamic_globals:
             return
-        payload: bytes = dumps(compiled._reduce())
+        try:
+            payload: bytes = dumps(compiled._reduce())
+        except Exception as error:  # private parts of numba, which another version may change
+            _tell_refused(folder, f"numba {numba.__version__}: {error!r}")
+            return
         path = kernel_path(folder, self._name, types)
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
         try:
