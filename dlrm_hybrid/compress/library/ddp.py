@@ -6,6 +6,7 @@ then fulfils what it has promised for the others.
 """
 
 # No postponed annotations: DDP compares those of a hook with its own types.
+import gc
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import nullcontext
@@ -42,8 +43,8 @@ class _Promised(NamedTuple):
 class DdpState:
     """State of a DDP communication hook: what a method remembers of each parameter between steps.
 
-    Made by `ddp_state` of a method. It can be pickled, without its process group: call `bind` on
-    the copy.
+    Made by `ddp_state` of a method. It can be pickled, without its process group. A copy attaches
+    itself to the DDP module that it is registered with; call `bind` to attach it to another.
 
     Args:
         method: one of the records of `dlrm_hybrid.compress`.
@@ -80,6 +81,10 @@ class DdpState:
         Raises:
             ValueError: other ranks hold parts of a parameter, as in FSDP; names it.
         """
+        if model is not None and not isinstance(model, Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(
+                f"model: is a {type(model).__name__}; pass the DDP module, as in ddp_state(ddp)"
+            )
         if self._compressor is not None:
             self._held = self.state_dict()
         self._group: dist.ProcessGroup | None = process_group
@@ -203,6 +208,8 @@ class DdpState:
         """In the order of the model; without it, in that of the first step."""
         from dlrm_hybrid.compress.library.compressor import ParameterCompressor
 
+        if self._held and not self._has_names:
+            self.bind(_owner(self), self._group)
         self._require_last_layer()
         names = self._names or {one: f"{index}" for index, one in enumerate(gradients)}
         named = [(name, one) for one, name in names.items() if one in gradients]
@@ -211,7 +218,9 @@ class DdpState:
         made = ParameterCompressor(self.method, named, self._options)
         if self._held:
             if not self._names:
-                raise ValueError("a state that was pickled must be bound to its model: bind(model)")
+                raise ValueError(
+                    "a state that was pickled is not registered with one DDP module: bind(ddp)"
+                )
             made.load_state_dict(self._held)
             self._held = None
         return made
@@ -223,6 +232,24 @@ def _wrappers(model: Module | None) -> Iterator[Module]:
         yield model
         inner = "module" if isinstance(model, DistributedDataParallel) else "_orig_mod"
         model = cast("Module | None", getattr(model, inner, None))
+
+
+def _owner(state: DdpState) -> DistributedDataParallel | None:
+    """The DDP module with which a state is registered; None if there is none, or several are.
+
+    A hook is handed gradients and no module, but the module keeps what was registered with it.
+    """
+    modules = [
+        cast("DistributedDataParallel", one)
+        for one in gc.get_objects()
+        if DistributedDataParallel in type(one).__mro__  # without asking the object itself
+    ]
+    own = [
+        one
+        for one in modules
+        if any(registered is state for _, registered in getattr(one, "_comm_hooks", ()))
+    ]
+    return own[0] if len(own) == 1 else None
 
 
 def _raise_after_backward(error: Exception) -> None:

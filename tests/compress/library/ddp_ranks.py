@@ -116,7 +116,7 @@ def nameless(rank: int) -> list[list[bytes]]:
 
 
 def resumed(rank: int) -> list[tuple[list[bytes], list[bytes], list[bytes]]]:
-    """Weights after six steps: in one go; by a state dict after three; by a pickled state."""
+    """Weights after six steps: in one go; by a state dict after three; by pickled states."""
     found = []
     methods = TopK(density=0.05), Dgc(density=0.05, warmup_steps=1), CltK(density=0.05)
     for method in (*methods, Dct(density=0.05, precision="levels")):
@@ -126,12 +126,13 @@ def resumed(rank: int) -> list[tuple[list[bytes], list[bytes], list[bytes]]]:
         values = {name: one.clone() for name, one in ddp.module.state_dict().items()}
         steps(ddp, rank, range(3, 6), nothing)
         ways = [weights(ddp)]
-        for how in ("state_dict", "pickle"):
+        for how in ("state_dict", "pickle", "pickle and bind"):
             other = DistributedDataParallel(network(), bucket_cap_mb=0.001)
             other.module.load_state_dict(values)
-            if how == "pickle":
+            if how != "state_dict":
                 again = pickle.loads(held)
-                again.bind(other)
+                if how == "pickle and bind":
+                    again.bind(other)
             else:
                 again = method.ddp_state(other)
                 again.load_state_dict(saved)

@@ -126,6 +126,17 @@ def joined(rank: int) -> tuple[list[bytes], str]:
     return ddp_ranks.weights(ddp), said or " ".join(logged.lines)
 
 
+def divided(rank: int) -> list[list[bytes]]:
+    """Weights where rank 1 has fewer batches, by what DDP's join is told to divide by."""
+    ways = []
+    for initial in (True, False):
+        ddp, _ = hooked(TopK(density=0.1))
+        with ddp.join(divide_by_initial_world_size=initial):
+            steps(ddp, rank, range(4 - 2 * rank), nothing)
+        ways.append(ddp_ranks.weights(ddp))
+    return ways
+
+
 class _Logged(logging.Handler):
     """Keeps lines."""
 
@@ -176,4 +187,6 @@ def kept(rank: int) -> list[float]:
     return found
 
 
-TASKS = (ddp_after_a_failure, alone, compiled, sharded, loaded_alone, joined, kept, sparse)
+TASKS = (
+    *(ddp_after_a_failure, alone, compiled, sharded, loaded_alone, joined, divided, kept, sparse),
+)

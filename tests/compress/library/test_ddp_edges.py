@@ -61,6 +61,11 @@ def test_a_rank_without_batches_joins(ranks: list[dict]) -> None:
     assert "trainer 0 could not compress" in told, "its hook is called in no backward pass"
 
 
+def test_all_ranks_divide_even_those_that_have_ended(ranks: list[dict]) -> None:
+    for by_all, by_those_left in (one["divided"] for one in ranks):
+        assert by_all == by_those_left
+
+
 def test_what_a_failed_step_did_not_send_is_sent_later(ranks: list[dict]) -> None:
     """Of the trainers whose gradients were good; the other's join nothing."""
     for errors in (one["kept"] for one in ranks):
