@@ -15,6 +15,7 @@ _NAMES = {
     "World": "dlrm_hybrid.world.world",
     "objective": "dlrm_hybrid.run.jobs.objective",
 }
+__all__ = sorted(_NAMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

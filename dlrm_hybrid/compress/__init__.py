@@ -33,6 +33,8 @@ _HOMES = {
 }
 _NAMES = {name: f"{_LIBRARY}.{file}" for file, names in _HOMES.items() for name in names}
 
+__all__ = sorted(_NAMES)  # pyright: ignore[reportUnsupportedDunderAll]
+
 
 def __getattr__(name: str) -> Any:
     if name not in _NAMES:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dlrm_hybrid.types import DivergedError
@@ -88,18 +89,47 @@ def require_gradients(names: Sequence[str], counts: Sequence[int], given: Sequen
     if len(given) != len(names):
         raise ValueError(f"{len(given)} gradients of {len(names)} parameters")
     for name, count, one in zip(names, counts, given, strict=True):
-        fault = _fault(one, count)
+        fault = _fault(one)
+        if not fault and isinstance(one, Tensor) and one.numel() != count:
+            fault = f"of {one.numel()} elements: must be of {count}, as its parameter is"
         if fault:
             raise ValueError(f"the gradient of {name} is {fault}")
 
 
 def require_state(state: Mapping[str, Any], method: str) -> None:
-    """Raise ValueError if it is no state of a compressor, or of another method's."""
+    """Raise ValueError if it is no state of a compressor, or of another method's; names why."""
+    if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"the state is {_shown(state)}: it is not of state_dict()")
     missing = sorted({"method", "step", "tensors"} - {*state})
     if missing:
         raise ValueError(f"the state has no {', '.join(missing)}: it is not of state_dict()")
     if state["method"] != method:
-        raise ValueError(f"the state is of {state['method']}, and this is {method}")
+        raise ValueError(f"the state is of {state['method']!s:.200}, and this is {method}")
+    for key in ("step", "trainer"):
+        count = state.get(key)
+        if not (type(count) is int and count >= 0) and not (key == "trainer" and count is None):
+            raise ValueError(f"the state's {key} is {_shown(count)}: must be a whole number")
+    tensors = state["tensors"]
+    if not isinstance(tensors, Mapping):
+        raise ValueError(f"the state's tensors are {_shown(tensors)}: must be tensors by name")
+    for name, one in cast("Mapping[object, object]", tensors).items():
+        if fault := _unfit(one):
+            raise ValueError(f"the state's tensor {_shown(name)} is {fault}")
+
+
+def _unfit(given: object) -> str:
+    """Why this cannot be a residual, threshold or momentum; empty if it can be."""
+    fault = _fault(given)
+    if fault or not isinstance(given, Tensor):
+        return fault
+    if given.is_meta:
+        return "on the device meta, without values"
+    return "" if given.isfinite().all() else "not finite"
+
+
+def _shown(value: object) -> str:
+    """A value of the caller's in a message; a tensor or model would fill the screen."""
+    return repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
 
 
 def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -119,6 +149,11 @@ def require_finite(gradients: Mapping[str, Tensor], step: int) -> None:
 
 
 def _pairs(given: Iterable[object]) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(given, Module) or not isinstance(given, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(
+            f"named_parameters: is a {type(given).__name__}; pass its named_parameters(), as in "
+            "for_parameters(model.named_parameters())"
+        )
     for one in given:
         match one:
             case (str(name), Tensor() as parameter):
@@ -130,14 +165,12 @@ def _pairs(given: Iterable[object]) -> Iterator[tuple[str, Tensor]]:
                 )
 
 
-def _fault(gradient: object, count: int) -> str:
-    """Why it cannot be compressed as so many elements; empty if it can be."""
-    if not isinstance(gradient, Tensor):
-        return f"{type(gradient).__name__}: must be a tensor"
-    if gradient.layout is not torch.strided:
-        return f"{gradient.layout}: must be dense"
-    if gradient.is_complex():
-        return f"{gradient.dtype}: must be of real numbers"
-    if gradient.numel() != count:
-        return f"of {gradient.numel()} elements: must be of {count}, as its parameter is"
+def _fault(given: object) -> str:
+    """Why kernels cannot compute with it; empty if they can."""
+    if not isinstance(given, Tensor):
+        return f"{type(given).__name__}: must be a tensor"
+    if given.layout is not torch.strided:
+        return f"{given.layout}: must be dense"
+    if given.is_complex():
+        return f"{given.dtype}: must be of real numbers"
     return ""

@@ -5,10 +5,12 @@ Records hold settings; `for_parameters` and `ddp_state` create what compresses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from decimal import Decimal
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, final
+from numbers import Real
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, final
 
 from typing_extensions import override, runtime_checkable
 
@@ -36,6 +38,13 @@ class GradientMethod(Protocol):
 
     name: ClassVar[str]
     """Its name in the configuration, `gradient=NAME`."""
+
+    def __new__(cls, *given: object, **settings: object) -> Self:
+        """Refuse unknown settings in words of ours, before the generated constructor does."""
+        known = [one.name for one in fields(cls)]  # pyright: ignore[reportArgumentType]
+        if given or not settings.keys() <= {*known}:
+            raise TypeError(_unfit(cls.__name__, known, given, settings))
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         check(self)
@@ -143,6 +152,23 @@ class GradientMethod(Protocol):
             if one.name not in {*read, *_SHARED, "density"} and value != one.default:
                 rule = self._value("threshold")
                 yield f"{one.name} = {value!r}: has no effect with threshold = {rule!r}"
+
+
+def _unfit(
+    method: str, known: Sequence[str], given: Sequence[object], settings: Mapping[str, object]
+) -> str:
+    """What is wrong with the arguments of a method, and what was meant."""
+    if not known:
+        return f"{method} has no settings"
+    if given:
+        return f"{method} takes its settings by name: {method}({known[0]}={given[0]!r})"
+    name, value = next((name, value) for name, value in settings.items() if name not in known)
+    text = f"{method} has no setting {name!r}"
+    if name == "sparsity" and "density" in known:
+        density = 1 - Decimal(str(value)) if isinstance(value, Real) else "1 - sparsity"
+        return f"{text}; it has the fraction that is sent, density={density}"
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"{text}; did you mean {near[0]}?" if near else f"{text}; it has {', '.join(known)}"
 
 
 @final

@@ -4,6 +4,7 @@ import pickle
 import re
 import subprocess
 import sys
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -11,7 +12,15 @@ import pytest
 from dlrm_hybrid import compress
 from dlrm_hybrid.compress.gradient.methods import GradientKeys, methods, rules
 from dlrm_hybrid.compress.library import records
-from dlrm_hybrid.compress.library.records import Dct, Dgc, GradientMethod, Sidco, TernGrad, TopK
+from dlrm_hybrid.compress.library.records import (
+    Dct,
+    Dgc,
+    GradientMethod,
+    NoCompression,
+    Sidco,
+    TernGrad,
+    TopK,
+)
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.model.spec import ModelSpec
@@ -86,6 +95,31 @@ def test_terngrad_asks_for_weights_where_sums_have_no_levels() -> None:
 def test_what_a_record_cannot_be(make, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Dct(sparsity=0.99), "Dct has no setting 'sparsity'; it has the fraction that is"),
+        (lambda: Dgc(sparsity=np.float32(0.75)), "that is sent, density=0.25"),
+        (lambda: TopK(sparsity="most"), "that is sent, density=1 - sparsity"),
+        (lambda: TernGrad(sparsity=0.9), "TernGrad has no setting 'sparsity'; it has clip, shar"),
+        (lambda: Dct(densty=0.1), "Dct has no setting 'densty'; did you mean density?"),
+        (lambda: Dct(0.01), "Dct takes its settings by name: Dct(density=0.01)"),
+        (lambda: NoCompression(density=0.01), "NoCompression has no settings"),
+    ],
+)
+def test_a_setting_that_a_record_does_not_have(make, message: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(message)):
+        make()
+
+
+@pytest.mark.parametrize("module", ["dlrm_hybrid", "dlrm_hybrid.compress"])
+def test_a_star_brings_the_public_names(module: str) -> None:
+    brought: dict[str, object] = {}
+    exec(f"from {module} import *", brought)
+    assert brought.keys() - {"__builtins__"} == {*import_module(module).__all__}
+    assert len(brought) > 4
 
 
 def test_numbers_of_numpy_become_those_of_python() -> None:

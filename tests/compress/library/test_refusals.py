@@ -1,5 +1,9 @@
 """What cannot be compressed, or would go wrong later, is refused by its name."""
 
+import re
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -76,6 +80,81 @@ def test_what_is_no_state() -> None:
             target.load_state_dict(net.state_dict())
         with pytest.raises(ValueError, match=r"the state is of Dct.*, and this is TopK"):
             target.load_state_dict(other)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("step", "x", "the state's step is 'x': must be a whole number"),
+        ("step", -1, "step is -1"),
+        ("step", 1.5, "step is 1.5"),
+        ("step", True, "step is True"),
+        ("step", None, "step is None"),
+        ("step", torch.ones(2), "step is Tensor"),
+        ("trainer", "0", "trainer is '0'"),
+        ("tensors", [1], "the state's tensors are list: must be tensors by name"),
+        ("tensors", None, "tensors are None"),
+        ("method", torch.ones(2), "the state is of "),
+    ],
+)
+def test_a_state_with_another_value(key: str, value: object, message: str) -> None:
+    _refused(lambda state: state | {key: value}, message)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        ("text", "the state's tensor 'bias.residual' is str: must be a tensor"),
+        (None, "is NoneType: must be a tensor"),
+        ([0.0], "is list: must be a tensor"),
+        (np.zeros(4, np.float32), "is ndarray: must be a tensor"),
+        (torch.zeros(4, device="meta"), "is on the device meta, without values"),
+        (torch.zeros(4).to_sparse(), "is torch.sparse_coo: must be dense"),
+        (torch.zeros(4, dtype=torch.complex64), "is torch.complex64: must be of real numbers"),
+        (torch.full((4,), torch.nan), "is not finite"),
+        (torch.full((4,), torch.inf), "is not finite"),
+        (torch.zeros(5), "the state is of other parameters: bias.residual"),
+    ],
+)
+def test_a_state_with_another_tensor(tensor: object, message: str) -> None:
+    def changed(state: dict) -> dict:
+        return state | {"tensors": state["tensors"] | {"bias.residual": tensor}}
+
+    _refused(changed, message)
+
+
+def _refused(changed: Callable[[dict], dict], message: str) -> None:
+    """Neither a compressor nor a hook takes such a state, and goes on as if none had come."""
+    net = nn.Linear(6, 4)
+    compressor = TopK(density=0.1).for_parameters(net.named_parameters())
+    gradients = [torch.ones_like(one) for one in net.parameters()]
+    compressor.encode(gradients, 0)
+    bad = changed(compressor.state_dict())
+    with pytest.raises(ValueError, match=re.escape(message)):
+        compressor.load_state_dict(bad)
+    assert len(compressor.encode(gradients, 1)) > 0
+    if "other parameters" not in message:  # which a hook learns in its first step
+        with pytest.raises(ValueError, match=re.escape(message)):
+            TopK(density=0.1).ddp_state(net).load_state_dict(bad)
+
+
+@pytest.mark.parametrize("state", [None, 3, "text", [1], torch.ones(2)])
+def test_a_state_that_is_no_mapping(state: object) -> None:
+    with pytest.raises(ValueError, match=r"the state is .*: it is not of state_dict\(\)"):
+        TopK().for_parameters(model().named_parameters()).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "given", [model(), nn.Linear(3, 2), None, model], ids=["model", "layer", "None", "function"]
+)
+def test_a_model_is_not_its_parameters(given: object) -> None:
+    with pytest.raises(ValueError, match=r"pass its named_parameters\(\)"):
+        TopK().for_parameters(given)
+
+
+def test_parameters_are_no_model() -> None:
+    with pytest.raises(ValueError, match=r"model: is a generator; pass the DDP module"):
+        TopK().ddp_state(model().parameters())
 
 
 def test_a_state_is_of_one_trainer() -> None:
