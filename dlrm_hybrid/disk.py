@@ -9,8 +9,8 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Generator, Iterable
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -48,6 +48,7 @@ class Content:
 def write(path: Path, parts: Iterable[memoryview]) -> Content:
     """Make a file of these bytes; other threads run meanwhile.
 
+    What has had its name is removed, not written into: it may be a link that leads elsewhere.
     The checksum is of the bytes in memory: what the disk makes of them is found out by reading.
 
     Raises:
@@ -55,7 +56,8 @@ def write(path: Path, parts: Iterable[memoryview]) -> Content:
     """
     digest = xxhash.xxh3_128()
     num_bytes = 0
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         for part in parts:
             for begin in range(0, len(part), CHUNK_BYTES):
@@ -89,21 +91,36 @@ def content(path: Path, progress: Callable[[int], object] = lambda done: None) -
     return Content(num_bytes, digest.hexdigest())
 
 
+@contextmanager
+def replacing(path: Path) -> Generator[Path, None, None]:
+    """Where to write, inside a `with`, a file that is whole at its end or as it was before.
+
+    Nothing is there when the `with` begins, not even a link. Where it is left by an error, what has
+    been written is removed.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    partial.unlink(missing_ok=True)
+    try:
+        yield partial
+        flush(partial)
+        partial.replace(path)
+        flush(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def replace_text(path: Path, text: str) -> None:
     """A file that is there with all of the text, or as it was before; raises OSError."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
+    with replacing(path) as partial:
         write(partial, [memoryview(text.encode())])
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-    flush(path.parent)
 
 
-def flush(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def flush(path: Path) -> None:
+    """Make a file, or the names in a folder, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -248,6 +265,33 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     except FileNotFoundError:
         return False
+
+
+def check_inside(folder: Path, apart: Collection[str] = ()) -> None:
+    """Refuse a folder by which what is written into it would land elsewhere, or wait for a reader.
+
+    Args:
+        folder: whatever it holds, and whoever has made it.
+        apart: names of folders in it whose content another program writes.
+
+    Raises:
+        DataError: a link leads out of it, or something in it is neither a file nor a folder.
+    """
+    root, waiting = folder.resolve(), [folder]
+    while waiting:
+        here = waiting.pop()
+        with suppress(FileNotFoundError), os.scandir(here) as entries:  # others may remove theirs
+            for entry in entries:
+                path = Path(entry.path)
+                if entry.is_dir(follow_symlinks=False):
+                    waiting += [] if here == folder and entry.name in apart else [path]
+                elif entry.is_symlink() and not path.resolve().is_relative_to(root):
+                    raise DataError(
+                        f"{path}: is a link that leads out of {folder}, to {path.resolve()}; "
+                        "nothing is written into such a folder"
+                    )
+                elif not (entry.is_symlink() or entry.is_file(follow_symlinks=False)):
+                    raise DataError(f"{path}: is neither a file nor a folder")
 
 
 def plain_file(folder: Path, file: str, instead: str = "") -> Path:

@@ -30,6 +30,20 @@ def test_the_umask_decides_who_else_may_write_a_file(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o664
 
 
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text("mine")
+    for name in ("file", ".file.partial", "part"):
+        (tmp_path / name).symlink_to(own)
+    disk.replace_text(tmp_path / "file", "text")
+    disk.write(tmp_path / "part", [memoryview(b"text")])
+    assert own.read_text() == "mine"
+    for name in ("file", "part"):
+        assert not (tmp_path / name).is_symlink()
+        assert (tmp_path / name).read_text() == "text"
+    assert not os.path.lexists(tmp_path / ".file.partial")
+
+
 def test_a_refusal_names_file_and_key(tmp_path: Path) -> None:
     path = tmp_path / "none" / "file"
     with pytest.raises(ResourceError) as error, writing(path, "a.key"):

@@ -209,13 +209,14 @@ def evaluated(
     values = dict(saved)
     for key, value in after.items():
         if is_below(key, (*taken, "evaluate", "prepare")):
-            values = _with(values, key, value)
+            values = with_value(values, key, value)
     return values, faults
 
 
-def _with(values: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+def with_value(values: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """The values of nested sections with another one at a dotted key."""
     head, _, rest = key.partition(".")
-    return {**values, head: _with(values[head], rest, value) if rest else value}
+    return {**values, head: with_value(values[head], rest, value) if rest else value}
 
 
 def _waits_otherwise(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:

@@ -6,14 +6,14 @@ Shapes: R rows.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.data.sources.arrow import ArrowError, pa, parquet
-from dlrm_hybrid.disk import flush, writing
-from dlrm_hybrid.run.folder import one_user
+from dlrm_hybrid.disk import replacing, writing
+from dlrm_hybrid.run.folder import one_user, output_file
 from dlrm_hybrid.types import ConfigError, DataError
 
 OUTPUT_KEY = "predict.output"
@@ -44,22 +44,23 @@ def score_file(path: Path) -> Generator[ScoreFile, None, None]:
     if path.suffix not in KINDS:
         fault = f"{OUTPUT_KEY} = {path}: must end in {' or '.join(KINDS)}"
         raise ConfigError(faults_text([fault]))
+    output_file(str(path), OUTPUT_KEY)
     with writing(path, OUTPUT_KEY):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with one_user(path.with_name(f".{path.name}.lock"), OUTPUT_KEY, path):
-        partial = path.with_name(f".{path.name}.partial")
+    lock = path.with_name(f".{path.name}.lock")
+    with one_user(lock, OUTPUT_KEY, path), ExitStack() as stack:
+        with writing(path, OUTPUT_KEY):
+            partial = stack.enter_context(replacing(path))
         made = _Parquet(partial) if path.suffix == ".parquet" else _Csv(partial)
         try:
             yield made
             with writing(path, OUTPUT_KEY):
                 made.close()
-                flush(partial)
-                partial.replace(path)
-                flush(path.parent)
         finally:
             with suppress(OSError):  # a full disk takes no end of a file that nobody wants
                 made.close()
-            partial.unlink(missing_ok=True)
+        with writing(path, OUTPUT_KEY):
+            stack.close()
 
 
 class _Parquet:

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
+from dlrm_hybrid.disk import replacing
 from dlrm_hybrid.telemetry.spans import Span
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#5b4b8a", "#555555")
@@ -193,9 +194,9 @@ def svg(figure: Figure) -> bytes:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a PNG or SVG file, as its name ends."""
-    with drawing():
-        figure.savefig(path, dpi=DOTS_PER_INCH)
+    """Write a PNG or SVG file, as its name ends; raises OSError."""
+    with drawing(), replacing(path) as partial:
+        figure.savefig(partial, dpi=DOTS_PER_INCH, format=path.suffix[1:])
 
 
 def _columns(figure: Figure, most: int) -> int:

@@ -16,7 +16,7 @@ from dlrm_hybrid.report.measures import BYTES
 from dlrm_hybrid.report.pictures import Picture
 from dlrm_hybrid.report.ranks import ranks, steps
 from dlrm_hybrid.report.runs import Run
-from dlrm_hybrid.report.table import Table
+from dlrm_hybrid.report.table import Table, plain_markdown
 
 STYLE_FILE = Path(__file__).with_name("page.css")
 MARKERS = {
@@ -220,7 +220,8 @@ def markdown(document: Document, pictures: str | None) -> str:
         document: of the report.
         pictures: the folder of their files, relative to the page; None leaves them out.
     """
-    parts = [f"# {document.title}\n\n{document.subtitle}\n\n{document.trained}\n"]
+    head = (f"# {document.title}", document.subtitle, document.trained)
+    parts = ["\n\n".join(map(plain_markdown, head)) + "\n"]
     parts += [
         _section_text(section, pictures)
         for section in document.sections
@@ -251,7 +252,8 @@ def _section_text(section: Section, pictures: str | None) -> str:
         parts.append(table.markdown())
     if pictures is not None:
         parts += [
-            f"![{one.title}]({pictures}/{file_name(one)})\n\n{one.title}. {one.caption}\n"
+            f"![{one.title}]({pictures}/{file_name(one)})\n\n{one.title}. "
+            f"{plain_markdown(one.caption)}\n"
             for one in section.pictures
         ]
     return "\n".join(parts)

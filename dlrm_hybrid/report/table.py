@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     import rich.table
 
 MISSING = "–"
+_MARKUP = re.compile(r"(?<=\])\(|\|")
 
 
 @final
@@ -39,7 +41,7 @@ class Table:
 
     def markdown(self) -> str:
         """The table as Markdown that is aligned as plain text too; its last line is ended."""
-        lines = [[_one_line(cell) for cell in line] for line in (self.columns, *self.rows)]
+        lines = [[plain_markdown(cell) for cell in line] for line in (self.columns, *self.rows)]
         widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
         right = self._is_right()
         rule = [
@@ -90,6 +92,6 @@ class Table:
         return [letter == "r" for letter in align[: len(self.columns)]]
 
 
-def _one_line(cell: str) -> str:
-    """A cell that ends neither its line nor its column."""
-    return " ".join(cell.replace("|", "\\|").split())
+def plain_markdown(text: str) -> str:
+    """Markdown that shows a text as it is: no HTML, link or picture, and no end of line or cell."""
+    return " ".join(_MARKUP.sub(r"\\\g<0>", escape(text, quote=False)).split())

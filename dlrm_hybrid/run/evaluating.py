@@ -16,7 +16,7 @@ from typing import Any, cast, final
 from dlrm_hybrid.checkpoint.folder import find, read_facts
 from dlrm_hybrid.checkpoint.manifest import MANIFEST_FILE
 from dlrm_hybrid.config import compose
-from dlrm_hybrid.config.identity import evaluated
+from dlrm_hybrid.config.identity import evaluated, with_value
 from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text, saved_values, validate
@@ -124,11 +124,14 @@ def saved_config(checkpoint: Path, facts: Mapping[str, Any]) -> Config:
 
 
 def _checked(checkpoint: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The values of a configuration in a checkpoint; raises DataError if they are none."""
+    """The values of a configuration in a checkpoint; raises DataError if they are none.
+
+    Where anything is written is not the checkpoint's to say.
+    """
     saved = saved_values(values)
     try:
         validate(saved)
-        return saved
+        return with_value(saved, "embedding.folder", None)
     except ConfigError as error:
         raise DataError(f"{checkpoint / MANIFEST_FILE}: config: {error}") from None
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from dlrm_hybrid.disk import (
     RUN_FOLDER_KEY,
     HeldError,
     append,
+    check_inside,
     locked,
     read_object,
     replace_text,
@@ -38,6 +41,7 @@ from dlrm_hybrid.telemetry.summary import COMPLETE, SUMMARY_FILE, summarise
 from dlrm_hybrid.types import ConfigError, DataError
 
 LOCK_FILE = ".lock"
+TRACKERS = ("wandb",)  # it makes links to its own files elsewhere
 OUTPUT_FILE = "output.log"  # what a job prints that runs beside others
 ORIGIN_FILE = "origin.json"  # the checkpoint of another run that this one began with
 
@@ -64,9 +68,16 @@ def one_user(lock: Path, key: str, subject: Path) -> Generator[None, None, None]
         yield
 
 
-def one_run(folder: Path, key: str = RUN_FOLDER_KEY) -> AbstractContextManager[None]:
-    """Keep other runs, or sweeps, out of a folder for as long as this one lasts; see `one_user`."""
-    return one_user(folder / LOCK_FILE, key, folder)
+@contextmanager
+def one_run(folder: Path, key: str = RUN_FOLDER_KEY) -> Generator[None, None, None]:
+    """Keep other runs, or sweeps, out of a folder for as long as this one lasts; see `one_user`.
+
+    Raises:
+        DataError: a link in it leads out of it.
+    """
+    with one_user(folder / LOCK_FILE, key, folder):
+        check_inside(folder, apart=TRACKERS)
+        yield
 
 
 def claim(request: Request, is_restart: bool = False) -> Path | None:
@@ -245,6 +256,24 @@ def _fault(text: str) -> ConfigError:
 
 def _read(path: Path) -> Mapping[str, Any] | None:
     return read_object(path.parent, path.name) if path.exists() else None
+
+
+def output_file(name: str, key: str) -> Path:
+    """The file that a command is to make or replace.
+
+    Args:
+        name: of the file.
+        key: of the configuration that has it.
+
+    Raises:
+        ConfigError: it is no name of a file, or a folder, device, pipe or link has it.
+    """
+    path = Path(name)
+    if not path.name:
+        raise _fault(f"{key} = {name}: not the name of a file")
+    if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+        raise _fault(f"{key} = {name}: is there, and no plain file; only such a one is replaced")
+    return path
 
 
 def write_whole(path: Path, text: str, key: str = RUN_FOLDER_KEY) -> None:

@@ -1,6 +1,7 @@
 """What `evaluate` takes from its own command line, and what it refuses."""
 
 import json
+import os
 import shutil
 import socket
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.identity import evaluated
 from dlrm_hybrid.disk import locked
+from dlrm_hybrid.run.evaluating import saved_config
 
 Evaluate = Callable[..., int]
 
@@ -61,6 +63,52 @@ def test_an_output_that_is_no_file_is_refused(
 ) -> None:
     assert evaluate(trained, "evaluate.output=.") == 2
     assert "evaluate.output = .: not the name of a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+@pytest.mark.parametrize(
+    ("verb", "key", "name"),
+    [
+        ("evaluate", "evaluate.output", "x"),
+        ("plan", "plan.output", "x"),
+        ("plan", "plan.picture", "x.svg"),
+        ("predict", "predict.output", "x.csv"),
+        ("report", "report.output", "x.html"),
+        ("watch", "watch.output", "x.html"),
+        ("export", "export.output", "x"),
+        ("import", "import.output", "x"),
+        ("doctor", "doctor.output", "x"),
+    ],
+)
+def test_only_plain_files_are_replaced_by_outputs(
+    kind: str,
+    verb: str,
+    key: str,
+    name: str,
+    trained: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    own, path = tmp_path / "own", tmp_path / name
+    own.write_text("mine")
+    if kind == "link":
+        path.symlink_to(own)
+    else:
+        os.mkfifo(path)
+    given = [f"{one}.checkpoint={trained}" for one in (verb,) if one in ("evaluate", "export")]
+    given += {
+        "predict": [f"predict.checkpoint={trained}", f"predict.rows={own}"],
+        "report": [f"report.runs={trained}"],
+        "watch": [f"watch.run={trained}"],
+        "import": [f"import.file={own}"],
+        "doctor": ["doctor.action=keys"],
+    }.get(verb, [])
+    code = 5 if verb == "doctor" else 2  # keys never replace a file, whatever it is
+    assert run(["dlrm_hybrid", verb, *given, f"{key}={path}"]) == code
+    assert str(path) in capsys.readouterr().err
+    assert path.is_symlink() if kind == "link" else path.is_fifo()
+    assert own.read_text() == "mine"
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted(["own", name])
 
 
 def test_leave_to_replace_rows_is_never_the_checkpoints() -> None:
@@ -203,6 +251,10 @@ def test_a_checkpoint_decides_no_path(
     assert f"{target}: the rows that " in told
     assert "set data.prepared=FOLDER" in told
     assert not target.parent.exists()
+    served = ("parallel=hybrid", "embedding=served", "parallel.table_servers=1")
+    files = compose.values_of([*served, "embedding.storage=mmap", f"embedding.folder={target}"])
+    assert files["embedding"]["folder"] == str(target)
+    assert saved_config(own, {"config": files}).embedding.folder is None
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,12 @@ def test_a_run_that_has_ended_has_its_page_at_once(train: Train) -> None:
     html = (folder / "watch.html").read_text()
     assert '<span class="status">complete</span>' in html
     assert REFRESH not in html
+    # Nothing is written through a link that somebody has put there.
+    own = folder.with_name("own")
+    own.write_text("mine")
+    (folder / ".watch.html.partial").symlink_to(own)
+    assert watching(folder) == 0
+    assert own.read_text() == "mine"
     # It is in nobody's way.
     assert (
         run(["dlrm_hybrid", "report", f"report.runs={folder}", f"report.output={folder}.html"]) == 0

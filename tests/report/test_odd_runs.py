@@ -154,6 +154,17 @@ def test_what_is_left_out_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "2 lines of events left out" in page.read_text()
 
 
+def test_names_are_texts_in_markdown_too(tmp_path: Path) -> None:
+    named = "<script>x</script>[y](javascript:z)![w](http://v)|\n# u"
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        config = make_run(folder, record=plain_events())
+        (folder / "config.json").write_text(json.dumps({**config, "name": named}))
+    for runs in ([tmp_path / "one"], [tmp_path / "one", tmp_path / "two"]):
+        text = markdown(build_report([read_run(one) for one in runs], "now"), None)
+        assert "&lt;script>" in text or "&lt;script&gt;" in text
+        assert not [sign for sign in ("<", "](", "\n# u") if sign in text]
+
+
 def test_nothing_is_read_through_links_or_pipes(tmp_path: Path) -> None:
     folder, secret = tmp_path / "run", tmp_path / "secret"
     make_run(folder, record=plain_events())

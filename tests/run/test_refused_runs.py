@@ -9,6 +9,8 @@ import pytest
 from launched_runs import slurm, started
 
 from dlrm_hybrid.disk import locked
+from dlrm_hybrid.run.folder import one_run
+from dlrm_hybrid.types import DataError
 
 Train = Callable[..., tuple[int, Path]]
 WORLD = ("parallel=hybrid", "parallel.trainers=1", "parallel.cuts=[bottom.1]", "train.steps=2")
@@ -101,6 +103,35 @@ def test_a_folder_has_one_run_at_a_time(
     assert f"hydra.run.dir = {folder}: in use by {holder}\n" in capsys.readouterr().err
     assert train("run", *given)[0] == 0
     assert not (folder / ".lock").exists()
+
+
+@pytest.mark.parametrize("place", ["log", "events.jsonl", "checkpoints", ".config.json.partial"])
+def test_no_run_goes_on_in_a_folder_with_a_way_out(
+    place: str, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, own = tmp_path / "run", tmp_path / "own"
+    own.mkdir()
+    folder.mkdir()
+    (folder / place).symlink_to(own)
+    assert train("run", "train.steps=2", "checkpoint.resume=auto")[0] == 3
+    told = f"{folder / place}: is a link that leads out of {folder}, to {own}"
+    assert told in capsys.readouterr().err
+    assert [*own.iterdir()] == []
+    assert [path.name for path in folder.iterdir()] == [place]
+
+
+def test_links_within_a_folder_and_those_of_a_tracker_are_nobodys_business(tmp_path: Path) -> None:
+    (tmp_path / "run" / "wandb").mkdir(parents=True)
+    (tmp_path / "run" / "wandb" / "debug.log").symlink_to("/elsewhere")
+    (tmp_path / "run" / "best").symlink_to("wandb")
+    with one_run(tmp_path / "run"):
+        (tmp_path / "run" / "inner" / "wandb").mkdir(parents=True)
+    for make in (os.mkfifo, lambda path: path.symlink_to("/elsewhere")):
+        place = tmp_path / "run" / "inner" / "wandb" / "x"
+        make(place)
+        with pytest.raises(DataError, match=f"{place}: is "), one_run(tmp_path / "run"):
+            pass
+        place.unlink()
 
 
 def test_a_folder_has_one_sweep_at_a_time_and_a_job_keeps_its_own(

@@ -13,7 +13,7 @@ from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.cli.verbs.train import LiveWork, show_scores
 from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.run.evaluating import prepare_evaluation, score
-from dlrm_hybrid.run.folder import one_user, write_whole
+from dlrm_hybrid.run.folder import one_user, output_file, write_whole
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.run.training import teacher_scores
 from dlrm_hybrid.types import ConfigError, ExitCode
@@ -29,10 +29,7 @@ def run(request: Request) -> int:
         raise ConfigError(faults_text([fault]))
     with ExitStack() as stack:
         if options.output is not None:
-            path = Path(options.output)
-            if not path.name:
-                fault = f"evaluate.output = {options.output}: not the name of a file"
-                raise ConfigError(faults_text([fault]))
+            path = output_file(options.output, OUTPUT_KEY)
             lock = path.with_name(f".{path.name}.lock")
             stack.enter_context(one_user(lock, OUTPUT_KEY, path))
         evaluation = prepare_evaluation(request, Path(options.checkpoint), terminal)

@@ -9,6 +9,7 @@ from pathlib import Path
 from dlrm_hybrid.cli.terminal import Terminal, duration, quantity, quiet
 from dlrm_hybrid.cli.verbs.train import TerminalView
 from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.disk import writing
 from dlrm_hybrid.plan import worlds
 from dlrm_hybrid.plan.calibration import Calibration, check_same_model, read
 from dlrm_hybrid.plan.layout import Densities
@@ -24,11 +25,11 @@ from dlrm_hybrid.plan.prediction import (
 from dlrm_hybrid.plan.probe import count, probe
 from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.run.assembly.build import topology
-from dlrm_hybrid.run.folder import write_whole
+from dlrm_hybrid.run.folder import output_file, write_whole
 from dlrm_hybrid.run.request import Request
-from dlrm_hybrid.types import ConfigError, ExitCode, ResourceError
+from dlrm_hybrid.types import ConfigError, ExitCode
 
-OUTPUT_KEY = "plan.output"
+OUTPUT_KEY, PICTURE_KEY = "plan.output", "plan.picture"
 HEAD = ("world", "links", "samples/s", "time", "B/sample", "cores", "fullest link", "limited by")
 SHOWN = 10  # of a search
 
@@ -36,6 +37,9 @@ SHOWN = 10  # of a search
 def run(request: Request) -> int:
     """Predict the worlds of `plan`."""
     config, terminal = request.config, Terminal()
+    for name, key in ((config.plan.output, OUTPUT_KEY), (config.plan.picture, PICTURE_KEY)):
+        if name is not None:
+            output_file(name, key)
     worlds.check(config)
     planned = worlds.compared(config, request.values)
     runs = _calibrations(request, terminal)
@@ -148,8 +152,6 @@ def _write(
         from dlrm_hybrid.plan.picture import draw  # matplotlib takes most of a second
 
         path = Path(config.plan.picture)
-        try:
+        with writing(path, PICTURE_KEY):
             draw(predictions, path)
-        except OSError as error:
-            raise ResourceError(f"{path}: cannot be written: {error.strerror}") from error
         terminal.line(f"wrote {path}")

@@ -10,20 +10,23 @@ from dlrm_hybrid import __version__
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.config.sections.commands import ReportConfig
 from dlrm_hybrid.config.validate import faults_text
+from dlrm_hybrid.disk import writing
 from dlrm_hybrid.report.labels import labels
 from dlrm_hybrid.report.page import Document, build_report, html, markdown, write_pictures
 from dlrm_hybrid.report.runs import read_runs
 from dlrm_hybrid.report.tables import comparison
-from dlrm_hybrid.run.folder import write_whole
+from dlrm_hybrid.run.folder import output_file, write_whole
 from dlrm_hybrid.run.request import Request
-from dlrm_hybrid.types import ConfigError, ExitCode, ResourceError
+from dlrm_hybrid.types import ConfigError, ExitCode
 
-OUTPUT_KEY = "report.output"
+OUTPUT_KEY, PICTURES_KEY = "report.output", "report.pictures"
 
 
 def run(request: Request) -> int:
     """Compare the runs at `report.runs`."""
     options, terminal = request.config.report, Terminal()
+    page = output_file(options.output, OUTPUT_KEY)
+    text = output_file(str(page.with_suffix(".md")), OUTPUT_KEY)
     runs = read_runs(_paths(options))
     table = comparison(runs, labels(runs))
     terminal.table(table)
@@ -32,11 +35,10 @@ def run(request: Request) -> int:
             terminal.line(f"{run.folder}: {remark}")
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     document = build_report(runs, f"made {made} by dlrm_hybrid {__version__}")
-    page = Path(options.output)
     write_whole(page, html(document), OUTPUT_KEY)
     pictures = _pictures(document, options, page)
-    write_whole(page.with_suffix(".md"), markdown(document, pictures), OUTPUT_KEY)
-    terminal.line(f"wrote {page} and {page.with_suffix('.md')}")
+    write_whole(text, markdown(document, pictures), OUTPUT_KEY)
+    terminal.line(f"wrote {page} and {text}")
     return ExitCode.DONE
 
 
@@ -49,11 +51,9 @@ def _pictures(document: Document, options: ReportConfig, page: Path) -> str | No
     if options.pictures is None:
         return None
     folder = Path(options.pictures)
-    try:
+    with writing(folder, PICTURES_KEY):
         folder.mkdir(parents=True, exist_ok=True)
         write_pictures(document, folder)
-    except OSError as error:
-        raise ResourceError(f"{folder}: cannot be written: {error.strerror}") from error
     return Path(os.path.relpath(folder, page.parent)).as_posix()
 
 

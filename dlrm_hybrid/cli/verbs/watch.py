@@ -12,16 +12,18 @@ import psutil
 
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.config.validate import faults_text
+from dlrm_hybrid.disk import read_text
 from dlrm_hybrid.report.live.page import RUNNING, Watched, page
 from dlrm_hybrid.report.runs import is_run, read_run
-from dlrm_hybrid.run.folder import LOCK_FILE, write_whole
+from dlrm_hybrid.run.folder import LOCK_FILE, output_file, write_whole
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.telemetry.events import EVENTS_FILE
-from dlrm_hybrid.types import ConfigError, ExitCode
+from dlrm_hybrid.types import ConfigError, DataError, ExitCode
 
 RUN_KEY, OUTPUT_KEY = "watch.run", "watch.output"
 PAGE = "watch.html"  # in the run folder
 QUIET_SECONDS = 600.0  # after which a run on another machine, that records nothing, is not running
+MOST_LOCK_BYTES = 1024
 CLOCK_SECONDS = 1.0  # by which the kernel's times of a file and of a process may differ
 
 
@@ -31,7 +33,7 @@ def run(request: Request) -> int:
     if options.run is None:
         raise ConfigError(faults_text([f"{RUN_KEY} = null: name a run folder"]))
     folder = Path(options.run)
-    output = folder / PAGE if options.output is None else Path(options.output)
+    output = output_file(options.output or str(folder / PAGE), OUTPUT_KEY)
     _await(folder, options.seconds, terminal)
     status = watch(folder, output, options.seconds, lambda text: terminal.line(text))
     terminal.line(f"{status}; {output} stays as it is")
@@ -119,11 +121,10 @@ def _is_running(folder: Path, quiet_seconds: float) -> bool:
         folder: of the run.
         quiet_seconds: for which nothing has been recorded; of another machine no more is known.
     """
-    lock = folder / LOCK_FILE
     try:
-        words = lock.read_text(encoding="utf-8", errors="replace").split()
-        written = lock.stat().st_mtime
-    except OSError:
+        words = read_text(folder, LOCK_FILE, MOST_LOCK_BYTES).split()
+        written = (folder / LOCK_FILE).stat().st_mtime
+    except (DataError, OSError):
         return False
     if len(words) != 4 or not words[1].isdecimal():  # process 4711 on node-3
         return False
