@@ -145,12 +145,19 @@ def usage() -> str:
     return "\n".join(lines) + "\n"
 
 
-def help_text(verb: str, values: Mapping[str, Any]) -> str:
-    """The help of a verb: groups, keys, flags and examples.
+def help_text(
+    verb: str,
+    values: Mapping[str, Any],
+    ignored: Sequence[str] = (),
+    faults: Sequence[str] = (),
+) -> str:
+    """The help of a verb: groups, keys, flags and examples, and what is wrong with what was typed.
 
     Args:
         verb: a key of `VERBS`.
         values: the composed configuration, for the keys of the choices made and their values.
+        ignored: a line for each argument that is not among the values.
+        faults: a line for each of the values that the verb would refuse.
     """
     flags = (SWEEP_FLAG, *FLAGS) if verb == "train" else FLAGS
     values = flat(values)
@@ -161,8 +168,18 @@ def help_text(verb: str, values: Mapping[str, Any]) -> str:
         *(_keys(verb, values)),
         [_entry(*one) for one in (*FOLDERS.get(verb, ()), *flags)],
         ["examples:", *(f"  {PROGRAM} {text}" for text in EXAMPLES[verb])],
+        _told("not applied:", ignored),
+        _told(f"`{verb}` would refuse, as it stands:", faults),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def _told(head: str, lines: Sequence[str]) -> list[str]:
+    wrap = functools.partial(
+        textwrap.wrap, width=WIDTH, initial_indent="  ", subsequent_indent="    "
+    )
+    told = [part for line in lines for part in wrap(line, break_on_hyphens=False)]
+    return [head, *told] if told else []
 
 
 def keys_read(verb: str) -> list[Key]:
@@ -222,7 +239,7 @@ def _groups(verb: str, values: Mapping[str, Any]) -> list[str]:
         if len(choices) > 1:
             head = f"{group}={_choice(group, values)}"
             if group == EXPERIMENT:
-                head, choices = "+experiment=…", (*choices, *_own_experiments(values[CONF]))
+                head, choices = "+experiment=…", (*choices, *_own_experiments(values.get(CONF)))
             lines.append(_entry(head, " | ".join(choices)))
     return ["groups (each choice sets the keys of its section):", *lines] if lines else []
 

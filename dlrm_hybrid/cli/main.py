@@ -10,13 +10,13 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dlrm_hybrid import __version__
 from dlrm_hybrid.cli.arguments import COMPLETION, HELP, VERSION, parse
@@ -72,12 +72,12 @@ def _run_verb(verb: str, given: Arguments, stop: _Stop) -> int:
     from dlrm_hybrid.config import compose  # Hydra takes a tenth of a second
 
     launch = find_launch(os.environ) if verb == "train" else None
-    if given.wants_help:
-        if launch is None or launch.rank == 0:
-            print(help_text(verb, _values_for_help(given)), end="")
-        return ExitCode.DONE
     if launch is None or launch.rank == 0:
         _refuse_unread(verb, given)
+        if given.wants_help:
+            print(_help(verb, given), end="")
+    if given.wants_help:
+        return ExitCode.DONE
     if launch is not None and launch.size > 1:
         prepare_environment(os.environ)
         return _run_launched(launch, given)
@@ -133,14 +133,19 @@ def _complete(arguments: Sequence[str]) -> int:
     return ExitCode.DONE
 
 
-def _values_for_help(given: Arguments) -> Mapping[str, Any]:
-    """What the overrides lead to, or the defaults: who needs help may have typed faults."""
+def _help(verb: str, given: Arguments) -> str:
+    """The help for what was chosen, as far as it can be: who needs help may have typed faults."""
     from dlrm_hybrid.config import compose
+    from dlrm_hybrid.config.validate import one_line
 
-    try:
-        return compose.values_of(given.overrides)
-    except ConfigError:
-        return compose.values_of([])
+    found = compose.choice_of(
+        given.overrides, is_sweep=given.is_sweep, has_model="model" in READS[verb]
+    )
+    ignored, faults = (
+        list(dict.fromkeys(map(one_line, lines)))
+        for lines in ((*given.faults, *found.ignored), found.faults)
+    )
+    return help_text(verb, found.values, ignored, faults)
 
 
 def _run_sweep(points: compose.Sweep, jobs: _Jobs) -> int:

@@ -36,7 +36,7 @@ from dlrm_hybrid.config.overrides import (
     points_of,
     read_override,
 )
-from dlrm_hybrid.config.validate import all_faults, faults_text
+from dlrm_hybrid.config.validate import all_faults, faults_text, sound
 from dlrm_hybrid.types import ConfigError
 
 COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, *UNCHECKED)
@@ -91,10 +91,23 @@ class Sweep:
     def job(self, number: int) -> Job:
         """Compose one of the jobs; whether its values go together is left to `validate`."""
         with composing():
-            tree = _compose(self.points[number])
-        values, _ = _without_unread(tree.values)
-        values, _ = with_input_width(values)
+            values, _ = _settled(_compose(self.points[number]).values)
         return Job(values, self.folder / str(number), _own(self.points[number]))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a command line with faults comes to, for its help.
+
+    Attributes:
+        values: of all keys that could be set, defaults elsewhere.
+        ignored: a line for each override that could not be applied.
+        faults: a line for each value that is wrong, alone or with others.
+    """
+
+    values: Mapping[str, Any]
+    ignored: tuple[str, ...]
+    faults: tuple[str, ...]
 
 
 def values_of(overrides: Sequence[str]) -> dict[str, Any]:
@@ -104,6 +117,31 @@ def values_of(overrides: Sequence[str]) -> dict[str, Any]:
         ConfigError: every override that cannot be composed, and every fault of the others' values.
     """
     return _composed(overrides, ()).values
+
+
+def choice_of(
+    overrides: Sequence[str], *, is_sweep: bool = False, has_model: bool = True
+) -> Choice:
+    """As much of a configuration as `overrides` lead to, whatever their faults are.
+
+    Args:
+        overrides: of the command line.
+        is_sweep: whether a key may have several values; the first one counts.
+        has_model: whether the command makes a model, which must fit the rows.
+    """
+    own = OwnExperiments.of(overrides)
+    lost = own.faults_of([one for one in overrides if not override_fault(one, is_sweep, own.names)])
+    if lost:  # without the folder nobody knows what its experiments are
+        overrides = [one for one in overrides if not _is_of(one, CONF, EXPERIMENT)]
+        own = OwnExperiments()
+    if is_sweep:
+        several = [one for one in overrides if not override_fault(one, True, own.names)]
+        first = {one: points_of(one, own.names).overrides[0] for one in several}
+        overrides = [first.get(one, one) for one in overrides]
+    tried = _tried(overrides, own, has_model)
+    with composing():
+        values = sound(tried.tree.values, lambda: _without_values(overrides, tried.wrong))
+    return Choice(values, (*lost, *tried.wrong.values()), tuple(tried.faults))
 
 
 def job_of(overrides: Sequence[str], faults: Sequence[str] = (), *, has_model: bool = True) -> Job:
@@ -208,32 +246,53 @@ def _composed(overrides: Sequence[str], faults: Sequence[str], has_model: bool =
     Raises:
         ConfigError: with all faults, also those given.
     """
-    _register_resolvers()
     own = OwnExperiments.of(overrides)
     wrong = {one: fault for one in overrides if (fault := override_fault(one, own=own.names))}
+    own.check([one for one in overrides if one not in wrong], [*faults, *wrong.values()])
+    tried = _tried(overrides, own, has_model)
+    if found := [*faults, *tried.wrong.values(), *tried.faults]:
+        raise ConfigError(faults_text(found))
+    return tried.tree
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """What overrides lead to: `wrong` has a message for each that could not be applied."""
+
+    tree: _Tree
+    wrong: Mapping[str, str]
+    faults: Sequence[str]
+
+
+def _tried(overrides: Sequence[str], own: OwnExperiments, has_model: bool) -> _Tried:
+    """Compose what can be composed; the files of a user's experiments have no faults."""
+    _register_resolvers()
+    wrong = {one: fault for one in overrides if (fault := override_fault(one, own=own.names))}
     good = [one for one in overrides if one not in wrong]
-    own.check(good, [*faults, *wrong.values()])
     with composing():
         # Nobody runs what has faults: the defaults serve, once composed, for all that follows.
         tree, more = _sift(good) if good or not wrong else (_defaults(), {})
         wrong |= more
-        values, unread = _without_unread(tree.values)
-        values, width = with_input_width(values, has_model)
-        found = [*faults, *wrong.values(), *unread, *width, *_params(tree)[1]]
+        values, found = _settled(tree.values, has_model)
+        found += _params(tree)[1]
         keys = [one.lstrip("+~").partition("=")[0].partition("@")[0] for one in wrong]
         bad = all_faults(values, lambda: _without_values(overrides, wrong), keys)
         found += (own.located(fault, good) for fault in bad)
-    if found:
-        raise ConfigError(faults_text(found))
-    return replace(tree, values=values)
+    return _Tried(replace(tree, values=values), wrong, found)
+
+
+def _settled(values: dict[str, Any], has_model: bool = True) -> tuple[dict[str, Any], list[str]]:
+    """The values with all that follows from others of them, and faults of what cannot follow."""
+    values, unread = _without_unread(values)
+    values, width = with_input_width(values, has_model)
+    return values, [*unread, *width]
 
 
 def _without_values(overrides: Sequence[str], wrong: Collection[str]) -> dict[str, Any]:
     """What the choices of groups among the overrides lead to alone."""
     heads = {one: one.lstrip("+").partition("=")[0] for one in overrides if one not in wrong}
     chosen = [one for one, head in heads.items() if head in (CONF, *all_groups())]
-    values = _without_unread((_compose(chosen) if chosen else _defaults()).values)[0]
-    return with_input_width(values)[0]
+    return _settled((_compose(chosen) if chosen else _defaults()).values)[0]
 
 
 def _register_resolvers() -> None:

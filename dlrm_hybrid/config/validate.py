@@ -121,15 +121,31 @@ def all_faults(
         faults = list(_lines(error, values))
         if defaults is None:
             return faults
-        known = list(flat(values))
-        bad = [_key([str(part) for part in one["loc"]], known) for one in error.errors()]
-        wrong = [*wrong, *(key.partition("[")[0] for key in bad)]
+        wrong = [*wrong, *_wrong_keys(error, values)]
         try:
             config = _typed(_repaired(values, defaults(), wrong))
         except ValidationError:
             return faults
     found = (fault for rule in RULES for fault in rule(config))
     return [*faults, *(fault for fault in found if not any(_names(fault, key) for key in wrong))]
+
+
+def sound(
+    values: Mapping[str, Any], defaults: Callable[[], Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    """The values, with those of `defaults` where one is wrong by itself."""
+    try:
+        _typed(values)
+    except ValidationError as error:
+        return _repaired(values, defaults(), _wrong_keys(error, values))
+    return values
+
+
+def _wrong_keys(error: ValidationError, values: Mapping[str, Any]) -> list[str]:
+    """The keys whose values pydantic has refused."""
+    known = list(flat(values))
+    bad = (_key([str(part) for part in one["loc"]], known) for one in error.errors())
+    return [key.partition("[")[0] for key in bad]
 
 
 def _typed(values: Mapping[str, Any]) -> Config:
@@ -202,12 +218,12 @@ def unset_faults(section: str, options: object, wanted: Mapping[str, str]) -> li
 
 def faults_text(faults: Sequence[str]) -> str:
     """The faults of one configuration as one message, each on its own line."""
-    unique = list(dict.fromkeys(_line(fault) for fault in faults))
+    unique = list(dict.fromkeys(one_line(fault) for fault in faults))
     head = "1 fault" if len(unique) == 1 else f"{len(unique)} faults"
     return f"configuration: {head}\n" + "\n".join(f"  {fault}" for fault in unique)
 
 
-def _line(fault: str) -> str:
+def one_line(fault: str) -> str:
     """A fault as one printable line: what was typed may hold anything."""
     text = printable(fault).replace("\n", "\\n")
     return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"

@@ -87,6 +87,47 @@ def test_help_is_given_wherever_it_is_asked_for(
     assert capsys.readouterr().out.startswith("dlrm_hybrid train: ")
 
 
+@pytest.mark.parametrize(
+    ("command", "shown", "told"),
+    [
+        (
+            "train gradient=dct",
+            ["gradient=dct: DCT-DP", "gradient.sparsity=0.99"],
+            ["`train` would refuse", "gradient = 'dct': needs a parameter server"],
+        ),
+        ("prepare data=table", ["data=table: Rows of your own"], []),
+        ("train data=table", ["data=table: Rows of your own"], ["model.bottom[0] = null:"]),
+        ("train -m gradient=dct,topk train.seed=5,6", ["gradient=dct", "train.seed=5"], []),
+        (
+            "train conf=/nowhere +experiment=mine gradient=topk train.seed=x oops=1 --gpu",
+            ["gradient=topk: ", "train.seed=0 "],
+            [
+                "not applied:",
+                "conf = /nowhere: must be a folder",
+                "oops: unknown key",
+                "--gpu: unknown flag",
+                "train.seed = 'x': must be an integer",
+            ],
+        ),
+        ("train ~train.seed optimizer={lr:9}", ["optimizer.lr=9"], ["train.seed: missing"]),
+        ("train conf=5 model=[[1]]", ["model=dlrm_paper: "], ["model=[[1]]: no such choice"]),
+        ("report threads=2", ["report.runs=null"], ["threads: `report` does not read it"]),
+    ],
+)
+def test_help_shows_what_was_chosen_and_names_what_is_wrong_with_it(
+    command: str, shown: list[str], told: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["dlrm_hybrid", *shlex.split(command), "--help"]) == 0
+    text = capsys.readouterr().out
+    assert max(len(line) for line in text.splitlines()) <= 80
+    keys, _, end = text.partition("\nexamples:\n")
+    for expected in shown:
+        assert expected in " ".join(keys.split())
+    for expected in told:
+        assert expected in " ".join(end.split())
+    assert ("would refuse" in end or "not applied" in end) == bool(told or "-m" in command)
+
+
 @pytest.mark.parametrize("arguments", [("--version",), ("train", "--version")])
 def test_the_version(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["dlrm_hybrid", *arguments]) == 0

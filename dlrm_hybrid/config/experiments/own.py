@@ -92,14 +92,18 @@ class OwnExperiments:
         Raises:
             ConfigError: there is a fault of the folder, or of a file with its line.
         """
+        if faults := self.faults_of(overrides):
+            raise ConfigError(faults_text([*others, *faults]))
+
+    def faults_of(self, overrides: Sequence[str]) -> list[str]:
+        """Faults of the folder and of the files that these overrides, without faults, choose."""
         faults = [] if self.fault is None else [self.fault]
         for name in self.chosen(overrides):
             try:
                 faults += self._of_bases(name)
             except ConfigError as error:
                 faults += str(error).splitlines()
-        if faults:
-            raise ConfigError(faults_text([*others, *faults]))
+        return faults
 
     def store(self, overrides: Sequence[str]) -> None:
         """Let Hydra find those that overrides choose, whose files have no faults."""
