@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import shlex
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from dlrm_hybrid.config.keys import EXPERIMENT, all_groups, all_keys
+from dlrm_hybrid.config.keys import (
+    EXPERIMENT,
+    all_groups,
+    all_keys,
+    did_you_mean,
+    near_choices,
+    near_keys,
+)
 from dlrm_hybrid.run.request import Arguments
 
 HELP = ("-h", "--help")
@@ -91,11 +100,10 @@ def _unknown_flag(flag: str, value: str) -> str:
     if flag in HYDRAS:
         return f"{flag}: this flag of Hydra's is not supported; configure with key=value"
     name = flag.lstrip("-").replace("-", "_")
-    keys = [key for key in all_keys() if key == name or key.rpartition(".")[2] == name]
-    keys += [group for group in all_groups() if group == name]
+    keys = [key for key in (*all_keys(), *all_groups()) if key == name] or near_keys(name)
     if keys:
-        meant = " or ".join(_set(key, value) for key in keys)
-        return f"{flag}: keys are set without dashes; did you mean {meant}?"
+        meant = did_you_mean(_set(key, value) for key in keys)
+        return f"{flag}: keys are set without dashes{meant}"
     return f"{flag}: unknown flag; choose from {', '.join(FLAGS)}"
 
 
@@ -109,17 +117,24 @@ def _set(key: str, value: str) -> str:
     return shlex.quote(override_text(key, value) if override_fault(typed) else typed)
 
 
+def _near_choices(word: str) -> list[str]:
+    """Choices that differ from a word by so little that it is no path."""
+    known = {name: group for group, names in all_groups().items() for name in names}
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.8)
+    return [one for name in near for one in near_choices(known[name], word, [name])]
+
+
 def _unknown_words(verb: str, words: Sequence[str]) -> Iterator[str]:
     """What to write instead of words that set nothing."""
     loose: list[str] = []
     for word in words:
         groups = [group for group, choices in all_groups().items() if word in choices]
-        if groups:
-            plus = ("+" if group == EXPERIMENT else "" for group in groups)
-            meant = " or ".join(
-                f"{sign}{group}={word}" for sign, group in zip(plus, groups, strict=True)
-            )
-            yield f"{word}: is not key=value; did you mean {meant}?"
+        signs = {group: "+" if group == EXPERIMENT else "" for group in groups}
+        meant = [f"{sign}{group}={word}" for group, sign in signs.items()]
+        if not meant and not Path(word).exists():
+            meant = _near_choices(word)
+        if meant:
+            yield f"{word}: is not key=value{did_you_mean(meant)}"
         else:
             loose.append(word)
     if loose:

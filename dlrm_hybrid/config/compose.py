@@ -25,8 +25,15 @@ from dlrm_hybrid.config.experiments.hydra_state import composing
 from dlrm_hybrid.config.experiments.own import OwnExperiments
 from dlrm_hybrid.config.gradient import section_reader, unread_sections
 from dlrm_hybrid.config.identity import flat, is_below
-from dlrm_hybrid.config.keys import CONF, EXPERIMENT, ROOT, all_groups, conf_folder
-from dlrm_hybrid.config.model import unread_interactions, with_input_width
+from dlrm_hybrid.config.keys import (
+    CONF,
+    EXPERIMENT,
+    ROOT,
+    all_groups,
+    conf_folder,
+    with_whole_numbers,
+)
+from dlrm_hybrid.config.model import unread_interactions, with_input_width, with_table_servers
 from dlrm_hybrid.config.overrides import (
     ALLOWED,
     MOST_JOBS,
@@ -283,7 +290,7 @@ def _tried(overrides: Sequence[str], own: OwnExperiments, has_model: bool) -> _T
 
 def _settled(values: dict[str, Any], has_model: bool = True) -> tuple[dict[str, Any], list[str]]:
     """The values with all that follows from others of them, and faults of what cannot follow."""
-    values, unread = _without_unread(values)
+    values, unread = _without_unread(with_table_servers(with_whole_numbers(values)))
     values, width = with_input_width(values, has_model)
     return values, [*unread, *width]
 

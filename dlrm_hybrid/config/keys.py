@@ -9,10 +9,10 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import TypeAdapter
 
@@ -28,7 +28,18 @@ REPLACED = {
     "bench": "benchmarks are scripts now: python scripts/benchmarks/step.py --help",
     "data.parquet": "prepared rows are .npy files now, which numpy, pandas and polars open",
 }
+# What other programs call things: the last part of a key, or a choice with what else it takes.
+KEYS_ELSEWHERE = {
+    **dict.fromkeys(("learning_rate", "step_size"), "lr"),
+    **dict.fromkeys(("max_steps", "num_steps", "total_steps", "max_iters"), "steps"),
+    **dict.fromkeys(("max_epochs", "num_epochs"), "epochs"),
+    **dict.fromkeys(("mini_batch_size", "bs"), "batch_size"),
+}
+CHOICES_ELSEWHERE = {"optimizer=adamw": "optimizer=adam optimizer.decoupled_weight_decay=true"}
 MOST_SHOWN = 60  # characters of a value in a hint
+MOST_NEAR = 3  # choices in a hint
+LEAST_HEAD = 3  # characters that a name has in common with a longer one
+EXACT = 2.0**53  # beyond it a float is not every integer
 SHOWN_BOUND = 1_000_000  # a larger upper bound is no news to anybody
 _LINE = re.compile(r"(?P<indent> *)(?P<name>\w+):(?P<value>[^#]*)(#\s*(?P<comment>.*))?$")
 _CHOICE = re.compile(r"  - (?P<group>\w+): (?P<choice>\w+)$")
@@ -120,17 +131,80 @@ def unknown_key(key: str, value: str = "") -> str:
     for old in (key, key.partition(".")[0]):
         if old in REPLACED:
             return f"{key}: unknown key; {REPLACED[old]}"
+    shown = value if len(value) <= MOST_SHOWN else "=…"
+    return f"{key}: unknown key{did_you_mean(f'{name}{shown}' for name in near_keys(key))}"
+
+
+def near_keys(key: str) -> list[str]:
+    """The keys, sections and groups that this one may stand for."""
+    section, _, leaf = key.rpartition(".")
+    leaf = KEYS_ELSEWHERE.get(leaf.lower(), leaf)
+    same = [name for name in all_keys() if name.rpartition(".")[2] == leaf and name != key]
+    if same:
+        return [name for name in same if name == f"{section}.{leaf}"] or same
     sections = {name.rpartition(".")[0] for name in all_keys()} - {""}
     above = [name for name in (*sections, *all_groups()) if not key.startswith(f"{name}.")]
     known = [name for name in (*all_keys(), *above) if name != key]
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.8)
     if not near:
         leaves = {name.rpartition(".")[2] for name in all_keys()}
-        alike = difflib.get_close_matches(key.rpartition(".")[2], leaves, n=1, cutoff=0.75)
+        alike = difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.75)
         near = [name for name in all_keys() if name.rpartition(".")[2] in alike and name != key]
-    shown = value if len(value) <= MOST_SHOWN else "=…"
-    hint = f"; did you mean {' or '.join(f'{name}{shown}' for name in near)}?" if near else ""
-    return f"{key}: unknown key{hint}"
+    return near
+
+
+def no_such_choice(group: str, names: Sequence[object], choices: Sequence[str]) -> str:
+    """The message for names that are no choices of a group, with what may have been meant."""
+    near = [one for name in names[:1] for one in near_choices(group, str(name), choices)]
+    return f"no such choice; choose from {', '.join(choices)}{did_you_mean(near)}"
+
+
+def near_choices(group: str, name: str, choices: Sequence[str]) -> list[str]:
+    """The overrides that choose what a name may stand for."""
+    if (elsewhere := CHOICES_ELSEWHERE.get(f"{group}={name.lower()}")) is not None:
+        return [elsewhere]
+    heads = [(one, *sorted((one, name.lower()), key=len)) for one in choices]
+    begin = [one for one, head, of in heads if len(head) >= LEAST_HEAD and of.startswith(head)]
+    close = difflib.get_close_matches(name.lower(), choices, n=1)
+    sign = "+" if group == EXPERIMENT else ""
+    return [f"{sign}{group}={one}" for one in dict.fromkeys((*close, *begin))][:MOST_NEAR]
+
+
+def did_you_mean(texts: Iterable[str]) -> str:
+    """The end of a message that names what may have been meant; empty for nothing."""
+    meant = " or ".join(texts)
+    return f"; did you mean {meant}?" if meant else ""
+
+
+def with_whole_numbers(values: Any, prefix: str = "") -> Any:
+    """The values, with 1000 for 1e3 where a key takes integers and no other numbers.
+
+    Args:
+        values: of a configuration, not yet validated.
+        prefix: name of the section they are of, and a dot.
+    """
+    if not isinstance(values, Mapping):
+        return values
+    given = cast("Mapping[str, Any]", values)
+    return {
+        name: _whole(value)
+        if f"{prefix}{name}" in _integer_keys()
+        else with_whole_numbers(value, f"{prefix}{name}.")
+        for name, value in given.items()
+    }
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_whole(one) for one in cast("list[Any]", value)]
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) <= EXACT
+    return int(value) if is_whole else value
+
+
+@functools.cache
+def _integer_keys() -> frozenset[str]:
+    kinds = {name: key.kind for name, key in all_keys().items()}
+    return frozenset(one for one in kinds if "integer" in kinds[one] and "number" not in kinds[one])
 
 
 def _comments(path: Path, prefix: str) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""What the keys of `data` and `model` mean together: which rows, how wide, which interaction."""
+"""What keys of `data`, `model` and `embedding` mean together, and what follows from them."""
 
 from __future__ import annotations
 
@@ -82,6 +82,21 @@ def with_input_width(
         faults = [f"model.bottom[0] = null: {reason}"]
     rest = cast("list[Any]", bottom)[1:]
     return {**values, "model": {**shape, "bottom": [width or 1, *rest]}}, faults
+
+
+def with_table_servers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with a number where `parallel.table_servers` has null for it.
+
+    Args:
+        values: not yet validated.
+    """
+    parallel, embedding = values.get("parallel"), values.get("embedding")
+    if not isinstance(parallel, Mapping) or not isinstance(embedding, Mapping):
+        return dict(values)
+    world, tables = cast("Mapping[str, Any]", parallel), cast("Mapping[str, Any]", embedding)
+    if world.get("table_servers", 0) is not None:
+        return dict(values)
+    return {**values, "parallel": {**world, "table_servers": int(tables.get("name") == "served")}}
 
 
 def _input_width(data: Mapping[str, Any]) -> tuple[int, list[str]]:

@@ -19,7 +19,15 @@ from hydra.errors import HydraException
 from omegaconf import MISSING
 
 from dlrm_hybrid.config.identity import flat, is_below
-from dlrm_hybrid.config.keys import CONF, EXPERIMENT, MOST_SHOWN, all_groups, all_keys, unknown_key
+from dlrm_hybrid.config.keys import (
+    CONF,
+    EXPERIMENT,
+    MOST_SHOWN,
+    all_groups,
+    all_keys,
+    no_such_choice,
+    unknown_key,
+)
 
 ALLOWED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweeper.params")
 MOST_JOBS = 10_000  # of a sweep
@@ -179,8 +187,9 @@ def _group(text: str, override: Override, own: Sequence[str] | None) -> str | No
     given: Any = _swept(override, own) if override.is_sweep_override() else value
     names = cast("list[Any]", given) if isinstance(given, list) else [given]
     is_checked = own is not None or group != EXPERIMENT
-    if not names or (is_checked and any(name not in choices for name in names)):
-        return f"{text}: no such choice; choose from {', '.join(choices)}"
+    others = [name for name in names if name not in choices] if is_checked else []
+    if not names or others:
+        return f"{text}: {no_such_choice(group, others, choices)}"
     if (group == EXPERIMENT) != override.is_add():
         sign = "+" if group == EXPERIMENT else ""
         return f"{text}: write {sign}{text.lstrip('+')}"

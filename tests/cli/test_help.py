@@ -138,6 +138,21 @@ def test_the_version(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[s
     ("command", "meant"),
     [
         ("train experiment=dct_hybrid", "write +experiment=dct_hybrid"),
+        ("train +experiment=dct_level", "did you mean +experiment=dct_levels?"),
+        ("train +experiment=[baseline,dct_hybird]", "did you mean +experiment=dct_hybrid?"),
+        (
+            "train data=criteo",
+            "did you mean data=criteo_1tb or data=criteo_1tb_multi_hot or data=criteo_kaggle?",
+        ),
+        (
+            "train optimizer=adamw",
+            "did you mean optimizer=adam optimizer.decoupled_weight_decay=true?",
+        ),
+        ("train gradient=DCT", "did you mean gradient=dct?"),
+        ("train dct_hybird", "did you mean +experiment=dct_hybrid?"),
+        ("train --learning-rate 0.1", "did you mean embedding.lr=0.1 or optimizer.lr=0.1?"),
+        ("train --batchsize 64", "did you mean train.batch_size=64 or evaluate.batch_size=64?"),
+        ("train max_steps=9", "did you mean train.steps=9?"),
         ("train modle=dlrm_small", "did you mean model=dlrm_small?"),
         ("train model=dlrm_smal", "choose from dcnv2, deepfm, dlrm_paper, dlrm_small"),
         ("train steps=100", "did you mean train.steps=100?"),

@@ -71,10 +71,19 @@ def test_every_choice_holds(choice: str) -> None:
             "python scripts/benchmarks/step.py --help",
         ),
         ("+optimizer.lrr=1", "optimizer.lrr: unknown key; did you mean optimizer.lr=1?"),
+        (
+            "learning_rate=1",
+            "learning_rate: unknown key; did you mean embedding.lr=1 or optimizer.lr=1?",
+        ),
+        (
+            "optimizer.learning_rate=1",
+            "optimizer.learning_rate: unknown key; did you mean optimizer.lr=1?",
+        ),
         ("optimizer.lr=fast", "optimizer.lr = 'fast': must be a number"),
         ("optimizer.lr=-1", "optimizer.lr = -1: must be greater than 0"),
         ("optimizer.lr=inf", "optimizer.lr = inf: must be a finite number"),
         ("train.batch_size=1.5", "train.batch_size = 1.5: must be an integer"),
+        ("train.seed=1e17", "train.seed = 1e+17: must be an integer"),
         ("train.batch_size=null", "train.batch_size = null: must be an integer"),
         ("~train.seed", "train.seed: missing"),
         (
@@ -146,6 +155,20 @@ def test_every_choice_holds(choice: str) -> None:
 )
 def test_one_fault_names_its_key(override: str, message: str) -> None:
     assert faults(override) == [message]
+
+
+def test_a_whole_number_is_an_integer_however_it_is_written() -> None:
+    values = values_of(
+        ["train.steps=2.0", "model.top=[5.12e2,1]", "train={seed: 3e0, epochs: 1e3}"]
+    )
+    train = values["train"]
+    whole = (train["steps"], train["seed"], train["epochs"], *values["model"]["top"])
+    assert repr(whole) == "(2, 3, 1000, 512, 1)"
+    sweep = sweep_of(["train.batch_size=1e3,2e3"])
+    assert [repr(sweep.job(one).values["train"]["batch_size"]) for one in (0, 1)] == [
+        "1000",
+        "2000",
+    ]
 
 
 @pytest.mark.parametrize("digits", [400, 5_000])

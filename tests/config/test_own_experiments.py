@@ -127,8 +127,8 @@ def test_a_section_is_no_hint_for_a_key_in_it(own: Write) -> None:
         ("defaults:\n  - override /model: no", ["2: model=no: no such choice; choose from dcnv2"]),
         ("defaults:\n  - hydra/launcher: x", ["2: must be `override /GROUP: CHOICE`, or an exp"]),
         ("defaults:\n  - override /model: [a]", ["2: must be `override /GROUP: CHOICE`, or an e"]),
-        ("defaults:\n  - ../../x", [f"2: ../../x: no such experiment; choose from {PROGRAMS}"]),
-        ("defaults: [it]", [f"1: it: no such experiment; choose from {PROGRAMS}"]),
+        ("defaults:\n  - ../../x", [f"2: ../../x: no such choice; choose from {PROGRAMS}"]),
+        ("defaults: [it]", [f"1: it: no such choice; choose from {PROGRAMS}"]),
         ("train:\n  steps: ???", ["2: train.steps: ???: must be a value"]),
         ("model:\n  top: [1, '???']", ["2: model.top: ???: must be a value"]),
         ("conf: other", ["1: conf: can be typed, and nowhere else"]),
@@ -212,7 +212,7 @@ def test_the_folder_is_not_forced(own: Write) -> None:
 def test_an_experiment_that_is_nowhere_is_met_with_all_there_are(own: Write) -> None:
     (line,) = faults([own(mine=MINE), "+experiment=min"])
     assert line.startswith("+experiment=min: no such choice; choose from bars_avazu_x1, ")
-    assert line.endswith(", mine")
+    assert line.endswith(", mine; did you mean +experiment=mine?")
 
 
 def test_a_sweep_runs_over_own_experiments(own: Write) -> None:

@@ -19,6 +19,11 @@ def test_what_can_be_is_accepted() -> None:
     assert validate(values_of(list(WORLD))).embedding.name == "fused"
 
 
+@pytest.mark.parametrize(("choice", "servers"), [("served", 1), ("fused", 0)])
+def test_as_many_table_servers_as_the_choice_of_tables_needs(choice: str, servers: int) -> None:
+    assert values_of([*WORLD, f"embedding={choice}"])["parallel"]["table_servers"] == servers
+
+
 @pytest.mark.parametrize(
     ("overrides", "fault"),
     [
@@ -30,7 +35,10 @@ def test_what_can_be_is_accepted() -> None:
             (*WORLD, "embedding.staleness=1"),
             "embedding.staleness = 1: only applies to embedding=se",
         ),
-        ((*WORLD, "embedding=served"), "parallel.table_servers = 0: embedding=served needs 1"),
+        (
+            (*WORLD, "embedding=served", "parallel.table_servers=0"),
+            "parallel.table_servers = 0: embedding=served needs 1",
+        ),
         (("embedding=served",), "embedding = 'served': parallel=single has no servers"),
         ((*SERVED, "embedding.sharding=row_wise"), "embedding.sharding = 'row_wise': only applies"),
         (

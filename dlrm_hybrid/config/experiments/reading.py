@@ -18,7 +18,14 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from dlrm_hybrid.config.identity import is_below
-from dlrm_hybrid.config.keys import CONF, EXPERIMENT, all_groups, all_keys, unknown_key
+from dlrm_hybrid.config.keys import (
+    CONF,
+    EXPERIMENT,
+    all_groups,
+    all_keys,
+    no_such_choice,
+    unknown_key,
+)
 from dlrm_hybrid.config.overrides import ALLOWED
 from dlrm_hybrid.types import ConfigError
 
@@ -111,7 +118,7 @@ def _of_defaults(
         where = _where(path, entry)
         if isinstance(entry, ScalarNode):
             if entry.value not in (*known, SELF):
-                yield f"{where}: {entry.value}: no such experiment; choose from {', '.join(known)}"
+                yield f"{where}: {entry.value}: {no_such_choice(EXPERIMENT, [entry.value], known)}"
             elif entry.value in bases:
                 yield f"{where}: {entry.value}: stands here twice"
             bases[entry.value] = where
@@ -124,8 +131,8 @@ def _of_defaults(
         if not is_choice or not isinstance(choice, ScalarNode):
             yield f"{where}: must be `override /GROUP: CHOICE`, or an experiment to build upon"
         elif choice.value not in all_groups()[group]:
-            choices = ", ".join(all_groups()[group])
-            yield f"{where}: {group}={choice.value}: no such choice; choose from {choices}"
+            fault = no_such_choice(group, [choice.value], all_groups()[group])
+            yield f"{where}: {group}={choice.value}: {fault}"
         elif group in groups:
             yield f"{where}: {group}={choice.value}: {group} is chosen twice"
         groups.add(group)
