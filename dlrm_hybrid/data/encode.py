@@ -22,10 +22,11 @@ from dlrm_hybrid import disk
 from dlrm_hybrid.data.arrays import header
 from dlrm_hybrid.data.manifest import Scale
 from dlrm_hybrid.data.schema import CategoricalColumn
-from dlrm_hybrid.data.sources.keys import Key
+from dlrm_hybrid.data.sources.keys import MISSING_INTEGER, Key, missing_key
 from dlrm_hybrid.data.sources.values import Coded
 from dlrm_hybrid.types import DataError
 
+Int64s = npt.NDArray[np.int64]
 _MAX_CATEGORIES = 2**31 - 2
 
 
@@ -52,21 +53,35 @@ class Numbers:
         return number_D[coded.index_M].astype(np.int32)
 
     def vocabulary(
-        self, least: int, shared: bool, without: Key | None = None
-    ) -> tuple[list[Key], npt.NDArray[np.int32]]:
-        """The categories with at least so many known ids, and the id of each number.
+        self, column: CategoricalColumn, shared: bool
+    ) -> tuple[Sequence[Key] | Int64s, npt.NDArray[np.int32]]:
+        """The categories that get rows of the table, and the id of each number.
+
+        Those are the ones with enough known ids and, behind them, all other buckets of a hashed
+        column: every value is in one of them, whatever rows were there to see.
 
         Args:
-            least: times that a category must have been counted.
+            column: what the schema says of it.
             shared: whether id 0 is for all others.
-            without: a category that is one of the others however often it is.
         """
-        kept_V = self._counts[: len(self._numbers)] >= least
-        if without in self._numbers:
-            kept_V[self._numbers[without]] = False
+        kept_V = self._counts[: len(self._numbers)] >= max(1, column.min_count)
+        if column.missing == "shared" and (key := missing_key(column)) in self._numbers:
+            kept_V[self._numbers[key]] = False
         id_V = (np.cumsum(kept_V) - 1 + shared) * kept_V
         keys = [key for key, kept in zip(self._numbers, kept_V.tolist(), strict=True) if kept]
-        return keys, id_V.astype(np.int32)
+        if not column.hash_size or column.min_count > 1:
+            return keys, id_V.astype(np.int32)
+        missing = column.hash_size  # its place, behind the buckets
+        seen_V = np.array(list(self._numbers), np.int64)
+        place_V = np.where(seen_V == MISSING_INTEGER, missing, seen_V)
+        is_new = np.arange(missing + 1) < missing + (column.missing == "own")
+        is_new[place_V[kept_V]] = False
+        new = np.flatnonzero(is_new)
+        id_of_place = np.zeros(missing + 1, np.int64)
+        id_of_place[new] = np.arange(len(new)) + len(keys) + shared
+        new_keys = np.where(new == missing, MISSING_INTEGER, new)
+        id_V = np.where(kept_V, id_V, id_of_place[place_V])
+        return np.concatenate([np.array(keys, np.int64), new_keys]), id_V.astype(np.int32)
 
 
 def _by_appearance(coded: Coded) -> list[int]:
@@ -79,7 +94,7 @@ def _by_appearance(coded: Coded) -> list[int]:
 
 
 def write_vocabulary(
-    folder: Path, number: int, keys: Sequence[Key], column: CategoricalColumn
+    folder: Path, number: int, keys: Sequence[Key] | Int64s, column: CategoricalColumn
 ) -> bytes:
     """Write the categories of column `number`, from 1; the xxh3-128 of what the files hold."""
     arrays: dict[str, npt.NDArray[Any]]
@@ -100,8 +115,10 @@ def write_vocabulary(
     return digest.digest()
 
 
-def read_vocabulary(folder: Path, number: int, column: CategoricalColumn) -> list[Key]:
-    """The categories of column `number`, from 1, in the order of their ids.
+def read_vocabulary(
+    folder: Path, number: int, column: CategoricalColumn
+) -> list[str] | npt.NDArray[Any]:
+    """The categories of column `number`, from 1, in the order of their ids: texts, or numbers.
 
     Args:
         folder: of the vocabularies.
@@ -115,7 +132,7 @@ def read_vocabulary(folder: Path, number: int, column: CategoricalColumn) -> lis
     try:
         content = np.load(path, allow_pickle=False)
         if column.hash_size or column.kind != "string":
-            return content.tolist()
+            return content
         offsets = np.load(folder / f"{number}.offsets.npy", allow_pickle=False).tolist()
         text = content.tobytes()
         return [

@@ -16,7 +16,7 @@ from dlrm_hybrid.bounds import STRICT, Count, Seed
 MOST_COLUMNS = 10_000
 ColumnName = Annotated[str, Field(min_length=1, max_length=1000)]
 Integer = Annotated[int, Field(gt=-(2**63), lt=2**63)]
-HashSize = Annotated[int, Field(ge=0, lt=2**32)]
+HashSize = Annotated[int, Field(ge=0, lt=2**31 - 1)]  # ids have 32 bits, and two rows are others'
 Share = Annotated[float, Field(ge=0, lt=1)]
 Border = int | float | str
 
@@ -51,7 +51,8 @@ class CategoricalColumn:
         bucket: of an integer column: `log_squared` takes ⌊ln(x)²⌋ for x > 2, others as they are.
         missing: an empty value is a category of its own (`own`), of those with id 0 (`shared`), or
             this whole number, before `bucket`.
-        hash_size: categories are hashed into so many before the vocabulary; 0 keeps them.
+        hash_size: categories are hashed into so many buckets, and each has a row of the table,
+            whatever rows were there to see; 0 keeps categories as they are.
         max_length: most ids of one row; more than 1 makes the column multi-hot.
         separator: between the categories of one row in text, for a multi-hot column.
         expand_to: ids that a model gets for the one of a row: itself, and others that a hash draws

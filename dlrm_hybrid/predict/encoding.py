@@ -143,7 +143,9 @@ def _lookup(vocabulary: Vocabulary, modulo: int) -> Callable[[Sequence[Key] | Id
     """What gives the id of each of some categories, or -1."""
     if not isinstance(vocabulary.keys, np.ndarray):
         known = {key: vocabulary.first_id + place for place, key in enumerate(vocabulary.keys)}
-        return lambda keys: np.array([known.get(key, _NO_ROW) for key in keys], np.int64)
+        return lambda keys: np.array([known.get(str(key), _NO_ROW) for key in keys], np.int64)
+    if not vocabulary.is_hash8:
+        return _number_lookup(vocabulary.keys.astype(np.int64), vocabulary.first_id)
     table = Table()
     table.insert(vocabulary.keys.copy(), 0)
 
@@ -153,5 +155,23 @@ def _lookup(vocabulary: Vocabulary, modulo: int) -> Callable[[Sequence[Key] | Id
             found_D %= np.uint32(modulo)
         table.lookup(found_D)  # 1 + number, 0 for unknown ones
         return np.where(found_D > 0, found_D.astype(np.int64) - 1 + vocabulary.first_id, _NO_ROW)
+
+    return find
+
+
+def _number_lookup(known_V: Ids, first_id: int) -> Callable[[Sequence[Key] | Ids], Ids]:
+    """As `_lookup`, of whole numbers."""
+    order_V = np.argsort(known_V, kind="stable")
+    sorted_V = known_V[order_V]
+
+    def find(keys: Sequence[Key] | Ids) -> Ids:
+        found_D = np.array(keys, np.int64)
+        place_D = np.searchsorted(sorted_V, found_D)
+        is_known_D = np.zeros(len(found_D), bool)
+        inside_D = place_D < len(sorted_V)
+        is_known_D[inside_D] = sorted_V[place_D[inside_D]] == found_D[inside_D]
+        ids_D = np.full(len(found_D), _NO_ROW, np.int64)
+        ids_D[is_known_D] = first_id + order_V[place_D[is_known_D]]
+        return ids_D
 
     return find

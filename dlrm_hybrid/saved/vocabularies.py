@@ -20,7 +20,6 @@ from dlrm_hybrid.data.encode import read_vocabulary
 from dlrm_hybrid.data.manifest import VOCABULARY_FOLDER
 from dlrm_hybrid.data.schema import CategoricalColumn
 from dlrm_hybrid.data.shards import DAMAGED, Shards
-from dlrm_hybrid.data.sources.keys import Key
 from dlrm_hybrid.types import DataError
 
 
@@ -30,13 +29,13 @@ class Vocabulary:
 
     Attributes:
         column: what the schema says of it.
-        keys: as they were read, by id: an array of uint32 for Criteo's hashes, else texts or whole
-            numbers.
+        keys: as they were read, by id: texts, or an array of uint32 for Criteo's hashes and of
+            int64 for other numbers.
         first_id: 1 where id 0 stands for all others, else 0.
     """
 
     column: CategoricalColumn
-    keys: npt.NDArray[np.uint32] | Sequence[Key]
+    keys: npt.NDArray[Any] | Sequence[str]
     first_id: int
 
     @property
@@ -76,7 +75,7 @@ def read(shards: Shards) -> list[Vocabulary]:
             ) from error
         digests.append(xxhash.xxh3_128_digest(b"".join(contents)))
         if column.kind == "hash8" and not column.hash_size:
-            keys: npt.NDArray[np.uint32] | Sequence[Key] = np.frombuffer(contents[0], "<u4")
+            keys: npt.NDArray[Any] | Sequence[str] = np.frombuffer(contents[0], "<u4")
         else:
             keys = read_vocabulary(folder, number, column)
         found.append(Vocabulary(column, keys, int(shared)))

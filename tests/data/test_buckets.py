@@ -1,6 +1,7 @@
 """Numbers as categories: buckets of FuxiCTR, and what an empty value is."""
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -8,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from table_rows import run_prepare
 
-from dlrm_hybrid.data.encode import read_vocabulary
+from dlrm_hybrid.data.encode import Numbers, read_vocabulary
+from dlrm_hybrid.data.schema import CategoricalColumn
 from dlrm_hybrid.data.schemas import reading
 from dlrm_hybrid.data.shards import open_shards
-from dlrm_hybrid.data.sources.keys import MISSING_INTEGER, log_squared
+from dlrm_hybrid.data.sources.keys import MISSING_INTEGER, Key, log_squared
+from dlrm_hybrid.data.sources.values import Coded
 
 SCHEMA = """
 label: y
@@ -52,7 +55,7 @@ def test_missing_values_are_a_number_or_share_an_id(vocabulary: str, tmp_path: P
     shards = open_shards(folder, None)
     names = [one.name for one in shards.schema.categorical]
     known = {
-        name: read_vocabulary(folder / "vocabulary", number, column)
+        name: list(read_vocabulary(folder / "vocabulary", number, column))
         for number, (name, column) in enumerate(
             zip(names, shards.schema.categorical, strict=True), 1
         )
@@ -72,3 +75,32 @@ def test_missing_values_are_a_number_or_share_an_id(vocabulary: str, tmp_path: P
     # Shared: index 0, however often.
     assert known["word"] == ["a", "b"]
     assert ids_RF[:, 2].tolist() == [1, 0, 2, 1, 0, 1, 0]
+
+
+@given(
+    size=st.integers(1, 40),
+    seen=st.lists(st.tuples(st.integers(0, 40), st.booleans()), min_size=1),
+    shared=st.booleans(),
+    missing=st.sampled_from(["own", "shared"]),
+)
+def test_a_hashed_column_has_a_row_for_every_bucket(
+    size: int, seen: list[tuple[int, bool]], shared: bool, missing: Literal["own", "shared"]
+) -> None:
+    column = CategoricalColumn(name="item", kind="integer", hash_size=size, missing=missing)
+    shared = shared or missing == "shared"
+    keys = [key % size if key < size else MISSING_INTEGER for key, _ in seen]
+    numbers = Numbers()
+    distinct: list[Key] = sorted(set(keys))
+    index_M = np.array([distinct.index(key) for key in keys], np.int32)
+    coded = Coded(index_M, distinct, None)
+    number_M = numbers.add(coded, np.array([is_known for _, is_known in seen]))
+    found, id_V = numbers.vocabulary(column, shared)
+    own = [*range(size), MISSING_INTEGER] if missing == "own" else [*range(size)]
+    assert sorted(found) == sorted(own)
+    for key, id in zip(keys, id_V[number_M].tolist(), strict=True):
+        is_shared = key == MISSING_INTEGER and missing == "shared"
+        assert id == 0 if is_shared else found[id - shared] == key
+    # Those of known rows come first, by appearance, as without hashing.
+    known = [key for key, (_, is_known) in zip(keys, seen, strict=True) if is_known]
+    first = [key for key in dict.fromkeys(keys) if key in known and key in own]
+    assert list(found[: len(first)]) == first

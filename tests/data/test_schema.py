@@ -162,7 +162,7 @@ columns = st.builds(
     name=names,
     kind=st.sampled_from(["string", "integer", "hash8"]),
     min_count=st.integers(0, 9),
-    hash_size=st.integers(0, 2**32 - 1),
+    hash_size=st.integers(0, 2**31 - 2),
     max_length=st.integers(1, 9),
 ) | st.builds(
     CategoricalColumn,

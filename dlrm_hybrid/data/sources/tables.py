@@ -33,7 +33,6 @@ from dlrm_hybrid.data.manifest import (
 from dlrm_hybrid.data.schema import ByFile, ByFraction, ByTime, Schema
 from dlrm_hybrid.data.sources.criteo import BadRowPolicy
 from dlrm_hybrid.data.sources.files import Source, check_names, open_source
-from dlrm_hybrid.data.sources.keys import missing_key
 from dlrm_hybrid.data.sources.values import BadRow, Values, moment, read_values
 from dlrm_hybrid.rng import fold, splitmix64
 from dlrm_hybrid.types import DataError
@@ -318,8 +317,7 @@ def write_tables(
     digests: list[bytes] = []
     for index, column in enumerate(schema.categorical):
         shared = semantics.shares_id[index]
-        without = missing_key(column) if column.missing == "shared" else None
-        keys, id_V = read.numbers[index].vocabulary(max(1, column.min_count), shared, without)
+        keys, id_V = read.numbers[index].vocabulary(column, shared)
         table_rows.append(max(1, len(keys) + shared))
         id_of.append(id_V)
         digests.append(write_vocabulary(folder, index + 1, keys, column))
