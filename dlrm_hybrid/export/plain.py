@@ -58,14 +58,14 @@ class PlainDlrm(nn.Module):
 
         Args:
             dense: float32 (B, I), as they are prepared; None for a model without dense columns.
-            ids: int64 (B, S), rows of the tables that are not multi-hot.
+            ids: int64 (B, S), rows of the tables that are not multi-hot; -1 is a row of zeros.
             lists: for each multi-hot table int64 (B, L), -1 after the last id of a row.
         """
         single, multi = count(), iter(lists)
         rows = [
-            _pooled(table, next(multi))
+            _rows(table, next(multi)).sum(1)
             if number in self._multi_hot
-            else table(ids[:, next(single)])
+            else _rows(table, ids[:, next(single)])
             for number, table in enumerate(self.embedding)
         ]
         first = [] if dense is None else [self.bottom(dense)]
@@ -79,9 +79,10 @@ def list_name(number: int) -> str:
     return f"ids_{number + 1}"
 
 
-def _pooled(table: nn.Module, ids_BL: Tensor) -> Tensor:
-    rows_BLD: Tensor = table(ids_BL.clamp(min=0))
-    return (rows_BLD * (ids_BL >= 0).unsqueeze(-1)).sum(1)
+def _rows(table: nn.Module, ids: Tensor) -> Tensor:
+    """Rows (…, D) of ids (…), zeros for negative ones: ONNX would count these from the end."""
+    rows: Tensor = table(ids.clamp(min=0))
+    return rows * (ids >= 0).unsqueeze(-1)
 
 
 @final

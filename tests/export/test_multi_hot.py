@@ -1,12 +1,13 @@
 """Models with bags of any size: what is written pools as the model does."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dlrm_hybrid.bags import jagged
+from dlrm_hybrid.bags import jagged, lengths_of
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.export.formats import ModelFile, inputs_of
 from dlrm_hybrid.model.dlrm import Dlrm
@@ -52,6 +53,37 @@ def test_bags_are_pooled_to_their_sum(
     tolerance = 1e-2 if int8 else TOLERANCE
     difference = after(batches[0])[0] - saved.score(batches[0])[0]
     assert float(np.abs(difference).max()) < tolerance
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("format", ["pt2", "onnx", "safetensors"])
+def test_an_unknown_id_is_a_row_of_zeros_and_one_too_large_an_error(
+    format: Any, int8: bool, tmp_path: Path
+) -> None:
+    """The program gives such a category the id behind the last row, whose weights are zero."""
+    multi_hot = (1,)
+    padded_rows = tuple(rows + 1 for rows in SPEC.table_rows)
+    padded = SavedModel(Dlrm(replace(SPEC, table_rows=padded_rows), OPTIONS, Precision.FLOAT32, 1))
+    tensors = dict(padded.tensors)
+    for name, rows in zip(SPEC.table_names, SPEC.table_rows, strict=True):
+        tensors[f"{name}.weight"][rows:] = 0
+        tensors[f"{name}.weight"] = tensors[f"{name}.weight"][:rows]
+    file = ModelFile(format=format, naming="ours", spec=SPEC, int8=int8, multi_hot=multi_hot)
+    file.write(tmp_path, tensors)
+    known = drawn(60, multi_hot)
+    sizes_N = np.repeat(SPEC.table_rows, lengths_of(known.bags).sum(1))
+    values_N = known.bags.values.reshape(-1)
+    is_unknown_N = np.random.default_rng(0).random(len(values_N)) < 0.3
+
+    def of(ids_N: Any) -> Batch:
+        return replace(known, bags=jagged(ids_N, lengths_of(known.bags)))
+
+    before = padded.score(of(np.where(is_unknown_N, sizes_N, values_N)))
+    found = file.scorer(tmp_path)(of(np.where(is_unknown_N, -1, values_N)))
+    assert np.abs(found[0] - padded.score(known)[0]).max() > 0.01
+    np.testing.assert_allclose(found[0], before[0], rtol=0, atol=1e-2 if int8 else TOLERANCE)
+    with pytest.raises(Exception, match="out of range|out of data bounds|invalid index"):
+        file.scorer(tmp_path)(of(np.where(is_unknown_N, sizes_N, values_N)))
 
 
 def test_lists_are_padded_with_minus_one_row_by_row() -> None:
