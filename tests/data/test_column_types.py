@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime, time
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dlrm_hybrid.data.schemas import reading as schemas
-from dlrm_hybrid.data.sources.arrow import pa, pc
+from dlrm_hybrid.data.sources.arrow import pa, pc, plain
 from dlrm_hybrid.data.sources.files import Block
-from dlrm_hybrid.data.sources.keys import MISSING_INTEGER
-from dlrm_hybrid.data.sources.values import BadRow, Values, read_values
+from dlrm_hybrid.data.sources.instants import instant
+from dlrm_hybrid.data.sources.keys import MISSING_INTEGER, keys_of
+from dlrm_hybrid.data.sources.values import BadRow, Values, _time, read_values
 from dlrm_hybrid.types import DataError
 
 ROWS = 300
@@ -97,6 +100,59 @@ def test_other_types_say_the_same(changed: dict[str, Any]) -> None:
     assert not bad
     assert told(values) == told(read({})[0])
     assert values.categories[1].keys[values.categories[1].index_M[0]] == MISSING_INTEGER
+
+
+@pytest.mark.parametrize("spelled", ["true false", "True False", "TRUE FALSE", "typed"])
+def test_truth_values_are_one_and_zero_and_one_category(spelled: str) -> None:
+    words: list[Any] = [True, False] if spelled == "typed" else spelled.split()
+    given = pa.array([words[i % 2] for i in range(ROWS)])
+    values, bad = read(dict.fromkeys("ydkct", given) if spelled != "typed" else {
+        **dict.fromkeys("ydkc", given), "t": pa.array([[words[i % 2]] for i in range(ROWS)])
+    })  # fmt: skip
+    assert not bad and values.label_N is not None
+    assert values.label_N.tolist() == values.dense_NI[:, 0].tolist() == [1, 0] * (ROWS // 2)
+    text, whole, lists = (
+        [one.keys[index] for index in one.index_M.tolist()] for one in values.categories
+    )
+    assert whole == [1, 0] * (ROWS // 2) and text == lists == ["True", "False"] * (ROWS // 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (" 3 ", 3.0), ("+.5", 0.5), ("1e-400", 0.0), ("nan", 7.0), ("", 7.0), (5 * "0" + "1", 1.0),
+        ("3e38", 3e38), ("1e39", "is outside 32 bits"), ("-1e39", "is outside 32 bits"),
+        ("1e400", "is infinite"), ("9" * 400, "is infinite"), ("-inf", "is infinite"),
+        ("1_000", "is not a number"), ("0x10", "is not a number"), ("１２", "is not a number"),
+        ("-nan", "is not a number"), ("nan(1)", "is not a number"), ("1,5", "is not a number"),
+        ("t", "is not a number"), ("\u00a03", "is not a number"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("beside", ["1", "TRUE"])  # with which Arrow reads all of a column, or not
+def test_text_is_a_number_whatever_stands_beside_it(text: str, wanted: Any, beside: str) -> None:
+    values, bad = read({"d": pa.array([text, *[beside] * (ROWS - 1)])})
+    if isinstance(wanted, str):
+        assert [one.row for one in bad] == [1] and bad[0].reason.endswith(wanted)
+    else:
+        assert not bad and values.dense_NI[0, 0] == wanted
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("1e3", 1000), ("1.5e1", 15), ("9.223372036854775807E18", 2**63 - 1), (1e18, 10**18),
+        (Decimal("5.00"), 5), ("True", 1), (" -0 ", 0), ("9" * 20, None), ("1e999999999999", None),
+        ("1e-400", None), ("1.5", None), (2.5, None), (Decimal("2.5"), None), ("1_0", None),
+        ("nan", None), ("inf", None), (np.int64(5), 5), (np.float32(2), 2), (np.bool_(True), 1),
+        pytest.param(10**5000, None, id="5,001 digits"),
+    ],
+)  # fmt: skip
+def test_whole_numbers_in_all_spellings(given: Any, wanted: int | None) -> None:
+    keys, faults = keys_of([given], SCHEMA.categorical[1])
+    if wanted is None:
+        assert "is not an integer of 64 bits" in faults[0]
+    else:
+        assert (keys, faults) == ([wanted], {})
 
 
 @pytest.mark.parametrize("name", ["y", "d", "c", "k", "t"])
@@ -209,6 +265,87 @@ def test_a_column_of_any_type_is_read_or_named(name: str, kind: str) -> None:
         assert len(values.row_N) + len(bad) == ROWS
 
 
-def test_whole_numbers_are_no_times() -> None:
-    with pytest.raises(DataError, match=r"a.parquet: column 'w': int64: .*`split`.*data.schema"):
-        read({"w": pa.array(range(ROWS))})
+INSTANT = 1704067200_123456  # microseconds
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["2024-01-01 00:00:00.123456"],
+        ["2024-01-01T00:00:00.123456Z"],
+        ["2024-01-01 02:00:00.123456+02:00", "2023-12-31T19:00:00.123456-0500"],
+        ["2024-01-01T00:00:00.123456789", "2024-01-01T00:00:00.123456Z"],
+        ["2024-01-01 00:00:00.123456789+00:00"],
+        ["2024-01-01 00:00:00,123456 UTC", "20240101"],
+        ["2024-01-01 00:00:00.123456", "1e999999999999"],
+        ["1704067200.123456", "1704067200123.456", "1704067200123456", "1704067200123456999"],
+        [1704067200123456, 1704067200123456789, 5],
+        [1704067200.123456, float("nan")],
+        pa.array([INSTANT], pa.timestamp("us")),
+        pa.array([INSTANT * 1000 + 999], pa.timestamp("ns", "Europe/Rome")),
+        pa.array([INSTANT], pa.timestamp("us", "America/New_York")).dictionary_encode(),
+    ],
+)
+def test_times_are_instants(values: Any) -> None:
+    array = values if isinstance(values, pa.Array) else pa.array(values)
+    found, bad = _time(plain(array), is_instant=True)
+    good = [index for index in range(len(array)) if index not in bad]
+    assert good and len(bad) <= 1
+    assert {int(found[index]) for index in good} == {INSTANT}
+
+
+DAY = 24 * 3600 * 10**6
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pa.array(["2024-01-01", "2024-01-01T24:00:00", None]),
+        pa.array(["2024-01-01T00:00+00", "2024-01-02T00Z", ""]),
+        pa.array([19723, 19724, None], pa.date32()),
+        pa.array([1704067200, 1704067200 + 86400, None]),
+        pa.array([1704067200, 1704067200 + 86400, None], pa.timestamp("s")),
+        pa.array(["1704067200", "1704153600.0", None]),
+    ],
+)
+def test_days_are_instants(array: Any) -> None:
+    found, bad = _time(plain(array), is_instant=True)
+    assert found[:2].tolist() == [19723 * DAY, 19724 * DAY] and bad == {2: "is empty"}
+
+
+def test_times_before_1970_are_cut_off_downwards() -> None:
+    for array in (pa.array([-1], pa.timestamp("ns")), pa.array(["1969-12-31T23:59:59.999999999"])):
+        assert _time(plain(array), is_instant=True).values.tolist() == [-1]
+
+
+moments = st.datetimes(datetime(1700, 1, 1), datetime(2200, 1, 1))
+zones = st.integers(-1439, 1439).map(lambda minutes: timezone(timedelta(minutes=minutes)))
+
+
+@given(moments, zones, st.sampled_from(" T"))
+def test_any_time_is_its_instant(when: datetime, zone: timezone, between: str) -> None:
+    aware = when.replace(tzinfo=UTC).astimezone(zone)
+    text = aware.isoformat(between)
+    wanted = (when - datetime(1970, 1, 1)) // timedelta(microseconds=1)
+    assert instant(text) == instant(when.isoformat(between)) == wanted
+    typed = pa.array([when], pa.timestamp("us", "UTC"))
+    assert _time(typed, is_instant=True).values.tolist() == [wanted]
+    assert _time(plain(pa.array([text])), is_instant=True).values.tolist() == [wanted]
+
+
+@given(st.text() | st.text("0123456789-:TZ+., e"))
+def test_any_text_is_a_time_for_arrow_only_as_it_is_one_here(text: str) -> None:
+    found, bad = _time(plain(pa.array([text])), is_instant=True)
+    wanted = instant(text)
+    if wanted is None:
+        assert bad
+    elif abs(wanted) < 2**63:
+        assert not bad and found.tolist() == [wanted]
+
+
+def test_small_whole_numbers_are_no_times() -> None:
+    _, bad = read({"w": pa.array(range(ROWS))})
+    assert len(bad) == ROWS
+    assert bad[20].reason.startswith("20 is not a time as 2024-03-01 12:00:00")
+    with pytest.raises(DataError, match=r"a.parquet: column 'w': list.*no times are of this type"):
+        read({"w": pa.array([[1]] * ROWS)})

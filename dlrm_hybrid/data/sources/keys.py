@@ -11,16 +11,24 @@ from typing import Any
 import xxhash
 
 from dlrm_hybrid.data.schema import CategoricalColumn
+from dlrm_hybrid.data.sources.scalars import (
+    NUMBER,
+    boolean,
+    is_missing,
+    plain_value,
+    shown,
+    text_of,
+)
 
 Key = str | int
 """A category: text, or a whole number where the column has such or hashes."""
 
 MISSING_INTEGER = -(2**63)
 MISSING: Mapping[str, Key] = {"string": "", "integer": MISSING_INTEGER, "hash8": 0}
-_INTEGER = re.compile(r"([+-]?[0-9]{1,19})(\.0*)?")
-_HASH8 = re.compile(r"[0-9a-fA-F]{8}")
-_SHOWN_CHARACTERS = 40
 _NO_INTEGER = "is not an integer of 64 bits (kind: string takes longer ones)"
+_INTEGER = re.compile(r"([+-]?[0-9]{1,19})(\.0*)?")
+_NUMBER = re.compile(NUMBER, re.ASCII)
+_HASH8 = re.compile(r"[0-9a-fA-F]{8}")
 
 
 def keys_of(values: Sequence[Any], column: CategoricalColumn) -> tuple[list[Key], dict[int, str]]:
@@ -29,10 +37,9 @@ def keys_of(values: Sequence[Any], column: CategoricalColumn) -> tuple[list[Key]
     taken = column.missing if isinstance(column.missing, int) else missing
     keys: list[Key] = []
     faults: dict[int, str] = {}
-    for index, value in enumerate(values):
+    for index, value in enumerate(map(plain_value, values)):
         try:
-            is_missing = value is None or value == b"" or value != value  # NaN
-            keys.append(taken if is_missing else read(value))
+            keys.append(taken if is_missing(value) else read(value))
         except ValueError as error:
             faults[index] = f"{shown(value)} {error}"
             keys.append(missing)
@@ -63,32 +70,40 @@ def _hashed(key: Key, missing: Key, size: int) -> Key:
 
 
 def _string(value: Any) -> str:
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            raise ValueError("is not UTF-8") from None
-    if isinstance(value, (str, int)):
-        return str(value)
-    if isinstance(value, Decimal):
-        return f"{value:f}"  # all digits, as in CSV
+    if isinstance(value, (str, bytes)):
+        text = text_of(value)
+        truth = boolean(text)
+        return text if truth is None else str(truth)
+    if isinstance(value, (int, Decimal)):  # a float has more than one text: 5, 5.0, 5e0
+        return str(value) if isinstance(value, int) else f"{value:f}"  # all digits, as in CSV
     raise ValueError("is not text (kind: string)")
 
 
 def _integer(value: Any) -> int:
-    if (isinstance(value, float) and value.is_integer()) or (
-        isinstance(value, Decimal) and value == int(value)
-    ):
-        value = int(value)
     if isinstance(value, (str, bytes)):
-        text = _string(value).strip()
+        text = text_of(value).strip()
         found = _INTEGER.fullmatch(text)  # others write 3.0 where a column has missing values
-        if not found:
-            raise ValueError(_NO_INTEGER)
-        value = int(found[1])
+        value = int(found[1]) if found else _whole(text)
+    elif isinstance(value, float) and value.is_integer():
+        value = int(value)
+    elif isinstance(value, Decimal) and value.is_finite():
+        value = _whole(str(value))
     if not isinstance(value, int) or not MISSING_INTEGER < value < 2**63:
         raise ValueError(_NO_INTEGER)
     return int(value)
+
+
+def _whole(text: str) -> int | None:
+    """The whole number that is written with an exponent or as a truth value, if it is one."""
+    if not _NUMBER.fullmatch(text):
+        return boolean(text)
+    try:
+        found = Decimal(text)
+    except ArithmeticError:  # an exponent beyond all bounds
+        return None
+    if found.copy_abs() >= 2**64:  # the integer itself might fill the memory
+        return 2**64
+    return int(found) if int(found) == found else None
 
 
 def _hash8(value: Any) -> int:
@@ -103,10 +118,3 @@ _READERS: Mapping[str, Callable[[Any], Key]] = {
     "integer": _integer,
     "hash8": _hash8,
 }
-
-
-def shown(value: Any) -> str:
-    """The value, escaped and shortened, in printable ASCII."""
-    text = value.decode("utf-8", errors="backslashreplace") if isinstance(value, bytes) else value
-    escaped = ascii(text[:_SHOWN_CHARACTERS] if isinstance(text, str) else text)[:80]
-    return f"{escaped}…" if isinstance(text, str) and len(text) > _SHOWN_CHARACTERS else escaped

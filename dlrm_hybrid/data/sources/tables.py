@@ -33,7 +33,8 @@ from dlrm_hybrid.data.manifest import (
 from dlrm_hybrid.data.schema import ByFile, ByFraction, ByTime, Schema
 from dlrm_hybrid.data.sources.criteo import BadRowPolicy
 from dlrm_hybrid.data.sources.files import Source, check_names, open_source
-from dlrm_hybrid.data.sources.values import BadRow, Values, moment, read_values
+from dlrm_hybrid.data.sources.instants import FORM, instant
+from dlrm_hybrid.data.sources.values import BadRow, Values, read_values
 from dlrm_hybrid.rng import fold, splitmix64
 from dlrm_hybrid.types import DataError
 
@@ -255,9 +256,9 @@ def _drawn(split: ByFraction, number_N: npt.NDArray[np.int64]) -> npt.NDArray[np
 def _comparable(border: float | str) -> float:
     if not isinstance(border, str):
         return border
-    found = moment(border)
+    found = instant(border)
     if found is None:
-        raise DataError(f"split: {border!r} is not a time as 2024-03-01 12:00:00 (data.schema)")
+        raise DataError(f"split: {border!r} is not {FORM} (data.schema)")
     return found
 
 

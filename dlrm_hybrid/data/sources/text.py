@@ -16,7 +16,6 @@ import xxhash
 import zstandard
 from isal import isal_zlib
 
-from dlrm_hybrid.data.sources.formats import refuse_others
 from dlrm_hybrid.kernels.criteo import count_lines
 from dlrm_hybrid.types import DataError
 
@@ -176,8 +175,7 @@ def read_text(
         key: of the configuration that names the file, for messages.
 
     Raises:
-        DataError: it cannot be read, is damaged, ends before its compressed stream does, or is a
-            file of another kind.
+        DataError: it cannot be read, is damaged, or ends before its compressed stream does.
     """
 
     def pieces() -> Iterator[bytes]:
@@ -187,10 +185,10 @@ def read_text(
 
     try:
         kind = _compression(file, path, key)
-        chunks = pieces()
         if kind is not None:
-            chunks = _decompress(chunks, file.tell, path, key, _DECODERS[kind])
-        yield from refuse_others(chunks, path, key)
+            yield from _decompress(pieces(), file.tell, path, key, _DECODERS[kind])
+        else:
+            yield from pieces()
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error} ({key})") from error
 

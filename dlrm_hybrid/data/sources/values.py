@@ -8,6 +8,7 @@ Shapes: N rows of a block, I dense columns, M ids of a column, D distinct catego
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -27,11 +28,12 @@ from dlrm_hybrid.data.sources.arrow import (
     plain,
     usual,
 )
+from dlrm_hybrid.data.sources.dense import transformed
 from dlrm_hybrid.data.sources.files import Block
-from dlrm_hybrid.data.sources.keys import Key, keys_of, shown
+from dlrm_hybrid.data.sources.instants import FORM, instant
+from dlrm_hybrid.data.sources.keys import Key, keys_of
+from dlrm_hybrid.data.sources.scalars import NUMBER, is_missing, number, shown
 from dlrm_hybrid.types import DataError
-
-_NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$|^(?i:nan|[+-]?inf(inity)?)$"
 
 
 class BadRow(NamedTuple):
@@ -187,21 +189,28 @@ def _columns(batch: Batch, schema: Schema, path: str, labels: bool) -> dict[str,
 
 def _numbers(array: Any) -> _Found:
     """float64, NaN where nothing is; bad where it is no number."""
-    bad: dict[int, str] = {}
-    if is_text(array.type):
-        array, bad = as_text(array)
-        try:
-            array = pc.cast(array, pa.float64())
-        except pa.ArrowInvalid:
-            array = pc.if_else(pc.equal(array, ""), pa.scalar(None, array.type), array)
-            wrong = pc.invert(pc.match_substring_regex(array, _NUMBER)).fill_null(False)
-            for index in np.flatnonzero(wrong.to_numpy(zero_copy_only=False)).tolist():
-                bad.setdefault(index, f"{shown(array[index].as_py())} is not a number")
-            array = pc.if_else(wrong, pa.scalar(None, array.type), array)
-            array = pc.cast(pc.utf8_trim_whitespace(array), pa.float64())
-    else:
+    if not is_text(array.type):
         array = pc.cast(array, pa.float64(), safe=False)
-    return _Found(np.asarray(array.to_numpy(zero_copy_only=False), np.float64), bad)
+        return _Found(np.asarray(array.to_numpy(zero_copy_only=False), np.float64), {})
+    array, bad = as_text(array)
+    try:
+        x_N = np.array(pc.cast(array, pa.float64()).to_numpy(zero_copy_only=False), np.float64)
+        odd_N = np.isnan(x_N)  # Arrow takes more for NaN than is one
+        odd_N &= array.is_valid().to_numpy(zero_copy_only=False)
+    except pa.ArrowInvalid:
+        odd = pc.invert(pc.match_substring_regex(array, f"^{NUMBER}$")).fill_null(False)
+        odd_N = odd.to_numpy(zero_copy_only=False)
+        rest = pc.utf8_trim_whitespace(pc.if_else(odd, pa.scalar(None, array.type), array))
+        x_N = np.array(pc.cast(rest, pa.float64()).to_numpy(zero_copy_only=False), np.float64)
+    read = functools.cache(number)
+    for index, text in zip(
+        np.flatnonzero(odd_N).tolist(), array.filter(pa.array(odd_N)).to_pylist(), strict=True
+    ):
+        try:
+            x_N[index] = read(text)
+        except ValueError as error:
+            bad.setdefault(index, f"{shown(text)} {error}")
+    return _Found(x_N, bad)
 
 
 def _label(array: Any) -> _Found:
@@ -216,55 +225,61 @@ def _label(array: Any) -> _Found:
 
 def _dense(array: Any, column: DenseColumn) -> _Found:
     x_N, bad = _numbers(array)
-    bad = dict(bad)
-    for index in np.flatnonzero(np.isinf(x_N)).tolist():
-        bad.setdefault(index, f"{shown(array[index].as_py())} is infinite")
-    x_N = np.where(np.isnan(x_N), column.missing, x_N)
-    if column.transform == "log1p":
-        x_N = np.log1p(np.maximum(x_N, 0.0))
-    with np.errstate(over="ignore"):
-        large_N = ~np.isfinite(x_N.astype(np.float32))
-    for index in np.flatnonzero(large_N).tolist():
-        bad.setdefault(index, f"{shown(array[index].as_py())} is outside 32 bits")
-    return _Found(x_N, bad)
+    x_N, faults = transformed(x_N, column)
+    reasons = {index: f"{shown(array[index].as_py())} {told}" for index, told in faults.items()}
+    return _Found(x_N, {**reasons, **bad})
 
 
-def _time(array: Any, is_moment: bool) -> _Found:
-    if not is_moment:
+def _time(array: Any, is_instant: bool) -> _Found:
+    if not is_instant:
         found = _numbers(array)
         missing = np.flatnonzero(np.isnan(found.values)).tolist()
         return _Found(found.values, {**dict.fromkeys(missing, "is empty"), **found.bad})
-    bad: dict[int, str] = {}
-    if is_text(array.type):
-        array, bad = as_text(array)
-        try:
-            moments = pc.cast(array, pa.timestamp("us"))
-        except pa.ArrowInvalid:
-            values = array.to_pylist()
-            for index, value in enumerate(values):
-                if not value:
-                    values[index] = None
-                elif moment(value) is None:
-                    bad.setdefault(index, f"{shown(value)} is not a time as 2024-03-01 12:00:00")
-                    values[index] = None
-            moments = pc.cast(pa.array(values, pa.string()), pa.timestamp("us"))
-    elif pa.types.is_integer(array.type):
-        raise pa.ArrowInvalid("seconds, or days? Write whole numbers in `split` too")
-    else:
-        moments = pc.cast(array, pa.timestamp("us"), safe=False)
-    for index in np.flatnonzero(moments.is_null().to_numpy(zero_copy_only=False)).tolist():
-        bad.setdefault(index, "is empty")
-    whole = pc.fill_null(pc.cast(moments, pa.int64()), 0)
-    return _Found(whole.to_numpy(zero_copy_only=False), bad)
+    types, kind = pa.types, array.type
+    array, bad = as_text(array) if is_text(kind) else (array, {})
+    times = _arrow_times(array) if is_text(kind) else array
+    if types.is_date(kind) or types.is_null(kind):
+        times = pc.cast(array, pa.timestamp("us"))
+    if types.is_timestamp(times.type):
+        empty = np.flatnonzero(times.is_null().to_numpy(zero_copy_only=False)).tolist()
+        return _Found(_microseconds(times), {**dict.fromkeys(empty, "is empty"), **bad})
+    if types.is_temporal(kind) or types.is_nested(kind):
+        raise pa.ArrowInvalid(f"no times are of this type, but text is as {FORM}")
+    time_N, faults = _each_time(array)
+    return _Found(time_N, {**faults, **bad})
 
 
-def moment(text: str) -> int | None:
-    """Microseconds since 1970 of a time as 2024-03-01 or 2024-03-01 12:00:00; None for others."""
-    try:
-        found: Any = pc.cast(pa.array([text]), pa.timestamp("us"))
-    except pa.ArrowInvalid:
-        return None
-    return int(pc.cast(found, pa.int64())[0].as_py())
+def _arrow_times(array: Any) -> Any:
+    """Text as times, if Arrow reads all of it; as it is if not."""
+    for unit in ("us", "ns"):  # nanoseconds end in 2262
+        for zone in (None, "UTC"):
+            try:
+                return pc.cast(array, pa.timestamp(unit, zone))
+            except pa.ArrowInvalid:
+                continue
+    return array
+
+
+def _microseconds(times: Any) -> npt.NDArray[np.int64]:
+    """Since 1970, the rest cut off."""
+    whole_N = pc.fill_null(pc.cast(times, pa.int64()), 0).to_numpy(zero_copy_only=False)
+    if times.type.unit == "ns":
+        return whole_N // 1000
+    factor = {"s": 10**6, "ms": 10**3, "us": 1}[times.type.unit]
+    most = (2**63 - 1) // factor  # millions of years: later than any border
+    return np.clip(whole_N, -most, most) * factor
+
+
+def _each_time(array: Any) -> tuple[npt.NDArray[np.int64], dict[int, str]]:
+    """Values one by one, those of which Arrow cannot read all."""
+    time_N, faults = np.zeros(len(array), np.int64), dict[int, str]()
+    for index, value in enumerate(array.to_pylist()):
+        found = None if is_missing(value) else instant(str(value))
+        if found is not None:
+            time_N[index] = found
+        else:
+            faults[index] = "is empty" if is_missing(value) else f"{shown(value)} is not {FORM}"
+    return time_N, faults
 
 
 def _categories(array: Any, column: CategoricalColumn, path: str) -> _Found:
