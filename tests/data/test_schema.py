@@ -137,6 +137,31 @@ FAULTS = [
         GOOD.replace("c}", "c, missing: shared}") + "format: criteo",
         r"categorical\[0\]: bucket and missing are not read with format: criteo",
     ),
+    (
+        GOOD + "split: {by: time, column: t, test_from: 5 May}",
+        r"split.test_from = '5 May': is not a time as 2024-03-01 12:00:00, .* since 1970",
+    ),
+    (
+        GOOD + "split: {by: time, column: t, test_from: 2024-01-01T00:00:00.1234567Z}",
+        r"test_from = '2024-01-01T00:00:00.1234567Z': rows are compared to the microsecond",
+    ),
+    (  # in the order of its text it is before
+        GOOD + "split: {by: time, column: t, validation_from: '2024-01-01T00:00:00-05:00',"
+        " test_from: '2024-01-01T03:00:00Z'}",
+        "after test_from =",
+    ),
+    (
+        GOOD.replace("c}", f"c, min_count: 0x{'F' * 4000}}}"),
+        "m.yaml:3:36: .* 0xFFF.* of 400",
+    ),
+    (GOOD.replace("c}", f"c, min_count: {'9' * 5000}}}"), "m.yaml:3:36: not YAML: 999.* of 5000"),
+    (GOOD + f"split: {{by: time, column: t, test_from: {'9' * 400}}}", "not YAML: 999.* is no num"),
+    (GOOD + "2024-01-01: 1", "m.yaml: 2024-01-01: unknown key"),
+    (GOOD.replace("c}", "c, min-count: 1}"), r"m.yaml: categorical\[0\].min-count: unknown key"),
+    (GOOD + "!!binary aGk=: 1", "m.yaml:4:1: not YAML: !!binary is not for schemas"),
+    (GOOD + "ignore: !!set {a}", "m.yaml:4:9: not YAML: !!set is not for schemas"),
+    (GOOD + "5: 1", "m.yaml:1:1: not YAML: the key 5 must be text: quote it"),
+    (GOOD + "null: 1", "m.yaml:1:1: not YAML: the key None must be text: quote it"),
     ("label: !!python/object/apply:os.system [id]", "not YAML: could not determine a constructor"),
 ]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib import resources
@@ -17,14 +18,23 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 from yaml import MarkedYAMLError, YAMLError
-from yaml.nodes import MappingNode, Node
+from yaml.nodes import MappingNode, Node, ScalarNode
 
-from dlrm_hybrid.data.schema import ByFraction, ByTime, CategoricalColumn, Schema, Split
+from dlrm_hybrid.data.schema import (
+    Border,
+    ByFraction,
+    ByTime,
+    CategoricalColumn,
+    Schema,
+    Split,
+)
+from dlrm_hybrid.data.sources.instants import FORM, nanoseconds
 from dlrm_hybrid.types import ConfigError, DataError
 
 MOST_BYTES = 1 << 24
 SHOWN_CHARACTERS = 60
 YAML = ".yaml"
+_NANOSECONDS = re.compile(r"\.[0-9]{7}")
 PACKAGE = "dlrm_hybrid.data.schemas"
 
 
@@ -107,7 +117,7 @@ def loads(text: str, name: str) -> Schema:
         raise ConfigError(f"{name}: a schema is a mapping of label, dense, … (data.schema)")
     try:
         # By way of JSON: there a list is a tuple in strict mode too.
-        schema = TypeAdapter(Schema).validate_json(json.dumps(values, default=str))
+        schema = TypeAdapter(Schema).validate_json(json.dumps(values))
     except ValidationError as error:
         faults = _lines(error.errors(include_url=False))
     else:
@@ -118,7 +128,9 @@ def loads(text: str, name: str) -> Schema:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without aliases, whose text can grow beyond all bounds, and without doubled keys."""
+    """YAML as far as JSON has it: no aliases, whose text can grow beyond all bounds, no doubled
+    keys, all keys text, no numbers that no float is near to; times are text.
+    """
 
     def compose_node(self, parent: Node | None, index: int) -> Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -131,7 +143,44 @@ class _Loader(yaml.SafeLoader):
         for key, count in Counter(str(key) for key in keys).items():
             if count > 1:
                 raise MarkedYAMLError(problem=f"{key!r} twice", problem_mark=node.start_mark)
-        return super().construct_mapping(node, deep)
+        found = cast("dict[Any, Any]", super().construct_mapping(node, deep))
+        for key in found:
+            if not isinstance(key, str):
+                what = f"the key {key!r:.60} must be text: quote it"
+                raise MarkedYAMLError(problem=what, problem_mark=node.start_mark)
+        return found
+
+    def number(self, node: ScalarNode) -> int:
+        """A whole number; Python spells none of more than some thousand digits."""
+        try:
+            found = super().construct_yaml_int(node)
+            float(found)
+        except (ValueError, OverflowError) as error:
+            what = f"{node.value[:SHOWN_CHARACTERS]}… of {len(node.value)} characters is no number"
+            raise MarkedYAMLError(problem=what, problem_mark=node.start_mark) from error
+        return found
+
+    def time(self, node: ScalarNode) -> str:
+        """A time as Python writes it, or as it stands where Python's are not like it."""
+        if _NANOSECONDS.search(node.value):
+            return node.value
+        try:
+            return str(super().construct_yaml_timestamp(node))
+        except ValueError:  # 24:00
+            return node.value
+
+    def other(self, node: Node) -> Any:
+        """What JSON does not have: bytes, sets and pairs."""
+        raise MarkedYAMLError(
+            problem=f"{node.tag.replace('tag:yaml.org,2002:', '!!')} is not for schemas",
+            problem_mark=node.start_mark,
+        )
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.number)
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.time)
+for _tag in ("binary", "set", "omap", "pairs"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _Loader.other)
 
 
 def _yaml_fault(error: Exception) -> str:
@@ -160,14 +209,16 @@ def _fault(error: ErrorDetails) -> tuple[str, str]:
     """What is wrong, and why: `categorical[2].min_count = -3`, `must be …`."""
     tags = ("file", "fraction", "time")
     path = [one for i, one in enumerate(error["loc"]) if not (one in tags and i == 1)]
+    kind = error["type"]
+    is_unknown = kind in ("unexpected_keyword_argument", "extra_forbidden")
     key = ""
-    for one in path:
-        # What of a union was tried.
-        if one in ("int", "float", "str") or not str(one).replace("_", "").isalnum():
+    for i, one in enumerate(path):
+        # What of a union was tried; a key that is unknown has any name.
+        is_tried = one in ("int", "float", "str") or not str(one).replace("_", "").isalnum()
+        if is_tried and not (is_unknown and i == len(path) - 1):
             continue
         key += f"[{one}]" if isinstance(one, int) else f".{one}" if key else str(one)
-    kind = error["type"]
-    if kind in ("unexpected_keyword_argument", "extra_forbidden"):
+    if is_unknown:
         return key, "unknown key"
     if kind in ("missing", "missing_argument", "union_tag_not_found"):
         return f"{key}{'.by' if kind == 'union_tag_not_found' else ''}", "missing"
@@ -229,10 +280,25 @@ def _split_faults(split: Split | None) -> Iterator[str]:
             yield f"split.validation + split.test = {left}: no rows are left to train"
     elif isinstance(split, ByTime):
         early, late = split.validation_from, split.test_from
+        for key, border in (("validation_from", early), ("test_from", late)):
+            if isinstance(border, str) and (fault := _border_fault(border)):
+                yield f"split.{key} = {border!r}: {fault}"
         if early is not None and isinstance(early, str) != isinstance(late, str):
             yield f"split.validation_from = {early!r}: not of the type of test_from = {late!r}"
-        elif early is not None and cast(Any, early) > cast(Any, late):
+        elif early is not None and _order(early) > _order(late):
             yield f"split.validation_from = {early!r}: after test_from = {late!r}"
+
+
+def _border_fault(border: str) -> str | None:
+    found = nanoseconds(border)
+    if found is None:
+        return f"is not {FORM}"
+    return "rows are compared to the microsecond, not beyond" if found % 1000 else None
+
+
+def _order(border: Border) -> float:
+    """What tells the earlier of two borders, 0 of what is no time."""
+    return (nanoseconds(border) or 0) if isinstance(border, str) else border
 
 
 def _criteo_faults(schema: Schema) -> Iterator[str]:
