@@ -16,6 +16,7 @@ import xxhash
 import zstandard
 from isal import isal_zlib
 
+from dlrm_hybrid.data.sources.formats import refuse_others
 from dlrm_hybrid.kernels.criteo import count_lines
 from dlrm_hybrid.types import DataError
 
@@ -175,7 +176,8 @@ def read_text(
         key: of the configuration that names the file, for messages.
 
     Raises:
-        DataError: it cannot be read, is damaged, or ends before its compressed stream does.
+        DataError: it cannot be read, is damaged, ends before its compressed stream does, or is a
+            file of another kind.
     """
 
     def pieces() -> Iterator[bytes]:
@@ -185,10 +187,10 @@ def read_text(
 
     try:
         kind = _compression(file, path, key)
+        chunks = pieces()
         if kind is not None:
-            yield from _decompress(pieces(), file.tell, path, key, _DECODERS[kind])
-        else:
-            yield from pieces()
+            chunks = _decompress(chunks, file.tell, path, key, _DECODERS[kind])
+        yield from refuse_others(chunks, path, key)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error} ({key})") from error
 
