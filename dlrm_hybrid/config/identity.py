@@ -230,7 +230,7 @@ def _waits_otherwise(before: Mapping[str, Any], after: Mapping[str, Any]) -> boo
 def _results(values: Mapping[str, Any]) -> dict[str, Any]:
     kept = _without(values, WITHOUT_EFFECT)
     if kept.get("sync.name") == "async":  # trainers rest at checkpoints
-        kept["checkpoint.every"] = values["checkpoint"]["every"]
+        kept["checkpoint.every"] = flat(values).get("checkpoint.every")
     if kept.get("checkpoint.resume") in FROM_ITSELF:
         del kept["checkpoint.resume"]
     return kept

@@ -6,6 +6,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
@@ -16,7 +17,7 @@ from dlrm_hybrid.config.keys import REPLACED, unknown_key
 from dlrm_hybrid.config.rules import RULES
 from dlrm_hybrid.config.schedule import shown
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.types import ConfigError, printable
+from dlrm_hybrid.types import ConfigError, DataError, printable
 
 # Keys of later versions, by section, with what runs before them did.
 ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
@@ -194,6 +195,24 @@ def saved_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(model.get("cross"), dict):
         model["cross"] = {"deep": [], **model["cross"]}
     return {**values, **added}
+
+
+def own_values(path: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration in a file of a run or checkpoint, with the keys of today.
+
+    Args:
+        path: of the file, for messages.
+        values: what it says.
+
+    Raises:
+        DataError: that is no configuration; names the keys.
+    """
+    saved = saved_values(values)
+    try:
+        validate(saved)
+    except ConfigError as error:
+        raise DataError(f"{path}: config: {error}") from None
+    return saved
 
 
 def _without_replaced(name: str, section: Any) -> Any:

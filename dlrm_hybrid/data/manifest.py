@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -274,6 +275,8 @@ def read(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST_FILE
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise DataError(f"{path}: is not a plain file")
         if path.stat().st_size > MOST_BYTES:
             raise DataError(
                 f"{path}: not a manifest of prepared rows: more than {MOST_BYTES} bytes"

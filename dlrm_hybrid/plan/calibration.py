@@ -80,9 +80,17 @@ def read(folder: Path) -> Calibration:
     """What a run folder says.
 
     Raises:
-        ConfigError: it says too little; begins with `plan.calibration`.
+        ConfigError: it says too little, or what the program never writes; begins with
+            `plan.calibration`.
     """
     what = f"{KEY} = {folder}"
+    try:
+        return _read(folder, what)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # of anybody's figures
+        raise ConfigError(f"{what}: its record is damaged: {error!r:.200}") from error
+
+
+def _read(folder: Path, what: str) -> Calibration:
     if not is_run(folder):
         raise ConfigError(f"{what}: is no run folder")
     try:

@@ -19,7 +19,7 @@ from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.identity import evaluated, with_value
 from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.config.validate import faults_text, saved_values, validate
+from dlrm_hybrid.config.validate import faults_text, own_values, validate
 from dlrm_hybrid.data.manifest import MANIFEST_FILE as ROWS_FILE
 from dlrm_hybrid.data.manifest import read as read_rows
 from dlrm_hybrid.data.shards import Shards, open_shards
@@ -128,12 +128,7 @@ def _checked(checkpoint: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:
 
     Where anything is written is not the checkpoint's to say.
     """
-    saved = saved_values(values)
-    try:
-        validate(saved)
-        return with_value(saved, "embedding.folder", None)
-    except ConfigError as error:
-        raise DataError(f"{checkpoint / MANIFEST_FILE}: config: {error}") from None
+    return with_value(own_values(checkpoint / MANIFEST_FILE, values), "embedding.folder", None)
 
 
 def _rows(

@@ -21,7 +21,7 @@ from dlrm_hybrid.config.identity import (
     other_flights,
     same_results,
 )
-from dlrm_hybrid.config.validate import faults_text, saved_values
+from dlrm_hybrid.config.validate import faults_text, own_values, saved_values
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.disk import (
     RUN_FOLDER_KEY,
@@ -143,7 +143,7 @@ def check_checkpoint(
         DataError: it was made by another model or from other rows; each key is named.
     """
     facts = read_facts(folder)
-    saved = saved_values(facts["config"])
+    saved = own_values(folder / MANIFEST_FILE, facts["config"])
     if shards is None:
         name = {"name": values["model"]["name"]}  # of a file in conf/, which it may not come from
         saved = {**saved, "data": values["data"], "model": {**saved["model"], **name}}

@@ -2,6 +2,8 @@
 
 import json
 import os
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from made_runs import async_events, make_run, plain_events
 
 from dlrm_hybrid.cli.main import run
+from dlrm_hybrid.plan import calibration
 from dlrm_hybrid.report import curves, tables
 from dlrm_hybrid.report.labels import labels
 from dlrm_hybrid.report.measures import frame
@@ -19,7 +22,7 @@ from dlrm_hybrid.report.ranks import ranks, steps
 from dlrm_hybrid.report.runs import Run, read_run
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import fault_of
-from dlrm_hybrid.types import DataError
+from dlrm_hybrid.types import ConfigError, DataError
 
 # Tables and figures take 20 ms: half of the examples that the profile asks for.
 EXAMPLES = settings.default.max_examples // 2 if settings.default else 50
@@ -51,7 +54,7 @@ def spoil(data: st.DataObject, value: Any) -> Any:
 
 
 def draw_all(run: Run) -> None:
-    """All that a report is made of but its pictures."""
+    """All that a report is made of but its pictures, and what a plan reads."""
     runs, names = [run], labels([run])
     made = (tables.comparison, tables.traffic, tables.roles, tables.origins, tables.spans)
     for make in (*made, tables.staleness, tables.waits, ranks, steps):
@@ -66,6 +69,8 @@ def draw_all(run: Run) -> None:
     curves.network_use(run)
     curves.cpu_use_of_all(run)
     frame(runs)
+    with suppress(ConfigError):
+        calibration.read(run.folder)
 
 
 @settings(max_examples=EXAMPLES)
@@ -84,6 +89,15 @@ def test_any_value_in_any_file_is_data(tmp_path: Path, data: st.DataObject, file
         assert str(error).startswith(f"{folder / file}: is not an object")
     finally:
         (folder / file).write_text(original)
+
+
+def test_a_plan_needs_figures(tmp_path: Path) -> None:
+    record = [
+        replace(event, values={**event.values, "samples_per_step": 0}) for event in plain_events()
+    ]
+    make_run(tmp_path / "run", record=record)
+    with pytest.raises(ConfigError, match=f"plan.calibration = {tmp_path}/run: its record is "):
+        calibration.read(tmp_path / "run")
 
 
 @settings(max_examples=EXAMPLES)

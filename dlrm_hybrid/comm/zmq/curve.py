@@ -97,7 +97,7 @@ def read_key_file(path: Path) -> CurveKeys:
         public, secret = values["public"].encode("ascii"), values["secret"].encode("ascii")
     except OSError as error:
         raise ConfigError(f"network.keys: {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"network.keys: {path} is not a key file") from error
     if mode & 0o077:
         raise ConfigError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, astuple, replace
@@ -26,11 +25,13 @@ from dlrm_hybrid.config.identity import (
     same_levels,
     same_lookups,
     same_versions,
+    with_value,
 )
 from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.config.validate import saved_values
+from dlrm_hybrid.config.validate import own_values
 from dlrm_hybrid.data.shards import Shards
+from dlrm_hybrid.disk import read_object
 from dlrm_hybrid.model.tensors import full_pieces
 from dlrm_hybrid.parallel.dense.mirror import SUFFIX, fresh_thresholds
 from dlrm_hybrid.parallel.finite import LOOKUPS_PREFIX
@@ -260,12 +261,11 @@ def _caches(checkpoint: Checkpoint, trainers: Sequence[int], may_lack: bool) -> 
 
 def check_record(recorded: Path, values: Mapping[str, Any]) -> None:
     """Raise DataError unless a recorded run learns what this one does."""
-    path = recorded / CONFIG_FILE
     try:
-        saved = saved_values(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise DataError(f"sync.replay: {path} cannot be read: {error}") from error
-    played = {**saved, "sync": {**saved["sync"], "replay": values["sync"]["replay"]}}
+        saved = own_values(recorded / CONFIG_FILE, read_object(recorded, CONFIG_FILE))
+    except DataError as error:
+        raise DataError(f"sync.replay: {error}") from None
+    played = with_value(saved, "sync.replay", values["sync"]["replay"])
     if lines := differences(played, values, new_run=False):
         changed = "\n  ".join(line.replace("the checkpoint", "the record") for line in lines)
         raise DataError(f"sync.replay: {recorded} is the record of another run\n  {changed}")

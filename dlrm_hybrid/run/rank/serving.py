@@ -95,7 +95,7 @@ def order_log(job: Job) -> Generator[OrderLog | None, None, None]:
         return
     path = order_file(Path(job.task.run_folder), job.names[job.task.rank])
     with writing(path, RUN_FOLDER_KEY):
-        stream = path.open("wb")
+        stream = path.open("wb", buffering=0)
     with stream:
         yield OrderLog(path, stream)
 

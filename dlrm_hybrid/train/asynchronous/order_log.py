@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, final
+from typing import NamedTuple, final
 
 import numpy as np
 
-from dlrm_hybrid.disk import RUN_FOLDER_KEY, writing
+from dlrm_hybrid.disk import RUN_FOLDER_KEY, append, plain_file, writing
 from dlrm_hybrid.parallel.boundaries import EVALUATION
 from dlrm_hybrid.parallel.dense.server import Handle
 from dlrm_hybrid.parallel.effects import Outgoing
@@ -58,17 +59,17 @@ class OrderLog:
 
     Attributes:
         path: of the log.
-        stream: where it goes.
+        stream: where it goes, unbuffered: what a full disk refuses is said at once, not at the end.
     """
 
     path: Path
-    stream: BinaryIO
+    stream: FileIO
 
     def add(self, taken: Taken) -> None:
         """Append one record; raises ResourceError if it cannot be written."""
         record = (taken.kind, taken.sender, taken.batches, taken.number)
         with writing(self.path, RUN_FOLDER_KEY):
-            self.stream.write(np.array(record, _RECORD).tobytes())
+            append(self.stream.fileno(), np.array(record, _RECORD).tobytes())
 
     def around(self, handlers: Mapping[Kind, Handle]) -> dict[Kind, Handle]:
         """The same handlers, which log what they take."""
@@ -93,11 +94,9 @@ def read_order(path: Path) -> list[Taken]:
         DataError: there is no such log, or it is broken.
     """
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(
-            f"{path}: {error.strerror}; was the run made with sync.record=true?"
-        ) from error
+        content = plain_file(path.parent, path.name).read_bytes()
+    except (OSError, DataError) as error:
+        raise DataError(f"{error}; was the run made with sync.record=true?") from error
     if len(content) % _RECORD.itemsize:
         raise DataError(f"{path}: {len(content)} bytes are no whole records")
     try:
