@@ -14,6 +14,7 @@ from pydantic import Field
 from dlrm_hybrid.bounds import STRICT, Count, Seed
 
 MOST_COLUMNS = 10_000
+MOST_IDS = 1 << 16  # of one row in a multi-hot column
 ColumnName = Annotated[str, Field(min_length=1, max_length=1000)]
 Integer = Annotated[int, Field(gt=-(2**63), lt=2**63)]
 HashSize = Annotated[int, Field(ge=0, lt=2**31 - 1)]  # ids have 32 bits, and two rows are others'
@@ -68,7 +69,7 @@ class CategoricalColumn:
     bucket: Literal["log_squared"] | None = None
     missing: Literal["own", "shared"] | Integer = "own"
     hash_size: HashSize = 0
-    max_length: Annotated[int, Field(ge=1, le=1 << 16)] = 1
+    max_length: Annotated[int, Field(ge=1, le=MOST_IDS)] = 1
     separator: Annotated[str, Field(min_length=1, max_length=8)] | None = None
     expand_to: Annotated[int, Field(ge=1, le=1 << 16)] = 1
     embedding_dim: Annotated[int, Field(ge=1, le=4096)] | None = None

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from table_rows import make_rows, run_prepare, table, write_csv, write_parquet
 
+from dlrm_hybrid.data.schema import Schema
 from dlrm_hybrid.data.schemas.reading import builtin
 from dlrm_hybrid.data.sources.arrow import import_module, pa
 from dlrm_hybrid.data.sources.files import open_source
@@ -86,8 +87,8 @@ OTHERS: dict[str, tuple[bytes, str]] = {
     "json lines": (json.dumps({"bought": 1}).encode() + b"\n", "is JSON"),
     "json": (json.dumps([{"bought": 1}], indent=1).encode(), "is JSON"),
     "json of rows": (b"\xef\xbb\xbf[[1, 0.5], [0, 0.25]]", "is JSON"),
-    "libsvm": (b"1 1:0.23 9:1\n0 1:0.35 8:1\n", "is rows of LibSVM"),
-    "libffm": (b"-1 0:1:0.23 1:9:1\n0 0:1:0.35\n", "is rows of LibSVM"),
+    "libsvm": (b"1 1:0.23 9:1\n0 1:0.35 8:1\n", "is no table with a header but LibSVM"),
+    "libffm": (b"-1 0:1:0.23 1:9:1\n0 0:1:0.35\n", "is no table with a header but LibSVM"),
     "html": (b"\n<!DOCTYPE html><html>404</html>", "is a page of HTML"),
     "utf-16": (TEXT.decode().encode("utf-16"), "is text in UTF-16"),
     "utf-32": (TEXT.decode().encode("utf-32"), "is text in UTF-32"),
@@ -97,7 +98,7 @@ OTHERS: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("name", list(OTHERS))
 @pytest.mark.parametrize("schema", [table(), builtin("criteo_kaggle")])
-def test_other_kinds_of_files_are_named(tmp_path: Path, name: str, schema: object) -> None:
+def test_other_kinds_of_files_are_named(tmp_path: Path, name: str, schema: Schema) -> None:
     content, told = OTHERS[name]
     path = tmp_path / "rows.csv"
     path.write_bytes(content)

@@ -10,6 +10,7 @@ from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.manifest import file_xxh3
 from dlrm_hybrid.data.shards import open_shards, verify
+from dlrm_hybrid.data.sources.criteo import BadRowPolicy
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.run.rows import Command, prepare_rows
@@ -35,7 +36,9 @@ def _guess(rows: Path, config: Config, terminal: Terminal) -> int:
     from dlrm_hybrid.data.sources.guess import guess  # Arrow takes a while
 
     target = Path(config.data.schema or f"{rows.name.partition('.')[0]}.yaml")
-    text = guess(rows)
+    on_bad_row = config.data.on_bad_row
+    policy = BadRowPolicy(on_bad_row == "error", config.data.max_bad_rows, None)
+    text, remarks = guess(rows, policy)
     try:
         with target.open("x", encoding="utf-8") as file:
             file.write(text)
@@ -45,9 +48,12 @@ def _guess(rows: Path, config: Config, terminal: Terminal) -> int:
         ) from None
     except OSError as error:
         raise ResourceError(f"{target}: cannot be written: {error.strerror}") from error
+    for remark in remarks:
+        terminal.line(f"{rows}: {remark}")
     terminal.line(f"{target}: a first schema; edit it, then:")
     raw, schema = override_text("data.raw", str(rows)), override_text("data.schema", str(target))
-    command = shlex.join(["prepare", "data=table", schema, raw])
+    skip = [] if on_bad_row == "error" else [f"data.on_bad_row={on_bad_row}"]
+    command = shlex.join(["prepare", "data=table", schema, raw, *skip])
     terminal.line(f"  python -m dlrm_hybrid {command}")
     return ExitCode.DONE
 

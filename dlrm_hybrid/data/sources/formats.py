@@ -82,7 +82,7 @@ _FORMATS: Sequence[_Format] = (
     ),
     _format(
         rb"[-+.\d]+( (qid|\d+(:\d+)?):[-+.\deE]+)+[ \t\r]*\n",
-        "rows of LibSVM or LibFFM, not a table with a header",
+        "no table with a header but LibSVM or LibFFM",
         f"{_CONVERT} with a column for each feature",
     ),
 )

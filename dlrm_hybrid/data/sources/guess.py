@@ -1,28 +1,61 @@
 """A first schema for a file, with comments, to be edited by a person who knows the columns.
 
-Shapes: N rows of the first block.
+What a column may be is tried with the reader of `prepare`, on the first block of the file: what it
+does not take is not proposed.
+
+Shapes: N rows of the first block, M ids of a column.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+import yaml
 
-from dlrm_hybrid.data.sources.arrow import ArrowInvalid, is_list, is_text, pa, pc
-from dlrm_hybrid.data.sources.files import Source, open_source
-from dlrm_hybrid.types import DataError
+from dlrm_hybrid.data.schema import (
+    MOST_IDS,
+    ByFraction,
+    CategoricalColumn,
+    DenseColumn,
+    Schema,
+)
+from dlrm_hybrid.data.schemas.reading import loads
+from dlrm_hybrid.data.sources.arrow import ArrowError, is_list, is_text, pa, pc, plain
+from dlrm_hybrid.data.sources.criteo import BadRowPolicy
+from dlrm_hybrid.data.sources.files import Block, Source, check_names, open_source
+from dlrm_hybrid.data.sources.instants import instant
+from dlrm_hybrid.data.sources.keys import Key, missing_key
+from dlrm_hybrid.data.sources.tables import parts
+from dlrm_hybrid.data.sources.values import Coded, Values, read_values
+from dlrm_hybrid.types import ConfigError, DataError, printable
 
+KEY = "data.guess"
 LABELS = ("label", "click", "clicked", "target", "y", "conversion", "is_click")
 SEPARATORS = ("|", ";", " ")
 DELIMITERS = (",", "\t", ";", "|")
 FEW = 30  # distinct whole numbers: rather categories than amounts
 UNIQUE = 0.95  # of the rows have a value of their own: no category
 SKEWED = 20.0  # largest over median: rather the logarithm
+EXACT = 2.0**53  # whole numbers beyond it are names, not amounts: float64 has not all of them
+BLOCK_BYTES = 1 << 23
+SHOWN_CHARACTERS = 100
+_ABSENT = 5e-324  # stands for a missing number: one that no file holds
+_FOREIGN = (
+    (
+        r"^[+-]?(\d{1,3}([. ]\d{3})+|\d+),\d+$",
+        "numbers with decimal commas: write them with points",
+    ),
+    (
+        r"^\d{1,2}[./-]\d{1,2}[./-](\d{2}|\d{4})([ T]\d{1,2}:\d{2}(:\d{2})?)?$",
+        "dates that are not written as 2024-12-31",
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,156 +64,321 @@ class _Column:
 
     Attributes:
         name: of it.
-        role: `label`, `dense`, `categorical`, `time` or `ignore`.
-        settings: beside its name.
         seen: for a comment.
+        use: how a schema has it; None where it can only be ignored.
+        is_label: whether it is nothing but 0 and 1, and may be the label instead.
+        is_time: whether it may split the rows.
     """
 
     name: str
-    role: str
-    settings: str
     seen: str
+    use: DenseColumn | CategoricalColumn | None = None
+    is_label: bool = False
+    is_time: bool = False
 
 
-def guess(path: Path) -> str:
-    """The text of a schema, from the first block of a file.
+class Guess(NamedTuple):
+    """A first schema.
+
+    Attributes:
+        text: of its file.
+        remarks: what a person must know before it is used, in a line each.
+    """
+
+    text: str
+    remarks: tuple[str, ...]
+
+
+def guess(path: Path, policy: BadRowPolicy) -> Guess:
+    """A schema that `prepare` takes, from the first block of a file.
+
+    Args:
+        path: of the file.
+        policy: what `prepare` is to do with bad rows.
 
     Raises:
-        DataError: the file cannot be read, or has no rows.
+        DataError: the file cannot be read, has no rows, or is no table.
     """
     delimiter, source = _open(path)
-    block = next(iter(source.blocks(source.names)), None)
-    if block is None or not block.columns.num_rows:
-        raise DataError(f"{path}: no rows to guess a schema from (data.guess)")
-    columns = [
-        _column(name, array)
-        for name, array in zip(source.names, block.columns.columns, strict=True)
-    ]
-    lines = [*_lines(path, columns, block.columns.num_rows)]
-    if delimiter != DELIMITERS[0]:
-        lines.append(f"delimiter: {_text(delimiter)}")
-    return "\n".join([*lines, ""])
+    check_names(path, source.names, (), set(source.names))
+    if len(source.names) < 2:
+        raise _no_table(path, f"one column {source.names[0]!r:.60}" if source.names else "nothing")
+    blocks = source.blocks(source.names)
+    block = next((one for one in blocks if len(one.row_N) or one.odd), None)
+    if block is None:
+        raise DataError(f"{path}: no rows to guess a schema from ({KEY})")
+    if len(block.odd) >= len(block.row_N):
+        raise _no_table(path, f"row {block.odd[0].row} has {block.odd[0].reason}")
+    for number, odd in enumerate(block.odd, 1):
+        policy.check(number, f"{path}: row {odd.row}: {odd.reason}")
+    columns = [_column(name, block) for name in source.names]
+    if not any(one.use for one in columns):
+        seen = "; ".join(f"{one.name!r}: {one.seen}" for one in columns)
+        raise _no_table(path, f"no column that a model can use: {seen:.400}")
+    return _written(path, delimiter, columns, block)
+
+
+def _no_table(path: Path, found: str) -> DataError:
+    return DataError(f"{path}: not a table with a header that names its columns: {found} ({KEY})")
 
 
 def _open(path: Path) -> tuple[str, Source]:
     """The file, as CSV by the first delimiter that divides its header into most columns."""
     sources = [
-        (one, open_source(path, one, 1 << 23, lambda piece: None, "data.guess"))
-        for one in DELIMITERS
+        (one, open_source(path, one, BLOCK_BYTES, lambda piece: None, KEY)) for one in DELIMITERS
     ]
     return max(sources, key=lambda pair: len(pair[1].names))
 
 
-def _lines(path: Path, columns: list[_Column], rows: int) -> Iterator[str]:
-    by_role = {
-        role: [one for one in columns if one.role == role]
-        for role in ("label", "dense", "categorical", "time", "ignore")
-    }
-    labels = sorted(by_role["label"], key=lambda one: one.name.lower() not in LABELS)
-    others = [_as_category(one) for one in labels[1:]]
-    categorical = [*by_role["categorical"], *others]
-    yield f"# Guessed from the first {rows:,} rows of {path.name}. Please check every line:"
-    yield "# what a column means only you know. docs/table.md says what can be written here."
-    if labels:
-        yield f"label: {_text(labels[0].name)}  # {labels[0].seen}"
-    else:
+def _written(path: Path, delimiter: str, columns: Sequence[_Column], block: Block) -> Guess:
+    """The schema as text, after `prepare`'s own reading of it."""
+    labels = [one for one in columns if one.is_label]
+    labels.sort(key=lambda one: one.name.lower() not in LABELS)
+    others = [*labels[1:], *(one for one in columns if not one.is_label)]
+    categorical = [one for one in others if isinstance(one.use, CategoricalColumn)]
+    split = _split(path, block)
+    lines = [
+        f"# Guessed from the first {len(block.row_N):,} rows of {printable(path.name)}. Please "
+        "check every line:",
+        "# what a column means only you know. docs/table.md says what can be written here.",
+        *_label(labels[0] if labels else None),
+        *_uses("dense", [one for one in others if isinstance(one.use, DenseColumn)]),
+        *_uses("categorical", categorical),
+        *_unused([one for one in others if one.use is None]),
+        f"split: {{by: fraction, validation: {split.validation}, test: {split.test}, "
+        f"seed: {split.seed}}}",
+    ]
+    if delimiter != DELIMITERS[0]:
+        lines.append(f"delimiter: {_scalar(delimiter)}")
+    text = "\n".join([*lines, ""])
+    remarks: list[str] = []
+    if not labels:
+        remarks.append("no column holds nothing but 0 and 1: write the name of the label")
+    if not categorical:
+        remarks.append("no column looks like categories: at least one is needed")
+    if not remarks:
+        try:
+            loads(text, str(path))
+        except ConfigError as error:
+            raise DataError(f"{error}\n{path}: no schema for it can be written ({KEY})") from error
+    return Guess(text, tuple(remarks))
+
+
+def _label(column: _Column | None) -> Iterator[str]:
+    if column is None:
         yield "# No column holds nothing but 0 and 1: write its name here."
         yield "label: null"
-    yield "dense:" if by_role["dense"] else "dense: []"
-    for one in by_role["dense"]:
-        yield f"  - {{name: {_text(one.name)}{one.settings}}}  # {one.seen}"
-    yield "categorical:" if categorical else "categorical: []  # at least one is needed"
-    for one in categorical:
-        yield f"  - {{name: {_text(one.name)}{one.settings}}}  # {one.seen}"
-    unused = [*by_role["time"], *by_role["ignore"]]
-    if unused:
+    else:
+        yield f"label: {_scalar(column.name)}  # {_comment(column.seen)}"
+
+
+def _uses(key: str, columns: Sequence[_Column]) -> Iterator[str]:
+    need = "  # at least one is needed" if key == "categorical" else ""
+    yield f"{key}:" if columns else f"{key}: []{need}"
+    for one in columns:
+        seen = f"{one.seen}; another label?" if one.is_label else one.seen
+        yield f"  - {{{_settings(one.use)}}}  # {_comment(seen)}"
+
+
+def _unused(columns: Sequence[_Column]) -> Iterator[str]:
+    if columns:
         yield "ignore:"
-        for one in unused:
-            yield f"  - {_text(one.name)}  # {one.seen}"
-    for one in by_role["time"]:
-        yield f"# or, without it in `ignore`: {{by: time, column: {_text(one.name)}, test_from: …}}"
-    yield "split: {by: fraction, validation: 0.1, test: 0.1, seed: 0}"
+    for one in columns:
+        yield f"  - {_scalar(one.name)}  # {_comment(one.seen)}"
+    for one in columns:
+        if one.is_time:
+            column = _scalar(one.name)
+            yield f"# or, without it in `ignore`: {{by: time, column: {column}, test_from: …}}"
 
 
-def _text(name: str) -> str:
-    return json.dumps(name, ensure_ascii=False)
+def _settings(use: Any) -> str:
+    """A column's keys and values, those left out that are the usual ones."""
+    found = ((one.name, getattr(use, one.name), one.default) for one in fields(use))
+    return ", ".join(f"{key}: {_scalar(value)}" for key, value, usual in found if value != usual)
 
 
-def _as_category(column: _Column) -> _Column:
-    return _Column(column.name, "categorical", ", kind: integer", f"{column.seen}; another label?")
+def _comment(text: str) -> str:
+    """What is seen of a column, in one short line, whatever its types and values are called."""
+    line = " ".join(printable(text).split())
+    return f"{line[:SHOWN_CHARACTERS]}…" if len(line) > SHOWN_CHARACTERS else line
 
 
-def _column(name: str, array: Any) -> _Column:
-    kind = array.type
-    if pa.types.is_dictionary(kind):
-        array, kind = array.dictionary_decode(), kind.value_type
-    missing = array.null_count / len(array)
-    note = f", {missing:.0%} missing" if missing else ""
-    if is_list(kind):
-        return _lists(name, pc.list_value_length(array), array.flatten(), "", note)
-    if pa.types.is_temporal(kind):
-        return _Column(name, "time", "", f"{kind}{note}")
-    if is_text(kind):
-        try:
-            array = pc.cast(array, pa.string())
-        except ArrowInvalid:
-            return _Column(name, "ignore", "", "not UTF-8")
-        array = _read(array)
-    array = array.drop_null()
-    if not len(array):
-        return _Column(name, "ignore", "", "empty in these rows")
-    if pa.types.is_temporal(array.type):
-        return _Column(name, "time", "", f"times{note}")
-    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
-        return _words(name, array, note)
-    return _amounts(name, np.asarray(pc.cast(array, pa.float64(), safe=False)), note)
+def _scalar(value: object) -> str:
+    """A value as YAML has it in one line; words of ours without quotes."""
+    if not isinstance(value, str) or value in ("integer", "log1p", "standardise", "json"):
+        return str(value)
+    text = yaml.safe_dump(value, default_style='"', allow_unicode=True, width=math.inf)
+    return text.removesuffix("\n")
 
 
-def _read(array: Any) -> Any:
-    """Text as what all of it can be read as: numbers or times."""
-    for kind in (pa.float64(), pa.timestamp("us")):
-        try:
-            return pc.cast(array, kind)
-        except ArrowInvalid:
-            continue
-    return array
+def _split(path: Path, block: Block) -> ByFraction:
+    """Parts that all have rows, however few there are."""
+    values, _ = _read(block)
+    for validation, test, least in ((0.1, 0.1, 3), (0.3, 0.3, 3), (0.0, 0.5, 2)):
+        for seed in range(100):
+            split = ByFraction(by="fraction", validation=validation, test=test, seed=seed)
+            schema = Schema(label="", dense=(), categorical=(), split=split)
+            if len(np.unique(parts(values, schema, path, 0))) == least:
+                return split
+    raise DataError(f"{path}: {len(block.row_N)} rows: too few to train and to test on ({KEY})")
 
 
-def _amounts(name: str, x_N: Any, note: str) -> _Column:
-    x_N = x_N[np.isfinite(x_N)]
+class _Tried(NamedTuple):
+    """What `prepare` makes of one column as a schema might have it.
+
+    Attributes:
+        use: how; None where it does not take it.
+        coded: its categories.
+        fault: the first value that it does not take.
+    """
+
+    use: CategoricalColumn | None
+    coded: Coded
+    fault: str
+
+    @property
+    def known(self) -> list[Key]:
+        """Distinct categories in their order, without that of missing values."""
+        assert self.use is not None
+        used: list[int] = np.unique(self.coded.index_M).tolist()
+        return sorted({self.coded.keys[index] for index in used} - {missing_key(self.use)})
+
+
+def _read(
+    block: Block,
+    dense: tuple[DenseColumn, ...] = (),
+    categorical: tuple[CategoricalColumn, ...] = (),
+) -> tuple[Values, str]:
+    """What `prepare` reads, and what is wrong with the first row that it does not take.
+
+    Raises:
+        DataError: it takes no column of this type.
+    """
+    schema = Schema(label="", dense=dense, categorical=categorical)
+    values, bad = read_values(Block(block.columns, block.row_N, ()), schema, "", labels=False)
+    return values, f"row {bad[0].row}: {bad[0].reason}" if bad else ""
+
+
+def _try(block: Block, *uses: CategoricalColumn) -> _Tried:
+    """The first use that `prepare` takes, or what it says of the last."""
+    tried = None
+    for use in uses:
+        values, fault = _read(block, categorical=(use,))
+        tried = _Tried(None if fault else use, values.categories[0], fault)
+        if tried.use:
+            break
+    assert tried is not None
+    return tried
+
+
+def _column(name: str, block: Block) -> _Column:
+    """What one of the columns looks like."""
+    block = Block(block.columns.select([name]), block.row_N, ())
+    array = block.columns.column(0)
+    kind = str(array.type)
+    try:
+        array = plain(array)
+        if array.null_count == len(array):
+            return _Column(name, "empty in these rows")
+        if not name:  # pandas writes its index without one, and a schema can only ignore it
+            return _Column(name, "has no name")
+        if is_list(array.type):
+            return _list(name, block, array)
+        if pa.types.is_temporal(array.type):
+            is_time = pa.types.is_date(array.type) or pa.types.is_timestamp(array.type)
+            return _Column(name, f"{kind}{_missing(array.null_count, len(array))}", is_time=is_time)
+        return _single(name, block, array)
+    except (DataError, ArrowError):
+        return _Column(name, f"{kind}: no type that is read")
+
+
+def _missing(count: int, rows: int) -> str:
+    return f", {count / rows:.0%} missing" if count else ""
+
+
+def _single(name: str, block: Block, array: Any) -> _Column:
+    """A column of numbers or text."""
+    values, fault = _read(block, dense=(DenseColumn(name=name, missing=_ABSENT),))
+    if not fault:
+        return _amounts(name, block, values.dense_NI[:, 0])
+    return _words(name, block, array) if is_text(array.type) else _Column(name, fault)
+
+
+def _amounts(name: str, block: Block, all_N: npt.NDArray[np.float64]) -> _Column:
+    """Numbers: a label, categories, or dense values."""
+    x_N = all_N[all_N != _ABSENT]
+    if not len(x_N):
+        return _Column(name, "empty in these rows")
+    note = _missing(len(all_N) - len(x_N), len(all_N))
     values = np.unique(x_N)
-    if not len(values):
-        return _Column(name, "ignore", "", "empty in these rows")
-    seen = f"{values[0]:g} to {values[-1]:g}, {len(values):,} distinct{note}"
-    if not note and set(values.tolist()) == {0.0, 1.0}:
-        return _Column(name, "label", "", f"{x_N.mean():.2%} are 1")
+    low, high = float(values[0]), float(values[-1])
     is_whole = bool((values == np.floor(values)).all())
-    is_name = name.lower().endswith("id") or not name  # pandas writes its index without a name
-    if is_whole and is_name and len(values) > UNIQUE * len(x_N):
-        return _Column(name, "ignore", "", f"{seen}: almost every row its own")
+    is_name = name.lower().endswith("id") or max(-low, high) > EXACT
     if is_whole and (len(values) <= FEW or is_name):
-        return _Column(name, "categorical", ", kind: integer", seen)
-    is_skewed = values[0] >= 0 and values[-1] > SKEWED * max(float(np.median(x_N)), 1e-9)
-    return _Column(name, "dense", f", transform: {'log1p' if is_skewed else 'standardise'}", seen)
+        integer = CategoricalColumn(name=name, kind="integer")
+        tried = _try(block, integer, CategoricalColumn(name=name))
+        if tried.use:
+            known = tried.known
+            ends = (known[0], known[-1]) if tried.use == integer else (f"{low:g}", f"{high:g}")
+            seen = f"{ends[0]} to {ends[1]}, {len(known):,} distinct{note}"
+            if is_name and len(known) > UNIQUE * len(x_N):
+                return _Column(name, f"{seen}: almost every row its own")
+            is_label = not note and values.tolist() == [0.0, 1.0]
+            seen = f"{x_N.mean():.2%} are 1" if is_label else seen
+            return _Column(name, seen, tried.use, is_label=is_label)
+    is_skewed = low >= 0 and high > SKEWED * max(float(np.median(x_N)), 1e-9)
+    use = DenseColumn(name=name, transform="log1p" if is_skewed else "standardise")
+    _, fault = _read(block, dense=(use,))
+    seen = f"{low:g} to {high:g}, {len(values):,} distinct{note}"
+    return _Column(name, fault) if fault else _Column(name, seen, use)
 
 
-def _words(name: str, array: Any, note: str) -> _Column:
+def _words(name: str, block: Block, array: Any) -> _Column:
+    """Text that is no numbers: times, lists or categories."""
+    tried = _try(block, CategoricalColumn(name=name))
+    if tried.use is None:
+        return _Column(name, tried.fault)
+    text = pc.cast(array, pa.string())
+    text = text.filter(pc.not_equal(text, ""))
+    distinct = pc.unique(text)
+    note = _missing(len(array) - len(text), len(array))
+    if all(instant(one) is not None for one in distinct.to_pylist()):
+        return _Column(name, f"times{note}", is_time=True)
+    for pattern, what in _FOREIGN:
+        if pc.all(pc.match_substring_regex(distinct, pattern)).as_py():
+            return _Column(name, f"{what}{note}")
     for separator in SEPARATORS:
-        parts = pc.split_pattern(array, separator)
-        length = pc.list_value_length(parts)
-        words = pc.count_distinct(parts.flatten()).as_py()
-        # Lists say the same words again and again; titles and addresses do not.
-        if pc.mean(length).as_py() > 1.5 and words < pc.count_distinct(array).as_py():
-            return _lists(name, length, parts.flatten(), f", separator: {_text(separator)}", note)
-    distinct = pc.count_distinct(array).as_py()
-    if distinct > UNIQUE * len(array) and len(array) > FEW:
-        return _Column(name, "ignore", "", "text, almost every row its own")
-    return _Column(name, "categorical", "", f"{distinct:,} distinct{note}")
+        if _is_separator(separator, distinct):
+            return _list(name, block, array, separator)
+    if len(distinct) > UNIQUE * len(text) and len(text) > FEW:
+        return _Column(name, f"text, almost every row its own{note}")
+    return _Column(name, f"{len(distinct):,} distinct{note}", tried.use)
 
 
-def _lists(name: str, length: Any, flat: Any, settings: str, note: str) -> _Column:
-    longest = max(2, pc.max(length).as_py() or 0)
-    seen = f"lists of up to {longest}, {pc.count_distinct(flat).as_py():,} distinct{note}"
-    kind = ", kind: integer" if pa.types.is_integer(flat.type) else ""
+def _is_separator(separator: str, text: Any) -> bool:
+    """Whether texts are rather lists: of other lengths, and of words that come again and again.
+
+    Titles and addresses have words of their own; names and times have as many in each text.
+    """
+    found = pc.split_pattern(text, separator)
+    length = pc.list_value_length(found)
+    words = pc.count_distinct(found.flatten()).as_py()
+    is_long = pc.mean(length).as_py() > 1.5 and pc.min(length) != pc.max(length)
+    return is_long and words < len(text)
+
+
+def _list(name: str, block: Block, array: Any, separator: str | None = None) -> _Column:
+    """A column of lists, or of text that is taken for lists."""
+    text = CategoricalColumn(name=name, max_length=MOST_IDS, separator=separator)
+    is_number = separator is None and not is_text(plain(array.flatten()).type)
+    tried = _try(block, *([replace(text, kind="integer")] if is_number else []), text)
+    if tried.use is None:
+        return _Column(name, f"{array.type}: {tried.fault}" if is_number else tried.fault)
+    assert tried.coded.length_N is not None
+    longest = int(tried.coded.length_N.max())
+    if not longest:
+        return _Column(name, "empty in these rows")
+    note = _missing(array.null_count, len(array))
+    seen = f"lists of up to {longest}, {len(tried.known):,} distinct{note}"
     # Other rows may have longer ones.
-    return _Column(name, "categorical", f"{kind}, max_length: {2 * longest}{settings}", seen)
+    return _Column(name, seen, replace(tried.use, max_length=min(2 * max(2, longest), MOST_IDS)))
