@@ -89,6 +89,52 @@ def find(path: Path) -> Path:
     return _newest(path, root) if latest is None else latest
 
 
+def find_best(path: Path) -> Path:
+    """The checkpoint folder to score rows with that `path` means.
+
+    Of a run folder it is the best one, where evaluations have found one, else as `find`; raises as
+    that.
+    """
+    named = (pointed(root / BEST_FILE) for root in (path, path / CHECKPOINTS))
+    return next((folder for folder in named if folder is not None), None) or find(path)
+
+
+def best_score(root: Path) -> tuple[int, Score] | None:
+    """The step and the score of the checkpoint that `best` names; None if it names none.
+
+    Raises:
+        DataError: as `read`.
+    """
+    folder = pointed(root / BEST_FILE)
+    if folder is None:
+        return None
+    manifest = read(folder)
+    score = score_of(manifest)
+    return None if score is None else (manifest.step, score)
+
+
+def shown(folder: Path, step: int) -> str:
+    """A line for a person who named a run folder or one of its checkpoints: which one was taken.
+
+    Args:
+        folder: of the checkpoint.
+        step: of it.
+
+    Raises:
+        DataError: as `best_score`.
+    """
+    root, line = folder.parent, f"checkpoint {folder}, step {step:,}"
+    latest, found = pointed(root / LATEST_FILE), best_score(root)
+    if latest is None or found is None or step_of(latest) == found[0]:
+        return line
+    best_step, score = found
+    if folder == latest:
+        return f"{line}, the latest; {root / BEST_FILE} is step {best_step:,}: {score.text}"
+    if step != best_step:
+        return line
+    return f"{line}, the best: {score.text}; {root / LATEST_FILE} is step {step_of(latest):,}"
+
+
 def _root(path: Path) -> Path:
     """The folder of all checkpoints: `path`, or that of the run or file `latest` it names."""
     if path.name == LATEST_FILE and not path.is_dir():

@@ -95,6 +95,18 @@ class Score:
         """By how much it is better than this value of the same score."""
         return before - self.value if self.monitor == "log_loss" else self.value - before
 
+    @property
+    def text(self) -> str:
+        """As a person reads it."""
+        name = "log-loss" if self.monitor == "log_loss" else "AUC"
+        return f"{self.part} {name} {self.value:.4f}"
+
+    def is_best(self, best: Score | None) -> bool:
+        """Whether it is better than the best until now, or the first of its kind."""
+        if best is None or (best.part, best.monitor) != (self.part, self.monitor):
+            return True
+        return self.gain(best.value) > 0
+
 
 @dataclass(config=OPEN, frozen=True, kw_only=True)
 class Manifest:

@@ -265,7 +265,7 @@ class TrainConfig:
     epochs: Positive
     steps: Positive | None
     seed: Seed
-    evaluate_every: Count
+    evaluate_every: Count | Literal["epoch"]
     patience: Positive | None
     min_delta: Annotated[float, Field(ge=0)]
     monitor: Literal["log_loss", "auc"]

@@ -85,7 +85,7 @@ def stopping_rules(config: Config) -> Iterator[str]:
 def _judged(config: Config, given: str) -> Iterator[str]:
     """Faults of what evaluations decide."""
     if not config.train.evaluate_every:
-        yield f"{given}: counts evaluations; needs train.evaluate_every of 1 or more"
+        yield f"{given}: counts evaluations; needs train.evaluate_every=epoch, or of 1 or more"
     if config.sync.name == "async" or config.parallel.elastic:
         yield (
             f"{given}: trainers that do not wait for others have no step in common; needs "

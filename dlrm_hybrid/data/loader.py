@@ -288,9 +288,12 @@ class ReadAhead:
 def sequential_batches(shards: Shards, rows: range, batch_size: int) -> Iterator[Batch]:
     """Consecutive rows in their order, all of them; the last batch may be smaller.
 
+    A batch of more rows than there are takes no more memory than these.
+
     Raises:
         DataError: a row is none that `prepare` writes.
     """
+    batch_size = min(batch_size, max(1, len(rows)))
     order_B = np.arange(batch_size, dtype=np.uint32)
     records = _Records(shards, batch_size)
     for start in range(rows.start, rows.stop, batch_size):

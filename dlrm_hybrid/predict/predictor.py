@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from dlrm_hybrid.bags import part
-from dlrm_hybrid.checkpoint.folder import find, read_facts
+from dlrm_hybrid.checkpoint.folder import find_best, read_facts
 from dlrm_hybrid.checkpoint.reader import Progress
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
@@ -45,7 +45,8 @@ class Predictor:
     The logits are those of `evaluate` in a run of one process: the same code computes them.
 
     Args:
-        run: a run folder or one of its checkpoints.
+        run: a run folder, of which the best checkpoint is taken, or the latest where none is
+            known to be the best; or one of its checkpoints, such as `…/checkpoints/latest`.
         prepared: the folder of prepared rows, whose vocabularies are used; None for the one that
             the run was trained on.
         unknown: what happens to categories that the run has not seen, in columns where no row of
@@ -68,7 +69,7 @@ class Predictor:
         batch_rows: int = BATCH_ROWS,
         progress: Progress | None = None,
     ) -> None:
-        self.checkpoint = find(Path(run))
+        self.checkpoint = find_best(Path(run))
         facts = read_facts(self.checkpoint)
         self.step: int = facts["step"]
         self.config: Config = saved_config(self.checkpoint, facts)

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast, final
 
-from dlrm_hybrid.checkpoint.folder import find, read_facts
+from dlrm_hybrid.checkpoint.folder import find_best, read_facts
 from dlrm_hybrid.checkpoint.manifest import MANIFEST_FILE
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.identity import evaluated, with_value
@@ -72,7 +72,7 @@ def prepare_evaluation(
 
     Args:
         request: what the command line says of rows and evaluation.
-        path: a run folder or checkpoint.
+        path: a checkpoint, or a run folder: its best one, or its latest.
         display: for progress.
         verb: that was typed.
 
@@ -80,7 +80,7 @@ def prepare_evaluation(
         ConfigError: the command line asks for what the checkpoint cannot do.
         DataError: checkpoint or rows are missing or damaged, or do not fit together.
     """
-    checkpoint = find(path)
+    checkpoint = find_best(path)
     facts = read_facts(checkpoint)
     saved = _checked(checkpoint, facts["config"])
     given = compose.given_keys(request.overrides)

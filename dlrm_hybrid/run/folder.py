@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dlrm_hybrid.checkpoint.folder import find, has_checkpoint, read_facts
-from dlrm_hybrid.checkpoint.manifest import MANIFEST_FILE
+from dlrm_hybrid.checkpoint.manifest import MANIFEST_FILE, Score
 from dlrm_hybrid.config.identity import (
     FROM_ITSELF,
     config_hash,
@@ -218,7 +218,12 @@ def append_events(folder: Path, reported: Sequence[events.Event]) -> None:
 
 
 def write_summary(
-    folder: Path, status: str, cores: int, teacher: Any, latency: Any
+    folder: Path,
+    status: str,
+    cores: int,
+    teacher: Any,
+    latency: Any,
+    best: tuple[int, Score] | None = None,
 ) -> dict[str, Any]:
     """`summary.json` from the events so far; returns it.
 
@@ -228,11 +233,13 @@ def write_summary(
         cores: of the machine.
         teacher: scores of the teacher model of synthetic rows, else None.
         latency: what was emulated since the last start, and what it cost; else None.
+        best: step and score of the best checkpoint of a run with evaluations on its way.
     """
     path = folder / EVENTS_FILE
     summary = summarise(events.read(path) if path.exists() else [], status, cores)
     summary["test"]["best_reachable"] = teacher
     summary["network"]["latency"] = latency
+    summary["best"] = None if best is None else {"step": best[0], **asdict(best[1])}
     write_whole(folder / SUMMARY_FILE, json.dumps(summary, indent=1))
     return summary
 

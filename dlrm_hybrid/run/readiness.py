@@ -9,11 +9,12 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
 import psutil
 
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.data.shards import open_shards
+from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.display import Display
 from dlrm_hybrid.run.folder import check_checkpoint
@@ -64,12 +65,30 @@ def ready_rows(request: Request, resume_from: Path | None, display: Display) -> 
         raise ConfigError(
             f"{given}: the rows of {rows} have {dense or 'no'} dense columns; {wanted}"
         )
-    shards.test_rows(config.data.test_part)
+    _require_monitor(config, shards)
     shards.steps_per_epoch(config.train.batch_size, config.parallel.trainers)
     if resume_from is not None:
         folder = checkpoint_folder.find(resume_from)
         check_checkpoint(folder, request.values, shards, resume_from != request.folder)
     return rows
+
+
+def _require_monitor(config: Config, shards: Shards) -> None:
+    """See that evaluations of these rows give the score that decides.
+
+    Raises:
+        ConfigError: all of them have the same label, and so no AUC.
+    """
+    part, rows = next(iter(shards.scored_rows(config.data.test_part).items()))
+    if config.train.monitor != "auc":
+        return
+    clicks = int(np.count_nonzero(shards.read(rows).label_R))
+    if clicks in (0, len(rows)):
+        raise ConfigError(
+            f"train.monitor = auc: of the {len(rows):,} rows of the {part} part of {shards.folder} "
+            f"{clicks:,} are clicks, and AUC needs rows of both labels; train.monitor=log_loss "
+            "does not"
+        )
 
 
 def require_memory(config: Config, rows: Path) -> None:

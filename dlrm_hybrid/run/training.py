@@ -12,7 +12,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from dlrm_hybrid.checkpoint.folder import has_checkpoint, lost_latest, saved_step
+from dlrm_hybrid.checkpoint.folder import (
+    CHECKPOINTS,
+    best_score,
+    has_checkpoint,
+    lost_latest,
+    saved_step,
+)
 from dlrm_hybrid.comm.netem.network import latency_figures, latency_remark, open_network
 from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.config.schema import Config
@@ -189,7 +195,8 @@ def close(
         raise _error(outcome, request)
     shards = open_shards(build.prepared_folder(request.config), expected=None)
     teacher = teacher_scores(request.config, shards)
-    summary = run_folder.write_summary(request.folder, status, cores, teacher, latency)
+    best = best_score(request.folder / CHECKPOINTS) if request.config.train.evaluate_every else None
+    summary = run_folder.write_summary(request.folder, status, cores, teacher, latency, best)
     view.result(request.folder / run_folder.SUMMARY_FILE, summary, teacher)
 
 

@@ -7,10 +7,10 @@
         every `evaluate_every`:   scores on the part to validate, or on the test part where there
                                   is none; one step after some without a better one the run ends,
                                   or its rates fall
-        every `checkpoint_every` steps, or `checkpoint_minutes` after the last one:
-                                  begin a checkpoint, when the last one is valid
+        where those are the best so far, every `checkpoint_every` steps, or `checkpoint_minutes`
+        after the last one:       begin a checkpoint, when the last one is valid
         learn from a batch, refuse a loss that is not finite
-    at the end: meet, a point, scores on all parts, a checkpoint; wait until it is valid
+    at the end: meet, a point, a checkpoint; when it is valid, scores on all parts, which it is told
 
 One process runs it alone. In a world of processes every worker runs it, in step: what is due
 follows from the plan, and `meet` brings together what each worker knows.
@@ -56,6 +56,8 @@ class Parts:
             process's clock; may add what other processes know, and returns what all of them do.
         evaluate: scores the model on a part of the rows; None in a process that does not report
             them.
+        agree: called with a step and whether this process found its scores the best so far;
+            returns what the one process that has scores said.
         schedule: learning rate that is applied to the dense parameters, to report it.
         saver: of checkpoints.
         sink: takes the events on record.
@@ -69,6 +71,7 @@ class Parts:
     make_step: Callable[[int, LoaderState], tuple[StepMetrics, LoaderState]]
     meet: Callable[[Progress, bool], tuple[Progress, Decision]]
     evaluate: Callable[[ScoredPart], BinaryScores | None]
+    agree: Callable[[int, bool], bool]
     schedule: Schedule
     saver: CheckpointWriter
     sink: Sink
@@ -139,17 +142,24 @@ class _Run:
             elif time.monotonic() >= self._next_tick:
                 self._tick()
             obey(decision.severity)
-            for part in plan.evaluations(self.progress, at_end):
-                self.evaluate(part)
-            due = is_due(step, plan.checkpoint_every) or decision.save
+            if at_end:  # what fails in the last evaluation does not cost the training
+                self.save()
+                self.finish()
+            scored = [self.evaluate(part) for part in plan.evaluations(self.progress, at_end)]
+            is_best = plan.saves_best(step) and self._parts.agree(step, any(scored))
+            due = is_due(step, plan.checkpoint_every) or decision.save or is_best
             if at_end or due or step == self._saved[0]:
                 self.save()
             if at_end:
                 return
             self._step()
 
-    def evaluate(self, part: ScoredPart) -> None:
-        """Score the model; the first part of the plan decides, others are only on record."""
+    def evaluate(self, part: ScoredPart) -> bool:
+        """Score the model; the first part of the plan decides, others are only on record.
+
+        Returns:
+            whether the scores are the best so far, as far as this process knows.
+        """
         start = time.perf_counter()
         with self._parts.meter.within(Phase.EVALUATE):
             scores = self._parts.evaluate(part)
@@ -159,14 +169,17 @@ class _Run:
             self._emit(Kind.EVALUATED, **named, seconds=seconds, **asdict(scores))
         if part != self._plan.parts[0]:
             self.progress = replace(self.progress, tested_step=self.progress.step)
-            return
+            return False
         score = None if scores is None else monitored(scores, part, self._plan.monitor)
+        is_best = score is not None and score.is_best(self.progress.best)
         self.progress = replace(
             self.progress,
             evaluated_step=self.progress.step,
             score=score,
+            best=score if is_best else self.progress.best,
             course=self.progress.course if scores is None else self._judged(score),
         )
+        return is_best
 
     def _judged(self, score: Score | None) -> Course:
         """The course of evaluations with this; the last one of a run that ends decides nothing."""
@@ -254,6 +267,7 @@ class _Run:
             evaluated_step=progress.evaluated_step,
             tested_step=progress.tested_step,
             score=progress.score,
+            best=progress.best,
             batches=progress.batches,
             emptied=progress.emptied,
             course=progress.course,

@@ -31,6 +31,7 @@ class Progress:
         evaluated_step: the step of the last evaluation on record that decides, -1 before the first.
         tested_step: the same of those that only tell how good the model is.
         score: of the last one that decides; None in a process that does not report it.
+        best: the best score that decides; None as `score`.
         course: of all evaluations, in the process that reports them.
         batches: that each trainer has learned from; empty where all learn from one in each step.
         emptied: the step at which last no batch was in flight, where batches stay there.
@@ -42,6 +43,7 @@ class Progress:
     interval: Interval = Interval()
     evaluated_step: int = -1
     score: Score | None = None
+    best: Score | None = None
     batches: tuple[int, ...] = ()
     emptied: int = 0
     course: Course = Course()
@@ -107,6 +109,7 @@ class Plan:
         parts: of the rows; all evaluations score the first one, which decides what is best, and
             that at the end all.
         monitor: the score that decides.
+        keeps_best: an evaluation that is the best so far saves a checkpoint.
     """
 
     steps: int
@@ -119,6 +122,7 @@ class Plan:
     patience: Patience | None = None
     parts: tuple[ScoredPart, ...] = (ScoredPart.TEST,)
     monitor: Monitor = "log_loss"
+    keeps_best: bool = False
 
     def decision(self, progress: Progress, severity: int, is_late: bool) -> Decision:
         """What follows from what the leader knows.
@@ -141,6 +145,10 @@ class Plan:
             return ()
         before = (progress.evaluated_step, progress.tested_step)
         return tuple(part for part, step in zip(due, before, strict=False) if step != progress.step)
+
+    def saves_best(self, step: int) -> bool:
+        """Whether an evaluation at this step saves a checkpoint if it is the best so far."""
+        return self.keeps_best and is_due(step, self.evaluate_every)
 
     def meets(self, step: int) -> bool:
         """Whether processes decide together how to go on before this step, or at the end."""

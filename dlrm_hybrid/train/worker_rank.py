@@ -188,6 +188,15 @@ class WorkerRank:
             trainers = range(self.topology.trainers)
         return self.evaluation.scores(part, self.leader, self.masters(trainers), trainers, meet)
 
+    def agree(self, step: int, is_best: bool) -> bool:
+        """Whether the scores of this step are the best so far, as the leader says that has them."""
+        if not self.leads:
+            return self.messenger.receive(self.leader, Kind.DECISION, step)["is_best"]
+        for rank in range(self.topology.num_workers):
+            if rank != self.leader:
+                self.messenger.send(rank, Kind.DECISION, step, {"is_best": is_best})
+        return is_best
+
     def masters(self, trainers: Sequence[int]) -> Mapping[str, Tensor]:
         """The master weights and mean statistics of its stage, for evaluations by these trainers.
 

@@ -46,6 +46,35 @@ def evaluation_rank(argument: str, report, stop: StopRequest) -> None:
     train_rank(argument, report, stop)
 
 
+def sixth_evaluation_rank(argument: str, report, stop: StopRequest) -> None:
+    """Train; SIGTERM comes in the sixth evaluation of the first attempt."""
+    real, made = InProcessEngine.evaluate, []
+
+    def evaluate(engine: InProcessEngine, *rest: Any) -> object:
+        made.append(engine)
+        if len(made) == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(engine, *rest)
+
+    if json.loads(argument)["attempt"] == 0:
+        InProcessEngine.evaluate = evaluate
+    train_rank(argument, report, stop)
+
+
+def failing_rank(argument: str, report, stop: StopRequest) -> None:
+    """Train; the last evaluation of the first attempt finds no memory."""
+    real = InProcessEngine.evaluate
+
+    def evaluate(engine: InProcessEngine, part: ScoredPart, *rest: Any) -> object:
+        if engine.step == 20:
+            raise MemoryError("no memory to evaluate")
+        return real(engine, part, *rest)
+
+    if json.loads(argument)["attempt"] == 0:
+        InProcessEngine.evaluate = evaluate
+    train_rank(argument, report, stop)
+
+
 def testing_rank(argument: str, report, stop: StopRequest) -> None:
     """Train; SIGTERM comes while the test part is scored in the first attempt."""
     real = InProcessEngine.evaluate

@@ -11,6 +11,7 @@ import pytest
 from world_runs import assert_same, checkpoint, summary
 
 from dlrm_hybrid.cli.main import run
+from dlrm_hybrid.predict.predictor import Predictor
 from dlrm_hybrid.run import training
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
@@ -138,6 +139,31 @@ def test_the_best_is_that_of_the_monitored_score(monitor: str, train: Train) -> 
     assert found[int(best.removeprefix("step_"))] == wanted
 
 
+@pytest.mark.parametrize("clicks", [0, 1])
+@pytest.mark.parametrize("part", ["validation", "test"])
+def test_an_auc_of_rows_with_one_label_is_refused_before_the_first_step(
+    part: str, clicks: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.csv").write_text("bought,price,shop\n" + "1,0.5,a\n0,0.25,b\n" * 40)
+    (tmp_path / "other.csv").write_text("bought,price,shop\n" + f"{clicks},0.5,a\n" * 7)
+    (tmp_path / "last.csv").write_text("bought,price,shop\n" + "1,0.5,a\n0,0.25,b\n" * 5)
+    tests = "test: [other.csv]" if part == "test" else "validation: [other.csv], test: [last.csv]"
+    columns = "label: bought\ndense: [{name: price}]\ncategorical: [{name: shop}]\n"
+    (tmp_path / "mine.yaml").write_text(f"{columns}split: {{by: file, {tests}}}\n")
+    names = ["train", "other", *(["last"] if part == "validation" else [])]
+    rows = f"data.raw=[{','.join(str(tmp_path / f'{name}.csv') for name in names)}]"
+    given = ("data=table", f"data.schema={tmp_path / 'mine.yaml'}", rows, "model=dlrm_small")
+    places = (f"data.prepared={tmp_path / 'rows'}", f"hydra.run.dir={tmp_path / 'run'}")
+    argv = ["dlrm_hybrid", "train", *given, *places, "train.batch_size=16"]
+    assert run([*argv, "train.monitor=auc"]) == 2
+    assert (
+        f"train.monitor = auc: of the 7 rows of the {part} part of {tmp_path / 'rows'} "
+        f"{7 * clicks} are clicks"
+    ) in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert run(argv) == 0
+
+
 def plan(*parts: ScoredPart, every: int = 4) -> Plan:
     return Plan(
         steps=10,
@@ -164,3 +190,114 @@ def test_which_parts_are_due() -> None:
         assert plan(part).evaluations(Progress(step=8), at_end=False) == (part,)
         assert plan(part).evaluations(Progress(step=10), at_end=True) == (part,)
         assert plan(part).evaluations(Progress(step=10, evaluated_step=10), at_end=True) == ()
+
+
+OUTPUT = "predict.output=FOLDER/scores.csv"
+WORLDS = {
+    "one process": (),
+    "in process": (*HYBRID, IN_PROCESS),
+    "processes": HYBRID,
+    "stages": (*HYBRID, "parallel.trainers=1", "parallel.cuts=[bottom.2]"),
+    "asynchronous": (*HYBRID, *APART),
+    "batches in flight": (*HYBRID, IN_PROCESS, "schedule=dsp"),
+}
+NOISY = ("train.evaluate_every=2", "checkpoint.every=0", "checkpoint.keep=1", "optimizer.lr=2.0")
+
+
+def best_step(folder: Path) -> int:
+    return int((folder / "checkpoints" / "best").read_text().strip().removeprefix("step_"))
+
+
+def validated(folder: Path) -> dict[int, float]:
+    return {step: loss for step, part, loss in evaluated(folder) if part == "validation"}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_best_evaluation_saves_where_no_checkpoint_is_due(world: str, train: Train) -> None:
+    code, folder = train("run", *NOISY, *WORLDS[world])
+    assert code == 0
+    losses = validated(folder)
+    assert world == "asynchronous" or min(losses.values()) < losses[20]
+    assert losses[best_step(folder)] == min(losses.values())
+    kept = {
+        int(path.name.removeprefix("step_")) for path in (folder / "checkpoints").glob("step_*")
+    }
+    assert kept == {best_step(folder), 20}
+
+
+def test_a_resumed_run_knows_what_was_best(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    noisy = (*NOISY, "checkpoint.keep=99")
+    code, unbroken = train("unbroken", *noisy)
+    assert code == 0
+    monkeypatch.setattr(training, "TRAIN_RANK", "saving_faults:sixth_evaluation_rank")
+    code, folder = train("stopped", *noisy)
+    assert code == 75
+    assert train("stopped", *noisy, "checkpoint.resume=auto")[0] == 0
+    assert best_step(folder) == best_step(unbroken)
+    saved = [{path.name for path in (one / "checkpoints").iterdir()} for one in (folder, unbroken)]
+    assert saved[0] == saved[1] | {"step_00000012"}
+    assert "step_00000012" not in saved[1]
+
+
+def test_what_fails_in_the_last_evaluation_does_not_cost_the_training(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "TRAIN_RANK", "saving_faults:failing_rank")
+    code, folder = train("failing", "checkpoint.every=0")
+    assert code == 5
+    assert summary(folder)["steps_saved"] == 20
+    assert score(folder, 20) is None
+    assert train("failing", "checkpoint.every=0", "checkpoint.resume=auto")[0] == 0
+    assert steps_and_parts(folder) == EXPECTED
+    assert score(folder, 20) is not None
+
+
+def test_a_batch_to_evaluate_has_no_more_rows_than_there_are(train: Train) -> None:
+    code, folder = train("large", "evaluate.batch_size=1000000000000")
+    assert code == 0
+    assert steps_and_parts(folder) == EXPECTED
+
+
+def test_commands_take_the_best_and_say_so(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, folder = train("run", *NOISY)
+    assert code == 0
+    step, root = best_step(folder), folder / "checkpoints"
+    text = f"validation log-loss {validated(folder)[step]:.4f}"
+    assert f"best: step {step}, {text}: {root / 'best'}" in capsys.readouterr().out.replace(
+        "\n", ""
+    )
+    told = {"part": "validation", "monitor": "log_loss", "value": validated(folder)[step]}
+    assert summary(folder)["best"] == {"step": step, **told}
+    best = f"{checkpoint(folder, step)}, step {step}, the best: {text}; {root}/latest is step 20"
+    latest = f"{checkpoint(folder, 20)}, step 20, the latest; {root}/best is step {step}: {text}"
+    rows = tmp_path / "new.csv"
+    rows.write_text("price,shop,city\n0.5,shop 1,city 2\n")
+    for given, line in ((folder, best), (root, best), (root / "latest", latest)):
+        for name, *options in (
+            ("evaluate", f"evaluate.checkpoint={given}"),
+            ("predict", f"predict.checkpoint={given}", f"predict.rows={rows}", OUTPUT),
+        ):
+            told_to = [one.replace("FOLDER", str(tmp_path)) for one in options]
+            assert run(["dlrm_hybrid", name, *told_to]) == 0
+            assert f"checkpoint {line}" in capsys.readouterr().out.replace("\n", "")
+    assert Predictor(folder).step == step
+    exported = (f"export.checkpoint={folder}", f"export.output={tmp_path}/out")
+    assert run(["dlrm_hybrid", "export", *exported, "export.format=safetensors"]) == 0
+    assert json.loads((tmp_path / "out" / "model.json").read_text())["checkpoint"]["step"] == step
+
+
+def test_an_epoch_has_as_many_steps_as_the_world_makes_of_it(train: Train) -> None:
+    for name, world in (("one", ()), ("two", (*HYBRID, IN_PROCESS))):
+        options = ("train.evaluate_every=epoch", "train.steps=null", "train.epochs=3")
+        code, folder = train(name, *options, "checkpoint.every=0", *world)
+        assert code == 0
+        steps = summary(folder)["steps"]
+        assert list(validated(folder)) == [steps // 3, 2 * steps // 3, steps]
+
+
+def test_without_keep_best_only_the_last_is_saved(train: Train) -> None:
+    code, folder = train("run", *NOISY, "checkpoint.keep_best=false", "checkpoint.keep=9")
+    assert code == 0
+    assert [path.name for path in (folder / "checkpoints").glob("step_*")] == ["step_00000020"]

@@ -9,6 +9,7 @@ import json
 from contextlib import ExitStack
 from pathlib import Path
 
+from dlrm_hybrid.checkpoint.folder import shown
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.cli.verbs.train import LiveWork, show_scores
 from dlrm_hybrid.config.validate import faults_text
@@ -37,7 +38,7 @@ def run(request: Request) -> int:
             event = score(evaluation, live.show)
         part = evaluation.config.data.test_part
         other = "" if evaluation.trained_on else " (not those it was trained on, same vocabulary)"
-        terminal.line(f"checkpoint {evaluation.checkpoint}, step {event.step:,}")
+        terminal.line(shown(evaluation.checkpoint, event.step))
         terminal.line(
             f"rows {evaluation.rows}, test part `{part}`: {event.values['rows']:,} rows{other}"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dlrm_hybrid.checkpoint.folder import shown
 from dlrm_hybrid.cli.terminal import Terminal, quantity
 from dlrm_hybrid.export.writing import export
 from dlrm_hybrid.report.table import MISSING, Table
@@ -15,7 +16,7 @@ def run(request: Request) -> int:
     terminal = Terminal()
     done = export(request, terminal)
     found = done.comparison
-    terminal.line(f"checkpoint {done.checkpoint}, step {done.step:,}")
+    terminal.line(shown(done.checkpoint, done.step))
     rows = [_cells("checkpoint", found.before), _cells(done.file, found.after)]
     head = (f"{found.before.rows:,} test rows", "log-loss", "AUC")
     terminal.table(Table(head, rows))

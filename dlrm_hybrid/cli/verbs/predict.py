@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from dlrm_hybrid.checkpoint.folder import shown
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.cli.verbs.train import show_scores
 from dlrm_hybrid.predict.scoring import predict
@@ -15,7 +16,7 @@ def run(request: Request) -> int:
     """Score `predict.rows`, and say how fast, and how well where there are labels."""
     terminal = Terminal()
     done = predict(request, terminal)
-    terminal.line(f"checkpoint {done.checkpoint}, step {done.step:,}")
+    terminal.line(shown(done.checkpoint, done.step))
     if done.scores is not None:
         values = {**asdict(done.scores), "loss": done.scores.log_loss}
         show_scores(terminal, f"{done.rows:,} rows", values, None)

@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, final
 
+from dlrm_hybrid.checkpoint.folder import BEST_FILE, CHECKPOINTS
+from dlrm_hybrid.checkpoint.manifest import Score
 from dlrm_hybrid.cli.terminal import Terminal, quantity
 from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.run.display import Bar, Count
@@ -59,6 +61,10 @@ class TerminalView:
         if not validation or summary["test"]["loss"] is not None:
             show_scores(self.terminal, "test part", summary["test"], teacher)
         show_run(self.terminal, summary)
+        if best := summary["best"]:
+            score = Score(part=best["part"], monitor=best["monitor"], value=best["value"])
+            folder = path.parent / CHECKPOINTS / BEST_FILE
+            self.terminal.line(f"best: step {best['step']:,}, {score.text}: {folder}")
         self.terminal.line(f"summary {path}")
 
 

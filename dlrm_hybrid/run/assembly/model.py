@@ -227,18 +227,20 @@ def plan(config: Config, shards: Shards) -> Plan:
     """The length of the run and what falls due in it."""
     train = config.train
     trainers = config.parallel.trainers
-    steps = train.epochs * shards.steps_per_epoch(train.batch_size, trainers)
+    epoch = shards.steps_per_epoch(train.batch_size, trainers)
+    steps = train.epochs * epoch
     return Plan(
         steps=min(steps, train.steps or steps),
         samples_per_step=trainers * train.batch_size,
         report_every=config.telemetry.every,
-        evaluate_every=train.evaluate_every,
+        evaluate_every=epoch if train.evaluate_every == "epoch" else train.evaluate_every,
         checkpoint_every=config.checkpoint.every,
         checkpoint_minutes=config.checkpoint.minutes,
         warmup_steps=config.sync.warmup_steps,
         patience=patience(config),
         parts=tuple(shards.scored_rows(config.data.test_part)),
         monitor=train.monitor,
+        keeps_best=config.checkpoint.keep_best,
     )
 
 

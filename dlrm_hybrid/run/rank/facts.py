@@ -131,7 +131,9 @@ def resumed(task: TrainTask, facts: Mapping[str, Any], values: Mapping[str, Any]
         progress = replace(progress, emptied=progress.step if now == STALE_SCHEDULE else 0)
     if task.goes_on:
         return progress
-    return replace(progress, evaluated_step=-1, tested_step=-1, score=None, course=Course())
+    return replace(
+        progress, evaluated_step=-1, tested_step=-1, score=None, best=None, course=Course()
+    )
 
 
 def other_compressors(

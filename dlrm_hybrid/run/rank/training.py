@@ -75,6 +75,7 @@ def train_to_the_end(
             make_step=trainer.make_step,
             meet=lambda progress, is_late: trainer.meet(progress, job.plan, stop, is_late),
             evaluate=lambda part: trainer.evaluate(part, stop, evaluating(len(rows[part]), live)),
+            agree=trainer.agree if isinstance(trainer, WorkerRank) else _alone,
             schedule=trainer.schedule,
             saver=checkpoint_writer(job, trainer, roll),
             sink=sink,
@@ -93,6 +94,11 @@ def train_to_the_end(
                 "redone_batches": roll.redone,
             }
         sink.write(Event(Kind.FINISHED, progress.step, time.time(), lost))
+
+
+def _alone(step: int, is_best: bool) -> bool:
+    """What a process says that has all scores itself."""
+    return is_best
 
 
 def checkpoint_writer(job: Job, trainer: Trainer, roll: Roll) -> CheckpointWriter:
