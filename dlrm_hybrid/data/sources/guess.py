@@ -55,6 +55,10 @@ _FOREIGN = (
         r"^\d{1,2}[./-]\d{1,2}[./-](\d{2}|\d{4})([ T]\d{1,2}:\d{2}(:\d{2})?)?$",
         "dates that are not written as 2024-12-31",
     ),
+    (
+        r"(?s)^\s*(\[.*\]|\(.*\)|\{.*\})\s*$",
+        "lists or objects as JSON or Python write them: a list needs a separator",
+    ),
 )
 
 
