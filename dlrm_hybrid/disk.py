@@ -23,6 +23,7 @@ from dlrm_hybrid.types import DataError, DlrmError, ResourceError
 
 CHUNK_BYTES = 1 << 24
 RUN_FOLDER_KEY = "hydra.run.dir"
+SWEEP_FOLDER_KEY = "hydra.sweep.dir"
 NAMED_SECONDS = 2.0  # for who has just taken a lock to write its name
 POLL_SECONDS = 0.01
 MOST_JSON_BYTES = 1 << 25

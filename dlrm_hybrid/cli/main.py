@@ -90,7 +90,12 @@ def _run_verb(verb: str, given: Arguments, stop: _Stop) -> int:
         given.faults += (
             f"{one}: only applies to a sweep; add -m" for one in compose.of_sweeps(given.overrides)
         )
-    job = compose.job_of(given.overrides, given.faults, has_model="model" in READS[verb])
+    job = compose.job_of(
+        given.overrides,
+        given.faults,
+        has_model="model" in READS[verb],
+        trains=verb == "train",
+    )
     if given.cfg is not None:
         print(compose.shown(given.overrides, given.cfg, given.package, given.resolve), end="")
         return ExitCode.DONE

@@ -17,9 +17,10 @@ from rich.table import Column
 
 from dlrm_hybrid.cli.terminal import PLAIN_LINE_SECONDS, REFRESH_SECONDS, Terminal, duration
 from dlrm_hybrid.config import compose
+from dlrm_hybrid.config.identity import CONFIG_FILE
 from dlrm_hybrid.config.overrides import override_text
-from dlrm_hybrid.config.validate import validate
-from dlrm_hybrid.disk import refusals
+from dlrm_hybrid.config.validate import faults_text, validate
+from dlrm_hybrid.disk import SWEEP_FOLDER_KEY, refusals
 from dlrm_hybrid.run.folder import claim, is_complete, one_run, write_whole
 from dlrm_hybrid.run.jobs import slurm
 from dlrm_hybrid.run.jobs.pool import Pool
@@ -29,7 +30,6 @@ from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.types import ConfigError, DlrmError, ExitCode, printable
 
 SUMMARY_NAME = "sweep_summary"
-FOLDER_KEY = "hydra.sweep.dir"
 SUBMITTED_SUFFIX = ".slurm.json"  # of files with numbers of jobs, beside the jobs' folders
 HEAD_COLUMNS = 16  # of a line: `job 1234`, and what the terminal may add
 LEAST_COLUMNS = 20
@@ -59,11 +59,14 @@ class Sweep:
         """Say that a job begins; returns what it is called: its number.
 
         Raises:
-            ConfigError: another sweep runs in the same folder; names its process and host.
+            ConfigError: the folder is a run's, or another sweep runs in it: names process and host.
         """
         if not self._has_begun:
+            if (self.folder / CONFIG_FILE).exists():
+                fault = f"{SWEEP_FOLDER_KEY} = {self.folder}: is the folder of a run; name another"
+                raise ConfigError(faults_text([fault]))
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock.enter_context(one_run(self.folder, FOLDER_KEY))
+            self._lock.enter_context(one_run(self.folder, SWEEP_FOLDER_KEY))
             self._has_begun = True
         own = [text for text in job.overrides if text.partition("=")[0].lstrip("+") in self.keys]
         self.terminal.line(f"job {job.folder.name}: {' '.join(own or job.overrides)}")
@@ -99,7 +102,7 @@ class Sweep:
         terminal.table(table)
         missing = self.count - len(self._jobs)
         if failed or missing:
-            again = shlex.quote(override_text(FOLDER_KEY, str(folder)))
+            again = shlex.quote(override_text(SWEEP_FOLDER_KEY, str(folder)))
             terminal.line(
                 f"{failed} of {self.count} jobs did not complete"
                 + (f", {missing} did not begin" if missing else "")
@@ -129,6 +132,7 @@ def run_beside(sweep: Sweep, points: compose.Sweep) -> int:
                     if sweep.skips(request):
                         lines.count_one(ExitCode.DONE)
                         return ExitCode.DONE
+                    _require_place(request)
                     begun = JobProcess.start(job.overrides, job.folder)
             except DlrmError as error:
                 lines.ended(number, error.exit_code, str(error))
@@ -176,7 +180,7 @@ def submit_each(sweep: Sweep, points: compose.Sweep) -> int:
         for job in done:
             sweep.add(job, ExitCode.DONE)
         return ExitCode.DONE
-    again = shlex.quote(override_text(FOLDER_KEY, str(sweep.folder)))
+    again = shlex.quote(override_text(SWEEP_FOLDER_KEY, str(sweep.folder)))
     terminal.line(
         f"submitted {submitted} of {len(points.points)} jobs; for the table of results, and to "
         "submit again what did not complete, repeat the command with\n"

@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from dlrm_hybrid.config.experiments.hydra_state import composing
 from dlrm_hybrid.config.experiments.own import OwnExperiments
 from dlrm_hybrid.config.gradient import section_reader, unread_sections
-from dlrm_hybrid.config.identity import flat, is_below
+from dlrm_hybrid.config.identity import CONFIG_FILE, flat, is_below, resumed
 from dlrm_hybrid.config.keys import (
     CONF,
     EXPERIMENT,
@@ -43,11 +43,14 @@ from dlrm_hybrid.config.overrides import (
     points_of,
     read_override,
 )
-from dlrm_hybrid.config.validate import all_faults, faults_text, sound
+from dlrm_hybrid.config.validate import all_faults, faults_text, own_values, sound
+from dlrm_hybrid.disk import RUN_FOLDER_KEY, SWEEP_FOLDER_KEY, read_object
 from dlrm_hybrid.types import ConfigError
 
 COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, *UNCHECKED)
 SWEEP = "sweep"
+RESUME = "checkpoint.resume"
+GOING_ON = {RESUME: "auto", "skip_completed": True}  # mean nothing in a new folder
 # Of the section `hydra`: what composing itself writes there, and no override can change.
 WRITTEN = ("hydra.overrides", "hydra.runtime", "hydra.job.override_dirname")
 
@@ -145,24 +148,35 @@ def choice_of(
         several = [one for one in overrides if not override_fault(one, True, own.names)]
         first = {one: points_of(one, own.names).overrides[0] for one in several}
         overrides = [first.get(one, one) for one in overrides]
-    tried = _tried(overrides, own, has_model)
+    tried = _tried(overrides, own, has_model, None)
     with composing():
         values = sound(tried.tree.values, lambda: _without_values(overrides, tried.wrong))
     return Choice(values, (*lost, *tried.wrong.values()), tuple(tried.faults))
 
 
-def job_of(overrides: Sequence[str], faults: Sequence[str] = (), *, has_model: bool = True) -> Job:
+def job_of(
+    overrides: Sequence[str],
+    faults: Sequence[str] = (),
+    *,
+    has_model: bool = True,
+    trains: bool = True,
+) -> Job:
     """Compose and validate one configuration.
+
+    With `checkpoint.resume=auto` and a run in its folder it is that run's configuration, but for
+    what the overrides set.
 
     Args:
         overrides: of the command line.
         faults: of the command line, to be listed with all others.
         has_model: whether the command makes a model, which must fit the rows.
+        trains: whether the command has a run folder.
 
     Raises:
         ConfigError: with all faults.
+        DataError: the configuration in the run folder is damaged.
     """
-    tree = _composed(overrides, faults, has_model)
+    tree = _composed(overrides, faults, has_model, RUN_FOLDER_KEY if trains else None)
     return Job(tree.values, _folder(tree, "hydra.run.dir"), _own(overrides))
 
 
@@ -192,7 +206,7 @@ def sweep_of(overrides: Sequence[str], faults: Sequence[str] = ()) -> Sweep:
     options: list[Mapping[str, Any]] = []
     for point in _each_value_once(points) if size <= MOST_JOBS else ():
         try:
-            options.append(_composed(point, ()).values[SWEEP])
+            options.append(_composed(point, (), folder_key=SWEEP_FOLDER_KEY).values[SWEEP])
         except ConfigError as error:
             found += _lines(error)
     found += _of_one_job(options)
@@ -247,16 +261,28 @@ def shown(overrides: Sequence[str], which: str, package: str | None, resolve: bo
         raise ConfigError(faults_text([f"--cfg {which}: {_first_line(error)}"])) from error
 
 
-def _composed(overrides: Sequence[str], faults: Sequence[str], has_model: bool = True) -> _Tree:
+def _composed(
+    overrides: Sequence[str],
+    faults: Sequence[str],
+    has_model: bool = True,
+    folder_key: str | None = None,
+) -> _Tree:
     """All that these overrides lead to.
+
+    Args:
+        overrides: of the command line.
+        faults: of the command line.
+        has_model: whether the command makes a model.
+        folder_key: names the folder of the run or sweep; None where there is none.
 
     Raises:
         ConfigError: with all faults, also those given.
+        DataError: as `job_of`.
     """
     own = OwnExperiments.of(overrides)
     wrong = {one: fault for one in overrides if (fault := override_fault(one, own=own.names))}
     own.check([one for one in overrides if one not in wrong], [*faults, *wrong.values()])
-    tried = _tried(overrides, own, has_model)
+    tried = _tried(overrides, own, has_model, folder_key)
     if found := [*faults, *tried.wrong.values(), *tried.faults]:
         raise ConfigError(faults_text(found))
     return tried.tree
@@ -271,7 +297,9 @@ class _Tried:
     faults: Sequence[str]
 
 
-def _tried(overrides: Sequence[str], own: OwnExperiments, has_model: bool) -> _Tried:
+def _tried(
+    overrides: Sequence[str], own: OwnExperiments, has_model: bool, folder_key: str | None
+) -> _Tried:
     """Compose what can be composed; the files of a user's experiments have no faults."""
     _register_resolvers()
     wrong = {one: fault for one in overrides if (fault := override_fault(one, own=own.names))}
@@ -280,12 +308,41 @@ def _tried(overrides: Sequence[str], own: OwnExperiments, has_model: bool) -> _T
         # Nobody runs what has faults: the defaults serve, once composed, for all that follows.
         tree, more = _sift(good) if good or not wrong else (_defaults(), {})
         wrong |= more
-        values, found = _settled(tree.values, has_model)
-        found += _params(tree)[1]
+        applied = [one for one in good if one not in wrong]
+        values, found = _going_on(tree, applied, folder_key)
+        values, unsettled = _settled(values, has_model)
+        found += [*unsettled, *_params(tree)[1]]
         keys = [one.lstrip("+~").partition("=")[0].partition("@")[0] for one in wrong]
         bad = all_faults(values, lambda: _without_values(overrides, wrong), keys)
         found += (own.located(fault, good) for fault in bad)
     return _Tried(replace(tree, values=values), wrong, found)
+
+
+def _going_on(
+    tree: _Tree, overrides: Sequence[str], folder_key: str | None
+) -> tuple[dict[str, Any], list[str]]:
+    """The values of a run that goes on and why it cannot; those composed of any other.
+
+    Args:
+        tree: all that was composed.
+        overrides: that it was composed of.
+        folder_key: as of `_composed`.
+    """
+    values = flat(tree.values)
+    asked = [key for key, value in GOING_ON.items() if values.get(key) == value]
+    if folder_key is None or not asked:
+        return tree.values, []
+    if not any(_is_of(one, folder_key) for one in overrides):
+        needs = f"needs {folder_key}=FOLDER, the one to go on in; by default it is a new one"
+        return tree.values, [f"{key} = {values[key]}: {needs}" for key in asked]
+    folder = _folder(tree, folder_key)
+    if folder_key != RUN_FOLDER_KEY or RESUME not in asked or not (folder / CONFIG_FILE).exists():
+        return tree.values, []
+    saved = own_values(folder / CONFIG_FILE, read_object(folder, CONFIG_FILE))
+    given, rows = given_keys(overrides), saved["data"]["name"]
+    # Where such rows are by default.
+    now = tree if "data" in given else _compose([f"data={rows}", *overrides])
+    return resumed(saved, now.values, given)
 
 
 def _settled(values: dict[str, Any], has_model: bool = True) -> tuple[dict[str, Any], list[str]]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from dlrm_hybrid.compress.gradient.methods import methods
+
+CONFIG_FILE = "config.json"  # the configuration of a run, in its folder
 
 # What changes nothing that a run's summary says; `bench` is in runs of older versions.
 WITHOUT_EFFECT = (
@@ -67,6 +70,8 @@ LEVELS = (
 )
 # What batches in flight are to workers belongs to these.
 FLIGHTS = ("parallel.trainers", "parallel.cuts", "schedule", "activation", "embedding.name")
+# Where a run writes beside its folder, or sends to.
+PLACES = ("data.prepared", "embedding.folder", "telemetry.wandb", "telemetry.mlflow")
 STALE_SCHEDULE = "dsp"  # the schedule with which batches are in flight between steps
 # Values of checkpoint.resume that begin with no other run's weights.
 FROM_ITSELF = ("never", "auto")
@@ -213,10 +218,43 @@ def evaluated(
     return values, faults
 
 
+def resumed(
+    saved: Mapping[str, Any], now: Mapping[str, Any], given: Sequence[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """What a run goes on with, and a line for each place that it wrote to and may not now.
+
+    A run folder may come from anyone: what it says is taken, but for places to write to. These are
+    as the command line has them.
+
+    Args:
+        saved: the values in the folder of the run.
+        now: those of the command line.
+        given: keys and sections on it.
+    """
+    values, after = dict(saved), flat(now)
+    before = flat(saved)
+    faults: list[str] = []
+    for key in after.keys() | PLACES:
+        if is_below(key, (*given, *PLACES)):
+            values = with_value(values, key, after.get(key))
+    for key in PLACES:
+        if not is_below(key, tuple(given)) and _place(before.get(key)) != _place(after.get(key)):
+            faults.append(
+                f"{key} = {after.get(key)}: the run has {before.get(key)}, but no run folder "
+                f"decides where anything is written; to go on there, add {key}={before.get(key)}"
+            )
+    return values, faults
+
+
+def _place(value: Any) -> Any:
+    """A path, however it is written."""
+    return os.path.abspath(value) if isinstance(value, str) else value  # noqa: PTH100 - as text
+
+
 def with_value(values: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
     """The values of nested sections with another one at a dotted key."""
     head, _, rest = key.partition(".")
-    return {**values, head: with_value(values[head], rest, value) if rest else value}
+    return {**values, head: with_value(values.get(head) or {}, rest, value) if rest else value}
 
 
 def _waits_otherwise(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:

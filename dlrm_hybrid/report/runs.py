@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast, final
 
-from pydantic_core import from_json
-
-from dlrm_hybrid.disk import MOST_JSON_BYTES, read_object, read_text
-from dlrm_hybrid.run.request import CONFIG_FILE
+from dlrm_hybrid.config.identity import CONFIG_FILE
+from dlrm_hybrid.disk import read_object
+from dlrm_hybrid.run.folder import OVERRIDES_FILE, read_overrides
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.distributions.staleness import Staleness
 from dlrm_hybrid.telemetry.events import EVENTS_FILE, Event
@@ -217,7 +216,7 @@ def read_run(folder: Path) -> Run:
     return Run(
         folder=folder,
         config=config,
-        overrides=_overrides(folder / "overrides.yaml", remarks),
+        overrides=_overrides(folder / OVERRIDES_FILE, remarks),
         environment=environment,
         summary=read_summary(given),
         events=tuple(record),
@@ -260,13 +259,10 @@ def _events(folder: Path) -> tuple[list[Event], list[str]]:
 
 
 def _overrides(path: Path, remarks: list[str]) -> tuple[str, ...]:
-    """A YAML list of quoted strings, one a line, as the program writes it."""
     if not path.exists():
         return ()
     try:
-        text = read_text(path.parent, path.name, MOST_JSON_BYTES)
-        lines = [line[2:] for line in text.splitlines() if line.startswith("- ")]
-        return tuple(printable(str(from_json(line))) for line in lines)
-    except (ValueError, DataError) as error:
-        remarks.append(f"left out: {path}: is not the list that the program wrote: {error}")
+        return tuple(map(printable, read_overrides(path)))
+    except DataError as error:
+        remarks.append(f"left out: {error}")
         return ()

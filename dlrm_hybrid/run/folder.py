@@ -12,9 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import from_json
+
 from dlrm_hybrid.checkpoint.folder import find, has_checkpoint, read_facts
 from dlrm_hybrid.checkpoint.manifest import MANIFEST_FILE, Score
 from dlrm_hybrid.config.identity import (
+    CONFIG_FILE,
     FROM_ITSELF,
     config_hash,
     differences,
@@ -24,16 +27,18 @@ from dlrm_hybrid.config.identity import (
 from dlrm_hybrid.config.validate import faults_text, own_values, saved_values
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.disk import (
+    MOST_JSON_BYTES,
     RUN_FOLDER_KEY,
     HeldError,
     append,
     check_inside,
     locked,
     read_object,
+    read_text,
     replace_text,
     writing,
 )
-from dlrm_hybrid.run.request import CONFIG_FILE, Request
+from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import EVENTS_FILE
 from dlrm_hybrid.telemetry.machine import describe
@@ -43,6 +48,7 @@ from dlrm_hybrid.types import ConfigError, DataError
 LOCK_FILE = ".lock"
 TRACKERS = ("wandb",)  # it makes links to its own files elsewhere
 OUTPUT_FILE = "output.log"  # what a job prints that runs beside others
+OVERRIDES_FILE = "overrides.yaml"
 ORIGIN_FILE = "origin.json"  # the checkpoint of another run that this one began with
 
 
@@ -136,7 +142,7 @@ def check_checkpoint(
     Args:
         folder: of the checkpoint.
         values: configuration of the run.
-        shards: its rows; None where a program hands batches over, which nobody compares.
+        shards: its rows; None where they are not there yet.
         new_run: the checkpoint was made by another run.
 
     Raises:
@@ -144,18 +150,28 @@ def check_checkpoint(
     """
     facts = read_facts(folder)
     saved = own_values(folder / MANIFEST_FILE, facts["config"])
-    if shards is None:
-        name = {"name": values["model"]["name"]}  # of a file in conf/, which it may not come from
-        saved = {**saved, "data": values["data"], "model": {**saved["model"], **name}}
     lines = differences(saved, values, new_run=new_run)
     lines = lines or other_flights(facts, values)
     if shards is not None and facts["rows"] != shards.manifest.identity:
         lines.append(f"data.prepared = {shards.folder}: the checkpoint was made from other rows")
+    _refuse(folder, lines)
+    return facts
+
+
+def check_weights(folder: Path, values: Mapping[str, Any]) -> None:
+    """As `check_checkpoint`, for a new run whose batches a program hands over."""
+    facts = read_facts(folder)
+    saved = own_values(folder / MANIFEST_FILE, facts["config"])
+    name = {"name": values["model"]["name"]}  # of a file in conf/, which it may not come from
+    saved = {**saved, "data": values["data"], "model": {**saved["model"], **name}}
+    _refuse(folder, differences(saved, values, new_run=True) or other_flights(facts, values))
+
+
+def _refuse(folder: Path, lines: Sequence[str]) -> None:
     if lines:
         raise DataError(
             f"{folder}: cannot resume from this checkpoint\n" + "\n".join(f"  {x}" for x in lines)
         )
-    return facts
 
 
 def tell_start(request: Request, resume_from: Path | None, say: Callable[[str], None]) -> None:
@@ -163,7 +179,9 @@ def tell_start(request: Request, resume_from: Path | None, say: Callable[[str], 
     folder, resume = request.folder, request.config.checkpoint.resume
     if resume_from is not None and resume_from != folder:
         say(f"starting from the weights of {resume_from}")
-    elif resume_from is None and resume == "auto":
+    elif resume_from is not None and resume == "auto":
+        say(f"checkpoint.resume=auto: going on with the run in {folder}, as configured there")
+    elif resume == "auto":
         say(f"checkpoint.resume=auto: no checkpoint in {folder} yet; starting at step 0")
 
 
@@ -185,14 +203,38 @@ def write_facts(request: Request) -> None:
     """
     folder = request.folder
     environment = {**asdict(describe()), "command": [Path(sys.argv[0]).name, *sys.argv[1:]]}
-    overrides = "".join(f"- {json.dumps(override)}\n" for override in request.overrides)
+    texts = [*_earlier_overrides(request), *request.overrides]
+    overrides = "".join(f"- {json.dumps(override)}\n" for override in texts)
     began = resume_point(request)
     if began is not None and began != folder:
         write_whole(folder / ORIGIN_FILE, json.dumps({"checkpoint": str(began)}))
     write_whole(folder / CONFIG_FILE, json.dumps(dict(request.values), indent=1))
-    write_whole(folder / "overrides.yaml", overrides or "[]\n")
+    write_whole(folder / OVERRIDES_FILE, overrides or "[]\n")
     write_whole(folder / "environment.json", json.dumps(environment, indent=1))
     (folder / SUMMARY_FILE).unlink(missing_ok=True)  # of an attempt before this one
+
+
+def _earlier_overrides(request: Request) -> list[str]:
+    """Those that the run was started with before, as it still has the keys that they set."""
+    path = request.folder / OVERRIDES_FILE
+    if request.config.checkpoint.resume != "auto" or not path.exists():
+        return []
+    typed = {text.partition("=")[0] for text in request.overrides}
+    earlier = read_overrides(path)
+    return [text for text in earlier if text.partition("=")[0] not in typed]
+
+
+def read_overrides(path: Path) -> list[str]:
+    """The overrides on record in a run folder: a YAML list of quoted texts, one a line.
+
+    Raises:
+        DataError: it is not the list that the program wrote.
+    """
+    text = read_text(path.parent, path.name, MOST_JSON_BYTES)
+    try:
+        return [str(from_json(line[2:])) for line in text.splitlines() if line.startswith("- ")]
+    except ValueError as error:
+        raise DataError(f"{path}: is not the list that the program wrote: {error}") from None
 
 
 def attempts(folder: Path) -> int:

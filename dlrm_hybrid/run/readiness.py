@@ -20,6 +20,7 @@ from dlrm_hybrid.run.display import Display
 from dlrm_hybrid.run.folder import check_checkpoint
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.run.rows import Command, prepared_rows
+from dlrm_hybrid.telemetry.trackers.opening import require
 from dlrm_hybrid.types import ConfigError, ResourceError
 
 FLOAT_BYTES = 4
@@ -52,7 +53,11 @@ def ready_rows(request: Request, resume_from: Path | None, display: Display) -> 
         DataError: there are no rows, they are damaged, or the checkpoint is of another run.
     """
     config = request.config
-    checkpoint_folder.saved_step(resume_from)  # rows may take minutes: refuse a wrong path first
+    is_new = resume_from != request.folder
+    if resume_from is not None:  # rows may take minutes: refuse what needs none first
+        checkpoint = checkpoint_folder.find(resume_from)
+        check_checkpoint(checkpoint, request.values, None, is_new)
+    require(config.telemetry.trackers)
     rows = prepared_rows(config, display, Command("train", request.overrides))
     shards = open_shards(rows, build.semantics(config))
     bottom, dense = config.model.bottom, shards.schema.num_dense
@@ -68,8 +73,8 @@ def ready_rows(request: Request, resume_from: Path | None, display: Display) -> 
     _require_monitor(config, shards)
     shards.steps_per_epoch(config.train.batch_size, config.parallel.trainers)
     if resume_from is not None:
-        folder = checkpoint_folder.find(resume_from)
-        check_checkpoint(folder, request.values, shards, resume_from != request.folder)
+        checkpoint = checkpoint_folder.find(resume_from)
+        check_checkpoint(checkpoint, request.values, shards, is_new)
     return rows
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from dlrm_hybrid.config.schema import Config
 
-CONFIG_FILE = "config.json"  # the configuration of a run, in its folder
-
 
 @dataclass(slots=True)
 class Arguments:

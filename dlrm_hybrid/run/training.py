@@ -36,7 +36,6 @@ from dlrm_hybrid.run.running import Forwarder
 from dlrm_hybrid.run.supervisor import Outcome, run_attempts
 from dlrm_hybrid.telemetry.events import Event
 from dlrm_hybrid.telemetry.summary import COMPLETE
-from dlrm_hybrid.telemetry.trackers.opening import require
 from dlrm_hybrid.types import DataError, ExitCode, ResourceError, RunFailedError, StoppedLateError
 
 TRAIN_RANK = "dlrm_hybrid.run.rank.main:train_rank"
@@ -85,7 +84,6 @@ def train(request: Request, display: Display, view: TrainingView) -> int:
             display.line(lost)
         rows = ready_rows(request, resume_from, display)
         require_memory(request.config, rows)
-        require(request.config.telemetry.trackers)
         with _links(request.config, display) as links:
             run_folder.write_facts(request)
             cores = len(os.sched_getaffinity(0))

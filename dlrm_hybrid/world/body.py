@@ -21,7 +21,7 @@ from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.assembly.rows import RowSource
-from dlrm_hybrid.run.folder import check_checkpoint
+from dlrm_hybrid.run.folder import check_weights
 from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.spans import SpanClock
@@ -171,7 +171,7 @@ def check_weights_of(folder: Path, settings: Settings) -> None:
     Raises:
         DataError: each key or table that differs is named.
     """
-    check_checkpoint(folder, settings.values, None, new_run=True)
+    check_weights(folder, settings.values)
     saved = read(folder).tensors
     for name, rows in zip(settings.spec.table_names, settings.spec.table_rows, strict=True):
         known = saved.get(f"{name}.weight")

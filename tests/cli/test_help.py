@@ -174,6 +174,15 @@ def test_the_version(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[s
         ("train optimizer.lr=0.1,0.2", "several values are a sweep: add -m"),
         ("train +train.seed=1", "write train.seed=1"),
         ("train --resolve", "only apply with --cfg job"),
+        (
+            "train checkpoint.resume=auto",
+            "checkpoint.resume = auto: needs hydra.run.dir=FOLDER, the one to go on in",
+        ),
+        ("train skip_completed=true", "skip_completed = True: needs hydra.run.dir=FOLDER"),
+        (
+            "train -m checkpoint.resume=auto train.seed=1,2",
+            "checkpoint.resume = auto: needs hydra.sweep.dir=FOLDER",
+        ),
         ("train --cfg nope", "nope: is not key=value"),
         ("train --info", "--info: this flag of Hydra's is not supported"),
         ("evaluate runs/mine", "did you mean evaluate.checkpoint=runs/mine?"),

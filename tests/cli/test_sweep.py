@@ -6,6 +6,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 import pytest
+from made_runs import make_run
 
 from dlrm_hybrid.cli.main import run
 
@@ -72,6 +73,19 @@ def test_a_sweep_is_one_folder_whatever_its_jobs_are_named(
     assert [row["status"] for row in table(sweep)] == ["complete", "complete"]
     assert {path.name for path in sweep.iterdir() if path.is_dir()} == {"0", "1"}
     assert "| job | name | status   |" in (sweep / "sweep_summary.md").read_text()
+
+
+def test_the_folder_of_a_run_is_no_sweeps(
+    small_rows: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path / "run")
+    before = sorted(tmp_path.rglob("*"))
+    for jobs in (1, 2):
+        options = [f"hydra.sweep.dir={tmp_path / 'run'}", f"sweep.jobs={jobs}", "train.seed=1,2"]
+        assert run(["dlrm_hybrid", "train", "-m", *small_rows, *options]) == 2
+        told = f"hydra.sweep.dir = {tmp_path / 'run'}: is the folder of a run; name another"
+        assert told in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_job_of_another_sweep_is_never_taken_for_this_ones(

@@ -280,6 +280,37 @@ def test_a_run_says_that_there_is_nothing_to_go_on_from_or_to_do(
     assert (found["steps"], found["steps_planned"]) == (10, 5)
 
 
+def test_a_run_goes_on_as_its_folder_says_and_writes_where_the_command_line_says(
+    train: Train, small_rows: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("train.steps=10", "optimizer.lr=0.05", "name=mine")
+    assert train("run", *given)[0] == 0
+    _, folder = train("run", *given)
+    config = (folder / "config.json").read_text()
+    (folder / "summary.json").unlink()  # as of a run that was killed before its end
+    alone = ["dlrm_hybrid", "train", f"hydra.run.dir={folder}", "checkpoint.resume=auto"]
+    rows = small_rows[1]
+    capsys.readouterr()
+    assert run(alone) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("configuration: 1 fault\n  data.prepared = None: the run has /")
+    assert told.endswith(f"to go on there, add {rows}\n")
+    assert run([*alone, rows, "optimizer.lr=0.1"]) == 2
+    assert "  optimizer.lr = 0.1: the checkpoint was made with 0.05" in capsys.readouterr().err
+    assert run([*alone, rows, "threads=2"]) == 0
+    assert f"going on with the run in {folder}, as configured there" in capsys.readouterr().out
+    changed = json.loads(config) | {"threads": 2}
+    changed["checkpoint"]["resume"] = "auto"
+    assert json.loads((folder / "config.json").read_text()) == changed
+    lines = (folder / "overrides.yaml").read_text().splitlines()
+    assert '- "optimizer.lr=0.05"' in lines and '- "threads=2"' in lines
+    assert lines.count(f'- "{rows}"') == 1
+    (folder / "summary.json").unlink()
+    (folder / "config.json").write_text('{"data": 5}')
+    assert run([*alone, rows]) == 3
+    assert f"{folder / 'config.json'}: config: " in capsys.readouterr().err
+
+
 def test_a_checkpoint_without_newer_keys_is_scored(train: Train, tmp_path: Path) -> None:
     assert train("old", "train.steps=10")[0] == 0
     folder = find(tmp_path / "old")

@@ -17,6 +17,7 @@ from dlrm_hybrid.checkpoint.folder import CHECKPOINTS, SCORE
 from dlrm_hybrid.checkpoint.reader import Checkpoint
 from dlrm_hybrid.compress.embedding.state import LEVELS_PREFIX
 from dlrm_hybrid.config.identity import (
+    CONFIG_FILE,
     STALE_SCHEDULE,
     config_hash,
     differences,
@@ -36,7 +37,7 @@ from dlrm_hybrid.model.tensors import full_pieces
 from dlrm_hybrid.parallel.dense.mirror import SUFFIX, fresh_thresholds
 from dlrm_hybrid.parallel.finite import LOOKUPS_PREFIX
 from dlrm_hybrid.run.assembly import build
-from dlrm_hybrid.run.request import CONFIG_FILE, TrainTask
+from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.machine import cpu_model
 from dlrm_hybrid.train.patience import Course
 from dlrm_hybrid.train.progress import Progress

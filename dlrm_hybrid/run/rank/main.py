@@ -16,6 +16,7 @@ from dlrm_hybrid.comm.rendezvous import Rendezvous, share_folder
 from dlrm_hybrid.comm.zmq.channel import ZmqChannel, ZmqOptions, open_zmq_channel
 from dlrm_hybrid.comm.zmq.curve import read_key_file
 from dlrm_hybrid.comm.zmq.roster import UnknownPeers
+from dlrm_hybrid.config.identity import CONFIG_FILE
 from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
@@ -34,7 +35,7 @@ from dlrm_hybrid.run.rank.leading import follow, lead
 from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.run.rank.serving import at_end, leave_servers, serve_dense, serve_tables
 from dlrm_hybrid.run.rank.training import train_to_the_end
-from dlrm_hybrid.run.request import CONFIG_FILE, TrainTask
+from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.interface import sampled
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
