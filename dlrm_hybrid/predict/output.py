@@ -95,6 +95,14 @@ def _as_before(table: Any, schema: Any) -> Any:
     return pa.table(columns, schema=schema)
 
 
+def _for_pandas(column: Any) -> Any:
+    """A column of Arrow's with None, or whole numbers beside nothing would become floats."""
+    try:
+        return column.to_pandas(integer_object_nulls=True)
+    except ArrowError:  # times of a day in nanoseconds, which Python's have not
+        return column.cast("string").to_pandas()
+
+
 class _Csv:
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -106,8 +114,7 @@ class _Csv:
         mode = "w" if self._is_new else "a"
         with writing(self._path, OUTPUT_KEY):
             found = {
-                # With None, or whole numbers beside nothing would become floats.
-                name: one.to_pandas(integer_object_nulls=True) if hasattr(one, "to_pandas") else one
+                name: _for_pandas(one) if hasattr(one, "to_pandas") else one
                 for name, one in columns.items()
             }
             frame = pd.DataFrame(found)

@@ -127,7 +127,9 @@ def _of_columns(block: files.Block, schema: Schema, source: str, keep: Sequence[
     kept: dict[str, Any] = {}
     for name in keep:
         array = block.columns.column(name)
-        kept[name], not_text = as_text(plain(array)) if is_text(plain(array).type) else (array, {})
+        if not pa.types.is_fixed_size_binary(array.type):  # rather bytes than text
+            array = plain(array)
+        kept[name], not_text = as_text(array) if is_text(array.type) else (array, {})
         for index, reason in not_text.items():
             where = f"{source}: row {int(block.row_N[index])}"
             raise DataError(f"{where}: column {name!r}: {reason} (predict.keep)")
