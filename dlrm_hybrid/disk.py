@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import socket
 import stat
 import sys
@@ -126,6 +127,43 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def link_files(source: Path, target: Path, names: Iterable[str]) -> None:
+    """Make a folder of hard links to files, and to those in folders, of another one.
+
+    Where there can be no link, on another file system, a file is copied. What is there is replaced.
+
+    Args:
+        source: the other folder.
+        target: the folder to make.
+        names: of files and folders to take.
+
+    Raises:
+        OSError: it cannot be made; what was there is gone or as it was.
+    """
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    for name in names:
+        if (source / name).is_dir():
+            shutil.copytree(source / name, partial / name, copy_function=_link)
+            flush(partial / name)
+        else:
+            _link(source / name, partial / name)
+    flush(partial)
+    if target.exists():
+        shutil.rmtree(target)
+    partial.rename(target)
+    flush(target.parent)
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    try:
+        os.link(os.path.realpath(source), target)
+    except OSError:
+        shutil.copyfile(source, target)
+        flush(Path(target))
 
 
 def _write_all(descriptor: int, chunk: memoryview) -> None:

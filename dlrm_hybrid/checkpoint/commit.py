@@ -30,6 +30,8 @@ from dlrm_hybrid.checkpoint.folder import (
     unwritten,
 )
 from dlrm_hybrid.checkpoint.manifest import MANIFEST_FILE, folder_name, manifest_text
+from dlrm_hybrid.data.preprocessing import PREPROCESSING_FOLDER
+from dlrm_hybrid.data.preprocessing import keep as keep_preprocessing
 from dlrm_hybrid.disk import flush, replace_text
 from dlrm_hybrid.parallel.finite import key_of_rate
 from dlrm_hybrid.types import ConfigError, DivergedError, DlrmError, ResourceError
@@ -180,6 +182,8 @@ def commit(
         for path in partial.iterdir():
             if path.name not in known:  # half written by a rank that is gone
                 path.unlink()
+        if (root.parent / PREPROCESSING_FOLDER).is_dir():  # a program may hand batches over
+            keep_preprocessing(root.parent, partial)
         text = manifest_text({"step": prepared.step, **prepared.contents(), **facts})
         replace_text(partial / MANIFEST_FILE, text)
         # Left by an attempt that ended before `latest` moved, or while removing it.
@@ -191,7 +195,7 @@ def commit(
             if step_of(newer) > prepared.step:
                 _remove(newer)
         _keep(root, keep)
-        return folder, sum(path.stat().st_size for path in folder.iterdir())
+        return folder, sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     except OSError as error:
         raise ResourceError(unwritten(root, folder, error)) from error
 

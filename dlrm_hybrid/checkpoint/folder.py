@@ -2,6 +2,7 @@
 
 checkpoints/.step_00001024.0.partial/            of attempt 0, while ranks write; then renamed
 checkpoints/step_00001024/dense.server-0.safetensors …   one file per rank and group of tensors
+checkpoints/step_00001024/preprocessing/         schema, vocabularies and scales
 checkpoints/step_00001024/manifest.json          step, files, which of them has what, facts
 checkpoints/latest                               the name of the newest complete folder
 checkpoints/best                                 of the one with the best score

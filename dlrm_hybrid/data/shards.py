@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from dlrm_hybrid.bags import Bags, Int64s, expanded, jagged, runs
+from dlrm_hybrid.bags import Bags, Int64s, jagged, runs
 from dlrm_hybrid.data import manifest as manifests
 from dlrm_hybrid.data.arrays import BLOCK_ROWS, HEADER_BYTES, Array, block_xxh3, open_array
 from dlrm_hybrid.data.manifest import VOCABULARY_FOLDER, Manifest, Semantics
+from dlrm_hybrid.data.preprocessing import Preprocessing
 from dlrm_hybrid.data.schema import Schema
-from dlrm_hybrid.rng import drawn, fold
 from dlrm_hybrid.types import ConfigError, DataError, ScoredPart
 
 SAMPLED_BLOCKS = 32
@@ -210,23 +210,14 @@ class Shards:
             raise IndexError(f"{rows} is not a run of the {self.manifest.rows} rows")
         return self.rows.slice(rows.start, rows.stop)
 
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What became of raw values."""
+        return Preprocessing(self.folder, self.manifest)
+
     def expanded(self, bags: Bags[Int64s]) -> Bags[Int64s]:
         """The bags of rows with all ids of the columns that the schema expands."""
-        return expanded(bags, self.schema.expanded, self.bag_of)
-
-    def bag_of(self, column: int, ids_B: Int64s) -> Int64s:
-        """The bags of ids of an expanded column, in all batches the same; int64 (B, size).
-
-        After the id come others, each of the whole table with the same chance as in MLPerf's DLRM
-        v2, by a hash of column, id and position. An id without a row in the table is repeated.
-        """
-        size, rows = self.schema.categorical[column].expand_to, self.table_rows[column]
-        positions_BS = (ids_B[:, None] << 16) | np.arange(size)
-        found = drawn(fold(0, "bag", column), positions_BS.view(np.uint64), rows).view(np.int64)
-        found[:, 0] = ids_B
-        beyond_B = ids_B >= rows
-        found[beyond_B] = ids_B[beyond_B, None]
-        return found
+        return self.preprocessing.expanded(bags)
 
     def bad_lists(self, rows: Rows) -> bool:
         """Whether rows have lists of ids that no model can be trained on."""

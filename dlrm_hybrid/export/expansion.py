@@ -13,21 +13,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.data.shards import Shards
+from dlrm_hybrid.data.preprocessing import Preprocessing
 from dlrm_hybrid.model.spec import ModelSpec
 
 BLOCK_ELEMENTS = 1 << 24  # of rows that are added up at once
 
 
 def with_sums(
-    tensors: Mapping[str, Tensor], spec: ModelSpec, shards: Shards, tables: Collection[int]
+    tensors: Mapping[str, Tensor],
+    spec: ModelSpec,
+    preprocessing: Preprocessing,
+    tables: Collection[int],
 ) -> Mapping[str, Tensor]:
     """The tensors of a model with the sum of a whole bag in each row of some expanded tables.
 
     Args:
         tensors: by the names of a checkpoint; none is changed.
         spec: the model.
-        shards: its rows, which say what the bags are.
+        preprocessing: its own, which says what the bags are.
         tables: from 0.
     """
     found = dict(tensors)
@@ -35,11 +38,11 @@ def with_sums(
         name = f"{spec.table_names[table]}.weight"
         rows_RD = tensors[name]
         sums_RD = torch.empty_like(rows_RD)
-        size = shards.schema.categorical[table].expand_to
+        size = preprocessing.schema.categorical[table].expand_to
         block = max(1, BLOCK_ELEMENTS // (size * rows_RD.shape[1]))
         for first in range(0, len(rows_RD), block):
             id_B = np.arange(first, min(first + block, len(rows_RD)))
-            ids_BS = torch.from_numpy(shards.bag_of(table, id_B))
+            ids_BS = torch.from_numpy(preprocessing.bag_of(table, id_B))
             sums_RD[first : first + block] = rows_RD[ids_BS].sum(1)
         found[name] = sums_RD
     return found

@@ -9,7 +9,9 @@ from dlrm_hybrid.checkpoint.commit import Preparing, commit
 from dlrm_hybrid.checkpoint.folder import CHECKPOINTS
 from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.config.validate import faults_text, unset_faults
+from dlrm_hybrid.data.preprocessing import keep
 from dlrm_hybrid.data.shards import open_shards
+from dlrm_hybrid.disk import writing
 from dlrm_hybrid.export import weights
 from dlrm_hybrid.export.folder import new_folder
 from dlrm_hybrid.model.row_storage import IN_MEMORY
@@ -81,6 +83,8 @@ def import_weights(request: Request, display: Display) -> Imported:
                 piece.view.copy_(taken[piece.name])
         for piece in groups.get(statistics.GROUP, []):
             piece.view.copy_(taken[statistics.model_name(piece.name)])
+        with writing(folder, OUTPUT_KEY):
+            keep(rows, folder)
         root = folder / CHECKPOINTS
         writer = ShardWriter(root=root, rank="worker-0", attempt=ATTEMPT)
         writer.begin(0, groups)

@@ -12,15 +12,19 @@ from torch import Tensor
 
 from dlrm_hybrid import __version__
 from dlrm_hybrid.bags import with_first_ids
+from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.sections.commands import ExportConfig
 from dlrm_hybrid.config.validate import faults_text, unset_faults
 from dlrm_hybrid.data.loader import sequential_batches
+from dlrm_hybrid.data.preprocessing import Preprocessing
+from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.disk import writing
 from dlrm_hybrid.export.comparison import (
     LOGIT_TOLERANCE,
     SCORE_TOLERANCE,
     Comparison,
     compare,
+    drawn_batches,
 )
 from dlrm_hybrid.export.expansion import with_sums
 from dlrm_hybrid.export.folder import new_folder
@@ -30,8 +34,14 @@ from dlrm_hybrid.export.plain import list_name
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.display import Display
-from dlrm_hybrid.run.evaluating import Evaluation, prepare_evaluation
+from dlrm_hybrid.run.evaluating import (
+    open_source,
+    prepare_evaluation,
+    saved_preprocessing,
+    trained_on_are_here,
+)
 from dlrm_hybrid.run.request import Request
+from dlrm_hybrid.run.rows import Command
 from dlrm_hybrid.saved import vocabularies
 from dlrm_hybrid.saved.model import SavedModel
 from dlrm_hybrid.types import ConfigError, DataError
@@ -64,6 +74,17 @@ class Exported:
     remarks: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A checkpoint to export; `shards` are the rows to check on, None where they are gone."""
+
+    checkpoint: Path
+    facts: Mapping[str, Any]
+    config: Config
+    preprocessing: Preprocessing
+    shards: Shards | None
+
+
 def export(request: Request, display: Display) -> Exported:
     """Write the model of `export.checkpoint` into the new folder `export.output`, and check it.
 
@@ -85,12 +106,13 @@ def export(request: Request, display: Display) -> Exported:
         raise ConfigError(faults_text(unset_faults("export", options, wanted)))
     require(options.format)
     with new_folder(Path(options.output), OUTPUT_KEY) as folder:
-        evaluation = prepare_evaluation(request, Path(options.checkpoint), display, "export")
-        build_model.prepare_torch(evaluation.config)
-        saved = _load(evaluation, display)
-        summed = _summed(evaluation, options)
-        lists = set(evaluation.shards.schema.multi_hot) | set(evaluation.shards.schema.expanded)
-        tensors = with_sums(saved.tensors, saved.spec, evaluation.shards, summed)
+        job = _job(request, Path(options.checkpoint), display)
+        schema = job.preprocessing.schema
+        build_model.prepare_torch(job.config)
+        saved = _load(job, display)
+        summed = _summed(job, options)
+        lists = set(schema.multi_hot) | set(schema.expanded)
+        tensors = with_sums(saved.tensors, saved.spec, job.preprocessing, summed)
         file = ModelFile(
             format=options.format,
             naming=options.names,
@@ -103,33 +125,44 @@ def export(request: Request, display: Display) -> Exported:
         with writing(folder, OUTPUT_KEY):
             file.write(folder, tensors)
             num_bytes = sum(path.stat().st_size for path in folder.iterdir())
-            columns = vocabularies.write(folder, vocabularies.read(evaluation.shards))
-        comparison = _compare(evaluation, options, saved, file, tensors, folder, display)
+            columns = vocabularies.write(folder, vocabularies.read(job.preprocessing))
+        comparison = _compare(job, options, saved, file, tensors, folder, display)
         with writing(folder, OUTPUT_KEY):
-            text = json.dumps(_description(evaluation, file, columns, comparison), indent=1)
+            text = json.dumps(_description(job, file, columns, comparison), indent=1)
             (folder / MODEL_FILE).write_text(text + "\n", encoding="utf-8")
     return Exported(
-        checkpoint=evaluation.checkpoint,
-        step=evaluation.facts["step"],
+        checkpoint=job.checkpoint,
+        step=job.facts["step"],
         folder=Path(options.output),
         file=file.file,
         num_bytes=num_bytes,
         comparison=comparison,
-        remarks=tuple(_remarks(evaluation, file)),
+        remarks=tuple(_remarks(job, file)),
     )
 
 
-def _summed(evaluation: Evaluation, options: ExportConfig) -> Collection[int]:
+def _job(request: Request, path: Path, display: Display) -> _Job:
+    """The checkpoint, with the rows of its run where they still are, or the command line's."""
+    source = open_source(request, path)
+    shards, config = None, source.config
+    if source.names_rows or trained_on_are_here(source):
+        evaluation = prepare_evaluation(source, display, Command("export", request.overrides))
+        shards, config = evaluation.shards, evaluation.config
+    preprocessing = saved_preprocessing(source.checkpoint, source.facts)
+    return _Job(source.checkpoint, source.facts, config, preprocessing, shards)
+
+
+def _summed(job: _Job, options: ExportConfig) -> Collection[int]:
     """The expanded tables of which the file has sums of bags: those of a graph."""
-    return () if options.format == "safetensors" else evaluation.shards.schema.expanded
+    return () if options.format == "safetensors" else job.preprocessing.schema.expanded
 
 
-def _load(evaluation: Evaluation, display: Display) -> SavedModel:
+def _load(job: _Job, display: Display) -> SavedModel:
     with display.counter("checkpoint", "bytes", is_late=True) as show:
         return SavedModel.load(
-            evaluation.config,
-            evaluation.checkpoint,
-            evaluation.shards.table_rows,
+            job.config,
+            job.checkpoint,
+            job.preprocessing.table_rows,
             Precision.FLOAT32,
             lambda done, total: show(done, total),
             rounds=False,  # a number on the border of two would be rounded elsewhere
@@ -137,7 +170,7 @@ def _load(evaluation: Evaluation, display: Display) -> SavedModel:
 
 
 def _compare(
-    evaluation: Evaluation,
+    job: _Job,
     options: ExportConfig,
     saved: SavedModel,
     file: ModelFile,
@@ -147,11 +180,15 @@ def _compare(
 ) -> Comparison:
     """Score rows of the test part with the written file, and with the checkpoint.
 
+    Where these rows are gone, drawn ones do: all that counts is that both models agree.
+
     Raises:
         DataError: the file is not the checkpoint's model, or its 8-bit tables not this one's.
     """
-    shards, summed = evaluation.shards, _summed(evaluation, options)
-    rows = shards.test_rows(evaluation.config.data.test_part)[: options.check_rows]
+    summed, shards, batch_size = _summed(job, options), job.shards, job.config.evaluate.batch_size
+    rows = range(options.check_rows)
+    if shards is not None:
+        rows = shards.test_rows(job.config.data.test_part)[: options.check_rows]
 
     def of_file(scorer: Scorer) -> Scorer:
         return lambda batch: scorer(replace(batch, bags=with_first_ids(batch.bags, summed)))
@@ -159,15 +196,23 @@ def _compare(
     written = of_file(file.scorer(folder))
 
     def against(before: Scorer) -> Comparison:
-        batches = sequential_batches(shards, rows, evaluation.config.evaluate.batch_size)
+        batches = (
+            drawn_batches(job.preprocessing, len(rows), batch_size)
+            if shards is None
+            else sequential_batches(shards, rows, batch_size)
+        )
         with display.counter("check", "rows", is_late=True) as show:
-            return compare(before, written, batches, lambda done: show(done, len(rows)))
+
+            def done(count: int) -> None:
+                show(count, len(rows))
+
+            return compare(before, written, batches, done, labelled=shards is not None)
 
     found = against(saved.score)
     same = against(of_file(file.expected(tensors))) if options.int8 else found
     if not same.is_equal(masked=bool(file.masks)):
         raise DataError(
-            f"{file.file}: differs from {evaluation.checkpoint} on {same.rows_apart:,} of "
+            f"{file.file}: differs from {job.checkpoint} on {same.rows_apart:,} of "
             f"{len(rows):,} rows: scores by "
             f"{same.score_difference:.2g} (at most {SCORE_TOLERANCE:g}), logits by "
             f"{same.logit_difference:.2g} (at most {LOGIT_TOLERANCE:g}); nothing was written"
@@ -175,8 +220,10 @@ def _compare(
     return found
 
 
-def _remarks(evaluation: Evaluation, file: ModelFile) -> Iterator[str]:
-    config = evaluation.config
+def _remarks(job: _Job, file: ModelFile) -> Iterator[str]:
+    config, schema = job.config, job.preprocessing.schema
+    if job.shards is None:
+        yield "checked on drawn rows: those that the run was trained on are not there any more"
     if config.precision != Precision.FLOAT32:
         yield f"the file computes in float32, the run in {config.precision}"
     if file.masks and file.format == "safetensors":
@@ -184,22 +231,22 @@ def _remarks(evaluation: Evaluation, file: ModelFile) -> Iterator[str]:
         yield f"evaluations mask what leaves {layers}; who reads weights has to do so, too"
     elif config.activation.name == "sketch" and config.activation.evaluate_masked:
         yield "evaluations sketch activations, the file does not"
-    expanded = evaluation.shards.schema.expanded
+    expanded = schema.expanded
     if expanded and file.format == "safetensors":
-        names = ", ".join(evaluation.shards.schema.categorical[one].name for one in expanded)
+        names = ", ".join(schema.categorical[one].name for one in expanded)
         yield f"the ids of {names} stand for bags (expand_to); who reads weights makes them, too"
 
 
 def _description(
-    evaluation: Evaluation,
+    job: _Job,
     file: ModelFile,
     columns: list[dict[str, Any]],
     comparison: Comparison,
 ) -> dict[str, Any]:
     """What `model.json` says: enough to feed the model without this program."""
-    manifest, spec = evaluation.shards.manifest, file.spec
+    manifest, spec = job.preprocessing.manifest, file.spec
     singles = [one for number, one in enumerate(columns) if number not in file.multi_hot]
-    dense = vocabularies.dense_columns(evaluation.shards)
+    dense = vocabularies.dense_columns(job.preprocessing)
     lists = {list_name(k): {"dtype": "int64", "columns": [columns[k]]} for k in file.multi_hot}
     return {
         "format": FORMAT,
@@ -208,9 +255,9 @@ def _description(
         "names": file.naming,
         "int8": file.int8,
         "checkpoint": {
-            "folder": str(evaluation.checkpoint),
-            "step": evaluation.facts["step"],
-            "config_hash": evaluation.facts["config_hash"],
+            "folder": str(job.checkpoint),
+            "step": job.facts["step"],
+            "config_hash": job.facts["config_hash"],
         },
         "inputs": {
             **({"dense": {"dtype": "float32", "columns": dense}} if dense else {}),

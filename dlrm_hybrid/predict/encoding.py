@@ -14,7 +14,7 @@ import numpy.typing as npt
 from dlrm_hybrid.bags import Bags, jagged
 from dlrm_hybrid.data.encode import standardised
 from dlrm_hybrid.data.loader import Batch
-from dlrm_hybrid.data.shards import Shards
+from dlrm_hybrid.data.preprocessing import Preprocessing
 from dlrm_hybrid.data.sources.keys import Key, missing_key
 from dlrm_hybrid.data.sources.values import Coded, Values
 from dlrm_hybrid.data.vocabulary import Table
@@ -45,7 +45,7 @@ class Encoder:
     error, or gets the id after the last one, whose row in the model is to be zero.
 
     Args:
-        shards: rows whose vocabularies and constants are used.
+        preprocessing: whose vocabularies and scales are used.
         unknown: what happens to categories for which no row stands.
 
     Attributes:
@@ -54,14 +54,14 @@ class Encoder:
             with `missing: shared`.
     """
 
-    def __init__(self, shards: Shards, unknown: Unknown) -> None:
-        found = vocabularies.read(shards)
-        self._shards = shards
-        self._scales = shards.manifest.scales
+    def __init__(self, preprocessing: Preprocessing, unknown: Unknown) -> None:
+        found = vocabularies.read(preprocessing)
+        self._preprocessing = preprocessing
+        self._scales = preprocessing.manifest.scales
         self._unknown = unknown
-        self._sizes = shards.table_rows
+        self._sizes = preprocessing.table_rows
         self._shared = [one.first_id == 1 for one in found]
-        modulo = shards.manifest.semantics.max_ind_range or 0
+        modulo = preprocessing.manifest.semantics.max_ind_range or 0
         self._lookups = [_lookup(one, modulo) for one in found]
         self._is_hash8 = [one.is_hash8 for one in found]
         # Empty values that share a row were meant to, and say nothing of new categories.
@@ -88,7 +88,7 @@ class Encoder:
             ids = [lookup(one) for lookup, one in zip(self._lookups, keys, strict=True)]
             self._settle(ids, keys, None)
             dense_RI = np.ascontiguousarray(values.dense_RI)
-            bags = self._shards.expanded(Bags(np.stack(ids)))
+            bags = self._preprocessing.expanded(Bags(np.stack(ids)))
             return Batch(dense_RI, bags, np.zeros(len(dense_RI), np.float32))
         coded = values.categories
         ids = [
@@ -102,7 +102,7 @@ class Encoder:
             lengths_FR = np.stack([one_R if one is None else one for one in lengths])
             bags = jagged(np.concatenate(ids), lengths_FR.astype(np.int64))
         dense_RI = standardised(values.dense_NI, self._scales)
-        return Batch(dense_RI, self._shards.expanded(bags), np.zeros(rows, np.float32))
+        return Batch(dense_RI, self._preprocessing.expanded(bags), np.zeros(rows, np.float32))
 
     def _settle(
         self,

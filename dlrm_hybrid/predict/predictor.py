@@ -23,8 +23,7 @@ from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.predict.blocks import Block
 from dlrm_hybrid.predict.encoding import Encoder, Unknown, UnknownCategoryError
 from dlrm_hybrid.predict.sources import frame_block
-from dlrm_hybrid.run.assembly import build
-from dlrm_hybrid.run.evaluating import check_vocabulary, saved_config
+from dlrm_hybrid.run.evaluating import check_vocabulary, saved_config, saved_preprocessing
 from dlrm_hybrid.saved.model import SavedModel
 from dlrm_hybrid.types import DataError
 
@@ -47,8 +46,8 @@ class Predictor:
     Args:
         run: a run folder, of which the best checkpoint is taken, or the latest where none is
             known to be the best; or one of its checkpoints, such as `…/checkpoints/latest`.
-        prepared: the folder of prepared rows, whose vocabularies are used; None for the one that
-            the run was trained on.
+        prepared: a folder of prepared rows whose vocabularies are used; None for those that the
+            checkpoint has.
         unknown: what happens to categories that the run has not seen, in columns where no row of
             the table stands for them: `error`, or `zero` for a row of zeros.
         threads: of torch in this process; None leaves them as they are.
@@ -73,18 +72,20 @@ class Predictor:
         facts = read_facts(self.checkpoint)
         self.step: int = facts["step"]
         self.config: Config = saved_config(self.checkpoint, facts)
-        folder = build.prepared_folder(self.config) if prepared is None else Path(prepared)
-        shards = open_shards(folder, None)
-        check_vocabulary(self.checkpoint, facts, shards)
+        if prepared is None:
+            preprocessing = saved_preprocessing(self.checkpoint, facts)
+        else:
+            preprocessing = open_shards(Path(prepared), None).preprocessing
+            check_vocabulary(self.checkpoint, facts, preprocessing)
         if threads is not None:
             torch.set_num_threads(threads)
-        self.schema = replace(shards.schema, split=None)  # new rows are all for one purpose
-        self.encoder = Encoder(shards, unknown)
+        self.schema = replace(preprocessing.schema, split=None)  # new rows are all for one purpose
+        self.encoder = Encoder(preprocessing, unknown)
         self._batch_rows = batch_rows
         self._model = SavedModel.load(
             self.config,
             self.checkpoint,
-            shards.table_rows,
+            preprocessing.table_rows,
             Precision(self.config.precision),
             progress,
             padded_rows=self.encoder.padded_rows,

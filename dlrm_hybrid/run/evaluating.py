@@ -22,6 +22,7 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text, own_values, validate
 from dlrm_hybrid.data.manifest import MANIFEST_FILE as ROWS_FILE
 from dlrm_hybrid.data.manifest import read as read_rows
+from dlrm_hybrid.data.preprocessing import PREPROCESSING_FOLDER, Preprocessing, read_kept
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.compiling import compile_for
@@ -36,6 +37,31 @@ from dlrm_hybrid.types import ConfigError, DataError, ExitCode, RunFailedError
 EVALUATE_RANK = "dlrm_hybrid.run.rank.evaluate:evaluate_rank"
 # The other keys of `data` say which rows they are.
 WHERE_AND_HOW = ("data.prepared", "data.test_part", "data.processes", "data.block_bytes")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A checkpoint, and what the command line says of the rows to score it on.
+
+    Attributes:
+        checkpoint: its folder.
+        facts: what it says.
+        values: its configuration with what the command line says of rows and evaluation.
+        config: the same, typed.
+        given: keys and sections on the command line.
+    """
+
+    checkpoint: Path
+    facts: Mapping[str, Any]
+    values: Mapping[str, Any]
+    config: Config
+    given: Sequence[str]
+
+    @property
+    def names_rows(self) -> bool:
+        """Whether the command line says which rows, perhaps others than the checkpoint's."""
+        return "data.prepared" in self.given or "data" in self.given or _describes_rows(self.given)
 
 
 @final
@@ -65,20 +91,16 @@ class Evaluation:
         return self.facts["rows"] == self.shards.manifest.identity
 
 
-def prepare_evaluation(
-    request: Request, path: Path, display: Display, verb: str = "evaluate"
-) -> Evaluation:
-    """Find a checkpoint and its rows, which are prepared where they are missing.
+def open_source(request: Request, path: Path) -> Source:
+    """Find a checkpoint to score.
 
     Args:
         request: what the command line says of rows and evaluation.
         path: a checkpoint, or a run folder: its best one, or its latest.
-        display: for progress.
-        verb: that was typed.
 
     Raises:
         ConfigError: the command line asks for what the checkpoint cannot do.
-        DataError: checkpoint or rows are missing or damaged, or do not fit together.
+        DataError: the checkpoint is missing or damaged.
     """
     checkpoint = find_best(path)
     facts = read_facts(checkpoint)
@@ -87,9 +109,32 @@ def prepare_evaluation(
     values, faults = evaluated(saved, request.values, given)
     if faults:
         raise ConfigError(faults_text(faults))
-    config = validate(values)
+    _require_columns(checkpoint, facts)
+    return Source(checkpoint, facts, values, validate(values), given)
+
+
+def trained_on_are_here(source: Source) -> bool:
+    """Whether the rows that a checkpoint was trained on are still where they were."""
+    try:
+        found = read_rows(build.prepared_folder(source.config))
+    except DataError:
+        return False
+    return found.identity == source.facts["rows"]
+
+
+def prepare_evaluation(source: Source, display: Display, command: Command) -> Evaluation:
+    """Find the rows to score a checkpoint on; they are prepared where they are missing.
+
+    Args:
+        source: the checkpoint.
+        display: for progress.
+        command: that was typed.
+
+    Raises:
+        DataError: the rows are missing or damaged, or do not fit the checkpoint.
+    """
+    checkpoint, given, config = source.checkpoint, source.given, source.config
     compile_for(config, display)
-    command = Command(verb, request.overrides)
     rows = _rows(config, checkpoint, given, display, command)
     # What the command line does not set is as the rows have it.
     kept = {
@@ -97,12 +142,13 @@ def prepare_evaluation(
         for key, value in read_rows(rows).semantics.options.items()
         if not ({"data", f"data.{key}"} & set(given))
     }
+    values = source.values
     if "schema" in values["data"] and "data.schema" not in given:
         kept["schema"] = None  # that of the rows
-    values = {**values, "data": {**values["data"], **kept}}
+    values = {**values, "data": {**values["data"], **kept, "prepared": str(rows)}}
     config = validate(values)
     shards = open_shards(rows, build.semantics(config))
-    evaluation = Evaluation(checkpoint, facts, values, config, rows, shards)
+    evaluation = Evaluation(checkpoint, source.facts, values, config, rows, shards)
     if not evaluation.trained_on:
         if not ("data.prepared" in given or _describes_rows(given)):
             asked = shlex.quote(override_text("data.prepared", str(rows)))
@@ -110,8 +156,35 @@ def prepare_evaluation(
                 f"{rows}: not the rows that {checkpoint} was trained on; {asked} "
                 "scores it on them if their vocabulary is the same"
             )
-        check_vocabulary(checkpoint, facts, shards)
+        check_vocabulary(checkpoint, source.facts, shards.preprocessing)
     return evaluation
+
+
+def saved_preprocessing(checkpoint: Path, facts: Mapping[str, Any]) -> Preprocessing:
+    """What becomes of raw values before the model of a checkpoint gets them.
+
+    Raises:
+        DataError: the checkpoint has nothing of that, or what it has is damaged.
+    """
+    _require_columns(checkpoint, facts)
+    if not (checkpoint / PREPROCESSING_FOLDER).exists():
+        raise DataError(
+            f"{checkpoint}: has no {PREPROCESSING_FOLDER} folder with schema, vocabularies and "
+            "scales, as every checkpoint of a run has; copy it with the rest of its run"
+        )
+    found = read_kept(checkpoint)
+    check_vocabulary(checkpoint, facts, found)
+    return found
+
+
+def _require_columns(checkpoint: Path, facts: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint whose batches a program has made; raises DataError."""
+    if facts.get("vocabulary") == {}:
+        raise DataError(
+            f"{checkpoint}: was saved by a program that hands its own batches over (World.save), "
+            "and only that program knows which columns these were made of, and how; score it there "
+            "(World.load, then World.evaluate or World.predict)"
+        )
 
 
 def _describes_rows(given: Sequence[str]) -> bool:
@@ -158,31 +231,35 @@ def _rows(
     )
 
 
-def check_vocabulary(checkpoint: Path, facts: Mapping[str, Any], shards: Shards) -> None:
+def check_vocabulary(
+    checkpoint: Path, facts: Mapping[str, Any], preprocessing: Preprocessing
+) -> None:
     """Refuse rows whose ids or columns mean something else than those a checkpoint was trained on.
 
     Args:
         checkpoint: its folder.
         facts: what it says.
-        shards: the rows.
+        preprocessing: of the rows.
 
     Raises:
         DataError: they do, or the checkpoint does not say.
     """
-    known, found = facts.get("vocabulary"), shards.manifest.meaning
+    known, found = facts.get("vocabulary"), preprocessing.manifest.meaning
     reason = "the checkpoint does not say which vocabulary it was trained with"
     if isinstance(known, Mapping):
         theirs = cast("Mapping[str, Any]", known)
         # Checkpoints of earlier versions do not say how columns were read.
         differences = [
             f"{key} is {found.get(key)!r:.60}, the checkpoint's {theirs.get(key)!r:.60}"
-            for key in {**shards.manifest.vocabulary, **theirs}
+            for key in {**preprocessing.manifest.vocabulary, **theirs}
             if theirs.get(key) != found.get(key)
         ]
         if not differences:
             return
         reason = f"their vocabulary differs: {'; '.join(differences)}"
-    raise DataError(f"{shards.folder}: not the rows that {checkpoint} was trained on, and {reason}")
+    raise DataError(
+        f"{preprocessing.folder}: not the rows that {checkpoint} was trained on, and {reason}"
+    )
 
 
 def score(evaluation: Evaluation, report: Callable[[Event], None]) -> Event:

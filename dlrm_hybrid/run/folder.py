@@ -24,7 +24,9 @@ from dlrm_hybrid.config.identity import (
     other_flights,
     same_results,
 )
+from dlrm_hybrid.config.paths import absolute, recorded
 from dlrm_hybrid.config.validate import faults_text, own_values, saved_values
+from dlrm_hybrid.data.preprocessing import PREPROCESSING_FOLDER, keep
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.disk import (
     MOST_JSON_BYTES,
@@ -150,7 +152,7 @@ def check_checkpoint(
     """
     facts = read_facts(folder)
     saved = own_values(folder / MANIFEST_FILE, facts["config"])
-    lines = differences(saved, values, new_run=new_run)
+    lines = differences(saved, absolute(values), new_run=new_run)
     lines = lines or other_flights(facts, values)
     if shards is not None and facts["rows"] != shards.manifest.identity:
         lines.append(f"data.prepared = {shards.folder}: the checkpoint was made from other rows")
@@ -192,14 +194,18 @@ def is_complete(request: Request) -> bool:
         saved is not None
         and summary is not None
         and summary.get("status") == COMPLETE
-        and same_results(saved_values(saved), request.values)
+        and same_results(saved_values(saved), absolute(request.values))
     )
 
 
-def write_facts(request: Request) -> None:
-    """`config.json`, `overrides.yaml`, `environment.json`, and `origin.json` of a new run.
+def write_facts(request: Request, rows: Path) -> None:
+    """`config.json` and what else a run has from its start; `origin.json` of a new run.
 
     From now on, and until this attempt ends, nothing is summed up.
+
+    Args:
+        request: the run.
+        rows: the folder of its prepared rows, whose preprocessing it keeps.
     """
     folder = request.folder
     environment = {**asdict(describe()), "command": [Path(sys.argv[0]).name, *sys.argv[1:]]}
@@ -208,9 +214,11 @@ def write_facts(request: Request) -> None:
     began = resume_point(request)
     if began is not None and began != folder:
         write_whole(folder / ORIGIN_FILE, json.dumps({"checkpoint": str(began)}))
-    write_whole(folder / CONFIG_FILE, json.dumps(dict(request.values), indent=1))
+    write_whole(folder / CONFIG_FILE, json.dumps(recorded(request.values, rows), indent=1))
     write_whole(folder / OVERRIDES_FILE, overrides or "[]\n")
     write_whole(folder / "environment.json", json.dumps(environment, indent=1))
+    with writing(folder / PREPROCESSING_FOLDER, RUN_FOLDER_KEY):
+        keep(rows, folder)
     (folder / SUMMARY_FILE).unlink(missing_ok=True)  # of an attempt before this one
 
 
@@ -292,8 +300,9 @@ def _check_same_run(request: Request) -> None:
     if values is None:
         raise _fault(f"hydra.run.dir = {folder}: is not empty and holds no run to resume")
     values = saved_values(values)
-    if config_hash(values) != config_hash(request.values):
-        raise ConfigError(faults_text(differences(values, request.values, new_run=False)))
+    now = absolute(request.values)
+    if config_hash(values) != config_hash(now):
+        raise ConfigError(faults_text(differences(values, now, new_run=False)))
     summary = _read(folder / SUMMARY_FILE)
     if summary is not None and summary.get("status") == COMPLETE:
         raise _fault(f"hydra.run.dir = {folder}: this run is complete; choose another folder")

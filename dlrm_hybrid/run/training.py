@@ -85,7 +85,7 @@ def train(request: Request, display: Display, view: TrainingView) -> int:
         rows = ready_rows(request, resume_from, display)
         require_memory(request.config, rows)
         with _links(request.config, display) as links:
-            run_folder.write_facts(request)
+            run_folder.write_facts(request, rows)
             cores = len(os.sched_getaffinity(0))
             if remark := thread_remark(request.config, cores, os.getloadavg()[0]):
                 display.line(remark)
@@ -96,7 +96,7 @@ def train(request: Request, display: Display, view: TrainingView) -> int:
             with Forwarder() as forwarder:
                 outcome = _run_ranks(request, rows, links.namespaces, display, view, forwarder)
                 latency = links.latency() if outcome.exit_code == ExitCode.DONE else None
-                close(request, outcome, cores, view, latency)
+                close(request, rows, outcome, cores, view, latency)
     if forwarder.received:
         raise StoppedLateError(f"stopped by {signal.Signals(forwarder.received[0]).name}")
     return ExitCode.DONE
@@ -169,6 +169,7 @@ def _run_ranks(
 
 def close(
     request: Request,
+    rows: Path,
     outcome: Outcome,
     cores: int,
     view: TrainingView,
@@ -178,6 +179,7 @@ def close(
 
     Args:
         request: the run.
+        rows: the folder of its prepared rows.
         outcome: how it ended.
         cores: of all machines of the run.
         view: for the result.
@@ -191,7 +193,7 @@ def close(
         with suppress(ResourceError):  # a full disk may be why the run has ended
             run_folder.write_summary(request.folder, status, cores, None, None)
         raise _error(outcome, request)
-    shards = open_shards(build.prepared_folder(request.config), expected=None)
+    shards = open_shards(rows, expected=None)
     teacher = teacher_scores(request.config, shards)
     best = best_score(request.folder / CHECKPOINTS) if request.config.train.evaluate_every else None
     summary = run_folder.write_summary(request.folder, status, cores, teacher, latency, best)

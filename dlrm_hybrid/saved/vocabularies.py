@@ -18,8 +18,10 @@ import xxhash
 from dlrm_hybrid.data.arrays import HEADER_BYTES
 from dlrm_hybrid.data.encode import read_vocabulary
 from dlrm_hybrid.data.manifest import VOCABULARY_FOLDER
+from dlrm_hybrid.data.preprocessing import Preprocessing
 from dlrm_hybrid.data.schema import CategoricalColumn
-from dlrm_hybrid.data.shards import DAMAGED, Shards
+from dlrm_hybrid.data.shards import DAMAGED
+from dlrm_hybrid.disk import plain_file
 from dlrm_hybrid.types import DataError
 
 
@@ -54,13 +56,13 @@ class Vocabulary:
         return self.column.kind == "hash8" and not self.column.hash_size
 
 
-def read(shards: Shards) -> list[Vocabulary]:
+def read(preprocessing: Preprocessing) -> list[Vocabulary]:
     """The vocabularies that rows were prepared with.
 
     Raises:
         DataError: a file is missing, or is not what `prepare` wrote.
     """
-    folder, manifest = shards.folder / VOCABULARY_FOLDER, shards.manifest
+    folder, manifest = preprocessing.folder / VOCABULARY_FOLDER, preprocessing.manifest
     digests: list[bytes] = []
     found: list[Vocabulary] = []
     columns = zip(manifest.schema.categorical, manifest.out_of_vocabulary, strict=True)
@@ -68,7 +70,7 @@ def read(shards: Shards) -> list[Vocabulary]:
         is_text = column.kind == "string" and not column.hash_size
         names = [f"{number}.npy", f"{number}.offsets.npy"][: 1 + is_text]
         try:
-            contents = [(folder / name).read_bytes()[HEADER_BYTES:] for name in names]
+            contents = [plain_file(folder, name).read_bytes()[HEADER_BYTES:] for name in names]
         except OSError as error:
             raise DataError(
                 f"{error.filename}: cannot be read: {error.strerror}; {DAMAGED}"
@@ -116,9 +118,9 @@ def write(folder: Path, vocabularies: list[Vocabulary]) -> list[dict[str, Any]]:
     return columns
 
 
-def dense_columns(shards: Shards) -> list[dict[str, Any]]:
+def dense_columns(preprocessing: Preprocessing) -> list[dict[str, Any]]:
     """What `model.json` says of the dense columns; scales are of those that are standardised."""
-    scales = zip(shards.schema.dense, shards.manifest.scales, strict=True)
+    scales = zip(preprocessing.schema.dense, preprocessing.manifest.scales, strict=True)
     return [
         {"name": one.name, "transform": one.transform, "missing": one.missing}
         | ({} if scale is None else {"mean": scale.mean, "deviation": scale.deviation})

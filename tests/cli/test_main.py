@@ -118,6 +118,7 @@ def test_a_run_folder_holds_what_the_design_names(train: Train) -> None:
         "events.jsonl",
         "log",
         "overrides.yaml",
+        "preprocessing",
         "summary.json",
         "tensorboard",
     ]

@@ -66,27 +66,30 @@ def bags_of(bags: Bags[Any], table: int) -> list[list[int]]:
 
 
 def test_a_bag_is_its_id_and_what_a_hash_draws_from_the_whole_table(shards: Shards) -> None:
+    bag_of = shards.preprocessing.bag_of
     ids = np.array([0, 5, 770, 5])
     for column, size in SIZES.items():
-        found = shards.bag_of(column, ids)
+        found = bag_of(column, ids)
         rows = shards.table_rows[column]
         assert found.tolist() == [wanted(column, id_, size, rows) for id_ in ids.tolist()]
         assert found.min() >= 0
         assert found.max() < rows
     # no two columns draw the same, and no two ids
-    assert shards.bag_of(2, ids)[1, 1:].tolist() != shards.bag_of(2, ids)[2, 1:].tolist()
+    assert bag_of(2, ids)[1, 1:].tolist() != bag_of(2, ids)[2, 1:].tolist()
 
 
 def test_all_rows_of_a_table_are_drawn_alike(shards: Shards) -> None:
-    counts = np.bincount(shards.bag_of(0, np.arange(771))[:, 1:].reshape(-1), minlength=771)
+    bag_of = shards.preprocessing.bag_of
+    counts = np.bincount(bag_of(0, np.arange(771))[:, 1:].reshape(-1), minlength=771)
     # 1,542 draws from 771 rows: Poisson of mean 2
     assert abs(counts.mean() - 2) < 1e-9
     assert counts.var() == pytest.approx(2, rel=0.2)
 
 
 def test_an_id_beyond_the_table_is_repeated(shards: Shards) -> None:
+    bag_of = shards.preprocessing.bag_of
     # that of unknown categories, whose row is one of zeros
-    assert shards.bag_of(0, np.array([shards.table_rows[0], 1]))[0].tolist() == [771] * 3
+    assert bag_of(0, np.array([shards.table_rows[0], 1]))[0].tolist() == [771] * 3
 
 
 def test_every_way_to_read_rows_gives_an_id_the_same_bag(shards: Shards) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from world_rows import BATCH, global_batches, losses, small_spec, test_batches, tuples_of
 from world_runs import Train, summary, tensors
 
+from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.train.in_process import InProcessEngine
 from dlrm_hybrid.types import ConfigError, DataError, DivergedError, DlrmError, ResourceError
@@ -164,6 +165,25 @@ def test_a_world_goes_on_from_what_it_saved(shards: Shards, tmp_path: Path) -> N
             spec = replace(small_spec(shards), embedding_dim=8, bottom=(13, 32, 16, 8))
             with World.in_process(spec, **{**options, "cuts": ["bottom.2"]}) as wide:
                 wide.load(saved)
+
+
+def test_commands_say_that_only_the_program_knows_the_columns_of_its_batches(
+    shards: Shards, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with small_world(shards) as world:
+        saved = world.save(tmp_path)
+    (tmp_path / "rows.csv").write_text("a\n1\n")
+    for verb, more in {
+        "evaluate": [],
+        "export": [f"export.output={tmp_path / 'out'}"],
+        "predict": [
+            f"predict.rows={tmp_path / 'rows.csv'}",
+            f"predict.output={tmp_path / 's.csv'}",
+        ],
+    }.items():
+        assert run(["dlrm_hybrid", verb, f"{verb}.checkpoint={tmp_path}", *more]) == 3
+        told = f"{saved}: was saved by a program that hands its own batches over (World.save)"
+        assert told in capsys.readouterr().err
 
 
 def assert_same_tensors(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:

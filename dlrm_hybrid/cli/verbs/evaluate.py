@@ -13,9 +13,10 @@ from dlrm_hybrid.checkpoint.folder import shown
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.cli.verbs.train import LiveWork, show_scores
 from dlrm_hybrid.config.validate import faults_text
-from dlrm_hybrid.run.evaluating import prepare_evaluation, score
+from dlrm_hybrid.run.evaluating import open_source, prepare_evaluation, score
 from dlrm_hybrid.run.folder import one_user, output_file, write_whole
 from dlrm_hybrid.run.request import Request
+from dlrm_hybrid.run.rows import Command
 from dlrm_hybrid.run.training import teacher_scores
 from dlrm_hybrid.types import ConfigError, ExitCode
 
@@ -33,7 +34,8 @@ def run(request: Request) -> int:
             path = output_file(options.output, OUTPUT_KEY)
             lock = path.with_name(f".{path.name}.lock")
             stack.enter_context(one_user(lock, OUTPUT_KEY, path))
-        evaluation = prepare_evaluation(request, Path(options.checkpoint), terminal)
+        source = open_source(request, Path(options.checkpoint))
+        evaluation = prepare_evaluation(source, terminal, Command("evaluate", request.overrides))
         with LiveWork(terminal) as live:
             event = score(evaluation, live.show)
         part = evaluation.config.data.test_part

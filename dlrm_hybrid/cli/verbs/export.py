@@ -17,9 +17,9 @@ def run(request: Request) -> int:
     done = export(request, terminal)
     found = done.comparison
     terminal.line(shown(done.checkpoint, done.step))
-    rows = [_cells("checkpoint", found.before), _cells(done.file, found.after)]
-    head = (f"{found.before.rows:,} test rows", "log-loss", "AUC")
-    terminal.table(Table(head, rows))
+    if found.before is not None and found.after is not None:
+        rows = [_cells("checkpoint", found.before), _cells(done.file, found.after)]
+        terminal.table(Table((f"{found.rows:,} test rows", "log-loss", "AUC"), rows))
     auc = "" if found.auc_difference is None else f", AUC by {found.auc_difference:+.6f}"
     terminal.line(
         f"largest difference of a score {found.score_difference:.2g}, "

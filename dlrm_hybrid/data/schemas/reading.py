@@ -44,7 +44,7 @@ def named(name: str) -> Schema:
     Raises:
         ConfigError: see `read`; or it is of Criteo's text, which other choices of `data` read.
     """
-    if name not in _builtins():
+    if not is_builtin(name):
         path = Path(name)
         if _is_missing(path):
             known = [one for one in _builtins() if builtin(one).format == "table"]
@@ -95,6 +95,11 @@ def builtin(name: str) -> Schema:
         raise DataError(f"{name!r} is not one of: {', '.join(_builtins())}")
     file = resources.files(PACKAGE) / f"{name}{YAML}"
     return loads(file.read_text(encoding="utf-8"), file.name)
+
+
+def is_builtin(name: str) -> bool:
+    """Whether `data.schema` names a schema that comes with the package."""
+    return name in _builtins()
 
 
 @functools.cache

@@ -233,7 +233,7 @@ def _announce(
         return None
     resume_from = run_folder.claim(request, is_restart=bool(own))
     rows = ready_rows(request, resume_from, display)
-    run_folder.write_facts(request)
+    run_folder.write_facts(request, rows)
     job.put(RUN_FOLDER, str(request.folder))
     if lost := lost_latest(request.folder):
         display.line(lost)

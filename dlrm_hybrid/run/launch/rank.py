@@ -13,6 +13,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import final
 
 from dlrm_hybrid.comm.rendezvous import Rendezvous
@@ -183,7 +184,8 @@ def _close(part: Part, end: Ending, told: list[Event], view: TrainingView) -> in
         told += [from_json(rendezvous.wait(_told(rank), seconds)) for rank in others]
         told.sort(key=lambda event: event.values["rank"])
         run_folder.append_events(request.folder, told)
-    close(request, Outcome(end.exit_code, end.message), _cores(part), view)
+    outcome, rows = Outcome(end.exit_code, end.message), Path(part.task.prepared)
+    close(request, rows, outcome, _cores(part), view)
     return ExitCode.DONE
 
 

@@ -28,6 +28,7 @@ from dlrm_hybrid.config.identity import (
     same_versions,
     with_value,
 )
+from dlrm_hybrid.config.paths import recorded
 from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import own_values
@@ -76,6 +77,7 @@ def checkpoint_facts(
 ) -> dict[str, Any]:
     """What a checkpoint says beside its tensors; of rows that a program hands over nothing."""
     rows = None if shards is None else shards.manifest
+    values = values if shards is None else recorded(values, shards.folder)
     return {
         "progress": asdict(progress),
         "config": dict(values),
@@ -262,16 +264,16 @@ def _caches(checkpoint: Checkpoint, trainers: Sequence[int], may_lack: bool) -> 
     return checkpoint.tensors(name for name in names if name.startswith(own))
 
 
-def check_record(recorded: Path, values: Mapping[str, Any]) -> None:
+def check_record(record: Path, values: Mapping[str, Any]) -> None:
     """Raise DataError unless a recorded run learns what this one does."""
     try:
-        saved = own_values(recorded / CONFIG_FILE, read_object(recorded, CONFIG_FILE))
+        saved = own_values(record / CONFIG_FILE, read_object(record, CONFIG_FILE))
     except DataError as error:
         raise DataError(f"sync.replay: {error}") from None
     played = with_value(saved, "sync.replay", values["sync"]["replay"])
     if lines := differences(played, values, new_run=False):
         changed = "\n  ".join(line.replace("the checkpoint", "the record") for line in lines)
-        raise DataError(f"sync.replay: {recorded} is the record of another run\n  {changed}")
+        raise DataError(f"sync.replay: {record} is the record of another run\n  {changed}")
 
 
 def dense_values(
