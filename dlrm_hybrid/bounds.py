@@ -54,7 +54,13 @@ class Bound:
 Count = Annotated[int, Bound(ge=0)]
 Positive = Annotated[int, Bound(ge=1)]
 Seed = Annotated[int, Bound(ge=0, lt=2**63)]
-Rate = Annotated[float, Bound(gt=0)]
+# What float32 holds, and of factors that are multiplied by each other the product.
+LARGEST, SMALLEST, MOST_FACTOR = (2 - 2.0**-23) * 2.0**127, 2.0**-126, 1e18
+Rate = Annotated[float, Bound(gt=0, le=LARGEST)]
+Epsilon = Annotated[float, Bound(ge=SMALLEST, le=LARGEST)]
+LearningRate = Annotated[float, Bound(gt=0, le=MOST_FACTOR)]
+Decay = Annotated[float, Bound(ge=0, le=MOST_FACTOR)]
+Seconds = Annotated[float, Bound(gt=0, le=1e6)]
 Fraction = Annotated[float, Bound(ge=0, le=1)]
 Part = Annotated[float, Bound(gt=0, le=1)]
 BelowOne = Annotated[float, Bound(ge=0, lt=1)]

@@ -17,12 +17,16 @@ from dlrm_hybrid.bounds import (
     STRICT,
     BelowOne,
     Count,
+    Decay,
+    Epsilon,
+    LearningRate,
     Name,
     Path,
     Positive,
     Precision,
     PrecisionOrLevels,
     Rate,
+    Seconds,
     Seed,
 )
 from dlrm_hybrid.compress.activation.methods import ActivationKeys
@@ -201,7 +205,7 @@ class NetworkConfig:
     latency: Name | None
     bind: Path | None
     keys: Path | None
-    patience_seconds: Rate
+    patience_seconds: Seconds
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -216,9 +220,9 @@ class EmbeddingConfig:
     name: Literal["fused", "served"]
     optimizer: Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "rowwise_adam"]
     lr: Rate | None
-    eps: Rate
+    eps: Epsilon
     betas: tuple[BelowOne, BelowOne]
-    weight_decay: Annotated[float, Field(ge=0)]
+    weight_decay: Decay
     sharding: Literal["table_wise", "row_wise", "column_wise", "auto"]
     comm_precision: Precision
     deduplicate: bool
@@ -242,11 +246,11 @@ class OptimizerConfig:
     """
 
     name: Literal["sgd", "momentum", "adagrad", "adam"]
-    lr: Rate
+    lr: LearningRate
     momentum: BelowOne | None
     betas: tuple[BelowOne, BelowOne] | None
-    eps: Rate | None
-    weight_decay: Annotated[float, Field(ge=0)]
+    eps: Epsilon | None
+    weight_decay: Decay
     decoupled_weight_decay: bool
     schedule: Literal["constant", "linear", "warmup_decay", "plateau"]
     warmup_steps: Count
@@ -281,7 +285,7 @@ class CheckpointConfig:
     keep_best: bool
     resume: Path
     max_restarts: Count
-    restart_window_seconds: Rate
+    restart_window_seconds: Seconds
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

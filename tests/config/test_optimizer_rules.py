@@ -26,6 +26,25 @@ HYBRID = "parallel=hybrid"
         ("optimizer=adam optimizer.betas=[0.9]", "optimizer.betas"),
         ("optimizer=adamw", "optimizer=adamw: no such choice; choose from adagrad, adam, momentum"),
         ("optimizer.weight_decay=-1", "optimizer.weight_decay = -1"),
+        *(
+            (f"{more} {key}={value}", f"{key} = {value}: must be {wanted} than or equal to")
+            for key, more in (
+                ("optimizer.lr", ""),
+                ("optimizer.weight_decay", ""),
+                ("optimizer.eps", "optimizer=adam"),
+                ("embedding.lr", ""),
+                ("embedding.eps", ""),
+                ("embedding.weight_decay", "embedding.optimizer=adam"),
+                ("embedding.row_error", ""),
+                ("embedding.gradient_error", ""),
+                ("gradient.hard.magnitude", f"{HYBRID} gradient=hard"),
+                ("gradient.terngrad.clip", f"{HYBRID} gradient=terngrad"),
+                ("network.patience_seconds", ""),
+                ("checkpoint.restart_window_seconds", ""),
+            )
+            for value, wanted in (("1e+308", "less"), ("1e-320", "greater"))
+            if wanted == "less" or key.endswith("eps")
+        ),
         (
             "optimizer.decoupled_weight_decay=true",
             "optimizer.decoupled_weight_decay = True: only applies to optimizer=adam; with sgd the",

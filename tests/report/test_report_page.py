@@ -35,7 +35,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Document:
     tmp_path = tmp_path_factory.mktemp("four")
     make_run(tmp_path / "a", ["+experiment=dct_hybrid"], world_events(0.4))
     make_run(tmp_path / "b", [], plain_events(0.5))
-    make_run(tmp_path / "c", ["name=c", "optimizer.lr=1e30"], [], status="diverged")
+    make_run(tmp_path / "c", ["name=c", "optimizer.lr=1e18"], [], status="diverged")
     begun = [progress(10, 0.6), compressed(10, 30, 0.1)]
     make_run(tmp_path / "d", ["name=d"], begun, status=None)
     return report([tmp_path / name for name in "abcd"])

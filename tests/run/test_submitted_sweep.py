@@ -220,6 +220,19 @@ def test_options_that_mean_nothing_are_refused(
     assert numbers(cluster) == []
 
 
+@pytest.mark.parametrize("end", ["\n", "\r", "\x0b", "\x85", "\u2028"])
+def test_no_value_becomes_a_line_of_a_jobs_script(
+    end: str, cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = tmp_path / "sweep"
+    places = f"data.prepared='/x{end}#SBATCH --wrap=y','/z'"
+    argv = ["train", "-m", "sweep.submit=slurm", places, f"hydra.sweep.dir={sweep}"]
+    assert run(["dlrm_hybrid", *argv]) == 2
+    assert "has a control character, which sweep.submit=slurm cannot" in capsys.readouterr().err
+    assert len(numbers(cluster)) == 1  # of the other job
+    assert not (sweep / "0").exists()
+
+
 @cache
 def _defaults() -> tuple[Config, Mapping[str, Any]]:
     values = compose.job_of([]).values

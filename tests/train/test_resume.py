@@ -356,7 +356,7 @@ def test_what_does_not_fit_is_refused(
 def test_a_loss_that_is_not_finite_ends_the_run(
     train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, folder = train("diverged", "optimizer.lr=1e30")
+    code, folder = train("diverged", "optimizer.lr=1e18")
     assert code == 4
     assert "step 2: the loss is nan" in capsys.readouterr().err
     found = summary(folder)

@@ -100,7 +100,7 @@ def test_a_killed_rank_ends_all_threads(
 def test_a_gradient_that_is_not_finite_ends_all_threads(
     train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, folder = train("run", *HOGWILD, "train.steps=400", "optimizer.lr=1e30")
+    code, folder = train("run", *HOGWILD, "train.steps=400", "optimizer.lr=1e18")
     assert code == ExitCode.DIVERGED
     assert "is not finite" in capsys.readouterr().err
     assert json.loads((folder / "summary.json").read_text())["status"] == "diverged"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -12,17 +13,19 @@ from pathlib import Path
 
 from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.disk import RUN_FOLDER_KEY, read_object
 from dlrm_hybrid.process import masked
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.folder import OUTPUT_FILE, write_whole
 from dlrm_hybrid.run.request import Request
-from dlrm_hybrid.types import ResourceError
+from dlrm_hybrid.types import ConfigError, ResourceError
 
 KEY = "sweep.submit=slurm"
 SUBMIT = "sbatch"
 SECONDS = 120.0  # for an answer of SLURM
 NOTICE_SECONDS = 60  # before the time limit: enough for a checkpoint
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 FORGOTTEN = "Invalid job id"  # what `squeue` says of a job that ended some minutes ago
 
 
@@ -30,11 +33,23 @@ def script(request: Request) -> str:
     """What SLURM runs: the program itself, so that the job's signals are its own.
 
     A job that SLURM starts again goes on from its last checkpoint, by `skip_completed`.
+
+    Raises:
+        ConfigError: a value has a control character: the line after an end of line may be an
+            option for SLURM.
     """
     places = os.pathsep.join(place or str(Path.cwd()) for place in sys.path)
     program = [sys.executable, "-P", "-m", "dlrm_hybrid", "train", *request.overrides]
     folder = override_text(RUN_FOLDER_KEY, str(request.folder))
-    line = shlex.join(["env", f"PYTHONPATH={places}", *program, folder, "skip_completed=true"])
+    words = ["env", f"PYTHONPATH={places}", *program, folder, "skip_completed=true"]
+    faults = [
+        f"{word}: has a control character, which {KEY} cannot pass on"
+        for word in words
+        if _CONTROL.search(word)
+    ]
+    if faults:
+        raise ConfigError(faults_text(faults))
+    line = shlex.join(words)
     return f"#!/bin/sh\nexec {line}\n"
 
 
@@ -47,8 +62,10 @@ def submit(request: Request, options: Sequence[str], record: Path) -> str:
         record: a file that keeps the number.
 
     Raises:
+        ConfigError: a value has no place in a job's script.
         ResourceError: `sbatch` is not there, or refuses the job; says what it has said.
     """
+    text = script(request)
     request.folder.mkdir(parents=True, exist_ok=True)
     log = str(request.folder / OUTPUT_FILE).replace("%", "%%")
     own = [
@@ -59,7 +76,7 @@ def submit(request: Request, options: Sequence[str], record: Path) -> str:
         f"--signal=B:TERM@{NOTICE_SECONDS}",
     ]
     with masked():  # or a job would be there, and its number lost
-        said = _ask([SUBMIT, *own, *options], script(request))
+        said = _ask([SUBMIT, *own, *options], text)
         if said.returncode != 0:
             raise ResourceError(f"{KEY}: sbatch: {said.stderr.strip() or said.returncode}")
         number, _, cluster = said.stdout.strip().partition(";")
