@@ -116,6 +116,19 @@ class ByTime:
     test_from: Border
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """How a row of text is divided into values.
+
+    Attributes:
+        delimiter: between values.
+        quote: `double`: a value that begins with `"` ends at the next one; `none`: quotes are text.
+    """
+
+    delimiter: str = ","
+    quote: Literal["double", "none"] = "double"
+
+
 Split = Annotated[ByFile | ByFraction | ByTime, Field(discriminator="by")]
 Categoricals = Annotated[
     tuple[CategoricalColumn, ...], Field(min_length=1, max_length=MOST_COLUMNS)
@@ -138,6 +151,8 @@ class Schema:
         vocabulary: rows whose categories get ids: those of the `train` part, or `all`; of other
             rows categories share id 0.
         delimiter: between the columns of CSV files, an ASCII character.
+        quote: of CSV files: `double` takes delimiters and line ends between two `"` for text, as
+            spreadsheets and pandas write them; `none` takes the quotes themselves for text.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -150,6 +165,12 @@ class Schema:
     split: Split | None = None
     vocabulary: Literal["train", "all"] = "train"
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
+    quote: Literal["double", "none"] = "double"
+
+    @property
+    def dialect(self) -> Dialect:
+        """How its CSV files are divided."""
+        return Dialect(delimiter=self.delimiter, quote=self.quote)
 
     @property
     def num_dense(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 ALL = (
     *("sections", "levels.activations", "levels.updates", "synthesize", "magnitudes", "scatter"),
     *("criteo", "gaps", "rows", "levels.coded_rows", "levels.order", "ops", "ternary"),
-    *("levels.rows", "levels.steps", "levels.rounding"),
+    *("delimited", "levels.rows", "levels.steps", "levels.rounding"),
 )
 _WORLD = ("sections", "scatter", "gaps", "magnitudes")
 
@@ -40,6 +40,8 @@ def needed(
     names: set[str] = set()
     if prepares or world is not None:
         names.add("criteo")
+    if prepares:
+        names.add("delimited")
     if prepares or is_synthetic:
         names.add("synthesize")
     if world is not None:

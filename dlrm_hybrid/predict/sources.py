@@ -96,7 +96,7 @@ def frame_block(frame: pd.DataFrame, schema: Schema) -> Block:
 
 
 def _table(path: Path, schema: Schema, keep: Sequence[str], block_bytes: int) -> Iterator[Block]:
-    source = open_source(path, schema.delimiter, block_bytes, lambda piece: None, ROWS_KEY)
+    source = open_source(path, schema.dialect, block_bytes, lambda piece: None, ROWS_KEY)
     names = _names(str(path), source.names, schema, keep)
     for block in source.blocks(names):
         yield _of_columns(block, schema, str(path), keep)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from table_rows import make_rows, run_prepare, table, write_csv, write_parquet
 
-from dlrm_hybrid.data.schema import Schema
+from dlrm_hybrid.data.schema import Dialect, Schema
 from dlrm_hybrid.data.schemas.reading import builtin
 from dlrm_hybrid.data.sources.arrow import import_module, pa
 from dlrm_hybrid.data.sources.files import open_source
@@ -113,7 +113,7 @@ def test_other_kinds_of_files_are_named(tmp_path: Path, name: str, schema: Schem
 def test_names_that_look_like_other_files_are_columns(tmp_path: Path, head: bytes) -> None:
     path = tmp_path / "rows.csv"
     path.write_bytes(head + b"a,1\n" * 100)
-    source = open_source(path, ",", 1 << 16, lambda piece: None)
+    source = open_source(path, Dialect(), 1 << 16, lambda piece: None)
     assert source.names == tuple(head.decode().strip().split(","))
     assert sum(block.columns.num_rows for block in source.blocks(["y"])) == 100
 

@@ -99,6 +99,7 @@ FAULTS = [
     (GOOD + "delimiter: →", "delimiter = '→': must be a tab, or a character of ASCII"),
     (GOOD + "delimiter: '\"'", "delimiter = '\"': must be a tab, or"),
     (GOOD + 'delimiter: "\\0"', "delimiter = '.x00': must be a tab, or"),
+    (GOOD + "quote: single", "quote = 'single': must be 'double' or 'none'"),
     (GOOD.replace("c}", "y}"), r"categorical\[0\].name = 'y': is label too"),
     (GOOD.replace("c}", "c, kind: float}"), r"categorical\[0\].kind = 'float': must be"),
     (GOOD.replace("c}", "c, min_count: -1}"), r"categorical\[0\].min_count = -1: must be greater"),

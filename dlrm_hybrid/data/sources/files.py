@@ -8,33 +8,35 @@ Shapes: N rows of a block.
 
 from __future__ import annotations
 
+import codecs
 import csv
-import io
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from dlrm_hybrid.data.sources import text
+from dlrm_hybrid.data.schema import Dialect
 from dlrm_hybrid.data.sources.arrow import ArrowError, Batch, pa, pa_csv, parquet
-from dlrm_hybrid.types import DataError
+from dlrm_hybrid.data.sources.text import MAX_LINE_BYTES, RAW_KEY, read_text
+from dlrm_hybrid.kernels.delimited import HEADER_AGAIN, NO_QUOTE, OPEN, TORN, split_rows
+from dlrm_hybrid.types import DataError, DlrmError
 
 BLOCK_ROWS = 1 << 16  # of Parquet and .npy
-# Arrow reads 32 of its blocks of CSV ahead: these are pieces of ours, so that it is not 32 of ours.
-PIECES = 8
-_HEAD_BYTES = 1 << 20
+_HEAD_BYTES = 1 << 20  # most of a header of CSV
+_CHUNK_BYTES = 1 << 17  # of a file of CSV, read at a time
+_ODD_ROWS = 1 << 14  # of CSV in one block at most
+_QUOTE = '"'
 _READ_BYTES = 1 << 16  # of each Parquet column at a time; else whole columns of a row group
 _PARQUET = b"PAR1"
 _NPY = b"\x93NUMPY"
 _SHOWN_NAMES = 8
-_ODD = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +93,16 @@ class Source(Protocol):
 
 def open_source(
     path: Path,
-    delimiter: str,
+    dialect: Dialect,
     block_bytes: int,
     seen: Callable[[bytes], object],
-    key: str = text.RAW_KEY,
+    key: str = RAW_KEY,
 ) -> Source:
     """A file by its first bytes, or as CSV.
 
     Args:
         path: of the file; text may be compressed by gzip or zstd.
-        delimiter: between the columns of CSV.
+        dialect: of CSV.
         block_bytes: of text, read at a time.
         seen: called with the bytes of a file of text as they are read, as stored.
         key: of the configuration that names the file, for messages.
@@ -115,7 +117,7 @@ def open_source(
             return _Parquet(path, key)
         if head == _NPY:
             return _Npy(path, key)
-        return _Csv(path, delimiter, block_bytes, seen, key)
+        return _Delimited(path, dialect, block_bytes, seen, key)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error} ({key})") from error
 
@@ -157,92 +159,48 @@ def _damage(path: Path, key: str) -> Generator[None, None, None]:
         yield
     except (ArrowError, OSError) as error:
         first = (str(error).splitlines() or [""])[0]
-        if odd := _ODD.search(first):  # it could not be handed to `note`: Arrow counts the header
-            row, wanted, found = map(int, odd.groups())
-            raise DataError(
-                f"{path}: row {row - 1}: {found} columns instead of {wanted}, and bytes that are "
-                f"not UTF-8: such a row cannot be skipped ({key})"
-            ) from error
         raise DataError(f"{path}: cannot be read: {first} ({key})") from error
 
 
-@contextmanager
-def _no_report() -> Generator[None, None, None]:
-    """Without Python's report of what Arrow cannot hand on; Arrow's own error says it."""
-    before = sys.unraisablehook
-
-    def report(found: Any) -> None:
-        if not isinstance(found.exc_value, UnicodeDecodeError):
-            before(found)
-
-    sys.unraisablehook = report
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
-
-
-def _batches(reader: Iterator[Batch]) -> Iterator[Batch]:
-    while True:
-        with _no_report():
-            batch = next(reader, None)
-        if batch is None:
-            return
-        yield batch
-
-
-class _Text(io.RawIOBase):
-    """Decompressed text as the file that Arrow reads from."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks = chunks
-        self._rest = bytearray()
-
-    def readable(self) -> bool:
-        """Yes."""
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        """So many bytes, fewer at the end."""
-        while size < 0 or len(self._rest) < size:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                break
-            self._rest += chunk
-        size = len(self._rest) if size < 0 else size
-        found = bytes(self._rest[:size])
-        del self._rest[:size]
-        return found
-
-
-class _Csv:
+class _Delimited:
     def __init__(
         self,
         path: Path,
-        delimiter: str,
+        dialect: Dialect,
         block_bytes: int,
         seen: Callable[[bytes], object],
         key: str,
     ) -> None:
         self._path = path
         self._key = key
-        self._delimiter = delimiter
+        self._dialect = dialect
         self._block_bytes = block_bytes
         self._seen = seen
-        head = bytearray()
+        self._header = b""
+        self._names: tuple[str, ...] = ()
         with path.open("rb") as file:
-            for chunk in text.read_text(file, path, _HEAD_BYTES, lambda piece: None, key):
-                head += chunk
-                if len(head) >= _HEAD_BYTES:
-                    break
-        try:
-            lines = head.decode("utf-8-sig", errors="ignore")
-            reader = csv.reader(io.StringIO(lines, newline=""), delimiter=delimiter)
-            self._names = tuple(next(reader, ()))
-        except csv.Error as error:
-            raise DataError(f"{path}: row 0: no header of CSV: {error} ({key})") from error
-        if not self._names:
+            text = bytearray()
+            is_end = _fill(text, self._chunks(file, lambda piece: None), _HEAD_BYTES)
+        bom = len(codecs.BOM_UTF8) * text.startswith(codecs.BOM_UTF8)
+        found = self._split(text, bom, is_end, most_rows=1)
+        if not found.rows:
+            if found.fault or not is_end:
+                raise self._fault(found, 0)
             raise DataError(f"{path}: empty: no header ({key})")
+        self._body = found.end  # where the first row begins
+        self._header = bytes(text[bom : found.end]).rstrip(b"\r\n")
+        self._names = self._read_names()
+
+    def _read_names(self) -> tuple[str, ...]:
+        quoting = csv.QUOTE_NONE if self._dialect.quote == "none" else csv.QUOTE_MINIMAL
+        try:
+            header = self._header.decode()
+            reader = csv.reader([header], delimiter=self._dialect.delimiter, quoting=quoting)
+            return tuple(next(reader))
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise DataError(
+                f"{self._path}: row 0: no header of CSV: {error} ({self._key})"
+            ) from error
 
     @property
     def names(self) -> Sequence[str]:
@@ -253,77 +211,147 @@ class _Csv:
         return True
 
     def blocks(self, names: Sequence[str]) -> Iterator[Block]:
-        pieces: list[Block] = []
-        try:
-            for piece in self._pieces(names):
-                pieces.append(piece)
-                if len(pieces) == PIECES:
-                    yield _joined(pieces)
-                    pieces = []
-        except DataError:
-            if pieces:  # what is wrong with these rows comes first
-                yield _joined(pieces)
-            raise
-        if pieces:
-            yield _joined(pieces)
+        text, begin, row, is_end = bytearray(), self._body, 0, False
+        wanted_bytes = begin + self._block_bytes
+        with self._path.open("rb") as file, _damage(self._path, self._key):
+            chunks = self._chunks(file, self._seen)
+            while text or not is_end:
+                is_end = is_end or _fill(text, chunks, wanted_bytes)
+                found = self._split(text, begin, is_end)
+                block = self._block(text, begin, found, row, names)
+                is_long = found.end == begin and len(text) - begin > self._most_row_bytes
+                text, begin = text[found.end :], 0
+                if found.rows:
+                    yield block
+                row += found.rows
+                if found.fault == TORN or (found.fault and is_end) or is_long:
+                    raise self._fault(found, row)
+                wanted_bytes = max(self._block_bytes, 2 * len(text))
 
-    def _pieces(self, names: Sequence[str]) -> Iterator[Block]:
-        odd: list[OddRow] = []
+    @property
+    def _most_row_bytes(self) -> int:
+        return max(self._block_bytes, MAX_LINE_BYTES)
 
-        def note(row: Any) -> str:
-            # Arrow counts the header as a row.
-            reason = f"{row.actual_columns} columns instead of {row.expected_columns}"
-            odd.append(OddRow(int(row.number) - 1, reason, str(row.text)))
-            return "skip"
+    def _chunks(self, file: BufferedReader, seen: Callable[[bytes], object]) -> Iterator[bytes]:
+        return read_text(file, self._path, _CHUNK_BYTES, seen, self._key)
 
-        options: dict[str, Any] = {
-            "read_options": pa_csv.ReadOptions(
-                use_threads=False, block_size=max(self._block_bytes // PIECES, 1 << 16)
+    def _split(
+        self, text: bytearray, begin: int, is_end: bool, most_rows: int = sys.maxsize
+    ) -> _Rows:
+        odd_K4 = np.empty((_ODD_ROWS, 4), np.int64)
+        rows, end, odd, *fault = split_rows(
+            _read_only(text)[begin:],
+            _read_only(self._header),
+            ord(self._dialect.delimiter),
+            NO_QUOTE if self._dialect.quote == "none" else ord(_QUOTE),
+            len(self._names),
+            most_rows,
+            is_end,
+            odd_K4,
+        )
+        odd_K4[:, :2] += begin
+        return _Rows(rows, begin + end, odd_K4[:odd], *fault)
+
+    def _block(
+        self, text: bytearray, begin: int, found: _Rows, before: int, names: Sequence[str]
+    ) -> Block:
+        odd = tuple(self._odd(text, before, *four) for four in found.odd_K4.tolist())
+        row_N = np.arange(before + 1, before + 1 + found.rows, dtype=np.int64)
+        row_N = np.delete(row_N, found.odd_K4[:, 3])
+        cuts = [begin, *found.odd_K4[:, :2].reshape(-1).tolist(), found.end]
+        batch = self._batch(_together(text, cuts), names) if len(row_N) else _nothing(names)
+        if batch.num_rows != len(row_N):
+            raise DlrmError(
+                f"internal error: {self._path}: Arrow reads {batch.num_rows} rows of "
+                f"{len(row_N)} behind row {before}"
+            )
+        return Block(batch, row_N, odd)
+
+    def _odd(
+        self, text: bytearray, before: int, begin: int, end: int, values: int, row: int
+    ) -> OddRow:
+        reason = f"{values} columns instead of {len(self._names)}"
+        if values == HEADER_AGAIN:
+            reason = "the header again, as where files were put together"
+        raw = text[begin:end].rstrip(b"\r\n").decode(errors="backslashreplace")
+        return OddRow(before + 1 + row, reason, raw)
+
+    def _batch(self, body: Any, names: Sequence[str]) -> Batch:
+        """The columns of good rows; all in this thread, and no thread of Arrow's sees Python."""
+        numbers = [str(self._names.index(name)) for name in names]
+        table = pa_csv.read_csv(
+            pa.BufferReader(body),
+            read_options=pa_csv.ReadOptions(
+                use_threads=False,
+                block_size=body.size,
+                column_names=list(map(str, range(len(self._names)))),
             ),
-            "parse_options": pa_csv.ParseOptions(
-                delimiter=self._delimiter, newlines_in_values=True, invalid_row_handler=note
+            parse_options=pa_csv.ParseOptions(
+                delimiter=self._dialect.delimiter,
+                quote_char=False if self._dialect.quote == "none" else _QUOTE,
+                newlines_in_values=True,
             ),
-            "convert_options": pa_csv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.binary()),
-                include_columns=list(names),
+            convert_options=pa_csv.ConvertOptions(
+                column_types=dict.fromkeys(numbers, pa.binary()),
+                include_columns=numbers,
                 strings_can_be_null=True,
                 null_values=[""],
             ),
-        }
-        last = 0
-        with self._path.open("rb") as file, _damage(self._path, self._key):
-            piece_bytes = _HEAD_BYTES // 8
-            chunks = text.read_text(file, self._path, piece_bytes, self._seen, self._key)
-            with _no_report():
-                opened = pa_csv.open_csv(pa.PythonFile(_Text(chunks), "r"), **options)
-            with opened as reader:
-                for batch in _batches(reader):
-                    row_N = _numbers(batch.num_rows, last, odd)
-                    last = int(row_N[-1]) if len(row_N) else last
-                    before = tuple(one for one in odd if one.row <= last)
-                    odd[:] = [one for one in odd if one.row > last]
-                    yield Block(batch, row_N, before)
-        if odd:
-            nothing = [pa.array([], pa.binary())] * len(names)
-            rest = pa.record_batch(nothing, list(names))
-            yield Block(rest, np.empty(0, np.int64), tuple(odd))
+        )
+        return table.rename_columns(list(names)).combine_chunks().to_batches()[0]
+
+    def _fault(self, found: _Rows, row: int) -> DataError:
+        """What is wrong with the row behind so many."""
+        number = row + bool(self._names)  # the header is row 0
+        if not found.fault:
+            most = f"longer than {self._most_row_bytes} bytes (data.block_bytes)"
+            return DataError(f"{self._path}: row {number}: {most} ({self._key})")
+        column = f"column {self._names[found.value]!r}: " if found.value < len(self._names) else ""
+        what = (
+            "a quote begins here and has no end"
+            if found.fault == OPEN
+            else "the end of a quote that begins here is in the middle of a value, lines later"
+        )
+        advice = "`quote: none` in the schema takes quotes for text"
+        return DataError(f"{self._path}: row {number}: {column}{what}; {advice} ({self._key})")
 
 
-def _joined(pieces: Sequence[Block]) -> Block:
-    """Consecutive blocks as one."""
-    columns: Any = pa.Table.from_batches([one.columns for one in pieces]).combine_chunks()
-    whole = columns.to_batches()
-    return Block(
-        whole[0] if whole else pieces[0].columns,
-        np.concatenate([one.row_N for one in pieces]),
-        tuple(odd for one in pieces for odd in one.odd),
-    )
+class _Rows(NamedTuple):
+    """The whole rows of a text, as `split_rows` finds them."""
+
+    rows: int
+    end: int
+    odd_K4: npt.NDArray[np.int64]
+    fault: int
+    value: int
+    alike: int
+    alike_row: int
 
 
-def _numbers(count: int, last: int, odd: Sequence[OddRow]) -> npt.NDArray[np.int64]:
-    """Numbers of rows that Arrow gave, those of odd ones left out."""
-    numbers = np.arange(last + 1, last + 1 + count + len(odd), dtype=np.int64)
-    return numbers[~np.isin(numbers, [one.row for one in odd])][:count]
+def _fill(text: bytearray, chunks: Iterator[bytes], num_bytes: int) -> bool:
+    """Add to a text until it has so many bytes; whether that was all there is."""
+    while len(text) < num_bytes:
+        chunk = next(chunks, None)
+        if chunk is None:
+            return True
+        text += chunk
+    return False
+
+
+def _read_only(text: bytes | bytearray) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(memoryview(text).toreadonly(), np.uint8)
+
+
+def _together(text: bytearray, cuts: Sequence[int]) -> Any:
+    """Every other piece of a text, between two cuts each, in memory of Arrow's."""
+    pieces = [_read_only(text)[a:b] for a, b in zip(cuts[::2], cuts[1::2], strict=True)]
+    body: Any = pa.allocate_buffer(sum(map(len, pieces)))
+    np.concatenate(pieces, out=np.frombuffer(body, np.uint8))
+    return body
+
+
+def _nothing(names: Sequence[str]) -> Batch:
+    return pa.record_batch([pa.array([], pa.binary())] * len(names), list(names))
 
 
 class _Parquet:

@@ -23,6 +23,7 @@ from dlrm_hybrid.data.schema import (
     ByFraction,
     CategoricalColumn,
     DenseColumn,
+    Dialect,
     Schema,
 )
 from dlrm_hybrid.data.schemas.reading import loads
@@ -109,6 +110,7 @@ def guess(path: Path, policy: BadRowPolicy) -> Guess:
         raise _no_table(path, f"one column {source.names[0]!r:.60}" if source.names else "nothing")
     blocks = source.blocks(source.names)
     block = next((one for one in blocks if len(one.row_N) or one.odd), None)
+    next(blocks, None)  # what is wrong with the text behind these rows is an error
     if block is None:
         raise DataError(f"{path}: no rows to guess a schema from ({KEY})")
     if len(block.odd) >= len(block.row_N):
@@ -129,7 +131,8 @@ def _no_table(path: Path, found: str) -> DataError:
 def _open(path: Path) -> tuple[str, Source]:
     """The file, as CSV by the first delimiter that divides its header into most columns."""
     sources = [
-        (one, open_source(path, one, BLOCK_BYTES, lambda piece: None, KEY)) for one in DELIMITERS
+        (one, open_source(path, Dialect(delimiter=one), BLOCK_BYTES, lambda piece: None, KEY))
+        for one in DELIMITERS
     ]
     return max(sources, key=lambda pair: len(pair[1].names))
 

@@ -149,7 +149,7 @@ def read_tables(
         for path in raw:
             digest = xxhash.xxh3_128()
             last = 0
-            source = open_source(path, schema.delimiter, block_bytes, digest.update)
+            source = open_source(path, schema.dialect, block_bytes, digest.update)
             for values, bad in _blocks(source, path, schema):
                 _set_aside(bad, path, policy, bad_rows, quarantine)
                 bad_rows += len(bad)
