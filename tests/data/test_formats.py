@@ -125,3 +125,30 @@ def test_a_wrong_ending_decides_nothing(tmp_path: Path) -> None:
     (tmp_path / "c.csv").write_bytes(gzip.compress((tmp_path / "a.parquet").read_bytes()))
     zipped = run_prepare([tmp_path / "c.csv"], tmp_path / "zipped", table())
     assert made.arrays == again.arrays == zipped.arrays
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [
+        (">i4", "int32"), (">f8", "double"), ("<f2", "halffloat"), ("?", "bool"),
+        ("S3", "binary"), ("U3", "string"), (">U3", "string"), ("M8[M]", "timestamp[s]"),
+        ("M8[h]", "timestamp[s]"), (">M8[us]", "timestamp[us]"), ("(2,)>i4", "fixed_size_list"),
+        ("c16", None), ("V3", None), ("m8", None),
+    ],
+)  # fmt: skip
+def test_fields_of_npy_files(tmp_path: Path, kind: str, wanted: str | None) -> None:
+    rows = np.zeros(5, [("y", "i1"), ("x", kind)])
+    rows["y"] = [0, 1, 0, 1, 0]
+    np.save(tmp_path / "rows.npy", rows)
+    source = open_source(tmp_path / "rows.npy", ",", 1 << 16, lambda piece: None)
+    (block,) = source.blocks(["y"])  # whatever the others are
+    assert block.columns.num_rows == 5
+    if wanted is None:
+        with pytest.raises(DataError, match=r"rows.npy: field 'x': .* is not read: .*\(data.raw\)"):
+            next(iter(source.blocks(["x"])))
+        return
+    (block,) = source.blocks(["x"])
+    array = block.columns.column(0)
+    assert str(array.type).startswith(wanted)
+    text = "" if wanted == "string" else b"" if wanted == "binary" else None
+    assert text is None or array.to_pylist() == [text] * 5

@@ -406,9 +406,25 @@ class _Npy:
         for first in range(0, len(self._rows), BLOCK_ROWS):
             part = self._rows[first : first + BLOCK_ROWS]
             with _damage(self._path, self._key):
-                arrays = [_arrow(np.ascontiguousarray(part[name])) for name in names]
+                arrays = [self._column(np.ascontiguousarray(part[name]), name) for name in names]
                 batch = pa.record_batch(arrays, list(names))
             yield Block(batch, np.arange(first + 1, first + 1 + len(part), dtype=np.int64), ())
+
+    def _column(self, values: npt.NDArray[Any], name: str) -> Any:
+        try:
+            return _arrow(_usual(values))
+        except ArrowError as error:
+            raise DataError(
+                f"{self._path}: field {name!r}: {values.dtype} is not read: {error} ({self._key})"
+            ) from error
+
+
+def _usual(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same values as Arrow has them: in this machine's order of bytes, times in seconds."""
+    kind = values.dtype
+    if kind.kind == "M" and np.datetime_data(kind)[0] not in ("s", "ms", "us", "ns", "D"):
+        return values.astype("M8[s]")
+    return values.astype(kind.newbyteorder("="), copy=False)
 
 
 def _arrow(values: npt.NDArray[Any]) -> Any:
