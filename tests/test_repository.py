@@ -2,11 +2,14 @@
 
 import re
 import subprocess
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+FOLDERS = "dlrm_hybrid|scripts|conf|tests|notebooks|docs|packaging"
 
 
 def is_ignored(name: str) -> bool:
@@ -34,3 +37,22 @@ def test_pages_have_no_gap_where_a_table_was(page: Path) -> None:
     text = re.sub(r"^```.*?^```$", "code", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
     before_gaps = re.findall(r"(.*)\n\n\n", text)
     assert before_gaps == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda one: one.name)
+def test_pages_name_files_and_modules_that_exist(page: Path) -> None:
+    text = page.read_text("utf-8")
+    files = re.findall(rf"(?<![\w/.-])((?:{FOLDERS})/[\w./*-]*\w)", text)
+    assert [one for one in files if not any(ROOT.glob(one))] == []
+    names = set(re.findall(r"\bdlrm_hybrid(?:\.[A-Za-z_]\w*)+", text))
+    assert [one for one in sorted(names) if not exists(one)] == []
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name is a module, or something in one."""
+    try:
+        import_module(name)
+    except ImportError:
+        module, _, attribute = name.rpartition(".")
+        return bool(module) and hasattr(import_module(module), attribute)
+    return True
