@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 from planned import UNITS, WORLDS, config
 
+from dlrm_hybrid.config.keys import all_keys
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.plan.costs import one_process_seconds
 from dlrm_hybrid.plan.frames import bytes_by_class, frames
 from dlrm_hybrid.plan.layout import layout
+from dlrm_hybrid.plan.memory import memory_bytes
 from dlrm_hybrid.plan.simulation.classes import by_classes
 from dlrm_hybrid.plan.simulation.machine import (
     COLD_AFTER_SECONDS,
@@ -28,6 +30,16 @@ def run(
 ) -> Outcome:
     planned = Planned(config(*overrides), rate, latency)
     return simulate(layout(planned.config, ROWS), UNITS, planned.hosts(cores), STEPS)
+
+
+@pytest.mark.parametrize("key", ["optimizer", "embedding.optimizer"])
+def test_memory_is_known_of_every_optimizer(key: str) -> None:
+    keys = all_keys()
+    choices = (keys.get(key) or keys[f"{key}.name"]).choices
+    worlds = [layout(config(f"{key}={choice}"), ROWS) for choice in choices]
+    needed = [[memory_bytes(one, rank, {}) for rank in range(7)] for one in worlds]
+    assert len(needed) == len(choices) > 3
+    assert min(needed) == needed[choices.index("sgd")]
 
 
 @pytest.mark.parametrize("name", WORLDS)
