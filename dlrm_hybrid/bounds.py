@@ -51,8 +51,8 @@ class Bound:
         return handler(source) | {name: one for name, one in bounds.items() if one is not None}
 
 
-Count = Annotated[int, Bound(ge=0)]
-Positive = Annotated[int, Bound(ge=1)]
+Count = Annotated[int, Bound(ge=0, lt=2**63)]
+Positive = Annotated[int, Bound(ge=1, lt=2**63)]
 Seed = Annotated[int, Bound(ge=0, lt=2**63)]
 # What float32 holds, and of factors that are multiplied by each other the product.
 LARGEST, SMALLEST, MOST_FACTOR = (2 - 2.0**-23) * 2.0**127, 2.0**-126, 1e18

@@ -126,6 +126,8 @@ def _texts(keys: Keys) -> Iterator[str]:
                 raise ConfigError(
                     faults_text([f"{key} = {value!r:.80}: must be a number, text, list or None"])
                 ) from None
+            except ValueError:  # of Python, for an integer of thousands of digits
+                raise ConfigError(faults_text([f"{key}: has too many digits"])) from None
 
 
 def _are_texts(given: object) -> bool:

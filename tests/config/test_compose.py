@@ -83,6 +83,10 @@ def test_every_choice_holds(choice: str) -> None:
         ("optimizer.lr=-1", "optimizer.lr = -1: must be greater than 0"),
         ("optimizer.lr=inf", "optimizer.lr = inf: must be a finite number"),
         ("train.batch_size=1.5", "train.batch_size = 1.5: must be an integer"),
+        *(
+            (f"{key}={10**30 - 1}", f"{key} = {10**30 - 1}: must be less than {2**63}")
+            for key in ("train.steps", "train.epochs", "checkpoint.every", "optimizer.warmup_steps")
+        ),
         ("train.seed=1e17", "train.seed = 1e+17: must be an integer"),
         ("train.batch_size=null", "train.batch_size = null: must be an integer"),
         ("~train.seed", "train.seed: missing"),

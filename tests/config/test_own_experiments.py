@@ -131,6 +131,19 @@ def test_a_section_is_no_hint_for_a_key_in_it(own: Write) -> None:
         ("defaults: [it]", [f"1: it: no such choice; choose from {PROGRAMS}"]),
         ("train:\n  steps: ???", ["2: train.steps: ???: must be a value"]),
         ("model:\n  top: [1, '???']", ["2: model.top: ???: must be a value"]),
+        *(
+            (f"train:\n  seed: {number}", [f"2: train.seed: {number[:20]}…: "])
+            for number in (
+                "9" * 5_000,
+                f"-0x{'F' * 5_000}",
+                f"0b{'1' * 20_000}",
+                "59:" * 3_000 + "0",
+            )
+        ),
+        (
+            "model:\n  top: [1, 0x" + "F" * 5_000 + "]",
+            ["2: model.top: 0xFFFFFFFFFFFFFFFFFF…: 5,002 "],
+        ),
         ("conf: other", ["1: conf: can be typed, and nowhere else"]),
         ("defaults:\n  - dct_dp\n  - dct_dp", ["3: dct_dp: stands here twice"]),
         (

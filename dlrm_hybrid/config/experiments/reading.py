@@ -30,6 +30,7 @@ from dlrm_hybrid.config.overrides import ALLOWED
 from dlrm_hybrid.types import ConfigError
 
 MOST_BYTES = 1 << 20
+MOST_DIGITS = 100  # of an integer: Python neither reads nor writes one of thousands
 NAME = "name"
 DEFAULTS = "defaults"
 SELF = "_self_"
@@ -195,6 +196,8 @@ def _not_plain(node: Node) -> Iterator[tuple[Node, str]]:
             yield node, f"{node.value}: must be a plain value, without ${{…}}"
         elif node.value == MISSING:
             yield node, f"{MISSING}: must be a value"
+        elif len(node.value) > MOST_DIGITS and node.tag.endswith(":int"):
+            yield node, f"{node.value[:20]}…: {len(node.value):,} characters are no number"
     elif isinstance(node, SequenceNode):
         for item in node.value:
             yield from _not_plain(item)
