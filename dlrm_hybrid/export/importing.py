@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from dlrm_hybrid.checkpoint.commit import Preparing, commit
 from dlrm_hybrid.checkpoint.folder import CHECKPOINTS
 from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.config.validate import faults_text, unset_faults
-from dlrm_hybrid.data.preprocessing import keep
+from dlrm_hybrid.data.preprocessing import Preprocessing, keep
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.disk import writing
 from dlrm_hybrid.export import weights
 from dlrm_hybrid.export.folder import new_folder
+from dlrm_hybrid.export.names import Naming
+from dlrm_hybrid.export.vocabularies_beside import beside, rows_there
 from dlrm_hybrid.model.row_storage import IN_MEMORY
+from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import engine as build_engine
 from dlrm_hybrid.run.assembly import model as build_model
@@ -71,7 +78,7 @@ def import_weights(request: Request, display: Display) -> Imported:
         rows = prepared_rows(config, display, Command("import", request.overrides))
         shards = open_shards(rows, build.semantics(config))
         spec = build.model_spec(config, shards.table_rows)
-        taken = weights.fitted(Path(options.file), found, options.names, spec)
+        taken = _fitted(Path(options.file), found, options.names, spec, shards.preprocessing)
         require_memory(config, rows)
         compile_for(config, display)
         build_model.prepare_torch(config)
@@ -98,3 +105,22 @@ def import_weights(request: Request, display: Display) -> Imported:
         tensors=len(taken),
         parameters=sum(one.numel() for one in taken.values()),
     )
+
+
+def _fitted(
+    file: Path,
+    tensors: Mapping[str, Tensor],
+    naming: Naming,
+    spec: ModelSpec,
+    preprocessing: Preprocessing,
+) -> dict[str, Tensor]:
+    """As `weights.fitted`; each category keeps its row where a vocabulary lies beside the file."""
+    columns = beside(file, preprocessing)
+    if columns is None:
+        return weights.fitted(file, tensors, naming, spec)
+    rows = rows_there(file, columns, preprocessing)
+    theirs = replace(spec, table_rows=tuple(one.rows for one in columns))
+    taken = weights.fitted(file, tensors, naming, theirs)
+    for name, row_R in zip(spec.table_names, rows, strict=True):
+        taken[f"{name}.weight"] = taken[f"{name}.weight"][torch.from_numpy(row_R)]
+    return taken

@@ -31,6 +31,7 @@ from dlrm_hybrid.export.folder import new_folder
 from dlrm_hybrid.export.formats import ModelFile, Scorer, require
 from dlrm_hybrid.export.names import names_of, shapes_of
 from dlrm_hybrid.export.plain import list_name
+from dlrm_hybrid.export.vocabularies_beside import MODEL_FILE
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.display import Display
@@ -47,7 +48,6 @@ from dlrm_hybrid.saved.model import SavedModel
 from dlrm_hybrid.types import ConfigError, DataError
 
 OUTPUT_KEY = "export.output"
-MODEL_FILE = "model.json"
 FORMAT = 1  # of that file
 
 

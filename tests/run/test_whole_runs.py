@@ -27,6 +27,7 @@ categorical:
 split: {by: fraction, test: 0.2, seed: 0}
 vocabulary: all
 """
+BY_FILE = "split: {by: file, test: [test.csv]}"
 ROWS = 400
 STEPS = ("model=dlrm_small", "train.steps=2", "telemetry.tensorboard=false", "optimizer.lr=0.5")
 
@@ -155,6 +156,47 @@ def test_a_damaged_preprocessing_is_refused(
     damage(tmp_path / "alone" / PREPROCESSING_FOLDER)
     with pytest.raises(DataError, match=told):
         Predictor(tmp_path / "alone")
+
+
+def test_an_export_is_imported_category_by_category(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows that number the same categories otherwise get the row of each category."""
+    monkeypatch.chdir(tmp_path)
+    told = ("export.output=out", "export.format=safetensors")
+    assert command("export", f"export.checkpoint={made / 'run'}", *told) == 0
+    text = (made / "one.csv").read_text().splitlines()
+    # Without scales, which follow the order of the rows in their last digits.
+    schema = SCHEMA.replace("split: {by: fraction, test: 0.2, seed: 0}", BY_FILE)
+    Path("schema.yaml").write_text(schema.replace("standardise", "log1p"))
+    Path("test.csv").write_text("\n".join(text[:2]) + "\n")
+    Path("one.csv").write_text("\n".join(text) + "\n")
+    Path("other.csv").write_text("\n".join([text[0], *text[:0:-1]]) + "\n")
+    schemas, small = ("data=table", "data.schema=schema.yaml"), ("model=dlrm_small",)
+    first = ("data.raw=[one.csv,test.csv]", "data.prepared=first")
+    assert command("train", *schemas, *first, *STEPS, "hydra.run.dir=first_run") == 0
+    assert command("export", "export.checkpoint=first_run", "export.output=e", told[1]) == 0
+    rows = ("data.raw=[other.csv,test.csv]", "data.prepared=other")
+    given = ("import.names=ours", "import.output=in", *schemas, *rows, *small)
+    assert command("import", "import.file=e/model.safetensors", *given) == 0
+    names = [np.load(f"{folder}/vocabulary/2.npy").tolist() for folder in ("first", "other")]
+    assert names[0] != names[1] and sorted(names[0]) == sorted(names[1])
+    expected = scores(Path("first_run"), Path("one.csv"), tmp_path / "1.csv")
+    assert scores(Path("in"), Path("one.csv"), tmp_path / "2.csv") == expected
+    # other columns, and categories without a row, are named
+    given = ("import.names=ours", "import.output=no", *schemas, *rows, *small)
+    assert command("import", "import.file=out/model.safetensors", *given) == 3
+    assert "dense column {'name': 'x', 'transform': 'standardise'" in capsys.readouterr().err
+    Path("other.csv").write_text("\n".join([*text, "1,1,new,99,t1"]) + "\n")
+    rows = ("data.raw=[other.csv,test.csv]", "data.prepared=more")
+    given = ("import.names=ours", "import.output=no", *schemas, *rows, *small)
+    assert command("import", "import.file=e/model.safetensors", *given) == 3
+    error = capsys.readouterr().err
+    assert "item: 1 of 31 categories are not in the file's vocabulary, first 'new'" in error
+    assert "shop: 1 of 8 categories are not in the file's vocabulary, first 99" in error
+    Path("e/model.json").write_text('{"file": "model.safetensors", "inputs": []}')
+    assert command("import", "import.file=e/model.safetensors", *given) == 3
+    assert "model.json: is not as export writes it" in capsys.readouterr().err
 
 
 @given(st.dictionaries(st.sampled_from(PATHS), st.text("ab/._", min_size=1), max_size=3))
