@@ -12,6 +12,7 @@ from threading import Thread
 
 import psutil
 import pytest
+from patience import HANG_SECONDS
 
 from dlrm_hybrid.comm.netem.namespaces import enter
 from dlrm_hybrid.comm.netem.network import Network
@@ -19,7 +20,6 @@ from dlrm_hybrid.comm.netem.tools import find_tool
 from dlrm_hybrid.types import DlrmError
 
 CHUNK_BYTES = 1 << 18
-PATIENCE_SECONDS = 30.0
 
 
 def able() -> bool:
@@ -91,6 +91,21 @@ def inside(network: Network, host: int, work: Callable[[], None]) -> Thread:
     return thread
 
 
+def shaped_bytes(network: Network) -> list[int]:
+    """What each host has received and sent, two numbers for each: every one passes a bucket."""
+    counts: list[int] = []
+
+    def count() -> None:
+        for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
+            name, _, values = line.partition(":")
+            if name.strip() == "eth0":
+                counts.extend(int(values.split()[place]) for place in (0, 8))
+
+    for host in range(network.plan.hosts):
+        inside(network, host, count).join()
+    return counts
+
+
 def transfer_seconds(network: Network, ways: Sequence[tuple[int, int]], num_bytes: int) -> float:
     """What it takes until so many bytes have gone each way at one time."""
     pairs = [_connected(network, *way) for way in ways]
@@ -106,7 +121,7 @@ def transfer_seconds(network: Network, ways: Sequence[tuple[int, int]], num_byte
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE_SECONDS)
+        thread.join(HANG_SECONDS)
     assert not any(thread.is_alive() for thread in threads)
     for pair in pairs:
         for one in pair:
@@ -121,7 +136,7 @@ def _connected(network: Network, sender: int, receiver: int) -> tuple[socket.soc
         made["listener"] = socket.create_server((str(network.plan.address(receiver)), 0))
 
     def connect() -> None:
-        made["sender"] = socket.create_connection(made["listener"].getsockname(), PATIENCE_SECONDS)
+        made["sender"] = socket.create_connection(made["listener"].getsockname(), HANG_SECONDS)
 
     inside(network, receiver, listen).join()
     inside(network, sender, connect).join()
@@ -131,6 +146,6 @@ def _connected(network: Network, sender: int, receiver: int) -> tuple[socket.soc
 
 
 def _take(connection: socket.socket, num_bytes: int) -> None:
-    connection.settimeout(PATIENCE_SECONDS)
+    connection.settimeout(HANG_SECONDS)
     while num_bytes:
         num_bytes -= len(connection.recv(min(num_bytes, CHUNK_BYTES)))

@@ -6,14 +6,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from patience import HANG_SECONDS
 
 from dlrm_hybrid.comm.counted_group import Count, CountedGroup
 from dlrm_hybrid.comm.process_group import GroupOptions, process_group
 from dlrm_hybrid.comm.rendezvous import share_folder
 from dlrm_hybrid.comm.zmq.channel import ZmqOptions, open_zmq_channel
 from dlrm_hybrid.telemetry.spans import SpanClock
-
-SECONDS = 20.0
 
 
 @contextmanager
@@ -22,7 +21,7 @@ def members_group(argument: str, count: Count) -> Generator[CountedGroup, None, 
     given = json.loads(argument)
     torch.set_num_threads(1)
     members, rank, folder = given["members"], given["rank"], Path(given["folder"])
-    deadline_seconds = given.get("deadline_seconds", SECONDS)
+    deadline_seconds = given.get("deadline_seconds", HANG_SECONDS)
     channel = None
     if not given.get("alone", False):
         channel = open_zmq_channel(
@@ -34,9 +33,9 @@ def members_group(argument: str, count: Count) -> Generator[CountedGroup, None, 
                 address="127.0.0.1",
                 keys=None,
                 enclosed=False,
-                start_seconds=SECONDS,
-                close_seconds=SECONDS,
-                silence_seconds=SECONDS,
+                start_seconds=HANG_SECONDS,
+                close_seconds=HANG_SECONDS,
+                silence_seconds=HANG_SECONDS,
             ),
             print,
         )

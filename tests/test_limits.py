@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import HANG_SECONDS
 
 from dlrm_hybrid import limits
 from dlrm_hybrid.disk import refusals
 from dlrm_hybrid.types import ResourceError
-
-DEADLINE_SECONDS = 120.0
 
 
 def test_as_many_open_files_as_may_be_are_taken() -> None:
@@ -72,7 +71,7 @@ def test_a_run_that_a_limit_stops_says_so_in_one_line(
         preexec_fn=lambda: resource.setrlimit(which, (limit, limit)),
         capture_output=True,
         text=True,
-        timeout=DEADLINE_SECONDS,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert done.returncode == 5, done.stderr

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from patience import HANG_SECONDS
 
-DEADLINE_SECONDS = 60.0
 POLL_SECONDS = 0.005
 WORLD = ("parallel=hybrid", "parallel.trainers=1", "parallel.cuts=[bottom.1]")
 OPTIONS = ("train.epochs=200", "train.batch_size=16", "telemetry.every=1")
@@ -53,16 +53,16 @@ def test_a_signal_to_the_group_is_one_to_the_program(
         start_new_session=True,
     )
     request.addfinalizer(process.kill)  # where an assertion fails; its ranks end with it
-    program, until = psutil.Process(process.pid), time.monotonic() + DEADLINE_SECONDS
+    program, until = psutil.Process(process.pid), time.monotonic() + HANG_SECONDS
     while not phase(folder):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < until
         time.sleep(POLL_SECONDS)
     everybody = program.children(recursive=True)
     os.killpg(process.pid, signal.Signals[name])
-    _, errors = process.communicate(timeout=DEADLINE_SECONDS)
+    _, errors = process.communicate(timeout=HANG_SECONDS)
     assert (process.returncode, "Traceback" in errors) == (code, False), errors
-    _, left = psutil.wait_procs(everybody, timeout=5)
+    _, left = psutil.wait_procs(everybody, timeout=HANG_SECONDS)
     assert left == []
     if name == "SIGTERM":
         assert (folder / "checkpoints" / "latest").exists()
@@ -87,6 +87,10 @@ sys.exit(main())
 
 def test_a_second_ctrl_c_while_the_program_leaves_changes_nothing() -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", LEAVING], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", LEAVING],
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        check=False,
     )
     assert (ended.returncode, ended.stderr) == (77, "")

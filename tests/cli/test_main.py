@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from patience import HANG_SECONDS
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.config import compose
@@ -103,7 +104,11 @@ sys.argv = ["dlrm_hybrid", "train"]
 runpy.run_module("dlrm_hybrid", run_name="__main__")
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (75, "stopped by SIGTERM before training\n")
 

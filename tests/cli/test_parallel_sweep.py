@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from patience import HANG_SECONDS
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.cli.sweep import Sweep, _Lines
@@ -18,7 +19,6 @@ from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.types import ExitCode
 
-DEADLINE_SECONDS = 300.0
 POLL_SECONDS = 0.01
 # Measured, so not the same twice.
 MEASURED = ("samples_per_second",)
@@ -125,7 +125,7 @@ def test_a_signal_to_the_sweep_ends_all_its_jobs_and_they_can_be_resumed(
         start_new_session=True,
     )
     request.addfinalizer(process.kill)
-    until = time.monotonic() + DEADLINE_SECONDS
+    until = time.monotonic() + HANG_SECONDS
     while not all((sweep / number / "checkpoints/latest").exists() for number in "01"):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < until
@@ -136,8 +136,8 @@ def test_a_signal_to_the_sweep_ends_all_its_jobs_and_they_can_be_resumed(
         os.killpg(process.pid, signal.SIGINT)
     else:
         process.kill()
-    _, errors = process.communicate(timeout=DEADLINE_SECONDS)
-    _, left = psutil.wait_procs(everybody, timeout=10)
+    _, errors = process.communicate(timeout=HANG_SECONDS)
+    _, left = psutil.wait_procs(everybody, timeout=HANG_SECONDS)
     assert left == []
     assert not (sweep / "2").exists()
     if name == "SIGINT":
@@ -151,7 +151,7 @@ def test_a_signal_to_the_sweep_ends_all_its_jobs_and_they_can_be_resumed(
         [*command, *long, "skip_completed=true"],
         capture_output=True,
         text=True,
-        timeout=DEADLINE_SECONDS,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert again.returncode == 0, again.stderr

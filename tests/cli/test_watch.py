@@ -14,11 +14,11 @@ from threading import Thread
 
 import psutil
 import pytest
+from patience import HANG_SECONDS
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.cli.verbs import watch as verb
 
-DEADLINE_SECONDS = 60.0
 POLL_SECONDS = 0.02
 REFRESH = 'http-equiv="refresh"'
 Train = Callable[..., tuple[int, Path]]
@@ -102,7 +102,7 @@ def test_a_killed_run_and_an_interrupted_watch_leave_a_page_that_says_so(
         text=True,
     )
     request.addfinalizer(watcher.kill)
-    html, until = folder / "watch.html", time.monotonic() + DEADLINE_SECONDS
+    html, until = folder / "watch.html", time.monotonic() + HANG_SECONDS
     while not html.exists() or "samples a second" not in html.read_text():
         assert process.poll() is None
         assert watcher.poll() is None
@@ -110,7 +110,7 @@ def test_a_killed_run_and_an_interrupted_watch_leave_a_page_that_says_so(
         time.sleep(POLL_SECONDS)
     assert REFRESH in html.read_text()
     watcher.send_signal(signal.SIGINT)
-    _, errors = watcher.communicate(timeout=DEADLINE_SECONDS)
+    _, errors = watcher.communicate(timeout=HANG_SECONDS)
     assert (watcher.returncode, errors) == (130, "stopped by Ctrl-C\n")
     assert REFRESH not in html.read_text()
     assert '<span class="status">running</span>' in html.read_text()
@@ -118,7 +118,7 @@ def test_a_killed_run_and_an_interrupted_watch_leave_a_page_that_says_so(
     ranks = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.wait()
-    psutil.wait_procs(ranks, timeout=10)
+    psutil.wait_procs(ranks, timeout=HANG_SECONDS)
     assert watching(folder) == 0
     assert '<span class="status">unfinished</span>' in html.read_text()
 

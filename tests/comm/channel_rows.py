@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+from patience import HANG_SECONDS
 
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.in_process import in_process_channels
@@ -19,8 +20,6 @@ from dlrm_hybrid.telemetry.traffic import Counters
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.frame import Frame, Kind
 
-DEADLINE_SECONDS = 20.0
-JOIN_SECONDS = 60.0
 ATTEMPT = 3
 KEYS = CurveKeys(
     public=b"UnTpr*qZXGR<:g%P7@8wzXO5}}z$z3*0uV!oj*=#",
@@ -51,9 +50,9 @@ def options(**changes: object) -> ZmqOptions:
         "address": "127.0.0.1",
         "keys": None,
         "enclosed": False,
-        "start_seconds": DEADLINE_SECONDS,
-        "silence_seconds": DEADLINE_SECONDS,
-        "close_seconds": DEADLINE_SECONDS,
+        "start_seconds": HANG_SECONDS,
+        "silence_seconds": HANG_SECONDS,
+        "close_seconds": HANG_SECONDS,
     }
     return ZmqOptions(**values | changes)  # pyright: ignore[reportArgumentType]
 
@@ -129,7 +128,7 @@ def run_ranks_as_threads(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(JOIN_SECONDS)
+        thread.join(HANG_SECONDS)
         assert not thread.is_alive(), "a rank hangs"
     if errors:
         raise errors[0]

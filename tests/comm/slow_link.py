@@ -7,10 +7,11 @@ import threading
 import time
 from pathlib import Path
 
+from patience import HANG_SECONDS
+
 from dlrm_hybrid.comm.rendezvous import share_folder
 
 CHUNK_BYTES = 1 << 16
-DEADLINE_SECONDS = 20.0
 PAUSE_SECONDS = 0.004  # about 16 MB/s
 
 
@@ -31,8 +32,8 @@ class SlowLink:
             thread.join()
 
     def _introduce(self) -> None:
-        self.far.put("0.json", self.near.wait("0.json", DEADLINE_SECONDS))
-        values = json.loads(self.far.wait("1.json", DEADLINE_SECONDS))
+        self.far.put("0.json", self.near.wait("0.json", HANG_SECONDS))
+        values = json.loads(self.far.wait("1.json", HANG_SECONDS))
         target = values["address"].removeprefix("tcp://").split(":")
         with socket.create_server(("127.0.0.1", 0)) as listener:
             address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from channel_rows import ATTEMPT, DEADLINE_SECONDS, KEYS, frame, options
+from channel_rows import ATTEMPT, KEYS, frame, options
+from patience import HANG_SECONDS
 
 from dlrm_hybrid.comm.rendezvous import share_folder
 from dlrm_hybrid.comm.zmq.channel import Membership, ZmqChannel, open_zmq_channel
@@ -70,7 +71,7 @@ def together(*calls: Callable[[], object]) -> list[object]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(DEADLINE_SECONDS + 5)
+        thread.join(HANG_SECONDS)
         assert not thread.is_alive()
     if errors:
         raise errors[0]
@@ -82,7 +83,7 @@ def world(opener: Opener) -> list[ZmqChannel]:
 
 
 def seen(channel: ZmqChannel) -> tuple[Kind, int, int]:
-    one = channel.receive(DEADLINE_SECONDS)
+    one = channel.receive(HANG_SECONDS)
     return one.kind, one.sender, one.number
 
 
@@ -135,7 +136,7 @@ def test_a_rank_says_goodbye_and_comes_again(opener: Opener) -> None:
 
         def listen(server: ZmqChannel, incarnation: int = incarnation) -> None:
             assert seen(server) == (Kind.PUSH, MORTAL, incarnation)
-            left = server.receive(DEADLINE_SECONDS)
+            left = server.receive(HANG_SECONDS)
             assert (left.kind, left.sender, left.number) == (Kind.LEFT, MORTAL, incarnation)
             assert left.round == 1
             server.send(MORTAL, frame(server.rank, 7), 0)  # dropped
@@ -158,7 +159,7 @@ def test_what_is_sent_to_a_rank_that_is_gone_never_reaches_the_next(opener: Open
     again = threading.Thread(target=lambda: kept.append(opener(MORTAL, 1)))
     kept: list[ZmqChannel] = []
     again.start()
-    until = time.monotonic() + DEADLINE_SECONDS
+    until = time.monotonic() + HANG_SECONDS
     while not any(not isinstance(one, Frame) for one in server._arrived):
         assert time.monotonic() < until
         server._until(lambda: False, 0.01)
@@ -185,7 +186,7 @@ def test_a_server_that_is_lost_ends_all(opener: Opener) -> None:
     server.abandon()
     for one in (mortal, other, second):
         with pytest.raises(PeerLostError, match="rank 2 is gone"):
-            one.receive(DEADLINE_SECONDS)
+            one.receive(HANG_SECONDS)
 
 
 def test_goodbyes_do_not_wait_for_a_rank_that_is_gone(opener: Opener) -> None:
@@ -195,7 +196,7 @@ def test_goodbyes_do_not_wait_for_a_rank_that_is_gone(opener: Opener) -> None:
         thread.start()
     mortal.abandon()  # each of them waits for its answer
     for thread in closing:
-        thread.join(DEADLINE_SECONDS / 2)
+        thread.join(HANG_SECONDS)
         assert not thread.is_alive()
 
 

@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from channel_rows import DEADLINE_SECONDS, frame, in_process, run_ranks_as_threads, zmq
+from channel_rows import frame, in_process, run_ranks_as_threads, zmq
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import HANG_SECONDS
 
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.metered import MeteredChannel, traffic_of
@@ -79,7 +80,7 @@ def test_what_all_ranks_receive_is_what_all_ranks_send(opener, tmp_path: Path) -
         for to in others:
             channel.send(to, frame(channel.rank, 0, 1000 * channel.rank), 0)
         for _ in others:
-            channel.receive(DEADLINE_SECONDS)
+            channel.receive(HANG_SECONDS)
         channel.close()
         sent = sum(one.num_bytes for one in channel.counters.sent.snapshot().values())
         received = sum(one.num_bytes for one in channel.counters.received.snapshot().values())
@@ -97,7 +98,7 @@ def test_what_all_ranks_receive_is_what_all_ranks_send(opener, tmp_path: Path) -
 def test_what_trainers_say_to_agree_stands_for_no_gradients(kind: Kind, stands_for: int) -> None:
     one, other = (MeteredChannel(end, Counters(), SpanClock()) for end in pair())
     one.send(1, frame(0, 0, 8, kind=kind), stands_for)
-    other.receive(DEADLINE_SECONDS)
+    other.receive(HANG_SECONDS)
     sent, received = (
         counter.snapshot()[Traffic.GRADIENT_PUSH]
         for counter in (one.counters.sent, other.counters.received)

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import HANG_SECONDS
 from small_disk import enlarge, fill, needs_mount, small_disk
 
 from dlrm_hybrid.comm.rendezvous import Endpoint, own_address, share_folder
@@ -17,8 +18,6 @@ from dlrm_hybrid.types import (
     ResourceError,
 )
 
-DEADLINE_SECONDS = 20.0
-
 
 def endpoint(rank: int) -> Endpoint:
     return Endpoint(f"tcp://127.0.0.1:{40_000 + rank}", f"{rank:032x}")
@@ -29,9 +28,8 @@ def test_all_ranks_learn_all_endpoints(tmp_path: Path) -> None:
     found: dict[int, tuple[Endpoint, ...]] = {}
 
     def come(rank: int) -> None:
-        time.sleep(0.003 * rank)
         rendezvous = share_folder(tmp_path / "a" / "0")
-        found[rank] = rendezvous.meet(rank, ranks, endpoint(rank), DEADLINE_SECONDS)
+        found[rank] = rendezvous.meet(rank, ranks, endpoint(rank), HANG_SECONDS)
 
     threads = [threading.Thread(target=come, args=(rank,)) for rank in range(ranks)]
     for thread in threads:
@@ -51,14 +49,14 @@ def test_missing_ranks_are_named_at_the_deadline(tmp_path: Path) -> None:
     start = time.monotonic()
     with pytest.raises(DeadlineError, match=r"of ranks 0 to 4, these did not .* 0\.1 s: 0, 1, 4$"):
         rendezvous.meet(3, 5, endpoint(3), 0.1)
-    assert 0.1 <= time.monotonic() - start < 5
+    assert time.monotonic() - start >= 0.1
 
 
 def test_a_rank_comes_once(tmp_path: Path) -> None:
-    share_folder(tmp_path).meet(0, 1, endpoint(0), DEADLINE_SECONDS)
+    share_folder(tmp_path).meet(0, 1, endpoint(0), HANG_SECONDS)
     again = share_folder(tmp_path)
     with pytest.raises(DlrmError, match=f"rank 0 has come to {tmp_path} before: 0.json is there"):
-        again.meet(0, 1, endpoint(9), DEADLINE_SECONDS)
+        again.meet(0, 1, endpoint(9), HANG_SECONDS)
     assert again.meet(0, 1, endpoint(0), 0.0) == (endpoint(0),)
 
 
@@ -78,13 +76,13 @@ def test_a_text_that_is_no_endpoint_is_told(tmp_path: Path, text: str) -> None:
     rendezvous = share_folder(tmp_path)
     rendezvous.put("1.json", text)
     with pytest.raises(DlrmError, match=r"1\.json does not say where a rank listens"):
-        rendezvous.meet(0, 2, endpoint(0), DEADLINE_SECONDS)
+        rendezvous.meet(0, 2, endpoint(0), HANG_SECONDS)
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ResourceError, match="file/0 cannot be used: Not a directory"):
-        share_folder(tmp_path / "file" / "0").meet(0, 2, endpoint(0), DEADLINE_SECONDS)
+        share_folder(tmp_path / "file" / "0").meet(0, 2, endpoint(0), HANG_SECONDS)
 
 
 @needs_mount
@@ -92,7 +90,7 @@ def test_a_full_disk_is_told_and_nobody_waits_for_half_a_text(tmp_path: Path) ->
     with small_disk(tmp_path / "disk", 16) as disk:
         fill(disk)
         with pytest.raises(ResourceError, match="disk/0 cannot be used: No space left on device"):
-            share_folder(disk / "0").meet(0, 2, endpoint(0), DEADLINE_SECONDS)
+            share_folder(disk / "0").meet(0, 2, endpoint(0), HANG_SECONDS)
         enlarge(disk, 32)
         assert share_folder(disk / "0").meet(0, 1, endpoint(0), 0.0) == (endpoint(0),)
 
@@ -102,7 +100,7 @@ def test_waiting_ends_where_a_check_says_so(tmp_path: Path) -> None:
         raise InterruptedRunError("Ctrl-C")
 
     with pytest.raises(InterruptedRunError):
-        share_folder(tmp_path, stop).meet(0, 2, endpoint(0), DEADLINE_SECONDS)
+        share_folder(tmp_path, stop).meet(0, 2, endpoint(0), HANG_SECONDS)
 
 
 def test_a_token_is_not_printed() -> None:

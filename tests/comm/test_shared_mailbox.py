@@ -11,7 +11,6 @@ from typing import Any, cast
 import pytest
 from channel_rows import (
     ATTEMPT,
-    JOIN_SECONDS,
     Row,
     frame,
     in_process,
@@ -21,6 +20,7 @@ from channel_rows import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patience import HANG_SECONDS
 
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.in_process import in_process_channels
@@ -31,8 +31,6 @@ from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import Counters, Traffic
 from dlrm_hybrid.types import DeadlineError, PeerLostError
 from dlrm_hybrid.wire.frame import Frame, Kind
-
-WAITING_SECONDS = 20.0
 
 
 def wanted(number: int, thread: int) -> Receive:
@@ -47,7 +45,7 @@ def in_threads(count: int, work: Callable[[int], Any]) -> list[Future[Any]]:
     with ThreadPoolExecutor(count) as pool:
         futures = [pool.submit(work, thread) for thread in range(count)]
         for future in futures:
-            future.exception(JOIN_SECONDS)  # waits
+            future.exception(HANG_SECONDS)  # waits
         return futures
 
 
@@ -58,7 +56,7 @@ def waiting(threads: int, box: SharedMailbox, act: Callable[[], None]) -> list[F
         if thread == threads:
             act()
             return None
-        return box.take(wanted(0, thread), WAITING_SECONDS)
+        return box.take(wanted(0, thread), HANG_SECONDS)
 
     return in_threads(threads + 1, work)[:-1]
 
@@ -84,7 +82,7 @@ def test_each_thread_gets_its_own_frames_in_whatever_order_they_come(
                 other.send(0, answer(*one), 0)
             return []
         numbers = range(counts[thread])
-        return [box.take(wanted(number, thread), WAITING_SECONDS).number for number in numbers]
+        return [box.take(wanted(number, thread), HANG_SECONDS).number for number in numbers]
 
     got = [future.result() for future in in_threads(threads + 1, work)]
     assert got == [[*range(count)] for count in counts] + [[]]
@@ -104,7 +102,7 @@ def test_threads_that_ask_over_one_channel_get_every_answer_once(row: Row, tmp_p
         if channel.rank == 1:
             due = [0] * threads
             for _ in range(threads * asked):
-                question = channel.receive(WAITING_SECONDS)
+                question = channel.receive(HANG_SECONDS)
                 assert question.number == due[question.microbatch]
                 due[question.microbatch] += 1
                 channel.send(0, answer(question.number, question.microbatch), 0)
@@ -115,7 +113,7 @@ def test_threads_that_ask_over_one_channel_get_every_answer_once(row: Row, tmp_p
         def work(thread: int) -> int:
             for number in range(asked):
                 channel.send(1, frame(0, number, microbatch=thread), 0)
-                got = box.take(wanted(number, thread), WAITING_SECONDS)
+                got = box.take(wanted(number, thread), HANG_SECONDS)
                 assert (got.number, got.microbatch) == (number, thread)
             return asked
 
@@ -136,7 +134,7 @@ def test_a_lost_peer_is_told_to_every_thread(tmp_path: Path) -> None:
 
     def program(channel: Channel) -> None:
         if channel.rank == 1:
-            assert have_met.wait(JOIN_SECONDS)  # who is lost before is told by opening
+            assert have_met.wait(HANG_SECONDS)  # who is lost before is told by opening
             channel.abandon()
             return
         have_met.set()
@@ -151,14 +149,12 @@ def test_a_lost_peer_is_told_to_every_thread(tmp_path: Path) -> None:
 def test_all_give_up_when_one_thread_has_failed() -> None:
     own, other = in_process_channels(2)
     box = SharedMailbox(Mailbox(own, ATTEMPT, capacity=9))
-    begin = time.monotonic()
     for future in waiting(3, box, box.give_up):
         assert isinstance(future.exception(), GivenUpError)
-    assert time.monotonic() - begin < WAITING_SECONDS / 2
     other.send(0, answer(0, 0), 0)
     other.send(0, answer(0, 1), 0)
     with pytest.raises(GivenUpError):
-        box.take(wanted(0, 1), WAITING_SECONDS)
+        box.take(wanted(0, 1), HANG_SECONDS)
 
 
 def test_a_frame_that_does_not_come_is_named() -> None:
@@ -204,7 +200,7 @@ def test_who_came_while_another_looked_receives_for_itself() -> None:
         taken: list[Future[Frame]] = []
 
         def come() -> None:
-            taken.append(pool.submit(box.take, wanted(0, 1), WAITING_SECONDS))
+            taken.append(pool.submit(box.take, wanted(0, 1), HANG_SECONDS))
             while not box._waiting:
                 assert not taken[0].done()
 
@@ -212,7 +208,7 @@ def test_who_came_while_another_looked_receives_for_itself() -> None:
         box = SharedMailbox(Mailbox(channel, ATTEMPT, capacity=9))
         assert box.take_now(wanted(0, 0)) is None
         other.send(0, answer(0, 1), 0)
-        assert taken[0].result(WAITING_SECONDS / 4).number == 0
+        assert taken[0].result(HANG_SECONDS).number == 0
 
 
 def test_a_clock_counts_its_own_thread_alone() -> None:
@@ -226,7 +222,7 @@ def test_a_clock_counts_its_own_thread_alone() -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    thread.join(JOIN_SECONDS)
+    thread.join(HANG_SECONDS)
     assert clock.seconds()["wait"] == 0.0
     wait()
     assert clock.seconds()["wait"] > 0.04

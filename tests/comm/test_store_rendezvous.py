@@ -4,6 +4,7 @@ import socket
 
 import psutil
 import pytest
+from patience import HANG_SECONDS
 
 from dlrm_hybrid.comm.rendezvous import Endpoint, Rendezvous, reach_store, serve_store
 from dlrm_hybrid.types import (
@@ -15,8 +16,6 @@ from dlrm_hybrid.types import (
     RunFailedError,
 )
 
-DEADLINE_SECONDS = 20.0
-
 
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as one:
@@ -27,7 +26,7 @@ def free_port() -> int:
 def both() -> tuple[Rendezvous, Rendezvous]:
     port = free_port()
     host = serve_store("127.0.0.1", port, "run/0")
-    return host, reach_store("127.0.0.1", port, "run/0", DEADLINE_SECONDS)
+    return host, reach_store("127.0.0.1", port, "run/0", HANG_SECONDS)
 
 
 def test_a_text_is_seen_by_the_others_and_never_replaced(
@@ -37,7 +36,7 @@ def test_a_text_is_seen_by_the_others_and_never_replaced(
     assert guest.read("note") is None
     assert host.put("note", "first")
     assert not guest.put("note", "second")
-    assert guest.wait("note", DEADLINE_SECONDS) == "first"
+    assert guest.wait("note", HANG_SECONDS) == "first"
 
 
 def test_ranks_meet_there(both: tuple[Rendezvous, Rendezvous]) -> None:
@@ -45,14 +44,14 @@ def test_ranks_meet_there(both: tuple[Rendezvous, Rendezvous]) -> None:
     endpoints = [Endpoint(f"tcp://10.0.0.{rank}:4000", f"{rank:032x}") for rank in range(2)]
     with pytest.raises(DeadlineError, match="did not come to the store at 127.0.0.1:"):
         host.meet(0, 2, endpoints[0], 0.0)
-    assert guest.meet(1, 2, endpoints[1], DEADLINE_SECONDS) == tuple(endpoints)
+    assert guest.meet(1, 2, endpoints[1], HANG_SECONDS) == tuple(endpoints)
 
 
 def test_attempts_do_not_see_each_other(both: tuple[Rendezvous, Rendezvous]) -> None:
     host, _ = both
     host.put("note", "first")
     address, _, port = host.place.removeprefix("the store at ").partition(":")
-    again = reach_store(address, int(port), "run/1", DEADLINE_SECONDS)
+    again = reach_store(address, int(port), "run/1", HANG_SECONDS)
     assert again.read("note") is None
     host.for_all_attempts().put("folder", "runs/mine")
     assert again.for_all_attempts().read("folder") == "runs/mine"
@@ -64,7 +63,7 @@ def test_a_failure_ends_the_waiting_of_all(both: tuple[Rendezvous, Rendezvous]) 
     guest.fail(3, "worker-1 (rank 1): bad row")
     guest.fail(1, "another")
     with pytest.raises(RunFailedError, match=r"^worker-1 \(rank 1\): bad row$") as caught:
-        host.wait("note", DEADLINE_SECONDS)
+        host.wait("note", HANG_SECONDS)
     assert caught.value.exit_code == 3
 
 
@@ -74,7 +73,7 @@ def test_a_signal_ends_the_waiting() -> None:
 
     rendezvous = serve_store("127.0.0.1", free_port(), "run/0", stopped)
     with pytest.raises(PreemptedError):
-        rendezvous.wait("note", DEADLINE_SECONDS)
+        rendezvous.wait("note", HANG_SECONDS)
 
 
 def test_the_store_listens_on_its_address_only() -> None:
@@ -101,7 +100,7 @@ def test_a_store_that_nobody_serves_is_told() -> None:
 def test_a_store_that_is_gone_is_told() -> None:
     port = free_port()
     host = serve_store("127.0.0.1", port, "run/0")
-    guest = reach_store("127.0.0.1", port, "run/0", DEADLINE_SECONDS)
+    guest = reach_store("127.0.0.1", port, "run/0", HANG_SECONDS)
     del host
     with pytest.raises(DlrmError, match=f"the store at 127.0.0.1:{port} does not answer"):
         guest.read("note")

@@ -19,13 +19,13 @@ import pytest
 import zmq
 from channel_rows import (
     ATTEMPT,
-    DEADLINE_SECONDS,
     KEYS,
     frame,
     open_zmq,
     options,
     run_ranks_as_threads,
 )
+from patience import HANG_SECONDS
 from slow_link import SlowLink
 from zmq.utils.monitor import recv_monitor_message
 
@@ -42,8 +42,6 @@ from dlrm_hybrid.wire.dense import array_of, dense
 from dlrm_hybrid.wire.frame import Kind as FrameKind
 from dlrm_hybrid.wire.frame import encode
 
-LOST_SECONDS = 3.0
-
 
 def opener(folder: Path, world_size: int, **changes: object) -> Callable[[int], Channel]:
     return lambda rank: open_zmq(folder, rank, world_size, **changes)
@@ -51,7 +49,7 @@ def opener(folder: Path, world_size: int, **changes: object) -> Callable[[int], 
 
 def published(folder: Path, rank: int) -> Endpoint:
     """Where a rank listens, as it has told the others."""
-    return Endpoint(**json.loads(share_folder(folder).wait(f"{rank}.json", DEADLINE_SECONDS)))
+    return Endpoint(**json.loads(share_folder(folder).wait(f"{rank}.json", HANG_SECONDS)))
 
 
 def exchange(argument: str, report, stop) -> None:
@@ -61,7 +59,7 @@ def exchange(argument: str, report, stop) -> None:
     others = set(range(values["ranks"])) - {channel.rank}
     for to in others:
         channel.send(to, frame(channel.rank, 1, 300_000), 0)
-    heard = sorted(channel.receive(DEADLINE_SECONDS).sender for _ in others)
+    heard = sorted(channel.receive(HANG_SECONDS).sender for _ in others)
     channel.close()
     report(Event(Kind.TICK, channel.rank, 0.0, {"heard": heard}))
 
@@ -70,8 +68,8 @@ def is_killed(argument: str, report, stop) -> None:
     """A rank that writes down when it dies, and dies."""
     values = json.loads(argument)
     channel = open_zmq(Path(values["folder"]), values["rank"], values["ranks"])
-    channel.receive(DEADLINE_SECONDS)
-    Path(values["folder"], "death").write_text(str(time.monotonic()))
+    channel.receive(HANG_SECONDS)
+    Path(values["folder"], "death").touch()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -93,9 +91,9 @@ def test_ranks_in_processes_exchange_frames(tmp_path: Path) -> None:
     }
 
 
-def test_a_killed_rank_is_named_within_seconds(tmp_path: Path) -> None:
+def test_a_killed_rank_is_named_by_all(tmp_path: Path) -> None:
     """Here rank 0 waits and rank 1 computes while rank 2 dies."""
-    noticed: dict[int, float] = {}
+    noticed: set[int] = set()
     errors: list[BaseException] = []
 
     def wait(index: int) -> None:
@@ -107,13 +105,13 @@ def test_a_killed_rank_is_named_within_seconds(tmp_path: Path) -> None:
                 while not (tmp_path / "meet" / "death").exists():
                     time.sleep(0.01)
             with pytest.raises(PeerLostError, match="rank 2 is gone: its connection ended"):
-                channel.receive(DEADLINE_SECONDS)
-            noticed[index] = time.monotonic()
+                channel.receive(HANG_SECONDS)
+            noticed.add(index)
             with pytest.raises(PeerLostError, match="rank 2"):
-                channel.receive(DEADLINE_SECONDS)
+                channel.receive(HANG_SECONDS)
         except BaseException as error:
             errors.append(error)
-        both.wait(DEADLINE_SECONDS)
+        both.wait(HANG_SECONDS)
         channel.abandon()
 
     both = threading.Barrier(2)
@@ -125,10 +123,7 @@ def test_a_killed_rank_is_named_within_seconds(tmp_path: Path) -> None:
         thread.join()
     assert "was killed by SIGKILL" in outcome.message
     assert errors == []
-    death = float((tmp_path / "meet" / "death").read_text())
-    for seconds in noticed.values():
-        assert 0 < seconds - death < LOST_SECONDS
-    assert sorted(noticed) == [0, 1]
+    assert noticed == {0, 1}
 
 
 def test_nothing_is_lost_on_a_slow_link(tmp_path: Path) -> None:
@@ -144,7 +139,7 @@ def test_nothing_is_lost_on_a_slow_link(tmp_path: Path) -> None:
                 channel.send(1, frame(0, step, size), 0)
         else:
             for step in range(frames):
-                one = channel.receive(DEADLINE_SECONDS)
+                one = channel.receive(HANG_SECONDS)
                 assert one.number == step
                 assert (array_of(one.sections[0]) == step).all()
         middle = time.monotonic()
@@ -167,7 +162,7 @@ def test_close_names_a_rank_that_does_not_take_its_frames(tmp_path: Path) -> Non
                 channel.close()
             gave_up.set()
         else:
-            assert gave_up.wait(DEADLINE_SECONDS)
+            assert gave_up.wait(HANG_SECONDS)
             channel.abandon()
 
     run_ranks_as_threads(2, opener(tmp_path, 2, close_seconds=0.2), program)
@@ -177,7 +172,7 @@ def test_close_names_a_rank_that_is_lost(tmp_path: Path) -> None:
     met = threading.Barrier(2)
 
     def program(channel: Channel) -> None:
-        met.wait(DEADLINE_SECONDS)
+        met.wait(HANG_SECONDS)
         if channel.rank == 0:
             with pytest.raises(PeerLostError, match="rank 1 is gone"):
                 channel.close()
@@ -229,7 +224,7 @@ def test_a_message_that_is_too_long_names_what_makes_it_shorter(
                 channel.send(1, frame(0, 3, 200_000, kind=FrameKind.SAVE), 0)
             channel.send(1, frame(0, 4, 100_000), 0)
         else:
-            assert channel.receive(DEADLINE_SECONDS).number == 4
+            assert channel.receive(HANG_SECONDS).number == 4
         channel.close()
 
     run_ranks_as_threads(2, opener(tmp_path, 2), program)
@@ -276,7 +271,7 @@ class Stranger:
 
     def refused(self) -> bool:
         """Wait until the handshake has failed."""
-        until = time.monotonic() + DEADLINE_SECONDS
+        until = time.monotonic() + HANG_SECONDS
         while time.monotonic() < until and self.monitor.poll(1000):
             event = zmq.Event(recv_monitor_message(self.monitor)["event"])
             if "HANDSHAKE_FAILED" in event.name:
@@ -326,11 +321,11 @@ def test_nobody_else_comes_in_once_all_ranks_are_there(tmp_path: Path) -> None:
         other = 1 - channel.rank
         address = published(tmp_path, other).address
         channel.send(other, frame(channel.rank, 1), 0)  # it has greeted, and shut its door
-        channel.receive(DEADLINE_SECONDS)
+        channel.receive(HANG_SECONDS)
         with pytest.raises(TimeoutError):
             socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=0.2)
         channel.send(other, frame(channel.rank, 2), 0)
-        assert channel.receive(DEADLINE_SECONDS).number == 2
+        assert channel.receive(HANG_SECONDS).number == 2
         channel.close()
 
     run_ranks_as_threads(2, opener(tmp_path, 2), program)
@@ -343,7 +338,7 @@ def test_who_connects_and_says_nothing_is_cut_off(
     mine = sockets.listen("127.0.0.1", None, enclosed=False, silence_seconds=60.0)
     try:
         port = int(mine.address.rpartition(":")[2])
-        with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_SECONDS) as silent:
+        with socket.create_connection(("127.0.0.1", port), timeout=HANG_SECONDS) as silent:
             while silent.recv(100):  # the greeting of ZeroMQ, then the end
                 pass
     finally:
@@ -369,12 +364,12 @@ def test_messages_of_strangers_are_dropped_counted_and_told_once(
                 raw.sendall(b"GET / HTTP/1.0\r\n\r\n" + bytes(200))
             sent.set()
             channel.send(0, frame(1, 5), 0)
-            assert channel.receive(DEADLINE_SECONDS).number == 6
+            assert channel.receive(HANG_SECONDS).number == 6
             channel.close()
             return len(messages)
-        assert sent.wait(DEADLINE_SECONDS)
-        assert channel.receive(DEADLINE_SECONDS).number == 5
-        until = time.monotonic() + DEADLINE_SECONDS
+        assert sent.wait(HANG_SECONDS)
+        assert channel.receive(HANG_SECONDS).number == 5
+        until = time.monotonic() + HANG_SECONDS
         many = len(foreign(strangers[0]))
         while channel.unknown_peers.foreign_messages < many and time.monotonic() < until:
             with pytest.raises(DeadlineError):
@@ -404,7 +399,7 @@ def test_no_frame_gets_in_without_the_keys_of_the_run(
     def program(channel: Channel) -> None:
         assert isinstance(channel, ZmqChannel)
         if channel.rank == 0:
-            until = time.monotonic() + DEADLINE_SECONDS
+            until = time.monotonic() + HANG_SECONDS
             strangers_seen = channel.unknown_peers
             # Keys are looked at while it receives.
             while not strangers_seen.foreign_messages and time.monotonic() < until:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import HANG_SECONDS
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.config import compose
@@ -200,7 +201,7 @@ def test_nothing_that_lies_about_is_run_by_a_good_command(booby_trapped: Path) -
         env={**os.environ, **evil},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_SECONDS,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert not (booby_trapped / "canary").exists()

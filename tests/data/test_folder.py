@@ -13,13 +13,12 @@ from pathlib import Path
 
 import pytest
 from criteo_rows import everything, make_lines, run_prepare, semantics
+from patience import HANG_SECONDS
 
 from dlrm_hybrid.data import folder, manifest
 from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.prepare import PrepareResult, prepare
 from dlrm_hybrid.types import DataError, ResourceError
-
-DEADLINE_SECONDS = 30
 
 
 def options(block_bytes: int = 20_000, **changes: object) -> PrepareOptions:
@@ -225,10 +224,10 @@ def test_the_second_of_two_waits_and_takes_what_the_first_has_made(
     def progress(stage: str, done: int, total: int | None) -> None:
         if not second.ident:
             second.start()
-            assert is_waiting.wait(DEADLINE_SECONDS)
+            assert is_waiting.wait(HANG_SECONDS)
 
     prepare([raw], output, options(), progress, print)
-    second.join(DEADLINE_SECONDS)
+    second.join(HANG_SECONDS)
     assert [result.up_to_date for result in found] == [True]
     holder = f"process {os.getpid()} on {socket.gethostname()}"
     assert said == [f"{output}: {holder} is preparing these rows; waiting for it"]

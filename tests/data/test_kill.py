@@ -9,8 +9,7 @@ from pathlib import Path
 import prepare_child
 import pytest
 from criteo_rows import everything, make_lines, run_prepare
-
-DEADLINE_SECONDS = 30
+from patience import HANG_SECONDS
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +49,7 @@ def test_killed_and_started_again_gives_the_same_bytes(
     output = tmp_path / "out"
     child = start_child(raw, output, stage)
     child.kill()
-    child.communicate(timeout=DEADLINE_SECONDS)
+    child.communicate(timeout=HANG_SECONDS)
     assert not output.exists()
     left = [path.stat().st_size for path in (tmp_path / "out.partial").rglob("spill-*/1.bin")]
     assert left[0] > 0, "the kill came before anything was written"
@@ -62,7 +61,7 @@ def test_killed_and_started_again_gives_the_same_bytes(
 def test_ctrl_c_ends_all_threads_and_leaves_nothing(tmp_path: Path, raw: Path) -> None:
     child = start_child(raw, tmp_path / "out", "parse")
     os.killpg(child.pid, signal.SIGINT)
-    _, errors = child.communicate(timeout=DEADLINE_SECONDS)
+    _, errors = child.communicate(timeout=HANG_SECONDS)
     assert child.returncode == -signal.SIGINT
     assert errors.count("Traceback") == 1, errors
     assert list(tmp_path.iterdir()) == []

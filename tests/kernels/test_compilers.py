@@ -11,11 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from patience import HANG_SECONDS
 
 from dlrm_hybrid.run import compiling
 from dlrm_hybrid.types import ResourceError
-
-DEADLINE_SECONDS = 30
 
 STOPPED_WHILE_STARTING = """
 import signal
@@ -55,7 +54,7 @@ def test_when_compilers_fail_nobody_waits_for_one(tmp_path: Path) -> None:
         "compiling._compile(folder, names, display)"
     )
     ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE_SECONDS
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_SECONDS
     )
     assert ended.returncode == 1
     assert "ResourceError: compiler process" in ended.stderr.splitlines()[-1]
@@ -71,9 +70,9 @@ def test_compilers_stopped_while_they_start_do_not_outlive_their_parent() -> Non
     assert parent.stdout is not None
     pids = [int(pid) for pid in parent.stdout.readline().split()]
     parent.kill()
-    parent.communicate(timeout=DEADLINE_SECONDS)
+    parent.communicate(timeout=HANG_SECONDS)
     try:
-        deadline = time.monotonic() + DEADLINE_SECONDS
+        deadline = time.monotonic() + HANG_SECONDS
         assert len(pids) == 2
         while any(Path(f"/proc/{pid}").exists() for pid in pids):
             assert time.monotonic() < deadline, f"still alive: {pids}"

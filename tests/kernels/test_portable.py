@@ -7,6 +7,7 @@ import sys
 
 import portable_rows
 import pytest
+from patience import HANG_SECONDS
 
 
 @pytest.mark.slow
@@ -18,6 +19,6 @@ def test_a_processor_without_extensions_gives_the_same_bits() -> None:
         env={**os.environ, **generic},
         capture_output=True,
         check=True,
-        timeout=300,
+        timeout=HANG_SECONDS,
     )
     assert json.loads(done.stdout) == {"processor": "generic", **portable_rows.digests()}

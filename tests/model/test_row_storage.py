@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from patience import HANG_SECONDS
 from small_disk import needs_mount, small_disk
 
 from dlrm_hybrid.model import tensors
@@ -138,7 +139,9 @@ def test_a_table_in_a_file_needs_little_memory(tmp_path: Path) -> None:
 
     def probe(folder: str, room_mib: int) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", PROBE, folder, str(room_mib << 20)]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=HANG_SECONDS
+        )
 
     in_memory, refused, in_file = probe("", 512), probe("", 64), probe(str(tmp_path), 64)
     assert in_memory.returncode == 0, in_memory.stderr

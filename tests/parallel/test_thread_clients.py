@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patience import HANG_SECONDS
 from server_world import SHAPES, World, assert_same, drawn, gappy_gradients_of
 from test_asynchronous_servers import assert_moved, dyadic
 from test_compressed_servers import sparsifier
@@ -32,7 +33,6 @@ from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import Counters
 from dlrm_hybrid.wire.frame import Frame, Kind
 
-PATIENCE_SECONDS = 30.0
 LR = 0.5
 Values = dict[str, Tensor]
 
@@ -78,7 +78,7 @@ class Process:
         self.clients = thread_clients(self.client, threads, threading.Lock(), SpanClock())
         self.mailbox = SharedMailbox(Mailbox(self._ends[0], 0, 2 * threads))
         self.runner = ProcessRunner(
-            mailbox=self.mailbox, patience_seconds=PATIENCE_SECONDS, clock=SpanClock()
+            mailbox=self.mailbox, patience_seconds=HANG_SECONDS, clock=SpanClock()
         )
         self.pushes: list[Frame] = []
 
@@ -103,7 +103,7 @@ class Process:
 
     def _push(self, thread: int, turns: int, begin: threading.Barrier) -> None:
         client = self.clients[thread]
-        begin.wait(PATIENCE_SECONDS)
+        begin.wait(HANG_SECONDS)
         for turn in range(turns):
             self.runner.run(client.pull())
             self.runner.run(client.push(given_by(thread, turn)))
@@ -116,7 +116,7 @@ class Process:
                 self.pushes.append(frame)
             return server.handle(frame)
 
-        serve(self._ends[1], {Kind.PUSH: handle, Kind.PULL: handle}, {0}, PATIENCE_SECONDS)
+        serve(self._ends[1], {Kind.PUSH: handle, Kind.PULL: handle}, {0}, HANG_SECONDS)
 
     def pushed(self) -> Values:
         """The sum of all pushes."""
@@ -199,6 +199,6 @@ def test_a_thread_that_fails_while_it_waits_lets_the_others_go_on() -> None:
         waits = pool.submit(process.runner.run, other.pull())  # for its turn; nothing else is due
         process.mailbox.give_up()
         with pytest.raises(GivenUpError) as raised:  # held, as by whoever is to tell of it
-            fails.result(PATIENCE_SECONDS)
-        assert waits.result(PATIENCE_SECONDS) is None
+            fails.result(HANG_SECONDS)
+        assert waits.result(HANG_SECONDS) is None
         assert raised.value is not None

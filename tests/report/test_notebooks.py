@@ -10,6 +10,7 @@ import pytest
 from made_runs import make_run, world_events
 from nbclient import NotebookClient
 from nbformat import NotebookNode
+from patience import HANG_SECONDS
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 SCRIPTS = sorted(FOLDER.glob("*.py"))
@@ -28,7 +29,7 @@ def execute(name: str, folder: Path, parameters: dict[str, Any]) -> list[str]:
     (cell,) = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ()))
     cell.source += "".join(f"\n{key} = {value!r}" for key, value in parameters.items())
     resources = {"metadata": {"path": folder}}
-    NotebookClient(notebook, timeout=600, resources=resources).execute()
+    NotebookClient(notebook, timeout=HANG_SECONDS, resources=resources).execute()
     return list(shown(notebook))
 
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from patience import HANG_SECONDS, PATIENT
 from saved_tensors import saved_tensors
 
-DEADLINE_SECONDS = 120.0
 POLL_SECONDS = 0.02
-WORLD = ("parallel=hybrid", "parallel.cuts=[bottom.1]", "network.patience_seconds=30")
+WORLD = ("parallel=hybrid", "parallel.cuts=[bottom.1]", PATIENT)
 SIZE = 5
 LAUNCHER_KEYS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
 
@@ -71,7 +71,7 @@ def started(
 
 def ended(processes: Sequence[subprocess.Popen[str]]) -> list[Ended]:
     """Wait for all of them."""
-    texts = [process.communicate(timeout=DEADLINE_SECONDS)[0] for process in processes]
+    texts = [process.communicate(timeout=HANG_SECONDS)[0] for process in processes]
     return [Ended(one.returncode, text) for one, text in zip(processes, texts, strict=True)]
 
 
@@ -96,7 +96,7 @@ def slurm(size: int, *arguments: str, **changes: str) -> list[tuple[list[str], d
 
 def await_training(folder: Path, alive: Callable[[], bool]) -> dict[str, int]:
     """Process ids of all ranks by name, once the first step is on record."""
-    until = time.monotonic() + DEADLINE_SECONDS
+    until = time.monotonic() + HANG_SECONDS
     events = folder / "events.jsonl"
     while time.monotonic() < until and alive():
         if events.exists() and '"kind": "progress"' in events.read_text():

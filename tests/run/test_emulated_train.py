@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from emulation_hosts import are_gone, family, has_netem, links, needs_namespaces, network_namespaces
 from launched_runs import assert_same, environment, program, summary
+from patience import HANG_SECONDS
 
 from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
 
@@ -20,8 +21,6 @@ WORLD = ("parallel=hybrid", "parallel.cuts=[bottom.1]")
 EMULATED = (*WORLD, "network=emulated", "network.rate=100mbit")
 SIZE = 5
 STEPS = ("train.steps=10", "checkpoint.every=10")
-GONE_SECONDS = 2.0
-DEADLINE_SECONDS = 120.0
 
 pytestmark = needs_namespaces
 
@@ -45,7 +44,7 @@ def inside_of(pid: int) -> str:
 
 def started(process: subprocess.Popen[str], folder: Path) -> dict[str, int]:
     """Process ids of all ranks by name, once the first step is on record."""
-    until = time.monotonic() + DEADLINE_SECONDS
+    until = time.monotonic() + HANG_SECONDS
     events = folder / "events.jsonl"
     while process.poll() is None and time.monotonic() < until:
         if events.exists() and '"kind": "progress"' in events.read_text():
@@ -141,7 +140,7 @@ def test_nothing_is_left_of_a_killed_run_and_the_machines_links_are_untouched(
     finally:
         process.kill()
         process.communicate()
-    assert are_gone(ours, GONE_SECONDS)
+    assert are_gone(ours, HANG_SECONDS)
     assert links() == links_before
 
 
@@ -153,10 +152,10 @@ def test_ctrl_c_saves_and_leaves_nothing_running(small_rows: list[str], tmp_path
     started(process, folder)
     ours = family(process.pid)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    text, _ = process.communicate(timeout=DEADLINE_SECONDS)
+    text, _ = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 130, text
     assert (folder / "checkpoints" / "latest").exists()
-    assert are_gone(ours, GONE_SECONDS)
+    assert are_gone(ours, HANG_SECONDS)
 
 
 @pytest.mark.slow
@@ -169,7 +168,7 @@ def test_without_roots_rights_a_namespace_of_users_does(
     folder = tmp_path / "run"
     arguments = (*small_rows, *EMULATED, *STEPS, f"hydra.run.dir={folder}")
     process = start(["setpriv", "--bounding-set=-sys_admin"], *arguments)
-    text, _ = process.communicate(timeout=DEADLINE_SECONDS)
+    text, _ = process.communicate(timeout=HANG_SECONDS)
     if "no permission to create network namespaces" in text:
         pytest.skip("this system has no user namespaces")
     assert process.returncode == 0, text
@@ -186,7 +185,7 @@ def test_a_machine_that_cannot_is_told_why(small_rows: list[str], tmp_path: Path
     prefix = [*users, "sh", "-c", forbid, "sh"]
     folder = tmp_path / "run"
     process = start(prefix, *small_rows, *EMULATED, f"hydra.run.dir={folder}")
-    text, _ = process.communicate(timeout=DEADLINE_SECONDS)
+    text, _ = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 5, text
     assert (
         "network=emulated: no permission to create network namespaces; needs root or user" in text

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from launched_runs import (
-    DEADLINE_SECONDS,
     POLL_SECONDS,
     SIZE,
     WORLD,
@@ -20,6 +19,7 @@ from launched_runs import (
     started,
     summary,
 )
+from patience import HANG_SECONDS
 
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
@@ -45,7 +45,7 @@ def starts(folder: Path) -> list[events.Event]:
 
 def await_attempt(root: Path, number: int, process: subprocess.Popen[str]) -> Path:
     """The run's folder, once this attempt has saved a checkpoint that no other had."""
-    until = time.monotonic() + DEADLINE_SECONDS
+    until = time.monotonic() + HANG_SECONDS
     while time.monotonic() < until and process.poll() is None:
         for folder in root.glob("runs/default/*"):
             saved = sorted(folder.glob("checkpoints/step_*"))

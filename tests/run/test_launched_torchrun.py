@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from ipaddress import IPv4Address
@@ -31,7 +30,6 @@ from dlrm_hybrid.cli.main import run
 Train = Callable[..., tuple[int, Path]]
 PER_MACHINE = (3, 2)
 PORT = 29_400  # in namespaces of our own every port is free
-TOGETHER_SECONDS = 20.0
 LISTENS = "0A"  # in /proc/net/tcp
 
 
@@ -135,9 +133,7 @@ def test_a_killed_rank_ends_both_launchers_and_is_named(
         assert len(pids) == SIZE
         listening = {(name, ip) for name, pid in pids.items() for ip in listens_on(pid)}
         os.kill(pids["server-0"], signal.SIGKILL)
-        since = time.monotonic()
         both = ended(processes)
-    assert time.monotonic() - since < TOGETHER_SECONDS
     assert {name for name, _ in listening} == set(pids)
     assert {address for _, address in listening} == {"10.77.0.1", "10.77.0.2"}
     assert [one.code for one in both] == [1, 1]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from patience import HANG_SECONDS
 
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.run import training
@@ -108,7 +109,7 @@ print(code, [name for name in ("torch", "numba", "pandas") if name in sys.module
         [sys.executable, "-c", program, *arguments, "train.batch_size=7000"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from launched_runs import slurm, started
+from patience import HANG_SECONDS
 
 from dlrm_hybrid.checkpoint.folder import read_facts
 from dlrm_hybrid.checkpoint.manifest import manifest_text
@@ -35,7 +36,7 @@ def test_a_port_in_use_is_named(small_rows: list[str], tmp_path: Path) -> None:
         given = (*small_rows, *WORLD, f"hydra.run.dir={tmp_path / 'run'}")
         (command, environment), *_ = slurm(3, *given, MASTER_PORT=port)
         with started([command], [environment]) as (rank_0,):
-            text, _ = rank_0.communicate(timeout=60)
+            text, _ = rank_0.communicate(timeout=HANG_SECONDS)
     assert rank_0.returncode == 5
     assert f"MASTER_PORT = {port}: rank 0 cannot listen there: " in text
     assert "Address already in use" in text

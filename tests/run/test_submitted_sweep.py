@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from launched_runs import environment
+from patience import HANG_SECONDS
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.config import compose
@@ -77,7 +78,7 @@ def run_script(cluster: Path, number: int) -> subprocess.CompletedProcess[str]:
         env=environment({**changes, "ENVIRONMENT": "BATCH"}),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_SECONDS,
         check=False,
     )
 

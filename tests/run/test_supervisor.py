@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from patience import HANG_SECONDS
 
 from dlrm_hybrid.run.rank.process import Rank
 from dlrm_hybrid.run.running import Forwarder
@@ -19,8 +20,6 @@ from dlrm_hybrid.run.supervisor import Outcome, run_attempts, run_ranks
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.types import DataError, DeadlineError, InterruptedRunError, PeerLostError
-
-DEADLINE_SECONDS = 30.0
 
 
 def event(step: int, **values: object) -> Event:
@@ -290,7 +289,7 @@ def test_nothing_lives_on_after_kill_9_of_the_supervisor(tmp_path: Path) -> None
     assert alive(rank)
     supervisor.kill()
     supervisor.wait()
-    deadline = time.monotonic() + DEADLINE_SECONDS
+    deadline = time.monotonic() + HANG_SECONDS
     while (alive(rank) or alive(forkserver)) and time.monotonic() < deadline:
         time.sleep(0.002)
     assert not alive(rank)
@@ -347,7 +346,7 @@ def test_a_forkserver_does_not_outlive_its_parent_while_it_imports(tmp_path: Pat
         one = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
         try:
-            one.wait(DEADLINE_SECONDS)
+            one.wait(HANG_SECONDS)
         finally:
             if one.is_running():
                 one.kill()

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import HANG_SECONDS
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
@@ -14,7 +15,9 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 def rows_of(name: str, *arguments: str | Path) -> list[list[str]]:
     """Cells of the table that a script prints, headings first."""
     command = [sys.executable, SCRIPTS / name, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+    )
     assert done.returncode == 0, done.stderr
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()]
 

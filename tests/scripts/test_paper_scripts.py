@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
+from patience import HANG_SECONDS
 
 from dlrm_hybrid.report.measures import digits
 from dlrm_hybrid.telemetry import events
@@ -24,7 +25,9 @@ def folder(paper_runs: Path) -> Path:
 
 def script(name: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, SCRIPTS / name, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+    )
 
 
 def loss_of(run: Path) -> float:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import HANG_SECONDS
 
 SCRIPT = Path(__file__).parent.parent.parent / "scripts" / "examples" / "tune.py"
 
@@ -18,7 +19,7 @@ def test_a_study_goes_on_where_it_ended(small_rows: list[str], tmp_path: Path) -
             [sys.executable, str(SCRIPT), str(tmp_path / "study"), str(count), *given],
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=HANG_SECONDS,
             check=False,
         )
         assert ended.returncode == 0, ended.stderr

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import HANG_SECONDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
 
@@ -30,7 +31,7 @@ def test_the_tutorial_prints_what_its_page_says(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=300,
+        timeout=HANG_SECONDS,
     )
     found = re.search(r"loss ([\d.]+)\n([\d,]+) bytes a step, float32 takes ([\d,]+)", done.stdout)
     assert found is not None, done.stdout

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+from patience import HANG_SECONDS, PATIENT
 from world_runs import Train, summary
 
 from dlrm_hybrid.telemetry import events
@@ -19,11 +20,14 @@ from dlrm_hybrid.train.asynchronous.leases import MOST_AT_ONCE
 ELASTIC = (
     *("parallel=hybrid", "sync=async", "embedding=served", "parallel.elastic=true"),
     *("parallel.trainers=3", "parallel.cuts=[bottom.2]", "parallel.servers=2"),
-    *("parallel.table_servers=1", "network.patience_seconds=30", "train.batch_size=16"),
+    *(
+        "parallel.table_servers=1",
+        PATIENT,
+        "train.batch_size=16",
+    ),
     *("train.epochs=40", "checkpoint.every=0", "telemetry.every=10", "sync.check_every=1"),
 )
 RANKS = 9
-DEADLINE_SECONDS = 90.0
 
 
 class Fault(NamedTuple):
@@ -43,7 +47,7 @@ class Killer(threading.Thread):
         self.struck: list[str] = []
 
     def run(self) -> None:
-        until = time.monotonic() + DEADLINE_SECONDS
+        until = time.monotonic() + HANG_SECONDS
         for role, is_time, number in self.faults:
             path = self.folder / "log" / f"{role}.pid"
             while not is_time(self.folder) or path.read_text().strip() in {"", *self.struck}:

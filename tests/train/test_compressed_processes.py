@@ -1,6 +1,7 @@
 """Compressed worlds of processes are those of one process, to the last bit of what they keep."""
 
 import pytest
+from patience import PATIENT
 from saved_tensors import saved_groups
 from world_runs import (
     Train,
@@ -12,7 +13,7 @@ from world_runs import (
     summary,
 )
 
-WORLD = ("network.patience_seconds=60", "train.batch_size=16")
+WORLD = (PATIENT, "train.batch_size=16")
 HYBRID, LEVELS = ("+experiment=dct_hybrid",), ("+experiment=dct_levels",)
 SPARSE_PULLS = ("pull.sparsity=0.95", "gradient.sparsity=0.9")
 LATE = (

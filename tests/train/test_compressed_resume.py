@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 import world_faults
+from patience import PATIENT
 from world_faults import Fault, planned
 from world_runs import Train, assert_moved, assert_same_state, curve, summary
 
@@ -19,7 +20,7 @@ STEPS = 40
 EVERY = 7
 RANKS = 7
 WORLD = (
-    *("+experiment=dct_hybrid", "network.patience_seconds=60", "train.batch_size=16"),
+    *("+experiment=dct_hybrid", PATIENT, "train.batch_size=16"),
     *(f"train.steps={STEPS}", f"checkpoint.every={EVERY}", "checkpoint.keep=9"),
     *("telemetry.every=5", "train.evaluate_every=25"),
 )

@@ -1,6 +1,7 @@
 """Worlds whose trainers agree before they push."""
 
 import pytest
+from patience import PATIENT
 from world_runs import Train, assert_moved, assert_same_state, curve, summary
 
 from dlrm_hybrid.compress.gradient.methods import methods
@@ -10,7 +11,7 @@ from dlrm_hybrid.run.assembly.compress import rounds
 
 WORLD = (
     *("parallel=hybrid", "parallel.cuts=[bottom.2]", "parallel.servers=2"),
-    *("train.batch_size=16", "network.patience_seconds=60"),
+    *("train.batch_size=16", PATIENT),
     "sync.check_every=1",  # every replica is compared with what the server published
 )
 SPARSE = "gradient.sparsity=0.9"

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patience import HANG_SECONDS
 
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.train.asynchronous.crew import Shares
-
-JOIN_SECONDS = 30.0
 
 
 def batch(number: int) -> Batch:
@@ -66,7 +65,7 @@ def test_each_batch_is_learned_once_by_its_thread(
 
     with ThreadPoolExecutor(threads) as pool:
         for one in [pool.submit(work, thread) for thread in range(threads)]:
-            one.result(JOIN_SECONDS)
+            one.result(HANG_SECONDS)
     every = range(first, first + ends[-1])
     assert told == [*every]
     for thread, numbers_here in enumerate(taken):
@@ -81,6 +80,6 @@ def test_nobody_waits_for_a_thread_that_has_failed() -> None:
     waiting = threading.Thread(target=lambda: got.append(shares.next(1)))
     waiting.start()
     shares.stop()
-    waiting.join(JOIN_SECONDS)
+    waiting.join(HANG_SECONDS)
     assert got == [0, None]
     assert shares.next(0) is None

@@ -1,9 +1,10 @@
 """Worlds where every distinct id of a batch is asked for once: embedding.deduplicate."""
 
 import pytest
+from patience import PATIENT
 from world_runs import Train, assert_moved, assert_same, largest_difference, summary, tensors
 
-WORLD = ("parallel=hybrid", "parallel.cuts=[]", "network.patience_seconds=30")
+WORLD = ("parallel=hybrid", "parallel.cuts=[]", PATIENT)
 DISTINCT = "embedding.deduplicate=true"
 IN_PROCESS = "parallel.world=in_process"
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from patience import PATIENT
 from world_runs import Train, assert_compiled_ahead, assert_same_state, curve
 
 from dlrm_hybrid.compress.gradient.methods import methods
@@ -102,7 +103,7 @@ def test_processes_compress_as_one_process_does(
     method: str, more: tuple[str, ...], train: Train
 ) -> None:
     options = (*options_of(method), *more)
-    every = ("telemetry.every=10", "network.patience_seconds=60", f"checkpoint.every={STEPS // 2}")
+    every = ("telemetry.every=10", PATIENT, f"checkpoint.every={STEPS // 2}")
     code, one = train("one", *options, *every, IN_PROCESS)
     assert code == 0
     code, many = train("many", *options, *every)

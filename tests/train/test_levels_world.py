@@ -1,6 +1,7 @@
 """Worlds whose rows and row gradients travel as integer levels: embedding.levels."""
 
 import pytest
+from patience import PATIENT
 from world_runs import (
     Train,
     assert_compiled_ahead,
@@ -14,7 +15,7 @@ from world_runs import (
 )
 
 WORLD = (
-    *("parallel=hybrid", "parallel.cuts=[]", "network.patience_seconds=30"),
+    *("parallel=hybrid", "parallel.cuts=[]", PATIENT),
     *("train.batch_size=16", "train.epochs=3", "checkpoint.every=50", "checkpoint.keep=9"),
 )
 LEVELS = ("embedding.deduplicate=true", "embedding.levels=true")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from patience import PATIENT
 from world_runs import (
     assert_compiled_ahead,
     assert_same,
@@ -28,7 +29,7 @@ TABLE_WISE = "embedding.sharding=table_wise"
 SMALL = (
     *("model.embedding_dim=4", "model.bottom=[13,8,4]", "model.top=[16,1]", "model.cross.rank=4"),
     *("train.batch_size=32", f"train.steps={STEPS}", "train.evaluate_every=6", "data.processes=1"),
-    *("telemetry.tensorboard=false", "network.patience_seconds=30", "data.max_ind_range=1000"),
+    *("telemetry.tensorboard=false", PATIENT, "data.max_ind_range=1000"),
     *("checkpoint.every=6", "checkpoint.keep=9", TABLE_WISE),
 )
 TWO = "parallel.trainers=2"

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from patience import PATIENT
 from world_runs import (
     assert_compiled_ahead,
     assert_moved,
@@ -30,7 +31,7 @@ split: {by: fraction, test: 0.3, seed: 1}
 """
 HYBRID = (
     *("parallel=hybrid", "parallel.trainers=2", "parallel.cuts=[bottom.1]"),
-    *("network.patience_seconds=30", "train.batch_size=32", "train.steps=120", "train.epochs=3"),
+    *(PATIENT, "train.batch_size=32", "train.steps=120", "train.epochs=3"),
     *("checkpoint.every=60", "checkpoint.keep=9"),
 )
 IN_PROCESS = "parallel.world=in_process"

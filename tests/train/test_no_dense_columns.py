@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from patience import PATIENT
 from world_runs import assert_same, assert_same_state, checkpoint, summary, tensors
 
 from dlrm_hybrid.cli.main import run
@@ -28,7 +29,7 @@ MODELS = {
 }
 HYBRID = (
     *("parallel=hybrid", "parallel.trainers=2", "parallel.servers=2", "parallel.cuts=[top.1]"),
-    *("network.patience_seconds=30", "train.batch_size=32", "train.steps=60"),
+    *(PATIENT, "train.batch_size=32", "train.steps=60"),
     *("checkpoint.every=30", "checkpoint.keep=9"),
 )
 Train = Callable[..., Path]

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from patience import PATIENT
 from world_runs import Train, assert_moved, assert_same, assert_same_state, checkpoint, tensors
 
 WORLD = (
-    *("parallel=hybrid", "parallel.cuts=[]", "network.patience_seconds=30"),
+    *("parallel=hybrid", "parallel.cuts=[]", PATIENT),
     *("parallel.trainers=2", "parallel.servers=1"),
 )
 IN_PROCESS = "parallel.world=in_process"

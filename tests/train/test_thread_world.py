@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import psutil
@@ -69,7 +68,7 @@ def test_a_signal_stops_threads_at_rest_and_the_run_goes_on(train: Train, tmp_pa
     watcher.start()
     code, folder = train("run", *options)
     watcher.join()
-    assert watcher.acted_at > 0, "the fault did not strike"
+    assert watcher.acted, "the fault did not strike"
     assert code == ExitCode.PREEMPTED
     assert not any(psutil.pid_exists(pid) for pid in pids(folder).values())
     (saved,) = (folder / "checkpoints").glob("step_*")
@@ -89,8 +88,7 @@ def test_a_killed_rank_ends_all_threads(
     watcher.start()
     code, folder = train("run", *HOGWILD, "train.steps=2000", "checkpoint.max_restarts=0")
     watcher.join()
-    assert watcher.acted_at > 0, "the fault did not strike"
-    assert time.monotonic() - watcher.acted_at < 10
+    assert watcher.acted, "the fault did not strike"
     assert code == 1
     assert f"{role} (rank " in capsys.readouterr().err
     assert not any(psutil.pid_exists(pid) for pid in pids(folder).values())

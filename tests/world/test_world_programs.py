@@ -5,13 +5,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from patience import HANG_SECONDS
 
 EXAMPLE = Path(__file__).parent.parent.parent / "scripts" / "examples" / "own_batches.py"
-SECONDS = 120
 HEAD = """
 import sys, time
 import numpy as np
@@ -67,7 +66,7 @@ else:
     assert __name__ == "__mp_main__"
 """
     program = start(tmp_path, body)
-    out, err = program.communicate(timeout=SECONDS)
+    out, err = program.communicate(timeout=HANG_SECONDS)
     assert (program.returncode, out) == (0, "[16, 16, 16]\n"), err
     assert_nothing_is_left(tmp_path)
 
@@ -96,7 +95,7 @@ if __name__ == "__main__":
             print([result.loss for result in one.epoch()])
 """
     program = start(tmp_path, body)
-    out, err = program.communicate(timeout=SECONDS)
+    out, err = program.communicate(timeout=HANG_SECONDS)
     here, there = out.splitlines() if program.returncode == 0 else (err, "")
     assert here == there and here.count(",") == 3
     assert_nothing_is_left(tmp_path)
@@ -122,7 +121,7 @@ else:
         [sys.executable, "-m", "package.train"],
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=HANG_SECONDS,
         cwd=tmp_path,
     )
     assert (done.returncode, done.stdout) == (0, "[2, 2, 2]\n"), done.stderr
@@ -136,7 +135,7 @@ if __name__ == "__main__":
     print(one.step().rows)
 """
     program = start(tmp_path, body)
-    out, err = program.communicate(timeout=SECONDS)
+    out, err = program.communicate(timeout=HANG_SECONDS)
     assert (program.returncode, out) == (0, "16\n"), err
     assert_nothing_is_left(tmp_path)
 
@@ -144,7 +143,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     program = start(tmp_path, "with world() as one:\n    one.step()\n")
-    _, err = program.communicate(timeout=SECONDS)
+    _, err = program.communicate(timeout=HANG_SECONDS)
     assert program.returncode == 1
     assert 'put that below `if __name__ == "__main__":`' in err
     shutil.rmtree(short_folder(tmp_path))
@@ -158,7 +157,8 @@ if __name__ == "__main__":
         print("begun", flush=True)
         try:
             while True:
-                one.step()
+                if one.step().step == 3:
+                    print("going on", flush=True)
         except KeyboardInterrupt:
             before = one.steps
         print(before > 1, one.step().step - before, one.evaluate(list(load(0, 1))[:3]).rows)
@@ -166,9 +166,9 @@ if __name__ == "__main__":
     program = start(tmp_path, body)
     assert program.stdout is not None
     assert program.stdout.readline() == "begun\n"
-    time.sleep(0.5)  # some steps; which one is cut off does not matter
-    program.send_signal(signal.SIGINT)
-    out, err = program.communicate(timeout=SECONDS)
+    assert program.stdout.readline() == "going on\n"
+    program.send_signal(signal.SIGINT)  # which step is cut off does not matter
+    out, err = program.communicate(timeout=HANG_SECONDS)
     assert (program.returncode, out) == (0, "True 1 24\n"), err
     assert_nothing_is_left(tmp_path)
 
@@ -210,7 +210,7 @@ if __name__ == "__main__":
 """
     program = start(tmp_path, body)
     try:
-        out, err = program.communicate(timeout=SECONDS)
+        out, err = program.communicate(timeout=HANG_SECONDS)
     finally:
         program.kill()
     assert (program.returncode, out) == (0, "[]\n"), err
@@ -244,7 +244,7 @@ if __name__ == "__main__":
         print(len(told), left, one._life.folder.exists())
 """
     program = start(tmp_path, body)
-    out, err = program.communicate(timeout=SECONDS)
+    out, err = program.communicate(timeout=HANG_SECONDS)
     assert (program.returncode, out) == (0, "2 [] False\n"), err
     assert_nothing_is_left(tmp_path)
 
@@ -277,7 +277,7 @@ if __name__ == "__main__":
         print(here.step(batches) == there.step(batches))
 """
     program = start(tmp_path, body)
-    out, err = program.communicate(timeout=SECONDS)
+    out, err = program.communicate(timeout=HANG_SECONDS)
     assert (program.returncode, out) == (0, "6 6 1\n6 6 1\nTrue\n"), err
     assert_nothing_is_left(tmp_path)
 
@@ -306,7 +306,7 @@ if __name__ == "__main__":
     print(one._life.folder.exists())
 """
     program = start(tmp_path, body)
-    out, err = program.communicate(timeout=SECONDS)
+    out, err = program.communicate(timeout=HANG_SECONDS)
     assert (program.returncode, out) == (0, "True 2\nFalse\n"), err
     assert_nothing_is_left(tmp_path)
 
@@ -314,7 +314,7 @@ if __name__ == "__main__":
 def test_a_loader_of_an_interactive_session_is_refused() -> None:
     program = HEAD + "world()\n"
     done = subprocess.run(
-        [sys.executable, "-"], input=program, capture_output=True, text=True, timeout=SECONDS
+        [sys.executable, "-"], input=program, capture_output=True, text=True, timeout=HANG_SECONDS
     )
     assert done.returncode == 1
     assert "is defined in a notebook or an interactive session" in done.stderr
@@ -323,7 +323,7 @@ def test_a_loader_of_an_interactive_session_is_refused() -> None:
 @pytest.mark.parametrize("world", ["in_process", pytest.param("processes", marks=pytest.mark.slow)])
 def test_the_example_learns(world: str) -> None:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLE), world], capture_output=True, text=True, timeout=SECONDS
+        [sys.executable, str(EXAMPLE), world], capture_output=True, text=True, timeout=HANG_SECONDS
     )
     assert done.returncode == 0, done.stderr
     last = next(line for line in done.stdout.splitlines() if line.startswith("epoch 1"))

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from patience import HANG_SECONDS
 
-LIMIT = timedelta(seconds=60)  # less than anyone would wait for a test
+LIMIT = timedelta(seconds=HANG_SECONDS)
 Tasks = Sequence[Callable[[int], object]]
 
 
