@@ -49,7 +49,8 @@ def test_processes_equal_the_in_process_world_bit_for_bit(
         *(f"parallel.trainers={trainers}", f"parallel.cuts=[{cuts}]"),
         *(f"parallel.servers={servers}", f"schedule={schedule}"),
         *(f"schedule.microbatches={microbatches}", "train.batch_size=16", "train.epochs=3"),
-        *("train.steps=100", "train.evaluate_every=45", "checkpoint.every=50", *options),
+        *("train.steps=100", "train.evaluate_every=45", "checkpoint.every=50"),
+        *("checkpoint.keep=9", *options),
     )
     code, processes = train("processes", *WORLD, *layout)
     assert code == 0

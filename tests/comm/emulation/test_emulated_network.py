@@ -124,8 +124,8 @@ def test_delayed_links_have_the_rate(ways: list[tuple[int, int]], lines: int) ->
     assert seconds >= LEAST * lines * LINE_SECONDS
     assert figures is not None
     sent_bytes = len(ways) * NUM_BYTES
-    assert sent_bytes < figures.bytes < HEADERS * sent_bytes
-    assert figures.packets < sent_bytes / 1_000, "several frames pass in one piece"
+    assert sent_bytes < figures.bytes
+    assert figures.packets < figures.bytes / 1_000, "several frames pass in one piece"
     assert figures.cpu_seconds > 0
 
 
