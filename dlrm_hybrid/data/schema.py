@@ -123,10 +123,12 @@ class Dialect:
     Attributes:
         delimiter: between values.
         quote: `double`: a value that begins with `"` ends at the next one; `none`: quotes are text.
+        names: of the columns of a file without a header; empty where the first line has them.
     """
 
     delimiter: str = ","
     quote: Literal["double", "none"] = "double"
+    names: tuple[str, ...] = ()
 
 
 Split = Annotated[ByFile | ByFraction | ByTime, Field(discriminator="by")]
@@ -153,6 +155,8 @@ class Schema:
         delimiter: between the columns of CSV files, an ASCII character.
         quote: of CSV files: `double` takes delimiters and line ends between two `"` for text, as
             spreadsheets and pandas write them; `none` takes the quotes themselves for text.
+        names: of all columns of CSV files without a header, in their order; empty where the first
+            line of a file has them.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -166,11 +170,12 @@ class Schema:
     vocabulary: Literal["train", "all"] = "train"
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
     quote: Literal["double", "none"] = "double"
+    names: Annotated[tuple[ColumnName, ...], Field(max_length=MOST_COLUMNS)] = ()
 
     @property
     def dialect(self) -> Dialect:
         """How its CSV files are divided."""
-        return Dialect(delimiter=self.delimiter, quote=self.quote)
+        return Dialect(delimiter=self.delimiter, quote=self.quote, names=self.names)
 
     @property
     def num_dense(self) -> int:

@@ -129,6 +129,16 @@ def test_a_file_of_pandas_with_its_index_and_another_delimiter(
     assert f"{ROWS:,} rows (" in capsys.readouterr().out
 
 
+def test_what_a_guess_does_not_know_is_said(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("rows.tsv").write_text("".join(f"{i}\t0.{i}\t7\n" for i in range(40)))
+    assert program("prepare", "data.guess=rows.tsv", "data.on_bad_row=skip") == 0
+    told = capsys.readouterr().out
+    assert "rows.tsv: the first line looks like values, so columns are called column_1, …\n" in told
+    assert "rows.tsv: no column holds nothing but 0 and 1: write the name of the label\n" in told
+    assert "data.raw=rows.tsv data.on_bad_row=skip\n" in told
+    assert "names: [" in Path("rows.yaml").read_text()
+
+
 def test_a_bottom_mlp_needs_a_dense_column(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.yaml").write_text(
         "label: clicked\ndense: []\ncategorical: [{name: kind}]\nsplit: {by: fraction, test: 0.1}"

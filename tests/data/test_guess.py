@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from table_rows import run_prepare, semantics
@@ -160,6 +161,42 @@ def test_an_odd_row_is_what_prepare_says_of_it(tmp_path: Path) -> None:
     text = guess(path, BadRowPolicy(stop=False, max_rows=1, quarantine=None)).text
     made = run_prepare([path], tmp_path / "out", reading.loads(text, "s"), on_bad_row="skip")
     assert made.bad_rows == 1
+
+
+def test_a_file_without_a_header_has_names_in_its_schema(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    lines = [f"8{i}\t0.{i}\t{i % 2}\t1\ttown {i % 7}\t2024-03-01" for i in range(ROWS)]
+    path.write_text("\n".join(lines))
+    found = guess(path, STOP)
+    assert len(found.remarks) == 1 and found.remarks[0].startswith("the first line looks like")
+    schema = reading.loads(found.text, "s")
+    assert schema.names == tuple(f"column_{i}" for i in range(1, 7))
+    assert run_prepare([path], tmp_path / "out", schema).rows == ROWS
+    other = tmp_path / "other.csv"  # the same names as a header are no row
+    other.write_text("\n".join(["\t".join(schema.names), *lines]))
+    with pytest.raises(DataError, match="row 1: the header again"):
+        run_prepare([other], tmp_path / "no", schema)
+    short = tmp_path / "short.csv"
+    short.write_text("\n".join(line[:-11] for line in lines))
+    with pytest.raises(DataError, match="row 1: 5 columns instead of 6"):
+        run_prepare([short], tmp_path / "no", schema)
+
+
+@pytest.mark.parametrize(
+    ("header", "names"),
+    [
+        ("user,2019,2020", ()),  # one name of numbers is none
+        (",2019,2020", ("column_1", "column_2", "column_3")),
+        ("0,1,2", ()), ("1,2,3", ()),  # as pandas writes columns without names
+        ("7,0.5,0", ("column_1", "column_2", "column_3")),
+        ("7,0,0", ("column_1", "column_2", "column_3")),
+    ],
+)  # fmt: skip
+def test_a_header_is_told_from_values(tmp_path: Path, header: str, names: tuple[str, ...]) -> None:
+    rows = "".join(f"\n{i % 9},{i}.5,{i % 2}" for i in range(ROWS))
+    (tmp_path / "rows.csv").write_text(header + rows)
+    text = guess(tmp_path / "rows.csv", STOP).text
+    assert yaml.safe_load(text).get("names", []) == list(names)
 
 
 def test_what_only_a_person_knows_is_remarked(tmp_path: Path) -> None:

@@ -85,6 +85,14 @@ FAULTS = [
         "embedding_dim = 8: column 'c' cannot have a width of its own",
     ),
     (GOOD, "split: missing; by: fraction, file or time"),
+    *(
+        (GOOD + f"split: {{by: fraction, test: 0.1}}\nnames: {names}", told)
+        for names, told in (
+            ("[y, c, c]", r"names\[2\] = 'c': is names\[1\] too"),
+            ("[y, c, z]", r"names\[2\] = 'z': no column of the schema; use it or name it in"),
+            ("[c]", "names: lacks 'y'"),
+        )
+    ),
     (GOOD + "split: {test: 0.1}", "split.by: missing"),
     (GOOD + "split: {by: fraction, test: 1.5}", "split.test = 1.5: must be less than 1"),
     (GOOD + "split: {by: fraction, test: 0}", "split.test = 0: some rows must test"),

@@ -9,7 +9,7 @@ import functools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, cast
@@ -245,6 +245,7 @@ def _faults(schema: Schema) -> Iterator[str]:
         if name in first:
             yield f"{key} = {name!r}: is {first[name]} too"
         first.setdefault(name, key)
+    yield from _name_faults(schema, first)
     for i, column in enumerate(schema.categorical):
         yield from _column_faults(f"categorical[{i}]", column)
     delimiter = schema.delimiter
@@ -253,6 +254,24 @@ def _faults(schema: Schema) -> Iterator[str]:
     ):
         yield f"delimiter = {delimiter!r}: must be a tab, or a character of ASCII that is no quote"
     yield from _criteo_faults(schema) if schema.format == "criteo" else _split_faults(schema.split)
+
+
+def _name_faults(schema: Schema, known: Collection[str]) -> Iterator[str]:
+    """Faults of `names`, which stand for the header of a file."""
+    if not schema.names:
+        return
+    if schema.format == "criteo":
+        yield "names: not with format: criteo, whose columns have theirs"
+    for i, name in enumerate(schema.names):
+        if name in schema.names[:i]:
+            yield f"names[{i}] = {name!r}: is names[{schema.names.index(name)}] too"
+        elif name not in known and not (
+            isinstance(schema.split, ByTime) and schema.split.column == name
+        ):
+            yield f"names[{i}] = {name!r}: no column of the schema; use it or name it in `ignore`"
+    wanted = dict.fromkeys((*schema.read_columns, *schema.ignore))
+    if missing := [name for name in wanted if name not in schema.names]:
+        yield f"names: lacks {', '.join(map(repr, missing))}"
 
 
 def _column_faults(key: str, column: CategoricalColumn) -> Iterator[str]:

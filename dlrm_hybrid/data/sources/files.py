@@ -187,6 +187,10 @@ class _Delimited:
             if found.fault or not is_end:
                 raise self._fault(found, 0)
             raise DataError(f"{path}: empty: no header ({key})")
+        if dialect.names:  # a line that has them is no row
+            self._header = dialect.delimiter.join(dialect.names).encode()
+            self._names, self._body = dialect.names, bom
+            return
         self._body = found.end  # where the first row begins
         self._header = bytes(text[bom : found.end]).rstrip(b"\r\n")
         self._names = self._read_names()

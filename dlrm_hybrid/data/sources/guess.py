@@ -32,6 +32,7 @@ from dlrm_hybrid.data.sources.criteo import BadRowPolicy
 from dlrm_hybrid.data.sources.files import Block, Source, check_names, open_source
 from dlrm_hybrid.data.sources.instants import instant
 from dlrm_hybrid.data.sources.keys import Key, missing_key
+from dlrm_hybrid.data.sources.scalars import number
 from dlrm_hybrid.data.sources.tables import parts
 from dlrm_hybrid.data.sources.values import Coded, Values, read_values
 from dlrm_hybrid.types import ConfigError, DataError, printable
@@ -45,6 +46,7 @@ UNIQUE = 0.95  # of the rows have a value of their own: no category
 SKEWED = 20.0  # largest over median: rather the logarithm
 EXACT = 2.0**53  # whole numbers beyond it are names, not amounts: float64 has not all of them
 BLOCK_BYTES = 1 << 23
+_MADE = "column_{}"  # names of columns that have none
 SHOWN_CHARACTERS = 100
 _ABSENT = 5e-324  # stands for a missing number: one that no file holds
 _FOREIGN = (
@@ -104,7 +106,7 @@ def guess(path: Path, policy: BadRowPolicy) -> Guess:
     Raises:
         DataError: the file cannot be read, has no rows, or is no table.
     """
-    delimiter, source = _open(path)
+    dialect, source = _open(path)
     check_names(path, source.names, (), set(source.names))
     if len(source.names) < 2:
         raise _no_table(path, f"one column {source.names[0]!r:.60}" if source.names else "nothing")
@@ -115,29 +117,68 @@ def guess(path: Path, policy: BadRowPolicy) -> Guess:
         raise DataError(f"{path}: no rows to guess a schema from ({KEY})")
     if len(block.odd) >= len(block.row_N):
         raise _no_table(path, f"row {block.odd[0].row} has {block.odd[0].reason}")
-    for number, odd in enumerate(block.odd, 1):
-        policy.check(number, f"{path}: row {odd.row}: {odd.reason}")
+    for count, odd in enumerate(block.odd, 1):
+        policy.check(count, f"{path}: row {odd.row}: {odd.reason}")
     columns = [_column(name, block) for name in source.names]
     if not any(one.use for one in columns):
         seen = "; ".join(f"{one.name!r}: {one.seen}" for one in columns)
         raise _no_table(path, f"no column that a model can use: {seen:.400}")
-    return _written(path, delimiter, columns, block)
+    return _written(path, dialect, columns, block)
 
 
 def _no_table(path: Path, found: str) -> DataError:
     return DataError(f"{path}: not a table with a header that names its columns: {found} ({KEY})")
 
 
-def _open(path: Path) -> tuple[str, Source]:
-    """The file, as CSV by the first delimiter that divides its header into most columns."""
-    sources = [
-        (one, open_source(path, Dialect(delimiter=one), BLOCK_BYTES, lambda piece: None, KEY))
-        for one in DELIMITERS
-    ]
-    return max(sources, key=lambda pair: len(pair[1].names))
+def _open(path: Path) -> tuple[Dialect, Source]:
+    """The file, as CSV by the first delimiter that divides its first line into most columns."""
+    dialects = [Dialect(delimiter=one) for one in DELIMITERS]
+    sources = [(one, _source(path, one)) for one in dialects]
+    dialect, source = max(sources, key=lambda pair: len(pair[1].names))
+    if source.is_text and len(source.names) > 1:
+        made = tuple(_MADE.format(number) for number in range(1, len(source.names) + 1))
+        without = replace(dialect, names=made)
+        if _is_row(source.names, _source(path, without)):
+            return without, _source(path, without)
+    return dialect, source
 
 
-def _written(path: Path, delimiter: str, columns: Sequence[_Column], block: Block) -> Guess:
+def _source(path: Path, dialect: Dialect) -> Source:
+    return open_source(path, dialect, BLOCK_BYTES, lambda piece: None, KEY)
+
+
+def _is_row(cells: Sequence[str], source: Source) -> bool:
+    """Whether the first line of a file is a row of values.
+
+    It is if it has numbers or times where the rows have them, and everywhere they have them. Frames
+    without names of columns are written with their numbers.
+    """
+    count = len(cells)
+    if [*cells] in ([*map(str, range(count))], [*map(str, range(1, count + 1))]) and count > 2:
+        return False
+    if not any(map(_is_value, cells)):
+        return False
+    block = next(iter(source.blocks(source.names)), None)
+    if block is None or len(block.row_N) < 2:
+        return True
+    rows = pa.array(block.row_N > 1)
+    holds: list[bool] = []
+    for cell, array in zip(cells, block.columns.columns, strict=True):
+        rest = array.filter(rows).drop_null().unique().to_pylist()
+        if cell and rest and all(_is_value(one.decode(errors="replace")) for one in rest):
+            holds.append(_is_value(cell))
+    return all(holds) and any(holds)
+
+
+def _is_value(text: str) -> bool:
+    """Whether text is a number or a time."""
+    try:
+        return math.isfinite(number(text))
+    except ValueError:
+        return instant(text) is not None
+
+
+def _written(path: Path, dialect: Dialect, columns: Sequence[_Column], block: Block) -> Guess:
     """The schema as text, after `prepare`'s own reading of it."""
     labels = [one for one in columns if one.is_label]
     labels.sort(key=lambda one: one.name.lower() not in LABELS)
@@ -155,15 +196,21 @@ def _written(path: Path, delimiter: str, columns: Sequence[_Column], block: Bloc
         f"split: {{by: fraction, validation: {split.validation}, test: {split.test}, "
         f"seed: {split.seed}}}",
     ]
-    if delimiter != DELIMITERS[0]:
-        lines.append(f"delimiter: {_scalar(delimiter)}")
-    text = "\n".join([*lines, ""])
+    if dialect.delimiter != DELIMITERS[0]:
+        lines.append(f"delimiter: {_scalar(dialect.delimiter)}")
     remarks: list[str] = []
+    if dialect.names:
+        lines.append("# The first line looks like values: name the columns, here and above.")
+        lines.append(f"names: [{', '.join(map(_scalar, dialect.names))}]")
+        remarks.append(
+            f"the first line looks like values, so columns are called {_MADE.format(1)}, …"
+        )
+    text = "\n".join([*lines, ""])
     if not labels:
         remarks.append("no column holds nothing but 0 and 1: write the name of the label")
     if not categorical:
         remarks.append("no column looks like categories: at least one is needed")
-    if not remarks:
+    if labels and categorical:
         try:
             loads(text, str(path))
         except ConfigError as error:
