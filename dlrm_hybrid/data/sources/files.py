@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -36,6 +37,8 @@ _QUOTE = '"'
 _READ_BYTES = 1 << 16  # of each Parquet column at a time; else whole columns of a row group
 _PARQUET = b"PAR1"
 _NPY = b"\x93NUMPY"
+# numpy reads a header as Python's parser does, and maps as many bytes as it says.
+_NPY_FAULTS = (ValueError, TypeError, OverflowError, SyntaxError, TokenError, RecursionError)
 _SHOWN_NAMES = 8
 
 
@@ -389,9 +392,11 @@ class _Npy:
         self._path = path
         self._key = key
         try:
-            self._rows = np.load(path, mmap_mode="r", allow_pickle=False)
-        except ValueError as error:
-            raise DataError(f"{path}: not a .npy file to read: {error} ({key})") from error
+            with np.errstate(over="ignore"):  # of a size in the header: it is an error then
+                self._rows = np.load(path, mmap_mode="r", allow_pickle=False)
+        except _NPY_FAULTS as error:
+            first = str(error).partition("\n")[0]
+            raise DataError(f"{path}: not a .npy file to read: {first} ({key})") from error
         if self._rows.dtype.names is None or self._rows.ndim != 1:
             raise DataError(
                 f"{path}: {self._rows.dtype} {list(self._rows.shape)}: a table in a .npy file is "
