@@ -165,15 +165,20 @@ def _table(
     progress: Progress,
 ) -> Manifest:
     """Make the arrays and vocabularies of a table."""
-    from dlrm_hybrid.data.sources.tables import read_tables, write_tables  # Arrow takes a while
+    from dlrm_hybrid.data.sources.tables import (
+        Spill,
+        read_tables,
+        write_tables,
+    )  # Arrow takes a while
 
     semantics = options.semantics
     policy = _policy(partial.result, options)
     report = _counter(progress, "read", None)
-    read = read_tables(raw, semantics, partial.spill, policy, options.block_bytes, report)
-    _check_unchanged(raw, stamps)
-    report = _counter(progress, "assemble", sum(read.rows))
-    written = write_tables(read, semantics, partial.spill, partial.result, report)
+    with Spill(partial.spill / "columns.bin") as spill:
+        read = read_tables(raw, semantics, spill, policy, options.block_bytes, report)
+        _check_unchanged(raw, stamps)
+        report = _counter(progress, "assemble", sum(read.rows))
+        written = write_tables(read, semantics, spill, partial.result, report)
     return Manifest(
         format=manifest.FORMAT,
         semantics=semantics,

@@ -20,7 +20,7 @@ from dlrm_hybrid.data.schemas import reading
 from dlrm_hybrid.data.sources.arrow import pa, parquet
 from dlrm_hybrid.data.sources.criteo import BadRowPolicy
 from dlrm_hybrid.data.sources.guess import Guess, guess
-from dlrm_hybrid.data.sources.tables import read_tables
+from dlrm_hybrid.data.sources.tables import Spill, read_tables
 from dlrm_hybrid.types import DataError
 
 ROWS = 60
@@ -44,9 +44,8 @@ def prepared(path: Path) -> Schema:
     found = guess(path, STOP)
     assert found.remarks == ()
     schema = reading.loads(found.text, "guessed.yaml")
-    spill = path.with_suffix(".spill")
-    spill.mkdir()
-    read_tables([path], semantics(schema), spill, STOP, 1 << 16, lambda rows: None)
+    with Spill(path.with_suffix(".spill")) as spill:
+        read_tables([path], semantics(schema), spill, STOP, 1 << 16, lambda rows: None)
     return schema
 
 

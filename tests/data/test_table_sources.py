@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import resource
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,27 @@ def test_npy_files_hold_tables_too(tmp_path: Path, rows: list[Row]) -> None:
         run_prepare([tmp_path / "matrix.npy"], tmp_path / "no", schema)
 
 
+@given(
+    st.sampled_from(
+        ["(3,)", f"({2**60},)", f"({2**64},)", "(-3,)", "(4,)", "(", "", "3", "(True,)", "[" * 999]
+    ),
+    st.sampled_from(["'<f4'", "'O'", "'z'", "'<f4', (2**40,)", f"'<f4', ({2**40},)", "[", "0"]),
+    st.integers(0, 200),
+)
+def test_any_header_of_npy_is_read_or_a_fault(
+    tmp_path: Path, shape: str, kind: str, kept: int
+) -> None:
+    text = f"{{'descr': [('y', {kind})], 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    path = tmp_path / "a.npy"
+    path.write_bytes(b"\x93NUMPY\x01\0" + len(text).to_bytes(2, "little") + text + bytes(kept))
+    try:
+        source = open_source(path, Dialect(), 1 << 16, lambda piece: None)
+    except DataError as error:
+        assert str(error).startswith(f"{path}: ") and str(error).isprintable()
+    else:
+        assert sum(len(block.row_N) for block in source.blocks(["y"])) == kept // 4
+
+
 def test_parts_by_fraction_and_by_file(tmp_path: Path, rows: list[Row]) -> None:
     whole = write_csv(tmp_path / "all.csv", rows)
     made = run_prepare([whole], tmp_path / "drawn", table(BY_FRACTION))
@@ -193,6 +215,26 @@ def test_a_bad_row_is_told_with_file_row_and_column(
     assert aside.startswith("a.csv: row 301: column ") and rows[300]["page"] in aside
     with pytest.raises(DataError, match=r"more than 0 bad rows \(data.max_bad_rows\); .*row 301"):
         run_prepare([path], tmp_path / "no", table(), on_bad_row="skip", max_bad_rows=0)
+
+
+def test_columns_may_be_more_than_files_may_be_open(tmp_path: Path) -> None:
+    names = [f"c{column}" for column in range(70)]
+    pq.write_table(
+        pa.table({name: [i % 7 for i in range(40)] for name in names} | {"y": [0, 1] * 20}),
+        tmp_path / "a.parquet",
+    )
+    columns = ", ".join(f"{{name: {name}, kind: integer}}" for name in names)
+    split = "split: {by: fraction, validation: 0.3, test: 0.3}"
+    schema = schemas.loads(f"label: y\ndense: []\ncategorical: [{columns}]\n{split}", "s")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = len(list(Path("/proc/self/fd").iterdir()))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 30, limits[1]))
+    try:
+        made = run_prepare([tmp_path / "a.parquet"], tmp_path / "out", schema)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert made.rows == 40
+    verify(open_shards(tmp_path / "out", None), lambda done: None)
 
 
 def test_lines_of_other_lengths_and_bytes_that_are_no_text(tmp_path: Path, rows: list[Row]) -> None:

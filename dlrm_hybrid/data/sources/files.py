@@ -402,6 +402,9 @@ class _Npy:
                 f"{path}: {self._rows.dtype} {list(self._rows.shape)}: a table in a .npy file is "
                 f"a structured array of one dimension, with a field for each column ({key})"
             )
+        end = int(getattr(self._rows, "offset", 0)) + self._rows.nbytes
+        if more := path.stat().st_size - end:
+            raise DataError(f"{path}: {more} bytes behind its {len(self._rows)} rows ({key})")
 
     @property
     def names(self) -> Sequence[str]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import fnmatch
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, final
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +40,6 @@ from dlrm_hybrid.rng import fold, splitmix64
 from dlrm_hybrid.types import DataError
 
 PARTS = ("train", "validation", "test")
-_PIECE_ROWS = 1 << 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,27 +96,46 @@ class _Moments:
         return tuple(found)
 
 
-class _Spill:
-    """Files of columns, a set for each part."""
+@final
+class Spill:
+    """Columns of all parts in one file, piece after piece: a table may have thousands of them.
 
-    def __init__(self, folder: Path, schema: Schema, stack: ExitStack) -> None:
-        names = ["label", "dense", *(f"ids{i}" for i in range(len(schema.categorical)))]
-        names += [f"lengths{i}" for i in schema.multi_hot]
-        self._files: dict[tuple[str, str], BinaryIO] = {
-            (part, name): stack.enter_context((folder / f"{part}.{name}").open("wb"))
-            for part in PARTS
-            for name in names
-        }
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w+b")
+        self._pieces: defaultdict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+        self._end = 0
+
+    def __enter__(self) -> Spill:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
     def write(self, part: str, name: str, values: Array) -> None:
-        """Add values behind those of a part's column."""
-        self._files[part, name].write(np.ascontiguousarray(values).data)
+        """Add a piece to a part's column."""
+        self._file.seek(self._end)
+        self._file.write(np.ascontiguousarray(values).data)
+        self._pieces[part, name].append((self._end, values.size))
+        self._end += values.nbytes
+
+    def read(self, part: str, name: str, dtype: type[np.generic]) -> Iterator[Array]:
+        """The pieces of a part's column, flat, in their order."""
+        for place, size in self._pieces[part, name]:
+            values = np.empty(size, dtype)
+            self._file.seek(place)
+            if self._file.readinto(values.data) != values.nbytes:
+                raise OSError(f"{self._file.name}: a temporary file ends before its end")
+            yield values
 
 
 def read_tables(
     raw: Sequence[Path],
     semantics: Semantics,
-    spill: Path,
+    spill: Spill,
     policy: BadRowPolicy,
     block_bytes: int,
     report: Callable[[int], None],
@@ -126,7 +145,7 @@ def read_tables(
     Args:
         raw: the files.
         semantics: what their columns are.
-        spill: an empty folder.
+        spill: takes the columns.
         policy: what happens to bad rows.
         block_bytes: of text, read at a time.
         report: called with the rows read, block after block.
@@ -142,7 +161,6 @@ def read_tables(
     digests: list[str] = []
     before = 0  # rows of the files before, bad ones too
     with ExitStack() as stack:
-        files = _Spill(spill, schema, stack)
         quarantine: BinaryIO | None = None
         if policy.quarantine:
             quarantine = stack.enter_context(policy.quarantine.open("wb"))
@@ -154,7 +172,7 @@ def read_tables(
                 _set_aside(bad, path, policy, bad_rows, quarantine)
                 bad_rows += len(bad)
                 part_N = parts(values, schema, path, before)
-                _put(files, values, part_N, numbers, schema, moments)
+                _put(spill, values, part_N, numbers, schema, moments)
                 for part, name in enumerate(PARTS):
                     rows[name] += int(np.count_nonzero(part_N == part))
                 last = max(last, *values.row_N[-1:].tolist(), *(one.row for one in bad), 0)
@@ -263,7 +281,7 @@ def _comparable(border: float | str) -> float:
 
 
 def _put(
-    files: _Spill,
+    spill: Spill,
     values: Values,
     part_N: npt.NDArray[np.int8],
     numbers: Sequence[Numbers],
@@ -277,17 +295,17 @@ def _put(
     masks = [(name, part_N == part) for part, name in enumerate(PARTS)]
     masks = [(name, mask) for name, mask in masks if mask.any()]
     for name, mask in masks:
-        files.write(name, "label", values.label_N[mask])
-        files.write(name, "dense", values.dense_NI[mask])
+        spill.write(name, "label", values.label_N[mask])
+        spill.write(name, "dense", values.dense_NI[mask])
     for index, coded in enumerate(values.categories):
         length_N = coded.length_N
         known_M = train_N if length_N is None else np.repeat(train_N, length_N)
         number_M = numbers[index].add(coded, None if counts_all else known_M)
         for name, mask in masks:
             mask_M = mask if length_N is None else np.repeat(mask, length_N)
-            files.write(name, f"ids{index}", number_M[mask_M])
+            spill.write(name, f"ids{index}", number_M[mask_M])
             if length_N is not None:
-                files.write(name, f"lengths{index}", length_N[mask])
+                spill.write(name, f"lengths{index}", length_N[mask])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,14 +318,14 @@ class Written:
 
 
 def write_tables(
-    read: Read, semantics: Semantics, spill: Path, result: Path, report: Callable[[int], None]
+    read: Read, semantics: Semantics, spill: Spill, result: Path, report: Callable[[int], None]
 ) -> Written:
     """Make the arrays and vocabularies of what was read.
 
     Args:
         read: what `read_tables` has found.
         semantics: what the columns are.
-        spill: where it has put them.
+        spill: has their columns.
         result: gets the files.
         report: called with rows that are done.
     """
@@ -335,7 +353,7 @@ def write_tables(
 def _single(
     read: Read,
     schema: Schema,
-    spill: Path,
+    spill: Spill,
     result: Path,
     id_of: Sequence[npt.NDArray[np.int32]],
     report: Callable[[int], None],
@@ -347,28 +365,26 @@ def _single(
         ArrayWriter(result / "dense.npy", np.float32, width) as dense,
         ArrayWriter(result / "ids.npy", np.int32, len(single)) as ids,
     ):
-        for part, count in zip(PARTS, read.rows, strict=True):
-            with ExitStack() as stack:
-                labels, numbers, *columns = (
-                    stack.enter_context((spill / f"{part}.{name}").open("rb"))
-                    for name in ("label", "dense", *(f"ids{index}" for index in single))
-                )
-                for first in range(0, count, _PIECE_ROWS):
-                    rows = min(_PIECE_ROWS, count - first)
-                    label.append(np.fromfile(labels, np.float32, rows))
-                    dense_NI = np.fromfile(numbers, np.float64, rows * width).reshape(rows, width)
-                    dense.append(standardised(dense_NI, read.scales))
-                    ids_NF = np.empty((rows, len(single)), np.int32)
-                    for place, index in enumerate(single):
-                        number_N = np.fromfile(columns[place], np.int32, rows)
-                        ids_NF[:, place] = id_of[index][number_N]
-                    ids.append(ids_NF)
-                    report(rows)
+        for part in PARTS:
+            columns = [
+                spill.read(part, "label", np.float32),
+                spill.read(part, "dense", np.float64),
+                *(spill.read(part, f"ids{index}", np.int32) for index in single),
+            ]
+            for label_N, x_NI, *numbers in zip(*columns, strict=True):
+                rows = len(label_N)
+                label.append(label_N)
+                dense.append(standardised(x_NI.reshape(rows, width), read.scales))
+                ids_NF = np.empty((rows, len(single)), np.int32)
+                for place, index in enumerate(single):
+                    ids_NF[:, place] = id_of[index][numbers[place]]
+                ids.append(ids_NF)
+                report(rows)
         yield from (label.finish(), dense.finish(), ids.finish())
 
 
 def _multi_hot(
-    index: int, spill: Path, result: Path, id_V: npt.NDArray[np.int32]
+    index: int, spill: Spill, result: Path, id_V: npt.NDArray[np.int32]
 ) -> Iterator[StoredArray]:
     """One multi-hot column: all its ids, and where those of each row begin."""
     with (
@@ -378,12 +394,10 @@ def _multi_hot(
         end = 0
         offsets.append(np.zeros(1, np.int64))
         for part in PARTS:
-            with (spill / f"{part}.lengths{index}").open("rb") as file:
-                while len(length_N := np.fromfile(file, np.int32, _PIECE_ROWS)):
-                    offset_N = end + np.cumsum(length_N, dtype=np.int64)
-                    end = int(offset_N[-1])
-                    offsets.append(offset_N)
-            with (spill / f"{part}.ids{index}").open("rb") as file:
-                while len(number_M := np.fromfile(file, np.int32, _PIECE_ROWS)):
-                    values.append(id_V[number_M])
+            for length_N in spill.read(part, f"lengths{index}", np.int32):
+                offset_N = end + np.cumsum(length_N, dtype=np.int64)
+                end = int(offset_N[-1])
+                offsets.append(offset_N)
+            for number_M in spill.read(part, f"ids{index}", np.int32):
+                values.append(id_V[number_M])
         yield from (values.finish(), offsets.finish())
