@@ -21,14 +21,16 @@ from dlrm_hybrid.data.manifest import (
     Semantics,
     SourceFile,
 )
-from dlrm_hybrid.disk import HeldError, flush, locked
+from dlrm_hybrid.disk import HeldError, append, flush, locked, read_text
 from dlrm_hybrid.types import DataError, ResourceError
 
 QUARANTINE_FILE = "bad_rows.txt"
+RUNS_FILE = "runs.txt"  # the folders of runs that were trained on the rows, a line each
+MOST_RUNS_BYTES = 1 << 20
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OWN = re.compile(
     rf"(label|dense|ids(\.[0-9]+\.(values|offsets))?)\.npy|day_[0-9]+\.bin|{VOCABULARY_FOLDER}|"
-    + "|".join(map(re.escape, (MANIFEST_FILE, *UNFINISHED_FILES, QUARANTINE_FILE)))
+    + "|".join(map(re.escape, (MANIFEST_FILE, *UNFINISHED_FILES, QUARANTINE_FILE, RUNS_FILE)))
 )
 _MOST_COPIES = 16
 Say = Callable[[str], None]
@@ -125,9 +127,38 @@ def current(
         return None
     _refuse_foreign(output)
     found = _read(output, raw, options, say)
-    if isinstance(found, Stale) and not options.overwrite:
-        raise DataError(f"{found.reason}; {options.advice}")
+    if isinstance(found, Stale):
+        if runs := trained_on(output):
+            found = Stale(
+                f"{found.reason}; {_some(runs)} learned from these rows: without them a run "
+                "predicts and is exported, but is not evaluated on them or resumed"
+            )
+        if not options.overwrite:
+            raise DataError(f"{found.reason}; {options.advice}")
     return found
+
+
+def trained_on(output: Path) -> list[str]:
+    """The folders of runs, as far as they are still there, that were trained on prepared rows."""
+    try:
+        lines = read_text(output, RUNS_FILE, MOST_RUNS_BYTES).splitlines()
+    except DataError:
+        return []
+    return [line for line in dict.fromkeys(lines) if Path(line).is_dir()]
+
+
+def note_run(output: Path, run: Path) -> None:
+    """Put a run on the list of those that were trained on prepared rows, where that is possible."""
+    path = str(run.absolute())
+    if not path.isprintable() or path in trained_on(output):
+        return
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    with suppress(OSError):
+        descriptor = os.open(output / RUNS_FILE, flags, 0o666)
+        try:
+            append(descriptor, f"{path}\n".encode())
+        finally:
+            os.close(descriptor)
 
 
 def _read(output: Path, raw: Raw | None, options: PrepareOptions, say: Say) -> Manifest | Stale:

@@ -149,14 +149,13 @@ def prepare_evaluation(source: Source, display: Display, command: Command) -> Ev
     config = validate(values)
     shards = open_shards(rows, build.semantics(config))
     evaluation = Evaluation(checkpoint, source.facts, values, config, rows, shards)
-    if not evaluation.trained_on:
-        if not ("data.prepared" in given or _describes_rows(given)):
-            asked = shlex.quote(override_text("data.prepared", str(rows)))
-            raise DataError(
-                f"{rows}: not the rows that {checkpoint} was trained on; {asked} "
-                "scores it on them if their vocabulary is the same"
-            )
-        check_vocabulary(checkpoint, source.facts, shards.preprocessing)
+    if not evaluation.trained_on and not ("data.prepared" in given or _describes_rows(given)):
+        asked = shlex.quote(override_text("data.prepared", str(rows)))
+        raise DataError(
+            f"{rows}: not the rows that {checkpoint} was trained on; {asked} "
+            "scores it on them if their vocabulary is the same"
+        )
+    check_vocabulary(checkpoint, source.facts, shards.preprocessing)
     return evaluation
 
 

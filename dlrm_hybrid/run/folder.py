@@ -26,6 +26,7 @@ from dlrm_hybrid.config.identity import (
 )
 from dlrm_hybrid.config.paths import absolute, recorded
 from dlrm_hybrid.config.validate import faults_text, own_values, saved_values
+from dlrm_hybrid.data.folder import note_run
 from dlrm_hybrid.data.preprocessing import PREPROCESSING_FOLDER, keep
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.disk import (
@@ -156,6 +157,8 @@ def check_checkpoint(
     lines = lines or other_flights(facts, values)
     if shards is not None and facts["rows"] != shards.manifest.identity:
         lines.append(f"data.prepared = {shards.folder}: the checkpoint was made from other rows")
+    elif shards is not None and facts.get("vocabulary") != shards.manifest.meaning:
+        lines.append(f"data.prepared = {shards.folder}: its ids are of other categories or columns")
     _refuse(folder, lines)
     return facts
 
@@ -219,6 +222,7 @@ def write_facts(request: Request, rows: Path) -> None:
     write_whole(folder / "environment.json", json.dumps(environment, indent=1))
     with writing(folder / PREPROCESSING_FOLDER, RUN_FOLDER_KEY):
         keep(rows, folder)
+    note_run(rows, folder)
     (folder / SUMMARY_FILE).unlink(missing_ok=True)  # of an attempt before this one
 
 

@@ -97,7 +97,12 @@ def test_a_run_outlives_its_rows(
     config = tmp_path / "made" / "other" / "config.json"
     assert json.loads(config.read_text())["data"]["prepared"] == str(tmp_path / "made" / "rows")
     write_rows(Path("one.csv"), 2)
+    capsys.readouterr()
+    lost = f"{tmp_path / 'made' / 'other'} learned from these rows: without them a run predicts and"
+    assert command("prepare", *rows) == 3
+    assert lost in capsys.readouterr().err
     assert command("prepare", *rows, "prepare.overwrite=true") == 0
+    assert lost in capsys.readouterr().out
     write_rows(Path("one.csv"), 1)
     assert scores(Path("other"), Path("one.csv"), tmp_path / "after.csv") == expected
     capsys.readouterr()
@@ -116,6 +121,23 @@ def test_a_run_outlives_its_rows(
     assert check["before"] is None and check["rows"] == 10_000 and check["rows_apart"] == 0
     weights = safetensors.numpy.load_file("out/model.safetensors")
     assert weights["embedding.1.weight"].shape[0] == 30
+
+
+def test_equal_ids_of_other_categories_are_other_rows(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (made / "one.csv").read_text()
+    Path("one.csv").write_text(text.replace("item", "thing").replace("y,x,thing", "y,x,item"))
+    rows = ("data=table", f"data.schema={made / 'schema.yaml'}", "data.raw=one.csv")
+    there = "data.prepared=there"
+    assert command("prepare", *rows, there) == 0
+    assert command("evaluate", f"evaluate.checkpoint={made / 'run'}", there) == 3
+    assert "their vocabulary differs: vocabulary_xxh3" in capsys.readouterr().err
+    more = (there, *STEPS, f"checkpoint.resume={made / 'run'}", "hydra.run.dir=on")
+    assert command("train", *rows, *more) == 3
+    told = "data.prepared = there: its ids are of other categories or columns"
+    assert told in capsys.readouterr().err
 
 
 def flip(folder: Path) -> None:
