@@ -155,8 +155,8 @@ def same_levels(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 def in_flight(facts: Mapping[str, Any]) -> bool:
     """Whether a checkpoint with these facts was made while batches were between two stages."""
     progress, schedule = facts["progress"], facts["config"].get("schedule", {})
-    is_stale = schedule.get("name") == STALE_SCHEDULE
-    return is_stale and progress["step"] > progress.get("emptied", 0)
+    is_late = schedule.get("name") == STALE_SCHEDULE and any(schedule.get("staleness") or (1,))
+    return is_late and progress["step"] > progress.get("emptied", 0)
 
 
 def other_flights(facts: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -156,6 +156,11 @@ class PullConfig:
     precision: PrecisionOrLevels
     sparsity: BelowOne | None
 
+    @property
+    def left_out(self) -> float | None:
+        """The sparsity; None where every version publishes all that has changed."""
+        return self.sparsity or None
+
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class SyncConfig:

@@ -132,8 +132,8 @@ def gradient_density(world: Layout, tensor: DenseTensor) -> float:
 def pull_density(world: Layout, tensor: DenseTensor) -> float:
     """Share of the elements of a tensor that a version changes for a trainer."""
     config, own = world.config, gradient_density(world, tensor)
-    if config.pull.sparsity is not None:
-        return max(1 - config.pull.sparsity, 1 / tensor.count)
+    if config.pull.left_out is not None:
+        return max(1 - config.pull.left_out, 1 / tensor.count)
     if not methods()[config.gradient.name].is_sparse or config.optimizer.name == "momentum":
         return 1.0
     if _agree(world) or config.gradient.name == "randomk":

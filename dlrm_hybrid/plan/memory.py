@@ -66,7 +66,7 @@ def _owned(world: Layout, rank: int) -> int:
         return _worker(world, role.stage)
     if isinstance(role, ServerRole):
         elements = sum(one.count for one in world.tensors if one.server == role.index)
-        published = 1 if config.pull.precision != "float32" or config.pull.sparsity else 0
+        published = 1 if config.pull.precision != "float32" or config.pull.left_out else 0
         followers = world.topology.trainers if config.sync.name == "async" else 1
         each = 1 + SLOTS[config.optimizer.name] + published * followers + config.sync.staleness
         pushes = world.topology.trainers

@@ -1,9 +1,13 @@
+from itertools import product
+
 import pytest
 
 from dlrm_hybrid.compress.activation.methods import METHODS
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.keys import all_keys, conf_folder
 from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.run.assembly import build, world
+from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import ConfigError
 
 HYBRID = "parallel=hybrid"
@@ -135,3 +139,33 @@ def test_one_number_serves_all_cuts(
 def test_every_choice_of_activation_is_built() -> None:
     choices = {path.stem for path in (conf_folder() / "activation").glob("*.yaml")}
     assert {*METHODS, "none"} == choices == {*all_keys()["activation.name"].choices}
+
+
+@pytest.mark.parametrize(
+    ("precision", "gradient", "optimizer"),
+    [
+        *product(
+            ("float32", "bfloat16", "float16", "levels"),
+            ("none", "dct", "deft", "randomk"),
+            ("sgd", "adam"),
+        )
+    ],
+)
+def test_a_sparsity_of_0_is_none(
+    precision: str, gradient: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers are the same, so bits are, and so are kernels."""
+    monkeypatch.setattr(world, "ParameterServer", lambda *given: given[4].bucket)
+    given = (
+        HYBRID,
+        f"pull.precision={precision}",
+        f"gradient={gradient}",
+        f"optimizer={optimizer}",
+    )
+    configs = [validate(values_of([*given, f"pull.sparsity={one}"])) for one in (0, "null")]
+    layouts = [world.layout(one, (5,) * 26, 10, 0) for one in configs]
+    pairs = list(zip(configs, layouts, strict=True))
+    without, unset = (world.server(*pair, 0, SpanClock()) for pair in pairs)
+    assert without == unset
+    kernels = [build.kernel_files(one, trains=True, has_rows=True) for one in configs]
+    assert kernels[0] == kernels[1]

@@ -96,6 +96,8 @@ def test_only_a_run_with_the_same_stages_goes_on_with_batches_in_flight() -> Non
     assert in_flight(facts) and not other_flights(facts, values)
     assert not in_flight({**facts, "progress": {"step": 9, "emptied": 9}})
     assert not in_flight({**facts, "config": values_of(["parallel=hybrid"])})
+    zeros = values_of([*STALE, "schedule.delays=[0,0,0]", "schedule.staleness=[0,0,0]"])
+    assert not in_flight({**facts, "config": zeros})
     for override in ("parallel.trainers=1", "schedule.delays=[0,1,0]", "activation=dct"):
         key = override.partition("=")[0]
         lines = other_flights(facts, values_of([*STALE, override]))

@@ -13,6 +13,7 @@ from dlrm_hybrid.checkpoint.commit import Preparing, Shard
 from dlrm_hybrid.checkpoint.folder import find
 from dlrm_hybrid.checkpoint.reader import open_checkpoint
 from dlrm_hybrid.cli.main import run
+from dlrm_hybrid.parallel.dense.mirror import fresh_thresholds
 from dlrm_hybrid.parallel.finite import is_finite
 from dlrm_hybrid.run import training
 from dlrm_hybrid.train.progress import Progress
@@ -112,9 +113,12 @@ def test_what_is_not_finite_is_never_read(unchecked: Callable[[str], Path]) -> N
         open_checkpoint(folder).tensor("bottom.1.weight")
 
 
-def test_a_threshold_that_is_not_found_yet_is_no_fault(unchecked: Callable[[str], Path]) -> None:
+def test_a_threshold_that_is_not_found_yet_is_finite(unchecked: Callable[[str], Path]) -> None:
+    state = fresh_thresholds({"bias": torch.zeros(100)}, 0.9)
+    assert all(is_finite(one) for one in state.values())
     folder = unchecked("compressor.0.bottom.1.weight.threshold")
-    assert open_checkpoint(folder).tensor("compressor.0.bottom.1.weight.threshold")[1].isnan()
+    with pytest.raises(DataError, match=r"threshold holds values that are not finite"):
+        open_checkpoint(folder).tensor("compressor.0.bottom.1.weight.threshold")
 
 
 def test_finite_values_near_the_limit_are_finite() -> None:

@@ -8,7 +8,6 @@ G + 1 offsets of groups among the tensors.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -25,6 +24,8 @@ from dlrm_hybrid.compress.gradient.layout import Indices, Layout
 from dlrm_hybrid.compress.gradient.selector import Selection, Selector
 from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule, target_k
 from dlrm_hybrid.compress.report import SentReport
+
+NONE_YET = -1.0  # in the place of a threshold
 
 
 class Scope(StrEnum):
@@ -161,8 +162,8 @@ class Thresholded(Selector):
         if target.warmup_steps and state.sparsity != target.sparsity_at(step):
             state.sparsity = target.sparsity_at(step)
             state.ks = target.ks(state.counts, step)
-        # In a warm-up a group without a threshold may be sent in full: NaN becomes 0.
-        taus_T = np.fmax(state.taus_T, np.float32(0))
+        # In a warm-up a group without a threshold may be sent in full.
+        taus_T = np.maximum(state.taus_T, np.float32(0))
         renewed: dict[int, float] = {}
         for group in state.due(self.renewal, step):
             tensors, k = state.groups[group], state.ks[group]
@@ -200,7 +201,7 @@ class Thresholds(State):
         sparsity: aimed at now.
         ks: elements of each group that should be sent now.
         rule_states: as given.
-        taus_T: float32, the thresholds; NaN before the first.
+        taus_T: float32, the thresholds; `NONE_YET` before the first.
     """
 
     def __init__(
@@ -215,7 +216,7 @@ class Thresholds(State):
         self.taus_T = np.zeros(len(layout.specs), np.float32)
         for group, k, count in zip(self.groups, self.ks, self.counts, strict=True):
             # Where everything is sent there is nothing to find.
-            self.taus_T[group.start : group.stop] = 0 if k >= count else np.nan
+            self.taus_T[group.start : group.stop] = 0 if k >= count else NONE_YET
         starts = [group.start for group in self.groups]
         self._groups_F = np.array([*starts, len(layout.specs)], np.int64)
         self._lives_T2 = np.zeros((len(layout.specs), 2), np.int64)  # age in steps, elements sent
@@ -234,7 +235,7 @@ class Thresholds(State):
                 continue
             age, sent = lives[group.start]
             at = step + renewal.lead(number, groups)
-            is_new = math.isnan(taus[group.start])
+            is_new = taus[group.start] < 0
             if is_new or renewal.is_due(step=at, age=age, sent=sent, k=k):
                 due.append(number)
         return due
@@ -287,7 +288,7 @@ class Thresholds(State):
         """For the report: add a threshold once for every step since this was last done."""
         steps, self._accounted[tensor] = self._steps - self._accounted[tensor], self._steps
         tau = self.taus_T.item(tensor)
-        if not math.isnan(tau):
+        if tau >= 0:
             self._sums[tensor] += steps * tau
             self._served[tensor] += steps
 

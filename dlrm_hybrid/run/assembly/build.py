@@ -137,7 +137,7 @@ def kernel_files(config: Config, *, trains: bool, has_rows: bool | None = None) 
         prepares=rows_missing or not trains,
         is_synthetic=config.data.name == "synthetic",
         world=world if trains else None,
-        selects=config.pull.sparsity is not None,
+        selects=config.pull.left_out is not None,
         levels=trains and "levels" in (config.gradient.precision, config.pull.precision),
         activation_levels=trains and config.activation.sends_levels,
         rows=trains and config.embedding.levels,

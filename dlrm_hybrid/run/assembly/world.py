@@ -280,7 +280,7 @@ def server(config: Config, layout: Layout, index: int, clock: SpanClock) -> Para
             optimizer=optimizers[0],
             history=sync.history,
             pull=build_compress.dtype(config.pull.precision),
-            pull_sparsity=config.pull.sparsity,
+            pull_sparsity=config.pull.left_out,
             publishes_means=build_compress.publishes_means(config),
             pull_levels=config.pull.precision == "levels",
         ),

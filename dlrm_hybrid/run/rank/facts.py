@@ -292,7 +292,7 @@ def dense_values(
         return checkpoint.tensors(checkpoint.names("dense", "versions"))
     weights = checkpoint.tensors(checkpoint.names("dense"))
     ends = [f".behind{number}" for number in range(1, now["sync"]["staleness"] + 1)]
-    precision, sparsity = now["pull"]["precision"], now["pull"]["sparsity"]
+    precision, sparsity = now["pull"]["precision"], now["pull"]["sparsity"] or None
     if precision != "float32" or sparsity is not None:
         ends.append(SUFFIX)
     versions = {f"{name}{end}": weight for name, weight in weights.items() for end in ends}
