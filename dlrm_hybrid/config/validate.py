@@ -64,7 +64,7 @@ OTHERS: Mapping[str, Mapping[str, Any] | None] = {
     },
     "predict": {
         **{"checkpoint": None, "rows": None, "output": None},
-        **{"keep": [], "unknown": "error"},
+        **{"keep": [], "unknown": "error", "extra": "error"},
     },
     "export": {
         **{"checkpoint": None, "output": None, "format": "pt2", "names": "ours"},

@@ -145,7 +145,11 @@ def read_vocabulary(
 def standardised(
     dense_NI: npt.NDArray[np.float64], scales: Sequence[Scale | None]
 ) -> npt.NDArray[np.float32]:
-    """Dense values as a model takes them: (x - mean) / deviation where a column has these."""
+    """Dense values as a model takes them: (x - mean) / deviation where a column has these.
+
+    A value that 32 bits do not hold becomes infinite.
+    """
     means = np.array([0.0 if one is None else one.mean for one in scales])
     deviations = np.array([1.0 if one is None else one.deviation for one in scales])
-    return ((dense_NI - means) / deviations).astype(np.float32)
+    with np.errstate(over="ignore"):  # the caller sees what has become infinite
+        return ((dense_NI - means) / deviations).astype(np.float32)

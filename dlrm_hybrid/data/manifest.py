@@ -217,6 +217,7 @@ class Manifest:
         scales = [(one, (scale.mean, scale.deviation) if scale else ()) for one, scale in dense]
         return (
             self.vocabulary
+            | {"missing_values": list(self.schema.missing_values)}
             | {
                 f"dense[{i}]": [one.name, one.transform, one.missing, *scale]
                 for i, (one, scale) in enumerate(scales)

@@ -6,7 +6,8 @@ schema they were made with.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field
@@ -15,11 +16,14 @@ from dlrm_hybrid.bounds import STRICT, Count, Seed
 
 MOST_COLUMNS = 10_000
 MOST_IDS = 1 << 16  # of one row in a multi-hot column
+_SHOWN_NAMES = 8
 ColumnName = Annotated[str, Field(min_length=1, max_length=1000)]
 Integer = Annotated[int, Field(gt=-(2**63), lt=2**63)]
 HashSize = Annotated[int, Field(ge=0, lt=2**31 - 1)]  # ids have 32 bits, and two rows are others'
 Share = Annotated[float, Field(ge=0, lt=1)]
 Border = int | float | str
+Default = int | float | str
+Extra = Literal["error", "ignore"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +35,8 @@ class DenseColumn:
         transform: `log1p` takes log(x + 1), negative x as 0; `standardise` subtracts the mean of
             the training part and divides by its standard deviation; `none` keeps x.
         missing: taken instead of an empty value, before the transform.
+        default: the value of rows to score that lack the column, "" a missing one; null refuses
+            them.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -38,6 +44,7 @@ class DenseColumn:
     name: ColumnName
     transform: Literal["log1p", "standardise", "none"] = "none"
     missing: float = 0.0
+    default: Default | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +61,11 @@ class CategoricalColumn:
             this whole number, before `bucket`.
         hash_size: categories are hashed into so many buckets, and each has a row of the table,
             whatever rows were there to see; 0 keeps categories as they are.
+        default: the value of rows to score that lack the column, "" a missing one; null refuses
+            them.
         max_length: most ids of one row; more than 1 makes the column multi-hot.
+        truncate: of longer lists the `first` or `last` so many values count; with `error` they are
+            bad rows.
         separator: between the categories of one row in text, for a multi-hot column.
         expand_to: ids that a model gets for the one of a row: itself, and others that a hash draws
             from its table, for the same id always the same.
@@ -69,7 +80,9 @@ class CategoricalColumn:
     bucket: Literal["log_squared"] | None = None
     missing: Literal["own", "shared"] | Integer = "own"
     hash_size: HashSize = 0
+    default: Default | None = None
     max_length: Annotated[int, Field(ge=1, le=MOST_IDS)] = 1
+    truncate: Literal["first", "last", "error"] = "error"
     separator: Annotated[str, Field(min_length=1, max_length=8)] | None = None
     expand_to: Annotated[int, Field(ge=1, le=1 << 16)] = 1
     embedding_dim: Annotated[int, Field(ge=1, le=4096)] | None = None
@@ -78,7 +91,8 @@ class CategoricalColumn:
     def changes(self) -> tuple[str | int, ...]:
         """What becomes of values before they are categories, as far as it is not the usual."""
         bucket = () if self.bucket is None else (self.bucket,)
-        return (*bucket, *(() if self.missing == "own" else (self.missing,)))
+        truncate = () if self.truncate == "error" else (f"truncate {self.truncate}",)
+        return (*bucket, *(() if self.missing == "own" else (self.missing,)), *truncate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +171,7 @@ class Schema:
             spreadsheets and pandas write them; `none` takes the quotes themselves for text.
         names: of all columns of CSV files without a header, in their order; empty where the first
             line of a file has them.
+        missing_values: words that are missing values, in any column and in lists.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -171,6 +186,7 @@ class Schema:
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
     quote: Literal["double", "none"] = "double"
     names: Annotated[tuple[ColumnName, ...], Field(max_length=MOST_COLUMNS)] = ()
+    missing_values: tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...] = ()
 
     @property
     def dialect(self) -> Dialect:
@@ -206,6 +222,39 @@ class Schema:
             names.append(self.split.column)
         return tuple(names)
 
+    @property
+    def for_scoring(self) -> Schema:
+        """The schema of new rows, which are all for one purpose."""
+        split = self.split
+        unread = (*self.ignore, *([split.column] if isinstance(split, ByTime) else []))
+        return replace(self, split=None, ignore=unread)
+
+    @property
+    def defaults(self) -> dict[str, Default]:
+        """The values of columns that rows to score may lack."""
+        columns = (*self.dense, *self.categorical)
+        return {one.name: one.default for one in columns if one.default is not None}
+
+    def columns_fault(
+        self, found: Collection[str], extra: Extra, keep: Collection[str] = ()
+    ) -> str | None:
+        """Why rows with these columns are none to score; None if they are.
+
+        Args:
+            found: the columns of the rows.
+            extra: whether columns that the schema does not name are an `error`.
+            keep: more columns that the rows must have.
+        """
+        features = [one.name for one in (*self.dense, *self.categorical)]
+        defaults = self.defaults
+        wanted = [one for one in features if one not in defaults]
+        missing = [one for one in dict.fromkeys((*wanted, *keep)) if one not in found]
+        known = {self.label, *features, *self.ignore, *keep}
+        foreign = [one for one in found if one not in known] if extra == "error" else []
+        lacks = f"no column {some_names(missing)}" if missing else ""
+        has = f"column {some_names(foreign)} is not in the schema (extra=ignore leaves it)"
+        return "; ".join(one for one in (lacks, has if foreign else "") if one) or None
+
     def differences(self, wanted: Schema) -> list[str]:
         """Each value that is not as wanted, as `key: prepared with …, the schema says …`."""
         before, now = _flat(asdict(self)), _flat(asdict(wanted))
@@ -214,6 +263,12 @@ class Schema:
             for key in dict.fromkeys((*before, *now))
             if before.get(key) != now.get(key)
         ]
+
+
+def some_names(names: Sequence[str]) -> str:
+    """Names for a message, the first of many."""
+    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    return ", ".join(repr(name) for name in names[:_SHOWN_NAMES]) + more
 
 
 def _flat(value: Any, key: str = "data.schema") -> dict[str, Any]:

@@ -15,7 +15,7 @@ from dlrm_hybrid.bags import Bags, jagged
 from dlrm_hybrid.data.encode import standardised
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.data.preprocessing import Preprocessing
-from dlrm_hybrid.data.sources.keys import Key, missing_key
+from dlrm_hybrid.data.sources.keys import Key, ids_of_texts, missing_key
 from dlrm_hybrid.data.sources.values import Coded, Values
 from dlrm_hybrid.data.vocabulary import Table
 from dlrm_hybrid.predict.blocks import CriteoValues
@@ -35,6 +35,15 @@ class UnknownCategoryError(Exception):
         self.row = row
         self.column = column
         self.category = category
+
+
+class OutOfRangeError(Exception):
+    """A dense value is beyond 32 bits once it is standardised; `row` counts from 0."""
+
+    def __init__(self, row: int, column: str) -> None:
+        super().__init__(row, column)
+        self.row = row
+        self.column = column
 
 
 @final
@@ -82,6 +91,7 @@ class Encoder:
 
         Raises:
             UnknownCategoryError: for the first row that has one for which no row stands.
+            OutOfRangeError: for the first row with such a dense value.
         """
         if isinstance(values, CriteoValues):
             keys = [np.ascontiguousarray(keys_R) for keys_R in values.keys_FR]
@@ -102,6 +112,9 @@ class Encoder:
             lengths_FR = np.stack([one_R if one is None else one for one in lengths])
             bags = jagged(np.concatenate(ids), lengths_FR.astype(np.int64))
         dense_RI = standardised(values.dense_NI, self._scales)
+        beyond: list[list[int]] = np.argwhere(~np.isfinite(dense_RI))[:1].tolist()
+        for row, column in beyond:
+            raise OutOfRangeError(row, self._preprocessing.schema.dense[column].name)
         return Batch(dense_RI, self._preprocessing.expanded(bags), np.zeros(rows, np.float32))
 
     def _settle(
@@ -116,9 +129,10 @@ class Encoder:
             unknown = np.flatnonzero(ids_M == _NO_ROW)
             expected = self._expected[column]
             self.unknown_F[column] += len(unknown)
-            if coded is not None and expected is not None and expected in coded[column].keys:
-                place = coded[column].keys.index(expected)
-                self.unknown_F[column] -= np.count_nonzero(coded[column].index_M == place)
+            if coded is not None and expected is not None:
+                places = [at for at, key in enumerate(coded[column].keys) if key == expected]
+                meant_M = np.isin(coded[column].index_M, places)
+                self.unknown_F[column] -= np.count_nonzero(meant_M)
             if self._shared[column] or not len(unknown):
                 ids_M[unknown] = 0
                 continue
@@ -142,7 +156,7 @@ class Encoder:
 def _lookup(vocabulary: Vocabulary, modulo: int) -> Callable[[Sequence[Key] | Ids], Ids]:
     """What gives the id of each of some categories, or -1."""
     if not isinstance(vocabulary.keys, np.ndarray):
-        known = {key: vocabulary.first_id + place for place, key in enumerate(vocabulary.keys)}
+        known = ids_of_texts(vocabulary.keys, vocabulary.first_id)
         return lambda keys: np.array([known.get(str(key), _NO_ROW) for key in keys], np.int64)
     if not vocabulary.is_hash8:
         return _number_lookup(vocabulary.keys.astype(np.int64), vocabulary.first_id)

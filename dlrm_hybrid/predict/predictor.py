@@ -5,7 +5,6 @@ Shapes: R rows, B rows of a batch.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
@@ -18,10 +17,11 @@ from dlrm_hybrid.checkpoint.folder import find_best, read_facts
 from dlrm_hybrid.checkpoint.reader import Progress
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
+from dlrm_hybrid.data.schema import Extra
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.predict.blocks import Block
-from dlrm_hybrid.predict.encoding import Encoder, Unknown, UnknownCategoryError
+from dlrm_hybrid.predict.encoding import Encoder, OutOfRangeError, Unknown, UnknownCategoryError
 from dlrm_hybrid.predict.sources import frame_block
 from dlrm_hybrid.run.evaluating import check_vocabulary, saved_config, saved_preprocessing
 from dlrm_hybrid.saved.model import SavedModel
@@ -50,6 +50,7 @@ class Predictor:
             checkpoint has.
         unknown: what happens to categories that the run has not seen, in columns where no row of
             the table stands for them: `error`, or `zero` for a row of zeros.
+        extra: whether columns that the schema does not name are an `error`, or left alone.
         threads: of torch in this process; None leaves them as they are.
         batch_rows: scored at once.
         progress: is called while the checkpoint is verified.
@@ -64,6 +65,7 @@ class Predictor:
         *,
         prepared: str | Path | None = None,
         unknown: Unknown = "error",
+        extra: Extra = "error",
         threads: int | None = None,
         batch_rows: int = BATCH_ROWS,
         progress: Progress | None = None,
@@ -79,7 +81,8 @@ class Predictor:
             check_vocabulary(self.checkpoint, facts, preprocessing)
         if threads is not None:
             torch.set_num_threads(threads)
-        self.schema = replace(preprocessing.schema, split=None)  # new rows are all for one purpose
+        self.schema = preprocessing.schema.for_scoring
+        self.extra: Extra = extra
         self.encoder = Encoder(preprocessing, unknown)
         self._batch_rows = batch_rows
         self._model = SavedModel.load(
@@ -96,18 +99,25 @@ class Predictor:
 
         Args:
             frame: has all feature columns of the schema by name, with values as they are in files;
-                None and NaN are missing values. Other columns are left alone.
+                None and NaN are missing values. Columns with a `default` in the schema may be
+                left out; others that it names (label, `ignore`, time of the split) are left alone.
 
         Raises:
-            DataError: a column is missing, or a value is none of its column; names row and column.
+            DataError: a column is missing or unknown, or a value is none of its column; names row
+                and column.
         """
-        return torch.from_numpy(self.logits(frame_block(frame, self.schema))).sigmoid().numpy()
+        return (
+            torch.from_numpy(self.logits(frame_block(frame, self.schema, self.extra)))
+            .sigmoid()
+            .numpy()
+        )
 
     def logits(self, block: Block) -> Floats:
         """Logits, float32 (R,).
 
         Raises:
-            DataError: a category is unknown, and no row stands for it; names row and column.
+            DataError: a category is unknown, and no row stands for it, or a number too large;
+                names the row.
         """
         try:
             batch = self.encoder.batch(block.values)
@@ -117,9 +127,16 @@ class Predictor:
                 "in training, and no row of its table stands for such ones "
                 f"({UNKNOWN_KEY}=zero scores it with zeros)"
             ) from None
+        except OutOfRangeError as error:
+            raise DataError(
+                f"{block.where(error.row)}: column {error.column!r}: a value that is outside 32 "
+                "bits once it is standardised"
+            ) from None
         logit_R = np.empty(len(batch.label_B), np.float32)
         for first in range(0, len(logit_R), self._batch_rows):
             some = slice(first, first + self._batch_rows)
             bags, label_B = part(batch.bags, some), batch.label_B[some]
             logit_R[some] = self._model.logits(Batch(batch.dense_BI[some], bags, label_B))
+        for row in np.flatnonzero(~np.isfinite(logit_R))[:1].tolist():
+            raise DataError(f"{block.where(row)}: the logit is not finite: values are too large")
         return logit_R

@@ -91,6 +91,7 @@ def _predictor(request: Request, display: Display) -> Predictor:
             options.checkpoint,
             prepared=config.data.prepared if is_given else None,
             unknown=options.unknown,
+            extra=options.extra,
             threads=config.threads,
             batch_rows=config.evaluate.batch_size,
             progress=lambda done, total: show(done, total),
@@ -119,7 +120,8 @@ def _score(
             bar.update(done, total_bytes, f"{rows:,} rows, {speed:,.0f} rows/s")
 
         keep, block_bytes = request.config.predict.keep, request.config.data.block_bytes
-        for block in read_blocks(paths, predictor.schema, keep, block_bytes, on_bytes):
+        extra = predictor.extra
+        for block in read_blocks(paths, predictor.schema, keep, block_bytes, on_bytes, extra):
             logit_R = predictor.logits(block)
             if block.label_R is None:
                 has_labels = False

@@ -6,22 +6,25 @@ goes without a score.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from dlrm_hybrid.data.schema import Schema
+from dlrm_hybrid.data.schema import CategoricalColumn, Extra, Schema
 from dlrm_hybrid.data.sources import files
-from dlrm_hybrid.data.sources.arrow import ArrowError, is_text, pa, plain
+from dlrm_hybrid.data.sources.arrow import ArrowError, is_text, pa, plain, usual
 from dlrm_hybrid.data.sources.criteo import NUM_COLUMNS, column_name, parse
 from dlrm_hybrid.data.sources.files import open_source
+from dlrm_hybrid.data.sources.keys import text_of_category
+from dlrm_hybrid.data.sources.scalars import number, plain_value, shown
 from dlrm_hybrid.data.sources.text import blocks as text_blocks
-from dlrm_hybrid.data.sources.values import as_text, read_values
+from dlrm_hybrid.data.sources.values import as_text, read_values, without
 from dlrm_hybrid.predict.blocks import Block, CriteoValues
 from dlrm_hybrid.types import DataError
 
@@ -45,6 +48,7 @@ def read_blocks(
     keep: Sequence[str],
     block_bytes: int,
     on_bytes: Callable[[int], None],
+    extra: Extra = "error",
 ) -> Iterator[Block]:
     """All rows of some files, in order.
 
@@ -55,17 +59,18 @@ def read_blocks(
         keep: columns to pass on as they are.
         block_bytes: of text, parsed at a time.
         on_bytes: called with the bytes of all files that are done, as stored.
+        extra: whether columns that the schema does not name are an `error`.
 
     Raises:
-        DataError: a file is missing or damaged, a column is missing, or a value is none of its
-            column.
+        DataError: a file is missing or damaged, a column is missing or unknown, or a value is none
+            of its column.
     """
     done = 0
     for path in paths:
         if not path.is_file():
             raise DataError(f"{path}: no such file ({ROWS_KEY})")
         if is_table(path, schema):
-            for block in _table(path, schema, keep, block_bytes):
+            for block in _table(path, schema, keep, extra, block_bytes):
                 yield block
                 on_bytes(done)
         else:
@@ -75,39 +80,60 @@ def read_blocks(
         on_bytes(done)
 
 
-def frame_block(frame: pd.DataFrame, schema: Schema) -> Block:
+def frame_block(frame: pd.DataFrame, schema: Schema, extra: Extra = "error") -> Block:
     """All rows of a frame.
 
     Raises:
-        DataError: a column is missing, or a value is none of its column.
+        DataError: a column is missing or unknown, or a value is none of its column.
     """
     found = [str(name) for name in frame.columns]
-    names = _names(FRAME, found, schema, ())
-    arrays: list[Any] = []
-    for name in names:
-        try:
-            arrays.append(pa.array(frame.iloc[:, found.index(name)], from_pandas=True))
-        except (ArrowError, OverflowError, TypeError, ValueError) as error:
-            reason = str(error).partition("\n")[0]
-            raise DataError(f"{FRAME}: column {name!r}: {reason}") from error
-    columns = pa.record_batch(arrays, names)
+    names = _names(FRAME, found, schema, (), extra)
+    arrays = [_array(frame.iloc[:, found.index(name)], name, schema) for name in names]
     row_N = np.arange(1, len(frame) + 1, dtype=np.int64)
-    return _of_columns(files.Block(columns, row_N, ()), schema, FRAME, ())
+    block = files.Block(pa.record_batch(arrays, names), row_N, ())
+    return _of_columns(block, schema, FRAME, ())
 
 
-def _table(path: Path, schema: Schema, keep: Sequence[str], block_bytes: int) -> Iterator[Block]:
+def _array(values: Any, name: str, schema: Schema) -> Any:
+    try:
+        return pa.array(values, from_pandas=True)
+    except (ArrowError, OverflowError, TypeError, ValueError):
+        pass  # values of several types, or integers beyond 64 bits
+    column = next((one for one in schema.categorical if one.name == name), None)
+    missing, found = frozenset(schema.missing_values), list[Any]()
+    for row, value in enumerate(values.astype(object).where(values.notna(), None), 1):
+        value = plain_value(value, missing)
+        try:
+            found.append(number(value) if column is None else _texts(value, column, missing))
+        except ValueError as error:
+            where = f"{FRAME}: row {row}: column {name!r}"
+            raise DataError(f"{where}: {shown(value)} {error} ({ROWS_KEY})") from error
+    return pa.array(found, from_pandas=True)
+
+
+def _texts(value: Any, column: CategoricalColumn, missing: Collection[str]) -> Any:
+    if isinstance(value, (list, tuple, np.ndarray)):
+        values = [plain_value(one, missing) for one in cast("Sequence[Any]", value)]
+        return [text_of_category(one, column) for one in values]
+    return text_of_category(value, column)
+
+
+def _table(
+    path: Path, schema: Schema, keep: Sequence[str], extra: Extra, block_bytes: int
+) -> Iterator[Block]:
     source = open_source(path, schema.dialect, block_bytes, lambda piece: None, ROWS_KEY)
-    names = _names(str(path), source.names, schema, keep)
+    names = _names(str(path), source.names, schema, keep, extra)
     for block in source.blocks(names):
         yield _of_columns(block, schema, str(path), keep)
 
 
-def _names(source: str, found: Sequence[str], schema: Schema, keep: Sequence[str]) -> list[str]:
-    """The columns to read: all features, the label where there is one, and those to keep."""
-    features = [one.name for one in (*schema.dense, *schema.categorical)]
-    missing = [name for name in dict.fromkeys((*features, *keep)) if name not in found]
-    if missing:
-        raise DataError(f"{source}: no column {', '.join(map(repr, missing))} ({ROWS_KEY})")
+def _names(
+    source: str, found: Sequence[str], schema: Schema, keep: Sequence[str], extra: Extra
+) -> list[str]:
+    """The columns to read: the features, the label where there is one, and those to keep."""
+    if fault := schema.columns_fault(found, extra, keep):
+        raise DataError(f"{source}: {fault} ({ROWS_KEY})")
+    features = [one.name for one in (*schema.dense, *schema.categorical) if one.name in found]
     label = [schema.label] if schema.label in found else []
     names = list(dict.fromkeys((*features, *label, *keep)))
     twice = [name for name in names if found.count(name) > 1]
@@ -116,10 +142,20 @@ def _names(source: str, found: Sequence[str], schema: Schema, keep: Sequence[str
     return names
 
 
+def _with_defaults(columns: Any, rows: int, schema: Schema) -> Any:
+    """The columns of a block, and those that only the schema has a value for."""
+    for name, value in schema.defaults.items():
+        if name not in columns.schema.names:
+            default = pa.scalar(None, pa.string()) if value == "" else pa.scalar(value)
+            columns = columns.append_column(name, pa.repeat(default, rows))
+    return columns
+
+
 def _of_columns(block: files.Block, schema: Schema, source: str, keep: Sequence[str]) -> Block:
+    block = replace(block, columns=_with_defaults(block.columns, len(block.row_N), schema))
     names: list[str] = block.columns.schema.names
     # Rows whose label is still to come are scored as those without one.
-    labels = schema.label in names and not block.columns.column(schema.label).null_count
+    labels = schema.label in names and not _has_missing(block.columns.column(schema.label), schema)
     values, bad = read_values(block, schema, source, labels=labels)
     if bad:
         column = f"column {bad[0].column!r}: " if bad[0].column else ""
@@ -140,6 +176,10 @@ def _of_columns(block: files.Block, schema: Schema, source: str, keep: Sequence[
         kept=kept,
         where=lambda row: f"{source}: row {int(row_N[row])}",
     )
+
+
+def _has_missing(array: Any, schema: Schema) -> bool:
+    return bool(without(usual(array), schema.missing_values).null_count)
 
 
 def _criteo(

@@ -8,22 +8,22 @@ Shapes: B rows, I dense columns, S columns with one id a row, L ids of a row of 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, final
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter
 
-from dlrm_hybrid.data.schema import CategoricalColumn
-from dlrm_hybrid.data.sources.keys import Key, keys_of, missing_key
+from dlrm_hybrid.data.schema import CategoricalColumn, DenseColumn, Extra, Schema
+from dlrm_hybrid.data.sources.dense import transformed
+from dlrm_hybrid.data.sources.keys import Key, ids_of_texts, keys_of, missing_key
+from dlrm_hybrid.data.sources.scalars import is_missing, number, plain_value, shown
 from dlrm_hybrid.types import DataError
 
-READ = ("name", "kind", "hash_size", "bucket", "missing")
-_LARGEST = float(np.finfo(np.float32).max)
 Row = Mapping[str, Any]
-"""Values by column, as JSON has them; what is left out, null or an empty text is missing."""
+"""Values by column, as JSON has them; null and an empty text are missing values."""
 
 
 @final
@@ -32,110 +32,135 @@ class ModelInputs:
 
     Args:
         folder: with `model.json` and the vocabularies that it names.
+        extra: whether columns that the schema does not name are an `error`, or left alone.
 
     Raises:
         OSError: a file is missing.
         DataError: it has weights of bags (`expand_to`) instead of a graph.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, *, extra: Extra = "error") -> None:
         about = json.loads(Path(folder, "model.json").read_text(encoding="utf-8"))
         self._modulo: int = about["data"]["max_ind_range"] or 0
-        self._columns: dict[str, list[dict[str, Any]]] = {
+        self._extra: Extra = extra
+        schema = TypeAdapter(Schema).validate_json(json.dumps(about["data"]["schema"]))
+        self._schema = schema.for_scoring
+        self._missing = frozenset(schema.missing_values)
+        columns: dict[str, list[dict[str, Any]]] = {
             name: one["columns"] for name, one in about["inputs"].items()
         }
-        lists = [columns[0] for name, columns in self._columns.items() if name.startswith("ids_")]
+        lists = [of[0] for name, of in columns.items() if name.startswith("ids_")]
         if bags := [one["name"] for one in lists if one.get("expand_to", 1) > 1]:
             raise DataError(
                 f"{folder}: the ids of {', '.join(bags)} stand for bags (expand_to), which only "
                 "export.format=onnx and pt2 have in their tables"
             )
+        self._inputs = {name: [one["name"] for one in of] for name, of in columns.items()}
+        self._scales = {
+            one["name"]: (one.get("mean", 0.0), one.get("deviation", 1.0))
+            for one in columns.get("dense", [])
+        }
+        categorical = [one for name, of in columns.items() if name != "dense" for one in of]
+        self._first_ids: dict[str, int] = {one["name"]: one["first_id"] for one in categorical}
         self._ids = {
             one["name"]: _ids(Path(folder, one["vocabulary"]), one["first_id"])
-            for name, columns in self._columns.items()
-            for one in columns
-            if name != "dense"
+            for one in categorical
         }
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, npt.NDArray[Any]]:
         """`dense` float32 (B, I), `ids` int64 (B, S), and for each other column int64 (B, L).
 
         Raises:
-            DataError: a value is none of its column, or no row of a table stands for a category.
+            DataError: a column is missing or unknown, a value is none of its column, or no row of a
+                table stands for a category.
         """
         if not isinstance(rows, Sequence) or isinstance(rows, (str, bytes)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise DataError(f"{rows!r:.60} is not a list of rows")
-        for number, row in enumerate(rows, 1):
+        for at, row in enumerate(rows, 1):
             if not isinstance(row, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise DataError(f"row {number}: {row!r:.60} is not an object of values by column")
+                raise DataError(f"row {at}: {row!r:.60} is not an object of values by column")
+            if fault := self._schema.columns_fault(row, self._extra):
+                raise DataError(f"row {at}: {fault}")
+        dense = {one.name: one for one in self._schema.dense}
+        categorical = {one.name: one for one in self._schema.categorical}
         found: dict[str, npt.NDArray[Any]] = {}
-        for name, columns in self._columns.items():
+        for name, names in self._inputs.items():
+            columns = [[self._value(row, one) for row in rows] for one in names]
             if name == "dense":
-                values = [[_number(row.get(one["name"]), one) for one in columns] for row in rows]
-                found[name] = np.array(values, np.float32).reshape(len(rows), len(columns))
+                of_columns = [
+                    self._dense(values, dense[one])
+                    for one, values in zip(names, columns, strict=True)
+                ]
+                found[name] = np.array(of_columns, np.float32).reshape(len(names), len(rows)).T
             elif name == "ids":
                 of_columns = [
-                    self._of([row.get(one["name"]) for row in rows], one) for one in columns
+                    self._of(values, categorical[one])
+                    for one, values in zip(names, columns, strict=True)
                 ]
-                found[name] = np.array(of_columns, np.int64).reshape(len(columns), len(rows)).T
+                found[name] = np.array(of_columns, np.int64).reshape(len(names), len(rows)).T
             else:
-                lists = [_list(row.get(columns[0]["name"]), columns[0]) for row in rows]
-                ids = [self._of(one, columns[0]) for one in lists]
+                column = categorical[names[0]]
+                ids = [self._of(self._list(value, column), column) for value in columns[0]]
                 most = max([1, *map(len, ids)])
                 found[name] = np.array(
                     [one + [-1] * (most - len(one)) for one in ids], np.int64
                 ).reshape(len(rows), most)
         return {name: np.ascontiguousarray(one) for name, one in found.items()}
 
-    def _of(self, values: Sequence[Any], column: Mapping[str, Any]) -> list[int]:
+    def _value(self, row: Row, name: str) -> Any:
+        """A value of a row, or what the schema has instead."""
+        value = row[name] if name in row else self._schema.defaults[name]
+        return plain_value(value, self._missing)
+
+    def _dense(self, values: Sequence[Any], column: DenseColumn) -> npt.NDArray[np.float32]:
+        """The dense values of a column as the model takes them."""
+        x_B = np.empty(len(values))
+        for index, value in enumerate(values):
+            try:
+                x_B[index] = number(value)
+            except ValueError as error:
+                raise DataError(f"{column.name}: {shown(value)} {error}") from None
+        x_B, faults = transformed(x_B, column)
+        mean, deviation = self._scales[column.name]
+        with np.errstate(over="ignore"):
+            found_B = ((x_B - mean) / deviation).astype(np.float32)
+        beyond = dict.fromkeys(np.flatnonzero(np.isinf(found_B)).tolist(), "is outside 32 bits")
+        for index, reason in sorted({**beyond, **faults}.items()):
+            raise DataError(f"{column.name}: {shown(values[index])} {reason}")
+        return found_B
+
+    def _of(self, values: Sequence[Any], column: CategoricalColumn) -> list[int]:
         """The row of its table for each value of a column."""
-        read = CategoricalColumn(**{key: column[key] for key in READ if key in column})
-        keys, faults = keys_of([None if value == "" else value for value in values], read)
+        keys, faults = keys_of(values, column)
         for reason in faults.values():
-            raise DataError(f"{column['name']}: {reason}")
+            raise DataError(f"{column.name}: {reason}")
         if self._modulo:
             keys = [key % self._modulo if isinstance(key, int) else key for key in keys]
-        known = self._ids[column["name"]]
+        known = self._ids[column.name]
         for key in keys:
-            if key not in known and not column["first_id"]:
-                what = "a missing value" if key == missing_key(read) else f"category {key!r:.60}"
-                raise DataError(f"{column['name']}: {what} was not seen in training")
+            if key not in known and not self._first_ids[column.name]:
+                what = "a missing value" if key == missing_key(column) else f"category {key!r:.60}"
+                raise DataError(f"{column.name}: {what} was not seen in training")
         return [known.get(key, 0) for key in keys]
+
+    def _list(self, value: Any, column: CategoricalColumn) -> list[Any]:
+        """The categories of a row, as a list or as text with the separator; empty ones left out."""
+        if is_missing(value):
+            value = ()
+        elif isinstance(value, str) and column.separator is not None:
+            value = value.split(column.separator)
+        elif not isinstance(value, (list, tuple, np.ndarray)):
+            raise DataError(f"{column.name}: {shown(value)} is no list")
+        found = [plain_value(one, self._missing) for one in cast("Sequence[Any]", value)]
+        most = column.max_length
+        if len(found) > most and column.truncate == "error":
+            raise DataError(f"{column.name}: {len(found)} values, max_length = {most}")
+        found = found[-most:] if column.truncate == "last" else found[:most]
+        return [one for one in found if not is_missing(one)]
 
 
 def _ids(path: Path, first_id: int) -> dict[Key, int]:
     """The id of each category of a vocabulary."""
-    is_text = path.suffix == ".json"
-    keys = json.loads(path.read_text(encoding="utf-8")) if is_text else np.load(path).tolist()
-    return {key: first_id + place for place, key in enumerate(keys)}
-
-
-def _number(value: Any, column: Mapping[str, Any]) -> float:
-    """A dense value as the model takes it."""
-    if value is None or value == "" or value != value:  # NaN
-        value = column["missing"]
-    try:
-        x = float(value) if isinstance(value, (int, float)) else math.inf
-    except OverflowError:  # a whole number that no float is near to
-        x = math.inf
-    if math.isinf(x):
-        raise DataError(f"{column['name']}: {value!r:.60} is not a finite number")
-    x = math.log1p(max(x, 0.0)) if column["transform"] == "log1p" else x
-    if abs(x) > _LARGEST:
-        raise DataError(f"{column['name']}: {value!r:.60} is outside 32 bits")
-    return (x - column.get("mean", 0.0)) / column.get("deviation", 1.0)
-
-
-def _list(value: Any, column: Mapping[str, Any]) -> list[Any]:
-    """The categories of a row, as a list or as text with the separator; empty ones left out."""
-    separator, most = column.get("separator"), column.get("max_length")
-    if isinstance(value, str):
-        value = value.split(separator) if separator else [value]
-    elif value is None or isinstance(value, float) and math.isnan(value):
-        value = ()
-    elif not isinstance(value, (list, tuple, np.ndarray)):
-        raise DataError(f"{column['name']}: {value!r:.60} is no list")
-    found = cast("Sequence[Any]", value)
-    if most is not None and len(found) > most:
-        raise DataError(f"{column['name']}: {len(found)} values, max_length = {most}")
-    return [one for one in found if one is not None and one != ""]
+    if path.suffix == ".json":
+        return {**ids_of_texts(json.loads(path.read_text(encoding="utf-8")), first_id)}
+    return {key: first_id + place for place, key in enumerate(np.load(path).tolist())}

@@ -112,10 +112,15 @@ def write(folder: Path, vocabularies: list[Vocabulary]) -> list[dict[str, Any]]:
                 "first_id": one.first_id,
                 "rows": one.table_rows,
             }
-            | ({"max_length": one.column.max_length} if one.column.max_length > 1 else {})
+            | (_of_lists(one.column) if one.column.max_length > 1 else {})
+            | ({} if one.column.default is None else {"default": one.column.default})
             | ({"expand_to": one.column.expand_to} if one.column.expand_to > 1 else {})
         )
     return columns
+
+
+def _of_lists(column: CategoricalColumn) -> dict[str, Any]:
+    return {"max_length": column.max_length, "truncate": column.truncate}
 
 
 def dense_columns(preprocessing: Preprocessing) -> list[dict[str, Any]]:
@@ -123,6 +128,7 @@ def dense_columns(preprocessing: Preprocessing) -> list[dict[str, Any]]:
     scales = zip(preprocessing.schema.dense, preprocessing.manifest.scales, strict=True)
     return [
         {"name": one.name, "transform": one.transform, "missing": one.missing}
+        | ({} if one.default is None else {"default": one.default})
         | ({} if scale is None else {"mean": scale.mean, "deviation": scale.deviation})
         for one, scale in scales
     ]

@@ -1,5 +1,8 @@
-"""Scores rows over HTTP, from a folder of `export.format=onnx`: python serve.py FOLDER [PORT].
-What is left out is missing: curl localhost:8000 -d '[{"I1": 5, "C1": "0000002a"}]'"""
+"""Scores rows over HTTP, from a folder of `export.format=onnx`.
+
+python serve.py FOLDER [PORT [ignore]]; then curl localhost:8000 -d '[{"age": 31, "city": null}]'.
+Rows have all columns of the schema without a `default`; with `ignore` they may have others too.
+"""
 
 import json
 import sys
@@ -13,7 +16,7 @@ from dlrm_hybrid.saved.inputs import ModelInputs
 from dlrm_hybrid.types import DataError
 
 session: Any = onnxruntime.InferenceSession(Path(sys.argv[1], "model.onnx"))  # pyright: ignore
-inputs = ModelInputs(sys.argv[1])
+inputs = ModelInputs(sys.argv[1], extra="ignore" if sys.argv[3:] == ["ignore"] else "error")
 
 
 class _Handler(BaseHTTPRequestHandler):

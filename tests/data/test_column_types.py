@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlrm_hybrid.data.schema import Schema
 from dlrm_hybrid.data.schemas import reading as schemas
 from dlrm_hybrid.data.sources.arrow import pa, pc, plain
 from dlrm_hybrid.data.sources.files import Block
@@ -48,11 +50,11 @@ COLUMNS: dict[str, list[Any]] = {
 }
 
 
-def read(changed: dict[str, Any]) -> tuple[Values, list[BadRow]]:
+def read(changed: dict[str, Any], schema: Schema = SCHEMA) -> tuple[Values, list[BadRow]]:
     arrays = {name: pa.array(values) for name, values in COLUMNS.items()} | changed
     rows = np.arange(1, ROWS + 1, dtype=np.int64)
     block = Block(pa.record_batch(list(arrays.values()), list(arrays)), rows, ())
-    return read_values(block, SCHEMA, "a.parquet", labels=True)
+    return read_values(block, schema, "a.parquet", labels=True)
 
 
 def told(values: Values) -> list[Any]:
@@ -153,6 +155,60 @@ def test_whole_numbers_in_all_spellings(given: Any, wanted: int | None) -> None:
         assert "is not an integer of 64 bits" in faults[0]
     else:
         assert (keys, faults) == ([wanted], {})
+
+
+def test_words_are_missing_values_in_every_column() -> None:
+    schema = replace(SCHEMA, missing_values=("NA", "—", r"\N"))
+    words = ["NA", "—", r"\N", "3"]
+    given = pa.array([words[i % 4] for i in range(ROWS)])
+    lists = pa.array([[words[i % 4], "x", words[(i + 1) % 4]] for i in range(ROWS)])
+    for text in (given, given.dictionary_encode()):
+        values, bad = read({"d": text, "c": text, "k": text, "t": lists}, schema)
+        assert not bad and values.dense_NI[:4, 0].tolist() == [7, 7, 7, 3]
+        text_keys, whole, tags = (
+            [one.keys[index] for index in one.index_M.tolist()] for one in values.categories
+        )
+        assert text_keys[:4] == ["", "", "", "3"]
+        assert whole[:4] == [*[MISSING_INTEGER] * 3, 3]
+        assert tags[:5] == ["x", "x", "x", "3", "3"]
+    _, bad = read({"y": given, "w": given}, schema)
+    assert [one.reason for one in bad[:4]] == [*["is empty"] * 3, "'3' is neither 0 nor 1"]
+
+
+LONG = [["a", "b", "c", "d"], [], ["e"], ["f", "", "g", "h"], ["i", "j", "k"]]
+
+
+@pytest.mark.parametrize(
+    ("truncate", "wanted"),
+    [("first", ["a", "b", "c", "e", "f", "g", "i", "j", "k"]),
+     ("last", ["b", "c", "d", "e", "g", "h", "i", "j", "k"])],
+)  # fmt: skip
+@pytest.mark.parametrize("is_text", [False, True])
+def test_long_lists_are_cut_where_the_schema_says_so(
+    truncate: Any, wanted: list[str], is_text: bool
+) -> None:
+    column = replace(SCHEMA.categorical[2], truncate=truncate)
+    schema = replace(SCHEMA, categorical=(*SCHEMA.categorical[:2], column))
+    lists = [LONG[i % 5] for i in range(ROWS)]
+    given = pa.array(["|".join(one) for one in lists] if is_text else lists)
+    values, bad = read({"t": given}, schema)
+    tags = values.categories[2]
+    assert not bad and [tags.keys[index] for index in tags.index_M[:9]] == wanted
+    assert tags.length_N is not None
+    assert tags.length_N[:5].tolist() == [3, 0, 1, 2, 3]
+    _, bad = read({"t": given})
+    assert {one.reason for one in bad} == {"4 values, max_length = 3"}
+
+
+def test_a_column_without_any_value_may_be_of_any_type() -> None:
+    for array in (
+        pa.nulls(ROWS),
+        pa.nulls(ROWS, pa.float64()),
+        pa.nulls(ROWS, pa.list_(pa.int8())),
+    ):
+        values, bad = read({"d": array, "c": array, "k": array, "t": array})
+        assert not bad and set(values.dense_NI[:, 0]) == {7}
+        assert not values.categories[2].index_M.size
 
 
 @pytest.mark.parametrize("name", ["y", "d", "c", "k", "t"])

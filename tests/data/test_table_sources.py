@@ -279,6 +279,19 @@ def test_files_with_other_columns_are_refused(tmp_path: Path, rows: list[Row]) -
         run_prepare([tmp_path / "g.parquet"], tmp_path / "out", table())
 
 
+def test_a_number_that_standardising_makes_infinite_ends_the_command(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("y,d,c\n0,0.001,x\n1,0.002,x\n")
+    (tmp_path / "t.csv").write_text("y,d,c\n1,3e38,x\n")
+    schema = schemas.loads(
+        "label: y\ndense: [{name: d, transform: standardise}]\ncategorical: [{name: c}]\n"
+        "split: {by: file, test: [t.csv]}",
+        "s",
+    )
+    told = r"column 'd': 3e\+38 of the part `test` is outside 32 bits once it is standardised"
+    with pytest.raises(DataError, match=told):
+        run_prepare([tmp_path / "a.csv", tmp_path / "t.csv"], tmp_path / "out", schema)
+
+
 def test_new_rows_are_encoded_as_the_prepared_ones(tmp_path: Path, rows: list[Row]) -> None:
     path = write_csv(tmp_path / "a.csv", rows)
     made = run_prepare([path], tmp_path / "out", table())

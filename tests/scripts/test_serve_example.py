@@ -22,12 +22,12 @@ NAMES = ("label", *(f"I{n}" for n in range(1, 14)), *(f"C{n}" for n in range(1, 
 
 
 def row_of(line: str) -> dict[str, Any]:
-    """A raw row as a client sends it: without what is missing."""
+    """A raw row as a client sends it."""
     fields = dict(zip(NAMES, line.split("\t"), strict=True))
     return {
-        name: int(text) if name.startswith("I") else text
+        name: int(text) if text and name.startswith("I") else text or None
         for name, text in fields.items()
-        if text and name != "label"
+        if name != "label"
     }
 
 

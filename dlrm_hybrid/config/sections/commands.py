@@ -45,6 +45,7 @@ class PredictConfig:
     output: Path | None
     keep: tuple[Annotated[str, Field(min_length=1)], ...]
     unknown: Literal["error", "zero"]
+    extra: Literal["error", "ignore"]
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -25,10 +26,13 @@ from dlrm_hybrid.data.schema import (
     ByFraction,
     ByTime,
     CategoricalColumn,
+    Default,
     Schema,
     Split,
 )
 from dlrm_hybrid.data.sources.instants import FORM, nanoseconds
+from dlrm_hybrid.data.sources.keys import keys_of
+from dlrm_hybrid.data.sources.scalars import number
 from dlrm_hybrid.types import ConfigError, DataError
 
 MOST_BYTES = 1 << 24
@@ -246,6 +250,7 @@ def _faults(schema: Schema) -> Iterator[str]:
             yield f"{key} = {name!r}: is {first[name]} too"
         first.setdefault(name, key)
     yield from _name_faults(schema, first)
+    yield from _value_faults(schema)
     for i, column in enumerate(schema.categorical):
         yield from _column_faults(f"categorical[{i}]", column)
     delimiter = schema.delimiter
@@ -274,9 +279,30 @@ def _name_faults(schema: Schema, known: Collection[str]) -> Iterator[str]:
         yield f"names: lacks {', '.join(map(repr, missing))}"
 
 
+def _value_faults(schema: Schema) -> Iterator[str]:
+    """Faults of values that a schema has."""
+    for i, word in enumerate(schema.missing_values):
+        if _is_number(word):
+            yield f"missing_values[{i}] = {word!r}: is a number, which is never missing"
+    for i, dense in enumerate(schema.dense):
+        if dense.default not in (None, "") and not _is_number(dense.default):
+            yield f"dense[{i}].default = {dense.default!r}: is no number"
+
+
+def _is_number(value: Default) -> bool:
+    try:
+        return math.isfinite(number(value))
+    except ValueError:
+        return False
+
+
 def _column_faults(key: str, column: CategoricalColumn) -> Iterator[str]:
     if column.separator is not None and column.max_length == 1:
         yield f"{key}.separator: only with max_length > 1, a multi-hot column"
+    if column.truncate != "error" and column.max_length == 1:
+        yield f"{key}.truncate: only with max_length > 1, a multi-hot column"
+    if column.default is not None:
+        yield from _default_faults(f"{key}.default = {column.default!r}", column, column.default)
     if column.missing != "own" and column.max_length > 1:
         yield f"{key}.missing: only with max_length = 1: lists may be empty"
     if column.kind != "integer":
@@ -291,6 +317,15 @@ def _column_faults(key: str, column: CategoricalColumn) -> Iterator[str]:
         yield f"{key}.embedding_dim = {dim}: {own}; all tables have model.embedding_dim"
     if column.expand_to > 1 and column.max_length > 1:
         yield f"{key}.expand_to: only with max_length = 1, a column of one id a row"
+
+
+def _default_faults(key: str, column: CategoricalColumn, default: Default) -> Iterator[str]:
+    parts: list[Default] = [default]
+    if column.max_length > 1:
+        if default != "" and column.separator is None:
+            yield f"{key}: a list needs a separator"
+        parts = [one for one in str(default).split(column.separator or None) if one]
+    yield from (f"{key}: {fault}" for fault in keys_of(parts, column)[1].values())
 
 
 def _split_faults(split: Split | None) -> Iterator[str]:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from dlrm_hybrid.data.schema import Dialect
+from dlrm_hybrid.data.schema import Dialect, some_names
 from dlrm_hybrid.data.sources.arrow import ArrowError, Batch, pa, pa_csv, parquet
 from dlrm_hybrid.data.sources.text import MAX_LINE_BYTES, RAW_KEY, read_text
 from dlrm_hybrid.kernels.delimited import HEADER_AGAIN, NO_QUOTE, OPEN, TORN, split_rows
@@ -39,7 +39,6 @@ _PARQUET = b"PAR1"
 _NPY = b"\x93NUMPY"
 # numpy reads a header as Python's parser does, and maps as many bytes as it says.
 _NPY_FAULTS = (ValueError, TypeError, OverflowError, SyntaxError, TokenError, RecursionError)
-_SHOWN_NAMES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,17 +142,13 @@ def check_names(path: Path, found: Sequence[str], wanted: Sequence[str], known: 
     if twice:
         raise DataError(f"{path}: column {twice[0]!r} is there twice")
     if missing:
-        raise DataError(f"{path}: no column {_some(missing)}; it has {_some(found)} (data.schema)")
+        has = some_names(found)
+        raise DataError(f"{path}: no column {some_names(missing)}; it has {has} (data.schema)")
     if foreign:
         raise DataError(
-            f"{path}: column {_some(foreign)}: not in the schema; use it or name it in `ignore` "
-            "(data.schema)"
+            f"{path}: column {some_names(foreign)}: not in the schema; use it or name it in "
+            "`ignore` (data.schema)"
         )
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
-    return ", ".join(repr(name) for name in names[:_SHOWN_NAMES]) + more
 
 
 @contextmanager

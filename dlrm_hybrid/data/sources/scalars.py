@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection
 from decimal import Decimal
 from typing import Any
 
@@ -18,9 +19,10 @@ _SHOWN_CHARACTERS = 40
 _SHOWN_BITS = 1 << 10
 
 
-def plain_value(value: Any) -> Any:
-    """A scalar of numpy or torch as Python has it; anything else as it is."""
-    return value.item() if getattr(value, "shape", None) == () else value
+def plain_value(value: Any, missing: Collection[str] = ()) -> Any:
+    """A scalar of numpy or torch as Python has it, and None for words that are missing values."""
+    value = value.item() if getattr(value, "shape", None) == () else value
+    return None if isinstance(value, str) and value in missing else value
 
 
 def is_missing(value: Any) -> bool:
@@ -69,7 +71,7 @@ def number(value: Any) -> float:
         try:
             return float(value)
         except OverflowError:  # a whole number that no float is near to
-            return math.copysign(math.inf, value)
+            return math.inf if value > 0 else -math.inf
     raise ValueError("is not a number")
 
 

@@ -374,13 +374,25 @@ def _single(
             for label_N, x_NI, *numbers in zip(*columns, strict=True):
                 rows = len(label_N)
                 label.append(label_N)
-                dense.append(standardised(x_NI.reshape(rows, width), read.scales))
+                dense.append(_standardised(x_NI.reshape(rows, width), read, schema, part))
                 ids_NF = np.empty((rows, len(single)), np.int32)
                 for place, index in enumerate(single):
                     ids_NF[:, place] = id_of[index][numbers[place]]
                 ids.append(ids_NF)
                 report(rows)
         yield from (label.finish(), dense.finish(), ids.finish())
+
+
+def _standardised(
+    dense_NI: npt.NDArray[np.float64], read: Read, schema: Schema, part: str
+) -> npt.NDArray[np.float32]:
+    found_NI = standardised(dense_NI, read.scales)
+    for row, column in np.argwhere(~np.isfinite(found_NI))[:1].tolist():
+        raise DataError(
+            f"column {schema.dense[column].name!r}: {dense_NI[row, column]} of the part `{part}` "
+            "is outside 32 bits once it is standardised (data.raw)"
+        )
+    return found_NI
 
 
 def _multi_hot(

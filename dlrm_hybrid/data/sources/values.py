@@ -111,7 +111,7 @@ def read_values(
         DataError: a column is of a type that its kind in the schema cannot be made of.
     """
     odd = [BadRow(one.row, "", one.reason, one.raw) for one in block.odd]
-    columns = _usual(block.columns, path)
+    columns = _usual(block.columns, path, schema.missing_values)
     found = _columns(columns, schema, path, labels)
     faults: dict[int, tuple[str, str]] = {}
     time_name = schema.split.column if isinstance(schema.split, ByTime) else ""
@@ -148,11 +148,29 @@ def _raw(row: Batch) -> str:
         return "not to be shown"
 
 
-def _usual(batch: Batch, path: str) -> Batch:
-    """The columns in types that Arrow's kernels take."""
+def _usual(batch: Batch, path: str, missing: Sequence[str]) -> Batch:
+    """The columns in types that Arrow's kernels take, some words in them as nulls."""
+
+    def read(array: Any) -> Any:
+        array = usual(array)
+        # A column without any value may be of any type, as pandas and Arrow happen to guess.
+        return pa.nulls(len(array)) if array.null_count == len(array) else without(array, missing)
+
     names: list[str] = batch.schema.names
     columns = zip(names, batch.columns, strict=True)
-    return pa.record_batch([_at(name, path, usual, array) for name, array in columns], names)
+    return pa.record_batch([_at(name, path, read, array) for name, array in columns], names)
+
+
+def without(array: Any, missing: Sequence[str]) -> Any:
+    """Text with nulls for words that are missing values; any other array as it is."""
+    types, kind = pa.types, array.type
+    if types.is_dictionary(kind):
+        return pa.DictionaryArray.from_arrays(array.indices, without(array.dictionary, missing))
+    is_words = is_text(kind) or types.is_string(kind) or types.is_large_string(kind)
+    if not missing or not is_words:
+        return array
+    found = pc.is_in(array, value_set=pc.cast(pa.array(missing, pa.string()), kind))
+    return pc.if_else(found, pa.scalar(None, kind), array)
 
 
 def _at(name: str, path: str, read: Callable[[Any], Any], array: Any) -> Any:
@@ -170,6 +188,7 @@ _TIME = "\0time"
 def _columns(batch: Batch, schema: Schema, path: str, labels: bool) -> dict[str, _Found]:
     """Each column by its name, the one that splits by time as `_TIME`."""
     found: dict[str, _Found] = {}
+    words = schema.missing_values
 
     def take(name: str, key: str, read: Callable[[Any], _Found]) -> None:
         array: Any = batch.column(batch.schema.get_field_index(name))
@@ -180,7 +199,7 @@ def _columns(batch: Batch, schema: Schema, path: str, labels: bool) -> dict[str,
     for dense in schema.dense:
         take(dense.name, dense.name, lambda array, column=dense: _dense(plain(array), column))
     for one in schema.categorical:
-        take(one.name, one.name, lambda array, column=one: _categories(array, column, path))
+        take(one.name, one.name, lambda array, column=one: _categories(array, column, path, words))
     if labels and isinstance(schema.split, ByTime):
         border = schema.split.test_from
         take(schema.split.column, _TIME, lambda array: _time(plain(array), isinstance(border, str)))
@@ -282,38 +301,60 @@ def _each_time(array: Any) -> tuple[npt.NDArray[np.int64], dict[int, str]]:
     return time_N, faults
 
 
-def _categories(array: Any, column: CategoricalColumn, path: str) -> _Found:
+def _categories(array: Any, column: CategoricalColumn, path: str, missing: Sequence[str]) -> _Found:
     if column.max_length == 1:
         if is_list(array.type):
             raise DataError(
                 f"{path}: column {column.name!r}: holds lists; the schema needs max_length > 1"
             )
         return _coded(array, column, None)
-    array = plain(array)
-    if not is_list(array.type):
-        if not is_text(array.type) or column.separator is None:
-            raise DataError(
-                f"{path}: column {column.name!r}: {array.type} is no list; the schema needs a "
-                "separator, or max_length = 1"
-            )
-        array, bad = as_text(array)
-        array = pc.split_pattern(array, column.separator)
-    else:
-        bad = {}
+    array, bad = _lists(plain(array), column, path)
     length_N = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
-    flat = plain(array.flatten())
-    for index in np.flatnonzero(length_N > column.max_length).tolist():
-        bad.setdefault(index, f"{length_N[index]} values, max_length = {column.max_length}")
-    empty_M = flat.is_null()
-    if is_text(flat.type):
-        empty_M = pc.or_(empty_M, pc.equal(pc.binary_length(flat), 0).fill_null(True))
-    if pc.any(empty_M).as_py():
+    flat = without(plain(array.flatten()), missing)
+    kept_M = ~_is_empty(flat)
+    if column.truncate != "error":
+        kept_M &= _is_kept(length_N, column)
+    else:
+        for index in np.flatnonzero(length_N > column.max_length).tolist():
+            bad.setdefault(index, f"{length_N[index]} values, max_length = {column.max_length}")
+    if not kept_M.all():
         row_M = np.repeat(np.arange(len(length_N)), length_N)
-        kept_M = ~empty_M.to_numpy(zero_copy_only=False)
         length_N = np.bincount(row_M[kept_M], minlength=len(length_N))
         flat = flat.filter(pa.array(kept_M))
     coded = _coded(flat, column, length_N.astype(np.int32))
     return _Found(coded.values, {**coded.bad, **bad})
+
+
+def _lists(array: Any, column: CategoricalColumn, path: str) -> tuple[Any, dict[int, str]]:
+    """A column as lists, and bad rows."""
+    if pa.types.is_null(array.type):
+        return pa.nulls(len(array), pa.list_(pa.binary())), {}
+    if is_list(array.type):
+        return array, {}
+    if not is_text(array.type) or column.separator is None:
+        raise DataError(
+            f"{path}: column {column.name!r}: {array.type} is no list; the schema needs a "
+            "separator, or max_length = 1"
+        )
+    array, bad = as_text(array)
+    return pc.split_pattern(array, column.separator), bad
+
+
+def _is_empty(flat: Any) -> npt.NDArray[np.bool_]:
+    """Which values of lists are none."""
+    empty = pc.is_null(flat, nan_is_null=True)
+    if is_text(flat.type):
+        empty = pc.or_(empty, pc.equal(pc.binary_length(flat), 0).fill_null(True))
+    return empty.to_numpy(zero_copy_only=False)
+
+
+def _is_kept(length_N: npt.NDArray[Any], column: CategoricalColumn) -> npt.NDArray[np.bool_]:
+    """Which values of lists are among the first or the last that count."""
+    end_N = np.cumsum(length_N)
+    place_M = np.arange(int(length_N.sum()))
+    if column.truncate == "last":
+        return place_M >= np.repeat(end_N - column.max_length, length_N)
+    return place_M < np.repeat(end_N - length_N + column.max_length, length_N)
 
 
 def _coded(array: Any, column: CategoricalColumn, length_N: Any) -> _Found:
