@@ -90,16 +90,18 @@ class Sweep:
                 self._sum_up()
 
     def _sum_up(self) -> None:
-        from dlrm_hybrid.report.tables import sweep_frame, sweep_table  # pandas: 0.3 s
+        from dlrm_hybrid.report.tables import sweep_frame, sweep_means, sweep_table  # pandas: 0.3 s
 
         folder, terminal = self.folder, self.terminal
         frame = sweep_frame(self._jobs)
         table = sweep_table(frame)
         failed = sum(code != ExitCode.DONE for _, code in self._jobs)
         path = folder / SUMMARY_NAME
-        write_whole(path.with_suffix(".md"), table.markdown())
+        shown = [table, means] if (means := sweep_means(frame)) else [table]
+        write_whole(path.with_suffix(".md"), "\n".join(one.markdown() for one in shown))
         write_whole(path.with_suffix(".csv"), frame.to_csv(index=False))
-        terminal.table(table)
+        for one in shown:
+            terminal.table(one)
         missing = self.count - len(self._jobs)
         if failed or missing:
             again = shlex.quote(override_text(SWEEP_FOLDER_KEY, str(folder)))

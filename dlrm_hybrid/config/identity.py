@@ -75,6 +75,7 @@ PLACES = ("data.prepared", "embedding.folder", "telemetry.wandb", "telemetry.mlf
 STALE_SCHEDULE = "dsp"  # the schedule with which batches are in flight between steps
 # Values of checkpoint.resume that begin with no other run's weights.
 FROM_ITSELF = ("never", "auto")
+SEEDS = ("train.seed", "data.seed")
 FIXED_IN_A_NEW_RUN = ("optimizer.name",)
 
 
@@ -106,6 +107,12 @@ def config_hash(values: Mapping[str, Any]) -> str:
 def same_results(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two configurations lead to the same scores, bytes and, up to chance, times."""
     return _results(one) == _results(other)
+
+
+def without_seeds(values: Mapping[str, Any]) -> str:
+    """The same text for configurations that differ in their seeds and in nothing else of effect."""
+    kept = _without(values, (*WITHOUT_EFFECT, *SEEDS, "checkpoint.resume"))
+    return json.dumps(kept, sort_keys=True)
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any], new_run: bool) -> list[str]:

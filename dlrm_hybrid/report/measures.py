@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan, nan
 from statistics import mean, stdev
-from typing import Any, final
+from typing import Any, cast, final
 
 import pandas as pd
 
@@ -15,6 +16,7 @@ from dlrm_hybrid.report.table import MISSING
 from dlrm_hybrid.telemetry.events import Kind
 
 Summary = Mapping[str, Any]
+Row = Mapping[Any, Any]
 
 
 @final
@@ -75,17 +77,31 @@ def _of_validation(name: str) -> Callable[[Summary], float | None]:
     return lambda summary: summary["validation"][name] if "validation" in summary else None
 
 
+def _counted(summary: Summary) -> float | None:
+    """Bytes of the classes that are counted, where not all of them are."""
+    network = summary["network"]
+    is_all = network["bytes_per_sample"] is not None
+    return None if is_all else network.get("counted_bytes_per_sample")
+
+
 STEPS = Measure("steps", "steps", lambda summary: summary["steps"], integer)
 TRAIN_LOSS = Measure("train_loss", "training loss", _at("train", "loss"), score)
 VALIDATION = (
     Measure("validation_loss", "validation log-loss", _of_validation("loss"), score),
     Measure("validation_auc", "validation AUC", _of_validation("auc"), score),
 )
-"""Of these there are columns only where a run has them: most have no such part."""
+"""Most rows have no such part."""
 TEST_LOSS = Measure("test_loss", "test log-loss", _at("test", "loss"), score)
 AUC = Measure("test_auc", "AUC", _at("test", "auc"), score)
 ACCURACY = Measure("test_accuracy", "accuracy", _at("test", "accuracy"), score)
 BYTES = Measure("bytes_per_sample", "bytes/sample", _at("network", "bytes_per_sample"), digits)
+COUNTED = Measure(
+    "counted_bytes_per_sample",
+    "bytes/sample without embedding",
+    _counted,
+    digits,
+)
+"""Of a world in one process whose trainers share tables; there is a column where a run has it."""
 RATIO = Measure("dense_ratio", "dense ÷ sent", dense_ratio, lambda value: f"{value:.1f}×")
 NETWORK_USE = Measure("network_utilization", "network use", _at("network", "utilization"), percent)
 CPU_USE = Measure("cpu_utilization", "CPU use", _at("cpu", "utilization"), percent)
@@ -94,24 +110,56 @@ SPEED = Measure(
 )
 SECONDS = Measure("seconds", "training s", lambda summary: summary["seconds"], digits)
 
-SWEEP = (*VALIDATION, TEST_LOSS, AUC, ACCURACY, BYTES, RATIO, SPEED)
+SWEEP = (*VALIDATION, TEST_LOSS, AUC, ACCURACY, BYTES, COUNTED, RATIO, SPEED)
 COMPARISON = (
     *(STEPS, TRAIN_LOSS, *VALIDATION, TEST_LOSS, AUC, ACCURACY),
-    *(BYTES, RATIO, NETWORK_USE, CPU_USE, SPEED, SECONDS),
+    *(BYTES, COUNTED, RATIO, NETWORK_USE, CPU_USE, SPEED, SECONDS),
 )
+
+RARE = (*VALIDATION, COUNTED)
+"""Of these there are columns only where a run has them."""
 
 
 def figures(summaries: Sequence[Summary | None]) -> pd.DataFrame:
     """A row for each summary with every figure of the comparison; NaN where none was measured."""
-    has_validation = any(one is not None and "validation" in one for one in summaries)
-    return pd.DataFrame(
+    found = pd.DataFrame(
         {
             measure.key: [None if one is None else measure.pick(one) for one in summaries]
             for measure in COMPARISON
-            if has_validation or measure not in VALIDATION
         },
         dtype=float,
     )
+    rare = [measure.key for measure in RARE if not found[measure.key].count()]
+    return found.drop(columns=rare)
+
+
+def rows_of(found: pd.DataFrame) -> list[Row]:
+    """The rows of a frame, each by the names of its columns."""
+    return cast("list[Row]", found.to_dict("records"))
+
+
+def means(groups: Sequence[str], rows: Sequence[Row]) -> list[dict[str, str]]:
+    """Mean ± sample standard deviation of each figure in each group of several rows, as texts.
+
+    Args:
+        groups: the name of each row's group.
+        rows: of `figures`.
+    """
+    shown: list[dict[str, str]] = []
+    for name in dict.fromkeys(groups):
+        own = [row for group, row in zip(groups, rows, strict=True) if group == name]
+        if len(own) > 1:
+            spreads = {measure.title: _spread(measure, own) for measure in COMPARISON}
+            shown.append({"over seeds": name, "runs": str(len(own)), **spreads})
+    known = {title for row in shown for title, text in row.items() if text != MISSING}
+    return [{title: text for title, text in row.items() if title in known} for row in shown]
+
+
+def _spread(measure: Measure, rows: Sequence[Row]) -> str:
+    known = [value for row in rows if not isnan(value := float(row.get(measure.key, nan)))]
+    if len(known) < 2:
+        return MISSING
+    return f"{measure.show(mean(known))} ± {measure.show(stdev(known))}"
 
 
 def texts(found: pd.DataFrame) -> pd.DataFrame:

@@ -31,6 +31,10 @@ COMPARISON = (
     "and the first five steps of each attempt. Dense ÷ sent: how many times more bytes plain "
     "float32 messages would have been. A dash: not measured."
 )
+SEEDS = (
+    "Mean ± sample standard deviation of the complete runs that differ only in train.seed or "
+    "data.seed."
+)
 SPANS = (
     "What the ranks of a role do, on average: the model and its tables, making and reading "
     "messages, the servers' optimizer, sending, reading rows; the rest of the time they wait."
@@ -111,6 +115,7 @@ def build_report(runs: Sequence[Run], subtitle: str) -> Document:
             tables.comparison(runs, names),
             pictures.quality(runs, names),
         ),
+        _section("Seeds", SEEDS, tables.over_seeds(runs), ()),
         _section("Loss", _uncounted(runs), None, pictures.losses(runs, names)),
         _section("Bytes", "", tables.traffic(runs, names), pictures.traffic(runs, names)),
         _section("Time", SPANS, tables.spans(runs, names), pictures.time_by_span(runs, names)),

@@ -6,12 +6,13 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from dlrm_hybrid.config.identity import flat, same_results
-from dlrm_hybrid.report.labels import short, varying
+from dlrm_hybrid.config.identity import SEEDS, flat, same_results, without_seeds
+from dlrm_hybrid.report.labels import labels, short, varying
 from dlrm_hybrid.report.measures import (
     BYTES,
     CPU_USE,
@@ -21,14 +22,16 @@ from dlrm_hybrid.report.measures import (
     digits,
     figures,
     integer,
+    means,
     nonzero,
+    rows_of,
     texts,
 )
 from dlrm_hybrid.report.runs import Run, is_run, read_run
 from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.telemetry.ranks import role_of, role_order
 from dlrm_hybrid.telemetry.spans import Span
-from dlrm_hybrid.telemetry.summary import UNFINISHED
+from dlrm_hybrid.telemetry.summary import COMPLETE, UNFINISHED
 from dlrm_hybrid.types import ExitCode
 
 if TYPE_CHECKING:
@@ -55,6 +58,38 @@ def comparison(runs: Sequence[Run], labels: Sequence[str]) -> Table:
     shown.insert(0, "run", labels)
     shown.insert(1, "status", [run.status for run in runs])
     return Table.of(shown, "llr")
+
+
+def over_seeds(runs: Sequence[Run]) -> Table | None:
+    """Mean ± deviation of complete runs that differ only in their seeds; None where none do."""
+    ended = [run for run in runs if run.status == COMPLETE]
+    keys = [without_seeds(run.config) for run in ended]
+    firsts = {key: run for key, run in zip(reversed(keys), reversed(ended), strict=True)}
+    named = [replace(run, overrides=_seedless(run.overrides)) for run in firsts.values()]
+    names = dict(zip(firsts, labels(named), strict=True)) if named else {}
+    found = figures([run.summary for run in ended])
+    return _means([names[key] for key in keys], rows_of(found))
+
+
+def sweep_means(frame: pd.DataFrame) -> Table | None:
+    """The same of the rows of `sweep_frame`."""
+    columns = [str(column) for column in frame.columns]
+    varied = columns[1 : columns.index("status")]
+    names = short([key for key in varied if key not in SEEDS])
+    if len(names) == len(varied):
+        return None
+    rows = [row for row in rows_of(frame) if row["status"] == COMPLETE]
+    groups = [" ".join(f"{name}={row[key]}" for key, name in names.items()) for row in rows]
+    return _means([group or "all" for group in groups], rows)
+
+
+def _means(groups: Sequence[str], rows: Sequence[Mapping[Any, Any]]) -> Table | None:
+    shown = means(groups, rows)
+    return Table(tuple(shown[0]), [tuple(row.values()) for row in shown]) if shown else None
+
+
+def _seedless(overrides: Sequence[str]) -> tuple[str, ...]:
+    return tuple(one for one in overrides if one.partition("=")[0] not in SEEDS)
 
 
 def bytes_by_class(summary: Summary) -> dict[str, float]:

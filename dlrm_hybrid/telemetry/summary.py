@@ -35,6 +35,7 @@ INTERFACES_UNMEASURED: Mapping[str, Any] = {
 NETWORK_UNMEASURED: dict[str, Any] = {
     "bytes_total": None,
     "bytes_per_sample": None,
+    "counted_bytes_per_sample": None,
     "dense_equivalent_bytes": None,
     "pull_density": None,
     **INTERFACES_UNMEASURED,
@@ -245,13 +246,20 @@ def world_network(ranks: Sequence[RankValues], rows: int) -> dict[str, Any]:
         if all(traffic.value in rank["traffic"][Phase.TRAIN] for rank in ranks)
     }
     pull_density = _pull_density(ranks)
-    if len(by_class) < len(Traffic):
-        return {**NETWORK_UNMEASURED, "by_class": by_class, "pull_density": pull_density}
     total = sum(tally["bytes"] for tally in by_class.values())
+    per_sample = total / rows if rows else None
+    if len(by_class) < len(Traffic):
+        return {
+            **NETWORK_UNMEASURED,
+            "counted_bytes_per_sample": per_sample if by_class else None,
+            "by_class": by_class,
+            "pull_density": pull_density,
+        }
     return {
         **world_interfaces(ranks),
         "bytes_total": total,
-        "bytes_per_sample": total / rows if rows else None,
+        "bytes_per_sample": per_sample,
+        "counted_bytes_per_sample": per_sample,
         "dense_equivalent_bytes": sum(
             tally["dense_equivalent_bytes"] for tally in by_class.values()
         ),

@@ -1,11 +1,15 @@
 import csv
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 
 from made_runs import make_run, plain_events, progress, values_of, world_events
 
 from dlrm_hybrid.config.compose import Job
-from dlrm_hybrid.report.tables import sweep_frame, sweep_table
+from dlrm_hybrid.report.runs import read_run
+from dlrm_hybrid.report.tables import over_seeds, sweep_frame, sweep_means, sweep_table
+from dlrm_hybrid.telemetry.events import Kind
+from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.types import ExitCode
 
 
@@ -14,7 +18,7 @@ def job(folder: Path, *overrides: str, code: int = ExitCode.DONE) -> tuple[Job, 
 
 
 def test_every_job_has_a_row_whatever_became_of_it(tmp_path: Path) -> None:
-    rates = [f"optimizer.lr={rate}" for rate in ("0.1", "1e+30", "0.3", "0.4", "0.5")]
+    rates = [f"optimizer.lr={rate}" for rate in ("0.1", "1e+18", "0.3", "0.4", "0.5")]
     make_run(tmp_path / "0", ["train.seed=1", rates[0]], world_events(0.4))
     make_run(tmp_path / "1", ["train.seed=1", rates[1]], [], status="diverged")
     make_run(tmp_path / "2", ["train.seed=1", rates[2]], [progress(10, 0.6)], status=None)
@@ -35,7 +39,7 @@ def test_every_job_has_a_row_whatever_became_of_it(tmp_path: Path) -> None:
         *("10.0", "4.0×", "640"),
     )
     dashes = ("–",) * 6
-    assert table_rows[1] == ("1", "1e+30", "diverged", *dashes)
+    assert table_rows[1] == ("1", "1e+18", "diverged", *dashes)
     assert table_rows[2] == ("2", "0.3", "failed", *dashes[1:], "640")
     assert table_rows[3:] == [("3", "0.4", "refused", *dashes), ("4", "0.5", "refused", *dashes)]
 
@@ -61,3 +65,41 @@ def test_the_csv_keeps_every_digit_and_leaves_unknown_empty(tmp_path: Path) -> N
     assert [row["train.seed"] for row in rows] == ["0", "1"]
     assert float(rows[0]["test_loss"]) == 1 / 3 + 0.01
     assert rows[0]["bytes_per_sample"] == rows[0]["dense_ratio"] == ""
+
+
+def test_means_and_deviations_are_over_seeds_alone(tmp_path: Path) -> None:
+    jobs: list[tuple[Job, int]] = []
+    points = [(rate, seed) for rate in ("0.1", "0.2") for seed in (1, 2, 3)]
+    for number, (rate, seed) in enumerate(points):
+        overrides = (f"optimizer.lr={rate}", f"train.seed={seed}")
+        make_run(tmp_path / str(number), overrides, plain_events(float(rate) + seed / 100))
+        jobs.append(job(tmp_path / str(number), *overrides))
+    jobs[-1] = job(tmp_path / "none", *jobs[-1][0].overrides, code=ExitCode.FAILED)
+    shown = sweep_means(sweep_frame(jobs))
+    assert shown is not None
+    assert tuple(shown.columns[:4]) == ("over seeds", "runs", "test log-loss", "AUC")
+    cells = [tuple(row[:4]) for row in shown.rows]
+    assert cells[0] == ("lr=0.1", "3", "0.1300 ± 0.0100", "0.7000 ± 0.0000")
+    assert cells[1] == ("lr=0.2", "2", "0.2250 ± 0.0071", "0.7000 ± 0.0000")
+    runs = [read_run(one.folder) for one, _ in jobs[:-1]]
+    table = over_seeds(runs)
+    assert table is not None
+    assert [tuple(row[:2]) for row in table.rows] == [("lr=0.1", "3"), ("lr=0.2", "2")]
+    assert "0.1300 ± 0.0100" in table.rows[0]
+    assert over_seeds(runs[2:4]) is None
+    assert sweep_means(sweep_frame(jobs[2:4])) is None
+
+
+def test_a_world_in_one_process_has_the_bytes_that_it_counts(tmp_path: Path) -> None:
+    record = world_events(0.4)
+    for event in record:
+        if event.kind is Kind.RANK:
+            del event.values["traffic"][Phase.TRAIN]["embedding"]
+    make_run(tmp_path / "0", [], record)
+    row = dict(zip(*_cells(tmp_path / "0"), strict=True))
+    assert (row["bytes/sample"], row["bytes/sample without embedding"]) == ("–", "10.0")
+
+
+def _cells(folder: Path) -> tuple[Sequence[str], Sequence[str]]:
+    table = sweep_table(sweep_frame([job(folder)]))
+    return table.columns, table.rows[0]

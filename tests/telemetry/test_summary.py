@@ -221,6 +221,7 @@ def test_the_names_of_the_design_are_all_there() -> None:
     assert set(summary["network"]) == {
         "bytes_total",
         "bytes_per_sample",
+        "counted_bytes_per_sample",
         "dense_equivalent_bytes",
         "pull_density",
         "utilization",

@@ -27,6 +27,7 @@ KEYS = {
     *("train.loss", "train.accuracy", "test.loss", "test.accuracy", "test.auc"),
     *("test.normalized_entropy", "test.base_rate", "test.calibration"),
     *("network.bytes_total", "network.bytes_per_sample", "network.dense_equivalent_bytes"),
+    "network.counted_bytes_per_sample",
     *("network.utilization", "network.utilization_by_rank", "network.utilization_mean_direction"),
     *("network.pull_density", "network.rate_bits_per_second", "network.interface_bytes"),
     *("network.foreign_messages", "network.refused_connections", "network.latency"),
