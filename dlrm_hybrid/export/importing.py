@@ -79,7 +79,7 @@ def import_weights(request: Request, display: Display) -> Imported:
         shards = open_shards(rows, build.semantics(config))
         spec = build.model_spec(config, shards.table_rows)
         taken = _fitted(Path(options.file), found, options.names, spec, shards.preprocessing)
-        require_memory(config, rows)
+        require_memory(config, sum(shards.table_rows))
         compile_for(config, display)
         build_model.prepare_torch(config)
         groups = piece_groups(

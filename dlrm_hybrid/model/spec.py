@@ -9,12 +9,18 @@ of the bottom MLP where there are dense columns.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from numbers import Integral
+from typing import Any
 
 from dlrm_hybrid.model.interaction import Dot, Interaction
 from dlrm_hybrid.types import ConfigError
+
+
+def _is_number(one: object) -> bool:
+    return isinstance(one, Integral) and not isinstance(one, bool)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +52,9 @@ class ModelSpec:
     batch_norm: bool = False
 
     def __post_init__(self) -> None:
-        faults: list[str] = []
+        faults = list(self._no_numbers())
+        if faults:
+            raise ConfigError("\n".join(faults))
         if self.bottom and (len(self.bottom) < 2 or self.bottom[-1] != self.embedding_dim):
             faults.append(
                 f"model.bottom: {list(self.bottom)} must have an input and end in "
@@ -62,6 +70,15 @@ class ModelSpec:
             faults.append("model: every width and every number of rows must be at least 1")
         if faults:
             raise ConfigError("\n".join(faults))
+
+    def _no_numbers(self) -> Iterator[str]:
+        for name in ("embedding_dim", "bottom", "top", "table_rows"):
+            given: Any = getattr(self, name)
+            is_list = name != "embedding_dim"
+            numbers: Any = given if is_list and isinstance(given, (tuple, list)) else [given]
+            if not all(_is_number(one) for one in numbers):
+                wanted = "whole numbers" if is_list else "a whole number"
+                yield f"model.{name} = {given!r:.80}: must be {wanted}"
 
     @property
     def num_dense(self) -> int:

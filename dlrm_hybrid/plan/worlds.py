@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -11,6 +11,7 @@ from typing import Any
 
 from dlrm_hybrid.comm.netem.plan import bits_per_second, seconds
 from dlrm_hybrid.config import compose
+from dlrm_hybrid.config.identity import flat
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import all_faults, faults_text, validate
 from dlrm_hybrid.plan.simulation.machine import Hosts
@@ -84,36 +85,45 @@ def as_configured(config: Config) -> Planned:
     return Planned(config, network.rate if has_links else None, network.latency)
 
 
-def compared(config: Config, values: Values) -> list[Planned]:
+def compared(
+    config: Config, values: Values, show: Callable[[int, int], object] = lambda done, total: None
+) -> list[Planned]:
     """The configured world for every value of the lists of `plan`; or those of a search.
 
     Args:
         config: of the command line.
         values: the same as plain values.
+        show: told how many are checked, of how many.
 
     Raises:
         ConfigError: a world of these values is impossible; one line for each fault.
     """
     plan, own = config.plan, as_configured(config)
     if plan.search is not None:
-        configs = list(_searched(config, values, plan.search))
+        changes = list(_searched(config, plan.search))
     else:
         sizes = product(
             _choices("parallel.trainers", plan.trainers), _choices("parallel.servers", plan.servers)
         )
-        configs = [validate(_with(values, {**one, **other})) for one, other in sizes]
+        changes = [{**one, **other} for one, other in sizes]
+    configs: list[Config] = []
+    for number, changed in enumerate(changes, 1):
+        tried = _with(values, changed)
+        if plan.search is None or not all_faults(tried):
+            configs.append(validate(tried))
+        show(number, len(changes))
     links = product(plan.rates or (own.rate,), plan.latencies or (own.latency,))
     return [Planned(one, rate, latency) for (rate, latency), one in product(links, configs)]
 
 
-def _searched(config: Config, values: Values, ranks: int) -> Iterator[Config]:
-    """Every world of up to so many ranks that the rest of the configuration allows.
+def _searched(config: Config, ranks: int) -> Iterator[dict[str, Any]]:
+    """What makes every world of up to so many ranks; the rest of the configuration may forbid it.
 
     Trainers, stages (at the usual cuts), servers and table servers are tried; tables are served
     where there are table servers. What compresses activations is left out where there are none.
     """
     layers = _layers(config)
-    plain = {"activation": compose.values_of(())["activation"]}
+    plain = flat({"activation": compose.values_of(())["activation"]})
     for cuts in CUTS if config.model.bottom else CUTS_WITHOUT_BOTTOM:
         if any(cut not in layers for cut in cuts):
             continue
@@ -123,7 +133,8 @@ def _searched(config: Config, values: Values, ranks: int) -> Iterator[Config]:
         ):
             if trainers * stages + servers + tables > ranks:
                 continue
-            changed = {
+            yield {
+                **({} if cuts else plain),
                 "parallel.cuts": list(cuts),
                 "parallel.trainers": trainers,
                 "parallel.servers": servers,
@@ -132,9 +143,6 @@ def _searched(config: Config, values: Values, ranks: int) -> Iterator[Config]:
                 "embedding.deduplicate": bool(tables) or config.embedding.deduplicate,
                 "embedding.staleness": config.embedding.staleness if tables else 0,
             }
-            tried = _with(values if cuts else {**values, **plain}, changed)
-            if not all_faults(tried):
-                yield validate(tried)
 
 
 def _layers(config: Config) -> tuple[str, ...]:

@@ -96,21 +96,26 @@ def _require_monitor(config: Config, shards: Shards) -> None:
         )
 
 
-def require_memory(config: Config, rows: Path) -> None:
+def require_memory(config: Config, table_rows: int) -> None:
     """See that the embedding tables fit in the memory of this machine, if all of them are here.
+
+    Args:
+        config: of the run.
+        table_rows: of all tables.
 
     Raises:
         ResourceError: they are larger.
     """
-    table_rows = sum(open_shards(rows, None).table_rows)
     dim = config.model.embedding_dim
+    if config.embedding.storage == "mmap":
+        return  # they lie on the disk, whose room is reserved
     needed_bytes = table_rows * dim * FLOAT_BYTES
     total_bytes = psutil.virtual_memory().total + psutil.swap_memory().total
     if needed_bytes > total_bytes:
         raise ResourceError(
             f"model.embedding_dim = {dim}: embedding tables of {table_rows:,} rows need "
             f"{needed_bytes / 1e9:,.1f} GB, this machine has {total_bytes / 1e9:,.1f} GB of memory "
-            "and swap (fewer rows: data.min_count, data.max_ind_range)"
+            "and swap (fewer rows: data.min_count, data.max_ind_range; embedding.storage=mmap)"
         )
 
 

@@ -18,6 +18,7 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text, validate
 from dlrm_hybrid.model.interaction import Cross, Dot, Fm
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.run.readiness import require_memory
 from dlrm_hybrid.types import ConfigError
 from dlrm_hybrid.world.rows.batches import Columns
 
@@ -83,6 +84,7 @@ def settings_of(
 
     Raises:
         ConfigError: with all faults, one line each, each naming its key and value.
+        ResourceError: tables are larger than the memory of this machine.
     """
     overrides = [
         "parallel=hybrid",
@@ -103,6 +105,7 @@ def settings_from(spec: ModelSpec, values: Mapping[str, Any]) -> Settings:
     config = validate(values)
     if faults := list(_faults(config)):
         raise ConfigError(faults_text(faults))
+    require_memory(config, sum(spec.table_rows))
     return Settings(spec=spec, values=values, config=config)
 
 

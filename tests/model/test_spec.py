@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from dlrm_hybrid.model.spec import ModelSpec
@@ -48,9 +50,15 @@ def test_without_dense_columns_the_tables_meet_alone():
         ({"table_rows": ()}, "table"),
         ({"table_rows": (3, 0)}, "rows"),
         ({"bottom": ()}, "interaction.*no pair"),
+        ({"table_rows": ("3",)}, r"model.table_rows = \('3',\): must be whole numbers"),
+        ({"table_rows": "3"}, "model.table_rows = '3': must be whole numbers"),
+        ({"table_rows": None, "top": (1.0,)}, "model.top = .*\nmodel.table_rows = None"),
+        ({"bottom": (True, 16)}, "model.bottom = "),
+        ({"embedding_dim": "16"}, "model.embedding_dim = '16': must be a whole number"),
+        ({"embedding_dim": (16,)}, "model.embedding_dim = "),
     ],
 )
-def test_widths_that_do_not_fit_are_refused_by_key(change: dict[str, tuple[int, ...]], key: str):
-    fields = {"bottom": (13, 16), "top": (8, 1), "table_rows": (3,)} | change
+def test_widths_that_do_not_fit_are_refused_by_key(change: dict[str, Any], key: str):
+    fields = {"embedding_dim": 16, "bottom": (13, 16), "top": (8, 1), "table_rows": (3,)} | change
     with pytest.raises(ConfigError, match=key):
-        ModelSpec(embedding_dim=16, **fields)
+        ModelSpec(**fields)

@@ -9,6 +9,7 @@ import pytest
 from made_runs import BEGIN, make_run
 from planned import UNITS, config
 
+from dlrm_hybrid.cli import terminal
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.plan.calibration import read
 from dlrm_hybrid.plan.costs import compute_seconds, fitted
@@ -209,11 +210,17 @@ def test_runs_say_of_each_other_what_they_do_not_know(
     assert "extrapolated" not in capsys.readouterr().out
 
 
-def test_a_search_tries_one_stage_whatever_goes_through_cuts(tmp_path: Path) -> None:
+def test_a_search_tries_one_stage_whatever_goes_through_cuts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "PLAIN_LINE_SECONDS", 0.0)
     activation = ("activation=dct", "activation.precision=bfloat16")
     folder = made(tmp_path / "run", *activation)
     found = planned(tmp_path, *activation, f"plan.calibration={folder}", "plan.search=4")
     assert {1, 2} <= {one["stages"] for one in found["worlds"]}
+    told = capsys.readouterr().out
+    assert "possible worlds 100%" in told
+    assert "predict 100%" in told
 
 
 def test_rows_that_are_not_prepared_are_not_made_up(

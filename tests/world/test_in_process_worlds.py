@@ -303,6 +303,13 @@ def test_a_loss_that_is_not_finite_ends_the_world(shards: Shards) -> None:
             world.step((dense, ids, label))
 
 
+@pytest.mark.parametrize("make", [World.in_process, World.processes])
+def test_tables_larger_than_the_machine_are_refused(make: Any, shards: Shards) -> None:
+    spec = replace(small_spec(shards), table_rows=(2**40,) * len(shards.table_rows))
+    with pytest.raises(ResourceError, match="embedding tables of .* rows need .* GB"):
+        make(spec)
+
+
 def test_all_faults_of_the_arguments_are_named(shards: Shards) -> None:
     with pytest.raises(ConfigError) as caught:
         small_world(

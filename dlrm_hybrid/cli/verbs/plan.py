@@ -41,7 +41,8 @@ def run(request: Request) -> int:
         if name is not None:
             output_file(name, key)
     worlds.check(config)
-    planned = worlds.compared(config, request.values)
+    with terminal.counter("possible worlds", "worlds", is_late=True) as show:
+        planned = worlds.compared(config, request.values, show)
     runs = _calibrations(request, terminal)
     costs = [Costs.of(one) for one in runs if len(one.ranks) > 1]
     if not costs:
@@ -51,8 +52,11 @@ def run(request: Request) -> int:
         )
     chosen = [most_like(costs, one.config) for one in planned]
     counted = _counted(config, planned, terminal)
-    triples = zip(planned, chosen, counted, strict=True)
-    predictions = [predict(one, of, sent) for one, of, sent in triples]
+    predictions: list[Prediction] = []
+    with terminal.counter("predict", "worlds", is_late=True) as show:
+        for one, of, sent in zip(planned, chosen, counted, strict=True):
+            predictions.append(predict(one, of, sent))
+            show(len(predictions), len(planned))
     pairs = zip(planned, chosen, strict=True)
     remarks = dict.fromkeys(remark for one, of in pairs for remark in of.remarks(one.config))
     if config.plan.search is not None:
