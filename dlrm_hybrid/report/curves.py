@@ -12,7 +12,7 @@ import pandas as pd
 
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.telemetry import compression
-from dlrm_hybrid.telemetry.events import Event, Kind, part_of
+from dlrm_hybrid.telemetry.events import Event, Kind, curve, part_of
 from dlrm_hybrid.types import ScoredPart
 
 MAX_POINTS = 120  # more cannot be distinguished in a picture
@@ -36,7 +36,7 @@ Band = Mapping[str, Curve]
 def training_loss(run: Run, axis: Axis) -> Curve | None:
     """Mean loss of the steps up to each point; None where the axis was not measured."""
     position = _positions(run, axis)
-    points = [event for event in run.events if event.kind is Kind.PROGRESS]
+    points = curve(run.events)
     if position is None or not points:
         return None
     parts = _parts(points)

@@ -160,6 +160,15 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
             yield number, line
 
 
+def curve(record: Iterable[Event]) -> list[Event]:
+    """The points of the loss curve that are means of as many steps as the others.
+
+    What the last steps add to sums is in an event too, which may be of one step: noise.
+    """
+    points = (event for event in record if event.kind is Kind.PROGRESS)
+    return [event for event in points if not event.values.get("is_short")]
+
+
 def part_of(event: Event) -> ScoredPart:
     """The rows whose scores an `evaluated` event has."""
     return ScoredPart(event.values.get("part", ScoredPart.TEST))
@@ -259,6 +268,7 @@ def _schemas() -> Mapping[str, type[BaseModel]]:
             rows=Count,
             loss=Figure,
             accuracy=Figure,
+            is_short=(bool, False),
             timed_rows=Count,
             timed_seconds=Amount,
             timed_cpu_seconds=Amount,

@@ -156,8 +156,9 @@ def scalars(event: Event) -> Iterator[tuple[str, float]]:
 def _progress(event: Event) -> Iterator[tuple[str, float]]:
     values = event.values
     yield "train/step", event.step
-    yield "train/loss", values["loss"]
-    yield "train/accuracy", values["accuracy"]
+    if not values.get("is_short"):
+        yield "train/loss", values["loss"]
+        yield "train/accuracy", values["accuracy"]
     yield "lr", values["lr"]
     rows, seconds = values["timed_rows"], values["timed_seconds"]
     if rows:  # none up to the step that ends the warm-up

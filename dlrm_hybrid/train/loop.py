@@ -206,6 +206,7 @@ class _Run:
             accuracy=interval.correct / interval.rows,
             lr=self._parts.schedule.lr(self.progress.step - 1),
             samples_per_step=self._plan.samples_per_step,
+            is_short=self._plan.is_short(self.progress.step),
             **timed,
             **_sent(interval),
         )

@@ -150,6 +150,13 @@ class Plan:
         """Whether an evaluation at this step saves a checkpoint if it is the best so far."""
         return self.keeps_best and is_due(step, self.evaluate_every)
 
+    def is_short(self, step: int) -> bool:
+        """Whether a point at this step, the last one, is the mean of fewer steps than all before.
+
+        That of a run with no other is not.
+        """
+        return step > self.report_every > 0 and step % self.report_every > 0
+
     def meets(self, step: int) -> bool:
         """Whether processes decide together how to go on before this step, or at the end."""
         judges = self.patience is not None and is_due(step - 1, self.evaluate_every)

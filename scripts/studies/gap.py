@@ -22,7 +22,7 @@ from dlrm_hybrid.report import axes
 from dlrm_hybrid.report.axes import AxesText, add_key, drawing, panels, style
 from dlrm_hybrid.report.charts import Line, draw
 from dlrm_hybrid.report.runs import Run, read_runs
-from dlrm_hybrid.telemetry.events import Kind
+from dlrm_hybrid.telemetry.events import Kind, curve
 from dlrm_hybrid.types import ConfigError
 
 SMOOTH_PART = 10
@@ -92,8 +92,8 @@ def _seed(run: Run) -> int:
 
 def _trained(run: Run) -> Frame:
     """Training loss of each interval by its last step."""
-    found = (event for event in run.events if event.kind is Kind.PROGRESS)
-    return pd.Series({event.step: event.values["loss"] for event in found}, dtype=float)
+    found = {event.step: event.values["loss"] for event in curve(run.events)}
+    return pd.Series(found, dtype=float)
 
 
 def _tested(run: Run) -> Frame:

@@ -35,6 +35,15 @@ def test_loss_over_each_axis(tmp_path: Path) -> None:
         assert points(curves.evaluated_loss(run, axis)) == [(x[1], 0.51)]
 
 
+def test_a_mean_of_fewer_steps_is_no_point(tmp_path: Path) -> None:
+    record = plain_events()
+    last = max(record, key=lambda event: event.step)
+    short = progress(last.step + 1, 9.0)
+    record.append(Event(short.kind, short.step, 0.0, {**short.values, "is_short": True}))
+    run = made(tmp_path / "run", record)
+    assert max(step for step, _ in points(curves.training_loss(run, Axis.STEPS))) <= last.step
+
+
 def test_what_was_not_measured_is_no_curve(tmp_path: Path) -> None:
     run = made(tmp_path / "run", plain_events())
     assert curves.training_loss(run, Axis.BYTES) is None

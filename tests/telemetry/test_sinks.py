@@ -93,6 +93,16 @@ def test_a_point_before_the_first_timed_step_has_no_times(tmp_path: Path) -> Non
     assert not [tag for tag in tags if tag.startswith(("throughput/", "cpu/", "time/"))]
 
 
+def test_a_mean_of_fewer_steps_is_no_point_of_the_loss(tmp_path: Path) -> None:
+    sink = TensorBoard(tmp_path, first_samples=0)
+    last = point(13, 0.9)
+    sink.write(point(10, 0.5))
+    sink.write(Event(last.kind, last.step, 1.0, {**last.values, "is_short": True}))
+    sink.close()
+    assert scalars(tmp_path)["train/loss"] == [(10, 0.5)]
+    assert scalars(tmp_path)["lr"] == [(10, 0.1), (13, 0.1)]
+
+
 def test_a_resumed_run_shows_no_point_twice(tmp_path: Path) -> None:
     first = TensorBoard(tmp_path, first_samples=0)
     for samples in (10, 20, 30):

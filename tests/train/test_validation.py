@@ -289,6 +289,21 @@ def test_commands_take_the_best_and_say_so(
     assert json.loads((tmp_path / "out" / "model.json").read_text())["checkpoint"]["step"] == step
 
 
+@pytest.mark.parametrize("world", ["one process", "processes", "asynchronous"])
+def test_the_last_steps_are_no_point_where_they_are_fewer(world: str, train: Train) -> None:
+    code, folder = train("run", *WORLDS[world], "telemetry.every=8")
+    assert code == 0
+    record = list(events.read(folder / "events.jsonl"))
+    assert [one.step for one in record if one.kind is Kind.PROGRESS] == [8, 16, 20]
+    assert [one.step for one in events.curve(record)] == [8, 16]
+
+
+def test_steps_that_are_all_there_is_are_a_point(train: Train) -> None:
+    code, folder = train("run", "telemetry.every=30")
+    assert code == 0
+    assert [one.step for one in events.curve(events.read(folder / "events.jsonl"))] == [20]
+
+
 def test_an_epoch_has_as_many_steps_as_the_world_makes_of_it(train: Train) -> None:
     for name, world in (("one", ()), ("two", (*HYBRID, IN_PROCESS))):
         options = ("train.evaluate_every=epoch", "train.steps=null", "train.epochs=3")

@@ -14,7 +14,7 @@ from dlrm_hybrid.report.measures import digits, integer
 from dlrm_hybrid.report.page import STYLE_FILE
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.report.table import MISSING, Table
-from dlrm_hybrid.telemetry.events import Event, Kind, part_of
+from dlrm_hybrid.telemetry.events import Event, Kind, curve, part_of
 from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.summary import UNFINISHED
 from dlrm_hybrid.types import ScoredPart
@@ -209,7 +209,7 @@ def _plots(run: Run) -> Iterator[Plot]:
     scored = [one for one in _of(run, Kind.EVALUATED) if part_of(one) is part]
     yield Plot(
         title="Log-loss",
-        line=[(one.step, one.values["loss"]) for one in points],
+        line=[(one.step, one.values["loss"]) for one in curve(run.events)],
         dots=[(one.step, one.values["log_loss"]) for one in scored],
         dots_name=f"on the {part} part",
     )
