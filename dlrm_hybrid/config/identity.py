@@ -39,7 +39,7 @@ FREE_IN_A_NEW_RUN = (
     *("embedding.sharding", "embedding.comm_precision", "embedding.deduplicate"),
     *("embedding.name", "embedding.staleness", "embedding.cache_rows", "embedding.cache_batches"),
     *("embedding.levels", "embedding.row_error", "embedding.gradient_error"),
-    *("embedding.copies_rows", "embedding.betas", "embedding.weight_decay"),
+    *("embedding.copies_rows", "embedding.betas", "embedding.weight_decay", "embedding.init"),
     *("train.patience", "train.min_delta", "train.monitor"),
     *("gradient", "activation", "pull", "model.dropout", "model.bottom_dropout"),
 )

@@ -228,6 +228,7 @@ class EmbeddingConfig:
     eps: Epsilon
     betas: tuple[BelowOne, BelowOne]
     weight_decay: Decay
+    init: Literal["uniform_rows", "uniform_width"] | Rate
     sharding: Literal["table_wise", "row_wise", "column_wise", "auto"]
     comm_precision: Precision
     deduplicate: bool

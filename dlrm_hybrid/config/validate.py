@@ -25,7 +25,7 @@ ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
     "checkpoint": {"minutes": 0.0},
     "data": {"schema": None, "guess": None},
     "embedding": {
-        **{"betas": [0.9, 0.999], "weight_decay": 0.0},
+        **{"betas": [0.9, 0.999], "weight_decay": 0.0, "init": "uniform_rows"},
         **{"name": "fused", "staleness": 0, "cache_rows": 0, "cache_batches": 0},
         **{"storage": "memory", "folder": None},
         **{"levels": False, "row_error": 0.0625, "gradient_error": 2.0, "copies_rows": 2**18},

@@ -38,7 +38,7 @@ from dlrm_hybrid.model.rows.plan import (
 )
 from dlrm_hybrid.model.sharding import Routes, ShardingOptions, casts, routes
 from dlrm_hybrid.model.spec import ModelSpec
-from dlrm_hybrid.model.tensors import Piece, draw_embeddings
+from dlrm_hybrid.model.tensors import Piece, TableInit, draw_embeddings
 
 
 @final
@@ -163,15 +163,15 @@ class ShardedEmbeddings:
             if kernel is not None:
                 kernel.set_lr(lr)
 
-    def initialise(self, seed: int) -> None:
-        """Give every table the values it has unsharded."""
+    def initialise(self, seed: int, init: TableInit = "uniform_rows") -> None:
+        """Give every table the values it has unsharded; see `draw_embeddings`."""
         name, table = "", torch.empty(0)
         for piece in self.pieces:
             if not piece.name.endswith(".weight"):
                 continue
             if piece.name != name:
                 name, table = piece.name, torch.empty(piece.shape)
-                draw_embeddings({name: table}, seed)
+                draw_embeddings({name: table}, seed, init)
             (row, column), (rows, columns) = piece.begin, piece.view.shape
             piece.view.copy_(table[row : row + rows, column : column + columns])
 

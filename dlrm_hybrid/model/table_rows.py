@@ -22,7 +22,7 @@ from dlrm_hybrid.model.optimizer import STEP
 from dlrm_hybrid.model.row_storage import IN_MEMORY, RowStorage
 from dlrm_hybrid.model.rows.optimizer import EmbeddingOptions, Rows, row_keys
 from dlrm_hybrid.model.spec import ModelSpec
-from dlrm_hybrid.model.tensors import Piece, embedding_parts
+from dlrm_hybrid.model.tensors import Piece, TableInit, embedding_parts
 
 Int64s = NDArray[np.int64]
 
@@ -72,13 +72,13 @@ class TableRows:
         self._rows = Rows(self.rows_F, self.dim, options, storage)
         self._tables = [self._rows.tensors(table) for table in range(len(self.rows_F))]
 
-    def draw(self, seed: int) -> None:
-        """Give all rows the values they have in every layout."""
+    def draw(self, seed: int, init: TableInit = "uniform_rows") -> None:
+        """Give all rows the values they have in every layout; see `draw_embeddings`."""
         for name, full, held in zip(
             self._spec.table_names, self._spec.table_rows, self._tables, strict=True
         ):
             own_RD, drawn = held["weight"], 0
-            for part_RD in embedding_parts(f"{name}.weight", full, self.dim, seed):
+            for part_RD in embedding_parts(f"{name}.weight", full, self.dim, seed, init):
                 # The first row of the part has the number `drawn` in its table.
                 mine_RD = part_RD[(self._server - drawn) % self._servers :: self._servers]
                 first = -(-(drawn - self._server) // self._servers)

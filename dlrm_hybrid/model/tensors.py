@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import sqrt
-from typing import final
+from typing import Literal, final
 
 import torch
 from torch import Tensor
 
 from dlrm_hybrid.rng import fold
 
+TableInit = Literal["uniform_rows", "uniform_width"] | float
+"""How rows of tables begin: U(-b, b) with b = 1/sqrt(rows of the table) or 1/sqrt(width), or
+N(0, s²) with this s."""
 PART_ELEMENTS = 1 << 20
 NORM = ".norm."  # in the names of the parameters of batch norm
 
@@ -82,20 +85,47 @@ def draw_dense(tensors: Mapping[str, Tensor], seed: int) -> None:
             tensor.normal_(0.0, sqrt(variance), generator=_stream(seed, name))
 
 
-def draw_embeddings(tables: Mapping[str, Tensor], seed: int) -> None:
-    """Fill tables (rows, D) with U(-1/sqrt(rows), 1/sqrt(rows)), as facebookresearch/dlrm."""
-    for name, table in tables.items():
-        bound = 1 / sqrt(len(table))
-        table.uniform_(-bound, bound, generator=_stream(seed, name))
+def draw_embeddings(
+    tables: Mapping[str, Tensor], seed: int, init: TableInit = "uniform_rows"
+) -> None:
+    """Fill tables (rows, D).
+
+    Args:
+        tables: by name.
+        seed: of the run.
+        init: the law; `uniform_rows` is that of facebookresearch/dlrm.
+    """
+    for name, table_RD in tables.items():
+        stream = _stream(seed, name)
+        for first, stop in _parts(*table_RD.shape):
+            _draw(table_RD[first:stop], len(table_RD), init, stream)
 
 
-def embedding_parts(name: str, rows: int, dim: int, seed: int) -> Iterator[Tensor]:
+def embedding_parts(
+    name: str, rows: int, dim: int, seed: int, init: TableInit = "uniform_rows"
+) -> Iterator[Tensor]:
     """What `draw_embeddings` gives a table, in parts of consecutive rows."""
-    bound, stream = 1 / sqrt(rows), _stream(seed, name)
+    stream = _stream(seed, name)
+    for first, stop in _parts(rows, dim):
+        part_RD = torch.empty(stop - first, dim)
+        _draw(part_RD, rows, init, stream)
+        yield part_RD
+
+
+def _parts(rows: int, dim: int) -> Iterator[tuple[int, int]]:
+    """Where parts of consecutive rows begin and end: normal draws depend on how many are made."""
     most = max(1, PART_ELEMENTS // dim)
     for first in range(0, rows, most):
-        part_RD = torch.empty(min(most, rows - first), dim)
-        yield part_RD.uniform_(-bound, bound, generator=stream)
+        yield first, min(first + most, rows)
+
+
+def _draw(part_RD: Tensor, rows: int, init: TableInit, stream: torch.Generator) -> None:
+    """Fill a part of a table that has so many rows."""
+    if isinstance(init, float):
+        part_RD.normal_(0.0, init, generator=stream)
+        return
+    bound = 1 / sqrt(rows if init == "uniform_rows" else part_RD.shape[1])
+    part_RD.uniform_(-bound, bound, generator=stream)
 
 
 def _stream(seed: int, name: str) -> torch.Generator:

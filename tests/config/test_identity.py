@@ -52,12 +52,14 @@ def test_a_new_run_may_be_longer_and_learn_at_another_rate() -> None:
 def test_a_new_run_may_drop_decay_and_average_otherwise() -> None:
     one = {
         "model": {"dropout": 0.1, "bottom_dropout": None},
-        "embedding": {"weight_decay": 0.0, "betas": [0.9, 0.999]},
+        "embedding": {"weight_decay": 0.0, "betas": [0.9, 0.999], "init": "uniform_rows"},
     }
+    tables = one["embedding"]
     for other in (
         {**one, "model": {"dropout": 0.1, "bottom_dropout": 0.0}},
-        {**one, "embedding": {"weight_decay": 0.1, "betas": [0.9, 0.999]}},
-        {**one, "embedding": {"weight_decay": 0.0, "betas": [0.8, 0.999]}},
+        {**one, "embedding": {**tables, "weight_decay": 0.1}},
+        {**one, "embedding": {**tables, "betas": [0.8, 0.999]}},
+        {**one, "embedding": {**tables, "init": 0.01}},
     ):
         assert differences(one, other, new_run=True) == []
         assert len(differences(one, other, new_run=False)) == 1

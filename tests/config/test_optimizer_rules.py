@@ -71,6 +71,8 @@ HYBRID = "parallel=hybrid"
             "rowwise_adam, not sgd",
         ),
         ("embedding.weight_decay=-1", "embedding.weight_decay = -1: must be greater than or equal"),
+        ("embedding.init=0", "embedding.init = 0: must be 'uniform_rows' or 'uniform_width', or "),
+        ("embedding.init=rows", "embedding.init = 'rows': must be 'uniform_rows' or "),
         (
             f"{HYBRID} embedding.sharding=column_wise embedding.optimizer=rowwise_adam",
             "embedding.optimizer=rowwise_adam keeps one accumulator per full row",
@@ -85,7 +87,7 @@ def test_faults_name_their_keys(overrides: str, message: str):
 
 def test_tables_of_an_earlier_version_decay_nothing():
     values = values_of([])
-    added = ("betas", "weight_decay")
+    added = ("betas", "weight_decay", "init")
     before = {key: one for key, one in values["embedding"].items() if key not in added}
     assert len(before) == len(values["embedding"]) - len(added)
     assert saved_values({**values, "embedding": before}) == values

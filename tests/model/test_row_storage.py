@@ -73,20 +73,43 @@ def test_any_number_of_rows_is_read(count: int, tmp_path: Path) -> None:
         assert float(rows_RC.double().sum()) == sum(range(4000))
 
 
+@pytest.mark.parametrize("init", ["uniform_rows", "uniform_width", 1e-4])
 @pytest.mark.parametrize("elements", [1, 40, 1000])
-def test_a_table_is_drawn_alike_in_parts(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_is_drawn_alike_in_parts(
+    elements: int, init: tensors.TableInit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     full_RD = torch.empty(123, 8)
-    draw_embeddings({"embedding.1.weight": full_RD}, SEED)
+    if init != "uniform_rows":  # of uniform draws one costs one random number, however many
+        monkeypatch.setattr(tensors, "PART_ELEMENTS", elements)
+    draw_embeddings({"embedding.1.weight": full_RD}, SEED, init)
     monkeypatch.setattr(tensors, "PART_ELEMENTS", elements)
-    parts = list(embedding_parts("embedding.1.weight", 123, 8, SEED))
+    parts = list(embedding_parts("embedding.1.weight", 123, 8, SEED, init))
     assert max(len(part_RD) for part_RD in parts) == min(123, max(1, elements // 8))
     assert torch.equal(torch.cat(parts), full_RD)
     options = EmbeddingOptions(optimizer=EmbeddingOptimizer.SGD, eps=1e-8)
     spec = ModelSpec(embedding_dim=8, bottom=(13, 8), top=(1,), table_rows=(123,) * 26)
     for server in range(5):
         rows = TableRows(spec, options, server, 5)
-        rows.draw(SEED)
+        rows.draw(SEED, init)
         assert torch.equal(rows.pieces()[0].view, full_RD[server::5])
+
+
+@pytest.mark.parametrize(
+    ("init", "most", "deviation"),
+    [
+        ("uniform_rows", 1 / 20, 1 / 20 / 3**0.5),
+        ("uniform_width", 1 / 4, 1 / 4 / 3**0.5),
+        (0.01, 0.06, 0.01),
+    ],
+)
+def test_tables_begin_by_the_law_that_was_chosen(
+    init: tensors.TableInit, most: float, deviation: float
+) -> None:
+    table_RD = torch.empty(400, 16)
+    draw_embeddings({"embedding.1.weight": table_RD}, SEED, init)
+    assert float(table_RD.abs().max()) <= most
+    assert float(table_RD.std()) == pytest.approx(deviation, rel=0.05)
+    assert float(table_RD.mean()) == pytest.approx(0, abs=4 * deviation / 80)
 
 
 @needs_mount

@@ -45,6 +45,34 @@ def test_processes_equal_the_in_process_world_and_a_broken_run_an_unbroken_one(
     assert len(counted) >= 26 and {int(one[0]) for one in counted[:26]} == {20}
 
 
+LAYOUTS = {
+    "shared": (IN_PROCESS,),
+    "served": (IN_PROCESS, *SERVED),
+    "cached": (IN_PROCESS, *SERVED, "embedding.staleness=2", *CACHED),
+    "in files": (IN_PROCESS, *SERVED, "embedding.storage=mmap"),
+    "by rows": ("embedding.sharding=row_wise",),
+    "by columns": ("embedding.sharding=column_wise",),
+}
+
+
+@pytest.mark.parametrize("init", ["uniform_rows", "uniform_width", "0.01"])
+def test_tables_begin_with_the_same_bits_in_every_layout(init: str, train: Train) -> None:
+    shape = ("model.embedding_dim=8", "model.bottom=[null,16,8]")
+    given = (f"embedding.init={init}", "train.steps=1", "optimizer.lr=1e-30", *shape)
+    code, alone = train("alone", *given)
+    assert code == 0
+    wanted = {name: one for name, one in tensors(alone, 1).items() if name.startswith("embedding")}
+    assert len(wanted) == 26
+    for name, layout in LAYOUTS.items():
+        if init != "0.01" and "sharding" in layout[0]:
+            continue  # they copy from what `shared` draws, whatever the law
+        code, folder = train(name.replace(" ", "-"), *given, *WORLD, *layout)
+        assert code == 0, name
+        found = tensors(folder, 1)
+        for table, tensor in wanted.items():
+            assert tensor.tobytes() == found[table].tobytes(), (name, table)
+
+
 @pytest.mark.parametrize(
     "optimizer", ["adam", pytest.param("rowwise_adam", marks=pytest.mark.slow)]
 )

@@ -93,7 +93,7 @@ def level_options(config: Config) -> LevelOptions | None:
 def embeddings(config: Config, shape: ModelSpec) -> Embeddings:
     """All tables in one process, with their initial values."""
     tables = Embeddings(shape, embedding_options(config))
-    draw_embeddings(tables.weights(), config.train.seed)
+    draw_embeddings(tables.weights(), config.train.seed, config.embedding.init)
     return tables
 
 
@@ -108,7 +108,7 @@ def table_rows(config: Config, shape: ModelSpec, server: int, storage: RowStorag
     """The rows of one table server, with their initial values."""
     options, servers = embedding_options(config), config.parallel.table_servers
     rows = TableRows(shape, options, server, servers, storage)
-    rows.draw(config.train.seed)
+    rows.draw(config.train.seed, config.embedding.init)
     return rows
 
 

@@ -207,5 +207,5 @@ def _sharded(
     embeddings = ShardedEmbeddings(
         layout.spec, build_model.embedding_options(config), sharding, group
     )
-    embeddings.initialise(config.train.seed)
+    embeddings.initialise(config.train.seed, config.embedding.init)
     return embeddings
