@@ -140,7 +140,7 @@ def test_fields_of_npy_files(tmp_path: Path, kind: str, wanted: str | None) -> N
     rows = np.zeros(5, [("y", "i1"), ("x", kind)])
     rows["y"] = [0, 1, 0, 1, 0]
     np.save(tmp_path / "rows.npy", rows)
-    source = open_source(tmp_path / "rows.npy", ",", 1 << 16, lambda piece: None)
+    source = open_source(tmp_path / "rows.npy", Dialect(), 1 << 16, lambda piece: None)
     (block,) = source.blocks(["y"])  # whatever the others are
     assert block.columns.num_rows == 5
     if wanted is None:
