@@ -66,7 +66,8 @@ class CategoricalColumn:
         max_length: most ids of one row; more than 1 makes the column multi-hot.
         truncate: of longer lists the `first` or `last` so many values count; with `error` they are
             bad rows.
-        separator: between the categories of one row in text, for a multi-hot column.
+        separator: between the categories of one row in text, for a multi-hot column; `json` for
+            lists with brackets, as JSON and Python write them.
         expand_to: ids that a model gets for the one of a row: itself, and others that a hash draws
             from its table, for the same id always the same.
         embedding_dim: width of its table; only null, which takes the model's.

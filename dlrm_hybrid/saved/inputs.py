@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 from dlrm_hybrid.data.schema import CategoricalColumn, DenseColumn, Extra, Schema
 from dlrm_hybrid.data.sources.dense import transformed
 from dlrm_hybrid.data.sources.keys import Key, ids_of_texts, keys_of, missing_key
+from dlrm_hybrid.data.sources.lists import split_list
 from dlrm_hybrid.data.sources.scalars import is_missing, number, plain_value, shown
 from dlrm_hybrid.types import DataError
 
@@ -148,7 +149,10 @@ class ModelInputs:
         if is_missing(value):
             value = ()
         elif isinstance(value, str) and column.separator is not None:
-            value = value.split(column.separator)
+            try:
+                value = split_list(value, column.separator)
+            except ValueError as error:
+                raise DataError(f"{column.name}: {shown(value)} {error}") from None
         elif not isinstance(value, (list, tuple, np.ndarray)):
             raise DataError(f"{column.name}: {shown(value)} is no list")
         found = [plain_value(one, self._missing) for one in cast("Sequence[Any]", value)]

@@ -118,8 +118,10 @@ def test_a_column_that_is_ignored_says_its_type(tmp_path: Path) -> None:
         ([f"2024-03-{1 + i % 28:02d} 10:00:00" for i in range(ROWS)], "ignore", "times"),
         ([f"2024-03-{1 + i % 28:02d}T10:00:00.5+02:00" for i in range(ROWS)], "ignore", "times"),
         (["True", "false"] * (ROWS // 2), "integer", "are 1; another label?"),
-        ([f"['town {i % 9}', 'b']" for i in range(ROWS)], "ignore", "lists or objects as"),
-        (['["a", "b"]', "[]", "[null]"] * (ROWS // 3), "ignore", "lists or objects as"),
+        ([f"['town {i % 9}', 'b']" for i in range(ROWS)], "lists of string", "up to 2, 10 "),
+        (['["a", 1]', "[]", "[null]"] * (ROWS // 3), "lists of string", "separator: json"),
+        (["['a' 'b']"] * ROWS, "ignore", "is no list as"),  # numpy prints arrays so
+        (['{"a": 1}'] * ROWS, "ignore", "objects of JSON"),
         ([f"Ann Lee {i % 9}" for i in range(ROWS)], "string", "9 distinct"),
         ([f"{2**63 + i % 40}" for i in range(ROWS)], "string", "40 distinct"),
         (["a|b", "b", "a|b|c", "c|a", ""] * (ROWS // 5), "lists of string", "lists of up to 3"),

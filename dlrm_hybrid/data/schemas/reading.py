@@ -32,6 +32,7 @@ from dlrm_hybrid.data.schema import (
 )
 from dlrm_hybrid.data.sources.instants import FORM, nanoseconds
 from dlrm_hybrid.data.sources.keys import keys_of
+from dlrm_hybrid.data.sources.lists import split_list
 from dlrm_hybrid.data.sources.scalars import number
 from dlrm_hybrid.types import ConfigError, DataError
 
@@ -324,7 +325,11 @@ def _default_faults(key: str, column: CategoricalColumn, default: Default) -> It
     if column.max_length > 1:
         if default != "" and column.separator is None:
             yield f"{key}: a list needs a separator"
-        parts = [one for one in str(default).split(column.separator or None) if one]
+        try:
+            parts = [one for one in split_list(str(default), column.separator or " ") if one]
+        except ValueError as error:
+            yield f"{key}: {error}"
+            return
     yield from (f"{key}: {fault}" for fault in keys_of(parts, column)[1].values())
 
 

@@ -32,6 +32,7 @@ from dlrm_hybrid.data.sources.criteo import BadRowPolicy
 from dlrm_hybrid.data.sources.files import Block, Source, check_names, open_source
 from dlrm_hybrid.data.sources.instants import instant
 from dlrm_hybrid.data.sources.keys import Key, missing_key
+from dlrm_hybrid.data.sources.lists import JSON
 from dlrm_hybrid.data.sources.scalars import number
 from dlrm_hybrid.data.sources.tables import parts
 from dlrm_hybrid.data.sources.values import Coded, Values, read_values
@@ -49,6 +50,7 @@ BLOCK_BYTES = 1 << 23
 _MADE = "column_{}"  # names of columns that have none
 SHOWN_CHARACTERS = 100
 _ABSENT = 5e-324  # stands for a missing number: one that no file holds
+_BRACKETS = r"(?s)^\s*(\[.*\]|\(.*\))\s*$"
 _FOREIGN = (
     (
         r"^[+-]?(\d{1,3}([. ]\d{3})+|\d+),\d+$",
@@ -58,10 +60,7 @@ _FOREIGN = (
         r"^\d{1,2}[./-]\d{1,2}[./-](\d{2}|\d{4})([ T]\d{1,2}:\d{2}(:\d{2})?)?$",
         "dates that are not written as 2024-12-31",
     ),
-    (
-        r"(?s)^\s*(\[.*\]|\(.*\)|\{.*\})\s*$",
-        "lists or objects as JSON or Python write them: a list needs a separator",
-    ),
+    (r"(?s)^\s*\{.*\}\s*$", "objects of JSON or Python"),
 )
 
 
@@ -259,7 +258,7 @@ def _comment(text: str) -> str:
 
 def _scalar(value: object) -> str:
     """A value as YAML has it in one line; words of ours without quotes."""
-    if not isinstance(value, str) or value in ("integer", "log1p", "standardise", "json"):
+    if not isinstance(value, str) or value in ("integer", "log1p", "standardise", JSON):
         return str(value)
     text = yaml.safe_dump(value, default_style='"', allow_unicode=True, width=math.inf)
     return text.removesuffix("\n")
@@ -401,6 +400,8 @@ def _words(name: str, block: Block, array: Any) -> _Column:
     for pattern, what in _FOREIGN:
         if pc.all(pc.match_substring_regex(distinct, pattern)).as_py():
             return _Column(name, f"{what}{note}")
+    if pc.all(pc.match_substring_regex(distinct, _BRACKETS)).as_py():
+        return _list(name, block, array, JSON)
     for separator in SEPARATORS:
         if _is_separator(separator, distinct):
             return _list(name, block, array, separator)

@@ -32,6 +32,7 @@ from dlrm_hybrid.data.sources.dense import transformed
 from dlrm_hybrid.data.sources.files import Block
 from dlrm_hybrid.data.sources.instants import FORM, instant
 from dlrm_hybrid.data.sources.keys import Key, keys_of
+from dlrm_hybrid.data.sources.lists import JSON, split_list
 from dlrm_hybrid.data.sources.scalars import NUMBER, is_missing, number, shown
 from dlrm_hybrid.types import DataError
 
@@ -337,7 +338,21 @@ def _lists(array: Any, column: CategoricalColumn, path: str) -> tuple[Any, dict[
             "separator, or max_length = 1"
         )
     array, bad = as_text(array)
-    return pc.split_pattern(array, column.separator), bad
+    if column.separator != JSON:
+        return pc.split_pattern(array, column.separator), bad
+    texts = pc.dictionary_encode(array)
+    lists: list[list[str]] = []
+    faults: dict[int, str] = {}
+    for place, text in enumerate(texts.dictionary.to_pylist()):
+        try:
+            lists.append(split_list(text, JSON))
+        except ValueError as error:
+            lists.append([])
+            faults[place] = f"{shown(text)} {error}"
+    place_N = pc.fill_null(texts.indices, -1).to_numpy(zero_copy_only=False)
+    for index in np.flatnonzero(np.isin(place_N, list(faults))).tolist():
+        bad.setdefault(index, faults[int(place_N[index])])
+    return pa.array(lists, pa.list_(pa.string())).take(texts.indices), bad
 
 
 def _is_empty(flat: Any) -> npt.NDArray[np.bool_]:

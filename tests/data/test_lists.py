@@ -1,0 +1,89 @@
+"""Lists in text are those that JSON and Python have written, or a fault of their row."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlrm_hybrid.data.schemas import reading
+from dlrm_hybrid.data.sources.arrow import pa
+from dlrm_hybrid.data.sources.files import Block
+from dlrm_hybrid.data.sources.lists import JSON, split_list
+from dlrm_hybrid.data.sources.values import read_values
+from dlrm_hybrid.saved.inputs import ModelInputs
+from dlrm_hybrid.types import DataError
+
+SCHEMA = reading.loads(
+    "label: y\ndense: []\ncategorical: [{name: t, max_length: 9, separator: json}]\n"
+    "split: {by: fraction, test: 0.5}",
+    "s.yaml",
+)
+LISTS: list[Any] = [["a", "Free To Play"], [], None, ["it's", 'b"', None, ""], ["a"], ["é", "\\"]]
+
+
+def told(array: Any) -> tuple[list[Any], list[Any]]:
+    columns = pa.record_batch([pa.array([0] * len(array)), array], ["y", "t"])
+    block = Block(columns, np.arange(1, len(array) + 1, dtype=np.int64), ())
+    values, bad = read_values(block, SCHEMA, "a.csv", labels=True)
+    (coded,) = values.categories
+    assert coded.length_N is not None
+    keys: list[Any] = [coded.keys[index] for index in coded.index_M.tolist()]
+    return [keys, coded.length_N.tolist()], [(one.row, one.column, one.reason) for one in bad]
+
+
+@pytest.mark.parametrize("write", [json.dumps, str])
+def test_lists_in_brackets_are_lists(write: Any) -> None:
+    text = pa.array(["" if one is None else write(one) for one in LISTS], pa.binary())
+    assert told(text) == told(pa.array(LISTS))
+
+
+def test_text_that_is_no_list_is_a_bad_row() -> None:
+    _, bad = told(pa.array(["['a']", "a", "['a' 'b']", "[[1]]", "{}", None]))
+    assert [row for row, _, _ in bad] == [2, 3, 4, 5]
+    assert bad[0] == (2, "t", '\'a\' is no list as ["a", "b"]')
+    assert bad[2] == (4, "t", "'[[1]]' has list values in it")
+
+
+def test_an_exported_model_takes_the_same_lists(tmp_path: Path) -> None:
+    column = {"name": "t", "first_id": 0, "vocabulary": "1.json"}
+    about = {
+        "data": {"max_ind_range": None, "schema": asdict(SCHEMA)},
+        "inputs": {"ids_1": {"columns": [column]}},
+    }
+    (tmp_path / "model.json").write_text(json.dumps(about))
+    (tmp_path / "1.json").write_text('["a", "b"]')
+    inputs = ModelInputs(tmp_path)
+    found = inputs([{"t": "['a', 'b']"}, {"t": ["b"]}, {"t": '["b", null]'}, {"t": "[]"}])
+    assert found["ids_1"].tolist() == [[0, 1], [1, -1], [1, -1], [-1, -1]]
+    with pytest.raises(DataError, match=r"t: \"\['a' 'b'\]\" is no list as"):
+        inputs([{"t": "['a' 'b']"}])
+
+
+values = st.lists(st.text(max_size=5) | st.integers() | st.none() | st.booleans(), max_size=4)
+
+
+@given(values)
+def test_what_was_written_is_read(items: list[Any]) -> None:
+    wanted = [
+        "" if one is None else one if isinstance(one, str) else json.dumps(one) for one in items
+    ]
+    assert split_list(json.dumps(items), JSON) == wanted
+    assert split_list(json.dumps(items, ensure_ascii=False, indent=1), JSON) == wanted
+    assert split_list(str(items), JSON) == wanted
+    assert split_list(str(tuple(items)), JSON) == wanted
+
+
+@given(st.text("[]()'\"\\,ab1 \n{}:.x", max_size=20) | st.text(max_size=9).map("[{}]".format))
+def test_any_text_is_a_list_or_a_fault(text: str) -> None:
+    try:
+        found = split_list(text, JSON)
+    except ValueError:
+        return
+    assert all(isinstance(one, str) for one in found)
