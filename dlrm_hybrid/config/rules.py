@@ -67,8 +67,7 @@ ONLY: Mapping[str, Mapping[str, Any]] = {
 # Keys that must not be null with a choice, and what they must be.
 NEEDED: Mapping[str, Mapping[str, str]] = {
     "data=synthetic": {"data.rows": "a number", "data.seed": "a number", **OF_CRITEO},
-    **{f"data={name}": {"data.prepared": "a folder", **OF_CRITEO} for name in CRITEO},
-    "data=table": {"data.prepared": "a folder"},
+    **{f"data={name}": OF_CRITEO for name in CRITEO},
     "sync=async": {"sync.lr_scale": "trainers or one"},
     "schedule=dsp": {key: "a number for each stage" for key in STALE_KEYS},
     "network=emulated": {"network.rate": "a rate", "network.ranks_per_host": "a number"},

@@ -45,7 +45,9 @@ def test_train_prepares_what_data_raw_names(raw: Path, capsys: pytest.CaptureFix
     train = (*REAL, *SMALL, "data.raw=train.txt")
     assert program("train", *train) == 0
     output = capsys.readouterr().out
-    assert "preparing train.txt into data/prepared/criteo_kaggle\n" in output
+    assert re.search(
+        "preparing train.txt into data/prepared/criteo_kaggle-train-[0-9a-f]{8}\n", output
+    )
     assert "2,000 rows (1,715 to train, 285 to test)" in output
     raw.unlink()
     assert program("train", *train, "train.seed=1") == 0
@@ -57,8 +59,9 @@ def test_train_prepares_what_data_raw_names(raw: Path, capsys: pytest.CaptureFix
 def test_a_changed_option_ends_with_the_one_command_that_helps(
     raw: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert program("prepare", *REAL, "data.raw=train.txt") == 0
-    changed = (*REAL, "data.min_count=3")
+    real = (*REAL, "data.prepared=rows")
+    assert program("prepare", *real, "data.raw=train.txt") == 0
+    changed = (*real, "data.min_count=3")
     for verb, given in (("train", ()), ("train", ("data.raw=train.txt",))):
         assert program(verb, *changed, *given, *SMALL) == 3
         error = capsys.readouterr().err
@@ -75,7 +78,7 @@ def test_a_changed_option_ends_with_the_one_command_that_helps(
     assert run(["dlrm_hybrid", *again]) == 0
     assert "replacing it\n" in capsys.readouterr().out
     assert program("prepare", *changed, "data.raw=train.txt") == 0
-    assert "data/prepared/criteo_kaggle is up to date: 2,000 rows" in capsys.readouterr().out
+    assert "rows is up to date: 2,000 rows" in capsys.readouterr().out
 
 
 def test_rows_that_nobody_has_prepared(raw: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,8 +91,9 @@ def test_rows_that_nobody_has_prepared(raw: Path, capsys: pytest.CaptureFixture[
 
 
 def test_check_reads_everything(raw: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert program("prepare", *REAL, "data.raw=train.txt") == 0
-    check = (*REAL, "prepare.check=true")
+    real = (*REAL, "data.prepared=rows")
+    assert program("prepare", *real, "data.raw=train.txt") == 0
+    check = (*real, "prepare.check=true")
     assert program("prepare", *check) == 0
     assert "2,000 rows, all checksums and values are valid\n" in capsys.readouterr().out
     assert program("prepare", *check, "data.raw=train.txt") == 0
@@ -99,7 +103,7 @@ def test_check_reads_everything(raw: Path, capsys: pytest.CaptureFixture[str]) -
     raw.write_bytes(raw.read_bytes()[:-1])
     assert program("prepare", *check, "data.raw=train.txt") == 3
     assert re.search("train.txt: differs from the file that .* from", capsys.readouterr().err)
-    shard = Path("data/prepared/criteo_kaggle/ids.npy")
+    shard = Path("rows/ids.npy")
     records = np.fromfile(shard, np.uint8)
     records[-1] ^= 1
     shard.write_bytes(records.tobytes())

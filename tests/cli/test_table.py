@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -187,13 +188,43 @@ def test_rows_of_another_width_are_refused_with_both_numbers(
     assert program("prepare", "data.guess=rows.parquet") == 0
     table = ("data=table", "data.schema=rows.yaml", "data.raw=rows.parquet")
     assert program("train", *table, *SMALL, "model.bottom=[13,8,4]") == 2
-    assert "model.bottom[0] = 13: the rows of data/prepared/table have 2 dense" in (
-        capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert re.search(
+        r"model.bottom\[0\] = 13: the rows of data/prepared/table-rows-[0-9a-f]{8} have 2", error
     )
     assert program("train", *table[:2], *SMALL, "data.raw=none*.csv") == 2
     assert "data.raw = none*.csv: no file fits this pattern" in capsys.readouterr().err
+    assert program("prepare", *table, "data.prepared=named") == 0
     Path("rows.yaml").write_text(Path("rows.yaml").read_text().replace("seed: 0", "seed: 1"))
-    assert program("train", *table, *SMALL) == 3
+    assert program("train", *table, *SMALL, "data.prepared=named") == 3
     told = capsys.readouterr().err
     assert "data.schema.split.seed: prepared with 0, the schema says 1" in told
     assert "prepare.overwrite=true" in told
+
+
+def test_prepared_rows_are_named_after_schema_and_files(
+    rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert program("prepare", "data.guess=rows.parquet") == 0
+    table, there = ("data=table", "data.schema=rows.yaml"), Path("data/prepared")
+    assert program("train", *table, *SMALL) == 3
+    assert "data.prepared = data/prepared/table: no prepared rows here" in capsys.readouterr().err
+    assert program("prepare", *table, "data.raw=rows.parquet") == 0
+    (first,) = there.iterdir()
+    # The only one there is found without files, and without a schema.
+    assert program("prepare", *table, "prepare.check=true") == 0
+    assert program("prepare", "data=table", "prepare.check=true") == 0
+    assert program("train", *table, *SMALL, "hydra.run.dir=one") == 0
+    assert program("prepare", *table, "data.raw=./rows.parquet") == 0
+    assert list(there.iterdir()) == [first]
+    # Other files, and another schema, take another folder, and the first one stays.
+    Path("more.parquet").write_bytes(rows.read_bytes())
+    assert program("prepare", *table, "data.raw=more.parquet") == 0
+    Path("rows.yaml").write_text(Path("rows.yaml").read_text().replace("seed: 0", "seed: 1"))
+    assert program("prepare", *table, "data.raw=rows.parquet") == 0
+    assert len(list(there.iterdir())) == 3 and first in there.iterdir()
+    assert program("evaluate", "evaluate.checkpoint=one") == 0
+    capsys.readouterr()
+    assert program("prepare", "data=table", "prepare.check=true") == 2
+    told = capsys.readouterr().err
+    assert f"data.prepared = null: {there}/table-more-" in told and "fit; name one of them" in told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from dlrm_hybrid.checkpoint.folder import RetentionPolicy
@@ -11,6 +12,7 @@ from dlrm_hybrid.comm.netem.plan import Plan, bits_per_second, host_of, num_host
 from dlrm_hybrid.config.model import raw_files
 from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config, ModelConfig
+from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.manifest import MANIFEST_FILE, Semantics
 from dlrm_hybrid.data.manifest import read as read_manifest
@@ -27,11 +29,12 @@ from dlrm_hybrid.parallel.sync.policy import SyncPolicy
 from dlrm_hybrid.parallel.sync.rounds import Rounds
 from dlrm_hybrid.parallel.sync.warmup import Warmup
 from dlrm_hybrid.parallel.topology import TableServerRole, Topology
-from dlrm_hybrid.types import ConfigError
+from dlrm_hybrid.types import ConfigError, DataError
 
 RAW_FOLDER = Path("data/raw")
 PREPARED_FOLDER = Path("data/prepared")
 PROFILE = "criteo_kaggle"
+MOST_STEM = 40  # characters of a raw file's name in that of a folder
 
 
 def semantics(config: Config) -> Semantics:
@@ -245,12 +248,57 @@ def raw_paths(config: Config) -> tuple[Path, ...]:
 
 
 def prepared_folder(config: Config) -> Path:
-    """The folder of shards; for synthetic rows named after all that decides their bytes."""
-    if config.data.prepared is not None:
-        return Path(config.data.prepared)
-    options = repr((*semantics(config).options.values(),))
-    rules = hashlib.blake2b(options.encode(), digest_size=4).hexdigest()
-    return PREPARED_FOLDER / f"{Path(synthetic_name(config)).stem}-{rules}"
+    """The folder of shards; where none is named, after all that decides what is in it.
+
+    So rows of other files, or with another schema or other options, never take its place. Without
+    raw files, or without a schema, it is the one of those below `data/prepared` that fits.
+
+    Raises:
+        ConfigError: several fit.
+    """
+    data = config.data
+    if data.prepared is not None:
+        return Path(data.prepared)
+    if data.name == "synthetic":
+        options = repr((*semantics(config).options.values(),))
+        return PREPARED_FOLDER / f"{Path(synthetic_name(config)).stem}-{_digest(options)}"
+    raw = raw_paths(config)
+    if not raw or (data.name == "table" and data.schema is None):
+        return _one_prepared(config, [path.name for path in raw])
+    what = semantics(config)
+    files = [os.path.relpath(path) for path in raw]
+    stem = raw[0].name.partition(".")[0][:MOST_STEM]
+    decided = repr((*what.options.values(), what.schema, files))
+    return PREPARED_FOLDER / f"{data.name}-{stem}-{_digest(decided)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
+
+
+def _one_prepared(config: Config, raw_names: Sequence[str]) -> Path:
+    """The folder that fits what the configuration says; one that is not there if there is none."""
+    data = config.data
+    wanted = None if data.name == "table" and data.schema is None else semantics(config)
+    there: list[Path] = []
+    fitting: list[Path] = []
+    for folder in (PREPARED_FOLDER / data.name, *sorted(PREPARED_FOLDER.glob(f"{data.name}-*"))):
+        try:
+            found = read_manifest(folder)
+        except DataError:
+            continue
+        there.append(folder)
+        names = [source.stamp.name for source in found.sources]
+        same = wanted is None or not found.semantics.differences(wanted)
+        fitting += [folder] if same and (not raw_names or names == raw_names) else []
+    if len(fitting) > 1:
+        several = ", ".join(map(str, fitting))
+        fault = f"data.prepared = null: {several} fit; name one of them, or the files with data.raw"
+        raise ConfigError(faults_text([fault]))
+    if fitting:
+        return fitting[0]
+    # One that does not fit is compared, and the differences named, by whoever opens it.
+    return there[0] if len(there) == 1 and not raw_names else PREPARED_FOLDER / data.name
 
 
 def synthetic_name(config: Config) -> str:
