@@ -22,7 +22,7 @@ from dlrm_hybrid.types import ConfigError
 Values = Mapping[str, Any]
 
 CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
-PICTURES = (".png", ".svg")
+PICTURES = (".png", ".svg", ".pdf")  # as of reports, whose libraries are not needed yet
 
 CUTS: Sequence[Sequence[str]] = ((), ("bottom.2",), ("bottom.2", "top.2"))
 CUTS_WITHOUT_BOTTOM: Sequence[Sequence[str]] = ((), ("top.2",))
@@ -194,7 +194,7 @@ def check(config: Config) -> None:
         )
     picture = config.plan.picture
     if picture is not None and Path(picture).suffix not in PICTURES:
-        faults.append(f"plan.picture = {picture}: must end in {' or '.join(PICTURES)}")
+        faults.append(f"plan.picture = {picture}: must end in {', '.join(PICTURES)}")
     faults += _link_faults(config)
     if faults:
         raise ConfigError(faults_text(faults))

@@ -19,12 +19,15 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from dlrm_hybrid.disk import replacing
 from dlrm_hybrid.telemetry.spans import Span
 
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#5b4b8a", "#555555")
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8172b8", "#808080")
 DASHES = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2))
 MARKERS = ("o", "s", "^", "X")
 # Of bars, which are never runs. The classes of traffic come in pairs: there and back.
 PARTS = ("#3b6ea5", "#9cc3e6", "#d9772b", "#f7bf86", "#4f9d4f", "#a9a9a9", "#8a6bb1", "#c9b3dd")
-PALE = "#e4e4e4"
+PALE = "#80808038"
+TEXT = "#757575"
+"""Of equal contrast to a white page and to a dark one: files are drawn on either, on nothing."""
+FORMATS = (".png", ".svg", ".pdf")
 
 
 @final
@@ -70,11 +73,12 @@ SETTINGS: dict[Any, Any] = {
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.alpha": 0.25,
-    "axes.edgecolor": "#666666",
-    "text.color": "#1a1a1a",
-    "axes.labelcolor": "#1a1a1a",
-    "xtick.color": "#333333",
-    "ytick.color": "#333333",
+    "axes.edgecolor": TEXT,
+    "text.color": TEXT,
+    "axes.labelcolor": TEXT,
+    "xtick.color": TEXT,
+    "ytick.color": TEXT,
+    "savefig.transparent": True,
     "legend.frameon": False,
     "legend.fontsize": 10,
 }
@@ -194,7 +198,7 @@ def svg(figure: Figure) -> bytes:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a PNG or SVG file, as its name ends; raises OSError."""
+    """Write a file of one of `FORMATS`, as its name ends, for any page; raises OSError."""
     with drawing(), replacing(path) as partial:
         figure.savefig(partial, dpi=DOTS_PER_INCH, format=path.suffix[1:])
 

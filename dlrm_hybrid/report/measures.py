@@ -129,7 +129,7 @@ def figures(summaries: Sequence[Summary | None]) -> pd.DataFrame:
         },
         dtype=float,
     )
-    rare = [measure.key for measure in RARE if not found[measure.key].count()]
+    rare = [measure.key for measure in RARE if found[measure.key].dropna().empty]
     return found.drop(columns=rare)
 
 

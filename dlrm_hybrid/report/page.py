@@ -6,7 +6,7 @@ from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import final
 
 from dlrm_hybrid.report import pictures, tables
@@ -25,7 +25,6 @@ MARKERS = {
     "^": '<path d="M16 0l5 9h-10z"/>',
     "X": '<path d="M12 0h3l1 2 1-2h3v10h-3l-1-2-1 2h-3z"/>',
 }
-FILE_SUFFIX = ".png"
 COMPARISON = (
     "Speed, bytes and utilisation are those of training steps, without evaluation, checkpoints "
     "and the first five steps of each attempt. Dense ÷ sent: how many times more bytes plain "
@@ -218,12 +217,12 @@ def _figure(picture: Picture) -> str:
     )
 
 
-def markdown(document: Document, pictures: str | None) -> str:
+def markdown(document: Document, pictures: PurePath | None) -> str:
     """The page; without pictures, sections that have nothing else are left out.
 
     Args:
         document: of the report.
-        pictures: the folder of their files, relative to the page; None leaves them out.
+        pictures: their files, as of `file_of`, relative to the page; None leaves them out.
     """
     head = (f"# {document.title}", document.subtitle, document.trained)
     parts = ["\n\n".join(map(plain_markdown, head)) + "\n"]
@@ -235,20 +234,26 @@ def markdown(document: Document, pictures: str | None) -> str:
     return "\n".join(parts)
 
 
-def file_name(picture: Picture) -> str:
-    """Of its file: `loss_over_training_steps.png`."""
-    return picture.title.lower().replace(" ", "_") + FILE_SUFFIX
+def file_of(picture: Picture, files: PurePath) -> PurePath:
+    """Its file, such as `plots/loss_over_training_steps.png`.
+
+    Args:
+        picture: with a title.
+        files: of all pictures, such as `plots/*.png`.
+    """
+    title = picture.title.lower().replace(" ", "_")
+    return files.with_name(files.name.replace("*", title))
 
 
-def write_pictures(document: Document, folder: Path) -> None:
+def write_pictures(document: Document, files: Path) -> None:
     """Each picture as a file of its own, with the key that the page has beside it."""
     for section in document.sections:
         for picture in section.pictures:
             with picture.alone() as figure:
-                save(figure, folder / file_name(picture))
+                save(figure, Path(file_of(picture, files)))
 
 
-def _section_text(section: Section, pictures: str | None) -> str:
+def _section_text(section: Section, pictures: PurePath | None) -> str:
     parts = [f"## {section.heading}\n"]
     if section.text:
         parts.append(f"{section.text}\n")
@@ -256,8 +261,9 @@ def _section_text(section: Section, pictures: str | None) -> str:
     if table is not None:
         parts.append(table.markdown())
     if pictures is not None:
+        shown = "" if pictures.suffix == ".pdf" else "!"  # a link: no page shows a PDF
         parts += [
-            f"![{one.title}]({pictures}/{file_name(one)})\n\n{one.title}. "
+            f"{shown}[{one.title}]({file_of(one, pictures).as_posix()})\n\n{one.title}. "
             f"{plain_markdown(one.caption)}\n"
             for one in section.pictures
         ]

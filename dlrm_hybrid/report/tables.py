@@ -62,7 +62,14 @@ def comparison(runs: Sequence[Run], labels: Sequence[str]) -> Table:
 
 def over_seeds(runs: Sequence[Run]) -> Table | None:
     """Mean ± deviation of complete runs that differ only in their seeds; None where none do."""
-    ended = [run for run in runs if run.status == COMPLETE]
+    configs = [flat(run.config) for run in runs]
+    seeds = [tuple(map(values.get, SEEDS)) for values in configs]
+    each = {  # once, where several have the same ones
+        (without_seeds(run.config), *own): run
+        for run, own in zip(runs, seeds, strict=True)
+        if run.status == COMPLETE
+    }
+    ended = list(each.values())
     keys = [without_seeds(run.config) for run in ended]
     firsts = {key: run for key, run in zip(reversed(keys), reversed(ended), strict=True)}
     named = [replace(run, overrides=_seedless(run.overrides)) for run in firsts.values()]

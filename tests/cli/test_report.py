@@ -34,6 +34,8 @@ def test_what_to_report_must_be_named_and_be_there(
     assert "report.runs = null: name run folders" in capsys.readouterr().err
     assert run(["dlrm_hybrid", "report", "report.runs=[nowhere]"]) == 2
     assert "report.runs = nowhere: no run folder found here or below" in capsys.readouterr().err
+    assert run(["dlrm_hybrid", "report", "report.runs=x", "report.pictures='p/*.gif'"]) == 2
+    assert "report.pictures = p/*.gif: must be a folder, or one of" in capsys.readouterr().err
     assert run(["dlrm_hybrid", "report", "report.runs=x", "report.output=x.md"]) == 2
     assert "report.output = 'x.md'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -149,7 +149,12 @@ def test_worlds_are_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFi
         ("complete", (), ("plan.trainers=[2,0]",), "plan.trainers[1] = 0"),
         ("complete", (), ("plan.count_steps=20", "plan.search=4"), "plan.count_steps = 20: would"),
         ("complete", (), ("plan.count_steps=20", "plan.trainers=[64]"), "a world of 193 ranks is"),
-        ("complete", (), ("plan.picture=a.txt",), "plan.picture = a.txt: must end in .png or .svg"),
+        (
+            "complete",
+            (),
+            ("plan.picture=a.txt",),
+            "plan.picture = a.txt: must end in .png",
+        ),
     ],
 )
 def test_what_says_too_little_is_refused(

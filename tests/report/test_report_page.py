@@ -8,6 +8,7 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from made_runs import async_events, compressed, make_run, plain_events, progress, world_events
 from matplotlib.axis import Axis
@@ -203,10 +204,32 @@ def test_the_page_follows_a_dark_screen(four: Document) -> None:
     assert all(definitions.count(f"{name}:") == 2 for name in names)
 
 
-def test_pictures_as_files_are_on_white(four: Document, tmp_path: Path) -> None:
-    write_pictures(four, tmp_path)
+def test_pictures_as_files_are_readable_on_light_and_dark_pages(
+    four: Document, tmp_path: Path
+) -> None:
+    write_pictures(four, tmp_path / "*.png")
     for path in tmp_path.iterdir():
-        assert imread(path)[[0, -1], [0, -1]].min() == 1.0, path
+        pixels = imread(path)
+        colours, alpha = pixels[..., :3], pixels[..., 3:]
+        assert (alpha[[0, -1], [0, -1]] == 0).all(), path
+        for page in (1.0, 0.05):  # text, and what is drawn, stands out of either
+            seen = colours * alpha + page * (1 - alpha)
+            assert np.count_nonzero(abs(seen - page).max(axis=-1) > 0.3) > 1_000, path
+
+
+@pytest.mark.parametrize(
+    ("ending", "head"), [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")]
+)
+def test_pictures_are_of_the_format_that_their_name_ends_in(
+    ending: str, head: bytes, four: Document, tmp_path: Path
+) -> None:
+    files = tmp_path / f"*.{ending}"
+    write_pictures(four, files)
+    found = sorted(tmp_path.iterdir())
+    assert found and all(path.read_bytes().startswith(head) for path in found)
+    assert f"[Loss over training steps]({tmp_path}/loss_over_training_steps.{ending})" in markdown(
+        four, files
+    )
 
 
 def test_it_says_so_where_no_bytes_were_counted(tmp_path: Path) -> None:
@@ -272,8 +295,8 @@ def test_roles_are_stages_and_servers(tmp_path: Path) -> None:
 def test_pictures_as_files_have_their_key_and_stand_in_the_text(
     four: Document, tmp_path: Path
 ) -> None:
-    write_pictures(four, tmp_path)
-    page = markdown(four, "../pictures")
+    write_pictures(four, tmp_path / "*.png")
+    page = markdown(four, Path("../pictures/*.png"))
     named = re.findall(r"!\[.*?\]\(\.\./pictures/(.*?)\)", page)
     assert sorted(named) == sorted(path.name for path in tmp_path.iterdir())
     assert len(named) == sum(len(section.pictures) for section in four.sections)

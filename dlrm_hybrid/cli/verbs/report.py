@@ -11,6 +11,7 @@ from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.config.sections.commands import ReportConfig
 from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.disk import writing
+from dlrm_hybrid.report.axes import FORMATS
 from dlrm_hybrid.report.labels import labels
 from dlrm_hybrid.report.page import Document, build_report, html, markdown, write_pictures
 from dlrm_hybrid.report.runs import read_runs
@@ -26,6 +27,7 @@ def run(request: Request) -> int:
     """Compare the runs at `report.runs`."""
     options, terminal = request.config.report, Terminal()
     page = output_file(options.output, OUTPUT_KEY)
+    files = _picture_files(options.pictures)
     text = output_file(str(page.with_suffix(".md")), OUTPUT_KEY)
     runs = read_runs(_paths(options))
     table = comparison(runs, labels(runs))
@@ -36,25 +38,40 @@ def run(request: Request) -> int:
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     document = build_report(runs, f"made {made} by dlrm_hybrid {__version__}")
     write_whole(page, html(document), OUTPUT_KEY)
-    pictures = _pictures(document, options, page)
+    pictures = _pictures(document, files, page)
     write_whole(text, markdown(document, pictures), OUTPUT_KEY)
     terminal.line(f"wrote {page} and {text}")
     return ExitCode.DONE
 
 
-def _pictures(document: Document, options: ReportConfig, page: Path) -> str | None:
-    """Write them, if they are wanted; returns their folder as the page names it.
+def _pictures(document: Document, files: Path | None, page: Path) -> Path | None:
+    """Write them, if they are wanted; returns their files as the page names them.
 
     Raises:
         ResourceError: they cannot be written.
     """
-    if options.pictures is None:
+    if files is None:
         return None
-    folder = Path(options.pictures)
-    with writing(folder, PICTURES_KEY):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_pictures(document, folder)
-    return Path(os.path.relpath(folder, page.parent)).as_posix()
+    with writing(files.parent, PICTURES_KEY):
+        files.parent.mkdir(parents=True, exist_ok=True)
+        write_pictures(document, files)
+    return Path(os.path.relpath(files, page.parent))
+
+
+def _picture_files(pictures: str | None) -> Path | None:
+    """What `report.pictures` names: a folder, or files in one such as `plots/*.svg`.
+
+    Raises:
+        ConfigError: files of another format.
+    """
+    if pictures is None or "*" not in Path(pictures).name:
+        return None if pictures is None else Path(pictures) / f"*{FORMATS[0]}"
+    names = [f"*{one}" for one in FORMATS]
+    if Path(pictures).name not in names:
+        wanted = ", ".join(f"FOLDER/{one}" for one in names)
+        fault = f"{PICTURES_KEY} = {pictures}: must be a folder, or one of {wanted}"
+        raise ConfigError(faults_text([fault]))
+    return Path(pictures)
 
 
 def _paths(options: ReportConfig) -> list[Path]:
