@@ -12,15 +12,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from numbers import Integral
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
 
 from dlrm_hybrid.model.interaction import Dot, Interaction
 from dlrm_hybrid.types import ConfigError
 
 
-def _is_number(one: object) -> bool:
-    return isinstance(one, Integral) and not isinstance(one, bool)
+def _is_number(one: Any) -> bool:
+    return isinstance(one, (int, np.integer)) and not isinstance(one, bool)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +76,9 @@ class ModelSpec:
         for name in ("embedding_dim", "bottom", "top", "table_rows"):
             given: Any = getattr(self, name)
             is_list = name != "embedding_dim"
-            numbers: Any = given if is_list and isinstance(given, (tuple, list)) else [given]
-            if not all(_is_number(one) for one in numbers):
+            numbers = cast("Sequence[Any]", given) if type(given) in (tuple, list) else [given]
+            is_right = is_list == (type(given) in (tuple, list))
+            if not (is_right and all(map(_is_number, numbers))):
                 wanted = "whole numbers" if is_list else "a whole number"
                 yield f"model.{name} = {given!r:.80}: must be {wanted}"
 

@@ -47,6 +47,12 @@ REFUSED = (
     ("sweep-shuffled", "train -m train.seed=shuffle(range(0,1000000000000))", "10,000"),
     ("value-flag", "train --steps 100", "train.steps=100?"),
     ("verb-with-path", "evaluate runs/mine", "evaluate.checkpoint=runs/mine?"),
+    ("rate-of-no-float32", "train optimizer.lr=1e308", "optimizer.lr = 1e+308: must be less than"),
+    (
+        "epsilon-of-no-float32",
+        "train optimizer=adam optimizer.eps=1e-320",
+        "optimizer.eps = 1e-320",
+    ),
     ("list-as-sweep", "report report.runs=a,b", "report.runs=[a,b]"),
 )
 ODD = (
@@ -87,6 +93,14 @@ def _plugin(folder: Path) -> str:
     return "not imported"
 
 
+def _line_of_a_script(folder: Path) -> str:
+    name = f"data.prepared='{folder}/x\n#SBATCH --wrap=y'"
+    ended = program(["train", "-m", "sweep.submit=slurm", name], folder)
+    expect(ended.code == 2, f"exit code {ended.code}: {ended.errors[-300:]}")
+    expect("has a control character" in ended.errors, ended.errors)
+    return ended.errors.strip().splitlines()[-1].strip()
+
+
 def _trap(folder: Path) -> None:
     (folder / "evil.yaml").write_text(EVIL)
     (folder / "hydra_plugins").mkdir()
@@ -96,5 +110,6 @@ def _trap(folder: Path) -> None:
 ATTACKS = (
     *(Attack(name, "exit 2, one line", partial(_refused, *case)) for name, *case in REFUSED),
     *(Attack(name, "exit 2, one printable line", partial(_odd, text)) for name, text in ODD),
+    Attack("line-of-a-script", "exit 2, no job", _line_of_a_script),
     Attack("hydra-plugin", "no module of the working folder is imported", _plugin),
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -136,3 +138,40 @@ def members(session: int) -> list[psutil.Process]:
         except (ProcessLookupError, psutil.NoSuchProcess):
             continue
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Inputs that the code makes, the commands that read them, and how the last one must end.
+
+    Attributes:
+        name: unique.
+        make: writes the inputs into an empty folder.
+        commands: in that folder, after `python -m dlrm_hybrid`; all but the last end with 0.
+        code: exit code of the last one.
+        told: regular expression found in what it says.
+    """
+
+    name: str
+    make: Callable[[Path], object]
+    commands: Sequence[str]
+    code: int
+    told: str
+
+    def attack(self) -> Attack:
+        """The case as an attack."""
+        return Attack(self.name, f"exit {self.code}, {self.told}", self._run)
+
+    def _run(self, folder: Path) -> str:
+        self.make(folder)
+        *before, last = (shlex.split(command) for command in self.commands)
+        for command in before:
+            ended = program(command, folder)
+            expect(ended.code == 0, f"{command}: exit code {ended.code}: {ended.errors[-300:]}")
+        ended = program(last, folder)
+        said = " ".join((ended.output + ended.errors).split())
+        expect(ended.code == self.code, f"exit code {ended.code}: {said[-300:]}")
+        found = re.search(self.told, said)
+        expect(found is not None, said[-300:])
+        assert found is not None
+        return f"exit {ended.code}: {found.group()}"

@@ -140,6 +140,20 @@ def _bomb(folder: Path, suffix: str) -> str:
     return f"{raw.stat().st_size:,} bytes: {seen}; {peak_bytes / 1e6:.0f} MB of memory"
 
 
+def _repetitive(folder: Path) -> str:
+    """Text of 56 times its compressed size: each piece of it is more than one read."""
+    filler = "x" * 28
+    rows = "".join(f"{n % 2},{n % 97},{filler}{n % 9}\n" for n in range(300_000))
+    (folder / "rows.csv.zst").write_bytes(zstandard.compress(f"y,a,b\n{rows}".encode(), 3))
+    parts = "split: {by: fraction, validation: 0.1, test: 0.1, seed: 0}"
+    schema = f"label: y\ncategorical: [{{name: a, kind: integer}}, {{name: b}}]\n{parts}\n"
+    (folder / "schema.yaml").write_text(schema, encoding="utf-8")
+    given = ("data=table", "data.schema=schema.yaml", "data.raw=rows.csv.zst")
+    ended = program(["prepare", *given], folder)
+    expect(ended.code == 0 and "300,000" in ended.output, ended.output + ended.errors)
+    return "300,000 rows"
+
+
 def _wide_window(folder: Path) -> str:
     parameters = zstandard.ZstdCompressionParameters(window_log=30)
     stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
@@ -224,6 +238,7 @@ ATTACKS = (
     Attack("workers-orphaned", "nobody left after kill -9, stopped or not", _workers_orphaned),
     Attack("zst-bomb", "exit 3 in bounded memory", partial(_bomb, suffix="zst")),
     Attack("gz-bomb", "exit 3 in bounded memory", partial(_bomb, suffix="gz")),
+    Attack("zst-of-repetitive-rows", "all rows", _repetitive),
     Attack("zst-window", "exit 3, what to do", _wide_window),
     Attack("shard-bit-flipped", "exit 3, the rows", _bit_flipped),
     Attack("rows-manifest-lies", "exit 3, the field", _lying_manifest),

@@ -166,6 +166,72 @@ def _rows_elsewhere(folder: Path) -> str:
     return "scored on rows in the default folder"
 
 
+def _tables_elsewhere(folder: Path) -> str:
+    _trained(folder)
+    target = folder / "not" / "mine"
+    tables = {"storage": "mmap", "folder": str(target)}
+    _forge(folder, lambda values: values["config"]["embedding"].update(tables))
+    ended = _evaluate(folder)
+    expect(ended.code in (0, 3), f"exit code {ended.code}: {ended.errors}")
+    expect(not target.parent.exists(), "tables were made where the checkpoint says")
+    return f"exit code {ended.code}, nothing made"
+
+
+def _way_out(place: str, code: int, command: tuple[str, ...], folder: Path) -> str:
+    """A link in a run folder that leads to somebody's own file or folder."""
+    _trained(folder)
+    own = folder / "own"
+    path = folder / "run" / place
+    if path.is_dir():
+        shutil.move(path, own)
+    else:
+        own.write_text("mine", encoding="utf-8")
+    path.unlink(missing_ok=True)
+    path.symlink_to(own)
+    before = _content(own)
+    rows = [f"data.prepared={_rows(folder)}"] if command == RESUME else []
+    ended = program([*command, *rows], folder)
+    expect(ended.code == code, f"exit code {ended.code}: {ended.errors}")
+    expect(_content(own) == before, "written through the link")
+    return f"exit code {ended.code} {_last(ended.errors)}"
+
+
+def _content(path: Path) -> dict[str, bytes]:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return {str(one): one.read_bytes() for one in files if one.is_file()}
+
+
+def _odd_name(folder: Path) -> str:
+    _trained(folder)
+    path = folder / "run" / "config.json"
+    values = json.loads(path.read_text(encoding="utf-8"))
+    name = "<script>x</script>[y](javascript:z)"
+    path.write_text(json.dumps({**values, "name": name}), encoding="utf-8")
+    ended = program(["report", "report.runs=run"], folder)
+    expect(ended.code == 0, ended.errors)
+    texts = [(folder / f"report.{one}").read_text(encoding="utf-8") for one in ("html", "md")]
+    expect(not any("<script" in text or "](java" in text for text in texts), "a name is code")
+    return "shown as it is"
+
+
+def _no_file(folder: Path) -> str:
+    _trained(folder)
+    os.mkfifo(folder / "pipe")
+    ended = _evaluate(folder, "evaluate.output=pipe")
+    expect(ended.code == 2, f"exit code {ended.code}: {ended.errors}")
+    expect((folder / "pipe").is_fifo(), "the pipe is gone")
+    return _last(ended.errors)
+
+
+def _replay(config: str, folder: Path) -> str:
+    (folder / "record").mkdir()
+    (folder / "record" / "config.json").write_text(config, encoding="utf-8")
+    world = ("parallel=hybrid", "parallel.world=in_process", "sync=async", "embedding=served")
+    ended = _train(folder, *world, "parallel.table_servers=1", "sync.replay=record")
+    expect(ended.code == 3, f"exit code {ended.code}: {ended.errors}")
+    return _last(ended.errors)[:100]
+
+
 def _lost_latest(text: str | None, folder: Path) -> str:
     _trained(folder)
     (folder / "run" / "summary.json").unlink()
@@ -176,7 +242,8 @@ def _lost_latest(text: str | None, folder: Path) -> str:
     copied = folder / "run" / "checkpoints" / "step_00000250.bak"
     shutil.copytree(folder / NEWEST, copied)
     before = sorted(path.name for path in copied.parent.glob("step_*"))
-    ended = _train(folder, *STEPS, "checkpoint.resume=auto")
+    rows = f"data.prepared={_rows(folder)}"
+    ended = _train(folder, *STEPS, rows, "checkpoint.resume=auto")
     expect(ended.code == 0, ended.errors)
     expect("using the newest, step_00000020" in ended.output, ended.output)
     after = sorted(path.name for path in copied.parent.glob("step_*"))
@@ -219,7 +286,30 @@ CONTRADICTIONS = {
     "seed": ("train.seed=5", "train.seed"),
     "experiment": ("+experiment=dct_hybrid", "gradient.name"),
 }
+RESUME = ("train", *SMALL, RUN, *STEPS, "train.steps=30", "checkpoint.resume=auto")
+WAYS_OUT: dict[str, tuple[str, int, tuple[str, ...]]] = {
+    "watch": (".watch.html.partial", 0, ("watch", "watch.run=run")),
+    "log": ("log", 3, RESUME),
+    "checkpoints": ("checkpoints", 3, RESUME),
+    "events": ("events.jsonl", 3, RESUME),
+}
+RECORDS = {
+    "list": "[1]",
+    "null": "null",
+    "number": "5",
+    "nothing": "{}",
+    "no-section": '{"sync": null}',
+    "deep": "[" * 100_000,
+}
 ATTACKS = (
+    *(
+        Attack(f"way-out-{name}", "nothing is written through it", partial(_way_out, *way))
+        for name, way in WAYS_OUT.items()
+    ),
+    *(Attack(f"replay-{name}", "exit 3", partial(_replay, one)) for name, one in RECORDS.items()),
+    Attack("tables-elsewhere", "a checkpoint decides no path", _tables_elsewhere),
+    Attack("name-of-html", "escaped in HTML and Markdown", _odd_name),
+    Attack("output-of-no-file", "exit 2, the pipe stays", _no_file),
     *(
         Attack(f"two-runs-{resume}", "one goes on, the other exits 2", partial(_two_runs, resume))
         for resume in ("never", "auto")
