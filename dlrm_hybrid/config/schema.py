@@ -58,7 +58,7 @@ class DataConfig:
     seed: Seed | None
     raw: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None
     schema: Path | None
-    guess: Path | None
+    guess: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None
     prepared: Path | None
     days: Annotated[int, Field(ge=2, le=1000)] | None
     day_split: Literal["equal_rows", "files"] | None

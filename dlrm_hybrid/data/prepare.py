@@ -28,6 +28,7 @@ from dlrm_hybrid.data.arrays import (
     open_array,
     read_rows,
 )
+from dlrm_hybrid.data.counts import FileRows, told
 from dlrm_hybrid.data.folder import QUARANTINE_FILE, Generated, PrepareOptions, Raw, Say
 from dlrm_hybrid.data.manifest import FileStamp, Manifest, Part, Parts, Semantics, SourceFile
 from dlrm_hybrid.data.sources import text
@@ -79,7 +80,7 @@ def prepare(
             return PrepareResult(manifest=found, up_to_date=True, seconds=0.0, rows_per_second=0.0)
         if found is not None:
             say(f"{found.reason}; replacing it")
-        made = _make(raw, partial, options, progress)
+        made = _make(raw, partial, options, progress, say)
     seconds = time.perf_counter() - started
     return PrepareResult(
         manifest=made, up_to_date=False, seconds=seconds, rows_per_second=made.rows / seconds
@@ -87,7 +88,7 @@ def prepare(
 
 
 def _make(
-    raw: Raw, partial: folder.Partial, options: PrepareOptions, progress: Progress
+    raw: Raw, partial: folder.Partial, options: PrepareOptions, progress: Progress, say: Say
 ) -> Manifest:
     generated = isinstance(raw, Generated)
     if generated:
@@ -103,11 +104,14 @@ def _make(
         folder.check_space(partial.result, round(rows * row_bytes * _SPACE_MARGIN))
     if schema.format == "criteo":
         with Threads(options.processes) as threads:
-            made = _criteo(raw, stamps, partial, options, threads, progress)
+            made, files = _criteo(raw, stamps, partial, options, threads, progress)
     else:
-        made = _table(raw, stamps, partial, options, progress)
+        made, files = _table(raw, stamps, partial, options, progress)
     if generated:
         raw[0].unlink()  # the same bytes can be made again
+    else:
+        for line in told(files):
+            say(line)
     manifest.write(partial.result, made)
     partial.publish()
     return made
@@ -120,7 +124,7 @@ def _criteo(
     options: PrepareOptions,
     threads: Threads,
     progress: Progress,
-) -> Manifest:
+) -> tuple[Manifest, Sequence[FileRows]]:
     """Make the arrays and vocabularies of Criteo's text."""
     semantics, result = options.semantics, partial.result
     num_columns = len(semantics.schema.categorical)
@@ -139,7 +143,7 @@ def _criteo(
     columns = number_columns(spilled, result, known, semantics, threads, report)
     report = _counter(progress, "assemble", rows)
     arrays.append(assemble(spilled, rows, result / "ids.npy", threads, report))
-    return Manifest(
+    made = Manifest(
         format=manifest.FORMAT,
         semantics=semantics,
         sources=tuple(
@@ -155,6 +159,8 @@ def _criteo(
         bad_rows=ingested.bad_rows,
         zero_keys=ingested.zero_keys,
     )
+    counts = zip(raw, ingested.file_rows, ingested.file_bad_rows, strict=True)
+    return made, [FileRows(*one) for one in counts]
 
 
 def _table(
@@ -163,7 +169,7 @@ def _table(
     partial: folder.Partial,
     options: PrepareOptions,
     progress: Progress,
-) -> Manifest:
+) -> tuple[Manifest, Sequence[FileRows]]:
     """Make the arrays and vocabularies of a table."""
     from dlrm_hybrid.data.sources.tables import (
         Spill,
@@ -179,7 +185,7 @@ def _table(
         _check_unchanged(raw, stamps)
         report = _counter(progress, "assemble", sum(read.rows))
         written = write_tables(read, semantics, spill, partial.result, report)
-    return Manifest(
+    made = Manifest(
         format=manifest.FORMAT,
         semantics=semantics,
         sources=tuple(
@@ -195,6 +201,7 @@ def _table(
         bad_rows=read.bad_rows,
         zero_keys=0,
     )
+    return made, read.files
 
 
 def _policy(result: Path, options: PrepareOptions) -> BadRowPolicy:

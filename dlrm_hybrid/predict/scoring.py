@@ -12,6 +12,7 @@ import torch
 
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.validate import faults_text, unset_faults
+from dlrm_hybrid.data.sources.paths import find
 from dlrm_hybrid.predict.output import ScoreFile, score_file
 from dlrm_hybrid.predict.predictor import Predictor
 from dlrm_hybrid.predict.sources import ROWS_KEY, read_blocks
@@ -61,8 +62,7 @@ def predict(request: Request, display: Display) -> Predicted:
     if faults:
         raise ConfigError(faults_text(faults))
     assert options.rows is not None and options.output is not None
-    names = [options.rows] if isinstance(options.rows, str) else options.rows
-    paths = [Path(name) for name in names]
+    paths = find(options.rows, ROWS_KEY)
     with score_file(Path(options.output)) as file:
         kernels = [build.kernel_files(config, trains=trains) for trains in (True, False)]
         compile_ahead(kernels[0] | kernels[1], display)
@@ -144,8 +144,8 @@ def _faults(request: Request) -> Iterator[str]:
         "output": "name a file, .parquet or .csv",
     }
     yield from unset_faults("predict", options, wanted)
-    rows = [options.rows] if isinstance(options.rows, str) else options.rows or []
-    if options.output and Path(options.output).resolve() in [Path(one).resolve() for one in rows]:
+    rows = find(options.rows, ROWS_KEY)
+    if options.output and Path(options.output).resolve() in [one.resolve() for one in rows]:
         yield f"predict.output = {options.output}: is one of predict.rows, which it would replace"
     for name in OWN_COLUMNS:
         if name in options.keep:

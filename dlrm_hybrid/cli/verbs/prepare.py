@@ -11,6 +11,7 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.manifest import file_xxh3
 from dlrm_hybrid.data.shards import open_shards, verify
 from dlrm_hybrid.data.sources.criteo import BadRowPolicy
+from dlrm_hybrid.data.sources.paths import find
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.run.rows import Command, prepare_rows
@@ -21,7 +22,7 @@ def run(request: Request) -> int:
     """Prepare raw rows and say what they are, or check those that are there."""
     config, terminal = request.config, Terminal()
     if config.data.guess is not None:
-        return _guess(Path(config.data.guess), config, terminal)
+        return _guess(config.data.guess, config, terminal)
     folder = build.prepared_folder(config)
     if config.prepare.check:
         return _check(config, folder, terminal)
@@ -31,10 +32,11 @@ def run(request: Request) -> int:
     return ExitCode.DONE
 
 
-def _guess(rows: Path, config: Config, terminal: Terminal) -> int:
-    """Write a first schema for a file, never over another one."""
+def _guess(named: str | tuple[str, ...], config: Config, terminal: Terminal) -> int:
+    """Write a first schema for files, by the first of them, never over another one."""
     from dlrm_hybrid.data.sources.guess import guess  # Arrow takes a while
 
+    rows, *others = find(named, "data.guess")
     target = Path(config.data.schema or f"{rows.name.partition('.')[0]}.yaml")
     on_bad_row = config.data.on_bad_row
     policy = BadRowPolicy(on_bad_row == "error", config.data.max_bad_rows, None)
@@ -48,10 +50,12 @@ def _guess(rows: Path, config: Config, terminal: Terminal) -> int:
         ) from None
     except OSError as error:
         raise ResourceError(f"{target}: cannot be written: {error.strerror}") from error
+    if others:
+        terminal.line(f"{rows}: the first of {1 + len(others)} files, and the only one looked at")
     for remark in remarks:
         terminal.line(f"{rows}: {remark}")
     terminal.line(f"{target}: a first schema; edit it, then:")
-    raw, schema = override_text("data.raw", str(rows)), override_text("data.schema", str(target))
+    raw, schema = override_text("data.raw", named), override_text("data.schema", str(target))
     skip = [] if on_bad_row == "error" else [f"data.on_bad_row={on_bad_row}"]
     command = shlex.join(["prepare", "data=table", schema, raw, *skip])
     terminal.line(f"  python -m dlrm_hybrid {command}")

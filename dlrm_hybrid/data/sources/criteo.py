@@ -256,9 +256,10 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """Good rows and checksum of each raw file; bad rows and literal zero keys of all."""
+    """Good and bad rows and checksum of each raw file; bad rows and literal zero keys of all."""
 
     file_rows: tuple[int, ...]
+    file_bad_rows: tuple[int, ...]
     file_xxh3: tuple[str, ...]
     bad_rows: int
     zero_keys: int
@@ -291,7 +292,7 @@ def ingest(
     def parse_block(block: reader.Block, _: Report) -> tuple[reader.Block, Columns]:
         return replace(block, text=block.text[:0].copy()), parse(block.text, most_bad_rows)
 
-    file_rows = [0] * len(raw)
+    file_rows, file_bad_rows = [0] * len(raw), [0] * len(raw)
     bad_rows = zero_keys = 0
     blocks = reader.blocks(raw, block_bytes, digests)
     window = _WINDOW_PER_THREAD * threads.count
@@ -302,6 +303,7 @@ def ingest(
             path = raw[block.file]
             for bad in columns.bad:
                 bad_rows += 1
+                file_bad_rows[block.file] += 1
                 where = _where(path, block.first_line + bad.line, bad)
                 policy.check(bad_rows, f"{path}:{where}")
                 if quarantine:
@@ -318,6 +320,7 @@ def ingest(
             os.fsync(quarantine.fileno())
     return Ingested(
         file_rows=tuple(file_rows),
+        file_bad_rows=tuple(file_bad_rows),
         file_xxh3=tuple(digest.hexdigest() for digest in digests),
         bad_rows=bad_rows,
         zero_keys=zero_keys,

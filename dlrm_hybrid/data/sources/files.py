@@ -12,9 +12,9 @@ import codecs
 import csv
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
 from tokenize import TokenError
@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from dlrm_hybrid.data.schema import Dialect, some_names
 from dlrm_hybrid.data.sources.arrow import ArrowError, Batch, pa, pa_csv, parquet
+from dlrm_hybrid.data.sources.paths import folder_values
 from dlrm_hybrid.data.sources.text import MAX_LINE_BYTES, RAW_KEY, read_text
 from dlrm_hybrid.kernels.delimited import HEADER_AGAIN, NO_QUOTE, OPEN, TORN, split_rows
 from dlrm_hybrid.types import DataError, DlrmError
@@ -64,11 +65,13 @@ class Block:
         columns: those that were asked for, with their names.
         row_N: int64, number of each row in its file, from 1.
         odd: rows between these that have no columns.
+        remark: what looks wrong with these rows, if anything does.
     """
 
     columns: Batch
     row_N: npt.NDArray[np.int64]
     odd: tuple[OddRow, ...]
+    remark: str = ""
 
 
 class Source(Protocol):
@@ -116,10 +119,15 @@ def open_source(
         with path.open("rb") as file:
             head = file.read(len(_NPY))
         if head.startswith(_PARQUET):
-            return _Parquet(path, key)
-        if head == _NPY:
-            return _Npy(path, key)
-        return _Delimited(path, dialect, block_bytes, seen, key)
+            source = _Parquet(path, key)
+        elif head == _NPY:
+            source = _Npy(path, key)
+        else:
+            source = _Delimited(path, dialect, block_bytes, seen, key)
+        values = {
+            name: value for name, value in folder_values(path).items() if name not in source.names
+        }
+        return _InFolders(source, values) if values else source
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error} ({key})") from error
 
@@ -267,7 +275,9 @@ class _Delimited:
                 f"internal error: {self._path}: Arrow reads {batch.num_rows} rows of "
                 f"{len(row_N)} behind row {before}"
             )
-        return Block(batch, row_N, odd)
+        first = before + 1 + found.alike_row
+        remark = f"row {first}: {found.alike:,} lines between quotes look like rows"
+        return Block(batch, row_N, odd, remark if found.alike else "")
 
     def _odd(
         self, text: bytearray, before: int, begin: int, end: int, values: int, row: int
@@ -316,6 +326,33 @@ class _Delimited:
         )
         advice = "`quote: none` in the schema takes quotes for text"
         return DataError(f"{self._path}: row {number}: {column}{what}; {advice} ({self._key})")
+
+
+@dataclass(frozen=True, slots=True)
+class _InFolders:
+    """A file with the columns that its folders' names say."""
+
+    inner: Source
+    values: Mapping[str, str | None]
+
+    @property
+    def names(self) -> Sequence[str]:
+        return (*self.inner.names, *self.values)
+
+    @property
+    def is_text(self) -> bool:
+        return self.inner.is_text
+
+    def blocks(self, names: Sequence[str]) -> Iterator[Block]:
+        for block in self.inner.blocks([name for name in names if name not in self.values]):
+            rows = len(block.row_N)
+            arrays = [
+                pa.array([self.values[name]] * rows, pa.string())
+                if name in self.values
+                else block.columns.column(name)
+                for name in names
+            ]
+            yield replace(block, columns=pa.record_batch(arrays, list(names)))
 
 
 class _Rows(NamedTuple):

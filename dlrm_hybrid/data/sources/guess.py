@@ -271,7 +271,7 @@ def _split(path: Path, block: Block) -> ByFraction:
         for seed in range(100):
             split = ByFraction(by="fraction", validation=validation, test=test, seed=seed)
             schema = Schema(label="", dense=(), categorical=(), split=split)
-            if len(np.unique(parts(values, schema, path, 0))) == least:
+            if len(np.unique(parts(values, schema, path.name, 0))) == least:
                 return split
     raise DataError(f"{path}: {len(block.row_N)} rows: too few to train and to test on ({KEY})")
 

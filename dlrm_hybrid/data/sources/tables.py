@@ -22,6 +22,7 @@ import numpy.typing as npt
 import xxhash
 
 from dlrm_hybrid.data.arrays import Array, ArrayWriter, StoredArray
+from dlrm_hybrid.data.counts import FileRows
 from dlrm_hybrid.data.encode import Numbers, standardised, write_vocabulary
 from dlrm_hybrid.data.manifest import (
     VOCABULARY_FOLDER,
@@ -33,8 +34,9 @@ from dlrm_hybrid.data.manifest import (
 )
 from dlrm_hybrid.data.schema import ByFile, ByFraction, ByTime, Schema
 from dlrm_hybrid.data.sources.criteo import BadRowPolicy
-from dlrm_hybrid.data.sources.files import Source, check_names, open_source
+from dlrm_hybrid.data.sources.files import Block, Source, check_names, open_source
 from dlrm_hybrid.data.sources.instants import FORM, instant
+from dlrm_hybrid.data.sources.paths import below, folder_values
 from dlrm_hybrid.data.sources.values import BadRow, Values, read_values
 from dlrm_hybrid.rng import fold, splitmix64
 from dlrm_hybrid.types import DataError
@@ -49,6 +51,7 @@ class Read:
     Attributes:
         rows: good ones of each part.
         bad_rows: left out.
+        files: the rows of each.
         xxh3: of each file.
         numbers: of each categorical column.
         scales: of each dense column.
@@ -56,6 +59,7 @@ class Read:
 
     rows: tuple[int, int, int]
     bad_rows: int
+    files: tuple[FileRows, ...]
     xxh3: tuple[str, ...]
     numbers: tuple[Numbers, ...]
     scales: tuple[Scale | None, ...]
@@ -156,47 +160,49 @@ def read_tables(
     schema = semantics.schema
     numbers = tuple(Numbers() for _ in schema.categorical)
     moments = _Moments()
-    rows: dict[str, int] = dict.fromkeys(PARTS, 0)
-    bad_rows = 0
+    rows_3 = np.zeros(3, np.int64)
     digests: list[str] = []
+    found: list[FileRows] = []
     before = 0  # rows of the files before, bad ones too
     with ExitStack() as stack:
         quarantine: BinaryIO | None = None
         if policy.quarantine:
             quarantine = stack.enter_context(policy.quarantine.open("wb"))
-        for path in raw:
+        for path, name in zip(raw, below(raw), strict=True):
             digest = xxhash.xxh3_128()
-            last = 0
+            read = FileRows(path)
             source = open_source(path, schema.dialect, block_bytes, digest.update)
-            for values, bad in _blocks(source, path, schema):
-                _set_aside(bad, path, policy, bad_rows, quarantine)
-                bad_rows += len(bad)
-                part_N = parts(values, schema, path, before)
+            for block in _blocks(source, path, schema):
+                values, bad = read_values(block, schema, str(path), labels=True)
+                _set_aside(bad, path, policy, sum(one.bad for one in (*found, read)), quarantine)
+                part_N = parts(values, schema, name, before)
                 _put(spill, values, part_N, numbers, schema, moments)
-                for part, name in enumerate(PARTS):
-                    rows[name] += int(np.count_nonzero(part_N == part))
-                last = max(last, *values.row_N[-1:].tolist(), *(one.row for one in bad), 0)
+                rows_3 += np.bincount(part_N, minlength=3)
+                read = read.with_more(len(values.row_N), len(bad), block.remark)
                 report(len(values.row_N) + len(bad))
-            before += last
+            before += read.kept + read.bad
+            found.append(read)
             digests.append(digest.hexdigest() if source.is_text else file_xxh3(path))
         if quarantine:
             quarantine.flush()
             os.fsync(quarantine.fileno())
-    _check_parts(rows, schema, raw)
+    train, validation, test = rows_3.tolist()
+    _check_parts({"train": train, "validation": validation, "test": test}, schema, raw)
     return Read(
-        rows=(rows["train"], rows["validation"], rows["test"]),
-        bad_rows=bad_rows,
+        rows=(train, validation, test),
+        bad_rows=sum(one.bad for one in found),
+        files=tuple(found),
         xxh3=tuple(digests),
         numbers=numbers,
         scales=moments.scales(schema),
     )
 
 
-def _blocks(source: Source, path: Path, schema: Schema) -> Iterator[tuple[Values, list[BadRow]]]:
+def _blocks(source: Source, path: Path, schema: Schema) -> Iterator[Block]:
     wanted = schema.read_columns
-    check_names(path, source.names, wanted, {*wanted, *schema.ignore})
-    for block in source.blocks(wanted):
-        yield read_values(block, schema, str(path), labels=True)
+    known = {*wanted, *schema.ignore, *folder_values(path)}
+    check_names(path, source.names, wanted, known)
+    return source.blocks(wanted)
 
 
 def _set_aside(
@@ -235,19 +241,20 @@ def _check_parts(rows: dict[str, int], schema: Schema, raw: Sequence[Path]) -> N
             )
 
 
-def parts(values: Values, schema: Schema, path: Path, before: int) -> npt.NDArray[np.int8]:
+def parts(values: Values, schema: Schema, name: str, before: int) -> npt.NDArray[np.int8]:
     """The part of each row: 0 to train, 1 to validate, 2 to test.
 
     Args:
         values: of some rows.
         schema: says which rows are for what.
-        path: of their file.
+        name: of their file, below the folder that all files have in common.
         before: rows of the files before it.
     """
     split, count = schema.split, len(values.row_N)
     if isinstance(split, ByFile):
+        names = (name, name.rpartition("/")[2])
         for part, patterns in ((2, split.test), (1, split.validation)):
-            if any(fnmatch.fnmatch(path.name, pattern) for pattern in patterns):
+            if any(fnmatch.fnmatch(one, pattern) for pattern in patterns for one in names):
                 return np.full(count, part, np.int8)
         return np.zeros(count, np.int8)
     if isinstance(split, ByFraction):

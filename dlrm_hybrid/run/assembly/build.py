@@ -9,7 +9,6 @@ from pathlib import Path
 
 from dlrm_hybrid.checkpoint.folder import RetentionPolicy
 from dlrm_hybrid.comm.netem.plan import Plan, bits_per_second, host_of, num_hosts, seconds
-from dlrm_hybrid.config.model import raw_files
 from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config, ModelConfig
 from dlrm_hybrid.config.validate import faults_text
@@ -19,6 +18,7 @@ from dlrm_hybrid.data.manifest import read as read_manifest
 from dlrm_hybrid.data.profile import Profile, builtin, raw_name
 from dlrm_hybrid.data.schema import Schema
 from dlrm_hybrid.data.schemas import reading as schemas
+from dlrm_hybrid.data.sources.paths import find
 from dlrm_hybrid.kernels import needed
 from dlrm_hybrid.model.interaction import Cross, Dot, Fm, Interaction
 from dlrm_hybrid.model.spec import ModelSpec
@@ -228,23 +228,12 @@ def profile() -> Profile:
 
 
 def raw_paths(config: Config) -> tuple[Path, ...]:
-    """The raw files that are named, or fit a pattern; none for synthetic rows.
+    """The raw files that are named, fit a pattern or lie in a folder; none for synthetic rows.
 
     Raises:
-        ConfigError: no file fits a pattern.
+        ConfigError: there is no such file, or one is named twice.
     """
-    paths: list[Path] = []
-    for name in raw_files(config):
-        path = Path(name)
-        if path.exists() or not any(sign in name for sign in "*?["):
-            paths.append(path)
-            continue
-        root = Path(path.anchor)
-        found = sorted(root.glob(str(path.relative_to(root))))
-        if not found:
-            raise ConfigError(f"data.raw = {name}: no file fits this pattern")
-        paths += found
-    return tuple(paths)
+    return find(config.data.raw, "data.raw")
 
 
 def prepared_folder(config: Config) -> Path:

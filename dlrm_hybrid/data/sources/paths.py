@@ -1,0 +1,98 @@
+"""Files of rows by name, pattern or folder, and what the names of their folders say."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import unquote
+
+from dlrm_hybrid.types import ConfigError
+
+_SIGNS = "*?["
+_MISSING = "__HIVE_DEFAULT_PARTITION__"
+
+
+def find(named: str | Sequence[str] | None, key: str) -> tuple[Path, ...]:
+    """The files that are meant, those of a folder or pattern in alphabetical order.
+
+    A folder stands for all files in it and in its folders. Names that begin with `_` or `.`, as
+    what Spark writes beside rows, are meant only where they are written out.
+
+    Args:
+        named: files, folders or patterns.
+        key: of the configuration that names them, for messages.
+
+    Raises:
+        ConfigError: nothing fits a pattern, a folder holds no file, or a file is named twice.
+    """
+    names = [named] if isinstance(named, str) else named or ()
+    paths = tuple(path for name in names for path in _meant(name, key))
+    first: dict[tuple[int, int], Path] = {}
+    for path in paths:
+        if not path.exists():
+            continue  # who reads it says so
+        status = path.stat()
+        before = first.setdefault((status.st_dev, status.st_ino), path)
+        if before is not path:
+            same = "twice" if str(before) == str(path) else f"the same file as {before}"
+            raise ConfigError(f"{key}: {path}: {same}: each of its rows would count twice")
+    return paths
+
+
+def _meant(name: str, key: str) -> Sequence[Path]:
+    path = Path(name)
+    if path.is_dir():
+        return _files_in(path, key)
+    if path.exists() or not any(sign in name for sign in _SIGNS):
+        return [path]
+    root = Path(path.anchor)
+    found = root.glob(str(path.relative_to(root)))
+    if not _is_hidden(path.name):
+        written = set(path.parts)
+        found = (one for one in found if not any(map(_is_hidden, {*one.parts} - written)))
+    files = [file for one in found for file in (_files_in(one, key) if one.is_dir() else [one])]
+    if not files:
+        raise ConfigError(f"{key} = {name}: no file fits this pattern")
+    return sorted(set(files))  # `**` fits a folder and what is in it
+
+
+def _files_in(folder: Path, key: str) -> list[Path]:
+    def refuse(error: OSError) -> None:
+        raise ConfigError(f"{key} = {folder}: {error.filename}: {error.strerror}")
+
+    files: list[Path] = []
+    seen: set[str] = set()
+    for root, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        real = os.path.realpath(root)
+        if real in seen:
+            raise ConfigError(f"{key} = {folder}: {root}: the same folder as another one in it")
+        seen.add(real)
+        folders[:] = [name for name in folders if not _is_hidden(name)]
+        files += (Path(root) / name for name in names if not _is_hidden(name))
+    if not files:
+        raise ConfigError(f"{key} = {folder}: no file in this folder")
+    return sorted(files)
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(("_", ".")) and "=" not in name  # `_day=1` is a column
+
+
+def below(paths: Sequence[Path]) -> tuple[str, ...]:
+    """Each path below the folder that all have in common, those of Hive's columns included."""
+    folders = [path.parent.parts for path in paths]
+    common = len(os.path.commonprefix(folders))
+    while common and "=" in folders[0][common - 1]:
+        common -= 1
+    return tuple("/".join(path.parts[common:]) for path in paths)
+
+
+def folder_values(path: Path) -> Mapping[str, str | None]:
+    """Columns by the names of folders, as `dt=2024-05-01`, which Hive and Spark write."""
+    pairs = (part.partition("=") for part in path.parent.parts)
+    return {
+        unquote(name): None if value == _MISSING else unquote(value)
+        for name, sign, value in pairs
+        if name and sign
+    }
