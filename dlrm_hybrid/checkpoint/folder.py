@@ -101,15 +101,14 @@ def find_best(path: Path) -> Path:
 
 
 def best_score(root: Path) -> tuple[int, Score] | None:
-    """The step and the score of the checkpoint that `best` names; None if it names none.
-
-    Raises:
-        DataError: as `read`.
-    """
+    """The step and score of the checkpoint that `best` names; None if it is none, or damaged."""
     folder = pointed(root / BEST_FILE)
     if folder is None:
         return None
-    manifest = read(folder)
+    try:
+        manifest = read(folder)
+    except DataError:  # told where it is used
+        return None
     score = score_of(manifest)
     return None if score is None else (manifest.step, score)
 
@@ -120,9 +119,6 @@ def shown(folder: Path, step: int) -> str:
     Args:
         folder: of the checkpoint.
         step: of it.
-
-    Raises:
-        DataError: as `best_score`.
     """
     root, line = folder.parent, f"checkpoint {folder}, step {step:,}"
     latest, found = pointed(root / LATEST_FILE), best_score(root)

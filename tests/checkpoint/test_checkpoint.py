@@ -17,7 +17,15 @@ from dlrm_hybrid import disk
 from dlrm_hybrid.checkpoint import commit as checkpoint_commit
 from dlrm_hybrid.checkpoint import reader as checkpoint
 from dlrm_hybrid.checkpoint.commit import Preparing, amend, clean, commit
-from dlrm_hybrid.checkpoint.folder import RetentionPolicy, complete, find, partial_folder, read
+from dlrm_hybrid.checkpoint.folder import (
+    RetentionPolicy,
+    complete,
+    find,
+    find_best,
+    partial_folder,
+    read,
+    shown,
+)
 from dlrm_hybrid.checkpoint.writer import ShardWriter, write_tensors
 from dlrm_hybrid.model.row_storage import InFiles
 from dlrm_hybrid.model.tensors import Piece, full_pieces
@@ -254,6 +262,24 @@ def test_the_best_is_the_best_of_those_scored_as_the_newest(tmp_path: Path) -> N
     assert scored(6, "validation", "auc", 0.8) == "step_00000006"
     save(tmp_path, 7, groups(7.0), keep, score=None)
     assert find(tmp_path / "best").name == "step_00000006"
+
+
+def test_a_line_says_which_of_best_and_latest_was_taken(tmp_path: Path) -> None:
+    keep = RetentionPolicy(newest=3, best=True)
+    for step, loss in ((1, 0.25), (2, 0.5), (3, 0.75)):
+        save(tmp_path, step, groups(float(step)), keep, test_loss=loss)
+    one, two, three = (tmp_path / f"step_{step:08d}" for step in (1, 2, 3))
+    score = "test log-loss 0.2500"
+    assert find_best(tmp_path) == one
+    assert find_best(tmp_path / "latest") == find_best(three) == three
+    best = f"checkpoint {one}, step 1, the best: {score}; {tmp_path / 'latest'} is step 3"
+    latest = f"checkpoint {three}, step 3, the latest; {tmp_path / 'best'} is step 1: {score}"
+    assert [shown(one, 1), shown(three, 3)] == [best, latest]
+    assert shown(two, 2) == f"checkpoint {two}, step 2"
+    (one / "manifest.json").write_text("{}")
+    assert shown(three, 3) == f"checkpoint {three}, step 3"
+    (tmp_path / "best").unlink()
+    assert find_best(tmp_path) == three
 
 
 @pytest.mark.parametrize("file", [DENSE, "manifest.json"])
