@@ -157,6 +157,17 @@ def test_a_run_that_saves_nothing_boasts_of_nothing() -> None:
     assert "×" not in file.getvalue()
 
 
+@pytest.mark.parametrize(("rows", "left"), [(248, "120"), (256, ""), (1_408_000_127, "127")])
+def test_rows_that_fill_no_batch_are_told(rows: int, left: str) -> None:
+    file = StringIO()
+    steps = {"steps_total": 3, "samples_per_step": 128, "train_rows": rows, "test_rows": 1}
+    with LiveTraining(Terminal(Console(file=file, width=120))) as live:
+        live.show(Event(Kind.STARTED, 0, 0.0, steps))
+    line = f"{left} rows do not fill a batch and are left out of each epoch\n"
+    assert (line in file.getvalue()) == bool(left)
+    assert ("left out" in file.getvalue()) == bool(left)
+
+
 @pytest.mark.parametrize(("width", "terminal"), [(80, True), (120, True), (80, False)])
 def test_the_line_of_progress_fits_and_tells_rates(
     width: int, terminal: bool, monkeypatch: pytest.MonkeyPatch

@@ -157,6 +157,8 @@ class LiveTraining:
             f"{values['steps_total']:,} steps of {values['samples_per_step']} samples"
             + (f", from step {event.step:,}" if event.step else "")
         )
+        if left := values["train_rows"] % max(1, values["samples_per_step"]):
+            self._terminal.line(f"{left:,} rows do not fill a batch and are left out of each epoch")
         speed, repeats = values.get("bfloat16_speed"), values.get("bfloat16_repeats")
         if speed is not None and speed < 1:
             is_rough = repeats and repeats < FEW_REPEATS
