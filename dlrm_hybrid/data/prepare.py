@@ -107,6 +107,7 @@ def _make(
             made, files = _criteo(raw, stamps, partial, options, threads, progress)
     else:
         made, files = _table(raw, stamps, partial, options, progress)
+    _check_unchanged(raw, stamps)  # again: rows that came while arrays were made are not in them
     if generated:
         raw[0].unlink()  # the same bytes can be made again
     else:
