@@ -20,7 +20,7 @@ def draw(predictions: Sequence[Prediction], path: Path) -> None:
 
     Args:
         predictions: in any order.
-        path: of a PNG.
+        path: of a PNG, SVG or PDF.
 
     Raises:
         OSError: it cannot be written.
