@@ -147,7 +147,9 @@ def link_files(source: Path, target: Path, names: Iterable[str]) -> None:
     partial.mkdir()
     for name in names:
         if (source / name).is_dir():
-            shutil.copytree(source / name, partial / name, copy_function=_link)
+            (partial / name).mkdir()
+            for path in (source / name).iterdir():
+                _link(path, partial / name / path.name)
             flush(partial / name)
         else:
             _link(source / name, partial / name)
@@ -158,12 +160,12 @@ def link_files(source: Path, target: Path, names: Iterable[str]) -> None:
     flush(target.parent)
 
 
-def _link(source: str | Path, target: str | Path) -> None:
+def _link(source: Path, target: Path) -> None:
     try:
         os.link(os.path.realpath(source), target)
     except OSError:
         shutil.copyfile(source, target)
-        flush(Path(target))
+        flush(target)
 
 
 def _write_all(descriptor: int, chunk: memoryview) -> None:

@@ -20,7 +20,7 @@ pytestmark = needs_mount
 def test_a_full_disk_while_training_is_named(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with small_disk(tmp_path / "disk", 120) as disk:
+    with small_disk(tmp_path / "disk", 400) as disk:
         folder = f"hydra.run.dir={disk / 'run'}"
         code, _ = train("run", folder, "telemetry.every=1", "train.epochs=100")
         assert code == 5
