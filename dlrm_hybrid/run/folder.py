@@ -163,13 +163,14 @@ def check_checkpoint(
     return facts
 
 
-def check_weights(folder: Path, values: Mapping[str, Any]) -> None:
-    """As `check_checkpoint`, for a new run whose batches a program hands over."""
+def check_weights(folder: Path, values: Mapping[str, Any], new_run: bool) -> Mapping[str, Any]:
+    """As `check_checkpoint`, for a run whose batches a program hands over: no rows to compare."""
     facts = read_facts(folder)
     saved = own_values(folder / MANIFEST_FILE, facts["config"])
     name = {"name": values["model"]["name"]}  # of a file in conf/, which it may not come from
     saved = {**saved, "data": values["data"], "model": {**saved["model"], **name}}
-    _refuse(folder, differences(saved, values, new_run=True) or other_flights(facts, values))
+    _refuse(folder, differences(saved, values, new_run=new_run) or other_flights(facts, values))
+    return facts
 
 
 def _refuse(folder: Path, lines: Sequence[str]) -> None:

@@ -171,7 +171,7 @@ def check_weights_of(folder: Path, settings: Settings) -> None:
     Raises:
         DataError: each key or table that differs is named.
     """
-    check_weights(folder, settings.values)
+    check_weights(folder, settings.values, new_run=True)
     saved = read(folder).tensors
     for name, rows in zip(settings.spec.table_names, settings.spec.table_rows, strict=True):
         known = saved.get(f"{name}.weight")

@@ -14,7 +14,7 @@ from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.row_storage import RowStorage
 from dlrm_hybrid.run.assembly.rows import RowSource
 from dlrm_hybrid.run.assembly.world import Layout
-from dlrm_hybrid.run.folder import check_checkpoint
+from dlrm_hybrid.run.folder import check_checkpoint, check_weights
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train.progress import Plan
@@ -60,6 +60,7 @@ class Job:
 
     def facts(self, folder: Path) -> Mapping[str, Any]:
         """Of a checkpoint that the run may resume from."""
-        return check_checkpoint(
-            folder, self.values, self.rows.shards, new_run=not self.task.goes_on
-        )
+        new_run, shards = not self.task.goes_on, self.rows.shards
+        if shards is None:
+            return check_weights(folder, self.values, new_run)
+        return check_checkpoint(folder, self.values, shards, new_run)
