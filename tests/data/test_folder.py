@@ -156,7 +156,8 @@ def test_what_prepare_made_is_overwritten_and_nothing_else(
     assert not result.up_to_date
     assert said == [
         f"{output} was prepared differently: data.min_count: prepared with 2, "
-        "the configuration says 3; replacing it"
+        "the configuration says 3; replacing it",
+        f"  {raw}: {result.manifest.rows:,} rows read, {result.manifest.rows:,} kept, 0 bad",
     ]
     assert manifest.read(output).semantics.min_count == 3
     (output / "thesis.tex").write_text("precious")

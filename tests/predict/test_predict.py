@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -160,7 +161,8 @@ def test_rows_of_any_source_score_the_same(
 def test_small_blocks_and_several_files_are_numbered_through(
     trained: Path, raw: Path, predictor: Predictor, frame: pd.DataFrame, tmp_path: Path
 ) -> None:
-    rows = f"[{raw},{raw}]"
+    copy = shutil.copyfile(raw, tmp_path / "copy.txt")
+    rows = f"[{raw},{copy}]"
     told = ("data.block_bytes=65536", "predict.keep=[C3,I2,label]")
     assert predict(trained, rows, tmp_path / "s.parquet", *told) == 0
     found = pd.read_parquet(tmp_path / "s.parquet")
