@@ -106,11 +106,9 @@ class TorchOps(Ops):
         self, values_N: Float32s, limit: float, scale: float, key: int
     ) -> NDArray[np.uint8]:
         x_N = self._moved(values_N)
-        mixed = _mixed(torch.arange(values_N.size, device=self._device), _scrambled(key))
-        chance_N = (mixed >> 8).float() * 2.0**-24
-        limits = torch.tensor([scale, limit], dtype=torch.float32, device=self._device)
-        fires_N = chance_N * limits[0] < torch.minimum(x_N.abs(), limits[1])
-        return (1 + fires_N * x_N.sign()).to(torch.uint8).cpu().numpy()
+        limits = torch.tensor([limit, scale], dtype=torch.float32, device=self._device)
+        codes_N = ternary_codes(x_N, limits[0], limits[1], *scrambled(key))
+        return codes_N.cpu().numpy()
 
     def _moved(self, array: Float32s) -> Tensor:
         return torch.from_numpy(array).to(self._device)
@@ -122,17 +120,26 @@ def reaching(x_N: Tensor, tau: float) -> Tensor:
     return ~(x_N.abs() < limit)
 
 
-def _scrambled(key: int) -> int:
-    """SplitMix64 of a key, in whole numbers."""
+def ternary_codes(
+    x_N: Tensor, limit: Tensor, scale: Tensor, low: Tensor | int, high: Tensor | int
+) -> Tensor:
+    """Codes as of `Ops.ternarise`, uint8; the key is the two halves of it that `scrambled` gives.
+
+    In int64 products wrap around, which leaves the low half right.
+    """
+    mixed_N = (torch.arange(x_N.numel(), device=x_N.device) * _ODD + low) & _WORD
+    mixed_N = ((mixed_N ^ mixed_N >> 16) * _FIRST) & _WORD
+    mixed_N = ((mixed_N ^ mixed_N >> 15 ^ high) * _SECOND) & _WORD
+    mixed_N = mixed_N ^ mixed_N >> 15
+    chance_N = (mixed_N >> 8).float() * 2.0**-24
+    fires_N = chance_N * scale < torch.minimum(x_N.abs(), limit)
+    return (1 + fires_N * x_N.sign()).to(torch.uint8)
+
+
+def scrambled(key: int) -> tuple[int, int]:
+    """SplitMix64 of a key, in whole numbers: its lower and its upper half."""
     word = (key + _GAMMA) & (2**64 - 1)
     word = ((word ^ word >> 30) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
     word = ((word ^ word >> 27) * 0x94D049BB133111EB) & (2**64 - 1)
-    return word ^ word >> 31
-
-
-def _mixed(counters_N: Tensor, word: int) -> Tensor:
-    """32 bits of each counter, in int64: products wrap around, which leaves the low half right."""
-    mixed = (counters_N * _ODD + (word & _WORD)) & _WORD
-    mixed = ((mixed ^ mixed >> 16) * _FIRST) & _WORD
-    mixed = ((mixed ^ mixed >> 15 ^ word >> 32) * _SECOND) & _WORD
-    return mixed ^ mixed >> 15
+    word ^= word >> 31
+    return word & _WORD, word >> 32

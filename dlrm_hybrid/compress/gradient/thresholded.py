@@ -15,6 +15,7 @@ from typing import final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
@@ -158,12 +159,7 @@ class Thresholded(Selector):
 
     def choose(self, x: Accumulated, state: Thresholds, step: int) -> Indices:
         """Select without any round; see `Selector.select`."""
-        target = self.target
-        if target.warmup_steps and state.sparsity != target.sparsity_at(step):
-            state.sparsity = target.sparsity_at(step)
-            state.ks = target.ks(state.counts, step)
-        # In a warm-up a group without a threshold may be sent in full.
-        taus_T = np.maximum(state.taus_T, np.float32(0))
+        taus_T = self.begin(state, step)
         renewed: dict[int, float] = {}
         for group in state.due(self.renewal, step):
             tensors, k = state.groups[group], state.ks[group]
@@ -172,15 +168,19 @@ class Thresholded(Selector):
             taus_T[tensors.start : tensors.stop] = tau
         for tensor in x.flushed:
             taus_T[tensor] = 0
-        indices = x.reaching(taus_T, None if target.sends_ties else state.limits())
+        indices = x.reaching(taus_T, None if self.target.sends_ties else state.limits())
         counts = indices.counts.tolist()
-        for group, tau in renewed.items():
-            # Nothing but zeros says nothing: a threshold of 0 from there would send all that
-            # comes later.
-            if tau > 0 or any(counts[tensor] > 0 for tensor in state.groups[group]):
-                state.renew(group, tau)
-        state.count_step(counts, x.flushed)
+        state.end(renewed, counts, x.flushed)
         return indices
+
+    def begin(self, state: Thresholds, step: int) -> NDArray[np.float32]:
+        """The thresholds that a step begins with, 0 where there is none; float32 (T)."""
+        target = self.target
+        if target.warmup_steps and state.sparsity != target.sparsity_at(step):
+            state.sparsity = target.sparsity_at(step)
+            state.ks = target.ks(state.counts, step)
+        # In a warm-up a group without a threshold may be sent in full.
+        return np.maximum(state.taus_T, np.float32(0))
 
 
 @final
@@ -240,8 +240,24 @@ class Thresholds(State):
                 due.append(number)
         return due
 
-    def renew(self, number: int, tau: float) -> None:
-        """Set a new threshold for a group."""
+    def end(
+        self, renewed: Mapping[int, float], counts: Sequence[int], flushed: Sequence[int]
+    ) -> None:
+        """Take note of a step: new thresholds of groups, how many elements of tensors reached them.
+
+        Args:
+            renewed: thresholds by group.
+            counts: of each tensor.
+            flushed: tensors that were sent in full.
+        """
+        for group, tau in renewed.items():
+            # Nothing but zeros says nothing: a threshold of 0 from there would send all that
+            # comes later.
+            if tau > 0 or any(counts[tensor] > 0 for tensor in self.groups[group]):
+                self._renew(group, tau)
+        self._count_step(counts, flushed)
+
+    def _renew(self, number: int, tau: float) -> None:
         group = self.groups[number]
         for tensor in group:
             self._account(tensor)
@@ -249,8 +265,7 @@ class Thresholds(State):
         self.taus_T[group.start : group.stop] = tau
         self._lives_T2[group.start] = 0
 
-    def count_step(self, counts: Sequence[int], flushed: Sequence[int]) -> None:
-        """Count one more step, in which so many elements of each tensor were selected."""
+    def _count_step(self, counts: Sequence[int], flushed: Sequence[int]) -> None:
         # One item of a memoryview is read in a third of the time that one of an array takes.
         lives_T2 = self._lives_T2.data
         for group in self.groups:

@@ -60,8 +60,8 @@ class Sidco(ThresholdRule):
         most = max(1, ceil(log2(nonzero / k)))
         stages = min(int(state["stages"][0].item()), most)
         [(_, tau, found)] = self._estimates(x_N, k, nonzero, [stages], ops)
-        if not isnan(tau) and self._window_ends(found, state):
-            outside = self._stray(state, k, most)
+        if not isnan(tau) and self.window_ends(found, state):
+            outside = self.stray(state, k, most)
             if outside and self.settings.adaptation == "best":
                 tau, found = self._best(x_N, k, nonzero, most, state, ops)
         if isnan(tau) or not 0 < found <= FAR * k:
@@ -105,14 +105,15 @@ class Sidco(ThresholdRule):
             return exponential(mean, ratio)
         return pareto(mean, variance, ratio)
 
-    def _window_ends(self, found: int, state: RuleState) -> bool:
+    def window_ends(self, found: int, state: RuleState) -> bool:
+        """Count an estimate and what it has let through; whether it is the last of its window."""
         counts = state["stages"].numpy()
         counts[2:] += (1, found)
         return (
             not isinstance(self.settings.adaptation, int) and counts.item(2) >= self.settings.window
         )
 
-    def _stray(self, state: RuleState, k: int, most: int) -> bool:
+    def stray(self, state: RuleState, k: int, most: int) -> bool:
         """Begin a new window; whether the estimates of the last one were out of tolerance.
 
         The paper's code divides by one more than it has added up; this is the mean.
