@@ -7,10 +7,15 @@ ALL_MODULES = """
 import pkgutil
 from importlib import import_module
 
+OTHERS = (
+    "dlrm_hybrid.wire.frame",  # messages between ranks: xxhash
+    "dlrm_hybrid.kernels.device",  # where there is CUDA: Triton, as torch brings it
+    "dlrm_hybrid.compress.device.launches",
+)
 for room in ("compress", "kernels", "wire"):
     folder = import_module(f"dlrm_hybrid.{room}").__path__
     for module in pkgutil.walk_packages(folder, f"dlrm_hybrid.{room}."):
-        if module.name != "dlrm_hybrid.wire.frame":  # messages between ranks: xxhash
+        if module.name not in OTHERS:
             import_module(module.name)
 """
 

@@ -195,9 +195,8 @@ class Accumulated:
         return not_finite(self._step, self.layout.specs[tensor].name)
 
 
-def not_finite(step: int, name: str) -> DivergedError:
+def not_finite(step: int, name: str, cause: str = "optimizer.lr or embedding.lr") -> DivergedError:
     """The error for a gradient that is not finite; `step` is counted from 0."""
     return DivergedError(
-        f"step {step + 1}: the gradient of {name} is not finite; "
-        "optimizer.lr or embedding.lr may be too high"
+        f"step {step + 1}: the gradient of {name} is not finite; {cause} may be too high"
     )

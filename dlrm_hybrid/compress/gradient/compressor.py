@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import Protocol, final
 
+import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -14,6 +15,8 @@ from dlrm_hybrid.compress.host import host_array
 from dlrm_hybrid.compress.report import SentReport
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.section import Section
+
+CPU = torch.device("cpu")
 
 Encoding = Generator[Collective, Sections, dict[str, Section]]
 """Yields the rounds of a step, is sent their results, and returns a section for each tensor."""
@@ -45,6 +48,9 @@ class Compressor(Protocol):
 
     layout: Layout
     """Of the tensors it was made for."""
+
+    home: torch.device = CPU
+    """Where it reads gradients, and where what it remembers of them is."""
 
     @property
     def rounds(self) -> tuple[Op, ...]:

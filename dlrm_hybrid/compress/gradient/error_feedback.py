@@ -104,6 +104,10 @@ class ErrorFeedback(Compressor):
         selector: says what is sent.
         options: all else.
         ops: to compute with.
+
+    Attributes:
+        layout, selector, options: as given.
+        selected: the state of the selector.
     """
 
     def __init__(
@@ -115,12 +119,12 @@ class ErrorFeedback(Compressor):
     ) -> None:
         self.layout = layout
         self._names = [spec.name for spec in layout.specs]
-        self._selector = selector
-        self._options = options
+        self.selector = selector
+        self.options = options
         self._low_pass = np.float32(options.low_pass)
         self._damps = bool(self._low_pass < 1)
         self._x = Accumulated(layout, ops)
-        self._selected = selector.init(layout)
+        self.selected = selector.init(layout)
         self._transforms = [(one, one.init(layout)) for one in options.transforms]
         self._scaled: Sequence[Tensor] = ()
         self._drains_T = np.zeros(len(layout.specs), np.int64)
@@ -130,12 +134,12 @@ class ErrorFeedback(Compressor):
     @property
     @override
     def rounds(self) -> tuple[Op, ...]:
-        return self._selector.rounds
+        return self.selector.rounds
 
     @property
     @override
     def sends_levels(self) -> bool:
-        return self._options.levels
+        return self.options.levels
 
     @override
     def encode(self, gradients: Mapping[str, Tensor], step: int) -> Encoding:
@@ -145,7 +149,7 @@ class ErrorFeedback(Compressor):
         before_N = x.residual_N.copy() if self._damps else x.residual_N
         x.begin(joining, step, flushed)
         try:
-            indices = yield from self._selector.select(x, self._selected, step)
+            indices = yield from self.selector.select(x, self.selected, step)
         except GeneratorExit:  # a round has failed elsewhere: nothing is sent
             x.restore()
             self._damp(before_N)
@@ -156,10 +160,10 @@ class ErrorFeedback(Compressor):
             transform.sent(indices, state)
         self._steps += 1
         self._sent_T += indices.counts
-        written = listed_all if self._options.levels else sparse_all  # levels are coded again
+        written = listed_all if self.options.levels else sparse_all  # levels are coded again
         sections = written(
             *(self.layout.ids, self.layout.sizes, indices.splits_E),
-            *(indices.local_K, rounded_K, self._options.dtype),
+            *(indices.local_K, rounded_K, self.options.dtype),
         )
         return dict(zip(self._names, sections, strict=True))
 
@@ -187,8 +191,8 @@ class ErrorFeedback(Compressor):
 
     @override
     def tensors(self) -> dict[str, Tensor]:
-        views = self.layout.tensors(self._x.residual_N, "residual") | self._selected.tensors()
-        if self._options.drain is not None:
+        views = self.layout.tensors(self._x.residual_N, "residual") | self.selected.tensors()
+        if self.options.drain is not None:
             for tensor, spec in enumerate(self.layout.specs):
                 drains_1 = self._drains_T[tensor : tensor + 1]
                 views[f"{spec.name}.drains"] = torch.from_numpy(drains_1)
@@ -204,7 +208,7 @@ class ErrorFeedback(Compressor):
             for spec, sent in zip(self.layout.specs, self._sent_T.tolist(), strict=True)
         ]
         self._start_report()
-        return dict(zip(self._names, self._selected.report(reports), strict=True))
+        return dict(zip(self._names, self.selected.report(reports), strict=True))
 
     def _joining(self, gradients: Mapping[str, Tensor], step: int) -> Sequence[Tensor]:
         """What is to join the residuals."""
@@ -228,7 +232,7 @@ class ErrorFeedback(Compressor):
 
     def _drain(self, step: int) -> list[int]:
         """Empty the residuals that are due; gives the tensors that must be sent in full."""
-        drain = self._options.drain
+        drain = self.options.drain
         if drain is None or drain.mode is DrainMode.NONE:
             return []
         due = [
@@ -250,7 +254,7 @@ class ErrorFeedback(Compressor):
         What rounds to zero is not sent, but where trainers have agreed that it is; as a level
         never, for nothing of it is lost to those who have it.
         """
-        x, dtype, levels = self._x, self._options.dtype, self._options.levels
+        x, dtype, levels = self._x, self.options.dtype, self.options.levels
         values_K = x.take(indices)
         if dtype is Dtype.FLOAT32:
             return indices, values_K

@@ -20,7 +20,7 @@ from typing_extensions import override
 from dlrm_hybrid.compress.gradient.collective import Op
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.library.exchange import Exchange
-from dlrm_hybrid.compress.library.packets import decode
+from dlrm_hybrid.compress.library.packets import decode, require_own
 from dlrm_hybrid.compress.update import Destination, SparseUpdate
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import pack, unpack
@@ -80,7 +80,7 @@ class ByPackets(Averaging):
             own.zero_()
         for one in given:
             found = decode(memoryview(one)[len(head) :])
-            _require_own(found.fingerprint, self._fingerprint)
+            require_own(found.fingerprint, self._fingerprint)
             found.add_to(values)
         for own in values:
             own.div_(exchange.size)
@@ -133,7 +133,7 @@ class ByLevels(Averaging):
 
     def _elements(self, trainer: int, packet: memoryview) -> Elements:
         found = decode_packet(packet)
-        _require_own(found.fingerprint, self._fingerprint)
+        require_own(found.fingerprint, self._fingerprint)
         if trainer not in self._receivers:
             beside = next(iter(self._receivers.values()), None)
             self._receivers[trainer] = UpdateReceiver(self._shapes, beside)
@@ -185,8 +185,3 @@ def _zeroed(values: Sequence[Tensor]) -> Destination:
     for one in values:
         one.zero_()
     return Destination([one.numpy().reshape(-1) for one in values])
-
-
-def _require_own(given: int, own: int) -> None:
-    if given != own:
-        raise DlrmError("a trainer has sent a packet of other parameters than this one's")

@@ -16,12 +16,15 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dlrm_hybrid.compress.device.feedback import DeviceFeedback, can_move
+from dlrm_hybrid.compress.device.sums import current
 from dlrm_hybrid.compress.gradient.collective import together
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.compress.gradient.methods import StageContext, methods, module_of
 from dlrm_hybrid.compress.library.averaging import Averaging, averaging_of
 from dlrm_hybrid.compress.library.exchange import Exchange, Traffic
+from dlrm_hybrid.compress.library.on_device import average_on_device
 from dlrm_hybrid.compress.library.packets import (
     Gradients,
     fingerprint_of_layout,
@@ -31,6 +34,7 @@ from dlrm_hybrid.compress.library.packets import (
 from dlrm_hybrid.compress.library.parameters import (
     Parameters,
     copies,
+    home_of,
     require_finite,
     require_gradients,
     require_state,
@@ -148,8 +152,9 @@ class ParameterCompressor:
             raise ValueError(
                 f"{self.method!r}: trainers agree in every step; use reduce_gradients or ddp_state"
             )
-        staged = self._staged(gradients)
-        require_finite(staged, step)
+        staged = self._staged(gradients, compressor)
+        if not isinstance(compressor, DeviceFeedback):
+            require_finite(staged, step)
         (sections,) = together([compressor.encode(staged, step)], step, self._layout.size)
         return self._packet([*sections.values()])
 
@@ -206,11 +211,38 @@ class ParameterCompressor:
         # DDP hands over dense gradients, so that nothing fails where nothing is gathered.
         gathers = finds_unused or not is_dense
         with exchange.shares_failure() if gathers else nullcontext():
-            staged = self._staged(gradients)
-            if not is_dense:
-                require_finite(staged, self._reduced)
             compressor = self._at(exchange.rank, exchange.size)
+            staged = self._staged(gradients, compressor)
         values = [*staged.values()]
+        pairs = zip(gradients, values, strict=True)
+        copied = [(given, own) for given, own in pairs if not is_plain(given, own.device)]
+        if isinstance(compressor, DeviceFeedback):
+            with current(compressor.home):
+                used_T = average_on_device(
+                    exchange, compressor, values, self._reduced, finds_unused=finds_unused
+                )
+        else:
+            used_T = self._average_on_host(exchange, compressor, staged, finds_unused=finds_unused)
+        self._settle(values, used_T)
+        for target, own in copied:
+            target.copy_(own)
+        self._count(exchange.size)
+        return used_T.tolist()
+
+    def _average_on_host(
+        self,
+        exchange: Exchange,
+        compressor: Compressor,
+        staged: Mapping[str, Tensor],
+        *,
+        finds_unused: bool,
+    ) -> NDArray[np.bool_]:
+        """Overwrite tensors on the CPU by the mean; for each, whether any trainer has used it."""
+        values = [*staged.values()]
+        is_dense = self.method.name == "none"
+        if not is_dense:
+            with exchange.shares_failure():
+                require_finite(staged, self._reduced)
         used_T = np.array([not finds_unused or bool(one.any()) for one in values])
         head = np.packbits(used_T).tobytes() if finds_unused else b""
         if is_dense:
@@ -221,12 +253,7 @@ class ParameterCompressor:
         for one in heads if head else []:
             bits_T = np.unpackbits(np.frombuffer(one, np.uint8), count=used_T.size)
             used_T |= bits_T.astype(bool)
-        self._settle(values, used_T)
-        for target, own in zip(gradients, values, strict=True):
-            if not is_plain(target):
-                target.copy_(own)
-        self._count(exchange.size)
-        return used_T.tolist()
+        return used_T
 
     def _send(
         self,
@@ -312,6 +339,9 @@ class ParameterCompressor:
             ops=NUMBA,
         )
         made = methods()[self.method.name].build(self.method.keys(), context)
+        home = home_of(self.parameters)
+        if home is not None and can_move(made):
+            made = DeviceFeedback(made, home)
         if self._pending is not None:
             self._restore(made, self._pending, trainer)
         self._place, self._made, self._pending = (trainer, trainers), made, None
@@ -325,7 +355,7 @@ class ParameterCompressor:
             )
         held, given = compressor.tensors(), dict(state["tensors"])
         owed = {
-            index: given.pop(f"{name}.owed").clone()
+            index: given.pop(f"{name}.owed").to(compressor.home, copy=True)
             for index, name in enumerate(self.names)
             if f"{name}.owed" in given
         }
@@ -344,8 +374,8 @@ class ParameterCompressor:
             view.copy_(given[name])
         self._owed = owed
 
-    def _staged(self, gradients: Gradients) -> dict[str, Tensor]:
-        """By name, in memory that kernels can read; these themselves where they can be read."""
+    def _staged(self, gradients: Gradients, compressor: Compressor) -> dict[str, Tensor]:
+        """By name, in memory that the compressor reads; these themselves where it can."""
         if isinstance(gradients, Mapping):
             missing = [name for name in self.names if name not in gradients]
             if missing:
@@ -355,8 +385,10 @@ class ParameterCompressor:
         require_gradients(self.names, self._layout.counts, tensors)
         self._given.require_frozen()
         given = [one.detach() for one in tensors]
+        home = compressor.home
         staged = [
-            one if is_plain(one) else one.to("cpu", torch.float32).contiguous() for one in given
+            one if is_plain(one, home) else one.to(home, torch.float32).contiguous()
+            for one in given
         ]
         return dict(zip(self.names, staged, strict=True))
 

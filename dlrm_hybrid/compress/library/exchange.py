@@ -7,8 +7,10 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Never, TypeVar, final
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.collective import Collective, Sections, reduce
@@ -51,7 +53,9 @@ class Exchange:
         group: of the trainers.
         rank: of this trainer in the group.
         size: members of the group.
+        fingerprint: as given.
         traffic: what was exchanged.
+        is_direct: tensors travel from device to device, among several members.
     """
 
     def __init__(
@@ -62,11 +66,12 @@ class Exchange:
         fingerprint: int = 0,
     ) -> None:
         self.group = dist.group.WORLD if group is None else group  # which may be another one later
-        self._step, self._fingerprint = step, fingerprint
+        self._step, self.fingerprint = step, fingerprint
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.traffic = traffic
         is_nccl = dist.get_backend(group) == "nccl"
         self._device = torch.device("cuda") if is_nccl else torch.device("cpu")
+        self.is_direct = is_nccl and self.size > 1
 
     def gather(self, given: bytes) -> list[bytes]:
         """What all members have given, in their order.
@@ -75,8 +80,12 @@ class Exchange:
             DivergedError: one has failed.
             ValueError: they are at different steps, or have different parameters.
         """
-        tag = (self._step + self._fingerprint) % _TAGS
-        return self._gather(given, len(given) + _SIZES * tag)
+        return self._gather(given, len(given) + self._tag)
+
+    @property
+    def _tag(self) -> int:
+        """What is announced beside a size, so that others see a difference."""
+        return _SIZES * ((self._step + self.fingerprint) % _TAGS)
 
     def fail(self) -> None:
         """Take part in a `gather` that then fails in all other members."""
@@ -95,17 +104,9 @@ class Exchange:
         if self.size == 1:
             return [given]
         announced_T = self._gather_number(announced)
-        self._count(8 * (self.size - 1), 8 * (self.size - 1))
-        if _FAILED in announced_T:
-            if announced == _FAILED:
-                return []
-            raise DivergedError(
-                f"trainer {announced_T.index(_FAILED)} could not compress its gradients; "
-                "it says why"
-            )
-        if len({one // _SIZES for one in announced_T}) > 1:
-            self._raise_difference()
-        sizes_T = [one % _SIZES for one in announced_T]
+        if announced == _FAILED:
+            return []
+        sizes_T = self.sizes_of(announced_T)
         sizes_T[self.rank] = 0
         if not sum(sizes_T) and not given:
             return [b""] * self.size
@@ -121,11 +122,53 @@ class Exchange:
         gathered[self.rank] = given
         return gathered
 
+    def announce(self, size_1: Tensor) -> Tensor:
+        """Tell all members of a size that is known on the device; the host does not wait.
+
+        Args:
+            size_1: int64, below 0 for a failure.
+
+        Returns:
+            what `sizes_of` reads when it is on the host.
+        """
+        return self._gather_numbers(torch.where(size_1 < 0, _FAILED, size_1 + self._tag))
+
+    def sizes_of(self, announced_A: Sequence[int]) -> list[int]:
+        """The sizes that all members have announced; raises as `gather`."""
+        if _FAILED in announced_A:
+            raise DivergedError(
+                f"trainer {announced_A.index(_FAILED)} could not compress its gradients; "
+                "it says why"
+            )
+        if len({one // _SIZES for one in announced_A}) > 1:
+            self._raise_difference()
+        return [one % _SIZES for one in announced_A]
+
+    def gather_tensor(self, given_K: Tensor) -> Tensor:
+        """What all members have given, as many elements each, in rows (A, K)."""
+        count = given_K.numel()
+        taken = torch.empty(self.size * count, dtype=given_K.dtype, device=given_K.device)
+        dist.all_gather([*taken.view(self.size, count)], given_K, group=self.group)
+        moved = count * given_K.element_size() * (self.size - 1)
+        self._count(moved, moved)
+        return taken.view(self.size, count)
+
+    def any_of(self, flags_T: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Flags that any member has set; the host waits only where one is not set here."""
+        given_T = torch.from_numpy(flags_T.astype(np.uint8)).to(self._device, non_blocking=True)
+        dist.all_reduce(given_T, dist.ReduceOp.MAX, group=self.group)
+        self._count(2 * flags_T.size, 2 * flags_T.size)
+        return flags_T if flags_T.all() else given_T.cpu().numpy().astype(bool)
+
     def _gather_number(self, own: int) -> list[int]:
         given = torch.tensor([own], device=self._device)
-        taken = [torch.empty_like(given) for _ in range(self.size)]
-        dist.all_gather(taken, given, group=self.group)
-        return [int(one) for one in taken]
+        return [int(one) for one in self._gather_numbers(given)]
+
+    def _gather_numbers(self, own_1: Tensor) -> Tensor:
+        taken = [torch.empty_like(own_1) for _ in range(self.size)]
+        dist.all_gather(taken, own_1, group=self.group)
+        self._count(8 * (self.size - 1), 8 * (self.size - 1))
+        return torch.cat(taken)
 
     def _raise_difference(self) -> Never:
         """Raise ValueError in all members: their tags differ."""

@@ -84,6 +84,14 @@ def require_whole(name: str, parameter: Tensor) -> None:
         )
 
 
+def home_of(parameters: Sequence[Tensor]) -> torch.device | None:
+    """The GPU that has all parameters, if they are float32; else None."""
+    homes = {one.device for one in parameters}
+    is_float32 = all(one.dtype is torch.float32 for one in parameters)
+    home = next(iter(homes))
+    return home if len(homes) == 1 and home.type == "cuda" and is_float32 else None
+
+
 def require_gradients(names: Sequence[str], counts: Sequence[int], given: Sequence[object]) -> None:
     """Raise ValueError if these cannot be compressed as tensors of so many elements."""
     if len(given) != len(names):

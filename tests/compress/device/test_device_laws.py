@@ -1,0 +1,304 @@
+"""What compressors on a device select, keep and remember: the same as those on the CPU.
+
+Here plain torch stands for a device, on tensors of the CPU, and Triton's kernels are interpreted
+where TRITON_INTERPRET=1 is set and Triton is there. With a GPU both run on it, as
+scripts/gpu/check.sh does.
+"""
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from dlrm_hybrid.compress import (
+    Dct,
+    Dgc,
+    Gaussian,
+    GradientMethod,
+    Hard,
+    RedSync,
+    Sidco,
+    TopK,
+)
+from dlrm_hybrid.compress.device import feedback
+from dlrm_hybrid.compress.device.feedback import DeviceFeedback, Selection, addresses, can_move
+from dlrm_hybrid.compress.device.ops import DeviceOps, Ranks
+from dlrm_hybrid.compress.device.plain import PlainOps
+from dlrm_hybrid.compress.device.sums import Blocks, Sums, sent
+from dlrm_hybrid.compress.gradient.collective import together
+from dlrm_hybrid.compress.gradient.compressor import Compressor
+from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback
+from dlrm_hybrid.compress.gradient.layout import Layout, Spec
+from dlrm_hybrid.compress.gradient.methods import StageContext, methods
+from dlrm_hybrid.kernels.ops import NUMBA
+from dlrm_hybrid.types import DivergedError
+
+CPU = torch.device("cpu")
+HAS_GPU = torch.cuda.is_available()
+INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
+SIZES = (
+    ((130, 100), (37,), (1,), (0, 3), (9001,)) if not INTERPRETS else ((9, 30), (7,), (0,), (1,))
+)
+SPECS = [Spec(index, f"tensor{index}", shape) for index, shape in enumerate(SIZES)]
+LAYOUT = Layout(SPECS)
+STEPS = 4 if INTERPRETS else 14
+METHODS: list[GradientMethod] = [
+    Dct(density=0.01),
+    Dct(density=0.05, lifespan=3, precision="bfloat16"),
+    TopK(density=0.02),
+    TopK(density=0.02, precision="float16"),
+    Sidco(density=0.01),
+    Sidco(density=0.01, distribution="pareto"),
+    Sidco(density=0.002, adaptation="literal"),
+    Sidco(density=0.002, adaptation=3),
+    Dgc(density=0.01, warmup_steps=2),
+    Dgc(density=0.01, warmup_steps=0, nesterov=True, lowest=1.0, highest=1.0),
+    Gaussian(density=0.01),
+    Gaussian(density=0.01, fit="magnitude"),
+    RedSync(density=0.01),
+    RedSync(density=0.01, search="trim"),
+    Hard(density=0.01),
+]
+ALL_METHODS = pytest.mark.parametrize("method", METHODS, ids=repr)
+
+
+def triton(blocks: Blocks) -> DeviceOps:
+    from dlrm_hybrid.compress.device.launches import TritonOps
+
+    return TritonOps(Blocks(blocks.counts, blocks.device, 64) if INTERPRETS else blocks)
+
+
+NO_TRITON = pytest.mark.skipif(
+    not (find_spec("triton") and (HAS_GPU or INTERPRETS)),
+    reason="Triton's kernels need a GPU, or TRITON_INTERPRET=1",
+)
+NO_GPU = pytest.mark.skipif(not HAS_GPU or INTERPRETS, reason="there is no GPU")
+PLACES = [
+    pytest.param(
+        triton, CPU if INTERPRETS else torch.device("cuda", 0), marks=NO_TRITON, id="triton"
+    ),
+    pytest.param(PlainOps, torch.device("cuda", 0), marks=NO_GPU, id="plain"),
+]
+ALL_PLACES = pytest.mark.parametrize(("ops", "device"), PLACES)
+Operations = Callable[[Blocks], DeviceOps]
+
+
+def original(method: GradientMethod, layout: Layout = LAYOUT) -> ErrorFeedback:
+    context = StageContext(
+        layout=layout,
+        trainer=0,
+        trainers=1,
+        model_elements=layout.size,
+        last_layer=None,
+        lr=lambda step: 1.0,
+        seed=3,
+        ops=NUMBA,
+    )
+    made = methods()[method.name].build(method.keys(), context)
+    assert can_move(made) and isinstance(made, ErrorFeedback)
+    return made
+
+
+def gradients_of(step: int, layout: Layout = LAYOUT) -> dict[str, Tensor]:
+    """Heavy tails; every fourth step with many equal values, every fifth much smaller."""
+    drawn = torch.Generator().manual_seed(step)
+    made = {spec.name: torch.randn(spec.shape, generator=drawn) ** 3 for spec in layout.specs}
+    if step % 4 == 3:
+        made["tensor0"] = made["tensor0"].round()
+    return {name: one if step % 5 else one / 8 for name, one in made.items()}
+
+
+def selection(compressor: DeviceFeedback, gradients: dict[str, Tensor], step: int) -> Selection:
+    given = [one.to(compressor.home, copy=True) for one in gradients.values()]
+    return compressor.finish(compressor.begin(given, step, alone=False).tolist())
+
+
+def held(compressor: Compressor) -> dict[str, Tensor]:
+    return {name: one.cpu().nan_to_num(-1) for name, one in compressor.tensors().items()}
+
+
+@ALL_METHODS
+def test_plain_torch_sends_and_keeps_what_the_cpu_does(method: GradientMethod) -> None:
+    cpu, device = original(method), DeviceFeedback(original(method), CPU, PlainOps)
+    for step in range(STEPS):
+        gradients = gradients_of(step)
+        pair = [
+            together([one.encode(gradients, step)], step, LAYOUT.size)[0] for one in (cpu, device)
+        ]
+        assert [bytes(one.payload) for one in pair[0].values()] == [
+            bytes(one.payload) for one in pair[1].values()
+        ]
+        states = held(cpu), held(device)
+        assert states[0].keys() == states[1].keys()
+        for name, one in states[0].items():
+            assert torch.equal(one, states[1][name]), f"{name} in step {step}"
+    assert cpu.report() == device.report()
+
+
+@ALL_METHODS
+@ALL_PLACES
+def test_every_place_sends_and_keeps_the_same(
+    method: GradientMethod, ops: Operations, device: torch.device
+) -> None:
+    plain = DeviceFeedback(original(method), CPU, PlainOps)
+    there = DeviceFeedback(original(method), device, ops)
+    for step in range(STEPS):
+        gradients = gradients_of(step)
+        own, other = selection(plain, gradients, step), selection(there, gradients, step)
+        assert torch.equal(own.indices_K, other.indices_K.cpu())
+        assert torch.equal(own.values_K, other.values_K.cpu())
+        states = held(plain), held(there)
+        for name, one in states[0].items():
+            # Sums have another order: their last bit may differ, a threshold's with it.
+            torch.testing.assert_close(one, states[1][name], rtol=1e-6, atol=0)
+            if name.endswith((".residual", ".momentum")):
+                assert torch.equal(one, states[1][name])
+
+
+EDGES = torch.tensor([0.0, -0.0, 1e-45, -1e-45, 1e-40, 1.5, -1.5, 1.5, 3e38, -2.0, 0.5, 1.5])
+
+
+@pytest.mark.parametrize("tau", [0.0, 1e-45, 2e-45, 1e-40, 1.5, 3e38])
+@ALL_PLACES
+def test_every_place_selects_the_smallest_numbers_and_no_zeros(
+    ops: Operations, device: torch.device, tau: float
+) -> None:
+    blocks = Blocks([EDGES.numel()], device)
+    x, made = Sums(blocks), ops(blocks)
+    given = [EDGES.to(device, copy=True)]
+    x.begin(given, addresses(given, device))
+    taus_T = sent([tau], torch.float32, device)
+    marks = made.mark(x, taus_T, given, x.addresses_T)
+    moved = given[0].clone()
+    count = int(marks.splits_E[-1])
+    indices_K, values_K = made.compact(marks, count, given, x.addresses_T, clear=True)
+    reach = (EDGES.abs() >= taus_T.cpu()) & (EDGES != 0)
+    assert torch.equal(indices_K.cpu(), reach.nonzero().view(-1).int())
+    assert torch.equal(values_K.cpu(), EDGES[reach])
+    assert torch.equal(x.residual_N.cpu()[: EDGES.numel()], EDGES.masked_fill(reach, 0))
+    assert torch.equal(moved.cpu(), EDGES.masked_fill(~reach, 0))
+    assert not given[0].any()
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 10, 12])
+@ALL_PLACES
+def test_every_rank_is_found_among_equal_and_tiny_numbers(
+    ops: Operations, device: torch.device, k: int
+) -> None:
+    blocks = Blocks([EDGES.numel(), 3], device)
+    x, made = Sums(blocks), ops(blocks)
+    given = [EDGES.to(device), torch.ones(3, device=device)]
+    x.begin(given, addresses(given, device))
+    taus_T = made.kth(x, Ranks(blocks, [k, 3]), sent([1, 1], torch.bool, device))
+    expected = EDGES.abs().sort(descending=True).values[k - 1]
+    assert taus_T.tolist() == [expected.item(), 1.0]
+
+
+@ALL_PLACES
+def test_a_rank_is_found_where_the_sample_deceives(ops: Operations, device: torch.device) -> None:
+    count = 61 * 200
+    values = torch.zeros(count)
+    values[::61] = 8.0  # all that is sampled, and nothing else
+    values[1::61] = torch.linspace(1, 2, 200)
+    blocks = Blocks([count], device)
+    x, made = Sums(blocks), ops(blocks)
+    given = [values.to(device)]
+    x.begin(given, addresses(given, device))
+    taus_T = made.kth(x, Ranks(blocks, [399]), sent([1], torch.bool, device))
+    assert taus_T.tolist() == [values.sort(descending=True).values[398].item()]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("method", [Dct(), Sidco(), Dgc()], ids=lambda one: one.name)
+@ALL_PLACES
+def test_what_is_not_finite_changes_nothing(
+    method: GradientMethod, ops: Operations, device: torch.device, bad: float
+) -> None:
+    compressor = DeviceFeedback(original(method), device, ops)
+    selection(compressor, gradients_of(1), 0)
+    before = held(compressor)
+    broken = gradients_of(2)
+    broken["tensor1"][3] = bad
+    with pytest.raises(DivergedError, match="step 2: the gradient of tensor1 is not finite"):
+        selection(compressor, broken, 1)
+    for name, one in held(compressor).items():
+        if name.endswith((".residual", ".momentum")):
+            assert torch.equal(one, before[name])
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize(
+    ("ops", "device"), [pytest.param(PlainOps, CPU, id="plain on the CPU"), *PLACES]
+)
+def test_what_finds_no_room_is_listed_all_the_same(
+    ops: Operations, device: torch.device, alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roomy = DeviceFeedback(original(TopK(density=0.5)), device, ops)
+    narrow = DeviceFeedback(original(TopK(density=0.5)), device, ops)
+    made: list[tuple[Selection, list[Tensor]]] = []
+    for compressor, room in ((roomy, 10_000), (narrow, 3)):
+        monkeypatch.setattr(feedback, "_ROOM", room)
+        monkeypatch.setattr(feedback, "_ROOMY", 0)
+        given = [one.to(device, copy=True) for one in gradients_of(3).values()]
+        numbers = compressor.begin(given, 0, alone=alone).tolist()
+        made.append((compressor.finish(numbers), given))
+    (own, left), (other, others_left) = made
+    assert own.indices_K.numel() > 100
+    assert all(torch.equal(*pair) for pair in zip(own, other, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(left, others_left, strict=True))
+    assert any(one.any() for one in left) is alone
+
+
+@ALL_PLACES
+def test_what_was_not_delivered_returns(ops: Operations, device: torch.device) -> None:
+    compressor = DeviceFeedback(original(TopK(density=0.5)), device, ops)
+    gradients = gradients_of(1)
+    compressor.put_back(selection(compressor, gradients, 0))
+    for name, one in gradients.items():
+        assert torch.equal(one, compressor.tensors()[f"{name}.residual"].cpu())
+
+
+@ALL_PLACES
+def test_ternary_codes_are_those_of_plain_torch(ops: Operations, device: torch.device) -> None:
+    given = [one for one in gradients_of(1).values()]
+    made: list[tuple[Tensor, list[Tensor]]] = []
+    for kind, where in ((PlainOps, CPU), (ops, device)):
+        there = [one.to(where) for one in given]
+        blocks = Blocks([one.numel() for one in there], where)
+        x, own = Sums(blocks), kind(blocks)
+        x.begin(there, addresses(there, where))
+        limits_T = sent([1.5] * len(there), torch.float32, where)
+        keys_T2 = sent([[7 + index, 99] for index in range(len(there))], torch.int64, where)
+        codes_M = own.ternarise(x, limits_T, limits_T + 0.25, keys_T2)
+        own.read_codes(x, limits_T + 0.25, torch.stack([codes_M, codes_M, codes_M]))
+        made.append((codes_M.cpu(), [one.cpu() for one in there]))
+    assert torch.equal(made[0][0], made[1][0])
+    assert all(torch.equal(*pair) for pair in zip(made[0][1], made[1][1], strict=True))
+
+
+@pytest.fixture
+def waits() -> Iterator[list[object]]:
+    """The times that torch makes the host wait for the GPU."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        yield caught
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@NO_GPU
+@NO_TRITON
+@ALL_METHODS
+def test_a_step_waits_once(method: GradientMethod, waits: list[object]) -> None:
+    device = torch.device("cuda", 0)
+    compressor = DeviceFeedback(original(method), device, triton)
+    for step in range(8):
+        gradients = {name: one.to(device) for name, one in gradients_of(step).items()}
+        waits.clear()
+        selection(compressor, gradients, step)
+        assert len(waits) == 1, f"step {step}: {[str(one) for one in waits]}"
