@@ -146,7 +146,9 @@ def _repetitive(folder: Path) -> str:
     rows = "".join(f"{n % 2},{n % 97},{filler}{n % 9}\n" for n in range(300_000))
     (folder / "rows.csv.zst").write_bytes(zstandard.compress(f"y,a,b\n{rows}".encode(), 3))
     parts = "split: {by: fraction, validation: 0.1, test: 0.1, seed: 0}"
-    schema = f"label: y\ncategorical: [{{name: a, kind: integer}}, {{name: b}}]\n{parts}\n"
+    schema = (
+        f"label: y\ndense: []\ncategorical: [{{name: a, kind: integer}}, {{name: b}}]\n{parts}\n"
+    )
     (folder / "schema.yaml").write_text(schema, encoding="utf-8")
     given = ("data=table", "data.schema=schema.yaml", "data.raw=rows.csv.zst")
     ended = program(["prepare", *given], folder)
