@@ -204,7 +204,7 @@ CASES = (
             f"{IMPORT} data=table data.schema=schema.yaml data.prepared=two model=dlrm_small",
         ),
         0,
-        "shop",
+        "took 17 tensors",  # tests/run/test_whole_runs.py compares scores
     ),
     Case(
         "libsvm",
@@ -227,8 +227,8 @@ CASES = (
             f"{TRAIN} data.raw=day1.csv hydra.run.dir=run",
             f"{TRAIN} data.raw=day2.csv hydra.run.dir=new checkpoint.resume=run train.steps=4",
         ),
-        0,
-        "complete|test",
+        3,  # tables do not grow yet: refused in words, and yesterday's run is as it was
+        "the checkpoint was made from other rows",
     ),
     Case("many-columns", _wide, (f"{PREPARE} data.raw=wide.parquet",), 0, "50 rows"),
     Case(
