@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from dlrm_hybrid.config.experiments.hydra_state import composing
 from dlrm_hybrid.config.experiments.own import OwnExperiments
 from dlrm_hybrid.config.gradient import section_reader, unread_sections
-from dlrm_hybrid.config.identity import CONFIG_FILE, flat, is_below, resumed
+from dlrm_hybrid.config.identity import CONFIG_FILE, flat, is_below
 from dlrm_hybrid.config.keys import (
     CONF,
     EXPERIMENT,
@@ -43,6 +43,7 @@ from dlrm_hybrid.config.overrides import (
     points_of,
     read_override,
 )
+from dlrm_hybrid.config.paths import resumed
 from dlrm_hybrid.config.validate import all_faults, faults_text, own_values, sound
 from dlrm_hybrid.disk import RUN_FOLDER_KEY, SWEEP_FOLDER_KEY, read_object
 from dlrm_hybrid.types import ConfigError
@@ -339,10 +340,7 @@ def _going_on(
     if folder_key != RUN_FOLDER_KEY or RESUME not in asked or not (folder / CONFIG_FILE).exists():
         return tree.values, []
     saved = own_values(folder / CONFIG_FILE, read_object(folder, CONFIG_FILE))
-    given, rows = given_keys(overrides), saved["data"]["name"]
-    # Where such rows are by default.
-    now = tree if "data" in given else _compose([f"data={rows}", *overrides])
-    return resumed(saved, now.values, given)
+    return resumed(saved, tree.values, given_keys(overrides))
 
 
 def _settled(values: dict[str, Any], has_model: bool = True) -> tuple[dict[str, Any], list[str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -70,8 +69,6 @@ LEVELS = (
 )
 # What batches in flight are to workers belongs to these.
 FLIGHTS = ("parallel.trainers", "parallel.cuts", "schedule", "activation", "embedding.name")
-# Where a run writes beside its folder, or sends to.
-PLACES = ("data.prepared", "embedding.folder", "telemetry.wandb", "telemetry.mlflow")
 STALE_SCHEDULE = "dsp"  # the schedule with which batches are in flight between steps
 # Values of checkpoint.resume that begin with no other run's weights.
 FROM_ITSELF = ("never", "auto")
@@ -223,39 +220,6 @@ def evaluated(
         if is_below(key, (*taken, "evaluate", "prepare")):
             values = with_value(values, key, value)
     return values, faults
-
-
-def resumed(
-    saved: Mapping[str, Any], now: Mapping[str, Any], given: Sequence[str]
-) -> tuple[dict[str, Any], list[str]]:
-    """What a run goes on with, and a line for each place that it wrote to and may not now.
-
-    A run folder may come from anyone: what it says is taken, but for places to write to. These are
-    as the command line has them.
-
-    Args:
-        saved: the values in the folder of the run.
-        now: those of the command line.
-        given: keys and sections on it.
-    """
-    values, after = dict(saved), flat(now)
-    before = flat(saved)
-    faults: list[str] = []
-    for key in after.keys() | PLACES:
-        if is_below(key, (*given, *PLACES)):
-            values = with_value(values, key, after.get(key))
-    for key in PLACES:
-        if not is_below(key, tuple(given)) and _place(before.get(key)) != _place(after.get(key)):
-            faults.append(
-                f"{key} = {after.get(key)}: the run has {before.get(key)}, but no run folder "
-                f"decides where anything is written; to go on there, add {key}={before.get(key)}"
-            )
-    return values, faults
-
-
-def _place(value: Any) -> Any:
-    """A path, however it is written."""
-    return os.path.abspath(value) if isinstance(value, str) else value  # noqa: PTH100 - as text
 
 
 def with_value(values: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from dlrm_hybrid.config.identity import FROM_ITSELF, flat, with_value
+from dlrm_hybrid.config.identity import FROM_ITSELF, flat, is_below, with_value
+from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.data.schemas.reading import is_builtin
 
+ROWS = "data.prepared"
+# Where a run writes beside its folder, or sends to. Where `data.prepared` is null only what reads
+# rows knows the folder, which a run that goes on compares later.
+PLACES = ("embedding.folder", "telemetry.wandb", "telemetry.mlflow")
 # Of `train`; other commands' paths are in no record.
 PATHS = (
-    *("conf", "data.raw", "data.schema", "data.prepared", "embedding.folder"),
+    *("conf", "data.raw", "data.schema", ROWS, "embedding.folder"),
     *("sync.replay", "network.keys", "checkpoint.resume"),
 )
 
@@ -24,7 +29,7 @@ def recorded(values: Mapping[str, Any], rows: Path) -> dict[str, Any]:
         values: of the run.
         rows: the folder of its prepared rows, whatever the values say.
     """
-    return with_value(absolute(values), "data.prepared", _full(rows))
+    return with_value(absolute(values), ROWS, full(rows))
 
 
 def absolute(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,8 +48,53 @@ def absolute(values: Mapping[str, Any]) -> dict[str, Any]:
 def _absolute(key: str, value: str) -> str:
     is_name = key == "checkpoint.resume" and value in FROM_ITSELF
     is_name |= key == "data.schema" and is_builtin(value)
-    return value if is_name else _full(value)
+    return value if is_name else full(value)
 
 
-def _full(path: str | Path) -> str:
+def full(path: str | Path) -> str:
+    """The same path from every directory; links stay."""
     return os.path.normpath(Path(path).absolute())
+
+
+def resumed(
+    saved: Mapping[str, Any], now: Mapping[str, Any], given: Sequence[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """What a run goes on with, and a line for each place that it wrote to and may not now.
+
+    A run folder may come from anyone: what it says is taken, but for places to write to. These are
+    as the command line has them.
+
+    Args:
+        saved: the values in the folder of the run.
+        now: those of the command line.
+        given: keys and sections on it.
+    """
+    values, before, after = dict(saved), flat(saved), flat(now)
+    for key in after.keys() | PLACES:
+        if is_below(key, (*given, *PLACES, ROWS)):
+            values = with_value(values, key, after.get(key))
+    faults = [
+        elsewhere(key, str(before.get(key)), after.get(key))
+        for key in PLACES
+        if not is_below(key, tuple(given)) and _place(before.get(key)) != _place(after.get(key))
+    ]
+    return values, faults
+
+
+def elsewhere(key: str, before: str, after: str | None) -> str:
+    """The fault of a run that would go on with another place to write to than it had.
+
+    Args:
+        key: of the place.
+        before: what the run has.
+        after: what the command line says.
+    """
+    return (
+        f"{key} = {'null' if after is None else after}: the run has {before}, but no run folder "
+        f"decides where anything is written; to go on there, add {override_text(key, before)}"
+    )
+
+
+def _place(value: Any) -> Any:
+    """A path, however it is written."""
+    return full(value) if isinstance(value, str) else value

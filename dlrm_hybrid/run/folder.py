@@ -24,7 +24,7 @@ from dlrm_hybrid.config.identity import (
     other_flights,
     same_results,
 )
-from dlrm_hybrid.config.paths import absolute, recorded
+from dlrm_hybrid.config.paths import ROWS, absolute, elsewhere, full, recorded
 from dlrm_hybrid.config.validate import faults_text, own_values, saved_values
 from dlrm_hybrid.data.folder import note_run
 from dlrm_hybrid.data.preprocessing import PREPROCESSING_FOLDER, keep
@@ -41,6 +41,7 @@ from dlrm_hybrid.disk import (
     replace_text,
     writing,
 )
+from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import EVENTS_FILE
@@ -311,6 +312,14 @@ def _check_same_run(request: Request) -> None:
     summary = _read(folder / SUMMARY_FILE)
     if summary is not None and summary.get("status") == COMPLETE:
         raise _fault(f"hydra.run.dir = {folder}: this run is complete; choose another folder")
+    _check_rows(request, values)
+
+
+def _check_rows(request: Request, saved: Mapping[str, Any]) -> None:
+    """Refuse rows of other files, or of another directory, that nobody has named."""
+    before, now = saved["data"]["prepared"], request.config.data.prepared
+    if now is None and before not in (None, full(build.prepared_folder(request.config))):
+        raise _fault(elsewhere(ROWS, str(before), now))
 
 
 def _fault(text: str) -> ConfigError:

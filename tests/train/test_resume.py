@@ -293,7 +293,7 @@ def test_a_run_goes_on_as_its_folder_says_and_writes_where_the_command_line_says
     capsys.readouterr()
     assert run(alone) == 2
     told = capsys.readouterr().err
-    assert told.startswith("configuration: 1 fault\n  data.prepared = None: the run has /")
+    assert told.startswith("configuration: 1 fault\n  data.prepared = null: the run has /")
     assert told.endswith(f"to go on there, add {rows}\n")
     assert run([*alone, rows, "optimizer.lr=0.1"]) == 2
     assert "  optimizer.lr = 0.1: the checkpoint was made with 0.05" in capsys.readouterr().err
@@ -309,6 +309,28 @@ def test_a_run_goes_on_as_its_folder_says_and_writes_where_the_command_line_says
     (folder / "config.json").write_text('{"data": 5}')
     assert run([*alone, rows]) == 3
     assert f"{folder / 'config.json'}: config: " in capsys.readouterr().err
+
+
+def test_a_run_on_rows_at_their_default_place_goes_on_without_naming_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    start = ["dlrm_hybrid", "train", "data.rows=1000", "model=dlrm_small", "train.batch_size=64"]
+    start += ["data.processes=1", "telemetry.tensorboard=false", "train.steps=2"]
+    start += ["hydra.run.dir=run"]
+    assert run(start) == 0
+    alone = ["dlrm_hybrid", "train", "hydra.run.dir=run", "checkpoint.resume=auto"]
+    for again in (alone, [*start, "checkpoint.resume=auto"]):
+        (tmp_path / "run" / "summary.json").unlink()  # as of a run that was killed before its end
+        capsys.readouterr()
+        assert run(again) == 0
+        assert "generate" not in capsys.readouterr().out
+    (tmp_path / "run" / "summary.json").unlink()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert run([*alone[:2], f"hydra.run.dir={tmp_path / 'run'}", alone[3]]) == 2
+    assert "data.prepared = null: the run has /" in capsys.readouterr().err
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_a_checkpoint_without_newer_keys_is_scored(train: Train, tmp_path: Path) -> None:
