@@ -19,6 +19,7 @@ from dlrm_hybrid.data.sources.arrow import pa, pc, plain
 from dlrm_hybrid.data.sources.files import Block
 from dlrm_hybrid.data.sources.instants import instant
 from dlrm_hybrid.data.sources.keys import MISSING_INTEGER, keys_of
+from dlrm_hybrid.data.sources.scalars import plain_value
 from dlrm_hybrid.data.sources.values import BadRow, Values, _time, read_values
 from dlrm_hybrid.types import DataError
 
@@ -150,7 +151,7 @@ def test_text_is_a_number_whatever_stands_beside_it(text: str, wanted: Any, besi
     ],
 )  # fmt: skip
 def test_whole_numbers_in_all_spellings(given: Any, wanted: int | None) -> None:
-    keys, faults = keys_of([given], SCHEMA.categorical[1])
+    keys, faults = keys_of([plain_value(given)], SCHEMA.categorical[1])
     if wanted is None:
         assert "is not an integer of 64 bits" in faults[0]
     else:

@@ -15,7 +15,6 @@ from dlrm_hybrid.data.sources.scalars import (
     NUMBER,
     boolean,
     is_missing,
-    plain_value,
     shown,
     text_of,
 )
@@ -32,12 +31,12 @@ _HASH8 = re.compile(r"[0-9a-fA-F]{8}")
 
 
 def keys_of(values: Sequence[Any], column: CategoricalColumn) -> tuple[list[Key], dict[int, str]]:
-    """The category of each value, and what is wrong with those that are none."""
+    """The category of each plain value, and what is wrong with those that are none."""
     read, missing = _READERS[column.kind], MISSING[column.kind]
     taken = column.missing if isinstance(column.missing, int) else missing
     keys: list[Key] = []
     faults: dict[int, str] = {}
-    for index, value in enumerate(map(plain_value, values)):
+    for index, value in enumerate(values):
         try:
             keys.append(taken if is_missing(value) else read(value))
         except ValueError as error:
@@ -56,12 +55,11 @@ def log_squared(key: Key) -> Key:
 
 
 def text_of_category(value: Any, column: CategoricalColumn) -> str | None:
-    """A value as CSV has it, None for a missing one.
+    """A plain value as CSV has it, None for a missing one.
 
     Raises:
         ValueError: it is no category; says why, to stand behind the value.
     """
-    value = plain_value(value)
     if is_missing(value):
         return None
     return str(_READERS["integer" if column.kind == "integer" else "string"](value))

@@ -27,11 +27,13 @@ def plain_value(value: Any, missing: Collection[str] = ()) -> Any:
 
 def is_missing(value: Any) -> bool:
     """Whether a plain value is nothing: None, NaN or an empty text."""
+    if isinstance(value, (str, bytes)):  # most are
+        return not value
     if isinstance(value, float):
         return value != value
     if isinstance(value, Decimal):  # which may be a NaN that no comparison takes
         return value.is_nan()
-    return value is None or (isinstance(value, (str, bytes)) and not value)
+    return value is None
 
 
 def boolean(text: str) -> bool | None:
@@ -54,12 +56,11 @@ def text_of(value: str | bytes) -> str:
 
 
 def number(value: Any) -> float:
-    """The number that a value is, or that its text says; NaN for a missing one.
+    """The number that a plain value is, or that its text says; NaN for a missing one.
 
     Raises:
         ValueError: it is none; says why, to stand behind the value.
     """
-    value = plain_value(value)
     if is_missing(value):
         return math.nan
     if isinstance(value, (str, bytes)):
