@@ -73,15 +73,11 @@ class ModelInputs:
 
         Raises:
             DataError: a column is missing or unknown, a value is none of its column, or no row of a
-                table stands for a category.
+                table stands for a category; names row, from 1, and column.
         """
         if not isinstance(rows, Sequence) or isinstance(rows, (str, bytes)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise DataError(f"{rows!r:.60} is not a list of rows")
-        for at, row in enumerate(rows, 1):
-            if not isinstance(row, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise DataError(f"row {at}: {row!r:.60} is not an object of values by column")
-            if fault := self._schema.columns_fault(row, self._extra):
-                raise DataError(f"row {at}: {fault}")
+        self._check_columns(rows)
         dense = {one.name: one for one in self._schema.dense}
         categorical = {one.name: one for one in self._schema.categorical}
         found: dict[str, npt.NDArray[Any]] = {}
@@ -95,18 +91,34 @@ class ModelInputs:
                 found[name] = np.array(of_columns, np.float32).reshape(len(names), len(rows)).T
             elif name == "ids":
                 of_columns = [
-                    self._of(values, categorical[one])
+                    self._of(values, categorical[one], range(len(rows)))
                     for one, values in zip(names, columns, strict=True)
                 ]
                 found[name] = np.array(of_columns, np.int64).reshape(len(names), len(rows)).T
             else:
                 column = categorical[names[0]]
-                ids = [self._of(self._list(value, column), column) for value in columns[0]]
+                lists = [self._list(row, value, column) for row, value in enumerate(columns[0])]
+                ids = [
+                    self._of(values, column, [row] * len(values))
+                    for row, values in enumerate(lists)
+                ]
                 most = max([1, *map(len, ids)])
                 found[name] = np.array(
                     [one + [-1] * (most - len(one)) for one in ids], np.int64
                 ).reshape(len(rows), most)
         return {name: np.ascontiguousarray(one) for name, one in found.items()}
+
+    def _check_columns(self, rows: Sequence[Row]) -> None:
+        fine: set[tuple[str, ...]] = set()  # most rows have the same columns
+        for at, row in enumerate(rows):
+            if not isinstance(row, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise _refusal(at, f"{row!r:.60} is not an object of values by column")
+            names = tuple(row)
+            if names in fine:
+                continue
+            if fault := self._schema.columns_fault(names, self._extra):
+                raise _refusal(at, fault)
+            fine.add(names)
 
     def _value(self, row: Row, name: str) -> Any:
         """A value of a row, or what the schema has instead."""
@@ -120,31 +132,34 @@ class ModelInputs:
             try:
                 x_B[index] = number(value)
             except ValueError as error:
-                raise DataError(f"{column.name}: {shown(value)} {error}") from None
+                raise _refusal(index, f"{shown(value)} {error}", column.name) from None
         x_B, faults = transformed(x_B, column)
         mean, deviation = self._scales[column.name]
         with np.errstate(over="ignore"):
             found_B = ((x_B - mean) / deviation).astype(np.float32)
         beyond = dict.fromkeys(np.flatnonzero(np.isinf(found_B)).tolist(), "is outside 32 bits")
         for index, reason in sorted({**beyond, **faults}.items()):
-            raise DataError(f"{column.name}: {shown(values[index])} {reason}")
+            raise _refusal(index, f"{shown(values[index])} {reason}", column.name)
         return found_B
 
-    def _of(self, values: Sequence[Any], column: CategoricalColumn) -> list[int]:
-        """The row of its table for each value of a column."""
+    def _of(
+        self, values: Sequence[Any], column: CategoricalColumn, row_of: Sequence[int]
+    ) -> list[int]:
+        """The row of its table for each value of a column; `row_of` has the row it comes from."""
         keys, faults = keys_of(values, column)
-        for reason in faults.values():
-            raise DataError(f"{column.name}: {reason}")
+        for place, reason in faults.items():
+            raise _refusal(row_of[place], reason, column.name)
         if self._modulo:
             keys = [key % self._modulo if isinstance(key, int) else key for key in keys]
         known = self._ids[column.name]
-        for key in keys:
-            if key not in known and not self._first_ids[column.name]:
+        if not self._first_ids[column.name]:
+            for place in (place for place, key in enumerate(keys) if key not in known):
+                key = keys[place]
                 what = "a missing value" if key == missing_key(column) else f"category {key!r:.60}"
-                raise DataError(f"{column.name}: {what} was not seen in training")
+                raise _refusal(row_of[place], f"{what} was not seen in training", column.name)
         return [known.get(key, 0) for key in keys]
 
-    def _list(self, value: Any, column: CategoricalColumn) -> list[Any]:
+    def _list(self, row: int, value: Any, column: CategoricalColumn) -> list[Any]:
         """The categories of a row, as a list or as text with the separator; empty ones left out."""
         if is_missing(value):
             value = ()
@@ -152,15 +167,20 @@ class ModelInputs:
             try:
                 value = split_list(value, column.separator)
             except ValueError as error:
-                raise DataError(f"{column.name}: {shown(value)} {error}") from None
+                raise _refusal(row, f"{shown(value)} {error}", column.name) from None
         elif not isinstance(value, (list, tuple, np.ndarray)):
-            raise DataError(f"{column.name}: {shown(value)} is no list")
+            raise _refusal(row, f"{shown(value)} is no list", column.name)
         found = [plain_value(one, self._missing) for one in cast("Sequence[Any]", value)]
         most = column.max_length
         if len(found) > most and column.truncate == "error":
-            raise DataError(f"{column.name}: {len(found)} values, max_length = {most}")
+            raise _refusal(row, f"{len(found)} values, max_length = {most}", column.name)
         found = found[-most:] if column.truncate == "last" else found[:most]
         return [one for one in found if not is_missing(one)]
+
+
+def _refusal(row: int, reason: str, column: str = "") -> DataError:
+    """The error for a row, counted from 1 in its text as in files."""
+    return DataError(f"row {row + 1}: {f'column {column!r}: ' if column else ''}{reason}")
 
 
 def _ids(path: Path, first_id: int) -> dict[Key, int]:

@@ -62,7 +62,7 @@ def test_an_exported_model_takes_the_same_lists(tmp_path: Path) -> None:
     inputs = ModelInputs(tmp_path)
     found = inputs([{"t": "['a', 'b']"}, {"t": ["b"]}, {"t": '["b", null]'}, {"t": "[]"}])
     assert found["ids_1"].tolist() == [[0, 1], [1, -1], [1, -1], [-1, -1]]
-    with pytest.raises(DataError, match=r"t: \"\['a' 'b'\]\" is no list as"):
+    with pytest.raises(DataError, match=r"column 't': \"\['a' 'b'\]\" is no list as"):
         inputs([{"t": "['a' 'b']"}])
 
 

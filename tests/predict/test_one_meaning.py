@@ -307,7 +307,7 @@ def test_a_dense_value_that_becomes_infinite_is_refused(
             DataError, match="DataFrame: row 2: column 'z': a value that is outside 32"
         ):
             predictor.predict(frame)
-        with pytest.raises(DataError, match=r"z: 3.4e\+38 is outside 32 bits"):
+        with pytest.raises(DataError, match=r"row 2: column 'z': 3.4e\+38 is outside 32 bits"):
             inputs(frame.to_dict("records"))
     finally:
         predictor.encoder._scales = scales  # type: ignore[reportPrivateUsage]

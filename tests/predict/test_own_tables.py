@@ -326,7 +326,9 @@ def test_the_example_of_a_server_scores_rows_of_any_schema(
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(address, json.dumps([{**KNOWN, "city": "nowhere"}]).encode())
         assert caught.value.code == 400
-        assert json.load(caught.value) == "city: category 'nowhere' was not seen in training"
+        assert json.load(caught.value) == (
+            "row 1: column 'city': category 'nowhere' was not seen in training"
+        )
         misspelt = {name.replace("user", "user_idd"): value for name, value in KNOWN.items()}
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(address, json.dumps([misspelt]).encode())
@@ -368,23 +370,23 @@ def test_inputs_of_a_served_model_are_those_of_the_encoder(
 @pytest.mark.parametrize(
     ("row", "told"),
     [
-        ({"age": "old"}, "age: 'old' is not a number"),
-        ({"age": float("inf")}, "age: inf is infinite"),
-        ({"user": "x"}, "user: 'x' is not an integer"),
-        ({"code": "12"}, "code: '12' is not eight hexadecimal digits"),
-        ({"tags": ["t1", "t99"]}, "tags: category 't99' was not seen in training"),
-        ({"user": None}, "user: a missing value was not seen in training"),
-        ({"age": 10**400}, "age: a whole number of 1329 bits is infinite"),
-        ({"depth": 1e39}, "depth: 1e[+]39 is outside 32 bits"),
-        ({"tags": 5}, "tags: 5 is no list"),
-        ({"tags": ["t1"] * 5}, "tags: 5 values, max_length = 4"),
+        ({"age": "old"}, "column 'age': 'old' is not a number"),
+        ({"age": float("inf")}, "column 'age': inf is infinite"),
+        ({"user": "x"}, "column 'user': 'x' is not an integer"),
+        ({"code": "12"}, "column 'code': '12' is not eight hexadecimal digits"),
+        ({"tags": ["t1", "t99"]}, "column 'tags': category 't99' was not seen in training"),
+        ({"user": None}, "column 'user': a missing value was not seen in training"),
+        ({"age": 10**400}, "column 'age': a whole number of 1329 bits is infinite"),
+        ({"depth": 1e39}, "column 'depth': 1e[+]39 is outside 32 bits"),
+        ({"tags": 5}, "column 'tags': 5 is no list"),
+        ({"tags": ["t1"] * 5}, "column 'tags': 5 values, max_length = 4"),
     ],
 )
 def test_a_value_that_a_served_model_cannot_take_is_named(
     row: dict[str, Any], told: str, served: Path
 ) -> None:
-    with pytest.raises(DataError, match=told):
-        ModelInputs(served)([{**KNOWN, **row}])
+    with pytest.raises(DataError, match=f"^row 2: {told}"):
+        ModelInputs(served)([KNOWN, {**KNOWN, **row}])
 
 
 def test_what_is_no_row_is_named(served: Path) -> None:
