@@ -157,6 +157,14 @@ def test_a_header_that_is_none_is_told(tmp_path: Path, text: bytes, told: str) -
         open_source(path, Dialect(), 1 << 16, len)
 
 
+@pytest.mark.parametrize("before", [b"\n", b"\r\n\r\n", b"\xef\xbb\xbf\n"])
+def test_empty_lines_before_the_header_are_none(tmp_path: Path, before: bytes) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(before + b"a,b,c\n1,2,3\na,b,c\n")
+    rows, odd = read_rows(path, Dialect(), 1 << 16)
+    assert rows == {1: ["1", "2", "3"]} and "the header again" in odd[2]
+
+
 def test_a_header_among_the_rows_is_no_row(tmp_path: Path) -> None:
     path, schema = plays(tmp_path, {}), schemas.loads(SCHEMA, "s.yaml")
     path.write_bytes(path.read_bytes() * 2)

@@ -259,8 +259,11 @@ def test_files_with_other_columns_are_refused(tmp_path: Path, rows: list[Row]) -
     without = [{name: value for name, value in row.items() if name != "shop"} for row in rows]
     with pytest.raises(DataError, match=r"b.csv: no column 'shop'; it has 'user', 'bought'"):
         run_prepare([write_csv(tmp_path / "b.csv", without)], tmp_path / "out", table())
+    (tmp_path / "b.csv").write_text("user;age\n1;2\n")
+    with pytest.raises(DataError, match=r"it has 'user;age': does the schema have its `delimiter`"):
+        run_prepare([tmp_path / "b.csv"], tmp_path / "out", table())
     (tmp_path / "c.csv").write_text("a,a\n1,2\n")
-    with pytest.raises(DataError, match=r"c.csv: column 'a' is there twice"):
+    with pytest.raises(DataError, match=r"c.csv: column 'a' is there twice: rename one of them"):
         run_prepare([tmp_path / "c.csv"], tmp_path / "out", table())
     (tmp_path / "d.csv").write_text("")
     with pytest.raises(DataError, match=r"d.csv: empty: no header"):

@@ -373,6 +373,7 @@ def test_inputs_of_a_served_model_are_those_of_the_encoder(
         ({"age": "old"}, "column 'age': 'old' is not a number"),
         ({"age": float("inf")}, "column 'age': inf is infinite"),
         ({"user": "x"}, "column 'user': 'x' is not an integer"),
+        ({"city": 5.0}, "column 'city': 5.0 is a float, not text; kind: integer takes whole ones"),
         ({"code": "12"}, "column 'code': '12' is not eight hexadecimal digits"),
         ({"tags": ["t1", "t99"]}, "column 'tags': category 't99' was not seen in training"),
         ({"user": None}, "column 'user': a missing value was not seen in training"),

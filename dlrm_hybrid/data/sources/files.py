@@ -148,10 +148,13 @@ def check_names(path: Path, found: Sequence[str], wanted: Sequence[str], known: 
     missing = [name for name in wanted if name not in found]
     foreign = [name for name in found if name not in known]
     if twice:
-        raise DataError(f"{path}: column {twice[0]!r} is there twice")
+        raise DataError(f"{path}: column {twice[0]!r} is there twice: rename one of them")
     if missing:
         has = some_names(found)
-        raise DataError(f"{path}: no column {some_names(missing)}; it has {has} (data.schema)")
+        other = ": does the schema have its `delimiter`?" if len(found) == 1 else ""
+        raise DataError(
+            f"{path}: no column {some_names(missing)}; it has {has}{other} (data.schema)"
+        )
     if foreign:
         raise DataError(
             f"{path}: column {some_names(foreign)}: not in the schema; use it or name it in "
@@ -198,7 +201,7 @@ class _Delimited:
             self._names, self._body = dialect.names, bom
             return
         self._body = found.end  # where the first row begins
-        self._header = bytes(text[bom : found.end]).rstrip(b"\r\n")
+        self._header = bytes(text[bom : found.end]).strip(b"\r\n")
         self._names = self._read_names()
 
     def _read_names(self) -> tuple[str, ...]:

@@ -95,6 +95,8 @@ def _string(value: Any) -> str:
         return text if truth is None else str(truth)
     if isinstance(value, (int, Decimal)):  # a float has more than one text: 5, 5.0, 5e0
         return str(value) if isinstance(value, int) else f"{value:f}"  # all digits, as in CSV
+    if isinstance(value, float):
+        raise ValueError("is a float, not text; kind: integer takes whole ones")
     raise ValueError("is not text (kind: string)")
 
 
