@@ -53,10 +53,10 @@ def test_a_file_is_read_once(tmp_path: Path) -> None:
     (tmp_path / "sub").symlink_to(tmp_path)
     one = str(tmp_path / "a.csv")
     for named, told in (
-        ([one, one], "a.csv: twice: each of its rows would count twice"),
-        ([one, f"{tmp_path}/a*"], "a.csv: twice"),
-        (f"{tmp_path}/*.csv", "b.csv: the same file as .*a.csv"),
-        ([one, f"{tmp_path}/c.txt"], "c.txt: the same file as .*a.csv"),
+        ([one, one], "a.csv is named twice: each of its rows would count twice"),
+        ([one, f"{tmp_path}/a*"], "a.csv is named twice"),
+        (f"{tmp_path}/*.csv", "b.csv is the same file as .*a.csv"),
+        ([one, f"{tmp_path}/c.txt"], "c.txt is the same file as .*a.csv"),
         (str(tmp_path), "sub: the same folder as another one in it"),
         (f"{tmp_path}/*.parquet", r"\*.parquet: no file fits this pattern"),
     ):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -33,7 +32,7 @@ from dlrm_hybrid.data.schema import (
 from dlrm_hybrid.data.sources.instants import FORM, nanoseconds
 from dlrm_hybrid.data.sources.keys import keys_of
 from dlrm_hybrid.data.sources.lists import split_list
-from dlrm_hybrid.data.sources.scalars import number
+from dlrm_hybrid.data.sources.scalars import is_number
 from dlrm_hybrid.types import ConfigError, DataError
 
 MOST_BYTES = 1 << 24
@@ -283,18 +282,11 @@ def _name_faults(schema: Schema, known: Collection[str]) -> Iterator[str]:
 def _value_faults(schema: Schema) -> Iterator[str]:
     """Faults of values that a schema has."""
     for i, word in enumerate(schema.missing_values):
-        if _is_number(word):
+        if is_number(word):
             yield f"missing_values[{i}] = {word!r}: is a number, which is never missing"
     for i, dense in enumerate(schema.dense):
-        if dense.default not in (None, "") and not _is_number(dense.default):
+        if dense.default not in (None, "") and not is_number(dense.default):
             yield f"dense[{i}].default = {dense.default!r}: is no number"
-
-
-def _is_number(value: Default) -> bool:
-    try:
-        return math.isfinite(number(value))
-    except ValueError:
-        return False
 
 
 def _column_faults(key: str, column: CategoricalColumn) -> Iterator[str]:

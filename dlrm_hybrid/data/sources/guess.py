@@ -33,7 +33,7 @@ from dlrm_hybrid.data.sources.files import Block, Source, check_names, open_sour
 from dlrm_hybrid.data.sources.instants import instant
 from dlrm_hybrid.data.sources.keys import Key, missing_key
 from dlrm_hybrid.data.sources.lists import JSON
-from dlrm_hybrid.data.sources.scalars import number
+from dlrm_hybrid.data.sources.scalars import is_number
 from dlrm_hybrid.data.sources.tables import parts
 from dlrm_hybrid.data.sources.values import Coded, Values, read_values
 from dlrm_hybrid.types import ConfigError, DataError, printable
@@ -171,10 +171,7 @@ def _is_row(cells: Sequence[str], source: Source) -> bool:
 
 def _is_value(text: str) -> bool:
     """Whether text is a number or a time."""
-    try:
-        return math.isfinite(number(text))
-    except ValueError:
-        return instant(text) is not None
+    return is_number(text) or instant(text) is not None
 
 
 def _written(path: Path, dialect: Dialect, columns: Sequence[_Column], block: Block) -> Guess:

@@ -35,8 +35,8 @@ def find(named: str | Sequence[str] | None, key: str) -> tuple[Path, ...]:
         status = path.stat()
         before = first.setdefault((status.st_dev, status.st_ino), path)
         if before is not path:
-            same = "twice" if str(before) == str(path) else f"the same file as {before}"
-            raise ConfigError(f"{key}: {path}: {same}: each of its rows would count twice")
+            same = "named twice" if str(before) == str(path) else f"the same file as {before}"
+            raise ConfigError(f"{key}: {path} is {same}: each of its rows would count twice")
     return paths
 
 

@@ -76,6 +76,14 @@ def number(value: Any) -> float:
     raise ValueError("is not a number")
 
 
+def is_number(value: Any) -> bool:
+    """Whether a plain value is a finite number, or its text says one."""
+    try:
+        return math.isfinite(number(value))
+    except ValueError:
+        return False
+
+
 def shown(value: Any) -> str:
     """The value, escaped and shortened, in printable ASCII."""
     if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:  # Python refuses to spell it
