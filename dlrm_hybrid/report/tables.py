@@ -69,13 +69,17 @@ def over_seeds(runs: Sequence[Run]) -> Table | None:
         for run, own in zip(runs, seeds, strict=True)
         if run.status == COMPLETE
     }
-    ended = list(each.values())
-    keys = [without_seeds(run.config) for run in ended]
-    firsts = {key: run for key, run in zip(reversed(keys), reversed(ended), strict=True)}
-    named = [replace(run, overrides=_seedless(run.overrides)) for run in firsts.values()]
-    names = dict(zip(firsts, labels(named), strict=True)) if named else {}
-    found = figures([run.summary for run in ended])
-    return _means([names[key] for key in keys], rows_of(found))
+    several: dict[str, list[Run]] = {}
+    for (key, *_), run in each.items():
+        several.setdefault(key, []).append(run)
+    several = {key: own for key, own in several.items() if len(own) > 1}
+    if not several:
+        return None
+    firsts = [own[0] for own in several.values()]
+    names = labels([replace(run, overrides=_seedless(run.overrides)) for run in firsts])
+    groups = [name for name, own in zip(names, several.values(), strict=True) for _ in own]
+    found = figures([run.summary for own in several.values() for run in own])
+    return _means(groups, rows_of(found))
 
 
 def sweep_means(frame: pd.DataFrame) -> Table | None:

@@ -87,6 +87,9 @@ def test_means_and_deviations_are_over_seeds_alone(tmp_path: Path) -> None:
     assert [tuple(row[:2]) for row in table.rows] == [("lr=0.1", "3"), ("lr=0.2", "2")]
     assert "0.1300 ± 0.0100" in table.rows[0]
     assert over_seeds(runs[2:4]) is None
+    others = ("model=dlrm_small", "train.batch_size=64", "train.steps=9")
+    make_run(tmp_path / "alone", others, plain_events(0.5))  # gives no group its name
+    assert over_seeds([read_run(tmp_path / "alone"), *runs]) == table
     assert sweep_means(sweep_frame(jobs[2:4])) is None
 
 
