@@ -59,7 +59,10 @@ def beside(file: Path, preprocessing: Preprocessing) -> list[Beside] | None:
         return None
     about = read_object(folder, MODEL_FILE)
     if about.get("file") != file.name:
-        return None
+        raise DataError(
+            f"{folder / MODEL_FILE}: is of {about.get('file')!s:.80}, not of {file.name}, so the "
+            "categories of its rows are not known; give it its name again, or a folder of its own"
+        )
     try:
         faults = list(_column_faults(about, preprocessing))
         if not faults:

@@ -205,6 +205,13 @@ def test_an_export_is_imported_category_by_category(
     assert names[0] != names[1] and sorted(names[0]) == sorted(names[1])
     expected = scores(Path("first_run"), Path("one.csv"), tmp_path / "1.csv")
     assert scores(Path("in"), Path("one.csv"), tmp_path / "2.csv") == expected
+    # a file under another name may be of other categories
+    Path("e/model.safetensors").rename("e/weights.safetensors")
+    given = ("import.names=ours", "import.output=no", *schemas, *rows, *small)
+    assert command("import", "import.file=e/weights.safetensors", *given) == 3
+    told_error = "is of model.safetensors, not of weights.safetensors, so the categories"
+    assert told_error in capsys.readouterr().err
+    Path("e/weights.safetensors").rename("e/model.safetensors")
     # other columns, and categories without a row, are named
     given = ("import.names=ours", "import.output=no", *schemas, *rows, *small)
     assert command("import", "import.file=out/model.safetensors", *given) == 3
