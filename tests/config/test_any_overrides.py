@@ -82,9 +82,10 @@ def allowed(node: Mapping[str, Any]) -> st.SearchStrategy[str]:
         "integer": lambda: numbers(node, 1),
         "number": lambda: numbers(node, 1e-6),
         "string": lambda: st.sampled_from(TEXTS),
-        "array": lambda: st.lists(allowed(node["items"]), max_size=3).map(
-            lambda items: f"[{','.join(items)}]"
-        ),
+        "array": lambda: st.lists(
+            st.one_of([allowed(one) for one in node.get("prefixItems") or [node["items"]]]),
+            max_size=3,
+        ).map(lambda items: f"[{','.join(items)}]"),
     }
     return kinds[node["type"]]()
 
