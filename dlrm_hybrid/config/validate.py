@@ -263,11 +263,18 @@ def _lines(error: ValidationError, values: Mapping[str, Any]) -> Iterator[str]:
         elif fault["type"] in ("missing", "missing_argument"):
             yield f"{'.'.join(str(part) for part in fault['loc'])}: missing"
         else:
-            wanted = PATTERNS.get(fault.get("ctx", {}).get("pattern", ""))
-            message = wanted or PYDANTIC.get(fault["msg"]) or _MUST.sub("must", fault["msg"])
+            message = _wanted(fault["msg"], fault.get("ctx", {}))
             messages.setdefault(f"{key} = {shown(fault['input'])}", []).append(message)
     for head, several in messages.items():
         yield f"{head}: {', or '.join(several)}"
+
+
+def _wanted(said: str, context: Mapping[str, Any]) -> str:
+    """What a value must be, from what pydantic says: it writes 1e-38 with all its zeros."""
+    message = PATTERNS.get(context.get("pattern", "")) or PYDANTIC.get(said)
+    bounds = [one for key in ("ge", "gt", "le", "lt") if isinstance(one := context.get(key), float)]
+    shorter = f"{said.rpartition(' ')[0]} {bounds[0]:g}" if bounds else said
+    return message or _MUST.sub("must", shorter)
 
 
 def _key(path: list[str], known: Sequence[str]) -> str:

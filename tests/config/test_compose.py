@@ -88,6 +88,10 @@ def test_every_choice_holds(choice: str) -> None:
             for key in ("train.steps", "train.epochs", "checkpoint.every", "optimizer.warmup_steps")
         ),
         ("train.seed=1e17", "train.seed = 1e+17: must be an integer"),
+        (
+            "embedding.eps=1e-320",
+            "embedding.eps = 1e-320: must be greater than or equal to 1.17549e-38",
+        ),
         ("train.batch_size=null", "train.batch_size = null: must be an integer"),
         ("~train.seed", "train.seed: missing"),
         (
