@@ -309,7 +309,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def check_inside(folder: Path, apart: Collection[str] = ()) -> None:
-    """Refuse a folder by which what is written into it would land elsewhere, or wait for a reader.
+    """Refuse a folder that has links out of it, pipes or devices: what is written goes elsewhere.
 
     Args:
         folder: whatever it holds, and whoever has made it.

@@ -222,7 +222,7 @@ class _Run:
         self.finish()
         with self._parts.meter.within(Phase.CHECKPOINT):
             if self.progress.step == self._saved[0]:
-                # SIGTERM ended an evaluation, which has now been made.
+                # Saved before its evaluation: at the end, or by a signal that ended that.
                 self._parts.saver.amend(self.progress)
             else:
                 self._parts.saver.save(self.progress)
