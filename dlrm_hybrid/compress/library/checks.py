@@ -87,7 +87,7 @@ def _texts(kind: Any) -> Iterator[str]:
     elif origin is Literal:
         yield from map(repr, parts)
     elif origin is Annotated:
-        limits = " and ".join(f"{BOUNDS[name][0]} {bound}" for name, bound in _bounds(parts[1:]))
+        limits = " and ".join(f"{BOUNDS[name][0]} {bound:g}" for name, bound in _bounds(parts[1:]))
         yield f"{NAMES[parts[0]]} {limits}"
     elif origin is tuple:
         yield f"a tuple, each {' or '.join(_texts(parts[0]))}"

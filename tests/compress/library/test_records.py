@@ -84,7 +84,7 @@ def test_terngrad_asks_for_weights_where_sums_have_no_levels() -> None:
         (lambda: Dct(scope="layer"), "scope = 'layer': must be 'tensor' or 'stage'"),
         (lambda: TopK(threshold="sidco"), "TopK: threshold = 'sidco': must be 'histogram' or"),
         (lambda: TopK(lifespan=2), "gradient=topk selects anew every step"),
-        (lambda: TernGrad(clip=0), "clip = 0: must be a number above 0 or None"),
+        (lambda: TernGrad(clip=0), "clip = 0: must be a number above 0 and at most 3.40282e+38"),
         (lambda: Sidco(adaptation=33), "must be 'best' or 'literal' or 'flip' or a whole number"),
         (lambda: Dgc(warmup_sparsities=[0.5]), "must be a tuple, each a number at least 0"),
         (lambda: Dgc(warmup_sparsities=(0.5, 0.2)), "must increase"),
