@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from fit_profile import expected_log_loss
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
+from small_disk import needs_mount, small_disk
 
 from dlrm_hybrid.data import profile, synthetic
 from dlrm_hybrid.data.profile import (
@@ -302,12 +302,16 @@ def test_scores_resemble_criteo_and_need_the_interactions() -> None:
     assert min(losses) > expected_log_loss(p_R) + 0.01
 
 
-def test_a_full_disk_is_named(tmp_path: Path) -> None:
+@needs_mount
+def test_a_disk_that_gets_full_is_named(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "small", 64) as disk:
+        with pytest.raises(ResourceError, match=r"synthetic rows need about [\d,]+ bytes of disk"):
+            synthetic.generate(disk / "rows.txt", 1000, 0, PROFILE, ignore)
+        assert list(disk.iterdir()) == []
+
+
+def test_a_disk_that_is_too_small_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.txt"
-    (tmp_path / f".rows.txt.{os.getpid()}.partial").symlink_to("/dev/full")
-    with pytest.raises(ResourceError, match=r"synthetic rows need about [\d,]+ bytes of disk"):
-        synthetic.generate(path, 1000, 0, PROFILE, ignore)
-    assert list(tmp_path.iterdir()) == []
     with pytest.raises(ResourceError, match=r"need about 232,000,000,000,000 bytes"):
         synthetic.generate(path, 10**12, 0, PROFILE, ignore)
     assert list(tmp_path.iterdir()) == []

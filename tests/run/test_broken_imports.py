@@ -18,7 +18,7 @@ def test_what_cannot_be_imported_ends_the_run_and_is_named(tmp_path: Path) -> No
         "end = t.run_ranks(ranks, 'test_supervisor:tells_its_pid', lambda event: None)\n"
         "print(end.exit_code, end.lost, end.message)\n"
     )
-    path = [str(tmp_path), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    path = [str(tmp_path), *map(str, Path(__file__).parents[:2]), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "PYTHONPATH": ":".join(path)},

@@ -21,6 +21,8 @@ from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.types import DataError, DeadlineError, InterruptedRunError, PeerLostError
 
+HERE = [str(folder) for folder in Path(__file__).parents[:2]]  # of what tests import
+
 
 def event(step: int, **values: object) -> Event:
     return Event(Kind.TICK, step, 0.0, values)
@@ -274,7 +276,7 @@ def test_a_signal_that_comes_before_the_ranks_waits_for_them(tmp_path: Path) -> 
 
 def test_nothing_lives_on_after_kill_9_of_the_supervisor(tmp_path: Path) -> None:
     program = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        f"import sys; sys.path[:0] = {HERE!r}\n"
         "from pathlib import Path\n"
         "import test_supervisor as t\n"
         "from dlrm_hybrid.run.supervisor import run_ranks\n"
@@ -356,7 +358,7 @@ def test_a_forkserver_that_is_killed_while_it_starts_is_a_loss(tmp_path: Path) -
     """Ranks may start again, from a new one."""
     program = (
         "import os, signal, sys, threading\n"
-        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        f"sys.path[:0] = {HERE!r}\n"
         "from multiprocessing import forkserver\n"
         "from pathlib import Path\n"
         "import test_supervisor as t\n"

@@ -29,7 +29,7 @@ def test_processes_with_distinct_ids_equal_the_in_process_world(
     layout = (
         *(*WORLD, DISTINCT, f"parallel.trainers={trainers}", "train.batch_size=16"),
         *("train.epochs=3", "train.steps=100", "train.evaluate_every=45", "checkpoint.every=50"),
-        *options,
+        *("checkpoint.keep=9", *options),
     )
     code, processes = train("processes", *layout)
     assert code == 0

@@ -81,7 +81,9 @@ def test_a_saved_event_tells_of_a_valid_checkpoint(train: Train) -> None:
     for event in saved:
         one: Path = checkpoint(folder, event.step)
         assert event.values["path"] == one.name
-        told_since = sum(path.stat().st_size for path in one.iterdir()) - event.values["num_bytes"]
+        told_since = (
+            sum(path.stat().st_size for path in one.glob("*.*")) - event.values["num_bytes"]
+        )
         assert told_since == 0 or (event.step == 93 and 0 < told_since < 1000)  # its scores
         assert event.values["background_seconds"] > 0.0
         assert event.values["seconds"] > 0.0
