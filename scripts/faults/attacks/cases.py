@@ -9,8 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+from dlrm_hybrid.data.sources.arrow import pa, parquet
 
 from .base import Case
 
@@ -27,12 +26,12 @@ Row = Mapping[str, Any]
 Make = Callable[[Path], object]
 
 
-def _rows(seed: int = 0, rows: int = ROWS, **columns: Callable[[int], Any]) -> list[dict[str, Any]]:
+def _rows(seed: int = 0, **columns: Callable[[int], Any]) -> list[dict[str, Any]]:
     """Rows of a label, a number and these columns, which are functions of the row's number."""
     return [
         {"y": (number * 7919 + seed) % 1013 % 2, "x": (number * 104729 + seed) % 1000 / 1000}
         | {name: of(number) for name, of in columns.items()}
-        for number in range(rows)
+        for number in range(ROWS)
     ]
 
 
@@ -49,7 +48,7 @@ def _parquet(rows: Sequence[Row], file: str, types: Mapping[str, Any] | None = N
             {name: pa.array([row[name] for row in rows], known.get(name)) for name in rows[0]}
         )
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, folder / file)
+        parquet.write_table(table, folder / file)
 
     return make
 
@@ -123,7 +122,7 @@ def _folders(folder: Path) -> None:
 
 def _wide(folder: Path) -> None:
     names = [f"c{number}" for number in range(400)]
-    rows = [{**row, **dict.fromkeys(names, number)} for number, row in enumerate(_rows(rows=50))]
+    rows = [{**row, **dict.fromkeys(names, number)} for number, row in enumerate(_rows()[:50])]
     _parquet(rows, "wide.parquet")(folder)
     _schema(", ".join(f"{{name: {name}, kind: integer}}" for name in names))(folder)
 
