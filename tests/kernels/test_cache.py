@@ -228,7 +228,7 @@ def test_types_of_every_kernel_follow_from_its_annotations(folder: Path) -> None
     assert {name.rpartition(".")[0] for name in seen.missing} == set(ALL)
     assert seen.compiled == 0 < seen.kernels == len(seen.missing)
     files = {path.stem for path in Path(jit.__file__).parents[1].glob("*.py")}
-    assert files - set(ALL) == {"__init__", "bits"}
+    assert files - set(ALL) == {"__init__", "bits", "device"}  # of no kernels of numba
 
 
 def test_a_kernel_compiled_ahead_serves_the_call(folder: Path) -> None:
