@@ -190,7 +190,7 @@ FAULTS = (
     Fault(
         "library: parameters of trainers are not compared",
         f"{LIBRARY}/exchange.py",
-        "(self._step + self._fingerprint) % _TAGS",
+        "(self._step + self.fingerprint) % _TAGS",
         "self._step % _TAGS",
         LIBRARY_TESTS,
     ),
