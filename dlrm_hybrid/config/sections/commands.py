@@ -12,7 +12,7 @@ from dlrm_hybrid.bounds import OPTION_PATTERN, PAGE_PATTERN, STRICT, Count, Name
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class SweepConfig:
-    """How `train -m` runs the jobs of a sweep; see docs/runs.md."""
+    """How `train -m` runs the jobs of a sweep; see docs/sweeps.md."""
 
     jobs: Annotated[int, Field(ge=1, le=1024)]
     submit: Literal["slurm"] | None
