@@ -46,8 +46,9 @@ def objective(overrides: Sequence[str], *, report: Report | None = None) -> floa
             propagates.
 
     Returns:
-        The score named by `train.monitor`, log-loss (lower is better) or AUC (higher is better), at
-        the end of training: on the validation part if the rows have one, else on the test part.
+        The score named by `train.monitor`, log-loss (lower is better) or AUC (higher is better), on
+        the validation part if the rows have one, else on the test part: that of the best evaluated
+        weights, which `predict` and `export` take, or without `train.evaluate_every` of the last.
 
     Raises:
         ConfigError: lists all errors of the overrides.
@@ -171,6 +172,8 @@ def _score(request: Request) -> float:
         RunFailedError: it has none: an AUC needs clicks and others.
     """
     summary: dict[str, Any] = read_object(request.folder, SUMMARY_FILE)
+    if best := summary["best"]:
+        return float(best["value"])
     scores = summary.get("validation") or summary["test"]
     monitor = request.config.train.monitor
     score = scores["loss" if monitor == "log_loss" else monitor]
