@@ -15,7 +15,7 @@ from pathlib import Path
 from dlrm_hybrid.data import manifest
 from dlrm_hybrid.data.manifest import (
     MANIFEST_FILE,
-    UNFINISHED_FILES,
+    UNFINISHED_FILE,
     VOCABULARY_FOLDER,
     Manifest,
     Semantics,
@@ -29,8 +29,8 @@ RUNS_FILE = "runs.txt"  # the folders of runs that were trained on the rows, a l
 MOST_RUNS_BYTES = 1 << 20
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OWN = re.compile(
-    rf"(label|dense|ids(\.[0-9]+\.(values|offsets))?)\.npy|day_[0-9]+\.bin|{VOCABULARY_FOLDER}|"
-    + "|".join(map(re.escape, (MANIFEST_FILE, *UNFINISHED_FILES, QUARANTINE_FILE, RUNS_FILE)))
+    rf"(label|dense|ids(\.[0-9]+\.(values|offsets))?)\.npy|{VOCABULARY_FOLDER}|"
+    + "|".join(map(re.escape, (MANIFEST_FILE, UNFINISHED_FILE, QUARANTINE_FILE, RUNS_FILE)))
 )
 _MOST_COPIES = 16
 Say = Callable[[str], None]

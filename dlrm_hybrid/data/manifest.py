@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal
 
 import xxhash
 from pydantic import Field, TypeAdapter, ValidationError
@@ -20,13 +20,8 @@ from dlrm_hybrid.data.schema import Schema
 from dlrm_hybrid.types import DataError
 
 MANIFEST_FILE = "manifest.json"
-# What a killed writer of a manifest has left; the second name is that of older versions.
-UNFINISHED_FILES = (f".{MANIFEST_FILE}.partial", "manifest.new")
+UNFINISHED_FILE = f".{MANIFEST_FILE}.partial"  # what a killed writer of a manifest has left
 FORMAT: Final = 3
-OLDER = {
-    1: "without checksums of blocks",
-    2: "as records of 160 bytes",
-}
 VOCABULARY_FOLDER = "vocabulary"
 MOST_BYTES = 1 << 28  # of the file: a terabyte of rows has 100 MB of checksums
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -290,12 +285,6 @@ def read(folder: Path) -> Manifest:
     try:
         found = adapter().validate_json(content, strict=True)
     except ValidationError as error:
-        number = _format_of(content)
-        if isinstance(number, int) and number in OLDER:
-            raise DataError(
-                f"{path}: prepared by an older version of this program, {OLDER[number]} "
-                f"(format {number}, now {FORMAT}); prepare the rows again"
-            ) from error
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"])
         raise DataError(
@@ -316,14 +305,6 @@ def size_fault(folder: Path, manifest: Manifest) -> str | None:
     """What is wrong with the size or header of a file; None if all are as they must be."""
     faults = (file_fault(folder, array) for array in manifest.arrays)
     return next((fault for fault in faults if fault is not None), None)
-
-
-def _format_of(content: bytes) -> object:
-    try:
-        values: Any = json.loads(content)
-    except (ValueError, RecursionError):
-        return None
-    return cast(dict[str, Any], values).get("format") if isinstance(values, dict) else None
 
 
 def _contradiction(manifest: Manifest) -> str | None:

@@ -15,7 +15,7 @@ from dlrm_hybrid.bags import Bags, jagged
 from dlrm_hybrid.data.encode import standardised
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.data.preprocessing import Preprocessing
-from dlrm_hybrid.data.sources.keys import Key, ids_of_texts, missing_key
+from dlrm_hybrid.data.sources.keys import Key, missing_key
 from dlrm_hybrid.data.sources.values import Coded, Values
 from dlrm_hybrid.data.vocabulary import Table
 from dlrm_hybrid.predict.blocks import CriteoValues
@@ -156,7 +156,7 @@ class Encoder:
 def _lookup(vocabulary: Vocabulary, modulo: int) -> Callable[[Sequence[Key] | Ids], Ids]:
     """What gives the id of each of some categories, or -1."""
     if not isinstance(vocabulary.keys, np.ndarray):
-        known = ids_of_texts(vocabulary.keys, vocabulary.first_id)
+        known = {key: id for id, key in enumerate(vocabulary.keys, vocabulary.first_id)}
         return lambda keys: np.array([known.get(str(key), _NO_ROW) for key in keys], np.int64)
     if not vocabulary.is_hash8:
         return _number_lookup(vocabulary.keys.astype(np.int64), vocabulary.first_id)

@@ -247,10 +247,9 @@ def check_vocabulary(
     reason = "the checkpoint does not say which vocabulary it was trained with"
     if isinstance(known, Mapping):
         theirs = cast("Mapping[str, Any]", known)
-        # Checkpoints of earlier versions do not say how columns were read.
         differences = [
             f"{key} is {found.get(key)!r:.60}, the checkpoint's {theirs.get(key)!r:.60}"
-            for key in {**preprocessing.manifest.vocabulary, **theirs}
+            for key in {**found, **theirs}
             if theirs.get(key) != found.get(key)
         ]
         if not differences:

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from dlrm_hybrid.data.schema import CategoricalColumn, DenseColumn, Extra, Schema
 from dlrm_hybrid.data.sources.dense import transformed
-from dlrm_hybrid.data.sources.keys import Key, ids_of_texts, keys_of, missing_key
+from dlrm_hybrid.data.sources.keys import Key, keys_of, missing_key
 from dlrm_hybrid.data.sources.lists import split_list
 from dlrm_hybrid.data.sources.scalars import is_missing, number, plain_value, shown
 from dlrm_hybrid.types import DataError
@@ -186,5 +186,7 @@ def _refusal(row: int, reason: str, column: str = "") -> DataError:
 def _ids(path: Path, first_id: int) -> dict[Key, int]:
     """The id of each category of a vocabulary."""
     if path.suffix == ".json":
-        return {**ids_of_texts(json.loads(path.read_text(encoding="utf-8")), first_id)}
-    return {key: first_id + place for place, key in enumerate(np.load(path).tolist())}
+        keys: Sequence[Key] = json.loads(path.read_text(encoding="utf-8"))
+    else:
+        keys = np.load(path).tolist()
+    return {key: id for id, key in enumerate(keys, first_id)}

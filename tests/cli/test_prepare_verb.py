@@ -113,7 +113,7 @@ def test_check_reads_everything(raw: Path, capsys: pytest.CaptureFixture[str]) -
     assert "ids.npy: rows 0 to 1,999 (counted from 0): checksum differs" in error
 
 
-def test_synthetic_rows_of_an_older_version_are_made_again(
+def test_synthetic_rows_with_another_manifest_are_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -123,7 +123,7 @@ def test_synthetic_rows_of_an_older_version_are_made_again(
     manifest.write_text('{"format": 1}')
     assert program("prepare", *rows) == 0
     output = capsys.readouterr().out
-    assert "older version of this program" in output
+    assert "not a manifest of prepared rows: format: " in output
     assert "replacing it" in output
     assert program("prepare", *rows, "prepare.check=true") == 0
 

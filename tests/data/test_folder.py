@@ -136,8 +136,8 @@ def test_a_copy_of_the_raw_file_is_compared_once(tmp_path: Path, raw: Path, made
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
         shutil.copyfile(raw, tmp_path / name / "train.txt")
-    for name in manifest.UNFINISHED_FILES:  # of one that was killed while it noted another copy
-        (output / name).write_text("{")
+    # of one that was killed while it noted another copy
+    (output / manifest.UNFINISHED_FILE).write_text("{")
     for count, folder_name in enumerate(("one", "other", "one", "other", "one")):
         paths = [tmp_path / folder_name / "train.txt"]
         found = folder.current(output, paths, options(min_count=2), said.append)
@@ -165,24 +165,6 @@ def test_what_prepare_made_is_overwritten_and_nothing_else(
     with pytest.raises(DataError, match="holds 'thesis.tex', which prepare did not write"):
         run_prepare(raw, output, overwrite=True)
     assert everything(output) == before
-
-
-@pytest.mark.parametrize(("number", "how"), [(1, "without checksums"), (2, "as records of 160")])
-def test_a_folder_of_an_older_version_says_so(
-    tmp_path: Path, raw: Path, made: Path, number: int, how: str
-) -> None:
-    output = tmp_path / "out"
-    (output / "vocabulary").mkdir(parents=True)
-    (output / "vocabulary" / "C01.bin").touch()
-    (output / "day_0.bin").touch()
-    (output / "manifest.json").write_text(json.dumps({"format": number, "days": []}))
-    message = rf"older version of this program, {how}.*now 3\); prepare the rows again"
-    with pytest.raises(DataError, match=message):
-        manifest.read(output)
-    with pytest.raises(DataError, match=rf"{message}; ADVICE"):
-        run_prepare(raw, output, min_count=2)
-    assert not run_prepare(raw, output, min_count=2, overwrite=True).up_to_date
-    assert everything(output).keys() == everything(made).keys()
 
 
 def test_foreign_and_damaged_folders_are_refused(tmp_path: Path, raw: Path, made: Path) -> None:

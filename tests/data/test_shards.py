@@ -89,14 +89,6 @@ def test_a_cut_or_missing_file_is_refused(tmp_path):
         open_shards(tmp_path, None)
 
 
-@pytest.mark.parametrize(("number", "how"), [(1, "without checksums"), (2, "records of 160 bytes")])
-def test_folders_of_older_versions_are_refused_with_the_reason(tmp_path, number, how):
-    write_folder(tmp_path, [2, 2])
-    (tmp_path / MANIFEST_FILE).write_text(json.dumps({"format": number, "days": []}))
-    with pytest.raises(DataError, match=rf"{how}.*\(format {number}, now 3\); prepare the rows"):
-        open_shards(tmp_path, None)
-
-
 def damage(folder, row, column, value):
     """Overwrite an id, as a disk may."""
     path = folder / "ids.npy"

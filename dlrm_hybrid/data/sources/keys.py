@@ -65,15 +65,6 @@ def text_of_category(value: Any, column: CategoricalColumn) -> str | None:
     return str(_READERS["integer" if column.kind == "integer" else "string"](value))
 
 
-def ids_of_texts(texts: Sequence[str], first_id: int) -> dict[str, int]:
-    """The id of each text; of truth values in vocabularies of earlier versions, in any spelling."""
-    ids = {text: first_id + place for place, text in enumerate(texts)}
-    for text in texts:
-        if (truth := boolean(text)) is not None:
-            ids.setdefault(str(truth), ids[text])
-    return ids
-
-
 def missing_key(column: CategoricalColumn) -> Key:
     """What stands for a missing value among the categories of a column."""
     return MISSING_INTEGER if column.hash_size else MISSING[column.kind]
