@@ -43,8 +43,8 @@ class Numbers:
         numbers, keys = self._numbers, coded.keys
         seen = coded.index_M if known_M is None else coded.index_M[known_M]
         number_D = np.zeros(len(keys), np.int64)
-        for position in _by_appearance(coded):
-            number_D[position] = numbers.setdefault(keys[position], len(numbers))
+        positions = _by_appearance(coded)
+        number_D[positions] = [numbers.setdefault(keys[one], len(numbers)) for one in positions]
         if len(numbers) > _MAX_CATEGORIES:
             raise DataError(f"more than {_MAX_CATEGORIES} categories in one column")
         if len(numbers) > len(self._counts):

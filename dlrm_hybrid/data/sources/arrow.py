@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 from uuid import UUID
@@ -82,6 +83,9 @@ def category_values(array: Any) -> list[Any]:
         ArrowError: there are no categories of this type.
     """
     types, kind = pa.types, array.type
+    if is_text(kind):
+        with suppress(ArrowInvalid):  # else not all is UTF-8, and each value is looked at
+            return pc.cast(array, pa.string()).to_pylist()
     if types.is_timestamp(kind) and kind.tz is not None:
         array = pc.cast(array, pa.timestamp(kind.unit))  # without a zone: in UTC
     if types.is_date(kind) or types.is_time(kind) or types.is_timestamp(kind):

@@ -32,21 +32,38 @@ _HASH8 = re.compile(r"[0-9a-fA-F]{8}")
 
 def keys_of(values: Sequence[Any], column: CategoricalColumn) -> tuple[list[Key], dict[int, str]]:
     """The category of each plain value, and what is wrong with those that are none."""
+    faults: dict[int, str] = {}
+    missing = MISSING[column.kind]
+    if column.kind == "string" and {*map(type, values)} <= {str, type(None)}:
+        keys = _texts(values)
+    else:
+        keys = _each(values, column, faults)
+    if column.bucket is not None:
+        keys = [log_squared(key) for key in keys]
+    if column.hash_size:
+        keys = [_hashed(key, missing, column.hash_size) for key in keys]
+    return keys, faults
+
+
+def _texts(values: Sequence[str | None]) -> list[Key]:
+    """The categories of nothing but text, of which only truth values are not what they are."""
+    texts = [value or "" for value in values]
+    for index in [index for index, text in enumerate(texts) if len(text) in (4, 5)]:
+        texts[index] = _string(texts[index])
+    return [*texts]
+
+
+def _each(values: Sequence[Any], column: CategoricalColumn, faults: dict[int, str]) -> list[Key]:
     read, missing = _READERS[column.kind], MISSING[column.kind]
     taken = column.missing if isinstance(column.missing, int) else missing
     keys: list[Key] = []
-    faults: dict[int, str] = {}
     for index, value in enumerate(values):
         try:
             keys.append(taken if is_missing(value) else read(value))
         except ValueError as error:
             faults[index] = f"{shown(value)} {error}"
             keys.append(missing)
-    if column.bucket is not None:
-        keys = [log_squared(key) for key in keys]
-    if column.hash_size:
-        keys = [_hashed(key, missing, column.hash_size) for key in keys]
-    return keys, faults
+    return keys
 
 
 def log_squared(key: Key) -> Key:
