@@ -22,7 +22,7 @@ from dlrm_hybrid import disk
 from dlrm_hybrid.data.arrays import header
 from dlrm_hybrid.data.manifest import Scale
 from dlrm_hybrid.data.schema import CategoricalColumn
-from dlrm_hybrid.data.sources.keys import MISSING_INTEGER, Key, missing_key
+from dlrm_hybrid.data.sources.cells import MISSING_INTEGER, Key, missing_key
 from dlrm_hybrid.data.sources.values import Coded
 from dlrm_hybrid.types import DataError
 

@@ -15,10 +15,10 @@ from dlrm_hybrid.bags import Bags, jagged
 from dlrm_hybrid.data.encode import standardised
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.data.preprocessing import Preprocessing
-from dlrm_hybrid.data.sources.keys import Key, missing_key
+from dlrm_hybrid.data.sources.cells import Key, missing_key
 from dlrm_hybrid.data.sources.values import Coded, Values
 from dlrm_hybrid.data.vocabulary import Table
-from dlrm_hybrid.predict.blocks import CriteoValues
+from dlrm_hybrid.predict.sources import CriteoValues
 from dlrm_hybrid.saved import vocabularies
 from dlrm_hybrid.saved.vocabularies import Vocabulary
 

@@ -20,9 +20,8 @@ from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.data.schema import Extra
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.model.layers.products import Precision
-from dlrm_hybrid.predict.blocks import Block
 from dlrm_hybrid.predict.encoding import Encoder, OutOfRangeError, Unknown, UnknownCategoryError
-from dlrm_hybrid.predict.sources import frame_block
+from dlrm_hybrid.predict.sources import Block, frame_block
 from dlrm_hybrid.run.evaluating import check_vocabulary, saved_config, saved_preprocessing
 from dlrm_hybrid.saved.model import SavedModel
 from dlrm_hybrid.types import DataError

@@ -6,8 +6,8 @@ goes without a score.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -19,17 +19,46 @@ import xxhash
 from dlrm_hybrid.data.schema import CategoricalColumn, Extra, Schema
 from dlrm_hybrid.data.sources import files
 from dlrm_hybrid.data.sources.arrow import ArrowError, is_text, pa, plain, usual
+from dlrm_hybrid.data.sources.cells import number, plain_value, shown, text_of_category
 from dlrm_hybrid.data.sources.criteo import NUM_COLUMNS, column_name, parse
 from dlrm_hybrid.data.sources.files import open_source
-from dlrm_hybrid.data.sources.keys import text_of_category
-from dlrm_hybrid.data.sources.scalars import number, plain_value, shown
 from dlrm_hybrid.data.sources.text import blocks as text_blocks
-from dlrm_hybrid.data.sources.values import as_text, read_values, without
-from dlrm_hybrid.predict.blocks import Block, CriteoValues
+from dlrm_hybrid.data.sources.values import Values, as_text, read_values, without
 from dlrm_hybrid.types import DataError
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+@dataclass(frozen=True, slots=True)
+class CriteoValues:
+    """A block of Criteo text, as its parser reads it.
+
+    Attributes:
+        dense_RI: float32, as a model takes them.
+        keys_FR: uint32, categories, each column contiguous.
+    """
+
+    dense_RI: npt.NDArray[np.float32]
+    keys_FR: npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Rows of one source.
+
+    Attributes:
+        values: their features.
+        label_R: float32, 0 or 1; None where the source has none.
+        kept: values of other columns by name, R each, as arrays of numpy or Arrow.
+        where: says where a row of the block, from 0, comes from, for messages.
+    """
+
+    values: CriteoValues | Values
+    label_R: npt.NDArray[np.float32] | None
+    kept: Mapping[str, Any]
+    where: Callable[[int], str]
+
 
 ROWS_KEY = "predict.rows"
 FRAME = "DataFrame"

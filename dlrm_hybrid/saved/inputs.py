@@ -17,10 +17,17 @@ import numpy.typing as npt
 from pydantic import TypeAdapter
 
 from dlrm_hybrid.data.schema import CategoricalColumn, DenseColumn, Extra, Schema
+from dlrm_hybrid.data.sources.cells import (
+    Key,
+    is_missing,
+    keys_of,
+    missing_key,
+    number,
+    plain_value,
+    shown,
+    split_list,
+)
 from dlrm_hybrid.data.sources.dense import transformed
-from dlrm_hybrid.data.sources.keys import Key, keys_of, missing_key
-from dlrm_hybrid.data.sources.lists import split_list
-from dlrm_hybrid.data.sources.scalars import is_missing, number, plain_value, shown
 from dlrm_hybrid.types import DataError
 
 Row = Mapping[str, Any]

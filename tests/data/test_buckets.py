@@ -13,7 +13,7 @@ from dlrm_hybrid.data.encode import Numbers, read_vocabulary
 from dlrm_hybrid.data.schema import CategoricalColumn
 from dlrm_hybrid.data.schemas import reading
 from dlrm_hybrid.data.shards import open_shards
-from dlrm_hybrid.data.sources.keys import MISSING_INTEGER, Key, log_squared
+from dlrm_hybrid.data.sources.cells import MISSING_INTEGER, Key, log_squared
 from dlrm_hybrid.data.sources.values import Coded
 
 SCHEMA = """

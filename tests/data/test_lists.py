@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from dlrm_hybrid.data.schemas import reading
 from dlrm_hybrid.data.sources.arrow import pa
+from dlrm_hybrid.data.sources.cells import JSON, split_list
 from dlrm_hybrid.data.sources.files import Block
-from dlrm_hybrid.data.sources.lists import JSON, split_list
 from dlrm_hybrid.data.sources.values import read_values
 from dlrm_hybrid.saved.inputs import ModelInputs
 from dlrm_hybrid.types import DataError

@@ -35,8 +35,8 @@ from dlrm_hybrid.data.encode import read_vocabulary
 from dlrm_hybrid.data.schema import ByFile, ByFraction, Dialect
 from dlrm_hybrid.data.schemas import reading as schemas
 from dlrm_hybrid.data.shards import open_shards, verify
+from dlrm_hybrid.data.sources.cells import MISSING_INTEGER
 from dlrm_hybrid.data.sources.files import open_source
-from dlrm_hybrid.data.sources.keys import MISSING_INTEGER
 from dlrm_hybrid.data.sources.values import read_values
 from dlrm_hybrid.predict.encoding import Encoder, UnknownCategoryError
 from dlrm_hybrid.types import ConfigError, DataError

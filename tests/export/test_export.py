@@ -26,10 +26,10 @@ from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.config.validate import saved_values, validate
 from dlrm_hybrid.data.loader import Batch, sequential_batches
 from dlrm_hybrid.data.shards import Shards, open_shards
-from dlrm_hybrid.export.comparison import LOGIT_TOLERANCE, SCORE_TOLERANCE, compare
 from dlrm_hybrid.export.formats import ModelFile
 from dlrm_hybrid.export.names import names_of, shapes_of, to_ours, to_theirs
 from dlrm_hybrid.export.plain import LEVELS, quantised
+from dlrm_hybrid.export.writing import LOGIT_TOLERANCE, SCORE_TOLERANCE, compare
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.saved.model import SavedModel

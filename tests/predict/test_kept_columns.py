@@ -10,7 +10,7 @@ import pytest
 
 from dlrm_hybrid.data.schemas import reading
 from dlrm_hybrid.data.sources.arrow import pa, parquet
-from dlrm_hybrid.predict.output import score_file
+from dlrm_hybrid.predict.scoring import score_file
 from dlrm_hybrid.predict.sources import read_blocks
 
 SCHEMA = reading.loads(

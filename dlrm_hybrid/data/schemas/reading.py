@@ -29,10 +29,8 @@ from dlrm_hybrid.data.schema import (
     Schema,
     Split,
 )
+from dlrm_hybrid.data.sources.cells import is_number, keys_of, split_list
 from dlrm_hybrid.data.sources.instants import FORM, nanoseconds
-from dlrm_hybrid.data.sources.keys import keys_of
-from dlrm_hybrid.data.sources.lists import split_list
-from dlrm_hybrid.data.sources.scalars import is_number
 from dlrm_hybrid.types import ConfigError, DataError
 
 MOST_BYTES = 1 << 24

@@ -10,7 +10,7 @@ import math
 import re
 from decimal import Decimal
 
-from dlrm_hybrid.data.sources.scalars import NUMBER
+from dlrm_hybrid.data.sources.cells import NUMBER
 
 FORM = "a time as 2024-03-01 12:00:00, 2024-03-01T12:00:00.5+02:00 or seconds since 1970"
 _EPOCH = datetime.date(1970, 1, 1).toordinal()

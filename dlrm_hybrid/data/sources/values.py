@@ -28,12 +28,19 @@ from dlrm_hybrid.data.sources.arrow import (
     plain,
     usual,
 )
+from dlrm_hybrid.data.sources.cells import (
+    JSON,
+    NUMBER,
+    Key,
+    is_missing,
+    keys_of,
+    number,
+    shown,
+    split_list,
+)
 from dlrm_hybrid.data.sources.dense import transformed
 from dlrm_hybrid.data.sources.files import Block
 from dlrm_hybrid.data.sources.instants import FORM, instant
-from dlrm_hybrid.data.sources.keys import Key, keys_of
-from dlrm_hybrid.data.sources.lists import JSON, split_list
-from dlrm_hybrid.data.sources.scalars import NUMBER, is_missing, number, shown
 from dlrm_hybrid.types import DataError
 
 

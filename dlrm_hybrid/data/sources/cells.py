@@ -1,0 +1,282 @@
+"""What one value means, whether CSV, Parquet, a frame or JSON holds it: number, category or list.
+
+Text and typed values are held against each other here: a column of CSV has text alone, JSON and
+Parquet say of a value whether it is text, a number or a truth value.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from decimal import Decimal
+from typing import Any, cast
+
+import xxhash
+
+from dlrm_hybrid.data.schema import CategoricalColumn
+
+NUMBER = r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*"
+_NUMBER = re.compile(rf"{NUMBER}|(?i:nan|[+-]?inf(inity)?)", re.ASCII)
+_BOOLEANS = {"true": True, "false": False}
+_SHOWN_CHARACTERS = 40
+_SHOWN_BITS = 1 << 10
+
+
+def plain_value(value: Any, missing: Collection[str] = ()) -> Any:
+    """A scalar of numpy or torch as Python has it, and None for words that are missing values."""
+    value = value.item() if getattr(value, "shape", None) == () else value
+    return None if isinstance(value, str) and value in missing else value
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a plain value is nothing: None, NaN or an empty text."""
+    if isinstance(value, (str, bytes)):  # most are
+        return not value
+    if isinstance(value, float):
+        return value != value
+    if isinstance(value, Decimal):  # which may be a NaN that no comparison takes
+        return value.is_nan()
+    return value is None
+
+
+def boolean(text: str) -> bool | None:
+    """What a text says as a truth value: `true` and `false` in any case; None for others."""
+    return _BOOLEANS.get(text.lower()) if len(text) <= len("false") else None
+
+
+def text_of(value: str | bytes) -> str:
+    """Text as it is, and bytes decoded.
+
+    Raises:
+        ValueError: they are not UTF-8.
+    """
+    if isinstance(value, str):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise ValueError("is not UTF-8") from None
+
+
+def number(value: Any) -> float:
+    """The number that a plain value is, or that its text says; NaN for a missing one.
+
+    Raises:
+        ValueError: it is none; says why, to stand behind the value.
+    """
+    if is_missing(value):
+        return math.nan
+    if isinstance(value, (str, bytes)):
+        text = text_of(value)
+        if _NUMBER.fullmatch(text):
+            return float(text)
+        value = boolean(text.strip())
+    if isinstance(value, (int, float, Decimal)):
+        try:
+            return float(value)
+        except OverflowError:  # a whole number that no float is near to
+            return math.inf if value > 0 else -math.inf
+    raise ValueError("is not a number")
+
+
+def is_number(value: Any) -> bool:
+    """Whether a plain value is a finite number, or its text says one."""
+    try:
+        return math.isfinite(number(value))
+    except ValueError:
+        return False
+
+
+def shown(value: Any) -> str:
+    """The value, escaped and shortened, in printable ASCII."""
+    if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:  # Python refuses to spell it
+        return f"a whole number of {value.bit_length()} bits"
+    text = value.decode("utf-8", errors="backslashreplace") if isinstance(value, bytes) else value
+    escaped = ascii(text[:_SHOWN_CHARACTERS] if isinstance(text, str) else text)[:80]
+    return f"{escaped}…" if isinstance(text, str) and len(text) > _SHOWN_CHARACTERS else escaped
+
+
+Key = str | int
+"""A category: text, or a whole number where the column has such or hashes."""
+
+MISSING_INTEGER = -(2**63)
+MISSING: Mapping[str, Key] = {"string": "", "integer": MISSING_INTEGER, "hash8": 0}
+_NO_INTEGER = "is not an integer of 64 bits (kind: string takes longer ones)"
+_INTEGER = re.compile(r"([+-]?[0-9]{1,19})(\.0*)?")
+_FINITE = re.compile(NUMBER, re.ASCII)
+_HASH8 = re.compile(r"[0-9a-fA-F]{8}")
+
+
+def keys_of(values: Sequence[Any], column: CategoricalColumn) -> tuple[list[Key], dict[int, str]]:
+    """The category of each plain value, and what is wrong with those that are none."""
+    faults: dict[int, str] = {}
+    missing = MISSING[column.kind]
+    if column.kind == "string" and {*map(type, values)} <= {str, type(None)}:
+        keys = _texts(values)
+    else:
+        keys = _each(values, column, faults)
+    if column.bucket is not None:
+        keys = [log_squared(key) for key in keys]
+    if column.hash_size:
+        keys = [_hashed(key, missing, column.hash_size) for key in keys]
+    return keys, faults
+
+
+def _texts(values: Sequence[str | None]) -> list[Key]:
+    """The categories of nothing but text, of which only truth values are not what they are."""
+    texts = [value or "" for value in values]
+    for index in [index for index, text in enumerate(texts) if len(text) in (4, 5)]:
+        texts[index] = _string(texts[index])
+    return [*texts]
+
+
+def _each(values: Sequence[Any], column: CategoricalColumn, faults: dict[int, str]) -> list[Key]:
+    read, missing = _READERS[column.kind], MISSING[column.kind]
+    taken = column.missing if isinstance(column.missing, int) else missing
+    keys: list[Key] = []
+    for index, value in enumerate(values):
+        try:
+            keys.append(taken if is_missing(value) else read(value))
+        except ValueError as error:
+            faults[index] = f"{shown(value)} {error}"
+            keys.append(missing)
+    return keys
+
+
+def log_squared(key: Key) -> Key:
+    """⌊ln(x)²⌋ of numbers above 2, in doubles as FuxiCTR computes it."""
+    return math.floor(math.log(key) ** 2) if isinstance(key, int) and key > 2 else key
+
+
+def text_of_category(value: Any, column: CategoricalColumn) -> str | None:
+    """A plain value as CSV has it, None for a missing one.
+
+    Raises:
+        ValueError: it is no category; says why, to stand behind the value.
+    """
+    if is_missing(value):
+        return None
+    return str(_READERS["integer" if column.kind == "integer" else "string"](value))
+
+
+def missing_key(column: CategoricalColumn) -> Key:
+    """What stands for a missing value among the categories of a column."""
+    return MISSING_INTEGER if column.hash_size else MISSING[column.kind]
+
+
+def _hashed(key: Key, missing: Key, size: int) -> Key:
+    """One of `size` numbers; a missing value stays one of its own."""
+    if key == missing:
+        return MISSING_INTEGER
+    if isinstance(key, str):
+        return xxhash.xxh3_64_intdigest(key.encode()) % size
+    return key % size
+
+
+def _string(value: Any) -> str:
+    if isinstance(value, (str, bytes)):
+        text = text_of(value)
+        truth = boolean(text)
+        return text if truth is None else str(truth)
+    if isinstance(value, (int, Decimal)):  # a float has more than one text: 5, 5.0, 5e0
+        return str(value) if isinstance(value, int) else f"{value:f}"  # all digits, as in CSV
+    if isinstance(value, float):
+        raise ValueError("is a float, not text; kind: integer takes whole ones")
+    raise ValueError("is not text (kind: string)")
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, (str, bytes)):
+        text = text_of(value).strip()
+        found = _INTEGER.fullmatch(text)  # others write 3.0 where a column has missing values
+        value = int(found[1]) if found else _whole(text)
+    elif isinstance(value, float) and value.is_integer():
+        value = int(value)
+    elif isinstance(value, Decimal) and value.is_finite():
+        value = _whole(str(value))
+    if not isinstance(value, int) or not MISSING_INTEGER < value < 2**63:
+        raise ValueError(_NO_INTEGER)
+    return int(value)
+
+
+def _whole(text: str) -> int | None:
+    """The whole number that is written with an exponent or as a truth value, if it is one."""
+    if not _FINITE.fullmatch(text):
+        return boolean(text)
+    try:
+        found = Decimal(text)
+    except ArithmeticError:  # an exponent beyond all bounds
+        return None
+    if found.copy_abs() >= 2**64:  # the integer itself might fill the memory
+        return 2**64
+    return int(found) if int(found) == found else None
+
+
+def _hash8(value: Any) -> int:
+    text = _string(value)
+    if not _HASH8.fullmatch(text):
+        raise ValueError("is not eight hexadecimal digits")
+    return int(text, 16)
+
+
+_READERS: Mapping[str, Callable[[Any], Key]] = {
+    "string": _string,
+    "integer": _integer,
+    "hash8": _hash8,
+}
+
+
+JSON = "json"
+"""The separator of lists in JSON, or as Python prints them: `["a", "b"]`, `['a', 'b']`."""
+
+_VALUE = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[-+.\w]+)\s*"""
+# A comma between all values: Python joins 'a' 'b', as numpy prints arrays, to one text.
+_PYTHON = re.compile(rf"\s*[\[(]\s*(?:{_VALUE}(?:,\s*{_VALUE})*,?\s*)?[\])]\s*", re.DOTALL)
+_NO_LIST = 'is no list as ["a", "b"]'
+
+
+def split_list(text: str, separator: str) -> list[str]:
+    """The values of a list as texts; those that are missing are empty.
+
+    Args:
+        text: of the list.
+        separator: between its values; or `json`, for lists with brackets.
+
+    Raises:
+        ValueError: it is no list in brackets, or has lists or objects in it.
+    """
+    if separator != JSON:
+        return text.split(separator)
+    values: Any = _read(text) if text.strip() else None
+    if values is None:
+        return []
+    if not isinstance(values, (list, tuple)):
+        raise ValueError(_NO_LIST)
+    return [_text(one) for one in cast("list[Any]", values)]
+
+
+def _read(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        if not _PYTHON.fullmatch(text):
+            raise ValueError(_NO_LIST) from None
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of odd escapes
+            return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        raise ValueError(_NO_LIST) from None
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if value is None or value != value:  # NaN
+        return ""
+    if not isinstance(value, (int, float)):
+        raise ValueError(f"has {type(value).__name__} values in it")
+    return json.dumps(value)
