@@ -51,7 +51,7 @@ ONLY: Mapping[str, Mapping[str, Any]] = {
     "sync=bounded": {"sync.staleness": 0},
     "schedule=dsp": dict.fromkeys(STALE_KEYS),
     "sync=async": {
-        **{"sync.lr_scale": None, "sync.warmup_steps": 0},
+        "sync.lr_scale": None,
         **{"sync.in_flight": 1, "sync.ahead": None, "parallel.threads": 1},
         **{"sync.record": False, "sync.replay": None},
     },
@@ -205,8 +205,6 @@ def _threads(config: Config) -> Iterator[str]:
     given = f"parallel.threads = {config.parallel.threads}"
     if config.parallel.world != "processes":
         yield f"{given}: parallel.world=in_process lets workers take turns in one thread"
-    if config.sync.warmup_steps:
-        yield f"{given}: a round has one push of each trainer; needs sync.warmup_steps=0"
     if config.sync.in_flight > 1:
         yield f"{given}: others compute while one waits already; needs sync.in_flight=1"
     if config.sync.ahead is not None and config.sync.ahead < 4 * config.parallel.threads:

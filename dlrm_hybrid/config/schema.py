@@ -173,7 +173,6 @@ class SyncConfig:
     staleness: Annotated[int, Field(ge=0, le=1024)]
     check_every: Positive
     lr_scale: Literal["trainers", "one"] | None
-    warmup_steps: Count
     in_flight: Annotated[int, Field(ge=1, le=64)]
     ahead: Positive | None
     record: bool

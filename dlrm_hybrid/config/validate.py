@@ -47,7 +47,7 @@ ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
     "telemetry": {"wandb": None, "mlflow": None},
     "train": {"patience": None, "min_delta": 0.0, "monitor": "log_loss"},
     "sync": {
-        **{"lr_scale": None, "warmup_steps": 0, "in_flight": 1, "ahead": None},
+        **{"lr_scale": None, "in_flight": 1, "ahead": None},
         **{"record": False, "replay": None},
     },
 }

@@ -164,20 +164,6 @@ class Constant(Schedule):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joined(Schedule):
-    """One schedule for the first `steps`, then another, which counts from 0 as well."""
-
-    first: Schedule
-    steps: int
-    then: Schedule
-
-    @override
-    def lr(self, step: int) -> float:
-        return (self.first if step < self.steps else self.then).lr(step)
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Linear(Schedule):
     """From the base rate at step 0 on a line to 0 at `steps`, the end of the run.
 
@@ -214,7 +200,7 @@ class Plateau(Schedule):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StalenessWarmup(Schedule):
-    """Another schedule's rate / staleness^(1 - n / steps), n steps after the first stale one.
+    """Another schedule's rate / staleness^(1 - n / steps), in step n.
 
     In early training a stale gradient does most harm (Yang et al., 2021, PipeMare, arXiv
     1910.05124, technique 1).
@@ -223,17 +209,15 @@ class StalenessWarmup(Schedule):
         schedule: the other one.
         staleness: updates between computing a gradient and applying it; 0 and 1 change nothing.
         steps: until the whole rate.
-        first: the first step with stale gradients; before it this schedule is not asked.
     """
 
     schedule: Schedule
     staleness: int
     steps: int
-    first: int = 0
 
     @override
     def lr(self, step: int) -> float:
-        to_come = max(0.0, 1 - (step - self.first) / self.steps)
+        to_come = max(0.0, 1 - step / self.steps)
         return self.schedule.lr(step) / max(1, self.staleness) ** to_come
 
 

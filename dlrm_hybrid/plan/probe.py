@@ -109,7 +109,7 @@ def world_of(values: Values) -> dict[str, Any]:
                 "world": "processes",
             },
             "network": {**network, **({"rate": RATE, "latency": None} if emulated else {})},
-            "sync": {**values["sync"], "record": False, "replay": None, "warmup_steps": 0},
+            "sync": {**values["sync"], "record": False, "replay": None},
         }
     )
 

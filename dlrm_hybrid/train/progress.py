@@ -104,7 +104,6 @@ class Plan:
         samples_per_step: rows of all trainers.
         checkpoint_minutes: at most between checkpoints, up to the next step at which processes
             meet; the leader's clock decides.
-        warmup_steps: made together by trainers that do not wait for each other later.
         patience: with scores that get no better; None: without end.
         parts: of the rows; all evaluations score the first one, which decides what is best, and
             that at the end all.
@@ -118,7 +117,6 @@ class Plan:
     evaluate_every: int
     checkpoint_every: int
     checkpoint_minutes: float
-    warmup_steps: int = 0
     patience: Patience | None = None
     parts: tuple[ScoredPart, ...] = (ScoredPart.TEST,)
     monitor: Monitor = "log_loss"
@@ -165,17 +163,10 @@ class Plan:
     def next_rest(self, step: int) -> int:
         """The first step after this one with an evaluation or a checkpoint, or the end of the run.
 
-        There trainers that do not wait for each other come to rest; also after the last step that
-        they make together.
+        There trainers that do not wait for each other come to rest.
         """
         periods = [every for every in (self.evaluate_every, self.checkpoint_every) if every]
-        if step < self.warmup_steps:
-            periods.append(self.warmup_steps)
         return min([self.steps, *((step // every + 1) * every for every in periods)])
-
-    def is_alone(self, step: int) -> bool:
-        """Whether each trainer makes this step alone, where they do not make all together."""
-        return step >= self.warmup_steps
 
     def anything_due(self, step: int) -> bool:
         """Whether anything falls due at this step, the end of the run included."""

@@ -347,14 +347,6 @@ def test_the_configuration_is_shown() -> None:
             ["parallel=hybrid", "sync.in_flight=2"],
             "sync.in_flight = 2: only applies to sync=async, not sync",
         ),
-        (
-            ["parallel=hybrid", "sync.warmup_steps=9"],
-            "sync.warmup_steps = 9: only applies to sync=async, not sync",
-        ),
-        (
-            [*ASYNC, "parallel.threads=2", "sync.warmup_steps=9"],
-            "parallel.threads = 2: a round has one push of each trainer; needs sync.warmup_steps=0",
-        ),
         ([*ASYNC, "sync.in_flight=65"], "sync.in_flight = 65: must be less than or equal to 64"),
         (
             [*ASYNC, "parallel.threads=2", "activation=dct", "activation.bits=4"],

@@ -102,18 +102,6 @@ def test_in_rounds_several_may_be_killed(roles: list[str], train: Train, tmp_pat
     assert_all_learned(folder, told, 2)
 
 
-@pytest.mark.slow
-def test_trainers_may_be_killed_before_and_after_they_go_on_alone(
-    train: Train, tmp_path: Path
-) -> None:
-    """One is away when the others go on alone, if it was killed right before."""
-    kills = [Fault("worker-1.1", reached(20)), Fault("worker-2.0", reached(90))]
-    kills.append(Fault("worker-0.1", reached(150)))
-    options = ("sync.warmup_steps=100", "sync.in_flight=2", "train.steps=400")
-    folder, told = run(train, tmp_path, kills, *options, "gradient=dct", "gradient.sparsity=0.9")
-    assert_all_learned(folder, told, 3)
-
-
 def test_while_nobody_dies_dense_weights_are_those_of_lock_step(train: Train) -> None:
     """Rows that a rate of nearly nothing does not move are the same in whatever order."""
     options = (*ELASTIC, "sync=sync", "parallel.trainers=2", "train.steps=60", "embedding.lr=1e-35")

@@ -46,14 +46,6 @@ def test_the_rate_is_divided_by_the_staleness_at_first(
     assert embedding_schedule(warm, 100) == embedding_schedule(cold, 100)
 
 
-def test_the_rate_is_divided_from_where_trainers_go_on_alone() -> None:
-    world = ("parallel=hybrid", "sync=async", "parallel.trainers=4", *SERVED, "optimizer.lr=0.4")
-    config = validate(values_of([*world, WARM, "sync.warmup_steps=50"]))
-    schedule = dense_schedule(config, 100)
-    rates = [schedule.lr(step) for step in (0, 49, 50, 60, 70)]
-    assert rates == pytest.approx([0.4, 0.4, 0.1 / 3, 0.1 / 3**0.5, 0.1])
-
-
 def test_servers_apply_the_rate_of_each_stage(train: Train) -> None:
     world = (*STALE, "parallel.world=in_process", "train.steps=12", "optimizer.lr=0.3")
     folders = {}

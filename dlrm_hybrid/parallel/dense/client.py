@@ -17,7 +17,6 @@ from dlrm_hybrid.parallel.dense.learner import Learner, holds_means
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig, copy_into
 from dlrm_hybrid.parallel.dense.mirror import SUFFIX, adds
 from dlrm_hybrid.parallel.dense.sections import (
-    ALONE,
     DIFFERENCES,
     EVERYTHING,
     BucketReader,
@@ -233,7 +232,7 @@ class ServerClient(Client):
         """
         self._take(frame, Version(self._applied.get(frame.sender, 0) + 1))
 
-    def refresh(self, whole: bool, alone: bool = False) -> Program[None]:
+    def refresh(self, whole: bool) -> Program[None]:
         """Make the replica equal to the newest masters, bit for bit; only where versions are own.
 
         Every worker begins with it. Takes the answers first that are still under way.
@@ -241,15 +240,12 @@ class ServerClient(Client):
         Args:
             whole: fetch all of it, whatever the replica is; else what has changed since the last
                 version, or since the values that servers and replicas have begun with alike.
-            alone: push alone from here on; see `Pull`.
 
         Raises:
             DlrmError: see `apply`.
         """
         yield from self._receive_answers()
-        round_ = (EVERYTHING if whole else DIFFERENCES) + (ALONE if alone else 0)
-        if alone:
-            self._policy = self._policy.alone()
+        round_ = EVERYTHING if whole else DIFFERENCES
         for owner in self._buckets:
             self._port.send(owner, Kind.PULL, self.pushed, (), round_=round_)
         for owner in self._buckets:

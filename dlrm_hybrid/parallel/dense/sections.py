@@ -1,8 +1,7 @@
 """What PUSH and PARAMETERS frames carry: the tensors that one server owns of one stage, in order.
 
 A PARAMETERS frame may end with a digest, which shows whether a replica equals the copy its server
-publishes. A PULL carries nothing; its `round` says what the answer shall hold, and whether the
-worker pushes alone from then on.
+publishes. A PULL carries nothing; its `round` says what the answer shall hold.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ DIGEST_TENSOR = 2**16 - 1  # in a section's `tensor`: no tensor, but the digest 
 # `round` of a PULL: what the answer holds.
 EVERYTHING = 0
 DIFFERENCES = 1  # elements in which the replica is known to differ from the weights
-ALONE = 2  # added to one of these
 
 Array = NDArray[np.float32]
 

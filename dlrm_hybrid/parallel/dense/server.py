@@ -19,7 +19,7 @@ from dlrm_hybrid.compress.update import Update
 from dlrm_hybrid.model.optimizer import Schedule
 from dlrm_hybrid.parallel.dense.bucket import Bucket, BucketOptions, Change
 from dlrm_hybrid.parallel.dense.master import copy_into
-from dlrm_hybrid.parallel.dense.sections import ALONE, EVERYTHING, digest_section
+from dlrm_hybrid.parallel.dense.sections import DIFFERENCES, EVERYTHING, digest_section
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.sync.policy import (
     Action,
@@ -165,16 +165,13 @@ class ParameterServer:
 
     def _take_pull(self, stage: int, frame: Frame, what: str) -> list[Outgoing]:
         """Answer with the newest weights, and their digest."""
-        alone, wanted = divmod(frame.round, ALONE)
-        if alone > 1 or frame.sections:
+        if frame.round not in (EVERYTHING, DIFFERENCES) or frame.sections:
             raise DlrmError(f"{what}: round {frame.round} with {len(frame.sections)} sections")
         worker = frame.sender
-        self._states[stage] = self._states[stage].on_pull(
-            Pull(worker, frame.number, alone=bool(alone))
-        )
+        self._states[stage] = self._states[stage].on_pull(Pull(worker, frame.number))
         bucket = self._buckets[stage]
         with self._encoding:
-            sections = bucket.equalize(worker, everything=wanted == EVERYTHING)
+            sections = bucket.equalize(worker, everything=frame.round == EVERYTHING)
         digest = digest_section(bucket.digest(0, worker))
         answer = replace(
             frame, kind=Kind.PARAMETERS, sender=self._rank, sections=(*sections, digest)

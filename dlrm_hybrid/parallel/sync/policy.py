@@ -43,12 +43,10 @@ class Pull(NamedTuple):
     Attributes:
         sender: its rank.
         number: of its next push.
-        alone: no push of others belongs to that one; policies that begin otherwise change here.
     """
 
     sender: int
     number: int
-    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +140,6 @@ class SyncPolicy(Protocol):
         Where the versions are its own it never needs one from before its last pull.
         """
         ...
-
-    def alone(self) -> SyncPolicy:
-        """What holds for a worker from a pull on that says it pushes alone."""
-        return self
 
     def settled(self, pushed: int) -> Version:
         """The version there is once every worker has pushed so often and all has arrived.

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.config.rules import server_leads
-from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.parallel.step import StepTables, train_step
 from dlrm_hybrid.parallel.tables.arrival import ArrivalOrder
 from dlrm_hybrid.parallel.tables.versions import BatchOrder
@@ -79,11 +78,6 @@ def simulate(world: Layout, units: UnitCosts, hosts: Hosts, steps: int = FEWEST_
     return _World(world, frames(world), units, hosts, steps).run()
 
 
-def _steady(config: Config) -> Config:
-    """The same run after the steps that all trainers make together."""
-    return replace(config, sync=replace(config.sync, warmup_steps=0))
-
-
 class _World:
     """The ranks, queues and clocks of one simulated world."""
 
@@ -93,7 +87,7 @@ class _World:
         self._world, self._sizes, self._units = world, sizes, units
         self._hosts, self._steps = hosts, steps
         self._machine = Machine(hosts, units.messages)
-        self._policy = policy(_steady(world.config))
+        self._policy = policy(world.config)
         self._leads = None if server_leads(world.config) else leader(world.config)
         self._warm: dict[int, float] = {}  # when a worker had done its first steps
         self._ends: dict[int, float] = {}

@@ -27,7 +27,6 @@ from dlrm_hybrid.parallel.sync.asynchronous import Asynchronous
 from dlrm_hybrid.parallel.sync.lockstep import Lockstep
 from dlrm_hybrid.parallel.sync.policy import SyncPolicy
 from dlrm_hybrid.parallel.sync.rounds import Rounds
-from dlrm_hybrid.parallel.sync.warmup import Warmup
 from dlrm_hybrid.parallel.topology import TableServerRole, Topology
 from dlrm_hybrid.types import ConfigError, DataError
 
@@ -195,10 +194,8 @@ def _interaction(model: ModelConfig) -> Interaction:
 def policy(config: Config) -> SyncPolicy:
     """How old the weights of a step may be; `sync` and `bounded` differ in the staleness only."""
     if config.sync.name == "async":
-        alone = Asynchronous(
-            config.parallel.trainers, config.sync.in_flight, config.parallel.threads
-        )
-        return Warmup(steps, alone) if (steps := config.sync.warmup_steps) else alone
+        parallel = config.parallel
+        return Asynchronous(parallel.trainers, config.sync.in_flight, parallel.threads)
     if config.parallel.elastic:
         return Rounds(config.parallel.trainers)
     return Lockstep(config.sync.staleness)

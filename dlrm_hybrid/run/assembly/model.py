@@ -19,7 +19,6 @@ from dlrm_hybrid.model.optimizer import (
     Adam,
     Constant,
     DenseOptimizer,
-    Joined,
     Linear,
     Momentum,
     Plateau,
@@ -135,15 +134,11 @@ def dense_schedule(
         stage: whose; the last one stands for all in reports.
         lowered: see `schedule`.
     """
-    alone = schedule(config, config.optimizer.lr / pushes_averaged(config), steps, lowered)
-    warmup, first = config.optimizer.staleness_warmup_steps, config.sync.warmup_steps
-    if warmup is not None:
-        late = staleness(config, stage)
-        alone = StalenessWarmup(schedule=alone, staleness=late, steps=warmup, first=first)
-    if not first:
-        return alone
-    together = schedule(config, config.optimizer.lr, steps)
-    return Joined(first=together, steps=first, then=alone)
+    whole = schedule(config, config.optimizer.lr / pushes_averaged(config), steps, lowered)
+    warmup = config.optimizer.staleness_warmup_steps
+    if warmup is None:
+        return whole
+    return StalenessWarmup(schedule=whole, staleness=staleness(config, stage), steps=warmup)
 
 
 def staleness(config: Config, stage: int) -> int:
@@ -236,7 +231,6 @@ def plan(config: Config, shards: Shards) -> Plan:
         evaluate_every=epoch if train.evaluate_every == "epoch" else train.evaluate_every,
         checkpoint_every=config.checkpoint.every,
         checkpoint_minutes=config.checkpoint.minutes,
-        warmup_steps=config.sync.warmup_steps,
         patience=patience(config),
         parts=tuple(shards.scored_rows(config.data.test_part)),
         monitor=train.monitor,

@@ -99,8 +99,7 @@ def lead(
 
 def _begin(config: Config, done: tuple[int, ...]) -> Leases | Turns:
     """Who learns from which batches, at rest after so many of each trainer."""
-    together = config.sync.warmup_steps * config.parallel.trainers
-    if config.sync.name == "sync" or sum(done) < together:
+    if config.sync.name == "sync":
         return Turns.begin(done)
     return Leases.begin(done, config.sync.ahead)
 

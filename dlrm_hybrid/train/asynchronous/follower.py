@@ -108,12 +108,12 @@ class Follower:
                 self._learn(order)
                 continue
             if order["do"] == "settle":
-                self._settle(order["alone"])
+                self._settle()
             elif order["do"] == "evaluate":
                 self._evaluate(ScoredPart(order["part"]), order["trainers"])
             elif order["do"] == "join":
                 rank.join(order["at"])
-                rank.runner.run(self.client.refresh(whole=True, alone=order["alone"]))
+                rank.runner.run(self.client.refresh(whole=True))
                 name = rank.topology.name(rank.messenger.rank)
                 self.say(f"{name} has been started again and goes on at batch {order['at']}")
             elif order["do"] == "leave":
@@ -213,10 +213,10 @@ class Follower:
         except (PreemptedError, InterruptedRunError):
             pass  # all have stopped at the same batch; the leader says what comes now
 
-    def _settle(self, alone: bool) -> None:
+    def _settle(self) -> None:
         """At rest: weights become those of the servers, and what was sent to tables has arrived."""
         runner, tables = self.rank.runner, self.rank.worker.tables
-        runner.run(self.client.refresh(whole=False, alone=alone))
+        runner.run(self.client.refresh(whole=False))
         if tables is not None:
             runner.run(tables.settle())
 

@@ -55,8 +55,7 @@ class LeaderRank:
         rows: to evaluate, of each part.
         messenger: to the other ranks; its mailbox answers what comes to servers, and reports.
         log: gets the batches that are given out, but not turns; None keeps no record.
-        begin: gives who learns from which batches, from how many each trainer has learned from;
-            asked again at rests until trainers go on alone.
+        begin: gives who learns from which batches, from how many each trainer has learned from.
         stop: stop request of signals to this rank.
         elastic: trainers may come and go.
         missed: told the rank and the incarnation of a worker that went without a goodbye.
@@ -281,31 +280,17 @@ class LeaderRank:
     def _let_join(self, trainer: int) -> list[Outgoing]:
         """Who joins at a rest has come: now, if nobody learns; else there is one soon."""
         if not self.roll.present and not any(self._orders[one].told for one in self.roll.away):
-            return self._dispatch.tell(trainer, self._joining(trainer))
+            return self._dispatch.tell(trainer, self._orders[trainer].join)
         if (soon := self._leases.soon()).limit > self._leases.learned:
             self._leases = soon
         return []
-
-    def _part(self) -> None:
-        """At rest after the last step made together: who is away need not come at a rest."""
-        after = self.begin(self._leases.done)
-        if isinstance(after, Turns) or isinstance(self._leases, Leases):
-            return
-        self._leases = replace(after, away=self._leases.away)
-        for trainer in self.roll.away:
-            if not self._orders[trainer].told:
-                self._dispatch.send(self._dispatch.tell(trainer, self._joining(trainer)))
-
-    def _joining(self, trainer: int) -> Order:
-        """Where a trainer begins that has been started again."""
-        return {**self._orders[trainer].join, "alone": isinstance(self._leases, Leases)}
 
     def _join(self) -> None:
         """At rest: take in all that have come, unless they are lost meanwhile."""
         orders, away, stages = self._orders, self.roll.away, self.topology.stages
         joining = [one for one in away if not orders[one].told and orders[one].can_have(stages, 0)]
         for trainer in joining:
-            self._dispatch.send(self._dispatch.tell(trainer, self._joining(trainer)))
+            self._dispatch.send(self._dispatch.tell(trainer, self._orders[trainer].join))
         self._dispatch.wait(lambda: not any(one in away and orders[one].told for one in joining))
 
     def _give_all(self) -> list[Outgoing]:
@@ -326,15 +311,14 @@ class LeaderRank:
         if self._end is not None:
             orders.told.append(self._end)
         elif not isinstance(self._leases, Turns):  # nobody will wait for it
-            orders.told.append(self._joining(trainer))
+            orders.told.append(orders.join)
         return self._give_all()
 
     def _rest(self, step: int) -> None:
         """Wait until all have learned what they were given, and it has arrived everywhere."""
         self._dispatch.wait_for_all()
         # Who comes meanwhile has just pulled everything, and has sent nothing.
-        settle = {"do": "settle", "alone": self.plan.is_alone(step)}
-        self._dispatch.command(settle, self.roll.present)
+        self._dispatch.command({"do": "settle"}, self.roll.present)
         self._dispatch.wait_for_all()
         if self.log is not None:
             self.log.add(Taken(Kind.SAVE, self.leader, step))
@@ -342,7 +326,6 @@ class LeaderRank:
     def _go_on(self, step: int, at: LoaderState) -> None:
         """Give out batches up to the next step at which something is due."""
         self._positions.begin(step, at)
-        self._part()
         self._join()
         self._leases = self._leases.until(self.plan.next_rest(step) * self.topology.trainers)
         for ahead in range(AHEAD + 1):  # what can be had first goes to all alike

@@ -3,7 +3,7 @@
 `SimulatedPace` draws from a seed how long each batch takes its trainer. A trainer looks up and has
 its weights when it begins a batch, and pushes when that time is over; messages take none. So runs
 are reproducible, and can be resumed, bit for bit; which staleness a world shows follows from the
-times alone. Steps that are made together (`sync.warmup_steps`) all begin at once.
+times alone.
 """
 
 from __future__ import annotations
@@ -50,15 +50,11 @@ class Trainers:
     part: Callable[[LoaderState, int], Batch]
     after: Callable[[LoaderState], LoaderState]
 
-    def refresh(self, alone: bool) -> None:
-        """Make all replicas equal to the weights of the servers; nothing is under way.
-
-        Args:
-            alone: from here on each pushes alone.
-        """
+    def refresh(self) -> None:
+        """Make all replicas equal to the weights of the servers; nothing is under way."""
         self.runner.run(
             {
-                rank: client.refresh(whole=False, alone=alone)
+                rank: client.refresh(whole=False)
                 for rank, client in self.clients.items()
                 if isinstance(client, ServerClient)
             }
@@ -155,8 +151,8 @@ class SimulatedPace(Pace):
         if step * count == self._leases.limit:
             self._leases = self._leases.until(self.plan.next_rest(step) * count)
             self._positions.begin(step, at)
-            self.trainers.refresh(self.plan.is_alone(step))
-        if not self._begun:  # at rest, or all together
+            self.trainers.refresh()
+        if not self._begun:  # at rest
             for trainer in range(count):
                 self._begin(trainer, 0.0)
         metrics = StepMetrics()
@@ -165,7 +161,7 @@ class SimulatedPace(Pace):
             metrics = metrics.plus(self._learn(trainer, batch))
             # Others may have waited for this one; else they are at a batch, or there is none left.
             ready = (trainer, *range(count)) if self.ahead else (trainer,)
-            for other in ready if self.plan.is_alone(step) else ():
+            for other in ready:
                 if not self._leases.under_way[other]:
                     self._begin(other, now)
         return metrics, self._positions.of(step + 1)

@@ -19,7 +19,6 @@ from dlrm_hybrid.train.asynchronous.order_log import Gate, Taken
 from dlrm_hybrid.train.asynchronous.pace import Pace, Trainers
 from dlrm_hybrid.train.progress import Plan, Progress
 from dlrm_hybrid.types import DataError, Tick
-from dlrm_hybrid.wire.frame import Kind
 
 
 @final
@@ -79,7 +78,7 @@ class RecordedPace(Pace):
         """What all trainers learned until they came to rest."""
         leases = self._leases()
         if not self._first:
-            self.trainers.refresh(self.plan.is_alone(self._first))
+            self.trainers.refresh()
         outcomes = self.trainers.runner.run(
             {
                 worker.rank: self._learn(trainer, worker, leases[trainer])
@@ -88,7 +87,7 @@ class RecordedPace(Pace):
             }
         )
         # As at each rest on record: what is due behind a pull comes through now, too.
-        self.trainers.refresh(self.plan.is_alone(self._rest))
+        self.trainers.refresh()
         for trainer, several in enumerate(leases):
             self._done[trainer] += sum(lease.batches for lease in several)
         if self._rest == self.plan.steps:
@@ -114,12 +113,6 @@ class RecordedPace(Pace):
     def _leases(self) -> list[list[Taken]]:
         """Of each trainer, those up to the next rest."""
         trainers = len(self.trainers.workers)
-        if not self.plan.is_alone(self._first):
-            steps = range(self._first, self._rest)
-            return [
-                [Taken(Kind.DECISION, trainer, step * trainers + trainer, 1) for step in steps]
-                for trainer in range(trainers)
-            ]
         leases: list[list[Taken]] = [[] for _ in range(trainers)]
         given = self._first * trainers
         while given < self._rest * trainers:
