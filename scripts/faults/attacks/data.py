@@ -19,7 +19,7 @@ import zstandard
 from dlrm_hybrid.data.synthetic import generate
 from dlrm_hybrid.run.assembly import build
 
-from .base import SMALL, Attack, Ended, NotHereError, expect, members, program, start, wait
+from .base import SMALL, Attack, Ended, NotHereError, expect, program, start, wait
 
 REAL = ("data=criteo_kaggle", "data.raw=train.txt", "data.prepared=rows", "data.processes=1")
 MODEL = ("model=dlrm_small", "train.batch_size=64", "telemetry.tensorboard=false")
@@ -72,7 +72,7 @@ def _changed_while_read(folder: Path, change: Callable[[Path], None]) -> str:
     raw = _raw(folder, rows=400_000)
     one = start(["prepare", *REAL], folder)
     until = time.monotonic() + DEADLINE_SECONDS
-    while not list(folder.glob("rows.partial/spill-*/words.bin")):
+    while not list(folder.glob("rows.partial/spill-*/1.bin")):
         expect(one.poll() is None and time.monotonic() < until, "prepare never began to read")
         time.sleep(POLL_SECONDS)
     change(raw)
@@ -105,21 +105,6 @@ def _two_at_once(folder: Path) -> str:
     waited = [end for end in ends if "is preparing these rows; waiting for it" in end.output]
     expect(len(waited) == 1, "nobody waited")
     return next(line for line in waited[0].output.splitlines() if "waiting" in line)
-
-
-def _workers_orphaned(folder: Path) -> str:
-    _raw(folder)
-    one = start(["prepare", *REAL, "data.processes=2"], folder)
-    until = time.monotonic() + DEADLINE_SECONDS
-    workers: list[psutil.Process] = []
-    while len(workers) < 2:
-        expect(one.poll() is None and time.monotonic() < until, "prepare never started workers")
-        workers = [process for process in members(one.pid) if process.pid != one.pid]
-    for process in workers:
-        process.suspend()
-    one.kill()
-    wait(one, folder)  # sees that nobody is left
-    return f"{len(workers)} stopped workers are gone"
 
 
 def _bomb(folder: Path, suffix: str) -> str:
@@ -237,19 +222,6 @@ ATTACKS = (
         partial(_changed_while_read, change=lambda raw: _flip_label(raw, 4_000_000)),
     ),
     Attack("synthetic-twice-at-once", "the second waits, both exit 0", _two_at_once),
-    Attack("workers-orphaned", "nobody left after kill -9, stopped or not", _workers_orphaned),
-    Attack("zst-bomb", "exit 3 in bounded memory", partial(_bomb, suffix="zst")),
-    Attack("gz-bomb", "exit 3 in bounded memory", partial(_bomb, suffix="gz")),
-    Attack("zst-of-repetitive-rows", "all rows", _repetitive),
-    Attack("zst-window", "exit 3, what to do", _wide_window),
-    Attack("shard-bit-flipped", "exit 3, the rows", _bit_flipped),
-    Attack("rows-manifest-lies", "exit 3, the field", _lying_manifest),
-    Attack("disk-full-in-prepare", "exit 5, nothing half made", _full_disk),
-    Attack(
-        "batch-larger-than-rows",
-        "exit 2 at once, no run folder",
-        partial(_too_late, override="train.batch_size=7000", code=2),
-    ),
     Attack(
         "resume-from-nowhere",
         "exit 3 at once, no run folder",
