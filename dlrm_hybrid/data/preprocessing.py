@@ -3,25 +3,107 @@
 A run folder, and each of its checkpoints, has a folder of that: the manifest of the prepared rows
 and their vocabularies, as hard links where the file system has these. So a model scores new rows
 whatever has become of those that it was trained on.
+
+`vocabulary/<n>.npy` has the categories of categorical column n, from 1, in the order of their ids,
+without one for a shared id 0: text as UTF-8 bytes, concatenated, with `<n>.offsets.npy` (V + 1)
+that says where each begins; whole numbers, and hashes, as int64; `hash8` as uint32. A missing value
+is the empty text, -2**63 or 0.
+
+Shapes: V categories of a column, D keys that are looked up.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import numpy as np
+import numpy.typing as npt
+import xxhash
 
 from dlrm_hybrid import disk
 from dlrm_hybrid.bags import Bags, Int64s, expanded
 from dlrm_hybrid.data import manifest as manifests
+from dlrm_hybrid.data.arrays import HEADER_BYTES, header
 from dlrm_hybrid.data.manifest import MANIFEST_FILE, VOCABULARY_FOLDER, Manifest
-from dlrm_hybrid.data.schema import Schema
+from dlrm_hybrid.data.schema import CategoricalColumn, Schema
+from dlrm_hybrid.data.sources.cells import Key
 from dlrm_hybrid.rng import drawn, fold
 from dlrm_hybrid.types import DataError
 
 PREPROCESSING_FOLDER = "preprocessing"
+DAMAGED = "the file was damaged or changed: prepare the rows again"
+NO_ROW = -1
+Keys = Sequence[Key] | npt.NDArray[Any]
+Lookup = Callable[[Keys], Int64s]
+"""Gives the id of each of some keys, `NO_ROW` where no row of the table is its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The categories of one column.
+
+    Attributes:
+        column: what the schema says of it.
+        keys: by id: texts, or an array of uint32 for Criteo's hashes and of int64 for other
+            numbers.
+        first_id: 1 where id 0 stands for all others, else 0.
+    """
+
+    column: CategoricalColumn
+    keys: Keys
+    first_id: int
+
+    @property
+    def table_rows(self) -> int:
+        """Rows of its table."""
+        return len(self.keys) + self.first_id
+
+    def lookup(self) -> Lookup:
+        """What finds ids in it."""
+        if self.column.has_texts:
+            ids = {key: id for id, key in enumerate(self.keys, self.first_id)}
+            return lambda keys: np.array([ids.get(key, NO_ROW) for key in keys], np.int64)
+        known_V = np.asarray(self.keys, np.int64)
+        order_V = np.argsort(known_V, kind="stable")
+        sorted_V = np.append(known_V[order_V], 0)  # a place behind all
+        ids_V = np.append(order_V + self.first_id, NO_ROW)
+
+        def find(keys: Keys) -> Int64s:
+            keys_D = np.asarray(keys, np.int64)
+            place_D = np.searchsorted(sorted_V[:-1], keys_D)
+            return np.where(sorted_V[place_D] == keys_D, ids_V[place_D], NO_ROW)
+
+        return find
+
+
+def write_vocabulary(folder: Path, number: int, keys: Keys, column: CategoricalColumn) -> bytes:
+    """Write the categories of column `number`, from 1; the xxh3-128 of what the files hold."""
+    arrays: dict[str, npt.NDArray[Any]]
+    if column.has_texts:
+        encoded = [str(key).encode() for key in keys]
+        offsets = np.zeros(len(keys) + 1, np.int64)
+        np.cumsum([len(text) for text in encoded], out=offsets[1:])
+        content = np.frombuffer(b"".join(encoded), np.uint8)
+        arrays = {f"{number}.npy": content, f"{number}.offsets.npy": offsets}
+    else:
+        arrays = {f"{number}.npy": np.asarray(keys, column.key_type)}
+    digest = xxhash.xxh3_128()
+    for name, array in arrays.items():
+        payload = array.reshape(-1).view(np.uint8).data
+        digest.update(payload)
+        disk.write(folder / name, [memoryview(header(array.dtype.str, array.shape)), payload])
+    return digest.digest()
+
+
+def _keys(contents: Sequence[bytes], column: CategoricalColumn) -> Keys:
+    if not column.has_texts:
+        return np.frombuffer(contents[0], column.key_type)
+    text, offsets = contents[0], np.frombuffer(contents[1], "<i8").tolist()
+    return [text[first:stop].decode() for first, stop in pairwise(offsets)]
 
 
 @final
@@ -46,6 +128,43 @@ class Preprocessing:
     def table_rows(self) -> tuple[int, ...]:
         """Rows that each embedding table needs."""
         return self.manifest.table_rows
+
+    def vocabularies(self) -> list[Vocabulary]:
+        """The categories of each categorical column.
+
+        Raises:
+            DataError: a file is missing, or is not what `prepare` wrote.
+        """
+        columns = zip(
+            self.schema.categorical,
+            self.verified_vocabularies(),
+            self.manifest.out_of_vocabulary,
+            strict=True,
+        )
+        return [
+            Vocabulary(column, _keys(contents, column), int(is_shared))
+            for column, contents, is_shared in columns
+        ]
+
+    def verified_vocabularies(self) -> list[list[bytes]]:
+        """What the files of each column's vocabulary hold; raises as `vocabularies`."""
+        folder = self.folder / VOCABULARY_FOLDER
+        files = [
+            [f"{number}.npy", f"{number}.offsets.npy"][: 1 + column.has_texts]
+            for number, column in enumerate(self.schema.categorical, 1)
+        ]
+        try:
+            found = [
+                [disk.plain_file(folder, file).read_bytes()[HEADER_BYTES:] for file in of_column]
+                for of_column in files
+            ]
+        except OSError as error:
+            what = f"{error.filename}: cannot be read: {error.strerror}"
+            raise DataError(f"{what}; {DAMAGED}") from error
+        digests = [xxhash.xxh3_128_digest(b"".join(contents)) for contents in found]
+        if xxhash.xxh3_128_hexdigest(b"".join(digests)) != self.manifest.vocabulary_xxh3:
+            raise DataError(f"{folder}: does not match {MANIFEST_FILE}; {DAMAGED}")
+        return found
 
     def expanded(self, bags: Bags[Int64s]) -> Bags[Int64s]:
         """The bags of rows with all ids of the columns that the schema expands."""

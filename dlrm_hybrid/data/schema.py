@@ -89,6 +89,21 @@ class CategoricalColumn:
     embedding_dim: Annotated[int, Field(ge=1, le=4096)] | None = None
 
     @property
+    def has_texts(self) -> bool:
+        """Whether its categories are texts, and not numbers."""
+        return self.kind == "string" and not self.hash_size
+
+    @property
+    def has_hashes(self) -> bool:
+        """Whether its categories are eight hexadecimal digits, which Criteo has hashed."""
+        return self.kind == "hash8" and not self.hash_size
+
+    @property
+    def key_type(self) -> str:
+        """How numpy has its categories where these are numbers."""
+        return "<u4" if self.has_hashes else "<i8"
+
+    @property
     def changes(self) -> tuple[str | int, ...]:
         """What becomes of values before they are categories, as far as it is not the usual."""
         bucket = () if self.bucket is None else (self.bucket,)

@@ -14,19 +14,17 @@ from typing import NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from dlrm_hybrid.bags import Bags, Int64s, jagged, runs
 from dlrm_hybrid.data import manifest as manifests
-from dlrm_hybrid.data.arrays import BLOCK_ROWS, HEADER_BYTES, Array, block_xxh3, open_array
-from dlrm_hybrid.data.manifest import VOCABULARY_FOLDER, Manifest, Semantics
-from dlrm_hybrid.data.preprocessing import Preprocessing
+from dlrm_hybrid.data.arrays import BLOCK_ROWS, Array, block_xxh3, open_array
+from dlrm_hybrid.data.manifest import Manifest, Semantics
+from dlrm_hybrid.data.preprocessing import DAMAGED, Preprocessing
 from dlrm_hybrid.data.schema import Schema
 from dlrm_hybrid.types import ConfigError, DataError, ScoredPart
 
 SAMPLED_BLOCKS = 32
 _LIST_FILES = (manifests.offsets_file, manifests.values_file)
-DAMAGED = "the file was damaged or changed: prepare the rows again"
 
 
 class Lists(NamedTuple):
@@ -360,7 +358,7 @@ def verify(shards: Shards, progress: Callable[[int], None]) -> None:
                 f"{path}: does not match manifest.json: {clicks} clicks to {name}, not "
                 f"{part.clicks}; {DAMAGED}"
             )
-    _check_vocabulary(shards)
+    shards.preprocessing.verified_vocabularies()
 
 
 def _check_block(shards: Shards, file: int, rows: Array, block: int) -> None:
@@ -371,19 +369,3 @@ def _check_block(shards: Shards, file: int, rows: Array, block: int) -> None:
             f"{shards.folder / stored.file}: rows {first:,} to {first + len(rows_of_block) - 1:,} "
             f"(counted from 0): checksum differs from manifest.json; {DAMAGED}"
         )
-
-
-def _check_vocabulary(shards: Shards) -> None:
-    """The categories of all ids."""
-    manifest, folder = shards.manifest, shards.folder / VOCABULARY_FOLDER
-    digests: list[bytes] = []
-    try:
-        for number in range(1, len(manifest.table_rows) + 1):
-            digest = xxhash.xxh3_128()
-            for path in sorted(folder.glob(f"{number}.*npy")):
-                digest.update(path.read_bytes()[HEADER_BYTES:])
-            digests.append(digest.digest())
-    except OSError as error:
-        raise DataError(f"{error.filename}: cannot be read: {error.strerror}; {DAMAGED}") from error
-    if xxhash.xxh3_128_hexdigest(b"".join(digests)) != manifest.vocabulary_xxh3:
-        raise DataError(f"{folder}: does not match manifest.json; {DAMAGED}")

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from dlrm_hybrid import disk
-from dlrm_hybrid.data.arrays import header, read_rows
+from dlrm_hybrid.data.arrays import read_rows
 from dlrm_hybrid.data.manifest import VOCABULARY_FOLDER, Semantics
+from dlrm_hybrid.data.preprocessing import write_vocabulary
 from dlrm_hybrid.kernels.criteo import count, insert, keys_by_number, lookup, rehash
 from dlrm_hybrid.threads import Report, Threads
 from dlrm_hybrid.types import DataError
@@ -38,14 +38,16 @@ class ColumnTask:
 
     Attributes:
         spilled: file of keys, replaced by ids.
-        keys: .npy file to write: uint32 keys in id order, without one for a shared id 0.
+        folder: of the vocabularies.
+        number: of the column, from 1.
         rows: in the spilled file.
         known_rows: the first of them, whose categories make the vocabulary.
         semantics: which categories are kept, and whether the others share id 0.
     """
 
     spilled: Path
-    keys: Path
+    folder: Path
+    number: int
     rows: int
     known_rows: int
     semantics: Semantics
@@ -113,7 +115,7 @@ def number_columns(
     vocabulary.mkdir()
     known_rows = rows[0] if semantics.vocabulary == "train_days" else rows[1]
     tasks = [
-        ColumnTask(path, vocabulary / f"{number}.npy", rows[1], known_rows, semantics)
+        ColumnTask(path, vocabulary, number, rows[1], known_rows, semantics)
         for number, path in enumerate(spilled, 1)
     ]
     # The long columns first, so that no thread is left alone with one at the end.
@@ -145,10 +147,9 @@ def encode(task: ColumnTask, report: Report) -> ColumnResult:
             new_ids[1:] *= kept_V
             for ids_N in _blocks(file, range(task.rows)):
                 ids_N[:] = new_ids[ids_N]
-    payload = keys_V.view(np.uint8).data
-    disk.write(task.keys, [memoryview(header(keys_V.dtype.str, keys_V.shape)), payload])
-    shared = task.semantics.shares_id[0]
-    return ColumnResult(keys_V.size + shared, xxhash.xxh3_128_digest(payload))
+    column = task.semantics.schema.categorical[task.number - 1]
+    digest = write_vocabulary(task.folder, task.number, keys_V, column)
+    return ColumnResult(keys_V.size + task.semantics.shares_id[0], digest)
 
 
 def _number(task: ColumnTask, file: BufferedRandom, report: Report) -> tuple[Table, Keys | None]:

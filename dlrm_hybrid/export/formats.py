@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -21,13 +20,13 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.bags import lengths_of, table_offsets
 from dlrm_hybrid.checkpoint.writer import write_tensors
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.export.names import Naming, shapes_of, to_ours, to_theirs
-from dlrm_hybrid.export.plain import INT8_KINDS, PlainDlrm, list_name, quantised
+from dlrm_hybrid.export.plain import INT8_KINDS, PlainDlrm, quantised
 from dlrm_hybrid.model.layers.keep_largest import KeepLargest
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.saved.inputs import inputs_of, list_name
 from dlrm_hybrid.types import ResourceError
 
 Format = Literal["pt2", "onnx", "safetensors"]
@@ -39,31 +38,6 @@ MOST_ONNX_BYTES = 1 << 30
 Floats = npt.NDArray[np.float32]
 Scorer = Callable[[Batch], tuple[Floats, Floats]]
 """Logits and probabilities (B,) of the rows of a batch."""
-
-
-def inputs_of(batch: Batch, multi_hot: Sequence[int] = ()) -> dict[str, npt.NDArray[Any]]:
-    """A batch as `PlainDlrm` takes it, its lists by name; without dense columns without `dense`.
-
-    Args:
-        batch: of rows.
-        multi_hot: tables, from 0, of which a row has any number of ids.
-    """
-    bags = batch.bags
-    lengths_FB, first_F = lengths_of(bags), table_offsets(bags).tolist()
-    values_N = bags.values.reshape(-1)
-    ids = [values_N[first:stop] for first, stop in pairwise(first_F)]
-    single = [one for number, one in enumerate(ids) if number not in multi_hot]
-    ids_BS = np.stack(single, 1) if single else np.empty((bags.rows, 0), np.int64)
-    found: dict[str, npt.NDArray[Any]] = {"dense": batch.dense_BI, "ids": ids_BS}
-    if not batch.dense_BI.shape[1]:
-        del found["dense"]
-    for number in multi_hot:
-        length_B = lengths_FB[number]
-        most = max(1, int(length_B.max(initial=0)))
-        ids_BL = np.full((bags.rows, most), -1, np.int64)
-        ids_BL[np.arange(most) < length_B[:, None]] = ids[number]
-        found[list_name(number)] = ids_BL
-    return found
 
 
 def require(format: Format) -> None:
@@ -176,7 +150,7 @@ def _tensors_of(path: Path) -> dict[str, Tensor]:
 
 def _torch_scorer(module: Any, multi_hot: Sequence[int]) -> Scorer:
     def score(batch: Batch) -> tuple[Floats, Floats]:
-        inputs = inputs_of(batch, multi_hot).items()
+        inputs = inputs_of(batch.dense_BI, batch.bags, multi_hot).items()
         named: dict[str, Any] = {name: torch.from_numpy(array) for name, array in inputs}
         if multi_hot:
             named["lists"] = [named.pop(list_name(one)) for one in multi_hot]
@@ -194,7 +168,9 @@ def _onnx_scorer(path: Path, multi_hot: Sequence[int]) -> Scorer:
     session: Any = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
     def score(batch: Batch) -> tuple[Floats, Floats]:
-        logit_B, score_B = session.run(list(OUTPUTS), inputs_of(batch, multi_hot))
+        logit_B, score_B = session.run(
+            list(OUTPUTS), inputs_of(batch.dense_BI, batch.bags, multi_hot)
+        )
         return logit_B, score_B
 
     return score

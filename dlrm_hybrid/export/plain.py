@@ -219,11 +219,6 @@ class PlainDlrm(nn.Module):
         return logit_B, torch.sigmoid(logit_B)
 
 
-def list_name(number: int) -> str:
-    """What the list of a multi-hot table, from 0, is called where inputs have names."""
-    return f"ids_{number + 1}"
-
-
 def _rows(table: nn.Module, ids: Tensor) -> Tensor:
     """Rows (…, D) of ids (…), zeros for negative ones: ONNX would count these from the end."""
     rows: Tensor = table(ids.clamp(min=0))

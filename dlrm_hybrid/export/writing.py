@@ -22,9 +22,8 @@ from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.disk import writing
 from dlrm_hybrid.export.folder import new_folder
 from dlrm_hybrid.export.formats import ModelFile, Scorer, require
-from dlrm_hybrid.export.importing import MODEL_FILE
 from dlrm_hybrid.export.names import names_of, shapes_of
-from dlrm_hybrid.export.plain import list_name, with_sums
+from dlrm_hybrid.export.plain import with_sums
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.display import Display
@@ -36,7 +35,7 @@ from dlrm_hybrid.run.evaluating import (
 )
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.run.rows import Command
-from dlrm_hybrid.saved import vocabularies
+from dlrm_hybrid.saved.inputs import MODEL_FILE, write_inputs
 from dlrm_hybrid.saved.model import SavedModel
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
 from dlrm_hybrid.types import ConfigError, DataError
@@ -224,10 +223,10 @@ def export(request: Request, display: Display) -> Exported:
         with writing(folder, OUTPUT_KEY):
             file.write(folder, tensors)
             num_bytes = sum(path.stat().st_size for path in folder.iterdir())
-            columns = vocabularies.write(folder, vocabularies.read(job.preprocessing))
+            inputs = write_inputs(folder, job.preprocessing, file.multi_hot)
         comparison = _compare(job, options, saved, file, tensors, folder, display)
         with writing(folder, OUTPUT_KEY):
-            text = json.dumps(_description(job, file, columns, comparison), indent=1)
+            text = json.dumps(_description(job, file, inputs, comparison), indent=1)
             (folder / MODEL_FILE).write_text(text + "\n", encoding="utf-8")
     return Exported(
         checkpoint=job.checkpoint,
@@ -339,14 +338,11 @@ def _remarks(job: _Job, file: ModelFile) -> Iterator[str]:
 def _description(
     job: _Job,
     file: ModelFile,
-    columns: list[dict[str, Any]],
+    inputs: dict[str, Any],
     comparison: Comparison,
 ) -> dict[str, Any]:
     """What `model.json` says: enough to feed the model without this program."""
     manifest, spec = job.preprocessing.manifest, file.spec
-    singles = [one for number, one in enumerate(columns) if number not in file.multi_hot]
-    dense = vocabularies.dense_columns(job.preprocessing)
-    lists = {list_name(k): {"dtype": "int64", "columns": [columns[k]]} for k in file.multi_hot}
     return {
         "format": FORMAT,
         "program": f"dlrm_hybrid {__version__}",
@@ -358,11 +354,7 @@ def _description(
             "step": job.facts["step"],
             "config_hash": job.facts["config_hash"],
         },
-        "inputs": {
-            **({"dense": {"dtype": "float32", "columns": dense}} if dense else {}),
-            "ids": {"dtype": "int64", "columns": singles},
-            **lists,
-        },
+        "inputs": inputs,
         "outputs": {"logit": {"dtype": "float32"}, "score": {"dtype": "float32"}},
         "model": {
             "embedding_dim": spec.embedding_dim,

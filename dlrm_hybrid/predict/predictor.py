@@ -12,17 +12,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dlrm_hybrid.bags import part
+from dlrm_hybrid.bags import Int64s, part
 from dlrm_hybrid.checkpoint.folder import find_best, read_facts
 from dlrm_hybrid.checkpoint.reader import Progress
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
+from dlrm_hybrid.data.preprocessing import NO_ROW, Keys, Lookup, Vocabulary
 from dlrm_hybrid.data.schema import Extra
 from dlrm_hybrid.data.shards import open_shards
+from dlrm_hybrid.data.vocabulary import Table
 from dlrm_hybrid.model.layers.products import Precision
-from dlrm_hybrid.predict.encoding import Encoder, OutOfRangeError, Unknown, UnknownCategoryError
 from dlrm_hybrid.predict.sources import Block, frame_block
 from dlrm_hybrid.run.evaluating import check_vocabulary, saved_config, saved_preprocessing
+from dlrm_hybrid.saved.encoding import Encoder, RefusedValueError, Unknown
 from dlrm_hybrid.saved.model import SavedModel
 from dlrm_hybrid.types import DataError
 
@@ -82,7 +84,8 @@ class Predictor:
             torch.set_num_threads(threads)
         self.schema = preprocessing.schema.for_scoring
         self.extra: Extra = extra
-        self.encoder = Encoder(preprocessing, unknown)
+        self.encoder = Encoder.of(preprocessing, unknown, _lookup)
+        self._preprocessing = preprocessing
         self._batch_rows = batch_rows
         self._model = SavedModel.load(
             self.config,
@@ -111,6 +114,21 @@ class Predictor:
             .numpy()
         )
 
+    def batch(self, block: Block) -> Batch:
+        """Rows as the model takes them, with labels of 0; raises as `logits`."""
+        values = block.values
+        try:
+            bags = self._preprocessing.expanded(self.encoder.bags(values))
+            dense_BI = self.encoder.dense(values)
+        except RefusedValueError as error:
+            advice = (
+                ", and no row of its table stands for such ones "
+                f"({UNKNOWN_KEY}=zero scores it with zeros)"
+            )
+            reason = f"{error.reason}{advice if error.is_unknown else ''}"
+            raise DataError(f"{block.where(error.row)}: {reason}") from None
+        return Batch(dense_BI, bags, np.zeros(len(dense_BI), np.float32))
+
     def logits(self, block: Block) -> Floats:
         """Logits, float32 (R,).
 
@@ -118,19 +136,7 @@ class Predictor:
             DataError: a category is unknown, and no row stands for it, or a number too large;
                 names the row.
         """
-        try:
-            batch = self.encoder.batch(block.values)
-        except UnknownCategoryError as error:
-            raise DataError(
-                f"{block.where(error.row)}: {error.column}: category {error.category} was not seen "
-                "in training, and no row of its table stands for such ones "
-                f"({UNKNOWN_KEY}=zero scores it with zeros)"
-            ) from None
-        except OutOfRangeError as error:
-            raise DataError(
-                f"{block.where(error.row)}: column {error.column!r}: a value that is outside 32 "
-                "bits once it is standardised"
-            ) from None
+        batch = self.batch(block)
         logit_R = np.empty(len(batch.label_B), np.float32)
         for first in range(0, len(logit_R), self._batch_rows):
             some = slice(first, first + self._batch_rows)
@@ -139,3 +145,18 @@ class Predictor:
         for row in np.flatnonzero(~np.isfinite(logit_R))[:1].tolist():
             raise DataError(f"{block.where(row)}: the logit is not finite: values are too large")
         return logit_R
+
+
+def _lookup(vocabulary: Vocabulary) -> Lookup:
+    """As `Vocabulary.lookup`; of millions of Criteo's hashes by a compiled table."""
+    if not vocabulary.column.has_hashes:
+        return vocabulary.lookup()
+    table = Table()
+    table.insert(np.array(vocabulary.keys, np.uint32), 0)
+
+    def find(keys: Keys) -> Int64s:
+        number_D = np.array(keys, np.uint32)
+        table.lookup(number_D)  # 1 + number, 0 for unknown ones
+        return np.where(number_D > 0, number_D.astype(np.int64) - 1 + vocabulary.first_id, NO_ROW)
+
+    return find

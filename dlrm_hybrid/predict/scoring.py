@@ -183,7 +183,8 @@ def predict(request: Request, display: Display) -> Predicted:
         begun = time.perf_counter()
         rows, scores = _score(request, paths, predictor, file, display)
         seconds = time.perf_counter() - begun
-    counts = zip(predictor.encoder.columns, predictor.encoder.unknown_F.tolist(), strict=True)
+    names = [one.name for one in predictor.schema.categorical]
+    counts = zip(names, predictor.encoder.unknown_F.tolist(), strict=True)
     return Predicted(
         checkpoint=predictor.checkpoint,
         step=predictor.step,
@@ -236,10 +237,10 @@ def _score(
         extra = predictor.extra
         for block in read_blocks(paths, predictor.schema, keep, block_bytes, on_bytes, extra):
             logit_R = predictor.logits(block)
-            if block.label_R is None:
+            if block.values.label_N is None:
                 has_labels = False
             elif has_labels:
-                metrics.add(logit_R, block.label_R)
+                metrics.add(logit_R, block.values.label_N)
             number_R = np.arange(rows, rows + len(logit_R))
             score_R = torch.from_numpy(logit_R).sigmoid().numpy()
             file.write({"row": number_R, "score": score_R, **block.kept})

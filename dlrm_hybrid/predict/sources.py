@@ -20,27 +20,15 @@ from dlrm_hybrid.data.schema import CategoricalColumn, Extra, Schema
 from dlrm_hybrid.data.sources import files
 from dlrm_hybrid.data.sources.arrow import ArrowError, is_text, pa, plain, usual
 from dlrm_hybrid.data.sources.cells import number, plain_value, shown, text_of_category
+from dlrm_hybrid.data.sources.columns import Coded, Values
 from dlrm_hybrid.data.sources.criteo import NUM_COLUMNS, column_name, parse
 from dlrm_hybrid.data.sources.files import open_source
 from dlrm_hybrid.data.sources.text import blocks as text_blocks
-from dlrm_hybrid.data.sources.values import Values, as_text, read_values, without
+from dlrm_hybrid.data.sources.values import as_text, read_values, without
 from dlrm_hybrid.types import DataError
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-@dataclass(frozen=True, slots=True)
-class CriteoValues:
-    """A block of Criteo text, as its parser reads it.
-
-    Attributes:
-        dense_RI: float32, as a model takes them.
-        keys_FR: uint32, categories, each column contiguous.
-    """
-
-    dense_RI: npt.NDArray[np.float32]
-    keys_FR: npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +36,12 @@ class Block:
     """Rows of one source.
 
     Attributes:
-        values: their features.
-        label_R: float32, 0 or 1; None where the source has none.
+        values: their features, and labels where the source has them.
         kept: values of other columns by name, R each, as arrays of numpy or Arrow.
         where: says where a row of the block, from 0, comes from, for messages.
     """
 
-    values: CriteoValues | Values
-    label_R: npt.NDArray[np.float32] | None
+    values: Values
     kept: Mapping[str, Any]
     where: Callable[[int], str]
 
@@ -201,7 +187,6 @@ def _of_columns(block: files.Block, schema: Schema, source: str, keep: Sequence[
     row_N = values.row_N
     return Block(
         values=values,
-        label_R=values.label_N,
         kept=kept,
         where=lambda row: f"{source}: row {int(row_N[row])}",
     )
@@ -232,10 +217,15 @@ def _criteo(
             column = bad.column - (not has_label)
             line = block.first_line + bad.line
             raise DataError(f"{path}:{line}:{column}: {column_name(bad.column)}: {bad.reason}")
-        first_line = block.first_line
+        first_line, rows = block.first_line, len(columns.label_R)
+        index_R = np.arange(rows, dtype=np.int32)
         yield Block(
-            values=CriteoValues(columns.dense_RI, columns.keys_FR),
-            label_R=columns.label_R if has_label else None,
+            values=Values(
+                row_N=np.arange(first_line, first_line + rows),
+                label_N=columns.label_R if has_label else None,
+                dense_NI=columns.dense_RI.astype(np.float64),
+                categories=tuple(Coded(index_R, keys_R) for keys_R in columns.keys_FR),
+            ),
             kept=_fields(text, keep, names),
             where=lambda row, first=first_line: f"{path}:{first + row}",
         )

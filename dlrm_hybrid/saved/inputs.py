@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -16,22 +18,192 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter
 
+from dlrm_hybrid.bags import Bags, Int64s, lengths_of, table_offsets
+from dlrm_hybrid.data.manifest import VOCABULARY_FOLDER, Scale
+from dlrm_hybrid.data.preprocessing import Keys, Preprocessing, Vocabulary
 from dlrm_hybrid.data.schema import CategoricalColumn, DenseColumn, Extra, Schema
 from dlrm_hybrid.data.sources.cells import (
-    Key,
     is_missing,
     keys_of,
-    missing_key,
     number,
     plain_value,
     shown,
     split_list,
 )
-from dlrm_hybrid.data.sources.dense import transformed
+from dlrm_hybrid.data.sources.columns import Coded, Values, transformed
+from dlrm_hybrid.saved.encoding import Encoder, RefusedValueError
 from dlrm_hybrid.types import DataError
 
+MODEL_FILE = "model.json"
 Row = Mapping[str, Any]
 """Values by column, as JSON has them; null and an empty text are missing values."""
+
+
+def list_name(number: int) -> str:
+    """What the list of a multi-hot column, from 0, is called where inputs have names."""
+    return f"ids_{number + 1}"
+
+
+def inputs_of(
+    dense_BI: npt.NDArray[np.float32], bags: Bags[Int64s], multi_hot: Sequence[int] = ()
+) -> dict[str, npt.NDArray[Any]]:
+    """Rows as a graph takes them, their lists by name; without dense columns without `dense`.
+
+    Args:
+        dense_BI: as they are prepared.
+        bags: of all tables.
+        multi_hot: tables, from 0, of which a row has any number of ids.
+    """
+    lengths_FB, first_F = lengths_of(bags), table_offsets(bags).tolist()
+    values_N = bags.values.reshape(-1)
+    ids = [values_N[first:stop] for first, stop in pairwise(first_F)]
+    single = [ids_N for table, ids_N in enumerate(ids) if table not in multi_hot]
+    ids_BS = np.stack(single, 1) if single else np.empty((bags.rows, 0), np.int64)
+    inputs: dict[str, npt.NDArray[Any]] = {"dense": dense_BI, "ids": ids_BS}
+    if not dense_BI.shape[1]:
+        del inputs["dense"]
+    for table in multi_hot:
+        length_B = lengths_FB[table]
+        most = max(1, int(length_B.max(initial=0)))
+        ids_BL = np.full((bags.rows, most), -1, np.int64)
+        ids_BL[np.arange(most) < length_B[:, None]] = ids[table]
+        inputs[list_name(table)] = ids_BL
+    return inputs
+
+
+def dense_description(column: DenseColumn, scale: Scale | None) -> dict[str, Any]:
+    """What `model.json` says of a dense column; a scale is of one that is standardised."""
+    return (
+        {"name": column.name, "transform": column.transform, "missing": column.missing}
+        | ({} if column.default is None else {"default": column.default})
+        | ({} if scale is None else {"mean": scale.mean, "deviation": scale.deviation})
+    )
+
+
+def _description(vocabulary: Vocabulary, file: str) -> dict[str, Any]:
+    """What `model.json` says of a categorical column."""
+    column = vocabulary.column
+    same = ("name", "kind", "hash_size", "bucket", "missing", "separator")
+    lists = ("max_length", "truncate") if column.max_length > 1 else ()
+    default = () if column.default is None else ("default",)
+    expanded = ("expand_to",) if column.expand_to > 1 else ()
+    return {
+        **{key: getattr(column, key) for key in same},
+        "vocabulary": file,
+        "first_id": vocabulary.first_id,
+        "rows": vocabulary.table_rows,
+        **{key: getattr(column, key) for key in (*lists, *default, *expanded)},
+    }
+
+
+def write_inputs(
+    folder: Path, preprocessing: Preprocessing, multi_hot: Sequence[int]
+) -> dict[str, Any]:
+    """Write `vocabulary/1.npy`, of texts `1.json`; returns what `model.json` says of the inputs.
+
+    Args:
+        folder: of the model.
+        preprocessing: its own.
+        multi_hot: tables, from 0, that have an input of their own.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    (folder / VOCABULARY_FOLDER).mkdir()
+    columns: list[dict[str, Any]] = []
+    for place, one in enumerate(preprocessing.vocabularies(), 1):
+        file = f"{VOCABULARY_FOLDER}/{place}.{'json' if one.column.has_texts else 'npy'}"
+        if one.column.has_texts:
+            (folder / file).write_text(json.dumps([*one.keys]), encoding="utf-8")
+        else:
+            np.save(folder / file, np.asarray(one.keys, one.column.key_type))
+        columns.append(_description(one, file))
+    scales = preprocessing.manifest.scales
+    dense = [*map(dense_description, preprocessing.schema.dense, scales)]
+    singles = [one for table, one in enumerate(columns) if table not in multi_hot]
+    return {
+        **({"dense": {"dtype": "float32", "columns": dense}} if dense else {}),
+        "ids": {"dtype": "int64", "columns": singles},
+        **{list_name(k): {"dtype": "int64", "columns": [columns[k]]} for k in multi_hot},
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedColumns:
+    """What `model.json` and the vocabularies beside it say of the columns of a model.
+
+    Attributes:
+        file: of the model.
+        schema: of the rows that it was trained on.
+        vocabularies: of the categorical columns.
+        scales: of the dense columns.
+        max_ind_range: of Criteo's rows.
+        lists: columns, from 0, with an input of their own.
+    """
+
+    file: str
+    schema: Schema
+    vocabularies: tuple[Vocabulary, ...]
+    scales: tuple[Scale | None, ...]
+    max_ind_range: int | None
+    lists: tuple[int, ...]
+
+    @classmethod
+    def read(cls, folder: Path) -> ExportedColumns:
+        """Those of a folder.
+
+        Raises:
+            DataError: the folder is none that `export` has written, or it is damaged.
+        """
+        try:
+            text = (folder / MODEL_FILE).read_text(encoding="utf-8")
+            return cls._of(folder, json.loads(text))
+        except FileNotFoundError as error:
+            what = f"{error.filename}: no such file; name a folder that `export` has written"
+            raise DataError(what) from error
+        except Exception as error:  # whatever anybody's bytes make a library raise
+            reason = (str(error).splitlines() or [""])[0]
+            raise DataError(
+                f"{folder / MODEL_FILE}: it, or a vocabulary that it names, is not as `export` "
+                f"writes it: {type(error).__name__}: {reason}"
+            ) from error
+
+    @classmethod
+    def _of(cls, folder: Path, about: Any) -> ExportedColumns:
+        """Those that the content of `model.json` says; raises what is wrong with it."""
+        data, inputs = about["data"], about["inputs"]
+        schema = TypeAdapter(Schema).validate_json(json.dumps(data["schema"]))
+        columns = {one["name"]: one for of in inputs.values() for one in of["columns"]}
+        places = {column.name: place for place, column in enumerate(schema.categorical)}
+        lists = [of["columns"][0]["name"] for name, of in inputs.items() if name[:4] == "ids_"]
+        dense = [columns[one.name] for one in schema.dense]
+        scales = [
+            Scale(mean=float(one["mean"]), deviation=float(one["deviation"]))
+            if "mean" in one
+            else None
+            for one in dense
+        ]
+        return cls(
+            file=str(about.get("file")),
+            schema=schema,
+            vocabularies=tuple(_read(folder, columns[one.name], one) for one in schema.categorical),
+            scales=tuple(scales),
+            max_ind_range=None if data["max_ind_range"] is None else int(data["max_ind_range"]),
+            lists=tuple(places[name] for name in lists),
+        )
+
+
+def _read(folder: Path, about: Mapping[str, Any], column: CategoricalColumn) -> Vocabulary:
+    path, first_id = folder / about["vocabulary"], about["first_id"]
+    if column.has_texts:
+        keys: Any = json.loads(path.read_text(encoding="utf-8"))
+        is_fine = isinstance(keys, list) and {*map(type, cast("list[Any]", keys))} <= {str}
+    else:
+        keys = np.load(path)
+        is_fine = keys.ndim == 1 and keys.dtype.kind in "iu"
+    if not is_fine or first_id not in (0, 1):
+        raise ValueError(f"{path}: not the categories of {column.name!r}")
+    return Vocabulary(column, cast(Keys, keys), first_id)
 
 
 @final
@@ -43,37 +215,24 @@ class ModelInputs:
         extra: whether columns that the schema does not name are an `error`, or left alone.
 
     Raises:
-        OSError: a file is missing.
-        DataError: it has weights of bags (`expand_to`) instead of a graph.
+        DataError: a file is missing or damaged; or it has weights of bags (`expand_to`) instead of
+            a graph.
     """
 
     def __init__(self, folder: str | Path, *, extra: Extra = "error") -> None:
-        about = json.loads(Path(folder, "model.json").read_text(encoding="utf-8"))
-        self._modulo: int = about["data"]["max_ind_range"] or 0
-        self._extra: Extra = extra
-        schema = TypeAdapter(Schema).validate_json(json.dumps(about["data"]["schema"]))
-        self._schema = schema.for_scoring
-        self._missing = frozenset(schema.missing_values)
-        columns: dict[str, list[dict[str, Any]]] = {
-            name: one["columns"] for name, one in about["inputs"].items()
-        }
-        lists = [of[0] for name, of in columns.items() if name.startswith("ids_")]
-        if bags := [one["name"] for one in lists if one.get("expand_to", 1) > 1]:
+        found = ExportedColumns.read(Path(folder))
+        bags = [found.schema.categorical[k] for k in found.lists if k in found.schema.expanded]
+        if bags:
             raise DataError(
-                f"{folder}: the ids of {', '.join(bags)} stand for bags (expand_to), which only "
-                "export.format=onnx and pt2 have in their tables"
+                f"{folder}: the ids of {', '.join(one.name for one in bags)} stand for bags "
+                "(expand_to), which only export.format=onnx and pt2 have in their tables"
             )
-        self._inputs = {name: [one["name"] for one in of] for name, of in columns.items()}
-        self._scales = {
-            one["name"]: (one.get("mean", 0.0), one.get("deviation", 1.0))
-            for one in columns.get("dense", [])
-        }
-        categorical = [one for name, of in columns.items() if name != "dense" for one in of]
-        self._first_ids: dict[str, int] = {one["name"]: one["first_id"] for one in categorical}
-        self._ids = {
-            one["name"]: _ids(Path(folder, one["vocabulary"]), one["first_id"])
-            for one in categorical
-        }
+        self._extra: Extra = extra
+        self._schema = found.schema.for_scoring
+        self._missing = frozenset(found.schema.missing_values)
+        self._lists = found.lists
+        modulo = found.max_ind_range or 0
+        self._encoder = Encoder(found.schema, found.vocabularies, found.scales, modulo, "error")
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, npt.NDArray[Any]]:
         """`dense` float32 (B, I), `ids` int64 (B, S), and for each other column int64 (B, L).
@@ -85,86 +244,54 @@ class ModelInputs:
         if not isinstance(rows, Sequence) or isinstance(rows, (str, bytes)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise DataError(f"{rows!r:.60} is not a list of rows")
         self._check_columns(rows)
-        dense = {one.name: one for one in self._schema.dense}
-        categorical = {one.name: one for one in self._schema.categorical}
-        found: dict[str, npt.NDArray[Any]] = {}
-        for name, names in self._inputs.items():
-            columns = [[self._value(row, one) for row in rows] for one in names]
-            if name == "dense":
-                of_columns = [
-                    self._dense(values, dense[one])
-                    for one, values in zip(names, columns, strict=True)
-                ]
-                found[name] = np.array(of_columns, np.float32).reshape(len(names), len(rows)).T
-            elif name == "ids":
-                of_columns = [
-                    self._of(values, categorical[one], range(len(rows)))
-                    for one, values in zip(names, columns, strict=True)
-                ]
-                found[name] = np.array(of_columns, np.int64).reshape(len(names), len(rows)).T
-            else:
-                column = categorical[names[0]]
-                lists = [self._list(row, value, column) for row, value in enumerate(columns[0])]
-                ids = [
-                    self._of(values, column, [row] * len(values))
-                    for row, values in enumerate(lists)
-                ]
-                most = max([1, *map(len, ids)])
-                found[name] = np.array(
-                    [one + [-1] * (most - len(one)) for one in ids], np.int64
-                ).reshape(len(rows), most)
-        return {name: np.ascontiguousarray(one) for name, one in found.items()}
+        try:
+            values = self._values(rows)
+            inputs = inputs_of(self._encoder.dense(values), self._encoder.bags(values), self._lists)
+        except RefusedValueError as error:
+            raise DataError(f"row {error.row + 1}: {error.reason}") from None
+        return {name: np.ascontiguousarray(array) for name, array in inputs.items()}
 
     def _check_columns(self, rows: Sequence[Row]) -> None:
         fine: set[tuple[str, ...]] = set()  # most rows have the same columns
-        for at, row in enumerate(rows):
+        for at, row in enumerate(rows, 1):
             if not isinstance(row, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise _refusal(at, f"{row!r:.60} is not an object of values by column")
+                raise DataError(f"row {at}: {row!r:.60} is not an object of values by column")
             names = tuple(row)
             if names in fine:
                 continue
             if fault := self._schema.columns_fault(names, self._extra):
-                raise _refusal(at, fault)
+                raise DataError(f"row {at}: {fault}")
             fine.add(names)
 
-    def _value(self, row: Row, name: str) -> Any:
-        """A value of a row, or what the schema has instead."""
-        value = row[name] if name in row else self._schema.defaults[name]
-        return plain_value(value, self._missing)
+    def _values(self, rows: Sequence[Row]) -> Values:
+        schema, numbers = self._schema, np.arange(1, len(rows) + 1)
+        dense = [_dense(self._column(rows, one.name), one) for one in schema.dense]
+        return Values(
+            row_N=numbers,
+            label_N=None,
+            dense_NI=np.stack(dense, 1) if dense else np.empty((len(rows), 0)),
+            categories=tuple(self._coded(rows, one) for one in schema.categorical),
+        )
 
-    def _dense(self, values: Sequence[Any], column: DenseColumn) -> npt.NDArray[np.float32]:
-        """The dense values of a column as the model takes them."""
-        x_B = np.empty(len(values))
-        for index, value in enumerate(values):
-            try:
-                x_B[index] = number(value)
-            except ValueError as error:
-                raise _refusal(index, f"{shown(value)} {error}", column.name) from None
-        x_B, faults = transformed(x_B, column)
-        mean, deviation = self._scales[column.name]
-        with np.errstate(over="ignore"):
-            found_B = ((x_B - mean) / deviation).astype(np.float32)
-        beyond = dict.fromkeys(np.flatnonzero(np.isinf(found_B)).tolist(), "is outside 32 bits")
-        for index, reason in sorted({**beyond, **faults}.items()):
-            raise _refusal(index, f"{shown(values[index])} {reason}", column.name)
-        return found_B
+    def _column(self, rows: Sequence[Row], name: str) -> list[Any]:
+        """The values of a column, or what the schema has instead."""
+        return [
+            plain_value(row[name] if name in row else self._schema.defaults[name], self._missing)
+            for row in rows
+        ]
 
-    def _of(
-        self, values: Sequence[Any], column: CategoricalColumn, row_of: Sequence[int]
-    ) -> list[int]:
-        """The row of its table for each value of a column; `row_of` has the row it comes from."""
+    def _coded(self, rows: Sequence[Row], column: CategoricalColumn) -> Coded:
+        values, length_B = self._column(rows, column.name), None
+        row_M: Sequence[int] = range(len(rows))
+        if column.max_length > 1:
+            lists = [self._list(row, value, column) for row, value in enumerate(values)]
+            length_B = np.array([*map(len, lists)], np.int32)
+            row_M = np.repeat(np.arange(len(rows)), length_B).tolist()
+            values = [value for one in lists for value in one]
         keys, faults = keys_of(values, column)
         for place, reason in faults.items():
-            raise _refusal(row_of[place], reason, column.name)
-        if self._modulo:
-            keys = [key % self._modulo if isinstance(key, int) else key for key in keys]
-        known = self._ids[column.name]
-        if not self._first_ids[column.name]:
-            for place in (place for place, key in enumerate(keys) if key not in known):
-                key = keys[place]
-                what = "a missing value" if key == missing_key(column) else f"category {key!r:.60}"
-                raise _refusal(row_of[place], f"{what} was not seen in training", column.name)
-        return [known.get(key, 0) for key in keys]
+            raise RefusedValueError(row_M[place], column.name, reason)
+        return Coded(np.arange(len(keys), dtype=np.int32), keys, length_B)
 
     def _list(self, row: int, value: Any, column: CategoricalColumn) -> list[Any]:
         """The categories of a row, as a list or as text with the separator; empty ones left out."""
@@ -174,26 +301,27 @@ class ModelInputs:
             try:
                 value = split_list(value, column.separator)
             except ValueError as error:
-                raise _refusal(row, f"{shown(value)} {error}", column.name) from None
+                raise RefusedValueError(row, column.name, f"{shown(value)} {error}") from None
         elif not isinstance(value, (list, tuple, np.ndarray)):
-            raise _refusal(row, f"{shown(value)} is no list", column.name)
-        found = [plain_value(one, self._missing) for one in cast("Sequence[Any]", value)]
+            raise RefusedValueError(row, column.name, f"{shown(value)} is no list")
+        items = [plain_value(one, self._missing) for one in cast("Sequence[Any]", value)]
         most = column.max_length
-        if len(found) > most and column.truncate == "error":
-            raise _refusal(row, f"{len(found)} values, max_length = {most}", column.name)
-        found = found[-most:] if column.truncate == "last" else found[:most]
-        return [one for one in found if not is_missing(one)]
+        if len(items) > most and column.truncate == "error":
+            reason = f"{len(items)} values, max_length = {most}"
+            raise RefusedValueError(row, column.name, reason)
+        items = items[-most:] if column.truncate == "last" else items[:most]
+        return [one for one in items if not is_missing(one)]
 
 
-def _refusal(row: int, reason: str, column: str = "") -> DataError:
-    """The error for a row, counted from 1 in its text as in files."""
-    return DataError(f"row {row + 1}: {f'column {column!r}: ' if column else ''}{reason}")
-
-
-def _ids(path: Path, first_id: int) -> dict[Key, int]:
-    """The id of each category of a vocabulary."""
-    if path.suffix == ".json":
-        keys: Sequence[Key] = json.loads(path.read_text(encoding="utf-8"))
-    else:
-        keys = np.load(path).tolist()
-    return {key: id for id, key in enumerate(keys, first_id)}
+def _dense(values: Sequence[Any], column: DenseColumn) -> npt.NDArray[np.float64]:
+    """The dense values of a column before they are standardised."""
+    x_B = np.empty(len(values))
+    for row, value in enumerate(values):
+        try:
+            x_B[row] = number(value)
+        except ValueError as error:
+            raise RefusedValueError(row, column.name, f"{shown(value)} {error}") from None
+    x_B, faults = transformed(x_B, column)
+    for row, reason in sorted(faults.items()):
+        raise RefusedValueError(row, column.name, f"{shown(values[row])} {reason}")
+    return x_B

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from table_rows import run_prepare
 
-from dlrm_hybrid.data.encode import Numbers, read_vocabulary
 from dlrm_hybrid.data.schema import CategoricalColumn
 from dlrm_hybrid.data.schemas import reading
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.data.sources.cells import MISSING_INTEGER, Key, log_squared
-from dlrm_hybrid.data.sources.values import Coded
+from dlrm_hybrid.data.sources.columns import Coded
+from dlrm_hybrid.data.sources.tables import Numbering
 
 SCHEMA = """
 label: y
@@ -53,13 +53,7 @@ def test_missing_values_are_a_number_or_share_an_id(vocabulary: str, tmp_path: P
     folder = tmp_path / "rows"
     run_prepare(files, folder, reading.loads(SCHEMA.replace("VOCABULARY", vocabulary), "s.yaml"))
     shards = open_shards(folder, None)
-    names = [one.name for one in shards.schema.categorical]
-    known = {
-        name: list(read_vocabulary(folder / "vocabulary", number, column))
-        for number, (name, column) in enumerate(
-            zip(names, shards.schema.categorical, strict=True), 1
-        )
-    }
+    known = {one.column.name: list(one.keys) for one in shards.preprocessing.vocabularies()}
     ids_RF = shards.read(range(7)).ids_RF
     # 0 and empty are one category; 100, 101 and 102 are in one bucket; 2 is twice only in `all`.
     assert known["counted"] == ([0, 21] if vocabulary == "train" else [0, 21, 2])
@@ -89,10 +83,10 @@ def test_a_hashed_column_has_a_row_for_every_bucket(
     column = CategoricalColumn(name="item", kind="integer", hash_size=size, missing=missing)
     shared = shared or missing == "shared"
     keys = [key % size if key < size else MISSING_INTEGER for key, _ in seen]
-    numbers = Numbers()
+    numbers = Numbering()
     distinct: list[Key] = sorted(set(keys))
     index_M = np.array([distinct.index(key) for key in keys], np.int32)
-    coded = Coded(index_M, distinct, None)
+    coded = Coded(index_M, distinct)
     number_M = numbers.add(coded, np.array([is_known for _, is_known in seen]))
     found, id_V = numbers.vocabulary(column, shared)
     own = [*range(size), MISSING_INTEGER] if missing == "own" else [*range(size)]

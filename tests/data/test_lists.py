@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -51,19 +53,59 @@ def test_text_that_is_no_list_is_a_bad_row() -> None:
     assert bad[2] == (4, "t", "'[[1]]' has list values in it")
 
 
+ABOUT: dict[str, Any] = {
+    "data": {"max_ind_range": None, "schema": asdict(SCHEMA)},
+    "inputs": {"ids_1": {"columns": [{"name": "t", "first_id": 0, "vocabulary": "1.json"}]}},
+}
+
+
+def exported(folder: Path, about: Any = ABOUT, vocabulary: str = '["a", "b"]') -> Path:
+    (folder / "model.json").write_text(json.dumps(about))
+    (folder / "1.json").write_text(vocabulary)
+    return folder
+
+
 def test_an_exported_model_takes_the_same_lists(tmp_path: Path) -> None:
-    column = {"name": "t", "first_id": 0, "vocabulary": "1.json"}
-    about = {
-        "data": {"max_ind_range": None, "schema": asdict(SCHEMA)},
-        "inputs": {"ids_1": {"columns": [column]}},
-    }
-    (tmp_path / "model.json").write_text(json.dumps(about))
-    (tmp_path / "1.json").write_text('["a", "b"]')
-    inputs = ModelInputs(tmp_path)
+    inputs = ModelInputs(exported(tmp_path))
     found = inputs([{"t": "['a', 'b']"}, {"t": ["b"]}, {"t": '["b", null]'}, {"t": "[]"}])
     assert found["ids_1"].tolist() == [[0, 1], [1, -1], [1, -1], [-1, -1]]
     with pytest.raises(DataError, match=r"column 't': \"\['a' 'b'\]\" is no list as"):
         inputs([{"t": "['a' 'b']"}])
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Each container within a value, and each of its keys."""
+    keys = (
+        value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    )
+    for key in keys:
+        yield value, key
+        yield from places(value[key])
+
+
+@pytest.mark.parametrize("junk", [None, [], {}, "../x", -1, [[1]]])
+def test_a_damaged_export_is_one_sentence(tmp_path: Path, junk: Any) -> None:
+    count = len(list(places(json.loads(json.dumps(ABOUT)))))
+    for number, is_gone in [*product(range(count), (False, True))]:
+        about = json.loads(json.dumps(ABOUT))
+        inner, key = list(places(about))[number]
+        if is_gone:
+            del inner[key]
+        else:
+            inner[key] = junk
+        try:
+            ModelInputs(exported(tmp_path, about))([{"t": ["b"]}])
+        except DataError as error:
+            assert str(error).startswith((str(tmp_path), "row 1: ")) and "\n" not in str(error)
+    for text in ("", "{", "[1]", '{"a": 1}', "null", "[" * 10_000):
+        with pytest.raises(DataError, match=r"model\.json: it, or a vocabulary"):
+            ModelInputs(exported(tmp_path, vocabulary=text))
+        (tmp_path / "model.json").write_text(text)
+        with pytest.raises(DataError, match=r"model\.json: it, or a vocabulary"):
+            ModelInputs(tmp_path)
+    (tmp_path / "model.json").unlink()
+    with pytest.raises(DataError, match=r"model\.json: no such file; name a folder that `export`"):
+        ModelInputs(tmp_path)
 
 
 values = st.lists(st.text(max_size=5) | st.integers() | st.none() | st.booleans(), max_size=4)

@@ -31,14 +31,13 @@ from table_rows import (
 )
 
 from dlrm_hybrid.data import manifest as manifests
-from dlrm_hybrid.data.encode import read_vocabulary
 from dlrm_hybrid.data.schema import ByFile, ByFraction, Dialect
 from dlrm_hybrid.data.schemas import reading as schemas
 from dlrm_hybrid.data.shards import open_shards, verify
 from dlrm_hybrid.data.sources.cells import MISSING_INTEGER
 from dlrm_hybrid.data.sources.files import open_source
 from dlrm_hybrid.data.sources.values import read_values
-from dlrm_hybrid.predict.encoding import Encoder, UnknownCategoryError
+from dlrm_hybrid.saved.encoding import Encoder, RefusedValueError
 from dlrm_hybrid.types import ConfigError, DataError
 
 ROWS = 600
@@ -66,6 +65,7 @@ def test_a_table_equals_its_plain_reading(tmp_path: Path, rows: list[Row]) -> No
     found = arrays_of(tmp_path / "out")
     parts = [part_of(row) for row in rows]
     order = sorted(range(ROWS), key=lambda number: parts[number])
+    vocabularies = open_shards(tmp_path / "out", None).preprocessing.vocabularies()
     assert [part.rows for part in made.parts] == [parts.count(part) for part in range(3)]
     assert found["label.npy"].tolist() == [rows[number]["bought"] for number in order]
     np.testing.assert_allclose(found["dense.npy"], plain_dense(rows, parts)[order], rtol=1e-6)
@@ -76,8 +76,7 @@ def test_a_table_equals_its_plain_reading(tmp_path: Path, rows: list[Row]) -> No
         wanted = [ids.get(plain[number], 0) for number in order]
         assert found["ids.npy"][:, place].tolist() == wanted
         assert made.table_rows[place] == len(kept) + 1
-        column = made.schema.categorical[place]
-        stored = read_vocabulary(tmp_path / "out" / "vocabulary", place + 1, column)
+        stored = vocabularies[place].keys
         empty = MISSING_INTEGER if name == "shop" else ""
         wanted_keys = [empty if one is None else one for one in kept]
         assert list(stored) == [int(one, 16) if name == "code" else one for one in wanted_keys]
@@ -298,22 +297,19 @@ def test_a_number_that_standardising_makes_infinite_ends_the_command(tmp_path: P
 def test_new_rows_are_encoded_as_the_prepared_ones(tmp_path: Path, rows: list[Row]) -> None:
     path = write_csv(tmp_path / "a.csv", rows)
     made = run_prepare([path], tmp_path / "out", table())
-    encoder = Encoder(open_shards(tmp_path / "out", None), "error")
+    encoder = Encoder.of(open_shards(tmp_path / "out", None).preprocessing, "error")
     source = open_source(path, Dialect(), 1 << 16, lambda piece: None)
     (block,) = source.blocks(made.schema.read_columns)
     values, bad = read_values(block, made.schema, str(path), labels=True)
     assert not bad
-    batch = encoder.batch(values)
+    bags = encoder.bags(values)
     found = arrays_of(tmp_path / "out")
     order = sorted(range(ROWS), key=lambda number: part_of(rows[number]))
-    np.testing.assert_array_equal(batch.dense_BI[order], found["dense.npy"])
+    np.testing.assert_array_equal(encoder.dense(values)[order], found["dense.npy"])
     assert values.label_N is not None
     np.testing.assert_array_equal(values.label_N[order], found["label.npy"])
-    assert batch.bags.offsets is not None
-    ids = [
-        batch.bags.values[batch.bags.offsets[i] : batch.bags.offsets[i + 1]].tolist()
-        for i in range(6 * ROWS)
-    ]
+    assert bags.offsets is not None
+    ids = [bags.values[bags.offsets[i] : bags.offsets[i + 1]].tolist() for i in range(6 * ROWS)]
     for column in range(5):
         mine = [ids[column * ROWS + number][0] for number in order]
         assert mine == found["ids.npy"][:, column].tolist()
@@ -331,15 +327,15 @@ def test_an_unknown_category_needs_an_id(tmp_path: Path, rows: list[Row]) -> Non
     (block,) = open_source(new, Dialect(), 1 << 16, lambda piece: None).blocks(schema.read_columns)
     values, _ = read_values(block, schema, "new.csv", labels=False)
     assert values.label_N is None
-    shards = open_shards(tmp_path / "out", None)
-    with pytest.raises(UnknownCategoryError) as caught:
-        Encoder(shards, "error").batch(values)
-    assert caught.value.args == (0, "device", "'watch'")
-    encoder = Encoder(shards, "zero")
-    batch = encoder.batch(values)
-    assert batch.bags.values[2].tolist() == [made.table_rows[2]]  # a row of zeros after the last
+    preprocessing = open_shards(tmp_path / "out", None).preprocessing
+    with pytest.raises(RefusedValueError) as caught:
+        Encoder.of(preprocessing, "error").bags(values)
+    assert caught.value.args == (0, "device", "category 'watch' was not seen in training")
+    encoder = Encoder.of(preprocessing, "zero")
+    bags = encoder.bags(values)
+    assert bags.values[2].tolist() == [made.table_rows[2]]  # a row of zeros after the last
     assert encoder.padded_rows[2] == made.table_rows[2] + 1
-    assert batch.bags.values[0].tolist() == [0]
+    assert bags.values[0].tolist() == [0]
 
 
 def test_a_row_that_is_neither_as_long_as_others_nor_text(tmp_path: Path, rows: list[Row]) -> None:

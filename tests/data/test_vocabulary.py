@@ -67,7 +67,7 @@ def test_a_column_equals_a_plain_reading(
     monkeypatch.setattr(vocabulary, "_BLOCK_ROWS", block_rows)
     known_rows = len(stored) // 2 if split else len(stored)
     shared = min_count > 1 or split
-    spilled, keys_file = tmp_path / "C01.bin", tmp_path / "keys.npy"
+    spilled, keys_file = tmp_path / "C01.bin", tmp_path / "1.npy"
     np.array(stored, np.uint32).tofile(spilled)
     meaning = semantics(
         vocabulary="train_days" if split else "all_days",
@@ -75,7 +75,7 @@ def test_a_column_equals_a_plain_reading(
         max_ind_range=max_ind_range,
     )
     reported: list[int] = []
-    task = ColumnTask(spilled, keys_file, len(stored), known_rows, meaning)
+    task = ColumnTask(spilled, tmp_path, 1, len(stored), known_rows, meaning)
     result = encode(task, reported.append)
     read = [key % max_ind_range if max_ind_range else key for key in stored]
     counted = read[:known_rows]

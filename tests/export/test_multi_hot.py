@@ -9,11 +9,12 @@ import pytest
 
 from dlrm_hybrid.bags import jagged, lengths_of
 from dlrm_hybrid.data.loader import Batch
-from dlrm_hybrid.export.formats import ModelFile, inputs_of
+from dlrm_hybrid.export.formats import ModelFile
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.saved.inputs import inputs_of
 from dlrm_hybrid.saved.model import SavedModel
 
 SPEC = ModelSpec(embedding_dim=4, bottom=(3, 8, 4), top=(8, 1), table_rows=(50, 60, 70))
@@ -89,7 +90,7 @@ def test_an_unknown_id_is_a_row_of_zeros_and_one_too_large_an_error(
 def test_lists_are_padded_with_minus_one_row_by_row() -> None:
     lengths_FB = np.array([[1, 1], [0, 3], [1, 1]])
     bags = jagged(np.array([4, 5, 10, 11, 12, 6, 7]), lengths_FB)
-    found = inputs_of(Batch(np.zeros((2, 3), np.float32), bags, np.zeros(2, np.float32)), (1,))
+    found = inputs_of(np.zeros((2, 3), np.float32), bags, (1,))
     assert found.keys() == {"dense", "ids", "ids_2"}
     assert found["ids"].tolist() == [[4, 6], [5, 7]]
     assert found["ids_2"].tolist() == [[-1, -1, -1], [10, 11, 12]]

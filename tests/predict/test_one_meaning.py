@@ -23,12 +23,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dlrm_hybrid.cli.main import run
+from dlrm_hybrid.data.sources.columns import Values
 from dlrm_hybrid.data.sources.files import open_source
 from dlrm_hybrid.data.sources.values import read_values
-from dlrm_hybrid.export.formats import inputs_of
 from dlrm_hybrid.predict import Predictor
 from dlrm_hybrid.predict.sources import frame_block, read_blocks
-from dlrm_hybrid.saved.inputs import ModelInputs
+from dlrm_hybrid.saved.inputs import ModelInputs, inputs_of
 from dlrm_hybrid.types import DataError
 
 SCHEMA = """
@@ -103,9 +103,12 @@ def for_json(value: Any) -> Any:
 Read = Callable[[dict[str, Any], str, Any], Any]
 
 
+def encoded(predictor: Predictor, values: Values) -> dict[str, Any]:
+    return inputs_of(predictor.encoder.dense(values), predictor.encoder.bags(values), (2,))
+
+
 def readers(folder: Path, predictor: Predictor, inputs: ModelInputs) -> dict[str, Read]:
     path = folder / "one"
-    encode = predictor.encoder.batch
 
     def write_csv(row: dict[str, Any]) -> None:
         with path.open("w", newline="", encoding="utf-8") as file:
@@ -122,11 +125,11 @@ def readers(folder: Path, predictor: Predictor, inputs: ModelInputs) -> dict[str
         values, bad = read_values(block, schema, "one", labels=True)
         if bad:
             raise DataError(bad[0].reason)
-        return inputs_of(encode(values), (2,))
+        return encoded(predictor, values)
 
     def predict() -> Any:
         (block,) = read_blocks([path], predictor.schema, (), 1 << 16, lambda done: None)
-        return inputs_of(encode(block.values), (2,))
+        return encoded(predictor, block.values)
 
     def of_files(write: Callable[[dict[str, Any]], None], read: Callable[[], Any]) -> Read:
         def found(row: dict[str, Any], name: str, value: Any) -> Any:
@@ -138,14 +141,14 @@ def readers(folder: Path, predictor: Predictor, inputs: ModelInputs) -> dict[str
     def frame(row: dict[str, Any], name: str, value: Any) -> Any:
         block = frame_block(pd.DataFrame({k: [v] for k, v in {**row, name: value}.items()}),
                             predictor.schema)  # fmt: skip
-        return inputs_of(encode(block.values), (2,))
+        return encoded(predictor, block.values)
 
     def mixed(row: dict[str, Any], name: str, value: Any) -> Any:
         """Beside a value of another type, as a column of objects."""
         both = {k: pd.Series([v, v], dtype=object) for k, v in row.items()}
         both[name] = pd.Series([value, "5" if not isinstance(value, str) else 5], dtype=object)
         block = frame_block(pd.DataFrame(both), predictor.schema)
-        return {k: v[:1] for k, v in inputs_of(encode(block.values), (2,)).items()}
+        return {k: v[:1] for k, v in encoded(predictor, block.values).items()}
 
     return {
         "prepare csv": of_files(write_csv, prepare),
@@ -277,8 +280,8 @@ def test_rows_without_columns_or_with_others(
                     score()
     without = {name: value for name, value in BASE.items() if name != "s"}
     assert inputs([without])["ids"].tolist() == known["json"][1]
-    ids = predictor.encoder.batch(frame_block(pd.DataFrame([without]), predictor.schema).values)
-    assert inputs_of(ids, (2,))["ids"].tolist() == known["frame"][1]
+    batch = predictor.batch(frame_block(pd.DataFrame([without]), predictor.schema))
+    assert inputs_of(batch.dense_BI, batch.bags, (2,))["ids"].tolist() == known["frame"][1]
     more = {**BASE, "kk": 5}
     assert ModelInputs(own / "out", extra="ignore")([more])["ids"].tolist() == known["json"][1]
     wide = Predictor(own / "run", extra="ignore")
@@ -301,14 +304,14 @@ def test_a_dense_value_that_becomes_infinite_is_refused(
     scales = predictor.encoder._scales  # type: ignore[reportPrivateUsage]
     small = [None, replace(scales[1], deviation=1e-3)]
     predictor.encoder._scales = small  # type: ignore[reportPrivateUsage]
-    inputs._scales["z"] = (0.0, 1e-3)  # type: ignore[reportPrivateUsage]
+    inputs._encoder._scales = small  # type: ignore[reportPrivateUsage]
     try:
         with pytest.raises(
-            DataError, match="DataFrame: row 2: column 'z': a value that is outside 32"
+            DataError, match=r"DataFrame: row 2: column 'z': 3.4e\+38 is outside 32"
         ):
             predictor.predict(frame)
         with pytest.raises(DataError, match=r"row 2: column 'z': 3.4e\+38 is outside 32 bits"):
             inputs(frame.to_dict("records"))
     finally:
         predictor.encoder._scales = scales  # type: ignore[reportPrivateUsage]
-        inputs._scales["z"] = (scales[1].mean, scales[1].deviation)  # type: ignore
+        inputs._encoder._scales = scales  # type: ignore[reportPrivateUsage]

@@ -1,6 +1,7 @@
 """Rows of other schemas than Criteo's: the same rows, prepared or scored as new ones."""
 
 import json
+import shutil
 import subprocess
 import sys
 import urllib.error
@@ -15,10 +16,9 @@ import pytest
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.data.loader import sequential_batches
 from dlrm_hybrid.data.shards import open_shards
-from dlrm_hybrid.export.formats import inputs_of
 from dlrm_hybrid.predict import Predictor
 from dlrm_hybrid.predict.sources import frame_block
-from dlrm_hybrid.saved.inputs import ModelInputs
+from dlrm_hybrid.saved.inputs import ModelInputs, inputs_of
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics
 from dlrm_hybrid.types import DataError
 
@@ -130,11 +130,13 @@ def test_unknown_categories_take_the_shared_row_are_named_or_are_zero(
 ) -> None:
     some = frame.iloc[:9].copy()
     some.loc[4, "brand"] = "never seen"  # min_count gives the column a row for such
-    bags = predictor.encoder.batch(frame_block(some, predictor.schema).values).bags
+    bags = predictor.batch(frame_block(some, predictor.schema)).bags
     assert bags.offsets is not None and bags.values[bags.offsets[9 + 4]] == 0
     some.loc[[5, 7], "city"] = "nowhere"
     some.loc[5, "tags"] = "t1|t77"
-    with pytest.raises(DataError, match=r"^DataFrame: row 6: city: category 'nowhere' was not se"):
+    with pytest.raises(
+        DataError, match=r"^DataFrame: row 6: column 'city': category 'nowhere' was"
+    ):
         predictor.predict(some)
     zero = Predictor(own / "run", unknown="zero")
     found = zero.predict(some)
@@ -142,7 +144,7 @@ def test_unknown_categories_take_the_shared_row_are_named_or_are_zero(
     assert zero.encoder.unknown_F.tolist() == [2, 1, 0, 0, 0, 1]
     empty = some.copy()
     empty["device"] = [None] * 4 + ["nothing like it"] * 5  # `missing: shared` is no new category
-    ids = zero.encoder.batch(frame_block(empty, zero.schema).values).bags
+    ids = zero.batch(frame_block(empty, zero.schema)).bags
     assert (
         ids.offsets is not None
         and ids.values[ids.offsets[3 * 9] : ids.offsets[3 * 9 + 4]].max() == 0
@@ -352,8 +354,8 @@ def test_inputs_of_a_served_model_are_those_of_the_encoder(
 ) -> None:
     inputs = ModelInputs(served)
     found = inputs(as_json(frame))
-    batch = predictor.encoder.batch(frame_block(frame, predictor.schema).values)
-    wanted = inputs_of(batch, (5,))
+    batch = predictor.batch(frame_block(frame, predictor.schema))
+    wanted = inputs_of(batch.dense_BI, batch.bags, (5,))
     assert found.keys() == wanted.keys()
     np.testing.assert_array_equal(found["ids"], wanted["ids"])
     np.testing.assert_array_equal(found["ids_6"], wanted["ids_6"])
@@ -397,7 +399,8 @@ def test_what_is_no_row_is_named(served: Path) -> None:
 
 def test_weights_of_bags_are_not_fed_with_single_ids(served: Path, tmp_path: Path) -> None:
     about = json.loads((served / "model.json").read_text())
-    about["inputs"]["ids_6"]["columns"][0] |= {"expand_to": 3}
+    about["data"]["schema"]["categorical"][5] |= {"expand_to": 3}
+    shutil.copytree(served / "vocabulary", tmp_path / "vocabulary")
     (tmp_path / "model.json").write_text(json.dumps(about))
     with pytest.raises(DataError, match="the ids of tags stand for bags"):
         ModelInputs(tmp_path)

@@ -194,7 +194,7 @@ def test_an_unknown_category_is_an_error_that_names_it(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with pytest.raises(DataError, match=r"DataFrame: row 8: C4: category ffffffff was"):
+    with pytest.raises(DataError, match=r"DataFrame: row 8: column 'C4': category ffffffff was"):
         predictor.predict(with_unknown(frame))
     lines = raw.read_text().splitlines()[:20]
     fields = lines[11].split("\t")
@@ -203,7 +203,10 @@ def test_an_unknown_category_is_an_error_that_names_it(
     (tmp_path / "new.txt").write_text("\n".join(lines) + "\n")
     assert predict(trained, tmp_path / "new.txt", tmp_path / "s.csv") == 3
     told = capsys.readouterr().err
-    assert f"{tmp_path / 'new.txt'}:12: C4: category ffffffff was not seen in training" in told
+    assert (
+        f"{tmp_path / 'new.txt'}:12: column 'C4': category ffffffff was not seen in training"
+        in told
+    )
     assert "predict.unknown=zero" in told
     assert [path.name for path in tmp_path.iterdir()] == ["new.txt"]
 
@@ -233,12 +236,12 @@ def test_an_unknown_category_takes_the_row_for_all_of_them_where_there_is_one(
 ) -> None:
     predictor = Predictor(trained_in_time)
     block = frame_block(with_unknown(frame), SCHEMA)
-    ids_FR = predictor.encoder.batch(block.values).bags.values
+    ids_FR = predictor.batch(block).bags.values
     assert ids_FR[3, [7, 9]].tolist() == [0, 0] and ids_FR[10, 7] == 0
     # The test day has categories that the vocabulary lacks: as they were prepared.
     rows = open_shards(trained_in_time.parent / "rows", None)
     (batch,) = sequential_batches(rows, range(ROWS), ROWS)
-    ids_FR = predictor.encoder.batch(frame_block(frame, SCHEMA).values).bags.values
+    ids_FR = predictor.batch(frame_block(frame, SCHEMA)).bags.values
     np.testing.assert_array_equal(ids_FR, batch.bags.values)
     assert predict(trained_in_time, raw, tmp_path / "s.csv") == 0
     assert "values that the run has not seen: " in capsys.readouterr().out

@@ -225,7 +225,7 @@ def test_an_export_is_imported_category_by_category(
     assert "shop: 1 of 8 categories are not in the file's vocabulary, first 99" in error
     Path("e/model.json").write_text('{"file": "model.safetensors", "inputs": []}')
     assert command("import", "import.file=e/model.safetensors", *given) == 3
-    assert "model.json: is not as export writes it" in capsys.readouterr().err
+    assert "model.json: it, or a vocabulary" in capsys.readouterr().err
 
 
 @given(st.dictionaries(st.sampled_from(PATHS), st.text("ab/._", min_size=1), max_size=3))

@@ -3,7 +3,8 @@
 Rows keep the order of the files within their part. Categories get numbers by first appearance while
 rows are read; which of them are kept is known at the end, when the arrays are written.
 
-Shapes: N rows, I dense columns, F categorical columns, M ids of a column.
+Shapes: N rows, I dense columns, F categorical columns, M ids of a column, V categories of one, D
+distinct ones of a block.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ import xxhash
 
 from dlrm_hybrid.data.arrays import Array, ArrayWriter, StoredArray
 from dlrm_hybrid.data.counts import FileRows
-from dlrm_hybrid.data.encode import Numbers, standardised, write_vocabulary
 from dlrm_hybrid.data.manifest import (
     VOCABULARY_FOLDER,
     Scale,
@@ -32,16 +32,20 @@ from dlrm_hybrid.data.manifest import (
     offsets_file,
     values_file,
 )
-from dlrm_hybrid.data.schema import ByFile, ByFraction, ByTime, Schema
+from dlrm_hybrid.data.preprocessing import Keys, write_vocabulary
+from dlrm_hybrid.data.schema import ByFile, ByFraction, ByTime, CategoricalColumn, Schema
+from dlrm_hybrid.data.sources.cells import MISSING_INTEGER, Key, missing_key
+from dlrm_hybrid.data.sources.columns import Coded, Values, standardised
 from dlrm_hybrid.data.sources.criteo import BadRowPolicy
 from dlrm_hybrid.data.sources.files import Block, Source, check_names, open_source
 from dlrm_hybrid.data.sources.instants import FORM, instant
 from dlrm_hybrid.data.sources.paths import below, folder_values
-from dlrm_hybrid.data.sources.values import BadRow, Values, read_values
+from dlrm_hybrid.data.sources.values import BadRow, read_values
 from dlrm_hybrid.rng import fold, splitmix64
 from dlrm_hybrid.types import DataError
 
 PARTS = ("train", "validation", "test")
+_MAX_CATEGORIES = 2**31 - 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +57,7 @@ class Read:
         bad_rows: left out.
         files: the rows of each.
         xxh3: of each file.
-        numbers: of each categorical column.
+        numberings: of each categorical column.
         scales: of each dense column.
     """
 
@@ -61,7 +65,7 @@ class Read:
     bad_rows: int
     files: tuple[FileRows, ...]
     xxh3: tuple[str, ...]
-    numbers: tuple[Numbers, ...]
+    numberings: tuple[Numbering, ...]
     scales: tuple[Scale | None, ...]
 
 
@@ -98,6 +102,70 @@ class _Moments:
             deviation = float(np.sqrt(self.squares_I[index] / max(self.count, 1)))
             found.append(Scale(mean=float(self.mean_I[index]), deviation=deviation or 1.0))
         return tuple(found)
+
+
+@final
+class Numbering:
+    """Numbers the categories of a column by first appearance, and counts the known rows' ones."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Key, int] = {}
+        self._counts = np.zeros(1 << 10, np.int64)
+
+    def add(self, coded: Coded, known_M: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.int32]:
+        """The number of each id; `known_M` says which ones count, None: all."""
+        numbers: dict[Key, int] = self._numbers
+        keys = coded.keys
+        seen = coded.index_M if known_M is None else coded.index_M[known_M]
+        number_D = np.zeros(len(keys), np.int64)
+        positions = _by_appearance(coded)
+        number_D[positions] = [numbers.setdefault(keys[one], len(numbers)) for one in positions]
+        if len(numbers) > _MAX_CATEGORIES:
+            raise DataError(f"more than {_MAX_CATEGORIES} categories in one column")
+        if len(numbers) > len(self._counts):
+            self._counts = np.concatenate([self._counts, np.zeros(len(numbers), np.int64)])
+        np.add.at(self._counts, number_D, np.bincount(seen, minlength=len(keys)))
+        return number_D[coded.index_M].astype(np.int32)
+
+    def vocabulary(
+        self, column: CategoricalColumn, shared: bool
+    ) -> tuple[Keys, npt.NDArray[np.int32]]:
+        """The categories that get rows of the table, and the id of each number.
+
+        Those are the ones with enough known ids and, behind them, all other buckets of a hashed
+        column: every value is in one of them, whatever rows were there to see.
+
+        Args:
+            column: what the schema says of it.
+            shared: whether id 0 is for all others.
+        """
+        kept_V = self._counts[: len(self._numbers)] >= max(1, column.min_count)
+        if column.missing == "shared" and (key := missing_key(column)) in self._numbers:
+            kept_V[self._numbers[key]] = False
+        id_V = (np.cumsum(kept_V) - 1 + shared) * kept_V
+        keys = [key for key, kept in zip(self._numbers, kept_V.tolist(), strict=True) if kept]
+        if not column.hash_size or column.min_count > 1:
+            return keys, id_V.astype(np.int32)
+        missing = column.hash_size  # its place, behind the buckets
+        seen_V = np.array(list(self._numbers), np.int64)
+        place_V = np.where(seen_V == MISSING_INTEGER, missing, seen_V)
+        is_new = np.arange(missing + 1) < missing + (column.missing == "own")
+        is_new[place_V[kept_V]] = False
+        new = np.flatnonzero(is_new)
+        id_of_place = np.zeros(missing + 1, np.int64)
+        id_of_place[new] = np.arange(len(new)) + len(keys) + shared
+        new_keys = np.where(new == missing, MISSING_INTEGER, new)
+        id_V = np.where(kept_V, id_V, id_of_place[place_V])
+        return np.concatenate([np.array(keys, np.int64), new_keys]), id_V.astype(np.int32)
+
+
+def _by_appearance(coded: Coded) -> list[int]:
+    """The keys that occur, in the order of their first ids; those of Arrow may be in any."""
+    nowhere = len(coded.index_M)
+    first_D = np.full(len(coded.keys), nowhere)
+    first_D[coded.index_M[::-1]] = np.arange(nowhere - 1, -1, -1)  # the last one to write is first
+    order_D = np.argsort(first_D, kind="stable")
+    return order_D[: int(np.count_nonzero(first_D < nowhere))].tolist()
 
 
 @final
@@ -158,7 +226,7 @@ def read_tables(
         DataError: a file is damaged or has other columns; a bad row under `policy`; no rows.
     """
     schema = semantics.schema
-    numbers = tuple(Numbers() for _ in schema.categorical)
+    numberings = tuple(Numbering() for _ in schema.categorical)
     moments = _Moments()
     rows_3 = np.zeros(3, np.int64)
     digests: list[str] = []
@@ -176,7 +244,7 @@ def read_tables(
                 values, bad = read_values(block, schema, str(path), labels=True)
                 _set_aside(bad, path, policy, sum(one.bad for one in (*found, read)), quarantine)
                 part_N = parts(values, schema, name, before)
-                _put(spill, values, part_N, numbers, schema, moments)
+                _put(spill, values, part_N, numberings, schema, moments)
                 rows_3 += np.bincount(part_N, minlength=3)
                 read = read.with_more(len(values.row_N), len(bad), block.remark)
                 report(len(values.row_N) + len(bad))
@@ -193,7 +261,7 @@ def read_tables(
         bad_rows=sum(one.bad for one in found),
         files=tuple(found),
         xxh3=tuple(digests),
-        numbers=numbers,
+        numberings=numberings,
         scales=moments.scales(schema),
     )
 
@@ -291,7 +359,7 @@ def _put(
     spill: Spill,
     values: Values,
     part_N: npt.NDArray[np.int8],
-    numbers: Sequence[Numbers],
+    numberings: Sequence[Numbering],
     schema: Schema,
     moments: _Moments,
 ) -> None:
@@ -307,7 +375,7 @@ def _put(
     for index, coded in enumerate(values.categories):
         length_N = coded.length_N
         known_M = train_N if length_N is None else np.repeat(train_N, length_N)
-        number_M = numbers[index].add(coded, None if counts_all else known_M)
+        number_M = numberings[index].add(coded, None if counts_all else known_M)
         for name, mask in masks:
             mask_M = mask if length_N is None else np.repeat(mask, length_N)
             spill.write(name, f"ids{index}", number_M[mask_M])
@@ -343,7 +411,7 @@ def write_tables(
     digests: list[bytes] = []
     for index, column in enumerate(schema.categorical):
         shared = semantics.shares_id[index]
-        keys, id_V = read.numbers[index].vocabulary(column, shared)
+        keys, id_V = read.numberings[index].vocabulary(column, shared)
         table_rows.append(max(1, len(keys) + shared))
         id_of.append(id_V)
         digests.append(write_vocabulary(folder, index + 1, keys, column))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,14 +30,13 @@ from dlrm_hybrid.data.sources.arrow import (
 from dlrm_hybrid.data.sources.cells import (
     JSON,
     NUMBER,
-    Key,
     is_missing,
     keys_of,
     number,
     shown,
     split_list,
 )
-from dlrm_hybrid.data.sources.dense import transformed
+from dlrm_hybrid.data.sources.columns import Coded, Values, transformed
 from dlrm_hybrid.data.sources.files import Block
 from dlrm_hybrid.data.sources.instants import FORM, instant
 from dlrm_hybrid.types import DataError
@@ -58,40 +56,6 @@ class BadRow(NamedTuple):
     column: str
     reason: str
     raw: str
-
-
-@dataclass(frozen=True, slots=True)
-class Coded:
-    """The categories of one column.
-
-    Attributes:
-        index_M: int32, which of `keys` each id is.
-        keys: distinct categories.
-        length_N: int32, ids of each row; None where each row has one.
-    """
-
-    index_M: npt.NDArray[np.int32]
-    keys: Sequence[Key]
-    length_N: npt.NDArray[np.int32] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Values:
-    """The good rows of a block.
-
-    Attributes:
-        row_N: int64, number in the file, from 1.
-        label_N: float32, 0 or 1; None where labels were not asked for.
-        dense_NI: float64, missing ones replaced; `log1p` is done, `standardise` is not.
-        categories: of each categorical column.
-        time_N: the column that splits by time, comparable with `border`; else None.
-    """
-
-    row_N: npt.NDArray[np.int64]
-    label_N: npt.NDArray[np.float32] | None
-    dense_NI: npt.NDArray[np.float64]
-    categories: tuple[Coded, ...]
-    time_N: npt.NDArray[Any] | None
 
 
 class _Found(NamedTuple):

@@ -1,0 +1,158 @@
+"""Rows of any source as a model takes them, by the vocabularies and scales of a run.
+
+Needs neither torch nor Arrow.
+
+Shapes: B rows, I dense columns, M ids of a column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, final
+
+import numpy as np
+import numpy.typing as npt
+
+from dlrm_hybrid.bags import Bags, Int64s, jagged
+from dlrm_hybrid.data.manifest import Scale
+from dlrm_hybrid.data.preprocessing import NO_ROW, Lookup, Preprocessing, Vocabulary
+from dlrm_hybrid.data.schema import Schema
+from dlrm_hybrid.data.sources.cells import missing_key
+from dlrm_hybrid.data.sources.columns import Coded, Values, standardised
+
+Unknown = Literal["error", "zero"]
+
+
+class RefusedValueError(Exception):
+    """A value of a row, from 0, that the model cannot take, and why.
+
+    Attributes:
+        is_unknown: it is a category for which no row of a table stands.
+    """
+
+    def __init__(self, row: int, column: str, reason: str, is_unknown: bool = False) -> None:
+        super().__init__(row, column, reason)
+        self.row = row
+        self.reason = f"column {column!r}: {reason}"
+        self.is_unknown = is_unknown
+
+
+@final
+class Encoder:
+    """Values to what a model takes.
+
+    An unknown category gets id 0 where that stands for all of them. Where no row does, it is an
+    error, or gets the id after the last one, whose row in the model is to be zero.
+
+    Args:
+        schema: of the columns.
+        vocabularies: of the categorical ones.
+        scales: of the dense ones.
+        modulo: of Criteo's hashes; 0 for none.
+        unknown: what happens to categories for which no row stands.
+        lookup: how ids are found in a vocabulary.
+
+    Attributes:
+        unknown_F: how many ids were unknown until now, by column; not empty values of columns
+            with `missing: shared`.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        vocabularies: Sequence[Vocabulary],
+        scales: Sequence[Scale | None],
+        modulo: int,
+        unknown: Unknown,
+        lookup: Callable[[Vocabulary], Lookup] = Vocabulary.lookup,
+    ) -> None:
+        self._schema = schema
+        self._vocabularies = vocabularies
+        self._scales = scales
+        self._modulo = modulo if 0 < modulo <= 0xFFFFFFFF else 0
+        self._unknown = unknown
+        self._lookups = [lookup(vocabulary) for vocabulary in vocabularies]
+        self.unknown_F = np.zeros(len(vocabularies), np.int64)
+
+    @classmethod
+    def of(
+        cls,
+        preprocessing: Preprocessing,
+        unknown: Unknown,
+        lookup: Callable[[Vocabulary], Lookup] = Vocabulary.lookup,
+    ) -> Encoder:
+        """With the vocabularies and scales of prepared rows, or of a run."""
+        manifest, vocabularies = preprocessing.manifest, preprocessing.vocabularies()
+        modulo = manifest.semantics.max_ind_range or 0
+        return cls(manifest.schema, vocabularies, manifest.scales, modulo, unknown, lookup)
+
+    @property
+    def padded_rows(self) -> tuple[int, ...]:
+        """Rows that the tables of a model need, with those of zeros."""
+        return tuple(
+            one.table_rows + (self._unknown == "zero" and not one.first_id)
+            for one in self._vocabularies
+        )
+
+    def dense(self, values: Values) -> npt.NDArray[np.float32]:
+        """The dense input (B, I).
+
+        Raises:
+            RefusedValueError: for the first row whose value is beyond 32 bits.
+        """
+        dense_BI = standardised(values.dense_NI, self._scales)
+        beyond: list[list[int]] = np.argwhere(~np.isfinite(dense_BI))[:1].tolist()
+        for row, column in beyond:
+            x = float(values.dense_NI[row, column])
+            reason = f"{x} is outside 32 bits once it is standardised"
+            raise RefusedValueError(row, self._schema.dense[column].name, reason)
+        return dense_BI
+
+    def bags(self, values: Values) -> Bags[Int64s]:
+        """The ids of all categorical columns.
+
+        Raises:
+            RefusedValueError: for the first row with a category for which no row stands.
+        """
+        ids: list[Int64s] = []
+        refusal: RefusedValueError | None = None
+        for column, coded in enumerate(values.categories):
+            keys = coded.keys
+            if self._modulo and self._schema.categorical[column].has_hashes:
+                keys = np.asarray(keys, np.uint32) % np.uint32(self._modulo)
+            ids_M = self._lookups[column](keys)[coded.index_M]
+            unknown = self._settle(column, ids_M, coded)
+            if unknown is not None and (refusal is None or unknown.row < refusal.row):
+                refusal = unknown
+            ids.append(ids_M)
+        if refusal is not None and self._unknown == "error":
+            raise refusal
+        lengths = [coded.length_N for coded in values.categories]
+        if all(length_B is None for length_B in lengths):
+            return Bags(np.stack(ids))
+        one_B = np.ones(len(values.row_N), np.int64)
+        lengths_FB = np.stack([one_B if length_B is None else length_B for length_B in lengths])
+        return jagged(np.concatenate(ids), lengths_FB.astype(np.int64))
+
+    def _settle(self, column: int, ids_M: Int64s, coded: Coded) -> RefusedValueError | None:
+        """Give unknown categories an id, in place; the first one for which no row stands."""
+        vocabulary, known = self._vocabularies[column], self._schema.categorical[column]
+        unknown = np.flatnonzero(ids_M == NO_ROW)
+        if not len(unknown):
+            return None
+        keys_U: list[Any] = [coded.keys[index] for index in coded.index_M[unknown].tolist()]
+        empty = missing_key(known)
+        # Empty values that share a row were meant to, and say nothing of new categories.
+        meant = keys_U.count(empty) if known.missing == "shared" else 0
+        self.unknown_F[column] += len(unknown) - meant
+        ids_M[unknown] = 0 if vocabulary.first_id else vocabulary.table_rows
+        if vocabulary.first_id:
+            return None
+        at, key = int(unknown[0]), keys_U[0]
+        row = at
+        if coded.length_N is not None:
+            row = int(np.searchsorted(np.cumsum(coded.length_N), at, "right"))
+        shown = f"category {key:08x}" if known.has_hashes else f"category {key!r:.60}"
+        what = "a missing value" if key == empty else shown
+        reason = f"{what} was not seen in training"
+        return RefusedValueError(row, known.name, reason, is_unknown=True)
