@@ -252,7 +252,7 @@ class Schema:
         return {one.name: one.default for one in columns if one.default is not None}
 
     def columns_fault(
-        self, found: Collection[str], extra: Extra, keep: Collection[str] = ()
+        self, found: Collection[str], extra: Extra, keep: Collection[str] = (), key: str = "extra"
     ) -> str | None:
         """Why rows with these columns are none to score; None if they are.
 
@@ -260,6 +260,7 @@ class Schema:
             found: the columns of the rows.
             extra: whether columns that the schema does not name are an `error`.
             keep: more columns that the rows must have.
+            key: what `extra` is called where a person sets it.
         """
         features = [one.name for one in (*self.dense, *self.categorical)]
         defaults = self.defaults
@@ -268,7 +269,7 @@ class Schema:
         known = {self.label, *features, *self.ignore, *keep}
         foreign = [one for one in found if one not in known] if extra == "error" else []
         lacks = f"no column {some_names(missing)}" if missing else ""
-        has = f"column {some_names(foreign)} is not in the schema (extra=ignore leaves it)"
+        has = f"column {some_names(foreign)} is not in the schema ({key}=ignore leaves it)"
         return "; ".join(one for one in (lacks, has if foreign else "") if one) or None
 
     def differences(self, wanted: Schema) -> list[str]:

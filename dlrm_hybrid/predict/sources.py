@@ -47,6 +47,7 @@ class Block:
 
 
 ROWS_KEY = "predict.rows"
+EXTRA_KEY = "predict.extra"
 FRAME = "DataFrame"
 TABLES = (".parquet", ".csv", ".npy")
 LABEL_AND_TAB = b"0\t"
@@ -146,7 +147,8 @@ def _names(
     source: str, found: Sequence[str], schema: Schema, keep: Sequence[str], extra: Extra
 ) -> list[str]:
     """The columns to read: the features, the label where there is one, and those to keep."""
-    if fault := schema.columns_fault(found, extra, keep):
+    key = EXTRA_KEY if source != FRAME else "extra"
+    if fault := schema.columns_fault(found, extra, keep, key):
         raise DataError(f"{source}: {fault} ({ROWS_KEY})")
     features = [one.name for one in (*schema.dense, *schema.categorical) if one.name in found]
     label = [schema.label] if schema.label in found else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import resource
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +183,10 @@ def test_parts_by_fraction_and_by_file(tmp_path: Path, rows: list[Row]) -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"bought": "2"}, "column 'bought': '2' is neither 0 nor 1"),
     ({"bought": ""}, "column 'bought': is empty"),
-    ({"age": "old"}, "column 'age': 'old' is not a number"),
+    (
+        {"age": "old"},
+        "column 'age': 'old' is not a number; words for missing values are `missing_values`",
+    ),
     ({"price": "inf"}, "column 'price': .*inf.* is infinite"),
     ({"score": "1e300"}, "column 'score': .*1e300.* is outside 32 bits"),
     ({"shop": "12.5"}, "column 'shop': .*12.5.* is not an integer of 64 bits"),
@@ -234,6 +238,21 @@ def test_columns_may_be_more_than_files_may_be_open(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert made.rows == 40
     verify(open_shards(tmp_path / "out", None), lambda done: None)
+
+
+@pytest.mark.parametrize("options", [{}, {"write_page_index": True}, {"row_group_size": 7}])
+def test_parquet_files_put_together_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
+    parts = [pa.table({"y": [0, 1] * 50, "x": range(first, first + 100)}) for first in (0, 10**6)]
+    parts += [parts[0].slice(0, 0), pa.table({"z": ["long text " * 99] * 3})]
+    content: list[bytes] = []
+    for part in parts:
+        pq.write_table(part, tmp_path / "a.parquet", **options)
+        assert open_source(tmp_path / "a.parquet", Dialect(), 1 << 16, len).names
+        content.append((tmp_path / "a.parquet").read_bytes())
+    for first, last in product(content, content):
+        (tmp_path / "a.parquet").write_bytes(first + last)
+        with pytest.raises(DataError, match=r"a.parquet: Parquet files put together byte by byte"):
+            open_source(tmp_path / "a.parquet", Dialect(), 1 << 16, len)
 
 
 def test_lines_of_other_lengths_and_bytes_that_are_no_text(tmp_path: Path, rows: list[Row]) -> None:

@@ -271,7 +271,7 @@ def test_a_column_that_the_schema_does_not_name_is_refused_or_left_alone(
     given = [f"predict.checkpoint={own / 'run'}", f"predict.rows={tmp_path / 'new.csv'}"]
     argv = ["dlrm_hybrid", "predict", *given, f"predict.output={tmp_path / 's.csv'}"]
     assert run(argv) == 3
-    told = "new.csv: column 'user_idd' is not in the schema (extra=ignore leaves it) (predict.rows)"
+    told = "new.csv: column 'user_idd' is not in the schema (predict.extra=ignore leaves it)"
     assert told in capsys.readouterr().err
     assert run([*argv, "predict.extra=ignore"]) == 0
     assert run([*argv, "predict.keep=[user_idd]"]) == 0

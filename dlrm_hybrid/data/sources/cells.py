@@ -24,6 +24,8 @@ _NUMBER = re.compile(rf"{NUMBER}|(?i:nan|[+-]?inf(inity)?)", re.ASCII)
 _BOOLEANS = {"true": True, "false": False}
 _SHOWN_CHARACTERS = 40
 _SHOWN_BITS = 1 << 10
+NOT_UTF8 = "is not UTF-8: save text in UTF-8, as `iconv -f LATIN1 -t UTF-8` does"
+_NO_NUMBER = "is not a number; words for missing values are `missing_values` of the schema"
 
 
 def plain_value(value: Any, missing: Collection[str] = ()) -> Any:
@@ -59,7 +61,7 @@ def text_of(value: str | bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise ValueError("is not UTF-8") from None
+        raise ValueError(NOT_UTF8) from None
 
 
 def number(value: Any) -> float:
@@ -75,6 +77,8 @@ def number(value: Any) -> float:
         if _NUMBER.fullmatch(text):
             return float(text)
         value = boolean(text.strip())
+        if value is None:
+            raise ValueError(_NO_NUMBER)
     if isinstance(value, (int, float, Decimal)):
         try:
             return float(value)

@@ -37,6 +37,8 @@ _ODD_ROWS = 1 << 14  # of CSV in one block at most
 _QUOTE = '"'
 _READ_BYTES = 1 << 16  # of each Parquet column at a time; else whole columns of a row group
 _PARQUET = b"PAR1"
+_FOOTER_LENGTH_BYTES = 4
+_MOST_INDEX_BYTES = 1 << 20
 _NPY = b"\x93NUMPY"
 # numpy reads a header as Python's parser does, and maps as many bytes as it says.
 _NPY_FAULTS = (ValueError, TypeError, OverflowError, SyntaxError, TokenError, RecursionError)
@@ -403,6 +405,11 @@ class _Parquet:
         with _damage(path, key):
             self._file = parquet.ParquetFile(path, pre_buffer=False, buffer_size=_READ_BYTES)
             self._names = tuple(cast("list[str]", self._file.schema_arrow.names))
+            if _is_put_together(path, self._file.metadata):
+                raise DataError(
+                    f"{path}: Parquet files put together byte by byte, of which only the last one "
+                    f"would be read: write their rows as one file, or name each of them ({key})"
+                )
 
     @property
     def names(self) -> Sequence[str]:
@@ -420,6 +427,29 @@ class _Parquet:
                 rows = np.arange(first, first + batch.num_rows, dtype=np.int64)
                 first += batch.num_rows
                 yield Block(batch.select(list(names)), rows, ())
+
+
+def _is_put_together(path: Path, metadata: Any) -> bool:
+    """Whether a file ends before the one begins that the last footer is of.
+
+    That footer counts bytes from its own file's beginning: with the columns of another file in the
+    same places, rows of the first would be read as those of the last.
+    """
+    footer = path.stat().st_size - metadata.serialized_size - len(_PARQUET) - _FOOTER_LENGTH_BYTES
+    end = len(_PARQUET)
+    for group in (
+        [metadata.row_group(metadata.num_row_groups - 1)] if metadata.num_row_groups else []
+    ):
+        columns = [group.column(index) for index in range(group.num_columns)]
+        starts = [one.dictionary_page_offset or one.data_page_offset for one in columns]
+        sizes = [one.total_compressed_size for one in columns]
+        end = max(map(sum, zip(starts, sizes, strict=True)))
+    if footer == end:
+        return False
+    with path.open("rb") as file:  # before the footer there may be indices as well
+        first = max(0, footer - end - _MOST_INDEX_BYTES)
+        file.seek(first)
+        return 2 * _PARQUET in file.read(footer - end - first + 2 * len(_PARQUET))
 
 
 class _Npy:

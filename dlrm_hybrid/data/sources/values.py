@@ -29,6 +29,7 @@ from dlrm_hybrid.data.sources.arrow import (
 )
 from dlrm_hybrid.data.sources.cells import (
     JSON,
+    NOT_UTF8,
     NUMBER,
     is_missing,
     keys_of,
@@ -375,5 +376,5 @@ def as_text(array: Any) -> tuple[Any, dict[int, str]]:
                 values.append(None if value is None else value.decode())
             except UnicodeDecodeError:
                 values.append(None)
-                bad[index] = f"{shown(value)} is not UTF-8"
+                bad[index] = f"{shown(value)} {NOT_UTF8}"
         return pa.array(values, pa.string()), bad
