@@ -210,27 +210,22 @@ def _bfloat16() -> Finding:
 
 def _kernels() -> Finding:
     """What is compiled, for which processor, where it is kept and how big it is."""
-    from dlrm_hybrid.kernels import ALL
-    from dlrm_hybrid.kernels.compiler.cache import kernel_folder, processor
-    from dlrm_hybrid.kernels.compiler.jit import cache_state, other_folders
+    from dlrm_hybrid.kernels.jit import kept_kernels, kernel_folder, kernels, processor
 
     found = kernel_folder()
     why = "; ".join(found.refused)
     if found.path is None:
-        return Level.NOTE, f"cannot be cached, each process compiles its own: {why}"
-    state = cache_state(found.path, ALL)
-    damaged = "".join(f"; {line}; removed" for line in state.damaged)
+        return Level.NOTE, f"cannot be kept, each process compiles its own: {why}"
+    kept, count = kept_kernels(found.path), len([*kernels()])
+    num_bytes = sum(path.stat().st_size for path in found.path.iterdir())
     detail = (
-        f"{state.compiled} of {state.kernels} compiled for {processor().split()[0]}, "
-        f"{state.num_bytes / MB:.1f} MB in {found.path}{damaged}"
+        f"{kept} of {count} compiled for {processor().split()[0]}, "
+        f"{num_bytes / MB:.1f} MB in {found.path}"
     )
-    if others := other_folders(found.path):
-        num_bytes = sum(size for _, size in others)
-        detail += f"; {len(others)} folders of other versions, {num_bytes / MB:.1f} MB"
     if why:
         return Level.NOTE, f"{detail}; {why}"
-    if state.missing:
-        advice = "the first run compiles the rest; to do it now: doctor doctor.action=compile"
+    if kept < count:
+        advice = "the first run compiles what it calls; to do it now: doctor doctor.action=compile"
         return Level.NOTE, f"{detail}; {advice}"
     return Level.OK, detail
 

@@ -27,7 +27,6 @@ from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import engine as build_engine
 from dlrm_hybrid.run.assembly import model as build_model
-from dlrm_hybrid.run.compiling import compile_for
 from dlrm_hybrid.run.display import Display
 from dlrm_hybrid.run.rank.facts import checkpoint_facts
 from dlrm_hybrid.run.readiness import require_memory
@@ -84,7 +83,6 @@ def import_weights(request: Request, display: Display) -> Imported:
         spec = build.model_spec(config, shards.table_rows)
         taken = _fitted(Path(options.file), found, options.names, spec, shards.preprocessing)
         require_memory(config, sum(shards.table_rows))
-        compile_for(config, display)
         build_model.prepare_torch(config)
         groups = piece_groups(
             build_engine.engine(config, shards, 1, IN_MEMORY, SpanClock()).pieces()

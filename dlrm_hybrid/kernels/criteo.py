@@ -18,7 +18,7 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 
-from dlrm_hybrid.kernels.compiler.jit import READ_ONLY, kernel
+from dlrm_hybrid.kernels.jit import READ_ONLY, kernel
 
 Bytes = npt.NDArray[np.uint8]
 Float32s = npt.NDArray[np.float32]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dlrm_hybrid.kernels.compiler.jit import ReadOnlyBytes, kernel
+from dlrm_hybrid.kernels.jit import ReadOnlyBytes, kernel
 
 _NEWLINE, _RETURN = 10, 13
 NO_QUOTE = -1

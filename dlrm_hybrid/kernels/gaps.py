@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlrm_hybrid.kernels.bits import load64, store64, tail64, trailing_zeros
-from dlrm_hybrid.kernels.compiler.jit import ReadOnlyBytes, kernel
+from dlrm_hybrid.kernels.jit import ReadOnlyBytes, kernel
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]

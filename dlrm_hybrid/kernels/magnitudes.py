@@ -32,7 +32,7 @@ from dlrm_hybrid.kernels.bits import (
     population,
     trailing_zeros,
 )
-from dlrm_hybrid.kernels.compiler.jit import kernel, reducing_kernel
+from dlrm_hybrid.kernels.jit import kernel, reducing_kernel
 
 Float32s = npt.NDArray[np.float32]
 Int32s = npt.NDArray[np.int32]

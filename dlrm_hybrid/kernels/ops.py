@@ -26,7 +26,7 @@ from dlrm_hybrid.kernels.bits import (
     nearest_bfloat16,
     trailing_zeros,
 )
-from dlrm_hybrid.kernels.compiler.jit import kernel
+from dlrm_hybrid.kernels.jit import kernel
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from numba.extending import register_jitable
 
 from dlrm_hybrid.kernels.bits import fused_multiply_add
-from dlrm_hybrid.kernels.compiler.jit import kernel
+from dlrm_hybrid.kernels.jit import kernel
 
 Float32s = npt.NDArray[np.float32]
 Float64s = npt.NDArray[np.float64]

@@ -20,7 +20,7 @@ from dlrm_hybrid.kernels.bits import (
     nearest_bfloat16,
     trailing_zeros,
 )
-from dlrm_hybrid.kernels.compiler.jit import kernel
+from dlrm_hybrid.kernels.jit import kernel
 
 Float32s = npt.NDArray[np.float32]
 Int32s = npt.NDArray[np.int32]

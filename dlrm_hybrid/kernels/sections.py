@@ -23,8 +23,8 @@ from dlrm_hybrid.kernels.bits import (
     tail64,
     trailing_zeros,
 )
-from dlrm_hybrid.kernels.compiler.jit import ReadOnlyBytes, kernel
 from dlrm_hybrid.kernels.gaps import STORE_BYTES, decode_gaps, encode_gaps, fit_parameter
+from dlrm_hybrid.kernels.jit import ReadOnlyBytes, kernel
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlrm_hybrid.kernels.bits import GAMMA, mix64
-from dlrm_hybrid.kernels.compiler.jit import kernel
+from dlrm_hybrid.kernels.jit import kernel
 
 MAX_ROW_BYTES = 2 + 13 * 12 + 26 * 9
 GUIDE_ENTRIES = 1024

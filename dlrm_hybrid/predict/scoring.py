@@ -19,8 +19,6 @@ from dlrm_hybrid.data.sources.paths import find
 from dlrm_hybrid.disk import replacing, writing
 from dlrm_hybrid.predict.predictor import Predictor
 from dlrm_hybrid.predict.sources import ROWS_KEY, read_blocks
-from dlrm_hybrid.run.assembly import build
-from dlrm_hybrid.run.compiling import compile_ahead
 from dlrm_hybrid.run.display import Display
 from dlrm_hybrid.run.folder import one_user, output_file
 from dlrm_hybrid.run.request import Request
@@ -170,15 +168,13 @@ def predict(request: Request, display: Display) -> Predicted:
         DataError: checkpoint, vocabularies or rows are missing or damaged; names row and column.
         ResourceError: the disk refuses.
     """
-    config, options = request.config, request.config.predict
+    options = request.config.predict
     faults = list(_faults(request))
     if faults:
         raise ConfigError(faults_text(faults))
     assert options.rows is not None and options.output is not None
     paths = find(options.rows, ROWS_KEY)
     with score_file(Path(options.output)) as file:
-        kernels = [build.kernel_files(config, trains=trains) for trains in (True, False)]
-        compile_ahead(kernels[0] | kernels[1], display)
         predictor = _predictor(request, display)
         begun = time.perf_counter()
         rows, scores = _score(request, paths, predictor, file, display)

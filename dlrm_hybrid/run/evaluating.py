@@ -25,7 +25,6 @@ from dlrm_hybrid.data.manifest import read as read_rows
 from dlrm_hybrid.data.preprocessing import PREPROCESSING_FOLDER, Preprocessing, read_kept
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.run.assembly import build
-from dlrm_hybrid.run.compiling import compile_for
 from dlrm_hybrid.run.display import Display
 from dlrm_hybrid.run.rank.process import Rank
 from dlrm_hybrid.run.request import EvaluateTask, Request
@@ -134,7 +133,6 @@ def prepare_evaluation(source: Source, display: Display, command: Command) -> Ev
         DataError: the rows are missing or damaged, or do not fit the checkpoint.
     """
     checkpoint, given, config = source.checkpoint, source.given, source.config
-    compile_for(config, display)
     rows = _rows(config, checkpoint, given, display, command)
     # What the command line does not set is as the rows have it.
     kept = {

@@ -149,9 +149,7 @@ def _prepare(config: Config, raw: Raw, command: Command, display: Display) -> Ma
         for path in raw:
             stamp(path)  # refuse a missing one before numba is imported and a folder made
     from dlrm_hybrid.data.prepare import prepare
-    from dlrm_hybrid.run.compiling import compile_for
 
-    compile_for(config, display, trains=command.verb != "prepare")
     files = "synthetic rows" if isinstance(raw, Generated) else ", ".join(map(str, raw))
     display.line(f"preparing {files} into {folder}")
     with display.counter("prepare", "values") as show:

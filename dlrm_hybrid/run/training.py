@@ -89,7 +89,6 @@ def train(request: Request, display: Display, view: TrainingView) -> int:
             cores = len(os.sched_getaffinity(0))
             if remark := thread_remark(request.config, cores, os.getloadavg()[0]):
                 display.line(remark)
-            _compile(request.config, display)
             display.line(f"run folder {request.folder}")
             run_folder.tell_start(request, resume_from, display.line)
             # A signal while the summary is made changes nothing: all that it could save is there.
@@ -125,13 +124,6 @@ def _links(config: Config, display: Display) -> Generator[_Links, None, None]:
             lambda rank: network.namespaces[build.host(config, rank)],
             lambda: latency_figures(network),
         )
-
-
-def _compile(config: Config, display: Display) -> None:
-    """Compile the kernels of ranks; what is wrong before that is reported first."""
-    from dlrm_hybrid.run.compiling import compile_for
-
-    compile_for(config, display)
 
 
 def _run_ranks(

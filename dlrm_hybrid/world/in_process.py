@@ -35,7 +35,6 @@ from dlrm_hybrid.world.body import (
     progress_of,
     rows_of,
 )
-from dlrm_hybrid.world.compiling import compile_kernels
 from dlrm_hybrid.world.rows.batches import Loader
 from dlrm_hybrid.world.rows.feed import Feed
 from dlrm_hybrid.world.settings import Settings
@@ -72,7 +71,6 @@ class InProcess(Body):
         )
         rows = rows_of(settings.spec, dict(enumerate(self._feeds)))
         self._job = job = job_of(settings, task, rows)
-        compile_kernels(config)
         build_model.keep_freed_memory()
         with _as_in_a_rank(self._threads):
             self._engine = engine = build_engine.engine_of(

@@ -25,7 +25,6 @@ from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.train.evaluation import without_rows
 from dlrm_hybrid.types import DataError
 from dlrm_hybrid.world.body import WEIGHTS, Body, Counts, Floats, added
-from dlrm_hybrid.world.compiling import compile_kernels
 from dlrm_hybrid.world.orders import Arrays, Message, arrays_of
 from dlrm_hybrid.world.ranks import WorkersError, WorldRanks
 from dlrm_hybrid.world.rows.batches import Loader
@@ -51,7 +50,6 @@ class Processes(Body):
         named = None if loader is None else NamedLoader.of(loader)
         self._topology = build.topology(settings.config)
         self._tables = len(settings.spec.table_rows)
-        compile_kernels(settings.config)
         self._meeting = Path(tempfile.mkdtemp(prefix="m", dir=folder))
         task = TrainTask(
             run_folder=str(folder),

@@ -1,7 +1,5 @@
-import tempfile
 import time
 from io import StringIO
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -11,7 +9,6 @@ from dlrm_hybrid.cli import terminal
 from dlrm_hybrid.cli.terminal import Eta, Terminal
 from dlrm_hybrid.cli.verbs.train import LiveTraining, LiveWork
 from dlrm_hybrid.report.table import Table
-from dlrm_hybrid.run.compiling import compile_ahead
 from dlrm_hybrid.telemetry.events import Event, Kind
 
 
@@ -256,19 +253,3 @@ def test_a_late_bar_that_first_shows_inside_another_has_a_place_afterwards() -> 
         clock.now += 3
         outer.update(2, 4, "")
         assert "50%" in drawn(file)
-
-
-def test_a_command_that_compiles_twice_says_once_where_kernels_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in {"NUMBA_CACHE_DIR": "", "XDG_CACHE_HOME": "", "HOME": "/dev/null"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    file = StringIO()
-    shown = Terminal(Console(file=file, width=200))
-    compile_ahead([], shown)  # for the rows
-    compile_ahead([], shown)  # for the training
-    refused, used = file.getvalue().splitlines()
-    assert "/dev/null/.cache" in refused and "cannot be used" in refused
-    assert str(tmp_path) in used and used.endswith("is used instead")

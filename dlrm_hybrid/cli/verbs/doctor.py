@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.comm.zmq.curve import make_key_file
 from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.doctor import Finding, Level, check_rows, run_checks
-from dlrm_hybrid.kernels import ALL
-from dlrm_hybrid.kernels.compiler.cache import ROOT_VARIABLE, kernel_folder
-from dlrm_hybrid.kernels.compiler.jit import cache_state
+from dlrm_hybrid.kernels.jit import ROOT_VARIABLE, kept_kernels, kernel_folder, kernels
+from dlrm_hybrid.process import tie_to
 from dlrm_hybrid.run.assembly import build
-from dlrm_hybrid.run.compiling import compile_ahead
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.types import ExitCode, ResourceError
+
+MOST_COMPILERS = 8  # each takes 200 MB; with more of them the longest kernel decides
 
 
 def run(request: Request) -> int:
@@ -29,7 +32,7 @@ def run(request: Request) -> int:
 
 
 def _compile(terminal: Terminal) -> int:
-    """Compile all kernels.
+    """Compile all kernels, on all cores.
 
     Raises:
         ResourceError: there is nowhere to keep them, or not all of them could be kept.
@@ -40,10 +43,20 @@ def _compile(terminal: Terminal) -> int:
         raise ResourceError(
             f"no usable folder for the kernel cache; set {ROOT_VARIABLE} to one{reasons}"
         )
-    compile_ahead(ALL, terminal)
-    if missing := cache_state(found.path, ALL).missing:
-        raise ResourceError(f"{found.path}: kernels of {', '.join(missing)} could not be cached")
-    terminal.line(f"all kernels are compiled and cached in {found.path}")
+    cores = min(len(os.sched_getaffinity(0)), MOST_COMPILERS)
+    terminal.line(f"compiling kernels on {cores} cores, once; they are kept in {found.path}")
+    program = "from dlrm_hybrid.kernels.jit import compile_part; compile_part({}, {})"
+    compilers = [
+        subprocess.Popen(
+            [sys.executable, "-c", program.format(part, cores)], preexec_fn=tie_to(os.getpid())
+        )
+        for part in range(cores)
+    ]
+    codes = [compiler.wait() for compiler in compilers]
+    kept, count = kept_kernels(found.path), len([*kernels()])
+    if any(codes) or kept < count:
+        raise ResourceError(f"{found.path}: {count - kept} of {count} kernels could not be kept")
+    terminal.line(f"all {count} kernels are compiled and kept in {found.path}")
     return ExitCode.DONE
 
 

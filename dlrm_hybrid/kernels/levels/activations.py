@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlrm_hybrid.kernels.bits import address_of
-from dlrm_hybrid.kernels.compiler.jit import ReadOnlyBytes, kernel
+from dlrm_hybrid.kernels.jit import ReadOnlyBytes, kernel
 from dlrm_hybrid.kernels.levels.positions import (
     CLASSES,
     SYMBOLS,

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlrm_hybrid.kernels.bits import address_of
-from dlrm_hybrid.kernels.compiler.jit import kernel
+from dlrm_hybrid.kernels.jit import kernel
 from dlrm_hybrid.kernels.levels.rans import (
     ESCAPE,
     SYMBOLS,

@@ -16,7 +16,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from dlrm_hybrid.kernels.compiler.jit import kernel
+from dlrm_hybrid.kernels.jit import kernel
 
 Float32s = npt.NDArray[np.float32]
 Int32s = npt.NDArray[np.int32]

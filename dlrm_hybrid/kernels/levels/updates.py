@@ -23,7 +23,7 @@ import numpy.typing as npt
 from numba.extending import register_jitable
 
 from dlrm_hybrid.kernels.bits import address_of, highest_bit, trailing_zeros
-from dlrm_hybrid.kernels.compiler.jit import kernel
+from dlrm_hybrid.kernels.jit import kernel
 from dlrm_hybrid.kernels.levels import rans
 from dlrm_hybrid.kernels.levels.order import GROUPS, Order, sort_by_order
 

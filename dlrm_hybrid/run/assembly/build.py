@@ -13,13 +13,12 @@ from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config, ModelConfig
 from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.data.folder import PrepareOptions
-from dlrm_hybrid.data.manifest import MANIFEST_FILE, Semantics
+from dlrm_hybrid.data.manifest import Semantics
 from dlrm_hybrid.data.manifest import read as read_manifest
 from dlrm_hybrid.data.profile import Profile, builtin, raw_name
 from dlrm_hybrid.data.schema import Schema
 from dlrm_hybrid.data.schemas import reading as schemas
 from dlrm_hybrid.data.sources.paths import find
-from dlrm_hybrid.kernels import needed
 from dlrm_hybrid.model.interaction import Cross, Dot, Fm, Interaction
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.parallel.schedule import SCHEDULES, DiverselyStale, Pipeline
@@ -119,31 +118,6 @@ def host(config: Config, rank: int) -> int:
     if config.network.colocate_tables and isinstance(role, TableServerRole):
         rank = world.worker(role.index % world.trainers, world.interaction_stage)
     return host_of(rank, config.network.ranks_per_host)
-
-
-def kernel_files(config: Config, *, trains: bool, has_rows: bool | None = None) -> frozenset[str]:
-    """The files whose kernels are compiled before a verb calls them.
-
-    Args:
-        config: of the run.
-        trains: the verb is `train` or `evaluate`, not `prepare`.
-        has_rows: whether there are rows; None looks for them where they are prepared.
-    """
-    rows_missing = not has_rows
-    if has_rows is None:
-        rows_missing = not (prepared_folder(config) / MANIFEST_FILE).is_file()
-    world = config.gradient.name if config.parallel.name == "hybrid" else ""
-    if world == "dct" and config.gradient.threshold not in ("histogram", "exact"):
-        world = "thresholds"  # a rule of another method's
-    return needed(
-        prepares=rows_missing or not trains,
-        is_synthetic=config.data.name == "synthetic",
-        world=world if trains else None,
-        selects=config.pull.left_out is not None,
-        levels=trains and "levels" in (config.gradient.precision, config.pull.precision),
-        activation_levels=trains and config.activation.sends_levels,
-        rows=trains and config.embedding.levels,
-    )
 
 
 def rank_names(config: Config) -> list[str]:

@@ -29,7 +29,6 @@ from dlrm_hybrid.disk import RUN_FOLDER_KEY, refusals
 from dlrm_hybrid.process import die_with_parent
 from dlrm_hybrid.run import folder as run_folder
 from dlrm_hybrid.run.assembly import build
-from dlrm_hybrid.run.compiling import compile_for
 from dlrm_hybrid.run.display import Display, TrainingView
 from dlrm_hybrid.run.launch.environment import Launch
 from dlrm_hybrid.run.launch.rank import Part, silent, take_part, tell_failure
@@ -240,7 +239,6 @@ def _announce(
     if own:
         step = saved_step(resume_from)
         display.line(f"restart {launch.restarts} by the launcher, from step {step:,}")
-    compile_for(request.config, display)
     display.line(f"run folder {request.folder}")
     run_folder.tell_start(request, resume_from, display.line)
     return Announcement(
@@ -290,7 +288,6 @@ def _same_rows(
     name = f"rows-{launch.node}.json"
     rows = build.prepared_folder(config)
     if launch.local_rank == 0:
-        compile_for(config, display)  # the others wait for the rows, so they do not compile too
         rows = prepared_rows(config, display, Command("train", announced.overrides))
         rendezvous.put(name, json.dumps(str(rows)))
     rendezvous.wait(name, PREPARE_SECONDS)

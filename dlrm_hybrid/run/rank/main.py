@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -21,7 +20,6 @@ from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import open_shards
-from dlrm_hybrid.kernels.compiler.jit import unforeseen
 from dlrm_hybrid.parallel.topology import ServerRole, TableServerRole
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import engine as build_engine
@@ -108,8 +106,6 @@ def be_rank(
         meter.begin(0)
         with _telling(job, report, meter, None):
             train_to_the_end(job, engine, meter, report, stop)
-    if late := unforeseen(build.kernel_files(config, trains=True)):
-        print(f"kernels that are not compiled ahead: {', '.join(late)}", file=sys.stderr)
 
 
 def _be_one_of_many(job: Job, rendezvous: Rendezvous, report: Report, stop: StopRequest) -> None:

@@ -21,7 +21,7 @@ def make_first() -> None:
     from dlrm_hybrid.config import validate
     from dlrm_hybrid.data import manifest
     from dlrm_hybrid.data.schemas.reading import builtin
-    from dlrm_hybrid.kernels.compiler.jit import import_numba
+    from dlrm_hybrid.kernels.jit import import_numba
 
     import_numba()
     validate.adapter()

@@ -1,1 +1,0 @@
-"""How kernels are compiled, when, and where what is compiled is kept."""
