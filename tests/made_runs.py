@@ -10,8 +10,8 @@ from typing import Any
 
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.telemetry import compression
-from dlrm_hybrid.telemetry.distributions.staleness import StalenessCounter, to_json
 from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.histogram import Histogram
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.summary import summarise
@@ -67,9 +67,16 @@ def told(rank: int, role: str, bytes_pushed: int) -> Event:
 
 
 def plain_events(loss: float = 0.5) -> list[Event]:
-    started = {"attempt": 0, "rank": 0, "role": "worker", "pid": 1, "steps_total": 20}
+    started: dict[str, Any] = {
+        "attempt": 0,
+        "rank": 0,
+        "role": "worker",
+        "pid": 1,
+        "steps_total": 20,
+    }
+    started["samples_per_step"] = SAMPLES_PER_STEP
     return [
-        Event(Kind.STARTED, 0, BEGIN, {**started, "samples_per_step": SAMPLES_PER_STEP}),
+        Event(Kind.STARTED, 0, BEGIN, started),
         progress(10, loss + 0.1),
         progress(20, loss),
         evaluated(20, loss + 0.01),
@@ -79,18 +86,26 @@ def plain_events(loss: float = 0.5) -> list[Event]:
 
 def world_events(loss: float = 0.5) -> list[Event]:
     started, first, second, *end = plain_events(loss)
+    started.values["role"] = "worker-0.0"
     ranks = [told(0, "worker-0.0", 6400), told(1, "worker-0.1", 6400), told(2, "server-0", 0)]
     early, late = compressed(10, 20, 0.5), compressed(20, 10, 0.25)
     return [started, first, early, second, late, *end, *ranks]
 
 
+def counted(*numbers: int) -> Histogram:
+    found = Histogram()
+    for number in numbers:
+        found.add(number)
+    return found
+
+
 def async_events() -> list[Event]:
     """The same, of trainers that have not waited for each other."""
     *record, server = world_events()
-    counter = StalenessCounter()
-    for trainer, staleness in ((0, 0), (0, 1), (0, 1), (1, 4)):
-        counter.add(trainer, staleness)
-    server.values["staleness"] = to_json(counter.snapshot())
+    server.values["staleness"] = {
+        trainer: counted(*missed).to_json()
+        for trainer, missed in {"0": (0, 1, 1), "1": (4,)}.items()
+    }
     for event in record:
         if event.kind is Kind.PROGRESS:
             event.values["batches"] = [event.step * 3 // 2, event.step // 2]

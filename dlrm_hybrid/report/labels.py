@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from dlrm_hybrid.report.runs import Run
+from dlrm_hybrid.types import printable
 
 MAX_KEYS = 3  # more than that are no name
 MAX_CHARACTERS = 100
@@ -43,7 +44,8 @@ def labels(runs: Sequence[Run]) -> list[str]:
         [f"{name} {run.folder.name}" for name, run in zip(names, runs, strict=True)],
         [str(run.folder) for run in runs],
     ]
-    return next(texts for texts in candidates if len(set(texts)) == len(runs))
+    different = next(texts for texts in candidates if len(set(texts)) == len(runs))
+    return list(map(printable, different))
 
 
 def _with_overrides(names: Sequence[str], overrides: Sequence[Sequence[str]]) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path, PurePath
 from typing import final
 
@@ -16,7 +15,7 @@ from dlrm_hybrid.report.measures import BYTES
 from dlrm_hybrid.report.pictures import Picture
 from dlrm_hybrid.report.ranks import ranks, steps
 from dlrm_hybrid.report.runs import Run
-from dlrm_hybrid.report.table import Table, plain_markdown
+from dlrm_hybrid.report.table import Table, escape, plain_markdown
 
 STYLE_FILE = Path(__file__).with_name("page.css")
 MARKERS = {

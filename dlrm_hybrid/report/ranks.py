@@ -8,7 +8,7 @@ from dlrm_hybrid.report.measures import Summary, digits, integer, percent
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.report.tables import MAX_BARS, span_of
-from dlrm_hybrid.telemetry.ranks import ratio, role_of, role_order
+from dlrm_hybrid.telemetry.summary import ratio, role_of, role_order
 
 MEGABYTE = 1e6
 ALL = "all"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+from html import escape as escape_html
 from typing import TYPE_CHECKING, final
 
 from dlrm_hybrid.telemetry.summary import COMPLETE
@@ -94,4 +94,9 @@ class Table:
 
 def plain_markdown(text: str) -> str:
     """Markdown that shows a text as it is: no HTML, link or picture, and no end of line or cell."""
-    return " ".join(_MARKUP.sub(r"\\\g<0>", escape(text, quote=False)).split())
+    return " ".join(_MARKUP.sub(r"\\\g<0>", escape_html(printable(text), quote=False)).split())
+
+
+def escape(text: str) -> str:
+    """HTML that shows a text as it is, control characters too."""
+    return escape_html(printable(text))

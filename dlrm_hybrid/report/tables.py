@@ -29,9 +29,8 @@ from dlrm_hybrid.report.measures import (
 )
 from dlrm_hybrid.report.runs import Run, is_run, read_run
 from dlrm_hybrid.report.table import MISSING, Table
-from dlrm_hybrid.telemetry.ranks import role_of, role_order
 from dlrm_hybrid.telemetry.spans import Span
-from dlrm_hybrid.telemetry.summary import COMPLETE, UNFINISHED
+from dlrm_hybrid.telemetry.summary import COMPLETE, UNFINISHED, role_of, role_order
 from dlrm_hybrid.types import ExitCode
 
 if TYPE_CHECKING:
@@ -193,10 +192,9 @@ def differences(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
 
 def origins(runs: Sequence[Run], labels: Sequence[str]) -> Table:
     """Where the runs are, when, on what and with which overrides they were started."""
-    remarks = any(run.remarks for run in runs)
     columns = ("run", "folder", "started", "commit", "restarts", "overrides")
     return Table(
-        (*columns, "remarks") if remarks else columns,
+        columns,
         tuple(
             (
                 label,
@@ -205,7 +203,6 @@ def origins(runs: Sequence[Run], labels: Sequence[str]) -> Table:
                 str(run.environment.get("git_sha") or MISSING),
                 MISSING if (restarts := run.summary["restarts"]) is None else f"{restarts:,}",
                 shlex.join(run.overrides) or MISSING,
-                *(["; ".join(run.remarks) or MISSING] if remarks else []),
             )
             for label, run in zip(labels, runs, strict=True)
         ),

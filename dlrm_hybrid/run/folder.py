@@ -255,14 +255,12 @@ def attempts(folder: Path) -> int:
     """How often the run in this folder has been started before, as far as its record knows.
 
     Raises:
-        DataError: a line of the record is not as the program writes it; names file, line and field.
+        DataError: a line of the record is no event; names file and line.
     """
     path = folder / EVENTS_FILE
-    record, faults = events.check(path) if path.exists() else ([], [])
-    if faults:
-        raise DataError(faults[0])
-    started = [one.values["attempt"] for one in record if one.kind is events.Kind.STARTED]
-    return max(started, default=-1) + 1
+    record = events.read(path) if path.exists() else ()
+    starts = (event.values["attempt"] for event in record if event.kind is events.Kind.STARTED)
+    return max(starts, default=-1) + 1
 
 
 def append_events(folder: Path, reported: Sequence[events.Event]) -> None:

@@ -10,9 +10,7 @@ from threading import get_ident
 from typing import Any, NamedTuple, final
 
 from dlrm_hybrid.telemetry.compression import Counts, merged
-from dlrm_hybrid.telemetry.distributions.distinct_ids import IdSample
-from dlrm_hybrid.telemetry.distributions.durations import DurationCounter
-from dlrm_hybrid.telemetry.distributions.staleness import ByTrainer, to_json
+from dlrm_hybrid.telemetry.histogram import ByTrainer, Histogram, IdSample
 from dlrm_hybrid.telemetry.interface import InterfaceMeter, Series
 from dlrm_hybrid.telemetry.machine import peak_rss_bytes
 from dlrm_hybrid.telemetry.spans import SpanClock
@@ -136,7 +134,7 @@ class RankMeter:
     _most_threads: int = 1
     _thread_seconds: dict[Phase, float] = field(default_factory=_zeros)
     _counters: dict[Phase, Counters] = field(default_factory=_counters)
-    _step_times: DurationCounter = field(default_factory=DurationCounter)
+    _step_nanoseconds: Histogram = field(default_factory=Histogram)
     _step_ended: float = 0.0  # of the seconds of training
     _cpu_series: Series = field(default_factory=Series)
     _taken: _Timed = field(default_factory=lambda: _Timed(0, 0.0, 0.0, {}))
@@ -178,7 +176,7 @@ class RankMeter:
             self._timed_steps += 1
             now = time.perf_counter()
             trained = self._seconds[Phase.TRAIN] + now - self._wall
-            self._step_times.add(trained - self._step_ended)
+            self._step_nanoseconds.add(round(1e9 * (trained - self._step_ended)))
             self._step_ended = trained
             self._end_long_window(now)
             return
@@ -252,7 +250,7 @@ class RankMeter:
         counters = None if self.on_phase is None else self._counters
         return {
             "timed_steps": self._timed_steps,
-            "step_times": self._step_times.snapshot().to_json() if self._timed_steps else None,
+            "step_nanoseconds": _counts(self._step_nanoseconds),
             "seconds": dict(self._seconds),
             "cpu_seconds": dict(self._cpu_seconds),
             "thread_cpu_seconds": dict(self._thread_seconds),
@@ -262,8 +260,8 @@ class RankMeter:
             "seconds_by_wait": self.clock.wait_seconds(),
             "cpu_series": self._cpu_series.since(since_1970),
             "versions": None if self.versions is None else asdict(self.versions()),
-            "staleness": None if self.staleness is None else to_json(self.staleness()) or None,
-            "distinct_ids": None if self.id_sample is None else self.id_sample.to_json(),
+            "staleness": None if self.staleness is None else _counts(self.staleness()),
+            "distinct_ids": None if self.id_sample is None else _counts(self.id_sample.ids),
             "interface": None if self.interface is None else self.interface.values(),
             "traffic": counters
             and {phase: self._tallies(one.sent, TALLY_NAMES) for phase, one in counters.items()},
@@ -308,3 +306,10 @@ class RankMeter:
         if self._phase is Phase.TRAIN:
             self._cpu_series.add(self._wall, seconds, cpu_seconds)
         self._wall, self._cpu = wall, cpu
+
+
+def _counts(found: Histogram | ByTrainer) -> dict[str, Any] | None:
+    """What an event says of it; null where nothing was counted."""
+    if isinstance(found, Histogram):
+        return found.to_json() if found.count else None
+    return {str(trainer): one.to_json() for trainer, one in sorted(found.items())} or None

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dlrm_hybrid.telemetry import compression
-from dlrm_hybrid.telemetry.distributions.staleness import from_json, merged, values_of
 from dlrm_hybrid.telemetry.events import PHASES, Event, Kind, part_of
-from dlrm_hybrid.telemetry.ranks import (
-    RankValues,
-    all_bytes,
-    ratio,
-    world_cpu,
-    world_ids,
-    world_roles,
-    world_steps,
-)
+from dlrm_hybrid.telemetry.histogram import ByTrainer, Histogram, merged_by_trainer
 from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.traffic import Phase, Traffic
 from dlrm_hybrid.types import ScoredPart
@@ -25,14 +17,21 @@ SUMMARY_FILE = "summary.json"  # in the run folder
 LOSSES = ("lost_trainers", "left_trainers", "redone_batches")
 COMPLETE, UNFINISHED = "complete", "unfinished"  # of all statuses, those that code asks for
 TAIL = 10  # train.loss is the mean over the last tenth of the steps
-INTERFACES_UNMEASURED: Mapping[str, Any] = {
-    "utilization": None,
-    "utilization_by_rank": None,
-    "utilization_mean_direction": None,
-    "rate_bits_per_second": None,
-    "interface_bytes": None,
+NANOSECONDS = 1e6  # in a millisecond
+WORKER = re.compile(r"worker(?:-(\d{1,9})\.(\d{1,9}))?")  # trainer and stage
+SERVERS, TABLE_SERVERS = "servers", "table servers"
+SCORES = {
+    "loss": "log_loss",
+    **{name: name for name in ("accuracy", "auc", "normalized_entropy", "base_rate")},
+    "calibration": "calibration",
 }
-NETWORK_UNMEASURED: dict[str, Any] = {
+INTERFACES_UNMEASURED: Mapping[str, Any] = dict.fromkeys(
+    (
+        *("utilization", "utilization_by_rank", "utilization_mean_direction"),
+        *("rate_bits_per_second", "interface_bytes"),
+    )
+)
+NETWORK_UNMEASURED: Mapping[str, Any] = {
     "bytes_total": None,
     "bytes_per_sample": None,
     "counted_bytes_per_sample": None,
@@ -42,6 +41,9 @@ NETWORK_UNMEASURED: dict[str, Any] = {
     "by_class": {},
     "by_phase": {phase: {"bytes": None} for phase in PHASES},
 }
+
+RankValues = Mapping[str, Any]
+"""Values of one `rank` event."""
 
 
 def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any]:
@@ -68,10 +70,11 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
     steps, samples = _reached(record)
     starts = [event for event in record if event.kind is Kind.STARTED]
     saved = [event.step for event in record if event.kind is Kind.SAVED]
+    validation = _scores(record, ScoredPart.VALIDATION)
     return {
         "status": status,
         "steps": steps,
-        "steps_planned": starts[-1].values.get("steps_total") if starts else None,
+        "steps_planned": starts[-1].values["steps_total"] if starts else None,
         "steps_saved": max(saved, default=None),
         "first_step": starts[0].step if starts else None,
         "samples": samples,
@@ -79,31 +82,61 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
         "samples_per_second": rows / seconds if seconds else None,
         "wall_seconds": sum(part[-1].time_seconds - part[0].time_seconds for part in attempts),
         "train": _train_scores(points),
-        **_validation(record),
+        **({} if validation["loss"] is None else {"validation": validation}),
         "test": _scores(record, ScoredPart.TEST),
-        "network": {**world_network(ranks, _counted_rows(attempts)), **world_unknown_peers(ranks)},
-        "sync": world_sync(ranks, _batches(record), _losses(record)),
-        "step_milliseconds": world_steps(ranks),
-        "distinct_ids_per_batch": world_ids(ranks),
-        "cpu": world_cpu(ranks, cores),
-        "roles": world_roles(ranks),
+        "network": {**_network(ranks, _counted_rows(attempts)), **_unknown_peers(ranks)},
+        "sync": _sync(ranks, _batches(record), _losses(record)),
+        "step_milliseconds": _steps(ranks),
+        "distinct_ids_per_batch": _ids(ranks),
+        "cpu": _cpu(ranks, cores),
+        "roles": _roles(ranks),
         "compression": {
             "gradient_density": compression.density(compressed, compression.GRADIENT),
             "activation_density": compression.density(compressed, compression.ACTIVATION),
         },
         "arithmetic_changes": [
-            {"step": one.step, "changed": one.values["changed_arithmetic"]}
-            for one in starts
-            if one.values.get("changed_arithmetic")
+            {"step": start.step, "changed": start.values["changed_arithmetic"]}
+            for start in starts
+            if start.values.get("changed_arithmetic")
         ],
-        "restarts": max((one.values["attempt"] for one in starts), default=0),
+        "restarts": max((start.values["attempt"] for start in starts), default=0),
     }
+
+
+def role_of(name: str) -> str:
+    """`stage 1` of worker-0.1 and of worker-3.1; all servers of a kind are one role."""
+    kind, _, position = name.partition("-")
+    if kind == "server":
+        return SERVERS
+    if kind == "tables":
+        return TABLE_SERVERS
+    return f"stage {position.partition('.')[2]}" if "." in position else "worker"
+
+
+def role_order(role: str) -> tuple[int, str]:
+    """Sorts what `role_of` returns: stage after stage, then the servers."""
+    return {SERVERS: 1, TABLE_SERVERS: 2}.get(role, 0), role
+
+
+def ratio(part: float, whole: float) -> float | None:
+    """None where the whole is 0."""
+    return part / whole if whole else None
+
+
+def staleness_figures(by_trainer: ByTrainer) -> dict[str, Any]:
+    """What a summary says of all pushes together, and under `by_trainer` of each trainer's."""
+
+    def figures(missed: Histogram) -> dict[str, Any]:
+        return {"pushes": missed.count, **missed.figures(50, 95)}
+
+    each = {str(trainer): figures(missed) for trainer, missed in by_trainer.items()}
+    return {**figures(Histogram.merged(by_trainer.values())), "by_trainer": each}
 
 
 def _losses(record: Sequence[Event]) -> Mapping[str, int]:
     """Trainers that the last attempt lost and went on without, and batches given out again."""
     finished = [event.values for event in record if event.kind is Kind.FINISHED]
-    return {name: value for one in finished[-1:] for name, value in one.items() if name in LOSSES}
+    return {name: value for last in finished[-1:] for name, value in last.items() if name in LOSSES}
 
 
 def _reached(record: Iterable[Event]) -> tuple[int, int]:
@@ -111,7 +144,7 @@ def _reached(record: Iterable[Event]) -> tuple[int, int]:
     step = samples = samples_per_step = 0
     for event in record:
         if event.kind is Kind.STARTED:
-            step, samples_per_step = event.step, event.values.get("samples_per_step", 0)
+            step, samples_per_step = event.step, event.values["samples_per_step"]
             samples = event.values.get("samples", step * samples_per_step)
         elif event.kind is not Kind.RANK and event.step > step:
             samples += (event.step - step) * samples_per_step
@@ -121,11 +154,11 @@ def _reached(record: Iterable[Event]) -> tuple[int, int]:
 
 def _timed(points: Sequence[Event]) -> tuple[int, float, float]:
     """Rows, seconds and CPU seconds of training steps, warm-up left out."""
-    return (
-        sum(point.values["timed_rows"] for point in points),
-        sum(point.values["timed_seconds"] for point in points),
-        sum(point.values["timed_cpu_seconds"] for point in points),
+    rows, seconds, cpu_seconds = (
+        sum(point.values[name] for point in points)
+        for name in ("timed_rows", "timed_seconds", "timed_cpu_seconds")
     )
+    return rows, seconds, cpu_seconds
 
 
 def _attempts(record: Sequence[Event]) -> list[list[Event]]:
@@ -142,26 +175,24 @@ def _counted_rows(attempts: Iterable[Sequence[Event]]) -> int:
     """Rows trained on while ranks counted traffic: in attempts that finished.
 
     The leader counts steps of the run. A worker may count batches, more or fewer of them where
-    trainers do not wait for each other. Older events do not name the leader; all count alike there.
+    trainers do not wait for each other.
     """
     rows = 0
-    for attempt in attempts:
+    for begun, *rest in attempts:
         steps = {
-            (one.values["rank"], one.values["role"]): one.values["timed_steps"]
-            for one in attempt
-            if one.kind is Kind.RANK
+            (event.values["rank"], event.values["role"]): event.values["timed_steps"]
+            for event in rest
+            if event.kind is Kind.RANK
         }
-        # What a damaged record begins with may be another event.
-        begun: Mapping[str, Any] = attempt[0].values if attempt[0].kind is Kind.STARTED else {}
-        leader = begun.get("rank"), begun.get("role")
-        counted = steps.get(leader, max(steps.values(), default=0))
-        rows += counted * begun.get("samples_per_step", 0)
+        if steps:
+            leader = begun.values["rank"], begun.values["role"]
+            rows += steps.get(leader, 0) * begun.values["samples_per_step"]
     return rows
 
 
 def _batches(record: Iterable[Event]) -> Sequence[int]:
     """What each trainer has learned from, as far as events know; empty of other runs than async."""
-    known = [found for event in record if (found := event.values.get("batches"))]
+    known = [batches for event in record if (batches := event.values.get("batches"))]
     return known[-1] if known else ()
 
 
@@ -177,25 +208,11 @@ def _train_scores(points: Sequence[Event]) -> dict[str, float | None]:
     }
 
 
-def _validation(record: Sequence[Event]) -> dict[str, Any]:
-    """Scores on the part to validate, where there is one."""
-    scores = _scores(record, ScoredPart.VALIDATION)
-    return {} if scores["loss"] is None else {"validation": scores}
-
-
 def _scores(record: Sequence[Event], part: ScoredPart) -> dict[str, Any]:
     """Of the last evaluation of a part; all None without one."""
-    names = {
-        "loss": "log_loss",
-        "accuracy": "accuracy",
-        "auc": "auc",
-        "normalized_entropy": "normalized_entropy",
-        "base_rate": "base_rate",
-        "calibration": "calibration",
-    }
     evaluated = [event for event in record if event.kind is Kind.EVALUATED]
     scores = [event.values for event in evaluated if part_of(event) is part]
-    return {name: scores[-1].get(source) if scores else None for name, source in names.items()}
+    return {name: scores[-1].get(source) if scores else None for name, source in SCORES.items()}
 
 
 def _leader(record: Sequence[Event], points: Sequence[Event]) -> list[RankValues]:
@@ -224,7 +241,108 @@ def _leader(record: Sequence[Event], points: Sequence[Event]) -> list[RankValues
     ]
 
 
-def world_network(ranks: Sequence[RankValues], rows: int) -> dict[str, Any]:
+def _cpu(ranks: Sequence[RankValues], cores: int) -> dict[str, float | None]:
+    """CPU seconds of all ranks while training, and their share of what they could have had."""
+    cpu_seconds = sum(rank["cpu_seconds"][Phase.TRAIN] for rank in ranks)
+    processes = len({rank["rank"] for rank in ranks})
+    seconds = sum(rank["seconds"][Phase.TRAIN] for rank in ranks) / (processes or 1)
+    return {
+        "utilization": ratio(cpu_seconds, seconds * min(processes, cores)),
+        "seconds": cpu_seconds or None,
+    }
+
+
+def _roles(ranks: Sequence[RankValues]) -> dict[str, Any]:
+    """Each rank's part; of several attempts the last one's."""
+    return {
+        str(rank["rank"]): {
+            "role": rank["role"],
+            "cpu_utilization": ratio(
+                rank["cpu_seconds"][Phase.TRAIN], rank["seconds"][Phase.TRAIN]
+            ),
+            "cpu_seconds": rank["cpu_seconds"][Phase.TRAIN],
+            "thread_cpu_seconds": rank.get("thread_cpu_seconds", {}).get(Phase.TRAIN),
+            "threads": rank.get("threads"),
+            "peak_rss_bytes": rank.get("peak_rss_bytes"),
+            "bytes_sent": _all_bytes(rank["traffic"], Phase.TRAIN),
+            "bytes_received": _all_bytes(rank["received"], Phase.TRAIN),
+            **{
+                f"interface_bytes_{way}": (rank.get("interface") or {}).get(f"{way}_bytes")
+                for way in ("sent", "received")
+            },
+            "seconds_by_span": dict(rank["seconds_by_span"]),
+            "seconds_by_wait": rank.get("seconds_by_wait"),
+            "seconds_by_phase": dict(rank["seconds"]),
+        }
+        for rank in sorted(ranks, key=lambda rank: rank["rank"])
+    }
+
+
+def _of_workers(ranks: Sequence[RankValues], key: str) -> list[tuple[int, int, Histogram]]:
+    """Stage, trainer and what was counted under a key; -1 twice for the only process."""
+    return [
+        (int(stage), int(trainer), Histogram.from_json(counts))
+        for rank in ranks
+        if (worker := WORKER.fullmatch(rank["role"])) and (counts := rank.get(key))
+        for trainer, stage in [worker.groups(default="-1")]
+    ]
+
+
+def _steps(ranks: Sequence[RankValues]) -> dict[str, Any]:
+    """How long steps took, by the clock of each trainer's last stage, or of the only process."""
+
+    def figures(times: Histogram) -> dict[str, Any]:
+        values = times.figures(50, 95, 99).items()
+        shown = {name: None if value is None else value / NANOSECONDS for name, value in values}
+        return {"steps": times.count or None, **shown}
+
+    counted = _of_workers(ranks, "step_nanoseconds")
+    last = max((stage for stage, *_ in counted), default=-1)
+    by_trainer = merged_by_trainer({who: times} for stage, who, times in counted if stage == last)
+    return {
+        **figures(Histogram.merged(by_trainer.values())),
+        "by_trainer": {str(who): figures(times) for who, times in by_trainer.items() if who >= 0},
+    }
+
+
+def _ids(ranks: Sequence[RankValues]) -> dict[str, Any]:
+    """Distinct ids of a trainer's batch, the mean of those that were counted."""
+    counted = _of_workers(ranks, "distinct_ids")
+    by_trainer = merged_by_trainer({trainer: ids} for _, trainer, ids in counted)
+    return {
+        "mean": Histogram.merged(by_trainer.values()).mean,
+        "by_trainer": {str(who): ids.mean for who, ids in by_trainer.items() if who >= 0},
+    }
+
+
+def _sync(
+    ranks: Sequence[RankValues], batches: Sequence[int], losses: Mapping[str, int]
+) -> dict[str, Any] | None:
+    """How stale pushes were, and who learned how much; None where trainers wait for each other.
+
+    Args:
+        ranks: their reports.
+        batches: that each trainer has learned from.
+        losses: of the attempt that came to its end, if one did.
+    """
+    reported = [counts for rank in ranks if (counts := rank.get("staleness"))]
+    if not reported and not batches:
+        return None
+    staleness = staleness_figures(
+        merged_by_trainer(
+            {int(trainer): Histogram.from_json(missed) for trainer, missed in counts.items()}
+            for counts in reported
+        )
+    )
+    return {
+        "pushes": staleness.pop("pushes") or None,
+        "staleness": staleness,
+        "batches_by_trainer": {str(trainer): count for trainer, count in enumerate(batches)},
+        **{name: losses.get(name) for name in LOSSES},
+    }
+
+
+def _network(ranks: Sequence[RankValues], rows: int) -> Mapping[str, Any]:
     """What was sent while training, every message counted once, by its sender.
 
     None where nothing is sent, or no rank has reported. A class that is not counted is missing;
@@ -245,56 +363,36 @@ def world_network(ranks: Sequence[RankValues], rows: int) -> dict[str, Any]:
         for traffic in Traffic
         if all(traffic.value in rank["traffic"][Phase.TRAIN] for rank in ranks)
     }
-    pull_density = _pull_density(ranks)
     total = sum(tally["bytes"] for tally in by_class.values())
-    per_sample = total / rows if rows else None
-    if len(by_class) < len(Traffic):
-        return {
-            **NETWORK_UNMEASURED,
-            "counted_bytes_per_sample": per_sample if by_class else None,
-            "by_class": by_class,
-            "pull_density": pull_density,
-        }
-    return {
-        **world_interfaces(ranks),
-        "bytes_total": total,
-        "bytes_per_sample": per_sample,
-        "counted_bytes_per_sample": per_sample,
-        "dense_equivalent_bytes": sum(
-            tally["dense_equivalent_bytes"] for tally in by_class.values()
-        ),
-        "pull_density": pull_density,
+    known = {
+        "counted_bytes_per_sample": ratio(total, rows) if by_class else None,
         "by_class": by_class,
+        "pull_density": _pull_density(ranks),
+    }
+    if len(by_class) < len(Traffic):
+        return {**NETWORK_UNMEASURED, **known}
+    dense = sum(tally["dense_equivalent_bytes"] for tally in by_class.values())
+    return {
+        **known,
+        **interface_figures(ranks),
+        "bytes_total": total,
+        "bytes_per_sample": ratio(total, rows),
+        "dense_equivalent_bytes": dense,
         "by_phase": {
-            phase: {"bytes": sum(all_bytes(rank["traffic"], phase) or 0 for rank in ranks)}
+            phase: {"bytes": sum(_all_bytes(rank["traffic"], phase) or 0 for rank in ranks)}
             for phase in PHASES
         },
     }
 
 
-def world_sync(
-    ranks: Sequence[RankValues], batches: Sequence[int], losses: Mapping[str, int]
-) -> dict[str, Any] | None:
-    """How stale pushes were, and who learned how much; None where trainers wait for each other.
-
-    Args:
-        ranks: their reports.
-        batches: that each trainer has learned from.
-        losses: of the attempt that came to its end, if one did.
-    """
-    told = [from_json(counts) for rank in ranks if (counts := rank.get("staleness"))]
-    if not told and not batches:
+def _all_bytes(tallies: RankValues | None, phase: str) -> int | None:
+    """Of all classes of traffic in one direction; None where one is not counted, or all."""
+    if tallies is None or len(tallies[phase]) < len(Traffic):
         return None
-    staleness = values_of(merged(told))
-    return {
-        "pushes": staleness.pop("pushes") or None,
-        "staleness": staleness,
-        "batches_by_trainer": {str(trainer): count for trainer, count in enumerate(batches)},
-        **{name: losses.get(name) for name in LOSSES},
-    }
+    return sum(tally["bytes"] for tally in tallies[phase].values())
 
 
-def world_unknown_peers(ranks: Sequence[RankValues]) -> dict[str, int | None]:
+def _unknown_peers(ranks: Sequence[RankValues]) -> dict[str, int | None]:
     """What was rejected from outside the run; None where no rank listens."""
     counts = [reported for rank in ranks if (reported := rank.get("strangers")) is not None]
     return {
@@ -306,11 +404,11 @@ def world_unknown_peers(ranks: Sequence[RankValues]) -> dict[str, int | None]:
 def _pull_density(ranks: Sequence[RankValues]) -> float | None:
     """Share of the weights that a pull sends; of all versions, those of warm-up too."""
     versions: list[RankValues] = [rank["versions"] for rank in ranks if rank.get("versions")]
-    published, elements = (sum(one[key] for one in versions) for key in ("told", "elements"))
+    published, elements = (sum(sums[key] for sums in versions) for key in ("told", "elements"))
     return ratio(published, elements)
 
 
-def world_interfaces(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def interface_figures(ranks: Sequence[RankValues]) -> dict[str, Any]:
     """The part of `network` in the summary that is about links; None where nothing was measured.
 
     The use of a link is the mean, over windows of 100 ms, of its busier direction's share of the
@@ -321,41 +419,40 @@ def world_interfaces(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Args:
         ranks: their reports, of all attempts.
     """
-    reported = [(rank["rank"], one) for rank in ranks if (one := rank.get("interface")) is not None]
+    reported = [(rank["rank"], link) for rank in ranks if (link := rank.get("interface"))]
     if not reported:
         return dict(INTERFACES_UNMEASURED)
     owners: dict[str, int] = {}  # of several ranks with one interface the first speaks for it
-    for rank, one in reported:
-        owners[one["address"]] = min(rank, owners.get(one["address"], rank))
     by_rank: dict[int, list[RankValues]] = {}
-    for rank, one in sorted(reported, key=lambda pair: pair[0]):
-        by_rank.setdefault(rank, []).append(one)
-    rates = [one["rate_bits_per_second"] for _, one in reported]
+    for rank, link in sorted(reported, key=lambda pair: pair[0]):
+        owners.setdefault(link["address"], rank)
+        by_rank.setdefault(rank, []).append(link)
+    is_known = all(link["rate_bits_per_second"] for _, link in reported)
     shares = {
         rank: share
-        for rank, several in by_rank.items()
-        if all(rates)
-        and (share := _line_share(several, lambda one: one["busier_bytes"])) is not None
+        for rank, links in by_rank.items()
+        if is_known and (share := _line_share(links, lambda link: link["busier_bytes"])) is not None
     }
     busiest = max(shares, key=lambda rank: shares[rank], default=None)
+    both = None
+    if busiest is not None:
+        both = _line_share(
+            by_rank[busiest], lambda link: (link["received_bytes"] + link["sent_bytes"]) / 2
+        )
     return {
         "utilization": None if busiest is None else shares[busiest],
         "utilization_by_rank": {str(rank): share for rank, share in shares.items()} or None,
-        "utilization_mean_direction": None
-        if busiest is None
-        else _line_share(
-            by_rank[busiest], lambda one: (one["received_bytes"] + one["sent_bytes"]) / 2
-        ),
-        "rate_bits_per_second": rates[-1],
+        "utilization_mean_direction": both,
+        "rate_bits_per_second": reported[-1][1]["rate_bits_per_second"],
         "interface_bytes": sum(
-            one["sent_bytes"] for rank, one in reported if owners[one["address"]] == rank
+            link["sent_bytes"] for rank, link in reported if owners[link["address"]] == rank
         ),
     }
 
 
 def _line_share(
-    several: Sequence[RankValues], num_bytes: Callable[[RankValues], float]
+    links: Sequence[RankValues], num_bytes: Callable[[RankValues], float]
 ) -> float | None:
     """The time that bytes of one rank's attempts take on its link, as a share of training."""
-    line_seconds = sum(8 * num_bytes(one) / one["rate_bits_per_second"] for one in several)
-    return ratio(line_seconds, sum(one["seconds"] for one in several))
+    line_seconds = sum(8 * num_bytes(link) / link["rate_bits_per_second"] for link in links)
+    return ratio(line_seconds, sum(link["seconds"] for link in links))

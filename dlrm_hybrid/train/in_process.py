@@ -33,9 +33,7 @@ from dlrm_hybrid.parallel.worker import (
     stage_inputs,
 )
 from dlrm_hybrid.telemetry.compression import Counts, merged
-from dlrm_hybrid.telemetry.distributions.distinct_ids import IdSample
-from dlrm_hybrid.telemetry.distributions.staleness import ByTrainer
-from dlrm_hybrid.telemetry.distributions.staleness import merged as of_all
+from dlrm_hybrid.telemetry.histogram import ByTrainer, IdSample, merged_by_trainer
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import Interval
 from dlrm_hybrid.telemetry.traffic import Counters, Traffic, Versions
@@ -126,7 +124,7 @@ class InProcessEngine:
 
     def staleness(self) -> ByTrainer:
         """Of all pushes to its servers until now; see `ParameterServer.staleness`."""
-        return of_all(server.staleness() for _, server in self.ranks.servers)
+        return merged_by_trainer(server.staleness() for _, server in self.ranks.servers)
 
     @property
     def count(self) -> Callable[[Counters], None] | None:

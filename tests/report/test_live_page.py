@@ -18,7 +18,14 @@ NOW = 1_000_100.0
 
 
 def started(**changes: Any) -> dict[str, Any]:
-    values = {"attempt": 0, "rank": 0, "role": "worker", "steps_total": 1000, "samples": 0}
+    values: dict[str, Any] = {
+        "attempt": 0,
+        "rank": 0,
+        "role": "worker",
+        "steps_total": 1000,
+        "samples": 0,
+    }
+    values["samples_per_step"] = 10
     return {"kind": "started", "step": 0, "time_seconds": 1e6, **values, **changes}
 
 
@@ -102,7 +109,6 @@ def test_what_is_left_goes_by_the_last_points_of_this_attempt(tmp_path: Path) ->
     assert watched(tmp_path / "b", *again).seconds_left() == pytest.approx(600 / 100 * 1 - 4)
     assert watched(tmp_path / "c", *again, running=False).seconds_left() is None
     assert watched(tmp_path / "d", *events[:2]).seconds_left() is None
-    assert watched(tmp_path / "e", started(steps_total="many"), *late).seconds_left() is None
 
 
 @pytest.mark.parametrize("seconds", [5.0, 0.5, None])
@@ -126,10 +132,8 @@ def test_a_run_without_a_step_has_a_page(tmp_path: Path) -> None:
 def test_no_text_of_a_run_is_markup(tmp_path: Path) -> None:
     bad = "<script>alert(1)</script>"
     run = watched(tmp_path / bad.replace("/", ""), started(), name=bad, model={"name": bad})
-    (run.run.folder / "events.jsonl").write_text(f'{{"kind": "{bad}"}}\n')
     html = page(Watched(run=read_run(run.run.folder), is_running=True, now=NOW), 5)
     assert "<script" not in html
-    assert any("1 lines of events left out" in text for text in texts(html))
 
 
 def test_evaluations_stay_in_sight_and_outliers_of_the_line_do_not_hide_it() -> None:

@@ -3,11 +3,10 @@
 from pathlib import Path
 
 import pytest
-from made_runs import make_run, plain_events, world_events
+from made_runs import counted, make_run, plain_events, world_events
 
 from dlrm_hybrid.report.ranks import ranks, steps
 from dlrm_hybrid.report.runs import Run, read_run
-from dlrm_hybrid.telemetry.distributions.durations import DurationCounter
 from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.telemetry.traffic import Phase
 
@@ -52,12 +51,10 @@ def test_steps_are_told_of_runs_that_have_timed_them(world: Run, tmp_path: Path)
     assert steps([world], ["world"]) is None
     record = world_events()
     for event in record:
-        counter = DurationCounter()
-        for number in range(100):
-            counter.add(0.001 if number < 90 else 0.01)
         if event.values.get("role") in ("worker-0.1", "worker-0.0"):
-            event.values["step_times"] = counter.snapshot().to_json()
+            times = counted(*[1_000_000] * 90, *[10_000_000] * 10)
+            event.values["step_nanoseconds"] = times.to_json()
     make_run(tmp_path / "timed", ["name=timed"], record)
     table = steps([world, read_run(tmp_path / "timed")], ["world", "timed"])
     assert table is not None
-    assert table.rows == [("timed", "100", "1.90", "0.993", "10.0", "10.0", "10.0", "10.0", "–")]
+    assert table.rows == [("timed", "100", "1.90", "1.00", "9.99", "9.99", "10.0", "9.99", "–")]

@@ -1,7 +1,4 @@
-from contextlib import nullcontext
 from pathlib import Path
-
-import pytest
 
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Event, Kind
@@ -17,16 +14,6 @@ def test_a_line_cut_short_is_left_out(tmp_path: Path) -> None:
     whole = Event(Kind.SAVED, 3, 2.0, {"path": "x"})
     path.write_text(whole.to_json() + "\n" + whole.to_json()[:9])
     assert list(events.read(path)) == [whole]
-
-
-def test_a_line_that_is_written_meanwhile_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    event = Event(Kind.PROGRESS, 3, 1.0, {})
-    line = f"{event.to_json()}\n".encode()
-    read_in_three = nullcontext(iter([line, line[:9], line[9:]]))
-    monkeypatch.setattr(Path, "open", lambda *_: read_in_three)
-    assert list(events.read(tmp_path / "events.jsonl")) == [event]
 
 
 def test_rewinding_drops_what_comes_again() -> None:

@@ -163,9 +163,9 @@ def test_phases_decide_what_counts_and_spans_add_up_to_training(
     assert (meter.step, values["timed_steps"]) == (32, 20)
     assert (spans["compute"], spans["rest"], sum(spans.values())) == (60, 20, 80)
     assert (phases[Phase.TRAIN], phases[Phase.EVALUATE]) == (80, 1_000)
-    times = values["step_times"]
-    assert (sum(times["counts"].values()), times["total_seconds"]) == (20, 80)
-    assert times["largest_seconds"] == 4
+    times = values["step_nanoseconds"]
+    assert (sum(times["counts"].values()), times["total"]) == (20, 80 * 10**9)
+    assert times["largest"] == 4 * 10**9
     assert values["traffic"] is values["received"] is values["interface"] is None
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.validate import validate
-from dlrm_hybrid.telemetry.distributions.staleness import values_of as told
 from dlrm_hybrid.telemetry.spans import SpanClock
+from dlrm_hybrid.telemetry.summary import staleness_figures
 
 if TYPE_CHECKING:
     from dlrm_hybrid.train.in_process import InProcessEngine
@@ -66,10 +66,10 @@ def test_pushes_miss_one_update_of_each_other_trainer_whatever_the_times(
     last_ones = 2 * (TRAINERS * (TRAINERS - 1) // 2)  # there are two rests
     expected = owned * ((TRAINERS - 1) * STEPS * TRAINERS - last_ones)
     assert sum(one.total for one in by_trainer.values()) == expected
-    assert {trainer: one.pushes for trainer, one in by_trainer.items()} == {
+    assert {trainer: one.count for trainer, one in by_trainer.items()} == {
         trainer: owned * count for trainer, count in enumerate(batches)
     }
-    values = told(by_trainer)
+    values = staleness_figures(by_trainer)
     assert values["mean"] == expected / (owned * STEPS * TRAINERS)
     own = [one["mean"] for one in values["by_trainer"].values()]
     if slowness:
@@ -87,20 +87,20 @@ def test_nobody_gets_further_ahead_of_a_slow_trainer_than_it_may(small_rows: lis
     batches = engine.pace.batches
     assert sum(batches) == STEPS * TRAINERS and max(batches) - min(batches) <= ahead
     # While it is at a batch, others go from so many behind it to so many ahead of it at most.
-    assert told(engine.staleness())["max"] <= (TRAINERS - 1) * 2 * ahead
+    assert staleness_figures(engine.staleness())["max"] <= (TRAINERS - 1) * 2 * ahead
 
 
 def test_a_push_misses_as_many_updates_more_as_are_in_flight(small_rows: list[str]) -> None:
     in_flight, rests, engine = 3, 2, opened(small_rows, {}, "sync.in_flight=3")
     learn(engine)
-    values = told(engine.staleness())
+    values = staleness_figures(engine.staleness())
     # Between a push and the answer it was computed with all others push in_flight times, and its
     # own trainer once less; from a rest on, where all are equal to the servers, that begins anew.
     mean = TRAINERS * in_flight - 1
     assert mean - rests * TRAINERS * in_flight**2 / STEPS < values["mean"] < mean
     alone = opened(small_rows, {}, "sync.in_flight=3", "parallel.trainers=1")
     learn(alone)
-    values = told(alone.staleness())
+    values = staleness_figures(alone.staleness())
     assert values["max"] == 2
     assert values["mean"] == (2 * STEPS - rests * (2 + 1)) / STEPS
 

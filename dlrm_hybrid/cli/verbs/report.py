@@ -32,9 +32,6 @@ def run(request: Request) -> int:
     runs = read_runs(_paths(options))
     table = comparison(runs, labels(runs))
     terminal.table(table)
-    for run in runs:
-        for remark in run.remarks:
-            terminal.line(f"{run.folder}: {remark}")
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     document = build_report(runs, f"made {made} by dlrm_hybrid {__version__}")
     write_whole(page, html(document), OUTPUT_KEY)

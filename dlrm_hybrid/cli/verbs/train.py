@@ -17,8 +17,8 @@ from dlrm_hybrid.run.display import Bar, Count
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.run.training import train
 from dlrm_hybrid.telemetry.events import Event, Kind, part_of
-from dlrm_hybrid.telemetry.ranks import role_of, role_order
 from dlrm_hybrid.telemetry.spans import Span
+from dlrm_hybrid.telemetry.summary import role_of, role_order
 from dlrm_hybrid.types import ScoredPart
 
 FEW_REPEATS = 5  # the best of so few may be a bad one

@@ -31,7 +31,7 @@ from dlrm_hybrid.parallel.sync.policy import (
     resumed_version,
 )
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology
-from dlrm_hybrid.telemetry.distributions.staleness import Staleness, StalenessCounter
+from dlrm_hybrid.telemetry.histogram import ByTrainer, Histogram
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.traffic import Versions
 from dlrm_hybrid.types import DlrmError, Version
@@ -109,7 +109,7 @@ class ParameterServer:
             for stage, tensors in owned.items()
         }
         self._pushed: dict[Push, Update] = {}
-        self._staleness = StalenessCounter()
+        self._staleness: dict[int, Histogram] = {}
         self._states = self._settled((0,) * topology.stages)
 
     def handle(self, frame: Frame) -> list[Outgoing]:
@@ -201,9 +201,9 @@ class ParameterServer:
         published = (bucket.versions for bucket in self._buckets.values())
         return reduce(Versions.plus, published, Versions())
 
-    def staleness(self) -> dict[int, Staleness]:
-        """Of pushes to all its stages in this attempt, by trainer; empty if the policy fixes it."""
-        return self._staleness.snapshot()
+    def staleness(self) -> ByTrainer:
+        """Updates that pushes of this attempt have missed; empty if the policy fixes how many."""
+        return self._staleness
 
     def weights(self, stage: int) -> dict[str, Tensor]:
         """Views of the weights of one stage, by name; empty if this server owns none of them."""
@@ -266,7 +266,8 @@ class ParameterServer:
         updates = [self._pushed.pop(push) for push in action.pushes]
         if action.staleness is not None:
             for push in action.pushes:
-                self._staleness.add(push.sender // self._topology.stages, action.staleness)
+                trainer = push.sender // self._topology.stages
+                self._staleness.setdefault(trainer, Histogram()).add(action.staleness)
         return self._buckets[stage].apply(
             updates, action.number, lambda index: self._name(action.pushes[index].sender)
         )

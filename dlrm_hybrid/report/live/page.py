@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from html import escape
 from typing import Any, final
 
 from dlrm_hybrid.report.labels import labels, trained
@@ -13,7 +12,7 @@ from dlrm_hybrid.report.live.plot import Plot, Point
 from dlrm_hybrid.report.measures import digits, integer
 from dlrm_hybrid.report.page import STYLE_FILE
 from dlrm_hybrid.report.runs import Run
-from dlrm_hybrid.report.table import MISSING, Table
+from dlrm_hybrid.report.table import MISSING, Table, escape
 from dlrm_hybrid.telemetry.events import Event, Kind, curve, part_of
 from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.summary import UNFINISHED
@@ -106,7 +105,6 @@ def page(watched: Watched, refresh_seconds: float | None) -> str:
     if refresh_seconds is not None:
         again = f'<meta http-equiv="refresh" content="{max(1, round(refresh_seconds))}">\n'
     of = datetime.fromtimestamp(watched.now).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
-    remarks = "".join(f'<p class="bad">{escape(remark)}</p>' for remark in run.remarks)
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -120,7 +118,7 @@ def page(watched: Watched, refresh_seconds: float | None) -> str:
 <h1>Run {escape(name)} <span class="status">{escape(watched.status)}</span></h1>
 <p class="subtitle">{escape(str(run.folder))} · as of {escape(of)}</p>
 <p>{escape(trained([run], with_steps=False))}</p>
-{remarks}{_bar(watched)}
+{_bar(watched)}
 {_figures(watched).html()}
 <div class="pictures">
 {"".join(one.svg() for one in _plots(run))}

@@ -31,7 +31,7 @@ from dlrm_hybrid.run.assembly import rows as build_rows
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.assembly.rows import RowSource
 from dlrm_hybrid.run.assembly.world import Layout
-from dlrm_hybrid.telemetry.distributions.distinct_ids import IdSample
+from dlrm_hybrid.telemetry.histogram import IdSample
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.traffic import Counters
 from dlrm_hybrid.train.in_process import InProcessEngine, Ranks

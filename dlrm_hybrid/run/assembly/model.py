@@ -33,7 +33,7 @@ from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.model.tensors import draw_embeddings
 from dlrm_hybrid.run.assembly.build import model_spec
-from dlrm_hybrid.telemetry.distributions.distinct_ids import IdSample
+from dlrm_hybrid.telemetry.histogram import IdSample
 from dlrm_hybrid.train.patience import Patience
 from dlrm_hybrid.train.progress import Plan
 

@@ -14,7 +14,7 @@ from dlrm_hybrid.parallel.runners import InProcessRunner
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
-from dlrm_hybrid.telemetry.distributions.distinct_ids import IdSample
+from dlrm_hybrid.telemetry.histogram import IdSample
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.train.asynchronous.order_log import TAKEN, Gate, order_file, read_order
 from dlrm_hybrid.train.asynchronous.pace import Pace, SimulatedPace, Trainers

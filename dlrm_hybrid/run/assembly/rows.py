@@ -10,7 +10,7 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Read
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.run.assembly import model as build_model
-from dlrm_hybrid.telemetry.distributions.distinct_ids import IdSample
+from dlrm_hybrid.telemetry.histogram import IdSample
 from dlrm_hybrid.train.evaluation import EvaluatedRows
 from dlrm_hybrid.types import ScoredPart
 

@@ -1,0 +1,149 @@
+"""Whole numbers that are measured often, as counts in buckets: nanoseconds of steps, updates that
+pushes have missed, distinct ids of batches.
+
+Each number below 256 has a bucket of its own. Above, a bucket is at most 1/128 wide, so a quantile
+is within 0.4 % of the true one. The counts of several ranks, or attempts, add up to those of all.
+
+Shapes: B rows of a batch, F tables.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from dlrm_hybrid.bags import Bags, table_offsets
+
+EXACT_BITS = 8  # of a number, from its highest one, tell buckets apart
+SAMPLED = 64  # of so many batches the ids of one are counted, the first one's too
+
+
+@final
+@dataclass(slots=True)
+class Histogram:
+    """Numbers that were counted.
+
+    Attributes:
+        counts: of each bucket, by the least number in it.
+        total: the sum of all numbers, exact.
+        largest: of all numbers, exact.
+    """
+
+    counts: Counter[int] = field(default_factory=Counter[int])
+    total: int = 0
+    largest: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many numbers there are."""
+        return self.counts.total()
+
+    @property
+    def mean(self) -> float | None:
+        """Exact; None without numbers."""
+        return self.total / self.count if self.counts else None
+
+    def add(self, number: int) -> None:
+        """Count one number, which is not negative."""
+        shift = _shift(number)
+        self.counts[number >> shift << shift] += 1
+        self.total += number
+        self.largest = max(self.largest, number)
+
+    def quantile(self, share: float) -> int | None:
+        """The number that at least this share of all does not exceed; None without numbers.
+
+        Args:
+            share: of 0 to 1.
+        """
+        rest = share * self.count
+        for least in sorted(self.counts):
+            rest -= self.counts[least]
+            if rest <= 0:
+                return min(least + (1 << _shift(least) >> 1), self.largest)
+        return None
+
+    def figures(self, *percents: int) -> dict[str, float | None]:
+        """What a summary says: mean, quantiles and largest number; null without numbers.
+
+        Args:
+            percents: of the quantiles, such as 95 for `p95`.
+        """
+        return {
+            "mean": self.mean,
+            **{f"p{percent}": self.quantile(percent / 100) for percent in percents},
+            "max": self.largest if self.counts else None,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """The counts themselves, for an event; `from_json` reads them."""
+        counts = {str(least): count for least, count in sorted(self.counts.items())}
+        return {"counts": counts, "total": self.total, "largest": self.largest}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Histogram:
+        """What `to_json` has returned."""
+        counts = Counter({int(least): count for least, count in values["counts"].items()})
+        return cls(counts, values["total"], values["largest"])
+
+    @classmethod
+    def merged(cls, several: Iterable[Histogram]) -> Histogram:
+        """The numbers of all, in a new one."""
+        total = cls()
+        for part in several:
+            total.counts.update(part.counts)
+            total.total += part.total
+            total.largest = max(total.largest, part.largest)
+        return total
+
+
+ByTrainer = Mapping[int, Histogram]
+"""What was counted of each trainer, by its number."""
+
+
+def merged_by_trainer(several: Iterable[ByTrainer]) -> dict[int, Histogram]:
+    """What several servers, attempts or ranks have counted, trainer by trainer."""
+    parts: dict[int, list[Histogram]] = {}
+    for by_trainer in several:
+        for trainer, part in by_trainer.items():
+            parts.setdefault(trainer, []).append(part)
+    return {trainer: Histogram.merged(parts[trainer]) for trainer in sorted(parts)}
+
+
+@final
+@dataclass(slots=True)
+class IdSample:
+    """How many distinct ids a trainer's batch has, all tables together: counted in some batches.
+
+    Lookups, updates and their messages grow with it. Most tables never count it.
+
+    Attributes:
+        ids: of the batches that were counted.
+    """
+
+    ids: Histogram = field(default_factory=Histogram)
+    _seen: int = 0
+
+    def add(self, bags: Bags[npt.NDArray[np.int64]]) -> None:
+        """Take a batch as it is read; counts each `SAMPLED`th."""
+        if self._seen % SAMPLED == 0:
+            self.ids.add(count_distinct(bags))
+        self._seen += 1
+
+
+def count_distinct(bags: Bags[npt.NDArray[np.int64]]) -> int:
+    """Distinct ids of each table, added up."""
+    if bags.offsets is not None:
+        by_table = np.split(bags.values, table_offsets(bags)[1:-1])
+        return sum(len(np.unique(ids_N)) for ids_N in by_table)
+    sorted_FB = np.sort(bags.values, axis=1)
+    return bags.tables + int(np.count_nonzero(sorted_FB[:, 1:] != sorted_FB[:, :-1]))
+
+
+def _shift(number: int) -> int:
+    return max(0, number.bit_length() - EXACT_BITS)
