@@ -20,7 +20,7 @@ from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.data.preprocessing import NO_ROW, Keys, Lookup, Vocabulary
 from dlrm_hybrid.data.schema import Extra
 from dlrm_hybrid.data.shards import open_shards
-from dlrm_hybrid.data.vocabulary import Table
+from dlrm_hybrid.data.sources.criteo_ids import KeyTable
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.predict.sources import Block, frame_block
 from dlrm_hybrid.run.evaluating import check_vocabulary, saved_config, saved_preprocessing
@@ -151,7 +151,7 @@ def _lookup(vocabulary: Vocabulary) -> Lookup:
     """As `Vocabulary.lookup`; of millions of Criteo's hashes by a compiled table."""
     if not vocabulary.column.has_hashes:
         return vocabulary.lookup()
-    table = Table()
+    table = KeyTable()
     table.insert(np.array(vocabulary.keys, np.uint32), 0)
 
     def find(keys: Keys) -> Int64s:

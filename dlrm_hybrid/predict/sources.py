@@ -175,8 +175,7 @@ def _of_columns(block: files.Block, schema: Schema, source: str, keep: Sequence[
     labels = schema.label in names and not _has_missing(block.columns.column(schema.label), schema)
     values, bad = read_values(block, schema, source, labels=labels)
     if bad:
-        column = f"column {bad[0].column!r}: " if bad[0].column else ""
-        raise DataError(f"{source}: row {bad[0].row}: {column}{bad[0].reason} ({ROWS_KEY})")
+        raise DataError(f"{source}: {bad[0].where} ({ROWS_KEY})")
     kept: dict[str, Any] = {}
     for name in keep:
         array = block.columns.column(name)

@@ -17,9 +17,9 @@ from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.prepare import prepare
 from dlrm_hybrid.data.schema import Dialect
 from dlrm_hybrid.data.schemas import reading as schemas
-from dlrm_hybrid.data.sources.criteo import BadRowPolicy
 from dlrm_hybrid.data.sources.files import open_source
 from dlrm_hybrid.data.sources.guess import guess
+from dlrm_hybrid.data.sources.raw import BadRowPolicy
 from dlrm_hybrid.predict.sources import read_blocks
 from dlrm_hybrid.types import DataError
 

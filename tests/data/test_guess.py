@@ -13,14 +13,13 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from table_rows import run_prepare, semantics
+from table_rows import run_prepare
 
 from dlrm_hybrid.data.schema import Schema
 from dlrm_hybrid.data.schemas import reading
 from dlrm_hybrid.data.sources.arrow import pa, parquet
-from dlrm_hybrid.data.sources.criteo import BadRowPolicy
 from dlrm_hybrid.data.sources.guess import Guess, guess
-from dlrm_hybrid.data.sources.tables import Spill, read_tables
+from dlrm_hybrid.data.sources.raw import BadRowPolicy
 from dlrm_hybrid.types import DataError
 
 ROWS = 60
@@ -44,8 +43,7 @@ def prepared(path: Path) -> Schema:
     found = guess(path, STOP)
     assert found.remarks == ()
     schema = reading.loads(found.text, "guessed.yaml")
-    with Spill(path.with_suffix(".spill")) as spill:
-        read_tables([path], semantics(schema), spill, STOP, 1 << 16, lambda rows: None)
+    run_prepare([path], path.with_suffix(".rows"), schema)
     return schema
 
 

@@ -9,8 +9,8 @@ from criteo_rows import semantics
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.data import vocabulary
-from dlrm_hybrid.data.vocabulary import ColumnTask, Table, encode
+from dlrm_hybrid.data.sources import criteo_ids
+from dlrm_hybrid.data.sources.criteo_ids import ColumnTask, KeyTable, encode
 
 # Few values, neighbours, and the ends of the range: hits, clusters and the key 0 all occur.
 keys = st.lists(
@@ -20,7 +20,7 @@ keys = st.lists(
 
 @given(st.lists(keys, max_size=4), st.sampled_from([0, 1]))
 def test_numbers_equal_those_of_a_dict(blocks: list[list[int]], first_id: int) -> None:
-    table = Table()
+    table = KeyTable()
     known: dict[int, int] = {}
     for block in blocks:
         ids = np.array(block, np.uint32)
@@ -37,7 +37,7 @@ def test_numbers_equal_those_of_a_dict(blocks: list[list[int]], first_id: int) -
 def test_numbers_survive_growth_and_full_probing() -> None:
     rng = np.random.default_rng(0)
     drawn = rng.integers(0, 1 << 20, 1_000_000, np.uint32) * np.uint32(4096)
-    table = Table()
+    table = KeyTable()
     ids = drawn.copy()
     for part in np.array_split(ids, 7):
         table.insert(part, 0)
@@ -64,7 +64,7 @@ def test_a_column_equals_a_plain_reading(
     max_ind_range: int,
     block_rows: int,
 ) -> None:
-    monkeypatch.setattr(vocabulary, "_BLOCK_ROWS", block_rows)
+    monkeypatch.setattr(criteo_ids, "_BLOCK_ROWS", block_rows)
     known_rows = len(stored) // 2 if split else len(stored)
     shared = min_count > 1 or split
     spilled, keys_file = tmp_path / "C01.bin", tmp_path / "1.npy"

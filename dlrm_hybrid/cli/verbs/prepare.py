@@ -10,8 +10,8 @@ from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.manifest import file_xxh3
 from dlrm_hybrid.data.shards import open_shards, verify
-from dlrm_hybrid.data.sources.criteo import BadRowPolicy
 from dlrm_hybrid.data.sources.paths import find
+from dlrm_hybrid.data.sources.raw import BadRowPolicy
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.run.rows import Command, prepare_rows
@@ -39,7 +39,7 @@ def _guess(named: str | tuple[str, ...], config: Config, terminal: Terminal) -> 
     rows, *others = find(named, "data.guess")
     target = Path(config.data.schema or f"{rows.name.partition('.')[0]}.yaml")
     on_bad_row = config.data.on_bad_row
-    policy = BadRowPolicy(on_bad_row == "error", config.data.max_bad_rows, None)
+    policy = BadRowPolicy(on_bad_row == "error", config.data.max_bad_rows)
     text, remarks = guess(rows, policy)
     try:
         with target.open("x", encoding="utf-8") as file:

@@ -12,9 +12,8 @@ Shapes: R rows, L lines, I = 13 integers, F = 26 categorical features.
 from __future__ import annotations
 
 import functools
-import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ import xxhash
 
 from dlrm_hybrid.data.arrays import ArrayWriter
 from dlrm_hybrid.data.sources import text as reader
+from dlrm_hybrid.data.sources.raw import Job
 from dlrm_hybrid.kernels.criteo import (
     NUM_CATEGORICAL,
     NUM_DENSE,
@@ -32,8 +32,8 @@ from dlrm_hybrid.kernels.criteo import (
     fill_log_table,
     parse_rows,
 )
-from dlrm_hybrid.threads import Report, Threads
-from dlrm_hybrid.types import DataError, DlrmError
+from dlrm_hybrid.threads import Report
+from dlrm_hybrid.types import DlrmError
 
 NUM_COLUMNS = 1 + NUM_DENSE + NUM_CATEGORICAL
 MISSING_KEY = 0  # as facebookresearch/dlrm: an empty categorical reads as hexadecimal 0
@@ -217,122 +217,58 @@ def parse(text: npt.NDArray[np.uint8], max_bad_rows: int) -> Columns:
     return Columns(label_L[:rows], dense_LI[:rows], keys_FL[:, :rows], kept, zero_keys)
 
 
-@dataclass(frozen=True, slots=True)
-class BadRowPolicy:
-    """What happens to bad rows.
-
-    Attributes:
-        stop: the first one is an error.
-        max_rows: more are an error even when they are left out.
-        quarantine: file that takes the ones left out, if any.
-    """
-
-    stop: bool
-    max_rows: int
-    quarantine: Path | None
-
-    def check(self, number: int, where: str) -> None:
-        """Raise DataError if bad row `number`, from 1, is one too many; `where` describes it."""
-        if self.stop:
-            raise DataError(f"{where} (data.on_bad_row=error)")
-        if number > self.max_rows:
-            raise DataError(f"more than {self.max_rows} bad rows (data.max_bad_rows); {where}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Targets:
-    """What takes the rows.
-
-    Attributes:
-        label: an array.
-        dense: another.
-        keys: a file for each categorical column.
-    """
-
-    label: ArrayWriter
-    dense: ArrayWriter
-    keys: tuple[Path, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Ingested:
-    """Good and bad rows and checksum of each raw file; bad rows and literal zero keys of all."""
-
-    file_rows: tuple[int, ...]
-    file_bad_rows: tuple[int, ...]
-    file_xxh3: tuple[str, ...]
-    bad_rows: int
-    zero_keys: int
-
-
 def ingest(
-    raw: Sequence[Path],
-    targets: Targets,
-    block_bytes: int,
-    policy: BadRowPolicy,
-    threads: Threads,
-    on_bytes: Callable[[int], None],
-) -> Ingested:
+    job: Job, label: ArrayWriter, dense: ArrayWriter, spilled: Sequence[Path]
+) -> tuple[list[str], int]:
     """Read and parse all raw files.
 
     Args:
-        raw: the files.
-        targets: take the columns.
-        block_bytes: of text, parsed at a time; each thread has up to three blocks in memory.
-        policy: what happens to bad rows.
-        threads: that parse.
-        on_bytes: called with the bytes of the raw files that are done, as stored.
+        job: the files.
+        label: takes labels.
+        dense: takes dense values.
+        spilled: the file of each categorical column, which takes its keys.
+
+    Returns:
+        xxh3 of each file, and how many fields held the key 0.
 
     Raises:
-        DataError: a file is damaged; a bad row under `policy`: always the first in file order.
+        DataError: a file is damaged; a bad row is one too many: always the first in file order.
     """
+    policy = job.counts.policy
     most_bad_rows = 1 if policy.stop else policy.max_rows + 1
-    digests = [xxhash.xxh3_128() for _ in raw]
+    digests = [xxhash.xxh3_128() for _ in job.raw]
 
     def parse_block(block: reader.Block, _: Report) -> tuple[reader.Block, Columns]:
         return replace(block, text=block.text[:0].copy()), parse(block.text, most_bad_rows)
 
-    file_rows, file_bad_rows = [0] * len(raw), [0] * len(raw)
-    bad_rows = zero_keys = 0
-    blocks = reader.blocks(raw, block_bytes, digests)
-    window = _WINDOW_PER_THREAD * threads.count
+    zero_keys = 0
+    blocks = reader.blocks(job.raw, job.block_bytes, digests)
+    window = _WINDOW_PER_THREAD * job.threads.count
+    job.progress("parse", 0, job.num_bytes)
     with ExitStack() as stack:
-        key_files = [stack.enter_context(path.open("wb")) for path in targets.keys]
-        quarantine = policy.quarantine and stack.enter_context(policy.quarantine.open("wb"))
-        for block, columns in threads.run(parse_block, blocks, _ignore, window=window):
-            path = raw[block.file]
+        key_files = [stack.enter_context(path.open("wb")) for path in spilled]
+        for block, columns in job.threads.run(parse_block, blocks, _ignore, window=window):
             for bad in columns.bad:
-                bad_rows += 1
-                file_bad_rows[block.file] += 1
-                where = _where(path, block.first_line + bad.line, bad)
-                policy.check(bad_rows, f"{path}:{where}")
-                if quarantine:
-                    quarantine.write(f"{path.name}:{where}\t".encode() + bad.raw + b"\n")
-            targets.label.append(columns.label_R)
-            targets.dense.append(columns.dense_RI)
+                where = _where(job.raw[block.file], block.first_line + bad.line, bad)
+                job.counts.set_aside(block.file, where, bad.raw)
+            label.append(columns.label_R)
+            dense.append(columns.dense_RI)
             for file, keys_R in zip(key_files, columns.keys_FR, strict=True):
                 file.write(keys_R.data)
-            file_rows[block.file] += len(columns.label_R)
+            job.counts.keep(block.file, len(columns.label_R))
             zero_keys += columns.zero_keys
-            on_bytes(block.raw_bytes)
-        if quarantine:
-            quarantine.flush()
-            os.fsync(quarantine.fileno())
-    return Ingested(
-        file_rows=tuple(file_rows),
-        file_bad_rows=tuple(file_bad_rows),
-        file_xxh3=tuple(digest.hexdigest() for digest in digests),
-        bad_rows=bad_rows,
-        zero_keys=zero_keys,
-    )
+            job.progress("parse", block.raw_bytes, job.num_bytes)
+    job.progress("parse", job.num_bytes, job.num_bytes)
+    job.check_unchanged()
+    return [digest.hexdigest() for digest in digests], zero_keys
 
 
 def _where(path: Path, line: int, bad: BadRow) -> str:
-    """`<line>:<column>: <name>: <reason>`, for a message after the path."""
+    """`:<line>:<column>: <name>: <reason>`, for a message after the path."""
     if len(bad.raw) > reader.MAX_LINE_BYTES:
         raise reader.long_line(path, line)
     name = column_name(bad.column)
-    return f"{line}:{bad.column}: {name}{': ' if name else ''}{bad.reason}"
+    return f":{line}:{bad.column}: {name}{': ' if name else ''}{bad.reason}"
 
 
 def _ignore(rows: int) -> None:

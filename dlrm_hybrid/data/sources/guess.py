@@ -29,9 +29,9 @@ from dlrm_hybrid.data.schema import (
 from dlrm_hybrid.data.schemas.reading import loads
 from dlrm_hybrid.data.sources.arrow import ArrowError, is_list, is_text, pa, pc, plain
 from dlrm_hybrid.data.sources.cells import JSON, Key, is_number, missing_key
-from dlrm_hybrid.data.sources.criteo import BadRowPolicy
 from dlrm_hybrid.data.sources.files import Block, Source, check_names, open_source
 from dlrm_hybrid.data.sources.instants import instant
+from dlrm_hybrid.data.sources.raw import BadRowPolicy
 from dlrm_hybrid.data.sources.tables import parts
 from dlrm_hybrid.data.sources.values import Coded, Values, read_values
 from dlrm_hybrid.types import ConfigError, DataError, printable

@@ -10,24 +10,20 @@ distinct ones of a block.
 from __future__ import annotations
 
 import fnmatch
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, final
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from dlrm_hybrid.data.arrays import Array, ArrayWriter, StoredArray
-from dlrm_hybrid.data.counts import FileRows
 from dlrm_hybrid.data.manifest import (
     VOCABULARY_FOLDER,
     Scale,
-    Semantics,
     file_xxh3,
     offsets_file,
     values_file,
@@ -36,37 +32,16 @@ from dlrm_hybrid.data.preprocessing import Keys, write_vocabulary
 from dlrm_hybrid.data.schema import ByFile, ByFraction, ByTime, CategoricalColumn, Schema
 from dlrm_hybrid.data.sources.cells import MISSING_INTEGER, Key, missing_key
 from dlrm_hybrid.data.sources.columns import Coded, Values, standardised
-from dlrm_hybrid.data.sources.criteo import BadRowPolicy
 from dlrm_hybrid.data.sources.files import Block, Source, check_names, open_source
 from dlrm_hybrid.data.sources.instants import FORM, instant
 from dlrm_hybrid.data.sources.paths import below, folder_values
-from dlrm_hybrid.data.sources.values import BadRow, read_values
+from dlrm_hybrid.data.sources.raw import Job, Prepared
+from dlrm_hybrid.data.sources.values import read_values
 from dlrm_hybrid.rng import fold, splitmix64
 from dlrm_hybrid.types import DataError
 
 PARTS = ("train", "validation", "test")
 _MAX_CATEGORIES = 2**31 - 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
-    """What has been read of all files.
-
-    Attributes:
-        rows: good ones of each part.
-        bad_rows: left out.
-        files: the rows of each.
-        xxh3: of each file.
-        numberings: of each categorical column.
-        scales: of each dense column.
-    """
-
-    rows: tuple[int, int, int]
-    bad_rows: int
-    files: tuple[FileRows, ...]
-    xxh3: tuple[str, ...]
-    numberings: tuple[Numbering, ...]
-    scales: tuple[Scale | None, ...]
 
 
 @dataclass(slots=True)
@@ -204,66 +179,66 @@ class Spill:
             yield values
 
 
-def read_tables(
-    raw: Sequence[Path],
-    semantics: Semantics,
-    spill: Spill,
-    policy: BadRowPolicy,
-    block_bytes: int,
-    report: Callable[[int], None],
-) -> Read:
-    """Read all files into the spill.
-
-    Args:
-        raw: the files.
-        semantics: what their columns are.
-        spill: takes the columns.
-        policy: what happens to bad rows.
-        block_bytes: of text, read at a time.
-        report: called with the rows read, block after block.
+def prepare_tables(job: Job) -> Prepared:
+    """Make the arrays and vocabularies of tables.
 
     Raises:
-        DataError: a file is damaged or has other columns; a bad row under `policy`; no rows.
+        DataError: a file is damaged or has other columns; a bad row is one too many; no rows.
     """
-    schema = semantics.schema
+    schema = job.semantics.schema
     numberings = tuple(Numbering() for _ in schema.categorical)
     moments = _Moments()
+    with Spill(job.spill / "columns.bin") as spill:
+        rows, xxh3 = _read(job, spill, numberings, moments)
+        job.check_unchanged()
+        folder, scales = job.result / VOCABULARY_FOLDER, moments.scales(schema)
+        folder.mkdir()
+        table_rows: list[int] = []
+        id_of: list[npt.NDArray[np.int32]] = []
+        digests: list[bytes] = []
+        for index, column in enumerate(schema.categorical):
+            shared = job.semantics.shares_id[index]
+            keys, id_V = numberings[index].vocabulary(column, shared)
+            table_rows.append(max(1, len(keys) + shared))
+            id_of.append(id_V)
+            digests.append(write_vocabulary(folder, index + 1, keys, column))
+        arrays = list(_single(job, spill, scales, id_of, job.counter("assemble", sum(rows))))
+        for index in schema.multi_hot:
+            arrays += _multi_hot(index, spill, job.result, id_of[index])
+    return Prepared(
+        xxh3=xxh3,
+        rows=rows,
+        arrays=tuple(arrays),
+        table_rows=tuple(table_rows),
+        vocabulary_xxh3=xxhash.xxh3_128_hexdigest(b"".join(digests)),
+        scales=scales,
+    )
+
+
+def _read(
+    job: Job, spill: Spill, numberings: Sequence[Numbering], moments: _Moments
+) -> tuple[tuple[int, int, int], list[str]]:
+    """Read all files into the spill; rows of each part, and xxh3 of each file."""
+    schema, counts, report = job.semantics.schema, job.counts, job.counter("read", None)
     rows_3 = np.zeros(3, np.int64)
     digests: list[str] = []
-    found: list[FileRows] = []
-    before = 0  # rows of the files before, bad ones too
-    with ExitStack() as stack:
-        quarantine: BinaryIO | None = None
-        if policy.quarantine:
-            quarantine = stack.enter_context(policy.quarantine.open("wb"))
-        for path, name in zip(raw, below(raw), strict=True):
-            digest = xxhash.xxh3_128()
-            read = FileRows(path)
-            source = open_source(path, schema.dialect, block_bytes, digest.update)
-            for block in _blocks(source, path, schema):
-                values, bad = read_values(block, schema, str(path), labels=True)
-                _set_aside(bad, path, policy, sum(one.bad for one in (*found, read)), quarantine)
-                part_N = parts(values, schema, name, before)
-                _put(spill, values, part_N, numberings, schema, moments)
-                rows_3 += np.bincount(part_N, minlength=3)
-                read = read.with_more(len(values.row_N), len(bad), block.remark)
-                report(len(values.row_N) + len(bad))
-            before += read.kept + read.bad
-            found.append(read)
-            digests.append(digest.hexdigest() if source.is_text else file_xxh3(path))
-        if quarantine:
-            quarantine.flush()
-            os.fsync(quarantine.fileno())
+    for file, (path, name) in enumerate(zip(job.raw, below(job.raw), strict=True)):
+        digest = xxhash.xxh3_128()
+        before = sum(one.rows for one in counts.files)
+        source = open_source(path, schema.dialect, job.block_bytes, digest.update)
+        for block in _blocks(source, path, schema):
+            values, bad = read_values(block, schema, str(path), labels=True)
+            for one in bad:
+                counts.set_aside(file, f": {one.where}", one.raw.encode())
+            part_N = parts(values, schema, name, before)
+            _put(spill, values, part_N, numberings, schema, moments)
+            rows_3 += np.bincount(part_N, minlength=3)
+            counts.keep(file, len(values.row_N), block.remark)
+            report(len(values.row_N) + len(bad))
+        digests.append(digest.hexdigest() if source.is_text else file_xxh3(path))
     train, validation, test = rows_3.tolist()
-    _check_parts({"train": train, "validation": validation, "test": test}, schema, raw)
-    return Read(
-        rows=(train, validation, test),
-        bad_rows=sum(one.bad for one in found),
-        files=tuple(found),
-        xxh3=tuple(digests),
-        numberings=numberings,
-        scales=moments.scales(schema),
-    )
+    _check_parts({"train": train, "validation": validation, "test": test}, schema, job.raw)
+    return (train, validation, test), digests
 
 
 def _blocks(source: Source, path: Path, schema: Schema) -> Iterator[Block]:
@@ -271,25 +246,6 @@ def _blocks(source: Source, path: Path, schema: Schema) -> Iterator[Block]:
     known = {*wanted, *schema.ignore, *folder_values(path)}
     check_names(path, source.names, wanted, known)
     return source.blocks(wanted)
-
-
-def _set_aside(
-    bad: Sequence[BadRow],
-    path: Path,
-    policy: BadRowPolicy,
-    before: int,
-    quarantine: BinaryIO | None,
-) -> None:
-    """Write bad rows to the quarantine, if there is one; raises DataError for one too many."""
-    for number, one in enumerate(bad, before + 1):
-        policy.check(number, f"{path}: {_where(one)}")
-        if quarantine:
-            quarantine.write(f"{path.name}: {_where(one)}\t{one.raw}\n".encode())
-
-
-def _where(bad: BadRow) -> str:
-    column = f"column {bad.column!r}: " if bad.column else ""
-    return f"row {bad.row}: {column}{bad.reason}"
 
 
 def _check_parts(rows: dict[str, int], schema: Schema, raw: Sequence[Path]) -> None:
@@ -383,57 +339,15 @@ def _put(
                 spill.write(name, f"lengths{index}", length_N[mask])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """The arrays, rows of the tables, and a digest of all vocabularies."""
-
-    arrays: tuple[StoredArray, ...]
-    table_rows: tuple[int, ...]
-    vocabulary_xxh3: str
-
-
-def write_tables(
-    read: Read, semantics: Semantics, spill: Spill, result: Path, report: Callable[[int], None]
-) -> Written:
-    """Make the arrays and vocabularies of what was read.
-
-    Args:
-        read: what `read_tables` has found.
-        semantics: what the columns are.
-        spill: has their columns.
-        result: gets the files.
-        report: called with rows that are done.
-    """
-    schema, folder = semantics.schema, result / VOCABULARY_FOLDER
-    folder.mkdir()
-    table_rows: list[int] = []
-    id_of: list[npt.NDArray[np.int32]] = []
-    digests: list[bytes] = []
-    for index, column in enumerate(schema.categorical):
-        shared = semantics.shares_id[index]
-        keys, id_V = read.numberings[index].vocabulary(column, shared)
-        table_rows.append(max(1, len(keys) + shared))
-        id_of.append(id_V)
-        digests.append(write_vocabulary(folder, index + 1, keys, column))
-    arrays = list(_single(read, schema, spill, result, id_of, report))
-    for index in schema.multi_hot:
-        arrays += _multi_hot(index, spill, result, id_of[index])
-    return Written(
-        arrays=tuple(arrays),
-        table_rows=tuple(table_rows),
-        vocabulary_xxh3=xxhash.xxh3_128_hexdigest(b"".join(digests)),
-    )
-
-
 def _single(
-    read: Read,
-    schema: Schema,
+    job: Job,
     spill: Spill,
-    result: Path,
+    scales: Sequence[Scale | None],
     id_of: Sequence[npt.NDArray[np.int32]],
     report: Callable[[int], None],
 ) -> Iterator[StoredArray]:
     """Labels, dense values and the columns with one id a row."""
+    schema, result = job.semantics.schema, job.result
     width, single = schema.num_dense, schema.single
     with (
         ArrayWriter(result / "label.npy", np.float32) as label,
@@ -449,7 +363,7 @@ def _single(
             for label_N, x_NI, *numbers in zip(*columns, strict=True):
                 rows = len(label_N)
                 label.append(label_N)
-                dense.append(_standardised(x_NI.reshape(rows, width), read, schema, part))
+                dense.append(_standardised(x_NI.reshape(rows, width), scales, schema, part))
                 ids_NF = np.empty((rows, len(single)), np.int32)
                 for place, index in enumerate(single):
                     ids_NF[:, place] = id_of[index][numbers[place]]
@@ -459,9 +373,9 @@ def _single(
 
 
 def _standardised(
-    dense_NI: npt.NDArray[np.float64], read: Read, schema: Schema, part: str
+    dense_NI: npt.NDArray[np.float64], scales: Sequence[Scale | None], schema: Schema, part: str
 ) -> npt.NDArray[np.float32]:
-    found_NI = standardised(dense_NI, read.scales)
+    found_NI = standardised(dense_NI, scales)
     for row, column in np.argwhere(~np.isfinite(found_NI))[:1].tolist():
         raise DataError(
             f"column {schema.dense[column].name!r}: {dense_NI[row, column]} of the part `{part}` "

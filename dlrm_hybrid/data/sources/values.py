@@ -58,6 +58,12 @@ class BadRow(NamedTuple):
     reason: str
     raw: str
 
+    @property
+    def where(self) -> str:
+        """Which row and column, and what is wrong."""
+        column = f"column {self.column!r}: " if self.column else ""
+        return f"row {self.row}: {column}{self.reason}"
+
 
 class _Found(NamedTuple):
     """What became of a column: its values, and rows of the block with a reason each."""

@@ -1,10 +1,10 @@
-"""One Criteo column's categories to row numbers of its embedding table, in the spilled file itself.
+"""Criteo's rows to shards; the categories of a column become ids in its spilled file itself.
 
 Without a shared id, ids count categories by first appearance, as in facebookresearch/dlrm. With
 one (`min_count` > 1 or a vocabulary of the training days), id 0 is every category that is left out
 and the others count from 1.
 
-Shapes: N rows of a block, V categories.
+Shapes: N rows of a block or piece, F categorical columns, V categories.
 """
 
 from __future__ import annotations
@@ -16,20 +16,98 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from dlrm_hybrid import disk
-from dlrm_hybrid.data.arrays import read_rows
+from dlrm_hybrid.data.arrays import ArrayWriter, StoredArray, read_rows
+from dlrm_hybrid.data.folder import check_space
 from dlrm_hybrid.data.manifest import VOCABULARY_FOLDER, Semantics
 from dlrm_hybrid.data.preprocessing import write_vocabulary
+from dlrm_hybrid.data.sources.criteo import ingest
+from dlrm_hybrid.data.sources.raw import Job, Prepared
+from dlrm_hybrid.data.sources.text import estimated_rows
 from dlrm_hybrid.kernels.criteo import count, insert, keys_by_number, lookup, rehash
 from dlrm_hybrid.threads import Report, Threads
 from dlrm_hybrid.types import DataError
 
 Keys = npt.NDArray[np.uint32]
+_SPACE_MARGIN = 1.05
+_PIECE_ROWS = 1 << 15  # whose ids are put together at a time
+_WINDOW_PER_THREAD = 3
 _BLOCK_ROWS = 1 << 18
 _HEAD_ROWS = 1 << 16
 _FIRST_SLOTS = 1 << 10
 _MAX_IDS = 2**31 - 1
+
+
+def prepare_criteo(job: Job) -> Prepared:
+    """Make the arrays and vocabularies of Criteo's text.
+
+    Raises:
+        DataError: a bad row, a damaged file, or a day without rows.
+        ResourceError: the disk has too little room.
+    """
+    semantics, result = job.semantics, job.result
+    num_dense, num_columns = semantics.schema.num_dense, len(semantics.schema.categorical)
+    row_bytes = 4 + 4 * num_dense + 2 * 4 * num_columns  # keys are spilled first
+    num_bytes = sum(map(estimated_rows, job.raw)) * row_bytes
+    check_space(result, round(num_bytes * _SPACE_MARGIN))
+    spilled = tuple(job.spill / f"{number}.bin" for number in range(1, num_columns + 1))
+    with (
+        ArrayWriter(result / "label.npy", np.float32) as label,
+        ArrayWriter(result / "dense.npy", np.float32, num_dense) as dense,
+    ):
+        xxh3, zero_keys = ingest(job, label, dense, spilled)
+        arrays = [label.finish(), dense.finish()]
+    days = _day_rows(job)
+    rows, test = sum(days), days[-1]
+    report = job.counter("vocabulary", num_columns * rows)
+    columns = number_columns(spilled, result, (rows - test, rows), semantics, job.threads, report)
+    arrays.append(_assemble(spilled, rows, job))
+    return Prepared(
+        xxh3=xxh3,
+        rows=(rows - test, 0, test),
+        arrays=tuple(arrays),
+        table_rows=tuple(column.table_rows for column in columns),
+        vocabulary_xxh3=xxhash.xxh3_128_hexdigest(b"".join(column.digest for column in columns)),
+        scales=(None,) * num_dense,
+        zero_keys=zero_keys,
+    )
+
+
+def _day_rows(job: Job) -> list[int]:
+    semantics, rows = job.semantics, [counts.kept for counts in job.counts.files]
+    if semantics.day_split == "files":
+        for path, kept in zip(job.raw, rows, strict=True):
+            if kept == 0:
+                raise DataError(f"{path}: no rows for its day (data.day_split=files)")
+        return rows
+    total = sum(rows)
+    assert semantics.days is not None, "Criteo's rows have days"
+    if total < semantics.days:
+        raise DataError(f"{job.raw[0]}: {total} rows cannot make {semantics.days} days (data.days)")
+    quotient, longer = divmod(total, semantics.days)
+    return [quotient + (day < longer) for day in range(semantics.days)]
+
+
+def _assemble(spilled: Sequence[Path], rows: int, job: Job) -> StoredArray:
+    """Put spilled ids of all columns side by side."""
+    pieces = (range(first, min(first + _PIECE_ROWS, rows)) for first in range(0, rows, _PIECE_ROWS))
+
+    def piece(rows_of_piece: range, _: Report) -> npt.NDArray[np.int32]:
+        ids_FN = np.empty((len(spilled), len(rows_of_piece)), np.int32)
+        for path, ids_N in zip(spilled, ids_FN, strict=True):
+            with path.open("rb", buffering=0) as file:
+                read_rows(file, rows_of_piece.start, ids_N)
+        return np.ascontiguousarray(ids_FN.T)
+
+    window = _WINDOW_PER_THREAD * job.threads.count
+    report = job.counter("assemble", rows)
+    with ArrayWriter(job.result / "ids.npy", np.int32, len(spilled)) as ids:
+        for ids_NF in job.threads.run(piece, pieces, report, window=window):
+            ids.append(ids_NF)
+            report(len(ids_NF))
+        return ids.finish()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +139,7 @@ class ColumnResult:
     digest: bytes
 
 
-class Table:
+class KeyTable:
     """Keys to numbers by first appearance: the kernel's slots, doubled when three quarters full."""
 
     def __init__(self) -> None:
@@ -152,10 +230,10 @@ def encode(task: ColumnTask, report: Report) -> ColumnResult:
     return ColumnResult(keys_V.size + task.semantics.shares_id[0], digest)
 
 
-def _number(task: ColumnTask, file: BufferedRandom, report: Report) -> tuple[Table, Keys | None]:
+def _number(task: ColumnTask, file: BufferedRandom, report: Report) -> tuple[KeyTable, Keys | None]:
     """First pass: numbers by first appearance, and how often each was seen if that matters."""
     semantics = task.semantics
-    table = Table()
+    table = KeyTable()
     min_count, wrapped = semantics.min_count or 0, semantics.max_ind_range or 0
     counts_V = np.zeros(_FIRST_SLOTS, np.uint32) if min_count > 1 else None
     first_id = int(semantics.shares_id[0])
