@@ -171,7 +171,6 @@ def read_rows(file: FileIO | BufferedRandom, first: int, into: Array) -> None:
 
 
 def _bytes(rows: Array) -> memoryview:
-    """The bytes of a contiguous array, also of an empty one."""
     return rows.reshape(-1).view(np.uint8).data
 
 

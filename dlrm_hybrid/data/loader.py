@@ -221,7 +221,6 @@ class Loader:
         return self._order_R
 
     def _runs(self, epoch: _Epoch, number: int) -> Iterator[range]:
-        """The rows of a block, run after run."""
         first_run = number * self._runs_per_block
         for run in epoch.runs[first_run : first_run + self._runs_per_block].tolist():
             first = run * self._run_rows

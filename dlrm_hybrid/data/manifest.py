@@ -308,7 +308,6 @@ def size_fault(folder: Path, manifest: Manifest) -> str | None:
 
 
 def _contradiction(manifest: Manifest) -> str | None:
-    """What of a manifest does not fit the rest of it."""
     schema = manifest.schema
     for name, values, wanted in (
         ("table_rows", manifest.table_rows, len(schema.categorical)),

@@ -9,7 +9,7 @@ result depends on the raw bytes and `Semantics` only, on no block size and no nu
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 from dlrm_hybrid.data import folder, manifest
 from dlrm_hybrid.data.arrays import StoredArray, open_array
 from dlrm_hybrid.data.folder import QUARANTINE_FILE, Generated, PrepareOptions, Raw, Say
-from dlrm_hybrid.data.manifest import Manifest, Part, Parts, SourceFile
+from dlrm_hybrid.data.manifest import FileStamp, Manifest, Part, Parts, SourceFile
 from dlrm_hybrid.data.schema import Schema
 from dlrm_hybrid.data.sources.raw import BadRowPolicy, Job, Prepared, Progress, RowCounts
 from dlrm_hybrid.threads import Threads
@@ -102,23 +102,7 @@ def _make(
         )
         prepared = _reader(semantics.schema)(job)
         counts.flush()
-    sources = [
-        SourceFile(stamp=stamp, xxh3=xxh3)
-        for stamp, xxh3 in zip(stamps, prepared.xxh3, strict=True)
-    ]
-    made = Manifest(
-        format=manifest.FORMAT,
-        semantics=semantics,
-        sources=tuple(sources),
-        parts=count_clicks(result, prepared.arrays[0], prepared.rows),
-        arrays=prepared.arrays,
-        table_rows=prepared.table_rows,
-        out_of_vocabulary=semantics.shares_id,
-        vocabulary_xxh3=prepared.vocabulary_xxh3,
-        scales=prepared.scales,
-        bad_rows=counts.bad,
-        zero_keys=prepared.zero_keys,
-    )
+    made = _manifest(job, prepared, stamps)
     check_unchanged()  # again: rows that came while arrays were made are not in them
     if generated:
         raw[0].unlink()  # the same bytes can be made again
@@ -128,6 +112,26 @@ def _make(
     manifest.write(result, made)
     partial.publish()
     return made
+
+
+def _manifest(job: Job, prepared: Prepared, stamps: Sequence[FileStamp]) -> Manifest:
+    sources = [
+        SourceFile(stamp=stamp, xxh3=xxh3)
+        for stamp, xxh3 in zip(stamps, prepared.xxh3, strict=True)
+    ]
+    return Manifest(
+        format=manifest.FORMAT,
+        semantics=job.semantics,
+        sources=tuple(sources),
+        parts=count_clicks(job.result, prepared.arrays[0], prepared.rows),
+        arrays=prepared.arrays,
+        table_rows=prepared.table_rows,
+        out_of_vocabulary=job.semantics.shares_id,
+        vocabulary_xxh3=prepared.vocabulary_xxh3,
+        scales=prepared.scales,
+        bad_rows=job.counts.bad,
+        zero_keys=prepared.zero_keys,
+    )
 
 
 def _reader(schema: Schema) -> Callable[[Job], Prepared]:

@@ -234,7 +234,6 @@ class Shards:
 def _bad_lists(
     rows: Rows, schema: Schema, table_rows: Sequence[int]
 ) -> list[npt.NDArray[np.bool_]]:
-    """Whether the list of each row is bad, by multi-hot column."""
     return [
         one.are_bad(table_rows[column], schema.categorical[column].max_length)
         for column, one in zip(schema.multi_hot, rows.lists, strict=True)

@@ -129,7 +129,6 @@ class ModelFile:
         return PlainDlrm(self.spec, tensors, self.multi_hot, self.masks)
 
     def _program(self, tensors: Mapping[str, Tensor]) -> Any:
-        """The graph of a model for batches of any size, and lists of any length."""
         model = self._plain(tensors)
         singles, dynamic = len(self.spec.table_rows) - len(self.multi_hot), torch.export.Dim.DYNAMIC
         examples: dict[str, Any] = {}

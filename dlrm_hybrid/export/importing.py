@@ -149,7 +149,6 @@ def _beside(file: Path, preprocessing: Preprocessing) -> ExportedColumns | None:
 
 
 def _column_faults(theirs: ExportedColumns, preprocessing: Preprocessing) -> Iterator[str]:
-    """What `model.json` says otherwise than the rows, but for categories."""
     schema, manifest = theirs.schema, preprocessing.manifest
     if schema.num_dense != manifest.schema.num_dense:
         yield f"{schema.num_dense} dense columns, here {manifest.schema.num_dense}"

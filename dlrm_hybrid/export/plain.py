@@ -68,7 +68,6 @@ def plain_mlp(
 
 
 def _layer(name: str, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Weight and bias of a layer, its batch norm folded in."""
     weight_MN = tensors[f"{name}.weight"]
     if f"{name}.bias" in tensors:
         return weight_MN, tensors[f"{name}.bias"]

@@ -251,7 +251,6 @@ def _job(request: Request, path: Path, display: Display) -> _Job:
 
 
 def _summed(job: _Job, options: ExportConfig) -> Collection[int]:
-    """The expanded tables of which the file has sums of bags: those of a graph."""
     return () if options.format == "safetensors" else job.preprocessing.schema.expanded
 
 

@@ -160,7 +160,6 @@ def _names(
 
 
 def _with_defaults(columns: Any, rows: int, schema: Schema) -> Any:
-    """The columns of a block, and those that only the schema has a value for."""
     for name, value in schema.defaults.items():
         if name not in columns.schema.names:
             default = pa.scalar(None, pa.string()) if value == "" else pa.scalar(value)

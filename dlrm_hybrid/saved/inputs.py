@@ -81,7 +81,6 @@ def dense_description(column: DenseColumn, scale: Scale | None) -> dict[str, Any
 
 
 def _description(vocabulary: Vocabulary, file: str) -> dict[str, Any]:
-    """What `model.json` says of a categorical column."""
     column = vocabulary.column
     same = ("name", "kind", "hash_size", "bucket", "missing", "separator")
     lists = ("max_length", "truncate") if column.max_length > 1 else ()
@@ -314,7 +313,6 @@ class ModelInputs:
 
 
 def _dense(values: Sequence[Any], column: DenseColumn) -> npt.NDArray[np.float64]:
-    """The dense values of a column before they are standardised."""
     x_B = np.empty(len(values))
     for row, value in enumerate(values):
         try:

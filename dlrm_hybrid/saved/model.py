@@ -143,7 +143,6 @@ def _rounding(config: Config) -> Rounding | None:
 
 
 def _rows_travel(config: Config) -> bool:
-    """Whether trainers get rows and add up bags themselves, instead of the sums of bags."""
     return config.embedding.name == "served" or config.embedding.deduplicate
 
 

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from dlrm_hybrid.data.schema import Schema
 from dlrm_hybrid.data.schemas import reading as schemas
 from dlrm_hybrid.data.sources.arrow import pa, pc, plain
-from dlrm_hybrid.data.sources.cells import MISSING_INTEGER, keys_of, plain_value
+from dlrm_hybrid.data.sources.cells import MISSING_INTEGER, instant, keys_of, plain_value
 from dlrm_hybrid.data.sources.columns import Values
 from dlrm_hybrid.data.sources.files import Block
-from dlrm_hybrid.data.sources.instants import instant
 from dlrm_hybrid.data.sources.values import BadRow, _time, read_values
 from dlrm_hybrid.types import DataError
 

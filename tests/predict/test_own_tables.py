@@ -244,7 +244,7 @@ def test_what_cannot_be_kept_is_named(
     text = some.to_csv(index=False).encode()
     (tmp_path / "a.csv").write_bytes(text.replace(b"note 4\n", b"note \xe9\n"))
     assert scored(own, [tmp_path / "a.csv"], tmp_path / "s.csv", "note") == 3
-    assert "a.csv: row 5: column 'note': 'note \\\\xe9' is not UTF-8" in capsys.readouterr().err
+    assert "a.csv: row 5: column 'note': 'note \\xe9' is not UTF-8" in capsys.readouterr().err
     some.assign(note=None).to_parquet(tmp_path / "b.parquet")
     some.assign(note=7).to_parquet(tmp_path / "c.parquet")
     files = [tmp_path / "b.parquet", tmp_path / "c.parquet"]

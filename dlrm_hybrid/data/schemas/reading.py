@@ -29,8 +29,7 @@ from dlrm_hybrid.data.schema import (
     Schema,
     Split,
 )
-from dlrm_hybrid.data.sources.cells import is_number, keys_of, split_list
-from dlrm_hybrid.data.sources.instants import FORM, nanoseconds
+from dlrm_hybrid.data.sources.cells import FORM, is_number, keys_of, nanoseconds, split_list
 from dlrm_hybrid.types import ConfigError, DataError
 
 MOST_BYTES = 1 << 24
@@ -235,7 +234,6 @@ def _fault(error: ErrorDetails) -> tuple[str, str]:
 
 
 def _faults(schema: Schema) -> Iterator[str]:
-    """What is right alone, and wrong together."""
     named = [
         ("label", schema.label),
         *((f"dense[{i}].name", one.name) for i, one in enumerate(schema.dense)),
@@ -278,7 +276,6 @@ def _name_faults(schema: Schema, known: Collection[str]) -> Iterator[str]:
 
 
 def _value_faults(schema: Schema) -> Iterator[str]:
-    """Faults of values that a schema has."""
     for i, word in enumerate(schema.missing_values):
         if is_number(word):
             yield f"missing_values[{i}] = {word!r}: is a number, which is never missing"

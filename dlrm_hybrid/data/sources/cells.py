@@ -1,12 +1,15 @@
-"""What one value means, whether CSV, Parquet, a frame or JSON holds it: number, category or list.
+"""What a value means, whether CSV, Parquet, a frame or JSON holds it: number, category, list, time.
 
 Text and typed values are held against each other here: a column of CSV has text alone, JSON and
-Parquet say of a value whether it is text, a number or a truth value.
+Parquet say of a value whether it is text, a number or a truth value. Times are as logs have them,
+ISO 8601 or numbers since 1970: seconds, milli-, micro- or nanoseconds by their size; without a
+zone they are in UTC.
 """
 
 from __future__ import annotations
 
 import ast
+import datetime
 import json
 import math
 import re
@@ -99,8 +102,12 @@ def shown(value: Any) -> str:
     """The value, escaped and shortened, in printable ASCII."""
     if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:  # Python refuses to spell it
         return f"a whole number of {value.bit_length()} bits"
-    text = value.decode("utf-8", errors="backslashreplace") if isinstance(value, bytes) else value
-    escaped = ascii(text[:_SHOWN_CHARACTERS] if isinstance(text, str) else text)[:80]
+    if isinstance(value, bytes):
+        text = value.decode("utf-8", errors="backslashreplace")
+        escaped = ascii(text[:_SHOWN_CHARACTERS]).replace("\\\\x", "\\x")
+    else:
+        text = value
+        escaped = ascii(text[:_SHOWN_CHARACTERS] if isinstance(text, str) else text)[:80]
     return f"{escaped}…" if isinstance(text, str) and len(text) > _SHOWN_CHARACTERS else escaped
 
 
@@ -284,3 +291,65 @@ def _text(value: Any) -> str:
     if not isinstance(value, (int, float)):
         raise ValueError(f"has {type(value).__name__} values in it")
     return json.dumps(value)
+
+
+FORM = "a time as 2024-03-01 12:00:00, 2024-03-01T12:00:00.5+02:00 or seconds since 1970"
+_EPOCH = datetime.date(1970, 1, 1).toordinal()
+_ISO = re.compile(
+    r"([0-9]{4})-([0-9]{2})-([0-9]{2})"
+    r"(?:[T ]([0-9]{2})(?::?([0-9]{2})(?::?([0-9]{2})(?:[.,]([0-9]+))?)?)?"
+    r" ?(Z|UTC|[+-][0-9]{2}(?::?[0-9]{2})?)?)?",
+    re.IGNORECASE,
+)
+# Smaller numbers might be days, or dates as 20240301; 1e8 seconds are March of 1973.
+_SMALLEST = 10**8
+# Below a size numbers are seconds, milli- or microseconds, with so many digits to nanoseconds.
+_UNITS = ((10**11, 9), (10**14, 6), (10**17, 3))
+
+
+def instant(text: str) -> int | None:
+    """Microseconds since 1970 of a time, the rest cut off; None for what is no time."""
+    found = nanoseconds(text)
+    return None if found is None else found // 1000
+
+
+def nanoseconds(text: str) -> int | None:
+    """Nanoseconds since 1970 of a time, the rest cut off; None for what is no time."""
+    text = text.strip()
+    found = _ISO.fullmatch(text)
+    if found is None:
+        return _since_epoch(text) if _FINITE.fullmatch(text) else None
+    year, month, day, hour, minute, second = (int(part or 0) for part in found.groups()[:6])
+    is_midnight = hour == 24 and not minute and not second and not int(found[7] or 0)
+    offset = _offset(found[8] or "Z")
+    if (hour > 23 and not is_midnight) or minute > 59 or second > 59 or offset is None:
+        return None
+    try:
+        days = datetime.date(year, month, day).toordinal() - _EPOCH
+    except ValueError:
+        return None
+    seconds = (days * 24 + hour) * 3600 + minute * 60 + second - offset
+    return seconds * 10**9 + int((found[7] or "0")[:9].ljust(9, "0"))
+
+
+def _offset(zone: str) -> int | None:
+    """Seconds that a zone is ahead of UTC; None where there is no such zone."""
+    digits = re.sub("[^0-9]", "", zone).ljust(4, "0")
+    hours, minutes = int(digits[:2]), int(digits[2:])
+    if hours > 23 or minutes > 59:
+        return None
+    seconds = hours * 3600 + minutes * 60
+    return -seconds if zone.startswith("-") else seconds
+
+
+def _since_epoch(text: str) -> int | None:
+    """Of seconds, milli-, micro- or nanoseconds; None where they are too few, or beyond 64 bits."""
+    try:
+        number = Decimal(text)
+    except ArithmeticError:  # an exponent beyond all bounds
+        return None
+    size = number.copy_abs()
+    if size < _SMALLEST or size >= 2**63:
+        return None
+    digits = next((digits for below, digits in _UNITS if size < below), 0)
+    return math.floor(number.scaleb(digits))

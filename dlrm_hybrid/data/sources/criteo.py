@@ -3,7 +3,7 @@
 Each byte is read and parsed once. A row has 40 fields between tabs, no header: label, 13 integers
 I1–I13, 26 categoricals C1–C26 of eight hexadecimal digits; an empty field is a missing value. The
 calling thread reads, decompresses and writes; others parse. A kernel decides whether a row is good;
-`read_row`, the slow and obvious reading of one line, explains what the kernel refused, and it is an
+`fault`, the slow and obvious reading of one line, explains what the kernel refused, and it is an
 error of this program if the two disagree.
 
 Shapes: R rows, L lines, I = 13 integers, F = 26 categorical features.
@@ -24,6 +24,7 @@ import xxhash
 
 from dlrm_hybrid.data.arrays import ArrayWriter
 from dlrm_hybrid.data.sources import text as reader
+from dlrm_hybrid.data.sources.cells import shown
 from dlrm_hybrid.data.sources.raw import Job
 from dlrm_hybrid.kernels.criteo import (
     NUM_CATEGORICAL,
@@ -36,31 +37,11 @@ from dlrm_hybrid.threads import Report
 from dlrm_hybrid.types import DlrmError
 
 NUM_COLUMNS = 1 + NUM_DENSE + NUM_CATEGORICAL
-MISSING_KEY = 0  # as facebookresearch/dlrm: an empty categorical reads as hexadecimal 0
 _WINDOW_PER_THREAD = 3
 _LOG_TABLE_SIZE = 1 << 14
-_SHOWN_CHARACTERS = 40
-_INTEGER = re.compile(r"-?[0-9]+")
+_INTEGER = re.compile(rb"-?[0-9]+")
 _MAX_DIGITS = 10
-_KEY = re.compile(r"[0-9a-fA-F]{8}")
-
-
-class RowError(Exception):
-    """A row cannot be read; `column` counts from 1."""
-
-    def __init__(self, column: int, reason: str) -> None:
-        super().__init__(column, reason)
-        self.column = column
-        self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line read slowly: label, integers (missing: 0), keys (missing: `MISSING_KEY`)."""
-
-    label: int
-    integers: tuple[int, ...]
-    keys: tuple[int, ...]
+_KEY = re.compile(rb"[0-9a-fA-F]{8}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,81 +89,48 @@ def column_name(column: int) -> str:
     return f"C{column - 1 - NUM_DENSE}" if column <= NUM_COLUMNS else ""
 
 
-def _shown(value: bytes) -> str:
-    """The value between quotes: escaped, so that it is printable ASCII, and shortened."""
-    text = value[: _SHOWN_CHARACTERS + 1].decode("utf-8", errors="backslashreplace")
-    quoted = ascii(text[:_SHOWN_CHARACTERS]).replace("\\\\x", "\\x")
-    return f"{quoted}…" if len(value) > _SHOWN_CHARACTERS else quoted
-
-
-def _check_bytes(line: bytes) -> None:
-    for column, value in enumerate(line.split(b"\t"), start=1):
-        if b"\0" in value:
-            raise RowError(column, f"NUL byte in {_shown(value)}")
-        try:
-            value.decode("utf-8")
-        except UnicodeDecodeError:
-            raise RowError(column, f"not UTF-8: {_shown(value)}") from None
-
-
-def _check_count(line: bytes, fields: list[bytes]) -> None:
-    if len(fields) == NUM_COLUMNS:
-        return
-    reason = f"{len(fields)} columns instead of {NUM_COLUMNS} in {_shown(line)}"
-    if len(fields) == NUM_COLUMNS - 1:
-        reason += " (rows of Criteo's test.txt have no label and cannot be used; use train.txt)"
-    raise RowError(min(len(fields), NUM_COLUMNS + 1), reason)
-
-
-def _integer(field: bytes, column: int) -> int:
-    if not field:
-        return 0
-    text = field.decode()
-    if not _INTEGER.fullmatch(text):
-        raise RowError(column, f"{_shown(field)} is not an integer")
-    if len(text.lstrip("-")) > _MAX_DIGITS or not -(2**31) <= int(text) < 2**31:
-        raise RowError(column, f"{_shown(field)} is outside 32 bits")
-    return int(text)
-
-
-def _key(field: bytes, column: int) -> int:
-    if not field:
-        return MISSING_KEY
-    text = field.decode()
-    if not _KEY.fullmatch(text):
-        raise RowError(column, f"{_shown(field)} is not eight hexadecimal digits")
-    return int(text, 16)
-
-
-def read_row(line: bytes) -> Row:
-    r"""Read one line with its `\n` or `\r\n`, slowly.
-
-    Raises:
-        RowError: with the first fault of the line.
-    """
+def fault(line: bytes) -> tuple[int, str] | None:
+    r"""The first fault of a line with its `\n` or `\r\n`: the field, from 1, and what is wrong."""
     if not line.endswith(b"\n"):
-        fields = line.count(b"\t") + 1
-        raise RowError(fields, f"the file ends inside this line: {_shown(line)}")
+        return line.count(b"\t") + 1, f"the file ends inside this line: {shown(line)}"
     line = line[:-1].removesuffix(b"\r")
-    _check_bytes(line)
     fields = line.split(b"\t")
-    _check_count(line, fields)
+    for column, field in enumerate(fields, 1):
+        if b"\0" in field:
+            return column, f"NUL byte in {shown(field)}"
+        try:
+            field.decode()
+        except UnicodeDecodeError:
+            return column, f"not UTF-8: {shown(field)}"
+    if len(fields) != NUM_COLUMNS:
+        reason = f"{len(fields)} columns instead of {NUM_COLUMNS} in {shown(line)}"
+        if len(fields) == NUM_COLUMNS - 1:
+            reason += " (rows of Criteo's test.txt have no label and cannot be used; use train.txt)"
+        return min(len(fields), NUM_COLUMNS + 1), reason
     if fields[0] not in (b"0", b"1"):
-        raise RowError(1, f"label {_shown(fields[0])} is neither 0 nor 1")
-    numbered = list(enumerate(fields, start=1))
-    return Row(
-        label=int(fields[0]),
-        integers=tuple(_integer(field, i) for i, field in numbered[1 : 1 + NUM_DENSE]),
-        keys=tuple(_key(field, i) for i, field in numbered[1 + NUM_DENSE :]),
-    )
+        return 1, f"label {shown(fields[0])} is neither 0 nor 1"
+    for column, field in enumerate(fields[1:], 2):
+        reason = _integer_fault(field) if column <= 1 + NUM_DENSE else _key_fault(field)
+        if field and reason:
+            return column, f"{shown(field)} {reason}"
+    return None
+
+
+def _integer_fault(field: bytes) -> str | None:
+    if not _INTEGER.fullmatch(field):
+        return "is not an integer"
+    is_long = len(field.lstrip(b"-")) > _MAX_DIGITS or not -(2**31) <= int(field) < 2**31
+    return "is outside 32 bits" if is_long else None
+
+
+def _key_fault(field: bytes) -> str | None:
+    return None if _KEY.fullmatch(field) else "is not eight hexadecimal digits"
 
 
 def _explain(line: bytes, number: int) -> BadRow:
-    try:
-        read_row(line)
-    except RowError as fault:
-        return BadRow(number, fault.column, fault.reason, line.removesuffix(b"\n"))
-    raise DlrmError(f"internal error: the parser refused a good row: {_shown(line)}")
+    if (found := fault(line)) is None:
+        raise DlrmError(f"internal error: the parser refused a good row: {shown(line)}")
+    return BadRow(number, *found, line.removesuffix(b"\n"))
 
 
 @functools.cache

@@ -91,7 +91,6 @@ def _day_rows(job: Job) -> list[int]:
 
 
 def _assemble(spilled: Sequence[Path], rows: int, job: Job) -> StoredArray:
-    """Put spilled ids of all columns side by side."""
     pieces = (range(first, min(first + _PIECE_ROWS, rows)) for first in range(0, rows, _PIECE_ROWS))
 
     def piece(rows_of_piece: range, _: Report) -> npt.NDArray[np.int32]:

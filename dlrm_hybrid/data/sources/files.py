@@ -318,7 +318,6 @@ class _Delimited:
         return table.rename_columns(list(names)).combine_chunks().to_batches()[0]
 
     def _fault(self, found: _Rows, row: int) -> DataError:
-        """What is wrong with the row behind so many."""
         number = row + bool(self._names)  # the header is row 0
         if not found.fault:
             most = f"longer than {self._most_row_bytes} bytes (data.block_bytes)"

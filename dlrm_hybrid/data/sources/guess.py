@@ -28,9 +28,8 @@ from dlrm_hybrid.data.schema import (
 )
 from dlrm_hybrid.data.schemas.reading import loads
 from dlrm_hybrid.data.sources.arrow import ArrowError, is_list, is_text, pa, pc, plain
-from dlrm_hybrid.data.sources.cells import JSON, Key, is_number, missing_key
+from dlrm_hybrid.data.sources.cells import JSON, Key, instant, is_number, missing_key
 from dlrm_hybrid.data.sources.files import Block, Source, check_names, open_source
-from dlrm_hybrid.data.sources.instants import instant
 from dlrm_hybrid.data.sources.raw import BadRowPolicy
 from dlrm_hybrid.data.sources.tables import parts
 from dlrm_hybrid.data.sources.values import Coded, Values, read_values
@@ -128,7 +127,6 @@ def _no_table(path: Path, found: str) -> DataError:
 
 
 def _open(path: Path) -> tuple[Dialect, Source]:
-    """The file, as CSV by the first delimiter that divides its first line into most columns."""
     dialects = [Dialect(delimiter=one) for one in DELIMITERS]
     sources = [(one, _source(path, one)) for one in dialects]
     dialect, source = max(sources, key=lambda pair: len(pair[1].names))
@@ -168,7 +166,6 @@ def _is_row(cells: Sequence[str], source: Source) -> bool:
 
 
 def _is_value(text: str) -> bool:
-    """Whether text is a number or a time."""
     return is_number(text) or instant(text) is not None
 
 
@@ -260,7 +257,6 @@ def _scalar(value: object) -> str:
 
 
 def _split(path: Path, block: Block) -> ByFraction:
-    """Parts that all have rows, however few there are."""
     values, _ = _read(block)
     for validation, test, least in ((0.1, 0.1, 3), (0.3, 0.3, 3), (0.0, 0.5, 2)):
         for seed in range(100):
@@ -320,7 +316,6 @@ def _try(block: Block, *uses: CategoricalColumn) -> _Tried:
 
 
 def _column(name: str, block: Block) -> _Column:
-    """What one of the columns looks like."""
     block = Block(block.columns.select([name]), block.row_N, ())
     array = block.columns.column(0)
     kind = str(array.type)
@@ -345,7 +340,6 @@ def _missing(count: int, rows: int) -> str:
 
 
 def _single(name: str, block: Block, array: Any) -> _Column:
-    """A column of numbers or text."""
     values, fault = _read(block, dense=(DenseColumn(name=name, missing=_ABSENT),))
     if not fault:
         return _amounts(name, block, values.dense_NI[:, 0])

@@ -30,10 +30,9 @@ from dlrm_hybrid.data.manifest import (
 )
 from dlrm_hybrid.data.preprocessing import Keys, write_vocabulary
 from dlrm_hybrid.data.schema import ByFile, ByFraction, ByTime, CategoricalColumn, Schema
-from dlrm_hybrid.data.sources.cells import MISSING_INTEGER, Key, missing_key
+from dlrm_hybrid.data.sources.cells import FORM, MISSING_INTEGER, Key, instant, missing_key
 from dlrm_hybrid.data.sources.columns import Coded, Values, standardised
 from dlrm_hybrid.data.sources.files import Block, Source, check_names, open_source
-from dlrm_hybrid.data.sources.instants import FORM, instant
 from dlrm_hybrid.data.sources.paths import below, folder_values
 from dlrm_hybrid.data.sources.raw import Job, Prepared
 from dlrm_hybrid.data.sources.values import read_values
@@ -294,7 +293,6 @@ def parts(values: Values, schema: Schema, name: str, before: int) -> npt.NDArray
 
 
 def _drawn(split: ByFraction, number_N: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """A number in [0, 1) for each row."""
     if not len(number_N):
         return np.empty(0)
     first = int(number_N[0])
@@ -346,7 +344,6 @@ def _single(
     id_of: Sequence[npt.NDArray[np.int32]],
     report: Callable[[int], None],
 ) -> Iterator[StoredArray]:
-    """Labels, dense values and the columns with one id a row."""
     schema, result = job.semantics.schema, job.result
     width, single = schema.num_dense, schema.single
     with (
@@ -387,7 +384,6 @@ def _standardised(
 def _multi_hot(
     index: int, spill: Spill, result: Path, id_V: npt.NDArray[np.int32]
 ) -> Iterator[StoredArray]:
-    """One multi-hot column: all its ids, and where those of each row begin."""
     with (
         ArrayWriter(result / values_file(index), np.int32) as values,
         ArrayWriter(result / offsets_file(index), np.int64) as offsets,

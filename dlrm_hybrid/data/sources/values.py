@@ -28,9 +28,11 @@ from dlrm_hybrid.data.sources.arrow import (
     usual,
 )
 from dlrm_hybrid.data.sources.cells import (
+    FORM,
     JSON,
     NOT_UTF8,
     NUMBER,
+    instant,
     is_missing,
     keys_of,
     number,
@@ -39,7 +41,6 @@ from dlrm_hybrid.data.sources.cells import (
 )
 from dlrm_hybrid.data.sources.columns import Coded, Values, transformed
 from dlrm_hybrid.data.sources.files import Block
-from dlrm_hybrid.data.sources.instants import FORM, instant
 from dlrm_hybrid.types import DataError
 
 
@@ -305,7 +306,6 @@ def _categories(array: Any, column: CategoricalColumn, path: str, missing: Seque
 
 
 def _lists(array: Any, column: CategoricalColumn, path: str) -> tuple[Any, dict[int, str]]:
-    """A column as lists, and bad rows."""
     if pa.types.is_null(array.type):
         return pa.nulls(len(array), pa.list_(pa.binary())), {}
     if is_list(array.type):
@@ -334,7 +334,6 @@ def _lists(array: Any, column: CategoricalColumn, path: str) -> tuple[Any, dict[
 
 
 def _is_empty(flat: Any) -> npt.NDArray[np.bool_]:
-    """Which values of lists are none."""
     empty = pc.is_null(flat, nan_is_null=True)
     if is_text(flat.type):
         empty = pc.or_(empty, pc.equal(pc.binary_length(flat), 0).fill_null(True))
