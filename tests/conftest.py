@@ -107,6 +107,18 @@ def train(small_rows: list[str], tmp_path: Path) -> Callable[..., tuple[int, Pat
     return train_here
 
 
+@pytest.fixture
+def trained(train: Callable[..., tuple[int, Path]]) -> Callable[..., Path]:
+    """Likewise, of runs that end well: the folder."""
+
+    def train_well(name: str, *overrides: str) -> Path:
+        code, folder = train(name, *overrides)
+        assert code == 0
+        return folder
+
+    return train_well
+
+
 @pytest.fixture(scope="session")
 def paper_runs(small_rows: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs NAME_SEED: a baseline of each seed, DCT-DP of each seed, DCT-MP measured and applied."""

@@ -11,6 +11,7 @@ from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
 
 Train = Callable[..., tuple[int, Path]]
+Trained = Callable[..., Path]
 
 
 def checkpoint(folder: Path, step: int) -> Path:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from saved_tensors import saved_groups
-from world_runs import Train, assert_moved, assert_same_state, checkpoint, summary, tensors
+from world_runs import Trained, assert_moved, assert_same_state, checkpoint, summary, tensors
 
 from dlrm_hybrid.checkpoint.reader import spread
 from dlrm_hybrid.telemetry import events
@@ -66,29 +66,26 @@ QUICK = ("more", False)
     ("shape", "processes"),
     [pytest.param(*case, marks=() if case == QUICK else pytest.mark.slow) for case in CASES],
 )
-def test_a_world_goes_on_in_another_shape(shape: str, processes: bool, train: Train) -> None:
+def test_a_world_goes_on_in_another_shape(shape: str, processes: bool, trained: Trained) -> None:
     world = "parallel.world=" + ("processes" if processes else "in_process")
     saving = (
         world,
         "embedding.sharding=row_wise" if processes else "embedding.sharding=table_wise",
     )
     batch = "train.batch_size=16"
-    code, before = train("before", *THREE, *saving, batch, f"train.steps={STEPS}")
-    assert code == 0
+    before = trained("before", *THREE, *saving, batch, f"train.steps={STEPS}")
     layout = (*WORLDS[shape], *([] if shape == "one_process" else [world]))
     resume = (f"checkpoint.resume={before}", batch)
     # With a rate that moves no weight a step shows what was loaded.
     still = ("optimizer.lr=1e-30", "embedding.lr=1e-30", f"train.steps={STEPS + 1}")
-    code, one = train("one", *layout, *resume, *still)
-    assert code == 0
+    one = trained("one", *layout, *resume, *still)
     loaded, saved = tensors(one, STEPS + 1), tensors(before, STEPS)
     assert loaded.keys() == saved.keys()
     for name, tensor in saved.items():
         assert tensor.tobytes() == loaded[name].tobytes(), name
     # Where the old run was evaluated at its end, all ranks of the new one do it again.
     longer = (f"train.steps={STEPS + 60}", f"train.evaluate_every={STEPS}")
-    code, after = train("after", *layout, *resume, *longer)
-    assert code == 0
+    after = trained("after", *layout, *resume, *longer)
     record = events.read(after / "events.jsonl")
     evaluated = [event.step for event in record if event.kind is Kind.EVALUATED]
     assert evaluated == [STEPS, STEPS + 30, STEPS + 60]
@@ -113,27 +110,23 @@ SWITCHES = [
     ids=lambda one: str(one) if isinstance(one, bool) else "+".join(one) or "exact",
 )
 def test_versions_that_are_told_otherwise_begin_as_the_weights(
-    saved: tuple[str, ...], now: tuple[str, ...], processes: bool, train: Train
+    saved: tuple[str, ...], now: tuple[str, ...], processes: bool, trained: Trained
 ) -> None:
     world = (*PLAIN, "parallel.world=" + ("processes" if processes else "in_process"))
-    code, before = train("before", *world, *saved, f"train.steps={STEPS}")
-    assert code == 0
+    before = trained("before", *world, *saved, f"train.steps={STEPS}")
     still = ("optimizer.lr=1e-30", "embedding.lr=1e-30", f"train.steps={STEPS + 4}")
-    code, after = train("after", *world, *now, f"checkpoint.resume={before}", *still)
-    assert code == 0
+    after = trained("after", *world, *now, f"checkpoint.resume={before}", *still)
     loaded = tensors(after, STEPS + 4)
     for name, tensor in tensors(before, STEPS).items():
         assert tensor.tobytes() == loaded[name].tobytes(), name
 
 
-def test_sparse_pulls_go_on_with_more_servers(train: Train) -> None:
+def test_sparse_pulls_go_on_with_more_servers(trained: Trained) -> None:
     world = (*PLAIN, "parallel.world=in_process", *SPARSE, "gradient=dct", "gradient.sparsity=0.9")
     length = (f"train.steps={2 * STEPS}", f"checkpoint.every={STEPS}", "checkpoint.keep=9")
-    code, unbroken = train("unbroken", *world, *length, "parallel.servers=1")
-    assert code == 0
+    unbroken = trained("unbroken", *world, *length, "parallel.servers=1")
     resume = f"checkpoint.resume={checkpoint(unbroken, STEPS)}"
-    code, after = train("after", *world, *length, "parallel.servers=3", resume)
-    assert code == 0
+    after = trained("after", *world, *length, "parallel.servers=3", resume)
     assert_same_state(after, unbroken, 2 * STEPS)
     assert_moved(unbroken, STEPS, 2 * STEPS)
     versions = saved_groups(checkpoint(after, 2 * STEPS))["versions"]

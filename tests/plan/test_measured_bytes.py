@@ -1,7 +1,7 @@
 """Calculated bytes against those of worlds that train."""
 
 import pytest
-from world_runs import Train
+from world_runs import Trained
 
 from dlrm_hybrid.cli.terminal import quiet
 from dlrm_hybrid.cli.verbs.train import TerminalView
@@ -34,9 +34,10 @@ WORLD = (
     ],
     ids=lambda one: one[0],
 )
-def test_bytes_of_every_class_are_as_calculated(overrides: tuple[str, ...], train: Train) -> None:
-    code, folder = train("run", *WORLD, *overrides)
-    assert code == 0
+def test_bytes_of_every_class_are_as_calculated(
+    overrides: tuple[str, ...], trained: Trained
+) -> None:
+    folder = trained("run", *WORLD, *overrides)
     run = read_run(folder)
     plain = layout(validate(saved_values(run.config)), TRAIN_ROWS)
     world = measured(run, plain, TRAIN_ROWS)
@@ -50,10 +51,9 @@ def test_bytes_of_every_class_are_as_calculated(overrides: tuple[str, ...], trai
         assert calculated[traffic] == pytest.approx(a_step, rel=0.01), traffic
 
 
-def test_a_shorter_run_is_predicted_from_the_first_steps_of_a_longer_one(train: Train) -> None:
+def test_a_shorter_run_is_predicted_from_the_first_steps_of_a_longer_one(trained: Trained) -> None:
     def trained(name: str, steps: int) -> Run:
-        code, folder = train(name, *WORLD, "gradient=dct", f"train.steps={steps}")
-        assert code == 0
+        folder = trained(name, *WORLD, "gradient=dct", f"train.steps={steps}")
         return read_run(folder)
 
     def pushed(run: Run) -> float:
@@ -73,12 +73,11 @@ def test_a_shorter_run_is_predicted_from_the_first_steps_of_a_longer_one(train: 
 
 
 @pytest.mark.parametrize("sync", ["sync", "bounded"])
-def test_counted_steps_send_what_processes_send(sync: str, train: Train) -> None:
+def test_counted_steps_send_what_processes_send(sync: str, trained: Trained) -> None:
     # Another number of trainers and other cuts than any calibration.
     overrides = ("gradient=dct", "parallel.trainers=3", "parallel.cuts=[bottom.2]", f"sync={sync}")
     overrides = (*overrides, "train.epochs=10", "parallel.world=processes")
-    code, folder = train("run", *WORLD, *overrides)
-    assert code == 0
+    folder = trained("run", *WORLD, *overrides)
     run = read_run(folder)
     planned = as_configured(validate(saved_values(run.config)))
     (sent,) = count([planned], 10 * STEPS, quiet(), TerminalView(quiet()))

@@ -9,12 +9,9 @@ import pytest
 import torch
 from saved_tensors import saved_groups
 from world_runs import (
-    PlainRuns,
-    Train,
-    assert_same_state,
+    Trained,
     checkpoint,
     summary,
-    tensors,
 )
 
 from dlrm_hybrid.checkpoint.reader import open_checkpoint
@@ -35,14 +32,8 @@ from dlrm_hybrid.train.statistics import exchanged, mean, resume
 
 WORLD = ("parallel=hybrid", "parallel.world=in_process")
 NORM = ("model.batch_norm=true", "optimizer=adam", "optimizer.lr=0.01", "embedding.lr=0.1")
-MACHINE = ("model.interaction=fm", "model.fm.deep=[16,8]")
 CUTS = "parallel.cuts=[bottom.2,top.2]"
 SCORES = ("log_loss", "auc", "accuracy")
-
-
-@pytest.fixture(scope="module")
-def plain(small_rows: list[str], tmp_path_factory: pytest.TempPathFactory) -> PlainRuns:
-    return PlainRuns(small_rows, tmp_path_factory.mktemp("plain"))
 
 
 def statistics(folder: Path, step: int) -> dict[str, np.ndarray]:
@@ -58,52 +49,12 @@ def scores(folder: Path) -> list[tuple[int, list[float]]]:
     ]
 
 
-@pytest.mark.parametrize("model", [(), (*MACHINE, "model.dropout=0.2")], ids=["dot", "machine"])
-@pytest.mark.parametrize("servers", [0, 2])
-def test_one_trainer_cut_anywhere_is_plain_training(
-    servers: int, model: tuple[str, ...], plain: PlainRuns, train: Train
-) -> None:
-    options = (*NORM, *model, "train.steps=20")
-    layout = ("parallel.trainers=1", f"parallel.servers={servers}", CUTS)
-    code, folder = train("world", *options, *WORLD, *layout)
-    assert code == 0
-    assert_same_state(plain(*options), folder, 20)
-    assert scores(plain(*options)) == scores(folder)
-    for name, running in statistics(folder, 20).items():
-        assert np.abs(running - name.endswith("var")).max() > 1e-3, name
-    whole = plain(*options[1:])
-    assert not any("norm" in name for name in tensors(whole, 20))
-    assert "statistics" not in saved_groups(checkpoint(whole, 20))
-
-
-def test_processes_are_one_process_and_a_broken_run_is_an_unbroken_one(train: Train) -> None:
-    world = ("parallel=hybrid", "parallel.trainers=3", CUTS, *NORM, "train.evaluate_every=5")
-    alone = (*world, "parallel.world=in_process")
-    code, folder = train("processes", *world, "train.steps=12")
-    assert code == 0
-    code, unbroken = train("unbroken", *alone, "train.steps=12")
-    assert code == 0
-    assert_same_state(folder, unbroken, 12)
-    assert [step for step, _ in scores(folder)] == [5, 10, 12]
-    assert scores(folder) == scores(unbroken)
-    held = statistics(folder, 12)
-    assert len({name.split(".")[1] for name in held}) == 3
-    one, other = (held[f"statistics.{trainer}.top.1.norm.running_mean"] for trainer in (0, 1))
-    assert np.abs(one - other).max() > 1e-3
-    _, first = train("first", *alone, "train.steps=5")
-    code, second = train("second", *alone, "train.steps=12", f"checkpoint.resume={first}")
-    assert code == 0
-    assert_same_state(folder, second, 12)
-    assert scores(second)[-1] == scores(folder)[-1]
-
-
 @pytest.mark.parametrize("trainers", [1, 3])
 def test_checkpoints_are_scored_as_the_run_has_scored(
-    trainers: int, train: Train, tmp_path: Path
+    trainers: int, trained: Trained, tmp_path: Path
 ) -> None:
     layout = (f"parallel.trainers={trainers}", "parallel.servers=1", CUTS)
-    code, folder = train("world", *NORM, *WORLD, *layout, "train.steps=15")
-    assert code == 0
+    folder = trained("world", *NORM, *WORLD, *layout, "train.steps=15")
     output = tmp_path / "scores.json"
     given = (f"evaluate.checkpoint={folder}", f"evaluate.output={output}")
     assert run(["dlrm_hybrid", "evaluate", *given]) == 0
@@ -112,13 +63,11 @@ def test_checkpoints_are_scored_as_the_run_has_scored(
     assert (step, [found[name] for name in SCORES]) == (15, wanted)
 
 
-def test_other_trainers_begin_with_the_mean(train: Train) -> None:
+def test_other_trainers_begin_with_the_mean(trained: Trained) -> None:
     world = (*WORLD, *NORM, "train.steps=6")
-    code, first = train("first", *world, CUTS, "parallel.trainers=3")
-    assert code == 0
+    first = trained("first", *world, CUTS, "parallel.trainers=3")
     other = ("parallel.trainers=2", "parallel.cuts=[bottom.1]", f"checkpoint.resume={first}")
-    code, second = train("second", *world, *other)
-    assert code == 0
+    second = trained("second", *world, *other)
     assert scores(second) == scores(first)  # no step is left, all it does is to score
 
     held = statistics(first, 6)
@@ -136,13 +85,12 @@ def test_other_trainers_begin_with_the_mean(train: Train) -> None:
     assert all(np.array_equal(piece.view.numpy(), held[piece.name]) for piece in pieces)
 
 
-def test_statistics_travel_for_evaluations_alone(train: Train) -> None:
+def test_statistics_travel_for_evaluations_alone(trained: Trained) -> None:
     world = ("parallel=hybrid", "parallel.trainers=2", "train.steps=20", *NORM)
     told: list[dict] = []
     for options in (("5", "true"), ("20", "true"), ("5", "false")):
         due, norm = (f"train.evaluate_every={options[0]}", f"model.batch_norm={options[1]}")
-        code, folder = train("-".join(options), *world, due, norm)
-        assert code == 0
+        folder = trained("-".join(options), *world, due, norm)
         told.append(summary(folder)["network"])
     often, once, without = told
     assert often["by_phase"]["evaluate"]["bytes"] == 4 * once["by_phase"]["evaluate"]["bytes"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from compressed_reference import Reference
-from world_runs import Train, assert_moved, assert_same, summary, tensors
+from world_runs import Trained, assert_moved, assert_same, summary, tensors
 
 from dlrm_hybrid.cli.main import run
 
@@ -32,13 +32,11 @@ MASKS = ("activation=dct", "activation.sparsity=0.75")
     ],
 )
 def test_the_hybrid_that_leaves_nothing_out_is_the_baseline(
-    layout: tuple[str, ...], train: Train
+    layout: tuple[str, ...], trained: Trained
 ) -> None:
-    code, baseline = train("baseline", *WORLD, *LENGTH, *layout)
-    assert code == 0
+    baseline = trained("baseline", *WORLD, *LENGTH, *layout)
     everything = ("gradient=dct", "gradient.sparsity=0", "activation=dct", "activation.sparsity=0")
-    code, folder = train("hybrid", *WORLD, *LENGTH, *layout, *everything)
-    assert code == 0
+    folder = trained("hybrid", *WORLD, *LENGTH, *layout, *everything)
     assert_same(folder, baseline, STEPS)
     assert_moved(folder, 60, STEPS)
     assert summary(folder)["test"] == summary(baseline)["test"]
@@ -61,10 +59,9 @@ def test_the_hybrid_that_leaves_nothing_out_is_the_baseline(
     ids=["gradients", "activations", "micro-batches", "both"],
 )
 def test_a_compressed_world_is_its_textbook(
-    compressed: tuple[str, ...], layout: tuple[str, ...], train: Train
+    compressed: tuple[str, ...], layout: tuple[str, ...], trained: Trained
 ) -> None:
-    code, folder = train("world", *WORLD, *LENGTH, *compressed, *layout)
-    assert code == 0
+    folder = trained("world", *WORLD, *LENGTH, *compressed, *layout)
     expected = Reference(folder).train(STEPS)
     found = tensors(folder, STEPS)
     assert found.keys() == expected.keys()
@@ -84,11 +81,10 @@ def scored(folder: Path, *options: str) -> float:
 SHORT = ("+experiment=dct_hybrid", "parallel.world=in_process", "train.steps=30")
 
 
-def test_scores_with_masks_and_without_are_two_and_evaluate_repeats_both(train: Train) -> None:
+def test_scores_with_masks_and_without_are_two_and_evaluate_repeats_both(trained: Trained) -> None:
     losses: dict[str, float] = {}
     for masked in ("true", "false"):
-        code, folder = train(masked, *SHORT, f"activation.evaluate_masked={masked}")
-        assert code == 0
+        folder = trained(masked, *SHORT, f"activation.evaluate_masked={masked}")
         losses[masked] = summary(folder)["test"]["loss"]
     assert losses["true"] != losses["false"]
     for masked, loss in losses.items():
@@ -106,7 +102,8 @@ def test_scores_with_masks_and_without_are_two_and_evaluate_repeats_both(train: 
         ("activation=none", "activation.precision=float32", "activation.sparsity=0"),
     ],
 )
-def test_evaluate_repeats_the_scores_of_any_method(options: tuple[str, ...], train: Train) -> None:
-    code, folder = train("run", *SHORT, *options)
-    assert code == 0
+def test_evaluate_repeats_the_scores_of_any_method(
+    options: tuple[str, ...], trained: Trained
+) -> None:
+    folder = trained("run", *SHORT, *options)
     assert scored(folder) == summary(folder)["test"]["loss"]

@@ -10,13 +10,8 @@ import pandas as pd
 import pytest
 from patience import PATIENT
 from world_runs import (
-    assert_compiled_ahead,
-    assert_same,
-    assert_same_state,
     checkpoint,
-    largest_difference,
     summary,
-    tensors,
 )
 
 from dlrm_hybrid.cli.main import run
@@ -32,7 +27,6 @@ SMALL = (
     *("telemetry.tensorboard=false", PATIENT, "data.max_ind_range=1000"),
     *("checkpoint.every=6", "checkpoint.keep=9", TABLE_WISE),
 )
-TWO = "parallel.trainers=2"
 ALONE = ("parallel=single", "parallel.trainers=1")
 Train = Callable[..., Path]
 
@@ -65,38 +59,6 @@ def single(train: Train) -> Path:
 
 def prepared(recipe: tuple[str, ...]) -> Path:
     return next(Path(one.partition("=")[2]) for one in recipe if one.startswith("data.prepared"))
-
-
-def test_worlds_are_equal_and_can_be_resumed(train: Train) -> None:
-    in_process = train("in-process", TWO, "parallel.world=in_process")
-    processes = train("processes", TWO)
-    assert_compiled_ahead(processes)
-    assert_same(processes, in_process, STEPS)
-    assert summary(processes)["test"] == summary(in_process)["test"]
-    resume = f"checkpoint.resume={checkpoint(in_process, 6)}"
-    resumed = train("resumed", TWO, "parallel.world=in_process", resume)
-    assert_same_state(resumed, in_process, STEPS)
-
-
-@pytest.mark.slow
-def test_rows_of_a_table_at_two_trainers_sum_the_same_bags(train: Train) -> None:
-    one, other = (
-        train(name, TWO, f"embedding.sharding={name}") for name in ("row_wise", "table_wise")
-    )
-    for part in ("bottom", "interaction", "embedding"):
-        assert largest_difference(tensors(one, STEPS), tensors(other, STEPS), part) < 1e-5
-
-
-@pytest.mark.slow
-def test_servers_of_tables_sum_the_same_bags(train: Train, single: Path) -> None:
-    # 64 rows a step, as two trainers with 32 each
-    lone = train("lone", *ALONE, "train.batch_size=64")
-    served = ("embedding=served", "parallel.table_servers=2")
-    eps = ("embedding.optimizer=adagrad", "embedding.eps=1e-10")
-    many = train("served", TWO, "parallel.world=in_process", *served, *eps)
-    for part in ("bottom", "interaction", "embedding"):
-        assert largest_difference(tensors(lone, STEPS), tensors(many, STEPS), part) < 1e-4
-    assert largest_difference(tensors(lone, STEPS), tensors(single, STEPS), "embedding") > 1e-4
 
 
 def test_new_rows_are_scored_as_evaluations_score_them(

@@ -7,13 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from patience import PATIENT
 from world_runs import (
-    assert_compiled_ahead,
     assert_moved,
-    assert_same,
-    assert_same_state,
-    checkpoint,
     summary,
 )
 
@@ -29,12 +24,6 @@ categorical:
   - {name: shop}
 split: {by: fraction, test: 0.3, seed: 1}
 """
-HYBRID = (
-    *("parallel=hybrid", "parallel.trainers=2", "parallel.cuts=[bottom.1]"),
-    *(PATIENT, "train.batch_size=32", "train.steps=120", "train.epochs=3"),
-    *("checkpoint.every=60", "checkpoint.keep=9"),
-)
-IN_PROCESS = "parallel.world=in_process"
 Train = Callable[..., Path]
 
 
@@ -90,43 +79,3 @@ def test_scores_are_as_good_as_can_be(table: tuple[tuple[str, ...], float], trai
     options = ("parallel=single", "train.batch_size=64", "train.epochs=8", "optimizer.lr=0.5")
     auc = summary(train("run", *options))["test"]["auc"]
     assert 0.85 < table[1] - 0.015 < auc
-
-
-SERVED = ("embedding=served", "parallel.table_servers=2")
-CACHED = ("embedding.staleness=2", "embedding.cache_rows=30", "embedding.cache_batches=5")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("embedding.deduplicate=true", "schedule=gpipe", "schedule.microbatches=4"),
-        (*SERVED, *CACHED),
-        pytest.param((), marks=pytest.mark.slow),
-        pytest.param(("embedding.optimizer=adagrad",), marks=pytest.mark.slow),
-        pytest.param(
-            ("schedule=dsp", "schedule.delays=[1,0]", "schedule.staleness=[2,0]"),
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_worlds_are_equal_and_can_be_resumed(options: tuple[str, ...], train: Train) -> None:
-    processes = train("processes", *HYBRID, *options)
-    in_process = train("in-process", *HYBRID, *options, IN_PROCESS)
-    assert_compiled_ahead(processes)
-    assert_same(processes, in_process, 120)
-    assert_moved(processes, 60, 120)
-    assert summary(processes)["test"] == summary(in_process)["test"]
-    assert summary(processes)["train"]["loss"] == summary(in_process)["train"]["loss"]
-    resume = f"checkpoint.resume={checkpoint(in_process, 60)}"
-    resumed = train("resumed", *HYBRID, *options, IN_PROCESS, resume)
-    assert_same_state(resumed, in_process, 120)
-
-
-def test_distinct_ids_send_less_and_count_as_much(train: Train) -> None:
-    sent = [
-        summary(train(name, *HYBRID, f"embedding.deduplicate={name}"))["network"]["by_class"]
-        for name in ("false", "true")
-    ]
-    every, distinct = (one["embedding"] for one in sent)
-    assert distinct["bytes"] < every["bytes"]
-    assert distinct["dense_equivalent_bytes"] == every["dense_equivalent_bytes"]

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from patience import PATIENT
-from world_runs import assert_same, assert_same_state, checkpoint, summary, tensors
+from world_runs import summary
 
 from dlrm_hybrid.cli.main import run
 
@@ -27,11 +26,6 @@ MODELS = {
     "cross": ("model.interaction=cross", "model.cross.rank=8"),
     "machine": ("model.interaction=fm", "model.fm.deep=[16,8]"),
 }
-HYBRID = (
-    *("parallel=hybrid", "parallel.trainers=2", "parallel.servers=2", "parallel.cuts=[top.1]"),
-    *(PATIENT, "train.batch_size=32", "train.steps=60"),
-    *("checkpoint.every=30", "checkpoint.keep=9"),
-)
 Train = Callable[..., Path]
 
 
@@ -60,44 +54,6 @@ def train(table: tuple[str, ...], tmp_path: Path) -> Train:
         return folder
 
     return train_here
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_worlds_of_one_process_are_plain_training(model: str, train: Train) -> None:
-    options = (*MODELS[model], "train.steps=40", "train.batch_size=64")
-    plain = train("plain", *options)
-    assert not any(name.startswith("bottom") for name in tensors(plain, 40))
-    layout = ("parallel=hybrid", "parallel.world=in_process", "parallel.servers=2")
-    layout += ("parallel.trainers=1",)
-    for name, cuts in (("cut", "[top.1,top.3]"), ("whole", "[]")):
-        world = train(name, *options, *layout, f"parallel.cuts={cuts}")
-        assert_same(plain, world, 40)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("gradient=dct", "gradient.sparsity=0.9", "activation=dct", "activation.sparsity=0.5"),
-        (
-            "embedding=served",
-            "parallel.table_servers=2",
-            "schedule=gpipe",
-            "schedule.microbatches=4",
-        ),
-    ],
-    ids=["compressed", "served"],
-)
-def test_worlds_of_processes_are_those_of_one_and_resume(
-    options: tuple[str, ...], train: Train
-) -> None:
-    in_process = ("parallel.world=in_process",)
-    processes = train("processes", *HYBRID, *options)
-    alone = train("alone", *HYBRID, *options, *in_process)
-    assert_same(processes, alone, 60)
-    assert summary(processes)["test"] == summary(alone)["test"]
-    resume = f"checkpoint.resume={checkpoint(processes, 30)}"
-    resumed = train("resumed", *HYBRID, *options, *in_process, resume)
-    assert_same_state(resumed, alone, 60)
 
 
 def test_what_is_planted_is_found_and_leaves_for_other_programs(

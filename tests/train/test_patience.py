@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from world_runs import Train, assert_same, assert_same_state, checkpoint, summary, tensors
+from world_runs import Trained, assert_same, assert_same_state, checkpoint, summary, tensors
 
 from dlrm_hybrid.checkpoint.manifest import Monitor
 from dlrm_hybrid.config.compose import values_of
@@ -81,10 +81,9 @@ def ended(folder: Path) -> None:
 
 @pytest.mark.parametrize("world", [(), (*WORLD, IN_PROCESS), WORLD], ids=["one", "all", "ranks"])
 def test_a_run_ends_one_step_after_the_last_evaluation_it_waits_for(
-    world: tuple[str, ...], train: Train, capsys: pytest.CaptureFixture[str]
+    world: tuple[str, ...], trained: Trained, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, folder = train("early", *NEVER, *world)
-    assert code == 0
+    folder = trained("early", *NEVER, *world)
     ended(folder)
     assert f"ended after {END} of 40 steps: scores got no better" in capsys.readouterr().out
 
@@ -100,21 +99,21 @@ def broken_at(step: int, last: int, unbroken: Path) -> Path:
     return broken
 
 
-@pytest.mark.parametrize("step", [12, 15, END])
-def test_a_broken_run_ends_where_an_unbroken_one_does(step: int, train: Train) -> None:
+@pytest.mark.parametrize(
+    "step", [15, *(pytest.param(one, marks=pytest.mark.slow) for one in (12, END))]
+)
+def test_a_broken_run_ends_where_an_unbroken_one_does(step: int, trained: Trained) -> None:
     options = (*NEVER, *WORLD, IN_PROCESS, "checkpoint.every=3", "checkpoint.keep=9")
-    _, unbroken = train("unbroken", *options)
+    unbroken = trained("unbroken", *options)
     broken = broken_at(step, END, unbroken)
-    code, _ = train("broken", *options, "checkpoint.resume=auto")
-    assert code == 0
+    _ = trained("broken", *options, "checkpoint.resume=auto")
     ended(broken)
     assert_same_state(unbroken, broken, END)
 
 
-def test_a_new_run_from_it_waits_anew(train: Train) -> None:
-    _, first = train("first", *NEVER)
-    code, second = train("second", *NEVER, f"checkpoint.resume={first}")
-    assert code == 0
+def test_a_new_run_from_it_waits_anew(trained: Trained) -> None:
+    first = trained("first", *NEVER)
+    second = trained("second", *NEVER, f"checkpoint.resume={first}")
     assert summary(second)["steps"] == END + 15  # evaluations after 20, 25 and 30 steps
 
 
@@ -130,34 +129,41 @@ def rates(folder: Path) -> dict[int, float]:
 
 @pytest.mark.parametrize(
     "world",
-    [(), (*WORLD, IN_PROCESS), ("parallel=hybrid", "parallel.trainers=1", "parallel.servers=0")],
+    [
+        (),
+        pytest.param((*WORLD, IN_PROCESS), marks=pytest.mark.slow),
+        ("parallel=hybrid", "parallel.trainers=1", "parallel.servers=0"),
+    ],
     ids=["one", "all", "ranks"],
 )
-def test_rates_fall_one_step_after_evaluations(world: tuple[str, ...], train: Train) -> None:
-    code, folder = train("falls", *FALLING, "optimizer.lr=0.2", *world)
-    assert code == 0
+def test_rates_fall_one_step_after_evaluations(world: tuple[str, ...], trained: Trained) -> None:
+    folder = trained("falls", *FALLING, "optimizer.lr=0.2", *world)
     falls = {step: sum(first < step for first in LOWERED) for step in range(1, 41)}
     assert rates(folder) == {step: 0.2 * 0.5**times for step, times in falls.items()}
-    constant = train("constant", *world, "train.steps=40", "optimizer.lr=0.2")[1]
+    constant = trained("constant", *world, "train.steps=40", "optimizer.lr=0.2")
     for name in ("top.1.weight", "embedding.3.weight"):
         assert not np.array_equal(tensors(constant, 40)[name], tensors(folder, 40)[name])
 
 
-@pytest.mark.parametrize("servers", [0, 2])
-def test_falling_rates_are_those_of_one_process_on_servers_too(servers: int, train: Train) -> None:
-    plain = train("plain", *FALLING)[1]
+@pytest.mark.parametrize("servers", [2])
+def test_falling_rates_are_those_of_one_process_on_servers_too(
+    servers: int, trained: Trained
+) -> None:
+    plain = trained("plain", *FALLING)
     world = ("parallel=hybrid", "parallel.trainers=1", "parallel.cuts=[bottom.2]", IN_PROCESS)
-    code, folder = train("world", *FALLING, *world, f"parallel.servers={servers}")
-    assert code == 0
+    folder = trained("world", *FALLING, *world, f"parallel.servers={servers}")
     assert_same(plain, folder, 40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [15, 21])
-def test_rates_of_a_broken_run_fall_as_those_of_an_unbroken_one(step: int, train: Train) -> None:
+def test_rates_of_a_broken_run_fall_as_those_of_an_unbroken_one(
+    step: int, trained: Trained
+) -> None:
     options = (*FALLING, *WORLD, IN_PROCESS, "checkpoint.every=3", "checkpoint.keep=20")
-    _, unbroken = train("unbroken", *options)
+    unbroken = trained("unbroken", *options)
     broken = broken_at(step, 40, unbroken)
-    assert train("broken", *options, "checkpoint.resume=auto")[0] == 0
+    trained("broken", *options, "checkpoint.resume=auto")
     assert_same_state(unbroken, broken, 40)
     assert rates(broken) == rates(unbroken)
 
@@ -177,25 +183,22 @@ def test_rates_of_a_broken_run_fall_as_those_of_an_unbroken_one(step: int, train
     ids=["sync", "bounded"],
 )
 def test_rates_of_servers_in_processes_fall_as_those_of_one_process(
-    world: tuple[str, ...], train: Train
+    world: tuple[str, ...], trained: Trained
 ) -> None:
     options = (*FALLING, *WORLD, *world, "checkpoint.every=7", "checkpoint.keep=20")
-    code, processes = train("unbroken", *options)
-    assert code == 0
-    code, alone = train("alone", *options, IN_PROCESS)
-    assert code == 0
+    processes = trained("unbroken", *options)
+    alone = trained("alone", *options, IN_PROCESS)
     assert_same_state(processes, alone, 40)
     assert rates(processes) == rates(alone)
     assert len(set(rates(processes).values())) == 4
     broken = broken_at(21, 40, processes)
-    assert train("broken", *options, "checkpoint.resume=auto")[0] == 0
+    trained("broken", *options, "checkpoint.resume=auto")
     assert_same_state(broken, alone, 40)
 
 
-def test_scores_that_get_better_end_nothing(train: Train) -> None:
+def test_scores_that_get_better_end_nothing(trained: Trained) -> None:
     better = ("train.evaluate_every=20", "train.patience=1", "train.steps=80", "optimizer.lr=0.05")
-    code, folder = train("on", *better)
-    assert code == 0
+    folder = trained("on", *better)
     assert summary(folder)["steps"] == 80
 
 

@@ -22,7 +22,7 @@ from dlrm_hybrid.run.rank.facts import arithmetic, changes
 from dlrm_hybrid.telemetry import events
 
 STEPS = 93
-KILLS, RUNS = 10, 2
+KILLS, RUNS = 4, 1
 Train = Callable[..., tuple[int, Path]]
 
 
@@ -90,6 +90,7 @@ def test_a_run_killed_again_and_again_ends_like_the_unbroken_one(
         assert_equal_runs(unbroken, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adagrad", "momentum"])
 def test_killed_runs_go_on_to_the_end_of_the_unbroken_one(
     optimizer: str, train: Train, struck: None, tmp_path: Path
@@ -224,6 +225,7 @@ def test_what_is_not_set_any_more_is_a_change() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_checkpoints_by_time_change_nothing_and_are_gone_on_from(
     train: Train, struck: None, tmp_path: Path
 ) -> None:
@@ -343,6 +345,7 @@ def test_a_checkpoint_without_newer_keys_is_scored(train: Train, tmp_path: Path)
     assert run(["dlrm_hybrid", "evaluate", f"evaluate.checkpoint={folder}"]) == 0
 
 
+@pytest.mark.slow
 def test_a_longer_run_goes_on_from_an_old_checkpoint(train: Train, tmp_path: Path) -> None:
     assert train("twice", "train.epochs=2", "optimizer.lr=0.05")[0] == 0
     assert train("once", "optimizer.lr=0.05")[0] == 0

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from world_runs import Train, assert_same, checkpoint, summary
+from world_runs import Train, Trained, assert_same, checkpoint, summary
 
 from dlrm_hybrid.run import training
 from dlrm_hybrid.telemetry import events
@@ -18,7 +18,10 @@ EVERY = ("telemetry.every=1", "checkpoint.every=7")
 
 
 def test_a_full_disk_of_a_server_ends_the_run_and_it_goes_on(
-    train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    train: Train,
+    trained: Trained,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(training, "TRAIN_RANK", "saving_faults:full_disk_rank")
     code, folder = train("full", *WORLD)
@@ -31,26 +34,24 @@ def test_a_full_disk_of_a_server_ends_the_run_and_it_goes_on(
     ) in capsys.readouterr().err
     assert partial.exists()
     assert (root / "latest").read_text() == "step_00000010\n"
-    assert train("full", *WORLD, "checkpoint.resume=auto")[0] == 0
+    trained("full", *WORLD, "checkpoint.resume=auto")
     assert not partial.exists()
-    code, unbroken = train("unbroken", *WORLD, "parallel.world=in_process")
-    assert code == 0
+    unbroken = trained("unbroken", *WORLD, "parallel.world=in_process")
     assert_same(folder, unbroken, 30)
 
 
 def test_what_sigterm_saves_in_an_evaluation_may_become_the_best(
-    train: Train, monkeypatch: pytest.MonkeyPatch
+    train: Train, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ("train.evaluate_every=20", "train.steps=50", "checkpoint.keep=9")
-    code, unbroken = train("unbroken", *options, "checkpoint.every=20")
-    assert code == 0
+    unbroken = trained("unbroken", *options, "checkpoint.every=20")
     monkeypatch.setattr(training, "TRAIN_RANK", "saving_faults:evaluation_rank")
     code, folder = train("stopped", *options)
     assert code == 75
     manifests = [checkpoint(one, 20) / "manifest.json" for one in (unbroken, folder)]
     assert json.loads(manifests[1].read_text())["score"] is None
     assert not (folder / "checkpoints" / "best").exists()
-    assert train("stopped", *options, "checkpoint.resume=auto")[0] == 0
+    trained("stopped", *options, "checkpoint.resume=auto")
     scores = [json.loads(manifest.read_text())["score"] for manifest in manifests]
     assert scores[0] == scores[1] is not None
     evaluated = [
@@ -73,9 +74,8 @@ def test_a_damaged_checkpoint_ends_a_run_that_lost_a_rank(
     assert summary(folder)["status"] == "failed"
 
 
-def test_a_saved_event_tells_of_a_valid_checkpoint(train: Train) -> None:
-    code, folder = train("run", *EVERY, "checkpoint.keep=99")
-    assert code == 0
+def test_a_saved_event_tells_of_a_valid_checkpoint(trained: Trained) -> None:
+    folder = trained("run", *EVERY, "checkpoint.keep=99")
     saved = [event for event in events.read(folder / "events.jsonl") if event.kind is Kind.SAVED]
     assert [event.step for event in saved] == [*range(7, 93, 7), 93]
     for event in saved:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from world_runs import Train, summary
+from world_runs import Trained, summary
 
 from dlrm_hybrid.data.profile import NUM_CATEGORICAL
 from dlrm_hybrid.telemetry import events
@@ -113,9 +113,8 @@ def assert_steps_add_up(told: Mapping[str, Any], clocks: int) -> None:
 
 
 @pytest.mark.parametrize("world", [(), IN_PROCESS])
-def test_one_process_measures_all_but_a_network(world: tuple[str, ...], train: Train) -> None:
-    code, folder = train("run", *world, *SHORT)
-    assert code == 0
+def test_one_process_measures_all_but_a_network(world: tuple[str, ...], trained: Trained) -> None:
+    folder = trained("run", *world, *SHORT)
     told = summary(folder)
     # Servers in one process never wait, but take what comes.
     assert_waits_are(told, {"0": {"push", "parameters"} if world else set()})
@@ -133,9 +132,8 @@ def test_one_process_measures_all_but_a_network(world: tuple[str, ...], train: T
     assert told["network"]["bytes_total"] is told["roles"]["0"]["bytes_sent"] is None
 
 
-def test_processes_measure_everything_and_each_byte_twice(train: Train) -> None:
-    code, folder = train("run", *PROCESSES, *SHORT)
-    assert code == 0
+def test_processes_measure_everything_and_each_byte_twice(trained: Trained) -> None:
+    folder = trained("run", *PROCESSES, *SHORT)
     told = summary(folder)
     roles, network = told["roles"], told["network"]
     first = {"parameters", "activation_gradient", "decision"}

@@ -9,7 +9,15 @@ import psutil
 import pytest
 from test_async_world import ASYNC, IN_PROCESS, layout, progress
 from test_process_world import Watcher
-from world_runs import Train, assert_compiled_ahead, assert_moved, checkpoint, pids, summary
+from world_runs import (
+    Train,
+    Trained,
+    assert_compiled_ahead,
+    assert_moved,
+    checkpoint,
+    pids,
+    summary,
+)
 
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
@@ -34,9 +42,8 @@ def assert_all_learned_once(folder: Path, steps: int) -> None:
     assert sum(rows.values()) == 16 * sum(batches)
 
 
-def test_threads_learn_each_batch_once_and_go_on_from_a_checkpoint(train: Train) -> None:
-    code, folder = train("threads", *HOGWILD, "train.steps=100")
-    assert code == 0
+def test_threads_learn_each_batch_once_and_go_on_from_a_checkpoint(trained: Trained) -> None:
+    folder = trained("threads", *HOGWILD, "train.steps=100")
     assert_compiled_ahead(folder)
     assert_all_learned_once(folder, 100)
     assert_moved(folder, 50, 100)
@@ -49,13 +56,11 @@ def test_threads_learn_each_batch_once_and_go_on_from_a_checkpoint(train: Train)
         assert 0 < role["thread_cpu_seconds"] <= role["cpu_seconds"] + 0.01
     assert 0.05 < told["compression"]["gradient_density"] < 0.2
 
-    code, resumed = train(
+    resumed = trained(
         "resumed", *HOGWILD, "train.steps=150", f"checkpoint.resume={checkpoint(folder, 100)}"
     )
-    assert code == 0
     assert sum(progress(resumed, 150)["batches"]) == 300
-    code, alone = train("alone", *HOGWILD, IN_PROCESS, "parallel.threads=1", "train.steps=150")
-    assert code == 0
+    alone = trained("alone", *HOGWILD, IN_PROCESS, "parallel.threads=1", "train.steps=150")
     loss, plain = summary(resumed)["test"]["loss"], summary(alone)["test"]["loss"]
     assert loss == pytest.approx(plain, rel=0.03)
 

@@ -100,9 +100,6 @@ def test_trainers_that_do_not_wait_for_each_other_score_both_parts_too(train: Tr
     code, folder = train("apart", *HYBRID, *APART)
     assert code == 0
     assert steps_and_parts(folder) == EXPECTED
-    code, recorded = train("record", *HYBRID, *APART[:3])
-    assert code == 0
-    assert steps_and_parts(recorded) == EXPECTED
 
 
 def test_a_signal_between_the_last_two_scores(
@@ -213,7 +210,13 @@ def validated(folder: Path) -> dict[int, float]:
     return {step: loss for step, part, loss in evaluated(folder) if part == "validation"}
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(
+    "world",
+    [
+        pytest.param(one, marks=() if one in ("one process", "asynchronous") else pytest.mark.slow)
+        for one in WORLDS
+    ],
+)
 def test_the_best_evaluation_saves_where_no_checkpoint_is_due(world: str, train: Train) -> None:
     code, folder = train("run", *NOISY, *WORLDS[world])
     assert code == 0
@@ -289,7 +292,9 @@ def test_commands_take_the_best_and_say_so(
     assert json.loads((tmp_path / "out" / "model.json").read_text())["checkpoint"]["step"] == step
 
 
-@pytest.mark.parametrize("world", ["one process", "processes", "asynchronous"])
+@pytest.mark.parametrize(
+    "world", ["one process", pytest.param("asynchronous", marks=pytest.mark.slow)]
+)
 def test_the_last_steps_are_no_point_where_they_are_fewer(world: str, train: Train) -> None:
     code, folder = train("run", *WORLDS[world], "telemetry.every=8")
     assert code == 0

@@ -5,7 +5,7 @@ from pathlib import Path
 import jumping_clock
 import pytest
 from patience import PATIENT
-from world_runs import Train, assert_same, summary
+from world_runs import Trained, assert_same, summary
 
 from dlrm_hybrid.run import training
 from dlrm_hybrid.telemetry import events
@@ -20,13 +20,11 @@ WORLD = (
 
 @pytest.mark.slow
 def test_a_clock_that_jumps_by_a_day_changes_nothing(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, whole = train("whole", *WORLD, "parallel.world=in_process")
-    assert code == 0
+    whole = trained("whole", *WORLD, "parallel.world=in_process")
     monkeypatch.setattr(training, "TRAIN_RANK", jumping_clock.ENTRY)
-    code, folder = train("jumping", *WORLD)
-    assert code == 0
+    folder = trained("jumping", *WORLD)
     assert summary(folder)["restarts"] == 0
     assert_same(folder, whole, STEPS)
     asked = [int(path.read_text()) for path in tmp_path.glob("jumping.asked-*")]
@@ -39,12 +37,11 @@ def test_a_clock_that_jumps_by_a_day_changes_nothing(
     [("top.1", [0, 10, 20]), pytest.param("bottom.1", [20], marks=pytest.mark.slow)],
 )
 def test_the_leaders_clock_decides_when_all_save(
-    cut: str, saved: list[int], train: Train, monkeypatch: pytest.MonkeyPatch
+    cut: str, saved: list[int], trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a cut after `top.1` the first worker leads, with one after `bottom.1` the second."""
     monkeypatch.setattr(training, "TRAIN_RANK", "jumping_clock:hasty_world_rank")
     one = ("parallel.trainers=1", f"parallel.cuts=[{cut}]", "checkpoint.every=0")
-    code, folder = train("hasty", *WORLD, *one, "telemetry.every=100", "checkpoint.keep=9")
-    assert code == 0
+    folder = trained("hasty", *WORLD, *one, "telemetry.every=100", "checkpoint.keep=9")
     found = events.read(folder / "events.jsonl")
     assert [event.step for event in found if event.kind is events.Kind.SAVED] == saved

@@ -14,7 +14,7 @@ import pytest
 import world_faults
 from patience import HANG_SECONDS, PATIENT
 from world_faults import Fault, all_struck, listening, planned, struck
-from world_runs import Train, assert_moved, assert_same, pids, summary
+from world_runs import Train, Trained, assert_moved, assert_same, pids, summary
 
 from dlrm_hybrid.run import training
 from dlrm_hybrid.telemetry import events
@@ -78,9 +78,8 @@ def assert_goes_on(folder: Path, unbroken: Path, train: Train) -> None:
 
 
 @pytest.fixture
-def unbroken(train: Train) -> Path:
-    code, folder = train("unbroken", *WORLD, "parallel.world=in_process", "checkpoint.keep=9")
-    assert code == 0
+def unbroken(trained: Trained) -> Path:
+    folder = trained("unbroken", *WORLD, "parallel.world=in_process", "checkpoint.keep=9")
     assert_moved(folder, EVERY, STEPS)
     return folder
 
@@ -127,7 +126,7 @@ def test_a_rank_killed_at_any_step_ends_the_run_and_it_goes_on(
 @pytest.mark.parametrize("role", KILLED)
 def test_a_world_killed_again_and_again_ends_like_the_unbroken_one(
     role: str,
-    train: Train,
+    trained: Trained,
     faulty: None,
     unbroken: Path,
     tmp_path: Path,
@@ -139,8 +138,7 @@ def test_a_world_killed_again_and_again_ends_like_the_unbroken_one(
         chosen = sorted(kills[number * EACH :][:EACH], key=lambda fault: fault.step)
         world_faults.plan(folder, *chosen)
         capsys.readouterr()
-        code, _ = train(folder.name, *WORLD, f"checkpoint.max_restarts={EACH}")
-        assert code == 0
+        _ = trained(folder.name, *WORLD, f"checkpoint.max_restarts={EACH}")
         assert planned(folder) == []
         told = capsys.readouterr().out
         assert told.count(f"{role} (rank {chosen[0].rank}) was killed by SIGKILL") == EACH

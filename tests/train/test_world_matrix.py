@@ -1,169 +1,264 @@
-"""Worlds of processes in every pair of their dimensions, and all worlds of one process."""
+"""The laws of worlds, over compositions that have every pair of their choices.
 
-from dataclasses import dataclass, fields
-from itertools import combinations, product
+One process and many do the same; a run that is resumed or killed ends as the unbroken one; what
+trainers recorded that wait for nobody is played back; one trainer, wherever the model is cut, is
+plain training. Each holds bit for bit, but where sums have another order.
+"""
 
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import world_faults
+from compositions import (
+    COLUMNS,
+    PLAIN,
+    PLAIN_FORBIDDEN,
+    Columns,
+    Composition,
+    covering,
+    is_exact,
+    options,
+    pairs,
+    plain_options,
+)
 from patience import PATIENT
+from world_faults import Fault, planned
 from world_runs import (
-    PlainRuns,
-    Train,
+    assert_compiled_ahead,
     assert_moved,
     assert_same,
+    assert_same_state,
+    checkpoint,
+    curve,
     largest_difference,
     summary,
     tensors,
 )
 
-ROWS_PER_TRAINER = 64
-# Column-wise shards are 8 wide at least, so the rows of the tables are twice that.
-MODEL = ("model.embedding_dim=16", "model.bottom=[13,32,16,8,16]")
-CUTS = {
-    1: ("",),
-    2: ("bottom.2", "top.2", "bottom.4", "top.3"),
-    3: ("bottom.2,top.2", "bottom.1,bottom.4", "top.1,top.3", "bottom.4,top.1"),
-}
+from dlrm_hybrid.cli.main import run
+from dlrm_hybrid.compress.gradient.methods import methods
+from dlrm_hybrid.run import training
+from dlrm_hybrid.train.asynchronous.order_log import order_file, read_order
+from dlrm_hybrid.wire.frame import Kind as FrameKind
 
-
-@dataclass(frozen=True)
-class World:
-    trainers: int
-    stages: int
-    servers: int
-    sharding: str
-    microbatches: int
-    schedule: str
-
-
-EVERY = [
-    World(*values)
-    for values in product(
-        (2, 3),
-        (1, 2, 3),
-        (1, 2, 3),
-        ("table_wise", "row_wise", "column_wise", "auto"),
-        (1, 4),
-        ("sequential", "gpipe", "one_f_one_b"),
-    )
-]
-
-
-def pairs(world: World) -> set[tuple[object, ...]]:
-    values = [(field.name, getattr(world, field.name)) for field in fields(world)]
-    return set(combinations(values, 2))
-
-
-def covering() -> list[World]:
-    """Worlds in which every pair of values occurs: each next one brings the most new pairs."""
-    left = {pair for world in EVERY for pair in pairs(world)}
-    chosen: list[World] = []
-    while left:
-        chosen.append(max(EVERY, key=lambda world: len(pairs(world) & left)))
-        left -= pairs(chosen[-1])
-    return chosen
-
-
-COVERING = covering()
-
-
-def options(world: World) -> tuple[str, ...]:
-    cuts = CUTS[world.stages]
-    return (
-        *("parallel=hybrid", f"parallel.trainers={world.trainers}"),
-        f"parallel.cuts=[{cuts[EVERY.index(world) % len(cuts)]}]",
-        *(f"parallel.servers={world.servers}", f"embedding.sharding={world.sharding}"),
-        *(f"schedule={world.schedule}", f"schedule.microbatches={world.microbatches}"),
-        *(*MODEL, PATIENT),
-    )
-
-
-def parameters(worlds: list[World], quick: tuple[World, ...] = ()) -> list[object]:
-    return [
-        pytest.param(
-            world,
-            id="-".join(str(getattr(world, field.name)) for field in fields(world)),
-            marks=() if world in quick else pytest.mark.slow,
-        )
-        for world in worlds
-    ]
+STEPS, SAVED = 13, 5
+COMMON = (
+    *(PATIENT, f"train.steps={STEPS}", f"checkpoint.every={SAVED}", "checkpoint.keep=9"),
+    *("telemetry.every=4", "train.evaluate_every=8", "optimizer.lr=0.2"),
+)
+HYBRID = ("parallel=hybrid", "train.batch_size=16")
+IN_PROCESS = "parallel.world=in_process"
+COVERING, SINGLES = covering()
+PLAIN_COVERING, PLAIN_SINGLES = covering(PLAIN, PLAIN_FORBIDDEN)
+WAITING = [one for one in COVERING if one["sync"] in ("sync", "bounded")]
+APART = [one for one in COVERING if one not in WAITING]
+SCHEMA = """
+label: click
+dense: [{dense}]
+categorical: [{{name: tags, kind: integer{length}}}, {{name: shop, kind: integer}}]
+split: {{by: fraction, test: 0.2, seed: 1}}
+"""
+Train = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def plain(small_rows: list[str], tmp_path_factory: pytest.TempPathFactory) -> PlainRuns:
-    return PlainRuns([*small_rows, *MODEL], tmp_path_factory.mktemp("plain"))
+def rows(
+    small_rows: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[str, ...]]:
+    """Overrides by name: Criteo's columns, columns of lists, or no numbers."""
+    folder, draw = tmp_path_factory.mktemp("tables"), np.random.default_rng(0)
+    columns = {"click": draw.integers(0, 2, 1500), "shop": draw.integers(0, 90, 1500)}
+    lists = [draw.integers(0, 40, draw.integers(0, 6)).tolist() for _ in range(1500)]
+    tables = {
+        "lists": {**columns, "price": draw.random(1500), "tags": lists},
+        "bare": {**columns, "tags": draw.integers(0, 40, 1500)},
+    }
+    made: dict[str, tuple[str, ...]] = {"clicks": tuple(small_rows)}
+    for name, dense, length in (("lists", "{name: price}", ", max_length: 5"), ("bare", "", "")):
+        pq.write_table(pa.table(tables[name]), folder / f"{name}.parquet")
+        (folder / f"{name}.yaml").write_text(SCHEMA.format(dense=dense, length=length))
+        made[name] = (
+            *("data=table", f"data.schema={folder / name}.yaml"),
+            *(f"data.raw={folder / name}.parquet", f"data.prepared={folder / name}"),
+            *("model=dlrm_small", "telemetry.tensorboard=false"),
+        )
+    return made
 
 
-def global_batch(world: World) -> str:
-    return f"train.batch_size={ROWS_PER_TRAINER * world.trainers}"
+@pytest.fixture(scope="module")
+def plain_runs() -> dict[tuple[str, ...], Path]:
+    """Folders of plain runs by their options: each is made once."""
+    return {}
 
 
-def test_few_worlds_cover_every_pair() -> None:
-    wanted = {pair for world in EVERY for pair in pairs(world)}
-    assert set().union(*(pairs(world) for world in COVERING)) == wanted
-    assert len(COVERING) <= 24
-    assert len(set(COVERING)) == len(COVERING)
+@pytest.fixture
+def train(rows: dict[str, tuple[str, ...]], tmp_path_factory: pytest.TempPathFactory) -> Train:
+    """Train a composition, or the rows of one; the run's folder."""
+    folder = tmp_path_factory.mktemp("runs")
+
+    def train_here(name: str, composition: Composition, *more: str) -> Path:
+        given = (*rows[composition["rows"]], *COMMON, *more)
+        assert run(["dlrm_hybrid", "train", *given, f"hydra.run.dir={folder / name}"]) == 0
+        return folder / name
+
+    return train_here
 
 
-QUICK = tuple(
-    next(world for world in COVERING if world.sharding == sharding)
-    for sharding in ("row_wise", "column_wise")
-)
-
-
-def assert_near(world: World, train: Train, plain: PlainRuns, *where: str) -> None:
-    """20 steps of a world are those of one process within rounding."""
-    length = ("train.steps=20", "checkpoint.every=10")
-    code, folder = train("world", *length, *options(world), *where)
-    assert code == 0
-    expected = plain(*length, global_batch(world))
-    assert_moved(folder, 10, 20)
-    # Dense weights: within the last place of one between 1 and 2.
-    for prefix, limit in (("bottom", 2**-23), ("top", 2**-23), ("embedding", 1e-6)):
-        found = largest_difference(tensors(expected, 20), tensors(folder, 20), prefix)
-        assert found <= limit, prefix
-
-
-@pytest.mark.parametrize("world", parameters(COVERING, QUICK))
-def test_a_world_of_processes_is_plain_training_of_the_global_batch(
-    world: World, train: Train, plain: PlainRuns
-) -> None:
-    assert_near(world, train, plain)
-
-
-IN_PROCESS = [world for world in EVERY if world.sharding == "table_wise"]
-
-
-@pytest.mark.parametrize("world", parameters(IN_PROCESS))
-def test_a_world_of_one_process_is_plain_training_of_the_global_batch(
-    world: World, train: Train, plain: PlainRuns
-) -> None:
-    assert_near(world, train, plain, "parallel.world=in_process")
-
-
-LONG = ("train.steps=200", "train.epochs=7", "checkpoint.every=100")
-
-
-@pytest.mark.parametrize(
-    "world", parameters([world for world in COVERING if world.sharding == "table_wise"])
-)
-def test_table_wise_worlds_are_the_same_bit_for_bit(world: World, train: Train) -> None:
-    code, processes = train("processes", *LONG, *options(world))
-    assert code == 0
-    code, in_process = train("one", *LONG, *options(world), "parallel.world=in_process")
-    assert code == 0
-    assert_same(processes, in_process, 200)
-    assert_moved(processes, 100, 200)
-    assert summary(processes)["test"] == summary(in_process)["test"]
+def parameters(worlds: Sequence[Composition], quick: int) -> list[object]:
+    """The first of them are run by every `make test`, the others by `make test-all`."""
+    return [
+        pytest.param(
+            world,
+            id="-".join(world.values()).replace(" ", "_"),
+            marks=() if number < quick else pytest.mark.slow,
+        )
+        for number, world in enumerate(worlds)
+    ]
 
 
 @pytest.mark.parametrize(
-    "world", parameters([world for world in COVERING if world.sharding != "table_wise"])
+    ("columns", "chosen", "singles"),
+    [(COLUMNS, COVERING, SINGLES), (PLAIN, PLAIN_COVERING, PLAIN_SINGLES)],
+    ids=["worlds", "plain"],
 )
-def test_other_shardings_learn_as_much(world: World, train: Train, plain: PlainRuns) -> None:
-    length = (*LONG, "optimizer.lr=0.01")
-    code, folder = train("world", *length, *options(world))
-    assert code == 0
-    expected = plain(*length, global_batch(world))
-    assert_moved(folder, 100, 200)
-    loss = summary(expected)["test"]["loss"]
-    assert summary(folder)["test"]["loss"] == pytest.approx(loss, abs=1e-5)
+def test_few_compositions_have_all_values_and_the_pairs_that_can_be(
+    columns: Columns, chosen: Sequence[Composition], singles: int
+) -> None:
+    sizes = [len(one) for one in columns.values()]
+    assert len({value for one in chosen[:singles] for value in one.items()}) == sum(sizes)
+    every = (sum(sizes) ** 2 - sum(size**2 for size in sizes)) // 2
+    assert len(set().union(*map(pairs, chosen))) > 0.8 * every
+    assert singles <= 24 and len(chosen) <= 260
+
+
+def test_every_method_of_compression_is_in_a_column() -> None:
+    named = {one for value in COLUMNS["gradient"].values() for one in value}
+    assert {f"gradient={name}" for name in methods()} - named == {"gradient=none"}
+
+
+@pytest.mark.parametrize("world", parameters(COVERING, SINGLES))
+def test_a_resumed_run_is_the_unbroken_one(world: Composition, train: Train) -> None:
+    given = (*HYBRID, *options(world), IN_PROCESS)
+    unbroken = train("unbroken", world, *given)
+    resumed = train("resumed", world, *given, f"checkpoint.resume={checkpoint(unbroken, SAVED)}")
+    for step in (2 * SAVED, STEPS):
+        assert_same_state(resumed, unbroken, step)
+    assert summary(resumed)["test"] == summary(unbroken)["test"]
+    before, after = tensors(unbroken, SAVED), tensors(unbroken, STEPS)
+    for part in ("top", "embedding"):
+        assert largest_difference(before, after, part) > 1e-5, part
+
+
+@pytest.mark.parametrize("world", parameters(WAITING, 6))
+def test_processes_killed_or_not_are_one_process(
+    world: Composition, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = (*HYBRID, *options(world), "sync.check_every=1")
+    in_process = train("in-process", world, *given, IN_PROCESS)
+    number = WAITING.index(world)
+    is_killed = number % 3 == 1
+    if is_killed:
+        draw = Random(number)
+        monkeypatch.setattr(training, "TRAIN_RANK", world_faults.ENTRY)
+        fault = Fault(rank=draw.randrange(size(world)), step=draw.randrange(8, 12))
+        world_faults.plan(in_process.with_name("processes"), fault)
+    processes = train("processes", world, *given)
+    assert planned(processes) == []
+    for step in (SAVED, 2 * SAVED, STEPS):
+        assert_same_state(processes, in_process, step)
+    assert curve(processes) == curve(in_process)
+    assert_compiled_ahead(processes)
+    one, other = summary(processes), summary(in_process)
+    assert (one["restarts"], one["test"]) == (int(is_killed), other["test"])
+    assert one["compression"] == other["compression"]
+    if not is_killed and world["schedule"] != "dsp":  # whose last answers nobody waits for
+        assert_same_traffic(one, other)
+
+
+def size(world: Composition) -> int:
+    """How many ranks a world has."""
+    stages = {"none": 1, "two": 3}.get(world["cuts"], 2)
+    is_served = world["tables"] in ("served", "stale", "cached", "files")
+    return int(world["trainers"]) * stages + int(world["servers"]) + 2 * is_served
+
+
+def assert_same_traffic(processes: dict, in_process: dict) -> None:
+    """Trainers share tables in one process; all else is sent there too."""
+    sent, counted = (one["network"]["by_class"] for one in (processes, in_process))
+    assert set(sent) - set(counted) <= {"embedding"}
+    for traffic in ("gradient_push", "parameter_pull", "activation", "activation_gradient"):
+        assert counted.get(traffic) == sent.get(traffic), traffic
+    assert counted["gradient_push"]["bytes"] > 0
+
+
+@pytest.mark.parametrize("world", parameters(APART, 2))
+def test_what_was_recorded_is_played_back(world: Composition, train: Train) -> None:
+    given = (*HYBRID, *options(world), "sync.check_every=1")
+    recorded = train("recorded", world, *given, "sync.record=true")
+    played = train("played", world, *given, IN_PROCESS, f"sync.replay={recorded}")
+    for step in (SAVED, 2 * SAVED, STEPS):
+        assert_same_state(played, recorded, step)
+    assert_compiled_ahead(recorded)
+    assert summary(played)["test"] == summary(recorded)["test"]
+    dealt: Counter[int] = Counter()
+    for order in read_order(order_file(recorded, "server-0")):
+        if order.kind is FrameKind.DECISION:
+            dealt.update(range(order.number, order.number + order.batches))
+    assert dealt == Counter(range(STEPS * int(world["trainers"])))  # each batch once
+
+
+@pytest.mark.parametrize("world", parameters(PLAIN_COVERING, PLAIN_SINGLES))
+def test_a_world_is_plain_training(
+    world: Composition, train: Train, plain_runs: dict[tuple[str, ...], Path]
+) -> None:
+    folder = train("world", world, *HYBRID, *options(world, PLAIN), IN_PROCESS)
+    alone = (*plain_options(world), f"train.batch_size={16 * int(world['trainers'])}")
+    if alone not in plain_runs:
+        plain_runs[alone] = train("plain", world, *alone)
+    expected = plain_runs[alone]
+    if is_exact(world):
+        assert_same(expected, folder, STEPS)
+        assert summary(expected)["test"] == summary(folder)["test"]
+    else:
+        assert_near(expected, folder)
+
+
+def assert_near(expected: Path, folder: Path) -> None:
+    first, last = tensors(expected, STEPS), tensors(folder, STEPS)
+    assert first.keys() == last.keys()
+    for name, tensor in first.items():
+        np.testing.assert_allclose(last[name], tensor, rtol=0, atol=1e-6, err_msg=name)
+
+
+def test_a_checkpoint_of_any_step_holds_all_pushes(train: Train) -> None:
+    """Nothing waits in the first steps of a lone stage: its pushes must be served all the same."""
+    world, every = {"rows": "clicks"}, ("checkpoint.every=1", "train.steps=3")
+    lone = ("parallel.trainers=1", "parallel.servers=1", "parallel.cuts=[]")
+    folder = train("world", world, *HYBRID, *lone, IN_PROCESS, *every)
+    expected = train("plain", world, "train.batch_size=16", *every)
+    for step in (1, 2, 3):
+        assert_same(expected, folder, step)
+
+
+SHARDINGS = ("row_wise", "column_wise", "auto")
+
+
+@pytest.mark.parametrize(
+    "sharding",
+    [pytest.param(one, marks=pytest.mark.slow if one == "auto" else ()) for one in SHARDINGS],
+)
+def test_tables_split_in_any_way_are_plain_training(sharding: str, train: Train) -> None:
+    """Column-wise shards are 8 wide at least."""
+    world = {"rows": "clicks"}
+    model = ("model.embedding_dim=16", "model.bottom=[13,32,16,8,16]")
+    split = ("parallel.trainers=2", "parallel.cuts=[bottom.4]", f"embedding.sharding={sharding}")
+    folder = train("world", world, *HYBRID, *model, *split)
+    expected = train("plain", world, *model, "train.batch_size=32")
+    assert_near(expected, folder)
+    assert_moved(folder, SAVED, STEPS)

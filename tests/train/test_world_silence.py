@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import world_faults
 from world_faults import Fault, all_struck
-from world_runs import Train, assert_same, summary
+from world_runs import Trained, assert_same, summary
 
 from dlrm_hybrid.run import training
 from dlrm_hybrid.telemetry import events
@@ -30,20 +30,18 @@ CASES = {
 )
 def test_a_stopped_rank_is_named_and_the_run_goes_on(
     case: str,
-    train: Train,
+    trained: Trained,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     world, rank, name = CASES[case]
     options = ("parallel=hybrid", *world, "train.batch_size=16", f"train.steps={STEPS}")
-    code, unbroken = train("unbroken", *options, "parallel.world=in_process")
-    assert code == 0
+    unbroken = trained("unbroken", *options, "parallel.world=in_process")
     monkeypatch.setattr(training, "TRAIN_RANK", world_faults.ENTRY)
     Fault(rank=rank, step=8, signal="SIGSTOP").plan(tmp_path / "stopped")
     patience = f"network.patience_seconds={PATIENCE_SECONDS}"
-    code, folder = train("stopped", *options, "checkpoint.every=5", patience)
-    assert code == 0
+    folder = trained("stopped", *options, "checkpoint.every=5", patience)
     told = capsys.readouterr().out
     assert f"\n{name} (rank {rank}) has been stopped, by SIGSTOP or a debugger: " in told
     starts = [event for event in events.read(folder / "events.jsonl") if event.kind is Kind.STARTED]

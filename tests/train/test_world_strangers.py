@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from patience import HANG_SECONDS
-from world_runs import Train, assert_same, pids
+from world_runs import Train, Trained, assert_same, pids
 
 from dlrm_hybrid.comm.zmq.curve import make_key_file
 
@@ -41,7 +41,9 @@ def ports(folder: Path) -> list[int]:
     return [where.port for where in found]
 
 
-def test_a_run_goes_on_unharmed_among_strangers(train: Train, tmp_path: Path) -> None:
+def test_a_run_goes_on_unharmed_among_strangers(
+    train: Train, trained: Trained, tmp_path: Path
+) -> None:
     """Once all ranks are there nobody else can connect; there is no second chance to be one."""
     refused: list[int] = []
 
@@ -58,20 +60,17 @@ def test_a_run_goes_on_unharmed_among_strangers(train: Train, tmp_path: Path) ->
     stranger.join()
     assert code == 0
     assert len(refused) == RANKS
-    code, unbroken = train("unbroken", *WORLD, "parallel.world=in_process")
-    assert code == 0
+    unbroken = trained("unbroken", *WORLD, "parallel.world=in_process")
     assert_same(folder, unbroken, STEPS)
 
 
 @pytest.mark.slow
-def test_the_secret_of_a_run_goes_nowhere(train: Train, tmp_path: Path) -> None:
+def test_the_secret_of_a_run_goes_nowhere(trained: Trained, tmp_path: Path) -> None:
     make_key_file(tmp_path / "keys.json")
     guarded = (f"network.bind={ADDRESS}", f"network.keys={tmp_path / 'keys.json'}")
-    code, folder = train("guarded", *WORLD, *guarded)
-    assert code == 0
+    folder = trained("guarded", *WORLD, *guarded)
     secret = json.loads((tmp_path / "keys.json").read_text())["secret"]
     for path in folder.rglob("*"):
         assert path.is_dir() or secret.encode() not in path.read_bytes(), path
-    code, unbroken = train("unbroken", *WORLD, "parallel.world=in_process")
-    assert code == 0
+    unbroken = trained("unbroken", *WORLD, "parallel.world=in_process")
     assert_same(folder, unbroken, STEPS)

@@ -16,7 +16,7 @@ import torch
 from small_disk import needs_mount, small_disk
 from torch import Tensor
 from world_rows import BATCH, global_batches, losses, small_spec, test_batches, tuples_of
-from world_runs import Train, summary, tensors
+from world_runs import Trained, summary, tensors
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.data.shards import Shards
@@ -54,7 +54,7 @@ LAYOUTS = [
 
 @pytest.mark.parametrize(("trainers", "cuts", "servers", "keys"), LAYOUTS)
 def test_a_world_is_a_run_of_train(
-    trainers: int, cuts: list[str], servers: int, keys: dict, shards: Shards, train: Train
+    trainers: int, cuts: list[str], servers: int, keys: dict, shards: Shards, trained: Trained
 ) -> None:
     layout = [
         f"parallel.trainers={trainers}",
@@ -63,8 +63,7 @@ def test_a_world_is_a_run_of_train(
         *(f"{key}={value}" for key, value in keys.items()),
     ]
     options = ("telemetry.every=1", f"train.steps={STEPS}", "checkpoint.every=10")
-    code, folder = train("run", *HYBRID, *options, *layout)
-    assert code == 0
+    folder = trained("run", *HYBRID, *options, *layout)
     world = World.in_process(
         small_spec(shards),
         trainers=trainers,
@@ -192,10 +191,9 @@ def assert_same_tensors(one: dict[str, Tensor], other: dict[str, Tensor]) -> Non
         assert tensor.numpy().tobytes() == other[name].numpy().tobytes(), name
 
 
-def test_a_checkpoint_of_train_can_be_loaded(shards: Shards, train: Train) -> None:
+def test_a_checkpoint_of_train_can_be_loaded(shards: Shards, trained: Trained) -> None:
     layout = ("parallel.cuts=[bottom.2]", "train.steps=12", "checkpoint.every=6")
-    code, folder = train("run", *HYBRID, *layout)
-    assert code == 0
+    folder = trained("run", *HYBRID, *layout)
     with small_world(shards) as world:
         world.load(folder / "checkpoints" / "step_00000006")
         for batch in global_batches(shards, 12)[6:]:

@@ -1,0 +1,245 @@
+"""Every choice of a world as a column, and few compositions that have every pair of values."""
+
+from collections.abc import Iterable, Mapping
+from itertools import combinations
+from random import Random
+
+Composition = Mapping[str, str]
+Columns = Mapping[str, Mapping[str, tuple[str, ...]]]
+# Values that cannot go together: COLUMN=VALUE (or VALUE|VALUE), with a second such.
+Forbidden = Iterable[tuple[str, str]]
+
+SPARSE = "gradient.sparsity=0.9"
+SERVED = ("embedding=served", "parallel.table_servers=2")
+MODELS = {
+    "dot": (),
+    "cross": ("model.interaction=cross", "model.cross.rank=8", "model.cross.layers=2"),
+    "parallel": ("model.interaction=cross", "model.cross.rank=null", "model.cross.deep=[16,8]"),
+    "fm": ("model.interaction=fm", "model.fm.deep=[16,8]"),
+    "dropout": ("model.dropout=0.3",),
+    "norm": ("model.batch_norm=true",),
+}
+ADAM = ("optimizer=adam", "optimizer.lr=0.01", "embedding.lr=0.1")
+OPTIMIZERS = {
+    "sgd": (),
+    "momentum": ("optimizer=momentum", "optimizer.lr=0.02"),
+    "adagrad": ("optimizer=adagrad", "optimizer.lr=0.02"),
+    "adam": ADAM,
+    "adamw": (*ADAM, "optimizer.weight_decay=0.01", "optimizer.decoupled_weight_decay=true"),
+    "decay": ("optimizer.weight_decay=0.01", "optimizer.schedule=linear"),
+}
+
+COLUMNS: Columns = {
+    "rows": {"clicks": (), "lists": (), "bare": ("model.bottom=[]",)},
+    "trainers": {"2": ("parallel.trainers=2",), "3": ("parallel.trainers=3",)},
+    "cuts": {
+        "none": ("parallel.cuts=[]",),
+        "bottom": ("parallel.cuts=[bottom.2]",),
+        "top": ("parallel.cuts=[top.1]",),
+        "two": ("parallel.cuts=[bottom.2,top.2]",),
+    },
+    "servers": {"1": ("parallel.servers=1",), "2": ("parallel.servers=2",)},
+    "schedule": {
+        "sequential": (),
+        "gpipe": ("schedule=gpipe", "schedule.microbatches=4"),
+        "one_f_one_b": ("schedule=one_f_one_b", "schedule.microbatches=2"),
+        "dsp": ("schedule=dsp", "schedule.delays=DELAYS", "schedule.staleness=STALENESS"),
+    },
+    "sync": {
+        "sync": (),
+        "bounded": ("sync=bounded", "sync.staleness=2"),
+        "async": ("sync=async",),
+        "in flight": ("sync=async", "sync.in_flight=2", "sync.lr_scale=one"),
+    },
+    "tables": {
+        "fused": (),
+        "distinct": ("embedding.deduplicate=true", "embedding.comm_precision=bfloat16"),
+        "levels": ("embedding.deduplicate=true", "embedding.levels=true"),
+        "few levels": (
+            *("embedding.deduplicate=true", "embedding.levels=true"),
+            "embedding.copies_rows=16",
+        ),
+        "served": (*SERVED, "embedding.comm_precision=float16"),
+        "stale": (*SERVED, "embedding.staleness=2"),
+        "cached": (*SERVED, "embedding.cache_rows=300", "embedding.cache_batches=3"),
+        "files": (*SERVED, "embedding.storage=mmap"),
+    },
+    "table optimizer": {
+        "sgd": (),
+        "adagrad": ("embedding.optimizer=adagrad",),
+        "rowwise_adagrad": ("embedding.optimizer=rowwise_adagrad",),
+        "adam": ("embedding.optimizer=adam", "embedding.weight_decay=0.001"),
+        "rowwise_adam": ("embedding.optimizer=rowwise_adam",),
+    },
+    "optimizer": OPTIMIZERS,
+    "gradient": {
+        "none": (),
+        "dct": ("gradient=dct", SPARSE, "gradient.renewal=fixed", "gradient.staggered=true"),
+        "levels": ("gradient=dct", SPARSE, "gradient.precision=levels"),
+        "update": ("gradient=dct", SPARSE, "gradient.residual=update", "gradient.scope=stage"),
+        "flush": ("gradient=dct", SPARSE, "gradient.drain=flush", "gradient.drain_every=5"),
+        "discard": ("gradient=dct", SPARSE, "gradient.drain=discard", "gradient.drain_every=5"),
+        "union": ("gradient=dct", SPARSE, "gradient.aggregation=union"),
+        "dgc": ("gradient=dgc", SPARSE, "gradient.correction.warmup_steps=1"),
+        "leader": ("gradient=dgc", SPARSE, "gradient.aggregation=leader"),
+        "sidco": ("gradient=sidco", SPARSE, "gradient.sidco.distribution=gamma"),
+        "topk": ("gradient=topk", SPARSE, "gradient.precision=bfloat16"),
+        "randomk": ("gradient=randomk", SPARSE),
+        "hard": ("gradient=hard", SPARSE),
+        "gaussian": ("gradient=gaussian", SPARSE),
+        "redsync": ("gradient=redsync", SPARSE),
+        "cltk": ("gradient=cltk", SPARSE, "gradient.cltk.low_pass=0.5"),
+        "deft": ("gradient=deft", SPARSE),
+        "terngrad": ("gradient=terngrad", "gradient.terngrad.smallest=30"),
+        "terngrad weights": (
+            *("gradient=terngrad", "gradient.terngrad.sharing=false"),
+            *("gradient.terngrad.pull=weights", "gradient.terngrad.encoding=trits"),
+        ),
+    },
+    "activation": {
+        "none": (),
+        "dct": ("activation=dct", "activation.sparsity=0.5"),
+        "levels": ("activation=dct", "activation.sparsity=0.75", "activation.bits=4"),
+        "gradient_topk": ("activation=gradient_topk", "activation.sparsity=0.5"),
+        "sketch": ("activation=sketch", "activation.sparsity=0.5"),
+    },
+    "pull": {
+        "weights": (),
+        "bfloat16": ("pull.precision=bfloat16",),
+        "levels": ("pull.precision=levels",),
+        "sparse": ("pull.sparsity=0.9",),
+    },
+    "model": MODELS,
+}
+APART = "sync=async|in flight"
+MEETING = "gradient=union|leader|cltk|deft|terngrad"
+ALL_SENT = ("none", "terngrad", "terngrad weights")
+SOME_SENT = f"gradient={'|'.join(one for one in COLUMNS['gradient'] if one not in ALL_SENT)}"
+FORBIDDEN: Forbidden = (
+    ("optimizer=adamw", SOME_SENT),
+    ("rows=bare", "cuts=bottom|two"),
+    ("cuts=none", "activation=dct|levels|gradient_topk|sketch"),
+    ("cuts=none", "schedule=dsp"),
+    ("schedule=dsp", "tables=levels|few levels|served|stale|cached|files"),
+    ("schedule=dsp", APART),
+    (APART, "tables=fused|distinct|levels|few levels"),
+    (APART, "optimizer=momentum|adamw"),
+    (APART, "pull=sparse"),
+    (APART, "gradient=update"),
+    (APART, "model=norm"),
+    (f"{APART}|bounded", MEETING),
+    ("model=norm", "schedule=gpipe|one_f_one_b|dsp"),
+    ("gradient=terngrad", "pull=bfloat16|levels|sparse"),
+    ("gradient=update|dgc|leader", "optimizer=momentum|adagrad|adam|adamw"),
+    ("gradient=dgc|leader", "optimizer=decay"),
+)
+
+
+ALONE = "optimizer=adagrad|adam|adamw"
+TOGETHER = "trainers=2|3"
+PLAIN: Columns = {
+    "rows": COLUMNS["rows"],
+    "trainers": {"1": ("parallel.trainers=1",), **COLUMNS["trainers"]},
+    "cuts": {
+        **{cut: (f"parallel.cuts=[{cut}]",) for cut in ("", "bottom.1", "bottom.3", "bottom.4")},
+        **{cut: (f"parallel.cuts=[{cut}]",) for cut in ("top.1", "top.3", "bottom.2,top.2")},
+        "bottom.1,bottom.4,top.1": ("parallel.cuts=[bottom.1,bottom.4,top.1]",),
+    },
+    "servers": {str(count): (f"parallel.servers={count}",) for count in (0, 1, 3)},
+    "schedule": {
+        "sequential": (),
+        "gpipe": ("schedule=gpipe", "schedule.microbatches=4"),
+        "one_f_one_b": ("schedule=one_f_one_b", "schedule.microbatches=4"),
+    },
+    "tables": {"fused": (), "served": SERVED},
+    "table optimizer": COLUMNS["table optimizer"],
+    "optimizer": OPTIMIZERS,
+    "model": MODELS,
+}
+# Sums in another order are near only where an optimizer does not divide by them; FBGEMM's row-wise
+# sums are its own.
+PLAIN_FORBIDDEN: Forbidden = (
+    ("tables=served", "table optimizer=adagrad|rowwise_adagrad"),
+    ("rows=bare", "cuts=bottom.1|bottom.3|bottom.4|bottom.2,top.2|bottom.1,bottom.4,top.1"),
+    (TOGETHER, "servers=0"),
+    *((side, ALONE) for side in (TOGETHER, "schedule=gpipe|one_f_one_b")),
+    *(
+        (side, "table optimizer=adagrad|rowwise_adagrad|adam|rowwise_adam")
+        for side in (TOGETHER, "schedule=gpipe|one_f_one_b")
+    ),
+    *((side, "model=norm") for side in (TOGETHER, "schedule=gpipe|one_f_one_b")),
+)
+
+
+def options(composition: Composition, columns: Columns = COLUMNS) -> tuple[str, ...]:
+    """A composition as overrides; of delays as many as there are stages."""
+    delays, staleness = ("1,1,0", "4,2,0") if composition["cuts"] == "two" else ("1,0", "2,0")
+    return tuple(
+        one.replace("DELAYS", f"[{delays}]").replace("STALENESS", f"[{staleness}]")
+        for column, value in composition.items()
+        for one in columns[column][value]
+    )
+
+
+def plain_options(composition: Composition) -> tuple[str, ...]:
+    """What of a composition of `PLAIN` says something without a world."""
+    kept = ("rows", "table optimizer", "optimizer", "model")
+    return tuple(one for name in kept for one in PLAIN[name][composition[name]])
+
+
+def is_exact(composition: Composition) -> bool:
+    """Whether sums have the order that they have in plain training."""
+    return composition["trainers"] == "1" and composition["schedule"] == "sequential"
+
+
+def is_allowed(composition: Composition, forbidden: Forbidden = FORBIDDEN) -> bool:
+    """Whether no two values of it are forbidden together."""
+    return not any(all(_has(composition, side) for side in pair) for pair in forbidden)
+
+
+def _has(composition: Composition, side: str) -> bool:
+    column, _, values = side.partition("=")
+    return composition[column] in values.split("|")
+
+
+def pairs(composition: Composition) -> set[tuple[tuple[str, str], ...]]:
+    """Every two values of different columns."""
+    return set(combinations(composition.items(), 2))
+
+
+def covering(
+    columns: Columns = COLUMNS, forbidden: Forbidden = FORBIDDEN
+) -> tuple[list[Composition], int]:
+    """Compositions in which every pair of values occurs that can.
+
+    Returns:
+        them, and how many of the first have every single value.
+    """
+    draw = Random(0)
+    chosen: list[Composition] = []
+    values = {(column, value) for column, choices in columns.items() for value in choices}
+    while values:  # first every value
+        chosen.append(
+            max(
+                _drawn(columns, forbidden, draw, 100),
+                key=lambda one: len(values & set(one.items())),
+            )
+        )
+        values -= set(chosen[-1].items())
+    singles = len(chosen)
+    pool = _drawn(columns, forbidden, draw, 2000)
+    left = set().union(*map(pairs, pool)).difference(*map(pairs, chosen))
+    while left:
+        chosen.append(max(draw.sample(pool, 120), key=lambda one: len(left & pairs(one))))
+        left -= pairs(chosen[-1])
+    return chosen, singles
+
+
+def _drawn(columns: Columns, forbidden: Forbidden, draw: Random, count: int) -> list[Composition]:
+    """So many that are allowed."""
+    found: list[Composition] = []
+    while len(found) < count:
+        one = {column: draw.choice(list(choices)) for column, choices in columns.items()}
+        if is_allowed(one, forbidden):
+            found.append(one)
+    return found

@@ -1,0 +1,98 @@
+"""Optimizers of layers and of tables: what worlds keep of their state, and where rows begin."""
+
+import numpy as np
+import pytest
+from patience import PATIENT
+from world_runs import PlainRuns, Train, Trained, assert_moved, assert_same, tensors
+
+WORLD = (
+    *("parallel=hybrid", "parallel.cuts=[]", PATIENT),
+    *("parallel.trainers=2", "parallel.servers=1"),
+)
+IN_PROCESS = "parallel.world=in_process"
+SERVED = ("embedding=served", "parallel.table_servers=2")
+ADAM = ("optimizer=adam", "optimizer.lr=0.01", "embedding.lr=0.1")
+CUTS = "parallel.cuts=[bottom.2,top.2]"
+CACHED = ("embedding.cache_rows=300", "embedding.cache_batches=4")
+
+
+LAYOUTS = {
+    "shared": (IN_PROCESS,),
+    "served": (IN_PROCESS, *SERVED),
+    "cached": (IN_PROCESS, *SERVED, "embedding.staleness=2", *CACHED),
+    "in files": (IN_PROCESS, *SERVED, "embedding.storage=mmap"),
+    "by rows": ("embedding.sharding=row_wise",),
+    "by columns": ("embedding.sharding=column_wise",),
+}
+
+
+@pytest.mark.parametrize(
+    "init",
+    [
+        "uniform_rows",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("uniform_width", "0.01")),
+    ],
+)
+def test_tables_begin_with_the_same_bits_in_every_layout(
+    init: str, train: Train, trained: Trained
+) -> None:
+    shape = ("model.embedding_dim=8", "model.bottom=[null,16,8]")
+    given = (f"embedding.init={init}", "train.steps=1", "optimizer.lr=1e-30", *shape)
+    alone = trained("alone", *given)
+    wanted = {name: one for name, one in tensors(alone, 1).items() if name.startswith("embedding")}
+    assert len(wanted) == 26
+    for name, layout in LAYOUTS.items():
+        if init != "0.01" and "sharding" in layout[0]:
+            continue  # they copy from what `shared` draws, whatever the law
+        code, folder = train(name.replace(" ", "-"), *given, *WORLD, *layout)
+        assert code == 0, name
+        found = tensors(folder, 1)
+        for table, tensor in wanted.items():
+            assert tensor.tobytes() == found[table].tobytes(), (name, table)
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["adam", pytest.param("rowwise_adam", marks=pytest.mark.slow)]
+)
+def test_trainers_learn_what_they_learn_from_shared_tables(
+    optimizer: str, trained: Trained
+) -> None:
+    # With a small eps Adam makes large steps of the rounding of tiny gradients.
+    options = (f"embedding.optimizer={optimizer}", "embedding.eps=0.001", "embedding.lr=0.05")
+    options = (*WORLD, IN_PROCESS, *options, "train.steps=20", "checkpoint.every=10")
+    served = trained("served", *options, *SERVED)
+    shared = trained("shared", *options, "embedding.deduplicate=true")
+    first, second = tensors(served, 20), tensors(shared, 20)
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert np.allclose(tensor, second[name], atol=1e-5), name
+    assert_moved(served, 10, 20)
+    counted = [value for name, value in first.items() if name.endswith(".step")]
+    assert len(counted) >= 26 and {int(one[0]) for one in counted[:26]} == {20}
+
+
+@pytest.fixture(scope="module")
+def plain(small_rows: list[str], tmp_path_factory: pytest.TempPathFactory) -> PlainRuns:
+    return PlainRuns(small_rows, tmp_path_factory.mktemp("plain"))
+
+
+def test_moments_move_with_the_weights_to_other_servers(trained: Trained) -> None:
+    world = (*WORLD, IN_PROCESS, *ADAM)
+    trained("unbroken", *world, CUTS, "parallel.servers=3", "train.steps=14")
+    first = trained("first", *world, CUTS, "parallel.servers=3", "train.steps=6")
+    other = ("parallel.servers=1", "parallel.cuts=[bottom.1]", f"checkpoint.resume={first}")
+    second = trained("second", *world, *other, "train.steps=14")
+    assert_same(second.with_name("unbroken"), second, 14)
+
+
+def test_decay_is_that_of_torch(plain: PlainRuns) -> None:
+    """One step of SGD from the same weights: w - lr (g + decay w)."""
+    options = ("train.steps=1", "optimizer.lr=0.5")
+    bare, decayed = plain(*options), plain(*options, "optimizer.weight_decay=0.1")
+    first = plain("train.steps=1", "optimizer.lr=1e-30")
+    for name, weight in tensors(first, 1).items():
+        if name.startswith("embedding"):
+            continue
+        expected = tensors(bare, 1)[name] - np.float32(0.5 * 0.1) * weight
+        np.testing.assert_allclose(tensors(decayed, 1)[name], expected, rtol=0, atol=1e-6)
+        assert np.abs(weight).max() > 1e-2

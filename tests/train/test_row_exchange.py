@@ -1,0 +1,84 @@
+"""What trainers send each other for rows of tables: every id or distinct ones, halves, levels."""
+
+import pytest
+from patience import PATIENT
+from world_runs import (
+    Train,
+    Trained,
+    assert_moved,
+    assert_same,
+    checkpoint,
+    curve,
+    largest_difference,
+    summary,
+    tensors,
+)
+
+WORLD = ("parallel=hybrid", "parallel.cuts=[]", PATIENT)
+DISTINCT = "embedding.deduplicate=true"
+LEVELS = (DISTINCT, "embedding.levels=true")
+IN_PROCESS = "parallel.world=in_process"
+
+
+@pytest.mark.parametrize("trainers", [2, 3])
+def test_in_float32_only_the_order_of_sums_differs(trainers: int, train: Train) -> None:
+    layout = (*WORLD, IN_PROCESS, f"parallel.trainers={trainers}", "train.steps=20")
+    runs = {}
+    for deduplicate in ("false", "true"):
+        options = ("checkpoint.every=10", f"embedding.deduplicate={deduplicate}")
+        code, runs[deduplicate] = train(deduplicate, *layout, *options)
+        assert code == 0
+        assert_moved(runs[deduplicate], 10, 20)
+    first, second = (tensors(folder, 20) for folder in runs.values())
+    for prefix in ("bottom", "top", "embedding"):
+        assert largest_difference(first, second, prefix) <= 1e-6, prefix
+    assert largest_difference(first, second, "embedding") > 0
+
+
+def test_one_trainer_sends_nothing_whatever_the_options(trained: Trained) -> None:
+    layout = (*WORLD, "parallel.trainers=1", "train.steps=20")
+    trained("plain", *layout, IN_PROCESS)
+    narrow = ("embedding.comm_precision=bfloat16", DISTINCT)
+    for name, world in (
+        ("in-process", (*narrow, IN_PROCESS)),
+        ("processes", narrow),
+        ("levels", (*LEVELS, IN_PROCESS)),
+    ):
+        folder = trained(name, *layout, *world)
+        assert_same(folder, folder.with_name("plain"), 20)
+        by_class = summary(folder)["network"]["by_class"]
+        assert by_class.get("embedding", {"bytes": 0})["bytes"] == 0
+
+
+def test_bytes_get_fewer_and_count_as_much(trained: Trained) -> None:
+    sent = {}
+    for name, options in {
+        "float32": (),
+        "float16": ("embedding.comm_precision=float16",),
+        "bfloat16": ("embedding.comm_precision=bfloat16",),
+        "distinct": (DISTINCT,),
+        "levels": (*LEVELS, "embedding.copies_rows=16"),
+    }.items():
+        folder = trained(name, *WORLD, "train.batch_size=16", "train.steps=60", *options)
+        sent[name] = summary(folder)["network"]["by_class"]["embedding"]
+        assert sent[name]["dense_equivalent_bytes"] == sent["float32"]["dense_equivalent_bytes"]
+    number = {name: one["bytes"] for name, one in sent.items()}
+    assert number["float16"] == number["bfloat16"]
+    assert 0.5 < number["float16"] / number["float32"] < 0.6
+    assert number["distinct"] < 0.9 * number["float32"]
+    assert number["levels"] < 0.35 * number["distinct"]
+    told = [values["of"] for _, values in curve(folder) if "of" in values]
+    assert sum(one["rows.lost_residuals"]["sent"] for one in told) > 0  # few are remembered
+    assert all(0 < one["rows.levels"]["density"] < 1 for one in told)
+
+
+def test_with_other_trainers_all_is_sent_anew(trained: Trained) -> None:
+    """Nothing of what others remembered is taken over: as from a checkpoint without it."""
+    options = (*WORLD, *LEVELS, IN_PROCESS, "train.batch_size=16")
+    two = trained("two", *options, "parallel.trainers=2", "train.steps=20")
+    three = ("parallel.trainers=3", "train.steps=30", f"checkpoint.resume={checkpoint(two, 20)}")
+    once = trained("once", *options, *three)
+    plain = trained("plain", *options, *three, "embedding.levels=false")
+    first, second = tensors(once, 30), tensors(plain, 30)
+    assert first.keys() == second.keys()
+    assert 0 < max(float(abs(first[name] - second[name]).max()) for name in first) < 0.05

@@ -1,0 +1,33 @@
+"""Worlds of TernGrad: with scales of their own, late, and with replicas that learn."""
+
+import pytest
+from world_runs import Trained, assert_moved, assert_same_state, summary
+
+WORLD = (
+    *("parallel=hybrid", "parallel.cuts=[bottom.2]", "parallel.servers=2"),
+    *("train.batch_size=16", "parallel.world=in_process", "sync.check_every=1"),
+    *("gradient=terngrad", "gradient.terngrad.smallest=30", "gradient.terngrad.encoding=trits"),
+)
+WEIGHTS = "gradient.terngrad.pull=weights"
+OWN_SCALES = ("gradient.terngrad.sharing=false", WEIGHTS)
+
+
+def test_without_clipping_or_sharing_or_in_time_other_things_are_learned(trained: Trained) -> None:
+    losses: set[float] = set()
+    late = (*OWN_SCALES, "sync=bounded", "sync.staleness=2")
+    options = ((), OWN_SCALES, ("gradient.terngrad.clip=null",), late)
+    for number, ablation in enumerate(options):
+        folder = trained(str(number), *WORLD, "train.steps=20", *ablation)
+        losses.add(summary(folder)["test"]["loss"])
+    assert len(losses) == 4
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adagrad"])
+def test_replicas_that_learn_are_those_that_are_told_weights(
+    optimizer: str, trained: Trained
+) -> None:
+    length = ("train.steps=12", "checkpoint.every=6", f"optimizer={optimizer}", "optimizer.lr=0.02")
+    learned = trained("learned", *WORLD, *length)
+    told = trained("told", *WORLD, *length, WEIGHTS)
+    assert_same_state(learned, told, 12)
+    assert_moved(learned, 6, 12)
