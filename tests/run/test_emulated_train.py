@@ -55,7 +55,8 @@ def started(process: subprocess.Popen[str], folder: Path) -> dict[str, int]:
     raise AssertionError(f"training did not begin: {process.stdout.read()}")
 
 
-@pytest.mark.parametrize("ranks_per_host", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks_per_host", [1, 2])
 def test_it_learns_the_same_as_on_the_hosts_own_network(
     ranks_per_host: int, train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,7 +119,8 @@ def test_with_latency_it_learns_the_same_and_the_cost_is_on_record(
     assert 0 < relay["packets"] < relay["bytes"] / 66
 
 
-@pytest.mark.parametrize("latency", [pytest.param("null", marks=pytest.mark.slow), "20ms"])
+@pytest.mark.slow
+@pytest.mark.parametrize("latency", ["null", "20ms"])
 def test_nothing_is_left_of_a_killed_run_and_the_machines_links_are_untouched(
     latency: str,
     small_rows: list[str],

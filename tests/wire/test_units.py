@@ -223,3 +223,16 @@ def test_expected_gaps_are_those_of_independent_choices() -> None:
     expected = expected_gaps(chance_N, rows)
     deviation = np.abs(counted - expected) / np.sqrt(expected + 1)
     assert deviation.max() < 5
+
+
+def test_tables_without_classes_serve_nothing() -> None:
+    """A message that ends before the classes of its tables leaves no tables to read others with."""
+    rng, format = np.random.default_rng(1), Format(40, 4, False)
+    sender, receiver = UnitSender(format, 10), UnitReceiver(format)
+    levels = drawn(rng, rng.random((8, 40)) < 0.2, format, signed=False)
+    _, _, third, fourth = (sender.section(copied(levels)) for _ in range(4))
+    cut = third._replace(payload=third.payload[: head_bytes(format) - 1])
+    with pytest.raises(DlrmError, match="hold no classes of 40 units"):
+        received(receiver, cut, levels)
+    with pytest.raises(DlrmError, match="coded with tables 2; this rank has none"):
+        received(receiver, fourth, levels)

@@ -173,6 +173,7 @@ if __name__ == "__main__":
     assert_nothing_is_left(tmp_path)
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_ranks_are_started_ends_them_all(tmp_path: Path) -> None:
     body = """
 import os, signal, threading
@@ -217,7 +218,8 @@ if __name__ == "__main__":
     assert_nothing_is_left(tmp_path)
 
 
-@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_while_a_world_closes_leaves_nothing(tmp_path: Path, times: int) -> None:
     body = f"""
 import os, signal
@@ -249,6 +251,7 @@ if __name__ == "__main__":
     assert_nothing_is_left(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_fork_of_the_program_drives_no_world(tmp_path: Path) -> None:
     body = """
 import os, tempfile
@@ -282,12 +285,13 @@ if __name__ == "__main__":
     assert_nothing_is_left(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "end",
     [
         "sys.exit(0)",
-        pytest.param("one.close(); sys.exit(0)", marks=pytest.mark.slow),
-        pytest.param("del one; sys.exit(0)", marks=pytest.mark.slow),
+        "one.close(); sys.exit(0)",
+        "del one; sys.exit(0)",
     ],
 )
 def test_a_fork_of_the_program_ends_no_world(tmp_path: Path, end: str) -> None:
@@ -320,7 +324,8 @@ def test_a_loader_of_an_interactive_session_is_refused() -> None:
     assert "is defined in a notebook or an interactive session" in done.stderr
 
 
-@pytest.mark.parametrize("world", ["in_process", pytest.param("processes", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("world", ["in_process", "processes"])
 def test_the_example_learns(world: str) -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLE), world], capture_output=True, text=True, timeout=HANG_SECONDS
