@@ -39,19 +39,11 @@ class Fault(NamedTuple):
 
 
 class Killer(threading.Thread):
-    """Sends signals to ranks of a run one after the other, to each incarnation once.
+    """Sends signals to ranks of a run one after the other, to each incarnation once."""
 
-    Then, if `until` says when, it stops the run, of which this process is the supervisor.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        faults: list[Fault],
-        until: Callable[[Path], bool] | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, faults: list[Fault]) -> None:
         super().__init__()
-        self.folder, self.faults, self.until = folder, faults, until
+        self.folder, self.faults = folder, faults
         self.struck: list[str] = []
 
     def run(self) -> None:
@@ -64,10 +56,6 @@ class Killer(threading.Thread):
                 time.sleep(0.002)
             self.struck.append(path.read_text().strip())
             os.kill(int(self.struck[-1]), number)
-        if self.until is not None:
-            while not self.until(self.folder) and time.monotonic() < until:
-                time.sleep(0.02)
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def record(folder: Path) -> list[Event]:
@@ -81,36 +69,16 @@ def reached(step: int) -> Callable[[Path], bool]:
     )
 
 
-def is_back(trainer: int) -> Callable[[Path], bool]:
-    """Whether a trainer that was killed has learned since it came again."""
-    learned: list[int] = []
-
-    def learns(folder: Path) -> bool:
-        log = folder / "log" / f"worker-{trainer}.0.log"
-        if "goes on at batch" not in log.read_text():
-            return False
-        told = [event for event in record(folder) if event.kind is Kind.PROGRESS]
-        learned.append(told[-1].values["batches"][trainer])
-        return learned[-1] > learned[0]
-
-    return learns
-
-
 def run(
-    train: Train,
-    tmp_path: Path,
-    faults: list[Fault],
-    *options: str,
-    until: Callable[[Path], bool] | None = None,
+    train: Train, tmp_path: Path, faults: list[Fault], *options: str
 ) -> tuple[Path, list[Event]]:
-    """A whole run with these faults, or until it may end: it must end well, in one attempt."""
-    killer = Killer(tmp_path / "run", faults, until)
+    """A whole run with these faults: it must end complete, in one attempt."""
+    killer = Killer(tmp_path / "run", faults)
     killer.start()
     code, folder = train("run", *ELASTIC, *options)
     killer.join()
     assert len(killer.struck) == len(faults), "a fault did not strike"
-    expected = (0, "complete") if until is None else (75, "preempted")
-    assert (code, summary(folder)["status"]) == expected
+    assert (code, summary(folder)["status"]) == (0, "complete")
     told = record(folder)
     assert [event.step for event in told if event.kind is Kind.STARTED] == [0]
     assert_nobody_left()
