@@ -125,7 +125,7 @@ def test_delayed_links_have_the_rate(ways: list[tuple[int, int]], lines: int) ->
     assert figures is not None
     sent_bytes = len(ways) * NUM_BYTES
     assert sent_bytes < figures.bytes
-    assert figures.packets < figures.bytes / 1_000, "several frames pass in one piece"
+    assert 0 < figures.packets < figures.bytes / 66  # how many frames pass in one piece is chance
     assert figures.cpu_seconds > 0
 
 
