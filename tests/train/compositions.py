@@ -171,6 +171,9 @@ PLAIN_FORBIDDEN: Forbidden = (
 )
 
 
+RARE = ("randomk", "hard", "gaussian", "redsync")  # they differ in a threshold alone
+
+
 def options(composition: Composition, columns: Columns = COLUMNS) -> tuple[str, ...]:
     """A composition as overrides; of delays as many as there are stages."""
     delays, staleness = ("1,1,0", "4,2,0") if composition["cuts"] == "two" else ("1,0", "2,0")
@@ -207,17 +210,27 @@ def pairs(composition: Composition) -> set[tuple[tuple[str, str], ...]]:
     return set(combinations(composition.items(), 2))
 
 
+def singles(columns: Columns) -> set[tuple[str, str]]:
+    """Every value of every column but the rare ones."""
+    return {
+        (column, value)
+        for column, choices in columns.items()
+        for value in choices
+        if value not in RARE
+    }
+
+
 def covering(
     columns: Columns = COLUMNS, forbidden: Forbidden = FORBIDDEN
 ) -> tuple[list[Composition], int]:
     """Compositions in which every pair of values occurs that can.
 
     Returns:
-        them, and how many of the first have every single value.
+        them, and how many of the first have every single value that is not `RARE`.
     """
     draw = Random(0)
     chosen: list[Composition] = []
-    values = {(column, value) for column, choices in columns.items() for value in choices}
+    values = singles(columns)
     while values:  # first every value
         chosen.append(
             max(
@@ -226,13 +239,13 @@ def covering(
             )
         )
         values -= set(chosen[-1].items())
-    singles = len(chosen)
+    count = len(chosen)
     pool = _drawn(columns, forbidden, draw, 2000)
     left = set().union(*map(pairs, pool)).difference(*map(pairs, chosen))
     while left:
         chosen.append(max(draw.sample(pool, 120), key=lambda one: len(left & pairs(one))))
         left -= pairs(chosen[-1])
-    return chosen, singles
+    return chosen, count
 
 
 def _drawn(columns: Columns, forbidden: Forbidden, draw: Random, count: int) -> list[Composition]:

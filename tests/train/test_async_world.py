@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import world_faults
 from patience import PATIENT
 from test_process_world import Watcher
 from world_runs import (
@@ -20,6 +21,7 @@ from world_runs import (
 )
 
 from dlrm_hybrid.data.profile import NUM_CATEGORICAL
+from dlrm_hybrid.run import training
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.train.asynchronous.order_log import order_file
@@ -134,21 +136,21 @@ def test_a_record_of_another_run_is_refused(
     ],
 )
 def test_a_signal_stops_all_at_rest_and_the_run_goes_on(
-    number: int, code: int, train: Train, tmp_path: Path
+    number: int, code: int, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = (*ASYNC, *layout(2), "train.steps=400", "checkpoint.every=0")
-    watcher = Watcher(tmp_path / "run", 6, lambda ranks: os.kill(ranks["worker-1.0"], number))
-    watcher.start()
+    options = (*ASYNC, *layout(2), "train.steps=60", "checkpoint.every=0", "sync.ahead=12")
+    monkeypatch.setattr(training, "TRAIN_RANK", world_faults.ENTRY)
+    fault = world_faults.Fault(rank=2, step=20, signal=signal.Signals(number).name)
+    world_faults.plan(tmp_path / "run", fault)
     stopped, folder = train("run", *options)
-    watcher.join()
-    assert watcher.acted, "the fault did not strike"
+    assert world_faults.planned(folder) == []
     assert stopped == code
     (saved,) = (folder / "checkpoints").glob("step_*")
     step = int(saved.name.removeprefix("step_"))
-    assert 0 < step < 400 and sum(progress(folder, step)["batches"]) == 2 * step
+    assert 0 < step < 60 and sum(progress(folder, step)["batches"]) == 2 * step
     again, _ = train("run", *options, "checkpoint.resume=auto")
     assert (again, summary(folder)["status"]) == (0, "complete")
-    assert summary(folder)["samples"] == 400 * 2 * 16
+    assert summary(folder)["samples"] == 60 * 2 * 16
 
 
 @pytest.mark.slow
