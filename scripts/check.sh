@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that must pass, cheapest first. With --quick only rooms without processes, files of runs
-# or whole commands, and few examples of hypothesis; with --all also tests marked slow.
+# or whole commands, and few examples of hypothesis; with --all many, and tests marked slow.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tests=(tests) markers="not slow" profile=fixed
@@ -10,7 +10,7 @@ case "${1:-}" in
         tests=(tests/{compress,config,telemetry,wire} tests/test_architecture.py)
         tests+=(--ignore=tests/config/test_foreign_code.py --ignore=tests/config/test_any_overrides.py)
         ;;
-    --all) markers="" ;;
+    --all) markers="" profile=thorough ;;
 esac
 export OMP_NUM_THREADS=1
 trap wait EXIT

@@ -16,13 +16,15 @@ settings.register_profile(
     "fixed",
     deadline=None,
     derandomize=True,
+    max_examples=50,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 # Many examples, others each time: python -m pytest --hypothesis-profile=fuzz (docs/development.md).
 settings.register_profile(
     "fuzz", settings.get_profile("fixed"), derandomize=False, max_examples=20_000
 )
-# The same ones at each call, but few: make check.
+# The same ones at each call, but more: make test-all; or few: make check.
+settings.register_profile("thorough", settings.get_profile("fixed"), max_examples=300)
 settings.register_profile("quick", settings.get_profile("fixed"), max_examples=20)
 settings.load_profile("fixed")
 

@@ -266,15 +266,23 @@ def test_a_rounded_copy_stays_near_the_weights(dtype: Dtype, optimizer: DenseOpt
     assert 0 < max(distances) <= largest_step * half_ulp / (1 - half_ulp) + weights * 2.0**-23
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
-@pytest.mark.parametrize("pull", DTYPES)
+DRAINS = [(DrainMode.DISCARD, None), (DrainMode.FLUSH, None), (DrainMode.FLUSH, 0.9)]
+
+
 @pytest.mark.parametrize(
-    ("drain", "pull_sparsity"),
-    [(DrainMode.DISCARD, None), (DrainMode.FLUSH, None), (DrainMode.FLUSH, 0.9)],
+    ("policy", "pull", "drains"),
+    [
+        (POLICIES[number % 3], pull, DRAINS[(number + turn) % 3])
+        for turn in range(2)
+        for number, pull in enumerate(DTYPES)
+    ],
+    ids=str,
 )
 def test_a_compressed_world_goes_on_bit_for_bit_from_any_step(
-    policy: SyncPolicy, pull: Dtype | None, drain: DrainMode, pull_sparsity: float | None
+    policy: SyncPolicy, pull: Dtype | None, drains: tuple[DrainMode, float | None]
 ):
+    drain, pull_sparsity = drains
+
     def world() -> World:
         return World(
             2,
