@@ -13,7 +13,7 @@ import psutil
 import pytest
 import world_faults
 from patience import HANG_SECONDS, PATIENT
-from world_faults import Fault, all_struck, listening, planned, struck
+from world_faults import Fault, listening, struck
 from world_runs import Train, Trained, assert_moved, assert_same, pids, summary
 
 from dlrm_hybrid.run import training
@@ -22,7 +22,6 @@ from dlrm_hybrid.telemetry.events import Kind
 
 KILLS = 20
 BY_HAND = 5  # of them, in runs that are started again by hand
-EACH = 5  # in one run that starts again by itself
 STEPS = 60
 EVERY = 7
 WORLD = (
@@ -120,34 +119,6 @@ def test_a_rank_killed_at_any_step_ends_the_run_and_it_goes_on(
         # The last one may have been on its way.
         assert fault.step - last_checkpoint(folder) <= 2 * EVERY
         assert_goes_on(folder, unbroken, train)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("role", KILLED)
-def test_a_world_killed_again_and_again_ends_like_the_unbroken_one(
-    role: str,
-    trained: Trained,
-    faulty: None,
-    unbroken: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    kills = faults(role)[BY_HAND:]
-    for number in range(len(kills) // EACH):
-        folder = tmp_path / f"killed-{number}"
-        chosen = sorted(kills[number * EACH :][:EACH], key=lambda fault: fault.step)
-        world_faults.plan(folder, *chosen)
-        capsys.readouterr()
-        _ = trained(folder.name, *WORLD, f"checkpoint.max_restarts={EACH}")
-        assert planned(folder) == []
-        told = capsys.readouterr().out
-        assert told.count(f"{role} (rank {chosen[0].rank}) was killed by SIGKILL") == EACH
-        assert [one.values["attempt"] for one in starts(folder)] == list(range(EACH + 1))
-        assert len(all_struck(folder)) == EACH
-        assert summary(folder)["restarts"] == EACH
-        assert_same(folder, unbroken, STEPS)
-        assert summary(folder)["test"] == summary(unbroken)["test"]
-        assert_nothing_left(folder)
 
 
 PROGRAM = """
