@@ -153,7 +153,7 @@ class Loader:
         epoch, used = self._find(state)
         batch = _empty_batch(self._shards, self._batch_size)
         number, row = epoch.position(used + trainer * self._batch_size)
-        filled, lists = 0, list[Lists]()
+        filled, lists = 0, list[ListBags]()
         while filled < self._batch_size:
             order_B = self._order_of_block(epoch, number)[row : row + self._batch_size - filled]
             if not self._records.gather(order_B, filled, batch):
@@ -313,7 +313,7 @@ def _empty_batch(shards: Shards, rows: int) -> Batch:
     )
 
 
-Lists = list[Bags[npt.NDArray[np.int64]]]  # of some rows, of each multi-hot column
+ListBags = list[Bags[npt.NDArray[np.int64]]]  # of some rows, of each multi-hot column
 
 
 @final
@@ -345,11 +345,11 @@ class _Records:
         for records, lists in zip(self._lists, found.lists, strict=True):
             records.put(first, lists)
 
-    def lists(self, order_B: npt.NDArray[np.uint32]) -> Lists:
+    def lists(self, order_B: npt.NDArray[np.uint32]) -> ListBags:
         """The bags of multi-hot columns of records, in this order."""
         return [records.bags(order_B) for records in self._lists]
 
-    def with_lists(self, batch: Batch, parts: Sequence[Lists]) -> Batch:
+    def with_lists(self, batch: Batch, parts: Sequence[ListBags]) -> Batch:
         """A batch with the bags of multi-hot columns too, of its parts one after the other.
 
         Bags of expanded columns have all their ids then.

@@ -21,7 +21,7 @@ from dlrm_hybrid.data.arrays import StoredArray, open_array
 from dlrm_hybrid.data.folder import QUARANTINE_FILE, Generated, PrepareOptions, Raw, Say
 from dlrm_hybrid.data.manifest import FileStamp, Manifest, Part, Parts, SourceFile
 from dlrm_hybrid.data.schema import Schema
-from dlrm_hybrid.data.sources.raw import BadRowPolicy, Job, Prepared, Progress, RowCounts
+from dlrm_hybrid.data.sources.raw import BadRowPolicy, Prepared, PrepareJob, Progress, RowCounts
 from dlrm_hybrid.threads import Threads
 from dlrm_hybrid.types import DataError
 
@@ -88,7 +88,7 @@ def _make(
         Threads(options.processes) as threads,
         RowCounts(raw, _policy(result, options)) as counts,
     ):
-        job = Job(
+        job = PrepareJob(
             raw=raw,
             num_bytes=sum(stamp.num_bytes for stamp in stamps),
             semantics=semantics,
@@ -114,7 +114,7 @@ def _make(
     return made
 
 
-def _manifest(job: Job, prepared: Prepared, stamps: Sequence[FileStamp]) -> Manifest:
+def _manifest(job: PrepareJob, prepared: Prepared, stamps: Sequence[FileStamp]) -> Manifest:
     sources = [
         SourceFile(stamp=stamp, xxh3=xxh3)
         for stamp, xxh3 in zip(stamps, prepared.xxh3, strict=True)
@@ -134,7 +134,7 @@ def _manifest(job: Job, prepared: Prepared, stamps: Sequence[FileStamp]) -> Mani
     )
 
 
-def _reader(schema: Schema) -> Callable[[Job], Prepared]:
+def _reader(schema: Schema) -> Callable[[PrepareJob], Prepared]:
     if schema.format == "criteo":
         from dlrm_hybrid.data.sources.criteo_ids import prepare_criteo
 

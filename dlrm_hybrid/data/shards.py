@@ -85,7 +85,7 @@ class ListRecords:
         return jagged(values_N, lengths_B[None])
 
 
-class Rows(NamedTuple):
+class StoredRows(NamedTuple):
     """Consecutive rows.
 
     Attributes:
@@ -100,9 +100,9 @@ class Rows(NamedTuple):
     ids_RF: npt.NDArray[np.int32]
     lists: tuple[Lists, ...] = ()
 
-    def slice(self, first: int, stop: int) -> Rows:
+    def slice(self, first: int, stop: int) -> StoredRows:
         """Some of them; no copy."""
-        return Rows(
+        return StoredRows(
             self.label_R[first:stop],
             self.dense_RI[first:stop],
             self.ids_RF[first:stop],
@@ -122,7 +122,7 @@ class Shards:
 
     folder: Path
     manifest: Manifest
-    rows: Rows
+    rows: StoredRows
 
     @property
     def schema(self) -> Schema:
@@ -198,7 +198,7 @@ class Shards:
             )
         return rows // global_rows
 
-    def read(self, rows: range) -> Rows:
+    def read(self, rows: range) -> StoredRows:
         """Consecutive rows, as views.
 
         Raises:
@@ -217,7 +217,7 @@ class Shards:
         """The bags of rows with all ids of the columns that the schema expands."""
         return self.preprocessing.expanded(bags)
 
-    def bad_lists(self, rows: Rows) -> bool:
+    def bad_lists(self, rows: StoredRows) -> bool:
         """Whether rows have lists of ids that no model can be trained on."""
         return any(bad_R.any() for bad_R in _bad_lists(rows, self.schema, self.table_rows))
 
@@ -232,7 +232,7 @@ class Shards:
 
 
 def _bad_lists(
-    rows: Rows, schema: Schema, table_rows: Sequence[int]
+    rows: StoredRows, schema: Schema, table_rows: Sequence[int]
 ) -> list[npt.NDArray[np.bool_]]:
     return [
         one.are_bad(table_rows[column], schema.categorical[column].max_length)
@@ -248,7 +248,7 @@ class _Fault(NamedTuple):
     what: str
 
 
-def _first_fault(rows: Rows, schema: Schema, table_rows: Sequence[int]) -> _Fault | None:
+def _first_fault(rows: StoredRows, schema: Schema, table_rows: Sequence[int]) -> _Fault | None:
     """The first fault of some rows, if they have any; `row` counts from their first."""
     single = schema.single
     sizes_F = np.array([table_rows[column] for column in single], np.int64)
@@ -306,7 +306,7 @@ def open_shards(folder: Path, expected: Semantics | None) -> Shards:
         Lists(*(open_array(folder, manifest.array(file(column))) for file in _LIST_FILES))
         for column in manifest.schema.multi_hot
     )
-    shards = Shards(folder, manifest, Rows(label_R, dense_RI, ids_RF, lists))
+    shards = Shards(folder, manifest, StoredRows(label_R, dense_RI, ids_RF, lists))
     blocks = [
         (file, block)
         for file, array in enumerate(manifest.arrays)

@@ -22,7 +22,7 @@ from dlrm_hybrid.data.schema import Extra
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.data.sources.criteo_ids import KeyTable
 from dlrm_hybrid.model.layers.products import Precision
-from dlrm_hybrid.predict.sources import Block, frame_block
+from dlrm_hybrid.predict.sources import NewRows, frame_block
 from dlrm_hybrid.run.evaluating import check_vocabulary, saved_config, saved_preprocessing
 from dlrm_hybrid.saved.encoding import Encoder, RefusedValueError, Unknown
 from dlrm_hybrid.saved.model import SavedModel
@@ -114,7 +114,7 @@ class Predictor:
             .numpy()
         )
 
-    def batch(self, block: Block) -> Batch:
+    def batch(self, block: NewRows) -> Batch:
         """Rows as the model takes them, with labels of 0; raises as `logits`."""
         values = block.values
         try:
@@ -129,7 +129,7 @@ class Predictor:
             raise DataError(f"{block.where(error.row)}: {reason}") from None
         return Batch(dense_BI, bags, np.zeros(len(dense_BI), np.float32))
 
-    def logits(self, block: Block) -> Floats:
+    def logits(self, block: NewRows) -> Floats:
         """Logits, float32 (R,).
 
         Raises:

@@ -60,7 +60,7 @@ def score_file(path: Path) -> Generator[ScoreFile, None, None]:
     with one_user(lock, OUTPUT_KEY, path), ExitStack() as stack:
         with writing(path, OUTPUT_KEY):
             partial = stack.enter_context(replacing(path))
-        made = _Parquet(partial) if path.suffix == ".parquet" else _Csv(partial)
+        made = _ParquetScores(partial) if path.suffix == ".parquet" else _CsvScores(partial)
         try:
             yield made
             with writing(path, OUTPUT_KEY):
@@ -72,7 +72,7 @@ def score_file(path: Path) -> Generator[ScoreFile, None, None]:
             stack.close()
 
 
-class _Parquet:
+class _ParquetScores:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._writer: Any = None
@@ -112,7 +112,7 @@ def _for_pandas(column: Any) -> Any:
         return column.cast("string").to_pandas()
 
 
-class _Csv:
+class _CsvScores:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._is_new = True

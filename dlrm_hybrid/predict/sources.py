@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class NewRows:
     """Rows of one source.
 
     Attributes:
@@ -65,7 +65,7 @@ def read_blocks(
     block_bytes: int,
     on_bytes: Callable[[int], None],
     extra: Extra = "error",
-) -> Iterator[Block]:
+) -> Iterator[NewRows]:
     """All rows of some files, in order.
 
     Args:
@@ -96,7 +96,7 @@ def read_blocks(
         on_bytes(done)
 
 
-def frame_block(frame: pd.DataFrame, schema: Schema, extra: Extra = "error") -> Block:
+def frame_block(frame: pd.DataFrame, schema: Schema, extra: Extra = "error") -> NewRows:
     """All rows of a frame.
 
     Raises:
@@ -136,7 +136,7 @@ def _texts(value: Any, column: CategoricalColumn, missing: Collection[str]) -> A
 
 def _table(
     path: Path, schema: Schema, keep: Sequence[str], extra: Extra, block_bytes: int
-) -> Iterator[Block]:
+) -> Iterator[NewRows]:
     source = open_source(path, schema.dialect, block_bytes, lambda piece: None, ROWS_KEY)
     names = _names(str(path), source.names, schema, keep, extra)
     for block in source.blocks(names):
@@ -167,7 +167,7 @@ def _with_defaults(columns: Any, rows: int, schema: Schema) -> Any:
     return columns
 
 
-def _of_columns(block: files.Block, schema: Schema, source: str, keep: Sequence[str]) -> Block:
+def _of_columns(block: files.Block, schema: Schema, source: str, keep: Sequence[str]) -> NewRows:
     block = replace(block, columns=_with_defaults(block.columns, len(block.row_N), schema))
     names: list[str] = block.columns.schema.names
     # Rows whose label is still to come are scored as those without one.
@@ -185,7 +185,7 @@ def _of_columns(block: files.Block, schema: Schema, source: str, keep: Sequence[
             where = f"{source}: row {int(block.row_N[index])}"
             raise DataError(f"{where}: column {name!r}: {reason} (predict.keep)")
     row_N = values.row_N
-    return Block(
+    return NewRows(
         values=values,
         kept=kept,
         where=lambda row: f"{source}: row {int(row_N[row])}",
@@ -198,7 +198,7 @@ def _has_missing(array: Any, schema: Schema) -> bool:
 
 def _criteo(
     path: Path, keep: Sequence[str], block_bytes: int, on_bytes: Callable[[int], None]
-) -> Iterator[Block]:
+) -> Iterator[NewRows]:
     names = [column_name(column) for column in range(1, NUM_COLUMNS + 1)]
     _check_columns(path, keep, names)
     has_label: bool | None = None
@@ -219,7 +219,7 @@ def _criteo(
             raise DataError(f"{path}:{line}:{column}: {column_name(bad.column)}: {bad.reason}")
         first_line, rows = block.first_line, len(columns.label_R)
         index_R = np.arange(rows, dtype=np.int32)
-        yield Block(
+        yield NewRows(
             values=Values(
                 row_N=np.arange(first_line, first_line + rows),
                 label_N=columns.label_R if has_label else None,

@@ -30,7 +30,7 @@ import xxhash
 from dlrm_hybrid.data import profile, synthetic
 from dlrm_hybrid.data.manifest import stamp
 from dlrm_hybrid.data.profile import NUM_CATEGORICAL, NUM_DENSE, WEIGHT_ONE, Staircase
-from dlrm_hybrid.data.sources.text import Block, blocks
+from dlrm_hybrid.data.sources.text import Lines, blocks
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.types import DataError, DlrmError
 
@@ -138,7 +138,7 @@ def _staircase(seen: Counts, column: int, steps: fit_profile.Steps) -> Staircase
     )
 
 
-def _check_columns(block: Block, path: Path) -> None:
+def _check_columns(block: Lines, path: Path) -> None:
     ends = np.flatnonzero(block.text == ord("\n"))
     if len(ends) < block.lines:
         ends = np.append(ends, len(block.text))
@@ -149,7 +149,7 @@ def _check_columns(block: Block, path: Path) -> None:
         raise DataError(f"{path}:{line}: not {NUM_COLUMNS} columns between tabs")
 
 
-def _columns(block: Block) -> list[Any]:
+def _columns(block: Lines) -> list[Any]:
     """The block as 40 pandas columns."""
     types: dict[int, str] = {0: "int8"}
     types |= dict.fromkeys(range(1, 1 + NUM_DENSE), "float64")

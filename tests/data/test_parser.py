@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mutated_bytes import memory_of
 
-from dlrm_hybrid.data.sources.criteo import Columns, column_name, fault, parse
+from dlrm_hybrid.data.sources.criteo import ParsedRows, column_name, fault, parse
 from dlrm_hybrid.types import DlrmError
 
 GOOD = b"1\t" + b"\t".join([b"5"] * 13) + b"\t" + b"\t".join([b"0000abcd"] * 26) + b"\n"
@@ -18,7 +18,7 @@ GOOD = b"1\t" + b"\t".join([b"5"] * 13) + b"\t" + b"\t".join([b"0000abcd"] * 26)
 ROW = re.compile(rb"[01](\t(-?[0-9]{1,10})?){13}(\t([0-9a-fA-F]{8})?){26}\r?\n")
 
 
-def read(text: bytes, max_bad_rows: int = 10**6) -> Columns:
+def read(text: bytes, max_bad_rows: int = 10**6) -> ParsedRows:
     return parse(np.frombuffer(bytearray(text), np.uint8), max_bad_rows)
 
 

@@ -254,11 +254,11 @@ def test_a_killed_call_leaves_the_file_that_was_there_and_the_next_one_replaces_
     output.write_text("before")
     program = (
         "import os, signal, sys; from dlrm_hybrid.cli.main import run; "
-        "from dlrm_hybrid.predict import scoring; written = scoring._Csv.write\n"
+        "from dlrm_hybrid.predict import scoring; written = scoring._CsvScores.write\n"
         "def write(file, columns):\n"
         "    written(file, columns)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "scoring._Csv.write = write\n"
+        "scoring._CsvScores.write = write\n"
         "sys.exit(run(['dlrm_hybrid', 'predict', *sys.argv[1:]]))"
     )
     given = [f"predict.checkpoint={trained}", f"predict.rows={raw}", f"predict.output={output}"]

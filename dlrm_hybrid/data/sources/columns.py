@@ -53,14 +53,14 @@ class Values:
     time_N: npt.NDArray[Any] | None = None
 
 
-class Dense(NamedTuple):
+class ReadNumbers(NamedTuple):
     """Dense values before they are standardised, and what is wrong with those that are none."""
 
     x_N: Numbers
     faults: dict[int, str]
 
 
-def transformed(x_N: Numbers, column: DenseColumn) -> Dense:
+def transformed(x_N: Numbers, column: DenseColumn) -> ReadNumbers:
     """The numbers of a column, NaN where there is none, as they are before means are subtracted."""
     faults = dict.fromkeys(np.flatnonzero(np.isinf(x_N)).tolist(), "is infinite")
     x_N = np.where(np.isnan(x_N), column.missing, x_N)
@@ -70,11 +70,11 @@ def transformed(x_N: Numbers, column: DenseColumn) -> Dense:
         is_beyond_N = ~np.isfinite(x_N.astype(np.float32))
     for index in np.flatnonzero(is_beyond_N).tolist():
         faults.setdefault(index, "is outside 32 bits")
-    return Dense(x_N, faults)
+    return ReadNumbers(x_N, faults)
 
 
 def standardised(dense_NI: Numbers, scales: Sequence[Scale | None]) -> npt.NDArray[np.float32]:
-    """Dense values as a model takes them: (x - mean) / deviation where a column has these.
+    """ReadNumbers values as a model takes them: (x - mean) / deviation where a column has these.
 
     A value that 32 bits do not hold becomes infinite.
     """

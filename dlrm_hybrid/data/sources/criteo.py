@@ -25,7 +25,7 @@ import xxhash
 from dlrm_hybrid.data.arrays import ArrayWriter
 from dlrm_hybrid.data.sources import text as reader
 from dlrm_hybrid.data.sources.cells import shown
-from dlrm_hybrid.data.sources.raw import Job
+from dlrm_hybrid.data.sources.raw import PrepareJob
 from dlrm_hybrid.kernels.criteo import (
     NUM_CATEGORICAL,
     NUM_DENSE,
@@ -45,7 +45,7 @@ _KEY = re.compile(rb"[0-9a-fA-F]{8}")
 
 
 @dataclass(frozen=True, slots=True)
-class BadRow:
+class BadLine:
     """A line of raw text that `prepare` refuses.
 
     Attributes:
@@ -62,7 +62,7 @@ class BadRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class ParsedRows:
     """The good rows of a block, and the bad ones.
 
     Attributes:
@@ -76,7 +76,7 @@ class Columns:
     label_R: npt.NDArray[np.float32]
     dense_RI: npt.NDArray[np.float32]
     keys_FR: npt.NDArray[np.uint32]
-    bad: tuple[BadRow, ...]
+    bad: tuple[BadLine, ...]
     zero_keys: int
 
 
@@ -127,10 +127,10 @@ def _key_fault(field: bytes) -> str | None:
     return None if _KEY.fullmatch(field) else "is not eight hexadecimal digits"
 
 
-def _explain(line: bytes, number: int) -> BadRow:
+def _explain(line: bytes, number: int) -> BadLine:
     if (found := fault(line)) is None:
         raise DlrmError(f"internal error: the parser refused a good row: {shown(line)}")
-    return BadRow(number, *found, line.removesuffix(b"\n"))
+    return BadLine(number, *found, line.removesuffix(b"\n"))
 
 
 @functools.cache
@@ -140,7 +140,7 @@ def _log_table() -> npt.NDArray[np.float32]:
     return table
 
 
-def parse(text: npt.NDArray[np.uint8], max_bad_rows: int) -> Columns:
+def parse(text: npt.NDArray[np.uint8], max_bad_rows: int) -> ParsedRows:
     """Parse a block of lines; a last line without newline is a bad row.
 
     Args:
@@ -162,11 +162,11 @@ def parse(text: npt.NDArray[np.uint8], max_bad_rows: int) -> Columns:
     if end < text.size:
         bad.append(_explain(text[end:].tobytes(), lines))
     kept = tuple(bad[:max_bad_rows])
-    return Columns(label_L[:rows], dense_LI[:rows], keys_FL[:, :rows], kept, zero_keys)
+    return ParsedRows(label_L[:rows], dense_LI[:rows], keys_FL[:, :rows], kept, zero_keys)
 
 
 def ingest(
-    job: Job, label: ArrayWriter, dense: ArrayWriter, spilled: Sequence[Path]
+    job: PrepareJob, label: ArrayWriter, dense: ArrayWriter, spilled: Sequence[Path]
 ) -> tuple[list[str], int]:
     """Read and parse all raw files.
 
@@ -186,7 +186,7 @@ def ingest(
     most_bad_rows = 1 if policy.stop else policy.max_rows + 1
     digests = [xxhash.xxh3_128() for _ in job.raw]
 
-    def parse_block(block: reader.Block, _: Report) -> tuple[reader.Block, Columns]:
+    def parse_block(block: reader.Lines, _: Report) -> tuple[reader.Lines, ParsedRows]:
         return replace(block, text=block.text[:0].copy()), parse(block.text, most_bad_rows)
 
     zero_keys = 0
@@ -211,7 +211,7 @@ def ingest(
     return [digest.hexdigest() for digest in digests], zero_keys
 
 
-def _where(path: Path, line: int, bad: BadRow) -> str:
+def _where(path: Path, line: int, bad: BadLine) -> str:
     """`:<line>:<column>: <name>: <reason>`, for a message after the path."""
     if len(bad.raw) > reader.MAX_LINE_BYTES:
         raise reader.long_line(path, line)

@@ -24,7 +24,7 @@ from dlrm_hybrid.data.folder import check_space
 from dlrm_hybrid.data.manifest import VOCABULARY_FOLDER, Semantics
 from dlrm_hybrid.data.preprocessing import write_vocabulary
 from dlrm_hybrid.data.sources.criteo import ingest
-from dlrm_hybrid.data.sources.raw import Job, Prepared
+from dlrm_hybrid.data.sources.raw import Prepared, PrepareJob
 from dlrm_hybrid.data.sources.text import estimated_rows
 from dlrm_hybrid.kernels.criteo import count, insert, keys_by_number, lookup, rehash
 from dlrm_hybrid.threads import Report, Threads
@@ -40,7 +40,7 @@ _FIRST_SLOTS = 1 << 10
 _MAX_IDS = 2**31 - 1
 
 
-def prepare_criteo(job: Job) -> Prepared:
+def prepare_criteo(job: PrepareJob) -> Prepared:
     """Make the arrays and vocabularies of Criteo's text.
 
     Raises:
@@ -75,7 +75,7 @@ def prepare_criteo(job: Job) -> Prepared:
     )
 
 
-def _day_rows(job: Job) -> list[int]:
+def _day_rows(job: PrepareJob) -> list[int]:
     semantics, rows = job.semantics, [counts.kept for counts in job.counts.files]
     if semantics.day_split == "files":
         for path, kept in zip(job.raw, rows, strict=True):
@@ -90,7 +90,7 @@ def _day_rows(job: Job) -> list[int]:
     return [quotient + (day < longer) for day in range(semantics.days)]
 
 
-def _assemble(spilled: Sequence[Path], rows: int, job: Job) -> StoredArray:
+def _assemble(spilled: Sequence[Path], rows: int, job: PrepareJob) -> StoredArray:
     pieces = (range(first, min(first + _PIECE_ROWS, rows)) for first in range(0, rows, _PIECE_ROWS))
 
     def piece(rows_of_piece: range, _: Report) -> npt.NDArray[np.int32]:

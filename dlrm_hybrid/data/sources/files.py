@@ -76,7 +76,7 @@ class Block:
     remark: str = ""
 
 
-class Source(Protocol):
+class TableSource(Protocol):
     """One file of rows."""
 
     @property
@@ -104,7 +104,7 @@ def open_source(
     block_bytes: int,
     seen: Callable[[bytes], object],
     key: str = RAW_KEY,
-) -> Source:
+) -> TableSource:
     """A file by its first bytes, or as CSV.
 
     Args:
@@ -336,7 +336,7 @@ class _Delimited:
 class _InFolders:
     """A file with the columns that its folders' names say."""
 
-    inner: Source
+    inner: TableSource
     values: Mapping[str, str | None]
 
     @property

@@ -29,7 +29,7 @@ from dlrm_hybrid.data.schema import (
 from dlrm_hybrid.data.schemas.reading import loads
 from dlrm_hybrid.data.sources.arrow import ArrowError, is_list, is_text, pa, pc, plain
 from dlrm_hybrid.data.sources.cells import JSON, Key, instant, is_number, missing_key
-from dlrm_hybrid.data.sources.files import Block, Source, check_names, open_source
+from dlrm_hybrid.data.sources.files import Block, TableSource, check_names, open_source
 from dlrm_hybrid.data.sources.raw import BadRowPolicy
 from dlrm_hybrid.data.sources.tables import parts
 from dlrm_hybrid.data.sources.values import Coded, Values, read_values
@@ -126,7 +126,7 @@ def _no_table(path: Path, found: str) -> DataError:
     return DataError(f"{path}: not a table with a header that names its columns: {found} ({KEY})")
 
 
-def _open(path: Path) -> tuple[Dialect, Source]:
+def _open(path: Path) -> tuple[Dialect, TableSource]:
     dialects = [Dialect(delimiter=one) for one in DELIMITERS]
     sources = [(one, _source(path, one)) for one in dialects]
     dialect, source = max(sources, key=lambda pair: len(pair[1].names))
@@ -138,11 +138,11 @@ def _open(path: Path) -> tuple[Dialect, Source]:
     return dialect, source
 
 
-def _source(path: Path, dialect: Dialect) -> Source:
+def _source(path: Path, dialect: Dialect) -> TableSource:
     return open_source(path, dialect, BLOCK_BYTES, lambda piece: None, KEY)
 
 
-def _is_row(cells: Sequence[str], source: Source) -> bool:
+def _is_row(cells: Sequence[str], source: TableSource) -> bool:
     """Whether the first line of a file is a row of values.
 
     It is if it has numbers or times where the rows have them, and everywhere they have them. Frames

@@ -129,7 +129,7 @@ def _counts(kept: int, bad: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class PrepareJob:
     """Raw files to be prepared.
 
     Attributes:

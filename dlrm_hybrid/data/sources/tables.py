@@ -32,9 +32,9 @@ from dlrm_hybrid.data.preprocessing import Keys, write_vocabulary
 from dlrm_hybrid.data.schema import ByFile, ByFraction, ByTime, CategoricalColumn, Schema
 from dlrm_hybrid.data.sources.cells import FORM, MISSING_INTEGER, Key, instant, missing_key
 from dlrm_hybrid.data.sources.columns import Coded, Values, standardised
-from dlrm_hybrid.data.sources.files import Block, Source, check_names, open_source
+from dlrm_hybrid.data.sources.files import Block, TableSource, check_names, open_source
 from dlrm_hybrid.data.sources.paths import below, folder_values
-from dlrm_hybrid.data.sources.raw import Job, Prepared
+from dlrm_hybrid.data.sources.raw import Prepared, PrepareJob
 from dlrm_hybrid.data.sources.values import read_values
 from dlrm_hybrid.rng import fold, splitmix64
 from dlrm_hybrid.types import DataError
@@ -178,7 +178,7 @@ class Spill:
             yield values
 
 
-def prepare_tables(job: Job) -> Prepared:
+def prepare_tables(job: PrepareJob) -> Prepared:
     """Make the arrays and vocabularies of tables.
 
     Raises:
@@ -215,7 +215,7 @@ def prepare_tables(job: Job) -> Prepared:
 
 
 def _read(
-    job: Job, spill: Spill, numberings: Sequence[Numbering], moments: _Moments
+    job: PrepareJob, spill: Spill, numberings: Sequence[Numbering], moments: _Moments
 ) -> tuple[tuple[int, int, int], list[str]]:
     """Read all files into the spill; rows of each part, and xxh3 of each file."""
     schema, counts, report = job.semantics.schema, job.counts, job.counter("read", None)
@@ -240,7 +240,7 @@ def _read(
     return (train, validation, test), digests
 
 
-def _blocks(source: Source, path: Path, schema: Schema) -> Iterator[Block]:
+def _blocks(source: TableSource, path: Path, schema: Schema) -> Iterator[Block]:
     wanted = schema.read_columns
     known = {*wanted, *schema.ignore, *folder_values(path)}
     check_names(path, source.names, wanted, known)
@@ -338,7 +338,7 @@ def _put(
 
 
 def _single(
-    job: Job,
+    job: PrepareJob,
     spill: Spill,
     scales: Sequence[Scale | None],
     id_of: Sequence[npt.NDArray[np.int32]],

@@ -140,7 +140,7 @@ _TOO_MUCH_MEMORY = "too much memory"  # in the words of libzstd
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class Lines:
     """Consecutive lines of one file.
 
     Attributes:
@@ -320,7 +320,7 @@ def blocks(
     block_bytes: int,
     digests: Sequence[xxhash.xxh3_128],
     key: str = RAW_KEY,
-) -> Iterator[Block]:
+) -> Iterator[Lines]:
     """All lines of all files in order, in blocks of about `block_bytes`; none spans two files.
 
     Args:
@@ -337,7 +337,7 @@ def blocks(
         with path.open("rb") as file:
             chunks = read_text(file, path, min(_CHUNK_BYTES, block_bytes), digest.update, key)
             for first_line, lines, text in _lines(chunks, path, block_bytes):
-                yield Block(index, first_line, lines, text, done + file.tell())
+                yield Lines(index, first_line, lines, text, done + file.tell())
             done += file.tell()
 
 
