@@ -223,7 +223,7 @@ def _criteo(
             values=Values(
                 row_N=np.arange(first_line, first_line + rows),
                 label_N=columns.label_R if has_label else None,
-                dense_NI=columns.dense_RI.astype(np.float64),
+                dense_NI=columns.dense_RI,
                 categories=tuple(Coded(index_R, keys_R) for keys_R in columns.keys_FR),
             ),
             kept=_fields(text, keep, names),

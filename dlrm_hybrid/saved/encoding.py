@@ -101,8 +101,9 @@ class Encoder:
             RefusedValueError: for the first row whose value is beyond 32 bits.
         """
         dense_BI = standardised(values.dense_NI, self._scales)
-        beyond: list[list[int]] = np.argwhere(~np.isfinite(dense_BI))[:1].tolist()
-        for row, column in beyond:
+        is_fine_BI = np.isfinite(dense_BI)
+        if not is_fine_BI.all():
+            row, column = np.argwhere(~is_fine_BI)[0].tolist()
             x = float(values.dense_NI[row, column])
             reason = f"{x} is outside 32 bits once it is standardised"
             raise RefusedValueError(row, self._schema.dense[column].name, reason)
@@ -120,7 +121,9 @@ class Encoder:
             keys = coded.keys
             if self._modulo and self._schema.categorical[column].has_hashes:
                 keys = np.asarray(keys, np.uint32) % np.uint32(self._modulo)
-            ids_M = self._lookups[column](keys)[coded.index_M]
+            ids_M = self._lookups[column](keys)
+            if not isinstance(keys, np.ndarray):  # else they are those of all ids
+                ids_M = ids_M[coded.index_M]
             unknown = self._settle(column, ids_M, coded)
             if unknown is not None and (refusal is None or unknown.row < refusal.row):
                 refusal = unknown

@@ -25,7 +25,7 @@ class Coded:
 
     Attributes:
         index_M: int32, which of `keys` each id is.
-        keys: distinct categories.
+        keys: distinct categories; or an array of those of all ids, in their order.
         length_N: int32, ids of each row; None where each row has one.
     """
 
@@ -41,14 +41,14 @@ class Values:
     Attributes:
         row_N: int64, number in the file, from 1.
         label_N: float32, 0 or 1; None where labels were not asked for.
-        dense_NI: float64, missing ones replaced; `log1p` is done, `standardise` is not.
+        dense_NI: missing ones replaced; `log1p` is done, `standardise` is not.
         categories: of each categorical column.
         time_N: the column that splits by time, comparable with its borders; else None.
     """
 
     row_N: npt.NDArray[np.int64]
     label_N: npt.NDArray[np.float32] | None
-    dense_NI: Numbers
+    dense_NI: npt.NDArray[np.floating[Any]]
     categories: tuple[Coded, ...]
     time_N: npt.NDArray[Any] | None = None
 
@@ -73,11 +73,15 @@ def transformed(x_N: Numbers, column: DenseColumn) -> ReadNumbers:
     return ReadNumbers(x_N, faults)
 
 
-def standardised(dense_NI: Numbers, scales: Sequence[Scale | None]) -> npt.NDArray[np.float32]:
-    """ReadNumbers values as a model takes them: (x - mean) / deviation where a column has these.
+def standardised(
+    dense_NI: npt.NDArray[np.floating[Any]], scales: Sequence[Scale | None]
+) -> npt.NDArray[np.float32]:
+    """Dense values as a model takes them: (x - mean) / deviation where a column has these.
 
     A value that 32 bits do not hold becomes infinite.
     """
+    if dense_NI.dtype == np.float32 and not any(scales):
+        return np.ascontiguousarray(dense_NI)
     means = np.array([0.0 if scale is None else scale.mean for scale in scales])
     deviations = np.array([1.0 if scale is None else scale.deviation for scale in scales])
     with np.errstate(over="ignore"):  # the caller sees what has become infinite

@@ -346,7 +346,7 @@ def _single(name: str, block: Block, array: Any) -> _Column:
     return _words(name, block, array) if is_text(array.type) else _Column(name, fault)
 
 
-def _amounts(name: str, block: Block, all_N: npt.NDArray[np.float64]) -> _Column:
+def _amounts(name: str, block: Block, all_N: npt.NDArray[np.floating[Any]]) -> _Column:
     """Numbers: a label, categories, or dense values."""
     x_N = all_N[all_N != _ABSENT]
     if not len(x_N):

@@ -54,7 +54,7 @@ class _Moments:
     mean_I: Any = 0.0
     squares_I: Any = field(default=0.0)
 
-    def add(self, x_NI: npt.NDArray[np.float64]) -> None:
+    def add(self, x_NI: npt.NDArray[np.floating[Any]]) -> None:
         """More rows."""
         if not len(x_NI):
             return
