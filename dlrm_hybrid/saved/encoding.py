@@ -103,7 +103,8 @@ class Encoder:
         dense_BI = standardised(values.dense_NI, self._scales)
         is_fine_BI = np.isfinite(dense_BI)
         if not is_fine_BI.all():
-            row, column = np.argwhere(~is_fine_BI)[0].tolist()
+            place: list[int] = np.argwhere(~is_fine_BI)[0].tolist()
+            row, column = place
             x = float(values.dense_NI[row, column])
             reason = f"{x} is outside 32 bits once it is standardised"
             raise RefusedValueError(row, self._schema.dense[column].name, reason)
