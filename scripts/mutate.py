@@ -780,8 +780,8 @@ FAULTS = (
     Fault(
         "predict: values of a column are scored by the first category's id",
         "dlrm_hybrid/saved/encoding.py",
-        "self._lookups[column](keys)[coded.index_M]",
-        "self._lookups[column](keys)[coded.index_M * 0]",
+        "ids_M = ids_M[coded.index_M]",
+        "ids_M = ids_M[coded.index_M * 0]",
         "tests/predict/test_own_tables.py -k new_rows",
     ),
     Fault(

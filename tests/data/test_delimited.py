@@ -7,6 +7,7 @@ import io
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import zstandard
 from hypothesis import example, given
@@ -209,3 +210,20 @@ def test_no_thread_outlives_reading(tmp_path: Path) -> None:
         with pytest.raises(DataError):
             guess(path, BadRowPolicy(True, 0, None))
     assert set(Path("/proc/self/task").iterdir()) <= before
+
+
+def test_csv_is_read_by_one_block_at_a_time(tmp_path: Path) -> None:
+    block_bytes, row = 1 << 19, "x" * 1000 + "\n"
+    (tmp_path / "a.csv").write_text("c\n" + row * 12_000)
+    seen = 0
+
+    def note(piece: bytes) -> None:
+        nonlocal seen
+        seen += len(piece)
+
+    source = open_source(tmp_path / "a.csv", Dialect(), block_bytes, note)
+    blocks = source.blocks(["c"])
+    rows = len(next(blocks).row_N)
+    assert rows * len(row) <= seen <= block_bytes + (1 << 17)  # the last piece is read whole
+    numbers = [block.row_N for block in blocks]
+    assert np.concatenate(numbers).tolist() == list(range(rows + 1, 12_001))

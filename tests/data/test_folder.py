@@ -122,15 +122,6 @@ def test_a_byte_in_the_middle_of_a_raw_file_counts(
     assert run_prepare(path, output).up_to_date
 
 
-def test_a_copy_of_the_raw_file_is_the_same(tmp_path: Path, raw: Path, made: Path) -> None:
-    copied, said = tmp_path / "train.txt", []
-    shutil.copyfile(raw, copied)
-    assert run_prepare(copied, made, min_count=2, say=said.append).up_to_date
-    assert len(said) == 1
-    assert run_prepare(raw, made, min_count=2, say=said.append).up_to_date
-    assert len(said) == 1
-
-
 def test_a_copy_of_the_raw_file_is_compared_once(tmp_path: Path, raw: Path, made: Path) -> None:
     output, said = copy(made, tmp_path), []
     for name in ("one", "other"):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 
 class DlrmNet(nn.Module):
@@ -25,6 +26,29 @@ class DlrmNet(nn.Module):
         of_i = [i for i in range(len(rows) + 1) for _ in range(i)]
         of_j = [j for i in range(len(rows) + 1) for j in range(i)]
         return self.top_l[:-1](torch.cat([x, dots[:, of_i, of_j]], 1)).squeeze(1)
+
+
+def torchrec_tables(tables: Sequence[int], dim: int) -> EmbeddingBagCollection:
+    """Tables of these sizes as TorchRec's DLRM has them."""
+    configs = [
+        EmbeddingBagConfig(
+            name=f"t_cat_{number}",
+            embedding_dim=dim,
+            num_embeddings=rows,
+            feature_names=[f"cat_{number}"],
+        )
+        for number, rows in enumerate(tables)
+    ]
+    return EmbeddingBagCollection(tables=configs)
+
+
+def torchrec_rows(ids_FB: Tensor) -> KeyedJaggedTensor:
+    """Rows of one id in each of these tables."""
+    return KeyedJaggedTensor.from_offsets_sync(
+        keys=[f"cat_{number}" for number in range(len(ids_FB))],
+        values=ids_FB.flatten(),
+        offsets=torch.arange(ids_FB.numel() + 1),
+    )
 
 
 def mlp(widths: Sequence[int], last: nn.Module) -> nn.Sequential:

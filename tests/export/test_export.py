@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from dlrm_net import DlrmNet
+from dlrm_net import DlrmNet, torchrec_rows, torchrec_tables
 from hypothesis import given
 from hypothesis import strategies as st
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.models.dlrm import DLRM
 
 from dlrm_hybrid.checkpoint.folder import find, read_facts
@@ -192,27 +191,12 @@ def test_weights_fit_into_torchrecs_model(runs: dict[str, Path], tmp_path: Path)
     assert export(runs["single"], tmp_path / "out", *told) == 0
     model = saved(runs["single"])
     spec = model.spec
-    features = [f"cat_{number}" for number in range(len(spec.table_rows))]
-    tables = [
-        EmbeddingBagConfig(
-            name=f"t_{feature}",
-            embedding_dim=spec.embedding_dim,
-            num_embeddings=rows,
-            feature_names=[feature],
-        )
-        for feature, rows in zip(features, spec.table_rows, strict=True)
-    ]
-    other = DLRM(
-        EmbeddingBagCollection(tables=tables), spec.bottom[0], [*spec.bottom[1:]], [*spec.top]
-    )
+    tables = torchrec_tables(spec.table_rows, spec.embedding_dim)
+    other = DLRM(tables, spec.bottom[0], [*spec.bottom[1:]], [*spec.top])
     # strict: TorchRec's own names, all of them
     other.load_state_dict(safetensors.torch.load_file(tmp_path / "out" / "model.safetensors"))
     batch = some_rows(runs["single"], range(ROWS))
-    sparse = KeyedJaggedTensor.from_offsets_sync(
-        keys=features,
-        values=torch.from_numpy(batch.bags.values).flatten(),
-        offsets=torch.arange(batch.bags.values.size + 1),
-    )
+    sparse = torchrec_rows(torch.from_numpy(batch.bags.values))
     with torch.no_grad():
         found = other(torch.from_numpy(batch.dense_BI), sparse).squeeze(1)
     expected = model.logits(batch)

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from dlrm_net import DlrmNet
+from dlrm_net import DlrmNet, torchrec_rows, torchrec_tables
 from hypothesis import given
 from hypothesis import strategies as st
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.models.dlrm import DLRM
 
 from dlrm_hybrid.checkpoint.folder import find, read_facts
@@ -170,25 +169,14 @@ def test_torchrecs_model_scores_the_same(
     import_: Callable[..., tuple[int, Path]],
     tmp_path: Path,
 ) -> None:
-    features = [f"cat_{number}" for number in range(26)]
-    tables = [
-        EmbeddingBagConfig(
-            name=f"t_{feature}", embedding_dim=4, num_embeddings=rows, feature_names=[feature]
-        )
-        for feature, rows in zip(features, shards.table_rows, strict=True)
-    ]
     torch.manual_seed(6)
-    net = DLRM(EmbeddingBagCollection(tables=tables), 13, [*BOTTOM[1:]], [*TOP])
+    net = DLRM(torchrec_tables(shards.table_rows, 4), 13, [*BOTTOM[1:]], [*TOP])
     # as DLRMTrain names them
     state = {f"model.{name}": tensor for name, tensor in net.state_dict().items()}
     safetensors.torch.save_file(state, tmp_path / "m.safetensors")
     code, folder = import_(tmp_path / "m.safetensors", "import.names=torchrec")
     assert code == 0
-    sparse = KeyedJaggedTensor.from_offsets_sync(
-        keys=features,
-        values=torch.from_numpy(batch.bags.values).flatten(),
-        offsets=torch.arange(batch.bags.values.size + 1),
-    )
+    sparse = torchrec_rows(torch.from_numpy(batch.bags.values))
     with torch.no_grad():
         expected = net(torch.from_numpy(batch.dense_BI), sparse).squeeze(1).numpy()
     found = logits_of(folder, shards, batch)

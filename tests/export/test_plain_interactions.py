@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from dlrm_net import torchrec_rows, torchrec_tables
 from torch import Tensor
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.models.dlrm import DLRM_DCN
 
 from dlrm_hybrid.export.names import names_of, to_ours, to_theirs
@@ -56,24 +56,13 @@ def test_standard_operators_give_the_same_logits(chosen: Interaction) -> None:
 
 def test_cross_layers_fit_into_torchrecs_model() -> None:
     model, tensors = _model(CROSS)
-    features = [f"cat_{number}" for number in range(len(SPEC.table_rows))]
-    tables = [
-        EmbeddingBagConfig(
-            name=f"t_{feature}", embedding_dim=4, num_embeddings=rows, feature_names=[feature]
-        )
-        for feature, rows in zip(features, SPEC.table_rows, strict=True)
-    ]
-    other = DLRM_DCN(
-        EmbeddingBagCollection(tables=tables), SPEC.bottom[0], [*SPEC.bottom[1:]], [*SPEC.top], 2, 3
-    )
+    tables = torchrec_tables(SPEC.table_rows, SPEC.embedding_dim)
+    other = DLRM_DCN(tables, SPEC.bottom[0], [*SPEC.bottom[1:]], [*SPEC.top], 2, 3)
     theirs = to_theirs("torchrec", model.spec, tensors)
     other.load_state_dict(theirs)  # strict: TorchRec's own names, all of them
     dense_BI, ids_FB = _rows()
-    sparse = KeyedJaggedTensor.from_offsets_sync(
-        keys=features, values=ids_FB.flatten(), offsets=torch.arange(ids_FB.numel() + 1)
-    )
     with torch.no_grad():
-        found_B = other(dense_BI, sparse).squeeze(1)
+        found_B = other(dense_BI, torchrec_rows(ids_FB)).squeeze(1)
     expected_B = _logits(model, dense_BI, ids_FB)
     torch.testing.assert_close(found_B, expected_B, rtol=0, atol=1e-6)
     back = to_ours("torchrec", model.spec, tensors, theirs)
