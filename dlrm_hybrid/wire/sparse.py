@@ -127,26 +127,6 @@ def sparse_all(
     return _written(tensors, counts_T, offsets_E, indices_K, values_K, dtype, wanted)
 
 
-def listed_all(
-    tensors: Sequence[int],
-    counts_T: Int64s,
-    offsets_E: Int64s,
-    indices_K: Int32s,
-    values_K: Float32s,
-    dtype: Dtype,
-) -> list[Section]:
-    """As `sparse_all`, but written fast, not small: for what will be coded again."""
-    packed, size = pack(values_K, dtype), ELEMENT_BYTES[dtype]
-    first, *ends_T = offsets_E.tolist()
-    made: list[Section] = []
-    for tensor, count, last in zip(tensors, counts_T.tolist(), ends_T, strict=True):
-        values = packed[size * first : size * last]
-        payload = indices_K[first:last].tobytes() + values.tobytes()
-        made.append(Section(tensor, Encoding.INDEX32, dtype, count, payload))
-        first = last
-    return made
-
-
 def sparse_of(section: Section) -> Elements:
     """The elements of a section that `sparse` made, or of a dense one.
 

@@ -3,8 +3,8 @@
     CODED   number of tables, u8 │ if they are new: tables (wire.tables), popularity
             (wire.popularity) │ events, coded
 
-A section's `tensor` is the first of the bucket's, its `count` the elements of all. A sender codes
-what other sections say, and a receiver gets just the same elements. Any payload gives indices that
+A section's `tensor` is the first of the bucket's, its `count` the elements of all. A receiver gets
+just the elements that the sender codes. Any payload gives indices that
 increase from 0 to N - 1 in their tensors and as many values, or a `SectionError`.
 
 Shapes: K elements of T tensors of N elements in all; E = T + 1 offsets.
@@ -32,7 +32,7 @@ from dlrm_hybrid.kernels.levels.updates import (
 )
 from dlrm_hybrid.wire.popularity import Int64s, Matrices, Popularity, read_payload
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
-from dlrm_hybrid.wire.sparse import Elements, sparse_of_all
+from dlrm_hybrid.wire.sparse import Elements
 from dlrm_hybrid.wire.tables import Shape, TableReceiver, Tables, TableSender, hints_of
 
 LIFESPAN = 1000  # messages that tables serve
@@ -55,18 +55,20 @@ class UpdateSender:
         self._order: Order | None = None
         self._known_T = np.zeros(len(shapes), np.int64)
 
-    def encode(self, sections: Sequence[Section]) -> Section:
-        """One section of what those of the tensors hold, whose values are levels.
+    def encode(self, tensor: int, elements: Elements) -> Section:
+        """One section of elements whose values are levels.
+
+        Args:
+            tensor: number of the bucket's first tensor.
+            elements: of all its tensors.
 
         Raises:
-            SectionError: a section has not the payload of one.
             ValueError: values of a tensor are no multiples, up to 32,767, of a power of two.
         """
-        given = _without_zeros(sparse_of_all(sections))
-        splits_E, local_K, values_K = given
-        exponents_T = np.empty(len(sections), np.int64)
+        splits_E, local_K, values_K = _without_zeros(elements)
+        exponents_T = np.empty(splits_E.size - 1, np.int64)
         if not quanta(splits_E, values_K, exponents_T):
-            raise ValueError(f"tensor {sections[0].tensor} and others: values are no levels")
+            raise ValueError(f"tensor {tensor} and others: values are no levels")
         self._popularity.add(splits_E, local_K)
         told = b""
         if self._tables.is_due or self._order is None:
@@ -83,7 +85,7 @@ class UpdateSender:
         num_bytes = write_update(events_S, listed, self._tables.tables.starts_CE, out)
         payload = head + out[:num_bytes].tobytes()
         count = int(self._matrices.offsets_E[-1])
-        return Section(sections[0].tensor, Encoding.CODED, Dtype.BFLOAT16, count, payload)
+        return Section(tensor, Encoding.CODED, Dtype.BFLOAT16, count, payload)
 
     def restart(self) -> None:
         """Send tables with the next update: who receives it may have none."""

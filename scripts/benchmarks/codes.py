@@ -30,10 +30,11 @@ from dlrm_hybrid.train.signals import StopRequest
 
 # By module: functions as it calls them, and methods of its classes.
 PARTS = {
-    "compress.gradient.error_feedback": ("ErrorFeedback._rounded", "sparse_all", "listed_all"),
-    "parallel.dense.mirror": ("_published_levels", "sparse_all", "listed_all"),
+    "compress.gradient.error_feedback": ("ErrorFeedback._rounded",),
+    "parallel.dense.mirror": ("_published_levels",),
+    "compress.gradient.compressor": ("Selected.elements", "sparse_all"),
     "wire.updates": (
-        *("UpdateSender.encode", "sparse_of_all", "quanta", "list_update", "write_update"),
+        *("UpdateSender.encode", "quanta", "list_update", "write_update"),
         *("UpdateReceiver.decode", "read_update", "collect_update"),
     ),
     "wire.popularity": ("Popularity.add", "Popularity.payload", "read_payload"),

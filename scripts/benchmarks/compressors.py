@@ -253,7 +253,8 @@ def _method_row(name: str, density: float, method: str, gradients: Iterator[Grad
     turns: list[dict[str, float]] = []
     for step, given in enumerate(chain([first], gradients)):
         start = time.thread_time()
-        (sections,) = together([compressor.encode(given, step)], step, elements)
+        (sent,) = together([compressor.encode(given, step)], step, elements)
+        sections = sent.sections()
         took = time.thread_time() - start
         if step >= SETTLING_STEPS:
             magnitudes = [one.abs().view(-1) for one in given.values()]

@@ -308,8 +308,8 @@ def _compressor(specs: Sequence[Spec], method: Method, dtype: Dtype) -> Compress
 
 
 def _encode(compressor: Compressor, given: Gradients, step: int, out: dict[str, Section]) -> None:
-    (sections,) = together([compressor.encode(given, step)], step, 0)
-    out.update(sections)
+    (sent,) = together([compressor.encode(given, step)], step, 0)
+    out.update(sent.sections())
 
 
 def _copy(given: Gradients, fresh: Gradients) -> None:

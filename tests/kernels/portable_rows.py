@@ -50,7 +50,7 @@ from dlrm_hybrid.kernels.scatter import (
 from dlrm_hybrid.kernels.sections import Format, read_sections, write_sections
 from dlrm_hybrid.kernels.ternary import read_bits, read_levels, ternarise, write_levels
 from dlrm_hybrid.wire.section import Dtype
-from dlrm_hybrid.wire.sparse import sparse_all
+from dlrm_hybrid.wire.sparse import Elements
 from dlrm_hybrid.wire.updates import UpdateReceiver, UpdateSender
 
 BFLOAT16 = Dtype.BFLOAT16
@@ -252,9 +252,9 @@ def leveled() -> Outputs:
     local_K[300:] -= local_K[300]
     rounded_K = np.zeros(400, np.float32)
     round_to_levels(splits_E, floats(400, 2), rounded_K)
-    sections = sparse_all((0, 1), np.array([3000, 800]), splits_E, local_K, rounded_K, BFLOAT16)
+    elements = Elements(splits_E, local_K, rounded_K)
     sender, receiver = (one([(60, 50), (800,)]) for one in (UpdateSender, UpdateReceiver))
-    payloads = [sender.encode(sections) for _ in range(3)]
+    payloads = [sender.encode(0, elements) for _ in range(3)]
     found = [part for one in payloads for part in receiver.decode(one)]
     return [*(np.frombuffer(one.payload, np.uint8) for one in payloads), rounded_K, *found]
 

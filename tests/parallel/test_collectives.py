@@ -52,7 +52,8 @@ def rounds(
     port: Port, compressor: ErrorFeedback, trainer: int, step: int
 ) -> Program[dict[str, Section]]:
     encoding = compressor.encode(drawn(trainer, step), step)
-    return run_rounds(port, step, encoding, SpanClock().within(Span.ENCODE))
+    sent = yield from run_rounds(port, step, encoding, SpanClock().within(Span.ENCODE))
+    return sent.sections()
 
 
 class World:

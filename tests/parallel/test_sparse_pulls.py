@@ -40,7 +40,8 @@ class Followed:
 
     def publish(self) -> int:
         """How many elements came, after the replica was compared."""
-        sections, elements = self.mirror.publish(None, self._number)
+        sent, elements = self.mirror.publish(None, self._number)
+        sections = [*sent.sections().values()]
         self._number += 1
         update = decode(sections, "version")
         if adds(sections):

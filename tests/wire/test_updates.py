@@ -12,8 +12,8 @@ from mutated_bytes import changed
 from dlrm_hybrid.kernels.levels.updates import CONTEXTS, SYMBOLS
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.popularity import Matrices
-from dlrm_hybrid.wire.section import Dtype, Encoding, Section, SectionError
-from dlrm_hybrid.wire.sparse import Elements, sparse_all
+from dlrm_hybrid.wire.section import Encoding, Section, SectionError
+from dlrm_hybrid.wire.sparse import Elements
 from dlrm_hybrid.wire.updates import UpdateReceiver, UpdateSender
 
 SHAPES = ((12, 20), (12,), (1, 12), (), (0, 3), (200, 300))
@@ -34,11 +34,6 @@ def elements_of(rng: np.random.Generator, chances: np.ndarray, exponent: int) ->
         values.append((levels_K * quantum).astype(np.float32))
     offsets_E = np.cumsum([0, *(one.size for one in indices)])
     return Elements(offsets_E, np.concatenate(indices), np.concatenate(values))
-
-
-def sections_of(given_elements: Elements) -> list[Section]:
-    tensors = range(5, 5 + len(COUNTS))
-    return sparse_all(tensors, COUNTS, *given_elements, Dtype.BFLOAT16)
 
 
 def assert_same(left: Elements, right: Elements) -> None:
@@ -64,7 +59,7 @@ def test_just_the_elements_come_back(seed: int, chances: list[float], exponent: 
             sender.restart()
             receiver = UpdateReceiver(SHAPES)
         sent = elements_of(rng, np.array(chances), exponent)
-        section = sender.encode(sections_of(sent))
+        section = sender.encode(5, sent)
         assert (section.tensor, section.count) == (5, COUNTS.sum())
         assert section.encoding is Encoding.CODED
         assert_same(receiver.decode(section), sent)
@@ -75,8 +70,7 @@ def test_levels_of_15_bits_come_back(levels: list[int], exponent: int) -> None:
     values_K = np.ldexp(np.array(levels), exponent).astype(np.float32)
     offsets_E = np.array([0, 0, values_K.size, *[values_K.size] * 4])
     sent = Elements(offsets_E, np.arange(values_K.size, dtype=np.int32), values_K)
-    sections = sparse_all(range(len(COUNTS)), COUNTS, *sent, Dtype.FLOAT32)
-    found = UpdateReceiver(SHAPES).decode(UpdateSender(SHAPES).encode(sections))
+    found = UpdateReceiver(SHAPES).decode(UpdateSender(SHAPES).encode(0, sent))
     kept_K = values_K != 0
     assert found.values_K.tobytes() == values_K[kept_K].tobytes()
     assert found.indices_K.tolist() == np.flatnonzero(kept_K).tolist()
@@ -87,9 +81,8 @@ def test_other_values_are_refused(values: list[float]) -> None:
     values_K = np.array(values, np.float32)
     indices_K = np.arange(values_K.size, dtype=np.int32)
     sent = Elements(np.array([0, *[values_K.size] * 6]), indices_K, values_K)
-    sections = sparse_all(range(len(COUNTS)), COUNTS, *sent, Dtype.FLOAT32)
     with pytest.raises(ValueError, match="tensor 0 and others: values are no levels"):
-        UpdateSender(SHAPES).encode(sections)
+        UpdateSender(SHAPES).encode(0, sent)
 
 
 def test_popular_rows_and_columns_make_positions_cheap() -> None:
@@ -103,9 +96,7 @@ def test_popular_rows_and_columns_make_positions_cheap() -> None:
         chosen_K = np.flatnonzero(rng.random((200, 300)) < chance_rc).astype(np.int32)
         values_K = rng.choice(np.array([-1, 1], np.float32), chosen_K.size)
         offsets_2 = np.array([0, chosen_K.size])
-        given_elements = (offsets_2, chosen_K, values_K)
-        sections = sparse_all((0,), np.array([60_000]), *given_elements, Dtype.BFLOAT16)
-        payload = sender.encode(sections).payload
+        payload = sender.encode(0, Elements(offsets_2, chosen_K, values_K)).payload
         if message > 64:
             sizes.append(8 * len(payload) - chosen_K.size)  # a bit for each sign
             density = chosen_K.size / 60_000
@@ -118,7 +109,7 @@ def genuine() -> list[Section]:
     rng = np.random.default_rng(3)
     sender = UpdateSender(SHAPES)
     drawn = (elements_of(rng, np.full(6, 0.01), 0) for _ in range(4))
-    return [sender.encode(sections_of(one)) for one in drawn]
+    return [sender.encode(5, one) for one in drawn]
 
 
 GENUINE = genuine()

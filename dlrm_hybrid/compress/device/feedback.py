@@ -28,15 +28,14 @@ from dlrm_hybrid.compress.device.ops import (
 from dlrm_hybrid.compress.device.rules import Asked, Found, rule_on_device
 from dlrm_hybrid.compress.device.sums import Blocks, Sums, current, sent
 from dlrm_hybrid.compress.gradient.accumulated import not_finite
-from dlrm_hybrid.compress.gradient.compressor import Compressor, Encoding
+from dlrm_hybrid.compress.gradient.compressor import Compressor, Encoding, Selected, Sent
 from dlrm_hybrid.compress.gradient.error_feedback import DrainMode, ErrorFeedback, FeedbackOptions
 from dlrm_hybrid.compress.gradient.layout import Indices
 from dlrm_hybrid.compress.gradient.thresholded import Scope, Thresholded, Thresholds
 from dlrm_hybrid.compress.gradient.transforms import Momentum
 from dlrm_hybrid.compress.report import SentReport
-from dlrm_hybrid.compress.update import SparseUpdate
-from dlrm_hybrid.wire.section import Dtype, Section
-from dlrm_hybrid.wire.sparse import sparse_all, sparse_of_all
+from dlrm_hybrid.wire.section import Dtype
+from dlrm_hybrid.wire.sparse import Elements
 
 _ROOM, _ROOMY = 1024, 2.5  # places for what is selected: so many, and of what should be so much
 _HOST_ONLY = (".residual", ".momentum")  # what an original keeps on the CPU and this does not
@@ -256,33 +255,30 @@ class DeviceFeedback(Compressor):
         given = [gradients[spec.name].clone() for spec in self.layout.specs]
         with current(self.home):
             numbers = cast("list[int]", self.begin(given, step, alone=False).tolist())
-            return self.sections(self.finish(numbers))
+            return self.sent(self.finish(numbers))
 
-    def sections(self, selection: Selection) -> dict[str, Section]:
+    def sent(self, selection: Selection) -> Selected:
         """A selection as what travels: nothing else is copied to the host."""
         words = torch.cat([selection.indices_K, selection.values_K.view(torch.int32)]).cpu().numpy()
         flat_K, values_K = words[: words.size // 2], words[words.size // 2 :].view(np.float32)
         chosen = Indices.of_flat(self.layout, flat_K)
-        sections = sparse_all(
-            *(self.layout.ids, self.layout.sizes, chosen.splits_E),
-            *(chosen.local_K.astype(np.int32), values_K, self._options.dtype),
-        )
-        return {spec.name: one for spec, one in zip(self.layout.specs, sections, strict=True)}
+        elements = Elements(chosen.splits_E, chosen.local_K.astype(np.int32), values_K)
+        return Selected(self.layout, elements, self._options.dtype)
 
-    def received(self, update: SparseUpdate) -> Selection:
+    def received(self, elements: Elements) -> Selection:
         """What a trainer has sent, on the device."""
-        counts_T = np.diff(update.offsets_E)
+        counts_T = np.diff(elements.offsets_E)
         starts_K = np.repeat(self.layout.offsets[:-1], counts_T)
-        flat_K = (update.indices_K + starts_K).astype(np.int32)
+        flat_K = (elements.indices_K + starts_K).astype(np.int32)
         indices_K, values_K = [
             torch.from_numpy(one).to(self.home, non_blocking=True)
-            for one in (flat_K, update.values_K)
+            for one in (flat_K, elements.values_K)
         ]
         return Selection(indices_K, values_K)
 
     @override
-    def take_back(self, sections: Sequence[Section]) -> None:
-        self.put_back(self.received(SparseUpdate(*sparse_of_all(sections))))
+    def take_back(self, sent: Sent) -> None:
+        self.put_back(self.received(sent.elements()))
 
     @override
     def flush(self) -> dict[str, Tensor]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol, final
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -14,12 +17,87 @@ from dlrm_hybrid.compress.gradient.layout import Layout
 from dlrm_hybrid.compress.host import host_array
 from dlrm_hybrid.compress.report import SentReport
 from dlrm_hybrid.wire.dense import dense
-from dlrm_hybrid.wire.section import Section
+from dlrm_hybrid.wire.section import Dtype, Section
+from dlrm_hybrid.wire.sparse import Elements, sparse_all, sparse_of_all
 
 CPU = torch.device("cpu")
 
-Encoding = Generator[Collective, Sections, dict[str, Section]]
-"""Yields the rounds of a step, is sent their results, and returns a section for each tensor."""
+
+class Sent(Protocol):
+    """What is sent of some tensors; no longer valid once the next step is encoded."""
+
+    @property
+    def dtype(self) -> Dtype:
+        """The type of values on the wire."""
+        ...
+
+    def elements(self, names: Sequence[str] | None = None) -> Elements:
+        """The elements of some tensors, or of all, in their order."""
+        ...
+
+    def sections(self) -> dict[str, Section]:
+        """The bytes of each tensor."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Selected:
+    """Some elements of the tensors of a layout.
+
+    Attributes:
+        layout: of the tensors.
+        all_elements: of all tensors, rounded to `dtype`.
+        dtype: FLOAT32, BFLOAT16 or FLOAT16.
+    """
+
+    layout: Layout
+    all_elements: Elements
+    dtype: Dtype
+
+    def elements(self, names: Sequence[str] | None = None) -> Elements:
+        """The elements of some tensors, or of all, in their order."""
+        if names is None or names == self.layout.names:
+            return self.all_elements
+        offsets_E, indices_K, values_K = self.all_elements
+        bounds = dict(zip(self.layout.names, pairwise(offsets_E.tolist()), strict=True))
+        parts = [slice(*bounds[name]) for name in names]
+        return Elements(
+            np.cumsum([0, *(part.stop - part.start for part in parts)]),
+            np.concatenate([indices_K[part] for part in parts]),
+            np.concatenate([values_K[part] for part in parts]),
+        )
+
+    def sections(self) -> dict[str, Section]:
+        """The bytes of each tensor: the fewest that sections of their own can have."""
+        layout = self.layout
+        sections = sparse_all(layout.ids, layout.sizes, *self.all_elements, self.dtype)
+        return dict(zip(layout.names, sections, strict=True))
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class Whole:
+    """All elements of tensors, by name."""
+
+    by_name: dict[str, Section]
+
+    @property
+    def dtype(self) -> Dtype:
+        """The type of the first tensor's values."""
+        return next(iter(self.by_name.values())).dtype
+
+    def elements(self, names: Sequence[str] | None = None) -> Elements:
+        """The elements of some tensors, or of all; raises SectionError of ternary ones."""
+        return sparse_of_all([self.by_name[name] for name in names or self.by_name])
+
+    def sections(self) -> dict[str, Section]:
+        """The bytes of each tensor."""
+        return self.by_name
+
+
+Encoding = Generator[Collective, Sections, Sent]
+"""Yields the rounds of a step, is sent their results, and returns what is sent."""
 
 
 class State(Protocol):
@@ -63,11 +141,11 @@ class Compressor(Protocol):
         return False
 
     def encode(self, gradients: Mapping[str, Tensor], step: int) -> Encoding:
-        """Encode the gradients of a step as one section per tensor, in the order of the specs.
+        """Choose what is sent of the gradients of a step.
 
         It yields the collectives of the step and is sent their results.
 
-        Nothing but `tensors` is kept between steps. Sections may view the gradients.
+        Nothing but `tensors` is kept between steps. What is sent may view the gradients.
 
         Args:
             gradients: by name, at least those of the specs; float32, contiguous, detached, not
@@ -81,7 +159,7 @@ class Compressor(Protocol):
         """
         ...
 
-    def take_back(self, sections: Sequence[Section]) -> None:
+    def take_back(self, sent: Sent) -> None:
         """Let what was encoded last, and has reached nobody, wait for later steps, where it can."""
 
     def flush(self) -> dict[str, Tensor]:
@@ -118,10 +196,12 @@ class Dense(Compressor):
     def encode(self, gradients: Mapping[str, Tensor], step: int) -> Encoding:
         yield from ()
         self._steps += 1
-        return {
-            spec.name: dense(spec.id, host_array(gradients[spec.name], "gradient", spec.name))
-            for spec in self.layout.specs
-        }
+        return Whole(
+            {
+                spec.name: dense(spec.id, host_array(gradients[spec.name], "gradient", spec.name))
+                for spec in self.layout.specs
+            }
+        )
 
     @override
     def report(self) -> dict[str, SentReport]:

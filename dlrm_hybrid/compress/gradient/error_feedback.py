@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from dlrm_hybrid.compress.gradient.accumulated import Accumulated
 from dlrm_hybrid.compress.gradient.collective import Op
-from dlrm_hybrid.compress.gradient.compressor import Compressor, Encoding
+from dlrm_hybrid.compress.gradient.compressor import Compressor, Encoding, Selected, Sent
 from dlrm_hybrid.compress.gradient.layout import Float32s, Indices, Layout
 from dlrm_hybrid.compress.gradient.selector import Selector
 from dlrm_hybrid.compress.gradient.transforms import Gradients, Transform
@@ -32,8 +32,8 @@ from dlrm_hybrid.kernels.levels.rounding import round_to_levels
 from dlrm_hybrid.kernels.ops import NUMBA, Ops, return_rounding_error
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.wire.dense import narrow
-from dlrm_hybrid.wire.section import Dtype, Section
-from dlrm_hybrid.wire.sparse import listed_all, sparse_all, sparse_of_all
+from dlrm_hybrid.wire.section import Dtype
+from dlrm_hybrid.wire.sparse import Elements
 
 
 class DrainMode(StrEnum):
@@ -118,7 +118,6 @@ class ErrorFeedback(Compressor):
         ops: Ops = NUMBA,
     ) -> None:
         self.layout = layout
-        self._names = [spec.name for spec in layout.specs]
         self.selector = selector
         self.options = options
         self._low_pass = np.float32(options.low_pass)
@@ -160,16 +159,12 @@ class ErrorFeedback(Compressor):
             transform.sent(indices, state)
         self._steps += 1
         self._sent_T += indices.counts
-        written = listed_all if self.options.levels else sparse_all  # levels are coded again
-        sections = written(
-            *(self.layout.ids, self.layout.sizes, indices.splits_E),
-            *(indices.local_K, rounded_K, self.options.dtype),
-        )
-        return dict(zip(self._names, sections, strict=True))
+        elements = Elements(indices.splits_E, indices.local_K, rounded_K)
+        return Selected(self.layout, elements, self.options.dtype)
 
     @override
-    def take_back(self, sections: Sequence[Section]) -> None:
-        offsets_E, indices_K, values_K = sparse_of_all(sections)
+    def take_back(self, sent: Sent) -> None:
+        offsets_E, indices_K, values_K = sent.elements()
         # What was sent did not lose its damped part, so it comes back damped.
         update = SparseUpdate(offsets_E, indices_K, values_K * self._low_pass)
         update.add_to(Destination(self._x.residuals))
@@ -208,11 +203,11 @@ class ErrorFeedback(Compressor):
             for spec, sent in zip(self.layout.specs, self._sent_T.tolist(), strict=True)
         ]
         self._start_report()
-        return dict(zip(self._names, self.selected.report(reports), strict=True))
+        return dict(zip(self.layout.names, self.selected.report(reports), strict=True))
 
     def _joining(self, gradients: Mapping[str, Tensor], step: int) -> Sequence[Tensor]:
         """What is to join the residuals."""
-        given = [gradients[name] for name in self._names]
+        given = [gradients[name] for name in self.layout.names]
         for gradient, spec, count in zip(given, self.layout.specs, self.layout.counts, strict=True):
             require_host(gradient, "gradient", spec.name)
             if gradient.numel() != count:

@@ -59,6 +59,11 @@ class Layout:
         return [spec.id for spec in self.specs]
 
     @cached_property
+    def names(self) -> list[str]:
+        """The names of the tensors."""
+        return [spec.name for spec in self.specs]
+
+    @cached_property
     def counts(self) -> list[int]:
         """Elements of each tensor."""
         return [spec.count for spec in self.specs]

@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from dlrm_hybrid.compress.gradient.accumulated import not_finite
 from dlrm_hybrid.compress.gradient.collective import Collective, Op, round_fault, scales_of
-from dlrm_hybrid.compress.gradient.compressor import Compressor, Encoding, all_sent
+from dlrm_hybrid.compress.gradient.compressor import Compressor, Encoding, Whole, all_sent
 from dlrm_hybrid.compress.gradient.layout import Float32s, Layout
 from dlrm_hybrid.compress.gradient.methods.dense import TernGradSettings
 from dlrm_hybrid.compress.host import host_array
@@ -96,7 +96,7 @@ class TernGrad(Compressor):
             codes_N = self._ops.ternarise(arrays[spec.name].reshape(-1), limit, scale, key)
             encoding = CODES[self._settings.encoding]
             sections[spec.name] = ternary(spec.id, codes_N, encoding, scale)
-        return sections
+        return Whole(sections)
 
     @override
     def report(self) -> dict[str, SentReport]:

@@ -18,15 +18,15 @@ from torch import Tensor
 from typing_extensions import override
 
 from dlrm_hybrid.compress.gradient.collective import Op
-from dlrm_hybrid.compress.gradient.compressor import Compressor
+from dlrm_hybrid.compress.gradient.compressor import Compressor, Sent
 from dlrm_hybrid.compress.library.exchange import Exchange
 from dlrm_hybrid.compress.library.packets import decode, require_own
 from dlrm_hybrid.compress.update import Destination, SparseUpdate
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import pack, unpack
 from dlrm_hybrid.wire.packet import decode_packet, encode_packet
-from dlrm_hybrid.wire.section import Dtype, Section
-from dlrm_hybrid.wire.sparse import Elements, sparse_of_all
+from dlrm_hybrid.wire.section import Dtype
+from dlrm_hybrid.wire.sparse import Elements
 from dlrm_hybrid.wire.updates import UpdateReceiver, UpdateSender
 
 _AGREED = {Op.LEADER, Op.UNION}  # rounds after which all trainers send the same elements
@@ -41,13 +41,13 @@ class Averaging(Protocol):
     """One way; remembers at most what makes messages shorter."""
 
     def mean_(
-        self, exchange: Exchange, sections: Sequence[Section], values: Sequence[Tensor], head: bytes
+        self, exchange: Exchange, sent: Sent, values: Sequence[Tensor], head: bytes
     ) -> list[bytes]:
         """Overwrite tensors by the mean of what all trainers send.
 
         Args:
             exchange: between them.
-            sections: what this one sends of each tensor.
+            sent: what this one sends.
             values: the tensors: float32 on the CPU, contiguous.
             head: travels before it, as many bytes from everyone.
 
@@ -73,9 +73,11 @@ class ByPackets(Averaging):
 
     @override
     def mean_(
-        self, exchange: Exchange, sections: Sequence[Section], values: Sequence[Tensor], head: bytes
+        self, exchange: Exchange, sent: Sent, values: Sequence[Tensor], head: bytes
     ) -> list[bytes]:
-        given = exchange.gather(head + encode_packet(self._fingerprint, sections))
+        given = exchange.gather(
+            head + encode_packet(self._fingerprint, [*sent.sections().values()])
+        )
         for own in values:
             own.zero_()
         for one in given:
@@ -105,15 +107,15 @@ class ByLevels(Averaging):
 
     @override
     def mean_(
-        self, exchange: Exchange, sections: Sequence[Section], values: Sequence[Tensor], head: bytes
+        self, exchange: Exchange, sent: Sent, values: Sequence[Tensor], head: bytes
     ) -> list[bytes]:
         if exchange.group is not self._group:
             self._group = exchange.group
             self.restart()
         try:
             with exchange.shares_failure():
-                own = sparse_of_all(sections)
-                packet = encode_packet(self._fingerprint, [self._sender.encode(sections)])
+                own = sent.elements()
+                packet = encode_packet(self._fingerprint, [self._sender.encode(0, own)])
             given = exchange.gather(head + packet)
         except BaseException:
             self.restart()  # nobody has the tables that this message may have brought
@@ -150,9 +152,9 @@ class ByAgreement(Averaging):
 
     @override
     def mean_(
-        self, exchange: Exchange, sections: Sequence[Section], values: Sequence[Tensor], head: bytes
+        self, exchange: Exchange, sent: Sent, values: Sequence[Tensor], head: bytes
     ) -> list[bytes]:
-        own, dtype = sparse_of_all(sections), sections[0].dtype
+        own, dtype = sent.elements(), sent.dtype
         if exchange.size <= 2:
             given = exchange.gather(head + pack(own.values_K, dtype).tobytes())
             heads, mean_K = [one[: len(head)] for one in given], np.zeros_like(own.values_K)
@@ -163,7 +165,7 @@ class ByAgreement(Averaging):
                 mean_K += values_K
             mean_K /= np.float32(exchange.size)
         else:
-            heads, mean_K = exchange.gather(head), own.values_K
+            heads, mean_K = exchange.gather(head), own.values_K.copy()
             exchange.mean_([torch.from_numpy(mean_K)], _TYPES[dtype])
         SparseUpdate(own.offsets_E, own.indices_K, mean_K).copy_to(_zeroed(values))
         return heads

@@ -42,8 +42,6 @@ from dlrm_hybrid.compress.library.parameters import (
 from dlrm_hybrid.compress.report import SentReport
 from dlrm_hybrid.kernels.ops import NUMBA
 from dlrm_hybrid.wire.packet import encode_packet
-from dlrm_hybrid.wire.section import Dtype, Section
-from dlrm_hybrid.wire.sparse import sparse_all, sparse_of_all
 
 if TYPE_CHECKING:
     from dlrm_hybrid.compress.library.records import GradientMethod
@@ -155,8 +153,8 @@ class ParameterCompressor:
         staged = self._staged(gradients, compressor)
         if not isinstance(compressor, DeviceFeedback):
             require_finite(staged, step)
-        (sections,) = together([compressor.encode(staged, step)], step, self._layout.size)
-        return self._packet([*sections.values()])
+        (sent,) = together([compressor.encode(staged, step)], step, self._layout.size)
+        return encode_packet(self._fingerprint, [*sent.sections().values()])
 
     def reduce_gradients(self, process_group: dist.ProcessGroup | None = None) -> None:
         """Replace every parameter's `.grad` by the mean of all trainers' compressed gradients.
@@ -267,11 +265,11 @@ class ParameterCompressor:
         if self._averaging is None:
             self._averaging = averaging_of(compressor, self._fingerprint)
         encoding = compressor.encode(staged, self._reduced)
-        sections = exchange.drive(encoding, self._reduced, self._layout.size)
+        sent = exchange.drive(encoding, self._reduced, self._layout.size)
         try:
-            return self._averaging.mean_(exchange, [*sections.values()], values, head)
+            return self._averaging.mean_(exchange, sent, values, head)
         except BaseException:  # whatever it is, nobody has used what was sent
-            compressor.take_back([*sections.values()])
+            compressor.take_back(sent)
             raise
 
     def _count(self, trainers: int) -> None:
@@ -391,14 +389,6 @@ class ParameterCompressor:
             for one in given
         ]
         return dict(zip(self.names, staged, strict=True))
-
-    def _packet(self, sections: Sequence[Section]) -> bytes:
-        if self._made is not None and self._made.sends_levels:
-            # Levels as they are listed; now as few bytes as can be of a packet that stands alone.
-            found = sparse_of_all(sections)
-            layout = self._layout
-            sections = sparse_all(layout.ids, layout.sizes, *found, Dtype.BFLOAT16)
-        return encode_packet(self._fingerprint, sections)
 
     def _settle(self, gradients: Sequence[Tensor], used_T: NDArray[np.bool_]) -> None:
         """Put aside what came for tensors that nobody used, and give back what was."""

@@ -21,7 +21,6 @@ from torch import Tensor
 from dlrm_hybrid.compress.device.feedback import DeviceFeedback, Selection
 from dlrm_hybrid.compress.library.exchange import Exchange
 from dlrm_hybrid.compress.library.packets import require_own
-from dlrm_hybrid.compress.update import SparseUpdate
 from dlrm_hybrid.wire.packet import decode_packet, encode_packet
 from dlrm_hybrid.wire.sparse import sparse_of_all
 
@@ -104,8 +103,8 @@ def _by_packets(
     if exchange.size == 1:
         return [own], []
     head = b"" if used_T is None else np.packbits(used_T).tobytes()
-    sections = compressor.sections(own)
-    packets = exchange.gather(head + encode_packet(exchange.fingerprint, [*sections.values()]))
+    sections = [*compressor.sent(own).sections().values()]
+    packets = exchange.gather(head + encode_packet(exchange.fingerprint, sections))
     given: list[Selection] = []
     for trainer, packet in enumerate(packets):
         if trainer == exchange.rank:
@@ -113,6 +112,6 @@ def _by_packets(
             continue
         found = decode_packet(memoryview(packet)[len(head) :])
         require_own(found.fingerprint, exchange.fingerprint)
-        given.append(compressor.received(SparseUpdate(*sparse_of_all(found.sections))))
+        given.append(compressor.received(sparse_of_all(found.sections)))
     heads = [np.frombuffer(packet[: len(head)], np.uint8) for packet in packets]
     return given, heads if head else []

@@ -28,7 +28,6 @@ from dlrm_hybrid.parallel.dense.followers import Follower, Stamps
 from dlrm_hybrid.parallel.dense.master import MasterWeights, OptimizerConfig
 from dlrm_hybrid.parallel.dense.mirror import (
     Mirror,
-    Published,
     ReplicaMirror,
     SparseChange,
     SparseMirror,
@@ -259,11 +258,15 @@ class Bucket:
             DivergedError: a weight is not finite.
         """
         if isinstance(change, TernaryMean):
-            return self._counted(Published(self._means(change), int(self._offsets_E[-1])))
+            self._count(int(self._offsets_E[-1]))
+            return self._means(change)
         mirror = self._followers.get(worker, self._mirror)
-        sections = self._counted(mirror.publish(change, number))
+        sent, elements = mirror.publish(change, number)
+        self._count(elements)
         sender = self._senders.get(worker if self._followers else _EVERY_WORKER)
-        return sections if sender is None else [sender.encode(sections)]
+        if sender is None:
+            return [*sent.sections().values()]
+        return [sender.encode(self._tensors[0].id, sent.elements())]
 
     def equalize(self, worker: int, *, everything: bool) -> list[Section]:
         """The sections that make a follower's replica equal to the weights, in float32.
@@ -274,17 +277,17 @@ class Bucket:
         """
         if everything and worker in self._senders:
             self._senders[worker].restart()  # it may have come just now
-        return self._counted(self._followers[worker].equalize(everything=everything))
+        sent, elements = self._followers[worker].equalize(everything=everything)
+        self._count(elements)
+        return [*sent.sections().values()]
 
     def resume(self) -> None:
         """Take all followers' replicas for equal to the weights, which were read anew."""
         for follower in self._followers.values():
             follower.equalize(everything=True)
 
-    def _counted(self, published: Published) -> list[Section]:
-        elements = int(self._offsets_E[-1])
-        self.versions = self.versions.plus(Versions(elements, published.elements))
-        return published.sections
+    def _count(self, published: int) -> None:
+        self.versions = self.versions.plus(Versions(int(self._offsets_E[-1]), published))
 
     def _means(self, change: TernaryMean) -> list[Section]:
         """Levels, and views of the weights of what was not ternary."""

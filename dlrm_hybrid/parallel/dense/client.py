@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.compress.gradient.collective import Collective, Sections
-from dlrm_hybrid.compress.gradient.compressor import Compressor
+from dlrm_hybrid.compress.gradient.compressor import Compressor, Sent
 from dlrm_hybrid.compress.update import Destination
 from dlrm_hybrid.parallel.dense.learner import Learner, holds_means
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig, copy_into
@@ -181,9 +181,8 @@ class ServerClient(Client):
         self.pushed += 1
         own = {name: gradients[name].contiguous() for name in self._replica}
         encoding = self._compressor.encode(own, number)
-        sections = yield from run_rounds(self._port, number, encoding, self._encoding)
-        send = self._send_levels if self._compressor.sends_levels else self._send
-        send(number, sections)
+        sent = yield from run_rounds(self._port, number, encoding, self._encoding)
+        self._send(number, sent)
 
     def flush(self) -> Program[None]:
         """Push all that the compressor holds back, as it is; done when it has been answered.
@@ -198,21 +197,26 @@ class ServerClient(Client):
         if held:
             number, self.pushed = self.pushed, self.pushed + 1
             ids = {spec.name: spec.id for spec in self._compressor.layout.specs}
-            self._send(number, {name: dense(ids[name], one.numpy()) for name, one in held.items()})
+            sections = {name: dense(ids[name], one.numpy()) for name, one in held.items()}
+            self._send_sections(number, sections)
         yield from self._receive_answers()
 
-    def _send(self, number: int, sections: Mapping[str, Section]) -> None:
-        for owner, bucket in self._buckets.items():
-            own = [sections[tensor.name] for tensor in bucket]
-            dense_bytes = self._num_bytes[owner]
-            self._port.send(owner, Kind.PUSH, number, tuple(own), dense_bytes=dense_bytes)
-
-    def _send_levels(self, number: int, sections: Mapping[str, Section]) -> None:
-        for owner, bucket in self._buckets.items():
+    def _send(self, number: int, sent: Sent) -> None:
+        if not self._senders:
             with self._encoding:
-                coded = self._senders[owner].encode([sections[tensor.name] for tensor in bucket])
-            dense_bytes = self._num_bytes[owner]
+                sections = sent.sections()
+            self._send_sections(number, sections)
+        for owner, sender in self._senders.items():
+            bucket, dense_bytes = self._buckets[owner], self._num_bytes[owner]
+            with self._encoding:
+                elements = sent.elements([tensor.name for tensor in bucket])
+                coded = sender.encode(bucket[0].id, elements)
             self._port.send(owner, Kind.PUSH, number, (coded,), dense_bytes=dense_bytes)
+
+    def _send_sections(self, number: int, sections: Mapping[str, Section]) -> None:
+        for owner, bucket in self._buckets.items():
+            own = tuple(sections[tensor.name] for tensor in bucket)
+            self._port.send(owner, Kind.PUSH, number, own, dense_bytes=self._num_bytes[owner])
 
     def skip(self) -> Program[None]:
         """Take a turn without a push; raises DlrmError as `apply`."""

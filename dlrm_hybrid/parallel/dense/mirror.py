@@ -19,6 +19,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dlrm_hybrid.compress.gradient.accumulated import Accumulated, not_finite
+from dlrm_hybrid.compress.gradient.compressor import Selected, Sent, Whole
 from dlrm_hybrid.compress.gradient.layout import Indices, Layout, Spec
 from dlrm_hybrid.compress.gradient.thresholded import (
     Mode,
@@ -33,7 +34,7 @@ from dlrm_hybrid.kernels.ops import NUMBA
 from dlrm_hybrid.kernels.scatter import gather, publish, put, split
 from dlrm_hybrid.wire.dense import dense, narrow, packed
 from dlrm_hybrid.wire.section import Dtype, Section
-from dlrm_hybrid.wire.sparse import listed_all, sparse_all
+from dlrm_hybrid.wire.sparse import Elements
 
 Array = NDArray[np.float32]
 Int32s = NDArray[np.int32]
@@ -66,11 +67,11 @@ class Published(NamedTuple):
     """What replicas are sent to follow the mirror.
 
     Attributes:
-        sections: one for each tensor; may view the weights.
-        elements: that they hold.
+        sent: of the tensors; may view the weights.
+        elements: that it holds.
     """
 
-    sections: list[Section]
+    sent: Sent
     elements: int
 
 
@@ -144,25 +145,21 @@ class ReplicaMirror(Mirror):
         layout = self._layout
         if change is None:
             np.copyto(self.value_N, self._weight_N)
-            sections = [
-                dense(number, values_N)
-                for number, values_N in zip(layout.ids, layout.parts(self._weight_N), strict=True)
-            ]
-            return Published(sections, layout.size)
+            parts = zip(layout.specs, layout.parts(self._weight_N), strict=True)
+            whole = Whole({spec.name: dense(spec.id, part_N) for spec, part_N in parts})
+            return Published(whole, layout.size)
         put(*change, self.value_N)
-        return Published(_sections(layout, *change, Dtype.FLOAT32), change.indices_K.size)
+        return Published(_selected(layout, *change, Dtype.FLOAT32), change.indices_K.size)
 
-    def _all(self) -> list[Section]:
+    def _all(self) -> Whole:
         sent_N = self._weight_N
         if self._is_rounded:
             sent_N = narrow(self._weight_N - self.value_N, self._dtype)
             np.add(self.value_N, sent_N, out=self.value_N)
-        return [
-            packed(number, values_N, self._dtype)
-            for number, values_N in zip(self._layout.ids, self._layout.parts(sent_N), strict=True)
-        ]
+        parts = zip(self._layout.specs, self._layout.parts(sent_N), strict=True)
+        return Whole({spec.name: packed(spec.id, part_N, self._dtype) for spec, part_N in parts})
 
-    def _some(self, indices_K: Int32s, weight_K: Array) -> list[Section]:
+    def _some(self, indices_K: Int32s, weight_K: Array) -> Selected:
         sent_K = weight_K
         if self._dtype is Dtype.BFLOAT16:
             sent_K = np.empty_like(weight_K)
@@ -172,7 +169,7 @@ class ReplicaMirror(Mirror):
             gather(indices_K, self.value_N, value_K)
             sent_K = narrow(weight_K - value_K, self._dtype)
             put(indices_K, value_K + sent_K, self.value_N)
-        return _sections(self._layout, indices_K, sent_K, self._dtype)
+        return _selected(self._layout, indices_K, sent_K, self._dtype)
 
     def _in_levels(self, change: SparseChange | None, number: int) -> Published:
         layout, value_N = self._layout, self.value_N
@@ -235,19 +232,16 @@ class SparseMirror(Mirror):
         else:
             sent_K = narrow(x.take(indices), self._dtype)
             self.value_N[indices.flat] += sent_K
-        sections = sparse_all(
-            *(layout.ids, layout.sizes, indices.splits_E, indices.local_K, sent_K, self._dtype)
-        )
-        return Published(sections, sent_K.size)
+        elements = Elements(indices.splits_E, indices.local_K, sent_K)
+        return Published(Selected(layout, elements, self._dtype), sent_K.size)
 
     @override
     def tensors(self) -> dict[str, Tensor]:
         return self._layout.tensors(self.value_N, PUBLISHED) | self._thresholds.tensors()
 
 
-def _sections(layout: Layout, indices_K: Int32s, sent_K: Array, dtype: Dtype) -> list[Section]:
-    splits_E, local_K = _split(layout, indices_K)
-    return sparse_all(layout.ids, layout.sizes, splits_E, local_K, sent_K, dtype)
+def _selected(layout: Layout, indices_K: Int32s, sent_K: Array, dtype: Dtype) -> Selected:
+    return Selected(layout, Elements(*_split(layout, indices_K), sent_K), dtype)
 
 
 def _split(layout: Layout, indices_K: Int32s) -> tuple[Int64s, Int32s]:
@@ -265,9 +259,9 @@ def _published_levels(
     if fault >= 0:
         raise not_finite(number, layout.specs[fault].name)
     add_levels(layout.offsets, splits_E, local_K, rounded_K, value_N)
-    parts = (layout.ids, layout.sizes, splits_E, local_K, rounded_K)
-    sections = listed_all(*parts, Dtype.BFLOAT16)  # they are coded again
-    return Published(sections, int(splits_E[-1]))
+    size = int(splits_E[-1])
+    elements = Elements(splits_E, local_K[:size], rounded_K[:size])
+    return Published(Selected(layout, elements, Dtype.BFLOAT16), size)
 
 
 def fresh_thresholds(weights: Mapping[str, Tensor], sparsity: float) -> dict[str, Tensor]:

@@ -25,7 +25,8 @@ class Group:
             one.encode(gradients, step)
             for one, gradients in zip(self.compressors, gradients_T, strict=True)
         ]
-        return together(encodings, step, elements(self.compressors[0].layout.specs))
+        count = elements(self.compressors[0].layout.specs)
+        return [sent.sections() for sent in together(encodings, step, count)]
 
 
 def encoded(compressor: Compressor, gradients: Mapping[str, Tensor], step: int) -> dict:
@@ -47,5 +48,5 @@ def ended(encoding: Encoding, agreed: Sections) -> dict[str, Section]:
     try:
         encoding.send(agreed)
     except StopIteration as end:
-        return end.value
+        return end.value.sections()
     raise AssertionError("there was another round")

@@ -68,8 +68,8 @@ def expected_means(method, ranks: int) -> Iterator[list[Tensor]]:
         encodings = [one.encode(gradients(at, step), step) for at, one in enumerate(made)]
         sums = [torch.zeros(shape) for shape in SHAPES.values()]
         destination = Destination([one.numpy().reshape(-1) for one in sums])
-        for sections in together(encodings, step, count):
-            update = decode([*sections.values()], "test")
+        for sent in together(encodings, step, count):
+            update = decode([*sent.sections().values()], "test")
             assert isinstance(update, DenseUpdate | SparseUpdate)
             update.add_to(destination)
         yield [one / ranks for one in sums]
