@@ -836,8 +836,8 @@ FAULTS = (
     Fault(
         "export: columns of TorchRec's top layer are ours",
         "dlrm_hybrid/export/names.py",
-        "mixed_MW[:, columns_in_torchrec(spec)] = found[MIXED]",
-        "mixed_MW[:] = found[MIXED]",
+        "mixed_MW[:, columns_in_torchrec(spec)] = ours[MIXED]",
+        "mixed_MW[:] = ours[MIXED]",
         "tests/export/test_export.py -k way_back",
     ),
     Fault(

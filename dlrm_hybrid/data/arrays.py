@@ -136,10 +136,10 @@ def file_fault(folder: Path, array: StoredArray) -> str | None:
         if num_bytes != wanted_bytes:
             return f"{path}: has {num_bytes} bytes, expected {wanted_bytes} for {array.rows:,} rows"
         with path.open("rb") as file:
-            found = file.read(HEADER_BYTES)
+            head = file.read(HEADER_BYTES)
     except OSError as error:
         return f"{path}: cannot be read: {error.strerror}"
-    if found != header(array.dtype, array.shape):
+    if head != header(array.dtype, array.shape):
         return f"{path}: its header is not that of {array.dtype} {list(array.shape)}"
     return None
 

@@ -126,16 +126,16 @@ def current(
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return None
     _refuse_foreign(output)
-    found = _read(output, raw, options, say)
-    if isinstance(found, Stale):
+    before = _read(output, raw, options, say)
+    if isinstance(before, Stale):
         if runs := trained_on(output):
-            found = Stale(
-                f"{found.reason}; {_some(runs)} learned from these rows: without them a run "
+            before = Stale(
+                f"{before.reason}; {_some(runs)} learned from these rows: without them a run "
                 "predicts and is exported, but is not evaluated on them or resumed"
             )
         if not options.overwrite:
-            raise DataError(f"{found.reason}; {options.advice}")
-    return found
+            raise DataError(f"{before.reason}; {options.advice}")
+    return before
 
 
 def trained_on(output: Path) -> list[str]:
@@ -163,17 +163,17 @@ def note_run(output: Path, run: Path) -> None:
 
 def _read(output: Path, raw: Raw | None, options: PrepareOptions, say: Say) -> Manifest | Stale:
     try:
-        found = manifest.read(output)
+        prepared = manifest.read(output)
     except DataError as error:
         return Stale(str(error))
-    differences = found.semantics.differences(options.semantics)
-    sources = found.sources
+    differences = prepared.semantics.differences(options.semantics)
+    sources = prepared.sources
     if raw is not None:
         names = [source.stamp.name for source in sources]
-        wanted = [raw.name] if isinstance(raw, Generated) else [path.name for path in raw]
-        if names != wanted:
+        asked = [raw.name] if isinstance(raw, Generated) else [path.name for path in raw]
+        if names != asked:
             differences.append(
-                f"it contains the rows of {_some(names)}, not those of {_some(wanted)}"
+                f"it contains the rows of {_some(names)}, not those of {_some(asked)}"
             )
     if not differences and raw is not None and not isinstance(raw, Generated):
         checked = [_checked(*pair, say) for pair in zip(raw, sources, strict=True)]
@@ -185,9 +185,9 @@ def _read(output: Path, raw: Raw | None, options: PrepareOptions, say: Say) -> M
         ]
     if differences:
         return Stale(f"{output} was prepared differently: {'; '.join(differences)}")
-    if fault := manifest.size_fault(output, found):
+    if fault := manifest.size_fault(output, prepared):
         return Stale(f"{fault}: the folder is damaged")
-    return found if sources == found.sources else _remember(output, found, sources)
+    return prepared if sources == prepared.sources else _remember(output, prepared, sources)
 
 
 def _refuse_foreign(output: Path) -> None:
@@ -222,13 +222,13 @@ def _checked(path: Path, source: SourceFile, say: Say) -> SourceFile | None:
     return replace(source, copies=(now, *source.copies)[:_MOST_COPIES])
 
 
-def _remember(output: Path, found: Manifest, sources: Sequence[SourceFile]) -> Manifest:
+def _remember(output: Path, before: Manifest, sources: Sequence[SourceFile]) -> Manifest:
     """The manifest with other sources, kept where that is possible: else it is compared again."""
-    known = replace(found, sources=tuple(sources))
+    updated = replace(before, sources=tuple(sources))
     with suppress(HeldError, DataError, OSError), locked(_lock(Path(os.path.realpath(output)))):
-        if manifest.read(output) == found:  # the rows have not been replaced meanwhile
-            manifest.write(output, known)
-    return known
+        if manifest.read(output) == before:  # the rows have not been replaced meanwhile
+            manifest.write(output, updated)
+    return updated
 
 
 def _lock(output: Path) -> Path:

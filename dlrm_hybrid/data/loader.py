@@ -338,11 +338,11 @@ class _Records:
         Raises:
             DataError: a list of ids is none that `prepare` writes.
         """
-        found = self._shards.read(rows)
-        pack(*found[:3], first, self._floats_RW, self._integers_RW)
-        if self._shards.bad_lists(found):
+        stored = self._shards.read(rows)
+        pack(*stored[:3], first, self._floats_RW, self._integers_RW)
+        if self._shards.bad_lists(stored):
             raise self._shards.fault(rows)
-        for records, lists in zip(self._lists, found.lists, strict=True):
+        for records, lists in zip(self._lists, stored.lists, strict=True):
             records.put(first, lists)
 
     def lists(self, order_B: npt.NDArray[np.uint32]) -> ListBags:

@@ -72,14 +72,14 @@ class Semantics:
             for one in self.schema.categorical
         )
 
-    def differences(self, wanted: Semantics) -> list[str]:
+    def differences(self, expected: Semantics) -> list[str]:
         """Each option that is not as wanted, with its key and both values."""
-        now = wanted.options
+        now = expected.options
         return [
             f"data.{name}: prepared with {value!r}, the configuration says {now[name]!r}"
             for name, value in self.options.items()
             if value != now[name]
-        ] + self.schema.differences(wanted.schema)
+        ] + self.schema.differences(expected.schema)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,15 +236,15 @@ class Manifest:
 
 def array_shapes(schema: Schema, rows: int) -> dict[str, tuple[str, tuple[int | None, ...]]]:
     """Type and shape of each array by its file's name; None for a length that rows do not tell."""
-    found: dict[str, tuple[str, tuple[int | None, ...]]] = {
+    shapes: dict[str, tuple[str, tuple[int | None, ...]]] = {
         "label.npy": ("<f4", (rows,)),
         "dense.npy": ("<f4", (rows, schema.num_dense)),
         "ids.npy": ("<i4", (rows, len(schema.single))),
     }
     for column in schema.multi_hot:
-        found[values_file(column)] = ("<i4", (None,))
-        found[offsets_file(column)] = ("<i8", (rows + 1,))
-    return found
+        shapes[values_file(column)] = ("<i4", (None,))
+        shapes[offsets_file(column)] = ("<i8", (rows + 1,))
+    return shapes
 
 
 def values_file(column: int) -> str:
@@ -283,16 +283,16 @@ def read(folder: Path) -> Manifest:
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     try:
-        found = adapter().validate_json(content, strict=True)
+        manifest = adapter().validate_json(content, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"])
         raise DataError(
             f"{path}: not a manifest of prepared rows: {field or 'file'}: {first['msg']}"
         ) from error
-    if fault := _contradiction(found):
+    if fault := _contradiction(manifest):
         raise DataError(f"{path}: {fault}")
-    return found
+    return manifest
 
 
 @functools.cache
@@ -309,13 +309,13 @@ def size_fault(folder: Path, manifest: Manifest) -> str | None:
 
 def _contradiction(manifest: Manifest) -> str | None:
     schema = manifest.schema
-    for name, values, wanted in (
+    for name, values, expected in (
         ("table_rows", manifest.table_rows, len(schema.categorical)),
         ("out_of_vocabulary", manifest.out_of_vocabulary, len(schema.categorical)),
         ("scales", manifest.scales, schema.num_dense),
     ):
-        if len(values) != wanted:
-            return f"{name}: {len(values)} values for {wanted} columns"
+        if len(values) != expected:
+            return f"{name}: {len(values)} values for {expected} columns"
     for name, part in zip(("train", "validation", "test"), manifest.parts, strict=True):
         if part.clicks > part.rows:
             return f"parts.{name}.clicks: {part.clicks} of {part.rows} rows"
@@ -326,7 +326,7 @@ def _contradiction(manifest: Manifest) -> str | None:
     for number, array in enumerate(manifest.arrays):
         dtype, shape = shapes[array.file]
         fits = len(shape) == len(array.shape) and all(
-            wanted in (None, length) for wanted, length in zip(shape, array.shape, strict=True)
+            expected in (None, length) for expected, length in zip(shape, array.shape, strict=True)
         )
         if array.dtype != dtype or not fits:
             return f"arrays.{number}: {array.dtype} {array.shape} instead of {dtype} {shape}"

@@ -60,10 +60,10 @@ def prepare(
             return PrepareResult(manifest=before, up_to_date=True, seconds=0.0, rows_per_second=0.0)
         if before is not None:
             say(f"{before.reason}; replacing it")
-        made = _make(raw, partial, options, progress, say)
+        written = _make(raw, partial, options, progress, say)
     seconds = time.perf_counter() - started
     return PrepareResult(
-        manifest=made, up_to_date=False, seconds=seconds, rows_per_second=made.rows / seconds
+        manifest=written, up_to_date=False, seconds=seconds, rows_per_second=written.rows / seconds
     )
 
 
@@ -102,16 +102,16 @@ def _make(
         )
         prepared = _reader(semantics.schema)(job)
         counts.flush()
-    made = _manifest(job, prepared, stamps)
-    check_unchanged()  # again: rows that came while arrays were made are not in them
+    written = _manifest(job, prepared, stamps)
+    check_unchanged()  # again: rows that came while arrays were written are not in them
     if generated:
-        raw[0].unlink()  # the same bytes can be made again
+        raw[0].unlink()  # the same bytes can be written again
     else:
         for line in counts.lines():
             say(line)
-    manifest.write(result, made)
+    manifest.write(result, written)
     partial.publish()
-    return made
+    return written
 
 
 def _manifest(job: PrepareJob, prepared: Prepared, stamps: Sequence[FileStamp]) -> Manifest:

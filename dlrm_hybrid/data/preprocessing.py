@@ -154,17 +154,17 @@ class Preprocessing:
             for number, column in enumerate(self.schema.categorical, 1)
         ]
         try:
-            found = [
+            columns = [
                 [disk.plain_file(folder, file).read_bytes()[HEADER_BYTES:] for file in of_column]
                 for of_column in files
             ]
         except OSError as error:
             what = f"{error.filename}: cannot be read: {error.strerror}"
             raise DataError(f"{what}; {DAMAGED}") from error
-        digests = [xxhash.xxh3_128_digest(b"".join(contents)) for contents in found]
+        digests = [xxhash.xxh3_128_digest(b"".join(contents)) for contents in columns]
         if xxhash.xxh3_128_hexdigest(b"".join(digests)) != self.manifest.vocabulary_xxh3:
             raise DataError(f"{folder}: does not match {MANIFEST_FILE}; {DAMAGED}")
-        return found
+        return columns
 
     def expanded(self, bags: Bags[Int64s]) -> Bags[Int64s]:
         """The bags of rows with all ids of the columns that the schema expands."""
@@ -178,11 +178,11 @@ class Preprocessing:
         """
         size, rows = self.schema.categorical[column].expand_to, self.table_rows[column]
         positions_BS = (ids_B[:, None] << 16) | np.arange(size)
-        found = drawn(fold(0, "bag", column), positions_BS.view(np.uint64), rows).view(np.int64)
-        found[:, 0] = ids_B
+        ids_BS = drawn(fold(0, "bag", column), positions_BS.view(np.uint64), rows).view(np.int64)
+        ids_BS[:, 0] = ids_B
         beyond_B = ids_B >= rows
-        found[beyond_B] = ids_B[beyond_B, None]
-        return found
+        ids_BS[beyond_B] = ids_B[beyond_B, None]
+        return ids_BS
 
 
 def keep(rows: Path, folder: Path) -> None:

@@ -162,8 +162,8 @@ def builtin(name: str) -> Profile:
     folder = resources.files("dlrm_hybrid.data") / "profiles"
     file = folder / f"{name}.json"
     if not file.is_file():
-        known = ", ".join(sorted(entry.name.removesuffix(".json") for entry in folder.iterdir()))
-        raise DataError(f"data.profile: {name!r} is not one of: {known}")
+        names = ", ".join(sorted(entry.name.removesuffix(".json") for entry in folder.iterdir()))
+        raise DataError(f"data.profile: {name!r} is not one of: {names}")
     return loads(file.read_text(encoding="utf-8"), f"{name}.json")
 
 

@@ -252,29 +252,29 @@ class Schema:
         return {one.name: one.default for one in columns if one.default is not None}
 
     def columns_fault(
-        self, found: Collection[str], extra: Extra, keep: Collection[str] = (), key: str = "extra"
+        self, names: Collection[str], extra: Extra, keep: Collection[str] = (), key: str = "extra"
     ) -> str | None:
         """Why rows with these columns are none to score; None if they are.
 
         Args:
-            found: the columns of the rows.
+            names: the columns of the rows.
             extra: whether columns that the schema does not name are an `error`.
             keep: more columns that the rows must have.
             key: what `extra` is called where a person sets it.
         """
         features = [one.name for one in (*self.dense, *self.categorical)]
         defaults = self.defaults
-        wanted = [one for one in features if one not in defaults]
-        missing = [one for one in dict.fromkeys((*wanted, *keep)) if one not in found]
-        known = {self.label, *features, *self.ignore, *keep}
-        foreign = [one for one in found if one not in known] if extra == "error" else []
+        required = [one for one in features if one not in defaults]
+        missing = [one for one in dict.fromkeys((*required, *keep)) if one not in names]
+        named = {self.label, *features, *self.ignore, *keep}
+        foreign = [one for one in names if one not in named] if extra == "error" else []
         lacks = f"no column {some_names(missing)}" if missing else ""
         has = f"column {some_names(foreign)} is not in the schema ({key}=ignore leaves it)"
         return "; ".join(one for one in (lacks, has if foreign else "") if one) or None
 
-    def differences(self, wanted: Schema) -> list[str]:
+    def differences(self, expected: Schema) -> list[str]:
         """Each value that is not as wanted, as `key: prepared with …, the schema says …`."""
-        before, now = _flat(asdict(self)), _flat(asdict(wanted))
+        before, now = _flat(asdict(self)), _flat(asdict(expected))
         return [
             f"{key}: prepared with {before.get(key)!r}, the schema says {now.get(key)!r}"
             for key in dict.fromkeys((*before, *now))

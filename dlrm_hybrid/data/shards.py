@@ -224,10 +224,10 @@ class Shards:
     def fault(self, rows: Iterable[int]) -> DataError:
         """The error for the first of these rows that no model can be trained on."""
         for row in rows:
-            found = _first_fault(self.read(range(row, row + 1)), self.schema, self.table_rows)
-            if found is not None:
-                path = self.folder / found.file
-                return DataError(f"{path}: row {row:,} (counted from 0): {found.what}; {DAMAGED}")
+            wrong = _first_fault(self.read(range(row, row + 1)), self.schema, self.table_rows)
+            if wrong is not None:
+                path = self.folder / wrong.file
+                return DataError(f"{path}: row {row:,} (counted from 0): {wrong.what}; {DAMAGED}")
         return DataError(f"{self.folder}: rows changed while they were read; {DAMAGED}")
 
 
@@ -258,10 +258,10 @@ def _first_fault(rows: StoredRows, schema: Schema, table_rows: Sequence[int]) ->
         ~np.isfinite(rows.dense_RI),
         (rows.ids_RF < 0) | (rows.ids_RF >= sizes_F),
     )
-    found = np.flatnonzero(np.logical_or.reduce([*(one.any(axis=1) for one in wrong), *lists]))
-    if not len(found):
+    faulty = np.flatnonzero(np.logical_or.reduce([*(one.any(axis=1) for one in wrong), *lists]))
+    if not len(faulty):
         return None
-    row = int(found[0])
+    row = int(faulty[0])
     if wrong[0][row, 0]:
         return _Fault(row, "label.npy", f"label {rows.label_R[row]:g} is neither 0 nor 1")
     for number in np.flatnonzero(wrong[1][row]):
@@ -269,9 +269,9 @@ def _first_fault(rows: StoredRows, schema: Schema, table_rows: Sequence[int]) ->
         return _Fault(row, "dense.npy", f"{name} is {rows.dense_RI[row, number]:g}")
     for column, bad_R in zip(schema.multi_hot, lists, strict=True):
         if bad_R[row]:
-            known = schema.categorical[column]
+            bag = schema.categorical[column]
             what = (
-                f"{known.name} has more than {known.max_length} ids, or one for which its table "
+                f"{bag.name} has more than {bag.max_length} ids, or one for which its table "
                 f"has no row: it has {table_rows[column]}"
             )
             return _Fault(row, manifests.values_file(column), what)
@@ -343,8 +343,8 @@ def verify(shards: Shards, progress: Callable[[int], None]) -> None:
         if first >= manifest.rows:
             continue
         rows = shards.read(range(first, min(first + BLOCK_ROWS, manifest.rows)))
-        if (found := _first_fault(rows, shards.schema, shards.table_rows)) is not None:
-            raise shards.fault([first + found.row])
+        if (wrong := _first_fault(rows, shards.schema, shards.table_rows)) is not None:
+            raise shards.fault([first + wrong.row])
         progress(first + len(rows.label_R))
     named = ("train", "validation", "test")
     first = 0

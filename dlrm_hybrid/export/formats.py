@@ -143,8 +143,8 @@ class ModelFile:
 
 
 def _tensors_of(path: Path) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = cast(Any, safetensors.torch).load_file(path)
-    return found
+    tensors: dict[str, Tensor] = cast(Any, safetensors.torch).load_file(path)
+    return tensors
 
 
 def _torch_scorer(module: Any, multi_hot: Sequence[int]) -> Scorer:
@@ -154,8 +154,8 @@ def _torch_scorer(module: Any, multi_hot: Sequence[int]) -> Scorer:
         if multi_hot:
             named["lists"] = [named.pop(list_name(one)) for one in multi_hot]
         with torch.no_grad():
-            found: tuple[Tensor, Tensor] = module(**named)
-        return found[0].numpy(), found[1].numpy()
+            outputs: tuple[Tensor, Tensor] = module(**named)
+        return outputs[0].numpy(), outputs[1].numpy()
 
     return score
 

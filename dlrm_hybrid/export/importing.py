@@ -74,14 +74,14 @@ def import_weights(request: Request, display: Display) -> Imported:
     """
     config, options = request.config, request.config.import_
     if options.file is None or options.output is None:
-        wanted = {"file": "name the file of weights", "output": "name a new folder"}
-        raise ConfigError(faults_text(unset_faults("import", options, wanted)))
+        advice = {"file": "name the file of weights", "output": "name a new folder"}
+        raise ConfigError(faults_text(unset_faults("import", options, advice)))
     with new_folder(Path(options.output), OUTPUT_KEY) as folder:
-        found = weights.read(Path(options.file))
+        tensors = weights.read(Path(options.file))
         rows = prepared_rows(config, display, Command("import", request.overrides))
         shards = open_shards(rows, build.semantics(config))
         spec = build.model_spec(config, shards.table_rows)
-        taken = _fitted(Path(options.file), found, options.names, spec, shards.preprocessing)
+        taken = _fitted(Path(options.file), tensors, options.names, spec, shards.preprocessing)
         require_memory(config, sum(shards.table_rows))
         build_model.prepare_torch(config)
         groups = piece_groups(
@@ -181,15 +181,15 @@ def _rows_there(
     """
     rows: list[npt.NDArray[np.int64]] = []
     faults: list[str] = []
-    for known, own in zip(theirs.vocabularies, preprocessing.vocabularies(), strict=True):
-        ids = known.lookup()(own.keys)
+    for exported, own in zip(theirs.vocabularies, preprocessing.vocabularies(), strict=True):
+        ids = exported.lookup()(own.keys)
         unknown = np.flatnonzero(ids == NO_ROW).tolist()
         if unknown:
             faults.append(
                 f"{own.column.name}: {len(unknown):,} of {len(ids):,} categories are not in the "
                 f"file's vocabulary, first {plain_value(own.keys[unknown[0]])!r:.60}"
             )
-        elif own.first_id > known.first_id:
+        elif own.first_id > exported.first_id:
             faults.append(f"{own.column.name}: the file has no row for all other categories")
         rows.append(np.concatenate([np.zeros(own.first_id, np.int64), ids]))
     if faults:

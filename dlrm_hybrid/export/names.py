@@ -85,22 +85,22 @@ def names_of(naming: Naming, spec: ModelSpec, names: Iterable[str]) -> dict[str,
 
 def to_theirs(naming: Naming, spec: ModelSpec, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors under the names and in the layout of `naming`; see `names_of`."""
-    found = dict(tensors)
+    ours = dict(tensors)
     if naming == "torchrec" and isinstance(spec.interaction, Dot):
-        found[MIXED] = found[MIXED][:, columns_in_torchrec(spec)]
-    return {their: found[our] for our, their in names_of(naming, spec, tensors).items()}
+        ours[MIXED] = ours[MIXED][:, columns_in_torchrec(spec)]
+    return {their: ours[our] for our, their in names_of(naming, spec, tensors).items()}
 
 
 def to_ours(
     naming: Naming, spec: ModelSpec, names: Iterable[str], tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """The inverse of `to_theirs`, for tensors of these names here."""
-    found = {our: tensors[their] for our, their in names_of(naming, spec, names).items()}
+    ours = {our: tensors[their] for our, their in names_of(naming, spec, names).items()}
     if naming == "torchrec" and isinstance(spec.interaction, Dot):
-        mixed_MW = torch.empty_like(found[MIXED])
-        mixed_MW[:, columns_in_torchrec(spec)] = found[MIXED]
-        found[MIXED] = mixed_MW
-    return found
+        mixed_MW = torch.empty_like(ours[MIXED])
+        mixed_MW[:, columns_in_torchrec(spec)] = ours[MIXED]
+        ours[MIXED] = mixed_MW
+    return ours
 
 
 def columns_in_torchrec(spec: ModelSpec) -> Tensor:

@@ -147,7 +147,7 @@ def with_sums(
         preprocessing: its own, which says what the bags are.
         tables: from 0.
     """
-    found = dict(tensors)
+    summed = dict(tensors)
     for table in tables:
         name = f"{spec.table_names[table]}.weight"
         rows_RD = tensors[name]
@@ -158,8 +158,8 @@ def with_sums(
             id_B = np.arange(first, min(first + block, len(rows_RD)))
             ids_BS = torch.from_numpy(preprocessing.bag_of(table, id_B))
             sums_RD[first : first + block] = rows_RD[ids_BS].sum(1)
-        found[name] = sums_RD
-    return found
+        summed[name] = sums_RD
+    return summed
 
 
 LEVELS = 255  # of an 8-bit row, from its least value to its greatest
@@ -254,7 +254,7 @@ def quantised(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> dict[str, Tenso
         spec: the model.
         tensors: float32, by the names of a checkpoint; those of dense layers are taken over.
     """
-    found = dict(tensors)
+    quantised_tensors = dict(tensors)
     for name in spec.table_names:
         table_RD = tensors[f"{name}.weight"]
         low_R, high_R = torch.aminmax(table_RD, dim=1)
@@ -267,10 +267,10 @@ def quantised(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> dict[str, Tenso
             steps_RD = (table_RD[some] - low_R[some, None]) / step_R[:, None]
             integers_RD[some] = steps_RD.round_().clamp_(0, LEVELS)
         values = (integers_RD, scale_R, low_R)
-        found |= {
+        quantised_tensors |= {
             f"{name}.{kind}": x for kind, x in zip(("weight", *INT8_KINDS), values, strict=True)
         }
-    return found
+    return quantised_tensors
 
 
 def _table(tensors: Mapping[str, Tensor], name: str) -> nn.Module:

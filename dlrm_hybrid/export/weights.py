@@ -47,21 +47,21 @@ def read(path: Path) -> dict[str, Tensor]:
     """
     plain_file(path.parent, path.name, f" ({KEY})")
     try:
-        found = _loaded(path)
+        content = _loaded(path)
     except pickle.UnpicklingError as error:  # torch's text says how to run what is in the file
         reason = "it is damaged, or holds objects other than tensors, which could run code"
         raise DataError(f"{path}: cannot be read as weights: {reason} ({KEY})") from error
     except Exception as error:  # whatever anybody's bytes make a library raise
         reason = next((line for line in str(error).splitlines() if line), type(error).__name__)
         raise DataError(f"{path}: cannot be read as weights: {reason} ({KEY})") from error
-    if not isinstance(found, Mapping):
-        raise DataError(f"{path}: holds a {type(found).__name__}, not tensors by name ({KEY})")
-    entries = cast("Mapping[Any, Any]", found)
+    if not isinstance(content, Mapping):
+        raise DataError(f"{path}: holds a {type(content).__name__}, not tensors by name ({KEY})")
+    entries = cast("Mapping[Any, Any]", content)
     if isinstance(inner := entries.get(STATE), Mapping):
         entries = cast("Mapping[Any, Any]", inner)
-    others = [str(name) for name, one in entries.items() if not isinstance(one, Tensor)]
-    if others or not entries:
-        what = f"{', '.join(others)}: no tensor" if others else "holds no tensors"
+    foreign = [str(name) for name, one in entries.items() if not isinstance(one, Tensor)]
+    if foreign or not entries:
+        what = f"{', '.join(foreign)}: no tensor" if foreign else "holds no tensors"
         raise DataError(f"{path}: {what} ({KEY})")
     for name, one in entries.items():
         if one.device.type != "cpu" or one.layout is not torch.strided or one.is_nested:
@@ -105,15 +105,15 @@ def fitted(
 
 def _faults(tensors: Mapping[str, Tensor], naming: Naming, spec: ModelSpec) -> Iterator[str]:
     shapes = shapes_of(spec)
-    wanted = {their: shapes[our] for our, their in names_of(naming, spec, shapes).items()}
-    for name, shape in wanted.items():
+    expected = {their: shapes[our] for our, their in names_of(naming, spec, shapes).items()}
+    for name, shape in expected.items():
         if name not in tensors:
             yield f"{name}: missing, wanted {list(shape)}"
     for name, tensor in tensors.items():
-        if name not in wanted:
+        if name not in expected:
             yield f"{name}: unexpected, {list(tensor.shape)}"
-        elif tuple(tensor.shape) != wanted[name]:
-            yield f"{name}: {list(tensor.shape)}, wanted {list(wanted[name])}"
+        elif tuple(tensor.shape) != expected[name]:
+            yield f"{name}: {list(tensor.shape)}, wanted {list(expected[name])}"
         elif tensor.dtype not in EXACT:
             yield f"{name}: {tensor.dtype}, wanted {', '.join(map(str, EXACT))}"
         elif first_not_finite([(name, tensor)]) is not None:

@@ -197,11 +197,11 @@ def export(request: Request, display: Display) -> Exported:
     """
     options = request.config.export
     if options.checkpoint is None or options.output is None:
-        wanted = {
+        advice = {
             "checkpoint": "name a run folder or one of its checkpoints",
             "output": "name a new folder",
         }
-        raise ConfigError(faults_text(unset_faults("export", options, wanted)))
+        raise ConfigError(faults_text(unset_faults("export", options, advice)))
     require(options.format)
     with new_folder(Path(options.output), OUTPUT_KEY) as folder:
         job = _job(request, Path(options.checkpoint), display)
@@ -305,8 +305,8 @@ def _compare(
 
             return compare(before, written, batches, done, labelled=shards is not None)
 
-    found = against(saved.score)
-    same = against(of_file(file.expected(tensors))) if options.int8 else found
+    comparison = against(saved.score)
+    same = against(of_file(file.expected(tensors))) if options.int8 else comparison
     if not same.is_equal(masked=bool(file.masks)):
         raise DataError(
             f"{file.file}: differs from {job.checkpoint} on {same.rows_apart:,} of "
@@ -314,7 +314,7 @@ def _compare(
             f"{same.score_difference:.2g} (at most {SCORE_TOLERANCE:g}), logits by "
             f"{same.logit_difference:.2g} (at most {LOGIT_TOLERANCE:g}); nothing was written"
         )
-    return found
+    return comparison
 
 
 def _remarks(job: _Job, file: ModelFile) -> Iterator[str]:

@@ -60,14 +60,14 @@ def score_file(path: Path) -> Generator[ScoreFile, None, None]:
     with one_user(lock, OUTPUT_KEY, path), ExitStack() as stack:
         with writing(path, OUTPUT_KEY):
             partial = stack.enter_context(replacing(path))
-        made = _ParquetScores(partial) if path.suffix == ".parquet" else _CsvScores(partial)
+        writer = _ParquetScores(partial) if path.suffix == ".parquet" else _CsvScores(partial)
         try:
-            yield made
+            yield writer
             with writing(path, OUTPUT_KEY):
-                made.close()
+                writer.close()
         finally:
             with suppress(OSError):  # a full disk takes no end of a file that nobody wants
-                made.close()
+                writer.close()
         with writing(path, OUTPUT_KEY):
             stack.close()
 
@@ -122,11 +122,11 @@ class _CsvScores:
 
         mode = "w" if self._is_new else "a"
         with writing(self._path, OUTPUT_KEY):
-            found = {
+            values = {
                 name: _for_pandas(one) if hasattr(one, "to_pandas") else one
                 for name, one in columns.items()
             }
-            frame = pd.DataFrame(found)
+            frame = pd.DataFrame(values)
             frame.to_csv(self._path, mode=mode, header=self._is_new, index=False)
         self._is_new = False
 
@@ -248,12 +248,12 @@ def _score(
 
 def _faults(request: Request) -> Iterator[str]:
     options = request.config.predict
-    wanted = {
+    advice = {
         "checkpoint": "name a run folder or one of its checkpoints",
         "rows": "name the files of rows to score",
         "output": "name a file, .parquet or .csv",
     }
-    yield from unset_faults("predict", options, wanted)
+    yield from unset_faults("predict", options, advice)
     rows = find(options.rows, ROWS_KEY)
     if options.output and Path(options.output).resolve() in [one.resolve() for one in rows]:
         yield f"predict.output = {options.output}: is one of predict.rows, which it would replace"

@@ -102,9 +102,9 @@ def frame_block(frame: pd.DataFrame, schema: Schema, extra: Extra = "error") -> 
     Raises:
         DataError: a column is missing or unknown, or a value is none of its column.
     """
-    found = [str(name) for name in frame.columns]
-    names = _names(FRAME, found, schema, (), extra)
-    arrays = [_array(frame.iloc[:, found.index(name)], name, schema) for name in names]
+    present = [str(name) for name in frame.columns]
+    names = _names(FRAME, present, schema, (), extra)
+    arrays = [_array(frame.iloc[:, present.index(name)], name, schema) for name in names]
     row_N = np.arange(1, len(frame) + 1, dtype=np.int64)
     block = files.Block(pa.record_batch(arrays, names), row_N, ())
     return _of_columns(block, schema, FRAME, ())
@@ -116,15 +116,15 @@ def _array(values: Any, name: str, schema: Schema) -> Any:
     except (ArrowError, OverflowError, TypeError, ValueError):
         pass  # values of several types, or integers beyond 64 bits
     column = next((one for one in schema.categorical if one.name == name), None)
-    missing, found = frozenset(schema.missing_values), list[Any]()
+    missing, converted = frozenset(schema.missing_values), list[Any]()
     for row, value in enumerate(values.astype(object).where(values.notna(), None), 1):
         value = plain_value(value, missing)
         try:
-            found.append(number(value) if column is None else _texts(value, column, missing))
+            converted.append(number(value) if column is None else _texts(value, column, missing))
         except ValueError as error:
             where = f"{FRAME}: row {row}: column {name!r}"
             raise DataError(f"{where}: {shown(value)} {error} ({ROWS_KEY})") from error
-    return pa.array(found, from_pandas=True)
+    return pa.array(converted, from_pandas=True)
 
 
 def _texts(value: Any, column: CategoricalColumn, missing: Collection[str]) -> Any:
@@ -144,16 +144,16 @@ def _table(
 
 
 def _names(
-    source: str, found: Sequence[str], schema: Schema, keep: Sequence[str], extra: Extra
+    source: str, present: Sequence[str], schema: Schema, keep: Sequence[str], extra: Extra
 ) -> list[str]:
     """The columns to read: the features, the label where there is one, and those to keep."""
     key = EXTRA_KEY if source != FRAME else "extra"
-    if fault := schema.columns_fault(found, extra, keep, key):
+    if fault := schema.columns_fault(present, extra, keep, key):
         raise DataError(f"{source}: {fault} ({ROWS_KEY})")
-    features = [one.name for one in (*schema.dense, *schema.categorical) if one.name in found]
-    label = [schema.label] if schema.label in found else []
+    features = [one.name for one in (*schema.dense, *schema.categorical) if one.name in present]
+    label = [schema.label] if schema.label in present else []
     names = list(dict.fromkeys((*features, *label, *keep)))
-    twice = [name for name in names if found.count(name) > 1]
+    twice = [name for name in names if present.count(name) > 1]
     if twice:
         raise DataError(f"{source}: column {twice[0]!r} is there twice ({ROWS_KEY})")
     return names
@@ -238,11 +238,11 @@ def _fields(text: bytes, keep: Sequence[str], names: Sequence[str]) -> dict[str,
         return {}
     import pandas as pd
 
-    found = pd.read_csv(
+    frame = pd.read_csv(
         BytesIO(text), sep="\t", header=None, names=list(names), usecols=list(keep), dtype=str,
         keep_default_na=False, quoting=3, encoding="utf-8",
     )  # fmt: skip
-    return {name: np.asarray(found[name], object) for name in keep}
+    return {name: np.asarray(frame[name], object) for name in keep}
 
 
 def _check_columns(path: Path, keep: Sequence[str], names: Sequence[str]) -> None:

@@ -140,14 +140,14 @@ class Encoder:
 
     def _settle(self, column: int, ids_M: Int64s, coded: Coded) -> RefusedValueError | None:
         """Give unknown categories an id, in place; the first one for which no row stands."""
-        vocabulary, known = self._vocabularies[column], self._schema.categorical[column]
+        vocabulary, schema = self._vocabularies[column], self._schema.categorical[column]
         unknown = np.flatnonzero(ids_M == NO_ROW)
         if not len(unknown):
             return None
         keys_U: list[Any] = [coded.keys[index] for index in coded.index_M[unknown].tolist()]
-        empty = missing_key(known)
+        empty = missing_key(schema)
         # Empty values that share a row were meant to, and say nothing of new categories.
-        meant = keys_U.count(empty) if known.missing == "shared" else 0
+        meant = keys_U.count(empty) if schema.missing == "shared" else 0
         self.unknown_F[column] += len(unknown) - meant
         ids_M[unknown] = 0 if vocabulary.first_id else vocabulary.table_rows
         if vocabulary.first_id:
@@ -156,7 +156,7 @@ class Encoder:
         row = at
         if coded.length_N is not None:
             row = int(np.searchsorted(np.cumsum(coded.length_N), at, "right"))
-        shown = f"category {key:08x}" if known.has_hashes else f"category {key!r:.60}"
+        shown = f"category {key:08x}" if schema.has_hashes else f"category {key!r:.60}"
         what = "a missing value" if key == empty else shown
         reason = f"{what} was not seen in training"
-        return RefusedValueError(row, known.name, reason, is_unknown=True)
+        return RefusedValueError(row, schema.name, reason, is_unknown=True)

@@ -219,19 +219,23 @@ class ModelInputs:
     """
 
     def __init__(self, folder: str | Path, *, extra: Extra = "error") -> None:
-        found = ExportedColumns.read(Path(folder))
-        bags = [found.schema.categorical[k] for k in found.lists if k in found.schema.expanded]
+        exported = ExportedColumns.read(Path(folder))
+        bags = [
+            exported.schema.categorical[k] for k in exported.lists if k in exported.schema.expanded
+        ]
         if bags:
             raise DataError(
                 f"{folder}: the ids of {', '.join(one.name for one in bags)} stand for bags "
                 "(expand_to), which only export.format=onnx and pt2 have in their tables"
             )
         self._extra: Extra = extra
-        self._schema = found.schema.for_scoring
-        self._missing = frozenset(found.schema.missing_values)
-        self._lists = found.lists
-        modulo = found.max_ind_range or 0
-        self._encoder = Encoder(found.schema, found.vocabularies, found.scales, modulo, "error")
+        self._schema = exported.schema.for_scoring
+        self._missing = frozenset(exported.schema.missing_values)
+        self._lists = exported.lists
+        modulo = exported.max_ind_range or 0
+        self._encoder = Encoder(
+            exported.schema, exported.vocabularies, exported.scales, modulo, "error"
+        )
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, npt.NDArray[Any]]:
         """`dense` float32 (B, I), `ids` int64 (B, S), and for each other column int64 (B, L).

@@ -148,10 +148,10 @@ def _rows_travel(config: Config) -> bool:
 
 def _stages(model: Dlrm, cuts: tuple[str, ...], precision: Precision) -> tuple[StageModel, ...]:
     """The stages between some cuts, with the weights of a model; none without cuts."""
-    held, found = {**model.dense_parameters(), **model.statistics()}, list[StageModel]()
+    held, stages = {**model.dense_parameters(), **model.statistics()}, list[StageModel]()
     for part in Partition.of(model.spec, cuts).stages if cuts else ():
-        found.append(StageModel(model.spec, part, precision, seed=0))
-        own = {**found[-1].dense_parameters(), **found[-1].statistics()}
+        stages.append(StageModel(model.spec, part, precision, seed=0))
+        own = {**stages[-1].dense_parameters(), **stages[-1].statistics()}
         for name, tensor in own.items():
             tensor.data = held[name].data
-    return tuple(found)
+    return tuple(stages)

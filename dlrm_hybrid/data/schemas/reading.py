@@ -48,15 +48,15 @@ def named(name: str) -> Schema:
     if not is_builtin(name):
         path = Path(name)
         if _is_missing(path):
-            known = [one for one in _builtins() if builtin(one).format == "table"]
+            tables = [one for one in _builtins() if builtin(one).format == "table"]
             raise ConfigError(
-                f"data.schema = {name!r}: no such file; the package has {', '.join(known)}"
+                f"data.schema = {name!r}: no such file; the package has {', '.join(tables)}"
             )
         return read(path)
-    found = builtin(name)
-    if found.format == "criteo":
+    schema = builtin(name)
+    if schema.format == "criteo":
         raise ConfigError(f"data.schema = {name!r}: is of data={name}, not of data=table")
-    return found
+    return schema
 
 
 def _is_missing(path: Path) -> bool:
@@ -149,22 +149,22 @@ class _Loader(yaml.SafeLoader):
         for key, count in Counter(str(key) for key in keys).items():
             if count > 1:
                 raise MarkedYAMLError(problem=f"{key!r} twice", problem_mark=node.start_mark)
-        found = cast("dict[Any, Any]", super().construct_mapping(node, deep))
-        for key in found:
+        mapping = cast("dict[Any, Any]", super().construct_mapping(node, deep))
+        for key in mapping:
             if not isinstance(key, str):
                 what = f"the key {key!r:.60} must be text: quote it"
                 raise MarkedYAMLError(problem=what, problem_mark=node.start_mark)
-        return found
+        return mapping
 
     def number(self, node: ScalarNode) -> int:
         """A whole number; Python spells none of more than some thousand digits."""
         try:
-            found = super().construct_yaml_int(node)
-            float(found)
+            integer = super().construct_yaml_int(node)
+            float(integer)
         except (ValueError, OverflowError) as error:
             what = f"{node.value[:SHOWN_CHARACTERS]}… of {len(node.value)} characters is no number"
             raise MarkedYAMLError(problem=what, problem_mark=node.start_mark) from error
-        return found
+        return integer
 
     def time(self, node: ScalarNode) -> str:
         """A time as Python writes it, or as it stands where Python's are not like it."""
@@ -257,7 +257,7 @@ def _faults(schema: Schema) -> Iterator[str]:
     yield from _criteo_faults(schema) if schema.format == "criteo" else _split_faults(schema.split)
 
 
-def _name_faults(schema: Schema, known: Collection[str]) -> Iterator[str]:
+def _name_faults(schema: Schema, columns: Collection[str]) -> Iterator[str]:
     """Faults of `names`, which stand for the header of a file."""
     if not schema.names:
         return
@@ -266,12 +266,12 @@ def _name_faults(schema: Schema, known: Collection[str]) -> Iterator[str]:
     for i, name in enumerate(schema.names):
         if name in schema.names[:i]:
             yield f"names[{i}] = {name!r}: is names[{schema.names.index(name)}] too"
-        elif name not in known and not (
+        elif name not in columns and not (
             isinstance(schema.split, ByTime) and schema.split.column == name
         ):
             yield f"names[{i}] = {name!r}: no column of the schema; use it or name it in `ignore`"
-    wanted = dict.fromkeys((*schema.read_columns, *schema.ignore))
-    if missing := [name for name in wanted if name not in schema.names]:
+    required = dict.fromkeys((*schema.read_columns, *schema.ignore))
+    if missing := [name for name in required if name not in schema.names]:
         yield f"names: lacks {', '.join(map(repr, missing))}"
 
 
@@ -341,10 +341,10 @@ def _split_faults(split: Split | None) -> Iterator[str]:
 
 
 def _border_fault(border: str) -> str | None:
-    found = nanoseconds(border)
-    if found is None:
+    moment = nanoseconds(border)
+    if moment is None:
         return f"is not {FORM}"
-    return "rows are compared to the microsecond, not beyond" if found % 1000 else None
+    return "rows are compared to the microsecond, not beyond" if moment % 1000 else None
 
 
 def _order(border: Border) -> float:

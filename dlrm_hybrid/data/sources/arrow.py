@@ -33,8 +33,8 @@ def usual(array: Any) -> Any:
         return usual(array.storage)
     if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
         return usual(_list(array))
-    wanted = _usual_type(kind)
-    return array if wanted == kind else pc.cast(array, wanted)
+    usual_kind = _usual_type(kind)
+    return array if usual_kind == kind else pc.cast(array, usual_kind)
 
 
 def _list(array: Any) -> Any:

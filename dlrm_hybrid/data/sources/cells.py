@@ -203,8 +203,8 @@ def _string(value: Any) -> str:
 def _integer(value: Any) -> int:
     if isinstance(value, (str, bytes)):
         text = text_of(value).strip()
-        found = _INTEGER.fullmatch(text)  # others write 3.0 where a column has missing values
-        value = int(found[1]) if found else _whole(text)
+        match = _INTEGER.fullmatch(text)  # others write 3.0 where a column has missing values
+        value = int(match[1]) if match else _whole(text)
     elif isinstance(value, float) and value.is_integer():
         value = int(value)
     elif isinstance(value, Decimal) and value.is_finite():
@@ -219,12 +219,12 @@ def _whole(text: str) -> int | None:
     if not _FINITE.fullmatch(text):
         return boolean(text)
     try:
-        found = Decimal(text)
+        decimal = Decimal(text)
     except ArithmeticError:  # an exponent beyond all bounds
         return None
-    if found.copy_abs() >= 2**64:  # the integer itself might fill the memory
+    if decimal.copy_abs() >= 2**64:  # the integer itself might fill the memory
         return 2**64
-    return int(found) if int(found) == found else None
+    return int(decimal) if int(decimal) == decimal else None
 
 
 def _hash8(value: Any) -> int:
@@ -309,19 +309,19 @@ _UNITS = ((10**11, 9), (10**14, 6), (10**17, 3))
 
 def instant(text: str) -> int | None:
     """Microseconds since 1970 of a time, the rest cut off; None for what is no time."""
-    found = nanoseconds(text)
-    return None if found is None else found // 1000
+    moment = nanoseconds(text)
+    return None if moment is None else moment // 1000
 
 
 def nanoseconds(text: str) -> int | None:
     """Nanoseconds since 1970 of a time, the rest cut off; None for what is no time."""
     text = text.strip()
-    found = _ISO.fullmatch(text)
-    if found is None:
+    match = _ISO.fullmatch(text)
+    if match is None:
         return _since_epoch(text) if _FINITE.fullmatch(text) else None
-    year, month, day, hour, minute, second = (int(part or 0) for part in found.groups()[:6])
-    is_midnight = hour == 24 and not minute and not second and not int(found[7] or 0)
-    offset = _offset(found[8] or "Z")
+    year, month, day, hour, minute, second = (int(part or 0) for part in match.groups()[:6])
+    is_midnight = hour == 24 and not minute and not second and not int(match[7] or 0)
+    offset = _offset(match[8] or "Z")
     if (hour > 23 and not is_midnight) or minute > 59 or second > 59 or offset is None:
         return None
     try:
@@ -329,7 +329,7 @@ def nanoseconds(text: str) -> int | None:
     except ValueError:
         return None
     seconds = (days * 24 + hour) * 3600 + minute * 60 + second - offset
-    return seconds * 10**9 + int((found[7] or "0")[:9].ljust(9, "0"))
+    return seconds * 10**9 + int((match[7] or "0")[:9].ljust(9, "0"))
 
 
 def _offset(zone: str) -> int | None:

@@ -128,9 +128,9 @@ def _key_fault(field: bytes) -> str | None:
 
 
 def _explain(line: bytes, number: int) -> BadLine:
-    if (found := fault(line)) is None:
+    if (first := fault(line)) is None:
         raise DlrmError(f"internal error: the parser refused a good row: {shown(line)}")
-    return BadLine(number, *found, line.removesuffix(b"\n"))
+    return BadLine(number, *first, line.removesuffix(b"\n"))
 
 
 @functools.cache

@@ -134,28 +134,30 @@ def open_source(
         raise DataError(f"{path}: cannot be read: {error} ({key})") from error
 
 
-def check_names(path: Path, found: Sequence[str], wanted: Sequence[str], known: set[str]) -> None:
+def check_names(
+    path: Path, names: Sequence[str], required: Sequence[str], allowed: set[str]
+) -> None:
     """See that a file has the columns of a schema, and no other ones.
 
     Args:
         path: of the file.
-        found: its columns.
-        wanted: those that are read.
-        known: all that the schema mentions.
+        names: its columns.
+        required: those that are read.
+        allowed: all that the schema mentions.
 
     Raises:
         DataError: it has not; names the columns.
     """
-    twice = [name for name, count in Counter(found).items() if count > 1]
-    missing = [name for name in wanted if name not in found]
-    foreign = [name for name in found if name not in known]
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    missing = [name for name in required if name not in names]
+    foreign = [name for name in names if name not in allowed]
     if twice:
         raise DataError(f"{path}: column {twice[0]!r} is there twice: rename one of them")
     if missing:
-        has = some_names(found)
-        other = ": does the schema have its `delimiter`?" if len(found) == 1 else ""
+        has = some_names(names)
+        hint = ": does the schema have its `delimiter`?" if len(names) == 1 else ""
         raise DataError(
-            f"{path}: no column {some_names(missing)}; it has {has}{other} (data.schema)"
+            f"{path}: no column {some_names(missing)}; it has {has}{hint} (data.schema)"
         )
     if foreign:
         raise DataError(
@@ -193,17 +195,17 @@ class _Delimited:
             text = bytearray()
             is_end = _fill(text, self._chunks(file, lambda piece: None), _HEAD_BYTES)
         bom = len(codecs.BOM_UTF8) * text.startswith(codecs.BOM_UTF8)
-        found = self._split(text, bom, is_end, most_rows=1)
-        if not found.rows:
-            if found.fault or not is_end:
-                raise self._fault(found, 0)
+        split = self._split(text, bom, is_end, most_rows=1)
+        if not split.rows:
+            if split.fault or not is_end:
+                raise self._fault(split, 0)
             raise DataError(f"{path}: empty: no header ({key})")
         if dialect.names:  # a line that has them is no row
             self._header = dialect.delimiter.join(dialect.names).encode()
             self._names, self._body = dialect.names, bom
             return
-        self._body = found.end  # where the first row begins
-        self._header = bytes(text[bom : found.end]).strip(b"\r\n")
+        self._body = split.end  # where the first row begins
+        self._header = bytes(text[bom : split.end]).strip(b"\r\n")
         self._names = self._read_names()
 
     def _read_names(self) -> tuple[str, ...]:
@@ -232,15 +234,15 @@ class _Delimited:
             chunks = self._chunks(file, self._seen)
             while text or not is_end:
                 is_end = is_end or _fill(text, chunks, wanted_bytes)
-                found = self._split(text, begin, is_end)
-                block = self._block(text, begin, found, row, names)
-                is_long = found.end == begin and len(text) - begin > self._most_row_bytes
-                text, begin = text[found.end :], 0
-                if found.rows:
+                split = self._split(text, begin, is_end)
+                block = self._block(text, begin, split, row, names)
+                is_long = split.end == begin and len(text) - begin > self._most_row_bytes
+                text, begin = text[split.end :], 0
+                if split.rows:
                     yield block
-                row += found.rows
-                if found.fault == TORN or (found.fault and is_end) or is_long:
-                    raise self._fault(found, row)
+                row += split.rows
+                if split.fault == TORN or (split.fault and is_end) or is_long:
+                    raise self._fault(split, row)
                 wanted_bytes = max(self._block_bytes, 2 * len(text))
 
     @property
@@ -268,21 +270,21 @@ class _Delimited:
         return _Rows(rows, begin + end, odd_K4[:odd], *fault)
 
     def _block(
-        self, text: bytearray, begin: int, found: _Rows, before: int, names: Sequence[str]
+        self, text: bytearray, begin: int, split: _Rows, before: int, names: Sequence[str]
     ) -> Block:
-        odd = tuple(self._odd(text, before, *four) for four in found.odd_K4.tolist())
-        row_N = np.arange(before + 1, before + 1 + found.rows, dtype=np.int64)
-        row_N = np.delete(row_N, found.odd_K4[:, 3])
-        cuts = [begin, *found.odd_K4[:, :2].reshape(-1).tolist(), found.end]
+        odd = tuple(self._odd(text, before, *four) for four in split.odd_K4.tolist())
+        row_N = np.arange(before + 1, before + 1 + split.rows, dtype=np.int64)
+        row_N = np.delete(row_N, split.odd_K4[:, 3])
+        cuts = [begin, *split.odd_K4[:, :2].reshape(-1).tolist(), split.end]
         batch = self._batch(_together(text, cuts), names) if len(row_N) else _nothing(names)
         if batch.num_rows != len(row_N):
             raise DlrmError(
                 f"internal error: {self._path}: Arrow reads {batch.num_rows} rows of "
                 f"{len(row_N)} behind row {before}"
             )
-        first = before + 1 + found.alike_row
-        remark = f"row {first}: {found.alike:,} lines between quotes look like rows"
-        return Block(batch, row_N, odd, remark if found.alike else "")
+        first = before + 1 + split.alike_row
+        remark = f"row {first}: {split.alike:,} lines between quotes look like rows"
+        return Block(batch, row_N, odd, remark if split.alike else "")
 
     def _odd(
         self, text: bytearray, before: int, begin: int, end: int, values: int, row: int
@@ -317,15 +319,15 @@ class _Delimited:
         )
         return table.rename_columns(list(names)).combine_chunks().to_batches()[0]
 
-    def _fault(self, found: _Rows, row: int) -> DataError:
+    def _fault(self, split: _Rows, row: int) -> DataError:
         number = row + bool(self._names)  # the header is row 0
-        if not found.fault:
+        if not split.fault:
             most = f"longer than {self._most_row_bytes} bytes (data.block_bytes)"
             return DataError(f"{self._path}: row {number}: {most} ({self._key})")
-        column = f"column {self._names[found.value]!r}: " if found.value < len(self._names) else ""
+        column = f"column {self._names[split.value]!r}: " if split.value < len(self._names) else ""
         what = (
             "a quote begins here and has no end"
-            if found.fault == OPEN
+            if split.fault == OPEN
             else "the end of a quote that begins here is in the middle of a value, lines later"
         )
         advice = "`quote: none` in the schema takes quotes for text"

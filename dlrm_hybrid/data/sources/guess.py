@@ -122,8 +122,8 @@ def guess(path: Path, policy: BadRowPolicy) -> Guess:
     return _written(path, dialect, columns, block)
 
 
-def _no_table(path: Path, found: str) -> DataError:
-    return DataError(f"{path}: not a table with a header that names its columns: {found} ({KEY})")
+def _no_table(path: Path, content: str) -> DataError:
+    return DataError(f"{path}: not a table with a header that names its columns: {content} ({KEY})")
 
 
 def _open(path: Path) -> tuple[Dialect, TableSource]:
@@ -131,8 +131,8 @@ def _open(path: Path) -> tuple[Dialect, TableSource]:
     sources = [(one, _source(path, one)) for one in dialects]
     dialect, source = max(sources, key=lambda pair: len(pair[1].names))
     if source.is_text and len(source.names) > 1:
-        made = tuple(_MADE.format(number) for number in range(1, len(source.names) + 1))
-        without = replace(dialect, names=made)
+        names = tuple(_MADE.format(number) for number in range(1, len(source.names) + 1))
+        without = replace(dialect, names=names)
         if _is_row(source.names, _source(path, without)):
             return without, _source(path, without)
     return dialect, source
@@ -173,17 +173,17 @@ def _written(path: Path, dialect: Dialect, columns: Sequence[_Column], block: Bl
     """The schema as text, after `prepare`'s own reading of it."""
     labels = [one for one in columns if one.is_label]
     labels.sort(key=lambda one: one.name.lower() not in LABELS)
-    others = [*labels[1:], *(one for one in columns if not one.is_label)]
-    categorical = [one for one in others if isinstance(one.use, CategoricalColumn)]
+    rest = [*labels[1:], *(one for one in columns if not one.is_label)]
+    categorical = [one for one in rest if isinstance(one.use, CategoricalColumn)]
     split = _split(path, block)
     lines = [
         f"# Guessed from the first {len(block.row_N):,} rows of {printable(path.name)}. Please "
         "check every line:",
         "# what a column means only you know. docs/table.md says what can be written here.",
         *_label(labels[0] if labels else None),
-        *_uses("dense", [one for one in others if isinstance(one.use, DenseColumn)]),
+        *_uses("dense", [one for one in rest if isinstance(one.use, DenseColumn)]),
         *_uses("categorical", categorical),
-        *_unused([one for one in others if one.use is None]),
+        *_unused([one for one in rest if one.use is None]),
         f"split: {{by: fraction, validation: {split.validation}, test: {split.test}, "
         f"seed: {split.seed}}}",
     ]
@@ -238,8 +238,8 @@ def _unused(columns: Sequence[_Column]) -> Iterator[str]:
 
 def _settings(use: Any) -> str:
     """A column's keys and values, those left out that are the usual ones."""
-    found = ((one.name, getattr(use, one.name), one.default) for one in fields(use))
-    return ", ".join(f"{key}: {_scalar(value)}" for key, value, usual in found if value != usual)
+    settings = ((one.name, getattr(use, one.name), one.default) for one in fields(use))
+    return ", ".join(f"{key}: {_scalar(value)}" for key, value, usual in settings if value != usual)
 
 
 def _comment(text: str) -> str:
@@ -360,10 +360,14 @@ def _amounts(name: str, block: Block, all_N: npt.NDArray[np.floating[Any]]) -> _
         integer = CategoricalColumn(name=name, kind="integer")
         tried = _try(block, integer, CategoricalColumn(name=name))
         if tried.use:
-            known = tried.known
-            ends = (known[0], known[-1]) if tried.use == integer else (f"{low:g}", f"{high:g}")
-            seen = f"{ends[0]} to {ends[1]}, {len(known):,} distinct{note}"
-            if is_name and len(known) > UNIQUE * len(x_N):
+            categories = tried.known
+            ends = (
+                (categories[0], categories[-1])
+                if tried.use == integer
+                else (f"{low:g}", f"{high:g}")
+            )
+            seen = f"{ends[0]} to {ends[1]}, {len(categories):,} distinct{note}"
+            if is_name and len(categories) > UNIQUE * len(x_N):
                 return _Column(name, f"{seen}: almost every row its own")
             is_label = not note and values.tolist() == [0.0, 1.0]
             seen = f"{x_N.mean():.2%} are 1" if is_label else seen
@@ -404,9 +408,9 @@ def _is_separator(separator: str, text: Any) -> bool:
 
     Titles and addresses have words of their own; names and times have as many in each text.
     """
-    found = pc.split_pattern(text, separator)
-    length = pc.list_value_length(found)
-    words = pc.count_distinct(found.flatten()).as_py()
+    lists = pc.split_pattern(text, separator)
+    length = pc.list_value_length(lists)
+    words = pc.count_distinct(lists.flatten()).as_py()
     is_long = pc.mean(length).as_py() > 1.5 and pc.min(length) != pc.max(length)
     return is_long and words < len(text)
 

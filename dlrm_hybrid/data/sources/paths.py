@@ -47,11 +47,11 @@ def _meant(name: str, key: str) -> Sequence[Path]:
     if path.exists() or not any(sign in name for sign in _SIGNS):
         return [path]
     root = Path(path.anchor)
-    found = root.glob(str(path.relative_to(root)))
+    matches = root.glob(str(path.relative_to(root)))
     if not _is_hidden(path.name):
         written = set(path.parts)
-        found = (one for one in found if not any(map(_is_hidden, {*one.parts} - written)))
-    files = [file for one in found for file in (_files_in(one, key) if one.is_dir() else [one])]
+        matches = (one for one in matches if not any(map(_is_hidden, {*one.parts} - written)))
+    files = [file for one in matches for file in (_files_in(one, key) if one.is_dir() else [one])]
     if not files:
         raise ConfigError(f"{key} = {name}: no file fits this pattern")
     return sorted(set(files))  # `**` fits a folder and what is in it

@@ -68,14 +68,14 @@ class _Moments:
 
     def scales(self, schema: Schema) -> tuple[Scale | None, ...]:
         """Of each column that is standardised; a constant one is divided by 1."""
-        found: list[Scale | None] = []
+        scales: list[Scale | None] = []
         for index, column in enumerate(schema.dense):
             if column.transform != "standardise":
-                found.append(None)
+                scales.append(None)
                 continue
             deviation = float(np.sqrt(self.squares_I[index] / max(self.count, 1)))
-            found.append(Scale(mean=float(self.mean_I[index]), deviation=deviation or 1.0))
-        return tuple(found)
+            scales.append(Scale(mean=float(self.mean_I[index]), deviation=deviation or 1.0))
+        return tuple(scales)
 
 
 @final
@@ -241,22 +241,22 @@ def _read(
 
 
 def _blocks(source: TableSource, path: Path, schema: Schema) -> Iterator[Block]:
-    wanted = schema.read_columns
-    known = {*wanted, *schema.ignore, *folder_values(path)}
-    check_names(path, source.names, wanted, known)
-    return source.blocks(wanted)
+    required = schema.read_columns
+    allowed = {*required, *schema.ignore, *folder_values(path)}
+    check_names(path, source.names, required, allowed)
+    return source.blocks(required)
 
 
 def _check_parts(rows: dict[str, int], schema: Schema, raw: Sequence[Path]) -> None:
     split = schema.split
-    wanted = ["train", "test"]
+    needed = ["train", "test"]
     if (
         (isinstance(split, ByFile) and split.validation)
         or (isinstance(split, ByFraction) and split.validation)
         or (isinstance(split, ByTime) and split.validation_from is not None)
     ):
-        wanted.append("validation")
-    for part in wanted:
+        needed.append("validation")
+    for part in needed:
         if not rows[part]:
             count = ", ".join(f"{number:,} to {name}" for name, number in rows.items())
             raise DataError(
@@ -303,10 +303,10 @@ def _drawn(split: ByFraction, number_N: npt.NDArray[np.int64]) -> npt.NDArray[np
 def _comparable(border: float | str) -> float:
     if not isinstance(border, str):
         return border
-    found = instant(border)
-    if found is None:
+    moment = instant(border)
+    if moment is None:
         raise DataError(f"split: {border!r} is not {FORM} (data.schema)")
-    return found
+    return moment
 
 
 def _put(

@@ -92,10 +92,10 @@ def read_values(
     """
     odd = [BadRow(one.row, "", one.reason, one.raw) for one in block.odd]
     columns = _usual(block.columns, path, schema.missing_values)
-    found = _columns(columns, schema, path, labels)
+    results = _columns(columns, schema, path, labels)
     faults: dict[int, tuple[str, str]] = {}
     time_name = schema.split.column if isinstance(schema.split, ByTime) else ""
-    for name, column in found.items():
+    for name, column in results.items():
         for index, reason in column.bad.items():
             faults.setdefault(index, (time_name if name == _TIME else name, reason))
     row_N = block.row_N
@@ -107,14 +107,14 @@ def read_values(
         kept_N = np.ones(len(row_N), np.bool_)
         kept_N[list(faults)] = False
         rest = columns.filter(pa.array(kept_N))
-        found, row_N = _columns(rest, schema, path, labels), row_N[kept_N]
-    dense = [found[one.name].values for one in schema.dense]
+        results, row_N = _columns(rest, schema, path, labels), row_N[kept_N]
+    dense = [results[one.name].values for one in schema.dense]
     values = Values(
         row_N=row_N,
-        label_N=found[schema.label].values if labels else None,
+        label_N=results[schema.label].values if labels else None,
         dense_NI=np.stack(dense, axis=1) if dense else np.empty((len(row_N), 0)),
-        categories=tuple(found[one.name].values for one in schema.categorical),
-        time_N=found[_TIME].values if _TIME in found else None,
+        categories=tuple(results[one.name].values for one in schema.categorical),
+        time_N=results[_TIME].values if _TIME in results else None,
     )
     return values, sorted([*odd, *bad], key=lambda one: one.row)
 
@@ -149,8 +149,8 @@ def without(array: Any, missing: Sequence[str]) -> Any:
     is_words = is_text(kind) or types.is_string(kind) or types.is_large_string(kind)
     if not missing or not is_words:
         return array
-    found = pc.is_in(array, value_set=pc.cast(pa.array(missing, pa.string()), kind))
-    return pc.if_else(found, pa.scalar(None, kind), array)
+    is_word = pc.is_in(array, value_set=pc.cast(pa.array(missing, pa.string()), kind))
+    return pc.if_else(is_word, pa.scalar(None, kind), array)
 
 
 def _at(name: str, path: str, read: Callable[[Any], Any], array: Any) -> Any:
@@ -167,12 +167,12 @@ _TIME = "\0time"
 
 def _columns(batch: Batch, schema: Schema, path: str, labels: bool) -> dict[str, _Found]:
     """Each column by its name, the one that splits by time as `_TIME`."""
-    found: dict[str, _Found] = {}
+    results: dict[str, _Found] = {}
     words = schema.missing_values
 
     def take(name: str, key: str, read: Callable[[Any], _Found]) -> None:
         array: Any = batch.column(batch.schema.get_field_index(name))
-        found[key] = _at(name, path, read, array)
+        results[key] = _at(name, path, read, array)
 
     if labels:
         take(schema.label, schema.label, lambda array: _label(plain(array)))
@@ -183,7 +183,7 @@ def _columns(batch: Batch, schema: Schema, path: str, labels: bool) -> dict[str,
     if labels and isinstance(schema.split, ByTime):
         border = schema.split.test_from
         take(schema.split.column, _TIME, lambda array: _time(plain(array), isinstance(border, str)))
-    return found
+    return results
 
 
 def _numbers(array: Any) -> _Found:
@@ -225,15 +225,15 @@ def _label(array: Any) -> _Found:
 def _dense(array: Any, column: DenseColumn) -> _Found:
     x_N, bad = _numbers(array)
     x_N, faults = transformed(x_N, column)
-    reasons = {index: f"{shown(array[index].as_py())} {told}" for index, told in faults.items()}
+    reasons = {index: f"{shown(array[index].as_py())} {fault}" for index, fault in faults.items()}
     return _Found(x_N, {**reasons, **bad})
 
 
 def _time(array: Any, is_instant: bool) -> _Found:
     if not is_instant:
-        found = _numbers(array)
-        missing = np.flatnonzero(np.isnan(found.values)).tolist()
-        return _Found(found.values, {**dict.fromkeys(missing, "is empty"), **found.bad})
+        numbers = _numbers(array)
+        missing = np.flatnonzero(np.isnan(numbers.values)).tolist()
+        return _Found(numbers.values, {**dict.fromkeys(missing, "is empty"), **numbers.bad})
     types, kind = pa.types, array.type
     array, bad = as_text(array) if is_text(kind) else (array, {})
     times = _arrow_times(array) if is_text(kind) else array
@@ -273,9 +273,9 @@ def _each_time(array: Any) -> tuple[npt.NDArray[np.int64], dict[int, str]]:
     """Values one by one, those of which Arrow cannot read all."""
     time_N, faults = np.zeros(len(array), np.int64), dict[int, str]()
     for index, value in enumerate(array.to_pylist()):
-        found = None if is_missing(value) else instant(str(value))
-        if found is not None:
-            time_N[index] = found
+        moment = None if is_missing(value) else instant(str(value))
+        if moment is not None:
+            time_N[index] = moment
         else:
             faults[index] = "is empty" if is_missing(value) else f"{shown(value)} is not {FORM}"
     return time_N, faults
