@@ -308,9 +308,9 @@ FAULTS = (
     ),
     Fault(
         "frames: what is behind the last section is not looked at",
-        "dlrm_hybrid/wire/frame.py",
-        "    if position != end:",
-        "    if position > end:",
+        "dlrm_hybrid/wire/section.py",
+        "    if at != end:",
+        "    if at > end:",
         "tests/wire/test_frame.py -k forged_field",
     ),
     Fault(

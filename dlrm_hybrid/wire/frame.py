@@ -26,11 +26,17 @@ from enum import IntEnum
 import xxhash
 
 from dlrm_hybrid.types import DlrmError
-from dlrm_hybrid.wire.section import DTYPES, ENCODINGS, Section, size_fault
+from dlrm_hybrid.wire.section import (
+    ALIGNMENT,
+    HEAD_BYTES,
+    Section,
+    payloads_of,
+    read_sections,
+    size_fault,
+)
 
 MAGIC = b"DLHF"
 VERSION = 2
-ALIGNMENT = 8
 
 _HEADER = struct.Struct("<4sBBHIIQHHI")
 _SECTION = struct.Struct("<HBBIQ")
@@ -174,6 +180,10 @@ def decode(buffer: bytes | bytearray | memoryview) -> Frame:
     _, _, kind, num_sections, *numbers = _HEADER.unpack_from(view)
     if kind not in _KINDS:
         raise FrameError(5, f"kind {kind} is unknown")
+    end, after_heads = len(view) - _CHECKSUM.size, _HEADER.size + num_sections * HEAD_BYTES
+    if after_heads > end:
+        raise FrameError(6, f"{num_sections} sections do not fit {len(view)} bytes")
+    heads = view[_HEADER.size : after_heads]
     sender, attempt, number, boundary, round_, microbatch = numbers
     return Frame(
         kind=_KINDS[kind],
@@ -183,17 +193,15 @@ def decode(buffer: bytes | bytearray | memoryview) -> Frame:
         boundary=boundary,
         round=round_,
         microbatch=microbatch,
-        sections=_sections(view, num_sections),
+        sections=read_sections(
+            view[:end], _HEADER.size, [*_SECTION.iter_unpack(heads)], 2, FrameError
+        ),
     )
 
 
 def _parts(frame: Frame) -> list[bytes | bytearray | memoryview]:
     """What the bytes of a frame are made of, one behind the other."""
-    parts: list[bytes | bytearray | memoryview] = [_head(frame)]
-    for section in frame.sections:
-        parts.append(section.payload)
-        if padding := -len(section.payload) % ALIGNMENT:
-            parts.append(bytes(padding))
+    parts: list[bytes | bytearray | memoryview] = [_head(frame), *payloads_of(frame.sections)]
     checksum = xxhash.xxh3_64()
     for part in parts:
         checksum.update(part)
@@ -236,29 +244,3 @@ def _check_seal(view: memoryview) -> None:
     end = len(view) - _CHECKSUM.size
     if xxhash.xxh3_64_intdigest(view[:end]) != _CHECKSUM.unpack_from(view, end)[0]:
         raise FrameError(end, "the checksum does not fit the bytes before it")
-
-
-def _sections(view: memoryview, num_sections: int) -> tuple[Section, ...]:
-    end = len(view) - _CHECKSUM.size
-    position = _HEADER.size + num_sections * _SECTION.size
-    if position > end:
-        raise FrameError(6, f"{num_sections} sections do not fit {len(view)} bytes")
-    sections: list[Section] = []
-    heads = _SECTION.iter_unpack(view[_HEADER.size : position])
-    offset = _HEADER.size
-    for tensor, encoding, dtype, count, num_bytes in heads:
-        if encoding not in ENCODINGS:
-            raise FrameError(offset + 2, f"encoding {encoding} is unknown")
-        if dtype not in DTYPES:
-            raise FrameError(offset + 3, f"element type {dtype} is unknown")
-        if fault := size_fault(ENCODINGS[encoding], DTYPES[dtype], count, num_bytes):
-            raise FrameError(offset + 4, fault)
-        if num_bytes > end - position:
-            raise FrameError(offset + 8, f"a payload of {num_bytes} bytes does not fit the frame")
-        payload = view[position : position + num_bytes]
-        sections.append(Section(tensor, ENCODINGS[encoding], DTYPES[dtype], count, payload))
-        position += num_bytes + -num_bytes % ALIGNMENT
-        offset += _SECTION.size
-    if position != end:
-        raise FrameError(min(position, end), f"{abs(end - position)} bytes too many or too few")
-    return tuple(sections)

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dlrm_hybrid.types import DlrmError
-from dlrm_hybrid.wire.section import DTYPES, ENCODINGS, Section, size_fault
+from dlrm_hybrid.wire.section import HEAD_BYTES, Section, payloads_of, read_sections
 
 MAGIC = b"DLHP"
 VERSION = 1
@@ -31,7 +31,6 @@ VERSION = 1
 _HEADER = struct.Struct("<4sB3xII")
 _SECTION = struct.Struct("<BB2xIQ")
 _CHECKSUM = struct.Struct("<I")
-_ALIGNMENT = 8
 
 
 class PacketError(DlrmError):
@@ -67,9 +66,7 @@ def encode_packet(fingerprint: int, sections: Sequence[Section]) -> bytes:
     """
     parts: list[bytes | memoryview] = [_HEADER.pack(MAGIC, VERSION, len(sections), fingerprint)]
     parts += [_SECTION.pack(one[1], one[2], one[3], len(one[4])) for one in sections]
-    for one in sections:
-        parts += [one.payload, bytes(-len(one.payload) % _ALIGNMENT)]
-    body = b"".join(parts)
+    body = b"".join(parts + payloads_of(sections))
     return body + _CHECKSUM.pack(zlib.crc32(body))
 
 
@@ -90,28 +87,9 @@ def decode_packet(buffer: bytes | bytearray | memoryview) -> Packet:
         raise PacketError(4, f"version {version}; this program reads version {VERSION}")
     if zlib.crc32(view[:end]) != _CHECKSUM.unpack_from(view, end)[0]:
         raise PacketError(end, "the checksum does not fit the bytes before it")
-    return Packet(fingerprint, _sections(view[:end], count))
-
-
-def _sections(view: memoryview, count: int) -> tuple[Section, ...]:
-    """So many sections, of all bytes but the checksum."""
-    end = len(view)
-    at = _HEADER.size + count * _SECTION.size
-    if at > end:
+    after_heads = _HEADER.size + count * HEAD_BYTES
+    if after_heads > end:
         raise PacketError(8, f"{count} sections do not fit {end} bytes")
-    sections: list[Section] = []
-    heads = _SECTION.iter_unpack(view[_HEADER.size : at])
-    for tensor, (encoding, dtype, elements, num_bytes) in enumerate(heads):
-        offset = _HEADER.size + tensor * _SECTION.size
-        if encoding not in ENCODINGS or dtype not in DTYPES:
-            raise PacketError(offset, f"encoding {encoding} of type {dtype} is unknown")
-        if fault := size_fault(ENCODINGS[encoding], DTYPES[dtype], elements, num_bytes):
-            raise PacketError(offset + 4, fault)
-        if num_bytes > end - at:
-            raise PacketError(offset + 8, f"a payload of {num_bytes} bytes does not fit")
-        payload = view[at : at + num_bytes]
-        sections.append(Section(tensor, ENCODINGS[encoding], DTYPES[dtype], elements, payload))
-        at += num_bytes + -num_bytes % _ALIGNMENT
-    if at != end:
-        raise PacketError(min(at, end), f"{abs(end - at)} bytes too many or too few")
-    return tuple(sections)
+    heads = enumerate(_SECTION.iter_unpack(view[_HEADER.size : after_heads]))
+    numbered = [(tensor, *head) for tensor, head in heads]
+    return Packet(fingerprint, read_sections(view[:end], _HEADER.size, numbered, 0, PacketError))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -54,6 +55,12 @@ DTYPES = {int(dtype): dtype for dtype in Dtype}
 
 MAX_COUNT = 2**31 - 1
 """Of elements, which int32 counts."""
+
+ALIGNMENT = 8
+"""Of payloads: an array can be laid over one."""
+
+HEAD_BYTES = 16
+"""Of what says of a section what it is."""
 
 _CODED_BYTES, _TABLES_BYTES = 20, 2048  # of an element at most, and of tables
 
@@ -112,3 +119,50 @@ def size_fault(encoding: Encoding, dtype: Dtype, count: int, num_bytes: int) -> 
     if num_bytes > dense_bytes + count // 8 + 8:
         return f"{num_bytes} bytes are more than {encoding.name} takes for {count} elements"
     return None
+
+
+def payloads_of(sections: Iterable[Section]) -> list[bytes | memoryview]:
+    """Payloads one behind the other, each filled up with zeros to a multiple of 8 bytes."""
+    parts: list[bytes | memoryview] = []
+    for section in sections:
+        parts.append(section.payload)
+        if padding := -len(section.payload) % ALIGNMENT:
+            parts.append(bytes(padding))
+    return parts
+
+
+def read_sections(
+    view: memoryview,
+    begin: int,
+    heads: Sequence[tuple[int, int, int, int, int]],
+    types: int,
+    error: Callable[[int, str], DlrmError],
+) -> tuple[Section, ...]:
+    """Sections whose heads and payloads end where the bytes do; payloads view them.
+
+    Args:
+        view: the bytes.
+        begin: where the heads begin.
+        heads: tensor, encoding, dtype, count and payload bytes of each.
+        types: where encoding and dtype lie in a head.
+        error: made of the byte at which a fault shows, and the fault.
+    """
+    at, end = begin + HEAD_BYTES * len(heads), len(view)
+    sections: list[Section] = []
+    offset = begin
+    for tensor, encoding, dtype, count, num_bytes in heads:
+        if encoding not in ENCODINGS:
+            raise error(offset + types, f"encoding {encoding} is unknown")
+        if dtype not in DTYPES:
+            raise error(offset + types + 1, f"element type {dtype} is unknown")
+        if fault := size_fault(ENCODINGS[encoding], DTYPES[dtype], count, num_bytes):
+            raise error(offset + 4, fault)
+        if num_bytes > end - at:
+            raise error(offset + 8, f"a payload of {num_bytes} bytes does not fit")
+        payload = view[at : at + num_bytes]
+        sections.append(Section(tensor, ENCODINGS[encoding], DTYPES[dtype], count, payload))
+        at += num_bytes + -num_bytes % ALIGNMENT
+        offset += HEAD_BYTES
+    if at != end:
+        raise error(min(at, end), f"{abs(end - at)} bytes too many or too few")
+    return tuple(sections)

@@ -198,7 +198,7 @@ def test_every_flipped_byte_is_told() -> None:
         (
             36,
             struct.pack("<IQ", 2**32 - 1, 4 * (2**32 - 1)),
-            "byte 40: a payload of 17179869180 bytes does not fit the frame",
+            "byte 40: a payload of 17179869180 bytes does not fit",
         ),
     ],
 )
