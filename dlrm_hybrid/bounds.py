@@ -1,13 +1,29 @@
-"""Ranges that configuration keys share.
+"""Types and ranges of settings, and the check of a record by those of its fields.
 
-Pydantic checks them, but is not imported: the compressors have settings too, and need no pydantic.
+Pydantic reads the same ranges, but is not imported: the compressors have settings too, and need no
+pydantic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+import math
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 if TYPE_CHECKING:
     from pydantic import ConfigDict
@@ -24,6 +40,14 @@ PATTERNS = {
 
 STRICT: ConfigDict = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
 """How pydantic checks a record: the value of its attribute `__pydantic_config__`."""
+
+_ORDER: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "gt": ("above", operator.gt),
+    "ge": ("at least", operator.ge),
+    "lt": ("below", operator.lt),
+    "le": ("at most", operator.le),
+}
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +74,44 @@ class Bound:
         bounds = {name: getattr(self, name) for name in self.__slots__}
         return handler(source) | {name: one for name, one in bounds.items() if one is not None}
 
+    def holds(self, value: Any) -> bool:
+        """Whether a number is in its range."""
+        return all(is_met(value, bound) for _, is_met, bound in self._limits())
+
+    def described(self, kind: str) -> Iterator[str]:
+        """Words for what a number must be, beginning with its kind."""
+        yield f"{kind} {' and '.join(f'{word} {bound:g}' for word, _, bound in self._limits())}"
+
+    def _limits(self) -> Iterator[tuple[str, Callable[[Any, Any], bool], float]]:
+        for name, (word, is_met) in _ORDER.items():
+            if (bound := getattr(self, name)) is not None:
+                yield word, is_met, bound
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """What a text must be, in an `Annotated` type: one of names that others add to.
+
+    Attributes:
+        names: gives them.
+    """
+
+    names: Callable[[], Iterable[str]]
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: Callable[[Any], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """What pydantic asks of metadata: the schema of a literal."""
+        return {"type": "literal", "expected": [*self.names()]}
+
+    def holds(self, value: Any) -> bool:
+        """Whether a text is one of the names."""
+        return value in self.names()
+
+    def described(self, kind: str) -> Iterator[str]:
+        """The names."""
+        yield from map(repr, self.names())
+
 
 Count = Annotated[int, Bound(ge=0, lt=2**63)]
 Positive = Annotated[int, Bound(ge=1, lt=2**63)]
@@ -64,8 +126,95 @@ Seconds = Annotated[float, Bound(gt=0, le=1e6)]
 Fraction = Annotated[float, Bound(ge=0, le=1)]
 Part = Annotated[float, Bound(gt=0, le=1)]
 BelowOne = Annotated[float, Bound(ge=0, lt=1)]
+BetweenZeroAndOne = Annotated[float, Bound(gt=0, lt=1)]
 LevelBits = Annotated[int, Bound(ge=3, le=8)]
 Precision = Literal["float32", "bfloat16", "float16"]
 PrecisionOrLevels = Literal["float32", "bfloat16", "float16", "levels"]
 Name = Annotated[str, Bound(pattern=NAME_PATTERN)]
 Path = Annotated[str, Bound(min_length=1)]
+
+
+@cache
+def types_of(record: type) -> Mapping[str, Any]:
+    """The types of the fields of a dataclass by name, bounds included."""
+    hints = get_type_hints(record, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(record)}
+
+
+class SettingsError(ValueError):
+    """Values that a record cannot have.
+
+    Args:
+        record: its class.
+        faults: field, value and what is wrong with it, of each.
+
+    Attributes:
+        faults: as given.
+    """
+
+    def __init__(self, record: type, faults: Sequence[tuple[str, object, str]]) -> None:
+        lines = (f"{name} = {value!r}: {reason}" for name, value, reason in faults)
+        super().__init__(f"{record.__name__}: {'; '.join(lines)}")
+        self.faults = faults
+
+
+def check(record: Any) -> None:
+    """Check all values of a frozen record, and store numbers of numpy as Python's own.
+
+    Args:
+        record: a dataclass instance; changed where it holds such numbers.
+
+    Raises:
+        SettingsError: a value is not of its field's type, or out of its bounds.
+    """
+    faults: list[tuple[str, object, str]] = []
+    for name, kind in types_of(record.__class__).items():
+        value = _plain(getattr(record, name))
+        object.__setattr__(record, name, value)
+        if not _fits(value, kind):
+            faults.append((name, value, f"must be {' or '.join(_described(kind))}"))
+    if faults:
+        raise SettingsError(record.__class__, faults)
+
+
+def _plain(value: object) -> object:
+    """Numbers of other types, such as numpy's, as those that equality and text are defined by."""
+    if type(value) is tuple:
+        return tuple(map(_plain, cast("tuple[object, ...]", value)))
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
+
+
+def _fits(value: object, kind: Any) -> bool:
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_fits(value, part) for part in parts)
+    if origin is Literal:
+        return type(value) is str and value in parts
+    if origin is Annotated:
+        return _fits(value, parts[0]) and all(bound.holds(value) for bound in parts[1:])
+    if origin is tuple:
+        items = cast("Sequence[object]", value)
+        return type(value) is tuple and all(_fits(item, parts[0]) for item in items)
+    if kind is float:
+        return type(value) in (int, float) and math.isfinite(cast("float", value))
+    return type(value) is kind
+
+
+def _described(kind: Any) -> Iterator[str]:
+    """What a value of a type is, in words."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        for part in parts:
+            yield from _described(part)
+    elif origin is Literal:
+        yield from map(repr, parts)
+    elif origin is Annotated:
+        yield from parts[1].described(_WORDS[parts[0]])
+    elif origin is tuple:
+        yield f"a tuple, each {' or '.join(_described(parts[0]))}"
+    else:
+        yield "None" if kind is NoneType else _WORDS[kind]

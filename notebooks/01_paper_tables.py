@@ -54,7 +54,7 @@ TRAIN = (
 )
 if not FOLDERS:
     mp = f"{TRAIN}1 +experiment=paper_table1 parallel.cuts=[bottom.2] activation.sparsity=0.0,0.9"
-    dp = f"{TRAIN}2 +experiment=paper_table2 gradient.sparsity=0.0,0.98"
+    dp = f"{TRAIN}2 +experiment=paper_table2 gradient.density=1,0.02"
     for command in (mp, dp):
         subprocess.run(command.split(), check=True, capture_output=True)
     FOLDERS = ["runs/notebooks/paper"]

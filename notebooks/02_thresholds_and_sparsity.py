@@ -53,7 +53,7 @@ TRAIN = (
 )
 EXACT = "gradient.threshold=exact gradient.lifespan=1 gradient.renewal=fixed"
 if not GRADIENTS:
-    command = f"{TRAIN}/dp +experiment=dct_dp parallel.cuts=[] {EXACT} gradient.sparsity=0.75,0.95"
+    command = f"{TRAIN}/dp +experiment=dct_dp parallel.cuts=[] {EXACT} gradient.density=0.25,0.05"
     subprocess.run(command.split(), check=True, capture_output=True)
     GRADIENTS = ["runs/notebooks/thresholds/dp"]
 if not ACTIVATIONS:

@@ -41,7 +41,7 @@ if not FOLDERS:
     FOLDERS = ["runs/notebooks/sweep"]
     command = (
         f"{sys.executable} -m dlrm_hybrid train -m +experiment=dct_dp parallel.cuts=[] "
-        "model=dlrm_small data.rows=60000 gradient.sparsity=0.9,0.99,0.999 telemetry.every=20 "
+        "model=dlrm_small data.rows=60000 gradient.density=0.1,0.01,0.001 telemetry.every=20 "
         f"train.evaluate_every=100 hydra.sweep.dir={FOLDERS[0]} skip_completed=true"
     )
     subprocess.run(command.split(), check=True, capture_output=True)

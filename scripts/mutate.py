@@ -32,7 +32,7 @@ TIMEOUT_SECONDS = 600
 FAILED = 1  # exit code of pytest when a test fails
 
 GRADIENT = "dlrm_hybrid/compress/gradient"
-RULES = f"{GRADIENT}/thresholds"
+METHODS = f"{GRADIENT}/methods"
 TESTS = "tests/compress/gradient"
 LIBRARY = "dlrm_hybrid/compress/library"
 LIBRARY_TESTS = "tests/compress/library/test_states.py"
@@ -77,49 +77,49 @@ FAULTS = (
     ),
     Fault(
         "DEFT: bins are not rotated",
-        f"{GRADIENT}/deft.py",
+        f"{GRADIENT}/fragments.py",
         "owners_L = (bins_L - leader) % self.trainers",
         "owners_L = bins_L % self.trainers",
         f"{TESTS}/test_deft.py -k every_fragment",
     ),
     Fault(
         "SIDCo: one stage more at most",
-        f"{RULES}/sidco.py",
+        f"{METHODS}/sidco.py",
         "most = max(1, ceil(log2(nonzero / k)))",
         "most = 1 + max(1, ceil(log2(nonzero / k)))",
         f"{TESTS}/test_sidco.py -k more_stages",
     ),
     Fault(
         "SIDCo: an estimate is used up to 40 times too many elements",
-        f"{RULES}/sidco.py",
+        f"{METHODS}/sidco.py",
         "FAR = 4 ",
         "FAR = 40 ",
         f"{TESTS}/test_sidco.py -k four_times",
     ),
     Fault(
         "RedSync: the search ends at an interval of 0.1",
-        f"{RULES}/search.py",
+        f"{METHODS}/redsync.py",
         "NEAR = 0.2 ",
         "NEAR = 0.1 ",
         f"{TESTS}/test_estimated_thresholds.py -k redsync",
     ),
     Fault(
         "DGC: a tenth of the sample",
-        f"{RULES}/dgc.py",
+        f"{METHODS}/dgc.py",
         "ceil(count * self.settings.part)",
         "ceil(count * self.settings.part / 10)",
         f"{TESTS}/test_estimated_thresholds.py -k as_sure",
     ),
     Fault(
         "hard: the magnitude follows the k of the stage",
-        f"{GRADIENT}/methods/thresholds.py",
+        f"{METHODS}/hard.py",
         "target_k(context.model_elements, ",
         "target_k(context.layout.size, ",
         f"{TESTS}/test_gradient_methods.py -k hard",
     ),
     Fault(
         "DGC: the bound of the norm is not divided by √trainers",
-        f"{GRADIENT}/methods/thresholded.py",
+        f"{METHODS}/dgc.py",
         "sqrt(context.trainers)",
         "sqrt(1)",
         f"{TESTS}/test_gradient_methods.py -k bound",
@@ -140,21 +140,21 @@ FAULTS = (
     ),
     Fault(
         "SIDCo: the mean of a window is divided by one estimate too many",
-        f"{RULES}/sidco.py",
+        f"{METHODS}/sidco.py",
         "elements / (estimates * k)",
         "elements / ((estimates + 1) * k)",
         f"{TESTS}/test_sidco.py -k right_estimate",
     ),
     Fault(
         "GaussianKSGD: up to five thirds of k are near enough",
-        f"{RULES}/search.py",
-        "3 * found <= 4 * k",
-        "3 * found <= 5 * k",
+        f"{METHODS}/gaussian.py",
+        "3 * count <= 4 * k",
+        "3 * count <= 5 * k",
         f"{TESTS}/test_estimated_thresholds.py -k four_thirds",
     ),
     Fault(
         "DEFT: to keep one element of a fragment costs nothing",
-        f"{GRADIENT}/deft.py",
+        f"{GRADIENT}/fragments.py",
         "np.maximum(ks_L, 2)",
         "np.maximum(ks_L, 1)",
         f"{TESTS}/test_deft_plan.py",
@@ -210,7 +210,7 @@ FAULTS = (
     ),
     Fault(
         "TernGrad: scales are rounded down",
-        f"{GRADIENT}/terngrad.py",
+        f"{GRADIENT}/ternary.py",
         "(scales_Q.view(np.uint32) + _DROPPED) & ~_DROPPED",
         "scales_Q.view(np.uint32) & ~_DROPPED",
         f"{TESTS}/test_terngrad.py",
@@ -231,7 +231,7 @@ FAULTS = (
     ),
     Fault(
         "DEFT: others may choose from a trainer's fragments",
-        f"{GRADIENT}/deft.py",
+        f"{GRADIENT}/fragments.py",
         "if counts.tolist() != [chosen_K.size for chosen_K in chosen]:",
         "if False:",
         f"{TESTS}/test_deft.py -k anothers",

@@ -136,7 +136,7 @@ def paper_runs(small_rows: list[str], tmp_path_factory: pytest.TempPathFactory) 
 
     for seed in (0, 1):
         train(f"base_{seed}", "+experiment=baseline", f"train.seed={seed}")
-        dp = ("+experiment=dct_dp", "parallel.cuts=[]", "gradient.sparsity=0.95", *exact)
+        dp = ("+experiment=dct_dp", "parallel.cuts=[]", "gradient.density=0.05", *exact)
         train(f"dp_{seed}", f"train.seed={seed}", *dp)
     train("mp_0", "+experiment=dct_mp", "activation.sparsity=[0.5,0.75]")
     train("top_0", "+experiment=dct_mp", "parallel.cuts=[top.1]", "activation.sparsity=0.75")

@@ -89,7 +89,7 @@ EXAMPLES = {
     "train": (
         "train train.steps=1000",
         "train data=criteo_kaggle train.seed=1",
-        "train +experiment=dct_hybrid gradient.sparsity=0.999",
+        "train +experiment=dct_hybrid gradient.density=0.001",
         "train -m +experiment=baseline,dct_hybrid train.seed=1,2",
         "train -m sweep.jobs=2 gradient=dct,topk train.seed=1,2",
         "train hydra.run.dir=runs/mine checkpoint.resume=auto",
@@ -260,9 +260,7 @@ def _keys(verb: str, values: Mapping[str, Any]) -> Iterator[list[str]]:
         group, _, name = key.name.rpartition(".")
         group = group.partition(".")[0]
         is_choice = name == "name" and group in all_groups()
-        # Of gradient null is what the chosen method does not read.
-        is_unread = group == "gradient" and values.get(key.name) is None
-        if key.name not in values or is_choice or is_unread:
+        if key.name not in values or is_choice:
             continue
         text = f"{line_of(key.name, _choice(group, values))} ({key.kind})"
         shown.setdefault(group, []).append(_entry(f"{key.name}={_text(values[key.name])}", text))

@@ -16,31 +16,34 @@ docs/library.md says more.
 from __future__ import annotations
 
 from importlib import import_module
+from itertools import chain
 from typing import Any
 
 # Loaded when they are asked for; what they are stands in __init__.pyi.
-_LIBRARY = "dlrm_hybrid.compress.library"
 _HOMES = {
-    "boundary": ("BoundaryReport", "SparseBoundary"),
-    "compressor": ("ParameterCompressor",),
-    "ddp": ("DdpState", "ddp_hook"),
-    "exchange": ("Traffic",),
-    "packets": ("Decoded", "decode"),
-    "records": (
-        *("CltK", "Dct", "Deft", "Dgc", "Gaussian", "GradientMethod", "Hard", "NoCompression"),
-        *("RandomK", "RedSync", "Sidco", "TernGrad", "TopK"),
-    ),
+    "gradient.compressor": ("Compressor",),
+    "gradient.context": ("StageContext",),
+    "library.boundary": ("BoundaryReport", "SparseBoundary"),
+    "library.compressor": ("ParameterCompressor",),
+    "library.ddp": ("DdpState", "ddp_hook"),
+    "library.exchange": ("Traffic",),
+    "library.packets": ("Decoded", "decode"),
 }
-_NAMES = {name: f"{_LIBRARY}.{file}" for file, names in _HOMES.items() for name in names}
-
-__all__ = sorted(_NAMES)  # pyright: ignore[reportUnsupportedDunderAll]
+_METHODS = "dlrm_hybrid.compress.gradient.methods"
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NAMES:
+    for file, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{file}"), name)
+    base = import_module(_METHODS)
+    records = {one.__name__: one for one in (base.GradientMethod, *base.methods().values())}
+    if name == "__all__":
+        return sorted({*records, *chain(*_HOMES.values())})
+    if name not in records:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_NAMES[name]), name)
+    return records[name]
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_NAMES})
+    return sorted({*globals(), *__getattr__("__all__")})

@@ -13,17 +13,18 @@ import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
 
 import hydra
+from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dlrm_hybrid.config.experiments.hydra_state import composing
 from dlrm_hybrid.config.experiments.own import OwnExperiments
-from dlrm_hybrid.config.gradient import section_reader, unread_sections
 from dlrm_hybrid.config.identity import CONFIG_FILE, flat, is_below
 from dlrm_hybrid.config.keys import (
     CONF,
@@ -33,6 +34,7 @@ from dlrm_hybrid.config.keys import (
     conf_folder,
     with_whole_numbers,
 )
+from dlrm_hybrid.config.methods import GROUP, choices, load_typed, readers_of, unloaded
 from dlrm_hybrid.config.model import unread_interactions, with_input_width, with_table_servers
 from dlrm_hybrid.config.overrides import (
     ALLOWED,
@@ -140,6 +142,7 @@ def choice_of(
         is_sweep: whether a key may have several values; the first one counts.
         has_model: whether the command makes a model, which must fit the rows.
     """
+    load_typed(overrides)
     own = OwnExperiments.of(overrides)
     lost = own.faults_of([one for one in overrides if not override_fault(one, is_sweep, own.names)])
     if lost:  # without the folder nobody knows what its experiments are
@@ -190,6 +193,7 @@ def sweep_of(overrides: Sequence[str], faults: Sequence[str] = ()) -> Sweep:
         ConfigError: with all faults of all values.
     """
     _register_resolvers()
+    load_typed(overrides)
     own = OwnExperiments.of(overrides)
     wrong = {one: fault for one in overrides if (fault := override_fault(one, True, own.names))}
     given = [points_of(one, own.names) for one in overrides if one not in wrong]
@@ -280,6 +284,7 @@ def _composed(
         ConfigError: with all faults, also those given.
         DataError: as `job_of`.
     """
+    load_typed(overrides)
     own = OwnExperiments.of(overrides)
     wrong = {one: fault for one in overrides if (fault := override_fault(one, own=own.names))}
     own.check([one for one in overrides if one not in wrong], [*faults, *wrong.values()])
@@ -340,7 +345,10 @@ def _going_on(
     if folder_key != RUN_FOLDER_KEY or RESUME not in asked or not (folder / CONFIG_FILE).exists():
         return tree.values, []
     saved = own_values(folder / CONFIG_FILE, read_object(folder, CONFIG_FILE))
-    return resumed(saved, tree.values, given_keys(overrides))
+    values, faults = resumed(saved, tree.values, given_keys(overrides))
+    if fault := unloaded(str(values[GROUP]["name"])):
+        faults = [*faults, f"{GROUP} = {values[GROUP]['name']!r}: {fault}"]
+    return values, faults
 
 
 def _settled(values: dict[str, Any], has_model: bool = True) -> tuple[dict[str, Any], list[str]]:
@@ -362,11 +370,19 @@ def _register_resolvers() -> None:
     run_id = f"{stamp}-{os.urandom(3).hex()}"
     # Cached, so that one run has one name however often it is resolved.
     OmegaConf.register_new_resolver("run_id", lambda: run_id, use_cache=True, replace=True)
+    OmegaConf.register_new_resolver("rest", _rest, replace=True)
+
+
+def _rest(sparsity: float) -> float:
+    """The density that a sparsity leaves."""
+    return float(1 - Decimal(str(sparsity)))
 
 
 def _compose(overrides: Sequence[str]) -> _Tree:
     """The values and Hydra's own settings; only `ALLOWED` of those may be set by overrides."""
     OwnExperiments.of(overrides).store(overrides)
+    for name, method in choices().items():
+        ConfigStore.instance().store(name, method().settings(), GROUP)
     config = hydra.compose(ROOT, overrides=list(overrides), return_hydra_config=True)
     changed = _changed(_settings(config), _own_settings())
     if changed:
@@ -401,22 +417,18 @@ def _changed(settings: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
 
 
 def _without_unread(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Null for parts of `gradient` and `model` that no choice there reads, and their faults."""
-    faults: list[str] = []
-    for group, unread in (("gradient", unread_sections), ("model", unread_interactions)):
-        given = values.get(group)
-        if not isinstance(given, Mapping):
-            continue
-        kept, more = unread(cast("Mapping[str, Any]", given), _sections(group))
-        values = {**values, group: kept}
-        faults += more
-    return values, faults
+    """Null for parts of `model` that no choice there reads, and their faults."""
+    given = values.get("model")
+    if not isinstance(given, Mapping):
+        return values, []
+    kept, faults = unread_interactions(cast("Mapping[str, Any]", given), _interactions())
+    return {**values, "model": kept}, faults
 
 
 @functools.cache
-def _sections(group: str) -> Mapping[str, Any]:
-    """The parts of a group that only some of its choices read, with their defaults."""
-    sections = OmegaConf.load(conf_folder() / group / "base" / "sections.yaml")
+def _interactions() -> Mapping[str, Any]:
+    """The parts of `model` that only some of its choices read, with their defaults."""
+    sections = OmegaConf.load(conf_folder() / "model" / "base" / "sections.yaml")
     return cast("dict[str, Any]", OmegaConf.to_container(sections, resolve=True))
 
 
@@ -433,8 +445,8 @@ def _sift(overrides: Sequence[str]) -> tuple[_Tree, dict[str, str]]:
             _compose([*accepted, override])
             accepted.append(override)
         except COMPOSE_ERRORS as error:
-            reader = section_reader(override.lstrip("+").partition("=")[0])
-            reason = f"only applies to {reader}" if reader else _first_line(error)
+            readers = readers_of(override.lstrip("+").partition("=")[0])
+            reason = f"only applies to {readers}" if readers else _first_line(error)
             wrong[override] = f"{override}: {reason}"
     return _compose(accepted), wrong
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from dlrm_hybrid.compress.gradient.methods import methods
+from dlrm_hybrid.compress.gradient.methods import find
 
 CONFIG_FILE = "config.json"  # the configuration of a run, in its folder
 
@@ -230,7 +230,7 @@ def with_value(values: Mapping[str, Any], key: str, value: Any) -> dict[str, Any
 
 def _waits_otherwise(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
     """Whether what waits is gradients in one of the runs, and finished updates in the other."""
-    chosen = [methods().get(str(one.get("gradient.name"))) for one in (before, after)]
+    chosen = [find(str(one.get("gradient.name"))) for one in (before, after)]
     keep = all(method is not None and method.is_sparse for method in chosen)
     as_updates = {one.get("gradient.residual") == "update" for one in (before, after)}
     return keep and len(as_updates) > 1

@@ -17,6 +17,7 @@ from typing import Any, cast
 from pydantic import TypeAdapter
 
 from dlrm_hybrid.bounds import NAME_PATTERN
+from dlrm_hybrid.config.methods import GROUP, choices, lines_of, summary_of
 from dlrm_hybrid.config.schema import Config
 
 ROOT = "config"
@@ -26,6 +27,7 @@ BASE = "base"  # a folder of what choices of a group share
 # Sections and keys of older versions, with what is typed instead.
 REPLACED = {
     "bench": "benchmarks are scripts now: python scripts/benchmarks/step.py --help",
+    "gradient.sparsity": "gradient.density is the fraction that is sent, 0.01 one in a hundred",
     "data.parquet": "prepared rows are .npy files now, which numpy, pandas and polars open",
 }
 # What other programs call things: the last part of a key, or a choice with what else it takes.
@@ -69,18 +71,31 @@ def conf_folder() -> Path:
     return installed if installed.is_dir() else package.parent / "conf"
 
 
-@functools.cache
 def all_keys() -> Mapping[str, Key]:
     """All keys by name, in the order of the schema."""
+    return _keys_with(tuple(choices()))
+
+
+def all_groups() -> Mapping[str, tuple[str, ...]]:
+    """Groups and the names of their choices."""
+    return _groups_with(tuple(choices()))
+
+
+@functools.cache
+def _keys_with(records: tuple[str, ...]) -> Mapping[str, Key]:
     schema = TypeAdapter(Config).json_schema()
     return {key.name: key for key in _leaves(schema, schema["$defs"], "")}
 
 
 @functools.cache
-def all_groups() -> Mapping[str, tuple[str, ...]]:
-    """Groups and the names of their choices."""
-    folders = sorted(path for path in conf_folder().iterdir() if path.is_dir())
-    return {path.name: tuple(sorted(one.stem for one in path.glob("*.yaml"))) for path in folders}
+def _groups_with(records: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:
+    names = {path.name: [one.stem for one in path.glob("*.yaml")] for path in _folders()}
+    names[GROUP] = [*names.get(GROUP, ()), *records]
+    return {group: tuple(sorted(names[group])) for group in sorted(names)}
+
+
+def _folders() -> Iterator[Path]:
+    return (path for path in conf_folder().iterdir() if path.is_dir())
 
 
 @functools.cache
@@ -92,7 +107,9 @@ def default_choices() -> Mapping[str, str]:
 
 @functools.cache
 def help_lines(group: str, choice: str) -> Mapping[str, str]:
-    """The comments beside the keys of a group; of config.yaml for the empty group.
+    """The comments beside the keys of a group or, of records, their docstrings' lines.
+
+    The empty group has those of config.yaml.
 
     Args:
         group: its name.
@@ -100,6 +117,8 @@ def help_lines(group: str, choice: str) -> Mapping[str, str]:
     """
     if not group:
         return dict(_comments(conf_folder() / f"{ROOT}.yaml", ""))
+    if group == GROUP:
+        return lines_of(choice)
     files = sorted((conf_folder() / group).glob("*.yaml"), key=lambda path: path.stem != choice)
     files[1:1] = sorted((conf_folder() / group / BASE).glob("*.yaml"))
     found: dict[str, str] = {}
@@ -110,7 +129,9 @@ def help_lines(group: str, choice: str) -> Mapping[str, str]:
 
 
 def summary(group: str, choice: str) -> str:
-    """The comment at the head of a choice's file, as one line; empty if there is none."""
+    """The comment at the head of a choice's file, or a record's first line; empty if none."""
+    if group == GROUP and choice in choices():
+        return summary_of(choice)
     lines = (conf_folder() / group / f"{choice}.yaml").read_text(encoding="utf-8").splitlines()
     head: list[str] = []
     for line in lines:
@@ -236,6 +257,8 @@ def _leaves(schema: Schema, defs: Schema, prefix: str) -> Iterator[Key]:
 def _section(field: Schema, defs: Schema) -> Schema | None:
     """The schema of the keys below a key, if it has some; a section may also be null."""
     for one in (field, *field.get("anyOf", ())):
+        if "properties" in one:
+            return one
         if "$ref" in one:
             return defs[one["$ref"].rpartition("/")[2]]
     return None

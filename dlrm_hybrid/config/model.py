@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from dlrm_hybrid.config.gradient import changed
 from dlrm_hybrid.config.schedule import shown
 from dlrm_hybrid.config.schema import Config, ModelConfig
 from dlrm_hybrid.data.schemas.reading import builtin, named
@@ -45,6 +44,14 @@ def unread_interactions(
             for key, value in changed(model[section], values)
         ]
     return kept, faults
+
+
+def changed(given: Any, default: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """What differs from the defaults of a section, by key below it."""
+    if not isinstance(given, Mapping):
+        return [("", given)]
+    values = cast("Mapping[str, Any]", given)
+    return [(f".{key}", one) for key, one in values.items() if (key, one) not in default.items()]
 
 
 def with_input_width(

@@ -28,6 +28,7 @@ from dlrm_hybrid.config.keys import (
     no_such_choice,
     unknown_key,
 )
+from dlrm_hybrid.config.methods import GROUP, fault_of
 
 ALLOWED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweeper.params")
 MOST_JOBS = 10_000  # of a sweep
@@ -133,7 +134,8 @@ def _swept(override: Override, own: Sequence[str] | None) -> list[str]:
     glob: Any = override.value()
     if isinstance(glob, Glob):
         return glob.filter(list(_choices(override.key_or_group, own)))
-    return list(itertools.islice(override.sweep_string_iterator(), MOST_JOBS + 1))
+    values = itertools.islice(override.sweep_string_iterator(), MOST_JOBS + 1)
+    return [value.replace("\\:", ":") for value in values]  # as it was typed
 
 
 def _depth(text: str) -> int:
@@ -188,6 +190,9 @@ def _group(text: str, override: Override, own: Sequence[str] | None) -> str | No
     names = cast("list[Any]", given) if isinstance(given, list) else [given]
     is_checked = own is not None or group != EXPERIMENT
     others = [name for name in names if name not in choices] if is_checked else []
+    outside = [name for name in others if group == GROUP and ":" in str(name)]
+    if outside:
+        return f"{text}: {fault_of(outside[0])}"
     if not names or others:
         return f"{text}: {no_such_choice(group, others, choices)}"
     if (group == EXPERIMENT) != override.is_add():

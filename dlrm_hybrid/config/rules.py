@@ -177,7 +177,7 @@ def _led(config: Config) -> Iterator[str]:
             f"pull.sparsity = {config.pull.sparsity}: all trainers must be sent the same, and with "
             f"{mode} each is sent its own"
         )
-    if config.gradient.residual == "update":
+    if config.gradient.uses_lr:
         yield (
             f"gradient.residual = 'update': with {mode} servers know the learning rate, not "
             "trainers; needs gradient"

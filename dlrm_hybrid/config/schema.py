@@ -1,14 +1,13 @@
 """Types and bounds of every configuration key.
 
 A value has one home, the YAML files of `conf/`: nothing here has a default. What two keys mean
-together is checked in `rules.py`. What compressors read is beside them, in
-compress/gradient/methods/ and compress/activation/methods.py.
+together is checked in `rules.py`. The keys of `gradient` are those of a record in
+compress/gradient/methods/ (see `config.methods`).
 """
 
 from __future__ import annotations
 
-from dataclasses import field, make_dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -30,7 +29,7 @@ from dlrm_hybrid.bounds import (
     Seed,
 )
 from dlrm_hybrid.compress.activation.methods import ActivationKeys
-from dlrm_hybrid.compress.gradient.methods import GradientKeys, methods, rules, sections
+from dlrm_hybrid.config.methods import Gradient
 from dlrm_hybrid.config.sections.commands import (
     DoctorConfig,
     EvaluateConfig,
@@ -126,27 +125,6 @@ class ParallelConfig:
     world: Literal["processes", "in_process"]
     elastic: bool
     threads: Annotated[int, Field(ge=1, le=1024)]
-
-
-def _with_choices() -> Any:
-    """`GradientKeys` with the names of all methods and rules, and a key for each one's settings."""
-    method_name: Any = Literal[tuple(methods())]
-    rule_name: Any = Literal[tuple(rules())]
-    fields: list[Any] = [
-        ("name", method_name),
-        ("threshold", rule_name | None),
-        *((key, settings | None, field(default=None)) for key, settings in sections().items()),
-    ]
-    keys = make_dataclass(
-        "GradientConfig", fields, bases=(GradientKeys,), frozen=True, kw_only=True
-    )
-    return dataclass(config=STRICT, frozen=True, kw_only=True)(keys)
-
-
-if TYPE_CHECKING:
-    GradientConfig = GradientKeys
-else:
-    GradientConfig = _with_choices()
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -325,7 +303,7 @@ class Config:
     data: DataConfig
     model: ModelConfig
     parallel: ParallelConfig
-    gradient: GradientConfig
+    gradient: Gradient
     activation: ActivationKeys
     pull: PullConfig
     sync: SyncConfig

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from dlrm_hybrid.compress.gradient.methods import methods
 from dlrm_hybrid.config.schedule import shown
 from dlrm_hybrid.config.schema import Config
 
@@ -53,7 +52,7 @@ def _decoupled(config: Config) -> Iterator[str]:
             f"{given}: only applies to optimizer=adam; with {config.optimizer.name} the decay is a "
             "part of the gradients"
         )
-    elif methods()[config.gradient.name].is_sparse:
+    elif config.gradient.is_sparse:
         yield (
             f"{given}: moves every weight in every update, and gradient={config.gradient.name} "
             "sends some; needs false: the decay is then a part of the gradients it sends"

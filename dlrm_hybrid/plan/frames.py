@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from dlrm_hybrid.compress.activation.methods import METHODS as ACTIVATION_METHODS
-from dlrm_hybrid.compress.gradient.methods import methods
-from dlrm_hybrid.compress.gradient.methods.dense import TernGradSettings
-from dlrm_hybrid.compress.gradient.methods.leader import DeftSettings
+from dlrm_hybrid.compress.gradient.methods.deft import Deft
+from dlrm_hybrid.compress.gradient.methods.terngrad import TernGrad
 from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.plan.layout import Layout
 from dlrm_hybrid.plan.sizes import (
@@ -125,7 +124,7 @@ def bytes_by_class(world: Layout, sizes: Frames) -> dict[Traffic, float]:
 
 def gradient_density(world: Layout, tensor: DenseTensor) -> float:
     """Share of the elements of a tensor that one trainer chooses."""
-    wanted = max(1 - world.config.gradient.sparsity, 1 / tensor.count)
+    wanted = max(getattr(world.config.gradient, "density", 1.0), 1 / tensor.count)
     return min(1.0, world.densities.gradient.get(tensor.name, wanted))
 
 
@@ -134,7 +133,7 @@ def pull_density(world: Layout, tensor: DenseTensor) -> float:
     config, own = world.config, gradient_density(world, tensor)
     if config.pull.left_out is not None:
         return max(1 - config.pull.left_out, 1 / tensor.count)
-    if not methods()[config.gradient.name].is_sparse or config.optimizer.name == "momentum":
+    if not config.gradient.is_sparse or config.optimizer.name == "momentum":
         return 1.0
     if _agree(world) or config.gradient.name == "randomk":
         return own
@@ -146,27 +145,27 @@ def _agree(world: Layout) -> bool:
     gradient = world.config.gradient
     if world.topology.trainers == 1:
         return False
-    return gradient.name in ("cltk", "deft") or gradient.aggregation == "leader"
+    return "leader" in gradient.rounds()
 
 
 def _push(world: Layout, bucket: list[DenseTensor]) -> float:
     gradient = world.config.gradient
-    ternary = gradient.find(TernGradSettings)
-    if ternary is not None:
-        return frame_bytes(_ternary(world, ternary, one) for one in bucket)
-    if not methods()[gradient.name].is_sparse:
-        return frame_bytes(dense_bytes(one.count, gradient.precision) for one in bucket)
-    shared = gradient.aggregation == "union"
+    if isinstance(gradient, TernGrad):
+        return frame_bytes(_ternary(world, gradient, one) for one in bucket)
+    if not gradient.is_sparse:
+        return frame_bytes(dense_bytes(one.count, "float32") for one in bucket)
+    shared = gradient.rounds() == ("union",)
+    precision = getattr(gradient, "precision", "float32")
     densities = [
         pull_density(world, one) if shared else gradient_density(world, one) for one in bucket
     ]
-    return _update(bucket, densities, gradient.precision) * world.densities.push
+    return _update(bucket, densities, precision) * world.densities.push
 
 
 def _version(world: Layout, bucket: list[DenseTensor]) -> float:
     config = world.config
-    ternary = config.gradient.find(TernGradSettings)
-    if ternary is not None and ternary.pull == "levels":
+    ternary = config.gradient
+    if isinstance(ternary, TernGrad) and ternary.publishes_means:
         return frame_bytes(
             LEVELS_HEAD_BYTES + ceil(one.count * _level_bits(world.topology.trainers) / 8)
             if _is_ternary(world, ternary, one)
@@ -191,12 +190,12 @@ def _level_bits(trainers: int) -> int:
     return math.ceil(math.log2(2 * trainers + 1))
 
 
-def _is_ternary(world: Layout, settings: TernGradSettings, tensor: DenseTensor) -> bool:
+def _is_ternary(world: Layout, settings: TernGrad, tensor: DenseTensor) -> bool:
     last = f"top.{len(world.config.model.top)}."
     return tensor.count >= settings.smallest and not tensor.name.startswith(last)
 
 
-def _ternary(world: Layout, settings: TernGradSettings, tensor: DenseTensor) -> float:
+def _ternary(world: Layout, settings: TernGrad, tensor: DenseTensor) -> float:
     if not _is_ternary(world, settings, tensor):
         return dense_bytes(tensor.count, "float32")
     return TERNARY_HEAD_BYTES + ceil(tensor.count / CODES_PER_BYTE[settings.encoding])
@@ -210,16 +209,16 @@ def _rounds(world: Layout, stage: int) -> tuple[Round, ...]:
     count = sum(one.count for one in tensors)
     chosen = sum(gradient_density(world, one) * one.count for one in tensors)
     rounds: list[Round] = []
-    for op in methods()[gradient.name].rounds(gradient):
+    for op in gradient.rounds():
         if op == "max":
-            settings = gradient.of(TernGradSettings)
+            assert isinstance(gradient, TernGrad)
             scales = frame_bytes(
-                [COUNT_BYTES * sum(_is_ternary(world, settings, one) for one in tensors)]
+                [COUNT_BYTES * sum(_is_ternary(world, gradient, one) for one in tensors)]
             )
             rounds.append(Round(scales, scales, scales))
-        elif op == "leader" and gradient.name == "deft":
+        elif op == "leader" and isinstance(gradient, Deft):
             parts = sum(trainers if one.count * trainers > count else 1 for one in tensors)
-            lists = 2 if gradient.of(DeftSettings).budget == "exact" else 1
+            lists = 2 if gradient.budget == "exact" else 1
             plan = frame_bytes([COUNT_BYTES * parts] * lists)
             rounds.append(Round(plan, FRAME_BYTES, plan))
         elif op == "leader":
@@ -227,7 +226,7 @@ def _rounds(world: Layout, stage: int) -> tuple[Round, ...]:
             rounds.append(Round(led, FRAME_BYTES, led))
         else:
             own, united = chosen / trainers, chosen
-            if gradient.name != "deft":
+            if not isinstance(gradient, Deft):
                 own = chosen
                 united = sum(pull_density(world, one) * one.count for one in tensors)
             mine, all_ = (frame_bytes([id_set_bytes([k], [count], count)]) for k in (own, united))

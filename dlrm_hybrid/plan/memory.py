@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Mapping
 from statistics import median
 
-from dlrm_hybrid.compress.gradient.methods import methods
 from dlrm_hybrid.parallel.topology import ServerRole, WorkerRole
 from dlrm_hybrid.plan.layout import Layout, matrices
 
@@ -77,7 +76,7 @@ def _owned(world: Layout, rank: int) -> int:
 
 def _worker(world: Layout, stage: int) -> int:
     config, topology = world.config, world.topology
-    sparse = methods()[config.gradient.name].is_sparse
+    sparse = config.gradient.is_sparse
     own = SLOTS[config.optimizer.name] if not topology.servers else 0
     dense = FLOAT_BYTES * world.elements(stage) * (2 + 2 * sparse + own)
     part, rows = world.partition.stages[stage], config.train.batch_size

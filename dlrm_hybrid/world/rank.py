@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, final
 from dlrm_hybrid.comm.metered import traffic_of
 from dlrm_hybrid.comm.process_group import GroupOptions
 from dlrm_hybrid.comm.rendezvous import share_folder
+from dlrm_hybrid.config.methods import load_method
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.loader import START
 from dlrm_hybrid.parallel.boundaries import EVALUATION
@@ -50,6 +51,7 @@ ANSWERS = (FrameKind.PARAMETERS, FrameKind.RESULT, FrameKind.ROWS)
 def world_rank(argument: str, report: Report, stop: StopRequest) -> None:
     """Be the rank of a world that the argument says, until its program sends it home."""
     known: dict[str, Any] = json.loads(argument)
+    load_method(known["values"])
     task, config = TrainTask(**known["task"]), validate(known["values"])
     spec = build.model_spec(config, tuple(known["table_rows"]))
     settings = Settings(spec=spec, values=known["values"], config=config)

@@ -9,7 +9,7 @@ from typing import Any, cast, final
 
 import numpy as np
 
-from dlrm_hybrid.compress.library.records import GradientMethod
+from dlrm_hybrid.compress.gradient.methods import GradientMethod
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.identity import flat
 from dlrm_hybrid.config.keys import EXPERIMENT
@@ -185,6 +185,11 @@ def _of_model(spec: ModelSpec) -> Iterator[str]:
 
 def _faults(config: Config) -> Iterator[str]:
     """What only a run of a command can do, which has its rows before it begins."""
+    if config.parallel.world == "processes" and config.gradient.name.startswith("__main__:"):
+        yield (
+            f"gradient = {config.gradient.name!r}: ranks are processes and cannot import it from "
+            "the program itself; needs a class of a module"
+        )
     if config.sync.name == "async":
         yield (
             "sync = 'async': its servers give out batches by number, a program hands them over "

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.checkpoint.folder import find
-from dlrm_hybrid.compress.library.records import GradientMethod
+from dlrm_hybrid.compress.gradient.methods import GradientMethod
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.spec import ModelSpec

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from itertools import chain, product
 from math import sqrt
@@ -45,7 +44,7 @@ from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.collective import together
 from dlrm_hybrid.compress.gradient.compressor import Compressor
-from dlrm_hybrid.compress.gradient.deft import (
+from dlrm_hybrid.compress.gradient.fragments import (
     allocate,
     choose,
     costs,
@@ -56,17 +55,13 @@ from dlrm_hybrid.compress.gradient.deft import (
 )
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.compress.gradient.methods import methods
-from dlrm_hybrid.compress.gradient.methods.thresholds import (
-    GaussianSettings,
-    RedsyncSettings,
-    SampleSettings,
-    SidcoSettings,
-)
+from dlrm_hybrid.compress.gradient.methods.dgc import Dgc, SampledThreshold
+from dlrm_hybrid.compress.gradient.methods.gaussian import Gaussian
+from dlrm_hybrid.compress.gradient.methods.redsync import RedSync
+from dlrm_hybrid.compress.gradient.methods.sidco import Sidco
+from dlrm_hybrid.compress.gradient.methods.topk import Exact, Histogram
+from dlrm_hybrid.compress.gradient.rule import ThresholdFinder
 from dlrm_hybrid.compress.gradient.selector import largest
-from dlrm_hybrid.compress.gradient.thresholds.dgc import Dgc
-from dlrm_hybrid.compress.gradient.thresholds.rule import Exact, Histogram, ThresholdRule
-from dlrm_hybrid.compress.gradient.thresholds.search import Gaussian, Redsync
-from dlrm_hybrid.compress.gradient.thresholds.sidco import Sidco
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
@@ -90,7 +85,7 @@ NEAR = (0.8, 1.2)
 
 WORLD = ("parallel=hybrid", "parallel.trainers=1")
 # The figures are those of the density that is asked for, not of a warm-up.
-OPTIONS = {"dgc": ("gradient.correction.warmup_steps=0",)}
+OPTIONS = {"dgc": ("gradient.warmup_steps=0",)}
 LAYERS = "8 layers"
 
 RULES_NOTE = """
@@ -102,8 +97,8 @@ what stays to that of all. SIDCo's goal is 2.5 times faster than topk with k̂ /
 """
 METHODS_NOTE = """\
 A whole step of one trainer, after 8 others: residual, threshold, selection, sections for the wire;
-methods whose trainers agree first agree with themselves. Settings are those of `conf/gradient/`, so
-thresholds of `dct` live on. The relative error is that of one step, the residual included."""
+methods whose trainers agree first agree with themselves. Settings are defaults, so thresholds
+of `dct` live on. The relative error is that of one step, the residual included."""
 LAYERS_NOTE = """\
 The same on gradients of the paper's 8 layers, 508,753 parameters, of a plain DLRM that learns from
 random rows, batch 128."""
@@ -116,25 +111,17 @@ Draw = Callable[[np.random.Generator, int], NDArray[np.float64]]
 Parts = Sequence[tuple[slice, int]]
 
 
-SIDCO = SidcoSettings(
-    distribution="exponential",
-    adaptation="best",
-    window=5,
-    tolerance=0.2,
-    first_density=0.25,
-    gamma="exact",
-)
-RULES: Mapping[str, ThresholdRule] = {
+RULES: Mapping[str, ThresholdFinder] = {
     "exact": Exact(),
     "histogram": Histogram(),
-    "dgc": Dgc(SampleSettings(part=0.01, lowest=0.8, highest=1.3), SEED),
-    "redsync, bisect": Redsync(RedsyncSettings(search="bisect")),
-    "redsync, trim": Redsync(RedsyncSettings(search="trim")),
-    "gaussian, signed": Gaussian(GaussianSettings(fit="signed")),
-    "gaussian, magnitude": Gaussian(GaussianSettings(fit="magnitude")),
-    "sidco, exponential": Sidco(SIDCO),
-    "sidco, gamma": Sidco(replace(SIDCO, distribution="gamma")),
-    "sidco, pareto": Sidco(replace(SIDCO, distribution="pareto")),
+    "dgc": SampledThreshold(Dgc(), SEED),
+    "redsync, bisect": RedSync(search="bisect"),
+    "redsync, trim": RedSync(search="trim"),
+    "gaussian, signed": Gaussian(fit="signed"),
+    "gaussian, magnitude": Gaussian(fit="magnitude"),
+    "sidco, exponential": Sidco(),
+    "sidco, gamma": Sidco(distribution="gamma"),
+    "sidco, pareto": Sidco(distribution="pareto"),
 }
 DRAWS: Mapping[str, Draw] = {
     "Laplace": lambda rng, size: rng.laplace(size=size),
@@ -285,9 +272,7 @@ def _method_row(name: str, density: float, method: str, gradients: Iterator[Grad
 
 def _compressor(method: str, density: float, specs: Sequence[Spec]) -> Compressor:
     """Of the only trainer."""
-    config = _configured(method)
-    if methods()[method].is_sparse:
-        config = replace(config, gradient=replace(config.gradient, sparsity=1 - density))
+    config = _configured(method, density if methods()[method].is_sparse else None)
     return build_compress.compressor(
         config,
         Layout(specs),
@@ -299,8 +284,9 @@ def _compressor(method: str, density: float, specs: Sequence[Spec]) -> Compresso
 
 
 @cache
-def _configured(method: str) -> Config:
-    return validate(values_of([*WORLD, f"gradient={method}", *OPTIONS.get(method, ())]))
+def _configured(method: str, density: float | None) -> Config:
+    sparse = () if density is None else (f"gradient.density={density}",)
+    return validate(values_of([*WORLD, f"gradient={method}", *sparse, *OPTIONS.get(method, ())]))
 
 
 def _topk(magnitudes: Sequence[Tensor], density: float) -> None:

@@ -44,14 +44,15 @@ from dlrm_hybrid.compress.gradient.collective import together
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, FeedbackOptions
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
+from dlrm_hybrid.compress.gradient.methods.topk import Exact, Histogram
+from dlrm_hybrid.compress.gradient.rule import ThresholdFinder, target_k
 from dlrm_hybrid.compress.gradient.thresholded import (
     Mode,
     Renewal,
     Scope,
     SparsityTarget,
-    Thresholded,
+    ThresholdSelector,
 )
-from dlrm_hybrid.compress.gradient.thresholds.rule import Exact, Histogram, ThresholdRule, target_k
 from dlrm_hybrid.kernels.gaps import STORE_BYTES, decode_gaps, encode_gaps, fit_parameter
 from dlrm_hybrid.kernels.magnitudes import kth_magnitude, topk_rows
 from dlrm_hybrid.kernels.ops import NUMBA, Selected
@@ -108,7 +109,7 @@ class Method:
     """One way to select what is sent."""
 
     name: str
-    rule: ThresholdRule
+    rule: ThresholdFinder
     mode: Mode
     life: int
     goal_ms: float | None
@@ -303,7 +304,7 @@ def _compressor(specs: Sequence[Spec], method: Method, dtype: Dtype) -> Compress
         warmup_steps=0,
     )
     renewal = Renewal(steps=method.life, mode=method.mode, staggered=False)
-    selector = Thresholded(target=target, rule=method.rule, renewal=renewal)
+    selector = ThresholdSelector(target=target, rule=method.rule, renewal=renewal)
     return ErrorFeedback(Layout(specs), selector, FeedbackOptions(dtype=dtype))
 
 

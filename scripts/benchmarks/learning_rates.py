@@ -29,7 +29,7 @@ RUN = (
     *("parallel=hybrid", "parallel.world=in_process", "parallel.cuts=[]", "embedding=served"),
     *("parallel.table_servers=1", "checkpoint.every=0", "checkpoint.minutes=0"),
 )
-COMPRESSED = ("gradient=dct", "gradient.sparsity=0.99")
+COMPRESSED = ("gradient=dct", "gradient.density=0.01")
 CASES: Mapping[str, Sequence[str]] = {
     f"{trainers} trainers, {name}, lr {lr}": (
         *(f"parallel.trainers={trainers}", f"optimizer.lr={lr}"),

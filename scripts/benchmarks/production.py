@@ -57,7 +57,7 @@ def dct_dp(sparsity: float, lifespan: int) -> Sequence[str]:
     """As in the paper: each threshold by sorting, and kept for so many pushes."""
     return (
         *("parallel.cuts=[]", "gradient=dct", "gradient.threshold=exact", "gradient.renewal=fixed"),
-        *(f"gradient.sparsity={sparsity}", f"gradient.lifespan={lifespan}"),
+        *(f"gradient.density={1 - sparsity:g}", f"gradient.lifespan={lifespan}"),
     )
 
 

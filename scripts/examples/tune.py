@@ -24,7 +24,7 @@ def score(trial: Any) -> float:
     """The log-loss of one configuration."""
     chosen = [
         f"optimizer.lr={trial.suggest_float('lr', 0.01, 1.0, log=True)}",
-        f"gradient.sparsity={trial.suggest_categorical('sparsity', [0.9, 0.99, 0.999])}",
+        f"gradient.density={trial.suggest_categorical('density', [0.1, 0.01, 0.001])}",
         f"hydra.run.dir={folder / str(trial.number)}",
     ]
 

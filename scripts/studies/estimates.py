@@ -97,8 +97,8 @@ def figure(found: Sequence[Estimates]) -> Figure:
 
 
 def _of_run(run: Run) -> Estimates:
-    density = 1.0 - run.config["gradient"]["sparsity"]
-    if run.config["gradient"]["correction"] is not None:
+    density = run.config["gradient"]["density"]
+    if "warmup_steps" in run.config["gradient"]:
         raise ConfigError(
             f"{run.folder}: gradient={run.config['gradient']['name']} asks for other densities as "
             "it warms up; use gradient=dct gradient.threshold=dgc gradient.lifespan=1"

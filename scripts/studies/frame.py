@@ -20,6 +20,7 @@ Frame: TypeAlias = Any
 """A pandas DataFrame, whose own types pyright cannot follow."""
 WHOLE, OWN, STAGE = "none", "own", "stage"
 OWN_RULE = "histogram"  # of gradient=dct
+CLIPPED = 2.5  # of gradient=terngrad
 SIDCO_LETTERS = {"exponential": "E", "gamma": "GP", "pareto": "P"}
 COLUMNS = (
     *("run", "method", "sparsity", "density", "trainers", "seed", "world", "loss"),
@@ -55,8 +56,8 @@ def _row(number: int, config: Mapping[str, Any], summary: Mapping[str, Any]) -> 
     return {
         "run": number,
         "method": method_of(config),
-        "sparsity": config["gradient"]["sparsity"],
-        "density": 1.0 - config["gradient"]["sparsity"],
+        "sparsity": round(1 - config["gradient"].get("density", 1.0), 9),
+        "density": config["gradient"].get("density", 1.0),
         "trainers": config["parallel"]["trainers"],
         "seed": config["train"]["seed"],
         "world": config["parallel"]["world"],
@@ -81,10 +82,9 @@ def method_of(config: Mapping[str, Any]) -> str:
     if words == ["dct"] and gradient["threshold"] != OWN_RULE:
         words.append(gradient["threshold"])
     words += aggregation_of(config)
-    ternary = gradient.get("terngrad")
-    if ternary and ternary["clip"] is None:
+    if gradient.get("clip", CLIPPED) is None:
         words.append("not clipped")
-    if ternary and not ternary["sharing"]:
+    if not gradient.get("sharing", True):
         words.append("own scales")
     left_out = config.get("pull", {}).get("sparsity")  # older runs have no such key
     if left_out is not None:
@@ -105,8 +105,8 @@ def estimator_of(config: Mapping[str, Any]) -> str:
     if name == "dct" and gradient["lifespan"] == 1:
         name = gradient["threshold"]
     if name == "sidco":
-        name += f"-{SIDCO_LETTERS[gradient['sidco']['distribution']]}"
-    return f"{name}, {STAGE}" if gradient["scope"] == STAGE else name
+        name += f"-{SIDCO_LETTERS[gradient.get('distribution', 'exponential')]}"
+    return f"{name}, {STAGE}" if gradient.get("scope") == STAGE else name
 
 
 def study(

@@ -139,10 +139,13 @@ def paper_runs(runs: Iterable[Run]) -> list[PaperRun]:
 def _described(run: Run) -> PaperRun:
     config, summary = run.config, run.summary
     gradient, activation = config["gradient"], config["activation"]
-    of_gradients = gradient["sparsity"]
+    of_gradients = round(1 - gradient.get("density", 1.0), 9)
     cuts: list[str] = config["parallel"]["cuts"]
     of_cuts: float | list[float] = activation["sparsity"]
-    narrow = [values["precision"] != FLOAT32 for values in (gradient, config["pull"], activation)]
+    narrow = [
+        values.get("precision", FLOAT32) != FLOAT32
+        for values in (gradient, config["pull"], activation)
+    ]
     compressed = (
         gradient["name"] not in PAPERS_METHODS or of_gradients > 0 or any(narrow[:2]),
         activation["name"] == "dct" and (of_cuts != 0 or narrow[2]),
@@ -206,7 +209,7 @@ def _details(config: Mapping[str, Any]) -> str:
     """What else is not as in the paper."""
     gradient = config["gradient"]
     told = [gradient, config["activation"], config["pull"]]
-    precisions = {values["precision"] for values in told} - {FLOAT32}
+    precisions = {values.get("precision", FLOAT32) for values in told} - {FLOAT32}
     details: list[str] = sorted(precisions)
     if gradient["name"] not in PAPERS_METHODS:
         details.append(gradient["name"])

@@ -140,6 +140,8 @@ def _asked(config: Mapping[str, Any], name: str) -> tuple[float, bool]:
     options = config[kind]
     if kind == "activation" and options["observe"] is not None:
         return options["observe"], False
+    if kind == "gradient":
+        return round(1 - options["density"], 9), True
     sparsity: float | list[float] = options["sparsity"]
     return (sparsity[int(place)] if isinstance(sparsity, list) else sparsity), True
 

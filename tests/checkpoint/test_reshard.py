@@ -17,7 +17,7 @@ RESIDUAL, TAU = "bottom.1.weight.residual", "bottom.1.weight.threshold"
 MOMENTUM = "bottom.1.weight.momentum"
 THREE = (
     *("parallel=hybrid", "parallel.trainers=2", "parallel.servers=1"),
-    *("gradient=dct", "gradient.sparsity=0.9"),
+    *("gradient=dct", "gradient.density=0.1"),
 )
 WORLDS = {
     "one_process": ("parallel=single", "gradient=none"),
@@ -27,7 +27,7 @@ WORLDS = {
     ),
     "more": (
         *("parallel=hybrid", "parallel.trainers=3", "parallel.cuts=[top.1]"),
-        *("parallel.servers=2", "gradient=dct", "gradient.sparsity=0.9"),
+        *("parallel.servers=2", "gradient=dct", "gradient.density=0.1"),
     ),
 }
 
@@ -122,7 +122,7 @@ def test_versions_that_are_told_otherwise_begin_as_the_weights(
 
 
 def test_sparse_pulls_go_on_with_more_servers(trained: Trained) -> None:
-    world = (*PLAIN, "parallel.world=in_process", *SPARSE, "gradient=dct", "gradient.sparsity=0.9")
+    world = (*PLAIN, "parallel.world=in_process", *SPARSE, "gradient=dct", "gradient.density=0.1")
     length = (f"train.steps={2 * STEPS}", f"checkpoint.every={STEPS}", "checkpoint.keep=9")
     unbroken = trained("unbroken", *world, *length, "parallel.servers=1")
     resume = f"checkpoint.resume={checkpoint(unbroken, STEPS)}"

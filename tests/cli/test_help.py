@@ -68,9 +68,9 @@ def test_types_choices_and_defaults_come_from_the_schema_and_the_configuration()
     assert "train.batch_size=128 rows per trainer and step (integer ≥ 1)" in text
     assert "model.embedding_dim=16 columns of each embedding table (integer ≥ 1, ≤ 4096)" in text
     assert "embedding.sharding=table_wise how tables are split over trainers (table_wise |" in text
-    assert "gradient=dct: DCT-DP (Gupta et al., KDD 2021)" in text
-    assert "gradient.lifespan=1000 maximum steps between two estimates" in text
-    assert "gradient.sidco" not in text
+    assert "gradient=dct: DCT-DP: sends what exceeds a long-lived threshold" in text
+    assert "gradient.lifespan=1000 steps after which a threshold is computed again" in text
+    assert "gradient.window" not in text
     assert "model.cross" not in text
     text = help_text("train", values_of(["model=dcnv2"]))
     assert "model.cross.rank=128" in text and "model.fm" not in text
@@ -92,7 +92,7 @@ def test_help_is_given_wherever_it_is_asked_for(
     [
         (
             "train gradient=dct",
-            ["gradient=dct: DCT-DP", "gradient.sparsity=0.99"],
+            ["gradient=dct: DCT-DP", "gradient.density=0.01"],
             ["`train` would refuse", "gradient = 'dct': needs a parameter server"],
         ),
         ("prepare data=table", ["data=table: Rows of your own"], []),
@@ -168,8 +168,8 @@ def test_the_version(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[s
         ("train gradient=dct", "add parallel=hybrid"),
         ("train activation=dct", "add parallel=hybrid"),
         (
-            "train gradient.sparsity=0.99",
-            "has no effect with gradient=none; choose e.g. gradient=dct",
+            "train gradient.density=0.01",
+            "gradient.density=0.01: only applies to gradient=cltk, dct, deft",
         ),
         ("train optimizer.lr=0.1,0.2", "several values are a sweep: add -m"),
         ("train +train.seed=1", "write train.seed=1"),

@@ -107,10 +107,10 @@ def test_a_job_of_another_sweep_is_never_taken_for_this_ones(
 def test_one_job_of_ten_is_killed_and_only_that_one_is_done_again(
     small_rows: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Five sparsities with two ways of finding thresholds end in one table and one page."""
+    """Five densities with two ways of finding thresholds end in one table and one page."""
     sweep, page = tmp_path / "sweep", tmp_path / "report.html"
-    sparsities, rules = ("0.75", "0.9", "0.95", "0.98", "0.995"), ("exact", "histogram")
-    points = [f"gradient.sparsity={','.join(sparsities)}", f"gradient.threshold={','.join(rules)}"]
+    densities, rules = ("0.25", "0.1", "0.05", "0.02", "0.005"), ("exact", "histogram")
+    points = [f"gradient.density={','.join(densities)}", f"gradient.threshold={','.join(rules)}"]
     world = ["+experiment=dct_dp", "parallel.world=in_process", "train.steps=12"]
     argv = ["dlrm_hybrid", "train", "-m", *small_rows, *world, *points]
     argv = [*argv, "checkpoint.max_restarts=0", f"hydra.sweep.dir={sweep}", "skip_completed=true"]
@@ -124,8 +124,8 @@ def test_one_job_of_ten_is_killed_and_only_that_one_is_done_again(
     assert [line.partition(":")[0] for line in told.err.splitlines()] == ["job 7"]
     assert "1 of 10 jobs did not complete" in told.out
     rows = table(sweep)
-    assert [(row["gradient.sparsity"], row["gradient.threshold"]) for row in rows] == [
-        (sparsity, rule) for sparsity in sparsities for rule in rules
+    assert [(row["gradient.density"], row["gradient.threshold"]) for row in rows] == [
+        (density, rule) for density in densities for rule in rules
     ]
     assert [row["status"] for row in rows].count("complete") == 9
     assert rows[7]["status"] == "failed"

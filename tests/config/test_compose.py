@@ -225,11 +225,11 @@ def test_a_sweep_is_checked_value_by_value_before_it_starts() -> None:
 
 def test_an_experiment_sweeps_what_it_names_unless_the_command_line_does() -> None:
     sweep = sweep_of(["+experiment=paper_table2"])
-    assert sweep.keys == ("gradient.sparsity",)
-    assert sweep.points[1] == ("gradient.sparsity=0.75", "+experiment=paper_table2")
-    sweep = sweep_of(["+experiment=paper_table2", "gradient.sparsity=0.5", "train.seed=range(3)"])
+    assert sweep.keys == ("gradient.density",)
+    assert sweep.points[1] == ("gradient.density=0.25", "+experiment=paper_table2")
+    sweep = sweep_of(["+experiment=paper_table2", "gradient.density=0.5", "train.seed=range(3)"])
     assert sweep.keys == ("train.seed",)
-    assert [len(sweep.points), sweep.job(2).values["gradient"]["sparsity"]] == [3, 0.5]
+    assert [len(sweep.points), sweep.job(2).values["gradient"]["density"]] == [3, 0.5]
     assert len(sweep_of(["+experiment=paper_table2", "hydra.sweeper.params=null"]).points) == 1
     assert len(sweep_of(["model=glob(dlrm_*)"]).points) == 2
 

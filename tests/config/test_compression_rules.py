@@ -31,8 +31,8 @@ HYBRID = "parallel=hybrid"
         ),
         (
             [HYBRID, "gradient=terngrad", "pull.sparsity=0.99"],
-            "pull.sparsity = 0.99: gradient.terngrad.pull=levels moves every weight of every "
-            "replica; needs gradient.terngrad.pull=weights",
+            "pull.sparsity = 0.99: gradient.pull=levels moves every weight of every "
+            "replica; needs gradient.pull=weights",
         ),
         ([HYBRID, "pull.sparsity=1"], "pull.sparsity = 1: must be less than 1"),
         (

@@ -37,13 +37,18 @@ HYBRID = "parallel=hybrid"
                 ("embedding.weight_decay", "embedding.optimizer=adam"),
                 ("embedding.row_error", ""),
                 ("embedding.gradient_error", ""),
-                ("gradient.hard.magnitude", f"{HYBRID} gradient=hard"),
-                ("gradient.terngrad.clip", f"{HYBRID} gradient=terngrad"),
                 ("network.patience_seconds", ""),
                 ("checkpoint.restart_window_seconds", ""),
             )
             for value, wanted in (("1e+308", "less"), ("1e-320", "greater"))
             if wanted == "less" or key.endswith("eps")
+        ),
+        *(
+            (f"{HYBRID} {more}=1e+308", f"{key} = 1e+308: must be a number above 0 and at most")
+            for key, more in (
+                ("gradient.magnitude", "gradient=hard gradient.magnitude"),
+                ("gradient.clip", "gradient=terngrad gradient.clip"),
+            )
         ),
         (
             "optimizer.decoupled_weight_decay=true",

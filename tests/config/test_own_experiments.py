@@ -176,12 +176,11 @@ def test_a_fault_of_a_value_has_the_line_that_sets_it(own: Write) -> None:
 
 
 def test_values_that_do_not_go_together_have_a_line_too(own: Write) -> None:
-    conf = own(it="parallel: {trainers: 2}\ngradient:\n  sparsity: 0.5\n")
+    conf = own(it="parallel: {trainers: 2}\nsync:\n  staleness: 3\n")
     path = f"{conf.removeprefix('conf=')}/experiment/it.yaml"
     assert faults([conf, "+experiment=it"]) == [
         f"{path}:1: parallel.trainers = 2: only applies to parallel=hybrid, not single",
-        f"{path}:3: gradient.sparsity = 0.5: has no effect with gradient=none; choose e.g. "
-        "gradient=dct",
+        f"{path}:3: sync.staleness = 3: only applies to sync=bounded, not sync",
     ]
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dlrm_hybrid.compress.activation.codec import Key
 from dlrm_hybrid.compress.activation.dct import ThresholdCodec
 from dlrm_hybrid.compress.activation.levels import LevelCodec
-from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
+from dlrm_hybrid.compress.gradient.rule import target_k
 from dlrm_hybrid.model.layers.keep_largest import KeepLargest
 from dlrm_hybrid.wire.section import Dtype
 

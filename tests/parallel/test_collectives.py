@@ -13,8 +13,8 @@ from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.compress.gradient.collective import Op
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, FeedbackOptions
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
-from dlrm_hybrid.compress.gradient.selector import FromLeader, TopK
-from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
+from dlrm_hybrid.compress.gradient.rule import target_k
+from dlrm_hybrid.compress.gradient.selector import FromLeader, LargestOfAll
 from dlrm_hybrid.parallel.collectives.server import CollectiveServer
 from dlrm_hybrid.parallel.dense.client import run_rounds
 from dlrm_hybrid.parallel.effects import Port, Program, Send
@@ -68,7 +68,7 @@ class World:
             specs = [Spec(one.id, one.name, one.shape) for one in tensors if one.stage == stage]
             layout = Layout(specs)
             selector = FromLeader(
-                inner=TopK(target_k(layout.size, 0.9)), trainer=trainer, trainers=TRAINERS
+                inner=LargestOfAll(target_k(layout.size, 0.9)), trainer=trainer, trainers=TRAINERS
             )
             compressor = ErrorFeedback(layout, selector, FeedbackOptions(dtype=Dtype.FLOAT32))
             self.seats[rank] = Seat(self.port(rank, self.post), compressor)

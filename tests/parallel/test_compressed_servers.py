@@ -30,14 +30,14 @@ from dlrm_hybrid.compress.gradient.error_feedback import (
     FeedbackOptions,
 )
 from dlrm_hybrid.compress.gradient.layout import Layout
+from dlrm_hybrid.compress.gradient.methods.topk import Histogram
 from dlrm_hybrid.compress.gradient.thresholded import (
     Mode,
     Renewal,
     Scope,
     SparsityTarget,
-    Thresholded,
+    ThresholdSelector,
 )
-from dlrm_hybrid.compress.gradient.thresholds.rule import Histogram
 from dlrm_hybrid.model.optimizer import Adagrad, Constant, DenseOptimizer, Momentum, Sgd
 from dlrm_hybrid.parallel.dense.master import MasterWeights, OptimizerConfig
 from dlrm_hybrid.parallel.dense.mirror import SUFFIX
@@ -68,7 +68,7 @@ def sparsifier(
 
     `dtype` is None for levels.
     """
-    selector = Thresholded(
+    selector = ThresholdSelector(
         target=SparsityTarget(
             sparsity=sparsity,
             scope=Scope.TENSOR,

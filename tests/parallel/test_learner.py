@@ -11,8 +11,7 @@ from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.layout import Layout
-from dlrm_hybrid.compress.gradient.methods.dense import TernGradSettings
-from dlrm_hybrid.compress.gradient.terngrad import TernGrad
+from dlrm_hybrid.compress.gradient.ternary import TernaryCompressor
 from dlrm_hybrid.model.optimizer import Adagrad, Adam, DenseOptimizer, Momentum, Sgd
 from dlrm_hybrid.parallel.sync.lockstep import Lockstep
 from dlrm_hybrid.types import DlrmError
@@ -48,10 +47,10 @@ def ternary(trainers: int) -> Callable[[Layout], Compressor]:
     numbers = iter(range(trainers))
 
     def make(layout: Layout) -> Compressor:
-        settings = TernGradSettings(
-            clip=None, sharing=False, encoding="bits", smallest=256, pull="levels"
+        large = [spec for spec in layout.specs if spec.count >= 256]
+        return TernaryCompressor(
+            layout, large, clip=None, sharing=False, encoding="bits", seed=1, trainer=next(numbers)
         )
-        return TernGrad(layout, settings, exempt=(), seed=1, trainer=next(numbers))
 
     return make
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from server_world import SHAPES, World, assert_same, drawn, gappy_gradients_of, gradients_of
 
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
-from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
+from dlrm_hybrid.compress.gradient.rule import target_k
 from dlrm_hybrid.compress.update import Destination, decode
 from dlrm_hybrid.model.optimizer import Adagrad, Adam, DenseOptimizer, Momentum, Sgd
 from dlrm_hybrid.parallel.dense.mirror import SUFFIX, SparseMirror, adds, fresh_thresholds

@@ -53,5 +53,5 @@ def test_keys_that_vary_keep_their_order_and_may_be_absent() -> None:
 
 
 def test_a_short_key_is_no_other_keys() -> None:
-    keys = ["optimizer.lr", "embedding.lr", "gradient.sparsity", "name"]
-    assert list(short(keys).values()) == ["optimizer.lr", "embedding.lr", "sparsity", "name"]
+    keys = ["optimizer.lr", "embedding.lr", "gradient.density", "name"]
+    assert list(short(keys).values()) == ["optimizer.lr", "embedding.lr", "density", "name"]

@@ -85,7 +85,7 @@ def test_compare_runs(tmp_path: Path) -> None:
     for name in ("baseline", "dct_hybrid"):
         make_run(tmp_path / name, [f"+experiment={name}"], world_events())
     page = "".join(execute("04_compare_runs", tmp_path, {"FOLDERS": [str(tmp_path)]}))
-    assert "gradient.sparsity" in page
+    assert "gradient.density" in page
     for axis in ("training steps", "seconds of training", "bytes sent in training"):
         assert f"Loss over {axis}" in page
 

@@ -9,7 +9,7 @@ Columns = Mapping[str, Mapping[str, tuple[str, ...]]]
 # Values that cannot go together: COLUMN=VALUE (or VALUE|VALUE), with a second such.
 Forbidden = Iterable[tuple[str, str]]
 
-SPARSE = "gradient.sparsity=0.9"
+SPARSE = "gradient.density=0.1"
 SERVED = ("embedding=served", "parallel.table_servers=2")
 MODELS = {
     "dot": (),
@@ -80,20 +80,20 @@ COLUMNS: Columns = {
         "flush": ("gradient=dct", SPARSE, "gradient.drain=flush", "gradient.drain_every=5"),
         "discard": ("gradient=dct", SPARSE, "gradient.drain=discard", "gradient.drain_every=5"),
         "union": ("gradient=dct", SPARSE, "gradient.aggregation=union"),
-        "dgc": ("gradient=dgc", SPARSE, "gradient.correction.warmup_steps=1"),
+        "dgc": ("gradient=dgc", SPARSE, "gradient.warmup_steps=1"),
         "leader": ("gradient=dgc", SPARSE, "gradient.aggregation=leader"),
-        "sidco": ("gradient=sidco", SPARSE, "gradient.sidco.distribution=gamma"),
+        "sidco": ("gradient=sidco", SPARSE, "gradient.distribution=gamma"),
         "topk": ("gradient=topk", SPARSE, "gradient.precision=bfloat16"),
         "randomk": ("gradient=randomk", SPARSE),
         "hard": ("gradient=hard", SPARSE),
         "gaussian": ("gradient=gaussian", SPARSE),
         "redsync": ("gradient=redsync", SPARSE),
-        "cltk": ("gradient=cltk", SPARSE, "gradient.cltk.low_pass=0.5"),
+        "cltk": ("gradient=cltk", SPARSE, "gradient.low_pass=0.5"),
         "deft": ("gradient=deft", SPARSE),
-        "terngrad": ("gradient=terngrad", "gradient.terngrad.smallest=30"),
+        "terngrad": ("gradient=terngrad", "gradient.smallest=30"),
         "terngrad weights": (
-            *("gradient=terngrad", "gradient.terngrad.sharing=false"),
-            *("gradient.terngrad.pull=weights", "gradient.terngrad.encoding=trits"),
+            *("gradient=terngrad", "gradient.sharing=false"),
+            *("gradient.pull=weights", "gradient.encoding=trits"),
         ),
     },
     "activation": {

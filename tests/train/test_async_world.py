@@ -48,7 +48,7 @@ def progress(folder: Path, step: int) -> dict:
     return json.loads((checkpoint(folder, step) / "manifest.json").read_text())["progress"]
 
 
-@pytest.mark.parametrize("method", [(), (*ADAM, "gradient=dct", "gradient.sparsity=0.9", *CACHED)])
+@pytest.mark.parametrize("method", [(), (*ADAM, "gradient=dct", "gradient.density=0.1", *CACHED)])
 def test_one_trainer_learns_the_bits_of_lock_step(
     method: tuple[str, ...], trained: Trained
 ) -> None:

@@ -15,7 +15,7 @@ LENGTH = (f"train.steps={STEPS}", "checkpoint.every=60", "train.batch_size=16")
 WORLD = ("parallel=hybrid", "parallel.world=in_process")
 TOP_K = (
     *("gradient=dct", "gradient.threshold=exact", "gradient.lifespan=1", "gradient.renewal=fixed"),
-    "gradient.sparsity=0.9",
+    "gradient.density=0.1",
 )
 MASKS = ("activation=dct", "activation.sparsity=0.75")
 
@@ -35,7 +35,7 @@ def test_the_hybrid_that_leaves_nothing_out_is_the_baseline(
     layout: tuple[str, ...], trained: Trained
 ) -> None:
     baseline = trained("baseline", *WORLD, *LENGTH, *layout)
-    everything = ("gradient=dct", "gradient.sparsity=0", "activation=dct", "activation.sparsity=0")
+    everything = ("gradient=dct", "gradient.density=1", "activation=dct", "activation.sparsity=0")
     folder = trained("hybrid", *WORLD, *LENGTH, *layout, *everything)
     assert_same(folder, baseline, STEPS)
     assert_moved(folder, 60, STEPS)

@@ -9,7 +9,7 @@ from world_runs import Train, assert_moved
 
 from dlrm_hybrid.telemetry.events import Kind
 
-COMPRESSED = ("gradient=dct", "gradient.sparsity=0.9")
+COMPRESSED = ("gradient=dct", "gradient.density=0.1")
 
 
 def leave(role: str, step: int) -> Fault:

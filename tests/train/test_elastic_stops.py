@@ -18,7 +18,7 @@ from elastic_runs import (
 )
 from world_runs import Train, checkpoint, summary
 
-COMPRESSED = ("gradient=dct", "gradient.sparsity=0.9")
+COMPRESSED = ("gradient=dct", "gradient.density=0.1")
 STEPS = 150
 
 

@@ -61,7 +61,7 @@ def test_a_trainer_killed_while_a_checkpoint_is_saved(train: Train, tmp_path: Pa
     def saving(folder: Path) -> bool:
         return bool(list((folder / "checkpoints").glob("*partial*"))) and reached(20)(folder)
 
-    options = ("train.steps=200", "checkpoint.every=30", "gradient=dct", "gradient.sparsity=0.9")
+    options = ("train.steps=200", "checkpoint.every=30", "gradient=dct", "gradient.density=0.1")
     folder, told = run(train, tmp_path, [Fault("worker-2.0", saving)], *options)
     assert_all_learned(folder, told, 1)
     saved = [one.step for one in told if one.kind is Kind.SAVED]
@@ -74,7 +74,7 @@ def test_a_trainer_that_comes_again_is_sent_tables_of_levels(
     sync: str, train: Train, tmp_path: Path
 ) -> None:
     kills = [Fault("worker-1.1", reached(20)), Fault("worker-1.0", reached(60))]
-    options = (sync, "gradient=dct", "gradient.sparsity=0.9", "gradient.precision=levels")
+    options = (sync, "gradient=dct", "gradient.density=0.1", "gradient.precision=levels")
     options = (*options, "pull.precision=levels", "train.steps=300")
     folder, told = run(train, tmp_path, kills, *options)
     assert_all_learned(folder, told, 2)
@@ -85,7 +85,7 @@ def test_in_rounds_others_go_on_and_the_killed_trainer_comes_again(
     train: Train, tmp_path: Path
 ) -> None:
     kills = [Fault("worker-1.1", reached(20))]
-    options = ("sync=sync", "train.steps=300", "gradient=dct", "gradient.sparsity=0.9")
+    options = ("sync=sync", "train.steps=300", "gradient=dct", "gradient.density=0.1")
     folder, told = run(train, tmp_path, kills, *options)
     assert_all_learned(folder, told, 1)
     batches = [event.values["batches"] for event in told if event.kind is Kind.PROGRESS]
@@ -108,7 +108,7 @@ def test_in_rounds_several_may_be_killed(roles: list[str], train: Train, tmp_pat
 def test_while_nobody_dies_dense_weights_are_those_of_lock_step(trained: Trained) -> None:
     """Rows that a rate of nearly nothing does not move are the same in whatever order."""
     options = (*ELASTIC, "sync=sync", "parallel.trainers=2", "train.steps=60", "embedding.lr=1e-35")
-    options = (*options, "checkpoint.every=30", "gradient=dct", "gradient.sparsity=0.9")
+    options = (*options, "checkpoint.every=30", "gradient=dct", "gradient.density=0.1")
     elastic = trained("elastic", *options)
     plain = ("parallel.elastic=false", "parallel.world=in_process")
     lockstep = trained("lockstep", *options, *plain)

@@ -22,15 +22,15 @@ WORLD = (
     *("train.batch_size=16", f"train.steps={STEPS}", "optimizer.lr=0.5"),
 )
 OPTIONS = {
-    "dct": ("gradient.threshold=sidco", "gradient.sidco.distribution=gamma"),
-    "dgc": ("gradient.correction.warmup_steps=10", "optimizer.lr=0.05"),
+    "dct": ("gradient.threshold=sidco",),
+    "dgc": ("gradient.warmup_steps=10", "optimizer.lr=0.05"),
     "sidco": ("gradient.scope=stage", "gradient.residual=update"),
 }
 IN_PROCESS = "parallel.world=in_process"
 
 
 def options_of(method: str) -> tuple[str, ...]:
-    sparse = ("gradient.sparsity=0.9",) if methods()[method].is_sparse else ()
+    sparse = ("gradient.density=0.1",) if methods()[method].is_sparse else ()
     return (*WORLD, f"gradient={method}", *sparse, *OPTIONS.get(method, ()))
 
 
@@ -76,7 +76,7 @@ def test_updates_move_weights_as_gradients_do(small_rows: list[str]) -> None:
     """Where lr · g waits instead of g, the server must not multiply by lr again."""
     from dlrm_hybrid.train.saver import piece_groups
 
-    options = (*WORLD, "gradient=dct", "gradient.sparsity=0", "optimizer.schedule=linear")
+    options = (*WORLD, "gradient=dct", "gradient.density=1", "optimizer.schedule=linear")
     engines = [
         learned(small_rows, *options, "train.steps=6", f"gradient.residual={residual}")[0]
         for residual in ("gradient", "update")

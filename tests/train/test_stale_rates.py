@@ -10,7 +10,7 @@ from dlrm_hybrid.run.assembly.model import dense_schedule, embedding_schedule
 
 WARM = "optimizer.staleness_warmup_steps=20"
 STALE = ("parallel=hybrid", "parallel.trainers=1", "schedule=dsp", WARM)
-UPDATES = ("gradient=dct", "gradient.residual=update", "gradient.sparsity=0")
+UPDATES = ("gradient=dct", "gradient.residual=update", "gradient.density=1")
 SERVED = ("embedding=served", "parallel.table_servers=1")
 
 

@@ -17,7 +17,7 @@ STEPS, TRAINERS, STAGES = 30, 3, 2
 WORLD = (
     *("parallel=hybrid", "parallel.cuts=[bottom.2]", "parallel.servers=2"),
     *("parallel.world=in_process", f"parallel.trainers={TRAINERS}", "train.batch_size=8"),
-    *("gradient=terngrad", "gradient.terngrad.smallest=30", f"train.steps={STEPS}"),
+    *("gradient=terngrad", "gradient.smallest=30", f"train.steps={STEPS}"),
 )
 NEVER = f"sync.check_every={STEPS + 1}"
 

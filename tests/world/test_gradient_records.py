@@ -20,11 +20,11 @@ def section(record: Any) -> dict[str, Any]:
 
 def test_what_a_record_says_reaches_the_configuration() -> None:
     found = section(compress.Dct(density=0.05, threshold="sidco", scope="stage", lifespan=7))
-    assert (found["name"], found["sparsity"], found["scope"]) == ("dct", 0.95, "stage")
+    assert (found["name"], found["density"], found["scope"]) == ("dct", 0.05, "stage")
     assert (found["threshold"], found["lifespan"]) == ("sidco", 7)
     found = section(compress.Dgc(density=0.01, momentum=0.5, warmup_sparsities=(0.5, 0.75)))
-    assert found["correction"]["momentum"] == 0.5
-    assert found["correction"]["warmup_sparsities"] == [0.5, 0.75]
+    assert found["momentum"] == 0.5
+    assert found["warmup_sparsities"] == [0.5, 0.75]
 
 
 @pytest.mark.parametrize("wrong", [compress.Dct, 3, {"name": "dct"}])

@@ -40,7 +40,7 @@ def assert_weights(world: World, folder: Path, step: int) -> None:
 LAYOUTS = [
     (1, [], 0, {}),
     (2, ["bottom.2", "top.2"], 1, {}),
-    (2, ["top.1"], 2, {"gradient": "dct", "gradient.sparsity": 0.9, "activation": "dct"}),
+    (2, ["top.1"], 2, {"gradient": "dct", "gradient.density": 0.1, "activation": "dct"}),
     (2, [], 1, {"gradient": "terngrad", "optimizer.lr": 0.02}),
     (2, ["bottom.2"], 1, {"sync": "bounded", "schedule": "gpipe", "schedule.microbatches": 2}),
     (
@@ -145,7 +145,7 @@ def test_uneven_loaders_end_with_the_first_and_say_so(shards: Shards) -> None:
 
 def test_a_world_goes_on_from_what_it_saved(shards: Shards, tmp_path: Path) -> None:
     batches = global_batches(shards, 10)
-    options = {"gradient": "dct", "config": {"gradient.sparsity": 0.9, "optimizer": "adagrad"}}
+    options = {"gradient": "dct", "config": {"gradient.density": 0.1, "optimizer": "adagrad"}}
     with small_world(shards, **options) as world:
         for batch in batches[:5]:
             world.step(batch)

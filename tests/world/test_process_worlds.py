@@ -36,7 +36,7 @@ from dlrm_hybrid.world.processes import Processes
 from dlrm_hybrid.world.ranks import WorldRanks
 from dlrm_hybrid.world.world import World
 
-DCT = {"gradient": "dct", "gradient.sparsity": 0.9}
+DCT = {"gradient": "dct", "gradient.density": 0.1}
 SERVED = {"embedding": "served", "parallel.table_servers": 1}
 
 

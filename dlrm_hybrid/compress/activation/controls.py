@@ -24,8 +24,8 @@ from dlrm_hybrid.compress.activation.codec import (
     only_section,
     scattered,
 )
+from dlrm_hybrid.compress.gradient.rule import target_k
 from dlrm_hybrid.compress.gradient.selector import largest
-from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
 from dlrm_hybrid.compress.host import require_host
 from dlrm_hybrid.compress.report import SentReport, Tally
 from dlrm_hybrid.kernels.ops import NUMBA

@@ -31,7 +31,7 @@ from dlrm_hybrid.compress.activation.codec import (
     scattered,
     scattered_section,
 )
-from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
+from dlrm_hybrid.compress.gradient.rule import target_k
 from dlrm_hybrid.compress.host import host_array
 from dlrm_hybrid.compress.report import SentReport, Tally
 from dlrm_hybrid.kernels.ops import NUMBA, Ops, RowSelection

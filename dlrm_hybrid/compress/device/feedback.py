@@ -31,7 +31,7 @@ from dlrm_hybrid.compress.gradient.accumulated import not_finite
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Encoding, Selected, Sent
 from dlrm_hybrid.compress.gradient.error_feedback import DrainMode, ErrorFeedback, FeedbackOptions
 from dlrm_hybrid.compress.gradient.layout import Indices
-from dlrm_hybrid.compress.gradient.thresholded import Scope, Thresholded, Thresholds
+from dlrm_hybrid.compress.gradient.thresholded import Scope, Thresholds, ThresholdSelector
 from dlrm_hybrid.compress.gradient.transforms import Momentum
 from dlrm_hybrid.compress.report import SentReport
 from dlrm_hybrid.wire.section import Dtype
@@ -95,7 +95,7 @@ class DeviceFeedback(Compressor):
         operations: Callable[[Blocks], DeviceOps] = ops_for,
     ) -> None:
         selector, state = original.selector, original.selected
-        assert isinstance(selector, Thresholded) and isinstance(state, Thresholds)
+        assert isinstance(selector, ThresholdSelector) and isinstance(state, Thresholds)
         rule = rule_on_device(selector.rule)
         assert rule is not None, "can_move refuses this"
         self.layout, self.home = original.layout, device
@@ -377,7 +377,7 @@ def can_move(compressor: Compressor) -> TypeGuard[ErrorFeedback]:
     selector, options = compressor.selector, compressor.options
     drain = options.drain
     return (
-        isinstance(selector, Thresholded)
+        isinstance(selector, ThresholdSelector)
         and selector.target.scope is Scope.TENSOR
         and rule_on_device(selector.rule) is not None
         and not options.levels

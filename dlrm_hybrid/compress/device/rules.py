@@ -1,4 +1,4 @@
-"""The threshold rules on a device: each as its original in `gradient.thresholds`, for all tensors.
+"""The threshold rules on a device: each as its original in `gradient.methods`, for all tensors.
 
 What an original decides by looking at a count is here decided on the device: all counts that it may
 ask for are taken in one pass, or the step that it may need is launched for the tensors that do. So
@@ -21,15 +21,11 @@ from typing_extensions import override
 
 from dlrm_hybrid.compress.device.ops import DeviceOps, Moments, Ranks
 from dlrm_hybrid.compress.device.sums import Blocks, Sums, sent
-from dlrm_hybrid.compress.gradient.thresholds import dgc, search, sidco
-from dlrm_hybrid.compress.gradient.thresholds.fits import TINY
-from dlrm_hybrid.compress.gradient.thresholds.rule import (
-    Exact,
-    Hard,
-    Histogram,
-    RuleState,
-    ThresholdRule,
-)
+from dlrm_hybrid.compress.gradient.methods import dgc, gaussian, redsync, sidco
+from dlrm_hybrid.compress.gradient.methods.hard import FixedThreshold
+from dlrm_hybrid.compress.gradient.methods.sidco import TINY
+from dlrm_hybrid.compress.gradient.methods.topk import Exact, Histogram
+from dlrm_hybrid.compress.gradient.rule import RuleState, ThresholdFinder
 from dlrm_hybrid.rng import fold
 
 LOOKS = 7  # nodes of a binary tree of three looks, in the order of a heap
@@ -99,7 +95,7 @@ class Kth(DeviceRule):
 @final
 @dataclass(frozen=True, slots=True)
 class Fixed(DeviceRule):
-    """`Hard`: one magnitude for all.
+    """`FixedThreshold`: one magnitude for all.
 
     Attributes:
         magnitude: above 0.
@@ -114,23 +110,23 @@ class Fixed(DeviceRule):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Gaussian(DeviceRule):
-    """`search.Gaussian`: a normal distribution's threshold, moved at most twice."""
+class DeviceGaussian(DeviceRule):
+    """`gaussian.Gaussian`: a normal distribution's threshold, moved at most twice."""
 
-    rule: search.Gaussian
+    rule: gaussian.Gaussian
 
     @override
     def taus(self, asked: Asked) -> Found:
         moments, sizes_T = asked.ops.moments(asked.x), asked.x.blocks.sizes_T
-        total = moments.total if self.rule.settings.fit == "signed" else moments.excess
+        total = moments.total if self.rule.fit == "signed" else moments.excess
         mean = total / sizes_T
         variance = (moments.squares - mean * total).clamp(min=0) / (sizes_T - 1).clamp(min=1)
         spread = _quantiles(asked) * variance.sqrt()
         tau = torch.where(variance.isfinite(), (mean + spread).clamp(min=0), 0.0)
-        lower, higher = tau * search.LOWER, tau * search.HIGHER
+        lower, higher = tau * gaussian.LOWER, tau * gaussian.HIGHER
         tree = [tau, lower, higher]
         tree += [
-            one * factor for one in (lower, higher) for factor in (search.LOWER, search.HIGHER)
+            one * factor for one in (lower, higher) for factor in (gaussian.LOWER, gaussian.HIGHER)
         ]
         taus_T7 = _above(torch.stack(tree, 1))
         found_T7 = asked.ops.looks(asked.x, taus_T7, asked.due_T)
@@ -144,16 +140,16 @@ class Gaussian(DeviceRule):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Redsync(DeviceRule):
-    """`search.Redsync`: between mean and maximum, three halvings or five steps down."""
+class DeviceRedSync(DeviceRule):
+    """`redsync.RedSync`: between mean and maximum, three halvings or five steps down."""
 
-    rule: search.Redsync
+    rule: redsync.RedSync
 
     @override
     def taus(self, asked: Asked) -> Found:
         moments = asked.ops.moments(asked.x)
-        bisects = self.rule.settings.search == "bisect"
-        parts = (1 / 2, 1 / 4, 3 / 4, 1 / 8, 3 / 8, 5 / 8, 7 / 8) if bisects else search.TRIMMED
+        bisects = self.rule.search == "bisect"
+        parts = (1 / 2, 1 / 4, 3 / 4, 1 / 8, 3 / 8, 5 / 8, 7 / 8) if bisects else redsync.TRIMMED
         parts_J = sent(parts, torch.float64, asked.x.blocks.device)
         mean_T1 = (moments.excess / asked.x.blocks.sizes_T)[:, None]
         taus_TJ = _above(mean_T1 + parts_J * (moments.largest[:, None] - mean_T1))
@@ -168,14 +164,14 @@ class Redsync(DeviceRule):
 
 
 @final
-class Dgc(DeviceRule):
-    """`dgc.Dgc`: the threshold of the same sample, lowered or made exact on the device.
+class DeviceDgc(DeviceRule):
+    """`dgc.SampledThreshold`: of the same sample, lowered or made exact on the device.
 
     Args:
         rule: the original.
     """
 
-    def __init__(self, rule: dgc.Dgc) -> None:
+    def __init__(self, rule: dgc.SampledThreshold) -> None:
         self._rule = rule
         self._sampling: tuple[Ranks, Sums, Ranks, DeviceOps] | None = None  # for as many elements
 
@@ -222,7 +218,7 @@ class Dgc(DeviceRule):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Sidco(DeviceRule):
+class DeviceSidco(DeviceRule):
     """`sidco.Sidco`: a distribution fitted in stages, of whose number the state keeps account."""
 
     rule: sidco.Sidco
@@ -244,8 +240,8 @@ class Sidco(DeviceRule):
         if self._may_stray(asked, states):
             elements_T = state_T4[:, 3] + found_T
             quality_T = elements_T / ((state_T4[:, 2] + 1) * k_T)
-            strays_T = (quality_T - 1).abs() > self.rule.settings.tolerance
-            strays_T &= (state_T4[:, 2] + 1 >= self.rule.settings.window) & ~tau_T.isnan()
+            strays_T = (quality_T - 1).abs() > self.rule.tolerance
+            strays_T &= (state_T4[:, 2] + 1 >= self.rule.window) & ~tau_T.isnan()
             strays_T &= asked.due_T & (k_T < nonzero_T)
             deepest = max(bounds[tensor] for tensor in asked.due)
             choices_J = torch.arange(1.0, deepest + 1, device=k_T.device, dtype=torch.float64)
@@ -264,7 +260,7 @@ class Sidco(DeviceRule):
         return Found(torch.where(k_T < nonzero_T, tau_T, 0.0), notes)
 
     def _may_stray(self, asked: Asked, states: Sequence[Sequence[int]]) -> bool:
-        settings = self.rule.settings
+        settings = self.rule
         ends = any(states[tensor][2] + 1 >= settings.window for tensor in asked.due)
         return settings.adaptation == "best" and ends
 
@@ -278,7 +274,7 @@ class Sidco(DeviceRule):
     ) -> tuple[Tensor, Tensor]:
         """Thresholds for J numbers of stages, and what reaches them; NaN where there is none."""
         active_T = asked.due_T if active_T is None else active_T
-        first = self.rule.settings.first_density
+        first = self.rule.first_density
         density_T1 = (asked.wanted / moments.nonzero)[:, None]
         once_TJ = self._first(moments, density_T1).expand_as(choices_TJ)
         taus_TJ = self._first(moments, torch.full_like(density_T1, first)).expand_as(choices_TJ)
@@ -297,8 +293,8 @@ class Sidco(DeviceRule):
         return self._fit(mean[:, None], variance[:, None], ratio_T1)
 
     def _fit(self, mean: Tensor, variance: Tensor, ratio: Tensor) -> Tensor:
-        """The distance that a part `ratio` exceeds; see `fits.exponential` and `fits.pareto`."""
-        if self.rule.settings.distribution == "exponential":
+        """The distance that a part `ratio` exceeds; see `sidco.exponential` and `sidco.pareto`."""
+        if self.rule.distribution == "exponential":
             return torch.where(variance.isnan(), nan, -mean * ratio.log())
         square = (mean * mean / variance).clamp(max=2.0)  # NaN stays
         shape, scale = 0.5 * (1 - square), 0.5 * mean * (square + 1)
@@ -318,21 +314,21 @@ class Sidco(DeviceRule):
                     state["stages"][0] = best[0][tensor]
 
 
-def rule_on_device(rule: ThresholdRule) -> DeviceRule | None:
+def rule_on_device(rule: ThresholdFinder) -> DeviceRule | None:
     """The same rule on a device; None where it computes on the CPU only."""
     match rule:
         case Exact() | Histogram():
             return Kth()
-        case Hard():
+        case FixedThreshold():
             return Fixed(rule.magnitude)
-        case search.Gaussian():
-            return Gaussian(rule)
-        case search.Redsync():
-            return Redsync(rule)
-        case dgc.Dgc():
-            return Dgc(rule)
-        case sidco.Sidco() if rule.settings.distribution != "gamma":
-            return Sidco(rule)
+        case gaussian.Gaussian():
+            return DeviceGaussian(rule)
+        case redsync.RedSync():
+            return DeviceRedSync(rule)
+        case dgc.SampledThreshold():
+            return DeviceDgc(rule)
+        case sidco.Sidco() if rule.distribution != "gamma":
+            return DeviceSidco(rule)
         case _:
             return None
 

@@ -59,7 +59,7 @@ class Selector(Protocol):
 
 @final
 @dataclass(frozen=True, slots=True)
-class TopK(Selector):
+class LargestOfAll(Selector):
     """Selects the k largest of all tensors together, the first of equals.
 
     Aji and Heafield, Sparse communication for distributed gradient descent, EMNLP 2017.

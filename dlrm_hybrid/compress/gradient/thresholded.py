@@ -22,8 +22,8 @@ from typing_extensions import override
 from dlrm_hybrid.compress.gradient.accumulated import Accumulated, Limits
 from dlrm_hybrid.compress.gradient.compressor import State
 from dlrm_hybrid.compress.gradient.layout import Indices, Layout
+from dlrm_hybrid.compress.gradient.rule import ThresholdFinder, target_k
 from dlrm_hybrid.compress.gradient.selector import Selection, Selector
-from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule, target_k
 from dlrm_hybrid.compress.report import SentReport
 
 NONE_YET = -1.0  # in the place of a threshold
@@ -132,7 +132,7 @@ class Renewal:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Thresholded(Selector):
+class ThresholdSelector(Selector):
     """Selects every element whose magnitude reaches its group's long-lived threshold, but no zeros.
 
     A group whose values have all been zero has no threshold yet. A tensor that is flushed is
@@ -145,7 +145,7 @@ class Thresholded(Selector):
     """
 
     target: SparsityTarget
-    rule: ThresholdRule
+    rule: ThresholdFinder
     renewal: Renewal
 
     @override
@@ -185,7 +185,7 @@ class Thresholded(Selector):
 
 @final
 class Thresholds(State):
-    """The state of `Thresholded`: thresholds, their ages, and what their rule remembers.
+    """The state of `ThresholdSelector`: thresholds, their ages, and what their rule remembers.
 
     All that a resumed run needs lies in arrays of all tensors, for a step touches every one. What
     belongs to a group is kept at the first of its tensors.

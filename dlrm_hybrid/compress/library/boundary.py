@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
+from dlrm_hybrid.compress.gradient.rule import target_k
 
 MAX_COLUMNS = 256  # of rows whose positions may be a byte each, as in `wire.sparse`
 _MAX_INDEX = 2**31 - 1  # that the kernel counts to

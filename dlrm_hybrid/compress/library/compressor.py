@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -20,8 +20,8 @@ from dlrm_hybrid.compress.device.feedback import DeviceFeedback, can_move
 from dlrm_hybrid.compress.device.sums import current
 from dlrm_hybrid.compress.gradient.collective import together
 from dlrm_hybrid.compress.gradient.compressor import Compressor
+from dlrm_hybrid.compress.gradient.context import Builder, StageContext, module_of
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
-from dlrm_hybrid.compress.gradient.methods import StageContext, methods, module_of
 from dlrm_hybrid.compress.library.averaging import Averaging, averaging_of
 from dlrm_hybrid.compress.library.exchange import Exchange, Traffic
 from dlrm_hybrid.compress.library.on_device import average_on_device
@@ -43,9 +43,6 @@ from dlrm_hybrid.compress.report import SentReport
 from dlrm_hybrid.kernels.ops import NUMBA
 from dlrm_hybrid.wire.packet import encode_packet
 
-if TYPE_CHECKING:
-    from dlrm_hybrid.compress.library.records import GradientMethod
-
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -66,9 +63,9 @@ class Options:
     trainer: int = 0
     trainers: int = 1
 
-    def check(self, method: GradientMethod) -> None:
+    def check(self, method: Builder) -> None:
         """Raise ValueError if the method needs an option that is missing; names it."""
-        if getattr(method, "residual", None) == "update" and self.lr is None:
+        if method.uses_lr and self.lr is None:
             raise ValueError("residual = 'update': needs lr=, the learning rate by step")
 
     def check_layer(self, names: Sequence[str]) -> None:
@@ -89,7 +86,7 @@ class ParameterCompressor:
     Made by `for_parameters` of a method.
 
     Args:
-        method: one of the records of `dlrm_hybrid.compress`.
+        method: a record such as those of `dlrm_hybrid.compress`.
         named_parameters: from `model.named_parameters()`; those that need no gradient are left out.
         options: settings that some methods need from the trainer.
 
@@ -106,7 +103,7 @@ class ParameterCompressor:
 
     def __init__(
         self,
-        method: GradientMethod,
+        method: Builder,
         named_parameters: Iterable[tuple[str, Tensor]],
         options: Options,
     ) -> None:
@@ -205,7 +202,7 @@ class ParameterCompressor:
             For each tensor, whether it was replaced.
         """
         exchange = Exchange(process_group, self.traffic, self._reduced, self._fingerprint)
-        is_dense = self.method.name == "none"
+        is_dense = self.method.sends_all
         # DDP hands over dense gradients, so that nothing fails where nothing is gathered.
         gathers = finds_unused or not is_dense
         with exchange.shares_failure() if gathers else nullcontext():
@@ -237,7 +234,7 @@ class ParameterCompressor:
     ) -> NDArray[np.bool_]:
         """Overwrite tensors on the CPU by the mean; for each, whether any trainer has used it."""
         values = [*staged.values()]
-        is_dense = self.method.name == "none"
+        is_dense = self.method.sends_all
         if not is_dense:
             with exchange.shares_failure():
                 require_finite(staged, self._reduced)
@@ -336,7 +333,7 @@ class ParameterCompressor:
             seed=options.seed,
             ops=NUMBA,
         )
-        made = methods()[self.method.name].build(self.method.keys(), context)
+        made = self.method.build(context)
         home = home_of(self.parameters)
         if home is not None and can_move(made):
             made = DeviceFeedback(made, home)

@@ -25,9 +25,9 @@ from dlrm_hybrid.compress.library.parameters import copies, require_state, requi
 from dlrm_hybrid.types import DivergedError
 
 if TYPE_CHECKING:  # numba, which what compresses loads, takes half a second
+    from dlrm_hybrid.compress.gradient.context import Builder
     from dlrm_hybrid.compress.library.compressor import Options, ParameterCompressor
     from dlrm_hybrid.compress.library.exchange import Traffic
-    from dlrm_hybrid.compress.library.records import GradientMethod
 
 
 class _Promised(NamedTuple):
@@ -47,7 +47,7 @@ class DdpState:
     itself to the DDP module that it is registered with; call `bind` to attach it to another.
 
     Args:
-        method: one of the records of `dlrm_hybrid.compress`.
+        method: a record such as those of `dlrm_hybrid.compress`.
         model: the DDP module, which names the parameters; None if they need no names.
         process_group: of the trainers; None for the DDP module's, or for the default group.
         options: settings that some methods need from the trainer.
@@ -58,7 +58,7 @@ class DdpState:
 
     def __init__(
         self,
-        method: "GradientMethod",
+        method: "Builder",
         model: Module | None,
         process_group: dist.ProcessGroup | None,
         options: "Options",
@@ -156,10 +156,10 @@ class DdpState:
         self.bind(None)
 
     def _require_last_layer(self) -> None:
-        if self.method.name == "terngrad" and not self._names and self._options.last_layer != "":
+        if self.method.leaves_last_layer and not self._names and self._options.last_layer != "":
             raise ValueError(
-                "TernGrad leaves the last layer in float32: give ddp_state the model, and bind to "
-                'it what was unpickled; or last_layer=""'
+                f"{type(self.method).__name__} leaves the last layer in float32: give ddp_state "
+                'the model, and bind to it what was unpickled; or last_layer=""'
             )
 
     def reduce(self, bucket: GradBucket) -> Future[Tensor]:
@@ -185,7 +185,7 @@ class DdpState:
     def _average(self, promised: list[_Promised]) -> None:
         from dlrm_hybrid.compress.library.exchange import Exchange, Traffic
 
-        gathers = self._finds_unused or self.method.name != "none"
+        gathers = self._finds_unused or not self.method.sends_all
         with Exchange(self._group, Traffic()).shares_failure() if gathers else nullcontext():
             if any(len(one.parameters) != len(one.gradients) for one in promised):
                 raise ValueError(

@@ -365,7 +365,7 @@ class Bucket:
 def _mirror(layout: Layout, weight_N: Array, options: BucketOptions, has_followers: bool) -> Mirror:
     """What all workers but followers are sent; beside followers, the weights themselves."""
     if has_followers and options.publishes_means:
-        raise ConfigError("gradient.terngrad.pull=levels: trainers must all be sent the same")
+        raise ConfigError("gradient.pull=levels: trainers must all be sent the same")
     if options.pull_sparsity is None:
         if has_followers:
             return ReplicaMirror(layout, weight_N, Dtype.FLOAT32)

@@ -21,14 +21,14 @@ from typing_extensions import override
 from dlrm_hybrid.compress.gradient.accumulated import Accumulated, not_finite
 from dlrm_hybrid.compress.gradient.compressor import Selected, Sent, Whole
 from dlrm_hybrid.compress.gradient.layout import Indices, Layout, Spec
+from dlrm_hybrid.compress.gradient.methods.topk import Histogram
 from dlrm_hybrid.compress.gradient.thresholded import (
     Mode,
     Renewal,
     Scope,
     SparsityTarget,
-    Thresholded,
+    ThresholdSelector,
 )
-from dlrm_hybrid.compress.gradient.thresholds.rule import Histogram
 from dlrm_hybrid.kernels.levels.rounding import add_levels, round_to_levels
 from dlrm_hybrid.kernels.ops import NUMBA
 from dlrm_hybrid.kernels.scatter import gather, publish, put, split
@@ -275,8 +275,8 @@ def fresh_thresholds(weights: Mapping[str, Tensor], sparsity: float) -> dict[str
     return _selector(sparsity).init(Layout(specs)).tensors()
 
 
-def _selector(sparsity: float) -> Thresholded:
-    return Thresholded(
+def _selector(sparsity: float) -> ThresholdSelector:
+    return ThresholdSelector(
         target=SparsityTarget(
             sparsity=sparsity,
             scope=Scope.TENSOR,

@@ -11,16 +11,14 @@ from dlrm_hybrid.compress.activation.dense import DenseCodec
 from dlrm_hybrid.compress.activation.methods import METHODS, BoundaryContext
 from dlrm_hybrid.compress.gradient.collective import Op
 from dlrm_hybrid.compress.gradient.compressor import Compressor
+from dlrm_hybrid.compress.gradient.context import StageContext
 from dlrm_hybrid.compress.gradient.layout import Layout
-from dlrm_hybrid.compress.gradient.methods import StageContext, methods
-from dlrm_hybrid.compress.gradient.methods.dense import TernGradSettings
-from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
+from dlrm_hybrid.compress.gradient.rule import target_k
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.kernels.ops import NUMBA, Ops
 from dlrm_hybrid.model.layers.keep_largest import KeepLargest
 from dlrm_hybrid.model.spec import ModelSpec, Partition, StagePart, microbatch_rows
 from dlrm_hybrid.run.assembly import model as build_model
-from dlrm_hybrid.wire.section import Dtype
 
 
 def compressor(
@@ -56,23 +54,12 @@ def compressor(
         seed=config.train.seed,
         ops=ops,
     )
-    return methods()[config.gradient.name].build(config.gradient, context)
+    return config.gradient.build(context)
 
 
 def rounds(config: Config) -> tuple[Op, ...]:
     """Those of the compressor: a server must know them too."""
-    return tuple(Op(name) for name in methods()[config.gradient.name].rounds(config.gradient))
-
-
-def publishes_means(config: Config) -> bool:
-    """Whether servers publish means of ternary gradients, which replicas apply."""
-    terngrad = config.gradient.find(TernGradSettings)
-    return terngrad is not None and terngrad.pull == "levels"
-
-
-def dtype(precision: str) -> Dtype:
-    """The type of values on the wire; levels are exact in bfloat16."""
-    return Dtype.BFLOAT16 if precision == "levels" else Dtype[precision.upper()]
+    return tuple(Op(name) for name in config.gradient.rounds())
 
 
 def activations(config: Config, part: StagePart) -> dict[int, ActivationCodec]:

@@ -14,6 +14,7 @@ from dlrm_hybrid.comm.rendezvous import own_address
 from dlrm_hybrid.comm.zmq.channel import ALL_STAY, Membership
 from dlrm_hybrid.compress.gradient.layout import Layout as FlatLayout
 from dlrm_hybrid.compress.gradient.layout import Spec
+from dlrm_hybrid.compress.gradient.methods import dtype_of
 from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.model.dlrm import StageModel
@@ -123,7 +124,7 @@ def pushes(config: Config, progress: Progress) -> list[int]:
 def optimizer_config(config: Config, plan: Layout, stage: int) -> OptimizerConfig:
     """How dense weights of a stage move by what is pushed: gradients, or finished updates."""
     schedule = build_model.dense_schedule(config, plan.steps, stage, plan.lowered)
-    if config.gradient.residual == "update":
+    if config.gradient.uses_lr:
         schedule = Constant(base_lr=1.0)
     return OptimizerConfig(optimizer=build_model.dense_optimizer(config), schedule=schedule)
 
@@ -234,7 +235,7 @@ def _client(
         return LocalClient(weights, optimizer, clock)
     options = ClientOptions(
         policy=build.policy(config),
-        optimizer=optimizer if build_compress.publishes_means(config) else None,
+        optimizer=optimizer if config.gradient.publishes_means else None,
     )
     return ServerClient(port, plan.tensors, weights, options, own.gradients, clock)
 
@@ -279,9 +280,9 @@ def server(config: Config, layout: Layout, index: int, clock: SpanClock) -> Para
         bucket=BucketOptions(
             optimizer=optimizers[0],
             history=sync.history,
-            pull=build_compress.dtype(config.pull.precision),
+            pull=dtype_of(config.pull.precision),
             pull_sparsity=config.pull.left_out,
-            publishes_means=build_compress.publishes_means(config),
+            publishes_means=config.gradient.publishes_means,
             pull_levels=config.pull.precision == "levels",
         ),
         check_every=config.sync.check_every,

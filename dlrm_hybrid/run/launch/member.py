@@ -21,6 +21,7 @@ from typing import Any
 from dlrm_hybrid.checkpoint.folder import lost_latest, saved_step
 from dlrm_hybrid.comm.rendezvous import Rendezvous, reach_store, serve_store
 from dlrm_hybrid.config import compose
+from dlrm_hybrid.config.methods import load_typed
 from dlrm_hybrid.config.overrides import override_fault, override_text, read_override
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text, validate
@@ -185,6 +186,7 @@ def _prepared(
     if text == "null":
         return None
     announced = Announcement(**json.loads(text))
+    load_typed(arguments.overrides)
     config = own_network(validate(announced.values), arguments.overrides)
     rows = _same_rows(launch, announced, config, display, rendezvous)
     task = TrainTask(

@@ -16,6 +16,7 @@ from dlrm_hybrid.comm.zmq.channel import ZmqChannel, ZmqOptions, open_zmq_channe
 from dlrm_hybrid.comm.zmq.curve import read_key_file
 from dlrm_hybrid.comm.zmq.roster import UnknownPeers
 from dlrm_hybrid.config.identity import CONFIG_FILE
+from dlrm_hybrid.config.methods import load_method
 from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
@@ -48,6 +49,7 @@ def train_rank(argument: str, report: Report, stop: StopRequest) -> None:
     text = (Path(task.run_folder) / CONFIG_FILE).read_text(encoding="utf-8")
     values: dict[str, Any] = json.loads(text)
     folder = Path(task.rendezvous)
+    load_method(values)
 
     def check() -> None:
         """Who comes again comes in spite of a signal: the others may wait for it."""

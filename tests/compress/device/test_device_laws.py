@@ -32,9 +32,9 @@ from dlrm_hybrid.compress.device.plain import PlainOps
 from dlrm_hybrid.compress.device.sums import Blocks, Sums, sent
 from dlrm_hybrid.compress.gradient.collective import together
 from dlrm_hybrid.compress.gradient.compressor import Compressor
+from dlrm_hybrid.compress.gradient.context import StageContext
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
-from dlrm_hybrid.compress.gradient.methods import StageContext, methods
 from dlrm_hybrid.kernels.ops import NUMBA
 from dlrm_hybrid.types import DivergedError
 
@@ -99,7 +99,7 @@ def original(method: GradientMethod, layout: Layout = LAYOUT) -> ErrorFeedback:
         seed=3,
         ops=NUMBA,
     )
-    made = methods()[method.name].build(method.keys(), context)
+    made = method.build(context)
     assert can_move(made) and isinstance(made, ErrorFeedback)
     return made
 

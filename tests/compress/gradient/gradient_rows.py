@@ -22,14 +22,14 @@ from dlrm_hybrid.compress.gradient.error_feedback import (
     FeedbackOptions,
 )
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
+from dlrm_hybrid.compress.gradient.methods.topk import Exact, Histogram
 from dlrm_hybrid.compress.gradient.thresholded import (
     Mode,
     Renewal,
     Scope,
     SparsityTarget,
-    Thresholded,
+    ThresholdSelector,
 )
-from dlrm_hybrid.compress.gradient.thresholds.rule import Exact, Histogram
 from dlrm_hybrid.compress.gradient.transforms import Transform
 from dlrm_hybrid.kernels.ops import NUMBA, Ops
 from dlrm_hybrid.wire.section import Dtype, Section
@@ -49,7 +49,7 @@ RULES = {"exact": Exact(), "histogram": Histogram()}
 class Options:
     """Of error feedback whose selector has thresholds."""
 
-    selector: Thresholded
+    selector: ThresholdSelector
     feedback: FeedbackOptions
 
 
@@ -111,7 +111,7 @@ def options_of(
     sends_ties: bool = True,
     warm: int = 0,
 ) -> Options:
-    selector = Thresholded(
+    selector = ThresholdSelector(
         target=target_of(sparsity, scope, sends_ties=sends_ties, warm=warm),
         rule=RULES[rule],
         renewal=Renewal(steps=steps, mode=mode, staggered=staggered),

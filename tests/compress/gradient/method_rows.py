@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
-from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
+from dlrm_hybrid.compress.gradient.rule import target_k
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
@@ -83,7 +83,7 @@ class MethodRow:
 @cache
 def configured(row: MethodRow) -> Config:
     """The configuration of a row; sparsity 0.9 where there is one."""
-    sparse = () if row.method in DENSE else ("gradient.sparsity=0.9",)
+    sparse = () if row.method in DENSE else ("gradient.density=0.1",)
     world = ("parallel=hybrid", "parallel.trainers=1")
     return validate(values_of([*world, f"gradient={row.method}", *sparse, *row.options]))
 
@@ -112,8 +112,8 @@ LEVELS = "gradient.precision=levels"
 UNION = "gradient.aggregation=union"
 LEADER = "gradient.aggregation=leader"
 STAGE = "gradient.scope=stage"
-OWN_SCALES = ("gradient.terngrad.sharing=false", "gradient.terngrad.pull=weights")
-WARM = "gradient.correction.warmup_steps=2"
+OWN_SCALES = ("gradient.sharing=false", "gradient.pull=weights")
+WARM = "gradient.warmup_steps=2"
 
 METHOD_ROWS = [
     MethodRow(method="none", checks=False, has_threshold=False),
@@ -139,24 +139,24 @@ METHOD_ROWS = [
     MethodRow(method="dgc", options=(WARM, UNION, BFLOAT16), joins=momentum_joins, rounds=True),
     MethodRow(
         method="dgc",
-        options=(WARM, "gradient.correction.nesterov=true", BFLOAT16),
+        options=(WARM, "gradient.nesterov=true", BFLOAT16),
         joins=nesterov_joins,
         rounds=True,
     ),
     MethodRow(method="dgc", options=(WARM, LEVELS), joins=momentum_joins, rounds=True),
     MethodRow(method="redsync"),
-    MethodRow(method="redsync", options=("gradient.redsync.search=trim",)),
+    MethodRow(method="redsync", options=("gradient.search=trim",)),
     MethodRow(method="gaussian"),
-    MethodRow(method="gaussian", options=("gradient.gaussian.fit=magnitude",)),
+    MethodRow(method="gaussian", options=("gradient.fit=magnitude",)),
     MethodRow(method="hard", options=(BFLOAT16,), sends_always=False, rounds=True),
     *(
-        MethodRow(method="sidco", options=(f"gradient.sidco.distribution={distribution}",))
+        MethodRow(method="sidco", options=(f"gradient.distribution={distribution}",))
         for distribution in ("exponential", "gamma", "pareto")
     ),
     *(
         MethodRow(
             method="sidco",
-            options=(f"gradient.sidco.adaptation={adaptation}", more),
+            options=(f"gradient.adaptation={adaptation}", more),
             rounds=more == BFLOAT16,
         )
         for adaptation, more in (("flip", STAGE), ("literal", BFLOAT16))
@@ -164,7 +164,7 @@ METHOD_ROWS = [
     *(
         MethodRow(
             method="randomk",
-            options=(f"gradient.randomk.feedback={str(feedback).lower()}",),
+            options=(f"gradient.feedback={str(feedback).lower()}",),
             joins=gradient_itself if feedback else scaled_joins,
             drops=not feedback,
             sends_largest=False,
@@ -189,7 +189,7 @@ METHOD_ROWS = [
     *(
         MethodRow(
             method="deft",
-            options=(f"gradient.deft.budget={budget}", *rounded),
+            options=(f"gradient.budget={budget}", *rounded),
             has_threshold=False,
             rounds=bool(rounded),
         )
@@ -199,7 +199,7 @@ METHOD_ROWS = [
         )
     ),
     MethodRow(method="terngrad", draws=True),
-    MethodRow(method="terngrad", options=("gradient.terngrad.encoding=trits",), draws=True),
+    MethodRow(method="terngrad", options=("gradient.encoding=trits",), draws=True),
     MethodRow(method="terngrad", options=OWN_SCALES, draws=True),
-    MethodRow(method="terngrad", options=("gradient.terngrad.clip=null",), draws=True),
+    MethodRow(method="terngrad", options=("gradient.clip=null",), draws=True),
 ]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dlrm_hybrid.compress.gradient.collective import Op, reduce
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, FeedbackOptions
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
-from dlrm_hybrid.compress.gradient.selector import FromLeader, TopK
+from dlrm_hybrid.compress.gradient.selector import FromLeader, LargestOfAll
 from dlrm_hybrid.compress.gradient.transforms import Momentum
 from dlrm_hybrid.types import DivergedError
 from dlrm_hybrid.wire.dense import narrow
@@ -39,7 +39,7 @@ def group(
         [
             ErrorFeedback(
                 layout,
-                FromLeader(inner=TopK(KEEP), trainer=trainer, trainers=trainers),
+                FromLeader(inner=LargestOfAll(KEEP), trainer=trainer, trainers=trainers),
                 options,
             )
             for trainer in range(trainers)

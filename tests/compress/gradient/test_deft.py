@@ -11,8 +11,13 @@ from gradient_rows import decoded, gradients_of
 from numpy.typing import NDArray
 
 from dlrm_hybrid.compress.gradient.collective import Op, reduce
-from dlrm_hybrid.compress.gradient.deft import Deft, exact_budget, partition, sizes_of
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, FeedbackOptions
+from dlrm_hybrid.compress.gradient.fragments import (
+    FragmentSelector,
+    exact_budget,
+    partition,
+    sizes_of,
+)
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.wire.dense import array_of, dense
 from dlrm_hybrid.wire.section import Dtype, Section, SectionError
@@ -33,7 +38,9 @@ def group(trainers: int, *, is_exact: bool = True, dtype: Dtype = Dtype.FLOAT32)
     layout = Layout(SPECS)
     fragments = partition(layout.counts, trainers)
     selectors = [
-        Deft(fragments=fragments, k=KEEP, is_exact=is_exact, trainer=trainer, trainers=trainers)
+        FragmentSelector(
+            fragments=fragments, k=KEEP, is_exact=is_exact, trainer=trainer, trainers=trainers
+        )
         for trainer in range(trainers)
     ]
     return Group([ErrorFeedback(layout, one, FeedbackOptions(dtype=dtype)) for one in selectors])

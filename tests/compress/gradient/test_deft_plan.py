@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.compress.gradient.deft import (
+from dlrm_hybrid.compress.gradient.fragments import (
     allocate,
     costs,
     exact_budget,

@@ -241,7 +241,7 @@ def test_what_is_drawn_is_right_on_average(row: MethodRow) -> None:
 
 @DRAWN_ROWS
 def test_a_drawn_tensor_takes_two_bits_an_element_or_less(row: MethodRow) -> None:
-    per_byte = 5 if row.options == ("gradient.terngrad.encoding=trits",) else 4
+    per_byte = 5 if row.options == ("gradient.encoding=trits",) else 4
     sections = encoded(row.make(SPECS), gradients_of(0), 0)
     large = [spec for spec in SPECS if spec.count >= 256]
     assert large

@@ -5,7 +5,7 @@ from agreeing import encoded
 from gradient_rows import SPECS, decoded, gradients_of
 from method_rows import MethodRow
 
-UNBIASED = MethodRow(method="randomk", options=("gradient.randomk.feedback=false",))
+UNBIASED = MethodRow(method="randomk", options=("gradient.feedback=false",))
 
 
 def test_what_is_sent_is_right_on_average() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dlrm_hybrid.compress.gradient.thresholds.dgc import sample
+from dlrm_hybrid.compress.gradient.methods.dgc import sample
 
 
 def drawn(count: int, size: int, seed: int) -> np.ndarray:

@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dlrm_hybrid.compress.gradient.methods.thresholds import SidcoSettings
-from dlrm_hybrid.compress.gradient.thresholds.fits import gamma, pareto
-from dlrm_hybrid.compress.gradient.thresholds.rule import Histogram
-from dlrm_hybrid.compress.gradient.thresholds.sidco import Sidco
+from dlrm_hybrid.compress.gradient.methods.sidco import Sidco, gamma, pareto
+from dlrm_hybrid.compress.gradient.methods.topk import Histogram
 from dlrm_hybrid.kernels.ops import NUMBA
 
 Float32s = NDArray[np.float32]
@@ -49,14 +47,10 @@ def rule_of(
     tolerance: float = 0.2,
 ) -> Sidco:
     return Sidco(
-        SidcoSettings(
-            distribution=distribution,
-            adaptation=adaptation,
-            window=5,
-            tolerance=tolerance,
-            first_density=0.25,
-            gamma="exact" if exact_gamma else "closed",
-        )
+        distribution=distribution,
+        adaptation=adaptation,
+        tolerance=tolerance,
+        gamma="exact" if exact_gamma else "closed",
     )
 
 

@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.collective import Op, reduce
+from dlrm_hybrid.compress.gradient.compressor import Compressor
+from dlrm_hybrid.compress.gradient.context import StageContext
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
-from dlrm_hybrid.compress.gradient.methods.dense import TernGradSettings
-from dlrm_hybrid.compress.gradient.terngrad import TernGrad
+from dlrm_hybrid.compress.gradient.methods.terngrad import TernGrad
+from dlrm_hybrid.kernels.ops import NUMBA
 from dlrm_hybrid.types import DivergedError
 from dlrm_hybrid.wire.dense import array_of, dense
 from dlrm_hybrid.wire.section import Encoding, Section, SectionError
@@ -29,7 +31,6 @@ SPECS = (
     Spec(3, "last.bias", (1,)),
 )
 TERNARY = SPECS[0]
-EXEMPT = frozenset(("last.weight", "last.bias"))
 
 
 def compressor(
@@ -39,16 +40,19 @@ def compressor(
     shares: bool = True,
     encoding: Literal["bits", "trits"] = "bits",
     seed: int = 3,
-) -> TernGrad:
-    return TernGrad(
-        Layout(SPECS),
-        TernGradSettings(
-            clip=clip, sharing=shares, encoding=encoding, smallest=256, pull="weights"
-        ),
-        exempt=EXEMPT,
-        seed=seed,
+) -> Compressor:
+    record = TernGrad(clip=clip, sharing=shares, encoding=encoding)
+    context = StageContext(
+        layout=Layout(SPECS),
         trainer=trainer,
+        trainers=4,
+        model_elements=0,
+        last_layer="last",
+        lr=lambda step: 1.0,
+        seed=seed,
+        ops=NUMBA,
     )
+    return record.build(context)
 
 
 def group(trainers: int) -> Group:
@@ -112,7 +116,7 @@ def test_small_tensors_and_the_last_layer_stay_whole() -> None:
             np.testing.assert_array_equal(array_of(sections[spec.name]), expected_N)
 
 
-def codes(one: TernGrad, step: int, gradients: dict[str, Tensor]) -> bytes:
+def codes(one: Compressor, step: int, gradients: dict[str, Tensor]) -> bytes:
     return bytes(encoded(one, gradients, step)[TERNARY.name].payload)
 
 

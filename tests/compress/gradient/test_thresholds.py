@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from dlrm_hybrid.compress.gradient.thresholds.rule import Exact, Histogram, ThresholdRule, target_k
+from dlrm_hybrid.compress.gradient.methods.topk import Exact, Histogram
+from dlrm_hybrid.compress.gradient.rule import ThresholdFinder, target_k
 from dlrm_hybrid.kernels.ops import NUMBA
 
-RULES: list[ThresholdRule] = [Exact(), Histogram()]
+RULES: list[ThresholdFinder] = [Exact(), Histogram()]
 
 # The paper's 8 layers: bottom 13-512-256-64-16, top 367-512-256-128-1, weights and biases.
 WIDTHS = [(13, 512, 256, 64, 16), (367, 512, 256, 128, 1)]
@@ -49,7 +50,7 @@ def test_kept_elements_are_counted_in_integers() -> None:
     st.data(),
 )
 def test_as_many_elements_reach_the_threshold_as_are_kept(
-    rule: ThresholdRule, values_N: NDArray[np.float32], data: st.DataObject
+    rule: ThresholdFinder, values_N: NDArray[np.float32], data: st.DataObject
 ) -> None:
     k = data.draw(st.integers(1, values_N.size))
     before = values_N.copy()
@@ -61,7 +62,7 @@ def test_as_many_elements_reach_the_threshold_as_are_kept(
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
-def test_zeros_and_ties_give_the_value_itself(rule: ThresholdRule) -> None:
+def test_zeros_and_ties_give_the_value_itself(rule: ThresholdFinder) -> None:
     assert rule.tau(np.zeros(8, np.float32), 2, {}, NUMBA) == 0
     assert rule.tau(np.full(8, -0.5, np.float32), 2, {}, NUMBA) == 0.5
     assert rule.tau(np.array([-3], np.float32), 1, {}, NUMBA) == 3

@@ -46,7 +46,7 @@ def test_what_is_decoded_and_the_residual_are_the_gradient(method) -> None:
         found.add_to(sums)
         for name, one in gradients.items():
             total[name] += one
-        sparse = method.settings()["sparsity"] > 0
+        sparse = method.is_sparse
         assert (found.density < 0.5) is sparse
     held = compressor.state_dict()["tensors"]
     if not isinstance(method, TernGrad):  # right on average only

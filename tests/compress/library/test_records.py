@@ -1,4 +1,4 @@
-"""The records of the library: the defaults of conf/, and what they refuse."""
+"""The records of the library: the configuration reads them, and what they refuse."""
 
 import pickle
 import re
@@ -10,67 +10,30 @@ import numpy as np
 import pytest
 
 from dlrm_hybrid import compress
-from dlrm_hybrid.compress.gradient.methods import GradientKeys, methods, rules
-from dlrm_hybrid.compress.library import records
-from dlrm_hybrid.compress.library.records import (
-    Dct,
-    Dgc,
-    GradientMethod,
-    NoCompression,
-    Sidco,
-    TernGrad,
-    TopK,
-)
+from dlrm_hybrid.compress import Dct, Dgc, GradientMethod, NoCompression, Sidco, TernGrad, TopK
+from dlrm_hybrid.compress.gradient.methods import help_of, methods
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.world.settings import settings_of
 
-RECORDS: dict[str, type[GradientMethod]] = {
-    one.name: one
-    for one in vars(records).values()
-    if isinstance(one, type)
-    and GradientMethod in one.__mro__
-    and isinstance(vars(one).get("name"), str)
-}
+ALL = pytest.mark.parametrize("record", methods().values(), ids=methods())
 
 
-def of_conf(*overrides: str) -> GradientKeys:
-    return validate(values_of(["parallel=hybrid", *overrides])).gradient
+@ALL
+def test_the_configuration_reads_the_record(record: type[GradientMethod]) -> None:
+    sgd = [f"optimizer={one}" for one in record.optimizers]
+    assert validate(values_of(["parallel=hybrid", *sgd, f"gradient={record.name}"])).gradient == (
+        record()
+    )
 
 
-def same(record: GradientMethod, keys: GradientKeys) -> bool:
-    """Whether both say the same; the configuration has null for sections that nobody reads."""
-    return vars(record.keys()) == {
-        key: value
-        for key, value in vars(keys).items()
-        if value is not None or key in GradientKeys.__dataclass_fields__
-    }
-
-
-def test_every_method_has_its_record_and_its_public_name() -> None:
-    assert RECORDS.keys() == methods().keys()
-    assert {one.__name__ for one in RECORDS.values()} <= {*dir(compress)}
-
-
-@pytest.mark.parametrize("name", methods())
-def test_defaults_are_those_of_the_configuration(name: str) -> None:
-    assert same(RECORDS[name](), of_conf(f"gradient={name}"))
-
-
-@pytest.mark.parametrize("rule", rules())
-def test_a_rule_of_another_method_has_its_own_defaults(rule: str) -> None:
-    assert same(Dct(threshold=rule), of_conf("gradient=dct", f"gradient.threshold={rule}"))
-
-
-def test_a_density_is_the_decimal_complement_of_a_sparsity() -> None:
-    for density, sparsity in ((0.01, 0.99), (0.001, 0.999), (0.3, 0.7), (0.1, 0.9), (1.0, 0.0)):
-        assert TopK(density=density).settings()["sparsity"] == sparsity
-
-
-def test_terngrad_asks_for_weights_where_sums_have_no_levels() -> None:
-    assert TernGrad().settings()["terngrad"]["pull"] == "levels"
-    assert TernGrad(sharing=False).settings()["terngrad"]["pull"] == "weights"
+@ALL
+def test_every_record_has_a_public_name_and_every_field_a_line_of_help(
+    record: type[GradientMethod],
+) -> None:
+    assert getattr(compress, record.__name__) is record
+    assert all(help_of(record).values())
 
 
 @pytest.mark.parametrize(
@@ -125,7 +88,7 @@ def test_a_star_brings_the_public_names(module: str) -> None:
 def test_numbers_of_numpy_become_those_of_python() -> None:
     record = Dct(density=np.float64(0.05), lifespan=np.int64(7))
     assert repr(record) == repr(Dct(density=0.05, lifespan=7))
-    assert TopK(density=np.float32(0.5)).settings()["sparsity"] == 0.5
+    assert TopK(density=np.float32(0.5)).settings()["density"] == 0.5
     sparsities = tuple(np.array([0.5, 0.75]))
     assert repr(Dgc(warmup_sparsities=sparsities)) == repr(Dgc(warmup_sparsities=(0.5, 0.75)))
     with pytest.raises(ValueError, match=r"lifespan = 7\.0: must be a whole number"):
@@ -137,20 +100,18 @@ def test_a_record_is_a_gradient_method() -> None:
     assert not isinstance("dct", GradientMethod)
 
 
-@pytest.mark.parametrize("name", methods())
-def test_records_are_values(name: str) -> None:
-    record = RECORDS[name]()
-    assert pickle.loads(pickle.dumps(record)) == record
-    assert len({record, RECORDS[name]()}) == 1
+@ALL
+def test_records_are_values(record: type[GradientMethod]) -> None:
+    assert pickle.loads(pickle.dumps(record())) == record()
+    assert len({record(), record()}) == 1
 
 
-@pytest.mark.parametrize("name", methods())
-def test_a_world_takes_a_record(name: str) -> None:
-    record = RECORDS[name]()
+@ALL
+def test_a_world_takes_a_record(record: type[GradientMethod]) -> None:
     named = {"parallel.trainers": 2, "parallel.servers": 1, "parallel.cuts": ["bottom.2"]}
     spec = ModelSpec(embedding_dim=4, bottom=(4, 8, 4), top=(8, 1), table_rows=(9, 9))
-    made = settings_of(spec, "in_process", named, record, {})
-    assert same(record, made.config.gradient)
+    made = settings_of(spec, "in_process", named, record(), {})
+    assert made.config.gradient == record()
 
 
 def test_records_load_neither_torch_nor_numba() -> None:

@@ -1,170 +1,257 @@
-"""The choices of `gradient` and of `gradient.threshold`; every file of this folder is found.
+"""What a method of gradient compression is: one frozen record; every file of this folder has some.
 
-A file has the tables `METHODS`, `RULES` or both. The configuration reads them: settings with their
-bounds, and what goes with what. So these files import neither torch nor numba when they are loaded;
-what a method is built of is imported when it is built.
+A record is read alike by programs, `Dct(density=0.01)`, and by the configuration, `gradient=dct
+gradient.density=0.01`: its fields are the settings with their types, bounds, defaults and, in the
+docstring, a line of help. So these files import neither torch, numpy nor numba when they are
+loaded; what a method is built of is imported when it is built.
 """
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from decimal import Decimal
+from inspect import cleandoc
+from numbers import Real
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
-from dlrm_hybrid.bounds import Fraction, Positive, PrecisionOrLevels
+from typing_extensions import runtime_checkable
+
+from dlrm_hybrid.bounds import SettingsError, check
+from dlrm_hybrid.compress.gradient.context import Builder
 from dlrm_hybrid.wire.section import Dtype
 
 if TYPE_CHECKING:
-    from dlrm_hybrid.compress.gradient.compressor import Compressor
-    from dlrm_hybrid.compress.gradient.layout import Layout
-    from dlrm_hybrid.compress.gradient.thresholds.rule import ThresholdRule
-    from dlrm_hybrid.kernels.ops import Ops
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
+    from torch.nn import Module
 
-SettingsT = TypeVar("SettingsT")
+    from dlrm_hybrid.compress.gradient.rule import ThresholdRule
+    from dlrm_hybrid.compress.library.compressor import ParameterCompressor
+    from dlrm_hybrid.compress.library.ddp import DdpState
 
-EVERY_PRECISION = ("float32", "bfloat16", "float16", "levels")
+_PACKAGE = "dlrm_hybrid."
+_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_SETTING = re.compile(r"    (\w+): (.*)")
 
 
-@dataclass(frozen=True, kw_only=True)
-class GradientKeys:
-    """The keys of `gradient` that several methods read; null where the chosen one does not.
+@runtime_checkable
+class GradientMethod(Builder, Protocol):
+    """A method of gradient compression: which elements of a gradient are sent, and how.
 
-    `config.schema` adds a key for the settings of each single method and rule.
+    One from outside the package is such a record too: `@dataclass(frozen=True, kw_only=True)`, all
+    fields with defaults, and `build`. It is `gradient=MODULE:CLASS` in the configuration.
     """
 
-    name: str
-    sparsity: Fraction
-    precision: PrecisionOrLevels
-    threshold: str | None
-    scope: Literal["tensor", "stage"] | None
-    aggregation: Literal["own", "union", "leader"] | None
-    lifespan: Positive | None
-    renewal: Literal["controlled", "fixed"] | None
-    staggered: bool | None
-    residual: Literal["gradient", "update"] | None
-    drain: Literal["none", "discard", "flush"] | None
-    drain_every: Positive | None
+    name: ClassVar[str]
+    """Its name in the configuration, `gradient=NAME`; from outside the package its import path."""
+    is_sparse: ClassVar[bool] = True
+    """Whether a step leaves most elements out."""
+    optimizers: ClassVar[tuple[str, ...]] = ()
+    """Choices of `optimizer` that it goes with; empty for all."""
+    alone: ClassVar[str] = ""
+    """The setting with which its trainers would not agree in every step, if there is one."""
 
-    @property
-    def dtype(self) -> Dtype:
-        """The type of values on the wire; levels are exact in bfloat16."""
-        return Dtype.BFLOAT16 if self.levels else Dtype[self.precision.upper()]
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if not cls.__module__.startswith(_PACKAGE):
+            cls.name = f"{cls.__module__}:{cls.__qualname__}"
+
+    def __new__(cls, *given: object, **settings: object) -> Self:
+        """Refuse unknown settings in words of ours, before the generated constructor does."""
+        known = [field.name for field in fields(cls)]  # pyright: ignore[reportArgumentType]
+        if given or not settings.keys() <= {*known}:
+            raise TypeError(_unfit(cls.__name__, known, given, settings))
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if faults := [(name, getattr(self, name), reason) for name, reason in self.faults()]:
+            raise SettingsError(type(self), faults)
+
+    def rounds(self) -> tuple[str, ...]:
+        """The rounds in which its trainers agree in every step, names of `collective.Op`."""
+        return ()
+
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """Settings that do not go with others: the name of each, and why."""
+        yield from ()
+
+    def faults_among(self, trainers: int) -> Iterator[tuple[str, str]]:
+        """Settings that do not go with so many trainers, likewise."""
+        yield from ()
 
     @property
     def levels(self) -> bool:
-        """Whether values are integer multiples of a quantum."""
-        return self.precision == "levels"
+        """Whether the values sent are integer multiples of a quantum."""
+        return getattr(self, "precision", None) == "levels"
 
-    def find(self, settings: type[SettingsT]) -> SettingsT | None:
-        """The settings of this type; None where the chosen method and rule read none such."""
-        return next((one for one in vars(self).values() if isinstance(one, settings)), None)
+    @property
+    def publishes_means(self) -> bool:
+        """Whether servers publish means that replicas apply, in place of weights."""
+        return False
 
-    def of(self, settings: type[SettingsT]) -> SettingsT:
-        """The settings of this type, which the chosen method or rule reads."""
-        found = self.find(settings)
-        assert found is not None, f"{settings.__name__}: validate() refuses this"
-        return found
+    def settings(self) -> dict[str, Any]:
+        """The equivalent section `gradient` of a configuration: its name and all its fields."""
+        names = [field.name for field in fields(self)]  # pyright: ignore[reportArgumentType]
+        return {"name": self.name, **{name: getattr(self, name) for name in names}}
+
+    def for_parameters(
+        self,
+        named_parameters: Iterable[tuple[str, Tensor]],
+        *,
+        seed: int = 0,
+        lr: Callable[[int], float] | None = None,
+        last_layer: str | None = None,
+        trainer: int = 0,
+        trainers: int = 1,
+    ) -> ParameterCompressor:
+        """Create a compressor for the gradients of these parameters, for use in any training loop.
+
+        Args:
+            named_parameters: from `model.named_parameters()`; frozen ones are left out.
+            seed: of all random choices; must be the same on all trainers.
+            lr: function from step (counted from 0) to learning rate; for `residual="update"`.
+            last_layer: module that TernGrad sends in float32; None for the last, "" for none.
+            trainer: index of this trainer, for `encode`; `reduce_gradients` takes the rank instead.
+            trainers: number of trainers, likewise.
+
+        Raises:
+            ValueError: names repeat, a parameter cannot be compressed, or `lr` is missing.
+        """
+        from dlrm_hybrid.compress.library.compressor import Options, ParameterCompressor
+
+        options = Options(
+            seed=seed, lr=lr, last_layer=last_layer, trainer=trainer, trainers=trainers
+        )
+        return ParameterCompressor(self, named_parameters, options)
+
+    def ddp_state(
+        self,
+        model: Module | None = None,
+        process_group: ProcessGroup | None = None,
+        *,
+        seed: int = 0,
+        lr: Callable[[int], float] | None = None,
+        last_layer: str | None = None,
+    ) -> DdpState:
+        """Create the state of a DDP communication hook, to be registered with `ddp_hook`.
+
+        Args:
+            model: the DDP module. With a plain model or None, gradients that are zero on all ranks
+                count as those of unused parameters; with None the state cannot be saved, either.
+            process_group: of the trainers; None for the DDP module's, or for the default group.
+            seed: of all random choices; must be the same on all trainers.
+            lr: function from step (counted from 0) to learning rate; for `residual="update"`.
+            last_layer: name of the module that TernGrad sends in float32.
+
+        Raises:
+            ValueError: `lr` is missing, or other ranks hold parts of a parameter, as in FSDP.
+        """
+        from dlrm_hybrid.compress.library.compressor import Options
+        from dlrm_hybrid.compress.library.ddp import DdpState
+
+        options = Options(seed=seed, lr=lr, last_layer=last_layer)
+        return DdpState(self, model, process_group, options)
 
 
-def module_of(parameter: str) -> str:
-    """The name of the module that a parameter belongs to; "" if it is the model itself."""
-    return parameter.rpartition(".")[0]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageContext:
-    """The worker that a compressor is built for.
-
-    Attributes:
-        layout: of the dense tensors of its stage.
-        trainer: its number.
-        trainers: how many there are.
-        model_elements: of all dense tensors of the model.
-        last_layer: name of the model's last layer; None if none is special.
-        lr: learning rate by step.
-        seed: of the run.
-        ops: to compute with.
-    """
-
-    layout: Layout
-    trainer: int
-    trainers: int
-    model_elements: int
-    last_layer: str | None
-    lr: Callable[[int], float]
-    seed: int
-    ops: Ops
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
-    """A choice of `gradient`: what it reads, what it goes with, what it builds.
-
-    Attributes:
-        build: the compressor of one trainer.
-        keys: of `GradientKeys`, beside name, sparsity and precision; null elsewhere.
-        sections: keys and types of its own settings.
-        thresholds: the only rules that may find its threshold; empty if any rule may.
-        is_sparse: reads `gradient.sparsity` and keeps a residual; it is 0 elsewhere.
-        precisions: of values on the wire.
-        optimizers: choices of `optimizer`; empty for all.
-        rounds: in which its trainers agree in every step, names of `collective.Op`.
-        faults: lines for what its keys must not mean together.
-    """
-
-    build: Callable[[GradientKeys, StageContext], Compressor]
-    keys: tuple[str, ...] = ()
-    sections: Mapping[str, type] = field(default_factory=dict[str, type])
-    thresholds: tuple[str, ...] = ()
-    is_sparse: bool = True
-    precisions: tuple[str, ...] = EVERY_PRECISION
-    optimizers: tuple[str, ...] = ()
-    rounds: Callable[[GradientKeys], tuple[str, ...]] = lambda keys: ()
-    faults: Callable[[GradientKeys], Iterator[str]] = lambda keys: iter(())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """A choice of `gradient.threshold`.
-
-    Attributes:
-        build: the rule for one trainer.
-        sections: key and type of its own settings.
-    """
-
-    build: Callable[[GradientKeys, StageContext], ThresholdRule]
-    sections: Mapping[str, type] = field(default_factory=dict[str, type])
+def dtype_of(precision: str) -> Dtype:
+    """The type of values on the wire; levels are exact in bfloat16."""
+    return Dtype.BFLOAT16 if precision == "levels" else Dtype[precision.upper()]
 
 
 @functools.cache
-def methods() -> Mapping[str, Method]:
-    """All choices of `gradient` by name."""
-    return _found("METHODS")
+def methods() -> Mapping[str, type[GradientMethod]]:
+    """All methods of the package, by name."""
+    found = [one for one in _classes() if GradientMethod in one.__mro__ and "name" in vars(one)]
+    return {one.name: one for one in found}  # pyright: ignore
 
 
 @functools.cache
-def rules() -> Mapping[str, Rule]:
-    """All choices of `gradient.threshold` by name."""
-    return _found("RULES")
+def rules() -> Mapping[str, type[ThresholdRule]]:
+    """All that finds thresholds, by name."""
+    return {one.name: one for one in _classes() if "finder" in vars(one)}
 
 
-@functools.cache
-def sections() -> Mapping[str, type]:
-    """The types of all settings that only one method or rule reads, by key below `gradient`."""
-    return {
-        key: kind
-        for one in (*rules().values(), *methods().values())
-        for key, kind in one.sections.items()
-    }
+def find(name: str) -> type[GradientMethod] | None:
+    """The method of this name; one from outside the package only if its module is loaded.
+
+    So a name in somebody's file makes nothing run: who types it loads it.
+    """
+    if not _PATH.fullmatch(name):
+        return methods().get(name)
+    module, _, path = name.partition(":")
+    found: Any = functools.reduce(
+        lambda above, part: getattr(above, part, None), path.split("."), sys.modules.get(module)
+    )
+    return found if isinstance(found, type) and GradientMethod in found.__mro__ else None
 
 
-def _found(table: str) -> dict[str, Any]:
-    """The tables of this name in all files of this folder."""
-    modules = [
-        importlib.import_module(f"{__name__}.{found.name}")
-        for found in pkgutil.iter_modules(__path__)
-    ]
-    return {name: one for module in modules for name, one in getattr(module, table, {}).items()}
+def load(name: str) -> type[GradientMethod]:
+    """The method of this name, from outside the package imported by its path, `MODULE:CLASS`.
+
+    Raises:
+        ValueError: there is none; says why.
+    """
+    if _PATH.fullmatch(name):
+        try:
+            importlib.import_module(name.partition(":")[0])
+        except Exception as error:
+            raise ValueError(f"cannot be imported: {type(error).__name__}: {error}") from error
+    if (method := find(name)) is None:
+        raise ValueError("is no subclass of dlrm_hybrid.compress.GradientMethod")
+    if not is_dataclass(method):
+        raise ValueError("must be a dataclass: @dataclass(frozen=True, kw_only=True)")
+    try:
+        method()
+    except Exception as error:
+        raise ValueError(f"must have defaults that go together: {error}") from error
+    return method
+
+
+def help_of(record: type) -> Mapping[str, str]:
+    """A line for each field of a record, from the docstrings of it and of those it inherits."""
+    lines: dict[str, str] = {}
+    for one in reversed(record.__mro__):
+        name = ""
+        _, _, attributes = cleandoc(one.__doc__ or "").partition("Attributes:\n")
+        for line in attributes.splitlines():
+            if (setting := _SETTING.fullmatch(line)) is not None:
+                name, lines[setting[1]] = setting[1], setting[2]
+            elif name and line.startswith("     "):
+                lines[name] += f" {line.strip()}"
+            elif line.strip():
+                break
+    return {field.name: lines.get(field.name, "") for field in fields(record)}
+
+
+def _classes() -> Iterator[type]:
+    """All classes of the files of this folder."""
+    for file in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"{__name__}.{file.name}")
+        for one in vars(module).values():
+            if isinstance(one, type) and one.__module__ == module.__name__:
+                yield one
+
+
+def _unfit(
+    method: str, known: Sequence[str], given: Sequence[object], settings: Mapping[str, object]
+) -> str:
+    """What is wrong with the arguments of a method, and what was meant."""
+    if not known:
+        return f"{method} has no settings"
+    if given:
+        return f"{method} takes its settings by name: {method}({known[0]}={given[0]!r})"
+    name, value = next((name, value) for name, value in settings.items() if name not in known)
+    text = f"{method} has no setting {name!r}"
+    if name == "sparsity" and "density" in known:
+        density = 1 - Decimal(str(value)) if isinstance(value, Real) else "1 - sparsity"
+        return f"{text}; it has the fraction that is sent, density={density}"
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"{text}; did you mean {near[0]}?" if near else f"{text}; it has {', '.join(known)}"

@@ -4,31 +4,71 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, final
 
-from dlrm_hybrid.bounds import STRICT
-from dlrm_hybrid.compress.gradient.methods import GradientKeys, Method, StageContext
+from typing_extensions import override
+
+from dlrm_hybrid.bounds import Part, PrecisionOrLevels
+from dlrm_hybrid.compress.gradient.methods import GradientMethod, dtype_of
 from dlrm_hybrid.rng import fold, splitmix64
 
 if TYPE_CHECKING:
     from dlrm_hybrid.compress.gradient.accumulated import Accumulated
     from dlrm_hybrid.compress.gradient.collective import Op
     from dlrm_hybrid.compress.gradient.compressor import Compressor, Stateless
+    from dlrm_hybrid.compress.gradient.context import StageContext
     from dlrm_hybrid.compress.gradient.layout import Layout
     from dlrm_hybrid.compress.gradient.selector import Selection
 
 
+@final
 @dataclass(frozen=True, kw_only=True)
-class RandomKSettings:
-    """Settings of `gradient=randomk`: with a residual, or unbiased with values times N / k."""
+class RandomK(GradientMethod):
+    """Random-k, a control: all send the same random elements (Stich et al., NeurIPS 2018).
 
-    __pydantic_config__: ClassVar = STRICT
+    Attributes:
+        density: fraction of all elements that is sent.
+        precision: type of the values sent; "levels" are integer multiples of a quantum.
+        feedback: true keeps the rest in a residual; false drops it, and sends values times N / k.
+    """
 
-    feedback: bool
+    name: ClassVar[str] = "randomk"
+    density: Part = 0.01
+    precision: PrecisionOrLevels = "float32"
+    feedback: bool = True
+
+    @override
+    def faults(self) -> Iterator[tuple[str, str]]:
+        if self.levels and not self.feedback:
+            yield "precision", "what rounds to zero must wait in a residual; needs feedback=true"
+
+    @override
+    def build(self, context: StageContext) -> Compressor:
+        from dlrm_hybrid.compress.gradient.error_feedback import (
+            Drain,
+            DrainMode,
+            ErrorFeedback,
+            FeedbackOptions,
+        )
+        from dlrm_hybrid.compress.gradient.rule import target_k
+        from dlrm_hybrid.compress.gradient.transforms import Scale
+
+        size, seed = context.layout.size, context.seed
+        k, dtype = target_k(size, 1 - self.density), dtype_of(self.precision)
+        if self.feedback:
+            options = FeedbackOptions(dtype=dtype, levels=self.levels)
+        else:
+            # Every step forgets what the one before has not sent.
+            drain = Drain(mode=DrainMode.DISCARD, every=1, seed=seed, trainer=context.trainer)
+            scale = Scale(lambda step: size / max(k, 1))
+            options = FeedbackOptions(dtype=dtype, transforms=[scale], drain=drain)
+        selector = RandomSelector(k=k, seed=seed)
+        return ErrorFeedback(context.layout, selector, options, context.ops)
 
 
+@final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RandomK:
+class RandomSelector:
     """Selects the same k random elements in every trainer, so pulls are as sparse as pushes.
 
     Stich et al., Sparsified SGD with memory, NeurIPS 2018.
@@ -63,37 +103,3 @@ class RandomK:
         chosen_K = np.argpartition(drawn_N, self.k - 1)[: self.k] if self.k else np.arange(0)
         chosen_K = np.sort(chosen_K[x.values[chosen_K] != 0])
         return Indices.of_flat(x.layout, chosen_K.astype(np.int32))
-
-
-def _build(keys: GradientKeys, context: StageContext) -> Compressor:
-    from dlrm_hybrid.compress.gradient.error_feedback import (
-        Drain,
-        DrainMode,
-        ErrorFeedback,
-        FeedbackOptions,
-    )
-    from dlrm_hybrid.compress.gradient.thresholds.rule import target_k
-    from dlrm_hybrid.compress.gradient.transforms import Scale
-
-    size = context.layout.size
-    k = target_k(size, keys.sparsity)
-    if keys.of(RandomKSettings).feedback:
-        options = FeedbackOptions(dtype=keys.dtype, levels=keys.levels)
-    else:
-        # Every step forgets what the one before has not sent.
-        drain = Drain(mode=DrainMode.DISCARD, every=1, seed=context.seed, trainer=context.trainer)
-        scale = Scale(lambda step: size / max(k, 1))
-        options = FeedbackOptions(dtype=keys.dtype, transforms=[scale], drain=drain)
-    selector = RandomK(k=k, seed=context.seed)
-    return ErrorFeedback(context.layout, selector, options, context.ops)
-
-
-def _faults(keys: GradientKeys) -> Iterator[str]:
-    if keys.levels and not keys.of(RandomKSettings).feedback:
-        yield (
-            "gradient.precision = 'levels': what rounds to zero must wait in a residual; "
-            "needs gradient.randomk.feedback=true"
-        )
-
-
-METHODS = {"randomk": Method(build=_build, sections={"randomk": RandomKSettings}, faults=_faults)}

@@ -1,152 +1,154 @@
-"""`gradient=dct` and its special cases: selection by thresholds, with error feedback."""
+"""What all methods have in common that select elements by thresholds, with error feedback."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from math import sqrt
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol
 
-from dlrm_hybrid.bounds import STRICT, BelowOne, Count, Rate
-from dlrm_hybrid.compress.gradient.methods import GradientKeys, Method, StageContext, rules
+from typing_extensions import override
+
+from dlrm_hybrid.bounds import OneOf, Part, Positive, PrecisionOrLevels
+from dlrm_hybrid.compress.gradient.methods import GradientMethod, dtype_of, rules
 
 if TYPE_CHECKING:
     from dlrm_hybrid.compress.gradient.compressor import Compressor
+    from dlrm_hybrid.compress.gradient.context import StageContext
+    from dlrm_hybrid.compress.gradient.rule import ThresholdFinder
     from dlrm_hybrid.compress.gradient.selector import Selector
     from dlrm_hybrid.compress.gradient.transforms import Transform
 
-KEYS = (
-    *("threshold", "scope", "aggregation", "lifespan", "renewal", "staggered"),
-    *("residual", "drain", "drain_every"),
-)
+RuleName = Annotated[str, OneOf(rules)]
 ROUNDS = {"own": (), "union": ("union",), "leader": ("leader",)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorrectionSettings:
-    """Settings of `gradient=dgc`: momentum in the trainer, and how the sparsity warms up."""
+class Thresholded(GradientMethod, Protocol):
+    """Settings shared by all methods that select elements by a threshold.
 
-    __pydantic_config__: ClassVar = STRICT
+    Attributes:
+        density: fraction of each tensor's elements that is sent; the rest stays in a residual.
+        scope: one threshold per tensor, or one for all ("stage").
+        aggregation: whose selection is sent: each trainer's own, the union, or a leader's in turn.
+        lifespan: steps after which a threshold is computed again, at the latest.
+        renewal: fixed; or controlled, which also renews at 20 % too few or 25 % too many elements.
+        staggered: with fixed renewal, tensors renew their thresholds at different steps.
+        residual: what accumulates: gradients, or updates (gradients times the learning rate).
+        precision: type of the values sent; "levels" are integer multiples of a quantum.
+        drain: whether residuals are discarded or sent ("flush") at random steps.
+        drain_every: mean number of steps between two drains of a tensor.
+    """
 
-    momentum: BelowOne
-    nesterov: bool
-    masking: bool
-    clip_norm: Rate | None
-    warmup_steps: Count
-    warmup_sparsities: tuple[BelowOne, ...]
+    alone: ClassVar[str] = "aggregation=own"
+    sends_ties: ClassVar[bool] = True
+    density: Part = 0.01
+    scope: Literal["tensor", "stage"] = "tensor"
+    aggregation: Literal["own", "union", "leader"] = "own"
+    lifespan: Positive = 1
+    renewal: Literal["controlled", "fixed"] = "fixed"
+    staggered: bool = False
+    residual: Literal["gradient", "update"] = "gradient"
+    precision: PrecisionOrLevels = "float32"
+    drain: Literal["none", "discard", "flush"] = "none"
+    drain_every: Positive = 1_000_000
 
+    @property
+    @override
+    def uses_lr(self) -> bool:
+        return self.residual == "update"
 
-def _build(keys: GradientKeys, context: StageContext) -> Compressor:
-    from dlrm_hybrid.compress.gradient.error_feedback import (
-        Drain,
-        DrainMode,
-        ErrorFeedback,
-        FeedbackOptions,
-    )
+    @override
+    def rounds(self) -> tuple[str, ...]:
+        return ROUNDS[self.aggregation]
 
-    assert keys.drain_every is not None
-    drain = Drain(
-        mode=DrainMode(keys.drain),
-        every=keys.drain_every,
-        seed=context.seed,
-        trainer=context.trainer,
-    )
-    options = FeedbackOptions(
-        dtype=keys.dtype,
-        transforms=_transforms(keys, context),
-        drain=drain,
-        levels=keys.levels,
-    )
-    return ErrorFeedback(context.layout, _selector(keys, context), options, context.ops)
+    @override
+    def faults(self) -> Iterator[tuple[str, str]]:
+        yield from self.faults_of_thresholds()
 
-
-def _selector(keys: GradientKeys, context: StageContext) -> Selector:
-    from dlrm_hybrid.compress.gradient.selector import FromLeader, Union
-    from dlrm_hybrid.compress.gradient.thresholded import (
-        Mode,
-        Renewal,
-        Scope,
-        SparsityTarget,
-        Thresholded,
-    )
-
-    assert keys.threshold is not None
-    assert keys.lifespan is not None and keys.staggered is not None
-    warmup = keys.find(CorrectionSettings)
-    selector: Selector = Thresholded(
-        target=SparsityTarget(
-            sparsity=keys.sparsity,
-            scope=Scope(keys.scope),
-            sends_ties=keys.name != "topk",
-            warmup_sparsities=warmup.warmup_sparsities if warmup is not None else (),
-            warmup_steps=warmup.warmup_steps if warmup is not None else 0,
-        ),
-        rule=rules()[keys.threshold].build(keys, context),
-        renewal=Renewal(steps=keys.lifespan, mode=Mode(keys.renewal), staggered=keys.staggered),
-    )
-    if keys.aggregation == "union":
-        return Union(selector, keys.dtype)
-    if keys.aggregation == "leader":
-        return FromLeader(inner=selector, trainer=context.trainer, trainers=context.trainers)
-    return selector
-
-
-def _transforms(keys: GradientKeys, context: StageContext) -> list[Transform]:
-    from dlrm_hybrid.compress.gradient.transforms import Clip, Momentum, Scale
-
-    transforms: list[Transform] = []
-    correction = keys.find(CorrectionSettings)
-    if correction is not None:
-        if correction.clip_norm is not None:
-            # Norms of independent gradients add up like the root of their number.
-            transforms.append(Clip(correction.clip_norm / sqrt(context.trainers)))
-        transforms.append(
-            Momentum(
-                momentum=correction.momentum,
-                nesterov=correction.nesterov,
-                masking=correction.masking,
+    def faults_of_thresholds(self) -> Iterator[tuple[str, str]]:
+        """Those that all these methods have."""
+        if self.staggered and self.renewal != "fixed":
+            yield "staggered", "only applies to renewal=fixed"
+        if self.staggered and self.scope == "stage":
+            yield "staggered", "scope=stage has one threshold for all tensors"
+        if self.aggregation == "leader" and self.drain == "flush":
+            yield (
+                "drain",
+                "with aggregation=leader a trainer cannot send a residual of its own; use discard "
+                "or none",
             )
+
+    @override
+    def faults_among(self, trainers: int) -> Iterator[tuple[str, str]]:
+        is_late = self.renewal == "fixed" and self.lifespan != 1
+        if is_late and self.aggregation == "leader" and trainers > 1:
+            yield (
+                "lifespan",
+                "with aggregation=leader a trainer selects in turns, which may never fall on a "
+                "fixed renewal; use 1, or renewal=controlled",
+            )
+
+    @override
+    def build(self, context: StageContext) -> Compressor:
+        from dlrm_hybrid.compress.gradient.error_feedback import (
+            Drain,
+            DrainMode,
+            ErrorFeedback,
+            FeedbackOptions,
         )
-    if keys.residual == "update":
-        transforms.append(Scale(context.lr))
-    return transforms
+        from dlrm_hybrid.compress.gradient.transforms import Scale
 
+        transforms = [*self.transforms(context)]
+        if self.residual == "update":
+            transforms.append(Scale(context.lr))
+        drain = Drain(
+            mode=DrainMode(self.drain),
+            every=self.drain_every,
+            seed=context.seed,
+            trainer=context.trainer,
+        )
+        options = FeedbackOptions(
+            dtype=dtype_of(self.precision), transforms=transforms, drain=drain, levels=self.levels
+        )
+        return ErrorFeedback(context.layout, self._selector(context), options, context.ops)
 
-def _rounds(keys: GradientKeys) -> tuple[str, ...]:
-    return ROUNDS[keys.aggregation or "own"]
+    def transforms(self, context: StageContext) -> Sequence[Transform]:
+        """What happens to gradients before they join the residual."""
+        return ()
 
+    def warmup(self) -> tuple[tuple[float, ...], int]:
+        """Sparsities of the first steps, and how many steps each lasts."""
+        return (), 0
 
-def _topk_faults(keys: GradientKeys) -> Iterator[str]:
-    if keys.lifespan != 1 or keys.renewal != "fixed":
-        yield (
-            f"gradient.lifespan = {keys.lifespan}, gradient.renewal = {keys.renewal!r}: "
-            "gradient=topk selects anew every step; gradient=dct reuses thresholds"
+    def _selector(self, context: StageContext) -> Selector:
+        from dlrm_hybrid.compress.gradient.selector import FromLeader, Union
+        from dlrm_hybrid.compress.gradient.thresholded import (
+            Mode,
+            Renewal,
+            Scope,
+            SparsityTarget,
+            ThresholdSelector,
         )
 
+        sparsities, steps = self.warmup()
+        selector: Selector = ThresholdSelector(
+            target=SparsityTarget(
+                sparsity=1 - self.density,
+                scope=Scope(self.scope),
+                sends_ties=self.sends_ties,
+                warmup_sparsities=sparsities,
+                warmup_steps=steps,
+            ),
+            rule=self._finder(context),
+            renewal=Renewal(steps=self.lifespan, mode=Mode(self.renewal), staggered=self.staggered),
+        )
+        if self.aggregation == "union":
+            return Union(selector, dtype_of(self.precision))
+        if self.aggregation == "leader":
+            return FromLeader(inner=selector, trainer=context.trainer, trainers=context.trainers)
+        return selector
 
-def _dgc_faults(keys: GradientKeys) -> Iterator[str]:
-    correction = keys.find(CorrectionSettings)
-    increasing = list(correction.warmup_sparsities) if correction is not None else []
-    if increasing != sorted(increasing):
-        yield f"gradient.correction.warmup_sparsities = {increasing}: must increase"
-
-
-def _ruled(*thresholds: str) -> Method:
-    """A method that a threshold rule defines."""
-    return Method(build=_build, keys=KEYS, thresholds=thresholds, rounds=_rounds)
-
-
-METHODS = {
-    "dct": _ruled(),
-    "topk": replace(_ruled("histogram", "exact"), faults=_topk_faults),
-    "dgc": replace(
-        _ruled(),
-        sections={"correction": CorrectionSettings},
-        optimizers=("sgd",),
-        faults=_dgc_faults,
-    ),
-    "redsync": _ruled("redsync"),
-    "gaussian": _ruled("gaussian"),
-    "hard": _ruled("hard"),
-    "sidco": _ruled("sidco"),
-}
+    def _finder(self, context: StageContext) -> ThresholdFinder:
+        """This record's own, or that of the rule that it names, with its defaults."""
+        rule = rules()[getattr(self, "threshold", self.name)]
+        return self.finder(context) if isinstance(self, rule) else rule().finder(context)

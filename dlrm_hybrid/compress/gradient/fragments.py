@@ -40,7 +40,7 @@ Float64s = NDArray[np.float64]
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deft(Selector):
+class FragmentSelector(Selector):
     """Selects from the fragments given to this trainer, and sends the union of all selections.
 
     DEFT (D. Yoon, S. Oh, ICPP 2023), algorithm 1.

@@ -14,8 +14,8 @@ Shapes: N elements of a tensor, Q tensors that become ternary.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from typing import final
+from collections.abc import Mapping, Sequence
+from typing import Literal, final
 
 import numpy as np
 from torch import Tensor
@@ -24,8 +24,7 @@ from typing_extensions import override
 from dlrm_hybrid.compress.gradient.accumulated import not_finite
 from dlrm_hybrid.compress.gradient.collective import Collective, Op, round_fault, scales_of
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Encoding, Whole, all_sent
-from dlrm_hybrid.compress.gradient.layout import Float32s, Layout
-from dlrm_hybrid.compress.gradient.methods.dense import TernGradSettings
+from dlrm_hybrid.compress.gradient.layout import Float32s, Layout, Spec
 from dlrm_hybrid.compress.host import host_array
 from dlrm_hybrid.compress.report import SentReport
 from dlrm_hybrid.kernels.ops import NUMBA, Ops
@@ -39,13 +38,15 @@ _DROPPED = np.uint32(0xFFF)  # bits of a float32's fraction that a scale has not
 
 
 @final
-class TernGrad(Compressor):
+class TernaryCompressor(Compressor):
     """Sends gradients as -1, 0 or 1 times a scale, right on average (Wen et al., NIPS 2017).
 
     Args:
         layout: of the tensors of a stage.
-        settings: of the method.
-        exempt: names of tensors that stay float32.
+        ternary: those of them that do not stay float32.
+        clip: standard deviations at which gradients are clipped; None for nowhere.
+        sharing: the largest scale of all trainers serves all.
+        encoding: two bits an element, or five elements a byte.
         seed: of the run.
         trainer: whose gradients these are; each draws its own.
         ops: to compute with.
@@ -54,28 +55,26 @@ class TernGrad(Compressor):
     def __init__(
         self,
         layout: Layout,
-        settings: TernGradSettings,
+        ternary: Sequence[Spec],
         *,
-        exempt: Collection[str],
+        clip: float | None,
+        sharing: bool,
+        encoding: Literal["bits", "trits"],
         seed: int,
         trainer: int,
         ops: Ops = NUMBA,
     ) -> None:
         self._ops = ops
         self.layout = layout
-        self._settings = settings
+        self._ternary, self._clip, self._sharing = ternary, clip, sharing
+        self._encoding = CODES[encoding]
         self._seed, self._trainer = seed, trainer
-        self._ternary = [
-            spec
-            for spec in layout.specs
-            if spec.count >= settings.smallest and spec.name not in exempt
-        ]
         self._steps = 0
 
     @property
     @override
     def rounds(self) -> tuple[Op, ...]:
-        return (Op.MAX,) if self._settings.sharing else ()
+        return (Op.MAX,) if self._sharing else ()
 
     @override
     def encode(self, gradients: Mapping[str, Tensor], step: int) -> Encoding:
@@ -84,7 +83,7 @@ class TernGrad(Compressor):
             for spec in self.layout.specs
         }
         limits, scales_Q = self._measure(arrays, step)
-        if self._settings.sharing:
+        if self._sharing:
             own_Q = scales_Q
             scales_Q = scales_of((yield Collective(Op.MAX, (dense(0, own_Q),))))
             if scales_Q.size != own_Q.size or (scales_Q < own_Q).any():
@@ -94,8 +93,7 @@ class TernGrad(Compressor):
         for spec, limit, scale in zip(self._ternary, limits, scales_Q.tolist(), strict=True):
             key = fold(self._seed, "ternary", self._trainer, spec.name, step)
             codes_N = self._ops.ternarise(arrays[spec.name].reshape(-1), limit, scale, key)
-            encoding = CODES[self._settings.encoding]
-            sections[spec.name] = ternary(spec.id, codes_N, encoding, scale)
+            sections[spec.name] = ternary(spec.id, codes_N, self._encoding, scale)
         return Whole(sections)
 
     @override
@@ -113,7 +111,7 @@ class TernGrad(Compressor):
             mean = total / spec.count
             deviation = math.sqrt(max(0.0, squares / spec.count - mean * mean))
             # Where all elements are equal, clipping would make them all 0.
-            clip = self._settings.clip
+            clip = self._clip
             limits.append(min(largest, clip * deviation) if clip and deviation > 0 else largest)
         return limits, _rounded_up(np.array(limits, np.float32))
 

@@ -1,1 +1,0 @@
-"""Rules that find the magnitude from which elements are sent."""
