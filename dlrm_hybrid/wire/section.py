@@ -12,8 +12,8 @@ from dlrm_hybrid.types import DlrmError
 class Encoding(IntEnum):
     """How the elements of a section lie in its payload.
 
-    `wire.dense` reads DENSE, `wire.ternary` TERNARY, TRITS and LEVELS, `wire.updates` CODED, of all
-    tensors of a bucket, `wire.sparse` all others.
+    `wire.dense` reads DENSE, `wire.ternary` TERNARY, TRITS and LEVELS, `wire.gradient_levels`
+    CODED, of all tensors of a bucket, `wire.sparse` all others.
     """
 
     DENSE = 1

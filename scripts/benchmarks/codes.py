@@ -33,17 +33,17 @@ PARTS = {
     "compress.gradient.error_feedback": ("ErrorFeedback._rounded",),
     "parallel.dense.mirror": ("_published_levels",),
     "compress.gradient.compressor": ("Selected.elements", "sparse_all"),
-    "wire.updates": (
+    "wire.gradient_levels": (
         *("UpdateSender.encode", "quanta", "list_update", "write_update"),
         *("UpdateReceiver.decode", "read_update", "collect_update"),
     ),
     "wire.popularity": ("Popularity.add", "Popularity.payload", "read_payload"),
-    "wire.tables": ("TableSender.begin", "TableReceiver.begin"),
+    "wire.frequencies": ("TableSender.begin", "TableReceiver.begin"),
     "compress.activation.levels": (
         *("LevelCodec.encode", "largest_of_rows", "quantise", "LevelCodec.encode_gradient"),
         *("LevelCodec.decode", "LevelCodec.decode_gradient", "restore"),
     ),
-    "wire.units": (
+    "wire.activation_levels": (
         *("UnitSender.section", "flip", "count_symbols", "alike", "encode_kept"),
         *("encode_gradients", "UnitReceiver.kept", "UnitReceiver.gradients"),
         *("decode_kept", "decode_gradients"),

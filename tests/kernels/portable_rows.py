@@ -49,9 +49,9 @@ from dlrm_hybrid.kernels.scatter import (
 )
 from dlrm_hybrid.kernels.sections import Format, read_sections, write_sections
 from dlrm_hybrid.kernels.ternary import read_bits, read_levels, ternarise, write_levels
+from dlrm_hybrid.wire.gradient_levels import UpdateReceiver, UpdateSender
 from dlrm_hybrid.wire.section import Dtype
 from dlrm_hybrid.wire.sparse import Elements
-from dlrm_hybrid.wire.updates import UpdateReceiver, UpdateSender
 
 BFLOAT16 = Dtype.BFLOAT16
 Outputs = list[NDArray[np.generic]]

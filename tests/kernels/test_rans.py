@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dlrm_hybrid.kernels.bits import address_of
 from dlrm_hybrid.kernels.levels import rans
-from dlrm_hybrid.wire.tables import Counts, Shape, Tables, fitted
+from dlrm_hybrid.wire.frequencies import Counts, Shape, Tables, fitted
 
 Int64s = NDArray[np.int64]
 Bytes = NDArray[np.uint8]

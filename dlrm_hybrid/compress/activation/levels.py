@@ -3,8 +3,9 @@
 What is kept is as in `compress.activation.dct`. Values are rounded to the nearest level, but what
 is kept keeps at least one level: it is not 0 to the receiver, and its gradient comes back. What
 rounding takes from a gradient joins that of the same unit in the micro-batch's next row.
-Positions, steps and levels are coded by how often they were seen (`wire.units`). The coding loses
-nothing, and its tables come anew from each sender that begins: they are in no checkpoint.
+Positions, steps and levels are coded by how often they were seen (`wire.activation_levels`). The
+coding loses nothing, and its tables come anew from each sender that begins: they are in no
+checkpoint.
 
 Shapes: B rows of a micro-batch, N width of the boundary, K elements kept of all B * N.
 """
@@ -33,8 +34,8 @@ from dlrm_hybrid.kernels.levels.steps import quantise, restore
 from dlrm_hybrid.kernels.ops import NUMBA, Ops
 from dlrm_hybrid.kernels.scatter import gather
 from dlrm_hybrid.types import DivergedError, DlrmError
+from dlrm_hybrid.wire.activation_levels import Format, Levels, UnitReceiver, UnitSender
 from dlrm_hybrid.wire.section import Dtype, Section
-from dlrm_hybrid.wire.units import Format, Levels, UnitReceiver, UnitSender
 
 Int32s = NDArray[np.int32]
 Float32s = NDArray[np.float32]

@@ -27,7 +27,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_hybrid.kernels.levels.rows import (
+from dlrm_hybrid.kernels.levels.row_deltas import (
     WAYS,
     add_squares,
     clear_slots,
@@ -39,7 +39,7 @@ from dlrm_hybrid.kernels.levels.rows import (
     take_slots,
 )
 from dlrm_hybrid.types import DivergedError
-from dlrm_hybrid.wire.tables import is_renewal
+from dlrm_hybrid.wire.frequencies import is_renewal
 
 Float32s = NDArray[np.float32]
 Int32s = NDArray[np.int32]
@@ -82,7 +82,7 @@ class Rows:
 
 @final
 class Slots:
-    """Which rows of some tables are remembered, and where; see `kernels.levels.rows`.
+    """Which rows of some tables are remembered, and where; see `kernels.levels.row_deltas`.
 
     Args:
         rows_L: of the tables.
@@ -118,7 +118,7 @@ class Step:
     """A step that follows the root mean square of some values.
 
     It is renewed before messages 0, 1, 2, 4 … and every `lifespan`, by all values since; see
-    `wire.tables.is_renewal`.
+    `wire.frequencies.is_renewal`.
 
     Args:
         fraction: of the root mean square, that is half a step.

@@ -1,6 +1,6 @@
 """Levels of rows as bytes: one sender and one receiver for each direction between two ends.
 
-    i8: exponents of steps │ tables, see `wire.tables` │ flags and levels
+    i8: exponents of steps │ tables, see `wire.frequencies` │ flags and levels
 
 Rows name the step that they are in; gradients theirs, and that in which rows are to be sent next.
 
@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlrm_hybrid.compress.embedding.memory import MOST_EXPONENT
-from dlrm_hybrid.kernels.levels.coded_rows import count_levels, decode_levels, encode_levels
 from dlrm_hybrid.kernels.levels.rans import (
     EVENT_BYTES,
     EVENTS_OF_A_LEVEL,
     STATE_BYTES,
     SYMBOLS,
 )
+from dlrm_hybrid.kernels.levels.row_coder import count_levels, decode_levels, encode_levels
+from dlrm_hybrid.wire.frequencies import Shape, TableReceiver, TableSender
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
-from dlrm_hybrid.wire.tables import Shape, TableReceiver, TableSender
 
 Bytes = NDArray[np.uint8]
 Int32s = NDArray[np.int32]

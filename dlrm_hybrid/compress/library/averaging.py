@@ -24,10 +24,10 @@ from dlrm_hybrid.compress.library.packets import decode, require_own
 from dlrm_hybrid.compress.update import Destination, SparseUpdate
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import pack, unpack
+from dlrm_hybrid.wire.gradient_levels import UpdateReceiver, UpdateSender
 from dlrm_hybrid.wire.packet import decode_packet, encode_packet
 from dlrm_hybrid.wire.section import Dtype
 from dlrm_hybrid.wire.sparse import Elements
-from dlrm_hybrid.wire.updates import UpdateReceiver, UpdateSender
 
 _AGREED = {Op.LEADER, Op.UNION}  # rounds after which all trainers send the same elements
 _TYPES = {
@@ -91,7 +91,7 @@ class ByPackets(Averaging):
 
 @final
 class ByLevels(Averaging):
-    """Likewise, but levels are coded with tables that receivers keep; see `wire.updates`.
+    """Likewise, but levels are coded with tables that receivers keep; see `wire.gradient_levels`.
 
     Args:
         shapes: of the tensors.

@@ -38,9 +38,9 @@ from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.telemetry.traffic import Versions
 from dlrm_hybrid.types import ConfigError
 from dlrm_hybrid.wire.dense import dense
+from dlrm_hybrid.wire.gradient_levels import UpdateSender
 from dlrm_hybrid.wire.section import Dtype, Section
 from dlrm_hybrid.wire.ternary import levels
-from dlrm_hybrid.wire.updates import UpdateSender
 
 Array = NDArray[np.float32]
 Int32s = NDArray[np.int32]

@@ -33,8 +33,8 @@ from dlrm_hybrid.telemetry.spans import Span, SpanClock, Within
 from dlrm_hybrid.types import DlrmError, Version
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.frame import Frame, Kind
+from dlrm_hybrid.wire.gradient_levels import UpdateSender
 from dlrm_hybrid.wire.section import Section, SectionError
-from dlrm_hybrid.wire.updates import UpdateSender
 
 Result = TypeVar("Result")
 

@@ -18,8 +18,8 @@ from dlrm_hybrid.compress.host import host_array
 from dlrm_hybrid.compress.update import SparseUpdate, Update, decode
 from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.types import DlrmError
+from dlrm_hybrid.wire.gradient_levels import UpdateReceiver
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section, SectionError
-from dlrm_hybrid.wire.updates import UpdateReceiver
 
 DIGEST_TENSOR = 2**16 - 1  # in a section's `tensor`: no tensor, but the digest of all
 

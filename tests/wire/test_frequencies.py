@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrm_hybrid.types import DlrmError
+from dlrm_hybrid.wire.frequencies import Counts, Shape, TableReceiver, Tables, TableSender, fitted
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
-from dlrm_hybrid.wire.tables import Counts, Shape, TableReceiver, Tables, TableSender, fitted
 
 SHAPE = Shape(3, 2, 4)
 TABLE_BYTES = 2 * (3 + 2 * 3)

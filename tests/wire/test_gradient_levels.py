@@ -11,10 +11,10 @@ from mutated_bytes import changed
 
 from dlrm_hybrid.kernels.levels.updates import CONTEXTS, SYMBOLS
 from dlrm_hybrid.types import DlrmError
+from dlrm_hybrid.wire.gradient_levels import UpdateReceiver, UpdateSender
 from dlrm_hybrid.wire.popularity import Matrices
 from dlrm_hybrid.wire.section import Encoding, Section, SectionError
 from dlrm_hybrid.wire.sparse import Elements
-from dlrm_hybrid.wire.updates import UpdateReceiver, UpdateSender
 
 SHAPES = ((12, 20), (12,), (1, 12), (), (0, 3), (200, 300))
 COUNTS = np.array([240, 12, 12, 1, 0, 60_000])

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 
 from dlrm_hybrid.kernels.levels.positions import FIRST_GAPS, REACH, SYMBOLS
 from dlrm_hybrid.types import DlrmError
-from dlrm_hybrid.wire.section import Dtype, Encoding, Section
-from dlrm_hybrid.wire.units import (
+from dlrm_hybrid.wire.activation_levels import (
     Format,
     Levels,
     UnitReceiver,
@@ -17,6 +16,7 @@ from dlrm_hybrid.wire.units import (
     alike,
     expected_gaps,
 )
+from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 
 CODES = (64, 920)
 Bools = NDArray[np.bool_]

@@ -25,7 +25,7 @@ from dlrm_hybrid.kernels.levels.rans import (
     row_of,
     write,
 )
-from dlrm_hybrid.kernels.levels.rows import MOST_LEVELS
+from dlrm_hybrid.kernels.levels.row_deltas import MOST_LEVELS
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]

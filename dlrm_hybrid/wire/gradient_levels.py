@@ -1,6 +1,6 @@
 """Levels of some elements of all tensors of a bucket in one section; see `kernels.levels.updates`.
 
-    CODED   number of tables, u8 │ if they are new: tables (wire.tables), popularity
+    CODED   number of tables, u8 │ if they are new: tables (wire.frequencies), popularity
             (wire.popularity) │ events, coded
 
 A section's `tensor` is the first of the bucket's, its `count` the elements of all. A receiver gets
@@ -30,10 +30,10 @@ from dlrm_hybrid.kernels.levels.updates import (
     read_update,
     write_update,
 )
+from dlrm_hybrid.wire.frequencies import Shape, TableReceiver, Tables, TableSender, hints_of
 from dlrm_hybrid.wire.popularity import Int64s, Matrices, Popularity, read_payload
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 from dlrm_hybrid.wire.sparse import Elements
-from dlrm_hybrid.wire.tables import Shape, TableReceiver, Tables, TableSender, hints_of
 
 LIFESPAN = 1000  # messages that tables serve
 _SHAPE = Shape(flags=0, contexts=CONTEXTS, symbols=SYMBOLS)

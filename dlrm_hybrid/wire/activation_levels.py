@@ -1,6 +1,6 @@
 """Levels of kept activations and of their gradients as sections, with tables by unit.
 
-The payload of a section is, with its first bytes as in `wire.tables`,
+The payload of a section is, with its first bytes as in `wire.frequencies`,
 
     u8, and tables if they follow │ u16 lowest step, classes u8 each, if tables follow
         │ u8: whether signs follow, if activations │ coded (kernels.levels.activations)
@@ -46,8 +46,8 @@ from dlrm_hybrid.kernels.levels.positions import (
 )
 from dlrm_hybrid.kernels.levels.rans import EVENT_BYTES, STATE_BYTES
 from dlrm_hybrid.kernels.levels.steps import count_symbols, flip
+from dlrm_hybrid.wire.frequencies import Shape, TableReceiver, TableSender, hints_of
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
-from dlrm_hybrid.wire.tables import Shape, TableReceiver, TableSender, hints_of
 
 Int16s = NDArray[np.int16]
 Int32s = NDArray[np.int32]
