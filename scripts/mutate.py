@@ -789,14 +789,14 @@ FAULTS = (
         "dlrm_hybrid/saved/encoding.py",
         "0 if vocabulary.first_id else vocabulary.table_rows",
         "0 if vocabulary.first_id else vocabulary.table_rows - 1",
-        "tests/predict/test_own_tables.py -k unknown",
+        "tests/data/test_table_sources.py -k unknown",
     ),
     Fault(
         "predict: of unknown categories the last is named",
         "dlrm_hybrid/saved/encoding.py",
         "unknown.row < refusal.row",
         "unknown.row > refusal.row",
-        "tests/predict/test_own_tables.py -k unknown",
+        "tests/data/test_table_sources.py -k unknown",
     ),
     Fault(
         "predict: rows are numbered anew in each block",
