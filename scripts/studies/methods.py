@@ -15,8 +15,7 @@ import pandas as pd
 from frame import WHOLE, Frame, frame, study
 from matplotlib.figure import Figure
 
-from dlrm_hybrid.report.drawing import add_key, drawing, logarithmic, panels, style
-from dlrm_hybrid.report.figures import AxesText
+from dlrm_hybrid.report.axes import AxesText, add_key, drawing, logarithmic, panels, style
 from dlrm_hybrid.report.measures import digits, mean_spread, score
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.report.table import Table
@@ -115,7 +114,7 @@ def figure(found: Frame) -> Figure:
                 own["gap"],
                 yerr=own["deviation"].fillna(0.0),
                 color=look.color,
-                linestyle=look.line,
+                linestyle=(0, look.dashes) if look.dashes else "solid",
                 marker=look.marker,
                 elinewidth=0.8,
                 capsize=2,

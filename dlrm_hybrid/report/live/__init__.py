@@ -1,0 +1,1 @@
+"""One page about one run, made again and again while it goes on."""
