@@ -138,6 +138,10 @@ def test_unknown_categories_take_the_shared_row_are_named_or_are_zero(
         DataError, match=r"^DataFrame: row 6: column 'city': category 'nowhere' was"
     ):
         predictor.predict(some)
+    early = frame.iloc[:9].copy()
+    early.loc[7, "city"], early.loc[3, "tags"] = "nowhere", "t1|t77"
+    with pytest.raises(DataError, match=r"^DataFrame: row 4: column 'tags'"):
+        predictor.predict(early)
     zero = Predictor(own / "run", unknown="zero")
     found = zero.predict(some)
     assert bool(np.isfinite(found).all())
