@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/installed
 
-.PHONY: train check test test-all install clean
+.PHONY: train check test test-all notebooks install clean
 
 train: install
 	$(VENV)/bin/python -m dlrm_hybrid train +experiment=dct_levels
@@ -17,6 +17,9 @@ test: install
 
 test-all: install
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check.sh --all
+
+notebooks: install
+	$(VENV)/bin/jupytext --to ipynb notebooks/*.py
 
 install: $(STAMP)
 

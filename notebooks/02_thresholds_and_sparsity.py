@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   jupytext:
-#     formats: ipynb,py:percent
+#     formats: py:percent
 #     text_representation:
 #       extension: .py
 #       format_name: percent
@@ -38,8 +38,8 @@ import sys
 from pathlib import Path
 
 import dlrm_hybrid
+from dlrm_hybrid.report.figures import compressed
 from dlrm_hybrid.report.labels import labels
-from dlrm_hybrid.report.pictures import compressed
 from dlrm_hybrid.report.runs import read_runs
 
 sys.path.append(str(Path(dlrm_hybrid.__file__).parents[1] / "scripts" / "studies"))

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   jupytext:
-#     formats: ipynb,py:percent
+#     formats: py:percent
 #     text_representation:
 #       extension: .py
 #       format_name: percent
@@ -44,7 +44,7 @@ import sys
 from pathlib import Path
 
 import dlrm_hybrid
-from dlrm_hybrid.report import measures, pictures, tables
+from dlrm_hybrid.report import figures, measures, tables
 from dlrm_hybrid.report.labels import labels
 from dlrm_hybrid.report.runs import read_runs
 
@@ -70,11 +70,11 @@ names = labels(runs)
 # direction's share of the rate, on the busiest link; it is unknown on loopback, which has none.
 
 # %%
-figures = measures.frame(runs)
-figures[["samples_per_second", "bytes_per_sample", "network_utilization", "cpu_utilization"]]
+frame = measures.frame(runs)
+frame[["samples_per_second", "bytes_per_sample", "network_utilization", "cpu_utilization"]]
 
 # %%
-speed = figures["samples_per_second"]
+speed = frame["samples_per_second"]
 (speed / speed.iloc[0]).rename("times the first run's speed").to_frame().round(2)
 
 # %% [markdown]
@@ -94,7 +94,7 @@ show(traffic.against_first(runs, names), traffic.figure(runs, names))
 # `decode`.
 
 # %%
-show(tables.spans(runs, names), pictures.time_by_span(runs, names))
+show(tables.spans(runs, names), figures.time_by_span(runs, names))
 
 # %% [markdown]
 # ## Over time
@@ -102,16 +102,16 @@ show(tables.spans(runs, names), pictures.time_by_span(runs, names))
 # Is the link busy all along, or in bursts?
 
 # %%
-show(pictures.usage(runs, names))
+show(figures.usage(runs, names))
 
 # %% [markdown]
 # CPU time by role: compression moves work to whoever encodes and decodes.
 
 # %%
-show(tables.roles(runs, names), pictures.cpu(runs, names))
+show(tables.roles(runs, names), figures.cpu(runs, names))
 
 # %% [markdown]
 # The ranks of one run, each on its own:
 
 # %%
-show(pictures.usage(runs[:1], names[:1]))
+show(figures.usage(runs[:1], names[:1]))

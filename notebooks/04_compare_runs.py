@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   jupytext:
-#     formats: ipynb,py:percent
+#     formats: py:percent
 #     text_representation:
 #       extension: .py
 #       format_name: percent
@@ -29,7 +29,7 @@ import sys
 from pathlib import Path
 
 import dlrm_hybrid
-from dlrm_hybrid.report import measures, pictures, tables
+from dlrm_hybrid.report import figures, measures, tables
 from dlrm_hybrid.report.labels import labels
 from dlrm_hybrid.report.runs import read_runs
 from dlrm_hybrid.telemetry.events import Kind
@@ -53,7 +53,7 @@ if not FOLDERS:
 # %%
 runs = read_runs([Path(folder) for folder in FOLDERS])
 names = labels(runs)
-show(tables.comparison(runs, names), pictures.quality(runs, names))
+show(tables.comparison(runs, names), figures.quality(runs, names))
 
 # %% [markdown]
 # What makes them different:
@@ -65,13 +65,13 @@ show(tables.differences(runs, names))
 # Loss against steps, training time and bytes sent. Only worlds of processes count their bytes.
 
 # %%
-show(pictures.losses(runs, names))
+show(figures.losses(runs, names))
 
 # %% [markdown]
 # How much was sent, and where the threshold lay:
 
 # %%
-show(pictures.compressed(runs, names))
+show(figures.compressed(runs, names))
 
 # %% [markdown]
 # ## Questions of your own

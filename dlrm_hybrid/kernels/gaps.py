@@ -371,7 +371,9 @@ def merge_rows(
             where_K2[fetched, 1] = k
             fetched, m = fetched + 1, m + 1
         merged_M4[m - 1, 2], where_K2[k, 0] = batch, merged_M4[m - 1, 3]
-    merged_M4[m : m + len(kept_N4) - n] = kept_N4[n:]
+    for rest in range(n, len(kept_N4)):  # a slice would take seconds to compile
+        for column in range(4):
+            merged_M4[m + rest - n, column] = kept_N4[rest, column]
     return fetched
 
 

@@ -8,11 +8,8 @@ from pathlib import Path
 import pandas as pd
 
 from dlrm_hybrid.plan.prediction import Prediction
-from dlrm_hybrid.report import charts
-from dlrm_hybrid.report.axes import AxesText, keyed, save, style
-from dlrm_hybrid.report.charts import Line
-
-KEY_COLUMNS = 2
+from dlrm_hybrid.report.drawing import figure, save
+from dlrm_hybrid.report.figures import AxesText, Line, Lines, Picture, Range
 
 
 def draw(predictions: Sequence[Prediction], path: Path) -> None:
@@ -25,22 +22,16 @@ def draw(predictions: Sequence[Prediction], path: Path) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    lines: dict[str, dict[int, float]] = {}
+    points: dict[str, dict[int, float]] = {}
     for one in predictions:
-        _, _, shape = one.planned.name.partition(" ")
-        name = f"{one.planned.links or 'no bound'}, T {shape}"
-        trainers = one.planned.config.parallel.trainers
-        lines.setdefault(name, {})[trainers] = one.samples_per_second
-    curves = {name: pd.Series(dict(sorted(points.items()))) for name, points in lines.items()}
-    drawn = [
-        Line(label=name, style=style(number), curve=curve, dots=None, band=None)
-        for number, (name, curve) in enumerate(curves.items())
+        links = " ".join(text for text in (one.rate, one.latency) if text) or "no bound"
+        tables = f" + {one.table_servers}" if one.table_servers else ""
+        name = f"{links}, T × {one.stages} + {one.servers}{tables}"
+        points.setdefault(name, {})[one.trainers] = one.samples_per_second
+    lines = [
+        Line(label=name, number=number, curve=pd.Series(dict(sorted(speeds.items()))))
+        for number, (name, speeds) in enumerate(points.items())
     ]
-    figure = charts.magnitudes(drawn, AxesText("trainers T", "samples per second"))
-    numbers = sorted({trainers for points in lines.values() for trainers in points})
-    (axes,) = figure.axes
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(numbers, [str(one) for one in numbers])
-    axes.set_xticks([], minor=True)
-    with keyed(figure, KEY_COLUMNS):
-        save(figure, path)
+    text = AxesText("trainers T", "samples per second")
+    content = Lines(lines, text, Range.MAGNITUDES, x_doubles=True, has_key=True)
+    save(figure(Picture("", content, "", has_runs=False)), path)

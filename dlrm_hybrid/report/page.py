@@ -1,19 +1,18 @@
-"""A report of runs as one HTML page that needs nothing beside it, and as Markdown."""
+"""Documents on runs: as one HTML page that needs nothing beside it, and as Markdown."""
 
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import final
 
-from dlrm_hybrid.report import pictures, tables
-from dlrm_hybrid.report.axes import save, style, svg
+from dlrm_hybrid.report import figures, tables
+from dlrm_hybrid.report.drawing import figure, save, style, svg
+from dlrm_hybrid.report.figures import Picture
 from dlrm_hybrid.report.labels import labels, trained
 from dlrm_hybrid.report.measures import BYTES
-from dlrm_hybrid.report.pictures import Picture
-from dlrm_hybrid.report.ranks import ranks, steps
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.report.table import Table, escape, plain_markdown
 
@@ -61,12 +60,12 @@ DIFFERENCES = "Keys that are not the same in all runs."
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Section:
-    """A part of a report.
+    """A part of a document.
 
     Attributes:
-        heading: of the part.
+        heading: of the part; none goes on with what stands above it.
         text: a paragraph, or nothing.
         table: figures, if there are any.
         pictures: below the table.
@@ -75,64 +74,81 @@ class Section:
     heading: str
     text: str
     table: Table | None
-    pictures: tuple[Picture, ...]
+    pictures: Sequence[Picture] = ()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a run is.
+
+    Attributes:
+        done: steps.
+        total: of all steps.
+        text: both in words.
+    """
+
+    done: int
+    total: int
+    text: str
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """A whole report.
+    """What there is to say about runs.
 
     Attributes:
         title: of the page.
+        heading: above all.
+        status: beside it, if there is one.
         subtitle: when and by what it was made.
         trained: what was trained, in a line.
-        runs: their labels, in the order of their colours.
+        progress: of a run that goes on.
+        runs: their labels, in the order of their colours; none for a run alone.
         sections: top to bottom.
     """
 
     title: str
+    heading: str
+    status: str = ""
     subtitle: str
     trained: str
-    runs: tuple[str, ...]
+    progress: Progress | None = None
+    runs: tuple[str, ...] = ()
     sections: tuple[Section, ...]
 
 
 def build_report(runs: Sequence[Run], subtitle: str) -> Document:
-    """Build all sections of the report of these runs.
+    """The report of these runs.
 
     Args:
         runs: at least one.
         subtitle: when and by what the report was made.
     """
     names = labels(runs)
-    sections = [
-        _section(
-            "Comparison",
-            COMPARISON,
-            tables.comparison(runs, names),
-            pictures.quality(runs, names),
-        ),
-        _section("Seeds", SEEDS, tables.over_seeds(runs), ()),
-        _section("Loss", _uncounted(runs), None, pictures.losses(runs, names)),
-        _section("Bytes", "", tables.traffic(runs, names), pictures.traffic(runs, names)),
-        _section("Time", SPANS, tables.spans(runs, names), pictures.time_by_span(runs, names)),
-        _section("Steps", STEPS, steps(runs, names), ()),
-        _section("Waiting", WAITS, tables.waits(runs, names), ()),
-        _section(
-            "Network and CPU",
-            "",
-            tables.roles(runs, names),
-            [*pictures.usage(runs, names), *pictures.cpu(runs, names)],
-        ),
-        _section("Ranks", RANKS, ranks(runs, names), ()),
-        _section("Compression", "", None, pictures.compressed(runs, names)),
-        _section("Staleness", STALENESS, tables.staleness(runs, names), ()),
-        _section("Configuration", DIFFERENCES, tables.differences(runs, names), ()),
-        _section("Runs", "", tables.origins(runs, names), ()),
-    ]
+    given = runs, names
+    usage = (*figures.usage(*given), *figures.cpu(*given))
+    quality, losses = tuple(figures.quality(*given)), tuple(figures.losses(*given))
+    sections = (
+        Section("Comparison", COMPARISON, tables.comparison(*given), quality),
+        Section("Seeds", SEEDS, tables.over_seeds(runs)),
+        Section("Loss", _uncounted(runs), None, losses),
+        Section("Bytes", "", tables.traffic(*given), tuple(figures.traffic(*given))),
+        Section("Time", SPANS, tables.spans(*given), tuple(figures.time_by_span(*given))),
+        Section("Steps", STEPS, tables.steps(*given)),
+        Section("Waiting", WAITS, tables.waits(*given)),
+        Section("Network and CPU", "", tables.roles(*given), usage),
+        Section("Ranks", RANKS, tables.ranks(*given)),
+        Section("Compression", "", None, tuple(figures.compressed(*given))),
+        Section("Staleness", STALENESS, tables.staleness(*given)),
+        Section("Configuration", DIFFERENCES, tables.differences(*given)),
+        Section("Runs", "", tables.origins(*given)),
+    )
+    title = f"Run {names[0]}" if len(runs) == 1 else f"{len(runs)} runs compared"
     return Document(
-        title=f"Run {names[0]}" if len(runs) == 1 else f"{len(runs)} runs compared",
+        title=title,
+        heading=title,
         subtitle=subtitle,
         trained=trained(runs),
         runs=tuple(names),
@@ -150,26 +166,37 @@ def _uncounted(runs: Sequence[Run]) -> str:
     )
 
 
-def _section(heading: str, text: str, table: Table | None, drawn: Iterable[Picture]) -> Section:
-    return Section(heading=heading, text=text, table=table, pictures=tuple(drawn))
+def html(document: Document, refresh_seconds: float | None = None) -> str:
+    """The page; every text of the document is escaped.
 
-
-def html(document: Document) -> str:
-    """The page; every text of the document is escaped."""
-    body = "\n".join(_section_html(section, document.runs) for section in document.sections)
+    Args:
+        document: to be shown.
+        refresh_seconds: after which a browser loads it again; None for one that stays as it is.
+    """
+    again, status, progress = "", "", document.progress
+    if refresh_seconds is not None:
+        again = f'<meta http-equiv="refresh" content="{max(1, round(refresh_seconds))}">\n'
+    if document.status:
+        status = f' <span class="status">{escape(document.status)}</span>'
+    parts = [f"<h1>{escape(document.heading)}{status}</h1>"]
+    parts.append(f'<p class="subtitle">{escape(document.subtitle)}</p>')
+    parts.append(f"<p>{escape(document.trained)}</p>")
+    if progress is not None:
+        done, text = min(progress.done, progress.total), escape(progress.text)
+        bar = f'<progress max="{progress.total}" value="{done}">{text}</progress>'
+        parts.append(f"<p>{bar}<br>{text}</p>")
+    parts += [_section_html(section, document.runs) for section in document.sections]
+    body = "\n".join(parts)
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
+{again}<meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(document.title)}</title>
 <style>
 {STYLE_FILE.read_text(encoding="utf-8")}</style>
 </head>
 <body>
-<h1>{escape(document.title)}</h1>
-<p class="subtitle">{escape(document.subtitle)}</p>
-<p>{escape(document.trained)}</p>
 {body}
 </body>
 </html>
@@ -177,21 +204,17 @@ def html(document: Document) -> str:
 
 
 def _section_html(section: Section, runs: Sequence[str]) -> str:
-    parts = [f"<h2>{escape(section.heading)}</h2>"]
+    parts = [f"<h2>{escape(section.heading)}</h2>"] if section.heading else []
     if section.text:
         parts.append(f"<p>{escape(section.text)}</p>")
     if section.table is not None:
         parts.append(section.table.html())
     if section.pictures:
-        parts.append(pictures_html(section.pictures, runs))
+        if runs and any(picture.has_runs for picture in section.pictures):
+            parts.append(_key(runs))
+        shown = "\n".join(_figure(picture) for picture in section.pictures)
+        parts.append(f'<div class="pictures">\n{shown}\n</div>')
     return "\n".join(parts)
-
-
-def pictures_html(pictures: Sequence[Picture], runs: Sequence[str]) -> str:
-    """Pictures side by side as far as there is room, below the key to the colours of the runs."""
-    key = f"{_key(runs)}\n" if any(picture.has_key for picture in pictures) else ""
-    figures = "\n".join(_figure(picture) for picture in pictures)
-    return f'{key}<div class="pictures">\n{figures}\n</div>'
 
 
 def _key(runs: Sequence[str]) -> str:
@@ -208,7 +231,7 @@ def _key(runs: Sequence[str]) -> str:
 
 
 def _figure(picture: Picture) -> str:
-    data = b64encode(svg(picture.figure)).decode("ascii")
+    data = b64encode(svg(figure(picture))).decode("ascii")
     title = escape(picture.title)
     return (
         f'<figure><h3>{title}</h3><img alt="{title}" src="data:image/svg+xml;base64,{data}">'
@@ -223,7 +246,7 @@ def markdown(document: Document, pictures: PurePath | None) -> str:
         document: of the report.
         pictures: their files, as of `file_of`, relative to the page; None leaves them out.
     """
-    head = (f"# {document.title}", document.subtitle, document.trained)
+    head = (f"# {document.heading}", document.subtitle, document.trained)
     parts = ["\n\n".join(map(plain_markdown, head)) + "\n"]
     parts += [
         _section_text(section, pictures)
@@ -248,8 +271,7 @@ def write_pictures(document: Document, files: Path) -> None:
     """Each picture as a file of its own, with the key that the page has beside it."""
     for section in document.sections:
         for picture in section.pictures:
-            with picture.alone() as figure:
-                save(figure, Path(file_of(picture, files)))
+            save(figure(picture, is_alone=True), Path(file_of(picture, files)))
 
 
 def _section_text(section: Section, pictures: PurePath | None) -> str:

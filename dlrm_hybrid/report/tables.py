@@ -24,13 +24,14 @@ from dlrm_hybrid.report.measures import (
     integer,
     means,
     nonzero,
+    percent,
     rows_of,
     texts,
 )
 from dlrm_hybrid.report.runs import Run, is_run, read_run
 from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.telemetry.spans import Span
-from dlrm_hybrid.telemetry.summary import COMPLETE, UNFINISHED, role_of, role_order
+from dlrm_hybrid.telemetry.summary import COMPLETE, UNFINISHED, ratio, role_of, role_order
 from dlrm_hybrid.types import ExitCode
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ STOPPED: dict[int, str] = {
 
 # Of the command, the machine or another verb; nothing of them reaches a run.
 NOT_OF_A_RUN = ("bench", "doctor", "evaluate", "report", "skip_completed", "sweep", "watch")
+MEGABYTE = 1e6
+ALL = "all"
+STEP_FIGURES = ("mean", "p50", "p95", "p99", "max")
 MAX_BARS = 16  # with more of them a run has one bar, the mean of its roles
 SPANS = [span.value for span in Span if span is not Span.WAIT] + [Span.WAIT.value]
 
@@ -163,15 +167,80 @@ def _staleness(sync: Summary) -> list[str]:
     found = sync["staleness"]
     means = [one["mean"] for one in found["by_trainer"].values()]
     return [
-        span_of([sync["pushes"]], integer),
-        span_of([found["mean"]], digits),
-        *(span_of([found[name]], integer) for name in ("p50", "p95", "max")),
-        span_of(means, digits),
-        span_of(sync["batches_by_trainer"].values(), integer),
+        _span_of([sync["pushes"]], integer),
+        _span_of([found["mean"]], digits),
+        *(_span_of([found[name]], integer) for name in ("p50", "p95", "max")),
+        _span_of(means, digits),
+        _span_of(sync["batches_by_trainer"].values(), integer),
     ]
 
 
-def span_of(values: Iterable[float | None], show: Callable[[float], str]) -> str:
+def ranks(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
+    """CPU time and memory of each role; of each run where these are too many, None without any."""
+    grouped = [_reported(run.summary) for run in runs]
+    if sum(map(len, grouped)) > MAX_BARS:
+        grouped = [
+            {ALL: [rank for several in by_role.values() for rank in several]} if by_role else {}
+            for by_role in grouped
+        ]
+    is_alone = len(runs) == 1
+    rows = [
+        (role if is_alone else f"{label} · {role}", *_rank_cells(by_role[role]))
+        for label, by_role in zip(labels, grouped, strict=True)
+        for role in sorted(by_role, key=role_order)
+    ]
+    columns = ("role", "ranks", "CPU s", "in threads that learn", "peak MB of a rank")
+    return Table(columns, rows) if rows else None
+
+
+def steps(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
+    """How long the steps of each run took; None where no rank has reported."""
+    rows = [
+        (label, *_step_cells(run.summary))
+        for label, run in zip(labels, runs, strict=True)
+        if run.summary["step_milliseconds"]["steps"]
+    ]
+    figures = (f"{name}, ms" for name in STEP_FIGURES)
+    columns = ("run", "steps", *figures, "p95 of trainers", "ids a batch")
+    return Table(columns, rows) if rows else None
+
+
+def _step_cells(summary: Summary) -> list[str]:
+    found = summary["step_milliseconds"]
+    slow = [one["p95"] for one in found["by_trainer"].values()]
+    return [
+        _span_of([found["steps"]], integer),
+        *(_span_of([found[name]], digits) for name in STEP_FIGURES),
+        _span_of(slow, digits),
+        _span_of([summary["distinct_ids_per_batch"]["mean"]], integer),
+    ]
+
+
+def _reported(summary: Summary) -> dict[str, list[Summary]]:
+    """The ranks of each role that have said what they took."""
+    found: dict[str, list[Summary]] = {}
+    for rank in summary["roles"].values():
+        if rank.get("peak_rss_bytes") is not None:
+            found.setdefault(role_of(rank["role"]), []).append(rank)
+    return found
+
+
+def _rank_cells(several: Sequence[Summary]) -> tuple[str, ...]:
+    cpu_seconds, learning = (
+        sum(rank.get(key) or 0.0 for rank in several)
+        for key in ("cpu_seconds", "thread_cpu_seconds")
+    )
+    share = ratio(learning, cpu_seconds)
+    peak_bytes = max(rank["peak_rss_bytes"] for rank in several)
+    return (
+        integer(len(several)),
+        digits(cpu_seconds),
+        MISSING if share is None else percent(share),
+        digits(peak_bytes / MEGABYTE),
+    )
+
+
+def _span_of(values: Iterable[float | None], show: Callable[[float], str]) -> str:
     """From the least to the most of those that were measured."""
     known = [value for value in values if value is not None]
     ends = dict.fromkeys(show(end) for end in (min(known), max(known))) if known else [MISSING]

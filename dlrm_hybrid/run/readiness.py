@@ -20,7 +20,7 @@ from dlrm_hybrid.run.display import Display
 from dlrm_hybrid.run.folder import check_checkpoint
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.run.rows import Command, prepared_rows
-from dlrm_hybrid.telemetry.trackers.opening import require
+from dlrm_hybrid.telemetry.trackers import require
 from dlrm_hybrid.types import ConfigError, ResourceError
 
 FLOAT_BYTES = 4

@@ -32,8 +32,8 @@ from dlrm_hybrid.data.loader import START
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.model.row_storage import IN_MEMORY
 from dlrm_hybrid.parallel.stage import Inputs, Stage, StageResult
-from dlrm_hybrid.report import axes
-from dlrm_hybrid.report.axes import AxesText, add_key, drawing, panels, style
+from dlrm_hybrid.report.drawing import add_key, drawing, panels, save, style
+from dlrm_hybrid.report.figures import AxesText
 from dlrm_hybrid.run.assembly import build, model
 from dlrm_hybrid.run.assembly import engine as build_engine
 from dlrm_hybrid.run.assembly import world as build_world
@@ -67,7 +67,7 @@ def main() -> None:
         found[name] = gaps(config, options.every)
     rows = [row for name, one in found.items() for row in rows_of(name, one)]
     print(f"{render('Gradients of DSP against exact ones', machine, command(), rows)}\n{load()}")
-    axes.save(figure(found), options.output)
+    save(figure(found), options.output)
 
 
 def gaps(config: Config, every: int) -> Gaps:

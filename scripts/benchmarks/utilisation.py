@@ -19,8 +19,8 @@ from typing import Any, final
 from harness import Row, command, load, render, section, spread, train_once
 from matplotlib.axes import Axes
 
-from dlrm_hybrid.report import axes
-from dlrm_hybrid.report.axes import AxesText
+from dlrm_hybrid.report.drawing import add_key, drawing, panels, save
+from dlrm_hybrid.report.figures import AxesText
 from dlrm_hybrid.report.runs import Run, read_run
 from dlrm_hybrid.report.tables import SPANS, microseconds_by_role
 from dlrm_hybrid.telemetry.machine import describe
@@ -182,17 +182,17 @@ def draw(found: Mapping[str, Turns], output: Path) -> None:
     width, height = 3.6 * len(found), 6.2
     texts = [AxesText(title(rate), "samples/s" * (place == 0)) for place, rate in enumerate(found)]
     texts += [AxesText("", "utilisation, %" * (place == 0)) for place in range(len(found))]
-    with axes.drawing():
-        figure, panels = axes.panels((width, height), texts, (1, 1))
+    with drawing():
+        figure, placed = panels((width, height), texts, (1, 1))
         for place, turns in enumerate(found.values()):
-            _draw_bars(panels[place], turns, SPEED)
-            use = panels[len(found) + place]
+            _draw_bars(placed[place], turns, SPEED)
+            use = placed[len(found) + place]
             use.set_ylim(0, 112)
             for bars in USES.values():
                 _draw_bars(use, turns, bars)
             _mark_paper(use, list(turns))
-        axes.add_key(figure, len(USES) + 1)
-        axes.save(figure, output)
+        add_key(figure, len(USES) + 1)
+        save(figure, output)
 
 
 def title(rate: str) -> str:

@@ -16,7 +16,8 @@ from frame import Frame, frame, study
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dlrm_hybrid.report.axes import AxesText, add_key, drawing, logarithmic, panels, style
+from dlrm_hybrid.report.drawing import add_key, drawing, logarithmic, panels, style
+from dlrm_hybrid.report.figures import AxesText
 from dlrm_hybrid.report.measures import mean_spread
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.report.table import MISSING, Table

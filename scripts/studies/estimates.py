@@ -18,8 +18,8 @@ from frame import Frame, estimator_of, study
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dlrm_hybrid.report.axes import AxesText, add_key, drawing, logarithmic, panels, style
-from dlrm_hybrid.report.curves import Curve
+from dlrm_hybrid.report.drawing import add_key, drawing, logarithmic, panels, style
+from dlrm_hybrid.report.figures import AxesText, Curve
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.report.table import Table
 from dlrm_hybrid.telemetry import compression

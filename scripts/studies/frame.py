@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 import pandas as pd
 from matplotlib.figure import Figure
 
-from dlrm_hybrid.report import axes
+from dlrm_hybrid.report.drawing import save
 from dlrm_hybrid.report.runs import Run, read_runs
 from dlrm_hybrid.report.table import Table
 from dlrm_hybrid.telemetry.summary import COMPLETE
@@ -130,5 +130,5 @@ def study(
     parser.add_argument("--output", type=Path, required=True, help="a PNG or SVG file")
     options = parser.parse_args()
     found = measure(read_runs(options.folders))
-    axes.save(picture(found), options.output)
+    save(picture(found), options.output)
     print(table(found).markdown(), end="")

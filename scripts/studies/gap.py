@@ -18,9 +18,8 @@ import pandas as pd
 from frame import Frame
 from matplotlib.figure import Figure
 
-from dlrm_hybrid.report import axes
-from dlrm_hybrid.report.axes import AxesText, add_key, drawing, panels, style
-from dlrm_hybrid.report.charts import Line, draw
+from dlrm_hybrid.report.drawing import add_key, draw_line, drawing, panels, save
+from dlrm_hybrid.report.figures import AxesText, Line
 from dlrm_hybrid.report.runs import Run, read_runs
 from dlrm_hybrid.telemetry.events import Kind, curve
 from dlrm_hybrid.types import ConfigError
@@ -54,7 +53,7 @@ def figure(drawn: Sequence[Line]) -> Figure:
         )
         axes.axhline(0, color="#1a1a1a", linewidth=0.8)
         for line in drawn:
-            draw(axes, line)
+            draw_line(axes, line)
         add_key(picture, KEY_COLUMNS)
         return picture
 
@@ -79,10 +78,9 @@ def _line(number: int, name: str, pairs: Sequence[tuple[Run, Run]]) -> Line:
     tested = averaged([gap(_tested(run), _tested(base)) for run, base in pairs])
     return Line(
         label=f"{name}, {len(pairs)} seed{'s' if len(pairs) > 1 else ''}",
-        style=style(number),
+        number=number,
         curve=training if len(training) else None,
         dots=tested if len(tested) else None,
-        band=None,
     )
 
 
@@ -110,7 +108,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="a PNG or SVG file")
     arguments = parser.parse_args()
     drawn = gaps(read_runs(arguments.baseline), read_runs(arguments.runs))
-    axes.save(figure(drawn), arguments.output)
+    save(figure(drawn), arguments.output)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ import pandas as pd
 from frame import WHOLE, Frame, frame, study
 from matplotlib.figure import Figure
 
-from dlrm_hybrid.report.axes import AxesText, add_key, drawing, logarithmic, panels, style
+from dlrm_hybrid.report.drawing import add_key, drawing, logarithmic, panels, style
+from dlrm_hybrid.report.figures import AxesText
 from dlrm_hybrid.report.measures import digits, mean_spread, score
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.report.table import Table
@@ -114,7 +115,7 @@ def figure(found: Frame) -> Figure:
                 own["gap"],
                 yerr=own["deviation"].fillna(0.0),
                 color=look.color,
-                linestyle=(0, look.dashes) if look.dashes else "solid",
+                linestyle=look.line,
                 marker=look.marker,
                 elinewidth=0.8,
                 capsize=2,

@@ -10,8 +10,8 @@ from typing import final
 
 from matplotlib.figure import Figure
 
-from dlrm_hybrid.report.axes import svg
-from dlrm_hybrid.report.pictures import Picture
+from dlrm_hybrid.report.drawing import figure, svg
+from dlrm_hybrid.report.figures import Picture
 from dlrm_hybrid.report.table import Table
 
 NOTHING = "<p>These runs have not measured it.</p>"
@@ -52,15 +52,14 @@ def _html(thing: str | Table | Figure | Iterable[Picture]) -> str:
 
 def _figure(picture: Picture) -> str:
     """With the key that a page has beside it."""
-    with picture.alone() as figure:
-        image = _image(figure, picture.title)
+    image = _image(figure(picture, is_alone=True), picture.title)
     return (
         f'<figure style="margin: 0; max-width: 28rem"><strong>{escape(picture.title)}</strong>'
         f"{image}<figcaption>{escape(picture.caption)}</figcaption></figure>"
     )
 
 
-def _image(figure: Figure, title: str) -> str:
-    source = f"data:image/svg+xml;base64,{b64encode(svg(figure)).decode('ascii')}"
-    width = f"width: 100%; max-width: {figure.get_figwidth()}in"
+def _image(drawn: Figure, title: str) -> str:
+    source = f"data:image/svg+xml;base64,{b64encode(svg(drawn)).decode('ascii')}"
+    width = f"width: 100%; max-width: {drawn.get_figwidth()}in"
     return f'<img style="{width}; background: white" alt="{escape(title)}" src="{source}">'

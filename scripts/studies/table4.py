@@ -19,7 +19,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from translation import BEYOND, NUDGED, SPARSITIES, USUAL, WORKERS
 
-from dlrm_hybrid.report.axes import AxesText, add_key, drawing, panels, save, style
+from dlrm_hybrid.report.drawing import add_key, drawing, panels, save, style
+from dlrm_hybrid.report.figures import AxesText
 from dlrm_hybrid.report.measures import mean_spread
 from dlrm_hybrid.report.table import MISSING, Table
 

@@ -23,10 +23,8 @@ from frame import Frame
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dlrm_hybrid.report import axes
-from dlrm_hybrid.report.axes import AxesText, Style, drawing, logarithmic, panels, style
-from dlrm_hybrid.report.charts import Line, draw
-from dlrm_hybrid.report.curves import Curve
+from dlrm_hybrid.report.drawing import COLORS, draw_line, drawing, logarithmic, panels, save
+from dlrm_hybrid.report.figures import AxesText, Curve, Line
 from dlrm_hybrid.report.measures import digits, percent
 from dlrm_hybrid.report.runs import Run, read_runs
 from dlrm_hybrid.report.table import MISSING, Table
@@ -36,7 +34,7 @@ from dlrm_hybrid.types import ConfigError
 RUNNING_STEPS = 100
 PANEL_INCHES = (4.6, 3.8)
 KEY_INCHES = 2.0
-MEASURED = (4.0, 2.0)  # dashes of what was measured only
+MEASURED = len(COLORS)  # further on are the same colours with dashes: what was measured only
 COLUMNS = (
     *("thresholds of", "sparsity", "first", "last"),
     *("off its running mean: at most", "in 99 of 100 steps"),
@@ -100,10 +98,8 @@ def figure(drawn: Sequence[Sequence[Thresholds]]) -> Figure:
         picture, placed = panels(size_inches, texts, [1.0])
         for axes, panel in zip(placed, drawn, strict=True):
             for one in panel:
-                color = style(sparsities.index(one.sparsity)).color
-                drawn_as = Style(color, () if one.applied else MEASURED, "o")
-                line = Line(label=one.label, style=drawn_as, curve=one.curve, dots=None, band=None)
-                draw(axes, line)
+                number = sparsities.index(one.sparsity) + (0 if one.applied else MEASURED)
+                draw_line(axes, Line(label=one.label, number=number, curve=one.curve))
             _scale(axes, panel)
         placed[-1].legend(title="sparsity", loc="center left", bbox_to_anchor=(1, 0.5))
         return picture
@@ -174,7 +170,7 @@ def main() -> None:
     arguments = parser.parse_args()
     runs = read_runs(arguments.runs)
     found = [thresholds(runs, name) for name in arguments.names]
-    axes.save(figure(found), arguments.output)
+    save(figure(found), arguments.output)
     shown = steadiness([one for panel in found for one in panel])
     print(shown.markdown(), end="")
 

@@ -12,17 +12,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+from frame import Frame
 from matplotlib.figure import Figure
 
-from dlrm_hybrid.report import axes
-from dlrm_hybrid.report.charts import stacked_twice
+from dlrm_hybrid.report.drawing import KEY_COLUMNS, add_key, draw_bars, drawing, panels, save
+from dlrm_hybrid.report.figures import AxesText
 from dlrm_hybrid.report.labels import labels
+from dlrm_hybrid.report.measures import nonzero
 from dlrm_hybrid.report.runs import Run, read_runs
 from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.report.tables import bytes_by_class
 from dlrm_hybrid.types import ConfigError
 
 ALL = "all"
+X_TEXT = "bytes per training sample"
+CLOSER = 4  # bars shorter than the longest by that factor are drawn once more, larger
 
 
 def against_first(runs: Sequence[Run], labels: Sequence[str]) -> Table:
@@ -54,8 +58,18 @@ def figure(runs: Sequence[Run], labels: Sequence[str]) -> Figure:
     Raises:
         ConfigError: a run has counted no bytes.
     """
-    sent = pd.DataFrame(map(_sent, runs), index=list(labels))
-    return stacked_twice(sent, "bytes per training sample")
+    sent: Frame = nonzero(pd.DataFrame(map(_sent, runs), index=list(labels))).fillna(0.0)
+    sums = sent.sum(axis="columns")
+    short: Frame = sent.loc[CLOSER * sums < sums.max()]
+    drawn: list[Frame] = [sent, short] if len(short) else [sent]
+    texts = [AxesText(X_TEXT, ""), AxesText(f"{X_TEXT}, a closer look", "")][: len(drawn)]
+    heights = list(map(len, drawn))
+    with drawing():
+        picture, placed = panels((8.0, 1.8 + 0.5 * sum(heights)), texts, heights)
+        for axes, parts in zip(placed, drawn, strict=True):
+            draw_bars(axes, parts)
+        add_key(picture, 2 * KEY_COLUMNS)
+        return picture
 
 
 def _sent(run: Run) -> dict[str, float]:
@@ -79,7 +93,7 @@ def main() -> None:
     options = parser.parse_args()
     runs = read_runs(options.runs)
     names = labels(runs)
-    axes.save(figure(runs, names), options.output)
+    save(figure(runs, names), options.output)
     shown = against_first(runs, names)
     print(shown.markdown(), end="")
 

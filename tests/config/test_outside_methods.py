@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.compress import GradientMethod, ddp_hook
-from dlrm_hybrid.compress.gradient.methods import load
+from dlrm_hybrid.compress.gradient.methods import find, load
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.validate import plain_values, validate
 from dlrm_hybrid.model.spec import ModelSpec
@@ -121,6 +122,14 @@ def test_what_is_no_method_is_refused(name: str, reason: str) -> None:
     with pytest.raises(ConfigError) as caught:
         values_of(["parallel=hybrid", f"gradient={name}"])
     assert f"gradient={name}: {reason}" in str(caught.value)
+
+
+def test_a_loaded_module_that_loads_more_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    lazy = ModuleType("lazy")
+    monkeypatch.setattr(lazy, "__getattr__", lambda name: load(NAME), raising=False)
+    monkeypatch.setitem(sys.modules, "lazy", lazy)
+    assert find("lazy:SignSgd") is None
+    assert "my_package.signsgd" not in sys.modules
 
 
 def test_what_a_file_names_is_not_imported(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import SAMPLES_PER_STEP, make_run, plain_events, progress, world_events
 
-from dlrm_hybrid.report import curves
-from dlrm_hybrid.report.curves import MAX_POINTS, Axis, Curve
+from dlrm_hybrid.report import figures
+from dlrm_hybrid.report.figures import MAX_POINTS, Curve, Over
 from dlrm_hybrid.report.runs import Run, read_run
 from dlrm_hybrid.telemetry.events import Event
 
@@ -26,13 +26,13 @@ def test_loss_over_each_axis(tmp_path: Path) -> None:
     run = made(tmp_path / "run", world_events(0.5))
     per_sample = 2 * 6400 / (20 * SAMPLES_PER_STEP)
     places = {
-        Axis.STEPS: (10, 20),
-        Axis.SECONDS: (1.0, 2.0),
-        Axis.BYTES: (10 * SAMPLES_PER_STEP * per_sample, 20 * SAMPLES_PER_STEP * per_sample),
+        Over.STEPS: (10, 20),
+        Over.SECONDS: (1.0, 2.0),
+        Over.BYTES: (10 * SAMPLES_PER_STEP * per_sample, 20 * SAMPLES_PER_STEP * per_sample),
     }
     for axis, x in places.items():
-        assert points(curves.training_loss(run, axis)) == list(zip(x, (0.6, 0.5), strict=True))
-        assert points(curves.evaluated_loss(run, axis)) == [(x[1], 0.51)]
+        assert points(figures.training_loss(run, axis)) == list(zip(x, (0.6, 0.5), strict=True))
+        assert points(figures.evaluated_loss(run, axis)) == [(x[1], 0.51)]
 
 
 def test_a_mean_of_fewer_steps_is_no_point(tmp_path: Path) -> None:
@@ -41,23 +41,23 @@ def test_a_mean_of_fewer_steps_is_no_point(tmp_path: Path) -> None:
     short = progress(last.step + 1, 9.0)
     record.append(Event(short.kind, short.step, 0.0, {**short.values, "is_short": True}))
     run = made(tmp_path / "run", record)
-    assert max(step for step, _ in points(curves.training_loss(run, Axis.STEPS))) <= last.step
+    assert max(step for step, _ in points(figures.training_loss(run, Over.STEPS))) <= last.step
 
 
 def test_what_was_not_measured_is_no_curve(tmp_path: Path) -> None:
     run = made(tmp_path / "run", plain_events())
-    assert curves.training_loss(run, Axis.BYTES) is None
-    assert curves.density(run, "gradient.") is None
-    assert curves.threshold(run, "gradient.") is None
+    assert figures.training_loss(run, Over.BYTES) is None
+    assert figures.density(run, "gradient.") is None
+    assert figures.threshold(run, "gradient.") is None
     nothing = made(tmp_path / "nothing", [])
-    assert [curves.training_loss(nothing, axis) for axis in Axis] == [None] * 3
-    assert curves.evaluated_loss(nothing, Axis.STEPS) is None
+    assert [figures.training_loss(nothing, axis) for axis in Over] == [None] * 3
+    assert figures.evaluated_loss(nothing, Over.STEPS) is None
 
 
 def test_density_and_threshold(tmp_path: Path) -> None:
     run = made(tmp_path / "run", world_events())
-    assert points(curves.density(run, "gradient.")) == [(10, 0.02), (20, 0.01)]
-    band = curves.threshold(run, "gradient.")
+    assert points(figures.density(run, "gradient.")) == [(10, 0.02), (20, 0.01)]
+    band = figures.threshold(run, "gradient.")
     assert band is not None
     for curve in band.values():
         assert points(curve) == [(10, 0.5), (20, 0.25)]
@@ -75,7 +75,7 @@ def test_few_points_stand_for_many(losses: list[float]) -> None:
         summary=nothing,
         events=record,
     )
-    curve = curves.training_loss(run, Axis.STEPS)
+    curve = figures.training_loss(run, Over.STEPS)
     assert curve is not None
     (x, y), *_ = points(curve)
     assert len(curve) <= MAX_POINTS

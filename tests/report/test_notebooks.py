@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import jupytext
-import nbformat
 import pytest
 from made_runs import make_run, world_events
 from nbclient import NotebookClient
@@ -17,15 +16,9 @@ SCRIPTS = sorted(FOLDER.glob("*.py"))
 NAMES = [path.stem for path in SCRIPTS]
 
 
-def pair(name: str) -> tuple[NotebookNode, NotebookNode]:
-    """The script and the notebook."""
-    notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
-    return jupytext.read(FOLDER / f"{name}.py"), notebook
-
-
 def execute(name: str, folder: Path, parameters: dict[str, Any]) -> list[str]:
     """Run all cells in a folder; returns what they show as HTML."""
-    notebook, _ = pair(name)
+    notebook = jupytext.read(FOLDER / f"{name}.py")
     (cell,) = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ()))
     cell.source += "".join(f"\n{key} = {value!r}" for key, value in parameters.items())
     resources = {"metadata": {"path": folder}}
@@ -42,19 +35,6 @@ def shown(notebook: NotebookNode) -> Iterator[str]:
 
 def test_there_are_four() -> None:
     assert [name[:2] for name in NAMES] == ["01", "02", "03", "04"]
-    assert sorted(path.stem for path in FOLDER.glob("*.ipynb")) == NAMES
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_notebooks_are_their_scripts_and_have_no_output(name: str) -> None:
-    script, notebook = pair(name)
-    cells = [
-        [(cell.cell_type, cell.source, cell.metadata.get("tags")) for cell in one.cells]
-        for one in (script, notebook)
-    ]
-    assert cells[0] == cells[1], "jupytext --update --to ipynb notebooks/*.py"
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
 
 
 def test_paper_tables(paper_runs: Path, tmp_path: Path) -> None:

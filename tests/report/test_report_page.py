@@ -6,21 +6,22 @@ from collections.abc import Sequence
 from html.parser import HTMLParser
 from itertools import combinations, pairwise
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from made_runs import async_events, compressed, make_run, plain_events, progress, world_events
 from matplotlib.axis import Axis
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 from pandas import Series
 from show import show
 
-from dlrm_hybrid.report import charts, tables
-from dlrm_hybrid.report.axes import AxesText, save, style, tick, ticks
-from dlrm_hybrid.report.charts import Line
+from dlrm_hybrid.report import drawing, tables
+from dlrm_hybrid.report.drawing import save, tick, ticks
+from dlrm_hybrid.report.figures import AxesText, Line, Lines, Picture, Points, Range
 from dlrm_hybrid.report.page import Document, build_report, html, markdown, write_pictures
-from dlrm_hybrid.report.pictures import Picture
 from dlrm_hybrid.report.runs import read_run
 
 EVIL = '<script>alert("$x$")</script>&|'
@@ -112,6 +113,14 @@ def picture_of(document: Document, title: str) -> Picture:
     return next(one for one in pictures if one.title == title)
 
 
+def drawn(content: Lines | Points) -> Figure:
+    return drawing.figure(Picture("any", content, "", has_runs=False))
+
+
+def line(*values: float, index: Sequence[float], **shapes: Any) -> Line:
+    return Line(label="one", number=0, curve=Series(values, index=list(index)), **shapes)
+
+
 def tick_labels(axis: Axis) -> dict[str, float]:
     axis.figure.draw_without_rendering()
     return {
@@ -124,9 +133,9 @@ def test_bytes_have_units_and_losses_all_their_digits(tmp_path: Path) -> None:
     for name, loss in (("a", 0.5307), ("b", 0.5436)):
         make_run(tmp_path / name, [f"name={name}"], world_events(loss))
     document = report([tmp_path / "a", tmp_path / "b"])
-    (axes,) = picture_of(document, "Loss over bytes sent in training").figure.axes
+    (axes,) = drawing.figure(picture_of(document, "Loss over bytes sent in training")).axes
     assert all(re.fullmatch(r"[\d.]+ k?B", label) for label in tick_labels(axes.xaxis))
-    (axes,) = picture_of(document, "Quality and bytes").figure.axes
+    (axes,) = drawing.figure(picture_of(document, "Quality and bytes")).axes
     assert all(label.endswith("B") for label in tick_labels(axes.xaxis))
     for label, place in tick_labels(axes.yaxis).items():
         assert float(label) == pytest.approx(place, abs=1e-9)
@@ -149,7 +158,7 @@ def test_points_have_their_names_beside_them_and_no_two_meet(tmp_path: Path) -> 
         name = f"a_rather_long_name_{number}"
         make_run(tmp_path / name, [f"name={name}"], world_events(0.5 + 1e-4 * (number % 3)))
     document = report(sorted(tmp_path.iterdir()))
-    figure = picture_of(document, "Quality and bytes").figure
+    figure = drawing.figure(picture_of(document, "Quality and bytes"))
     figure.draw_without_rendering()
     boxes = [one.get_window_extent() for one in figure.axes[0].texts]
     assert {one.get_text() for one in figure.axes[0].texts} == set(document.runs)
@@ -160,9 +169,8 @@ def test_points_have_their_names_beside_them_and_no_two_meet(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("num_bytes", [20.0, 123_456.0, 1_234_567_890.0])
 def test_ticks_around_a_single_point_do_not_meet(num_bytes: float) -> None:
-    curve = Series([0.5], index=[num_bytes])
-    line = Line(label="one", style=style(0), curve=curve, dots=None, band=None)
-    figure = charts.losses([line], AxesText("bytes", "log-loss", "B"), above_zero=True)
+    text = AxesText("bytes", "log-loss", "B")
+    figure = drawn(Lines([line(0.5, index=[num_bytes])], text, Range.LOSSES, x_positive=True))
     figure.draw_without_rendering()
     (axes,) = figure.axes
     low, high = axes.get_xlim()
@@ -173,25 +181,39 @@ def test_ticks_around_a_single_point_do_not_meet(num_bytes: float) -> None:
 
 
 def test_steps_are_whole_numbers_also_around_a_single_point() -> None:
-    line = Line(label="one", style=style(0), curve=Series([0.5], index=[2]), dots=None, band=None)
     text = AxesText("training steps", "log-loss", x_is_whole=True)
-    figure = charts.losses([line], text, above_zero=False)
-    labels = tick_labels(figure.axes[0].xaxis)
+    one, many = (
+        Lines([line(*[0.5] * len(steps), index=steps)], text, Range.LOSSES)
+        for steps in ([2], range(20, 700, 20))
+    )
+    labels = tick_labels(drawn(one).axes[0].xaxis)
     assert all(float(label) == place == round(place) for label, place in labels.items())
     assert 2 in labels.values()
-    curve = Series([0.5] * 34, index=range(20, 700, 20))
-    many = Line(label="one", style=style(0), curve=curve, dots=None, band=None)
-    labels = tick_labels(charts.losses([many], text, above_zero=False).axes[0].xaxis)
+    labels = tick_labels(drawn(many).axes[0].xaxis)
     assert {place % 100 for place in labels.values()} == {0}
+
+
+def test_ticks_of_points_that_are_alike_do_not_meet() -> None:
+    places = [(875.0, 0.5), (942.0, 0.6)]
+    text = AxesText("bytes/sample", "log-loss", "B")
+    labels = tick_labels(drawn(Points(places, ["a", "b"], [0, 1], text)).axes[0].xaxis)
+    assert 2 <= len([place for place in labels.values() if 860 < place < 960]) <= 6
+
+
+def test_outliers_do_not_hide_a_line() -> None:
+    dots = Series([0.6], index=[40])
+    losses = line(0.7, 900.0, 0.6, 0.5, 0.5, index=range(0, 50, 10), dots=dots)
+    (axes,) = drawn(Lines([losses], AxesText("steps", "loss"), Range.LOSSES)).axes
+    assert 0.7 < axes.get_ylim()[1] < 1.0
 
 
 def test_a_key_of_long_names_stays_in_its_picture(tmp_path: Path) -> None:
     for name in ("one", "another"):
         make_run(tmp_path / name, [f"name={name}_with_a_very_long_tail_to_it"], world_events())
     picture = report([tmp_path / "one", tmp_path / "another"]).sections[1].pictures[0]
-    with picture.alone() as figure:
-        figure.draw_without_rendering()
-        assert figure.legends[0].get_window_extent().x1 <= figure.bbox.x1
+    figure = drawing.figure(picture, is_alone=True)
+    figure.draw_without_rendering()
+    assert figure.legends[0].get_window_extent().x1 <= figure.bbox.x1
 
 
 def test_the_page_follows_a_dark_screen(four: Document) -> None:
@@ -303,15 +325,14 @@ def test_pictures_as_files_have_their_key_and_stand_in_the_text(
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.iterdir())
     assert max(path.stat().st_size for path in tmp_path.iterdir()) < 150_000
     picture = four.sections[1].pictures[0]
-    with picture.alone() as figure:
-        (key,) = figure.legends
-        assert [name.get_text() for name in key.get_texts()][0] == four.runs[0]
-    assert figure.legends == []
+    (key,) = drawing.figure(picture, is_alone=True).legends
+    assert [name.get_text() for name in key.get_texts()][0] == four.runs[0]
+    assert drawing.figure(picture).legends == []
 
 
 def test_a_notebook_shows_tables_and_pictures(four: Document) -> None:
     table, pictures = four.sections[0].table, four.sections[1].pictures
-    shown = show("<heading>", table, pictures, None, pictures[0].figure)
+    shown = show("<heading>", table, pictures, None, drawing.figure(pictures[0]))
     page = Page()
     page.feed(shown._repr_html_())
     assert page.open == []
@@ -324,7 +345,7 @@ def test_a_notebook_shows_tables_and_pictures(four: Document) -> None:
 def test_no_axis_is_cut_off_where_ticks_need_another_digit(tmp_path: Path) -> None:
     places = [(37_619.2, 0.54015), (863.7, 0.5278)]
     text = AxesText("bytes/sample", "test log-loss", "B")
-    figure = charts.points(places, ["one", "other"], [style(0), style(1)], text)
+    figure = drawn(Points(places, ["one", "other"], [0, 1], text))
     save(figure, tmp_path / "points.png")  # lays it out
     (axes,) = figure.axes
     assert axes.yaxis.label.get_window_extent().x0 >= 0

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from made_runs import counted, make_run, plain_events, world_events
 
-from dlrm_hybrid.report.ranks import ranks, steps
 from dlrm_hybrid.report.runs import Run, read_run
+from dlrm_hybrid.report.tables import ranks, steps
 from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.telemetry.traffic import Phase
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import BEGIN, plain_events
 
-from dlrm_hybrid.report.curves import MAX_POINTS, cpu_use, cpu_use_of_all, network_use
+from dlrm_hybrid.report.figures import MAX_POINTS, cpu_use, cpu_use_of_all, network_use
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.telemetry.events import Event, Kind
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from dlrm_hybrid.telemetry import trackers
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.telemetry.trackers import opening
-from dlrm_hybrid.telemetry.trackers.opening import Guarded, open_trackers, require
+from dlrm_hybrid.telemetry.trackers import Guarded, open_trackers, require
 from dlrm_hybrid.types import ResourceError
 
 Train = Callable[..., tuple[int, Path]]
@@ -58,7 +58,7 @@ def test_a_tracker_that_fails_is_given_up_once_and_said() -> None:
 
 
 def test_training_does_not_wait_for_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr(trackers, "CLOSE_SECONDS", 0.05)
     answers, said = threading.Event(), list[str]()
 
     class Slow:
@@ -79,7 +79,7 @@ def test_training_does_not_wait_for_a_server(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_is_not_installed_is_named_with_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(opening, "PACKAGES", {"wandb": "not_there", "mlflow": "not_there"})
+    monkeypatch.setattr(trackers, "PACKAGES", {"wandb": "not_there", "mlflow": "not_there"})
     require({"wandb": None, "mlflow": None})
     with pytest.raises(ResourceError) as refused:
         require({"wandb": None, "mlflow": "file:///runs"})
@@ -176,7 +176,7 @@ def test_a_run_is_recorded_offline_for_wandb(train: Train) -> None:
 def test_a_run_that_lacks_a_tracker_does_not_begin(
     train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(opening, "PACKAGES", {"wandb": "not_there", "mlflow": "not_there"})
+    monkeypatch.setattr(trackers, "PACKAGES", {"wandb": "not_there", "mlflow": "not_there"})
     code, folder = train("run", "telemetry.wandb=offline")
     assert code == 5
     assert capsys.readouterr().err == (

@@ -11,7 +11,7 @@ from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.config.sections.commands import ReportConfig
 from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.disk import writing
-from dlrm_hybrid.report.axes import FORMATS
+from dlrm_hybrid.report.drawing import FORMATS
 from dlrm_hybrid.report.labels import labels
 from dlrm_hybrid.report.page import Document, build_report, html, markdown, write_pictures
 from dlrm_hybrid.report.runs import read_runs

@@ -13,7 +13,8 @@ import psutil
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.disk import read_text
-from dlrm_hybrid.report.live.page import RUNNING, Watched, page
+from dlrm_hybrid.report.live import RUNNING, Watched, live_document
+from dlrm_hybrid.report.page import html
 from dlrm_hybrid.report.runs import is_run, read_run
 from dlrm_hybrid.run.folder import LOCK_FILE, output_file, write_whole
 from dlrm_hybrid.run.request import Request
@@ -24,6 +25,7 @@ RUN_KEY, OUTPUT_KEY = "watch.run", "watch.output"
 PAGE = "watch.html"  # in the run folder
 QUIET_SECONDS = 600.0  # after which a run on another machine, that records nothing, is not running
 MOST_LOCK_BYTES = 1024
+SHARE = 0.04  # of a core, that pages take at most: the run needs it
 CLOCK_SECONDS = 1.0  # by which the kernel's times of a file and of a process may differ
 
 
@@ -87,16 +89,17 @@ def watch(folder: Path, output: Path, seconds: float, say: Callable[[str], None]
     try:
         # Asked before the record is read: a run that ends meanwhile is seen next time.
         while _is_running(folder, time.monotonic() - changed):
-            stamp = _stamp(folder)
+            stamp, begun = _stamp(folder), time.process_time()
             if stamp != written:
-                write_whole(output, page(_watched(folder, True), seconds), OUTPUT_KEY)
+                document = live_document(_watched(folder, True))
+                write_whole(output, html(document, seconds), OUTPUT_KEY)
                 if written is None:
                     say(f"watching {folder}: open {output.absolute()}")
                 written, changed = stamp, time.monotonic()
-            time.sleep(seconds)
+            time.sleep(max(seconds, (time.process_time() - begun) / SHARE))
     finally:
         ended = _watched(folder, _is_running(folder, time.monotonic() - changed))
-        write_whole(output, page(ended, None), OUTPUT_KEY)
+        write_whole(output, html(live_document(ended)), OUTPUT_KEY)
     return ended.status if ended.status != RUNNING else "the run goes on"
 
 

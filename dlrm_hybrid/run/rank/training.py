@@ -33,7 +33,7 @@ from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import EVENTS_FILE, Event, Kind
 from dlrm_hybrid.telemetry.rank_meter import Interval, RankMeter
 from dlrm_hybrid.telemetry.sinks import Call, Fanout, JsonLines, Sink, TensorBoard
-from dlrm_hybrid.telemetry.trackers.opening import open_trackers
+from dlrm_hybrid.telemetry.trackers import open_trackers
 from dlrm_hybrid.train import statistics
 from dlrm_hybrid.train.asynchronous.leader import LeaderRank
 from dlrm_hybrid.train.asynchronous.roll import Roll

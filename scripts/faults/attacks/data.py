@@ -222,6 +222,18 @@ ATTACKS = (
         partial(_changed_while_read, change=lambda raw: _flip_label(raw, 4_000_000)),
     ),
     Attack("synthetic-twice-at-once", "the second waits, both exit 0", _two_at_once),
+    Attack("zst-bomb", "exit 3 in bounded memory", partial(_bomb, suffix="zst")),
+    Attack("gz-bomb", "exit 3 in bounded memory", partial(_bomb, suffix="gz")),
+    Attack("zst-of-repetitive-rows", "all rows", _repetitive),
+    Attack("zst-window", "exit 3, what to do", _wide_window),
+    Attack("shard-bit-flipped", "exit 3, the rows", _bit_flipped),
+    Attack("rows-manifest-lies", "exit 3, the field", _lying_manifest),
+    Attack("disk-full-in-prepare", "exit 5, nothing half made", _full_disk),
+    Attack(
+        "batch-larger-than-rows",
+        "exit 2 at once, no run folder",
+        partial(_too_late, override="train.batch_size=7000", code=2),
+    ),
     Attack(
         "resume-from-nowhere",
         "exit 3 at once, no run folder",

@@ -187,9 +187,9 @@ def find(name: str) -> type[GradientMethod] | None:
     if not _PATH.fullmatch(name):
         return methods().get(name)
     module, _, path = name.partition(":")
-    found: Any = functools.reduce(
-        lambda above, part: getattr(above, part, None), path.split("."), sys.modules.get(module)
-    )
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):  # a module that loads its parts when asked is not asked
+        found = getattr(found, "__dict__", {}).get(part)
     return found if isinstance(found, type) and GradientMethod in found.__mro__ else None
 
 

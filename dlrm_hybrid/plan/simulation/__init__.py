@@ -1,0 +1,1 @@
+"""A world of ranks that run their own programs, with costs in place of tensors."""

@@ -1,0 +1,484 @@
+"""The pictures of runs as data, from their events and summaries: pure. `drawing` draws them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from statistics import median
+from typing import Any, TypeAlias, final
+
+import numpy as np
+import pandas as pd
+
+from dlrm_hybrid.report.measures import BYTES, TEST_LOSS
+from dlrm_hybrid.report.runs import Run
+from dlrm_hybrid.report.tables import by_run, bytes_by_class, cpu_seconds_by_role, span_bars
+from dlrm_hybrid.telemetry import compression
+from dlrm_hybrid.telemetry.events import Event, Kind, curve, part_of
+from dlrm_hybrid.types import ScoredPart
+
+MAX_POINTS = 120  # of a line; more cannot be distinguished in a picture
+MAX_LABELS = 12  # points; of more the names would cover each other
+MOST_WINDOWS = 60  # steps of single batches are noise; what a person looks for is longer
+START, SECONDS = 0, 1  # columns of a recorded series
+
+Curve: TypeAlias = pd.Series
+"""Points of one line: values by their position on the x-axis, left to right."""
+
+Band = Mapping[str, Curve]
+"""The line `middle` between the lines `low` and `high`."""
+
+Window = tuple[float, float, float]
+"""Start since 1970, seconds, and what was used in them."""
+
+
+class Over(Enum):
+    """What a loss is drawn over: its meaning in words."""
+
+    STEPS = "training steps"
+    SECONDS = "seconds of training"
+    BYTES = "bytes sent in training"
+
+
+class Range(Enum):
+    """What the y-axis of lines shows."""
+
+    LOSSES = auto()  # all, but outliers far above
+    MAGNITUDES = auto()  # from zero where they are alike, else in powers of ten
+    SHARES = auto()  # 0 to 100
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AxesText:
+    """What the axes of a panel mean, with units.
+
+    Attributes:
+        x: below it.
+        y: beside it.
+        x_unit: of the ticks on the x-axis, e.g. B for 12.3 MB; none for 12.3M.
+        x_is_whole: ticks are whole numbers, since nothing is between two of them.
+    """
+
+    x: str
+    y: str
+    x_unit: str = ""
+    x_is_whole: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line of a picture.
+
+    Attributes:
+        label: for a key.
+        number: which of the looks it has.
+        curve: the line.
+        dots: single points beside it.
+        band: shaded around the line.
+    """
+
+    label: str
+    number: int
+    curve: Curve | None
+    dots: Curve | None = None
+    band: Band | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Lines in one panel.
+
+    Attributes:
+        lines: of it.
+        text: of the axes.
+        shows: of the y-axis.
+        x_positive: no x is 0, so the axis is logarithmic where one line ends far before another.
+        x_doubles: x are few whole numbers, each twice the one before or so; all of them are ticks.
+        has_key: the key to the lines is a part of the picture.
+    """
+
+    lines: Sequence[Line]
+    text: AxesText
+    shows: Range
+    x_positive: bool = False
+    x_doubles: bool = False
+    has_key: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Points:
+    """A named point for each run, x in powers of ten.
+
+    Attributes:
+        places: x and y.
+        labels: of each.
+        numbers: which of the looks each has.
+        text: of the axes.
+    """
+
+    places: Sequence[tuple[float, float]]
+    labels: Sequence[str]
+    numbers: Sequence[int]
+    text: AxesText
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """Horizontal bars, their parts stacked, with their sum at the end.
+
+    Attributes:
+        parts: a row for each bar, a column for each part.
+        x_text: what the lengths are, with the unit.
+    """
+
+    parts: pd.DataFrame
+    x_text: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture with its title and what there is to know about it.
+
+    Attributes:
+        title: of the picture.
+        content: what it shows.
+        caption: what there is to know.
+        has_runs: its lines or points are the runs, in their colours; a page names them beside it.
+    """
+
+    title: str
+    content: Lines | Points | Bars
+    caption: str
+    has_runs: bool
+
+
+LOSS_CAPTIONS = {
+    Over.STEPS: "Lines: mean training loss since the point before; diamonds: log-loss on the test "
+    "part, or on the part to validate where that is scored.",
+    Over.SECONDS: "Evaluation, checkpoints and the first five steps of an attempt do not count.",
+    Over.BYTES: "Samples times the mean bytes per sample of the whole run.",
+}
+DENSITY_CAPTION = "All tensors together, since the point before."
+THRESHOLD_CAPTION = "Line: the median tensor's mean threshold; shaded: from lowest to highest."
+KINDS = ((compression.GRADIENT, "gradients"), (compression.ACTIVATION, "activations"))
+ALL_STEPS = "Of all steps; the summary's figure leaves out warm-up."
+
+
+def losses(
+    runs: Sequence[Run], labels: Sequence[str], axes: Sequence[Over] = tuple(Over)
+) -> Iterator[Picture]:
+    """Loss over steps, over seconds and over bytes; a picture that nothing is known for is none."""
+    for over in axes:
+        lines = [
+            Line(
+                label=label,
+                number=number,
+                curve=training_loss(run, over),
+                dots=evaluated_loss(run, over),
+            )
+            for number, (label, run) in enumerate(zip(labels, runs, strict=True))
+        ]
+        unit = "B" if over is Over.BYTES else ""
+        text = AxesText(over.value, "log-loss", unit, x_is_whole=over is Over.STEPS)
+        content = Lines(lines, text, Range.LOSSES, x_positive=over is Over.BYTES)
+        yield from _picture(f"Loss over {over.value}", content, LOSS_CAPTIONS[over])
+
+
+def rates(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
+    """Samples a second and bytes sent a sample over steps."""
+    for title, value, caption in (
+        ("Samples a second", speed, "Training steps alone, as their leader sees them."),
+        ("Bytes sent a sample", sent, ALL_STEPS),
+    ):
+        text = AxesText(Over.STEPS.value, "", x_is_whole=True)
+        lines = _lines(runs, labels, functools.partial(_over_steps, value=value))
+        yield from _picture(title, Lines(lines, text, Range.MAGNITUDES), caption)
+
+
+def traffic(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
+    """Bytes by class, and their shares."""
+    counted = by_run(runs, labels, bytes_by_class).dropna(how="all")
+    caption = "Sent while training; every message counts once."
+    yield from _bars("Bytes by class", counted, BYTES.title, caption)
+    shares = counted.div(counted.sum(axis="columns") / 100, axis="index")
+    caption = "The same bytes, scaled to 100 % for each run."
+    yield from _bars("Shares of the classes", shares, "% of the bytes of each run", caption)
+
+
+def quality(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
+    """What quality the bytes of each run bought; nothing for a run alone."""
+    scored = [
+        ((num_bytes, loss), label, number)
+        for number, (label, run) in enumerate(zip(labels, runs, strict=True))
+        if (num_bytes := BYTES.pick(run.summary))
+        and (loss := TEST_LOSS.pick(run.summary)) is not None
+    ]
+    if len(scored) > 1:
+        text = AxesText(BYTES.title, TEST_LOSS.title, "B")
+        places, names, numbers = zip(*scored, strict=True)
+        content = Points(places, names, numbers, text)
+        caption = "Lower is better, further left is cheaper."
+        yield Picture("Quality and bytes", content, caption, has_runs=len(scored) > MAX_LABELS)
+
+
+def time_by_span(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
+    """What the ranks of each role do all the time."""
+    caption = "Wall time of training steps per sample of all trainers."
+    return _bars("Time by span", span_bars(runs, labels), "µs per sample", caption)
+
+
+def cpu(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
+    """CPU seconds by role."""
+    spent = by_run(runs, labels, cpu_seconds_by_role).dropna(how="all")
+    caption = "A stage's workers are summed over all trainers."
+    return _bars("CPU seconds by role", spent, "CPU seconds of training steps", caption)
+
+
+def usage(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
+    """How busy links and processors were: of each run, or of each rank of a run alone."""
+    is_alone = len(runs) == 1
+    if is_alone:
+        network, processors = _named(network_use(runs[0])), _named(cpu_use(runs[0]))
+        whose = "Each rank's link, the busiest first", "Each rank, of one core."
+    else:
+        network = _lines(runs, labels, lambda run: next(iter(network_use(run).values()), None))
+        processors = _lines(runs, labels, cpu_use_of_all)
+        whose = "The busiest link of each run", "All ranks, of the cores that they can use."
+    caption = f"{whose[0]}; in each window of time the busier direction."
+    for title, lines, y, text in (
+        ("Network use over time", network, "% of the link's rate", caption),
+        ("CPU use over time", processors, "CPU use, %", whose[1]),
+    ):
+        axes = AxesText("seconds since training began", y)
+        content = Lines(lines, axes, Range.SHARES, has_key=is_alone)
+        yield from _picture(title, content, text)
+
+
+def compressed(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
+    """Density and thresholds of gradients and activations over steps."""
+    for prefix, what in KINDS:
+        for title, shape, y, caption in (
+            ("Density", density, "share of elements sent", DENSITY_CAPTION),
+            ("Thresholds", threshold, "threshold", THRESHOLD_CAPTION),
+        ):
+            lines = _lines(runs, labels, functools.partial(shape, prefix=prefix))
+            text = AxesText(Over.STEPS.value, y, x_is_whole=True)
+            content = Lines(lines, text, Range.MAGNITUDES)
+            yield from _picture(f"{title} of {what}", content, caption)
+
+
+def _picture(title: str, content: Lines, caption: str) -> Iterator[Picture]:
+    if any(line.curve is not None or line.dots is not None for line in content.lines):
+        yield Picture(title, content, caption, has_runs=not content.has_key)
+
+
+def _bars(title: str, parts: pd.DataFrame, x_text: str, caption: str) -> Iterator[Picture]:
+    if not parts.empty:
+        yield Picture(title, Bars(parts, x_text), caption, has_runs=False)
+
+
+def _named(curves: Mapping[str, Curve]) -> list[Line]:
+    """In the order given; a name has the same colour in every picture of the same names."""
+    numbers = {name: number for number, name in enumerate(sorted(curves))}
+    return [Line(label=name, number=numbers[name], curve=curves[name]) for name in curves]
+
+
+def _lines(
+    runs: Sequence[Run], labels: Sequence[str], shape_of: Callable[[Run], Curve | Band | None]
+) -> list[Line]:
+    lines: list[Line] = []
+    for number, (label, run) in enumerate(zip(labels, runs, strict=True)):
+        shape = shape_of(run)
+        line, band = (shape["middle"], shape) if isinstance(shape, Mapping) else (shape, None)
+        lines.append(Line(label=label, number=number, curve=line, band=band))
+    return lines
+
+
+def training_loss(run: Run, over: Over) -> Curve | None:
+    """Mean loss of the steps up to each point; None where the axis was not measured."""
+    position = _positions(run, over)
+    parts = _parts(curve(run.events))
+    if position is None or not parts:
+        return None
+    return pd.Series([_mean(part) for part in parts], [position(part[-1]) for part in parts])
+
+
+def evaluated_loss(run: Run, over: Over) -> Curve | None:
+    """Log-loss of each evaluation that decides; None without one, or with no such axis measured.
+
+    Those are on the part to validate, or on the test part of a run that has scored no other.
+    """
+    position = _positions(run, over)
+    evaluated = [event for event in run.events if event.kind is Kind.EVALUATED]
+    validated = [event for event in evaluated if part_of(event) is ScoredPart.VALIDATION]
+    points = validated or evaluated
+    if position is None or not points:
+        return None
+    return pd.Series(
+        [event.values["log_loss"] for event in points], [position(event) for event in points]
+    )
+
+
+def density(run: Run, prefix: str) -> Curve | None:
+    """Share of the elements sent up to each point, of all names with this prefix together."""
+    shares = {
+        part[-1].step: compression.density((event.values["of"] for event in part), prefix)
+        for part in _parts([event for event in run.events if event.kind is Kind.COMPRESSION])
+    }
+    return _curve({step: share for step, share in shares.items() if share is not None})
+
+
+def threshold(run: Run, prefix: str) -> Band | None:
+    """Thresholds of all names with this prefix: the median, the lowest and the highest by step."""
+    by_step: dict[float, list[float]] = {}
+    for part in _parts([event for event in run.events if event.kind is Kind.COMPRESSION]):
+        last = part[-1]
+        values = [
+            value["threshold"]
+            for name, value in last.values["of"].items()
+            if name.startswith(prefix) and value["threshold"]
+        ]
+        if values:
+            by_step[last.step] = values
+    if not by_step:
+        return None
+    figures: Mapping[str, Callable[[list[float]], float]]
+    figures = {"middle": median, "low": min, "high": max}
+    return {
+        name: pd.Series({step: figure(values) for step, values in by_step.items()})
+        for name, figure in figures.items()
+    }
+
+
+def speed(event: Event) -> float | None:
+    """Samples a second of the training steps before a point of the loss curve."""
+    rows, seconds = event.values["timed_rows"], event.values["timed_seconds"]
+    return rows / seconds if rows and seconds else None
+
+
+def sent(event: Event) -> float | None:
+    """Bytes a sample of all steps before a point of the loss curve; None where none are counted."""
+    num_bytes, rows = event.values["sent_bytes"], event.values["sent_rows"]
+    return num_bytes / rows if num_bytes and rows else None
+
+
+def _over_steps(run: Run, value: Callable[[Event], float | None]) -> Curve | None:
+    points = {event.step: value(event) for event in run.events if event.kind is Kind.PROGRESS}
+    known = [(step, found) for step, found in points.items() if found is not None]
+    return _curve({part[-1][0]: sum(y for _, y in part) / len(part) for part in _parts(known)})
+
+
+def _curve(points: Mapping[Any, float]) -> Curve | None:
+    return pd.Series(points, dtype=float) if points else None
+
+
+def _parts(points: Sequence[Any]) -> list[Sequence[Any]]:
+    """Neighbours together, so that at most `MAX_POINTS` are left."""
+    size = -(-len(points) // MAX_POINTS)
+    return [points[start : start + size] for start in range(0, len(points), size or 1)]
+
+
+def _mean(points: Sequence[Event]) -> float:
+    rows = sum(point.values["rows"] for point in points)
+    return sum(point.values["loss"] * point.values["rows"] for point in points) / (rows or 1)
+
+
+def _positions(run: Run, over: Over) -> Callable[[Event], float] | None:
+    """Gives the position of an event on the axis."""
+    if over is Over.STEPS:
+        return lambda event: event.step
+    if over is Over.BYTES:
+        per_sample = run.summary["network"]["bytes_per_sample"]
+        return None if per_sample is None else lambda event: event.values["samples"] * per_sample
+    seconds, at_step = 0.0, {0: 0.0}
+    for event in run.events:
+        if event.kind is Kind.PROGRESS:
+            seconds += event.values["timed_seconds"]
+        at_step[event.step] = seconds
+    return (lambda event: at_step[event.step]) if seconds else None
+
+
+def network_use(run: Run) -> dict[str, Curve]:
+    """Percent of its link's rate, by role of each rank with a link of known rate.
+
+    Of each window the busier direction counts. The busiest rank is the first.
+    """
+    windows: dict[str, list[Window]] = {}
+    for rank in _ranks(run):
+        interface = rank.get("interface")
+        if interface is not None and interface["rate_bits_per_second"]:
+            rate_bytes = interface["rate_bits_per_second"] / 8
+            windows.setdefault(rank["role"], []).extend(
+                # Where a point joins windows, the busier bytes are more than either sum.
+                (start, seconds, max(num_bytes) / rate_bytes)
+                for start, seconds, *num_bytes in interface["series"]
+            )
+    busy = {role: _mean_use(series) for role, series in windows.items() if series}
+    order = sorted(busy, key=lambda role: -busy[role])
+    return _use({role: windows[role] for role in order})
+
+
+def cpu_use(run: Run) -> dict[str, Curve]:
+    """Percent of a core, by role of each rank."""
+    windows: dict[str, list[Window]] = {}
+    for rank in _ranks(run):
+        series = ((start, seconds, used) for start, seconds, used in rank.get("cpu_series", ()))
+        windows.setdefault(rank["role"], []).extend(series)
+    return _use({role: series for role, series in windows.items() if series})
+
+
+def cpu_use_of_all(run: Run) -> Curve | None:
+    """Percent of the cores that the ranks can use, all of them together."""
+    used = pd.DataFrame(cpu_use(run))
+    cores = min(len(used.columns), run.environment.get("cores", len(used.columns)))
+    return None if used.empty else used.dropna().sum(axis="columns") / cores
+
+
+def _ranks(run: Run) -> list[Mapping[str, Any]]:
+    return [event.values for event in run.events if event.kind is Kind.RANK]
+
+
+def _mean_use(series: Sequence[Window]) -> float:
+    return sum(used for *_, used in series) / (sum(seconds for _, seconds, _ in series) or 1.0)
+
+
+def _use(windows: Mapping[str, Sequence[Window]]) -> dict[str, Curve]:
+    """All over the same times, in seconds since the first window; none where none trained."""
+    if not windows:
+        return {}
+    every = [window for series in windows.values() for window in series]
+    first = min(window[START] for window in every)
+    last = max(window[START] + window[SECONDS] for window in every)
+    most = max(len(series) for series in windows.values())
+    edges = np.linspace(first, last, min(most, MOST_WINDOWS) + 1)
+    middles = (edges[1:] + edges[:-1]) / 2 - first
+    curves = {role: _share(series, edges, middles) for role, series in windows.items()}
+    return {role: share for role, share in curves.items() if len(share)}
+
+
+def _share(series: Sequence[Window], edges: np.ndarray, middles: np.ndarray) -> Curve:
+    """What was used between two edges, in percent of the time measured between them.
+
+    A window that an edge cuts counts on both sides, each with its own share.
+    """
+    starts, seconds, used = np.array(sorted(series)).T
+    times = np.stack([starts, starts + seconds], axis=1).ravel()
+    measured, spent = (
+        np.diff(np.interp(edges, times, _sums(amounts))) for amounts in (seconds, used)
+    )
+    kept = measured > 0.5 * (edges[1] - edges[0])
+    return pd.Series(100 * spent[kept] / measured[kept], middles[kept])
+
+
+def _sums(amounts: np.ndarray) -> np.ndarray:
+    """The sum before and after each amount, in turn."""
+    ends = np.cumsum(amounts)
+    return np.stack([ends - amounts, ends], axis=1).ravel()

@@ -1,1 +1,0 @@
-"""One page about one run, made again and again while it goes on."""
