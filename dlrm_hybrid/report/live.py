@@ -9,7 +9,7 @@ from typing import final
 
 from dlrm_hybrid.report.figures import Over, losses, rates, sent, speed
 from dlrm_hybrid.report.labels import labels, trained
-from dlrm_hybrid.report.measures import integer
+from dlrm_hybrid.report.measures import RATIO, digits, integer
 from dlrm_hybrid.report.page import Document, Progress, Section
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.report.table import MISSING, Table
@@ -134,14 +134,14 @@ def _latest(watched: Watched) -> Iterator[tuple[str, str, int]]:
             yield f"{part} AUC", f"{last.values['auc']:.4f}", last.step
         if best is not last:
             yield f"best {part} log-loss", f"{best.values['log_loss']:.4f}", best.step
-    for name, value, text in (
-        ("samples a second", speed, "{:,.0f}"),
-        ("bytes sent a sample", sent, "{:#,.3g}"),
-        ("dense ÷ sent", _dense_ratio, "{:.1f}×"),
+    for name, value, show in (
+        ("samples a second", speed, integer),
+        ("bytes sent a sample", sent, digits),
+        ("dense ÷ sent", _dense_ratio, RATIO.show),
     ):
         known = [(found, event) for event in points if (found := value(event)) is not None]
         if known:
-            yield name, text.format(known[-1][0]), known[-1][1].step
+            yield name, show(known[-1][0]), known[-1][1].step
     saved, starts = watched.of(Kind.SAVED), watched.of(Kind.STARTED)
     if saved:
         yield "checkpoints saved", integer(len(saved)), saved[-1].step

@@ -32,7 +32,7 @@ def progress(step: int, seconds: float, **changes: Any) -> dict[str, Any]:
         **{"samples": 10 * step, "rows": 1000, "loss": 0.5 + 1 / step, "accuracy": 0.75, "lr": 0.1},
         **{"timed_rows": 1000, "timed_seconds": 0.5, "timed_cpu_seconds": 0.4},
         **{"seconds_by_span": {"compute": 0.3, "wait": 0.1}},
-        **{"sent_bytes": 20_000, "dense_equivalent_bytes": 100_000, "sent_rows": 1000},
+        **{"sent_bytes": 876_000, "dense_equivalent_bytes": 4_380_000, "sent_rows": 1000},
     }
     return {"kind": "progress", "step": step, "time_seconds": 1e6 + seconds, **values, **changes}
 
@@ -92,7 +92,7 @@ def test_figures_are_the_last_ones_with_their_steps(tmp_path: Path) -> None:
     assert cells(html, "test log-loss") == ["0.4500", "200"]
     assert cells(html, "best test log-loss") == ["0.4000", "100"]
     assert cells(html, "samples a second") == ["2,000", "200"]
-    assert cells(html, "bytes sent a sample") == ["20.0", "200"]
+    assert cells(html, "bytes sent a sample") == ["876", "200"]
     assert cells(html, "dense ÷ sent") == ["5.0×", "200"]
     assert cells(html, "checkpoints saved") == ["1", "200"]
     assert cells(html, "compute") == ["75%", "75%"]
