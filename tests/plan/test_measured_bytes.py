@@ -52,7 +52,7 @@ def test_bytes_of_every_class_are_as_calculated(
 
 
 def test_a_shorter_run_is_predicted_from_the_first_steps_of_a_longer_one(trained: Trained) -> None:
-    def trained(name: str, steps: int) -> Run:
+    def run_of(name: str, steps: int) -> Run:
         folder = trained(name, *WORLD, "gradient=dct", f"train.steps={steps}")
         return read_run(folder)
 
@@ -64,7 +64,7 @@ def test_a_shorter_run_is_predicted_from_the_first_steps_of_a_longer_one(trained
         at = layout(world.config, TRAIN_ROWS, densities)
         return bytes_by_class(at, frames(at))[Traffic.GRADIENT_PUSH]
 
-    long, short = trained("long", 60), trained("short", 20)
+    long, short = run_of("long", 60), run_of("short", 20)
     world = measured(long, layout(validate(saved_values(long.config)), TRAIN_ROWS), TRAIN_ROWS)
     known = world.densities
     assert calculated(known) == pytest.approx(pushed(long), rel=0.01)
