@@ -41,7 +41,7 @@ ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
         **{"plateau_factor": 0.1, "plateau_patience": 1},
     },
     "parallel": {"table_servers": 0, "elastic": False, "threads": 1},
-    "plan": {"count_steps": None},
+    "plan": {"count_steps": 40},
     "pull": {"sparsity": None},
     "schedule": {"delays": None, "staleness": None},
     "telemetry": {"wandb": None, "mlflow": None},
@@ -58,8 +58,8 @@ OTHERS: Mapping[str, Mapping[str, Any] | None] = {
     "sweep": {"jobs": 1, "submit": None, "sbatch": []},
     "watch": {"run": None, "output": None, "seconds": 5.0},
     "plan": {
-        **dict.fromkeys(("calibration", "count_steps", "trainers", "servers"), None),
-        **{"rates": None, "latencies": None},
+        **dict.fromkeys(("calibration", "trainers", "servers", "rates", "latencies"), None),
+        **{"count_steps": 40},
         **{"hosts": "one", "cores": None, "search": None, "output": None, "picture": None},
     },
     "predict": {

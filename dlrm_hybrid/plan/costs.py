@@ -1,18 +1,10 @@
-"""CPU seconds of a unit of each kind of work, and of the parts of a world made of such units."""
+"""CPU seconds of a unit of each kind of work, and what they make of the parts of a world."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import combinations
-from typing import Any
+from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from dlrm_hybrid.plan.layout import Layout, matrices
-from dlrm_hybrid.plan.simulation.machine import MessageCosts
-from dlrm_hybrid.telemetry.spans import Span
+from dlrm_hybrid.plan.layout import Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +27,11 @@ class UnitCosts:
         server_decode: of an element of a push.
         server_apply: of an element, for each push that a version is made of.
         server_encode: of an element of a version.
-        messages: of frames.
-        factors: by span and stage, measured over these units, for worlds with the cuts and
-            micro-batches of `fits`.
-        fits: cuts, batch size and micro-batches of the run that was measured.
+        send: of a message, of the thread that sends it.
+        send_byte: for each of its bytes.
+        carry: of a message, of the network's thread at each end.
+        carry_byte: for each of its bytes.
+        wake: how much later a thread goes on whose frame has come, if a core is free; no CPU.
     """
 
     multiply: float
@@ -56,62 +49,33 @@ class UnitCosts:
     server_decode: float
     server_apply: float
     server_encode: float
-    messages: MessageCosts
-    factors: Mapping[Span, Sequence[float]] = field(default_factory=dict["Span", "Sequence[float]"])
-    fits: tuple[object, ...] = ()
+    send: float
+    send_byte: float
+    carry: float
+    carry_byte: float
+    wake: float
 
-    def factor(self, world: Layout, span: Span, stage: int) -> float:
-        """What a stage took of a span, over what its units would; 1 where nobody knows."""
-        if span not in self.factors or self.fits != shape_of(world):
-            return 1.0
-        return self.factors[span][stage]
-
-
-def shape_of(world: Layout) -> tuple[object, ...]:
-    """What must be alike for a stage to be the same stage."""
-    config = world.config
-    return world.partition.cuts, config.train.batch_size, config.schedule.microbatches
-
-
-def multiplications(world: Layout, stage: int) -> int:
-    """Weights that a row meets in a stage."""
-    return sum(outputs * inputs for outputs, inputs in matrices(world, stage))
-
-
-def cut_elements(world: Layout, stage: int) -> int:
-    """Elements that a stage sends through its cuts in a step; as many come."""
-    part, rows = world.partition.stages[stage], world.config.train.batch_size
-    before = 0 if part.is_first else part.input_width
-    after = 0 if part.is_last else part.output_width
-    return rows * (before + after)
+    @property
+    def update(self) -> float:
+        """Of an element that a worker updates itself."""
+        return self.server_apply or self.take_version
 
 
 def compute_features(world: Layout, stage: int) -> tuple[float, float, float]:
     """Of a step: rows times weights, products times micro-batches, rows that interact."""
-    part, config = world.partition.stages[stage], world.config
+    config, matrices = world.config, world.matrices(stage)
     rows = config.train.batch_size
     return (
-        rows * multiplications(world, stage),
-        config.schedule.microbatches * len(matrices(world, stage)),
-        rows if part.has_interaction else 0,
+        rows * sum(outputs * inputs for outputs, inputs in matrices),
+        config.schedule.microbatches * len(matrices),
+        rows if world.partition.stages[stage].has_interaction else 0,
     )
 
 
 def compute_seconds(units: UnitCosts, world: Layout, stage: int) -> float:
     """Forward and backward of a whole step."""
     weights, layers, interacting = compute_features(world, stage)
-    seconds = units.multiply * weights + units.layer * layers + units.interact * interacting
-    return seconds * units.factor(world, Span.COMPUTE, stage)
-
-
-def encode_push_seconds(units: UnitCosts, world: Layout, stage: int) -> float:
-    """Of one push of a stage, to all servers."""
-    return units.encode_gradient * world.elements(stage) * units.factor(world, Span.ENCODE, stage)
-
-
-def take_version_seconds(units: UnitCosts, world: Layout, stage: int) -> float:
-    """Of one version of a stage, of all servers."""
-    return units.take_version * world.elements(stage) * units.factor(world, Span.APPLY, stage)
+    return units.multiply * weights + units.layer * layers + units.interact * interacting
 
 
 def one_process_seconds(units: UnitCosts, world: Layout) -> float:
@@ -119,43 +83,12 @@ def one_process_seconds(units: UnitCosts, world: Layout) -> float:
     stages = range(world.topology.stages)
     rows = world.config.train.batch_size
     computing = sum(compute_seconds(units, world, stage) for stage in stages)
-    applying = units.server_apply or units.take_version
-    updating = applying * sum(one.count for one in world.tensors)
+    updating = units.update * sum(one.count for one in world.tensors)
     return computing + updating + units.own_lookup * rows + units.loop
 
 
-def fitted(features: Sequence[Sequence[float]], measured: Sequence[float]) -> tuple[float, ...]:
-    """Coefficients of 0 or more with the least squares of relative errors.
-
-    Features that no row has get 0. There are few, so every choice of them is tried.
-
-    Args:
-        features: of each row, as many as there are coefficients.
-        measured: of each row, 0 or more.
-    """
-    rows = [(one, value) for one, value in zip(features, measured, strict=True) if any(one)]
-    width = len(features[0])
-    best, found = np.inf, (0.0,) * width
-    if not rows:
-        return found
-    scale = max(value for _, value in rows) or 1.0
-    weights = np.array([1 / max(value, 0.01 * scale) for _, value in rows])
-    x = np.array([one for one, _ in rows], float) * weights[:, None]
-    y = np.array([value for _, value in rows]) * weights
-    for size in range(1, width + 1):
-        for chosen in map(list, combinations(range(width), size)):
-            norms = np.linalg.norm(x[:, chosen], axis=0)
-            if not norms.all():
-                continue
-            part = _least_squares(x[:, chosen] / norms, y) / norms
-            error = float(np.square(x[:, chosen] @ part - y).sum())
-            if (part >= 0).all() and error < best * (1 - 1e-9):
-                full = np.zeros(width)
-                full[chosen] = part
-                best, found = error, tuple(map(float, full))
-    return found
-
-
-def _least_squares(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
-    solved: Any = np.linalg.lstsq(x, y, rcond=None)
-    return solved[0]
+def cut_elements(world: Layout, stage: int) -> int:
+    """Elements that a stage sends through its cuts in a step; as many come."""
+    stages, rows = world.partition.stages, world.config.train.batch_size
+    cuts = [cut for cut in (stage - 1, stage) if 0 <= cut < len(stages) - 1]
+    return rows * sum(stages[cut].output_width for cut in cuts)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from statistics import median
 
 from dlrm_hybrid.parallel.topology import ServerRole, WorkerRole
-from dlrm_hybrid.plan.layout import Layout, matrices
+from dlrm_hybrid.plan.layout import Layout
 
 RUNTIME_BYTES = 400_000_000
 """Of a rank that has imported torch and evaluated, without what it owns; where no run says more."""
@@ -32,7 +32,7 @@ def kind_of(world: Layout, rank: int) -> str:
     return "worker with tables" if world.config.embedding.name == "fused" else "worker that asks"
 
 
-def runtimes(world: Layout, peaks: Mapping[int, int | None]) -> dict[str, int]:
+def runtimes(world: Layout, peaks: Mapping[int, int]) -> dict[str, int]:
     """What the ranks of a run had beside what they owned: torch, kernels, buffers.
 
     Args:
@@ -41,8 +41,7 @@ def runtimes(world: Layout, peaks: Mapping[int, int | None]) -> dict[str, int]:
     """
     found: dict[str, list[int]] = defaultdict(list)
     for rank, peak in peaks.items():
-        if peak is not None:
-            found[kind_of(world, rank)].append(peak - _owned(world, rank))
+        found[kind_of(world, rank)].append(peak - _owned(world, rank))
     return {kind: int(median(all_)) for kind, all_ in found.items()}
 
 
@@ -64,13 +63,13 @@ def _owned(world: Layout, rank: int) -> int:
     if isinstance(role, WorkerRole):
         return _worker(world, role.stage)
     if isinstance(role, ServerRole):
-        elements = sum(one.count for one in world.tensors if one.server == role.index)
+        elements = sum(world.elements(stage, role.index) for stage in range(world.topology.stages))
         published = 1 if config.pull.precision != "float32" or config.pull.left_out else 0
         followers = world.topology.trainers if config.sync.name == "async" else 1
         each = 1 + SLOTS[config.optimizer.name] + published * followers + config.sync.staleness
         pushes = world.topology.trainers
         return FLOAT_BYTES * elements * (each * COPIES + pushes)
-    rows = sum(world.ids.rows) * (1 if config.embedding.storage == "mmap" else COPIES)
+    rows = sum(world.table_rows) * (1 if config.embedding.storage == "mmap" else COPIES)
     return rows * _row_bytes(world) // world.topology.table_servers
 
 
@@ -81,14 +80,14 @@ def _worker(world: Layout, stage: int) -> int:
     dense = FLOAT_BYTES * world.elements(stage) * (2 + 2 * sparse + own)
     part, rows = world.partition.stages[stage], config.train.batch_size
     # What forward keeps for backward, twice: the values and their gradients.
-    widths = [part.input_width, *(outputs for outputs, _ in matrices(world, stage))]
+    widths = [part.input_width, *(outputs for outputs, _ in world.matrices(stage))]
     activations = 2 * FLOAT_BYTES * rows * sum(widths)
     tables = 0
     if part.has_interaction:
-        pooled = FLOAT_BYTES * rows * len(world.ids.rows) * world.spec.embedding_dim
+        pooled = FLOAT_BYTES * rows * len(world.table_rows) * world.spec.embedding_dim
         activations += 2 * pooled * (1 + config.embedding.staleness)
         if not topology.table_servers:
-            tables = sum(world.ids.rows) * _row_bytes(world) * COPIES // topology.trainers
+            tables = sum(world.table_rows) * _row_bytes(world) * COPIES // topology.trainers
     return dense + activations + tables + READER_BYTES
 
 

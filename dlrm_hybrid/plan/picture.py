@@ -24,10 +24,10 @@ def draw(predictions: Sequence[Prediction], path: Path) -> None:
     """
     points: dict[str, dict[int, float]] = {}
     for one in predictions:
-        links = " ".join(text for text in (one.rate, one.latency) if text) or "no bound"
-        tables = f" + {one.table_servers}" if one.table_servers else ""
-        name = f"{links}, T × {one.stages} + {one.servers}{tables}"
-        points.setdefault(name, {})[one.trainers] = one.samples_per_second
+        _, _, shape = one.planned.name.partition(" ")
+        name = f"{one.planned.links or 'no bound'}, T {shape}"
+        trainers = one.planned.config.parallel.trainers
+        points.setdefault(name, {})[trainers] = one.samples_per_second
     lines = [
         Line(label=name, number=number, curve=pd.Series(dict(sorted(speeds.items()))))
         for number, (name, speeds) in enumerate(points.items())

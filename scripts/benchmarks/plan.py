@@ -5,14 +5,15 @@
 
 Worlds, their links and their steps were chosen before anything was measured. Costs come from runs
 at 1 Gbit/s, which are no part of the comparison: by default one alone, and then one of each kind.
-`measure` also counts the bytes of every world as `plan.count_steps` does, in one process.
-`compare` trains nothing, so `plan` can be mended without measuring again; nor does `scaling.py`,
+What worlds send is counted here, in as many steps as were measured. `compare` trains no world of
+processes, so `plan` can be mended without measuring again; nor does `scaling.py`,
 for which `measure` trains some worlds. `measure` needs what `network=emulated` needs.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -22,11 +23,15 @@ from typing import final
 
 from harness import Row, command, each, load, render, section, slug, train_once
 
+from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.validate import saved_values, validate
-from dlrm_hybrid.plan.calibration import densities_of, read
+from dlrm_hybrid.data.shards import open_shards
+from dlrm_hybrid.plan.calibration import read
+from dlrm_hybrid.plan.counting import Counter
 from dlrm_hybrid.plan.prediction import Costs, Prediction, most_like, predict
 from dlrm_hybrid.plan.worlds import as_configured
 from dlrm_hybrid.report.runs import Run, read_run
+from dlrm_hybrid.run.assembly.build import prepared_folder, semantics
 from dlrm_hybrid.telemetry.machine import describe
 from dlrm_hybrid.telemetry.traffic import Traffic
 
@@ -101,19 +106,9 @@ class World:
         """Rate and latency."""
         return self.rate if self.latency is None else f"{self.rate} {self.latency}"
 
-    @property
-    def counted_words(self) -> Sequence[str]:
-        """Overrides that send the same in one process."""
-        words = [word for word in self.words if not word.startswith("network")]
-        return [*words, "parallel.world=in_process"]
-
     def folder(self, runs: Path) -> Path:
         """Where it is trained."""
         return runs / slug(f"{self.name} {self.links}".replace("×", "x"))
-
-    def counted_folder(self, runs: Path) -> Path:
-        """Where its bytes are counted."""
-        return self.folder(runs / "counted")
 
 
 CALIBRATIONS: Mapping[str, World] = {
@@ -193,8 +188,6 @@ def train_all(runs: Path) -> None:
     """Train what is missing, calibrations first."""
     for world in dict.fromkeys((*CALIBRATIONS.values(), *WORLDS, *WEAK, *STRONG)):
         train_once(world.folder(runs), *world.words)
-    for world in WORLDS:
-        train_once(world.counted_folder(runs), *world.counted_words)
     print(f"all is measured. {load()}")
 
 
@@ -216,14 +209,6 @@ def compare(runs: Path, calibrations: Sequence[str]) -> str:
     last = predicted[choices[-1]]
     page += section("Bytes per sample", byte_rows(found, last))
     page += summary(byte_errors(found, last), "bytes")
-    counted = {
-        world: predicted_run(run, costs_of(runs, first), read_run(world.counted_folder(runs)))
-        for world, run in found.items()
-    }
-    page += section("Bytes per sample, counted in one process", byte_rows(found, counted))
-    page += summary(byte_errors(found, counted), "bytes")
-    page += section("Samples per second with them", speed_rows(found, counted))
-    page += summary(speed_errors(found, counted), "samples/s")
     page += section("Peak memory, all ranks", memory_rows(found, last))
     return page + summary(memory_errors(found, last), "memory")
 
@@ -233,23 +218,29 @@ def heading(names: Sequence[str]) -> str:
     return f"Samples per second, costs from {', '.join(names)}"
 
 
+MOST_STEPS = 1_000  # to count: of every world all of its run
+
+
+@cache
+def counter() -> Counter:
+    """Of worlds of these rows."""
+    config = validate(values_of(["parallel=hybrid", *RUN]))
+    shards = open_shards(prepared_folder(config), semantics(config))
+    return Counter(shards, MOST_STEPS, lambda text: print(text, file=sys.stderr))
+
+
 @cache
 def costs_of(runs: Path, names: tuple[str, ...]) -> tuple[Costs, ...]:
     """What the calibration runs of these names say of costs."""
-    return tuple(Costs.of(read(CALIBRATIONS[name].folder(runs))) for name in names)
+    found = [read(CALIBRATIONS[name].folder(runs)) for name in names]
+    return tuple(Costs.of(one, counter().layout(one.config)) for one in found)
 
 
-def predicted_run(run: Run, costs: Sequence[Costs], counted: Run | None = None) -> Prediction:
-    """The world of a run, predicted from the most similar of other runs.
-
-    Args:
-        run: of the world.
-        costs: of other runs.
-        counted: what it sends is taken from this one; None takes it from other runs, too.
-    """
+def predicted_run(run: Run, costs: Sequence[Costs]) -> Prediction:
+    """The world of a run, predicted from the most similar of other runs."""
     config = validate(saved_values(run.config))
-    sent = None if counted is None else densities_of(counted)
-    return predict(as_configured(config), most_like(costs, config), sent)
+    world, like = counter().layout(config), most_like(costs, config)
+    return predict(as_configured(config), world, like, counter().train_rows)
 
 
 Found = Mapping[World, Run]

@@ -19,6 +19,7 @@ from plan import (
     KINDS,
     SCALES,
     costs_of,
+    counter,
     error_percent,
     predicted_run,
 )
@@ -92,13 +93,14 @@ def far(kind: str, costs: Sequence[Costs], *, strong: bool) -> Iterator[Predicti
         words = (*KINDS[kind], "data.rows=70000", f"parallel.trainers={trainers}")
         values = values_of((*words, f"train.batch_size={rows}", "plan.hosts=each"))
         config = validate({**values, "network": {**values["network"], "rate": rate}})
-        yield predict(Planned(config, rate), most_like(costs, config), changes=False)
+        world = counter().layout(config)
+        yield predict(Planned(config, rate), world, most_like(costs, config), counter().train_rows)
 
 
 def far_rows(worlds: Sequence[Prediction]) -> list[Row]:
     """Speed by trainers and rate; last what limits it, where more trainers are no use."""
     rows: list[Row] = []
-    by_size = {(one.trainers, one.rate): one for one in worlds}
+    by_size = {(trainers_of(one), one.planned.rate): one for one in worlds}
     for trainers in TRAINERS:
         speeds = {rate: f"{by_size[trainers, rate].samples_per_second:,.0f}" for rate in RATES}
         rows.append({"trainers": f"{trainers:,}", **speeds})
@@ -106,7 +108,9 @@ def far_rows(worlds: Sequence[Prediction]) -> list[Row]:
     rows.append(
         {
             "trainers": "saturates at",
-            **{rate: "–" if one is None else f"{one.trainers:,}" for rate, one in knees.items()},
+            **{
+                rate: "–" if one is None else f"{trainers_of(one):,}" for rate, one in knees.items()
+            },
         }
     )
     limits = {rate: one or by_size[TRAINERS[-1], rate] for rate, one in knees.items()}
@@ -114,6 +118,11 @@ def far_rows(worlds: Sequence[Prediction]) -> list[Row]:
         {"trainers": "limited by", **{rate: str(one.bottleneck) for rate, one in limits.items()}}
     )
     return rows
+
+
+def trainers_of(one: Prediction) -> int:
+    """How many a world has."""
+    return one.planned.config.parallel.trainers
 
 
 def knee(worlds: Sequence[Prediction]) -> Prediction | None:

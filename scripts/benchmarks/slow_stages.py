@@ -17,23 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dlrm_hybrid.model.spec import ModelSpec, Partition
-from dlrm_hybrid.parallel.schedule import Pipeline
-from dlrm_hybrid.parallel.step import train_step
-from dlrm_hybrid.parallel.sync.lockstep import Lockstep
-from dlrm_hybrid.plan.simulation.machine import NOW, Hosts, Machine, MessageCosts, Program, Rank
-from dlrm_hybrid.plan.simulation.parts import (
-    ClientCosts,
-    CutCosts,
-    PlannedBoundaries,
-    PlannedClient,
-    PlannedInputs,
-    PlannedStage,
-    PlannedWorker,
-)
+from dlrm_hybrid.parallel.schedule import Op, Pipeline
+from dlrm_hybrid.plan.simulation import FORWARD_SHARE
 from dlrm_hybrid.report.runs import read_run
 from dlrm_hybrid.telemetry.events import Kind, read
-from dlrm_hybrid.types import Tick
 
 SLOW_PERCENT = (20, 50, 100, 150)
 PROBABILITY = 1 / 3
@@ -52,64 +39,53 @@ MIDDLE = (0.2, 0.9)  # of a run
 def simulated(pipeline: Pipeline, slow_percent: float, seed: int = 0) -> float:
     """Batches in the time that one takes in one stage, all alike, messages taking none.
 
-    The step of training runs as it is, each stage on a machine of its own.
+    A stage does the ops of a tick in their order, each once what it needs has come.
 
     Args:
         pipeline: of the stages.
         slow_percent: how much longer a slow batch takes.
         seed: of the moments.
     """
-    each = tuple(range(STAGES))
-    hosts = Hosts(machine=each, host=each, cores=1, bytes_per_second=None)
-    machine = Machine(hosts, MessageCosts(carry=0.0, carry_byte=0.0))
     slow = np.random.default_rng(seed).random((STAGES, BATCHES)) < PROBABILITY
     paces = 1 + slow * slow_percent / 100
-    ends = dict.fromkeys(each, (0.0, 0.0))
+    ends: dict[tuple[str, int, int, int], float] = {}  # by kind, stage, batch and micro-batch
+    todo = [
+        [(tick, op) for tick in range(BATCHES) for op in ops if tick >= op.delay]
+        for ops in pipeline.ops
+    ]
+    free, starts = [0.0] * STAGES, dict[int, float]()
+    while any(todo):
+        for stage, ops in enumerate(todo):
+            while ops:
+                tick, op = ops[0]
+                needed = _needed(op, stage, tick - op.delay)
+                if needed is not None and needed not in ends:
+                    break
+                ops.pop(0)
+                if stage == 0 and tick not in starts:
+                    starts[tick] = free[0]
+                begin = max(free[stage], 0.0 if needed is None else ends[needed])
+                seconds = _share(pipeline, stage, op) * paces[stage, tick] / pipeline.microbatches
+                free[stage] = begin + seconds
+                ends[op.kind, stage, tick - op.delay, op.microbatch] = free[stage]
+    return (BATCHES - SKIPPED) / (free[0] - starts[SKIPPED])
 
-    def program(rank: Rank) -> Program:
-        worker = _worker(rank, pipeline)
-        first = 0.0
-        for step in range(BATCHES):
-            if step == SKIPPED:
-                first = yield NOW
-            worker.stage.pace = float(paces[rank.rank, step])
-            yield from train_step(worker, Tick(step), PlannedInputs())
-        ends[rank.rank] = first, (yield NOW)
 
-    machine.run({rank.rank: program(rank) for rank in machine.ranks}, each)
-    first, last = ends[0]
-    return (BATCHES - SKIPPED) / (last - first)
+def _needed(op: Op, stage: int, batch: int) -> tuple[str, int, int, int] | None:
+    """Of another stage, or of the last one's own forward."""
+    if op.kind == "F":
+        return None if stage == 0 else ("F", stage - 1, batch, op.microbatch)
+    if stage == STAGES - 1:
+        return "F", stage, batch, op.microbatch
+    return "B", stage + 1, batch, op.microbatch
 
 
-def _worker(rank: Rank, pipeline: Pipeline) -> PlannedWorker:
-    """One whose batch takes a second, and nothing else any time."""
-    spec = ModelSpec(embedding_dim=2, bottom=(2, 2, 2), top=(2, 1), table_rows=(2,))
-    part = Partition.of(spec, ("bottom.1", "top.1")).stages[rank.rank]
-    free = CutCosts(forward_bytes=0.0, backward_bytes=0.0, encode=0.0, decode=0.0)
-    microbatches = pipeline.microbatches
-    return PlannedWorker(
-        part=part,
-        pipeline=pipeline,
-        stage=PlannedStage(
-            rank=rank,
-            microbatches=microbatches,
-            batch_rows=microbatches,
-            seconds=1.0 / microbatches,
-        ),
-        boundaries=PlannedBoundaries(
-            rank=rank,
-            stage=rank.rank,
-            before=None if part.is_first else free,
-            after=None if part.is_last else free,
-        ),
-        tables=None,
-        client=PlannedClient(
-            rank=rank,
-            trainer=0,
-            policy=Lockstep(),
-            costs=ClientCosts(push_bytes={}, encode=0.0, apply=0.0),
-        ),
-    )
+def _share(pipeline: Pipeline, stage: int, op: Op) -> float:
+    """Of the time of a batch; backward computes forward again if that was in another tick."""
+    if op.kind == "F":
+        return FORWARD_SHARE
+    again = op.delay != pipeline.delay(stage, "F", op.microbatch)
+    return 1 - FORWARD_SHARE + again * FORWARD_SHARE
 
 
 def train_slowly(folder: Path, slow_percent: float, *overrides: str) -> None:

@@ -8,20 +8,20 @@ Kaggle's profile, of those that bags add what chance makes of uniform draws.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import expm1, log1p
 
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.data.profile import WEIGHT_ONE, Staircase
 from dlrm_hybrid.data.schemas.reading import builtin
 from dlrm_hybrid.parallel.topology import ServerRole, WorkerRole
-from dlrm_hybrid.plan.frames import bytes_by_class, frames
-from dlrm_hybrid.plan.layout import Layout, TableIds, distinct_ids, layout
+from dlrm_hybrid.plan.counting import BatchIds, exchange_bytes
+from dlrm_hybrid.plan.layout import Layout
 from dlrm_hybrid.plan.memory import memory_bytes
 from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.run.assembly.build import profile
-from dlrm_hybrid.telemetry.traffic import Traffic
 
 # mlcommons/training, recommendation_v2/torchrec_dlrm/README.MD, --num_embeddings_per_feature
 ROWS = (
@@ -45,11 +45,8 @@ WORLDS: Mapping[str, tuple[str, ...]] = {
     "8 trainers, 4 table servers": SERVED,
     "… stages, compressed": (*SERVED, *COMPRESSED),
 }
-GROUPS = {
-    "tables": (Traffic.EMBEDDING,),
-    "gradients, weights": (Traffic.GRADIENT_PUSH, Traffic.PARAMETER_PULL),
-    "activations": (Traffic.ACTIVATION, Traffic.ACTIVATION_GRADIENT),
-}
+HEAD = ("tables", "gradients, weights", "activations")
+FLOAT_BYTES = 4
 
 
 def main() -> None:
@@ -57,28 +54,79 @@ def main() -> None:
     tables = 4 * sum(ROWS) * 128
     state = "with the state of adagrad twice that"
     print(f"tables: {sum(ROWS):,} rows, {tables / 1e9:.1f} GB, {state}")  # noqa: T201
-    head = ("world", "bytes/sample", *GROUPS, "trainer", "table server", "server")
+    head = ("world", "bytes/sample", *HEAD, "trainer", "table server", "server")
     print(Table(head, [_row(*one) for one in WORLDS.items()]).markdown())  # noqa: T201
 
 
-def world_of(config: Config) -> Layout:
-    """The world of a configuration, with tables of the benchmark's sizes."""
+def gap_bits(density: float) -> float:
+    """Of the Rice code of a gap between elements that are spread evenly."""
+    stay = log1p(-density)
+    return min(power + 1 / -expm1(stay * 2**power) for power in range(32))
+
+
+def ids_of(config: Config) -> BatchIds:
+    """Of a trainer's batch; each table has all of a row's ids for it."""
+    rows, columns = config.train.batch_size, profile().integers + profile().categoricals
     sizes = [one.expand_to for one in builtin("criteo_1tb_multi_hot").categorical]
-    kinds = distinct_ids(profile(), config.train.batch_size)
-    distinct = tuple(
-        min(rows, kind - expm1((size - 1) * kind * log1p(-1 / rows)) * rows)
-        for kind, size, rows in zip(kinds, sizes, ROWS, strict=True)
+    kinds = [distinct(columns, len(profile().integers) + one, rows) for one in range(len(sizes))]
+    different = [
+        min(all_, kind - expm1((size - 1) * kind * log1p(-1 / all_)) * all_)
+        for kind, size, all_ in zip(kinds, sizes, ROWS, strict=True)
+    ]
+    coded = sum(
+        one * gap_bits(min(one / all_, 1 - 1e-9)) / 8
+        for one, all_ in zip(different, ROWS, strict=True)
     )
-    ids = TableIds(rows=ROWS, distinct=distinct, per_row=sum(sizes), most_per_row=max(sizes))
-    return layout(config, 0, ids=ids)
+    return BatchIds(rows * len(ROWS), rows * sum(sizes), sum(different), coded, are_lists=True)
+
+
+def distinct(columns: Sequence[Staircase], number: int, rows: int) -> float:
+    """How many different categories so many rows have in a column, on average."""
+    column = columns[number]
+    missing = columns[column.missing_with].missing / WEIGHT_ONE
+    different = 1 - (1 - missing) ** rows
+    stops = (*column.starts[1:], column.stop)
+    for start, stop, weight in zip(column.starts, stops, column.weights, strict=True):
+        chance = (1 - missing) * weight / WEIGHT_ONE / (stop - start)
+        share = -expm1(rows * log1p(-chance)) if chance < 1 else 1.0
+        different += (stop - start) * share
+    return different
+
+
+def sparse_bytes(count: float, density: float, value_bytes: int) -> float:
+    """Of some elements with their positions."""
+    return count * density * (value_bytes + gap_bits(density) / 8)
+
+
+def sent(world: Layout) -> tuple[float, float, float]:
+    """Of tables, of gradients and weights, and of activations: bytes of a sample."""
+    config, topology, keys = world.config, world.topology, world.config.embedding
+    trainers, rows, ids = topology.trainers, config.train.batch_size, ids_of(config)
+    elements = sum(one.count for one in world.tensors)
+    tables = weights = passed = 0.0
+    if topology.table_servers:
+        row_bytes = config.model.embedding_dim * (2 if keys.comm_precision == "bfloat16" else 4)
+        tables = 2 * (ids.coded_bytes + ids.distinct * row_bytes)
+    elif trainers > 1:
+        tables = (trainers - 1) * sum(exchange_bytes(config, ids))
+    is_sparse = config.gradient.name != "none"
+    # Trainers' choices overlap: docs/results/buildup.md.
+    for density in (0.01, 1 - 0.99 ** (trainers**0.75)) if topology.servers else ():
+        sparse = sparse_bytes(elements, density, 2)
+        weights += sparse if is_sparse else FLOAT_BYTES * elements
+    for stage in world.partition.stages[:-1]:
+        count = rows * stage.output_width
+        if config.activation.name == "none":
+            passed += 2 * FLOAT_BYTES * count
+        else:
+            passed += sparse_bytes(count, 0.1, 2) + 0.1 * count * 2
+    return tables / rows, weights / rows, passed / rows
 
 
 def _row(name: str, overrides: tuple[str, ...]) -> list[str]:
     config = validate(values_of([*RECIPE, *overrides]))
-    world = world_of(config)
-    sent = bytes_by_class(world, frames(world))
-    samples = config.train.batch_size * world.topology.trainers
-    groups = [sum(sent[one] for one in group) / samples for group in GROUPS.values()]
+    world = Layout(config=config, table_rows=ROWS, sent={})
+    groups = sent(world)
     most = [0, 0, 0]
     for rank in range(world.topology.size):
         role = world.topology.role(rank)

@@ -1,33 +1,27 @@
-"""Worlds and costs for tests of predictions."""
+"""Worlds for tests of predictions: those of docs/results/plan.md, and one of every kind."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.plan.costs import UnitCosts
-from dlrm_hybrid.plan.simulation.machine import MessageCosts
+from dlrm_hybrid.plan.layout import Layout, Sent, Way
+from dlrm_hybrid.plan.machine import Hosts
+from dlrm_hybrid.plan.simulation import Outcome, simulate
+from dlrm_hybrid.plan.worlds import Planned, as_configured
+from dlrm_hybrid.wire.frame import Kind
 
-UNITS = UnitCosts(
-    multiply=1e-10,
-    layer=4e-4,
-    interact=1e-6,
-    own_lookup=1e-5,
-    lookup=2e-5,
-    ask=1e-5,
-    serve=4e-6,
-    encode_gradient=2e-9,
-    encode_activation=5e-9,
-    decode_activation=5e-9,
-    take_version=1e-9,
-    loop=3e-4,
-    server_decode=1e-9,
-    server_apply=1e-9,
-    server_encode=1e-9,
-    messages=MessageCosts(send=1e-4, send_byte=1e-10, wake=1e-4),
-)
+RECORD = json.loads((Path(__file__).parent / "worlds.json").read_text(encoding="utf-8"))
+UNITS = UnitCosts(**RECORD["units"])
+CORES = 2  # of the machine on which they were measured
 SERVED = ("embedding=served", "parallel.table_servers=1")
 WORLDS = {
     "sync": (),
     "compressed": ("gradient=dct", "activation=dct", "pull.precision=bfloat16"),
+    "levels": ("gradient=dct", "gradient.precision=levels", "pull.precision=levels"),
     "bounded": ("sync=bounded", "sync.staleness=2"),
     "two servers": ("parallel.servers=2", "parallel.cuts=[bottom.2]"),
     "served": SERVED,
@@ -44,9 +38,74 @@ WORLDS = {
 }
 
 
+class Measured(NamedTuple):
+    """A world of docs/results/plan.md: what it is, what was measured, and what it sends."""
+
+    name: str
+    links: str
+    samples_per_second: float
+    bytes_per_sample: float
+    layout: Layout
+
+    def predicted(self) -> float:
+        """Samples per second, with the costs of that machine."""
+        hosts = as_configured(self.layout.config).hosts(CORES)
+        return simulate(self.layout, UNITS, hosts).samples_per_second
+
+
+def measured_worlds() -> list[Measured]:
+    """The 24 of them."""
+    return [
+        Measured(one["name"], one["links"], one["measured"], one["bytes_per_sample"], _layout(one))
+        for one in RECORD["worlds"]
+    ]
+
+
+def _layout(one: dict[str, Any]) -> Layout:
+    return Layout(
+        config=validate(compose.values_of(one["words"])),
+        table_rows=tuple(RECORD["table_rows"]),
+        sent={Way(Kind[kind], *way[:3]): Sent(*way[3:]) for kind, *way in one["sent"]},
+        exchange=tuple(one["exchange"]),
+    )
+
+
 def values(*overrides: str) -> dict:
     return dict(compose.values_of(["parallel=hybrid", *overrides]))
 
 
 def config(*overrides: str) -> Config:
     return validate(values(*overrides))
+
+
+def dense(*overrides: str) -> Layout:
+    """A world that sends all of its weights and gradients, and 1 kB wherever else it sends."""
+    plain = Layout(config=config(*overrides), table_rows=(1000,) * 26, sent={})
+    topology, trainers = plain.topology, plain.topology.trainers
+    sent: dict[Way, Sent] = {}
+    for stage in range(topology.stages):
+        for server in range(topology.servers):
+            size = 4.0 * plain.elements(stage, server)
+            for kind in (Kind.PUSH, Kind.PARAMETERS) if size else ():
+                sent[Way(kind, stage, server)] = Sent(trainers, size)
+        for cut in range(topology.stages - 1):
+            sent[Way(Kind.ACTIVATION, cut, 0, cut)] = Sent(trainers, 1e3)
+            sent[Way(Kind.ACTIVATION_GRADIENT, cut + 1, 0, cut)] = Sent(trainers, 1e3)
+    for server in range(topology.table_servers):
+        for kind in (Kind.LOOKUP, Kind.ROWS, Kind.UPDATE):
+            sent[Way(kind, topology.interaction_stage, server)] = Sent(trainers, 1e3)
+    shared = not topology.table_servers and trainers > 1
+    return Layout(
+        config=plain.config,
+        table_rows=plain.table_rows,
+        sent=sent,
+        exchange=(1e3,) * 3 if shared else (),
+    )
+
+
+def outcome(
+    world: Layout, rate: str | None = "1gbit", latency: str | None = None, cores: float = CORES
+) -> Outcome:
+    """Of a world on such links."""
+    hosts: Hosts = Planned(world.config, rate, latency).hosts(cores)
+    return simulate(world, UNITS, hosts)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_runs import make_run, plain_events
+from made_runs import make_run, plain_events, told
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.plan import calibration
@@ -16,10 +16,14 @@ from dlrm_hybrid.types import ConfigError, DataError
 
 
 def test_a_plan_needs_figures(tmp_path: Path) -> None:
-    record = [
-        replace(event, values={**event.values, "samples_per_step": 0}) for event in plain_events()
-    ]
-    make_run(tmp_path / "run", record=record)
+    rank = told(0, "worker-0.0", 100)
+    damaged = {
+        **rank.values,
+        "timed_steps": 100,
+        "peak_rss_bytes": None,
+        "seconds_by_span": {"nap": 1.0},
+    }
+    make_run(tmp_path / "run", record=[*plain_events(), replace(rank, values=damaged)])
     with pytest.raises(ConfigError, match=f"plan.calibration = {tmp_path}/run: its record is "):
         calibration.read(tmp_path / "run")
 

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dlrm_hybrid.cli.terminal import Terminal, duration, quantity, quiet
 from dlrm_hybrid.cli.verbs.train import TerminalView
 from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.disk import writing
 from dlrm_hybrid.plan import worlds
 from dlrm_hybrid.plan.calibration import Calibration, check_same_model, read
-from dlrm_hybrid.plan.layout import Densities
-from dlrm_hybrid.plan.prediction import (
-    CLASSES,
-    MOST_RANKS,
-    Costs,
-    Prediction,
-    most_like,
-    one_process,
-    predict,
-)
-from dlrm_hybrid.plan.probe import count, probe
+from dlrm_hybrid.plan.costs import one_process_seconds
+from dlrm_hybrid.plan.prediction import Costs, Prediction, most_like, predict, remarks, with_changes
+from dlrm_hybrid.plan.probe import probe
 from dlrm_hybrid.report.table import MISSING, Table
-from dlrm_hybrid.run.assembly.build import topology
+from dlrm_hybrid.run.assembly.build import semantics
 from dlrm_hybrid.run.folder import output_file, write_whole
+from dlrm_hybrid.run.readiness import ready_rows
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.types import ConfigError, ExitCode
+
+if TYPE_CHECKING:
+    from dlrm_hybrid.plan.counting import Counter
+    from dlrm_hybrid.plan.layout import Layout
 
 OUTPUT_KEY, PICTURE_KEY = "plan.output", "plan.picture"
 HEAD = ("world", "links", "samples/s", "time", "B/sample", "cores", "fullest link", "limited by")
@@ -36,36 +36,33 @@ SHOWN = 10  # of a search
 
 def run(request: Request) -> int:
     """Predict the worlds of `plan`."""
+    from dlrm_hybrid.plan.counting import Counter  # torch takes seconds
+
     config, terminal = request.config, Terminal()
     for name, key in ((config.plan.output, OUTPUT_KEY), (config.plan.picture, PICTURE_KEY)):
         if name is not None:
             output_file(name, key)
     worlds.check(config)
-    with terminal.counter("possible worlds", "worlds", is_late=True) as show:
-        planned = worlds.compared(config, request.values, show)
+    worlds.compared(config, request.values)  # before anything is made
     runs = _calibrations(request, terminal)
-    costs = [Costs.of(one) for one in runs if len(one.ranks) > 1]
-    if not costs:
+    hybrid = [one for one in runs if one.ranks]
+    if not hybrid:
         raise ConfigError(
             "plan.calibration: only runs of one process; what messages and servers cost is known "
             "of parallel=hybrid"
         )
-    chosen = [most_like(costs, one.config) for one in planned]
-    counted = _counted(config, planned, terminal)
-    predictions: list[Prediction] = []
-    with terminal.counter("predict", "worlds", is_late=True) as show:
-        for one, of, sent in zip(planned, chosen, counted, strict=True):
-            predictions.append(predict(one, of, sent))
-            show(len(predictions), len(planned))
-    pairs = zip(planned, chosen, strict=True)
-    remarks = dict.fromkeys(remark for one, of in pairs for remark in of.remarks(one.config))
-    if config.plan.search is not None:
-        predictions.sort(key=lambda one: -one.samples_per_second)
-        predictions = predictions[:SHOWN]
-    measured = [one.samples_per_second for one in runs if len(one.ranks) == 1]
-    alone = measured[0] if measured else one_process(config, most_like(costs, config))
+    shards = open_shards(ready_rows(request, None, terminal), semantics(config))
+    counter = Counter(shards, config.plan.count_steps, terminal.line)
+    known = [counter.layout(replace(one.config, data=config.data)) for one in hybrid]
+    costs = list(map(Costs.of, hybrid, known))
+    predictions = _predictions(request, costs, counter, terminal)
+    configs = [one.planned.config for one in predictions]
+    told = dict.fromkeys(remark for one in configs for remark in remarks(costs, one))
+    measured = [one.samples_per_second for one in runs if not one.ranks]
+    seconds = one_process_seconds(most_like(costs, config).units, counter.shape(config))
+    alone = measured[0] if measured else config.train.batch_size / seconds
     terminal.table(table(predictions))
-    for line in (*lines(predictions), *remarks):
+    for line in (*lines(predictions), *fastest(predictions), *told):
         terminal.line(line)
     how = "measured" if measured else "its parts added up"
     terminal.line(f"one process on one machine: {alone:,.0f} samples/s ({how})")
@@ -80,60 +77,76 @@ def table(predictions: Sequence[Prediction]) -> Table:
 
 def lines(predictions: Sequence[Prediction]) -> list[str]:
     """What would make each world faster, and how much memory it needs."""
-    told: list[str] = []
+    texts: list[str] = []
     for one in predictions[:SHOWN]:
         changes = sorted(one.what_if.items(), key=lambda change: -change[1])
-        texts = (f"{change} {100 * (times - 1):+.0f} %" for change, times in changes)
+        faster = ", ".join(f"{change} {100 * (times - 1):+.0f} %" for change, times in changes)
         most = max(one.memory_bytes, key=lambda name: one.memory_bytes[name])
         memory = f"{quantity(one.memory_bytes[most])}B of memory for {most}"
-        links = f" on {_links(one)}" if one.rate else ""
-        how = ", calculated from one trainer" if one.method == CLASSES else ""
-        told.append(f"{one.name}{links}: {', '.join(texts)}; {memory}{how}")
-    return told
+        where = f" on {one.planned.links}" if one.planned.rate else ""
+        texts.append(f"{one.planned.name}{where}: {faster}; {memory}")
+    return texts
+
+
+def fastest(predictions: Sequence[Prediction]) -> list[str]:
+    """Which world is the fastest on each kind of links, where several were compared."""
+    texts: list[str] = []
+    for links in dict.fromkeys(one.planned.links for one in predictions):
+        compared = [one for one in predictions if one.planned.links == links]
+        best = max(compared, key=lambda one: one.samples_per_second)
+        where = f" on {links}" if links else ""
+        if len(compared) > 1:
+            speed = f"{best.samples_per_second:,.0f} samples/s"
+            texts.append(f"fastest{where}: {best.planned.name}, {speed}")
+    return texts
+
+
+def _predictions(
+    request: Request, costs: Sequence[Costs], counter: Counter, terminal: Terminal
+) -> list[Prediction]:
+    """Of the worlds that are compared, or the fastest of those that a search has found."""
+    from dlrm_hybrid.plan.search import searched
+
+    config = request.config
+    if config.plan.search is None:
+        planned = worlds.compared(config, request.values)
+        found = [(one, counter.layout(one.config)) for one in planned]
+    else:
+        found = searched(request, most_like(costs, config), counter)
+    likes = [most_like(costs, one.config) for one, _ in found]
+    simulated: list[tuple[Prediction, Layout, Costs]] = []
+    with terminal.counter("predict", "worlds", is_late=True) as show:
+        for (one, world), like in zip(found, likes, strict=True):
+            simulated.append((predict(one, world, like, counter.train_rows), world, like))
+            show(len(simulated), len(found))
+    if config.plan.search is not None:
+        simulated.sort(key=lambda one: -one[0].samples_per_second)
+        simulated = simulated[:SHOWN]
+    return [with_changes(*one) for one in simulated]
 
 
 def _calibrations(request: Request, terminal: Terminal) -> list[Calibration]:
-    given = request.config.plan.calibration
-    if given is None:
+    folders = request.config.plan.calibration
+    if folders is None:
         return probe(request, terminal, TerminalView(quiet()))
-    runs = [read(Path(one)) for one in ([given] if isinstance(given, str) else given)]
+    runs = [read(Path(one)) for one in (folders if isinstance(folders, tuple) else (folders,))]
     for one in runs:
         check_same_model(one, request.config)
     return runs
 
 
-def _counted(
-    config: Config, planned: Sequence[worlds.Planned], terminal: Terminal
-) -> list[Densities | None]:
-    """What each world sends, where that is to be counted."""
-    steps = config.plan.count_steps
-    if steps is None:
-        return [None] * len(planned)
-    largest = max(topology(one.config).size for one in planned)
-    if largest > MOST_RANKS:
-        raise ConfigError(
-            f"plan.count_steps = {steps}: a world of {largest} ranks is too large to be trained in "
-            f"this process; at most {MOST_RANKS}"
-        )
-    return list(count(planned, steps, terminal, TerminalView(quiet())))
-
-
 def _cells(one: Prediction) -> list[str]:
-    fullest = max(one.link_use.values(), default=0.0)
+    fullest = max(one.use_of("link").values(), default=0.0)
     return [
-        one.name,
-        _links(one) or MISSING,
+        one.planned.name,
+        one.planned.links or MISSING,
         f"{one.samples_per_second:,.0f}",
-        MISSING if one.seconds is None else duration(one.seconds),
+        duration(one.seconds),
         quantity(sum(one.bytes_per_sample.values())),
-        f"{100 * one.core_use:.0f}%",
+        f"{100 * one.uses['cores']:.0f}%",
         f"{100 * fullest:.0f}%" if fullest else MISSING,
         str(one.bottleneck),
     ]
-
-
-def _links(one: Prediction) -> str:
-    return " ".join(text for text in (one.rate, one.latency) if text)
 
 
 def _write(

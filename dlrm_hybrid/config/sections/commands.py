@@ -92,7 +92,7 @@ class PlanConfig:
     """What the verb `plan` predicts speeds from, and the worlds it compares; see docs/plan.md."""
 
     calibration: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None
-    count_steps: Annotated[int, Field(ge=20, le=1_000_000)] | None
+    count_steps: Annotated[int, Field(ge=10, le=1_000_000)]
     trainers: Annotated[tuple[Positive, ...], Field(min_length=1)] | None
     servers: Annotated[tuple[Count, ...], Field(min_length=1)] | None
     rates: Annotated[tuple[Name, ...], Field(min_length=1)] | None

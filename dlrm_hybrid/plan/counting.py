@@ -1,0 +1,287 @@
+"""What a world sends: counted in a few steps of it in this process, without links.
+
+The same elements are sent as between processes, bit for bit with `sync` and `bounded`. What cannot
+be trained here, or need not, follows from two smaller worlds.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import expm1, log1p, log2
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import final
+
+import numpy as np
+
+from dlrm_hybrid.bags import table_offsets
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.data.loader import START
+from dlrm_hybrid.data.shards import Shards
+from dlrm_hybrid.model.exchange.distinct import encoded_ids
+from dlrm_hybrid.parallel.topology import Topology, WorkerRole
+from dlrm_hybrid.plan.layout import Layout, Sent, Way
+from dlrm_hybrid.run.assembly import build
+from dlrm_hybrid.run.assembly import engine as build_engine
+from dlrm_hybrid.run.assembly import model as build_model
+from dlrm_hybrid.run.readiness import require_memory
+from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
+from dlrm_hybrid.telemetry.spans import SpanClock
+from dlrm_hybrid.wire.frame import Frame, Kind, encoded_bytes
+
+MOST_TRAINERS = 8  # that are trained here
+SMALL, LARGER = 2, 4  # trainers, from whose worlds those of more follow
+FEW_STEPS = 20  # of these worlds, at most
+ID_BATCHES = 8
+FLOAT_BYTES, ID_BYTES, LENGTH_BYTES = 4, 4, 4
+FRAME_BYTES = 56  # of one with a section, without its payload
+EXCHANGE_HEADER_BYTES = 8  # length of the ids, rows of the batch; of lists most ids of a table, too
+# Messages between trainers have room for one that is a little longer; measured over 500 steps.
+ROOM_OF_IDS, ROOM_OF_LEVELS = 1.05, 1.13
+ROW_LEVELS_BYTES = 1.0  # of a row and its gradient; measured with SGD and row-wise Adagrad
+VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+TABLE_KINDS = (Kind.LOOKUP, Kind.ROWS, Kind.UPDATE)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchIds:
+    """The ids of a trainer's batch in all tables, on average over some batches.
+
+    Attributes:
+        bags: of them, one for each row and table.
+        looked_up: how many.
+        distinct: different ones.
+        coded_bytes: of the different ones on their way.
+        are_lists: a row has any number of them in each table.
+    """
+
+    bags: float
+    looked_up: float
+    distinct: float
+    coded_bytes: float
+    are_lists: bool
+
+
+@final
+class Counter:
+    """Counts worlds of the same rows, each once.
+
+    Args:
+        shards: the rows.
+        steps: of each world; of a shorter run all.
+        tell: is told which world is counted.
+    """
+
+    def __init__(self, shards: Shards, steps: int, tell: Callable[[str], object]) -> None:
+        self.train_rows = len(shards.train_rows)
+        self._shards, self._steps, self._tell = shards, steps, tell
+        self._counted: dict[str, Mapping[Way, Sent]] = {}
+        self._ids: dict[int, BatchIds] = {}
+        self._tables: dict[int, Mapping[Way, Sent]] = {}
+
+    def layout(self, config: Config, *, exactly: bool = True) -> Layout:
+        """A world and what it sends.
+
+        Args:
+            config: of the world.
+            exactly: count it itself, unless it has too many trainers.
+
+        Raises:
+            ConfigError: its parts do not fit together.
+            ResourceError: its tables do not fit into memory.
+        """
+        trainers = config.parallel.trainers
+        is_counted = exactly and trainers <= MOST_TRAINERS
+        sent = self._count(config) if is_counted else self._stretched(config)
+        shared = config.embedding.name == "fused" and trainers > 1
+        exchange = exchange_bytes(config, self._batch_ids(config)) if shared else ()
+        return replace(self.shape(config), sent=sent, exchange=exchange)
+
+    def shape(self, config: Config) -> Layout:
+        """A world of which nothing is known but who computes and owns what."""
+        return Layout(config=config, table_rows=self._shards.table_rows, sent={})
+
+    def _count(self, config: Config, most_steps: int | None = None) -> Mapping[Way, Sent]:
+        alone = in_process(config)
+        steps = min(most_steps or self._steps, self._steps, config.train.steps or self._steps)
+        key = repr((alone.parallel, alone.gradient, alone.activation, alone.embedding, alone.sync))
+        key += repr((alone.pull, alone.schedule, alone.train.batch_size, steps))
+        if key not in self._counted:
+            one = alone.parallel
+            shape = f"{one.trainers} × {len(one.cuts) + 1} + {one.servers}"
+            tables = f" + {one.table_servers}" if one.table_servers else ""
+            self._tell(f"{shape}{tables}: {steps} steps to count its bytes")
+            require_memory(config, sum(self._shards.table_rows))
+            with TemporaryDirectory(prefix="dlrm_hybrid-plan-") as folder:
+                self._counted[key] = counted(alone, self._shards, steps, Path(folder))
+        return self._counted[key]
+
+    def _stretched(self, config: Config) -> dict[Way, Sent]:
+        """Of a world, from those of few trainers with one server."""
+        small, larger = (self._count(smaller(config, few), FEW_STEPS) for few in (SMALL, LARGER))
+        world = self.shape(config)
+        topology, found = world.topology, dict[Way, Sent]()
+        for way, one in larger.items():
+            each = one.messages / LARGER * topology.trainers
+            if way.kind in (Kind.ACTIVATION, Kind.ACTIVATION_GRADIENT):
+                found[way] = Sent(each, one.num_bytes)
+                continue
+            elements = world.elements(way.stage)
+            before = small.get(way, one).num_bytes
+            num_bytes = grown(before, one.num_bytes, FLOAT_BYTES * elements, topology.trainers)
+            if way.kind in (Kind.CONTRIBUTION, Kind.RESULT):
+                owner = way.stage % topology.servers
+                found[way._replace(server=owner)] = Sent(each, num_bytes)
+                continue
+            for server in range(topology.servers):
+                if part := world.elements(way.stage, server) / elements:
+                    found[way._replace(server=server)] = Sent(each, part * num_bytes + FRAME_BYTES)
+        if topology.table_servers:
+            found |= self._asked(config, topology)
+        return found
+
+    def _asked(self, config: Config, topology: Topology) -> dict[Way, Sent]:
+        """Of tables on servers, each of which has its part of every batch."""
+        embedding, parallel = config.embedding, config.parallel
+        one = replace(parallel, cuts=(), trainers=1, servers=1, table_servers=1, elastic=False)
+        rows = config.train.batch_size
+        if rows not in self._tables:
+            alone = replace(config, parallel=one, embedding=replace(embedding, staleness=0))
+            self._tables[rows] = self._count(alone, FEW_STEPS)
+        sent = self._tables[rows]
+        servers, stage = topology.table_servers, topology.interaction_stage
+        found: dict[Way, Sent] = {}
+        for kind in TABLE_KINDS:
+            size = sent[Way(kind, 0)].num_bytes
+            for server in range(servers):
+                part = FRAME_BYTES + (size - FRAME_BYTES) / servers
+                found[Way(kind, stage, server)] = Sent(topology.trainers, part)
+        return found
+
+    def _batch_ids(self, config: Config) -> BatchIds:
+        rows = config.train.batch_size
+        if rows not in self._ids:
+            self._ids[rows] = batch_ids(config, self._shards)
+        return self._ids[rows]
+
+
+def grown(small: float, larger: float, most: float, trainers: int) -> float:
+    """Bytes of a frame in a world of so many trainers.
+
+    Trainers send different elements, or more of the same: the share of elements that some of T
+    trainers send is 1 - exp(-x), and x grows as a power of T.
+
+    Args:
+        small: of the frame in a world of SMALL trainers.
+        larger: of LARGER.
+        most: of all elements.
+        trainers: T.
+    """
+    most = max(most, larger)
+    then, now = (-log1p(-min(size / most, 1 - 1e-9)) for size in (small, larger))
+    return -most * expm1(-now * (now / then) ** log2(trainers / LARGER))
+
+
+def in_process(config: Config) -> Config:
+    """A world of one process that sends what a planned one sends."""
+    return replace(
+        config,
+        parallel=replace(config.parallel, world="in_process", elastic=False),
+        embedding=replace(config.embedding, sharding="table_wise"),
+        sync=replace(config.sync, record=False, replay=None),
+    )
+
+
+def smaller(config: Config, trainers: int) -> Config:
+    """With so many trainers, one server, and tables that they share."""
+    parallel = replace(
+        config.parallel, trainers=trainers, servers=1, table_servers=0, elastic=False
+    )
+    embedding = replace(config.embedding, name="fused", staleness=0, deduplicate=True)
+    return replace(config, parallel=parallel, embedding=embedding)
+
+
+def counted(config: Config, shards: Shards, steps: int, folder: Path) -> dict[Way, Sent]:
+    """Frames of a step of a world of one process, on average without the first steps.
+
+    Args:
+        config: of the world.
+        shards: its rows.
+        steps: to make.
+        folder: for rows of tables that are not kept in memory.
+    """
+    build_model.prepare_torch(config)
+    storage = build_model.row_storage(config, folder)
+    engine = build_engine.engine(config, shards, steps, storage, SpanClock())
+    topology = build.topology(config)
+    tallies: dict[Way, list[int]] = defaultdict(lambda: [0, 0])
+
+    def watching(receiver: int) -> Callable[[Frame, int], None]:
+        def watch(frame: Frame, dense_bytes: int) -> None:
+            tally = tallies[_way(frame, receiver, topology)]
+            tally[0] += 1
+            tally[1] += encoded_bytes(frame)
+
+        return watch
+
+    for channel in engine.ranks.channels:
+        channel.watch = watching(channel.rank)
+    at, skipped = START, min(WARMUP_STEPS, steps - 1)
+    for step in range(steps):
+        if step == skipped:
+            tallies.clear()
+        _, at = engine.make_step(step, at)
+    return {
+        way: Sent(messages / (steps - skipped), num_bytes / messages)
+        for way, (messages, num_bytes) in sorted(tallies.items())
+    }
+
+
+def _way(frame: Frame, receiver: int, topology: Topology) -> Way:
+    ends = [topology.role(rank) for rank in (frame.sender, receiver)]
+    stage = next(role.stage for role in ends if isinstance(role, WorkerRole))
+    server = next((role.index for role in ends if not isinstance(role, WorkerRole)), 0)
+    return Way(frame.kind, stage, server, frame.round or frame.boundary)
+
+
+def batch_ids(config: Config, shards: Shards) -> BatchIds:
+    """Of the first batches of a trainer."""
+    loader, at = build_model.loader(config, shards), START
+    rows_F = np.array(shards.table_rows, np.int64)
+    found: list[tuple[int, int, int, int]] = []
+    for _ in range(min(ID_BATCHES, loader.steps_per_epoch)):
+        batch, at = loader.read(at)
+        values_N, offsets = batch.bags.values.reshape(-1), table_offsets(batch.bags).tolist()
+        parts = [np.unique(values_N[start:stop]) for start, stop in pairwise(offsets)]
+        counts_F = np.array([len(one) for one in parts], np.int64)
+        most = int(np.diff(offsets).max())
+        coded = encoded_ids(np.concatenate(parts).astype(np.int64), counts_F, rows_F, most)
+        bags = len(batch.label_B) * len(parts)
+        found.append((bags, len(values_N), int(counts_F.sum()), len(coded)))
+    means = np.mean(found, axis=0).tolist()
+    schema = shards.schema
+    return BatchIds(*means, are_lists=bool(schema.multi_hot or schema.expanded))
+
+
+def exchange_bytes(config: Config, ids: BatchIds) -> tuple[float, ...]:
+    """Between two trainers that share tables, on average over all pairs; see `Layout.exchange`.
+
+    In one process nothing of it travels, so it is calculated.
+    """
+    keys, trainers = config.embedding, config.parallel.trainers
+    row_bytes = config.model.embedding_dim * VALUE_BYTES[keys.comm_precision]
+    share = 1.0 if keys.sharding == "row_wise" else 1 / trainers
+    if keys.deduplicate:
+        distinct = ids.distinct * share
+        asked = EXCHANGE_HEADER_BYTES + ids.coded_bytes * share * ROOM_OF_IDS
+        if keys.levels:
+            row_bytes = ROW_LEVELS_BYTES * ROOM_OF_LEVELS
+        rows = LENGTH_BYTES * keys.levels + distinct * row_bytes
+        return asked, rows, rows
+    rows = ids.bags * share * row_bytes
+    if not ids.are_lists:
+        return ids.bags * share * ID_BYTES, rows, rows
+    return ids.bags * share * LENGTH_BYTES, ids.looked_up * share * ID_BYTES, rows, rows
