@@ -44,6 +44,7 @@ from dlrm_hybrid.config.overrides import (
     override_fault,
     points_of,
     read_override,
+    with_density,
 )
 from dlrm_hybrid.config.paths import resumed
 from dlrm_hybrid.config.validate import all_faults, faults_text, own_values, sound
@@ -142,6 +143,7 @@ def choice_of(
         is_sweep: whether a key may have several values; the first one counts.
         has_model: whether the command makes a model, which must fit the rows.
     """
+    overrides = with_density(overrides)
     load_typed(overrides)
     own = OwnExperiments.of(overrides)
     lost = own.faults_of([one for one in overrides if not override_fault(one, is_sweep, own.names)])
@@ -180,6 +182,7 @@ def job_of(
         ConfigError: with all faults.
         DataError: the configuration in the run folder is damaged.
     """
+    overrides = with_density(overrides)
     tree = _composed(overrides, faults, has_model, RUN_FOLDER_KEY if trains else None)
     return Job(tree.values, _folder(tree, "hydra.run.dir"), _own(overrides))
 
@@ -193,6 +196,7 @@ def sweep_of(overrides: Sequence[str], faults: Sequence[str] = ()) -> Sweep:
         ConfigError: with all faults of all values.
     """
     _register_resolvers()
+    overrides = with_density(overrides)
     load_typed(overrides)
     own = OwnExperiments.of(overrides)
     wrong = {one: fault for one in overrides if (fault := override_fault(one, True, own.names))}
@@ -250,7 +254,7 @@ def shown(overrides: Sequence[str], which: str, package: str | None, resolve: bo
         ConfigError: there is no such key, or something cannot be resolved.
     """
     with composing():
-        config = _compose(overrides).config
+        config = _compose(with_density(overrides)).config
     is_all = which == "all"
     names = [str(key) for key in config if is_all or (key == "hydra") == (which == "hydra")]
     try:
@@ -284,6 +288,7 @@ def _composed(
         ConfigError: with all faults, also those given.
         DataError: as `job_of`.
     """
+    overrides = with_density(overrides)
     load_typed(overrides)
     own = OwnExperiments.of(overrides)
     wrong = {one: fault for one in overrides if (fault := override_fault(one, own=own.names))}

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -33,6 +34,7 @@ from dlrm_hybrid.config.methods import GROUP, fault_of
 ALLOWED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweeper.params")
 MOST_JOBS = 10_000  # of a sweep
 MOST_NESTED = 32  # brackets; the parser recurses
+_SPARSITY = re.compile(r"(\+*gradient\.)sparsity=((?:0|0?\.\d+)(?:,(?:0|0?\.\d+))*)")
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
 _HYDRA = re.compile(r"[^=]*(?<![\w-])hydra(?![\w-])[^=]*")
 # What Hydra does not check itself comes through as one of Python's own: a group's choice that is a
@@ -67,6 +69,19 @@ def override_text(key: str, value: str | Sequence[str]) -> str:
     On a command line `shlex.quote` belongs around it: the shell reads it first.
     """
     return f"{key}={_value_text(value)}"
+
+
+def with_density(overrides: Sequence[str]) -> list[str]:
+    """What was typed, with `gradient.sparsity=0.9,0.99` as `gradient.density=0.1,0.01`.
+
+    Papers have either word. Values other than decimal fractions below 1 stay as they are.
+    """
+
+    def density(typed: re.Match[str]) -> str:
+        values = (f"{1 - Decimal(value)}" for value in typed[2].split(","))
+        return f"{typed[1]}density={','.join(values)}"
+
+    return [density(typed) if (typed := _SPARSITY.fullmatch(text)) else text for text in overrides]
 
 
 def read_override(text: str) -> tuple[str, Any]:

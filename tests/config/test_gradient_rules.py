@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dlrm_hybrid.config.compose import values_of
+from dlrm_hybrid.config.compose import sweep_of, values_of
 from dlrm_hybrid.types import ConfigError
 
 HYBRID = "parallel=hybrid"
@@ -19,7 +19,7 @@ ASYNC = f"{HYBRID} sync=async embedding=served parallel.table_servers=1"
             "gradient = 'dct': needs a parameter server to send to; add parallel=hybrid",
         ),
         ("gradient.density=0.1", "gradient.density=0.1: only applies to gradient=cltk, dct, "),
-        ("gradient.sparsity=0.9", "gradient.sparsity: unknown key; gradient.density is the fract"),
+        ("gradient.sparsity=high", "gradient.sparsity: unknown key; gradient.density is the frac"),
         ("gradient.clip=3", "gradient.clip=3: only applies to gradient=terngrad"),
         (
             f"{HYBRID} gradient=randomk gradient.feedback=false gradient.precision=levels",
@@ -124,6 +124,21 @@ def test_what_does_not_go_together_is_refused(overrides: str, message: str) -> N
     head, *lines = str(caught.value).splitlines()
     assert len(lines) == 1
     assert lines[0].strip().startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("sparsities", "densities"), [("0.9", [0.1]), ("0.99,.999,0", [0.01, 0.001, 1.0])]
+)
+def test_a_sparsity_is_read_as_the_density_that_it_leaves(
+    sparsities: str, densities: list[float]
+) -> None:
+    overrides = [HYBRID, "gradient=dct", f"gradient.sparsity={sparsities}"]
+    sweep = sweep_of([*overrides, "train.seed=1,2"])
+    jobs = map(sweep.job, range(len(sweep.points)))
+    found = {job.values["gradient"]["density"] for job in jobs}
+    assert found == {*densities}
+    if len(densities) == 1:
+        assert values_of(overrides)["gradient"]["density"] == densities[0]
 
 
 def test_an_experiment_of_ones_own_sets_what_its_method_has(tmp_path: Path) -> None:
