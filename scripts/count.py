@@ -6,8 +6,8 @@ python scripts/count.py 2210fc2    and as a commit was
 
 from __future__ import annotations
 
+import argparse
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path, PurePosixPath
 
@@ -57,7 +57,11 @@ def counted(commit: str | None) -> tuple[Counter[str], Counter[str]]:
 
 def main() -> None:
     """Print a row for each room, with a pair of columns for each commit."""
-    states = [*sys.argv[1:], None]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("commits", nargs="*", help="counted beside the working tree")
+    states = [*parser.parse_args().commits, None]
     counts = [counted(state) for state in states]
     names = sorted({name for lines, _ in counts for name in lines}, key=_order)
     heads = [f"{state or 'now'}: lines | files" for state in states]
