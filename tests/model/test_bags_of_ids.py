@@ -102,7 +102,7 @@ def test_distinct_ids_pool_and_sum_what_all_ids_do(seed: int, rows: int, order: 
     for table, part, sum_XD in zip(order, parts, sums, strict=True):
         full_RD = torch.zeros_like(tables[table])
         full_RD[torch.from_numpy(part)] = sum_XD
-        assert torch.allclose(full_RD, tables[table].grad, rtol=0, atol=1e-5)
+        assert torch.allclose(full_RD, tables[table].grad, rtol=1e-6, atol=1e-5)
     assert ids.most == np.diff(bags.offsets[:: max(rows, 1)]).max(initial=0) if rows else True
 
 

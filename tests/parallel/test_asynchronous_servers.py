@@ -395,5 +395,5 @@ def test_in_lockstep_a_pull_is_refused():
 def test_what_all_must_be_sent_alike_is_refused():
     with pytest.raises(ConfigError, match=r"pull\.sparsity = 0\.9: trainers must all be sent"):
         World(2, Asynchronous(2), pull_sparsity=0.9)
-    with pytest.raises(ConfigError, match=r"gradient\.terngrad\.pull=levels: trainers must all"):
+    with pytest.raises(ConfigError, match=r"gradient\.pull=levels: trainers must all"):
         World(2, Asynchronous(2), publishes_means=True)

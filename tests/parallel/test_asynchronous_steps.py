@@ -54,7 +54,7 @@ def test_trainers_learn_and_each_is_answered_alone(in_flight: int) -> None:
     (server,) = world.servers
     staleness = server.staleness()
     assert list(staleness) == [0, 1, 2]
-    assert all(one.pushes == 30 and one.largest <= 3 * in_flight for one in staleness.values())
+    assert all(one.count == 30 and one.largest <= 3 * in_flight for one in staleness.values())
     refresh(world)
     masters = server.tensors()
     for worker in world.workers:

@@ -183,7 +183,7 @@ def test_pushes_are_counted_as_old_as_if_threads_took_turns(threads: int) -> Non
     process = Process(threads)
     process.run(40)
     (staleness,) = process.world.servers[1].staleness().values()
-    assert staleness.pushes == 40 * threads
+    assert staleness.count == 40 * threads
     assert staleness.mean == pytest.approx(threads - 1, abs=0.1)
 
 

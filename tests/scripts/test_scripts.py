@@ -13,6 +13,7 @@ from patience import HANG_SECONDS
 
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.run import training
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 EXAMPLES = {"own_batches.py", "serve.py", "tune.py"}  # they take no options
@@ -32,6 +33,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
         path = SCRIPTS / name
         monkeypatch.syspath_prepend(path.parent)
         monkeypatch.setattr(sys, "argv", [str(path), *map(str, arguments)])
+        monkeypatch.setattr(training, "TRAIN_RANK", training.TRAIN_RANK)  # some set another
         try:
             runpy.run_path(str(path), run_name="__main__")
         except SystemExit as exit:

@@ -73,7 +73,7 @@ def test_every_public_name_is_on_a_page(site: Path, package: ModuleType) -> None
     ids = {
         one for path in (site / "api").rglob("*.html") for one in Page(path.read_text("utf-8")).ids
     }
-    names = [name for name in vars(package)["_NAMES"]]
+    names = [name for name in package.__all__]
     assert names
     assert [name for name in names if f"{package.__name__}.{name}" not in ids] == []
 

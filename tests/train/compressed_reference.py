@@ -106,7 +106,7 @@ class Reference:
     def _sent(self, trainer: int) -> dict[str, Tensor]:
         """What a trainer pushes: the largest of gradient plus residual; the rest it keeps."""
         sent: dict[str, Tensor] = {}
-        sparsity = 1 - self._config.gradient.density
+        sparsity = 1 - getattr(self._config.gradient, "density", 1.0)  # `none` has no density
         for name, weight in self._weights.items():
             residual = self._residuals[trainer][name]
             residual += weight.grad

@@ -13,7 +13,6 @@ from dlrm_hybrid.wire.frame import Frame, Kind, decode, encode
 from dlrm_hybrid.wire.section import ELEMENT_BYTES, FLOATS, Dtype, Encoding, Section
 from dlrm_hybrid.wire.sparse import (
     Elements,
-    listed_all,
     rows,
     rows_of,
     sparse,
@@ -219,17 +218,3 @@ def test_indices_out_of_order_are_not_written(count: int, indices: list[int]) ->
     both, ends = np.array([0, *indices], np.int32), np.array([0, 1, 3])
     with pytest.raises(ValueError, match=f"indices do not increase from 0 to {count - 1}"):
         sparse_all((5, 6), np.array([7, count]), ends, both, np.ones(3, np.float32), Dtype.FLOAT32)
-
-
-@given(st.lists(elements(), min_size=1, max_size=4), DTYPES)
-def test_listed_elements_are_those_of_the_smallest_sections(
-    chosen: list[tuple[int, Int32s]], dtype: Dtype
-) -> None:
-    counts_T = np.array([count for count, _ in chosen])
-    offsets_E = np.cumsum([0, *(indices.size for _, indices in chosen)])
-    indices = np.concatenate([indices for _, indices in chosen])
-    parts = (range(len(chosen)), counts_T, offsets_E, indices, values_for(indices, dtype), dtype)
-    listed, smallest = listed_all(*parts), sparse_all(*parts)
-    assert [one[:1] + one[2:4] for one in listed] == [one[:1] + one[2:4] for one in smallest]
-    for found, expected in zip(sparse_of_all(listed), sparse_of_all(smallest), strict=True):
-        assert found.tobytes() == expected.tobytes()
