@@ -99,6 +99,7 @@ def test_a_killed_rank_is_named_by_all(tmp_path: Path) -> None:
     def wait(index: int) -> None:
         try:
             channel = open_zmq(tmp_path / "meet", index, 3)
+            both.wait(HANG_SECONDS)  # the frame kills rank 2: not before both have met it
             if index == 0:
                 channel.send(2, frame(0, 0), 0)
             else:
