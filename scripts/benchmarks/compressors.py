@@ -59,7 +59,7 @@ from dlrm_hybrid.compress.gradient.methods.dgc import Dgc, SampledThreshold
 from dlrm_hybrid.compress.gradient.methods.gaussian import Gaussian
 from dlrm_hybrid.compress.gradient.methods.redsync import RedSync
 from dlrm_hybrid.compress.gradient.methods.sidco import Sidco
-from dlrm_hybrid.compress.gradient.methods.topk import Exact, Histogram
+from dlrm_hybrid.compress.gradient.methods.topk import CountedThreshold, ExactThreshold
 from dlrm_hybrid.compress.gradient.rule import ThresholdFinder
 from dlrm_hybrid.compress.gradient.selector import largest
 from dlrm_hybrid.config.compose import values_of
@@ -112,8 +112,8 @@ Parts = Sequence[tuple[slice, int]]
 
 
 RULES: Mapping[str, ThresholdFinder] = {
-    "exact": Exact(),
-    "histogram": Histogram(),
+    "exact": ExactThreshold(),
+    "histogram": CountedThreshold(),
     "dgc": SampledThreshold(Dgc(), SEED),
     "redsync, bisect": RedSync(search="bisect"),
     "redsync, trim": RedSync(search="trim"),

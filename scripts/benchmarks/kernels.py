@@ -44,7 +44,7 @@ from dlrm_hybrid.compress.gradient.collective import together
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, FeedbackOptions
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
-from dlrm_hybrid.compress.gradient.methods.topk import Exact, Histogram
+from dlrm_hybrid.compress.gradient.methods.topk import CountedThreshold, ExactThreshold
 from dlrm_hybrid.compress.gradient.rule import ThresholdFinder, target_k
 from dlrm_hybrid.compress.gradient.thresholded import (
     Mode,
@@ -116,10 +116,10 @@ class Method:
 
 
 METHODS = (
-    Method("controlled, L = 1000", Histogram(), Mode.CONTROLLED, 1000, ENCODE_GOAL_MS),
-    Method("fixed, L = 1000", Histogram(), Mode.FIXED, 1000, None),
-    Method("every step, by counting", Histogram(), Mode.FIXED, 1, None),
-    Method("every step, by sorting", Exact(), Mode.FIXED, 1, None),
+    Method("controlled, L = 1000", CountedThreshold(), Mode.CONTROLLED, 1000, ENCODE_GOAL_MS),
+    Method("fixed, L = 1000", CountedThreshold(), Mode.FIXED, 1000, None),
+    Method("every step, by counting", CountedThreshold(), Mode.FIXED, 1, None),
+    Method("every step, by sorting", ExactThreshold(), Mode.FIXED, 1, None),
 )
 
 

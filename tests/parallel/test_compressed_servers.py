@@ -30,7 +30,7 @@ from dlrm_hybrid.compress.gradient.error_feedback import (
     FeedbackOptions,
 )
 from dlrm_hybrid.compress.gradient.layout import Layout
-from dlrm_hybrid.compress.gradient.methods.topk import Histogram
+from dlrm_hybrid.compress.gradient.methods.topk import CountedThreshold
 from dlrm_hybrid.compress.gradient.thresholded import (
     Mode,
     Renewal,
@@ -76,7 +76,7 @@ def sparsifier(
             warmup_sparsities=(),
             warmup_steps=0,
         ),
-        rule=Histogram(),
+        rule=CountedThreshold(),
         renewal=Renewal(steps=4, mode=Mode.CONTROLLED, staggered=False),
     )
     options = FeedbackOptions(

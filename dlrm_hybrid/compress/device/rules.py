@@ -24,7 +24,7 @@ from dlrm_hybrid.compress.device.sums import Blocks, Sums, sent
 from dlrm_hybrid.compress.gradient.methods import dgc, gaussian, redsync, sidco
 from dlrm_hybrid.compress.gradient.methods.hard import FixedThreshold
 from dlrm_hybrid.compress.gradient.methods.sidco import TINY
-from dlrm_hybrid.compress.gradient.methods.topk import Exact, Histogram
+from dlrm_hybrid.compress.gradient.methods.topk import CountedThreshold, ExactThreshold
 from dlrm_hybrid.compress.gradient.rule import RuleState, ThresholdFinder
 from dlrm_hybrid.rng import fold
 
@@ -85,7 +85,7 @@ class DeviceRule(Protocol):
 
 @final
 class Kth(DeviceRule):
-    """`Exact` and `Histogram`: the k-th magnitude."""
+    """`ExactThreshold` and `CountedThreshold`: the k-th magnitude."""
 
     @override
     def taus(self, asked: Asked) -> Found:
@@ -317,7 +317,7 @@ class DeviceSidco(DeviceRule):
 def rule_on_device(rule: ThresholdFinder) -> DeviceRule | None:
     """The same rule on a device; None where it computes on the CPU only."""
     match rule:
-        case Exact() | Histogram():
+        case ExactThreshold() | CountedThreshold():
             return Kth()
         case FixedThreshold():
             return Fixed(rule.magnitude)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 
+from typing_extensions import override
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -47,6 +49,14 @@ class ThresholdRule(Protocol):
     def finder(self, context: StageContext) -> ThresholdFinder:
         """What finds the thresholds of one trainer."""
         ...
+
+
+class OwnFinder(ThresholdRule, ThresholdFinder, Protocol):
+    """A rule that needs nothing of a trainer, and finds thresholds itself."""
+
+    @override
+    def finder(self, context: StageContext) -> ThresholdFinder:
+        return self
 
 
 def target_k(count: int, sparsity: float) -> int:

@@ -21,7 +21,7 @@ from typing_extensions import override
 from dlrm_hybrid.compress.gradient.accumulated import Accumulated, not_finite
 from dlrm_hybrid.compress.gradient.compressor import Selected, Sent, Whole
 from dlrm_hybrid.compress.gradient.layout import Indices, Layout, Spec
-from dlrm_hybrid.compress.gradient.methods.topk import Histogram
+from dlrm_hybrid.compress.gradient.methods.topk import CountedThreshold
 from dlrm_hybrid.compress.gradient.thresholded import (
     Mode,
     Renewal,
@@ -284,6 +284,6 @@ def _selector(sparsity: float) -> ThresholdSelector:
             warmup_sparsities=(),
             warmup_steps=0,
         ),
-        rule=Histogram(),
+        rule=CountedThreshold(),
         renewal=Renewal(steps=LIFESPAN, mode=Mode.CONTROLLED, staggered=False),
     )

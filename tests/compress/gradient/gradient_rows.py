@@ -22,7 +22,7 @@ from dlrm_hybrid.compress.gradient.error_feedback import (
     FeedbackOptions,
 )
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
-from dlrm_hybrid.compress.gradient.methods.topk import Exact, Histogram
+from dlrm_hybrid.compress.gradient.methods.topk import CountedThreshold, ExactThreshold
 from dlrm_hybrid.compress.gradient.thresholded import (
     Mode,
     Renewal,
@@ -42,7 +42,7 @@ SPECS = (
     Spec(7, "last.bias", (1,)),
     Spec(9, "none.weight", (0, 3)),
 )
-RULES = {"exact": Exact(), "histogram": Histogram()}
+RULES = {"exact": ExactThreshold(), "histogram": CountedThreshold()}
 
 
 @dataclass(frozen=True, slots=True)

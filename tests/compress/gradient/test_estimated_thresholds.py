@@ -10,7 +10,7 @@ from dlrm_hybrid.compress.gradient.methods.dgc import Dgc, SampledThreshold
 from dlrm_hybrid.compress.gradient.methods.gaussian import Gaussian
 from dlrm_hybrid.compress.gradient.methods.hard import FixedThreshold
 from dlrm_hybrid.compress.gradient.methods.redsync import RedSync
-from dlrm_hybrid.compress.gradient.methods.topk import Histogram
+from dlrm_hybrid.compress.gradient.methods.topk import CountedThreshold
 from dlrm_hybrid.compress.gradient.rule import ThresholdFinder
 from dlrm_hybrid.kernels.ops import NUMBA
 
@@ -69,7 +69,7 @@ def test_samples_are_corrected_both_ways(density: float) -> None:
     taus = [DGC.tau(drawn(seed), k, state, NUMBA) for seed in range(10)]
     found = [reaching(drawn(seed), tau) for seed, tau in enumerate(taus)]
     assert all(0.8 * k <= count <= 1.3 * k for count in found)
-    exact = [Histogram().tau(drawn(seed), k, {}, NUMBA) for seed in range(10)]
+    exact = [CountedThreshold().tau(drawn(seed), k, {}, NUMBA) for seed in range(10)]
     assert taus != exact
     assert state["samples"].tolist() == [10]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dlrm_hybrid.compress.gradient.methods.sidco import Sidco, gamma, pareto
-from dlrm_hybrid.compress.gradient.methods.topk import Histogram
+from dlrm_hybrid.compress.gradient.methods.topk import CountedThreshold
 from dlrm_hybrid.kernels.ops import NUMBA
 
 Float32s = NDArray[np.float32]
@@ -191,14 +191,14 @@ def test_where_nothing_can_be_fitted_exactly_as_many_leave(values: list[float], 
         if k >= np.count_nonzero(values_N):
             assert found == 0
         else:
-            assert found == Histogram().tau(values_N, k, {}, NUMBA)
+            assert found == CountedThreshold().tau(values_N, k, {}, NUMBA)
 
 
 def test_an_estimate_that_nothing_reaches_is_not_used() -> None:
     values_N = np.linspace(1, 1.1, 50, dtype=np.float32)
     rule = rule_of(adaptation=1)
     state = rule.init()
-    assert rule.tau(values_N, 5, state, NUMBA) == Histogram().tau(values_N, 5, {}, NUMBA)
+    assert rule.tau(values_N, 5, state, NUMBA) == CountedThreshold().tau(values_N, 5, {}, NUMBA)
     assert state["stages"].tolist() == [1, 1, 1, 0]
 
 

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from dlrm_hybrid.compress.gradient.methods.topk import Exact, Histogram
+from dlrm_hybrid.compress.gradient.methods.topk import CountedThreshold, ExactThreshold
 from dlrm_hybrid.compress.gradient.rule import ThresholdFinder, target_k
 from dlrm_hybrid.kernels.ops import NUMBA
 
-RULES: list[ThresholdFinder] = [Exact(), Histogram()]
+RULES: list[ThresholdFinder] = [ExactThreshold(), CountedThreshold()]
 
 # The paper's 8 layers: bottom 13-512-256-64-16, top 367-512-256-128-1, weights and biases.
 WIDTHS = [(13, 512, 256, 64, 16), (367, 512, 256, 128, 1)]

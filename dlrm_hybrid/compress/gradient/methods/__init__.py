@@ -176,7 +176,9 @@ def methods() -> Mapping[str, type[GradientMethod]]:
 @functools.cache
 def rules() -> Mapping[str, type[ThresholdRule]]:
     """All that finds thresholds, by name."""
-    return {one.name: one for one in _classes() if "finder" in vars(one)}
+    from dlrm_hybrid.compress.gradient.rule import ThresholdRule
+
+    return {one.name: one for one in _classes() if ThresholdRule in one.__mro__}
 
 
 def find(name: str) -> type[GradientMethod] | None:

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal, final
 from typing_extensions import override
 
 from dlrm_hybrid.compress.gradient.methods.thresholded import Thresholded
-from dlrm_hybrid.compress.gradient.rule import ThresholdFinder, ThresholdRule, above
+from dlrm_hybrid.compress.gradient.rule import OwnFinder, above
 
 if TYPE_CHECKING:
-    from dlrm_hybrid.compress.gradient.context import StageContext
     from dlrm_hybrid.compress.gradient.layout import Float32s
     from dlrm_hybrid.compress.gradient.rule import RuleState
     from dlrm_hybrid.kernels.ops import Ops
@@ -30,7 +29,7 @@ LOWER, HIGHER = 0.5, 1.5
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Gaussian(Thresholded, ThresholdRule, ThresholdFinder):
+class Gaussian(Thresholded, OwnFinder):
     """Gaussian-k: a threshold from a fitted normal distribution (Shi et al., 2019).
 
     It is halved where less than ⅔ of what is wanted exceeds it, times 1.5 where more than 4/3.
@@ -42,10 +41,6 @@ class Gaussian(Thresholded, ThresholdRule, ThresholdFinder):
 
     name: ClassVar[str] = "gaussian"
     fit: Literal["signed", "magnitude"] = "signed"
-
-    @override
-    def finder(self, context: StageContext) -> ThresholdFinder:
-        return self
 
     @override
     def tau(self, x_N: Float32s, k: int, state: RuleState, ops: Ops) -> float:

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal, final
 from typing_extensions import override
 
 from dlrm_hybrid.compress.gradient.methods.thresholded import Thresholded
-from dlrm_hybrid.compress.gradient.rule import ThresholdFinder, ThresholdRule, above
+from dlrm_hybrid.compress.gradient.rule import OwnFinder, above
 
 if TYPE_CHECKING:
-    from dlrm_hybrid.compress.gradient.context import StageContext
     from dlrm_hybrid.compress.gradient.layout import Float32s
     from dlrm_hybrid.compress.gradient.rule import RuleState
     from dlrm_hybrid.kernels.ops import Ops
@@ -30,7 +29,7 @@ Look = Callable[[float], tuple[float, int]]
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class RedSync(Thresholded, ThresholdRule, ThresholdFinder):
+class RedSync(Thresholded, OwnFinder):
     """RedSync: searches between mean and maximum magnitude for a threshold (Fang et al., 2019).
 
     Where no element exceeds it, as where all magnitudes are equal, it is that of exactly `k`.
@@ -41,10 +40,6 @@ class RedSync(Thresholded, ThresholdRule, ThresholdFinder):
 
     name: ClassVar[str] = "redsync"
     search: Literal["bisect", "trim"] = "bisect"
-
-    @override
-    def finder(self, context: StageContext) -> ThresholdFinder:
-        return self
 
     @override
     def tau(self, x_N: Float32s, k: int, state: RuleState, ops: Ops) -> float:

@@ -19,12 +19,11 @@ from typing_extensions import override
 
 from dlrm_hybrid.bounds import BetweenZeroAndOne, Bound, Positive
 from dlrm_hybrid.compress.gradient.methods.thresholded import Thresholded
-from dlrm_hybrid.compress.gradient.rule import ThresholdFinder, ThresholdRule, above
+from dlrm_hybrid.compress.gradient.rule import OwnFinder, above
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dlrm_hybrid.compress.gradient.context import StageContext
     from dlrm_hybrid.compress.gradient.layout import Float32s
     from dlrm_hybrid.compress.gradient.rule import RuleState
     from dlrm_hybrid.kernels.ops import Ops
@@ -38,7 +37,7 @@ STEPS = 80  # of a bisection in float64
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Sidco(Thresholded, ThresholdRule, ThresholdFinder):
+class Sidco(Thresholded, OwnFinder):
     """SIDCo: multi-stage fit of a sparsity-inducing distribution (Abdelmoniem et al., MLSys 2021).
 
     Zeros are left out of every fit. Where nothing can be fitted, and where no element or more than
@@ -63,10 +62,6 @@ class Sidco(Thresholded, ThresholdRule, ThresholdFinder):
     tolerance: BetweenZeroAndOne = 0.2
     first_density: BetweenZeroAndOne = 0.25
     gamma: Literal["exact", "closed"] = "exact"
-
-    @override
-    def finder(self, context: StageContext) -> ThresholdFinder:
-        return self
 
     @override
     def init(self) -> dict[str, Tensor]:

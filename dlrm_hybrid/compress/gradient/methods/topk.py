@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal, final
 from typing_extensions import override
 
 from dlrm_hybrid.compress.gradient.methods.thresholded import Thresholded
-from dlrm_hybrid.compress.gradient.rule import ThresholdFinder, ThresholdRule
+from dlrm_hybrid.compress.gradient.rule import OwnFinder
 
 if TYPE_CHECKING:
-    from dlrm_hybrid.compress.gradient.context import StageContext
     from dlrm_hybrid.compress.gradient.layout import Float32s
     from dlrm_hybrid.compress.gradient.rule import RuleState
     from dlrm_hybrid.kernels.ops import Ops
@@ -41,17 +40,13 @@ class TopK(Thresholded):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Exact(ThresholdRule, ThresholdFinder):
+class ExactThreshold(OwnFinder):
     """The paper's threshold by partial sorting: element N - k of the ascending magnitudes.
 
     DCT (Gupta et al., KDD 2021), algorithm 1.
     """
 
     name: ClassVar[str] = "exact"
-
-    @override
-    def finder(self, context: StageContext) -> ThresholdFinder:
-        return self
 
     @override
     def tau(self, x_N: Float32s, k: int, state: RuleState, ops: Ops) -> float:
@@ -62,17 +57,13 @@ class Exact(ThresholdRule, ThresholdFinder):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Histogram(ThresholdRule, ThresholdFinder):
-    """The threshold of `Exact` by counting, many times faster; see kernels/magnitudes.py.
+class CountedThreshold(OwnFinder):
+    """The threshold of `ExactThreshold` by counting, many times faster; see kernels/magnitudes.py.
 
     Equal to it wherever the values are finite.
     """
 
     name: ClassVar[str] = "histogram"
-
-    @override
-    def finder(self, context: StageContext) -> ThresholdFinder:
-        return self
 
     @override
     def tau(self, x_N: Float32s, k: int, state: RuleState, ops: Ops) -> float:
