@@ -237,7 +237,8 @@ class _Cache(caching.NullCache):
     def _files(self) -> Any:
         found = kernel_folder()
         if found.refused:
-            _say_once("\n".join((*found.refused, f"compiled kernels are kept in {found.path}")))
+            place = "no folder: each process compiles them" if found.path is None else found.path
+            _say_once("\n".join((*found.refused, f"compiled kernels are kept in {place}")))
         return None if found.path is None else _Files(self._function)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
