@@ -47,7 +47,7 @@ UNCHECKED = (
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """An override, taken apart.
+    """The values that an override has one by one, where it is swept.
 
     Attributes:
         key: its key or group with the sign before it, e.g. `+experiment`.

@@ -74,7 +74,7 @@ class ModelFile:
 
     @property
     def file(self) -> str:
-        """Its name."""
+        """The name of the file that holds the model."""
         return f"model.{self.format}"
 
     def write(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:

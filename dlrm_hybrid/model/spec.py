@@ -207,7 +207,7 @@ class StagePart:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A model in stages.
+    """A model whose MLPs are cut into the stages of a pipeline.
 
     Attributes:
         cuts: in the order of the forward pass; boundary b is at `cuts[b]`.

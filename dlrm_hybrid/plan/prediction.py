@@ -52,7 +52,7 @@ class Bottleneck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """One world.
+    """What one world is predicted to do: speed, bytes, memory, and what limits it.
 
     Attributes:
         planned: it.
@@ -74,7 +74,7 @@ class Prediction:
 
     @property
     def bottleneck(self) -> Bottleneck:
-        """What limits it."""
+        """The resource that limits the speed of this world, or waiting where none is busy."""
         busiest = max(self.uses, key=lambda name: self.uses[name])
         use = self.uses[busiest]
         return Bottleneck(busiest if use >= BUSY else "waiting", use, busiest)

@@ -118,6 +118,6 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _place(name: str) -> tuple[int, str]:
-    """Trainers in their order."""
+    """Sorts names by trainer, and trainers by number."""
     trainer, _ = _split(name)
     return len(trainer), trainer
