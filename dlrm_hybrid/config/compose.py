@@ -130,7 +130,7 @@ def values_of(overrides: Sequence[str]) -> dict[str, Any]:
     Raises:
         ConfigError: every override that cannot be composed, and every fault of the others' values.
     """
-    return _composed(overrides, ()).values
+    return _composed(with_density(overrides), ()).values
 
 
 def choice_of(
@@ -288,7 +288,6 @@ def _composed(
         ConfigError: with all faults, also those given.
         DataError: as `job_of`.
     """
-    overrides = with_density(overrides)
     load_typed(overrides)
     own = OwnExperiments.of(overrides)
     wrong = {one: fault for one in overrides if (fault := override_fault(one, own=own.names))}
