@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
     from dlrm_hybrid.cli.sweep import Sweep
     from dlrm_hybrid.config import compose
 
-OLD_BENCH = "bench"  # a command of older versions
-OLD_FLAGS = ("bench.repeats=", "bench.rows=", "bench.output=")
 RANKED = ("train", "evaluate")
 RANK_MODULE = "dlrm_hybrid.run.rank.main"
 
@@ -61,7 +58,7 @@ def run(argv: Sequence[str]) -> int:
     raise_open_files()
     try:
         if verb not in VERBS:
-            raise ConfigError(_unknown_verb(verb, arguments))
+            raise ConfigError(_unknown_verb(verb))
         with refusals():
             return _run_verb(verb, parse(verb, arguments), stop)
     except BaseException as error:
@@ -261,13 +258,7 @@ def _tell(error: DlrmError, title: str = "") -> int:
     return error.exit_code
 
 
-def _unknown_verb(verb: str, arguments: Sequence[str]) -> str:
-    if verb == OLD_BENCH:
-        given = dict(text.split("=", 1) for text in arguments if "=" in text)
-        script = f"scripts/benchmarks/{given.get('bench.what', 'step')}.py"
-        flags = [text.replace("bench.", "--") for text in arguments if text.startswith(OLD_FLAGS)]
-        command = printable(shlex.join(["python", script, *flags]))
-        return f"{verb}: benchmarks are scripts now; run {command}"
+def _unknown_verb(verb: str) -> str:
     near = difflib.get_close_matches(verb, VERBS, n=1)
     hint = f"; did you mean {near[0]}?" if near else "."
     name = verb.encode(errors="backslashreplace").decode()

@@ -11,14 +11,14 @@ from dlrm_hybrid.compress.gradient.methods import find
 
 CONFIG_FILE = "config.json"  # the configuration of a run, in its folder
 
-# What changes nothing that a run's summary says; `bench` is in runs of older versions.
+# What changes nothing that a run's summary says.
 WITHOUT_EFFECT = (
     *("name", "skip_completed", "conf", "sweep", "prepare", "evaluate", "telemetry", "report"),
-    *("plan", "watch", "bench", "doctor", "predict", "export", "import"),
+    *("plan", "watch", "doctor", "predict", "export", "import"),
     *("checkpoint.every", "checkpoint.minutes", "checkpoint.keep", "checkpoint.keep_best"),
     *("checkpoint.max_restarts", "checkpoint.restart_window_seconds"),
     *("data.prepared", "data.raw", "data.max_bad_rows", "data.processes", "data.block_bytes"),
-    *("data.parquet", "data.guess", "embedding.folder", "sync.record"),
+    *("data.guess", "embedding.folder", "sync.record"),
 )
 # What may differ between a run and the one that resumes from its checkpoint.
 FREE = (
@@ -50,7 +50,7 @@ OF_AN_EVALUATION = (
 OF_TRAINING = ("data.shuffle", "data.shuffle_block_rows", "data.shuffle_read_rows")
 # What decides neither weights nor scores, and is another command's.
 OF_OTHER_COMMANDS = (
-    *("report", "plan", "bench", "doctor", "predict", "export", "import"),
+    *("report", "plan", "doctor", "predict", "export", "import"),
     *("conf", "sweep", "watch"),
 )
 # What compressors remember belongs to these, each under the name and shape that they give it.

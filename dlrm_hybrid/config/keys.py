@@ -24,11 +24,9 @@ ROOT = "config"
 CONF = "conf"  # the folder with experiments of a user's own
 EXPERIMENT = "experiment"  # a group that config.yaml does not choose from: it needs a +
 BASE = "base"  # a folder of what choices of a group share
-# Sections and keys of older versions, with what is typed instead.
+# Keys that papers or people know under another name, with what is typed instead.
 REPLACED = {
-    "bench": "benchmarks are scripts now: python scripts/benchmarks/step.py --help",
     "gradient.sparsity": "gradient.density is the fraction that is sent, 0.01 one in a hundred",
-    "data.parquet": "prepared rows are .npy files now, which numpy, pandas and polars open",
 }
 # What other programs call things: the last part of a key, or a choice with what else it takes.
 KEYS_ELSEWHERE = {

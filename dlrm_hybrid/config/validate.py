@@ -7,71 +7,18 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from dlrm_hybrid.bounds import PATTERNS
 from dlrm_hybrid.config.identity import flat, is_below
-from dlrm_hybrid.config.keys import REPLACED, unknown_key
+from dlrm_hybrid.config.keys import unknown_key
 from dlrm_hybrid.config.rules import RULES
 from dlrm_hybrid.config.schedule import shown
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.types import ConfigError, DataError, printable
 
-# Keys of later versions, by section, with what runs before them did.
-ADDED_LATER: Mapping[str, Mapping[str, Any]] = {
-    "activation": {"bits": None},
-    "checkpoint": {"minutes": 0.0},
-    "data": {"schema": None, "guess": None},
-    "embedding": {
-        **{"betas": [0.9, 0.999], "weight_decay": 0.0, "init": "uniform_rows"},
-        **{"name": "fused", "staleness": 0, "cache_rows": 0, "cache_batches": 0},
-        **{"storage": "memory", "folder": None},
-        **{"levels": False, "row_error": 0.0625, "gradient_error": 2.0, "copies_rows": 2**18},
-    },
-    "model": {
-        **{"interaction": "dot", "cross": None, "fm": None},
-        **{"dropout": 0.0, "bottom_dropout": None, "batch_norm": False},
-    },
-    "network": {"colocate_tables": False},
-    "optimizer": {
-        **{"staleness_warmup_steps": None, "betas": None},
-        **{"weight_decay": 0.0, "decoupled_weight_decay": False},
-        **{"plateau_factor": 0.1, "plateau_patience": 1},
-    },
-    "parallel": {"table_servers": 0, "elastic": False, "threads": 1},
-    "plan": {"count_steps": 40},
-    "pull": {"sparsity": None},
-    "schedule": {"delays": None, "staleness": None},
-    "telemetry": {"wandb": None, "mlflow": None},
-    "train": {"patience": None, "min_delta": 0.0, "monitor": "log_loss"},
-    "sync": {
-        **{"lr_scale": None, "in_flight": 1, "ahead": None},
-        **{"record": False, "replay": None},
-    },
-}
-# Sections of later versions that only other commands read.
-OTHERS: Mapping[str, Mapping[str, Any] | None] = {
-    "conf": None,
-    "prepare": {"check": False, "overwrite": False},
-    "sweep": {"jobs": 1, "submit": None, "sbatch": []},
-    "watch": {"run": None, "output": None, "seconds": 5.0},
-    "plan": {
-        **dict.fromkeys(("calibration", "trainers", "servers", "rates", "latencies"), None),
-        **{"count_steps": 40},
-        **{"hosts": "one", "cores": None, "search": None, "output": None, "picture": None},
-    },
-    "predict": {
-        **{"checkpoint": None, "rows": None, "output": None},
-        **{"keep": [], "unknown": "error", "extra": "error"},
-    },
-    "export": {
-        **{"checkpoint": None, "output": None, "format": "pt2", "names": "ours"},
-        **{"int8": False, "check_rows": 10_000},
-    },
-    "import": {"file": None, "output": None, "names": "dlrm"},
-}
 # Messages of pydantic's that speak of JSON, not of what is typed.
 PYDANTIC = {
     "Input should be a valid array": "must be a list such as [a,b]",
@@ -182,45 +129,21 @@ def _names(fault: str, key: str) -> bool:
     return re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", fault) is not None
 
 
-def saved_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration of a checkpoint with the keys of today, neither fewer nor more."""
-    kept = {key: _without_replaced(key, one) for key, one in values.items() if key not in REPLACED}
-    values = {**OTHERS, **kept}
-    added = {
-        name: {**keys, **cast("dict[str, Any]", section)}
-        for name, keys in ADDED_LATER.items()
-        if isinstance(section := values.get(name), dict)
-    }
-    model: Any = added.get("model", {})
-    if isinstance(model.get("cross"), dict):
-        model["cross"] = {"deep": [], **model["cross"]}
-    return {**values, **added}
-
-
 def own_values(path: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration in a file of a run or checkpoint, with the keys of today.
+    """The configuration in a file of a run or checkpoint.
 
     Args:
         path: of the file, for messages.
         values: what it says.
 
     Raises:
-        DataError: that is no configuration; names the keys.
+        DataError: that is no configuration of this version; names the keys.
     """
-    saved = saved_values(values)
     try:
-        validate(saved)
+        validate(values)
     except ConfigError as error:
         raise DataError(f"{path}: config: {error}") from None
-    return saved
-
-
-def _without_replaced(name: str, section: Any) -> Any:
-    """A section without the keys of older versions."""
-    if not isinstance(section, dict):
-        return section
-    keys = cast("dict[str, Any]", section)
-    return {key: value for key, value in keys.items() if f"{name}.{key}" not in REPLACED}
+    return values
 
 
 def unset_faults(section: str, options: object, wanted: Mapping[str, str]) -> list[str]:

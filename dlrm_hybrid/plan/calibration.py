@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.config.validate import faults_text, saved_values, validate
+from dlrm_hybrid.config.validate import faults_text, validate
 from dlrm_hybrid.report.runs import Run, is_run, read_run
 from dlrm_hybrid.run.assembly.build import many_processes
 from dlrm_hybrid.telemetry.events import Kind
@@ -85,7 +85,7 @@ def _read(folder: Path, what: str) -> Calibration:
         raise ConfigError(f"{what}: is no run folder")
     try:
         run = read_run(folder)
-        config = validate(saved_values(run.config))
+        config = validate(run.config)
     except (ConfigError, DataError) as error:
         raise ConfigError(f"{what}: {error}") from error
     if run.status != COMPLETE:

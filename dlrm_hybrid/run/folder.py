@@ -25,7 +25,7 @@ from dlrm_hybrid.config.identity import (
     same_results,
 )
 from dlrm_hybrid.config.paths import ROWS, absolute, elsewhere, full, recorded
-from dlrm_hybrid.config.validate import faults_text, own_values, saved_values
+from dlrm_hybrid.config.validate import faults_text, own_values
 from dlrm_hybrid.data.folder import note_run
 from dlrm_hybrid.data.preprocessing import PREPROCESSING_FOLDER, keep
 from dlrm_hybrid.data.shards import Shards
@@ -199,7 +199,7 @@ def is_complete(request: Request) -> bool:
         saved is not None
         and summary is not None
         and summary.get("status") == COMPLETE
-        and same_results(saved_values(saved), absolute(request.values))
+        and same_results(saved, absolute(request.values))
     )
 
 
@@ -303,7 +303,6 @@ def _check_same_run(request: Request) -> None:
     values = _read(folder / CONFIG_FILE)
     if values is None:
         raise _fault(f"hydra.run.dir = {folder}: is not empty and holds no run to resume")
-    values = saved_values(values)
     now = absolute(request.values)
     if config_hash(values) != config_hash(now):
         raise ConfigError(faults_text(differences(values, now, new_run=False)))

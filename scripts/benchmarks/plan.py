@@ -24,7 +24,7 @@ from typing import final
 from harness import Row, command, each, load, render, section, slug, train_once
 
 from dlrm_hybrid.config.compose import values_of
-from dlrm_hybrid.config.validate import saved_values, validate
+from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.plan.calibration import read
 from dlrm_hybrid.plan.counting import Counter
@@ -238,7 +238,7 @@ def costs_of(runs: Path, names: tuple[str, ...]) -> tuple[Costs, ...]:
 
 def predicted_run(run: Run, costs: Sequence[Costs]) -> Prediction:
     """The world of a run, predicted from the most similar of other runs."""
-    config = validate(saved_values(run.config))
+    config = validate(run.config)
     world, like = counter().layout(config), most_like(costs, config)
     return predict(as_configured(config), world, like, counter().train_rows)
 

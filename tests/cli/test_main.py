@@ -35,22 +35,6 @@ def test_an_unknown_verb_is_met_with_the_nearest(capsys: pytest.CaptureFixture[s
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "command"),
-    [
-        ([], "step.py"),
-        (["bench.what=kernels", "bench.repeats=3"], "kernels.py --repeats=3"),
-        (["bench.what=prepare", "bench.rows=20000", "data=synthetic"], "prepare.py --rows=20000"),
-    ],
-)
-def test_the_old_verb_of_benchmarks_is_met_with_their_scripts(
-    arguments: list[str], command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["dlrm_hybrid", "bench", *arguments]) == 2
-    told = capsys.readouterr().err
-    assert told == f"bench: benchmarks are scripts now; run python scripts/benchmarks/{command}\n"
-
-
 def test_all_faults_are_told_and_nothing_is_made(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,11 +65,6 @@ def test_every_choice_holds(choice: str) -> None:
     ("override", "message"),
     [
         ("optimizer.lrr=1", "optimizer.lrr: unknown key; did you mean optimizer.lr=1?"),
-        (
-            "bench.what=step",
-            "bench.what: unknown key; benchmarks are scripts now: "
-            "python scripts/benchmarks/step.py --help",
-        ),
         ("+optimizer.lrr=1", "optimizer.lrr: unknown key; did you mean optimizer.lr=1?"),
         (
             "learning_rate=1",

@@ -4,7 +4,7 @@ import pytest
 
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.model import dense_tensors
-from dlrm_hybrid.config.validate import saved_values, validate
+from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.run.assembly.build import model_spec
 from dlrm_hybrid.types import ConfigError
 
@@ -78,12 +78,6 @@ def test_faults_name_their_keys(overrides: str, message: str):
     assert message in str(raised.value)
 
 
-def test_a_checkpoint_of_an_earlier_version_has_no_deep_network_beside_its_cross_layers():
-    values = values_of(["model=dcnv2"])
-    cross = {key: one for key, one in values["model"]["cross"].items() if key != "deep"}
-    assert saved_values({**values, "model": {**values["model"], "cross": cross}}) == values
-
-
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -101,11 +95,3 @@ def test_an_interaction_alone_takes_settings_of_its_own():
     model = values_of(["model.interaction=cross", "model.cross.rank=7"])["model"]
     assert (model["cross"]["rank"], model["fm"]) == (7, None)
     assert model["cross"]["layers"] >= 1
-
-
-def test_a_checkpoint_of_an_earlier_version_has_the_dot_interaction():
-    values = values_of(["model=dlrm_small"])
-    added = ("interaction", "cross", "fm", "dropout", "bottom_dropout", "batch_norm")
-    before = {key: one for key, one in values["model"].items() if key not in added}
-    assert len(before) == len(values["model"]) - len(added)
-    assert saved_values({**values, "model": before}) == values

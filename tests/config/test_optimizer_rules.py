@@ -3,7 +3,6 @@
 import pytest
 
 from dlrm_hybrid.config.compose import values_of
-from dlrm_hybrid.config.validate import saved_values
 from dlrm_hybrid.types import ConfigError
 
 HYBRID = "parallel=hybrid"
@@ -88,20 +87,3 @@ def test_faults_name_their_keys(overrides: str, message: str):
     with pytest.raises(ConfigError) as raised:
         values_of(overrides.split())
     assert message in str(raised.value)
-
-
-def test_tables_of_an_earlier_version_decay_nothing():
-    values = values_of([])
-    added = ("betas", "weight_decay", "init")
-    before = {key: one for key, one in values["embedding"].items() if key not in added}
-    assert len(before) == len(values["embedding"]) - len(added)
-    assert saved_values({**values, "embedding": before}) == values
-
-
-def test_a_checkpoint_of_an_earlier_version_decays_nothing():
-    values = values_of(["optimizer=adagrad"])
-    added = ("betas", "weight_decay", "decoupled_weight_decay")
-    added += ("plateau_factor", "plateau_patience")
-    before = {key: one for key, one in values["optimizer"].items() if key not in added}
-    assert len(before) == len(values["optimizer"]) - len(added)
-    assert saved_values({**values, "optimizer": before}) == values

@@ -4,7 +4,7 @@ import pytest
 
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.identity import differences, same_levels
-from dlrm_hybrid.config.validate import saved_values, validate
+from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.types import ConfigError
 
 LEVELS = ("parallel=hybrid", "embedding.deduplicate=true", "embedding.levels=true")
@@ -39,12 +39,6 @@ def test_what_cannot_be_is_refused(overrides: tuple[str, ...], fault: str) -> No
     with pytest.raises(ConfigError) as raised:
         validate(values_of(list(overrides)))
     assert fault in str(raised.value)
-
-
-def test_a_configuration_of_before_sends_no_levels() -> None:
-    values = values_of(["parallel=hybrid"])
-    kept = {key: one for key, one in values["embedding"].items() if key not in KEYS}
-    assert saved_values({**values, "embedding": kept}) == values
 
 
 def test_only_a_new_run_may_send_otherwise_and_then_remembers_nothing() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.identity import config_hash, differences, evaluated
-from dlrm_hybrid.config.validate import saved_values, validate
+from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.types import ConfigError
 
 WORLD = ("parallel=hybrid",)
@@ -81,29 +81,6 @@ def test_what_cannot_be_is_refused(overrides: tuple[str, ...], fault: str) -> No
     with pytest.raises(ConfigError) as raised:
         validate(values_of(list(overrides)))
     assert fault in str(raised.value)
-
-
-def test_a_configuration_of_before_has_fused_tables() -> None:
-    values = values_of(list(WORLD))
-    before = {
-        **values,
-        "embedding": {
-            key: value
-            for key, value in values["embedding"].items()
-            if key not in ("name", "staleness", "cache_rows", "cache_batches", "storage", "folder")
-        },
-        "parallel": {
-            key: value
-            for key, value in values["parallel"].items()
-            if key not in ("table_servers", "elastic", "threads")
-        },
-        "network": {
-            key: value for key, value in values["network"].items() if key != "colocate_tables"
-        },
-    }
-    assert config_hash(before) != config_hash(values)
-    assert saved_values(before) == values
-    assert not differences(saved_values(before), values, new_run=False)
 
 
 def test_where_rows_lie_decides_no_weight() -> None:

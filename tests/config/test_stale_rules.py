@@ -3,8 +3,8 @@
 import pytest
 
 from dlrm_hybrid.config.compose import values_of
-from dlrm_hybrid.config.identity import config_hash, in_flight, other_flights
-from dlrm_hybrid.config.validate import saved_values, validate
+from dlrm_hybrid.config.identity import in_flight, other_flights
+from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.types import ConfigError
 
 STALE = ("parallel=hybrid", "schedule=dsp")
@@ -77,17 +77,6 @@ def test_what_cannot_be_is_refused_by_its_key(overrides: tuple[str, ...], fault:
     with pytest.raises(ConfigError) as refused:
         validate(values_of(list(overrides)))
     assert fault in str(refused.value)
-
-
-def test_runs_from_before_the_keys_are_what_they_were() -> None:
-    values = values_of(["parallel=hybrid"])
-    before = {
-        **values,
-        "schedule": {"name": "sequential", "microbatches": 1},
-        "optimizer": {k: v for k, v in values["optimizer"].items() if "staleness" not in k},
-    }
-    assert saved_values(before) == values
-    assert config_hash(before) == config_hash(values)
 
 
 def test_only_a_run_with_the_same_stages_goes_on_with_batches_in_flight() -> None:

@@ -22,7 +22,7 @@ from torchrec.models.dlrm import DLRM
 
 from dlrm_hybrid.checkpoint.folder import find, read_facts
 from dlrm_hybrid.cli.main import run
-from dlrm_hybrid.config.validate import saved_values, validate
+from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.loader import Batch, sequential_batches
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.export.formats import ModelFile
@@ -44,13 +44,13 @@ def export(checkpoint: Path, output: Path, *overrides: str) -> int:
 
 
 def prepared(checkpoint: Path) -> Shards:
-    config = validate(saved_values(read_facts(find(checkpoint))["config"]))
+    config = validate(read_facts(find(checkpoint))["config"])
     assert config.data.prepared is not None
     return open_shards(Path(config.data.prepared), None)
 
 
 def saved(checkpoint: Path, *, rounds: bool = False) -> SavedModel:
-    config = validate(saved_values(read_facts(find(checkpoint))["config"]))
+    config = validate(read_facts(find(checkpoint))["config"])
     rows = prepared(checkpoint).table_rows
     return SavedModel.load(config, find(checkpoint), rows, Precision.FLOAT32, rounds=rounds)
 

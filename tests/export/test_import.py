@@ -19,7 +19,7 @@ from torchrec.models.dlrm import DLRM
 from dlrm_hybrid.checkpoint.folder import find, read_facts
 from dlrm_hybrid.checkpoint.reader import open_checkpoint
 from dlrm_hybrid.cli.main import run
-from dlrm_hybrid.config.validate import saved_values, validate
+from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.loader import Batch, sequential_batches
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.export import weights
@@ -81,7 +81,7 @@ def saved_by_facebook(net: DlrmNet) -> dict[str, Any]:
 
 def logits_of(checkpoint: Path, shards: Shards, batch: Batch) -> Any:
     folder = find(checkpoint)
-    config = validate(saved_values(read_facts(folder)["config"]))
+    config = validate(read_facts(folder)["config"])
     model = SavedModel.load(config, folder, shards.table_rows, Precision.FLOAT32)
     return model.logits(batch)
 

@@ -11,7 +11,7 @@ from world_runs import Train
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.config.compose import values_of
-from dlrm_hybrid.config.validate import saved_values, validate
+from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.plan.calibration import read
 from dlrm_hybrid.plan.counting import LARGER, SMALL, Counter, grown, smaller
@@ -27,7 +27,7 @@ WEIGHTS = (Traffic.GRADIENT_PUSH, Traffic.PARAMETER_PULL)
 
 
 def counter_of(run: Run, steps: int = 10 * STEPS) -> tuple[Counter, Layout]:
-    planned = validate(saved_values(run.config))
+    planned = validate(run.config)
     shards = open_shards(prepared_folder(planned), semantics(planned))
     counter = Counter(shards, steps, lambda text: None)
     return counter, counter.layout(planned)
