@@ -82,12 +82,15 @@ class Counter:
         self._ids: dict[int, BatchIds] = {}
         self._tables: dict[int, Mapping[Way, Sent]] = {}
 
-    def layout(self, config: Config, *, exactly: bool = True) -> Layout:
+    def layout(
+        self, config: Config, *, exactly: bool = True, most_steps: int | None = None
+    ) -> Layout:
         """A world and what it sends.
 
         Args:
             config: of the world.
             exactly: count it itself, unless it has too many trainers.
+            most_steps: to count it in.
 
         Raises:
             ConfigError: its parts do not fit together.
@@ -95,7 +98,7 @@ class Counter:
         """
         trainers = config.parallel.trainers
         is_counted = exactly and trainers <= MOST_TRAINERS
-        sent = self._count(config) if is_counted else self._stretched(config)
+        sent = self._count(config, most_steps) if is_counted else self._stretched(config)
         shared = config.embedding.name == "fused" and trainers > 1
         exchange = exchange_bytes(config, self._batch_ids(config)) if shared else ()
         return replace(self.shape(config), sent=sent, exchange=exchange)

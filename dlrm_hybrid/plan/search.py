@@ -14,7 +14,7 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import all_faults, validate
 from dlrm_hybrid.parallel.topology import place
 from dlrm_hybrid.plan.costs import UnitCosts, compute_seconds
-from dlrm_hybrid.plan.counting import FLOAT_BYTES, LARGER, SMALL, Counter, grown, smaller
+from dlrm_hybrid.plan.counting import FEW_STEPS, FLOAT_BYTES, LARGER, SMALL, Counter, grown, smaller
 from dlrm_hybrid.plan.layout import Layout
 from dlrm_hybrid.plan.machine import LINE_SHARE, Hosts
 from dlrm_hybrid.plan.prediction import Costs
@@ -96,7 +96,12 @@ def _pair(
     valid = next((validate(one) for one in tried if not all_faults(one)), None)
     if valid is None:
         return None
-    return counter.layout(smaller(valid, SMALL)), counter.layout(smaller(valid, LARGER))
+    # In as many steps as those which worlds of more trainers follow from, so counted once for both.
+    few, more = (
+        counter.layout(smaller(valid, trainers), most_steps=FEW_STEPS)
+        for trainers in (SMALL, LARGER)
+    )
+    return few, more
 
 
 def _changes(config: Config, shape: Shape) -> dict[str, Any]:
