@@ -1,7 +1,6 @@
 """One thread for everything, hypothesis profiles, real rows only from CRITEO_TRAIN_TXT."""
 
 import os
-import pickle
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,27 +33,6 @@ def heed_ctrl_c() -> None:
     """A shell lets what it starts in the background ignore Ctrl-C, and all that this starts too."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def configuration_files_are_parsed_once() -> Iterator[None]:
-    """Hydra parses its files and ours each time it composes, which takes a third of that time."""
-    from hydra._internal.config_repository import ConfigRepository
-
-    load, parsed = ConfigRepository.load_config, dict[tuple[str, ...], bytes]()
-
-    def load_config(repository: ConfigRepository, config_path: str) -> object:
-        key = (config_path, *(source.path for source in repository.sources))
-        if key not in parsed:
-            loaded = load(repository, config_path)
-            if loaded is not None and loaded.path.startswith("structured:"):
-                return loaded  # no file, but what the program has told Hydra
-            parsed[key] = pickle.dumps(loaded)
-        return pickle.loads(parsed[key])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ConfigRepository, "load_config", load_config)
-        yield
 
 
 @pytest.fixture(scope="session")

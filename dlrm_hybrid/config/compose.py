@@ -6,6 +6,7 @@ made. It stops at the first fault, so faulty overrides are found one by one and 
 
 from __future__ import annotations
 
+import copy
 import datetime
 import functools
 import itertools
@@ -18,7 +19,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import hydra
-from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import OverrideType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -34,7 +36,7 @@ from dlrm_hybrid.config.keys import (
     conf_folder,
     with_whole_numbers,
 )
-from dlrm_hybrid.config.methods import GROUP, choices, load_typed, readers_of, unloaded
+from dlrm_hybrid.config.methods import GROUP, load_typed, readers_of, unloaded
 from dlrm_hybrid.config.model import unread_interactions, with_input_width, with_table_servers
 from dlrm_hybrid.config.overrides import (
     ALLOWED,
@@ -254,7 +256,7 @@ def shown(overrides: Sequence[str], which: str, package: str | None, resolve: bo
         ConfigError: there is no such key, or something cannot be resolved.
     """
     with composing():
-        config = _compose(with_density(overrides)).config
+        config = _by_hydra(with_density(overrides))
     is_all = which == "all"
     names = [str(key) for key in config if is_all or (key == "hydra") == (which == "hydra")]
     try:
@@ -384,15 +386,62 @@ def _rest(sparsity: float) -> float:
 
 def _compose(overrides: Sequence[str]) -> _Tree:
     """The values and Hydra's own settings; only `ALLOWED` of those may be set by overrides."""
+    config = _quickly(overrides)
+    config = _by_hydra(overrides) if config is None else config
+    job = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    return _Tree(config, cast("dict[str, Any]", OmegaConf.to_container(job, resolve=True)))
+
+
+def _quickly(overrides: Sequence[str]) -> DictConfig | None:
+    """The same, with choices that are composed once; None for what must be composed as a whole.
+
+    Hydra, too, sets values when all choices are composed. What it notes of them in its own section
+    is missing here.
+    """
+    chosen: list[str] = []
+    values: list[tuple[str, Any]] = []
+    for text in overrides:
+        override = OverridesParser.create().parse_override(text)
+        key = override.key_or_group
+        value: Any = override.value()
+        if "${" in text or key == CONF or (key == GROUP and _is_outside(value)):
+            return None
+        if is_below(key, ("hydra",)) and key not in ALLOWED:
+            return None
+        if key in all_groups() and not isinstance(value, Mapping):
+            chosen.append(text)
+        elif override.type == OverrideType.CHANGE:
+            values.append((key, cast("Any", value)))
+        else:
+            return None
+    config = copy.deepcopy(_chosen(tuple(chosen)))
+    try:
+        for key, value in values:
+            OmegaConf.update(config, key, value)
+    except OmegaConfBaseException:
+        return None
+    return config
+
+
+def _is_outside(choice: object) -> bool:
+    """Whether it is a method from outside the package, whose defaults may change."""
+    return ":" in str(choice)
+
+
+@functools.lru_cache(maxsize=64)
+def _chosen(overrides: tuple[str, ...]) -> DictConfig:
+    """What choices of the package's own lead to."""
+    return _by_hydra(overrides)
+
+
+def _by_hydra(overrides: Sequence[str]) -> DictConfig:
+    """What Hydra composes."""
     OwnExperiments.of(overrides).store(overrides)
-    for name, method in choices().items():
-        ConfigStore.instance().store(name, method().settings(), GROUP)
     config = hydra.compose(ROOT, overrides=list(overrides), return_hydra_config=True)
     changed = _changed(_settings(config), _own_settings())
     if changed:
         raise HydraException(f"Hydra's own settings cannot be changed ({', '.join(changed)})")
-    job = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-    return _Tree(config, cast("dict[str, Any]", OmegaConf.to_container(job, resolve=True)))
+    return config
 
 
 @functools.cache

@@ -91,7 +91,6 @@ def test_others_are_not(override: str) -> None:
         ("+hydra.job.env_set.LD_PRELOAD=x", "hydra.job"),
         ("hydra.launcher._target_=os.mkdir", "hydra.launcher"),
         ("hydra.sweeper.max_batch_size=1", "hydra.sweeper"),
-        ("~hydra.job_logging.root", "hydra.job_logging"),
         ("hydra.mode=MULTIRUN", "hydra.mode"),
     ],
 )

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from dlrm_hybrid.config.experiments.reading import DEFAULTS, NAME, SELF, Experiment, read
 from dlrm_hybrid.config.identity import flat, is_below
 from dlrm_hybrid.config.keys import CONF, EXPERIMENT, all_groups, conf_folder
+from dlrm_hybrid.config.options import store_option
 from dlrm_hybrid.config.overrides import UNCHECKED, read_override
 from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.types import ConfigError
@@ -107,10 +107,8 @@ class OwnExperiments:
 
     def store(self, overrides: Sequence[str]) -> None:
         """Let Hydra find those that overrides choose, whose files have no faults."""
-        store = ConfigStore.instance()
-        store.repo.pop(EXPERIMENT, None)  # of another command line
         for name in self.chosen(overrides):
-            store.store(name, {NAME: name, **self._read(name).values}, EXPERIMENT, "_global_")
+            store_option(name, {NAME: name, **self._read(name).values}, EXPERIMENT)
 
     def located(self, fault: str, overrides: Sequence[str]) -> str:
         """A fault of a value, with the file and line that sets it, if one of these does.
