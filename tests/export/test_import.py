@@ -28,7 +28,7 @@ from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.saved.model import SavedModel
 from dlrm_hybrid.types import DataError
 
-BOTTOM, TOP = (13, 32, 16, 8, 4), (32, 16, 8, 1)
+BOTTOM, TOP = (4, 32, 16, 8, 4), (32, 16, 8, 1)
 TOLERANCE = 1e-6
 
 
@@ -170,7 +170,7 @@ def test_torchrecs_model_scores_the_same(
     tmp_path: Path,
 ) -> None:
     torch.manual_seed(6)
-    net = DLRM(torchrec_tables(shards.table_rows, 4), 13, [*BOTTOM[1:]], [*TOP])
+    net = DLRM(torchrec_tables(shards.table_rows, 4), BOTTOM[0], [*BOTTOM[1:]], [*TOP])
     # as DLRMTrain names them
     state = {f"model.{name}": tensor for name, tensor in net.state_dict().items()}
     safetensors.torch.save_file(state, tmp_path / "m.safetensors")
