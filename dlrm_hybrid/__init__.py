@@ -7,8 +7,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# Loaded when they are asked for: torch, and all that a trainer needs, take a second. What they are
-# stands in __init__.pyi.
+# Imported on first use: torch and all that the trainer needs take a second. Types: __init__.pyi.
 _NAMES = {
     "ModelSpec": "dlrm_hybrid.model.spec",
     "Predictor": "dlrm_hybrid.predict.predictor",
@@ -31,5 +30,5 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     from dlrm_hybrid.limits import lacks_trainer
 
-    # Who walks through the names of a module asks for each of them.
+    # Tools that walk a module's names get each of them, and would raise ImportError.
     return sorted({*globals(), *(() if lacks_trainer(__name__) else _NAMES)})

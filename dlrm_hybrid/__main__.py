@@ -10,11 +10,11 @@ from dlrm_hybrid.types import ExitCode
 
 
 def main() -> int:
-    """Run the verb of the command line; returns the exit code."""
+    """Run the verb of the command line and return the exit code."""
     signal.signal(signal.SIGTERM, _leave)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's way for background jobs
         signal.signal(signal.SIGINT, _leave)
-    # Whoever starts a job of a sweep lets signals wait until here.
+    # The parent of a sweep's job blocks these signals until the handlers are in place.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
     from dlrm_hybrid.limits import lacks_trainer
 
@@ -29,16 +29,15 @@ def main() -> int:
 
     with harmless_output():
         code = run(sys.argv)
-        for number in (signal.SIGTERM, signal.SIGINT):  # all is done, and the code says how it went
+        for number in (signal.SIGTERM, signal.SIGINT):  # too late to change the exit code
             signal.signal(number, signal.SIG_IGN)
     return code
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """A signal before the verb, which has its own way to stop.
+    """Exit on a signal that comes before the verb, which installs handlers of its own.
 
-    Nothing is there to be cleaned up, and libraries make other errors of what is raised while they
-    are imported.
+    There is nothing to clean up yet, and an exception raised during an import is often swallowed.
     """
     is_term = number == signal.SIGTERM
     before = " before training" if sys.argv[1:2] == ["train"] else ""

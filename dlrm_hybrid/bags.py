@@ -1,4 +1,4 @@
-"""The ids of a batch: a bag of them for each table and row, pooled to the sum of their rows.
+"""Bags of ids: for each table and row of a batch, the ids whose embeddings are summed.
 
 Shapes: B rows of a batch, F tables, N ids of all bags, S runs of consecutive ids.
 """
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 Int64s = NDArray[np.int64]
 BagOf = Callable[[int, Int64s], Int64s]
-"""Of a table and some of its ids (R,): the bag of each (R, its size), the id itself first."""
-_AT_ONCE = 1 << 15  # ids of bags, that stay in a processor's cache
+"""Maps a table and R of its ids (R,) to their bags (R, bag size), each id first in its bag."""
+_AT_ONCE = 1 << 15  # ids expanded at a time, so that they stay in the processor's cache
 
 
 class Shaped(Protocol):
@@ -25,7 +25,7 @@ class Shaped(Protocol):
 
     @property
     def shape(self) -> Sequence[int]:
-        """Its sizes."""
+        """Length of each dimension."""
         ...
 
 
@@ -37,13 +37,13 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Bags(Generic[Array]):
-    """Ids as a KeyedJaggedTensor has them: table after table, in each row after row.
+    """The ids of a batch in the layout of a KeyedJaggedTensor: by table, then by row.
 
     Attributes:
         values: int64, contiguous: (F, B) where every bag has one id, else (N,).
-        offsets: int64 (F * B + 1,), where in `values` each bag begins, and N; a bag may be empty.
+        offsets: int64 (F * B + 1,), where each bag begins in `values`, then N; a bag may be empty.
             None: every bag has one id.
-        jagged_tables: F where there are offsets, which do not say it of a batch without rows.
+        jagged_tables: F where there are offsets, as those of a batch without rows do not tell it.
     """
 
     values: Array
@@ -52,29 +52,29 @@ class Bags(Generic[Array]):
 
     @property
     def tables(self) -> int:
-        """F."""
+        """Number of tables, F."""
         return self.values.shape[0] if self.offsets is None else self.jagged_tables
 
     @property
     def rows(self) -> int:
-        """B."""
+        """Number of rows, B."""
         if self.offsets is None:
             return self.values.shape[1]
         return (self.offsets.shape[0] - 1) // max(self.jagged_tables, 1)
 
     @property
     def num_ids(self) -> int:
-        """N, repeated ones counted."""
+        """Number of ids with repetitions, N."""
         return prod(self.values.shape)
 
     def map(self, function: Callable[[Array], Other]) -> Bags[Other]:
-        """The same ids in other arrays."""
+        """Apply a conversion, such as numpy to torch, to both arrays."""
         offsets = None if self.offsets is None else function(self.offsets)
         return Bags(function(self.values), offsets, self.jagged_tables)
 
 
 def lengths_of(bags: Bags[Int64s]) -> Int64s:
-    """How many ids each bag has (F, B)."""
+    """Number of ids in each bag (F, B)."""
     shape = bags.tables, bags.rows
     return (
         np.ones(shape, np.int64) if bags.offsets is None else np.diff(bags.offsets).reshape(shape)
@@ -82,16 +82,16 @@ def lengths_of(bags: Bags[Int64s]) -> Int64s:
 
 
 def table_offsets(bags: Bags[Int64s]) -> Int64s:
-    """Where in the flat ids those of each table begin, and N: (F + 1,)."""
+    """Where the ids of each table begin in the flat ids, then N: (F + 1,)."""
     first_bags = np.arange(bags.tables + 1) * bags.rows
     return first_bags if bags.offsets is None else bags.offsets[first_bags]
 
 
 def require_offsets(bags: Bags[Int64s]) -> None:
-    """Refuse offsets that are not those of the ids.
+    """Refuse offsets that do not fit the ids.
 
     Raises:
-        ValueError: they do not begin at 0, fall, do not end at N, or are of no number of rows.
+        ValueError: they do not begin at 0, decrease, do not end at N, or are not F * B + 1 many.
     """
     offsets = bags.offsets
     if offsets is None:
@@ -107,14 +107,14 @@ def require_offsets(bags: Bags[Int64s]) -> None:
 
 
 def jagged(values_N: Int64s, lengths_FB: Int64s) -> Bags[Int64s]:
-    """Bags of any size.
+    """Make bags of any size from their ids and lengths.
 
     Args:
-        values_N: ids, table after table, in each row after row.
-        lengths_FB: how many ids each bag has; together N.
+        values_N: ids by table, then by row.
+        lengths_FB: number of ids in each bag; their sum is N.
 
     Raises:
-        ValueError: a length is below 0, or they are not those of so many ids.
+        ValueError: a length is below 0, or their sum is not N.
     """
     offsets = np.zeros(lengths_FB.size + 1, np.int64)
     np.cumsum(lengths_FB, out=offsets[1:])
@@ -124,7 +124,7 @@ def jagged(values_N: Int64s, lengths_FB: Int64s) -> Bags[Int64s]:
 
 
 def part(bags: Bags[Int64s], rows: slice) -> Bags[Int64s]:
-    """The bags of some consecutive rows."""
+    """The bags of consecutive rows of a batch."""
     if bags.offsets is None:
         return Bags(np.ascontiguousarray(bags.values[:, rows]))
     starts_FB = bags.offsets[:-1].reshape(bags.tables, bags.rows)[:, rows]
@@ -133,7 +133,7 @@ def part(bags: Bags[Int64s], rows: slice) -> Bags[Int64s]:
 
 
 def joined(several: Sequence[Bags[Int64s]]) -> Bags[Int64s]:
-    """The rows of several batches, one batch after the other."""
+    """Concatenate batches along the rows."""
     if all(one.offsets is None for one in several):
         return Bags(np.concatenate([one.values for one in several], axis=1))
     values_N = np.concatenate([one.values.reshape(-1) for one in several])
@@ -144,7 +144,7 @@ def joined(several: Sequence[Bags[Int64s]]) -> Bags[Int64s]:
 
 
 def in_order(bags: Bags[Int64s], order_L: Int64s) -> Bags[Int64s]:
-    """The bags of some tables, in this order; a table may come again.
+    """Select tables by index, in this order; a table may be repeated.
 
     Raises:
         IndexError: there is no such table.
@@ -157,12 +157,12 @@ def in_order(bags: Bags[Int64s], order_L: Int64s) -> Bags[Int64s]:
 
 
 def expanded(bags: Bags[Int64s], sizes: Mapping[int, int], bag_of: BagOf) -> Bags[Int64s]:
-    """Bags of some tables with all ids that the one of a row stands for.
+    """Expand the one id of each row to a whole bag, in some tables.
 
     Args:
-        bags: of one id in these tables.
-        sizes: how many ids those of a table have from now on.
-        bag_of: gives them.
+        bags: bags of one id in the tables to expand.
+        sizes: by table to expand, the new bag size.
+        bag_of: makes a bag from an id.
     """
     if not sizes:
         return bags
@@ -183,7 +183,7 @@ def expanded(bags: Bags[Int64s], sizes: Mapping[int, int], bag_of: BagOf) -> Bag
 
 
 def with_first_ids(bags: Bags[Int64s], tables: Collection[int]) -> Bags[Int64s]:
-    """The bags as they were before those of these tables were expanded."""
+    """Undo `expanded`: keep only the first id of each bag of these tables."""
     if bags.offsets is None or not tables:
         return bags
     lengths_FB = lengths_of(bags)
@@ -192,7 +192,7 @@ def with_first_ids(bags: Bags[Int64s], tables: Collection[int]) -> Bags[Int64s]:
 
 
 def runs(values_N: NDArray[Scalar], starts_S: Int64s, lengths_S: Int64s) -> NDArray[Scalar]:
-    """Runs of consecutive values, one after the other, each from its start on."""
+    """Concatenate S runs of consecutive values, given by their starts and lengths."""
     starts_S, lengths_S = starts_S.reshape(-1), lengths_S.reshape(-1)
     ends_S = np.cumsum(lengths_S)
     total = int(ends_S[-1]) if len(ends_S) else 0

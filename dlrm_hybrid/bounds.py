@@ -1,7 +1,6 @@
-"""Types and ranges of settings, and the check of a record by those of its fields.
+"""Annotated types for settings, with their ranges, and the check of a record against its types.
 
-Pydantic reads the same ranges, but is not imported: the compressors have settings too, and need no
-pydantic.
+Pydantic reads the same ranges but is not imported: the compressors work without it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 PAGE_PATTERN = r"[^/]\.html$"
 OPTION_PATTERN = r"^--[a-z][a-z-]*(=[^\n]*)?$"
-# What a text must be, for messages.
+# Error messages by pattern.
 PATTERNS = {
     NAME_PATTERN: "must be letters, digits and . _ - only, and begin with a letter or digit",
     OPTION_PATTERN: "must be an option in its long form, such as --time=1:00:00",
@@ -39,7 +38,7 @@ PATTERNS = {
 }
 
 STRICT: ConfigDict = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
-"""How pydantic checks a record: the value of its attribute `__pydantic_config__`."""
+"""The value of a record's `__pydantic_config__` that makes pydantic strict."""
 
 _ORDER: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "gt": ("above", operator.gt),
@@ -52,7 +51,7 @@ _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """What a value must be, in an `Annotated` type; None where it may be anything.
+    """Bounds of a value, as metadata of an `Annotated` type; None is no bound.
 
     Attributes:
         ge: at least this; `gt`: more than this; `le`: at most this; `lt`: less than this.
@@ -70,7 +69,7 @@ class Bound:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: Callable[[Any], dict[str, Any]]
     ) -> dict[str, Any]:
-        """What pydantic asks of metadata: the schema of the type with these bounds."""
+        """Pydantic's hook for metadata: the schema of the type with these bounds."""
         bounds = {name: getattr(self, name) for name in self.__slots__}
         return handler(source) | {name: one for name, one in bounds.items() if one is not None}
 
@@ -79,7 +78,7 @@ class Bound:
         return all(is_met(value, bound) for _, is_met, bound in self._limits())
 
     def described(self, kind: str) -> Iterator[str]:
-        """Words for what a number must be, beginning with its kind."""
+        """The bounds of a number in words, beginning with its kind."""
         yield f"{kind} {' and '.join(f'{word} {bound:g}' for word, _, bound in self._limits())}"
 
     def _limits(self) -> Iterator[tuple[str, Callable[[Any, Any], bool], float]]:
@@ -90,10 +89,10 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """What a text must be, in an `Annotated` type: one of names that others add to.
+    """A choice among names that are registered at run time, as metadata of an `Annotated` type.
 
     Attributes:
-        names: gives them.
+        names: returns the registered names.
     """
 
     names: Callable[[], Iterable[str]]
@@ -101,7 +100,7 @@ class OneOf:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: Callable[[Any], dict[str, Any]]
     ) -> dict[str, Any]:
-        """What pydantic asks of metadata: the schema of a literal."""
+        """Pydantic's hook for metadata: the schema of a literal."""
         return {"type": "literal", "expected": [*self.names()]}
 
     def holds(self, value: Any) -> bool:
@@ -109,14 +108,14 @@ class OneOf:
         return value in self.names()
 
     def described(self, kind: str) -> Iterator[str]:
-        """The names."""
+        """The names, quoted."""
         yield from map(repr, self.names())
 
 
 Count = Annotated[int, Bound(ge=0, lt=2**63)]
 Positive = Annotated[int, Bound(ge=1, lt=2**63)]
 Seed = Annotated[int, Bound(ge=0, lt=2**63)]
-# What float32 holds, and of factors that are multiplied by each other the product.
+# The range of float32; products of factors must stay in it too.
 LARGEST, SMALLEST, MOST_FACTOR = (2 - 2.0**-23) * 2.0**127, 2.0**-126, 1e18
 Rate = Annotated[float, Bound(gt=0, le=LARGEST)]
 Epsilon = Annotated[float, Bound(ge=SMALLEST, le=LARGEST)]
@@ -136,17 +135,17 @@ Path = Annotated[str, Bound(min_length=1)]
 
 @cache
 def types_of(record: type) -> Mapping[str, Any]:
-    """The types of the fields of a dataclass by name, bounds included."""
+    """The types of a dataclass's fields by name, with the metadata of `Annotated`."""
     hints = get_type_hints(record, include_extras=True)
     return {field.name: hints[field.name] for field in fields(record)}
 
 
 class SettingsError(ValueError):
-    """Values that a record cannot have.
+    """Invalid values of a record's fields.
 
     Args:
-        record: its class.
-        faults: field, value and what is wrong with it, of each.
+        record: class of the record.
+        faults: field, value and reason of each invalid value.
 
     Attributes:
         faults: as given.
@@ -159,13 +158,13 @@ class SettingsError(ValueError):
 
 
 def check(record: Any) -> None:
-    """Check all values of a frozen record, and store numbers of numpy as Python's own.
+    """Check all values of a frozen record, and convert numpy's numbers in it to Python's.
 
     Args:
-        record: a dataclass instance; changed where it holds such numbers.
+        record: a dataclass instance; changed where it holds numpy's numbers.
 
     Raises:
-        SettingsError: a value is not of its field's type, or out of its bounds.
+        SettingsError: a value is not of its field's type or is out of bounds.
     """
     faults: list[tuple[str, object, str]] = []
     for name, kind in types_of(record.__class__).items():
@@ -178,7 +177,7 @@ def check(record: Any) -> None:
 
 
 def _plain(value: object) -> object:
-    """Numbers of other types, such as numpy's, as those that equality and text are defined by."""
+    """Convert numbers of other types, such as numpy's, so that `==` and `repr` are Python's."""
     if type(value) is tuple:
         return tuple(map(_plain, cast("tuple[object, ...]", value)))
     if isinstance(value, bool):
@@ -205,7 +204,7 @@ def _fits(value: object, kind: Any) -> bool:
 
 
 def _described(kind: Any) -> Iterator[str]:
-    """What a value of a type is, in words."""
+    """The alternatives of a type, in words."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         for part in parts:

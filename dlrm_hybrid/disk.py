@@ -1,4 +1,4 @@
-"""Files that are on the disk when a function returns, or an error that names them; locks."""
+"""Durable files, lock files, and checks of files from others; errors name the file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dlrm_hybrid.types import DataError, DlrmError, ResourceError
 CHUNK_BYTES = 1 << 24
 RUN_FOLDER_KEY = "hydra.run.dir"
 SWEEP_FOLDER_KEY = "hydra.sweep.dir"
-NAMED_SECONDS = 2.0  # for who has just taken a lock to write its name
+NAMED_SECONDS = 2.0  # for the new holder of a lock to write its name
 POLL_SECONDS = 0.01
 MOST_JSON_BYTES = 1 << 25
 _REFUSALS = (
@@ -36,10 +36,10 @@ _REFUSALS = (
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Size and checksum of what a file holds.
+    """Size and checksum of a file's content.
 
     Attributes:
-        num_bytes: its size.
+        num_bytes: size in bytes.
         xxh3: checksum (XXH3, 128 bits) in hexadecimal digits.
     """
 
@@ -48,10 +48,10 @@ class Content:
 
 
 def write(path: Path, parts: Iterable[memoryview]) -> Content:
-    """Make a file of these bytes; other threads run meanwhile.
+    """Write a new file and flush it to the disk; other threads run meanwhile.
 
-    What has had its name is removed, not written into: it may be a link that leads elsewhere.
-    The checksum is of the bytes in memory: what the disk makes of them is found out by reading.
+    A file of this name is removed, not written into: it may be a link that leads elsewhere. The
+    checksum is that of the bytes in memory; reading the file back shows what the disk has kept.
 
     Raises:
         OSError: it cannot be written.
@@ -74,11 +74,11 @@ def write(path: Path, parts: Iterable[memoryview]) -> Content:
 
 
 def content(path: Path, progress: Callable[[int], object] = lambda done: None) -> Content:
-    """What a file holds.
+    """Read a file for its size and checksum.
 
     Args:
-        path: of the file.
-        progress: called with the bytes that have been read.
+        path: the file.
+        progress: called with the number of bytes read so far.
 
     Raises:
         OSError: it cannot be read.
@@ -95,10 +95,9 @@ def content(path: Path, progress: Callable[[int], object] = lambda done: None) -
 
 @contextmanager
 def replacing(path: Path) -> Generator[Path, None, None]:
-    """Where to write, inside a `with`, a file that is whole at its end or as it was before.
+    """Replace a file atomically: yield a path to write to, renamed to `path` at the end.
 
-    Nothing is there when the `with` begins, not even a link. Where it is left by an error, what has
-    been written is removed.
+    Nothing is at the yielded path at first, not even a link. After an error it is removed.
 
     Raises:
         OSError: it cannot be written.
@@ -115,13 +114,13 @@ def replacing(path: Path) -> Generator[Path, None, None]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """A file that is there with all of the text, or as it was before; raises OSError."""
+    """Replace a file by this text, atomically; raises OSError."""
     with replacing(path) as partial:
         write(partial, [memoryview(text.encode())])
 
 
 def flush(path: Path) -> None:
-    """Make a file, or the names in a folder, durable."""
+    """Flush a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -130,17 +129,15 @@ def flush(path: Path) -> None:
 
 
 def link_files(source: Path, target: Path, names: Iterable[str]) -> None:
-    """Make a folder of hard links to files, and to those in folders, of another one.
-
-    Where there can be no link, on another file system, a file is copied. What is there is replaced.
+    """Make a folder of hard links to files and subfolders of another; copies across file systems.
 
     Args:
         source: the other folder.
-        target: the folder to make.
-        names: of files and folders to take.
+        target: the folder to make; one that is there is replaced.
+        names: files of `source` to link, and subfolders whose files are linked.
 
     Raises:
-        OSError: it cannot be made; what was there is gone or as it was.
+        OSError: it cannot be made; the previous `target` is gone or as it was.
     """
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -175,11 +172,11 @@ def _write_all(descriptor: int, chunk: memoryview) -> None:
 
 @contextmanager
 def writing(path: Path, key: str) -> Generator[None, None, None]:
-    """Where what happens inside writes `path`, raise ResourceError if the disk refuses it.
+    """Turn an OSError inside the `with` into a ResourceError that names `path`.
 
     Args:
-        path: the file or folder.
-        key: of the configuration that says where it lies.
+        path: the file or folder that is written.
+        key: the configuration key that says where it lies.
     """
     try:
         yield
@@ -189,10 +186,10 @@ def writing(path: Path, key: str) -> Generator[None, None, None]:
 
 @contextmanager
 def refusals() -> Generator[None, None, None]:
-    """Raise ResourceError where the system refuses what is not handled more closely.
+    """Turn errors of the system that nothing else has handled into ResourceError.
 
-    That is a file, or more files, memory or processes than a limit allows. Anything else is an
-    error of this program and passes.
+    The system may refuse a file, or more files, memory or processes than a limit allows. Any other
+    error is a bug of this program and passes.
     """
     try:
         yield
@@ -231,13 +228,13 @@ class HeldError(Exception):
 def locked(path: Path, waiting: Callable[[str], None] | None = None) -> Generator[None, None, None]:
     """Hold the exclusive lock file `path` inside a `with`.
 
-    The kernel takes the lock back when the process ends, even after kill -9; what it has started
-    does not hold it. Where a file system has no locks, that is said and no process is kept out.
+    The kernel releases the lock when the process ends, even after kill -9; child processes do not
+    inherit it. On a file system without locks a warning is printed and no process is kept out.
 
     Args:
-        path: made if need be in a folder that is there, and removed at the end.
-        waiting: called once with who holds the lock, before waiting for it; without it a lock that
-            is held is an error.
+        path: the lock file; made in an existing folder, and removed at the end.
+        waiting: called once with the holder's name before waiting for a lock that is held; None
+            makes that an error.
 
     Raises:
         HeldError: another process holds it, and `waiting` is None.
@@ -249,7 +246,7 @@ def locked(path: Path, waiting: Callable[[str], None] | None = None) -> Generato
     finally:
         try:
             if _is_at(descriptor, path):
-                path.unlink(missing_ok=True)  # still locked: who waits notices, and makes a new one
+                path.unlink(missing_ok=True)  # while locked: a waiter notices, and makes a new one
         finally:
             os.close(descriptor)
 
@@ -257,7 +254,7 @@ def locked(path: Path, waiting: Callable[[str], None] | None = None) -> Generato
 def _lock(path: Path, waiting: Callable[[str], None] | None) -> int:
     has_waited = False
     while True:
-        # No link is followed: the folder may be of unknown origin.
+        # O_NOFOLLOW: the folder may be of unknown origin.
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(path, flags, 0o666)
         try:
@@ -288,12 +285,12 @@ def _lock(path: Path, waiting: Callable[[str], None] | None) -> int:
 
 
 def _holder(descriptor: int) -> str:
-    """Who has written its name to a lock file."""
+    """The name that the holder of a lock has written into its file."""
     deadline = time.monotonic() + NAMED_SECONDS
     before = ""
     while time.monotonic() < deadline:
         name = os.pread(descriptor, 1024, 0).decode("utf-8", "replace").strip()
-        # Twice the same: the first may be that of a dead process, about to be written over.
+        # Read twice: the first name may be a dead process's, about to be overwritten.
         if name and name == before:
             return name if name.isprintable() else "another process"
         before = name
@@ -309,14 +306,14 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def check_inside(folder: Path, apart: Collection[str] = ()) -> None:
-    """Refuse a folder that has links out of it, pipes or devices: what is written goes elsewhere.
+    """Refuse to write into a folder with links that lead out of it, pipes or devices.
 
     Args:
-        folder: whatever it holds, and whoever has made it.
-        apart: names of folders in it whose content another program writes.
+        folder: the folder, of any origin.
+        apart: names of subfolders to skip, as another program writes them.
 
     Raises:
-        DataError: a link leads out of it, or something in it is neither a file nor a folder.
+        DataError: a link leads out of it, or an entry is neither a file nor a folder.
     """
     root, waiting = folder.resolve(), [folder]
     while waiting:
@@ -336,10 +333,10 @@ def check_inside(folder: Path, apart: Collection[str] = ()) -> None:
 
 
 def plain_file(folder: Path, file: str, instead: str = "") -> Path:
-    """The path of a file in a folder.
+    """The path of a plain file in a folder; `instead` ends the message of an error.
 
     Raises:
-        DataError: it is not there, is no plain file, or a link leads out of the folder.
+        DataError: it is missing, is no plain file, or is a link that leads out of the folder.
     """
     path = folder / file
     try:
@@ -356,7 +353,7 @@ def plain_file(folder: Path, file: str, instead: str = "") -> Path:
 
 
 def read_text(folder: Path, file: str, most_bytes: int, instead: str = "") -> str:
-    """The text of a small file in a folder; raises DataError as `plain_file`, or if it is large."""
+    """The text of a small file in a folder; raises DataError like `plain_file`, or if too large."""
     path = plain_file(folder, file, instead)
     try:
         with path.open("rb") as opened:
@@ -369,7 +366,7 @@ def read_text(folder: Path, file: str, most_bytes: int, instead: str = "") -> st
 
 
 def read_object(folder: Path, file: str) -> dict[str, Any]:
-    """The object in a JSON file of a folder; raises DataError as `read_text`, or if it is none."""
+    """The object in a folder's JSON file; raises DataError like `read_text`, or if it is none."""
     text = read_text(folder, file, MOST_JSON_BYTES)
     try:
         value: Any = from_json(text)

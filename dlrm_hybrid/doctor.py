@@ -1,4 +1,4 @@
-"""What training needs of a machine, checked by doing it."""
+"""Checks of a machine for training: each tries what training will do."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DELAYED = replace(EMULATED, latency_seconds=0.001)
 
 
 class Level(StrEnum):
-    """How bad it is: `FAIL` means that training cannot run."""
+    """Severity of a finding: `FAIL` means that training cannot run."""
 
     OK = "ok"
     NOTE = "note"
@@ -43,7 +43,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the report; `detail` of anything but OK says what to do."""
+    """One line of the report; unless it is OK, `detail` says what to do."""
 
     name: str
     level: Level
@@ -55,7 +55,7 @@ Finding = tuple[Level, str]
 
 
 def run_checks(folder: Path, rows: Callable[[], Finding]) -> Iterator[Check]:
-    """All checks, cheapest first.
+    """Run all checks, cheapest first.
 
     Args:
         folder: where runs and data would be.
@@ -145,8 +145,8 @@ def check_rows(folder: Path, progress: Callable[[int, int], None]) -> Finding:
     """Read all prepared rows and compare their checksums.
 
     Args:
-        folder: of the rows that the configuration names.
-        progress: called with how many of how many rows have been read.
+        folder: the configured folder of prepared rows.
+        progress: called with the number of rows read so far and of all.
     """
     if not folder.exists():
         return Level.OK, f"none in {folder} yet"
@@ -166,7 +166,7 @@ def _torch() -> Finding:
 
 
 def _fbgemm() -> Finding:
-    """Look up and update one row with the operators that training uses."""
+    """Look up and update one embedding row with the operators that training uses."""
     import torch
 
     from dlrm_hybrid.model.embeddings import DistinctBags, Embeddings
@@ -179,7 +179,7 @@ def _fbgemm() -> Finding:
     (weights,) = tables.weights().values()
     weights.fill_(1.0)
     tables.set_lr(0.5)
-    # A batch as small as this one goes past FBGEMM, bags of distinct ids never do.
+    # DistinctBags always go through FBGEMM; another batch as small as this one would not.
     bag = DistinctBags(torch.tensor([1]), torch.arange(2), torch.tensor([0]))
     tables.pooled(bag).sum().backward()
     if weights[1].tolist() != [0.5] * 4 or weights[0].tolist() != [1.0] * 4:
@@ -188,7 +188,7 @@ def _fbgemm() -> Finding:
 
 
 def _bfloat16() -> Finding:
-    """Both precisions on the layers of the paper's model, on one thread as ranks do."""
+    """Time both precisions on the layers of the paper's model, on one thread like a rank."""
     import torch
 
     from dlrm_hybrid.model.layers.speed import measure_bfloat16
@@ -209,7 +209,7 @@ def _bfloat16() -> Finding:
 
 
 def _kernels() -> Finding:
-    """What is compiled, for which processor, where it is kept and how big it is."""
+    """How many kernels are compiled, for which processor, where they are kept and their size."""
     from dlrm_hybrid.kernels.jit import kept_kernels, kernel_folder, kernels, processor
 
     found = kernel_folder()
@@ -231,7 +231,7 @@ def _kernels() -> Finding:
 
 
 def _emulation() -> Finding:
-    """Make a small network and measure it."""
+    """Make a small emulated network and measure it."""
     rate = EMULATED.rate_bits_per_second / 1e6
     return _emulated(
         EMULATED,
@@ -243,7 +243,7 @@ def _emulation() -> Finding:
 
 
 def _latency() -> Finding:
-    """The same with a delay."""
+    """Make an emulated network with a delay and measure it."""
     return _emulated(DELAYED, _delay_text)
 
 
@@ -261,7 +261,7 @@ def _delay_text(network: Network) -> str:
 
 
 def _emulated(plan: Plan, text: Callable[[Network], str]) -> Finding:
-    """The text for a network that works, or why it does not: training works without."""
+    """A note, not a failure, where a network cannot be emulated: training works without."""
     try:
         with open_network(plan) as network:
             return Level.OK, text(network)

@@ -1,4 +1,4 @@
-"""What is missing for a process, in words: limits of the system that it reaches, packages."""
+"""Missing packages and exhausted system limits, explained in a sentence for the user."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ TRAINER = (
     *("fbgemm_gpu", "hydra", "isal", "matplotlib", "pandas", "psutil", "pyarrow", "pydantic"),
     *("rich", "safetensors", "tensorboard", "torchrec", "xxhash", "yaml", "zmq", "zstandard"),
 )
-"""Modules that the trainer and all commands need; the compressors do without."""
+"""Modules that the trainer and all commands need; the compressors work without them."""
 INSTALL_TRAINER = "pip install ./packaging/fbgemm-gpu-cpu '.[train]' -c constraints.txt"
-SHOWN = 3  # names of what is missing
-MOST_OPEN_FILES = 65_536  # more are never needed, and some programs walk through them all
-# A unix socket's path has 108 bytes with the zero at its end; multiprocessing puts one into
+SHOWN = 3  # missing modules named in the message
+MOST_OPEN_FILES = 65_536  # never needed more; some programs loop over all descriptors to the limit
+# A unix socket's path has at most 107 bytes and a zero; multiprocessing puts one into
 # /pymp-abcdefgh/listener-abcdefgh below the temporary folder.
 MOST_TMPDIR_BYTES = 107 - 32
 _FILES = ("Too many open files", "too many open files")
@@ -31,7 +31,7 @@ _PROCESSES = ("Resource temporarily unavailable", "can't start new thread", "pth
 
 
 def raise_open_files() -> None:
-    """Take as many open files as this process may: many systems give 1,024 and allow more."""
+    """Raise the limit on open files to what is allowed: many systems start at 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -39,7 +39,7 @@ def raise_open_files() -> None:
 
 
 def check_temporary_folder() -> None:
-    """Raise ResourceError where multiprocessing could not put its sockets."""
+    """Raise ResourceError if multiprocessing cannot put its sockets into the temporary folder."""
     try:
         folder = tempfile.gettempdir()
     except OSError as error:
@@ -53,10 +53,10 @@ def check_temporary_folder() -> None:
 
 
 def lacks_trainer(what: str) -> str | None:
-    """One sentence that says how to get what the trainer needs; None if it is all there.
+    """How to install the trainer's missing packages, in one sentence; None if none is missing.
 
     Args:
-        what: needs it.
+        what: the command or name that needs them, for the message.
     """
     missing = [name for name in TRAINER if find_spec(name) is None]
     if not missing:
@@ -69,7 +69,7 @@ def lacks_trainer(what: str) -> str | None:
 
 
 def reached(error: BaseException) -> str | None:
-    """Which limit has made this error, with its value; None if none has."""
+    """The system limit that caused an error, with its value; None if none did."""
     number = getattr(error, "errno", None)
     if number in (errno.EMFILE, errno.ENFILE):
         return reached_in(_FILES[0])
@@ -79,7 +79,7 @@ def reached(error: BaseException) -> str | None:
 
 
 def reached_in(text: str) -> str | None:
-    """Which limit a message of the system or of a library speaks of; None if of none."""
+    """The system limit that an error message points to, with its value; None if to none."""
     if any(words in text for words in _FILES):
         limit = _limit(resource.RLIMIT_NOFILE)
         return f"too many open files: RLIMIT_NOFILE = {limit} (ulimit -n) is too small"
@@ -118,7 +118,7 @@ def _limit(which: int) -> str:
 
 
 def _of_group(name: str) -> str:
-    """A file of this process's control group (version 2); empty where there is none."""
+    """The content of a file of this process's control group (version 2); empty without one."""
     try:
         lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
         group = next(line[3:] for line in lines if line.startswith("0::"))

@@ -1,8 +1,8 @@
 """Standard output and error that never harm the work.
 
-A thread writes what the program prints. If it is not read (a stopped `less`), if it cannot be
-written (`| head`, a full disk) or if the terminal lacks a sign, output is lost and the program goes
-on; that it is lost is said where that still works.
+A thread writes what the program prints. Output that nobody reads (a stopped `less`) or that cannot
+be written (`| head`, a full disk) is dropped, and the program goes on; the loss is reported where
+that still works. Characters that the terminal lacks are replaced.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from typing import Any, TextIO, final
 
 MOST_PENDING_BYTES = 1 << 20
-TERMINAL_LOG = "terminal.log"  # beside those of ranks
+TERMINAL_LOG = "terminal.log"  # beside the logs of the ranks
 PATIENCE_SECONDS = 5.0  # at the end of the program, for a reader that still reads
 PLAIN_SIGNS = "dlrm_hybrid.plain_signs"
 _PLAIN = {"×": "x", "÷": "/", "→": "->", "…": "...", "–": "-", "—": "-"}
@@ -29,15 +29,14 @@ _MARK = b"\n[some output was dropped here: nothing read it]\n"
 
 @final
 class Output(io.RawIOBase):
-    """A descriptor that a thread writes: `write` never waits and never fails."""
+    """A stream to a file descriptor, written by a thread: `write` never waits and never fails."""
 
     def __init__(self, descriptor: int, name: str, report_to: Output | None) -> None:
-        """Begin to write.
+        """Start the thread that writes.
 
         Args:
-            descriptor: of a file, pipe or terminal. It is copied: the number may come to mean
-                something else.
-            name: for messages.
+            descriptor: file, pipe or terminal. It is duplicated, as the number may be reused.
+            name: name of the stream in messages.
             report_to: gets a line when output is lost for the first time.
         """
         super().__init__()
@@ -58,18 +57,18 @@ class Output(io.RawIOBase):
         return True
 
     def isatty(self) -> bool:
-        """Whether it is a terminal."""
+        """Whether the descriptor is a terminal."""
         return os.isatty(self._descriptor)
 
     def fileno(self) -> int:
-        """The descriptor's own copy."""
+        """The duplicate of the descriptor."""
         return self._descriptor
 
     def write(self, data: Any, /) -> int:
-        """Queue all of it, or lose it if too much is waiting."""
+        """Queue all of the data, or drop it if too much is waiting."""
         chunk = bytes(data)
         with self._lock:
-            # One that is larger than all that may wait still goes out where nothing waits.
+            # A chunk above the limit still goes out where nothing else waits.
             pending_bytes = self._pending_bytes
             fits = pending_bytes == 0 or pending_bytes + len(chunk) <= MOST_PENDING_BYTES
             if fits:
@@ -82,13 +81,13 @@ class Output(io.RawIOBase):
         return len(data)
 
     def log_losses(self, path: Path) -> None:
-        """Append to this file what has been, or will be, reported of losses."""
+        """Also append reports of lost output, past and future, to this file."""
         self._log = path
         if self._fault is not None:
             self._write_log(self._fault)
 
     def finish(self) -> None:
-        """Wait until all is written, as long as it may be read."""
+        """Wait until all is written, at most `PATIENCE_SECONDS`."""
         self._queue.put(None)
         self._thread.join(PATIENCE_SECONDS)
         if self._thread.is_alive():
@@ -123,15 +122,15 @@ class Output(io.RawIOBase):
 
 @contextmanager
 def harmless_output() -> Generator[None, None, None]:
-    """While it lasts, nothing printed by this process waits, fails, or ends it."""
+    """Inside the `with`, printing neither blocks, fails, nor ends this process."""
     _open_standard_descriptors()
     codecs.register_error(PLAIN_SIGNS, _in_plain_signs)
     try:
         errors = Output(2, "stderr", report_to=None)
-        output = errors  # of one file one thread keeps the order
+        output = errors  # one thread for one file, so that lines stay in order
         if not os.path.sameopenfile(1, 2):
             output = Output(1, "stdout", report_to=errors)
-    except RuntimeError:  # no room for a thread: the program will say so
+    except RuntimeError:  # no thread can be started: the program will say so
         yield
         return
     before = sys.stdout, sys.stderr
@@ -145,7 +144,7 @@ def harmless_output() -> Generator[None, None, None]:
 
 
 def log_losses(path: Path) -> None:
-    """From now on, record in this file, too, that output of the program is lost."""
+    """Also report lost output of the program in this file."""
     for stream in (sys.stdout, sys.stderr):
         output = getattr(stream, "buffer", None)
         if isinstance(output, Output):
@@ -153,12 +152,12 @@ def log_losses(path: Path) -> None:
 
 
 def _open_standard_descriptors() -> None:
-    """One that is closed would become the next file that is opened, and get what is printed."""
+    """Open closed ones as /dev/null: else the next opened file would get what is printed."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
 
 
 def _text(output: Output, like: TextIO | None) -> TextIO:
@@ -177,7 +176,7 @@ def _write(descriptor: int, data: bytes) -> None:
     while left:
         try:
             left = left[os.write(descriptor, left) :]
-        except BlockingIOError:  # another program has made the terminal so
+        except BlockingIOError:  # another program has made the terminal non-blocking
             poll = select.poll()
             poll.register(descriptor, select.POLLOUT)
             poll.poll()

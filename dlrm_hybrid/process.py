@@ -1,4 +1,4 @@
-"""Ties between a process and the one that started it."""
+"""Signals and lifetime of child processes: who sees Ctrl-C, and who ends with whom."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
 
 @contextmanager
 def shielded() -> Generator[None, None, None]:
-    """Processes started inside do not see SIGTERM and SIGINT, from their first instant on.
+    """Block SIGTERM and SIGINT for processes started inside the `with`, from their first instant.
 
     Ctrl-C in a terminal, `timeout`, systemd and SLURM send these to all processes of a run at once;
-    only the one that the user has started decides what they mean. The shield is the signal mask,
-    which a child inherits: one that wants to see them lifts it by `unshield`. A Ctrl-C waits until
-    the end of the block, as in `interrupts_wait`; SIGTERM does if this is the only thread.
+    only the one that the user has started decides what they mean. Children inherit the signal mask;
+    `unshield` lifts it. A Ctrl-C waits until the end of the block, as in `interrupts_wait`; so does
+    SIGTERM if this is the only thread.
     """
     resource_tracker.ensure_running()  # multiprocessing would start it inside, and undo the mask
     with masked():
@@ -35,7 +35,7 @@ def shielded() -> Generator[None, None, None]:
 
 @contextmanager
 def masked() -> Generator[None, None, None]:
-    """As `shielded`, for processes that multiprocessing does not start."""
+    """The same as `shielded`, for processes that multiprocessing does not start."""
     with interrupts_wait():  # the mask is of this thread alone: any other can take the signal
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
@@ -46,10 +46,10 @@ def masked() -> Generator[None, None, None]:
 
 @contextmanager
 def interrupts_wait() -> Generator[None, None, None]:
-    """A Ctrl-C inside is seen at the end of the block; a second one at once.
+    """Delay a Ctrl-C to the end of the `with`; a second one is seen at once.
 
-    For what must not be cut off in the middle. Of blocks in each other the outer one counts. In
-    other threads than the main one nothing is to be done: no signal is handled there.
+    Of nested blocks the outer one counts. Does nothing outside the main thread, which alone handles
+    signals.
     """
     before = signal.getsignal(signal.SIGINT)
     is_elsewhere = threading.current_thread() is not threading.main_thread()
@@ -62,13 +62,13 @@ def interrupts_wait() -> Generator[None, None, None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-        if len(waiting.received) == 1:  # also where it made the block fail: it has ended children
+        if len(waiting.received) == 1:  # also if the block failed: Ctrl-C may have ended children
             before(*waiting.received[0])
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """Notes the first Ctrl-C, and hands it on with the second."""
+    """Signal handler that keeps the first Ctrl-C and passes it on with the second."""
 
     before: Callable[[int, FrameType | None], object]
     received: list[tuple[int, FrameType | None]] = field(
@@ -84,12 +84,12 @@ class _Waiting:
 
 
 def unshield() -> None:
-    """See SIGTERM and SIGINT again, in a process that was started inside `shielded`."""
+    """Unblock SIGTERM and SIGINT in a process that was started inside `shielded`."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the kernel kill this process as soon as `parent` is gone, however it went.
+    """Let the kernel kill this process as soon as `parent` is gone, however that ended.
 
     Linux only; elsewhere an orphan notices when it next writes to its pipe. Call it from the main
     thread, before others exist: the kernel watches the thread that forked.
@@ -101,9 +101,9 @@ def die_with_parent(parent: int) -> None:
 
 
 def tie_to(parent: int) -> Callable[[], None]:
-    """As `die_with_parent`, for a child to call between fork and exec: it loads nothing there.
+    """Make a `die_with_parent` that a child can call between fork and exec: it loads nothing there.
 
-    The tie outlasts exec, so there is no moment in which the program could be stopped without it.
+    The tie survives exec, so at no moment can the program outlive its parent.
 
     Args:
         parent: process id of the parent.
@@ -126,4 +126,4 @@ def is_stopped(pid: int) -> bool:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
-    return status.rpartition(")")[2].split()[0] in STOPPED  # the name before may hold anything
+    return status.rpartition(")")[2].split()[0] in STOPPED  # the name may contain anything

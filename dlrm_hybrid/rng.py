@@ -1,4 +1,4 @@
-"""Seeds derived from seeds: every random stream has a name, no two share a state."""
+"""Named random streams: each has a seed derived from the run's and from its name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def fold(seed: int, *names: str | int) -> int:
-    """A 63-bit seed that depends on `seed` and on every name, equal on every machine.
+    """Derive a 63-bit seed from `seed` and names, equal on every machine.
 
     Example:
         >>> fold(7, "loader", 0) == fold(7, "loader", 0)
@@ -25,12 +25,12 @@ def fold(seed: int, *names: str | int) -> int:
 
 
 def splitmix64(seed: int, count: int, first: int = 1) -> NDArray[np.uint64]:
-    """Random numbers of which each depends on seed and position alone.
+    """Counter-based random numbers: each depends on seed and position alone.
 
     Args:
         seed: not negative, below 2**64.
         count: how many.
-        first: position of the first of them.
+        first: position of the first number.
 
     Source: Steele, Lea and Flood, Fast splittable pseudorandom number generators, OOPSLA 2014.
     """
@@ -50,7 +50,7 @@ def hashed(seed: int, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def drawn(seed: int, positions: NDArray[np.uint64], bound: int) -> NDArray[np.uint64]:
-    """Whole numbers from 0 to `bound` - 1, of which each depends on seed and position alone.
+    """Random whole numbers from 0 to `bound` - 1: each depends on seed and position alone.
 
     Args:
         seed: not negative, below 2**64.

@@ -1,4 +1,4 @@
-"""Tasks in threads, for code that leaves the interpreter lock to others; free of torch."""
+"""A thread pool for code that releases the interpreter lock; free of torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TypeVar, final
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 Report = Callable[[int], None]
-"""Called by a task with the rows finished since its last call."""
+"""A task calls it with the number of rows finished since its last call."""
 
 
 @final
@@ -19,7 +19,7 @@ class Threads:
     """A pool of threads whose results come in the order of the tasks; use it in a `with`.
 
     Args:
-        count: tasks that run at a time.
+        count: threads, so tasks that run at a time.
     """
 
     def __init__(self, count: int) -> None:
@@ -85,10 +85,10 @@ class Threads:
         self._reported.put(rows)
 
     def _wait(self, future: Future[Result], report: Report) -> None:
-        """Pass reports on until a task is done; its last ones come before its result."""
+        """Pass reports on until a task is done, so that its last ones come before its result."""
         while not future.done():
             self._pass_on(report)
-        for _ in range(self._reported.qsize()):  # no more: others may report without end
+        for _ in range(self._reported.qsize()):  # no more: other tasks may report without end
             self._pass_on(report)
 
     def _pass_on(self, report: Report) -> None:

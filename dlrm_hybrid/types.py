@@ -1,4 +1,4 @@
-"""Names shared by every layer: the errors of the program and the exit codes they stand for."""
+"""Types shared by every layer: positions in a run, exit codes, and errors with their code."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from enum import IntEnum, StrEnum
 from typing import NewType
 
 BatchNumber = NewType("BatchNumber", int)
-"""Position of a batch among those that a trainer reads, from 0 at the beginning of the run."""
+"""Position of a batch among those a trainer reads, from 0 at the beginning of the run."""
 
 Tick = NewType("Tick", int)
-"""Turn of the training loop, from 0 at the beginning of the run: what reports call the step."""
+"""Iteration of the training loop, from 0 at the beginning of the run: the step in reports."""
 
 Version = NewType("Version", int)
-"""How often one bucket of dense weights has been updated since the beginning of the run."""
+"""Number of updates of one bucket of dense weights since the beginning of the run."""
 
 
 class ScoredPart(StrEnum):
@@ -24,7 +24,7 @@ class ScoredPart(StrEnum):
 
 
 class ExitCode(IntEnum):
-    """What the process returns to the shell."""
+    """Exit codes of the program."""
 
     DONE = 0
     FAILED = 1
@@ -37,9 +37,9 @@ class ExitCode(IntEnum):
 
 
 def printable(text: str) -> str:
-    """Text without what a terminal would obey or cannot show: that is escaped; lines stay lines.
+    """Escape what a terminal would obey or cannot show, line ends excepted.
 
-    Names and texts of other people's files may hold anything.
+    Names and texts of other people's files may contain anything.
     """
     return "".join(x if x.isprintable() or x == "\n" else ascii(x)[1:-1] for x in text)
 
@@ -90,13 +90,13 @@ class InterruptedRunError(DlrmError):
 
 
 class StoppedLateError(DlrmError):
-    """A signal came when a run was complete: the run is as good as any, but no other begins."""
+    """A signal came after a run was complete: the run is valid, but no other begins."""
 
     exit_code = ExitCode.DONE
 
 
 class RunFailedError(DlrmError):
-    """A run ended early, for a reason its ranks have reported; carries their exit code."""
+    """A run ended early for a reason that its ranks have reported; carries their exit code."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -104,10 +104,10 @@ class RunFailedError(DlrmError):
 
 
 class PeerLostError(DlrmError):
-    """Another rank is gone without a goodbye.
+    """Another rank has disconnected without a goodbye.
 
     Attributes:
-        rank: the one that is gone.
+        rank: the rank that is gone.
         cause: how this was noticed.
     """
 
@@ -118,10 +118,10 @@ class PeerLostError(DlrmError):
 
 
 class DeadlineError(DlrmError):
-    """What was waited for did not come in time; names it and the time.
+    """Something awaited did not come in time; names it and the time.
 
     Attributes:
-        ranks: of a run that trains, those that it was to come from; empty otherwise.
+        ranks: in training, the ranks that did not send it; empty otherwise.
     """
 
     def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
