@@ -335,16 +335,6 @@ def test_a_run_on_rows_at_their_default_place_goes_on_without_naming_it(
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_a_checkpoint_without_newer_keys_is_scored(train: Train, tmp_path: Path) -> None:
-    assert train("old", "train.steps=10")[0] == 0
-    folder = find(tmp_path / "old")
-    facts = read_facts(folder)
-    del facts["config"]["checkpoint"]["minutes"]
-    del facts["config"]["pull"]["sparsity"]
-    (folder / "manifest.json").write_text(manifest_text(facts))
-    assert run(["dlrm_hybrid", "evaluate", f"evaluate.checkpoint={folder}"]) == 0
-
-
 @pytest.mark.slow
 def test_a_longer_run_goes_on_from_an_old_checkpoint(train: Train, tmp_path: Path) -> None:
     assert train("twice", "train.epochs=2", "optimizer.lr=0.05")[0] == 0
