@@ -15,7 +15,6 @@ from rank_faults import left, plan
 from saved_tensors import saved_tensors
 
 from dlrm_hybrid.checkpoint.folder import find, read_facts
-from dlrm_hybrid.checkpoint.manifest import manifest_text
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.run import training
 from dlrm_hybrid.run.rank.facts import arithmetic, changes
