@@ -1,6 +1,6 @@
-"""What crosses the cuts before and after a stage, encoded and decoded; what a cut keeps meanwhile.
+"""Stage boundaries: activations and their gradients, encoded, sent, received and decoded.
 
-Shapes: b rows of a micro-batch, N width of what enters the stage, M of what leaves it.
+Shapes: b rows of a micro-batch, N input width of the stage, M output width.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from dlrm_hybrid.types import BatchNumber
 from dlrm_hybrid.wire.frame import Kind
 
 Underway = Callable[[Literal["F", "B"], int, int], Iterable[tuple[BatchNumber, int]]]
-"""(kind, sender, receiver) to batch and micro-batch of what is between two stages."""
+"""(op, sending stage, receiving stage) to the (batch, micro-batch) messages still on the way."""
 
 EVALUATION = 2**16 - 1
-"""Number of the only micro-batch of a batch that is predicted: no training step has so many."""
+"""Micro-batch number of an evaluation batch, above all that a training step can have."""
 
 
 @final
 class Boundaries:
-    """What crosses the cuts before and after a stage; before the first and after the last is None.
+    """Moves activations and gradients across the boundaries of a stage; None past either end.
 
     Args:
-        port: of the worker; the neighbouring stages of its trainer are rank - 1 and rank + 1.
+        port: that of the worker; the neighbouring stages of its trainer are rank - 1 and rank + 1.
         part: the stage.
-        codecs: of both boundaries, by number.
-        clock: measures the time that codecs take.
+        codecs: codec per boundary number.
+        clock: measures encoding and decoding.
 
     Attributes:
-        port: of the worker.
+        port: that of the worker.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Boundaries:
     def receive_activations(
         self, batch: BatchNumber, microbatch: int, rows: int
     ) -> Program[Tensor | None]:
-        """What enters the stage, (b, N)."""
+        """Receive and decode the stage's input, (b, N); None at the first stage."""
         if self._part.is_first:
             return None
         if (ahead := self._ahead.pop((Kind.ACTIVATION, batch, microbatch), None)) is not None:
@@ -75,7 +75,7 @@ class Boundaries:
         return entered_bN
 
     def send_activations(self, left_bM: Tensor | None, batch: BatchNumber, microbatch: int) -> None:
-        """To the next stage."""
+        """Encode the stage's output, (b, M), and send it to the next stage; None sends nothing."""
         if left_bM is None:
             return
         key = self._after(batch, microbatch)
@@ -87,7 +87,7 @@ class Boundaries:
     def receive_gradient(
         self, batch: BatchNumber, microbatch: int, rows: int
     ) -> Program[Tensor | None]:
-        """Of what left the stage, (b, M)."""
+        """Receive and decode the gradient of the stage's output, (b, M); None at the last stage."""
         if self._part.is_last:
             return None
         ahead = self._ahead.pop((Kind.ACTIVATION_GRADIENT, batch, microbatch), None)
@@ -103,7 +103,7 @@ class Boundaries:
     def send_gradient(
         self, gradient_bN: Tensor | None, batch: BatchNumber, microbatch: int
     ) -> None:
-        """Of what entered, to the stage before."""
+        """Encode the gradient of the stage's input and send it back; None sends nothing."""
         if gradient_bN is None:
             return
         key = self._before(batch, microbatch)
@@ -113,7 +113,7 @@ class Boundaries:
         self._send(self.port.rank - 1, Kind.ACTIVATION_GRADIENT, key, sections, gradient_bN)
 
     def confirm(self, batch: BatchNumber) -> None:
-        """Confirm to the stage before that its activations have come; no gradient will follow."""
+        """Confirm to the stage before that its activations arrived; no gradient will follow."""
         if not self._part.is_first:
             del self._received[batch, EVALUATION]
             self._send(self.port.rank - 1, Kind.RECEIVED, self._before(batch, EVALUATION))
@@ -126,11 +126,11 @@ class Boundaries:
     def receive_ahead(
         self, underway: Underway, rows: Callable[[BatchNumber], int]
     ) -> Program[None]:
-        """Receive all that neighbours have sent and this stage has not asked for, for `state_dict`.
+        """Receive what neighbours have sent ahead of this stage's ops, so that `state_dict` has it.
 
         Args:
-            underway: says what that is; `Pipeline.underway` after so many ticks.
-            rows: of the micro-batches of a batch.
+            underway: those messages: `Pipeline.underway` at the current tick.
+            rows: per micro-batch of a batch.
         """
         stage = self._part.index
         if not self._part.is_first:
@@ -145,7 +145,7 @@ class Boundaries:
                 self._ahead[Kind.ACTIVATION_GRADIENT, *key] = gradient_bM
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Masks from forward to backward, None as an empty matrix, and what was received ahead."""
+        """Masks kept for backward (None as an empty matrix), and tensors received ahead."""
         masks = {
             f"{name}.{batch}.{microbatch}": (
                 torch.empty(0, 0) if mask is None else torch.from_numpy(mask)
@@ -160,7 +160,7 @@ class Boundaries:
         return masks | ahead
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take in what `state_dict` gave; nothing else is between stages afterwards."""
+        """Replace all that is kept between passes by what `state_dict` returned."""
         self._sent.clear()
         self._received.clear()
         self._ahead.clear()

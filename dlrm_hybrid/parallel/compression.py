@@ -1,4 +1,4 @@
-"""All that one worker compresses with: what it remembers, and what it lets through."""
+"""The compressors of one worker: their state and their counters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.telemetry.compression import ACTIVATION, GRADIENT, counted
 
 PREFIX = "trainer."
-"""Of the names of all that compressors remember."""
+"""Begins the name of every tensor of compressor state."""
 
 
 @final
@@ -25,11 +25,11 @@ class Compression:
     """The compressors of one worker.
 
     Attributes:
-        trainer: whose worker it is.
-        gradients: None where no server is pushed to.
-        activations: of both its boundaries, by number.
-        tables: for its lookups, where the interaction is.
-        turn: held by the one of several threads that compresses gradients or counts.
+        trainer: number of the worker's trainer.
+        gradients: that of pushes; None where there is no server.
+        activations: codec per boundary number.
+        tables: embedding tables, at the stage of the interaction.
+        turn: held by the thread that compresses gradients or reads counters.
     """
 
     trainer: int
@@ -39,7 +39,7 @@ class Compression:
     turn: Lock = field(default_factory=Lock, repr=False)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Views of what a checkpoint must hold; no two workers use the same name."""
+        """Views of the state that a checkpoint must hold, by names unique to this worker."""
         held = {
             f"boundary.{boundary}.{name}": tensor
             for boundary, codec in self.activations.items()
@@ -50,11 +50,11 @@ class Compression:
         return {f"{PREFIX}{self.trainer}.{name}": tensor for name, tensor in held.items()}
 
     def load(self, values: Mapping[str, Tensor]) -> None:
-        """Go on from the `tensors` of a checkpoint; raises DataError if one does not fit."""
+        """Resume from the `tensors` of a checkpoint; raises DataError if one does not fit."""
         copy_into(self.tensors(), values)
 
     def counts(self) -> dict[str, dict[str, float]]:
-        """Since the last call; see `telemetry.compression`."""
+        """Compression counters since the last call, as `telemetry.compression` lays them out."""
         activations = {
             f"{ACTIVATION}{boundary}": codec.report()
             for boundary, codec in self.activations.items()

@@ -1,4 +1,4 @@
-"""What a worker asks of the world it lives in while it makes a step, and how it sends to others.
+"""Effects: what a worker's step asks of its runner, and how it sends to other ranks.
 
 A worker's step is a generator: it yields an effect and is sent the result. In a process of its own
 `ProcessRunner` carries an effect out at once; `InProcessRunner` runs the steps of all workers in
@@ -21,12 +21,12 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Together:
-    """Compute once for all workers of a group, which live in one process; the result is one's own.
+    """Compute once for all workers of a group in one process; each is sent its own result.
 
     Attributes:
         group: ranks of the workers.
         compute: the same for all; values to results, both in the order of `group`.
-        value: what this worker has to say.
+        value: this worker's argument.
     """
 
     group: tuple[int, ...]
@@ -36,7 +36,7 @@ class Together:
 
 Effect = Receive | Together
 Program = Generator[Effect, Any, Result]
-"""What a worker does: yields effects, is sent their results, returns."""
+"""A worker's computation: yields effects, is sent their results, and returns its own."""
 
 Send = Callable[[int, Frame, int], None]
 """(to, frame, dense_equivalent_bytes); encodes the frame before it returns, never waits."""
@@ -62,8 +62,8 @@ class Port:
     """A worker's rank in the topology, with its way to send.
 
     Attributes:
-        topology: of the world.
-        rank: of the worker.
+        topology: ranks and roles of the world.
+        rank: that of the worker.
         attempt: how often the run has been restarted.
         transmit: hands a frame to the network.
     """
@@ -75,7 +75,7 @@ class Port:
 
     @property
     def stage(self) -> int:
-        """Of the worker, counted from 0."""
+        """Stage of the worker, counted from 0."""
         return self.rank % self.topology.stages
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ class Port:
 
         Args:
             to: rank of the receiver.
-            kind: what it is for.
+            kind: kind of the frame.
             number: what frames of this kind count.
             sections: the tensors.
             boundary: between stages `boundary` and `boundary + 1`.

@@ -1,4 +1,4 @@
-"""The guard against gradients and weights that are not finite."""
+"""Guards against gradients and weights that are not finite."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dlrm_hybrid.types import DivergedError
 Array = NDArray[np.float32]
 EMBEDDING_PREFIX = "embedding."
 LOOKUPS_PREFIX = "lookups."  # rows of tables, looked up for later batches
-# To check the dense weights takes 60 µs with the model of the paper: in so many rows once, it is a
-# thousandth of the step. What is not finite stays so, whenever it is looked for.
+# To check the dense weights takes 60 µs with the model of the paper: once in so many rows it is a
+# thousandth of the step. What is not finite stays so, so a late check still finds it.
 CHECKED_ROWS = 1024
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether every element is; reads a tensor once, at the speed of memory."""
+    """Whether every element is finite; reads the tensor once, at the speed of memory."""
     if not tensor.is_floating_point():
         return True
     # An element that is not finite makes the sum so; finite elements do so only near the limit.
@@ -37,7 +37,7 @@ def first_not_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
 
 
 def key_of_rate(name: str) -> str:
-    """The key of the learning rate with which a tensor learns."""
+    """The configuration key of a tensor's learning rate."""
     return "embedding.lr" if name.startswith((EMBEDDING_PREFIX, LOOKUPS_PREFIX)) else "optimizer.lr"
 
 
@@ -48,13 +48,13 @@ def check_weights(
     tensors: Callable[[], Mapping[str, Tensor]],
     rates: Mapping[str, float],
 ) -> None:
-    """Refuse dense weights that are not finite: a NaN can hide from the loss behind a ReLU.
+    """Refuse dense weights that are not finite: a ReLU can hide a NaN from the loss.
 
     Args:
-        step: counted from 0, after which they are looked at; the fault may be some steps older.
-        worker: whose they are.
+        step: counted from 0, after which they are checked; the fault may be some steps older.
+        worker: name of their owner.
         weights: dense ones by name.
-        tensors: all that a model has, asked for where a weight is at fault.
+        tensors: all that a model has, called if a weight is at fault.
         rates: learning rates by their keys.
 
     Raises:
@@ -82,14 +82,14 @@ def check_finite(
     gradients: Sequence[Array],
     sender: Callable[[int], str],
 ) -> None:
-    """Refuse a mean that is not finite, and say whose gradient it was.
+    """Refuse a mean that is not finite, and name the trainers whose gradients made it so.
 
     Args:
         name: of the tensor.
         step: counted from 0.
         mean: of the gradients.
-        gradients: what it was made from.
-        sender: names who sent the gradient with this position.
+        gradients: those that were averaged.
+        sender: names the sender of the gradient at an index.
 
     Raises:
         DivergedError: names trainer, step and tensor.

@@ -1,4 +1,4 @@
-"""How the ranks of a world talk about the run itself: values as JSON, and named tensors.
+"""Control messages between ranks: values as JSON, then named tensors.
 
 The first section of such a frame holds the values. What follows are tensors, in the order of the
 names among the values.
@@ -34,7 +34,7 @@ def message(
     values: Mapping[str, Any],
     tensors: Mapping[str, Tensor] | None = None,
 ) -> Frame:
-    """A frame with values, and contiguous tensors whose memory it shows.
+    """A frame that holds values, and views of contiguous tensors.
 
     Raises:
         ValueError: a tensor is not in the CPU's memory.
@@ -55,7 +55,7 @@ def values_of(frame: Frame) -> dict[str, Any]:
 
 
 def tensors_of(frame: Frame) -> dict[str, Tensor]:
-    """The tensors of a message, in memory of their own."""
+    """The tensors of a message, copied."""
     shapes: Mapping[str, list[int]] = values_of(frame)[NAMES]
     return {
         name: torch.from_numpy(array_of(section).copy()).view(shape)
@@ -64,7 +64,7 @@ def tensors_of(frame: Frame) -> dict[str, Tensor]:
 
 
 def num_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """Of the elements of all tensors."""
+    """Size of all tensors together."""
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
@@ -75,10 +75,10 @@ class Messenger:
 
     Attributes:
         attempt: how often the run has been restarted.
-        channel: to the others.
-        mailbox: of what they send.
+        channel: to the other ranks.
+        mailbox: of the frames they send.
         patience_seconds: how long to wait for a message.
-        clock: measures that, by the kind of the message.
+        clock: measures waiting, by the kind of the message.
     """
 
     attempt: int
@@ -89,7 +89,7 @@ class Messenger:
 
     @property
     def rank(self) -> int:
-        """Rank that sends."""
+        """Rank of the sender."""
         return self.channel.rank
 
     def send(self, to: int, kind: Kind, number: int, values: Mapping[str, Any]) -> None:
@@ -106,19 +106,19 @@ class Messenger:
         return values_of(self._take(sender, kind, number))
 
     def receive_tensors(self, sender: int, kind: Kind, number: int) -> dict[str, Tensor]:
-        """Wait for the named tensors that a rank sends."""
+        """Wait for the named tensors of a message from a rank."""
         return tensors_of(self._take(sender, kind, number))
 
     def receive_unless(
         self, sender: int, kind: Kind, number: int, is_off: Callable[[], bool]
     ) -> Frame | None:
-        """Wait for what a rank sends; None as soon as it is known that it does not come."""
+        """Wait for a frame from a rank; None as soon as `is_off` says that it will not come."""
         wanted = Receive(kind, sender, number)
         with self._waiting(kind):
             return self.mailbox.take_unless(wanted, is_off, self.patience_seconds)
 
     def fetch(self, servers: Sequence[int], version: Version, stage: int) -> dict[str, Tensor]:
-        """The weights of a stage that servers own, once `version` of them is made."""
+        """The weights of a stage on these servers, once they have made `version`."""
         for rank in servers:
             self.send(rank, Kind.FETCH, version, {"stage": stage})
         tensors: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Run the programs of workers: one in a process of its own, or those of a world in turns."""
+"""Runners of workers' programs: one worker in its own process, or all workers of a world."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from dlrm_hybrid.wire.frame import Frame
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRunner:
-    """Carries out every effect of one worker at once.
+    """Carries out the effects of one worker at once.
 
     Attributes:
-        mailbox: of its frames; a shared one lets several threads run programs.
+        mailbox: that of the worker; a shared one lets several threads run programs.
         patience_seconds: how long to wait for a frame.
         clock: measures when the program computes.
     """
@@ -32,14 +32,14 @@ class ProcessRunner:
     clock: SpanClock
 
     def run(self, program: Program[Result]) -> Result:
-        """The result of a program.
+        """Run a program to its end; returns its result.
 
         Raises:
             DlrmError: what the program, the mailbox and the channel raise.
         """
         computing = self.clock.within(Span.COMPUTE)
         answer: Any = None
-        with closing(program):  # what it holds is given back, also where waiting for it has failed
+        with closing(program):  # its locks are released even if waiting fails
             while True:
                 try:
                     with computing:
@@ -47,7 +47,7 @@ class ProcessRunner:
                 except StopIteration as end:
                     return end.value
                 assert isinstance(effect, Receive), "the others of a group live in other processes"
-                # Also for another thread that receives.
+                # Also where another thread receives.
                 with self.clock.waiting(effect.kind.name.lower()):
                     if effect.waits:
                         answer = self.mailbox.take(effect, self.patience_seconds)
@@ -58,12 +58,12 @@ class ProcessRunner:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InProcessRunner:
-    """Runs the programs of all workers of a world in turns; servers answer at once.
+    """Interleaves the programs of all workers of a world; servers answer at once.
 
-    It is the oracle of the world of processes, and the fast way to many runs on a small machine.
+    The reference for worlds of processes, and the fast way to many runs on a small machine.
 
     Attributes:
-        mailboxes: of every worker, by rank.
+        mailboxes: one per worker rank.
         servers: channel and handler of every server.
         clock: measures when programs compute.
     """
@@ -73,10 +73,10 @@ class InProcessRunner:
     clock: SpanClock
 
     def run(self, programs: Mapping[int, Program[Result]]) -> dict[int, Result]:
-        """Run one program for each worker to its end; results by rank.
+        """Run one program for each worker to its end; returns the results by rank.
 
         Raises:
-            DlrmError: nobody can go on; the message says who waits for what.
+            DlrmError: deadlock; the message names each rank's effect.
         """
         turn = _Turn(self, dict(programs))
         for rank in programs:
@@ -84,11 +84,11 @@ class InProcessRunner:
         while turn.waiting:
             if not (turn.answer() | self._serve()):
                 raise DlrmError(f"deadlock: {turn.waiting}")
-        self._serve()  # what the last programs have pushed
+        self._serve()  # the last pushes
         return turn.results
 
     def _serve(self) -> bool:
-        """Let every server take what has come for it; whether there was anything."""
+        """Let every server handle its frames; False if there were none."""
         served = False
         for channel, handle in self.servers:
             while (frame := _receive_now(channel)) is not None:
@@ -100,7 +100,7 @@ class InProcessRunner:
 
 @dataclass(slots=True)
 class _Turn:
-    """Programs on their way: what each waits for, and the results of those at their end."""
+    """Progress of all programs: the effect each waits for, and the results of those that ended."""
 
     world: InProcessRunner
     programs: dict[int, Program[Any]]
@@ -108,7 +108,7 @@ class _Turn:
     results: dict[int, Any] = field(default_factory=dict[int, Any])
 
     def advance(self, rank: int, value: Any) -> None:
-        """Give a program what it waits for, and note what it wants next."""
+        """Send a program the result of its effect, and note its next one."""
         try:
             with self.world.clock.within(Span.COMPUTE):
                 self.waiting[rank] = self.programs[rank].send(value)
@@ -117,11 +117,11 @@ class _Turn:
             self.results[rank] = end.value
 
     def answer(self) -> bool:
-        """Answer whatever can be answered; whether there was anything."""
+        """Carry out every effect that can be; False if none could."""
         answered = False
         for rank, effect in list(self.waiting.items()):
             if self.waiting.get(rank) is not effect:
-                continue  # answered with the rest of its group
+                continue  # advanced with the rest of its group
             if isinstance(effect, Together):
                 answered |= self._answer_group(effect)
                 continue
@@ -132,7 +132,7 @@ class _Turn:
         return answered
 
     def _answer_group(self, effect: Together) -> bool:
-        """Compute for a group once all of it asks for the same; whether it did."""
+        """Compute for a group once all its ranks have asked for it; False before that."""
         effects = [self.waiting.get(rank) for rank in effect.group]
         asked = [one for one in effects if isinstance(one, Together)]
         if len(asked) < len(effects) or any(one.compute != effect.compute for one in asked):

@@ -1,4 +1,4 @@
-"""Schedules of a pipeline as data: the ops of a stage in a tick, in order; an interpreter runs it.
+"""Pipeline schedules as data: the ops of a stage in a tick, in order, for an interpreter.
 
 In every schedule a stage goes through the micro-batches in ascending order, forward and backward,
 so gradients are summed in one order and all schedules give the same bits.
@@ -22,8 +22,8 @@ class Op(NamedTuple):
     Attributes:
         kind: F or B.
         microbatch: of a batch, counted from 0.
-        delay: of the batch that was read so many ticks ago; the first ticks leave out what would
-            come before the first batch, those after the last one what would come behind it.
+        delay: the op is on the batch read so many ticks ago; left out in the first ticks where no
+            batch is that old, and in those after the last batch where it would be a newer one.
     """
 
     kind: Literal["F", "B"]
@@ -38,11 +38,11 @@ Schedule = Callable[[int, int, int], tuple[Op, ...]]
 @final
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """The ops of all stages, and what is between them after so many ticks.
+    """The ops of all stages, and what is in flight between them after so many ticks.
 
     Attributes:
         ops: in every tick, by stage.
-        microbatches: M of every batch.
+        microbatches: M, number per batch.
     """
 
     ops: tuple[tuple[Op, ...], ...]
@@ -56,7 +56,7 @@ class Pipeline:
 
     @property
     def most_in_flight(self) -> int:
-        """Batches that may be on their way, and the ticks in which these come to their end."""
+        """Most batches in flight at once, and the ticks in which they finish."""
         return max(op.delay for ops in self.ops for op in ops)
 
     def delay(self, stage: int, kind: Literal["F", "B"], microbatch: int) -> int:
@@ -67,25 +67,25 @@ class Pipeline:
     def done(
         self, stage: int, kind: Literal["F", "B"], microbatch: int, ticks: int, emptied: int = 0
     ) -> int:
-        """Batches that have had one op of a stage; it goes through them in their order.
+        """Number of batches that have had one op of a stage, which takes them in order.
 
         Args:
-            stage: that goes through them.
+            stage: index of the stage.
             kind: of the op.
             microbatch: of the op.
             ticks: in which a batch was read.
-            emptied: how many of them were done when last nothing was in flight.
+            emptied: number of them done when the pipeline was last empty.
         """
         return max(emptied, ticks - self.delay(stage, kind, microbatch))
 
     def pushed(self, stage: int, ticks: int, emptied: int = 0) -> int:
-        """Batches whose gradients a stage has pushed; see `done`."""
+        """Number of batches whose gradients a stage has pushed; see `done`."""
         return self.done(stage, "B", self.microbatches - 1, ticks, emptied)
 
     def underway(
         self, kind: Literal["F", "B"], sender: int, receiver: int, ticks: int, emptied: int = 0
     ) -> Iterator[tuple[BatchNumber, int]]:
-        """Batch and micro-batch of what one stage has sent and the other has not yet asked for."""
+        """Yield (batch, micro-batch) of what `sender` has sent and `receiver` not yet received."""
         for microbatch in range(self.microbatches):
             received = self.done(receiver, kind, microbatch, ticks, emptied)
             sent = self.done(sender, kind, microbatch, ticks, emptied)
@@ -94,7 +94,7 @@ class Pipeline:
 
 
 def sequential(stage: int, stages: int, microbatches: int) -> tuple[Op, ...]:
-    """One micro-batch at a time: back to the first stage before the next one starts."""
+    """One micro-batch at a time: backward to the first stage before the next one starts."""
     return tuple(
         op
         for microbatch in range(microbatches)
@@ -109,7 +109,7 @@ def gpipe(stage: int, stages: int, microbatches: int) -> tuple[Op, ...]:
 
 
 def one_f_one_b(stage: int, stages: int, microbatches: int) -> tuple[Op, ...]:
-    """Forward and backward in turns once the pipe is full (Narayanan et al., 2019, PipeDream).
+    """Alternate forward and backward once the pipe is full (Narayanan et al., 2019, PipeDream).
 
     As fast as `gpipe`, but stage s never holds more than S - s micro-batches.
     """
@@ -127,9 +127,9 @@ def one_f_one_b(stage: int, stages: int, microbatches: int) -> tuple[Op, ...]:
 class DiverselyStale:
     """DSP: in each tick a stage does the forward of one batch and the backward of an older one.
 
-    Every stage computes backward again from what entered, with the weights there are then, and
-    learns at once (Xu, Huo and Huang, CVPR 2020). Nobody needs a clock: a stage waits for what
-    enters and for gradients, and for nothing else, so the bits are those of any timing.
+    A stage recomputes its forward at backward, with the weights of that time, and updates them at
+    once (Xu, Huo and Huang, CVPR 2020). Stages need no clock: each waits only for its input and
+    its gradients, so the bits do not depend on timing.
 
     Attributes:
         delays: p, ticks from a stage's forward of a batch to that of the next stage; 0 at the end.
@@ -149,4 +149,4 @@ class DiverselyStale:
 SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
     {"sequential": sequential, "gpipe": gpipe, "one_f_one_b": one_f_one_b}
 )
-"""Those that need no more than their name."""
+"""Schedules without parameters, by name."""

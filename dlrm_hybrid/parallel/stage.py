@@ -1,11 +1,11 @@
-"""One pipeline stage: forward and backward from boundary to boundary, and what is between them.
+"""One pipeline stage: forward and backward between its boundaries, and its batches in flight.
 
 What enters a stage becomes a leaf; what leaves it is detached; backward starts from the received
 gradient and ends in the leaf. The pooled rows of the tables are leaves too, one for each
 micro-batch, so the tables are looked up once and learn once for a batch.
 
 Shapes: B rows of the trainer's batch, b rows of a micro-batch, I integer features, F tables,
-D embedding dimension, N width of what enters the stage, M of what leaves it.
+D embedding dimension, N input width of the stage, M output width.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dlrm_hybrid.model.dlrm import StageModel
 from dlrm_hybrid.model.spec import microbatch_rows
 from dlrm_hybrid.types import BatchNumber, DlrmError
 
-# MKL rounds products differently where an operand lies at an address that is no multiple of it.
+# MKL rounds products differently where an operand's address is not a multiple of this.
 ALIGNMENT_BYTES = 16
 
 
@@ -34,9 +34,9 @@ class Inputs:
     Attributes:
         rows: B.
         dense_BI: float32; the first stage needs it.
-        bags: ids; the stage with the interaction needs them.
-        label_B: float32, 0 or 1; the last stage needs it to learn.
-        coming: `bags` of the batches after it, as far as the tables want to know them.
+        bags: ids of the tables; the stage with the interaction needs them.
+        label_B: float32, 0 or 1; the last stage needs it to train.
+        coming: `bags` of the batches after it, as far as the tables look ahead.
     """
 
     rows: int
@@ -48,13 +48,13 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageResult:
-    """What a batch gives in one stage.
+    """What one batch yields in one stage: gradients, loss and counts.
 
     Attributes:
         gradients: of the mean loss of the trainer's batch, by parameter, float32.
-        pooled_gradient_BFD: the same of the pooled rows; None but where the interaction is.
-        loss_sum: binary cross-entropy, summed over the rows; 0 but in the last stage.
-        correct: rows on the right side of one half; 0 but in the last stage.
+        pooled_gradient_BFD: that of the pooled rows; None at a stage without the interaction.
+        loss_sum: binary cross-entropy, summed over the rows; 0 except in the last stage.
+        correct: rows on the right side of one half; 0 except in the last stage.
         rows: B.
     """
 
@@ -67,7 +67,7 @@ class StageResult:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Graph:
-    """A micro-batch between its forward and its backward; `left` is None once weights changed."""
+    """A micro-batch between forward and backward; `left` is None once weights have changed."""
 
     entered_bN: Tensor
     pooled_bFD: Tensor | None
@@ -76,7 +76,7 @@ class _Graph:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Batch:
-    """A batch in flight: what it has given so far, each by micro-batch."""
+    """A batch in flight: its results so far, by micro-batch."""
 
     inputs: Inputs
     pooled_BFD: Tensor | None
@@ -95,16 +95,16 @@ class _Batch:
 
 @final
 class Stage:
-    """A stage with the batches that are in flight, whose ops may come in any order.
+    """A stage of the model with its batches in flight, whose ops may come in any order.
 
     Gradients of a batch are summed in the order of its backward calls.
 
     Args:
         model: the stage's layers.
-        microbatches: of every batch.
-        weight_decay: times half the squared norm of the weights is a part of the loss that
-            gradients are of; no part of the loss that is reported.
-        trainer: whose batches they are, among how many, for the numbers of rows.
+        microbatches: number per batch.
+        weight_decay: factor of half the squared norm of the weights in the loss whose gradients are
+            taken; the reported loss is without it.
+        trainer: its index and the number of trainers, which number the rows.
     """
 
     def __init__(
@@ -126,15 +126,15 @@ class Stage:
         return Stage(self.model, self.microbatches, self._weight_decay, self._trainer)
 
     def begin(self, batch: BatchNumber, inputs: Inputs, pooled_BFD: Tensor | None = None) -> None:
-        """Take a batch in.
+        """Take a batch into flight.
 
         Args:
             batch: its number.
             inputs: its rows.
-            pooled_BFD: rows of the tables, if they have been looked up.
+            pooled_BFD: pooled rows, if they have been looked up.
 
         Raises:
-            ConfigError: it does not divide into micro-batches.
+            ConfigError: the batch does not divide into micro-batches.
         """
         rows = microbatch_rows(inputs.rows, self.microbatches)
         self._batches[batch] = _Batch(inputs=inputs, pooled_BFD=pooled_BFD, rows=rows)
@@ -144,29 +144,29 @@ class Stage:
         return batch in self._batches
 
     def bags(self, batch: BatchNumber) -> Bags[Tensor]:
-        """What a batch in flight looks up."""
+        """The ids that a batch in flight looks up."""
         bags = self._batches[batch].inputs.bags
         assert bags is not None
         return bags
 
     def take_rows(self, batch: BatchNumber, pooled_BFD: Tensor) -> None:
-        """Rows of the tables for a batch in flight; before its first forward."""
+        """Set the pooled rows of a batch in flight, before its first forward."""
         self._batches[batch].pooled_BFD = pooled_BFD
 
     def rows(self, batch: BatchNumber) -> int:
-        """Rows b of each micro-batch of a batch in flight."""
+        """Rows b per micro-batch of a batch in flight."""
         return self._batches[batch].rows
 
     def looked_up(self) -> list[BatchNumber]:
-        """The batches in flight whose rows of the tables are here, in their order."""
+        """The batches in flight whose pooled rows are here, in order."""
         return sorted(batch for batch, one in self._batches.items() if one.pooled_BFD is not None)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Views of all that is in flight, between two ticks.
+        """Views of all batches in flight, between two ticks.
 
         Raises:
-            DlrmError: forward's results are still there, or some micro-batches of a batch have
-                been through backward and others not; such state is not saved.
+            DlrmError: a batch still has results of forward, or is between the backwards of its
+                micro-batches; such state is not saved.
         """
         state: dict[str, Tensor] = {}
         for batch, flying in self._batches.items():
@@ -190,7 +190,7 @@ class Stage:
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take in what `state_dict` gave; nothing else is in flight afterwards."""
+        """Replace all batches in flight by those that `state_dict` returned."""
         self._batches.clear()
         for batch in sorted({int(name.split(".")[0]) for name in state}):
             rows = int(state[f"{batch}.rows"])
@@ -211,12 +211,12 @@ class Stage:
     def forward(
         self, batch: BatchNumber, microbatch: int, received_bN: Tensor | None
     ) -> Tensor | None:
-        """Activations (b, M) for the next stage, detached; None in the last stage.
+        """Compute the activations (b, M) for the next stage, detached; None in the last stage.
 
         Args:
             batch: in flight.
             microbatch: its number in the batch.
-            received_bN: from the stage before, becomes part of the graph; None in the first.
+            received_bN: from the stage before, a leaf of the graph from now on; None in the first.
         """
         part, flying = self.model.part, self._batches[batch]
         if part.is_first:
@@ -241,9 +241,9 @@ class Stage:
         return None if part.is_last else left.detach()
 
     def drop_graphs(self) -> None:
-        """Forget what forward computed of batches in flight: their weights are about to change.
+        """Drop the autograd graphs of batches in flight, whose weights are about to change.
 
-        What entered is kept; backward computes it again, with the weights there are then.
+        Inputs are kept: backward recomputes forward, with the weights of that time.
         """
         for flying in self._batches.values():
             for microbatch, graph in flying.graphs.items():
@@ -252,12 +252,12 @@ class Stage:
     def backward(
         self, batch: BatchNumber, microbatch: int, received_bM: Tensor | None
     ) -> Tensor | None:
-        """Gradient (b, N) for the stage before; None in the first stage.
+        """Compute the gradient (b, N) for the stage before; None in the first stage.
 
         Args:
             batch: in flight.
             microbatch: its number in the batch; its forward has been done.
-            received_bM: gradient of what left; None in the last stage.
+            received_bM: gradient of the stage's output; None in the last stage.
         """
         part, flying = self.model.part, self._batches[batch]
         graph = flying.graphs.pop(microbatch)
@@ -285,7 +285,7 @@ class Stage:
         return entered_gradient_bN
 
     def finish(self, batch: BatchNumber) -> StageResult:
-        """What a batch has given, after the backward of its last micro-batch; it is forgotten."""
+        """Remove a batch after the backward of its last micro-batch; returns its results."""
         flying = self._batches.pop(batch)
         assert not flying.graphs
         pooled = [gradient for _, gradient in sorted(flying.pooled_gradients.items())]
@@ -308,7 +308,7 @@ class Stage:
 def predict_stage(
     model: StageModel, inputs: Inputs, received_BN: Tensor | None, pooled_BFD: Tensor | None
 ) -> Tensor:
-    """What leaves the stage, (B, M), without a graph; in the last stage the logits (B,)."""
+    """The stage's output (B, M), without a graph; the logits (B,) in the last stage."""
     entered_BN = inputs.dense_BI if received_BN is None else received_BN
     assert entered_BN is not None
     with torch.no_grad():
@@ -317,10 +317,10 @@ def predict_stage(
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """The same values at an address from which every product gives the same bits."""
+    """The same values at an address where products round the same in every run."""
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT_BYTES else tensor
 
 
 def count_correct(logit_B: Tensor, label_B: Tensor) -> Tensor:
-    """Rows whose probability, taken as a click from one half on, agrees with the label."""
+    """Number of rows whose predicted click, at probability one half or more, matches the label."""
     return torch.count_nonzero((logit_B >= 0) == (label_B > 0.5))

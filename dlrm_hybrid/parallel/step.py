@@ -1,4 +1,4 @@
-"""What one worker does in a tick, as a generator of effects; see `parallel.effects`.
+"""The ops of one worker in a tick, as a generator of effects; see `parallel.effects`.
 
 train step:
     look up the ids of the batch whose forward follows    (the stage with the interaction)
@@ -11,8 +11,8 @@ train step:
 
 The lookup comes first because it needs nothing from the servers: it overlaps their work.
 
-What tensors are is not known here, and torch is not imported: `plan` runs the same step with costs
-in place of tensors. So a new schedule can be simulated as soon as it can be trained with.
+Tensors are opaque here, and torch is not imported: `plan` runs the same step with costs in place
+of tensors, so a new schedule can be simulated as soon as it can be trained with.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dlrm_hybrid.types import BatchNumber, Tick
 
 
 class Counted(Protocol):
-    """Sums over rows that a loss was computed of."""
+    """Sums over the rows of a loss."""
 
     @property
     def loss_sum(self) -> float:
@@ -37,26 +37,26 @@ class Counted(Protocol):
 
     @property
     def correct(self) -> int:
-        """Rows on the right side of one half."""
+        """Number of rows on the right side of one half."""
         ...
 
     @property
     def rows(self) -> int:
-        """How many rows were counted."""
+        """Number of rows."""
         ...
 
 
 class StepResult(Counted, Protocol):
-    """What a batch gives in one stage; see `stage.StageResult`."""
+    """What one batch yields in one stage; see `stage.StageResult`."""
 
     @property
     def gradients(self) -> Any:
-        """Of the weights."""
+        """Gradients of the weights."""
         ...
 
     @property
     def pooled_gradient_BFD(self) -> Any:  # noqa: N802
-        """Of the pooled rows; None but where the interaction is."""
+        """Gradient of the pooled rows; None at a stage without the interaction."""
         ...
 
 
@@ -65,12 +65,12 @@ class StepInputs(Protocol):
 
     @property
     def bags(self) -> Any:
-        """Ids of the tables; not None where the interaction is."""
+        """Ids of the tables; not None at the stage with the interaction."""
         ...
 
     @property
     def coming(self) -> Sequence[Any]:
-        """`bags` of the batches after it, as far as the tables want to know them."""
+        """`bags` of the batches after it, as far as the tables look ahead."""
         ...
 
 
@@ -80,69 +80,69 @@ class StepStage(Protocol):
     microbatches: int
 
     def begin(self, batch: BatchNumber, inputs: Any) -> None:
-        """Take a batch in."""
+        """Take a batch into flight."""
 
     def __contains__(self, batch: BatchNumber) -> bool:
         """Whether a batch is in flight."""
         ...
 
     def bags(self, batch: BatchNumber) -> Any:
-        """What a batch in flight looks up."""
+        """The ids that a batch in flight looks up."""
         ...
 
     def take_rows(self, batch: BatchNumber, pooled_BFD: Any) -> None:
-        """What a batch in flight has looked up, before its first forward."""
+        """Set the pooled rows of a batch in flight, before its first forward."""
 
     def rows(self, batch: BatchNumber) -> int:
         """Rows of each micro-batch of a batch in flight."""
         ...
 
     def forward(self, batch: BatchNumber, microbatch: int, received_bN: Any) -> Any:
-        """What leaves the stage; None from the last one."""
+        """Compute the stage's output; None from the last stage."""
         ...
 
     def backward(self, batch: BatchNumber, microbatch: int, received_bM: Any) -> Any:
-        """Gradient of what entered; None in the first stage."""
+        """Compute the gradient of the stage's input; None in the first stage."""
         ...
 
     def drop_graphs(self) -> None:
-        """Forget what forward computed of batches in flight."""
+        """Drop the autograd graphs of batches in flight."""
 
     def finish(self, batch: BatchNumber) -> StepResult:
-        """What a batch has given, after the backward of its last micro-batch."""
+        """Remove a batch after the backward of its last micro-batch; returns its results."""
         ...
 
 
 class StepBoundaries(Protocol):
-    """The cuts before and after a stage; see `boundaries.Boundaries`."""
+    """The boundaries before and after a stage; see `boundaries.Boundaries`."""
 
     def receive_activations(
         self, batch: BatchNumber, microbatch: int, rows: int
     ) -> Program[Any | None]:
-        """What enters the stage; None in the first one."""
+        """Receive the stage's input; None at the first stage."""
         ...
 
     def send_activations(self, left_bM: Any, batch: BatchNumber, microbatch: int) -> None:
-        """To the next stage; None to nobody."""
+        """Send the stage's output to the next stage; None sends nothing."""
 
     def receive_gradient(
         self, batch: BatchNumber, microbatch: int, rows: int
     ) -> Program[Any | None]:
-        """Of what left the stage; None in the last one."""
+        """Receive the gradient of the stage's output; None at the last stage."""
         ...
 
     def send_gradient(self, gradient_bN: Any, batch: BatchNumber, microbatch: int) -> None:
-        """To the stage before; None to nobody."""
+        """Send the gradient of the stage's input to the stage before; None sends nothing."""
 
 
 class StepTables(Protocol):
     """A trainer's access to the tables; see `tables.base.Tables`."""
 
     def prefetch(self, batch: BatchNumber, bags: Any) -> None:
-        """Ask for the rows of a batch."""
+        """Request the rows of a batch."""
 
     def lookup(self, batch: BatchNumber, bags: Any, lr: float) -> Program[Any]:
-        """Pooled rows of a batch."""
+        """Look up the pooled rows of a batch."""
         ...
 
     def update(self, batch: BatchNumber, gradient_BFD: Any) -> Program[None]:
@@ -151,7 +151,7 @@ class StepTables(Protocol):
 
 
 class StepClient(Protocol):
-    """How the weights of a stage follow the masters; see `dense.client.Client`."""
+    """Keeps a stage's weights in step with the masters; see `dense.client.Client`."""
 
     def pull(self) -> Program[None]:
         """Bring the weights to a version that the next push may be computed with."""
@@ -166,7 +166,7 @@ class StepRate(Protocol):
     """A learning rate over the steps."""
 
     def lr(self, step: int) -> float:
-        """Of one step."""
+        """The learning rate of one step."""
         ...
 
 
@@ -175,7 +175,7 @@ class StepWorker(Protocol):
 
     @property
     def part(self) -> StagePart:
-        """Which layers of the model it computes."""
+        """The layers of the model that it computes."""
         ...
 
     @property
@@ -185,17 +185,17 @@ class StepWorker(Protocol):
 
     @property
     def stage(self) -> StepStage:
-        """Computes."""
+        """The stage's computation and batches in flight."""
         ...
 
     @property
     def boundaries(self) -> StepBoundaries:
-        """Its cuts to the neighbouring stages."""
+        """The boundaries to the neighbouring stages."""
         ...
 
     @property
     def tables(self) -> StepTables | None:
-        """For its lookups; None where the interaction is not."""
+        """Access to the tables; None at a stage without the interaction."""
         ...
 
     @property
@@ -205,18 +205,18 @@ class StepWorker(Protocol):
 
     @property
     def client(self) -> StepClient:
-        """Of the weights."""
+        """Pulls the stage's weights and pushes their gradients."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
-    """What a training step measured; in every stage but the last the sums are 0.
+    """Sums over the rows of a training step; 0 in every stage but the last.
 
     Attributes:
         loss_sum: binary cross-entropy before the update, summed over the rows.
         correct: rows on the right side of one half.
-        rows: of the batches whose gradients were pushed, of most schedules one.
+        rows: those of the batches whose gradients were pushed, mostly one batch.
     """
 
     loss_sum: float = 0.0
@@ -224,7 +224,7 @@ class StepMetrics:
     rows: int = 0
 
     def plus(self, result: Counted) -> StepMetrics:
-        """With one more batch, or those of another step."""
+        """The sums with another batch or step added."""
         return StepMetrics(
             loss_sum=self.loss_sum + result.loss_sum,
             correct=self.correct + result.correct,
@@ -233,19 +233,18 @@ class StepMetrics:
 
 
 def train_step(worker: StepWorker, tick: Tick, inputs: StepInputs | None) -> Program[StepMetrics]:
-    """Do the ops of one tick, in which the batch of the same number is read.
+    """Run the ops of one tick, in which the batch of the same number is read.
 
-    Batches that are not in flight are left out: those before the first that was read, and those
-    after the last.
+    Ops on batches that are not in flight are left out: before the first batch and after the last.
 
     Args:
-        worker: does them.
+        worker: the one that computes.
         tick: its number.
-        inputs: of the batch; None once all have been read.
+        inputs: the batch; None once all have been read.
 
     Raises:
         ConfigError: the batch does not divide into micro-batches.
-        DlrmError: a frame is not what it should be.
+        DlrmError: a frame is not the expected one.
     """
     stage, boundaries, index = worker.stage, worker.boundaries, worker.part.index
     if inputs is not None:
@@ -276,7 +275,7 @@ def train_step(worker: StepWorker, tick: Tick, inputs: StepInputs | None) -> Pro
 
 
 def drain(worker: StepWorker, ticks: int) -> Program[StepMetrics]:
-    """After so many ticks, do the ops that are left of the batches in flight; none is read."""
+    """Finish the batches in flight after so many ticks; reads no more."""
     metrics = StepMetrics()
     for tick in range(ticks, ticks + worker.pipeline.most_in_flight):
         metrics = metrics.plus((yield from train_step(worker, Tick(tick), None)))
@@ -284,7 +283,7 @@ def drain(worker: StepWorker, ticks: int) -> Program[StepMetrics]:
 
 
 def _read(worker: StepWorker, batch: BatchNumber, inputs: StepInputs) -> None:
-    """Take a batch in, and ask for its rows and those of the next ones where that helps."""
+    """Take a batch into flight, and prefetch its rows and those of the batches coming."""
     worker.stage.begin(batch, inputs)
     if worker.tables is not None:
         assert inputs.bags is not None
@@ -293,13 +292,13 @@ def _read(worker: StepWorker, batch: BatchNumber, inputs: StepInputs) -> None:
 
 
 def look_up(worker: StepWorker, tables: StepTables, batch: BatchNumber) -> Program[Any]:
-    """Rows of the tables for a batch in flight."""
+    """Look up the pooled rows of a batch in flight."""
     lr = worker.embedding_schedule.lr(batch)
     return (yield from tables.lookup(batch, worker.stage.bags(batch), lr))
 
 
 def _finish(worker: StepWorker, batch: BatchNumber) -> Program[StepResult]:
-    """Push the gradients of a batch, and update its rows of the tables."""
+    """Push the gradients of a batch, and update the rows it looked up."""
     result = worker.stage.finish(batch)
     worker.stage.drop_graphs()  # of other batches: a local client updates the weights at once
     yield from worker.client.push(result.gradients)

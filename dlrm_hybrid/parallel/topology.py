@@ -1,4 +1,4 @@
-"""Who is who: ranks of trainers, stages and servers, and the server of every dense tensor."""
+"""Ranks and roles: trainers, stages, servers, and the placement of dense tensors on servers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class WorkerRole:
 
     @property
     def name(self) -> str:
-        """Of logs and messages: `worker-<trainer>.<stage>`."""
+        """Name in logs and messages: `worker-<trainer>.<stage>`."""
         return f"worker-{self.trainer}.{self.stage}"
 
 
@@ -31,7 +31,7 @@ class ServerRole:
 
     @property
     def name(self) -> str:
-        """`server-<index>`."""
+        """Name in logs and messages: `server-<index>`."""
         return f"server-{self.index}"
 
 
@@ -43,7 +43,7 @@ class TableServerRole:
 
     @property
     def name(self) -> str:
-        """`tables-<index>`."""
+        """Name in logs and messages: `tables-<index>`."""
         return f"tables-{self.index}"
 
 
@@ -52,14 +52,14 @@ Role = WorkerRole | ServerRole | TableServerRole
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """Ranks of all roles: worker (t, w) is `t * stages + w`; servers follow, then table servers.
+    """Layout of ranks: worker (t, w) is `t * stages + w`; servers follow, then table servers.
 
     Attributes:
         trainers: T, replicas of the dense model.
         stages: W, parts of each replica; boundary b lies between stages b and b + 1.
         servers: S; 0 with one trainer only, whose workers then apply their own optimizer.
         interaction_stage: the stage that holds the interaction, and with it the tables.
-        table_servers: own the rows of the tables; 0 leaves these to the workers.
+        table_servers: number that own the tables' rows; 0 leaves these to the workers.
 
     Raises:
         ConfigError: a count is impossible; the message names its key.
@@ -95,12 +95,12 @@ class Topology:
 
     @property
     def num_workers(self) -> int:
-        """Workers of all trainers; the rank of the first server."""
+        """Number of workers of all trainers; the rank of the first server."""
         return self.trainers * self.stages
 
     @property
     def size(self) -> int:
-        """Ranks in all."""
+        """Number of ranks."""
         return self.num_workers + self.servers + self.table_servers
 
     def worker(self, trainer: int, stage: int) -> int:
@@ -122,11 +122,11 @@ class Topology:
         return self.num_workers + self.servers + index
 
     def collective_server(self, stage: int) -> int:
-        """Rank of the server through which the workers of a stage agree; there are servers."""
+        """Rank of the server for the collectives of a stage; requires servers."""
         return self.server(stage % self.servers)
 
     def role(self, rank: int) -> Role:
-        """What a rank does; ValueError if there is no such rank."""
+        """The role of a rank; ValueError if there is no such rank."""
         if not 0 <= rank < self.size:
             raise ValueError(f"no rank {rank} in {self}")
         if rank < self.num_workers:
@@ -139,12 +139,12 @@ class Topology:
         return self.role(rank).name
 
     def stage_group(self, stage: int) -> tuple[int, ...]:
-        """Workers of one stage, in trainer order."""
+        """Ranks of the workers of one stage, in trainer order."""
         return tuple(self.worker(trainer, stage) for trainer in range(self.trainers))
 
     @property
     def interaction_group(self) -> tuple[int, ...]:
-        """Workers that share the tables, in trainer order."""
+        """Ranks of the workers that share the tables, in trainer order."""
         return self.stage_group(self.interaction_stage)
 
     @property
@@ -171,8 +171,8 @@ class DenseTensor:
         id: its number on the wire, position of its name in `ModelSpec.dense_shapes()`.
         name: `bottom.1.weight`.
         shape: of its elements, float32.
-        stage: that computes with it.
-        server: that owns it, counted from 0; 0 without servers.
+        stage: stage that computes with it.
+        server: index of the owner, counted from 0; 0 without servers.
     """
 
     id: int

@@ -1,4 +1,4 @@
-"""One worker: its parts, what it reads of batches, how it predicts and what it has in flight.
+"""One worker: its parts, its share of a batch, its predictions and its state in flight.
 
 Shapes: B rows of the trainer's batch, F tables, D embedding dimension.
 """
@@ -26,7 +26,7 @@ from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.types import BatchNumber, DataError
 
 FLIGHT_PREFIX = "flight."
-"""Of the names of all that batches between two steps leave in workers."""
+"""Begins the name of every tensor that batches in flight leave in workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +34,11 @@ class Worker:
     """The parts of one worker.
 
     Attributes:
-        rank: its own.
+        rank: that of the worker.
         stage: computes, and keeps what is in flight.
         pipeline: the ops of this stage and its neighbours in every tick.
-        boundaries: to the neighbouring stages.
-        tables: for its lookups; None where the interaction is not.
+        boundaries: those to the neighbouring stages.
+        tables: access to the tables; None at a stage without the interaction.
         embedding_schedule: learning rate of the tables.
         client: pulls the weights of the stage and pushes their gradients.
     """
@@ -53,17 +53,17 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """For messages: `worker-0.1 (rank 1)`."""
+        """Name in messages: `worker-0.1 (rank 1)`."""
         return str(self.boundaries.port)
 
     @property
     def part(self) -> StagePart:
-        """Which layers of the model the worker computes."""
+        """The layers of the model that the worker computes."""
         return self.stage.model.part
 
 
 def stage_inputs(worker: Worker, batch: Batch, coming: Sequence[Batch] = ()) -> Inputs:
-    """What a worker's stage reads of a batch and of those that come after it, and no more."""
+    """The parts of a batch, and of those coming, that a worker's stage reads."""
     part = worker.part
     return Inputs(
         rows=len(batch.label_B),
@@ -75,12 +75,12 @@ def stage_inputs(worker: Worker, batch: Batch, coming: Sequence[Batch] = ()) -> 
 
 
 def state_in_flight(worker: Worker, ticks: int, emptied: int = 0) -> Program[dict[str, Tensor]]:
-    """Views of what a checkpoint must hold of batches that wait for an op.
+    """Views of the batches in flight that a checkpoint must hold.
 
     Args:
         worker: between two ticks.
-        ticks: that many are done.
-        emptied: that many were done when last nothing was in flight.
+        ticks: number done.
+        emptied: number done when the pipeline was last empty.
 
     Raises:
         DlrmError: a batch is in the middle of its backward.
@@ -92,7 +92,7 @@ def state_in_flight(worker: Worker, ticks: int, emptied: int = 0) -> Program[dic
 
 
 def load_in_flight(worker: Worker, state: Mapping[str, Tensor]) -> Program[None]:
-    """Go on from `state_in_flight`; the tables are as they were then."""
+    """Resume from `state_in_flight`; the tables must be as they were then."""
     parts: dict[str, dict[str, Tensor]] = {"boundaries": {}, "stage": {}}
     for name, tensor in state.items():
         part, _, rest = name.partition(".")
@@ -102,12 +102,12 @@ def load_in_flight(worker: Worker, state: Mapping[str, Tensor]) -> Program[None]
     if worker.tables is None:
         return
     for batch in worker.stage.looked_up():
-        # For the update that will follow: the rows of then are in the state.
+        # Prepares the update; the rows looked up then are in the state.
         yield from look_up(worker, worker.tables, batch)
 
 
 def flight(worker: Worker, ticks: int, emptied: int) -> Program[dict[str, Tensor]]:
-    """`state_in_flight` under names that no other worker uses; empty where no tick leaves any."""
+    """`state_in_flight` under names unique to the worker; empty if no tick leaves any."""
     if not worker.pipeline.most_in_flight:
         return {}
     state = yield from state_in_flight(worker, ticks, emptied)
@@ -117,10 +117,10 @@ def flight(worker: Worker, ticks: int, emptied: int) -> Program[dict[str, Tensor
 def load_flight(
     worker: Worker, ticks: int, emptied: int, values: Mapping[str, Tensor]
 ) -> Program[None]:
-    """Go on from `flight`; `values` may hold others.
+    """Resume from `flight`; `values` may hold other tensors too.
 
     Raises:
-        DataError: they do not hold the batches in flight.
+        DataError: `values` do not hold the batches in flight.
     """
     head = f"{FLIGHT_PREFIX}{worker.rank}."
     own = {k.removeprefix(head): value for k, value in values.items() if k.startswith(head)}
@@ -134,14 +134,14 @@ def load_flight(
 
 
 def predict_batch(worker: Worker, number: int, inputs: Inputs) -> Program[Tensor | None]:
-    """Logits (B,) of one batch from the last stage, None from the others; nothing learns.
+    """Compute logits (B,) of one batch at the last stage, None at others; nothing is updated.
 
-    A stage is done when the next one has its activations: no stage runs away from the next by more
-    than a batch.
+    A stage returns once the next one has its activations, so none is ahead of the next by more than
+    a batch.
 
     Args:
-        worker: its weights are taken as they are.
-        number: of the batch; another one for each batch of an evaluation.
+        worker: its weights are used as they are.
+        number: of the batch; unique in an evaluation.
         inputs: any number of rows; labels are not read.
     """
     batch, boundaries = BatchNumber(number), worker.boundaries

@@ -1,1 +1,1 @@
-"""Rounds in which trainers reduce something through a server before they push."""
+"""Collective rounds: the workers of a stage reduce through a server before each push."""

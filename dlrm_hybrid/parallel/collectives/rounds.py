@@ -1,4 +1,4 @@
-"""When the workers of a stage have all contributed: a pure machine, without tensors.
+"""The state machine of collective rounds, pure and without tensors.
 
 Before each push come some rounds. In a round every worker of the stage contributes once; when the
 last has, all get the same result, and may contribute to the next round or, after the last one, to
@@ -15,7 +15,7 @@ from dlrm_hybrid.types import DlrmError
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """Event: the sections of the worker with rank `sender` for a round before a push have come."""
+    """Event: a worker's sections for a round before a push have arrived."""
 
     sender: int
     push: int
@@ -46,8 +46,8 @@ class Group:
     Attributes:
         stage: the stage.
         workers: their ranks, in trainer order.
-        push: of the round that is open; None before the first contribution.
-        round: that is open.
+        push: that of the open round; None before the first contribution.
+        round: the open one.
         contributed: ranks whose contributions have come.
     """
 
@@ -60,7 +60,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """All stages that reduce here, and the rounds before each push."""
+    """Progress of all stages that reduce on one server, with `rounds` before each push."""
 
     rounds: int
     groups: tuple[Group, ...]
@@ -70,7 +70,7 @@ def start(rounds: int, workers: Mapping[int, Sequence[int]]) -> State:
     """The state before the first contribution.
 
     Args:
-        rounds: before each push, at least 1.
+        rounds: number before each push, at least 1.
         workers: ranks of the workers of each stage that reduces here, in trainer order.
     """
     groups = (
@@ -81,7 +81,7 @@ def start(rounds: int, workers: Mapping[int, Sequence[int]]) -> State:
 
 
 def step(state: State, event: Contribution) -> tuple[State, Reduce | None]:
-    """The state after an event, and what to do now.
+    """The state after an event, and the action it calls for, if any.
 
     Raises:
         DlrmError: the contribution is of a worker that does not reduce here, has come before, or

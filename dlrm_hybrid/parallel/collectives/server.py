@@ -1,4 +1,4 @@
-"""A server's side of collectives: gathers the contributions of a stage, reduces, answers.
+"""The server's side of collectives: gather a stage's contributions, reduce, answer.
 
 All rounds of stage w go through server w mod S, whichever servers own its tensors.
 """
@@ -20,13 +20,13 @@ from dlrm_hybrid.wire.section import SectionError
 
 @final
 class CollectiveServer:
-    """Takes the contributions that come to a server.
+    """Reduces the contributions of those stages whose rounds go through one server.
 
     Args:
-        topology: of the world.
-        index: of the server.
+        topology: ranks and roles of the world.
+        index: which server this is.
         tensors: all dense tensors of the model.
-        ops: of the rounds of each push, at least one.
+        ops: operation of each round before a push, at least one.
         attempt: how often the run has been restarted.
     """
 
@@ -48,7 +48,7 @@ class CollectiveServer:
         self._contributed: dict[int, Sections] = {}
 
     def handle(self, frame: Frame) -> Sequence[Outgoing]:
-        """Take a CONTRIBUTION; the answers to send before the next call.
+        """Handle a CONTRIBUTION frame; returns the frames to send before the next call.
 
         Raises:
             DlrmError: a contribution is not due or not what the operation of its round takes; the
@@ -86,7 +86,7 @@ class CollectiveServer:
 
 
 def _elements(tensors: Sequence[DenseTensor]) -> Mapping[int, int]:
-    """Of all tensors of each stage."""
+    """Number of elements per stage."""
     counts: dict[int, int] = {}
     for tensor in tensors:
         counts[tensor.stage] = counts.get(tensor.stage, 0) + tensor.count

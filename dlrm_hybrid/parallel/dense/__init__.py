@@ -1,1 +1,1 @@
-"""Dense weights: masters on servers, mirrors at workers, gradients up and updates down."""
+"""Dense weights: masters on servers, replicas at workers; gradients go up, versions down."""

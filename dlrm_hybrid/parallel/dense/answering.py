@@ -1,4 +1,4 @@
-"""A rank that answers some frames whenever it waits for others."""
+"""Frames that a rank handles while it waits for others."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from dlrm_hybrid.wire.frame import Frame, Kind
 @final
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """What a `Mailbox` does with the frames that nobody waits for.
+    """Handler table of a `Mailbox` for the frames that nobody waits for.
 
     Attributes:
         channel: where answers go.
-        handlers: by the kinds of frames that they are for.
+        handlers: one per frame kind.
     """
 
     channel: Channel
     handlers: Mapping[Kind, Handle]
 
     def __call__(self, frame: Frame) -> bool:
-        """Answer a frame, if there is a handler for it; whether there was."""
+        """Handle a frame and send the answers; False if its kind has no handler."""
         handle = self.handlers.get(frame.kind)
         if handle is None:
             return False

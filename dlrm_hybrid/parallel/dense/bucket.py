@@ -1,4 +1,4 @@
-"""All that one server owns of one stage: gradients in, what has changed out.
+"""A bucket: the weights of one stage on one server, updated by pushes, published as versions.
 
 Its tensors are concatenated, so that an update is one sum, one call of the optimizer and one look
 at what to publish, whatever their number.
@@ -50,13 +50,13 @@ WORD_BITS = 64
 
 
 class Mean(NamedTuple):
-    """Of all tensors of a bucket, concatenated.
+    """Mean gradient of a bucket, its tensors concatenated.
 
     Attributes:
         indices_K: increasing; None for all elements.
         values_K: float32.
         is_finite: whether every value is.
-        units: of each tensor that which all trainers share, of `DenseUpdate.units`, or None.
+        units: per tensor, the one all trainers share (`DenseUpdate.units`), or None; () if sparse.
     """
 
     indices_K: Int32s | None
@@ -67,7 +67,7 @@ class Mean(NamedTuple):
 
 @final
 class Aggregate:
-    """Keeps the buffers of a bucket between updates.
+    """Averages the pushes of a bucket, in buffers kept between updates.
 
     Args:
         offsets_E: where each tensor begins among the N, and the end of the last.
@@ -82,9 +82,9 @@ class Aggregate:
         self._indices_N = np.empty(elements, np.int32)
 
     def mean(self, pushes: Sequence[Update]) -> Mean:
-        """The mean over all trainers; who sent nothing of an element counts with 0.
+        """The mean over all trainers; an element that a trainer has not sent counts as 0.
 
-        The result may view a buffer: it lasts until the next call.
+        The result may view a buffer: it is valid until the next call.
         """
         dense = [push for push in pushes if isinstance(push, DenseUpdate)]
         if len(dense) == len(pushes):
@@ -110,12 +110,12 @@ class Aggregate:
         return Mean(None, self._mean_N, is_finite, units_T)
 
     def _every_element(self, push: DenseUpdate) -> SparseUpdate:
-        """The same, with every element named."""
+        """A dense update as a sparse one that lists every element."""
         indices = [np.arange(values_N.size, dtype=np.int32) for values_N in push.values]
         return SparseUpdate(self._offsets_E, np.concatenate(indices), np.concatenate(push.values))
 
 
-_ALL = ""  # the name that its weights have together
+_ALL = ""  # name of the concatenated weights
 _EVERY_WORKER = -1
 
 
@@ -124,14 +124,14 @@ class BucketOptions:
     """How a bucket is updated and published.
 
     Attributes:
-        optimizer: with its learning rates.
-        history: older versions to keep, with which a worker may still have to compute.
+        optimizer: and its learning rates.
+        history: number of older versions kept, with which a worker may still have to compute.
         pull: type of the values that are published.
         pull_sparsity: fraction of each tensor's elements that a version leaves out; None publishes
             all that has changed.
-        publishes_means: means of ternary gradients are published instead, where they can be;
-            `pull` is FLOAT32 and `pull_sparsity` None.
-        pull_levels: values are integer multiples of a quantum; `pull` is BFLOAT16.
+        publishes_means: publish means of ternary gradients instead where possible; `pull` must be
+            FLOAT32 and `pull_sparsity` None.
+        pull_levels: publish integer multiples of a quantum; `pull` must be BFLOAT16.
     """
 
     optimizer: OptimizerConfig
@@ -143,12 +143,12 @@ class BucketOptions:
 
 
 class TernaryMean(NamedTuple):
-    """Ternary means that all elements have moved by; lasts until the next update.
+    """Change: every element was updated by this ternary mean; valid until the next update.
 
     Attributes:
         mean_N: float32.
         units: of each tensor, see `Mean.units`.
-        trainers: how many sent what this is the mean of.
+        trainers: number of trainers averaged.
     """
 
     mean_N: Array
@@ -157,7 +157,7 @@ class TernaryMean(NamedTuple):
 
 
 Change = SparseChange | TernaryMean | None
-"""What an update has moved; None for every element."""
+"""What an update has changed; None for every element."""
 
 
 @final
@@ -168,15 +168,15 @@ class Bucket:
         tensors: of the bucket.
         values: their initial values by name, float32; copied.
         options: how it is updated and published.
-        followers: ranks that are each sent versions of their own; all others are sent the same.
+        followers: ranks that each get versions of their own; all others share one.
 
     Raises:
         ValueError: a value is not contiguous float32 in the CPU's memory.
-        ConfigError: a follower cannot be sent what the options say; names the key.
+        ConfigError: the options cannot be combined with followers; names the key.
 
     Attributes:
         num_bytes: size as float32.
-        versions: all that were published since this was made.
+        versions: counters of all that was published.
     """
 
     def __init__(
@@ -212,19 +212,19 @@ class Bucket:
         self._older = deque(self._mirror.value_N.copy() for _ in range(options.history))
 
     def gradients(self, sections: Sequence[Section], what: str, worker: int) -> Update:
-        """The gradients that a worker's push holds; raises DlrmError, it begins with `what`."""
+        """Decode a worker's push; raises DlrmError, whose message begins with `what`."""
         reader = self._readers.get(worker)
         if reader is None:
             reader = self._readers[worker] = BucketReader(self._tensors)
         return reader.decode(sections, what)
 
     def apply(self, pushes: Sequence[Update], number: int, sender: Callable[[int], str]) -> Change:
-        """Update the weights by the mean of some pushes; what has changed.
+        """Update the weights by the mean of some pushes; returns what changed.
 
         Args:
             pushes: gradients, in the order in which they are summed.
-            number: of the push whose learning rate it is.
-            sender: names who sent the push at this index.
+            number: push number, which sets the learning rate.
+            sender: names the sender of the push at an index.
 
         Raises:
             DivergedError: a gradient is not finite; names trainer, step and tensor.
@@ -247,12 +247,12 @@ class Bucket:
         return None
 
     def publish(self, change: Change, number: int, worker: int) -> list[Section]:
-        """The sections that say what has changed; the replicas will have taken it over.
+        """The sections of a new version for a worker, whose replica then counts as updated.
 
         Args:
             change: what `apply` returned.
-            number: as given to it.
-            worker: one of those that are sent this.
+            number: push number, as given to `apply`.
+            worker: rank of one of the receivers.
 
         Raises:
             DivergedError: a weight is not finite.
@@ -269,20 +269,20 @@ class Bucket:
         return [sender.encode(self._tensors[0].id, sent.elements())]
 
     def equalize(self, worker: int, *, everything: bool) -> list[Section]:
-        """The sections that make a follower's replica equal to the weights, in float32.
+        """Sections that make a follower's replica equal to the weights, in float32.
 
         Args:
-            worker: of the replica.
-            everything: all elements; else those in which it is known to differ.
+            worker: rank of the follower.
+            everything: send all elements; else those in which the replica is known to differ.
         """
         if everything and worker in self._senders:
-            self._senders[worker].restart()  # it may have come just now
+            self._senders[worker].restart()  # a worker that just joined has fresh state
         sent, elements = self._followers[worker].equalize(everything=everything)
         self._count(elements)
         return [*sent.sections().values()]
 
     def resume(self) -> None:
-        """Take all followers' replicas for equal to the weights, which were read anew."""
+        """Mark all followers' replicas as equal to the weights, which have just been loaded."""
         for follower in self._followers.values():
             follower.equalize(everything=True)
 
@@ -290,7 +290,7 @@ class Bucket:
         self.versions = self.versions.plus(Versions(int(self._offsets_E[-1]), published))
 
     def _means(self, change: TernaryMean) -> list[Section]:
-        """Levels, and views of the weights of what was not ternary."""
+        """LEVELS sections of ternary means, and views of the weights of other tensors."""
         sections = self.sections(behind=0)
         for index, (first, last) in enumerate(pairwise(self._offsets_E.tolist())):
             unit, tensor = change.units[index], self._tensors[index].id
@@ -300,12 +300,12 @@ class Bucket:
         return sections
 
     def digest(self, behind: int, worker: int) -> int:
-        """Of the version that many before the last one published to a worker."""
+        """Digest of the version `behind` versions before the last one published to a worker."""
         follower = self._followers.get(worker)
         return digest_of([self._version(behind) if follower is None else follower.value_N])
 
     def sections(self, behind: int) -> list[Section]:
-        """Views of all values of a version."""
+        """Sections that view all values of the version `behind` versions before the newest."""
         parts = np.split(self._version(behind), self._offsets_E[1:-1])
         return [dense(one.id, part_N) for one, part_N in zip(self._tensors, parts, strict=True)]
 
@@ -328,7 +328,7 @@ class Bucket:
     def _named(self, end: str, flat_N: Tensor) -> dict[str, Tensor]:
         """Views of all tensors in `flat_N`, by their names, each followed by `end`.
 
-        Updates are counted for all tensors together, and each is told their number.
+        Updates are counted for all tensors together: each gets the same step counter.
         """
         if end == f".{STEP}":
             return {f"{tensor.name}{end}": flat_N for tensor in self._tensors}
@@ -363,7 +363,7 @@ class Bucket:
 
 
 def _mirror(layout: Layout, weight_N: Array, options: BucketOptions, has_followers: bool) -> Mirror:
-    """What all workers but followers are sent; beside followers, the weights themselves."""
+    """The mirror of workers without versions of their own; beside followers, the weights."""
     if has_followers and options.publishes_means:
         raise ConfigError("gradient.pull=levels: trainers must all be sent the same")
     if options.pull_sparsity is None:

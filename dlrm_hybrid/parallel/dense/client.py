@@ -40,22 +40,22 @@ Result = TypeVar("Result")
 
 
 class Client(Protocol):
-    """How the weights of one stage of one trainer follow the masters."""
+    """Keeps the weights of one stage of one trainer in step with the masters."""
 
     def pull(self) -> Program[None]:
         """Bring the weights, in place, to a version that the next push may be computed with."""
         ...
 
     def push(self, gradients: Mapping[str, Tensor]) -> Program[None]:
-        """Hand over the gradients of this trainer's mean loss, all of the stage's."""
+        """Hand over the stage's gradients, all of them, of this trainer's mean loss."""
         ...
 
     def settled(self) -> Version:
-        """The version there is once all that has been pushed until now has arrived."""
+        """The version that exists once every push made so far has arrived."""
         ...
 
     def restart(self, pushed: int, values: Mapping[str, Tensor]) -> None:
-        """Go on after so many pushes from the masters' `tensors` in a checkpoint.
+        """Resume after `pushed` pushes, from the masters' `tensors` in a checkpoint.
 
         Raises:
             DataError: a value is missing or has another shape.
@@ -68,7 +68,7 @@ class ClientOptions:
     """How a worker follows servers.
 
     Attributes:
-        policy: the version each push is computed with.
+        policy: decides the version that each push is computed with.
         optimizer: that of servers that publish means; None where they publish weights.
     """
 
@@ -85,11 +85,11 @@ class ServerClient(Client):
         tensors: all dense tensors of the model; those of this worker's stage are taken.
         replica: this stage's parameters by name, contiguous float32, never moved in memory.
         options: how it follows the servers.
-        compressor: made for those of `tensors` that are of this stage.
+        compressor: that of this stage's tensors.
         clock: measures encoding of gradients, decoding and applying of versions.
 
     Attributes:
-        pushed: how often, also before it joined; the number of the next push.
+        pushed: number of pushes, also before it joined; number of the next one.
     """
 
     def __init__(
@@ -129,13 +129,13 @@ class ServerClient(Client):
             None if options.optimizer is None else Learner(self._replica, options.optimizer)
         )
         self._applied = dict.fromkeys(self._buckets, Version(0))
-        self._first = Version(0)  # what it began with, here or when it was last made equal
+        self._first = Version(0)  # what the replica began with or was last refreshed to
         self.pushed = 0
         self._skipped = 0
 
     @override
     def pull(self) -> Program[None]:
-        """Take every version up to the one the policy needs, in their order.
+        """Apply every version up to the one the policy needs, in order.
 
         Raises:
             DlrmError: see `apply`.
@@ -148,10 +148,10 @@ class ServerClient(Client):
                     self.apply(frame)
 
     def wanted(self, until: int | None = None) -> list[Receive]:
-        """The frames of versions that have not been applied, in the order of `apply`.
+        """The receives of all versions still to be applied, in order.
 
         Args:
-            until: the last of them; None for that without which the next push cannot be computed.
+            until: last version; None for the one that the next push needs.
         """
         until = self._policy.needs(self.pushed).version if until is None else until
         return [
@@ -162,7 +162,7 @@ class ServerClient(Client):
 
     @override
     def push(self, gradients: Mapping[str, Tensor]) -> Program[None]:
-        """Send one frame to each server that owns something of this stage, after the rounds.
+        """Run the encoding's rounds, then send a PUSH to each server with tensors of this stage.
 
         Raises:
             DlrmError: the replica is not of a version that the policy allows.
@@ -185,9 +185,9 @@ class ServerClient(Client):
         self._send(number, sent)
 
     def flush(self) -> Program[None]:
-        """Push all that the compressor holds back, as it is; done when it has been answered.
+        """Push the compressor's whole residual, uncompressed, and apply all answers.
 
-        Only where versions are own: other servers expect one push of every trainer.
+        Only with versions per worker: other servers expect one push per trainer.
 
         Raises:
             DlrmError: see `apply`.
@@ -219,16 +219,16 @@ class ServerClient(Client):
             self._port.send(owner, Kind.PUSH, number, own, dense_bytes=self._num_bytes[owner])
 
     def skip(self) -> Program[None]:
-        """Take a turn without a push; raises DlrmError as `apply`."""
+        """Pull, then send an empty push in place of gradients; raises DlrmError as `apply`."""
         yield from self.pull()
         for owner in self._buckets:
             self._port.send(owner, Kind.PUSH, self.pushed, ())
         self.pushed += 1
 
     def apply(self, frame: Frame) -> None:
-        """Take over a version: overwrite what has changed, or apply the means it holds.
+        """Apply a version: overwrite what has changed, or apply the means it holds.
 
-        Compares the replica with the digest, if one came.
+        Compares the replica with the digest, if the frame carries one.
 
         Raises:
             DlrmError: the version is not the next one, does not fit, or the replica is not what
@@ -237,13 +237,13 @@ class ServerClient(Client):
         self._take(frame, Version(self._applied.get(frame.sender, 0) + 1))
 
     def refresh(self, whole: bool) -> Program[None]:
-        """Make the replica equal to the newest masters, bit for bit; only where versions are own.
+        """Fetch the newest masters, bit for bit; only with versions per worker.
 
-        Every worker begins with it. Takes the answers first that are still under way.
+        Every worker begins with it. It applies the answers under way first.
 
         Args:
-            whole: fetch all of it, whatever the replica is; else what has changed since the last
-                version, or since the values that servers and replicas have begun with alike.
+            whole: fetch every element; else what has changed since the last version, or since the
+                initial values that servers and replicas share.
 
         Raises:
             DlrmError: see `apply`.
@@ -258,7 +258,7 @@ class ServerClient(Client):
         self._first = Version(self.pushed)
 
     def _receive_answers(self) -> Program[None]:
-        """Take those that are still under way."""
+        """Receive and apply the answers to all pushes made so far."""
         for owner, applied in self._applied.items():
             for version in range(applied + 1, self.pushed + 1):
                 self.apply((yield Receive(Kind.PARAMETERS, owner, version)))
@@ -294,14 +294,14 @@ class ServerClient(Client):
                 )
 
     def digest(self, server: int) -> int:
-        """Of the replica of what the server with this rank owns of the stage."""
+        """Digest of the replica's tensors that the server with this rank owns."""
         return digest_of(self._destinations[server].arrays)
 
     @override
     def restart(self, pushed: int, values: Mapping[str, Tensor]) -> None:
-        """Go on after so many pushes from the servers' `tensors` in a checkpoint.
+        """Resume after `pushed` pushes, from the servers' `tensors` in a checkpoint.
 
-        Takes the version that the next push is computed with, which may be an older one.
+        Takes over the version that the next push is computed with, which may be an older one.
 
         Raises:
             DataError: a value is missing or has another shape.
@@ -320,17 +320,17 @@ class ServerClient(Client):
         self.pushed = pushed
 
     def join(self, pushed: int) -> None:
-        """Count pushes from here on, in place of a worker that is gone; `refresh` the whole next.
+        """Replace a worker that has left, counting on from `pushed`; `refresh` everything next.
 
         Args:
-            pushed: more than the servers have seen of that one.
+            pushed: more than the servers have seen of that worker.
         """
         self._applied = dict.fromkeys(self._buckets, Version(pushed))
         self.pushed = self._skipped = pushed
 
     @override
     def settled(self) -> Version:
-        # Servers count pushes that were made: of one that has joined only those since.
+        # Servers count only the pushes that a worker has made since it joined.
         return self._policy.settled(self.pushed - self._skipped)
 
     def _newer(self, owner: int) -> Receive:
@@ -340,13 +340,13 @@ class ServerClient(Client):
 def run_rounds(
     port: Port, number: int, encoding: Generator[Collective, Sections, Result], encoded: Within
 ) -> Program[Result]:
-    """What an encoding returns, after all of its rounds; without rounds it waits for nothing.
+    """Run the rounds of an encoding; returns its result. Without rounds it waits for nothing.
 
     Args:
         port: of the worker; rounds go through the server of its stage.
         number: of the push.
-        encoding: of `Compressor.encode`.
-        encoded: entered while it computes.
+        encoding: generator from `Compressor.encode`.
+        encoded: span entered while it computes.
 
     Raises:
         DlrmError: a result is not what its operation gives; names rank, push and round.

@@ -1,4 +1,4 @@
-"""Replicas that are each sent versions of their own: which elements they lack.
+"""Replicas that each get versions of their own: which elements each still lacks.
 
 Shapes: N elements of a bucket, K of them that have moved.
 """
@@ -31,7 +31,7 @@ _FIRST, _LAST = 0x00800000, 0x7F7FFFFF
 
 @final
 class Stamps:
-    """The update that has moved each element of a bucket last.
+    """The last update that moved each element of a bucket.
 
     Args:
         weight_N: weights of the bucket, updated in place.
@@ -45,13 +45,13 @@ class Stamps:
         self._weight_N = weight_N
         self._stamp_N = np.zeros(weight_N.size, np.float32)
         self._late_N = np.empty(weight_N.size, np.int32)
-        self._all_moved = 0  # by this update; saves writing as many stamps
+        self._all_moved = 0  # last update that moved all; saves writing N stamps
 
     def moved(self, indices_K: Int32s | None) -> None:
-        """Number an update of these elements; None for all.
+        """Record an update that moved these elements; None for all.
 
         Raises:
-            DlrmError: there were two thousand million before.
+            DlrmError: more than 2.1e9 updates in one attempt.
         """
         if self.updates == _LAST:
             raise DlrmError(f"more than {_LAST - _FIRST} updates of a bucket in one attempt")
@@ -63,7 +63,7 @@ class Stamps:
             put(indices_K, stamp_K, self._stamp_N)
 
     def since(self, update: int) -> SparseChange | None:
-        """The elements that have moved after this update, until the next call; None for all."""
+        """The elements moved after this update, None for all; valid until the next call."""
         if self._all_moved > update:
             return None
         count = compact(self._stamp_N, _stamp(update + 1), self._late_N)
@@ -83,7 +83,7 @@ def _stamp(update: int) -> float:
 
 @final
 class Follower(Mirror):
-    """What one worker's replica is, which is sent all that has moved since it was sent something.
+    """The replica of one worker, which is sent what has moved since its last version.
 
     Args:
         mirror: of the replica.
@@ -101,10 +101,10 @@ class Follower(Mirror):
         return self._mirror.publish(self._lacks(), number)
 
     def equalize(self, *, everything: bool) -> Published:
-        """Make the replica equal to the weights, and say how in float32.
+        """Make the replica equal to the weights; returns the float32 values to send.
 
         Args:
-            everything: whatever the replica is; else it is known to equal `value_N`.
+            everything: send every element; else the replica is known to equal `value_N`.
         """
         lacks = self._lacks()
         differs_N = self._mirror.differs()

@@ -1,4 +1,4 @@
-"""A worker's replica that follows means of gradients with an optimizer of its own."""
+"""A replica that applies published mean gradients with an optimizer of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dlrm_hybrid.wire.ternary import mean_of
 
 
 def holds_means(sections: Sequence[Section]) -> bool:
-    """Whether a pull is for `Learner.follow`."""
+    """Whether sections hold mean gradients, for `Learner.follow`."""
     return any(section.encoding is Encoding.LEVELS for section in sections)
 
 
@@ -27,7 +27,7 @@ class Learner:
 
     Args:
         replica: by name, contiguous; updated in place.
-        optimizer: as that of the servers.
+        optimizer: same as that of the servers.
     """
 
     def __init__(self, replica: Mapping[str, Tensor], optimizer: OptimizerConfig) -> None:
@@ -36,16 +36,16 @@ class Learner:
     def follow(
         self, bucket: Sequence[DenseTensor], sections: Sequence[Section], number: int, what: str
     ) -> None:
-        """Apply the means of a push, and overwrite what is published as weights.
+        """Apply the mean gradients of a push; overwrite tensors that come as weights.
 
         Args:
-            bucket: the tensors that the sections are of.
+            bucket: tensors of the sections, in their order.
             sections: LEVELS, or DENSE of float32.
-            number: of the push whose gradients the means are of.
-            what: message of an error begins with it.
+            number: push number, which sets the learning rate.
+            what: beginning of an error message.
 
         Raises:
-            DlrmError: a section is none of these, or broken.
+            DlrmError: a section has another encoding or is malformed.
         """
         for tensor, section in zip(bucket, sections, strict=True):
             try:
@@ -59,5 +59,5 @@ class Learner:
             self._master.apply_gradient(tensor.name, mean, number)
 
     def restart(self, values: Mapping[str, Tensor]) -> None:
-        """Go on from the `tensors` of servers; raises DataError if a value is missing."""
+        """Resume from the servers' `tensors`; raises DataError if a value is missing."""
         copy_into(self._master.tensors(), values)

@@ -34,7 +34,7 @@ class LocalClient(Client):
 
     @override
     def pull(self) -> Program[None]:
-        """Nothing: nobody else updates them."""
+        """Do nothing: nobody else updates the weights."""
         yield from ()
 
     @override

@@ -55,13 +55,13 @@ class MasterWeights:
     def apply_sparse(
         self, name: str, index_K: NDArray[np.int32], gradient_K: Array, number: int
     ) -> Array:
-        """As `apply_gradient` of K elements of the flat weight; their new values.
+        """Move K elements of a flat weight as `apply_gradient` does; returns their new values.
 
         Args:
             name: of the weight.
             index_K: each element once.
             gradient_K: float32.
-            number: of the push whose learning rate it is.
+            number: push number, which sets the learning rate.
 
         All other elements keep their values and states, so the optimizer must not move all.
         """
@@ -82,7 +82,7 @@ class MasterWeights:
 
     @property
     def moves_all(self) -> bool:
-        """Whether elements move whose gradient is zero."""
+        """Whether elements with zero gradient move too."""
         return self._config.optimizer.moves_all
 
     def tensors(self) -> dict[str, Tensor]:

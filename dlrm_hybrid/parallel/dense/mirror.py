@@ -1,4 +1,4 @@
-"""What a server has published of its weights: every replica equals it bit for bit.
+"""Mirrors: the weights as published so far, which every replica equals bit for bit.
 
 Unless a sparsity is set, that is the weights themselves in float32; in half precision the rounded
 difference between weight and mirror is published, and both sides add it; levels round it to
@@ -42,17 +42,17 @@ Int64s = NDArray[np.int64]
 
 PUBLISHED = "published"
 SUFFIX = f".{PUBLISHED}"
-# Versions for which a threshold serves at most. One found anew for each costs five times as much.
+# Most versions that a threshold serves. A new one for each costs five times as much.
 LIFESPAN = 1000
 
 
 def adds(sections: Sequence[Section]) -> bool:
-    """Whether a pull holds differences: values come in float32, nothing else does."""
+    """Whether sections hold differences to add: only full values come in float32."""
     return any(section.dtype is not Dtype.FLOAT32 for section in sections)
 
 
 class SparseChange(NamedTuple):
-    """Elements that have moved; lasts until the next update.
+    """Elements that have moved; valid until the next update.
 
     Attributes:
         indices_K: increasing, among the N.
@@ -67,8 +67,8 @@ class Published(NamedTuple):
     """What replicas are sent to follow the mirror.
 
     Attributes:
-        sent: of the tensors; may view the weights.
-        elements: that it holds.
+        sent: values of the tensors; may view the weights.
+        elements: number that `sent` holds.
     """
 
     sent: Sent
@@ -76,20 +76,20 @@ class Published(NamedTuple):
 
 
 class Mirror(Protocol):
-    """What every replica of a bucket is.
+    """The published values of a bucket, which its replicas hold.
 
     Attributes:
-        value_N: of all tensors; may be the weights themselves.
+        value_N: values of all tensors; may be the weights themselves.
     """
 
     value_N: Array
 
     def publish(self, change: SparseChange | None, number: int) -> Published:
-        """Follow the weights, and say how.
+        """Follow the weights; returns what replicas need to follow too.
 
         Args:
             change: the elements that have moved; None for all.
-            number: of the pushes that have moved them.
+            number: push number.
 
         Raises:
             DivergedError: a weight is not finite.
@@ -107,9 +107,9 @@ class ReplicaMirror(Mirror):
 
     Args:
         layout: of the bucket.
-        weight_N: of all, updated in place.
+        weight_N: weights of all tensors, updated in place.
         dtype: of values on the wire.
-        levels: they are integer multiples of a quantum, exact in BFLOAT16.
+        levels: send integer multiples of a quantum, exact in BFLOAT16.
     """
 
     def __init__(
@@ -135,13 +135,13 @@ class ReplicaMirror(Mirror):
         return self._layout.tensors(self.value_N, PUBLISHED) if self._is_rounded else {}
 
     def differs(self) -> NDArray[np.bool_] | None:
-        """Which of the N elements are not the weights' bits; None where it is the weights."""
+        """Mask of the N elements whose bits differ from the weights'; None if it is the weights."""
         if not self._is_rounded:
             return None
         return self.value_N.view(np.uint32) != self._weight_N.view(np.uint32)
 
     def equalize(self, change: SparseChange | None) -> Published:
-        """Take over the weights of these elements, None for all, and say how in float32."""
+        """Copy the weights of these elements, None for all; returns them in float32."""
         layout = self._layout
         if change is None:
             np.copyto(self.value_N, self._weight_N)
@@ -186,16 +186,16 @@ class ReplicaMirror(Mirror):
 
 @final
 class SparseMirror(Mirror):
-    """Publishes the elements that differ most from the weights, whenever they have moved.
+    """Publishes the elements that differ most from the weights, however long ago they moved.
 
-    In float32 it takes over their weights, so that nothing of them is left out.
+    In float32 it copies their weights, so that no remainder of them is left.
 
     Args:
         layout: of the bucket.
-        weight_N: of all, updated in place.
+        weight_N: weights of all tensors, updated in place.
         dtype: of values on the wire.
         sparsity: fraction of each tensor's elements that is not published.
-        levels: as of `ReplicaMirror`.
+        levels: as for `ReplicaMirror`.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ def _published_levels(
 
 
 def fresh_thresholds(weights: Mapping[str, Tensor], sparsity: float) -> dict[str, Tensor]:
-    """What `SparseMirror.tensors` has of these weights beside the mirror, before the first version.
+    """The initial `SparseMirror.tensors` of these weights, without the mirror.
 
     Args:
         weights: by name.

@@ -21,7 +21,7 @@ from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.gradient_levels import UpdateReceiver
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section, SectionError
 
-DIGEST_TENSOR = 2**16 - 1  # in a section's `tensor`: no tensor, but the digest of all
+DIGEST_TENSOR = 2**16 - 1  # `tensor` of the section with the digest of all others
 
 # `round` of a PULL: what the answer holds.
 EVERYTHING = 0
@@ -31,7 +31,7 @@ Array = NDArray[np.float32]
 
 
 def flat_views(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
-    """The same memory as flat arrays.
+    """Flat views of the tensors' memory.
 
     Raises:
         ValueError: a tensor is not contiguous float32 in the CPU's memory.
@@ -41,7 +41,7 @@ def flat_views(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
 
 @final
 class BucketReader:
-    """Reads what one sender says of a bucket, all of it in the order in which it was sent.
+    """Decodes what one sender sends of a bucket; it must see all of it, in the order sent.
 
     Args:
         bucket: its tensors.

@@ -38,11 +38,11 @@ from dlrm_hybrid.types import DlrmError, Version
 from dlrm_hybrid.wire.frame import Frame, Kind, sealed
 from dlrm_hybrid.wire.section import Section
 
-# Who is told what to do may hear nothing for long; the channel notices the loss of others.
+# A server may hear nothing for long; the channel notices the loss of other ranks.
 IDLE_SECONDS = 86_400.0
 
 Handle = Callable[[Frame], Iterable[Outgoing]]
-"""Takes a frame of the kinds it is for; each that comes back is to be sent before all else."""
+"""Handles one frame; the frames it returns must be sent before anything else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class ServerOptions:
         bucket: how each is updated and published.
         check_every: versions between two comparisons of the replicas with their mirror.
         attempt: how often the run has been restarted.
-        schedules: learning rates of stages that have not those of `bucket`.
+        schedules: learning rates of the stages that differ from `bucket`.
     """
 
     policy: SyncPolicy
@@ -64,7 +64,7 @@ class ServerOptions:
     schedules: Mapping[int, Schedule] = field(default_factory=dict[int, Schedule])
 
     def of(self, stage: int) -> BucketOptions:
-        """Those of the bucket of a stage."""
+        """The options of a stage's bucket, with its learning rates."""
         optimizer = self.bucket.optimizer
         schedule = self.schedules.get(stage, optimizer.schedule)
         return replace(self.bucket, optimizer=replace(optimizer, schedule=schedule))
@@ -72,11 +72,11 @@ class ServerOptions:
 
 @final
 class ParameterServer:
-    """One server rank without its loop; owns copies of the values it is given.
+    """One parameter server without its receive loop; it copies the values it is given.
 
     Args:
-        topology: of the world.
-        index: of this server.
+        topology: ranks and roles of the world.
+        index: which server this is.
         tensors: all dense tensors of the model; those of this server are taken.
         values: initial value of every dense tensor by name, float32.
         options: how versions are made and published.
@@ -113,10 +113,10 @@ class ParameterServer:
         self._states = self._settled((0,) * topology.stages)
 
     def handle(self, frame: Frame) -> list[Outgoing]:
-        """Take a PUSH, which may be empty, or a PULL; the answers to send before the next call.
+        """Handle a PULL, or a PUSH, which may be empty; returns the frames to send at once.
 
         Raises:
-            DlrmError: it is not due or does not fit; the message names rank and number.
+            DlrmError: the frame is not due or does not fit; the message names rank and number.
             DivergedError: a gradient is not finite; names trainer rank, step and tensor.
         """
         what = f"{frame.kind.name.lower()} {frame.number} of {self._name(frame.sender)}"
@@ -143,7 +143,7 @@ class ParameterServer:
         return self._act(stage, actions)
 
     def leave(self, worker: int) -> list[Outgoing]:
-        """A worker is gone, and may come again; what others that have waited for it are sent."""
+        """Remove a worker, which may rejoin; returns the frames for workers that waited for it."""
         stage = worker % self._topology.stages
         if stage not in self._states:
             return []
@@ -179,15 +179,15 @@ class ParameterServer:
         return [Outgoing(worker, answer, bucket.num_bytes)]
 
     def digest(self, stage: int, trainer: int = 0) -> int:
-        """Of what is published of a stage to a trainer, to compare with `ServerClient.digest`."""
+        """Digest of what a trainer was sent of a stage, to compare with `ServerClient.digest`."""
         return self._buckets[stage].digest(0, self._topology.worker(trainer, stage))
 
     def tensors(self) -> dict[str, Tensor]:
         """Views of all that a checkpoint must hold.
 
-        Weights by name, and the optimizer state as `<name>.<slot>`. Where workers get rounded
-        values, or some of them later, what they have as `<name>.published`, in the latter case with
-        `<name>.threshold` and its `<name>.life`. With a history of h versions those 1 … h before as
+        Weights by name, and the optimizer state as `<name>.<slot>`. Where versions are rounded or
+        sparse, what workers hold as `<name>.published`, and if sparse `<name>.threshold` and its
+        `<name>.life`. With a history of h versions, n = 1 … h before the newest as
         `<name>.behind<n>`: a worker may still have to compute with them.
         """
         return {
@@ -197,12 +197,12 @@ class ParameterServer:
         }
 
     def versions(self) -> Versions:
-        """What it has published in this attempt, to every worker once."""
+        """Counters of what was published in this attempt; a version for all workers counts once."""
         published = (bucket.versions for bucket in self._buckets.values())
         return reduce(Versions.plus, published, Versions())
 
     def staleness(self) -> ByTrainer:
-        """Updates that pushes of this attempt have missed; empty if the policy fixes how many."""
+        """Staleness in updates of this attempt's pushes; empty if the policy fixes it."""
         return self._staleness
 
     def weights(self, stage: int) -> dict[str, Tensor]:
@@ -211,7 +211,7 @@ class ParameterServer:
         return {} if bucket is None else bucket.weights()
 
     def has_version(self, stage: int | None, version: int) -> bool:
-        """Whether a stage is at this version or a newer one; None: all are."""
+        """Whether a stage, or with None every stage, has reached this version."""
         return all(
             state.version >= version
             for owned, state in self._states.items()
@@ -219,10 +219,10 @@ class ParameterServer:
         )
 
     def restart(self, pushed: int | Sequence[int], values: Mapping[str, Tensor]) -> list[Outgoing]:
-        """Go on from the `tensors` of a checkpoint made after so many pushes of each worker.
+        """Resume from the `tensors` of a checkpoint made after so many pushes of each worker.
 
-        Where workers have versions of their own: after so many pushes of all together, when every
-        replica was equal to the weights.
+        With versions per worker: after so many pushes of all together, with every replica equal to
+        the weights.
 
         Args:
             pushed: since the run began; of each stage, or the same of all.
@@ -275,7 +275,7 @@ class ParameterServer:
     def _publish(
         self, stage: int, version: Version, sections: list[Section], to: Sequence[int], behind: int
     ) -> list[Outgoing]:
-        """One frame for all of `to`; it makes the version that many before the newest one."""
+        """One frame for all of `to`, of the version `behind` versions before the newest."""
         bucket = self._buckets[stage]
         if version % self._options.check_every == 0:
             sections = [*sections, digest_section(bucket.digest(behind, to[0]))]
@@ -300,16 +300,16 @@ def serve(
     deadline_seconds: float,
     away: Collection[int] = (),
 ) -> int:
-    """Answer frames until each of `workers` has sent its goodbye; returns the ticks they have done.
+    """Handle frames until each of `workers` has said goodbye; returns the ticks they have done.
 
-    Nobody waits for the goodbye of one that is gone and may come again.
+    A worker that has left and may rejoin is not waited for.
 
     Args:
         channel: of this rank; the caller closes it.
         handlers: of all kinds of frames that may come, but goodbyes.
         workers: ranks that will say goodbye.
         deadline_seconds: longest silence.
-        away: those of `workers` that are gone already.
+        away: those of `workers` that have already left.
 
     Raises:
         DlrmError: what a handler and the channel raise; a kind without a handler, a goodbye from
@@ -321,9 +321,9 @@ def serve(
         frame = channel.receive(deadline_seconds)
         what = f"{frame.kind.name} {frame.number} of rank {frame.sender}"
         if frame.kind is Kind.LEFT:
-            gone |= {*workers} & {frame.sender}  # also who has said goodbye, and ended in error
+            gone |= {*workers} & {frame.sender}  # also one that said goodbye and then failed
             here.discard(frame.sender)
-        elif frame.sender in gone:  # it has come again
+        elif frame.sender in gone:  # it has rejoined
             gone.remove(frame.sender)
             here.add(frame.sender)
         elif frame.sender not in here:

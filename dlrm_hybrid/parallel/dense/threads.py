@@ -25,7 +25,7 @@ from dlrm_hybrid.types import Version
 @final
 @dataclass(frozen=True, slots=True)
 class _Turns:
-    """Held by the thread that pushes, and by the one that takes answers."""
+    """Locks of the thread that pushes and of the one that applies answers."""
 
     pushing: Lock
     pulling: Lock
@@ -34,7 +34,7 @@ class _Turns:
 @final
 @dataclass(slots=True)
 class ThreadClient(Client):
-    """One thread's access to what it shares; it has the answer to its last push before it pulls."""
+    """One thread's client: it pulls the answer to its own last push before it computes on."""
 
     _client: ServerClient
     _turns: _Turns
@@ -43,7 +43,7 @@ class ThreadClient(Client):
 
     @override
     def pull(self) -> Program[None]:
-        """Wait for the answer to the thread's own last push, and for all before it.
+        """Apply the answer to the thread's own last push, and all versions before it.
 
         Raises:
             DlrmError: see `ServerClient.apply`.
@@ -59,7 +59,7 @@ class ThreadClient(Client):
 
     @override
     def push(self, gradients: Mapping[str, Tensor]) -> Program[None]:
-        """As `ServerClient.push`, when no other thread pushes."""
+        """Push as `ServerClient.push` does, while no other thread pushes."""
         self._enter(self._turns.pushing)
         try:
             yield from self._client.push(gradients)
@@ -73,7 +73,7 @@ class ThreadClient(Client):
 
     @override
     def restart(self, pushed: int, values: Mapping[str, Tensor]) -> None:
-        """Nothing is due: what all threads share is restarted by whoever owns it."""
+        """Reset this thread's count; the owner of the shared client restarts that."""
         self._due = 0
 
     def _enter(self, turn: Lock) -> None:
@@ -87,9 +87,9 @@ def thread_clients(
     """A client for each thread.
 
     Args:
-        client: that they share; whoever calls it itself does so while no thread is in a step.
+        client: the shared one; use it directly only while no thread is in a step.
         threads: how many.
-        pushing: held by the one that pushes.
+        pushing: lock of the thread that pushes.
         clock: measures waiting for each other.
     """
     turns = _Turns(pushing, Lock())

@@ -1,1 +1,1 @@
-"""When versions of weights are made, and which of them a step is computed with."""
+"""Sync policies: when versions of the weights are made, and which one a step computes with."""

@@ -1,11 +1,11 @@
-"""`async`: every push makes a version as soon as it comes, and its worker alone is sent it.
+"""The `async` policy: every push makes a version at once, which is sent to its worker alone.
 
 A worker numbers its own pushes; push n is answered with version n + 1 of that worker's own count,
-which holds all that other workers' pushes have changed meanwhile. So results depend on the order in
+which includes all other workers' pushes until then. So results depend on the order in
 which pushes arrive, and on nothing else: the same order gives the same bits.
 
-A worker begins with a pull, which says how often it has pushed before. It may pull again, also with
-another number: whoever joins anew begins where it says.
+A worker begins with a pull, which says how often it has pushed before. It may pull again, with
+another number too: a worker that rejoins sets its own.
 
 Threads of a worker share its count. Each waits for the answer to its own push; the staleness of
 pushes is counted as if threads took turns.
@@ -41,9 +41,9 @@ class Asynchronous(SyncPolicy):
     """Push n is computed with the answer to the worker's own push n - in_flight, or a later pull.
 
     Attributes:
-        trainers: that the run is configured for; so many pushes are one step of the schedule.
-        in_flight: pushes of a thread that may be without an answer while it computes on.
-        threads: of a worker.
+        trainers: configured number; so many pushes are one step of the schedule.
+        in_flight: a thread's most pushes without an answer while it computes on.
+        threads: number per worker.
 
     Raises:
         ConfigError: one of them is not positive.
@@ -69,7 +69,7 @@ class Asynchronous(SyncPolicy):
 
     @property
     def most_in_flight(self) -> int:
-        """Pushes of a worker that may be without an answer when it pushes again."""
+        """Most pushes of a worker without an answer when it pushes again."""
         return self.threads * self.in_flight
 
     @override
@@ -79,7 +79,7 @@ class Asynchronous(SyncPolicy):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a worker has come since its last pull.
+    """Progress of a worker since its last pull.
 
     Attributes:
         due: number of the push that must come next.
@@ -94,13 +94,13 @@ class Progress:
 @final
 @dataclass(frozen=True, slots=True)
 class AsynchronousBucket(BucketState):
-    """What has come from each worker.
+    """A server's state of one bucket under `async`: the progress of each worker.
 
     Attributes:
-        policy: of the workers.
+        policy: that of the workers.
         workers: ranks that may push.
         applied: pushes since the run began.
-        progress: of each worker that has pulled.
+        progress: that of each worker that has pulled.
     """
 
     policy: Asynchronous
@@ -123,8 +123,8 @@ class AsynchronousBucket(BucketState):
     def on_push(self, push: Push) -> tuple[AsynchronousBucket, tuple[Action, ...]]:
         before = self._due(push)
         after = replace(self, applied=Version(self.applied + 1))
-        # An answer to be sent again would have to be kept for each worker, and nobody waits for
-        # it: channels lose and repeat nothing, and who has lost its connection pulls.
+        # No answer is kept to be sent again: channels neither lose nor repeat frames, and a worker
+        # whose connection was lost pulls anew.
         sent = (*before.sent, after.applied)[-self.policy.most_in_flight :]
         after = after._with(push.sender, Progress(push.number + 1, sent))
         average = Average(
@@ -143,7 +143,7 @@ class AsynchronousBucket(BucketState):
         return self, ()
 
     def _due(self, push: Push) -> Progress:
-        """How far its worker has come, if it is the push that must come next."""
+        """The progress of a push's worker, if that push is the next one."""
         what = f"push {push.number} of rank {push.sender}"
         progress = self.progress.get(push.sender)
         if progress is None:

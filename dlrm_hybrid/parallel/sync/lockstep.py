@@ -1,4 +1,4 @@
-"""`sync` and `bounded`: version k + 1 is made from the k-th push of every trainer.
+"""The `sync` and `bounded` policies: version k + 1 is made from the k-th push of every trainer.
 
 Deterministic: a worker waits for one certain version and takes no newer one, and the pushes of a
 version are summed in trainer order, whatever the order in which they arrive.
@@ -32,7 +32,7 @@ class Lockstep(SyncPolicy):
     """Push k is computed with version max(0, k - staleness).
 
     Attributes:
-        staleness: 0 is `sync`; with more, pushes and pulls overlap as many steps (`bounded`).
+        staleness: 0 is `sync`; with more, communication overlaps so many steps (`bounded`).
 
     Raises:
         ConfigError: `staleness` is negative.
@@ -66,12 +66,12 @@ class Lockstep(SyncPolicy):
 @final
 @dataclass(frozen=True, slots=True)
 class LockstepBucket(BucketState):
-    """How often each worker has pushed.
+    """A server's state of one bucket in lockstep: the number of pushes from each worker.
 
     Attributes:
-        policy: of the workers.
+        policy: that of the workers.
         workers: ranks, in trainer order.
-        pushed: pushes that have come from each of them.
+        pushed: number received from each of them.
     """
 
     policy: Lockstep

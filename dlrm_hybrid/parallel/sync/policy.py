@@ -1,6 +1,6 @@
-"""What a rule for the age of weights decides, at workers and at servers; pure, without tensors.
+"""Sync policies as protocols: rules for the age of weights, pure and without tensors.
 
-A policy owns both machines: what a worker needs before it computes, and what a server does with
+A policy owns both sides: what a worker needs before it computes, and what a server does with
 the pushes to one bucket. To add one: a file with such a class, and a row in the law tests.
 """
 
@@ -15,14 +15,14 @@ from dlrm_hybrid.types import DlrmError, Version
 
 @dataclass(frozen=True, slots=True)
 class Exactly:
-    """Compute with this version and no newer one, whatever has come."""
+    """Compute with this version, even if a newer one has arrived."""
 
     version: Version
 
 
 @dataclass(frozen=True, slots=True)
 class AtLeast:
-    """Compute with the newest version that has come, but with none older than this one."""
+    """Compute with the newest version that has arrived, but none older than this one."""
 
     version: Version
 
@@ -31,18 +31,18 @@ Needs = Exactly | AtLeast
 
 
 class Push(NamedTuple):
-    """The gradients that a worker pushes to a bucket for the `number`-th time, counted from 0."""
+    """A worker's gradients for a bucket: its push `number`, counted from 0."""
 
     sender: int
     number: int
 
 
 class Pull(NamedTuple):
-    """A worker asks for the newest weights of a bucket.
+    """A worker's request for the newest weights of a bucket.
 
     Attributes:
-        sender: its rank.
-        number: of its next push.
+        sender: rank of the worker.
+        number: that of its next push.
     """
 
     sender: int
@@ -51,12 +51,12 @@ class Pull(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Average:
-    """Update the weights by the mean of these pushes, which makes the next version.
+    """Action: update the weights by the mean of these pushes, which makes the next version.
 
     Attributes:
         pushes: in the order in which they are summed.
-        number: the learning rate is that of this push number.
-        staleness: versions made since that with which the push was computed; None where the policy
+        number: push number whose learning rate applies.
+        staleness: versions made since the one the push was computed with; None where the policy
             fixes it.
     """
 
@@ -67,10 +67,10 @@ class Average:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Send the version just made to these workers.
+    """Action: send the version just made to these workers.
 
     Attributes:
-        version: number by which they know it.
+        version: its number in their count.
         to: ranks; all of them are at the version before.
     """
 
@@ -82,15 +82,15 @@ Action = Average | Publish
 
 
 class BucketState(Protocol):
-    """What a server knows of the workers that push to one bucket; immutable."""
+    """A server's immutable state of one bucket and of the workers that push to it."""
 
     @property
     def version(self) -> Version:
-        """The newest that has been made."""
+        """The newest version that has been made."""
         ...
 
     def on_push(self, push: Push) -> tuple[BucketState, tuple[Action, ...]]:
-        """The state after a push, and what to do now, in this order: at most one `Average`, first.
+        """The state after a push, and the actions to take in order: at most one `Average`, first.
 
         Raises:
             DlrmError: the push is not due; names rank and number.
@@ -98,70 +98,70 @@ class BucketState(Protocol):
         ...
 
     def on_pass(self, push: Push) -> tuple[BucketState, tuple[Action, ...]]:
-        """The state after a worker has said that it has nothing to push; as `on_push`.
+        """The state after a worker has passed, with nothing to push; as `on_push`.
 
         Raises:
-            DlrmError: it is not due, or nobody waits for it under this policy; names the rank.
+            DlrmError: the pass is not due, or the policy has none; names the rank.
         """
         ...
 
     def on_leave(self, worker: int) -> tuple[BucketState, tuple[Action, ...]]:
-        """The state after a worker is gone, and what to do now; what has come from it counts."""
+        """The state after a worker has left, and the actions to take; its earlier pushes count."""
         ...
 
     def on_pull(self, pull: Pull) -> BucketState:
         """The state after a pull, which is answered at once with the newest weights.
 
         Raises:
-            DlrmError: nobody pulls under this policy; names the rank.
+            DlrmError: the policy has no pulls; names the rank.
         """
         ...
 
 
 class SyncPolicy(Protocol):
-    """Which version of the weights a push is computed with, and when versions are made.
+    """Decides which version of the weights a push is computed with, and when versions are made.
 
-    What most policies have in common is here: no history, versions of each worker's own.
+    The defaults here fit most policies: no history, versions per worker.
     """
 
     @property
     def history(self) -> int:
-        """Versions before the newest one with which a worker may still have to compute."""
+        """Number of versions before the newest with which a worker may still have to compute."""
         return 0
 
     @property
     def shares_versions(self) -> bool:
-        """Whether all workers are sent the same; else each has versions of its own, and pulls."""
+        """Whether all workers share their versions; else each has its own, and pulls."""
         return False
 
     def needs(self, pushed: int) -> Needs:
-        """What a worker computes with after so many pushes of its own.
+        """The version a worker computes with after so many pushes of its own.
 
-        Where the versions are its own it never needs one from before its last pull.
+        With versions per worker it never needs one from before its last pull.
         """
         ...
 
     def settled(self, pushed: int) -> Version:
-        """The version there is once every worker has pushed so often and all has arrived.
+        """The version that exists once so many pushes of every worker have arrived.
 
-        Where versions are not shared: of whoever counts the pushes, a worker its own, a server all.
+        Without shared versions a worker counts its own pushes, and a server those of all.
         """
         return Version(pushed)
 
     def bucket(self, workers: Sequence[int], pushed: int) -> BucketState:
-        """A server's state of one bucket, settled after so many pushes of each worker.
+        """A server's initial state of one bucket, after so many pushes of each worker.
 
-        Where versions are not shared: after so many pushes of all workers together.
+        Without shared versions: after so many pushes of all workers together.
         """
         ...
 
 
 def check_due(what: str, number: int, due: int) -> None:
-    """Refuse what a worker sends unless it is numbered as is due.
+    """Refuse a push or pass unless its number is the one that is due.
 
     Args:
-        what: for the message.
-        number: of what came.
+        what: names it in the message.
+        number: that of the push or pass.
         due: number that must come next.
 
     Raises:
@@ -174,5 +174,5 @@ def check_due(what: str, number: int, due: int) -> None:
 
 
 def resumed_version(policy: SyncPolicy, pushed: int) -> Version:
-    """What a worker has when a run goes on after so many pushes of each worker."""
+    """The version a worker resumes with after so many pushes of each worker."""
     return Version(max(0, policy.settled(pushed) - policy.history))

@@ -1,12 +1,12 @@
-"""`sync` of those that are there: a version is made from one push of each worker that lives.
+"""The elastic `sync` policy: a version is made from one push of each worker that is present.
 
-As in lock-step, but a worker may leave and come again: a round ends when everybody that is there
-has pushed, or has said that it passes. What has come from a worker that then left counts. Who comes
-begins with a pull, and is waited for from then on; no round may have begun then.
+As in lockstep, but a worker may leave and rejoin: a round ends when every worker present has
+pushed or passed. The push of a worker that then leaves still counts. A worker that joins begins
+with a pull, between two rounds, and is waited for from then on.
 
-A worker numbers its own pushes and versions, as with `async`. Sums are in trainer order, and the
-learning rate is that of the pushes made before: so many as there are trainers are one step, and
-while all live the bits are those of lock-step.
+A worker numbers its own pushes and versions, as with `async`. Sums are in trainer order; the
+learning rate is that of the pushes made before, of which one step has as many as there are
+trainers; and while no worker is missing the bits are those of lockstep.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Rounds(SyncPolicy):
     """Push n is computed with the version made of the worker's push n - 1, or with a later pull.
 
     Attributes:
-        trainers: that the run is configured for; so many pushes are one step of the schedule.
+        trainers: configured number; so many pushes are one step of the schedule.
 
     Raises:
         ConfigError: it is not positive.
@@ -61,15 +61,15 @@ class Rounds(SyncPolicy):
 @final
 @dataclass(frozen=True, slots=True)
 class RoundsBucket(BucketState):
-    """Who is there, and what has come in this round.
+    """A server's state of one bucket: the workers present, and the pushes of this round.
 
     Attributes:
-        policy: of the workers.
+        policy: that of the workers.
         workers: ranks that may push, in trainer order.
         applied: pushes since the run began.
         live: workers that a round waits for; at the start all, before they have pulled.
         due: of each worker that has pulled, the number of the push that must come next.
-        arrived: of each worker that has had its turn in this round, whether it has pushed.
+        arrived: workers heard in this round: True for a push, False for a pass.
     """
 
     policy: Rounds
@@ -118,7 +118,7 @@ class RoundsBucket(BucketState):
         return replace(self, arrived={**self.arrived, push.sender: pushes})._ended()
 
     def _ended(self) -> tuple[RoundsBucket, tuple[Action, ...]]:
-        """The next round, if this one has all that are there."""
+        """The state of the next round with its actions, if every worker present has been heard."""
         if not self.arrived or not self.live <= self.arrived.keys():
             return self, ()
         pushes = tuple(

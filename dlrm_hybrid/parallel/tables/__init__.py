@@ -1,1 +1,1 @@
-"""Embedding tables: who answers the lookups of a worker."""
+"""Embedding tables: where a worker's lookups are answered."""

@@ -1,4 +1,4 @@
-"""Tables in order of arrival: lookups see the newest rows, every update is applied at once, alone.
+"""Table order by arrival: lookups see the newest rows, and each update is applied at once.
 
 The version is the number of updates applied since the run began. So results depend on the order in
 which messages come, and on nothing else.
@@ -25,7 +25,7 @@ from dlrm_hybrid.types import DlrmError, Version
 
 
 class Due(NamedTuple):
-    """Turns of a thread that were looked up, but not updated: `begin` to `end - 1`."""
+    """A thread's turns that were looked up, but not updated: `begin` to `end - 1`."""
 
     begin: int
     end: int
@@ -34,16 +34,16 @@ class Due(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True)
 class TableArrivals(TableState):
-    """What a table server knows of trainers that do not wait for each other; immutable.
+    """A table server's immutable state, where trainers do not wait for each other.
 
     A trainer counts its own batches, of which each of its threads has every H-th, and is in order
-    by itself. The first lookup of a thread says where it begins. So does one that leaves a gap: a
-    trainer that was lost and has joined again.
+    by itself. The first lookup of a thread says where it begins, as does one that leaves a gap: a
+    trainer that was lost and has rejoined.
 
     Attributes:
         applied: updates since the run began.
-        due: of each trainer's threads, one trainer after the other; None before the first lookup.
-        threads: H, of each trainer.
+        due: per thread, one trainer's after the other's; None before the first lookup.
+        threads: H, number per trainer.
     """
 
     applied: int
@@ -69,9 +69,9 @@ class TableArrivals(TableState):
         if due is None or turn > due.end:
             return self._with(thread, Due(turn, turn + 1)), (answer,)
         if turn < due.begin:
-            return self, ()  # it comes again, and nobody waits for the rows any more
+            return self, ()  # a repeat, whose rows nobody waits for
         if turn < due.end:
-            return self, (answer,)  # it comes again, after a rest or a lost answer
+            return self, (answer,)  # a repeat, after a rest or a lost answer
         return self._with(thread, Due(due.begin, turn + 1)), (answer,)
 
     @override
@@ -96,7 +96,7 @@ class TableArrivals(TableState):
         return len(self.due) // self.threads
 
     def _turn(self, of: BatchOf) -> tuple[int, int]:
-        """Whose batch it is, and how many that thread had before."""
+        """The thread of a batch, and its turn: the number of batches it had before."""
         turn, thread = divmod(of.batch, self.threads)
         return of.trainer * self.threads + thread, turn
 
@@ -107,10 +107,10 @@ class TableArrivals(TableState):
 @final
 @dataclass(frozen=True, slots=True)
 class ArrivalOrder(TableOrder):
-    """As messages come; as many updates as there are trainers are a step of the schedule.
+    """Order of arrival; as many updates as there are trainers are a step of the schedule.
 
     Attributes:
-        threads: of each trainer.
+        threads: number per trainer.
     """
 
     threads: int = 1

@@ -1,4 +1,4 @@
-"""What a worker with the interaction asks of embedding tables, wherever these are.
+"""Embedding tables as protocols: the lookups and updates of one trainer, wherever the rows are.
 
 Shapes: B batch, F tables, D embedding dimension.
 """
@@ -16,18 +16,18 @@ from dlrm_hybrid.types import BatchNumber, Version
 
 
 class Remembered(Protocol):
-    """What ends remember of what they have sent each other."""
+    """Compression state of the rows and gradients that a trainer exchanges with the tables."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint must hold of it."""
+        """The state that a checkpoint must hold."""
         ...
 
     def load(self, values: Mapping[str, Tensor]) -> None:
-        """Go on from a checkpoint, if that holds it."""
+        """Resume from a checkpoint, if it holds this state."""
         ...
 
     def counts(self) -> Mapping[str, tuple[int, int]]:
-        """By name, since the last call, of how many how many were sent, or lost."""
+        """Per counter: (total, sent or lost) since the last call."""
         ...
 
 
@@ -35,26 +35,26 @@ class Tables(Protocol):
     """One trainer's access to the tables; several batches may be between lookup and update.
 
     Attributes:
-        remembered: of rows that have travelled; None for nothing.
+        remembered: compression state of exchanged rows; None without any.
     """
 
     remembered: Remembered | None = None
 
     def prefetch(self, batch: BatchNumber, bags: Bags[Tensor]) -> None:
-        """Ask for the rows of a batch whose `lookup` will follow; may do nothing.
+        """Request the rows of a batch whose `lookup` will follow; may do nothing.
 
         Args:
-            batch: its number; batches come in their order, each at least once.
+            batch: its number; batches come in order, each at least once.
             bags: its ids.
         """
 
     def lookup(self, batch: BatchNumber, bags: Bags[Tensor], lr: float) -> Program[Tensor]:
-        """Pooled rows float32 (B, F, D), detached, that `update` will follow.
+        """Pooled rows float32 (B, F, D), detached; an `update` of the batch must follow.
 
         Args:
             batch: its number.
             bags: its ids.
-            lr: learning rate of the rows in this batch: FBGEMM wants it before the lookup.
+            lr: learning rate of the rows in this batch: FBGEMM needs it before the lookup.
         """
         ...
 
@@ -63,37 +63,36 @@ class Tables(Protocol):
 
         Args:
             batch: its number; forgotten afterwards.
-            gradient_BFD: of the mean loss of this trainer's batch, float32; divided by the number
-                of trainers here.
+            gradient_BFD: that of this trainer's own mean loss, float32.
         """
         ...
 
     def predict(self, bags: Bags[Tensor]) -> Program[Tensor]:
-        """Pooled rows as `lookup` gives them; no update follows."""
+        """Pooled rows as from `lookup`, without an update to follow."""
         ...
 
     def state_ahead(self) -> Program[dict[str, Tensor]]:
-        """What a checkpoint must hold of rows that have been asked for; waits for them."""
+        """The state of rows requested ahead, for a checkpoint; waits for them."""
         yield from ()
         return {} if self.remembered is None else self.remembered.tensors()
 
     def counts(self) -> Mapping[str, tuple[int, int]]:
-        """By name, since the last call, of how many how many were sent, or lost."""
+        """Per counter: (total, sent or lost) since the last call."""
         return {} if self.remembered is None else self.remembered.counts()
 
     def flush(self) -> Program[None]:
-        """Send what is held back of gradients, after the last update and before `settle`."""
+        """Send gradients that are held back, after the last update and before `settle`."""
         yield from ()
 
     def settle(self) -> Program[None]:
         """Wait until no message of this trainer is under way, and its updates are applied.
 
-        Rows that were asked for ahead are forgotten; the next `prefetch` asks for them anew.
+        Rows that were requested ahead are dropped; the next `prefetch` requests them anew.
         """
         yield from ()
 
     def restart(self, version: Version, values: Mapping[str, Tensor]) -> None:
-        """Go on after so many batches, with nothing under way but what `values` hold of it.
+        """Resume after so many batches, with nothing under way but what `values` hold.
 
         Args:
             version: the number of the next batch.
@@ -104,5 +103,5 @@ class Tables(Protocol):
 
 
 def mean_part(gradient_BFD: Tensor, trainers: int) -> Tensor:
-    """A trainer's part of the gradient of the mean loss of all trainers."""
+    """One trainer's share of the gradient of the mean loss of all trainers."""
     return gradient_BFD if trainers == 1 else gradient_BFD / trainers

@@ -1,13 +1,13 @@
-"""Tables on table servers, with a cache of rows in the trainer; gradients are written back.
+"""Tables on table servers, with a row cache in the trainer; gradients are written back.
 
     prefetch   the ids that the cache lacks           LOOKUP  →
     lookup     waits for their rows, keeps them               ←  ROWS
     update     of rows that leave the cache now: ids, and
                sums of their gradients since they came UPDATE  →
 
-A row is not changed while it is kept: its own trainer's gradients, too, show when it is fetched
-again. What is kept, with the sums, is part of checkpoints and of nothing else: tables lack the sums
-until rows leave, as dense weights lack what a compressor holds back.
+A row does not change while it is kept: even its own trainer's gradients show when it is fetched
+again. Checkpoints hold the kept rows and sums; the tables lack the sums until rows leave, as dense
+weights lack a compressor's residual.
 
 Shapes: B batch, F tables, D embedding dimension, K distinct ids, M of them fetched, L rows that
 leave, N rows kept, S slots.
@@ -49,7 +49,7 @@ from dlrm_hybrid.types import BatchNumber, DataError, Version
 
 @dataclass(slots=True, eq=False)
 class _Flying:
-    """A batch between `prefetch` and `update`; the rows that were fetched, once they have come."""
+    """A batch between `prefetch` and `update`; `fetched_MD` is None until the rows arrive."""
 
     ids: DistinctIds
     turn: CacheTurn
@@ -64,8 +64,8 @@ class CachedTables(Tables):
     A batch is updated before the next one is looked up: schedules with delays need more.
 
     Args:
-        client: of the worker.
-        averaged: over how many trainers' losses an update takes the mean.
+        client: messages of the worker.
+        averaged: number of trainers whose losses an update averages.
         limits: of the cache.
     """
 
@@ -139,10 +139,10 @@ class CachedTables(Tables):
             fetched.append(flying.fetched_MD)
         kept_N4 = self._kept()
         slots_N = torch.from_numpy(kept_N4[:, 3])
-        # By how many batches they are older: trainers may count anew.
+        # Relative to the current batch, since a resumed trainer may count anew.
         ages_N2 = self._updated - kept_N4[:, 1:3]
         held = {
-            "kept": torch.tensor([len(kept_N4)]),  # may be 0, which the others do not say
+            "kept": torch.tensor([len(kept_N4)]),  # may be 0, where empty tensors are left out
             "keys": torch.from_numpy(kept_N4[:, 0].copy()),
             "ages": torch.from_numpy(ages_N2),
             "rows": self._rows_SD.index_select(0, slots_N),
@@ -154,7 +154,7 @@ class CachedTables(Tables):
 
     @override
     def flush(self) -> Program[None]:
-        """Send the sums of all rows that are kept, as the update of a batch without lookups."""
+        """Send the sums of all rows kept, as the update of a batch without lookups."""
         kept_N4, batch = self._kept(), BatchNumber(self._updated)
         if not len(kept_N4):
             return
@@ -191,10 +191,10 @@ class CachedTables(Tables):
         self._cache.restart(np.stack(kept, axis=1))
 
     def _saved(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What a checkpoint holds of this trainer's cache, in whose numbers kernels will trust.
+        """The checkpoint's tensors of this trainer's cache, checked because kernels trust them.
 
         Raises:
-            DataError: it cannot be of such a cache; names the tensor, what it has and the bound.
+            DataError: they do not fit such a cache; names tensor, value and bound.
         """
         head, integers = self._client.prefix, torch.zeros(0, dtype=torch.int64)
         none = torch.zeros(0, self._client.dim)
@@ -246,13 +246,13 @@ class CachedTables(Tables):
             flying.fetched_MD = yield from self._client.receive(flying.split, batch)
 
     def _kept(self) -> Int64s:
-        """What is kept after the last update; turns of later batches may have been taken."""
+        """The rows kept after the last update, without the turns of later batches."""
         for flying in self._flying.values():
             return flying.turn.before_N4
         return self._cache.kept_N4
 
     def _split(self, keys_K: Int64s, batch: DistinctIds) -> SplitIds:
-        """Some rows by server; with the lookups of a batch, or so many as there are rows."""
+        """Rows by server, with the lookup counts of a batch, or as many as there are rows."""
         ids, servers = ids_of(keys_K, len(batch.counts_F)), self._client.servers
         most = max(batch.most, int(ids.counts_F.max(initial=0)))
         owned_S = np.bincount(ids.ids_K % servers, minlength=servers)

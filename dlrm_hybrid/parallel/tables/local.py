@@ -1,6 +1,6 @@
-"""Tables that this process looks up by itself: all of them, or its shards of them.
+"""Tables that this process looks up by itself: all of them, or its shards.
 
-Sharded tables answer all trainers together, by collectives of their own process group.
+Sharded tables serve all trainers together, by collectives of their own process group.
 
 Shapes: B batch, F tables, D embedding dimension.
 """
@@ -21,26 +21,26 @@ from dlrm_hybrid.types import BatchNumber
 
 
 class EmbeddingTables(Protocol):
-    """Tables that learn in backward: `model.Embeddings`, or sharded ones."""
+    """Tables that update themselves in backward: `model.Embeddings`, or sharded ones."""
 
     def __call__(self, bags: Bags[Tensor]) -> Tensor:
         """Pooled rows float32 (B, F, D) of the ids of a batch."""
         ...
 
     def set_lr(self, lr: float) -> None:
-        """The learning rate with which the rows of the next lookups learn."""
+        """Set the learning rate of the rows of the next lookups."""
         ...
 
 
 @final
 class LocalTables(Tables):
-    """Lookups and updates that are computed at once.
+    """Looks up and updates rows at once, in this process.
 
     Args:
         embeddings: the tables.
-        trainers: that share them.
+        trainers: number that share them.
         clock: measures the time they take.
-        remembered: of the rows that have travelled; None for nothing.
+        remembered: compression state of exchanged rows; None without any.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
-"""Distinct ids of a batch by the server that owns their rows, and the sections that say them.
+"""Distinct ids of a batch by the server that owns their rows, and the sections that hold them.
 
     LOOKUP:  rows of the batch, lookups │ ids
     ROWS:                                     │ rows of the ids
     UPDATE:  rows of the batch, lookups │ ids │ sums of their gradients
 
-Ids are how many are of each table, and Golomb-Rice codes of their gaps, as the server numbers its
-rows. Rows and gradients are in the order of the ids.
+Ids travel as their number per table and Golomb-Rice codes of their gaps, numbered as the server
+numbers its rows. Rows and gradients are in the order of the ids.
 
 Shapes: B rows of a batch, F tables, D embedding dimension, K distinct ids.
 """
@@ -41,12 +41,12 @@ _DTYPES: Mapping[torch.dtype, Dtype] = {
 
 
 class Asked(NamedTuple):
-    """What a trainer asks of one server for a batch, or tells it of one.
+    """The ids of a batch in one message to one server.
 
     Attributes:
-        ids: distinct ones.
-        most: ids of the batch that any table has, repeated ones counted; or more.
-        lookups: ids of the batch that the server owns, repeated ones counted; or more.
+        ids: the distinct ids.
+        most: largest number of ids in any one table of the batch, with repeats; or more.
+        lookups: number of ids of the batch that the server owns, with repeats; or more.
     """
 
     ids: OwnedIds
@@ -57,22 +57,22 @@ class Asked(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitIds:
-    """Distinct ids by server.
+    """Distinct ids, split by server.
 
     Attributes:
-        asked: of each server.
-        where: where among all ids those of each server are; None if one server owns all.
+        asked: ids per server.
+        where: per server, positions of its ids among all; None if one server owns all.
     """
 
     asked: Sequence[Asked]
     where: Sequence[Tensor] | None
 
     def part(self, values_KD: Tensor, server: int) -> Tensor:
-        """Of values for all ids those for the ids of one server."""
+        """Select, from values for all ids, those for the ids of one server."""
         return values_KD if self.where is None else values_KD[self.where[server]]
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """Values (K, D) for all ids, from those for the ids of each server."""
+        """Join the values for the ids of each server to (K, D) for all ids."""
         if self.where is None:
             return parts[0]
         values_KD = parts[0].new_empty(sum(map(len, parts)), parts[0].shape[1])
@@ -82,12 +82,12 @@ class SplitIds:
 
 
 def split_ids(ids: OwnedIds, most: int, lookups_S: Int64s) -> SplitIds:
-    """Sort distinct ids by the server that owns them.
+    """Split distinct ids by the server that owns them.
 
     Args:
         ids: as trainers number rows; server s of S owns the ids s, s + S, ….
         most: see `Asked`.
-        lookups_S: of each server; see `Asked`.
+        lookups_S: per server; see `Asked`.
     """
     servers = len(lookups_S)
     if servers == 1:
@@ -109,7 +109,7 @@ def split_ids(ids: OwnedIds, most: int, lookups_S: Int64s) -> SplitIds:
 
 
 def split_batch(bags: Bags[Tensor], servers: int) -> tuple[DistinctIds, SplitIds]:
-    """The distinct ids of a batch, and all of them by server.
+    """Find the distinct ids of a batch, and split them by server.
 
     Args:
         bags: its ids.
@@ -121,7 +121,7 @@ def split_batch(bags: Bags[Tensor], servers: int) -> tuple[DistinctIds, SplitIds
 
 
 def lookups_of(ids: DistinctIds, servers: int) -> Int64s:
-    """How many ids of a batch each server owns, repeated ones counted."""
+    """Number of ids of a batch that each server owns, with repeats."""
     if servers == 1:
         return np.array([ids.inverse.numel()], np.int64)
     owner_K = ids.ids_K % servers
@@ -129,17 +129,17 @@ def lookups_of(ids: DistinctIds, servers: int) -> Int64s:
 
 
 def id_sections(asked: Asked, rows_F: Int64s) -> tuple[Section, Section]:
-    """What is asked of a server with so many rows of each table."""
+    """Encode ids for a server that owns so many rows of each table."""
     ids_K, counts_F = asked.ids
     sizes = np.array([asked.most, asked.lookups], np.int64)
     return dense(0, sizes), dense(1, encoded_ids(ids_K, counts_F, rows_F, asked.most))
 
 
 def asked_of(sections: Sequence[Section], rows_F: Int64s, what: str) -> Asked:
-    """The ids that `id_sections` of a message hold.
+    """Decode the ids of `id_sections`.
 
     Raises:
-        DlrmError: they hold no ids of these tables; begins with `what`.
+        DlrmError: the sections hold no ids of these tables; the message begins with `what`.
     """
     wanted = [(Encoding.DENSE, Dtype.INT64), (Encoding.DENSE, Dtype.UINT8)]
     if [(one.encoding, one.dtype) for one in sections] != wanted or sections[0].count != 2:
@@ -153,16 +153,16 @@ def asked_of(sections: Sequence[Section], rows_F: Int64s, what: str) -> Asked:
 
 
 def value_section(values_KD: Tensor, cast: Cast) -> Section:
-    """Rows or gradients as they travel."""
+    """Encode rows or gradients for the wire."""
     sent_KD = times(values_KD, cast.scale).contiguous()
     return packed(2, sent_KD.view(-1).numpy(), _DTYPES[cast.dtype])
 
 
 def values_of(section: Section, cast: Cast, shape: tuple[int, int], what: str) -> Tensor:
-    """Read `value_section`: float32 (K, D), in memory of their own.
+    """Decode a `value_section` into new memory: float32 (K, D).
 
     Raises:
-        DlrmError: they are of another type or number; begins with `what`.
+        DlrmError: type or number differ; the message begins with `what`.
     """
     wanted = (Encoding.DENSE, _DTYPES[cast.dtype], shape[0] * shape[1])
     if (section.encoding, section.dtype, section.count) != wanted:

@@ -1,6 +1,6 @@
-"""In which order a table server answers lookups and applies updates; pure, without tensors.
+"""Table orders as protocols: when a table server answers lookups and applies updates; no tensors.
 
-An order owns its machine: a state that takes one message at a time and says what to do now. To add
+An order owns a state machine that maps each message to actions. To add
 one: a file with such a class.
 """
 
@@ -13,16 +13,16 @@ from dlrm_hybrid.types import BatchNumber, Version
 
 
 class BatchOf(NamedTuple):
-    """A batch of one trainer, whose rows are asked for or whose updates have come."""
+    """A batch of one trainer, to look up or to update."""
 
     trainer: int
     batch: BatchNumber
 
 
 class Prediction(NamedTuple):
-    """Rows that a trainer asks for to predict with, of a version at least.
+    """A question: rows of at least a version, for a prediction by a trainer.
 
-    In order of arrival the number is no version of the tables, and nothing waits for it.
+    In order of arrival the number is not a version, and nothing waits for it.
     """
 
     trainer: int
@@ -34,10 +34,10 @@ Question = BatchOf | Prediction
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Look up these rows now and send them.
+    """Action: look up the rows of these questions now and send them.
 
     Attributes:
-        questions: whose rows.
+        questions: those to answer.
         is_kept: whether `Resend` may ask for the same answer.
     """
 
@@ -47,18 +47,18 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Resend:
-    """Send the rows again that were sent for this batch: the tables have moved on since."""
+    """Action: send a batch's rows again as they were sent; the tables have changed since."""
 
     of: BatchOf
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Update the tables once by the sum of these updates, which makes the next version.
+    """Action: update the tables by the sum of these updates, which makes the next version.
 
     Attributes:
         updates: in the order in which they are summed.
-        step: the learning rate is that of this step of the schedule.
+        step: step of the schedule whose learning rate applies.
     """
 
     updates: tuple[BatchOf, ...]
@@ -69,11 +69,11 @@ Action = Answer | Resend | Apply
 
 
 class TableState(Protocol):
-    """What a table server knows of the trainers' messages; immutable."""
+    """A table server's immutable state of the trainers' messages."""
 
     @property
     def version(self) -> Version:
-        """The newest that has been made."""
+        """The newest version that has been made."""
         ...
 
     def version_at(self, step: int) -> Version:
@@ -81,7 +81,7 @@ class TableState(Protocol):
         ...
 
     def on_question(self, question: Question) -> tuple[TableState, tuple[Action, ...]]:
-        """The state after a question, and what to do now.
+        """The state after a question, and the actions to take.
 
         Raises:
             DlrmError: the question is not due; names trainer and batch.
@@ -89,7 +89,7 @@ class TableState(Protocol):
         ...
 
     def on_update(self, update: BatchOf) -> tuple[TableState, tuple[Action, ...]]:
-        """The state after an update, and what to do now, in this order: at most one `Apply`.
+        """The state after an update, and the actions to take in order: at most one `Apply`.
 
         Raises:
             DlrmError: the update is not due; names trainer and batch.
@@ -98,8 +98,8 @@ class TableState(Protocol):
 
 
 class TableOrder(Protocol):
-    """Which version of the tables answers a lookup, and when the next one is made."""
+    """Decides which version of the tables answers a lookup, and when the next one is made."""
 
     def begin(self, trainers: int, version: Version) -> TableState:
-        """The state of tables of this version, with nothing under way."""
+        """The initial state of tables at this version, with nothing under way."""
         ...

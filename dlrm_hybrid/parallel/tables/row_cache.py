@@ -1,8 +1,8 @@
-"""Which rows of tables a trainer keeps for later batches, and which it fetches; no values.
+"""Which rows of tables a trainer caches, and which it fetches; without their values.
 
-A row that was fetched for batch b is used until batch b + batches. It leaves after that batch, or
-before: of more than `rows` rows those leave that were unused the longest, in order of keys where
-equally long. So what is fetched depends on the ids of the batches and on nothing else.
+A row fetched for batch b is used until batch b + batches. It leaves after that batch, or earlier:
+beyond `rows` rows the least recently used leave, ties in order of keys. So what is fetched depends
+on the ids of the batches and on nothing else.
 
 Shapes: K distinct ids of a batch, M of them fetched, L rows that leave, N kept: key, batch fetched
 for, batch last used by, slot; S slots.
@@ -27,11 +27,11 @@ _ID_MASK = (1 << _TABLE_SHIFT) - 1
 
 
 class CacheLimits(NamedTuple):
-    """What a cache may keep.
+    """Capacity of a cache, and how long it may keep a row.
 
     Attributes:
-        rows: at most so many.
-        batches: after the one that a row was fetched for it serves so many more; at least 1.
+        rows: most rows kept.
+        batches: number that a row serves after the one it was fetched for; at least 1.
     """
 
     rows: int
@@ -41,12 +41,12 @@ class CacheLimits(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class CacheTurn:
-    """What becomes of a cache by one batch.
+    """The changes that one batch makes to a cache.
 
     Attributes:
-        before_N4: what was kept.
-        slots_K: where the rows of the batch are.
-        fetched_M: indices of those that were not.
+        before_N4: rows kept before.
+        slots_K: slots of the batch's rows.
+        fetched_M: indices of those that must be fetched.
         left_L4: rows that leave after the batch, by key.
         slots: S; those of rows that leave are free from the next batch on.
     """
@@ -60,10 +60,10 @@ class CacheTurn:
 
 @final
 class RowCache:
-    """The rows that one trainer keeps.
+    """The rows that one trainer caches: keys, ages and slots.
 
     Attributes:
-        kept_N4: after the last turn, by key; never written to.
+        kept_N4: rows kept after the last turn, by key; never written to.
     """
 
     def __init__(self, limits: CacheLimits) -> None:
@@ -71,7 +71,7 @@ class RowCache:
         self.restart(np.empty((0, 4), np.int64))
 
     def turn(self, batch: int, keys_K: Int64s) -> CacheTurn:
-        """Use the rows of the next batch.
+        """Enter the rows of the next batch; returns what changes.
 
         Args:
             batch: its number.
@@ -95,19 +95,19 @@ class RowCache:
         return CacheTurn(before_N4, slots_K, fetched_M, left_L4, self._slots)
 
     def restart(self, kept_N4: Int64s) -> None:
-        """Go on with these rows."""
+        """Start anew with these rows."""
         self.kept_N4 = kept_N4
         self._slots = 1 + int(kept_N4[:, 3].max(initial=-1))
         self._free_S = np.setdiff1d(np.arange(self._slots), kept_N4[:, 3])
 
 
 def keys_of(ids: DistinctIds) -> Int64s:
-    """One increasing number for each row of a batch."""
+    """Keys of a batch's rows: one increasing number per row, from table and id."""
     return ids.ids_K + np.repeat(np.arange(len(ids.counts_F)) << _TABLE_SHIFT, ids.counts_F)
 
 
 def first_no_row(keys_N: Int64s, rows_F: Int64s) -> int | None:
-    """Where the first of some numbers is that `keys_of` gives of no ids of such tables."""
+    """Index of the first number that is no key of such tables or does not increase, or None."""
     tables_N = keys_N >> _TABLE_SHIFT
     is_table_N = (tables_N >= 0) & (tables_N < len(rows_F))
     is_row_N = (keys_N & _ID_MASK) < rows_F[np.where(is_table_N, tables_N, 0)]
@@ -117,6 +117,6 @@ def first_no_row(keys_N: Int64s, rows_F: Int64s) -> int | None:
 
 
 def ids_of(keys_K: Int64s, tables: int) -> OwnedIds:
-    """The ids that some increasing keys stand for."""
+    """The ids of some increasing keys."""
     counts_F = np.bincount(keys_K >> _TABLE_SHIFT, minlength=tables)
     return OwnedIds(keys_K & _ID_MASK, counts_F)

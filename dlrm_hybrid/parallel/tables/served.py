@@ -1,4 +1,4 @@
-"""Tables of which a trainer has nothing: table servers look up and update their rows.
+"""Tables held by table servers alone, which look up and update their rows.
 
     prefetch   the distinct ids of a batch      LOOKUP  →
     lookup     waits for their rows                     ←  ROWS
@@ -45,12 +45,12 @@ ID_BYTES = 4
 
 @final
 class TableClient:
-    """Messages of one worker to table servers, and their answers.
+    """Exchanges one worker's lookups, rows and updates with the table servers.
 
     Args:
-        port: of the worker.
+        port: that of the worker.
         spec: the tables.
-        precision: of rows and gradients on the wire.
+        precision: that of rows and gradients on the wire.
         clock: measures looking up.
     """
 
@@ -72,11 +72,11 @@ class TableClient:
 
     @property
     def servers(self) -> int:
-        """How many table servers own the rows."""
+        """Number of table servers."""
         return len(self._group)
 
     def ask(self, split: SplitIds, number: int, microbatch: int = 0) -> None:
-        """Ask each server for its rows of a batch, or with EVALUATION of a version."""
+        """Request a batch's rows from each server, or with EVALUATION a version's."""
         for to, asked, rows_F in zip(self._group, split.asked, self._rows, strict=True):
             sections, dense_bytes = id_sections(asked, rows_F), ID_BYTES * asked.lookups
             self._port.send(
@@ -84,7 +84,7 @@ class TableClient:
             )
 
     def receive(self, split: SplitIds, number: int, microbatch: int = 0) -> Program[Tensor]:
-        """The rows (K, D) that `ask` has asked for."""
+        """Receive the rows (K, D) that `ask` has requested."""
         parts: list[Tensor] = []
         for server, asked in zip(self._group, split.asked, strict=True):
             frame = yield Receive(Kind.ROWS, server, number, microbatch=microbatch)
@@ -97,7 +97,7 @@ class TableClient:
             return split.joined(parts)
 
     def update(self, split: SplitIds, batch: BatchNumber, sum_KD: Tensor) -> None:
-        """Send sums of gradients: the updates of a batch."""
+        """Send the sums of gradients of a batch."""
         for server, asked in enumerate(split.asked):
             values = value_section(split.part(sum_KD, server), self._gradient_cast)
             sections = (*id_sections(asked, self._rows[server]), values)
@@ -106,7 +106,7 @@ class TableClient:
             self._port.send(to, Kind.UPDATE, batch, sections, dense_bytes=dense_bytes)
 
     def predict(self, bags: Bags[Tensor], updated: int) -> Program[Tensor]:
-        """Pooled rows (B, F, D) with the updates of so many batches."""
+        """Look up pooled rows (B, F, D) once so many batches are applied; no update follows."""
         if not bags.rows:
             return torch.empty(0, bags.tables, self.dim)
         with self.looking_up:
@@ -118,7 +118,7 @@ class TableClient:
 
     def settle(self, updated: int) -> Program[None]:
         """Wait until the updates of so many batches have arrived."""
-        # Table servers take the messages of a rank in their order: they answer this one last.
+        # Table servers handle a rank's messages in order: they answer this one last.
         _, split = split_batch(self.nothing, self.servers)
         self.ask(split, updated, EVALUATION)
         yield from self.receive(split, updated, EVALUATION)
@@ -126,7 +126,7 @@ class TableClient:
 
 @dataclass(slots=True, eq=False)
 class _Flying:
-    """A batch between `prefetch` and `update`; its rows (B, F, D) once they have come."""
+    """A batch between `prefetch` and `update`, with its rows (B, F, D) once they arrive."""
 
     ids: DistinctIds
     split: SplitIds
@@ -140,8 +140,8 @@ class ServedTables(Tables):
     A batch is updated before the next one is looked up: schedules with delays need more.
 
     Args:
-        client: of the worker.
-        averaged: over how many trainers' losses an update takes the mean.
+        client: messages of the worker.
+        averaged: number of trainers whose losses an update averages.
     """
 
     def __init__(self, client: TableClient, averaged: int) -> None:
@@ -186,7 +186,7 @@ class ServedTables(Tables):
 
     @override
     def state_ahead(self) -> Program[dict[str, Tensor]]:
-        # By how many batches they are ahead: the tables will be of newer versions.
+        # Relative to the current batch: the tables will have newer versions.
         held: dict[str, Tensor] = {}
         for batch, flying in self._flying.items():
             if flying.pooled_BFD is None:

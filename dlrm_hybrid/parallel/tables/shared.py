@@ -33,7 +33,7 @@ from dlrm_hybrid.types import BatchNumber
 
 
 class LookupRequest(NamedTuple):
-    """What one trainer looks up; see `Tables.lookup`."""
+    """One trainer's lookup; see `Tables.lookup`."""
 
     batch: BatchNumber
     bags: Bags[Tensor]
@@ -41,29 +41,29 @@ class LookupRequest(NamedTuple):
 
 
 class UpdateRequest(NamedTuple):
-    """What one trainer teaches; see `Tables.update`."""
+    """One trainer's gradient; see `Tables.update`."""
 
     batch: BatchNumber
     gradient_BFD: Tensor
 
 
 class LookedUp(Protocol):
-    """What the ids of all trainers gave, until their gradients come."""
+    """The rows looked up for all trainers, which wait for their gradients."""
 
     def rows(self) -> list[Tensor]:
         """Pooled rows of each trainer, detached."""
         ...
 
     def update(self, gradients: Sequence[Tensor]) -> None:
-        """Learn from each trainer's part of the gradient of the mean loss."""
+        """Update the rows by each trainer's share of the gradient of the mean loss."""
         ...
 
 
 class Lookup(Protocol):
-    """One way in which trainers look up together."""
+    """One way to look up the ids of all trainers together."""
 
     def set_lr(self, lr: float) -> None:
-        """The learning rate with which the rows of the next lookups learn."""
+        """Set the learning rate of the rows of the next lookups."""
         ...
 
     def __call__(self, bags: Sequence[Bags[Tensor]]) -> LookedUp:
@@ -73,10 +73,10 @@ class Lookup(Protocol):
 
 @final
 class JointTables:
-    """Answers all trainers at once, in their order.
+    """Looks up and updates for all trainers at once, in trainer order.
 
     Args:
-        look_up: all of their ids, or each id of a trainer once.
+        look_up: `AllIds` or `EachIdOnce`.
         clock: measures the time it takes.
     """
 
@@ -94,7 +94,7 @@ class JointTables:
             return found.rows()
 
     def update(self, requests: Sequence[UpdateRequest]) -> list[None]:
-        """Learn from all trainers' gradients of a batch."""
+        """Update the rows by all trainers' gradients of a batch."""
         with self._looking_up:
             found = self._batches.pop(requests[0].batch)
             found.update([mean_part(one.gradient_BFD, len(requests)) for one in requests])
@@ -107,14 +107,14 @@ class JointTables:
 
 
 class Rounding(Protocol):
-    """What the way between processes does to rows and gradients, float32 of any shape."""
+    """The rounding that transport would apply to rows and gradients, float32 of any shape."""
 
     def pooled(self, pooled: Tensor) -> Tensor:
-        """Rows as the trainers see them."""
+        """Round rows as the trainers would receive them."""
         ...
 
     def gradient(self, gradient: Tensor) -> Tensor:
-        """A trainer's part of the gradient as the tables see it."""
+        """Round a trainer's share of the gradient as the tables would receive it."""
         ...
 
 
@@ -125,7 +125,7 @@ class SharedTables(Tables):
     Args:
         joint: the tables.
         group: ranks of the workers that look up, in trainer order.
-        remembered: by this trainer, of the rows that have travelled; None for nothing.
+        remembered: this trainer's compression state; None without any.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class AllIds(Lookup):
 
     Attributes:
         embeddings: the tables.
-        rounding: of what would travel between processes.
+        rounding: that of the transport between processes.
     """
 
     embeddings: EmbeddingTables
@@ -194,14 +194,14 @@ class _AllRows(LookedUp):
 
 
 class BagTables(Protocol):
-    """Tables of this process that learn in backward: `model.Embeddings`."""
+    """Tables of this process that update themselves in backward: `model.Embeddings`."""
 
     def pooled(self, bags: DistinctBags) -> Tensor:
         """Look up bags of all tables → float32 (N, F * D)."""
         ...
 
     def set_lr(self, lr: float) -> None:
-        """The learning rate with which the rows of the next lookups learn."""
+        """Set the learning rate of the rows of the next lookups."""
         ...
 
 
@@ -212,8 +212,8 @@ class EachIdOnce(Lookup):
 
     Attributes:
         embeddings: the tables.
-        rounding: of what would travel between processes.
-        memories: of the trainers, where rows and gradients of training would travel as levels.
+        rounding: that of the transport between processes.
+        memories: one per trainer, if training would send rows and gradients as levels; else ().
     """
 
     embeddings: BagTables
@@ -264,7 +264,7 @@ class _DistinctRows(LookedUp):
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class _RowsOfLevels(LookedUp):
-    """As `_DistinctRows`; each trainer holds all tables itself, for what becomes of rows."""
+    """The rows of `_DistinctRows`, rounded to levels by the memory of each trainer."""
 
     ids: list[DistinctIds]
     asked: list[Rows]

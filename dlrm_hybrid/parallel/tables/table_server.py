@@ -1,4 +1,4 @@
-"""One table server: lookups and updates in, rows out.
+"""One table server: lookups and updates come in, rows go out.
 
 Its `TableOrder` says which version of the tables answers a lookup, and when updates are applied.
 """
@@ -41,8 +41,8 @@ class TableOptions:
     """How a table server answers lookups and applies updates.
 
     Attributes:
-        order: of lookups and updates.
-        precision: of rows and gradients on the wire.
+        order: that of lookups and updates.
+        precision: that of rows and gradients on the wire.
         schedule: learning rate by step.
         attempt: how often the run has been restarted.
     """
@@ -55,12 +55,12 @@ class TableOptions:
 
 @final
 class TableServer:
-    """One table server rank without its loop.
+    """One table server without its receive loop.
 
     Args:
-        topology: of the world.
-        index: of this server.
-        rows: that it owns.
+        topology: ranks and roles of the world.
+        index: which server this is.
+        rows: those that it owns.
         options: how they are served.
         clock: measures looking up and updating.
     """
@@ -80,7 +80,7 @@ class TableServer:
         self._options = options
         self._row_cast, self._gradient_cast = casts(options.precision)
         self._looking_up = clock.within(Span.EMBEDDING)
-        # Of questions that wait, of batches whose updates have not come, of updates that wait.
+        # Questions that wait, answers whose updates have not come, updates that wait.
         self._asked: dict[Question, Asked] = {}
         self._sent: dict[BatchOf, Outgoing] = {}
         self._gradients: dict[BatchOf, tuple[OwnedIds, Tensor]] = {}
@@ -88,7 +88,7 @@ class TableServer:
 
     @property
     def version(self) -> Version:
-        """The newest that has been made."""
+        """The newest version that has been made."""
         return self._state.version
 
     def pieces(self) -> list[Piece]:
@@ -100,20 +100,20 @@ class TableServer:
         return self._state.version_at(step)
 
     def restart(self, version: Version) -> None:
-        """Go on with tables of this version, with nothing under way.
+        """Start from tables of this version, with nothing under way.
 
         Args:
-            version: batches of each trainer before; in order of arrival those of all together.
+            version: batches of each trainer so far; in order of arrival those of all together.
         """
         self._state = self._options.order.begin(self._topology.trainers, version)
         for held in (self._asked, self._sent, self._gradients):
             held.clear()
 
     def handle(self, frame: Frame) -> list[Outgoing]:
-        """Take a LOOKUP or an UPDATE; the ROWS to send before the next call.
+        """Handle a LOOKUP or an UPDATE; returns the ROWS to send before the next call.
 
         Raises:
-            DlrmError: it is not due or does not fit; names rank and batch.
+            DlrmError: the frame is not due or does not fit; names rank and batch.
         """
         group = self._topology.interaction_group
         what = f"{frame.kind.name.lower()} {frame.number} of rank {frame.sender}"

@@ -1,11 +1,11 @@
-"""Which version of the tables a table server answers with, and when it makes the next; no tensors.
+"""Table order by version: which one answers a lookup, and when the next is made; no tensors.
 
 Version n + 1 is made of the updates of batch n from all trainers, summed in trainer order. Rows of
 batch n are those of version max(first, n - staleness). So results do not depend on when messages
 come, and a message that comes twice changes nothing.
 
-A trainer asks for the rows of batch n + staleness before it sends its update of batch n: what a
-version is needed for has been asked for when the next one is made.
+A trainer asks for the rows of batch n + staleness before it sends its update of batch n, so every
+lookup that needs a version is known when the next one is made.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from dlrm_hybrid.types import BatchNumber, DlrmError, Version
 @final
 @dataclass(frozen=True, slots=True)
 class TableVersions(TableState):
-    """What a table server knows of the trainers' messages; immutable.
+    """A table server's immutable state of the trainers' messages.
 
     Attributes:
         staleness: how many batches a lookup may be ahead of the updates it sees.
         first: the version this attempt began with.
-        updated: updates that have come from each trainer, those of earlier attempts included.
-        waiting: questions whose version is not made yet, as they came.
+        updated: number of updates from each trainer, those of earlier attempts included.
+        waiting: questions whose version is not made yet, in order of arrival.
         answered: batches whose rows were sent, but whose updates have not come.
     """
 
@@ -58,7 +58,7 @@ class TableVersions(TableState):
         return Version(step)
 
     def needs(self, question: Question) -> Version:
-        """The version that a question is answered with; for a prediction the oldest."""
+        """The version that answers a question; for a prediction the oldest that may."""
         if isinstance(question, Prediction):
             return question.version
         return Version(max(self.first, question.batch - self.staleness))
@@ -68,7 +68,7 @@ class TableVersions(TableState):
         if isinstance(question, BatchOf):
             done = self.updated[question.trainer]
             if question.batch < done:
-                return self, ()  # it comes again, and nobody waits for the rows any more
+                return self, ()  # a repeat, whose rows nobody waits for
             if question.batch > done + self.staleness:
                 raise DlrmError(
                     f"lookup of batch {question.batch} by trainer {question.trainer}: too early, "
@@ -118,7 +118,7 @@ class TableVersions(TableState):
 @final
 @dataclass(frozen=True, slots=True)
 class BatchOrder(TableOrder):
-    """Batch after batch of all trainers together.
+    """Order by batch: each version is made of one batch of every trainer.
 
     Attributes:
         staleness: how many batches a lookup may be ahead of the updates it sees.
