@@ -1,1 +1,1 @@
-"""From raw Criteo rows to batches: parse, prepare, shards, loader, synthetic rows."""
+"""From raw rows of Criteo or any table to batches: sources, prepare, shards, loader."""

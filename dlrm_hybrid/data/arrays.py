@@ -1,8 +1,8 @@
 """Arrays in .npy files: written row after row, with a checksum for each block of rows.
 
-A file begins with the 128 bytes of numpy's header, so numpy, torch, polars and others open it. The
-rows follow, little-endian and contiguous. Spilled columns are the same without a header, and
-temporary.
+A file begins with numpy's header, padded to 128 bytes, so that numpy, torch, polars and others open
+it. The rows follow, little-endian and contiguous. Spilled columns, which are temporary, have no
+header.
 
 Shapes: N rows.
 """
@@ -22,7 +22,7 @@ import xxhash
 from pydantic import Field
 
 HEADER_BYTES = 128
-BLOCK_ROWS = 1 << 13  # have a checksum of their own in the manifest
+BLOCK_ROWS = 1 << 13  # rows that share a checksum in the manifest
 _MAGIC = b"\x93NUMPY\x01\x00"
 _Length = Annotated[int, Field(ge=0, lt=2**48)]
 _BlockXxh3 = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
@@ -31,13 +31,13 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredArray:
-    """What is known of a .npy file.
+    """Type, shape and checksums of a .npy file, as the manifest lists them.
 
     Attributes:
         file: name in its folder.
         dtype: as numpy writes it: `<f4`, `<i4`, `<i8`.
-        shape: rows, and values of a row where that is not one.
-        blocks: xxh3-64 of each block of `BLOCK_ROWS` rows, the last one shorter; header left out.
+        shape: rows, and values of a row unless the array has one dimension.
+        blocks: xxh3-64 of each block of `BLOCK_ROWS` rows without the header; the last is shorter.
     """
 
     file: str
@@ -47,27 +47,27 @@ class StoredArray:
 
     @property
     def rows(self) -> int:
-        """Length of the first axis."""
+        """Number of rows."""
         return self.shape[0]
 
     @property
     def row_bytes(self) -> int:
-        """Bytes that one row takes in memory."""
+        """Bytes of one row."""
         return np.dtype(self.dtype).itemsize * int(np.prod(self.shape[1:], dtype=np.int64))
 
     @property
     def xxh3(self) -> str:
-        """xxh3-128 over the checksums of all blocks and the shape: of the same values the same."""
+        """xxh3-128 over type, shape and the checksums of all blocks: equal for equal values."""
         return xxhash.xxh3_128_hexdigest(f"{self.dtype}{self.shape}{''.join(self.blocks)}".encode())
 
 
 @final
 class ArrayWriter:
-    """Makes a .npy file of rows that come in pieces.
+    """Writes a .npy file from rows that come in pieces.
 
     Args:
-        path: of the file.
-        dtype: of the values.
+        path: the file.
+        dtype: type of the values.
         width: values of a row; None for an array of one dimension.
     """
 
@@ -88,7 +88,7 @@ class ArrayWriter:
         self._file.close()
 
     def append(self, rows: Array) -> None:
-        """Write rows, contiguous and of the file's type, behind those that are there."""
+        """Append rows, which are contiguous and of the file's type."""
         done = 0
         while done < len(rows):
             count = min(len(rows) - done, BLOCK_ROWS - self._rows % BLOCK_ROWS)
@@ -100,7 +100,7 @@ class ArrayWriter:
         _write_all(self._file.fileno(), _bytes(rows))
 
     def finish(self) -> StoredArray:
-        """Write the header and flush all to the disk; what the file holds."""
+        """Write the header, flush the file to the disk and describe it."""
         if self._rows % BLOCK_ROWS:
             self._end_block()
         shape = (self._rows,) if self._width is None else (self._rows, self._width)
@@ -128,7 +128,7 @@ def header(dtype: str, shape: Sequence[int]) -> bytes:
 
 
 def file_fault(folder: Path, array: StoredArray) -> str | None:
-    """What is wrong with the size or header of a file; None if both are as they must be."""
+    """The fault in the size or header of a file; None if both are right."""
     path = folder / array.file
     wanted_bytes = HEADER_BYTES + array.rows * array.row_bytes
     try:
@@ -145,8 +145,8 @@ def file_fault(folder: Path, array: StoredArray) -> str | None:
 
 
 def open_array(folder: Path, array: StoredArray) -> Array:
-    """The rows of a file, mapped into memory and read-only."""
-    if array.rows == 0 or array.row_bytes == 0:  # nothing cannot be mapped
+    """Map the rows of a file into memory, read-only."""
+    if array.rows == 0 or array.row_bytes == 0:  # mmap refuses a length of 0
         empty = np.empty(array.shape, array.dtype)
         empty.flags.writeable = False
         return empty
@@ -155,7 +155,7 @@ def open_array(folder: Path, array: StoredArray) -> Array:
 
 
 def block_xxh3(rows: Array) -> str:
-    """The checksum of a block of rows."""
+    """The xxh3-64 of a block of rows."""
     return xxhash.xxh3_64_hexdigest(_bytes(rows))
 
 
@@ -163,7 +163,7 @@ def read_rows(file: FileIO | BufferedRandom, first: int, into: Array) -> None:
     """Fill a contiguous array with the rows of a spilled file from row `first` on.
 
     Raises:
-        OSError: the file has no such rows.
+        OSError: the file ends before them.
     """
     file.seek(first * into.strides[0])
     if file.readinto(into.data) != into.nbytes:

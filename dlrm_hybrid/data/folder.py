@@ -1,4 +1,4 @@
-"""The output folder of prepare: made aside under a lock, renamed when it is complete."""
+"""The output folder of prepare: made under another name and a lock, renamed when complete."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dlrm_hybrid.disk import HeldError, append, flush, locked, read_text
 from dlrm_hybrid.types import DataError, ResourceError
 
 QUARANTINE_FILE = "bad_rows.txt"
-RUNS_FILE = "runs.txt"  # the folders of runs that were trained on the rows, a line each
+RUNS_FILE = "runs.txt"  # the folders of runs trained on these rows, one a line
 MOST_RUNS_BYTES = 1 << 20
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OWN = re.compile(
@@ -38,10 +38,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """Raw rows that can be made at any time.
+    """A raw file that is generated when it is needed.
 
     Attributes:
-        name: of the file; it says which bytes are inside.
+        name: name of the file; it determines the bytes inside.
         write: makes the file.
     """
 
@@ -54,15 +54,15 @@ Raw = Sequence[Path] | Generated
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareOptions:
-    """What rows are made of raw files, and with how many threads and bytes.
+    """How to prepare: the meaning of the rows, and the threads and memory to use.
 
     Attributes:
         semantics: what the rows mean.
         max_bad_rows: bad rows to leave out at most, unless each is an error.
-        processes: threads that parse, number the categories and write shards.
-        block_bytes: text parsed at a time.
-        overwrite: replace an output that was made from something else.
-        advice: what to do about such an output, for a person; the end of a message.
+        processes: number of threads that parse, number the categories and write shards.
+        block_bytes: bytes of text parsed at a time.
+        overwrite: whether to replace an output that was prepared differently.
+        advice: what the user can do about such an output; ends the error message.
     """
 
     semantics: Semantics
@@ -75,14 +75,14 @@ class PrepareOptions:
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """An output of prepare that is not what was asked for and may be replaced; says why."""
+    """An existing output of prepare that is not what was asked for, with the reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """`<output>.partial`, locked; `spill` is for temporary files between the stages."""
+    """Work folder `<output>.partial`, locked; `spill` is for temporary files between stages."""
 
     folder: Path
     output: Path
@@ -90,7 +90,7 @@ class Partial:
     spill: Path
 
     def publish(self) -> None:
-        """Make the result the output; an output that is there, and nothing but that, is replaced.
+        """Rename the result to the output, replacing an older output of prepare.
 
         Raises:
             DataError: something else took its place in the meantime.
@@ -111,17 +111,17 @@ class Partial:
 def current(
     output: Path, raw: Raw | None, options: PrepareOptions, say: Say
 ) -> Manifest | Stale | None:
-    """The manifest of an output that was made in this way; None if there is no output yet.
+    """Look for an up-to-date output: its manifest, `Stale` with the reason, or None without one.
 
     Args:
         output: the folder.
-        raw: what it must have been made from; None takes any files.
-        options: how.
+        raw: what it must have been made from; None accepts any files.
+        options: how it must have been made.
         say: called before a raw file is read in full.
 
     Raises:
-        DataError: prepare has made it in another way, and `overwrite` is not set; or not all that
-            is in it was made by prepare; or a raw file cannot be read.
+        DataError: the output is stale and `overwrite` is not set; or it holds files that prepare
+            did not write; or a raw file cannot be read.
     """
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return None
@@ -139,7 +139,7 @@ def current(
 
 
 def trained_on(output: Path) -> list[str]:
-    """The folders of runs, as far as they are still there, that were trained on prepared rows."""
+    """The folders of runs that were trained on these prepared rows and still exist."""
     try:
         lines = read_text(output, RUNS_FILE, MOST_RUNS_BYTES).splitlines()
     except DataError:
@@ -148,7 +148,7 @@ def trained_on(output: Path) -> list[str]:
 
 
 def note_run(output: Path, run: Path) -> None:
-    """Put a run on the list of those that were trained on prepared rows, where that is possible."""
+    """Add a run to the list of those trained on these prepared rows, if it can be written."""
     path = str(run.absolute())
     if not path.isprintable() or path in trained_on(output):
         return
@@ -209,13 +209,13 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _checked(path: Path, source: SourceFile, say: Say) -> SourceFile | None:
-    """The file that was prepared, its stamp among the known ones; None if the bytes are others."""
+    """The source with the file's stamp among the known ones; None if its bytes have changed."""
     now, before = manifest.stamp(path), source.stamp
     if now in (before, *source.copies):
         return source
     if (now.num_bytes, now.sample_xxh3) != (before.num_bytes, before.sample_xxh3):
         return None
-    # A copy, or a file that was touched; a change between the sampled pieces looks the same.
+    # Copied or touched, or changed between the sampled pieces.
     say(f"{path}: copied or touched since it was prepared; comparing its whole content")
     if manifest.file_xxh3(path) != source.xxh3:
         return None
@@ -223,7 +223,7 @@ def _checked(path: Path, source: SourceFile, say: Say) -> SourceFile | None:
 
 
 def _remember(output: Path, before: Manifest, sources: Sequence[SourceFile]) -> Manifest:
-    """The manifest with other sources, kept where that is possible: else it is compared again."""
+    """The manifest with new stamps, saved if possible; else the next call compares files again."""
     updated = replace(before, sources=tuple(sources))
     with suppress(HeldError, DataError, OSError), locked(_lock(Path(os.path.realpath(output)))):
         if manifest.read(output) == before:  # the rows have not been replaced meanwhile
@@ -237,11 +237,13 @@ def _lock(output: Path) -> Path:
 
 @contextmanager
 def partial(output: Path, say: Say) -> Generator[Partial, None, None]:
-    """Take the lock beside `output`, clear what a killed run left; removed again at the end.
+    """Make a locked work folder beside `output` and remove it at the end.
+
+    What a killed run has left there is removed first.
 
     Args:
-        output: the folder to make; a link to a folder means that folder.
-        say: called with the holder of the lock, before waiting for it.
+        output: the folder to make; a link is followed.
+        say: called with the holder of the lock before waiting for it.
 
     Raises:
         ResourceError: the folder cannot be made.
@@ -262,7 +264,7 @@ def partial(output: Path, say: Say) -> Generator[Partial, None, None]:
         except OSError as error:
             raise ResourceError(f"{folder} cannot be made: {error} (data.prepared)") from error
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        # New names each time: no late write of a dying worker of an earlier run reaches them.
+        # New names each time, so that no dying worker of an earlier run writes into them.
         token = secrets.token_hex(4)
         result, spill = folder / f"result-{token}", folder / f"spill-{token}"
         result.mkdir()
@@ -271,7 +273,7 @@ def partial(output: Path, say: Say) -> Generator[Partial, None, None]:
 
 
 def check_space(folder: Path, needed_bytes: int) -> None:
-    """Refuse to begin what cannot be finished.
+    """Refuse to prepare rows for which the disk has no room.
 
     Raises:
         ResourceError: fewer bytes are free than needed.
@@ -286,7 +288,7 @@ def check_space(folder: Path, needed_bytes: int) -> None:
 
 @contextmanager
 def disk_errors(output: Path) -> Generator[None, None, None]:
-    """Turn what the disk refuses into a `ResourceError` that names the key."""
+    """Turn an OSError into a `ResourceError` that names the key."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,8 @@
 """Batches from shards: shuffled for training, in file order for evaluation.
 
-Training reads runs of consecutive rows, in a seeded order; as many runs as fit in memory make a
-block, whose rows are shuffled together; batches run on over the ends of blocks. So shuffling costs
-no scattered reads, rows from all days meet in a batch, and the position is three integers.
+Training reads runs of consecutive rows in a seeded order. As many runs as fit in memory make a
+block, whose rows are shuffled together; a batch may span blocks. So shuffling needs no scattered
+reads, a batch mixes rows of all days, and the position of the loader is three integers.
 
 Shapes: R rows of a block, B rows of a batch, I dense columns, F categorical columns.
 """
@@ -28,11 +28,11 @@ from dlrm_hybrid.types import DataError
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows ready for the model; the arrays belong to the receiver.
+    """A batch of rows for the model; the receiver owns the arrays.
 
     Attributes:
-        dense_BI: float32, dense columns, transformed.
-        bags: int64, row numbers of the embedding tables.
+        dense_BI: float32, transformed dense columns.
+        bags: int64, ids: row numbers of the embedding tables.
         label_B: float32, 0 or 1.
     """
 
@@ -43,12 +43,12 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class LoaderState:
-    """Where the next global batch begins, alike on every trainer.
+    """Position where the next global batch begins, equal on every trainer.
 
     Attributes:
-        epoch: passes over the training rows before this one.
-        block: blocks of this epoch, in its order, that are used up.
-        row: rows of the next block, in its order, that are used up.
+        epoch: number of the epoch, from 0.
+        block: blocks of this epoch's order that are used up.
+        row: rows of the next block's order that are used up.
     """
 
     epoch: int
@@ -61,33 +61,33 @@ START = LoaderState(epoch=0, block=0, row=0)
 
 @dataclass(frozen=True, slots=True)
 class _Epoch:
-    """The order of one epoch: the numbers of the runs, and the rows before each block of them."""
+    """The order of one epoch: its runs, and for each block the number of rows before it."""
 
     number: int
     runs: npt.NDArray[np.uint32]
     starts: list[int]
 
     def position(self, rows_before: int) -> tuple[int, int]:
-        """Block, and row in it, after so many rows of the epoch."""
+        """Block and row in it that follow this many rows of the epoch."""
         block = bisect_right(self.starts, rows_before) - 1
         return block, rows_before - self.starts[block]
 
 
 Read = Callable[[LoaderState], tuple[Batch, LoaderState]]
-"""`Loader.read`, of the batches of one trainer."""
+"""Signature of `Loader.read`: the batch at a position, and the position after it."""
 
 
 class Loader:
-    """Batches of the training rows, epoch after epoch.
+    """Reads batches of the training rows, epoch after epoch.
 
-    The order is a pure function of (seed, epoch). Every epoch gives every row at most once; the
-    rows that do not fill a global batch at its end are left out (`dropped_rows`), others in every
-    epoch. Holds one block in memory; not for use by two threads at once.
+    The order is a pure function of (seed, epoch). Every epoch gives every row at most once; rows
+    that do not fill a global batch at its end are dropped, different ones in each epoch. Holds one
+    block in memory; not thread-safe.
 
     Attributes:
         steps_per_epoch: global batches in one epoch.
-        dropped_rows: rows left out at the end of each epoch.
-        watch: is shown the ids of each batch that is read; None: nobody is.
+        dropped_rows: rows dropped at the end of each epoch.
+        watch: called with the ids of each batch that is read, if not None.
     """
 
     def __init__(
@@ -105,14 +105,14 @@ class Loader:
         """Prepare to read; nothing is read yet.
 
         Args:
-            shards: opened rows.
+            shards: the prepared rows.
             batch_size: rows of each trainer's batch (`train.batch_size`).
-            seed: of the order (`train.seed`).
+            seed: seed of the order (`train.seed`).
             shuffle: False gives file order (`data.shuffle`).
-            shuffle_block_rows: rows in memory, shuffled together (`data.shuffle_block_rows`).
-            shuffle_read_rows: consecutive rows read in one piece (`data.shuffle_read_rows`).
-            trainer: which part of each global batch to read, 0 ≤ trainer < trainers.
-            trainers: parts of a global batch of `trainers * batch_size` rows.
+            shuffle_block_rows: rows of a block (`data.shuffle_block_rows`).
+            shuffle_read_rows: rows of a run (`data.shuffle_read_rows`).
+            trainer: index of the trainer, which reads this part of each global batch.
+            trainers: number of trainers; a global batch has `trainers * batch_size` rows.
 
         Raises:
             ConfigError: the training rows do not fill one global batch.
@@ -136,7 +136,7 @@ class Loader:
         self.watch: Callable[[Bags[npt.NDArray[np.int64]]], None] | None = None
 
     def read(self, state: LoaderState) -> tuple[Batch, LoaderState]:
-        """The batch at `state` and the state of the batch after it.
+        """Read this trainer's batch at `state`; also returns the state after it.
 
         Raises:
             DataError: see `part`.
@@ -144,11 +144,11 @@ class Loader:
         return self.part(state, self._trainer), self.after(state)
 
     def part(self, state: LoaderState, trainer: int) -> Batch:
-        """The batch of any trainer at `state`.
+        """Read the batch of any trainer at `state`.
 
         Raises:
-            DataError: `state` points past the rows; it belongs to other data or options. Or a row
-                is none that `prepare` writes.
+            DataError: `state` points past the rows, so belongs to other data or options; or a row
+                is damaged: `prepare` does not write such rows.
         """
         epoch, used = self._find(state)
         batch = _empty_batch(self._shards, self._batch_size)
@@ -168,7 +168,7 @@ class Loader:
         return batch
 
     def after(self, state: LoaderState) -> LoaderState:
-        """Where the global batch after the one at `state` begins; reads nothing.
+        """The position after the global batch at `state`; reads nothing.
 
         Raises:
             DataError: `state` points past the rows.
@@ -179,14 +179,14 @@ class Loader:
         return LoaderState(epoch.number, *epoch.position(used + self._global_rows))
 
     def _find(self, state: LoaderState) -> tuple[_Epoch, int]:
-        """The epoch that the batch at a state is of, and how many of its rows are used up."""
+        """Epoch of the batch at a state, and how many of its rows are used up."""
         epoch, used = self._located(state)
         if self._rows - used >= self._global_rows:
             return epoch, used
         return self._located(LoaderState(state.epoch + 1, 0, 0))  # saved with a smaller batch
 
     def _located(self, state: LoaderState) -> tuple[_Epoch, int]:
-        """The order of the state's epoch, and how many of its rows are used up."""
+        """Order of the state's epoch, and how many of its rows are used up."""
         if self._epoch is None or self._epoch.number != state.epoch:
             self._epoch = self._plan(state.epoch)
         epoch = self._epoch
@@ -209,9 +209,9 @@ class Loader:
         return _Epoch(number, runs, [0, *np.cumsum(block_sizes).tolist()])
 
     def _order_of_block(self, epoch: _Epoch, number: int) -> npt.NDArray[np.uint32]:
-        """Read a block into memory, unless it is there; the order of its rows."""
+        """Read a block into memory, unless it is there, and return the order of its rows."""
         if self._loaded != (epoch.number, number):
-            self._loaded = None  # until all is read: another block is overwritten
+            self._loaded = None  # while the previous block is overwritten
             filled = 0
             for rows in self._runs(epoch, number):
                 self._records.put(filled, rows)
@@ -233,12 +233,12 @@ class Loader:
 
 
 class Ahead(NamedTuple):
-    """A batch, and what comes after it.
+    """A batch, with those read ahead.
 
     Attributes:
-        batch: at the position asked for.
-        after: position of the next one.
-        coming: the batches after it, in their order.
+        batch: the batch at the position asked for.
+        after: position of the next batch.
+        coming: the batches after it, in order.
     """
 
     batch: Batch
@@ -247,7 +247,7 @@ class Ahead(NamedTuple):
 
 
 def with_coming(batches: Iterable[Batch], ahead: int) -> Iterator[tuple[Batch, tuple[Batch, ...]]]:
-    """Each batch, and as many of those after it, fewer at the end."""
+    """Yield each batch with the next `ahead` batches, fewer at the end."""
     window: deque[Batch] = deque()
     for batch in batches:
         window.append(batch)
@@ -259,11 +259,11 @@ def with_coming(batches: Iterable[Batch], ahead: int) -> Iterator[tuple[Batch, t
 
 @final
 class ReadAhead:
-    """Reads batches before they are due, so that others can be told their ids.
+    """Reads batches before they are due, so that their ids can be announced.
 
     Args:
-        read: gives the batch at a position.
-        ahead: how many batches after the one asked for are read.
+        read: reads the batch at a position.
+        ahead: number of batches read after the one asked for.
     """
 
     def __init__(self, read: Read, ahead: int) -> None:
@@ -272,7 +272,7 @@ class ReadAhead:
         self._held: deque[tuple[LoaderState, Batch, LoaderState]] = deque()
 
     def __call__(self, at: LoaderState) -> Ahead:
-        """The batch at a position; reads on from the last one where it can."""
+        """The batch at a position; continues from the previous call where that is possible."""
         if not self._held or self._held[0][0] != at:
             self._held.clear()
         position = self._held[-1][2] if self._held else at
@@ -285,12 +285,12 @@ class ReadAhead:
 
 
 def sequential_batches(shards: Shards, rows: range, batch_size: int) -> Iterator[Batch]:
-    """Consecutive rows in their order, all of them; the last batch may be smaller.
+    """Yield consecutive rows in batches, in file order; the last batch may be smaller.
 
-    A batch of more rows than there are takes no more memory than these.
+    Memory is for at most `len(rows)` rows, however large `batch_size` is.
 
     Raises:
-        DataError: a row is none that `prepare` writes.
+        DataError: a row is damaged: `prepare` does not write such rows.
     """
     batch_size = min(batch_size, max(1, len(rows)))
     order_B = np.arange(batch_size, dtype=np.uint32)
@@ -305,7 +305,7 @@ def sequential_batches(shards: Shards, rows: range, batch_size: int) -> Iterator
 
 
 def _empty_batch(shards: Shards, rows: int) -> Batch:
-    """With room for all but the lists of multi-hot columns."""
+    """A batch with room for all but the lists of multi-hot columns."""
     return Batch(
         dense_BI=np.empty((rows, shards.schema.num_dense), np.float32),
         bags=Bags(np.empty((shards.rows.ids_RF.shape[1], rows), np.int64)),
@@ -313,12 +313,12 @@ def _empty_batch(shards: Shards, rows: int) -> Batch:
     )
 
 
-ListBags = list[Bags[npt.NDArray[np.int64]]]  # of some rows, of each multi-hot column
+ListBags = list[Bags[npt.NDArray[np.int64]]]  # the bags of some rows, by multi-hot column
 
 
 @final
 class _Records:
-    """Room for rows of 4-byte words side by side: label, dense values, ids; and for lists."""
+    """A buffer of rows as 4-byte words side by side: label, dense values, ids; and of lists."""
 
     def __init__(self, shards: Shards, rows: int) -> None:
         single, self._multi_hot = shards.schema.single, shards.schema.multi_hot
@@ -333,10 +333,10 @@ class _Records:
         return len(self._floats_RW)
 
     def put(self, first: int, rows: range) -> None:
-        """Take rows over, from record `first` on; from 0 on, they are the only ones.
+        """Copy rows into the buffer from record `first` on; 0 empties it first.
 
         Raises:
-            DataError: a list of ids is none that `prepare` writes.
+            DataError: a list of ids is damaged: `prepare` does not write such lists.
         """
         stored = self._shards.read(rows)
         pack(*stored[:3], first, self._floats_RW, self._integers_RW)
@@ -346,14 +346,11 @@ class _Records:
             records.put(first, lists)
 
     def lists(self, order_B: npt.NDArray[np.uint32]) -> ListBags:
-        """The bags of multi-hot columns of records, in this order."""
+        """The bags of the multi-hot columns for records in this order."""
         return [records.bags(order_B) for records in self._lists]
 
     def with_lists(self, batch: Batch, parts: Sequence[ListBags]) -> Batch:
-        """A batch with the bags of multi-hot columns too, of its parts one after the other.
-
-        Bags of expanded columns have all their ids then.
-        """
+        """Add the multi-hot bags of a batch's consecutive parts; expand tables with `expand_to`."""
         bags = batch.bags
         if self._multi_hot:
             tables = [joined(of_column) for of_column in zip(*parts, strict=True)]
@@ -366,7 +363,7 @@ class _Records:
         return replace(batch, bags=self._shards.expanded(bags))
 
     def gather(self, order_B: npt.NDArray[np.uint32], first: int, batch: Batch) -> bool:
-        """Copy records to a batch, from its row `first` on; whether a model can take them."""
+        """Copy records to a batch from its row `first` on; False if a model cannot take one."""
         return gather(
             self._floats_RW,
             self._integers_RW,
@@ -380,10 +377,10 @@ class _Records:
 
 
 def permutation(seed: int, count: int) -> npt.NDArray[np.uint32]:
-    """All of 0 … count - 1 in an order that depends on `seed` alone.
+    """A permutation of 0 … count - 1 that depends on `seed` and `count` alone.
 
-    Sorts the numbers by a hash of (seed, number). The number takes the hash's lowest bits, so no
-    two keys are equal, every sort gives the same result, and sorting plain integers is enough.
+    Sorts the numbers by a hash of (seed, number). The number replaces the hash's lowest bits, so
+    keys are distinct, every sorting algorithm gives the same result, and integers are sorted alone.
 
     Args:
         seed: 0 ≤ seed < 2**64, from `rng.fold`.

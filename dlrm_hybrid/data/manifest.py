@@ -1,4 +1,4 @@
-"""`manifest.json`: what a folder of shards says about itself and the raw files it was made from."""
+"""`manifest.json`: describes a folder of shards and the raw files it was made from."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from dlrm_hybrid.data.schema import Schema
 from dlrm_hybrid.types import DataError
 
 MANIFEST_FILE = "manifest.json"
-UNFINISHED_FILE = f".{MANIFEST_FILE}.partial"  # what a killed writer of a manifest has left
+UNFINISHED_FILE = f".{MANIFEST_FILE}.partial"  # left by a writer that was killed
 FORMAT: Final = 3
 VOCABULARY_FOLDER = "vocabulary"
-MOST_BYTES = 1 << 28  # of the file: a terabyte of rows has 100 MB of checksums
+MOST_BYTES = 1 << 28  # limit of the file: a terabyte of rows has 100 MB of checksums
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Xxh3 = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Semantics:
-    """The options that decide what the rows mean; shards made under others are refused.
+    """The options that decide what prepared rows mean; shards made with others are refused.
 
-    All but the last two are for Criteo's rows, and null for a table, whose schema says more.
+    All but the last two are for Criteo's rows, and null for a table, whose schema has its own.
 
     Attributes:
         days: number of consecutive parts; the last one is the test part.
         day_split: `equal_rows` cuts all rows into `days` equal parts in file order, the first ones
-            one row longer, as facebookresearch/dlrm; `files` takes one raw file as one day.
-        vocabulary: `all_days` gives every category of every day an id, as facebookresearch/dlrm;
-            `train_days` knows only those of the training days, all others share id 0.
+            one row longer, like facebookresearch/dlrm; `files` takes each raw file as a day.
+        vocabulary: `all_days` gives every category of every day an id, like facebookresearch/dlrm;
+            `train_days` only those of the training days, and all others share id 0.
         min_count: categories seen fewer times than this within the vocabulary's days share id 0;
             0 and 1 drop none.
         max_ind_range: categories are taken modulo this before the vocabulary; 0 disables it.
@@ -57,12 +57,12 @@ class Semantics:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Their values by key of the section `data`; of the schema none."""
+        """The options without the schema, by key of the section `data`."""
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "schema"}
 
     @property
     def shares_id(self) -> tuple[bool, ...]:
-        """Whether id 0 of a column represents all categories outside its vocabulary."""
+        """For each categorical column, whether id 0 is all categories outside its vocabulary."""
         if self.schema.format == "criteo":
             shares = (self.min_count or 0) > 1 or self.vocabulary == "train_days"
             return (shares,) * len(self.schema.categorical)
@@ -73,7 +73,7 @@ class Semantics:
         )
 
     def differences(self, expected: Semantics) -> list[str]:
-        """Each option that is not as wanted, with its key and both values."""
+        """The options that differ from the expected ones, each with its key and both values."""
         now = expected.options
         return [
             f"data.{name}: prepared with {value!r}, the configuration says {now[name]!r}"
@@ -84,14 +84,14 @@ class Semantics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileStamp:
-    """What is seen of a raw file without reading all of it.
+    """Identifies a raw file without reading all of it.
 
     Attributes:
-        name: without its folder.
-        num_bytes: its size.
+        name: file name without the folder.
+        num_bytes: size in bytes.
         mtime_ns: time of the last change of its bytes, which programs may set.
         ctime_ns: time of the last change of bytes, name or rights, which only the system sets.
-        inode: its number in the file system.
+        inode: number in the file system.
         sample_xxh3: xxh3-128 of its first and last MiB and of pieces between.
     """
 
@@ -105,12 +105,12 @@ class FileStamp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
-    """A raw file as it was read.
+    """A raw file that was read by prepare.
 
     Attributes:
-        stamp: of the file.
+        stamp: stamp of the file when it was read.
         xxh3: xxh3-128 of all its bytes.
-        copies: stamps of files that were found to have the same bytes, the newest first.
+        copies: stamps of files found to have the same bytes, newest first.
     """
 
     stamp: FileStamp
@@ -120,11 +120,11 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Rows for one purpose.
+    """Size of the training, validation or test part.
 
     Attributes:
-        rows: how many.
-        clicks: of them with label 1.
+        rows: number of rows.
+        clicks: number of rows with label 1.
     """
 
     rows: _Count
@@ -133,20 +133,20 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """All rows, in this order."""
+    """The parts of the prepared rows, which lie in this order."""
 
     train: Part
     validation: Part
     test: Part
 
     def __iter__(self) -> Iterator[Part]:
-        """The parts in their order."""
+        """Iterate over the parts in order."""
         return iter((self.train, self.validation, self.test))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How a dense column was standardised: (x - mean) / deviation, of the training part."""
+    """How a dense column was standardised: (x - mean) / deviation, both of the training part."""
 
     mean: float
     deviation: float
@@ -154,17 +154,17 @@ class Scale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Everything a reader needs to trust the shards.
+    """Description and checksums of a folder of shards.
 
     Attributes:
-        parts: how many rows are for what.
+        parts: sizes of the parts.
         arrays: the files with the rows: `label.npy`, `dense.npy`, `ids.npy` for the categorical
-            columns with one id a row, `ids.<n>.values.npy` and `ids.<n>.offsets.npy` for each
-            multi-hot one, number n of the categorical columns from 1.
+            columns with one id a row, and `ids.<n>.values.npy` and `ids.<n>.offsets.npy` for each
+            multi-hot one, where n counts all categorical columns from 1.
         table_rows: ids in use per categorical column, the shared id 0 included.
-        out_of_vocabulary: whether id 0 of a column represents unknown categories.
+        out_of_vocabulary: per categorical column, whether id 0 represents unknown categories.
         vocabulary_xxh3: xxh3-128 over the xxh3-128 digests of the vocabularies.
-        scales: of each dense column, null where it was not standardised.
+        scales: scale of each dense column, null if it was not standardised.
         bad_rows: raw rows that were left out.
         zero_keys: fields that literally held 00000000 and share the id of a missing value.
     """
@@ -188,15 +188,15 @@ class Manifest:
 
     @property
     def identity(self) -> list[str]:
-        """Checksums of the shards: the same rows in the same order, whatever their folder."""
+        """Checksums that are equal for the same rows in the same order, whatever their folder."""
         borders = "-".join(str(part.rows) for part in self.parts)
         expanded = [f"{i}: {size}" for i, size in self.schema.expanded.items()]  # as it is read
-        lists = [f"{i}: lists" for i in self.schema.multi_hot]  # else others' of the same sizes
+        lists = [f"{i}: lists" for i in self.schema.multi_hot]  # tells whose lists the arrays are
         return [borders, *(array.xxh3 for array in self.arrays), *lists, *expanded]
 
     @property
     def vocabulary(self) -> dict[str, Any]:
-        """What decides which category an id means."""
+        """Everything that decides which category an id means."""
         shared = set(self.out_of_vocabulary)
         return {
             "vocabulary_xxh3": self.vocabulary_xxh3,
@@ -207,7 +207,7 @@ class Manifest:
 
     @property
     def meaning(self) -> dict[str, Any]:
-        """What decides what a model's inputs mean: the vocabulary, and how columns are read."""
+        """Everything that decides what a model's inputs mean: vocabulary and transforms."""
         dense = zip(self.schema.dense, self.scales, strict=True)
         scales = [(one, (scale.mean, scale.deviation) if scale else ()) for one, scale in dense]
         return (
@@ -226,16 +226,16 @@ class Manifest:
 
     @property
     def rows(self) -> int:
-        """How many all parts hold together."""
+        """Number of rows of all parts."""
         return sum(part.rows for part in self.parts)
 
     def array(self, file: str) -> StoredArray:
-        """One of the arrays by its file's name."""
+        """The array of a file name."""
         return next(array for array in self.arrays if array.file == file)
 
 
 def array_shapes(schema: Schema, rows: int) -> dict[str, tuple[str, tuple[int | None, ...]]]:
-    """Type and shape of each array by its file's name; None for a length that rows do not tell."""
+    """Type and shape of each array by file name; None for a length that `rows` does not decide."""
     shapes: dict[str, tuple[str, tuple[int | None, ...]]] = {
         "label.npy": ("<f4", (rows,)),
         "dense.npy": ("<f4", (rows, schema.num_dense)),
@@ -248,12 +248,12 @@ def array_shapes(schema: Schema, rows: int) -> dict[str, tuple[str, tuple[int | 
 
 
 def values_file(column: int) -> str:
-    """Name of the file with all ids of a multi-hot column, row after row."""
+    """Name of the file with the ids of a multi-hot column, row after row."""
     return f"ids.{column + 1}.values.npy"
 
 
 def offsets_file(column: int) -> str:
-    """Name of the file that says where each row's ids begin among those of a multi-hot column."""
+    """Name of the file with the positions where each row's ids begin in `values_file`."""
     return f"ids.{column + 1}.offsets.npy"
 
 
@@ -266,8 +266,7 @@ def read(folder: Path) -> Manifest:
     """Read the manifest of a prepared folder.
 
     Raises:
-        DataError: there is none, or it is not one that `write` has written; the message names the
-            file and the field.
+        DataError: it is missing, or `write` has not written it; names the file and the field.
     """
     path = folder / MANIFEST_FILE
     try:
@@ -297,12 +296,12 @@ def read(folder: Path) -> Manifest:
 
 @functools.cache
 def adapter() -> TypeAdapter[Manifest]:
-    """Reads manifests; takes longer to make than to use."""
+    """The reader of manifests, cached: it takes longer to make than to use."""
     return TypeAdapter(Manifest)
 
 
 def size_fault(folder: Path, manifest: Manifest) -> str | None:
-    """What is wrong with the size or header of a file; None if all are as they must be."""
+    """The first fault in the size or header of a file; None if all are right."""
     faults = (file_fault(folder, array) for array in manifest.arrays)
     return next((fault for fault in faults if fault is not None), None)
 
@@ -341,7 +340,7 @@ _PIECE_BYTES = 1 << 16
 
 
 def stamp(path: Path) -> FileStamp:
-    """Size, times and a sampled checksum, which identify a raw file without reading all of it.
+    """Take the stamp of a raw file: size, times and a checksum of samples.
 
     Raises:
         DataError: it is missing, not a regular file or cannot be read.

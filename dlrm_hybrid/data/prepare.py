@@ -1,9 +1,9 @@
-"""Raw rows to shards: parse, number the categories, put the ids together.
+"""Raw rows to shards: parse, number the categories, assemble the ids.
 
     raw files ──parse──▶ labels, dense values; spilled keys ──vocabulary──▶ ids ──assemble──▶ ids
 
 Everything is made in `<output>.partial` and renamed at the end; the manifest is the last file. The
-result depends on the raw bytes and `Semantics` only, on no block size and no number of threads.
+result depends on the raw bytes and `Semantics` alone, not on block size or number of threads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dlrm_hybrid.types import DataError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareResult:
-    """What is there now; the times are 0 when it was up to date already."""
+    """The prepared output; the times are 0 if it was up to date already."""
 
     manifest: Manifest
     up_to_date: bool
@@ -39,15 +39,15 @@ class PrepareResult:
 def prepare(
     raw: Raw, output: Path, options: PrepareOptions, progress: Progress, say: Say
 ) -> PrepareResult:
-    """Turn raw files into a folder of shards, or find that they are there already.
+    """Turn raw files into a folder of shards, unless it is up to date already.
 
     Args:
-        raw: the files, one for each day with `day_split=files`; or how to make the one there is,
-            which is removed again.
+        raw: the files, one for each day with `day_split=files`; or how to generate the only one,
+            which is removed afterwards.
         output: the folder.
-        options: how.
-        progress: called with how far it is.
-        say: called with what a person should know: which process it waits for, what it replaces.
+        options: how to prepare.
+        progress: called with the progress of each stage.
+        say: called with messages for the user: which process it waits for, what it replaces.
 
     Raises:
         DataError: a bad row, a damaged file, or an output made from something else.
@@ -103,9 +103,9 @@ def _make(
         prepared = _reader(semantics.schema)(job)
         counts.flush()
     written = _manifest(job, prepared, stamps)
-    check_unchanged()  # again: rows that came while arrays were written are not in them
+    check_unchanged()  # again: rows may have been added while arrays were written
     if generated:
-        raw[0].unlink()  # the same bytes can be written again
+        raw[0].unlink()  # it can be generated again
     else:
         for line in counts.lines():
             say(line)
@@ -151,7 +151,7 @@ def _policy(result: Path, options: PrepareOptions) -> BadRowPolicy:
 
 
 def count_clicks(folder: Path, labels: StoredArray, rows: tuple[int, int, int]) -> Parts:
-    """The parts of training, validation and tests, which have so many rows."""
+    """Count the clicks of the training, validation and test parts, given their rows."""
     label_N = open_array(folder, labels)
     borders = (0, *accumulate(rows))
     clicks = [

@@ -1,13 +1,12 @@
-"""What becomes of raw values before a model gets them, kept with what was trained on them.
+"""Preprocessing of raw values, kept with each run and checkpoint: schema, vocabularies, scales.
 
-A run folder, and each of its checkpoints, has a folder of that: the manifest of the prepared rows
-and their vocabularies, as hard links where the file system has these. So a model scores new rows
-whatever has become of those that it was trained on.
+Its folder holds the manifest of the prepared rows and their vocabularies, as hard links where the
+file system has these. So a model can score new rows even when its training rows are gone.
 
 `vocabulary/<n>.npy` has the categories of categorical column n, from 1, in the order of their ids,
-without one for a shared id 0: text as UTF-8 bytes, concatenated, with `<n>.offsets.npy` (V + 1)
-that says where each begins; whole numbers, and hashes, as int64; `hash8` as uint32. A missing value
-is the empty text, -2**63 or 0.
+none for a shared id 0: text as concatenated UTF-8 bytes, with `<n>.offsets.npy` (V + 1) for where
+each begins; whole numbers and hashes as int64; `hash8` as uint32. A missing value is the empty
+text, -2**63 or 0.
 
 Shapes: V categories of a column, D keys that are looked up.
 """
@@ -39,7 +38,7 @@ DAMAGED = "the file was damaged or changed: prepare the rows again"
 NO_ROW = -1
 Keys = Sequence[Key] | npt.NDArray[Any]
 Lookup = Callable[[Keys], Int64s]
-"""Gives the id of each of some keys, `NO_ROW` where no row of the table is its own."""
+"""Maps keys to their ids, and keys outside the vocabulary to `NO_ROW`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +46,10 @@ class Vocabulary:
     """The categories of one column.
 
     Attributes:
-        column: what the schema says of it.
-        keys: by id: texts, or an array of uint32 for Criteo's hashes and of int64 for other
-            numbers.
-        first_id: 1 where id 0 stands for all others, else 0.
+        column: the column in the schema.
+        keys: categories by id: texts, or an array of uint32 for Criteo's hashes and of int64 for
+            other numbers.
+        first_id: 1 if id 0 is all other categories, else 0.
     """
 
     column: CategoricalColumn
@@ -59,17 +58,17 @@ class Vocabulary:
 
     @property
     def table_rows(self) -> int:
-        """Rows of its table."""
+        """Number of rows that the column's table needs."""
         return len(self.keys) + self.first_id
 
     def lookup(self) -> Lookup:
-        """What finds ids in it."""
+        """Build an index from categories to ids."""
         if self.column.has_texts:
             ids = {key: id for id, key in enumerate(self.keys, self.first_id)}
             return lambda keys: np.array([ids.get(key, NO_ROW) for key in keys], np.int64)
         known_V = np.asarray(self.keys, np.int64)
         order_V = np.argsort(known_V, kind="stable")
-        sorted_V = np.append(known_V[order_V], 0)  # a place behind all
+        sorted_V = np.append(known_V[order_V], 0)  # a place for keys above all others
         ids_V = np.append(order_V + self.first_id, NO_ROW)
 
         def find(keys: Keys) -> Int64s:
@@ -81,7 +80,7 @@ class Vocabulary:
 
 
 def write_vocabulary(folder: Path, number: int, keys: Keys, column: CategoricalColumn) -> bytes:
-    """Write the categories of column `number`, from 1; the xxh3-128 of what the files hold."""
+    """Write the categories of column `number`, from 1; returns the xxh3-128 of the content."""
     arrays: dict[str, npt.NDArray[Any]]
     if column.has_texts:
         encoded = [str(key).encode() for key in keys]
@@ -109,11 +108,11 @@ def _keys(contents: Sequence[bytes], column: CategoricalColumn) -> Keys:
 @final
 @dataclass(frozen=True, slots=True)
 class Preprocessing:
-    """Schema, vocabularies and scales.
+    """How raw values become inputs of a model: schema, vocabularies and scales.
 
     Attributes:
-        folder: with the vocabularies.
-        manifest: of the rows that they were found in.
+        folder: folder with the vocabularies.
+        manifest: manifest of the prepared training rows.
     """
 
     folder: Path
@@ -126,11 +125,11 @@ class Preprocessing:
 
     @property
     def table_rows(self) -> tuple[int, ...]:
-        """Rows that each embedding table needs."""
+        """Number of rows that each embedding table needs."""
         return self.manifest.table_rows
 
     def vocabularies(self) -> list[Vocabulary]:
-        """The categories of each categorical column.
+        """Read the vocabulary of each categorical column.
 
         Raises:
             DataError: a file is missing, or is not what `prepare` wrote.
@@ -147,7 +146,7 @@ class Preprocessing:
         ]
 
     def verified_vocabularies(self) -> list[list[bytes]]:
-        """What the files of each column's vocabulary hold; raises as `vocabularies`."""
+        """Content of each column's vocabulary files, verified; raises like `vocabularies`."""
         folder = self.folder / VOCABULARY_FOLDER
         files = [
             [f"{number}.npy", f"{number}.offsets.npy"][: 1 + column.has_texts]
@@ -167,14 +166,14 @@ class Preprocessing:
         return columns
 
     def expanded(self, bags: Bags[Int64s]) -> Bags[Int64s]:
-        """The bags of rows with all ids of the columns that the schema expands."""
+        """Expand the bags of the columns that have `expand_to` in the schema."""
         return expanded(bags, self.schema.expanded, self.bag_of)
 
     def bag_of(self, column: int, ids_B: Int64s) -> Int64s:
-        """The bags of ids of an expanded column, in all batches the same; int64 (B, size).
+        """The bags of an expanded column's ids, int64 (B, size): equal for equal ids.
 
-        After the id come others, each of the whole table with the same chance as in MLPerf's DLRM
-        v2, by a hash of column, id and position. An id without a row in the table is repeated.
+        After the id come others, drawn uniformly from the whole table as in MLPerf's DLRM v2, by a
+        hash of column, id and position. An id without a row in the table is repeated.
         """
         size, rows = self.schema.categorical[column].expand_to, self.table_rows[column]
         positions_BS = (ids_B[:, None] << 16) | np.arange(size)
@@ -186,11 +185,11 @@ class Preprocessing:
 
 
 def keep(rows: Path, folder: Path) -> None:
-    """Make the folder `preprocessing` of a run or checkpoint; one that is there is replaced.
+    """Make the folder `preprocessing` of a run or checkpoint; replaces an existing one.
 
     Args:
-        rows: prepared rows, or a run.
-        folder: of the run or checkpoint.
+        rows: folder of prepared rows, or of a run, to take it from.
+        folder: the run or checkpoint.
 
     Raises:
         OSError: it cannot be made.
@@ -200,10 +199,10 @@ def keep(rows: Path, folder: Path) -> None:
 
 
 def read_kept(folder: Path) -> Preprocessing:
-    """What a checkpoint has; no link out of it is followed.
+    """Read the preprocessing of a run or checkpoint; no link out of its folder is followed.
 
     Raises:
-        DataError: it has none, or it is damaged.
+        DataError: it is missing or damaged.
     """
     kept = folder / PREPROCESSING_FOLDER
     for path in (kept, kept / VOCABULARY_FOLDER):

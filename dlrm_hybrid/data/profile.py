@@ -1,4 +1,4 @@
-"""The aggregate profile of a Criteo data set: what `data=synthetic` draws its rows from.
+"""Aggregate profile of a Criteo data set, from which `data=synthetic` draws its rows.
 
 A profile holds shares and counts only, no category value and no row. Every number that decides a
 byte of the generated rows is an integer; weights are parts of 2**32.
@@ -21,7 +21,7 @@ from dlrm_hybrid.types import DataError
 
 NUM_DENSE, NUM_CATEGORICAL = 13, 26  # of Criteo's rows
 FORMAT: Final = 1
-GENERATOR = 1  # changes whenever the same profile gives other rows
+GENERATOR = 1  # increase it whenever a change gives other rows for the same profile
 WEIGHT_ONE = 1 << 32
 LOGISTIC_STEPS_PER_UNIT = 64
 _NOTHING_ELSE = ConfigDict(extra="forbid")
@@ -33,7 +33,7 @@ class Staircase:
 
     Attributes:
         missing: weight of an empty field.
-        missing_with: column (0 … 38, integers first) whose draw decides about the empty field;
+        missing_with: column (0 … 38, integers first) whose draw decides whether the field is empty;
             columns that name the same one are empty together.
         starts: first value (integers) or first rank (categoricals, 0 is the most frequent) of each
             step, strictly increasing; the values of a step are equally likely.
@@ -56,10 +56,10 @@ class Teacher:
 
     Attributes:
         salt: 64-bit key of all effects.
-        head_ranks: ranks from here on share one effect and take part in no interaction.
+        head_ranks: ranks from this one on share one effect and have no interaction.
         pairs: categorical columns (0 … 25) whose latent vectors are multiplied.
         bias: added to the logit, in 2**-20.
-        dense_gain: what one unit of a raw integer-column effect adds to the logit, in 2**-20.
+        dense_gain: added to the logit per unit of an integer column's raw effect, in 2**-20.
         categorical_gain: the same for a raw categorical effect.
         interaction_gain: the same for a raw dot product.
         logistic: weight of a click for logits from -8 to 8 in steps of 1/64.
@@ -79,16 +79,16 @@ class Teacher:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """All that synthetic rows are drawn from: columns, missing values, the teacher.
+    """Distributions of all columns and the teacher that synthetic rows are drawn from.
 
     Attributes:
         format: version of this layout.
-        provenance: which rows were measured and how; for people.
+        provenance: which rows were measured and how; for the reader.
         click_rate: share of rows with label 1.
-        cardinalities: categories of each categorical column, a missing one included as in
-            facebookresearch/dlrm.
-        integers: I1 … I13.
-        categoricals: C1 … C26.
+        cardinalities: number of categories of each categorical column; a missing value is one, as
+            in facebookresearch/dlrm.
+        integers: columns I1 … I13.
+        categoricals: columns C1 … C26.
         teacher: how labels are drawn.
     """
 
@@ -109,7 +109,7 @@ class Profile:
 
 
 def dumps(profile: Profile) -> str:
-    """The profile as JSON: one line per column, keys in the order of the classes."""
+    """Write a profile as JSON: one line per column, keys in the order of the classes."""
     raw: dict[str, Any] = asdict(profile)
     lines: list[str] = []
     for key, value in raw.items():
@@ -126,7 +126,7 @@ def loads(text: str, name: str) -> Profile:
     """Read a profile from JSON; `name` is for messages.
 
     Raises:
-        DataError: not a profile of this format, or a staircase that is none; names the column.
+        DataError: not a profile of this format, or an invalid staircase; names the column.
     """
     try:
         profile = TypeAdapter(Profile).validate_json(text, strict=True)
@@ -154,10 +154,10 @@ def read(path: Path) -> Profile:
 
 
 def builtin(name: str) -> Profile:
-    """A profile that comes with the package, such as `criteo_kaggle`.
+    """Read a profile that comes with the package, such as `criteo_kaggle`.
 
     Raises:
-        DataError: there is none of this name; the message lists those there are.
+        DataError: there is none of this name; lists the existing ones.
     """
     folder = resources.files("dlrm_hybrid.data") / "profiles"
     file = folder / f"{name}.json"
@@ -187,5 +187,5 @@ def _check(profile: Profile, name: str) -> None:
 
 
 def raw_name(rows: int, seed: int, profile: Profile) -> str:
-    """File name that says which synthetic rows are inside: number, seed, profile and generator."""
+    """File name that identifies synthetic rows: number, seed, profile and generator."""
     return f"synthetic-{rows}-{seed}-{profile.digest}-{GENERATOR}.txt"

@@ -1,6 +1,6 @@
-"""What the columns of a table are: label, dense and categorical ones, and which rows test a model.
+"""Schema of a table: its label, dense and categorical columns, and the split of its rows.
 
-A schema is a YAML file, which `schemas.reading` reads. The manifest of prepared rows holds the
+A schema is a YAML file, which `schemas.reading` reads. The manifest of prepared rows contains the
 schema they were made with.
 """
 
@@ -15,11 +15,11 @@ from pydantic import Field
 from dlrm_hybrid.bounds import STRICT, Count, Seed
 
 MOST_COLUMNS = 10_000
-MOST_IDS = 1 << 16  # of one row in a multi-hot column
+MOST_IDS = 1 << 16  # of one row of a multi-hot column
 _SHOWN_NAMES = 8
 ColumnName = Annotated[str, Field(min_length=1, max_length=1000)]
 Integer = Annotated[int, Field(gt=-(2**63), lt=2**63)]
-HashSize = Annotated[int, Field(ge=0, lt=2**31 - 1)]  # ids have 32 bits, and two rows are others'
+HashSize = Annotated[int, Field(ge=0, lt=2**31 - 1)]  # int32 ids, two of them not for buckets
 Share = Annotated[float, Field(ge=0, lt=1)]
 Border = int | float | str
 Default = int | float | str
@@ -31,12 +31,12 @@ class DenseColumn:
     """A column of numbers.
 
     Attributes:
-        name: of the column.
+        name: name of the column.
         transform: `log1p` takes log(x + 1), negative x as 0; `standardise` subtracts the mean of
             the training part and divides by its standard deviation; `none` keeps x.
-        missing: taken instead of an empty value, before the transform.
-        default: the value of rows to score that lack the column, "" a missing one; null refuses
-            them.
+        missing: replaces an empty value, before the transform.
+        default: value of rows to score that lack the column, "" for a missing one; null refuses
+            such rows.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -52,24 +52,24 @@ class CategoricalColumn:
     """A column of categories, each with a row of an embedding table.
 
     Attributes:
-        name: of the column.
+        name: name of the column.
         kind: `string`, `integer` (64 bits) or `hash8`: eight hexadecimal digits, as Criteo's.
-        min_count: categories that the vocabulary's rows have fewer times share id 0; 0 and 1 keep
-            all.
+        min_count: categories seen fewer times than this in the vocabulary's rows share id 0; 0 and
+            1 keep all.
         bucket: of an integer column: `log_squared` takes ⌊ln(x)²⌋ for x > 2, others as they are.
-        missing: an empty value is a category of its own (`own`), of those with id 0 (`shared`), or
+        missing: an empty value is a category of its own (`own`), shares id 0 (`shared`), or is
             this whole number, before `bucket`.
-        hash_size: categories are hashed into so many buckets, and each has a row of the table,
-            whatever rows were there to see; 0 keeps categories as they are.
-        default: the value of rows to score that lack the column, "" a missing one; null refuses
-            them.
+        hash_size: number of buckets that categories are hashed into, each with a row of the table
+            even if no category was seen in it; 0 keeps categories as they are.
+        default: value of rows to score that lack the column, "" for a missing one; null refuses
+            such rows.
         max_length: most ids of one row; more than 1 makes the column multi-hot.
-        truncate: of longer lists the `first` or `last` so many values count; with `error` they are
-            bad rows.
-        separator: between the categories of one row in text, for a multi-hot column; `json` for
+        truncate: a longer list keeps its `first` or `last` `max_length` values; with `error` its
+            row is bad.
+        separator: separates the categories of one row in text, for a multi-hot column; `json` for
             lists with brackets, as JSON and Python write them.
-        expand_to: ids that a model gets for the one of a row: itself, and others that a hash draws
-            from its table, for the same id always the same.
+        expand_to: bag size that the one id of a row is expanded to, with ids that a hash draws
+            from its table, always the same for the same id.
         embedding_dim: width of its table; only null, which takes the model's.
     """
 
@@ -90,22 +90,22 @@ class CategoricalColumn:
 
     @property
     def has_texts(self) -> bool:
-        """Whether its categories are texts, and not numbers."""
+        """Whether the categories are texts, not numbers."""
         return self.kind == "string" and not self.hash_size
 
     @property
     def has_hashes(self) -> bool:
-        """Whether its categories are eight hexadecimal digits, which Criteo has hashed."""
+        """Whether the categories are Criteo's hashes of eight hexadecimal digits."""
         return self.kind == "hash8" and not self.hash_size
 
     @property
     def key_type(self) -> str:
-        """How numpy has its categories where these are numbers."""
+        """numpy's type of the categories if they are numbers."""
         return "<u4" if self.has_hashes else "<i8"
 
     @property
     def changes(self) -> tuple[str | int, ...]:
-        """What becomes of values before they are categories, as far as it is not the usual."""
+        """Settings other than the defaults that change values before they are categories."""
         bucket = () if self.bucket is None else (self.bucket,)
         truncate = () if self.truncate == "error" else (f"truncate {self.truncate}",)
         return (*bucket, *(() if self.missing == "own" else (self.missing,)), *truncate)
@@ -113,7 +113,7 @@ class CategoricalColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByFile:
-    """Rows of files whose names fit a pattern are for validation or tests, all others to train."""
+    """Split by file: names that match a pattern are for validation or test, others to train."""
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -124,7 +124,7 @@ class ByFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByFraction:
-    """Each row's part is drawn by a hash of `seed` and its number, counted over all files."""
+    """Random split: a hash of `seed` and the row's number over all files draws its part."""
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -136,7 +136,7 @@ class ByFraction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByTime:
-    """Rows from `test_from` on test, those before it from `validation_from` on validate."""
+    """Split by time: rows from `test_from` on are for test, from `validation_from` validation."""
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -148,12 +148,12 @@ class ByTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """How a row of text is divided into values.
+    """How rows of CSV are divided into values.
 
     Attributes:
-        delimiter: between values.
+        delimiter: separates values.
         quote: `double`: a value that begins with `"` ends at the next one; `none`: quotes are text.
-        names: of the columns of a file without a header; empty where the first line has them.
+        names: column names of a file without a header; empty if the first line has them.
     """
 
     delimiter: str = ","
@@ -169,7 +169,7 @@ Categoricals = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schema:
-    """Every column of a table, and which rows are for what.
+    """The columns of a table, and the split of its rows.
 
     Attributes:
         format: `table` for columns with names; `criteo` for text of Criteo's challenges, without a
@@ -177,17 +177,16 @@ class Schema:
         label: column of 0 and 1.
         dense: columns of numbers, in the order of the model's input.
         categorical: columns of categories, in the order of the embedding tables.
-        ignore: columns of the files that are not read, "" one without a name; any other one is an
-            error.
-        split: which rows train, validate and test; null with `criteo`, where `data.days` says it.
-        vocabulary: rows whose categories get ids: those of the `train` part, or `all`; of other
-            rows categories share id 0.
-        delimiter: between the columns of CSV files, an ASCII character.
+        ignore: columns that are not read, "" for one without a name; unknown columns are an error.
+        split: which rows train, validate and test; null with `criteo`, where `data.days` decides.
+        vocabulary: rows whose categories get ids: those of the `train` part, or `all`; categories
+            found only in other rows share id 0.
+        delimiter: separates the columns of CSV files, an ASCII character.
         quote: of CSV files: `double` takes delimiters and line ends between two `"` for text, as
             spreadsheets and pandas write them; `none` takes the quotes themselves for text.
-        names: of all columns of CSV files without a header, in their order; empty where the first
-            line of a file has them.
-        missing_values: words that are missing values, in any column and in lists.
+        names: all columns of CSV files without a header, in order; empty if the first line of a
+            file has them.
+        missing_values: words that mean a missing value, in any column and in lists.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -206,7 +205,7 @@ class Schema:
 
     @property
     def dialect(self) -> Dialect:
-        """How its CSV files are divided."""
+        """Dialect of the CSV files."""
         return Dialect(delimiter=self.delimiter, quote=self.quote, names=self.names)
 
     @property
@@ -216,17 +215,17 @@ class Schema:
 
     @property
     def single(self) -> tuple[int, ...]:
-        """Indices of the categorical columns with one id a row."""
+        """Indices of the categorical columns with one id per row."""
         return tuple(i for i, one in enumerate(self.categorical) if one.max_length == 1)
 
     @property
     def multi_hot(self) -> tuple[int, ...]:
-        """Indices of the categorical columns with a list of ids a row."""
+        """Indices of the categorical columns with a list of ids per row."""
         return tuple(i for i, one in enumerate(self.categorical) if one.max_length > 1)
 
     @property
     def expanded(self) -> dict[int, int]:
-        """Ids that a row gets, by the index of each column that is expanded."""
+        """Bag size by index of each categorical column that is expanded."""
         sizes = enumerate(one.expand_to for one in self.categorical)
         return {i: size for i, size in sizes if size > 1}
 
@@ -240,27 +239,27 @@ class Schema:
 
     @property
     def for_scoring(self) -> Schema:
-        """The schema of new rows, which are all for one purpose."""
+        """The schema of rows to score, which have no split."""
         split = self.split
         unread = (*self.ignore, *([split.column] if isinstance(split, ByTime) else []))
         return replace(self, split=None, ignore=unread)
 
     @property
     def defaults(self) -> dict[str, Default]:
-        """The values of columns that rows to score may lack."""
+        """Default values of the columns that rows to score may lack."""
         columns = (*self.dense, *self.categorical)
         return {one.name: one.default for one in columns if one.default is not None}
 
     def columns_fault(
         self, names: Collection[str], extra: Extra, keep: Collection[str] = (), key: str = "extra"
     ) -> str | None:
-        """Why rows with these columns are none to score; None if they are.
+        """Why rows with these columns cannot be scored; None if they can.
 
         Args:
             names: the columns of the rows.
             extra: whether columns that the schema does not name are an `error`.
             keep: more columns that the rows must have.
-            key: what `extra` is called where a person sets it.
+            key: the option that sets `extra`, for the message.
         """
         features = [one.name for one in (*self.dense, *self.categorical)]
         defaults = self.defaults
@@ -273,7 +272,7 @@ class Schema:
         return "; ".join(one for one in (lacks, has if foreign else "") if one) or None
 
     def differences(self, expected: Schema) -> list[str]:
-        """Each value that is not as wanted, as `key: prepared with …, the schema says …`."""
+        """The values that differ, as lines `key: prepared with …, the schema says …`."""
         before, now = _flat(asdict(self)), _flat(asdict(expected))
         return [
             f"{key}: prepared with {before.get(key)!r}, the schema says {now.get(key)!r}"
@@ -283,13 +282,13 @@ class Schema:
 
 
 def some_names(names: Sequence[str]) -> str:
-    """Names for a message, the first of many."""
+    """Names for a message, shortened to the first if there are many."""
     more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
     return ", ".join(repr(name) for name in names[:_SHOWN_NAMES]) + more
 
 
 def _flat(value: Any, key: str = "data.schema") -> dict[str, Any]:
-    """Values of nested mappings and sequences by key: `data.schema.dense[0].name`."""
+    """Flatten nested mappings and sequences to keys such as `data.schema.dense[0].name`."""
     if isinstance(value, dict):
         pairs = cast("dict[str, Any]", value).items()
         return {k: v for name, one in pairs for k, v in _flat(one, f"{key}.{name}").items()}

@@ -1,6 +1,6 @@
-"""A folder of prepared rows, opened for reading: checked, mapped, addressed by row.
+"""Prepared rows, opened for reading: checked, mapped into memory, addressed by row number.
 
-Rows are numbered across all parts: those to train on come first, then validation, then tests.
+Rows are numbered across all parts: the training rows first, then validation, then test.
 
 Shapes: R rows, I dense columns, F categorical columns with one id a row, N ids of a multi-hot one.
 """
@@ -28,18 +28,18 @@ _LIST_FILES = (manifests.offsets_file, manifests.values_file)
 
 
 class Lists(NamedTuple):
-    """The ids that consecutive rows have of a multi-hot column.
+    """The ids of consecutive rows in a multi-hot column.
 
     Attributes:
-        offsets_E: int64 (R + 1,), where in `values_N` those of each row begin, and the end.
-        values_N: int32, of all rows.
+        offsets_E: int64 (R + 1,), where the ids of each row begin in `values_N`, and their end.
+        values_N: int32, ids of all rows of the column.
     """
 
     offsets_E: npt.NDArray[np.int64]
     values_N: npt.NDArray[np.int32]
 
     def are_bad(self, table_rows: int, most: int) -> npt.NDArray[np.bool_]:
-        """Whether a row (R,) has more ids than it may, or one that its table has no row for."""
+        """For each row (R,), whether it has more than `most` ids or one beyond its table."""
         starts_R, stops_R = self.offsets_E[:-1], self.offsets_E[1:]
         bad_R = (starts_R < 0) | (starts_R > stops_R) | (stops_R > len(self.values_N))
         bad_R |= stops_R - starts_R > most
@@ -52,10 +52,10 @@ class Lists(NamedTuple):
 
 @final
 class ListRecords:
-    """Room for the lists that rows have of a multi-hot column, to be drawn from at random.
+    """A buffer of the lists of a multi-hot column, for random access by record.
 
     Args:
-        rows: as many as there is room for.
+        rows: number of records.
     """
 
     def __init__(self, rows: int) -> None:
@@ -65,7 +65,7 @@ class ListRecords:
         self._used = 0
 
     def put(self, first: int, lists: Lists) -> None:
-        """Take over those of rows, from record `first` on; from 0 on, they are the only ones."""
+        """Copy lists into the buffer from record `first` on; 0 empties it first."""
         self._used = self._used if first else 0
         begin, end = int(lists.offsets_E[0]), int(lists.offsets_E[-1])
         used = self._used + end - begin
@@ -79,20 +79,20 @@ class ListRecords:
         self._used = used
 
     def bags(self, order_B: npt.NDArray[np.uint32]) -> Bags[npt.NDArray[np.int64]]:
-        """The bags of records in this order, of this column alone."""
+        """The bags of records in this order; of one table, this column's."""
         lengths_B = self._lengths_R[order_B]
         values_N = runs(self._values_N, self._starts_R[order_B], lengths_B).astype(np.int64)
         return jagged(values_N, lengths_B[None])
 
 
 class StoredRows(NamedTuple):
-    """Consecutive rows.
+    """Consecutive prepared rows.
 
     Attributes:
         label_R: float32, 0 or 1.
         dense_RI: float32.
-        ids_RF: int32.
-        lists: of each multi-hot column.
+        ids_RF: int32, ids of the columns with one id per row.
+        lists: ids of each multi-hot column.
     """
 
     label_R: npt.NDArray[np.float32]
@@ -101,7 +101,7 @@ class StoredRows(NamedTuple):
     lists: tuple[Lists, ...] = ()
 
     def slice(self, first: int, stop: int) -> StoredRows:
-        """Some of them; no copy."""
+        """The rows from `first` to before `stop`, without a copy."""
         return StoredRows(
             self.label_R[first:stop],
             self.dense_RI[first:stop],
@@ -112,12 +112,12 @@ class StoredRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """Prepared rows of a folder, mapped into memory.
+    """A folder of prepared rows, mapped into memory.
 
     Attributes:
-        folder: that holds them.
-        manifest: what the rows are.
-        rows: read-only maps of all.
+        folder: the folder.
+        manifest: description of the rows.
+        rows: read-only memory maps of all rows.
     """
 
     folder: Path
@@ -131,7 +131,7 @@ class Shards:
 
     @property
     def table_rows(self) -> tuple[int, ...]:
-        """Rows that each embedding table needs."""
+        """Number of rows that each embedding table needs."""
         return self.manifest.table_rows
 
     @property
@@ -141,19 +141,19 @@ class Shards:
 
     @property
     def validation_rows(self) -> range:
-        """The rows that tell which model to keep; may be empty."""
+        """The rows that decide which model to keep; may be empty."""
         parts = self.manifest.parts
         return range(parts.train.rows, parts.train.rows + parts.validation.rows)
 
     def test_rows(self, part: str) -> range:
-        """The rows that evaluations score: those to test on, a half of them, or those to validate.
+        """The rows that evaluations score: by `part`, `day`, `first_half` or `validation`.
 
-        `first_half`, on which facebookresearch/dlrm tests, has the middle row of an odd number, as
-        np.array_split gives it.
+        `day` is the whole test part. `first_half`, on which facebookresearch/dlrm tests, includes
+        the middle row of an odd number, like np.array_split.
 
         Raises:
-            ConfigError: `validation`, and there are none.
-            ValueError: `part` is neither of these nor `day`.
+            ConfigError: `part` is `validation`, and there are no such rows.
+            ValueError: `part` is none of these.
         """
         if part == "validation":
             if not self.validation_rows:
@@ -171,11 +171,11 @@ class Shards:
     def scored_rows(self, test_part: str) -> dict[ScoredPart, range]:
         """The rows of each part that the evaluations of a run score.
 
-        The first part is that of all evaluations, and decides; the others are for the end. Where
-        there are rows to validate they are the first, without them evaluations score the tests.
+        The first part is scored by every evaluation and decides which model is best; the other is
+        scored at the end only. Validation rows come first if there are any.
 
         Args:
-            test_part: as `test_rows` takes it; after `validation` no other part is scored.
+            test_part: `part` of `test_rows`; with `validation` no other part is scored.
         """
         rows = self.test_rows(test_part)
         if test_part == "validation":
@@ -185,10 +185,10 @@ class Shards:
         return {ScoredPart.TEST: rows}
 
     def steps_per_epoch(self, batch_size: int, trainers: int) -> int:
-        """Global batches of `trainers * batch_size` rows in the training rows.
+        """Number of global batches of `trainers * batch_size` rows in the training rows.
 
         Raises:
-            ConfigError: not even one.
+            ConfigError: there is not even one.
         """
         rows, global_rows = len(self.train_rows), trainers * batch_size
         if rows < global_rows:
@@ -199,7 +199,7 @@ class Shards:
         return rows // global_rows
 
     def read(self, rows: range) -> StoredRows:
-        """Consecutive rows, as views.
+        """Consecutive rows as views.
 
         Raises:
             IndexError: there are no such rows.
@@ -210,19 +210,19 @@ class Shards:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """What became of raw values."""
+        """The preprocessing that the rows were made with."""
         return Preprocessing(self.folder, self.manifest)
 
     def expanded(self, bags: Bags[Int64s]) -> Bags[Int64s]:
-        """The bags of rows with all ids of the columns that the schema expands."""
+        """Expand the bags of the columns that have `expand_to` in the schema."""
         return self.preprocessing.expanded(bags)
 
     def bad_lists(self, rows: StoredRows) -> bool:
-        """Whether rows have lists of ids that no model can be trained on."""
+        """Whether a list of ids in these rows is damaged, so that no model can be trained on it."""
         return any(bad_R.any() for bad_R in _bad_lists(rows, self.schema, self.table_rows))
 
     def fault(self, rows: Iterable[int]) -> DataError:
-        """The error for the first of these rows that no model can be trained on."""
+        """The error for the first damaged one of these rows, on which no model can be trained."""
         for row in rows:
             wrong = _first_fault(self.read(range(row, row + 1)), self.schema, self.table_rows)
             if wrong is not None:
@@ -241,7 +241,7 @@ def _bad_lists(
 
 
 class _Fault(NamedTuple):
-    """A value that no model can be trained on: its row, its file, and what it is."""
+    """A damaged value, on which no model can be trained: its row, its file and what is wrong."""
 
     row: int
     file: str
@@ -249,7 +249,7 @@ class _Fault(NamedTuple):
 
 
 def _first_fault(rows: StoredRows, schema: Schema, table_rows: Sequence[int]) -> _Fault | None:
-    """The first fault of some rows, if they have any; `row` counts from their first."""
+    """The first fault in some rows, if any; its `row` counts from the first of them."""
     single = schema.single
     sizes_F = np.array([table_rows[column] for column in single], np.int64)
     lists = _bad_lists(rows, schema, table_rows)
@@ -282,11 +282,11 @@ def _first_fault(rows: StoredRows, schema: Schema, table_rows: Sequence[int]) ->
 
 
 def open_shards(folder: Path, expected: Semantics | None) -> Shards:
-    """Open prepared rows; sizes are checked, and the checksums of some blocks, others each time.
+    """Open prepared rows after checking all sizes and the checksums of a random sample of blocks.
 
     Args:
-        folder: what `prepare` wrote.
-        expected: the options the rows must have been made with; None takes them as they are.
+        folder: output folder of `prepare`.
+        expected: options the rows must have been made with; None accepts any.
 
     Raises:
         DataError: no manifest, other options than expected, or a file is missing, cut or altered.
@@ -312,7 +312,7 @@ def open_shards(folder: Path, expected: Semantics | None) -> Shards:
         for file, array in enumerate(manifest.arrays)
         for block in range(len(array.blocks))
     ]
-    # Others each time: damage is found sooner or later.
+    # A new sample each time, so that damage is found sooner or later.
     sampled = np.random.default_rng().permutation(len(blocks))[:SAMPLED_BLOCKS]
     opened: dict[int, Array] = {}
     for index in np.sort(sampled):
@@ -324,11 +324,11 @@ def open_shards(folder: Path, expected: Semantics | None) -> Shards:
 
 
 def verify(shards: Shards, progress: Callable[[int], None]) -> None:
-    """Read all files of a prepared folder and compare everything that the manifest says of them.
+    """Read all files of a prepared folder and compare them with the manifest.
 
     Args:
-        shards: the folder, opened.
-        progress: called with the number of rows that have been read.
+        shards: the opened folder.
+        progress: called with the number of rows read so far.
 
     Raises:
         DataError: the first row, block or file that is not what `prepare` wrote.

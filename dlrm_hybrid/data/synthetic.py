@@ -1,9 +1,9 @@
-"""Rows in the official Criteo format, drawn from a profile, with labels from a planted teacher.
+"""Synthetic rows in Criteo's format, drawn from a profile, with labels from a planted teacher.
 
 Any range of rows can be written alone: row r is a function of (seed, r) and the profile, and no
 floating-point number decides a byte. The teacher adds an effect of every column and dot products of
 latent vectors for a few pairs of categorical columns, so that a model that multiplies embeddings
-can follow it and a linear one cannot; its own log-loss and AUC are the best reachable ones.
+can learn it and a linear one cannot; its own log-loss and AUC are the best that can be reached.
 
 Shapes: C = 39 columns, S steps, L logits.
 """
@@ -33,7 +33,7 @@ TYPICAL_ROW_BYTES = 232  # for the check of free space only
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeacherScores:
-    """What the planted teacher reaches on the labels of some rows: the best a model can do.
+    """Scores of the planted teacher on some rows: the best that a model can reach.
 
     Attributes:
         log_loss: mean of -ln p(label), nats.
@@ -56,9 +56,9 @@ def generate(
     Args:
         path: the file; its folder is made. An existing file is replaced.
         rows: number of rows, 0 or more.
-        seed: any integer; another seed gives other rows from the same distribution and teacher.
+        seed: any integer; another seed gives other rows of the same distribution and teacher.
         profile: the distribution.
-        progress: called with the rows written so far, about every 16 thousand rows.
+        progress: called with the number of rows written so far, every `BLOCK_ROWS` rows.
 
     Raises:
         ResourceError: the disk is too small or full; names the bytes and the folder.
@@ -89,7 +89,7 @@ def generate(
 
 
 def row_key(seed: int) -> np.uint64:
-    """The 64-bit key of all rows of a seed."""
+    """The 64-bit key that a seed gives all its rows."""
     return np.uint64(fold(seed, "synthetic"))
 
 
@@ -101,7 +101,7 @@ def encode(first: int, rows: int, key: np.uint64, tables: synthesize.Tables) -> 
 
 
 def teacher_scores(rows: range, seed: int, profile: Profile) -> TeacherScores:
-    """Log-loss and AUC of the teacher on exactly these rows; exact, as its logits are integers.
+    """Score the teacher on these rows; exact, as its logits are integers.
 
     Args:
         rows: row numbers, step 1, not empty.
@@ -129,7 +129,7 @@ def score(
 
 
 def logistic_index(logit_R: npt.NDArray[np.int64], entries: int) -> npt.NDArray[np.int64]:
-    """Rows of the logistic table; the same rounding as the kernel's."""
+    """The entries of the logistic table for logits, rounded as in the kernel."""
     half = 1 << (synthesize.LOGIT_SHIFT - 1)
     return np.clip(((logit_R + half) >> synthesize.LOGIT_SHIFT) + entries // 2, 0, entries - 1)
 
@@ -149,7 +149,7 @@ def _scores(count_2L: npt.NDArray[np.int64], p_L: npt.NDArray[np.float64]) -> Te
 
 
 def tables_of(profile: Profile) -> synthesize.Tables:
-    """The profile as arrays for the kernels."""
+    """Convert a profile to arrays for the kernels."""
     columns = (*profile.integers, *profile.categoricals)
     width = 1 + max(len(column.starts) for column in columns)
     start_CS = np.zeros((len(columns), width), np.int64)

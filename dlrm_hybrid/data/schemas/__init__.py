@@ -1,1 +1,1 @@
-"""The schemas of the package, and how schemas are read."""
+"""Schemas that come with the package, and the reader of schema files."""

@@ -1,6 +1,6 @@
-"""Schemas from YAML: those of the package, in this folder, and files of one's own.
+"""Reads schemas from YAML: those of the package, in this folder, and the user's own files.
 
-`named` finds either; `loads` validates all of a text, with one line for each fault.
+`named` finds either; `loads` validates a whole text and reports each fault in a line.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ PACKAGE = "dlrm_hybrid.data.schemas"
 
 
 def named(name: str) -> Schema:
-    """A schema by `data.schema`: a name of one that comes with the package, or a file.
+    """The schema that `data.schema` names: one that comes with the package, or a file.
 
     Raises:
-        ConfigError: see `read`; or it is of Criteo's text, which other choices of `data` read.
+        ConfigError: see `read`; or the schema is for Criteo's text, which other choices of `data`
+            read.
     """
     if not is_builtin(name):
         path = Path(name)
@@ -64,7 +65,7 @@ def _is_missing(path: Path) -> bool:
         path.stat()
     except FileNotFoundError:
         return True
-    except OSError:  # `read` says why
+    except OSError:  # `read` reports it
         pass
     return False
 
@@ -73,7 +74,7 @@ def read(path: Path) -> Schema:
     """Read a schema file.
 
     Raises:
-        ConfigError: it cannot be read, or has faults; one line for each, with file, key and value.
+        ConfigError: it cannot be read or has faults; a line for each, with file, key and value.
     """
     try:
         if path.stat().st_size > MOST_BYTES:
@@ -87,10 +88,10 @@ def read(path: Path) -> Schema:
 
 @functools.cache
 def builtin(name: str) -> Schema:
-    """A schema that comes with the package.
+    """Read a schema that comes with the package.
 
     Raises:
-        DataError: there is none of this name; the message lists those there are.
+        DataError: there is none of this name; lists the existing ones.
     """
     if name not in _builtins():
         raise DataError(f"{name!r} is not one of: {', '.join(_builtins())}")
@@ -113,7 +114,7 @@ def loads(text: str, name: str) -> Schema:
     """Read a schema from YAML; `name` is for messages.
 
     Raises:
-        ConfigError: it has faults, one line for each.
+        ConfigError: it has faults; a line for each.
     """
     try:
         values: Any = yaml.load(text, Loader=_Loader)  # a SafeLoader
@@ -122,7 +123,7 @@ def loads(text: str, name: str) -> Schema:
     if not isinstance(values, dict):
         raise ConfigError(f"{name}: a schema is a mapping of label, dense, … (data.schema)")
     try:
-        # By way of JSON: there a list is a tuple in strict mode too.
+        # Through JSON, as strict mode takes a list for a tuple only there.
         schema = TypeAdapter(Schema).validate_json(json.dumps(values))
     except ValidationError as error:
         faults = _lines(error.errors(include_url=False))
@@ -134,8 +135,9 @@ def loads(text: str, name: str) -> Schema:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as far as JSON has it: no aliases, whose text can grow beyond all bounds, no doubled
-    keys, all keys text, no numbers that no float is near to; times are text.
+    """Reads the part of YAML that JSON has: all keys text and distinct, times as text.
+
+    Refuses aliases, whose text can grow beyond all bounds, and numbers beyond the range of floats.
     """
 
     def compose_node(self, parent: Node | None, index: int) -> Node | None:
@@ -157,7 +159,7 @@ class _Loader(yaml.SafeLoader):
         return mapping
 
     def number(self, node: ScalarNode) -> int:
-        """A whole number; Python spells none of more than some thousand digits."""
+        """A whole number; Python refuses to print one of more than some thousand digits."""
         try:
             integer = super().construct_yaml_int(node)
             float(integer)
@@ -167,7 +169,7 @@ class _Loader(yaml.SafeLoader):
         return integer
 
     def time(self, node: ScalarNode) -> str:
-        """A time as Python writes it, or as it stands where Python's are not like it."""
+        """A time as Python writes it, or unchanged if Python's cannot represent it."""
         if _NANOSECONDS.search(node.value):
             return node.value
         try:
@@ -176,7 +178,7 @@ class _Loader(yaml.SafeLoader):
             return node.value
 
     def other(self, node: Node) -> Any:
-        """What JSON does not have: bytes, sets and pairs."""
+        """Refuse what JSON does not have: bytes, sets and pairs."""
         raise MarkedYAMLError(
             problem=f"{node.tag.replace('tag:yaml.org,2002:', '!!')} is not for schemas",
             problem_mark=node.start_mark,
@@ -197,11 +199,11 @@ def _yaml_fault(error: Exception) -> str:
 
 
 def _lines(errors: Sequence[ErrorDetails]) -> list[str]:
-    """The faults that pydantic has found, one line for each value, whatever it might have been."""
+    """Pydantic's errors, one line for each value, though a union has an error for each type."""
     reasons: dict[str, list[str]] = {}
     for error in errors:
         path = error["loc"]
-        # A column that is wrong is also left out of the count.
+        # Pydantic does not count an invalid column: not another fault.
         if error["type"] == "too_short" and any(
             len(one["loc"]) > len(path) and one["loc"][: len(path)] == path for one in errors
         ):
@@ -212,14 +214,14 @@ def _lines(errors: Sequence[ErrorDetails]) -> list[str]:
 
 
 def _fault(error: ErrorDetails) -> tuple[str, str]:
-    """What is wrong, and why: `categorical[2].min_count = -3`, `must be …`."""
+    """An error as key with value, and reason: `categorical[2].min_count = -3`, `must be …`."""
     tags = ("file", "fraction", "time")
     path = [one for i, one in enumerate(error["loc"]) if not (one in tags and i == 1)]
     kind = error["type"]
     is_unknown = kind in ("unexpected_keyword_argument", "extra_forbidden")
     key = ""
     for i, one in enumerate(path):
-        # What of a union was tried; a key that is unknown has any name.
+        # Pydantic names the tried type of a union in the path; an unknown key may have any name.
         is_tried = one in ("int", "float", "str") or not str(one).replace("_", "").isalnum()
         if is_tried and not (is_unknown and i == len(path) - 1):
             continue
@@ -348,7 +350,7 @@ def _border_fault(border: str) -> str | None:
 
 
 def _order(border: Border) -> float:
-    """What tells the earlier of two borders, 0 of what is no time."""
+    """A number to order borders by; 0 for text that is no time."""
     return (nanoseconds(border) or 0) if isinstance(border, str) else border
 
 

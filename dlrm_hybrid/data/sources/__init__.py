@@ -1,1 +1,1 @@
-"""Where rows come from: files of each format, as blocks of columns."""
+"""Readers of raw rows: files of each format, as blocks of columns."""

@@ -1,4 +1,4 @@
-"""Arrow's modules, which have no types."""
+"""Arrow's modules, which have no type hints, and conversions of its arrays to common types."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Batch = Any
 
 
 def usual(array: Any) -> Any:
-    """The same values in a type for which Arrow has all of its kernels.
+    """Cast an array to a type that all of Arrow's kernels support.
 
-    It lacks many for views, run ends, small decimals and extensions. UUIDs become their text.
+    Many lack views, run-end encoding, small decimals and extension types. UUIDs become text.
     """
     kind = array.type
     if pa.types.is_run_end_encoded(kind):
@@ -38,7 +38,7 @@ def usual(array: Any) -> Any:
 
 
 def _list(array: Any) -> Any:
-    """The lists of a view; Arrow's own cast makes arrays that are not valid."""
+    """Convert a list view to lists; Arrow's own cast makes invalid arrays."""
     lengths = pc.fill_null(pc.list_value_length(array), 0)
     ends = pc.cumulative_sum(pc.cast(lengths, pa.int64()))
     offsets = pa.concat_arrays([pa.array([0], pa.int64()), ends])
@@ -65,7 +65,7 @@ def _usual_type(kind: Any) -> Any:
 
 
 def plain(array: Any) -> Any:
-    """An array without a dictionary, and text as bytes: whether they are UTF-8 is seen by row."""
+    """Decode an array's dictionary and cast text to bytes, so that UTF-8 is checked row by row."""
     types, array = pa.types, usual(array)
     if types.is_dictionary(array.type):
         return plain(array.dictionary_decode())
@@ -75,19 +75,19 @@ def plain(array: Any) -> Any:
 
 
 def category_values(array: Any) -> list[Any]:
-    """Values of a plain array for categories; dates and times as the text that CSV has of them.
+    """Values of a plain array to be used as categories; dates and times as text like in CSV.
 
-    Times are in UTC, and fractions of a second end with their last digit that is not 0.
+    Times are in UTC, and fractions of a second have no trailing zeros.
 
     Raises:
-        ArrowError: there are no categories of this type.
+        ArrowError: values of this type cannot be categories.
     """
     types, kind = pa.types, array.type
     if is_text(kind):
-        with suppress(ArrowInvalid):  # else not all is UTF-8, and each value is looked at
+        with suppress(ArrowInvalid):  # not all is UTF-8: bytes, of which each value is checked
             return pc.cast(array, pa.string()).to_pylist()
     if types.is_timestamp(kind) and kind.tz is not None:
-        array = pc.cast(array, pa.timestamp(kind.unit))  # without a zone: in UTC
+        array = pc.cast(array, pa.timestamp(kind.unit))  # dropping the zone leaves UTC
     if types.is_date(kind) or types.is_time(kind) or types.is_timestamp(kind):
         text = pc.cast(array, pa.string())
         return pc.replace_substring_regex(text, r"(?:\.0+|(\.\d*[1-9])0+)$", r"\1").to_pylist()
@@ -102,6 +102,6 @@ def is_text(kind: Any) -> bool:
 
 
 def is_list(kind: Any) -> bool:
-    """Whether each value is a list."""
+    """Whether an array of this type holds lists."""
     types = pa.types
     return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)

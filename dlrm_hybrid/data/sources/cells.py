@@ -1,9 +1,8 @@
-"""What a value means, whether CSV, Parquet, a frame or JSON holds it: number, category, list, time.
+"""Parsing of single values, from CSV, Parquet, frames or JSON: numbers, categories, lists, times.
 
-Text and typed values are held against each other here: a column of CSV has text alone, JSON and
-Parquet say of a value whether it is text, a number or a truth value. Times are as logs have them,
-ISO 8601 or numbers since 1970: seconds, milli-, micro- or nanoseconds by their size; without a
-zone they are in UTC.
+The same value means the same as text, as all of CSV is, and typed, as in JSON and Parquet. Times
+are ISO 8601 or numbers since 1970: seconds, milli-, micro- or nanoseconds, judged by their size;
+without a zone they are in UTC.
 """
 
 from __future__ import annotations
@@ -32,32 +31,32 @@ _NO_NUMBER = "is not a number; words for missing values are `missing_values` of 
 
 
 def plain_value(value: Any, missing: Collection[str] = ()) -> Any:
-    """A scalar of numpy or torch as Python has it, and None for words that are missing values."""
+    """Convert a scalar of numpy or torch to Python's, and words for missing values to None."""
     value = value.item() if getattr(value, "shape", None) == () else value
     return None if isinstance(value, str) and value in missing else value
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a plain value is nothing: None, NaN or an empty text."""
+    """Whether a plain value is missing: None, NaN or empty text."""
     if isinstance(value, (str, bytes)):  # most are
         return not value
     if isinstance(value, float):
         return value != value
-    if isinstance(value, Decimal):  # which may be a NaN that no comparison takes
+    if isinstance(value, Decimal):  # comparing a signaling NaN raises
         return value.is_nan()
     return value is None
 
 
 def boolean(text: str) -> bool | None:
-    """What a text says as a truth value: `true` and `false` in any case; None for others."""
+    """Parse a truth value: `true` or `false` in upper or lower case; None for other text."""
     return _BOOLEANS.get(text.lower()) if len(text) <= len("false") else None
 
 
 def text_of(value: str | bytes) -> str:
-    """Text as it is, and bytes decoded.
+    """Decode bytes; text is returned as it is.
 
     Raises:
-        ValueError: they are not UTF-8.
+        ValueError: the bytes are not UTF-8.
     """
     if isinstance(value, str):
         return value
@@ -68,10 +67,10 @@ def text_of(value: str | bytes) -> str:
 
 
 def number(value: Any) -> float:
-    """The number that a plain value is, or that its text says; NaN for a missing one.
+    """Convert a plain value, or parse its text, to a number; NaN for a missing one.
 
     Raises:
-        ValueError: it is none; says why, to stand behind the value.
+        ValueError: it is no number; the message continues a sentence that begins with the value.
     """
     if is_missing(value):
         return math.nan
@@ -85,13 +84,13 @@ def number(value: Any) -> float:
     if isinstance(value, (int, float, Decimal)):
         try:
             return float(value)
-        except OverflowError:  # a whole number that no float is near to
+        except OverflowError:  # a whole number beyond all floats
             return math.inf if value > 0 else -math.inf
     raise ValueError("is not a number")
 
 
 def is_number(value: Any) -> bool:
-    """Whether a plain value is a finite number, or its text says one."""
+    """Whether a plain value, or its text, is a finite number."""
     try:
         return math.isfinite(number(value))
     except ValueError:
@@ -99,8 +98,8 @@ def is_number(value: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """The value, escaped and shortened, in printable ASCII."""
-    if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:  # Python refuses to spell it
+    """A value for messages: escaped and shortened, in printable ASCII."""
+    if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:  # Python refuses to print it
         return f"a whole number of {value.bit_length()} bits"
     if isinstance(value, bytes):
         text = value.decode("utf-8", errors="backslashreplace")
@@ -112,7 +111,7 @@ def shown(value: Any) -> str:
 
 
 Key = str | int
-"""A category: text, or a whole number where the column has such or hashes."""
+"""A category: text, or a whole number in columns of integers or hashes."""
 
 MISSING_INTEGER = -(2**63)
 MISSING: Mapping[str, Key] = {"string": "", "integer": MISSING_INTEGER, "hash8": 0}
@@ -123,7 +122,7 @@ _HASH8 = re.compile(r"[0-9a-fA-F]{8}")
 
 
 def keys_of(values: Sequence[Any], column: CategoricalColumn) -> tuple[list[Key], dict[int, str]]:
-    """The category of each plain value, and what is wrong with those that are none."""
+    """The category of each plain value, and the fault of each invalid one by index."""
     faults: dict[int, str] = {}
     missing = MISSING[column.kind]
     if column.kind == "string" and {*map(type, values)} <= {str, type(None)}:
@@ -138,7 +137,7 @@ def keys_of(values: Sequence[Any], column: CategoricalColumn) -> tuple[list[Key]
 
 
 def _texts(values: Sequence[str | None]) -> list[Key]:
-    """The categories of nothing but text, of which only truth values are not what they are."""
+    """The categories of values that are all text: only truth values change their spelling."""
     texts = [value or "" for value in values]
     for index in [index for index, text in enumerate(texts) if len(text) in (4, 5)]:
         texts[index] = _string(texts[index])
@@ -159,15 +158,15 @@ def _each(values: Sequence[Any], column: CategoricalColumn, faults: dict[int, st
 
 
 def log_squared(key: Key) -> Key:
-    """⌊ln(x)²⌋ of numbers above 2, in doubles as FuxiCTR computes it."""
+    """Bucket numbers above 2 as ⌊ln(x)²⌋, in doubles like FuxiCTR."""
     return math.floor(math.log(key) ** 2) if isinstance(key, int) and key > 2 else key
 
 
 def text_of_category(value: Any, column: CategoricalColumn) -> str | None:
-    """A plain value as CSV has it, None for a missing one.
+    """The text that CSV would have for a plain value, None for a missing one.
 
     Raises:
-        ValueError: it is no category; says why, to stand behind the value.
+        ValueError: it is no category; the message continues a sentence that begins with the value.
     """
     if is_missing(value):
         return None
@@ -175,12 +174,12 @@ def text_of_category(value: Any, column: CategoricalColumn) -> str | None:
 
 
 def missing_key(column: CategoricalColumn) -> Key:
-    """What stands for a missing value among the categories of a column."""
+    """The key of a missing value among the categories of a column."""
     return MISSING_INTEGER if column.hash_size else MISSING[column.kind]
 
 
 def _hashed(key: Key, missing: Key, size: int) -> Key:
-    """One of `size` numbers; a missing value stays one of its own."""
+    """Hash a key into one of `size` buckets; a missing value keeps a key of its own."""
     if key == missing:
         return MISSING_INTEGER
     if isinstance(key, str):
@@ -203,7 +202,7 @@ def _string(value: Any) -> str:
 def _integer(value: Any) -> int:
     if isinstance(value, (str, bytes)):
         text = text_of(value).strip()
-        match = _INTEGER.fullmatch(text)  # others write 3.0 where a column has missing values
+        match = _INTEGER.fullmatch(text)  # pandas writes 3.0 if a column has missing values
         value = int(match[1]) if match else _whole(text)
     elif isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -215,14 +214,14 @@ def _integer(value: Any) -> int:
 
 
 def _whole(text: str) -> int | None:
-    """The whole number that is written with an exponent or as a truth value, if it is one."""
+    """Parse a whole number written with an exponent or as a truth value; None if it is none."""
     if not _FINITE.fullmatch(text):
         return boolean(text)
     try:
         decimal = Decimal(text)
     except ArithmeticError:  # an exponent beyond all bounds
         return None
-    if decimal.copy_abs() >= 2**64:  # the integer itself might fill the memory
+    if decimal.copy_abs() >= 2**64:  # as an integer it might fill the memory
         return 2**64
     return int(decimal) if int(decimal) == decimal else None
 
@@ -242,23 +241,23 @@ _READERS: Mapping[str, Callable[[Any], Key]] = {
 
 
 JSON = "json"
-"""The separator of lists in JSON, or as Python prints them: `["a", "b"]`, `['a', 'b']`."""
+"""The separator for lists in brackets, of JSON or Python: `["a", "b"]`, `['a', 'b']`."""
 
 _VALUE = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[-+.\w]+)\s*"""
-# A comma between all values: Python joins 'a' 'b', as numpy prints arrays, to one text.
+# Commas are required: numpy prints arrays without, and Python would join 'a' 'b' to one text.
 _PYTHON = re.compile(rf"\s*[\[(]\s*(?:{_VALUE}(?:,\s*{_VALUE})*,?\s*)?[\])]\s*", re.DOTALL)
 _NO_LIST = 'is no list as ["a", "b"]'
 
 
 def split_list(text: str, separator: str) -> list[str]:
-    """The values of a list as texts; those that are missing are empty.
+    """Split the text of a list into its values; missing ones are empty.
 
     Args:
-        text: of the list.
-        separator: between its values; or `json`, for lists with brackets.
+        text: text of the list.
+        separator: separates its values; or `json`, for lists in brackets.
 
     Raises:
-        ValueError: it is no list in brackets, or has lists or objects in it.
+        ValueError: it is no list in brackets, or contains lists or objects.
     """
     if separator != JSON:
         return text.split(separator)
@@ -277,7 +276,7 @@ def _read(text: str) -> Any:
         if not _PYTHON.fullmatch(text):
             raise ValueError(_NO_LIST) from None
     try:
-        with warnings.catch_warnings(action="ignore"):  # of odd escapes
+        with warnings.catch_warnings(action="ignore"):  # on invalid escapes
             return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         raise ValueError(_NO_LIST) from None
@@ -301,20 +300,20 @@ _ISO = re.compile(
     r" ?(Z|UTC|[+-][0-9]{2}(?::?[0-9]{2})?)?)?",
     re.IGNORECASE,
 )
-# Smaller numbers might be days, or dates as 20240301; 1e8 seconds are March of 1973.
+# Smaller numbers might be days, or dates such as 20240301; 1e8 seconds are March of 1973.
 _SMALLEST = 10**8
-# Below a size numbers are seconds, milli- or microseconds, with so many digits to nanoseconds.
+# Numbers below these are seconds, milli- and microseconds; the second item shifts to nanoseconds.
 _UNITS = ((10**11, 9), (10**14, 6), (10**17, 3))
 
 
 def instant(text: str) -> int | None:
-    """Microseconds since 1970 of a time, the rest cut off; None for what is no time."""
+    """Parse a time to microseconds since 1970, rounded down; None if it is no time."""
     moment = nanoseconds(text)
     return None if moment is None else moment // 1000
 
 
 def nanoseconds(text: str) -> int | None:
-    """Nanoseconds since 1970 of a time, the rest cut off; None for what is no time."""
+    """Parse a time to nanoseconds since 1970, rounded down; None if it is no time."""
     text = text.strip()
     match = _ISO.fullmatch(text)
     if match is None:
@@ -333,7 +332,7 @@ def nanoseconds(text: str) -> int | None:
 
 
 def _offset(zone: str) -> int | None:
-    """Seconds that a zone is ahead of UTC; None where there is no such zone."""
+    """Seconds that a zone is ahead of UTC; None if there is no such zone."""
     digits = re.sub("[^0-9]", "", zone).ljust(4, "0")
     hours, minutes = int(digits[:2]), int(digits[2:])
     if hours > 23 or minutes > 59:
@@ -343,7 +342,7 @@ def _offset(zone: str) -> int | None:
 
 
 def _since_epoch(text: str) -> int | None:
-    """Of seconds, milli-, micro- or nanoseconds; None where they are too few, or beyond 64 bits."""
+    """Convert a number since 1970, its unit judged by its size, to nanoseconds; None if no time."""
     try:
         number = Decimal(text)
     except ArithmeticError:  # an exponent beyond all bounds

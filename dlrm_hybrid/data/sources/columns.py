@@ -1,4 +1,4 @@
-"""Columns that have been read: numbers before they are standardised, and categories as they occur.
+"""Columns as read from a source: numbers before they are standardised, and category keys.
 
 Shapes: N rows, I dense columns, M ids of a column.
 """
@@ -21,12 +21,12 @@ Numbers = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """The categories of one column.
+    """The categories of one column, dictionary-encoded.
 
     Attributes:
-        index_M: int32, which of `keys` each id is.
-        keys: distinct categories; or an array of those of all ids, in their order.
-        length_N: int32, ids of each row; None where each row has one.
+        index_M: int32, index into `keys` of each id.
+        keys: distinct categories; or an array of the categories of all ids, in order.
+        length_N: int32, number of ids of each row; None if each row has one.
     """
 
     index_M: npt.NDArray[np.int32]
@@ -39,10 +39,10 @@ class Values:
     """Good rows of any source.
 
     Attributes:
-        row_N: int64, number in the file, from 1.
-        label_N: float32, 0 or 1; None where labels were not asked for.
-        dense_NI: missing ones replaced; `log1p` is done, `standardise` is not.
-        categories: of each categorical column.
+        row_N: int64, row number in the file, from 1.
+        label_N: float32, 0 or 1; None if labels were not asked for.
+        dense_NI: dense values: missing ones replaced, `log1p` applied, `standardise` not yet.
+        categories: categories of each categorical column.
         time_N: the column that splits by time, comparable with its borders; else None.
     """
 
@@ -54,14 +54,14 @@ class Values:
 
 
 class ReadNumbers(NamedTuple):
-    """Dense values before they are standardised, and what is wrong with those that are none."""
+    """Dense values before they are standardised, and the fault of each invalid one by index."""
 
     x_N: Numbers
     faults: dict[int, str]
 
 
 def transformed(x_N: Numbers, column: DenseColumn) -> ReadNumbers:
-    """The numbers of a column, NaN where there is none, as they are before means are subtracted."""
+    """Replace the missing numbers (NaN) of a column and apply `log1p` if it has that."""
     faults = dict.fromkeys(np.flatnonzero(np.isinf(x_N)).tolist(), "is infinite")
     x_N = np.where(np.isnan(x_N), column.missing, x_N)
     if column.transform == "log1p":
@@ -76,13 +76,13 @@ def transformed(x_N: Numbers, column: DenseColumn) -> ReadNumbers:
 def standardised(
     dense_NI: npt.NDArray[np.floating[Any]], scales: Sequence[Scale | None]
 ) -> npt.NDArray[np.float32]:
-    """Dense values as a model takes them: (x - mean) / deviation where a column has these.
+    """Standardise the columns that have a scale, (x - mean) / deviation, and convert to float32.
 
-    A value that 32 bits do not hold becomes infinite.
+    A value beyond float32 becomes infinite.
     """
     if dense_NI.dtype == np.float32 and not any(scales):
         return np.ascontiguousarray(dense_NI)
     means = np.array([0.0 if scale is None else scale.mean for scale in scales])
     deviations = np.array([1.0 if scale is None else scale.deviation for scale in scales])
-    with np.errstate(over="ignore"):  # the caller sees what has become infinite
+    with np.errstate(over="ignore"):  # the caller checks for infinite values
         return ((dense_NI - means) / deviations).astype(np.float32)

@@ -1,10 +1,10 @@
-"""Criteo text: the first stage of prepare, raw files to arrays and spilled keys.
+"""First stage of preparing Criteo's text: raw files to arrays and spilled keys.
 
 Each byte is read and parsed once. A row has 40 fields between tabs, no header: label, 13 integers
 I1–I13, 26 categoricals C1–C26 of eight hexadecimal digits; an empty field is a missing value. The
 calling thread reads, decompresses and writes; others parse. A kernel decides whether a row is good;
-`fault`, the slow and obvious reading of one line, explains what the kernel refused, and it is an
-error of this program if the two disagree.
+`fault`, a slow and obvious parser of one line, explains what the kernel refused, and it is a bug if
+the two disagree.
 
 Shapes: R rows, L lines, I = 13 integers, F = 26 categorical features.
 """
@@ -49,9 +49,9 @@ class BadLine:
     """A line of raw text that `prepare` refuses.
 
     Attributes:
-        line: within its block, from 0.
-        column: the field at fault, from 1.
-        reason: what is wrong, with the value, escaped and shortened, in one printable line.
+        line: number within its block, from 0.
+        column: number of the field at fault, from 1.
+        reason: what is wrong, with the value escaped and shortened, in one printable line.
         raw: the line without its newline.
     """
 
@@ -63,14 +63,14 @@ class BadLine:
 
 @dataclass(frozen=True, slots=True)
 class ParsedRows:
-    """The good rows of a block, and the bad ones.
+    """The good rows of a block, and its bad lines.
 
     Attributes:
         label_R: float32, 0 or 1.
         dense_RI: float32, log(x + 1) of the integers.
         keys_FR: uint32, each column contiguous.
-        bad: the first bad rows in line order, as many as were asked for.
-        zero_keys: fields that hold 00000000.
+        bad: the first bad lines in order, as many as were asked for.
+        zero_keys: number of fields that hold 00000000.
     """
 
     label_R: npt.NDArray[np.float32]
@@ -144,8 +144,8 @@ def parse(text: npt.NDArray[np.uint8], max_bad_rows: int) -> ParsedRows:
     """Parse a block of lines; a last line without newline is a bad row.
 
     Args:
-        text: uint8, contiguous and writable (one compiled kernel serves all).
-        max_bad_rows: how many bad rows to explain; the others are only left out.
+        text: uint8, contiguous and writable, so that one compiled kernel serves all callers.
+        max_bad_rows: number of bad rows to explain; more are only left out.
     """
     lines, end = count_lines(text)
     label_L = np.empty(lines, np.float32)
@@ -172,15 +172,15 @@ def ingest(
 
     Args:
         job: the files.
-        label: takes labels.
-        dense: takes dense values.
-        spilled: the file of each categorical column, which takes its keys.
+        label: gets the labels.
+        dense: gets the dense values.
+        spilled: file of each categorical column, which gets its keys.
 
     Returns:
-        xxh3 of each file, and how many fields held the key 0.
+        xxh3 of each file, and the number of fields with the key 0.
 
     Raises:
-        DataError: a file is damaged; a bad row is one too many: always the first in file order.
+        DataError: a file is damaged or a bad row is not allowed; always the first in file order.
     """
     policy = job.counts.policy
     most_bad_rows = 1 if policy.stop else policy.max_rows + 1
@@ -212,7 +212,7 @@ def ingest(
 
 
 def _where(path: Path, line: int, bad: BadLine) -> str:
-    """`:<line>:<column>: <name>: <reason>`, for a message after the path."""
+    """Position and fault, `:<line>:<column>: <name>: <reason>`, for a message after the path."""
     if len(bad.raw) > reader.MAX_LINE_BYTES:
         raise reader.long_line(path, line)
     name = column_name(bad.column)
@@ -220,4 +220,4 @@ def _where(path: Path, line: int, bad: BadLine) -> str:
 
 
 def _ignore(rows: int) -> None:
-    """Blocks report nothing on their way: their results do."""
+    """Ignore reports: `ingest` reports the progress of whole blocks."""

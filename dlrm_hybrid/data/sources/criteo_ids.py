@@ -1,7 +1,7 @@
-"""Criteo's rows to shards; the categories of a column become ids in its spilled file itself.
+"""Criteo's rows to shards: keys are replaced by ids in the spilled file of each column.
 
 Without a shared id, ids count categories by first appearance, as in facebookresearch/dlrm. With
-one (`min_count` > 1 or a vocabulary of the training days), id 0 is every category that is left out
+one (`min_count` > 1 or a vocabulary of the training days), id 0 is every category that is left out,
 and the others count from 1.
 
 Shapes: N rows of a block or piece, F categorical columns, V categories.
@@ -32,7 +32,7 @@ from dlrm_hybrid.types import DataError
 
 Keys = npt.NDArray[np.uint32]
 _SPACE_MARGIN = 1.05
-_PIECE_ROWS = 1 << 15  # whose ids are put together at a time
+_PIECE_ROWS = 1 << 15  # rows assembled at a time
 _WINDOW_PER_THREAD = 3
 _BLOCK_ROWS = 1 << 18
 _HEAD_ROWS = 1 << 16
@@ -41,7 +41,7 @@ _MAX_IDS = 2**31 - 1
 
 
 def prepare_criteo(job: PrepareJob) -> Prepared:
-    """Make the arrays and vocabularies of Criteo's text.
+    """Make arrays and vocabularies from Criteo's text.
 
     Raises:
         DataError: a bad row, a damaged file, or a day without rows.
@@ -114,11 +114,11 @@ class ColumnTask:
     """A categorical column whose keys are to be replaced by ids.
 
     Attributes:
-        spilled: file of keys, replaced by ids.
-        folder: of the vocabularies.
-        number: of the column, from 1.
-        rows: in the spilled file.
-        known_rows: the first of them, whose categories make the vocabulary.
+        spilled: file of keys, overwritten by ids.
+        folder: folder for the vocabularies.
+        number: number of the column, from 1.
+        rows: rows in the spilled file.
+        known_rows: number of first rows whose categories make the vocabulary.
         semantics: which categories are kept, and whether the others share id 0.
     """
 
@@ -132,14 +132,14 @@ class ColumnTask:
 
 @dataclass(frozen=True, slots=True)
 class ColumnResult:
-    """Rows of the embedding table, the shared id included, and the xxh3-128 of the keys."""
+    """Rows of the embedding table, including the shared id, and the xxh3-128 of the keys."""
 
     table_rows: int
     digest: bytes
 
 
 class KeyTable:
-    """Keys to numbers by first appearance: the kernel's slots, doubled when three quarters full."""
+    """Hash table from keys to numbers by first appearance; it doubles when three quarters full."""
 
     def __init__(self) -> None:
         self.slots = np.zeros(_FIRST_SLOTS, np.uint64)
@@ -164,7 +164,7 @@ class KeyTable:
         lookup(keys_N, self.slots)
 
     def keys(self) -> Keys:
-        """uint32 [V], the key of every number."""
+        """The keys in order of their numbers, uint32 (V,)."""
         keys_V = np.empty(self.used, np.uint32)
         keys_by_number(self.slots, keys_V)
         return keys_V
@@ -178,15 +178,15 @@ def number_columns(
     threads: Threads,
     report: Report,
 ) -> list[ColumnResult]:
-    """Encode all columns, one task each.
+    """Replace the keys of all columns by ids, a task per column.
 
     Args:
-        spilled: the file of keys of each column.
+        spilled: file of keys of each column.
         folder: gets `vocabulary/1.npy` …
-        rows: of the training part, and all.
+        rows: number of training rows, and of all.
         semantics: which categories are kept, and whether the others share id 0.
-        threads: that encode.
-        report: called with values that are done.
+        threads: the thread pool.
+        report: called with the number of values done since the last call.
     """
     vocabulary = folder / VOCABULARY_FOLDER
     vocabulary.mkdir()
@@ -195,7 +195,7 @@ def number_columns(
         ColumnTask(path, vocabulary, number, rows[1], known_rows, semantics)
         for number, path in enumerate(spilled, 1)
     ]
-    # The long columns first, so that no thread is left alone with one at the end.
+    # Slow columns first, so that no thread is left alone with one at the end.
     order = sorted(range(len(tasks)), key=lambda column: -_distinct_in_head(tasks[column]))
     by_length = [tasks[column] for column in order]
     results = threads.run(encode, by_length, report, window=len(order))
@@ -205,7 +205,7 @@ def number_columns(
 
 
 def _distinct_in_head(task: ColumnTask) -> int:
-    """Distinct keys in the first block: a guess how long a column takes."""
+    """Number of distinct keys in the first rows: an estimate of a column's time."""
     head_N = np.fromfile(task.spilled, np.uint32, min(_HEAD_ROWS, task.known_rows))
     return np.unique(head_N).size
 
@@ -215,7 +215,7 @@ def encode(task: ColumnTask, report: Report) -> ColumnResult:
     with task.spilled.open("r+b") as file:
         table, counts_V = _number(task, file, report)
         keys_V = table.keys()
-        del table  # the remapping below needs room of its own
+        del table  # makes room for the remapping below
         if counts_V is not None:
             kept_V = counts_V[: keys_V.size] >= (task.semantics.min_count or 0)
             keys_V = keys_V[kept_V]
@@ -230,7 +230,7 @@ def encode(task: ColumnTask, report: Report) -> ColumnResult:
 
 
 def _number(task: ColumnTask, file: BufferedRandom, report: Report) -> tuple[KeyTable, Keys | None]:
-    """First pass: numbers by first appearance, and how often each was seen if that matters."""
+    """Replace keys by numbers of first appearance; count each if `min_count` matters."""
     semantics = task.semantics
     table = KeyTable()
     min_count, wrapped = semantics.min_count or 0, semantics.max_ind_range or 0
@@ -254,7 +254,7 @@ def _number(task: ColumnTask, file: BufferedRandom, report: Report) -> tuple[Key
 
 
 def _blocks(file: BufferedRandom, rows: range) -> Iterator[Keys]:
-    """The keys of rows of a file, block after block; what the caller changes is written back."""
+    """Yield a file's keys of these rows in blocks; what the caller changes is written back."""
     buffer = np.empty(min(_BLOCK_ROWS, len(rows)), np.uint32)
     for part in (rows[at : at + _BLOCK_ROWS] for at in range(0, len(rows), _BLOCK_ROWS)):
         keys_N = buffer[: len(part)]

@@ -1,7 +1,7 @@
-"""Files of tables as blocks of columns: CSV with a header, Parquet, structured .npy.
+"""Reads tables in blocks of columns: CSV, Parquet, structured .npy.
 
-Blocks hold what is in the files, as Arrow arrays; `values` makes numbers and categories of it. All
-columns of CSV are bytes here. Memory holds one block, of Parquet one row group of the columns read.
+Blocks hold the content of the files as Arrow arrays, those of CSV as bytes; `values` parses it.
+Memory holds one block, or for Parquet the read columns of one row group.
 
 Shapes: N rows of a block.
 """
@@ -31,27 +31,27 @@ from dlrm_hybrid.kernels.delimited import HEADER_AGAIN, NO_QUOTE, OPEN, TORN, sp
 from dlrm_hybrid.types import DataError, DlrmError
 
 BLOCK_ROWS = 1 << 16  # of Parquet and .npy
-_HEAD_BYTES = 1 << 20  # most of a header of CSV
-_CHUNK_BYTES = 1 << 17  # of a file of CSV, read at a time
-_ODD_ROWS = 1 << 14  # of CSV in one block at most
+_HEAD_BYTES = 1 << 20  # limit of a CSV header
+_CHUNK_BYTES = 1 << 17  # of a CSV file, read at a time
+_ODD_ROWS = 1 << 14  # limit in one block of CSV
 _QUOTE = '"'
 _READ_BYTES = 1 << 16  # of each Parquet column at a time; else whole columns of a row group
 _PARQUET = b"PAR1"
 _FOOTER_LENGTH_BYTES = 4
 _MOST_INDEX_BYTES = 1 << 20
 _NPY = b"\x93NUMPY"
-# numpy reads a header as Python's parser does, and maps as many bytes as it says.
+# numpy evaluates a header with Python's parser, and maps as many bytes as it says.
 _NPY_FAULTS = (ValueError, TypeError, OverflowError, SyntaxError, TokenError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
 class OddRow:
-    """A row of text that has more or fewer fields than the header.
+    """A row of text set aside: with a wrong number of fields, or equal to the header.
 
     Attributes:
-        row: its number in the file, from 1; the header is not counted.
+        row: number in the file, from 1; the header is not counted.
         reason: what is wrong.
-        raw: the row.
+        raw: text of the row.
     """
 
     row: int
@@ -64,10 +64,10 @@ class Block:
     """Consecutive rows of one file.
 
     Attributes:
-        columns: those that were asked for, with their names.
+        columns: the columns asked for, with their names.
         row_N: int64, number of each row in its file, from 1.
-        odd: rows between these that have no columns.
-        remark: what looks wrong with these rows, if anything does.
+        odd: rows between these that are set aside.
+        remark: what looks wrong with these rows, or empty.
     """
 
     columns: Batch
@@ -77,20 +77,20 @@ class Block:
 
 
 class TableSource(Protocol):
-    """One file of rows."""
+    """A file of rows."""
 
     @property
     def names(self) -> Sequence[str]:
-        """All its columns."""
+        """Names of all columns."""
         ...
 
     @property
     def is_text(self) -> bool:
-        """Whether all its bytes are shown as they are read; others are read here and there."""
+        """Whether the file is read once from beginning to end, and `seen` gets all its bytes."""
         ...
 
     def blocks(self, names: Sequence[str]) -> Iterator[Block]:
-        """Some of its columns, block after block.
+        """Yield blocks of these columns.
 
         Raises:
             DataError: the file is damaged.
@@ -105,17 +105,17 @@ def open_source(
     seen: Callable[[bytes], object],
     key: str = RAW_KEY,
 ) -> TableSource:
-    """A file by its first bytes, or as CSV.
+    """Open a table: Parquet or .npy by its first bytes, else CSV.
 
     Args:
-        path: of the file; text may be compressed by gzip or zstd.
-        dialect: of CSV.
-        block_bytes: of text, read at a time.
-        seen: called with the bytes of a file of text as they are read, as stored.
-        key: of the configuration that names the file, for messages.
+        path: the file; text may be compressed by gzip or zstd.
+        dialect: dialect of CSV.
+        block_bytes: bytes of text read at a time.
+        seen: called with the bytes of a text file as they are read, before decompression.
+        key: configuration key that names the file, for messages.
 
     Raises:
-        DataError: it cannot be read, or is of no kind that is known.
+        DataError: it cannot be read, or is of another kind.
     """
     try:
         with path.open("rb") as file:
@@ -137,16 +137,16 @@ def open_source(
 def check_names(
     path: Path, names: Sequence[str], required: Sequence[str], allowed: set[str]
 ) -> None:
-    """See that a file has the columns of a schema, and no other ones.
+    """Check that a file has the columns of a schema and no others.
 
     Args:
-        path: of the file.
-        names: its columns.
-        required: those that are read.
-        allowed: all that the schema mentions.
+        path: path of the file, for messages.
+        names: columns of the file.
+        required: columns that are read.
+        allowed: all columns that the schema names.
 
     Raises:
-        DataError: it has not; names the columns.
+        DataError: a column is missing, unknown or there twice; names it.
     """
     twice = [name for name, count in Counter(names).items() if count > 1]
     missing = [name for name in required if name not in names]
@@ -200,11 +200,11 @@ class _Delimited:
             if split.fault or not is_end:
                 raise self._fault(split, 0)
             raise DataError(f"{path}: empty: no header ({key})")
-        if dialect.names:  # a line that has them is no row
+        if dialect.names:  # the kernel sets a line equal to the header aside
             self._header = dialect.delimiter.join(dialect.names).encode()
             self._names, self._body = dialect.names, bom
             return
-        self._body = split.end  # where the first row begins
+        self._body = split.end
         self._header = bytes(text[bom : split.end]).strip(b"\r\n")
         self._names = self._read_names()
 
@@ -296,7 +296,7 @@ class _Delimited:
         return OddRow(before + 1 + row, reason, raw)
 
     def _batch(self, body: Any, names: Sequence[str]) -> Batch:
-        """The columns of good rows; all in this thread, and no thread of Arrow's sees Python."""
+        """Parse good rows with Arrow, in this thread alone: no thread of Arrow's touches Python."""
         numbers = [str(self._names.index(name)) for name in names]
         table = pa_csv.read_csv(
             pa.BufferReader(body),
@@ -336,7 +336,7 @@ class _Delimited:
 
 @dataclass(frozen=True, slots=True)
 class _InFolders:
-    """A file with the columns that its folders' names say."""
+    """A file with more columns from the names of its folders."""
 
     inner: TableSource
     values: Mapping[str, str | None]
@@ -362,7 +362,7 @@ class _InFolders:
 
 
 class _Rows(NamedTuple):
-    """The whole rows of a text, as `split_rows` finds them."""
+    """Result of `split_rows`: the complete rows of a text."""
 
     rows: int
     end: int
@@ -374,7 +374,7 @@ class _Rows(NamedTuple):
 
 
 def _fill(text: bytearray, chunks: Iterator[bytes], num_bytes: int) -> bool:
-    """Add to a text until it has so many bytes; whether that was all there is."""
+    """Append chunks to a text until it has `num_bytes`; returns whether the chunks are used up."""
     while len(text) < num_bytes:
         chunk = next(chunks, None)
         if chunk is None:
@@ -388,7 +388,7 @@ def _read_only(text: bytes | bytearray) -> npt.NDArray[np.uint8]:
 
 
 def _together(text: bytearray, cuts: Sequence[int]) -> Any:
-    """Every other piece of a text, between two cuts each, in memory of Arrow's."""
+    """Copy the pieces of a text between each pair of cuts into one Arrow buffer."""
     pieces = [_read_only(text)[a:b] for a, b in zip(cuts[::2], cuts[1::2], strict=True)]
     body: Any = pa.allocate_buffer(sum(map(len, pieces)))
     np.concatenate(pieces, out=np.frombuffer(body, np.uint8))
@@ -431,10 +431,10 @@ class _Parquet:
 
 
 def _is_put_together(path: Path, metadata: Any) -> bool:
-    """Whether a file ends before the one begins that the last footer is of.
+    """Whether Parquet files were concatenated byte by byte.
 
-    That footer counts bytes from its own file's beginning: with the columns of another file in the
-    same places, rows of the first would be read as those of the last.
+    The last footer counts bytes from its own file's beginning: if the files have their columns in
+    the same places, rows of the first would be read as rows of the last.
     """
     footer = path.stat().st_size - metadata.serialized_size - len(_PARQUET) - _FOOTER_LENGTH_BYTES
     end = len(_PARQUET)
@@ -447,7 +447,7 @@ def _is_put_together(path: Path, metadata: Any) -> bool:
         end = max(map(sum, zip(starts, sizes, strict=True)))
     if footer == end:
         return False
-    with path.open("rb") as file:  # before the footer there may be indices as well
+    with path.open("rb") as file:  # there may also be indices before the footer
         first = max(0, footer - end - _MOST_INDEX_BYTES)
         file.seek(first)
         return 2 * _PARQUET in file.read(footer - end - first + 2 * len(_PARQUET))
@@ -458,7 +458,7 @@ class _Npy:
         self._path = path
         self._key = key
         try:
-            with np.errstate(over="ignore"):  # of a size in the header: it is an error then
+            with np.errstate(over="ignore"):  # an overflowing size in the header raises anyway
                 self._rows = np.load(path, mmap_mode="r", allow_pickle=False)
         except _NPY_FAULTS as error:
             first = str(error).partition("\n")[0]
@@ -498,7 +498,7 @@ class _Npy:
 
 
 def _usual(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The same values as Arrow has them: in this machine's order of bytes, times in seconds."""
+    """Cast values to types Arrow has: native byte order, and times in seconds or finer units."""
     kind = values.dtype
     if kind.kind == "M" and np.datetime_data(kind)[0] not in ("s", "ms", "us", "ns", "D"):
         return values.astype("M8[s]")
@@ -506,7 +506,7 @@ def _usual(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _arrow(values: npt.NDArray[Any]) -> Any:
-    """A field of a structured array; one of several values is a list."""
+    """Convert a field of a structured array; one with several values becomes lists."""
     if values.ndim == 1:
         return pa.array(values)
     flat = pa.array(values.reshape(-1))

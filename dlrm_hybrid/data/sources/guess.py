@@ -1,7 +1,7 @@
-"""A first schema for a file, with comments, to be edited by a person who knows the columns.
+"""Guesses a first schema for a file, with comments, to be edited by someone who knows the columns.
 
-What a column may be is tried with the reader of `prepare`, on the first block of the file: what it
-does not take is not proposed.
+Each guess about a column is tried with the reader of `prepare` on the first block of the file, and
+proposed only if it works.
 
 Shapes: N rows of the first block, M ids of a column.
 """
@@ -39,14 +39,14 @@ KEY = "data.guess"
 LABELS = ("label", "click", "clicked", "target", "y", "conversion", "is_click")
 SEPARATORS = ("|", ";", " ")
 DELIMITERS = (",", "\t", ";", "|")
-FEW = 30  # distinct whole numbers: rather categories than amounts
-UNIQUE = 0.95  # of the rows have a value of their own: no category
-SKEWED = 20.0  # largest over median: rather the logarithm
-EXACT = 2.0**53  # whole numbers beyond it are names, not amounts: float64 has not all of them
+FEW = 30  # up to this many distinct whole numbers are categories, not amounts
+UNIQUE = 0.95  # with more distinct values per row they are no categories
+SKEWED = 20.0  # above this ratio of largest to median, numbers get log1p
+EXACT = 2.0**53  # whole numbers beyond it are ids, not amounts: float64 cannot hold all of them
 BLOCK_BYTES = 1 << 23
-_MADE = "column_{}"  # names of columns that have none
+_MADE = "column_{}"  # names for unnamed columns
 SHOWN_CHARACTERS = 100
-_ABSENT = 5e-324  # stands for a missing number: one that no file holds
+_ABSENT = 5e-324  # marks a missing number: no file holds this one
 _BRACKETS = r"(?s)^\s*(\[.*\]|\(.*\))\s*$"
 _FOREIGN = (
     (
@@ -63,14 +63,14 @@ _FOREIGN = (
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """What a column looks like.
+    """Guess about a column.
 
     Attributes:
-        name: of it.
-        seen: for a comment.
-        use: how a schema has it; None where it can only be ignored.
-        is_label: whether it is nothing but 0 and 1, and may be the label instead.
-        is_time: whether it may split the rows.
+        name: name of the column.
+        seen: summary of its values, for a comment.
+        use: column of the schema; None if it can only be ignored.
+        is_label: whether it holds only 0 and 1, so may be the label instead.
+        is_time: whether it may split the rows by time.
     """
 
     name: str
@@ -81,11 +81,11 @@ class _Column:
 
 
 class Guess(NamedTuple):
-    """A first schema.
+    """A guessed schema.
 
     Attributes:
-        text: of its file.
-        remarks: what a person must know before it is used, in a line each.
+        text: content of the schema file.
+        remarks: lines for the user on what to change before use.
     """
 
     text: str
@@ -93,11 +93,11 @@ class Guess(NamedTuple):
 
 
 def guess(path: Path, policy: BadRowPolicy) -> Guess:
-    """A schema that `prepare` takes, from the first block of a file.
+    """Guess a schema that `prepare` accepts from the first block of a file.
 
     Args:
-        path: of the file.
-        policy: what `prepare` is to do with bad rows.
+        path: the file.
+        policy: how `prepare` will treat bad rows.
 
     Raises:
         DataError: the file cannot be read, has no rows, or is no table.
@@ -108,7 +108,7 @@ def guess(path: Path, policy: BadRowPolicy) -> Guess:
         raise _no_table(path, f"one column {source.names[0]!r:.60}" if source.names else "nothing")
     blocks = source.blocks(source.names)
     block = next((one for one in blocks if len(one.row_N) or one.odd), None)
-    next(blocks, None)  # what is wrong with the text behind these rows is an error
+    next(blocks, None)  # raises if the text after these rows is damaged
     if block is None:
         raise DataError(f"{path}: no rows to guess a schema from ({KEY})")
     if len(block.odd) >= len(block.row_N):
@@ -143,10 +143,10 @@ def _source(path: Path, dialect: Dialect) -> TableSource:
 
 
 def _is_row(cells: Sequence[str], source: TableSource) -> bool:
-    """Whether the first line of a file is a row of values.
+    """Whether the first line of a file is a row of values, not a header.
 
-    It is if it has numbers or times where the rows have them, and everywhere they have them. Frames
-    without names of columns are written with their numbers.
+    It is if it has numbers or times in all columns where the rows have them. The numbers 0, 1, 2, …
+    are a header: frames without column names are written so.
     """
     count = len(cells)
     if [*cells] in ([*map(str, range(count))], [*map(str, range(1, count + 1))]) and count > 2:
@@ -170,7 +170,7 @@ def _is_value(text: str) -> bool:
 
 
 def _written(path: Path, dialect: Dialect, columns: Sequence[_Column], block: Block) -> Guess:
-    """The schema as text, after `prepare`'s own reading of it."""
+    """The schema as text, validated by the reader of `prepare`."""
     labels = [one for one in columns if one.is_label]
     labels.sort(key=lambda one: one.name.lower() not in LABELS)
     rest = [*labels[1:], *(one for one in columns if not one.is_label)]
@@ -237,19 +237,19 @@ def _unused(columns: Sequence[_Column]) -> Iterator[str]:
 
 
 def _settings(use: Any) -> str:
-    """A column's keys and values, those left out that are the usual ones."""
+    """A column's keys and values in YAML, without defaults."""
     settings = ((one.name, getattr(use, one.name), one.default) for one in fields(use))
     return ", ".join(f"{key}: {_scalar(value)}" for key, value, usual in settings if value != usual)
 
 
 def _comment(text: str) -> str:
-    """What is seen of a column, in one short line, whatever its types and values are called."""
+    """A comment in one short printable line, whatever the names of types and values contain."""
     line = " ".join(printable(text).split())
     return f"{line[:SHOWN_CHARACTERS]}…" if len(line) > SHOWN_CHARACTERS else line
 
 
 def _scalar(value: object) -> str:
-    """A value as YAML has it in one line; words of ours without quotes."""
+    """A value in YAML, in one line; words of our own without quotes."""
     if not isinstance(value, str) or value in ("integer", "log1p", "standardise", JSON):
         return str(value)
     text = yaml.safe_dump(value, default_style='"', allow_unicode=True, width=math.inf)
@@ -268,12 +268,12 @@ def _split(path: Path, block: Block) -> ByFraction:
 
 
 class _Tried(NamedTuple):
-    """What `prepare` makes of one column as a schema might have it.
+    """Result of reading one column as categories.
 
     Attributes:
-        use: how; None where it does not take it.
-        coded: its categories.
-        fault: the first value that it does not take.
+        use: the column of the schema; None if `prepare` refuses a value.
+        coded: the categories.
+        fault: the first value that is refused.
     """
 
     use: CategoricalColumn | None
@@ -282,7 +282,7 @@ class _Tried(NamedTuple):
 
     @property
     def known(self) -> list[Key]:
-        """Distinct categories in their order, without that of missing values."""
+        """Distinct categories, sorted, without the key of missing values."""
         assert self.use is not None
         used: list[int] = np.unique(self.coded.index_M).tolist()
         return sorted({self.coded.keys[index] for index in used} - {missing_key(self.use)})
@@ -293,10 +293,10 @@ def _read(
     dense: tuple[DenseColumn, ...] = (),
     categorical: tuple[CategoricalColumn, ...] = (),
 ) -> tuple[Values, str]:
-    """What `prepare` reads, and what is wrong with the first row that it does not take.
+    """Read columns like `prepare`: the values, and the fault of the first bad row.
 
     Raises:
-        DataError: it takes no column of this type.
+        DataError: the type of the column is not read.
     """
     schema = Schema(label="", dense=dense, categorical=categorical)
     values, bad = read_values(Block(block.columns, block.row_N, ()), schema, "", labels=False)
@@ -304,7 +304,7 @@ def _read(
 
 
 def _try(block: Block, *uses: CategoricalColumn) -> _Tried:
-    """The first use that `prepare` takes, or what it says of the last."""
+    """Try columns of a schema until `prepare` accepts one; else the result of the last."""
     tried = None
     for use in uses:
         values, fault = _read(block, categorical=(use,))
@@ -323,7 +323,7 @@ def _column(name: str, block: Block) -> _Column:
         array = plain(array)
         if array.null_count == len(array):
             return _Column(name, "empty in these rows")
-        if not name:  # pandas writes its index without one, and a schema can only ignore it
+        if not name:  # pandas writes its index so, and a schema can only ignore it
             return _Column(name, "has no name")
         if is_list(array.type):
             return _list(name, block, array)
@@ -347,7 +347,7 @@ def _single(name: str, block: Block, array: Any) -> _Column:
 
 
 def _amounts(name: str, block: Block, all_N: npt.NDArray[np.floating[Any]]) -> _Column:
-    """Numbers: a label, categories, or dense values."""
+    """Guess about a column of numbers: a label, categories, or dense values."""
     x_N = all_N[all_N != _ABSENT]
     if not len(x_N):
         return _Column(name, "empty in these rows")
@@ -380,7 +380,7 @@ def _amounts(name: str, block: Block, all_N: npt.NDArray[np.floating[Any]]) -> _
 
 
 def _words(name: str, block: Block, array: Any) -> _Column:
-    """Text that is no numbers: times, lists or categories."""
+    """Guess about a column of text other than numbers: times, lists or categories."""
     tried = _try(block, CategoricalColumn(name=name))
     if tried.use is None:
         return _Column(name, tried.fault)
@@ -404,9 +404,9 @@ def _words(name: str, block: Block, array: Any) -> _Column:
 
 
 def _is_separator(separator: str, text: Any) -> bool:
-    """Whether texts are rather lists: of other lengths, and of words that come again and again.
+    """Whether texts are probably lists: their lengths differ, and their words are repeated.
 
-    Titles and addresses have words of their own; names and times have as many in each text.
+    The words of titles and addresses are not repeated; names and times all have the same length.
     """
     lists = pc.split_pattern(text, separator)
     length = pc.list_value_length(lists)
@@ -416,7 +416,7 @@ def _is_separator(separator: str, text: Any) -> bool:
 
 
 def _list(name: str, block: Block, array: Any, separator: str | None = None) -> _Column:
-    """A column of lists, or of text that is taken for lists."""
+    """Guess about a column of lists, or of text that is taken for lists."""
     text = CategoricalColumn(name=name, max_length=MOST_IDS, separator=separator)
     is_number = separator is None and not is_text(plain(array.flatten()).type)
     tried = _try(block, *([replace(text, kind="integer")] if is_number else []), text)
@@ -428,5 +428,5 @@ def _list(name: str, block: Block, array: Any, separator: str | None = None) -> 
         return _Column(name, "empty in these rows")
     note = _missing(array.null_count, len(array))
     seen = f"lists of up to {longest}, {len(tried.known):,} distinct{note}"
-    # Other rows may have longer ones.
+    # Later rows may have longer lists.
     return _Column(name, seen, replace(tried.use, max_length=min(2 * max(2, longest), MOST_IDS)))

@@ -1,4 +1,4 @@
-"""Files of rows by name, pattern or folder, and what the names of their folders say."""
+"""Finds files of rows by name, pattern or folder; reads columns from names of folders."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _MISSING = "__HIVE_DEFAULT_PARTITION__"
 
 
 def find(named: str | Sequence[str] | None, key: str) -> tuple[Path, ...]:
-    """The files that are meant, those of a folder or pattern in alphabetical order.
+    """Resolve names to files, those of a folder or pattern in alphabetical order.
 
-    A folder stands for all files in it and in its folders. Names that begin with `_` or `.`, as
-    what Spark writes beside rows, are meant only where they are written out.
+    A folder stands for all files in it and its subfolders. Names that begin with `_` or `.`, such
+    as those that Spark writes beside rows, are skipped unless they are written out.
 
     Args:
         named: files, folders or patterns.
-        key: of the configuration that names them, for messages.
+        key: configuration key that names them, for messages.
 
     Raises:
-        ConfigError: nothing fits a pattern, a folder holds no file, or a file is named twice.
+        ConfigError: nothing matches a pattern, a folder holds no file, or a file is named twice.
     """
     names = [named] if isinstance(named, str) else named or ()
     paths = tuple(path for name in names for path in _meant(name, key))
     first: dict[tuple[int, int], Path] = {}
     for path in paths:
         if not path.exists():
-            continue  # who reads it says so
+            continue  # its reader reports it
         status = path.stat()
         before = first.setdefault((status.st_dev, status.st_ino), path)
         if before is not path:
@@ -54,7 +54,7 @@ def _meant(name: str, key: str) -> Sequence[Path]:
     files = [file for one in matches for file in (_files_in(one, key) if one.is_dir() else [one])]
     if not files:
         raise ConfigError(f"{key} = {name}: no file fits this pattern")
-    return sorted(set(files))  # `**` fits a folder and what is in it
+    return sorted(set(files))  # `**` matches a folder and also what is in it
 
 
 def _files_in(folder: Path, key: str) -> list[Path]:
@@ -80,7 +80,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def below(paths: Sequence[Path]) -> tuple[str, ...]:
-    """Each path below the folder that all have in common, those of Hive's columns included."""
+    """Paths relative to their deepest common folder; Hive's `name=value` folders are kept."""
     folders = [path.parent.parts for path in paths]
     common = len(os.path.commonprefix(folders))
     while common and "=" in folders[0][common - 1]:
@@ -89,7 +89,7 @@ def below(paths: Sequence[Path]) -> tuple[str, ...]:
 
 
 def folder_values(path: Path) -> Mapping[str, str | None]:
-    """Columns by the names of folders, as `dt=2024-05-01`, which Hive and Spark write."""
+    """Columns from names of folders such as `dt=2024-05-01`, which Hive and Spark write."""
     pairs = (part.partition("=") for part in path.parent.parts)
     return {
         unquote(name): None if value == _MISSING else unquote(value)

@@ -1,4 +1,4 @@
-"""Raw rows on their way to shards: what each format is given and makes, and what of bad rows."""
+"""Input and output of each format's preparation, and the handling of bad rows."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dlrm_hybrid.data.manifest import Scale, Semantics
 from dlrm_hybrid.threads import Threads
 from dlrm_hybrid.types import DataError
 
-_MOST_FILES = 8  # of which each has a line
+_MOST_FILES = 8  # with more, only unusual ones have a line
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with the stage, what is done and the total: bytes of the raw files for `parse`, columns ×
-rows for `vocabulary`, rows for `assemble`; of tables rows for `read`, whose total is not known."""
+"""Called with stage, amount done and total: bytes of the raw files for `parse`, columns × rows for
+`vocabulary`, rows for `assemble` and, for tables, `read`, whose total is None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ class BadRowPolicy:
     """What happens to bad rows.
 
     Attributes:
-        stop: the first one is an error.
-        max_rows: more are an error even when they are left out.
-        quarantine: file that takes the ones left out, if any.
+        stop: whether the first one is an error.
+        max_rows: most bad rows that may be left out.
+        quarantine: file that gets the rows left out, if any.
     """
 
     stop: bool
@@ -35,7 +35,7 @@ class BadRowPolicy:
     quarantine: Path | None = None
 
     def check(self, number: int, where: str) -> None:
-        """Raise DataError if bad row `number`, from 1, is one too many; `where` describes it."""
+        """Raise DataError if bad row `number`, from 1, is not allowed; `where` describes it."""
         if self.stop:
             raise DataError(f"{where} (data.on_bad_row=error)")
         if number > self.max_rows:
@@ -44,7 +44,7 @@ class BadRowPolicy:
 
 @dataclass(frozen=True, slots=True)
 class FileRows:
-    """The rows of a raw file: how many are kept and left out, and what looks wrong with them."""
+    """Counts of a raw file's kept and bad rows, and a remark on what looks wrong."""
 
     path: Path
     kept: int = 0
@@ -53,21 +53,21 @@ class FileRows:
 
     @property
     def rows(self) -> int:
-        """All of them."""
+        """Number of all rows."""
         return self.kept + self.bad
 
 
 @final
 class RowCounts:
-    """Counts the rows of raw files, and puts bad ones aside.
+    """Counts the rows of raw files and sets bad ones aside.
 
     Args:
         raw: the files.
         policy: what happens to bad rows.
 
     Attributes:
-        files: the rows of each.
-        bad: rows left out of all.
+        files: counts of each file.
+        bad: bad rows of all files.
     """
 
     def __init__(self, raw: Sequence[Path], policy: BadRowPolicy) -> None:
@@ -86,16 +86,16 @@ class RowCounts:
             self._quarantine.close()
 
     def keep(self, file: int, rows: int, remark: str = "") -> None:
-        """Good rows of a file; its first remark stays."""
+        """Count good rows of a file; its first remark is kept."""
         counts = self.files[file]
         remark = counts.remark or remark
         self.files[file] = replace(counts, kept=counts.kept + rows, remark=remark)
 
     def set_aside(self, file: int, where: str, raw: bytes) -> None:
-        """A bad row; `where` says which one and what is wrong, behind the name of its file.
+        """Count a bad row and quarantine it; `where` is its position and fault, after the path.
 
         Raises:
-            DataError: it is one too many.
+            DataError: the policy does not allow it.
         """
         counts = self.files[file]
         self.bad += 1
@@ -105,13 +105,13 @@ class RowCounts:
             self._quarantine.write(f"{counts.path.name}{where}\t".encode() + raw + b"\n")
 
     def flush(self) -> None:
-        """Bring what was put aside to the disk."""
+        """Flush the quarantined rows to the disk."""
         if self._quarantine:
             self._quarantine.flush()
             os.fsync(self._quarantine.fileno())
 
     def lines(self) -> Iterator[str]:
-        """For each file, for a person; of many, for their sum and for the first unusual ones."""
+        """A line for each file; for many files, for the first unusual ones and the sum."""
         unusual = [one for one in self.files if one.bad or one.remark or not one.kept]
         shown = self.files if len(self.files) <= _MOST_FILES else unusual[:_MOST_FILES]
         for counts in shown:
@@ -130,19 +130,19 @@ def _counts(kept: int, bad: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareJob:
-    """Raw files to be prepared.
+    """Raw files to prepare, and the means to do so.
 
     Attributes:
         raw: the files.
-        num_bytes: of them all.
+        num_bytes: size of all files.
         semantics: what their rows mean.
-        result: the folder that gets arrays and vocabularies.
-        spill: a folder for temporary files.
-        block_bytes: text parsed at a time.
-        threads: that may be used.
-        counts: of their rows.
-        progress: is called.
-        check_unchanged: raises DataError if a file is not what it was at first.
+        result: folder for arrays and vocabularies.
+        spill: folder for temporary files.
+        block_bytes: bytes of text parsed at a time.
+        threads: the thread pool.
+        counts: counts the rows.
+        progress: called with the progress of each stage.
+        check_unchanged: raises DataError if a file has changed since the start.
     """
 
     raw: Sequence[Path]
@@ -157,7 +157,7 @@ class PrepareJob:
     check_unchanged: Callable[[], None]
 
     def counter(self, stage: str, total: int | None) -> Callable[[int], None]:
-        """A function that adds up what is done of a stage, and reports it."""
+        """A function that adds up the amounts done in a stage and reports their sum."""
         done = 0
 
         def report(more: int) -> None:
@@ -171,11 +171,11 @@ class PrepareJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What was made of raw files; the manifest says what each value is.
+    """Result of a preparation; `Manifest` describes the other attributes.
 
     Attributes:
-        xxh3: of each raw file.
-        rows: to train, validate and test.
+        xxh3: checksum of each raw file.
+        rows: number of training, validation and test rows.
     """
 
     xxh3: Sequence[str]

@@ -1,7 +1,7 @@
-"""Files of tables to arrays: read once into spilled columns by part, numbered, put together.
+"""Prepares tables: files are read once into spilled columns by part, then assembled to arrays.
 
 Rows keep the order of the files within their part. Categories get numbers by first appearance while
-rows are read; which of them are kept is known at the end, when the arrays are written.
+rows are read; which of them get ids is known at the end, when the arrays are written.
 
 Shapes: N rows, I dense columns, F categorical columns, M ids of a column, V categories of one, D
 distinct ones of a block.
@@ -45,7 +45,7 @@ _MAX_CATEGORIES = 2**31 - 2
 
 @dataclass(slots=True)
 class _Moments:
-    """Count, mean and sum of squared deviations of each dense column, block after block.
+    """Running count, mean and sum of squared deviations of each dense column.
 
     Source: Chan, Golub, LeVeque, Updating formulae for computing sample variances, 1979.
     """
@@ -55,7 +55,7 @@ class _Moments:
     squares_I: Any = field(default=0.0)
 
     def add(self, x_NI: npt.NDArray[np.floating[Any]]) -> None:
-        """More rows."""
+        """Add the rows of a block."""
         if not len(x_NI):
             return
         mean_I = x_NI.mean(axis=0)
@@ -67,7 +67,7 @@ class _Moments:
         self.count = total
 
     def scales(self, schema: Schema) -> tuple[Scale | None, ...]:
-        """Of each column that is standardised; a constant one is divided by 1."""
+        """Scale of each column, None unless it is standardised; a constant one is divided by 1."""
         scales: list[Scale | None] = []
         for index, column in enumerate(schema.dense):
             if column.transform != "standardise":
@@ -80,14 +80,14 @@ class _Moments:
 
 @final
 class Numbering:
-    """Numbers the categories of a column by first appearance, and counts the known rows' ones."""
+    """Numbers the categories of a column by first appearance and counts them in known rows."""
 
     def __init__(self) -> None:
         self._numbers: dict[Key, int] = {}
         self._counts = np.zeros(1 << 10, np.int64)
 
     def add(self, coded: Coded, known_M: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.int32]:
-        """The number of each id; `known_M` says which ones count, None: all."""
+        """The number of each id; those that `known_M` selects are counted, all if it is None."""
         numbers: dict[Key, int] = self._numbers
         keys = coded.keys
         seen = coded.index_M if known_M is None else coded.index_M[known_M]
@@ -106,12 +106,12 @@ class Numbering:
     ) -> tuple[Keys, npt.NDArray[np.int32]]:
         """The categories that get rows of the table, and the id of each number.
 
-        Those are the ones with enough known ids and, behind them, all other buckets of a hashed
-        column: every value is in one of them, whatever rows were there to see.
+        These are the categories counted often enough and, after them, all other buckets of a hashed
+        column, as later rows may have values in them.
 
         Args:
-            column: what the schema says of it.
-            shared: whether id 0 is for all others.
+            column: the column in the schema.
+            shared: whether id 0 is for all other categories.
         """
         kept_V = self._counts[: len(self._numbers)] >= max(1, column.min_count)
         if column.missing == "shared" and (key := missing_key(column)) in self._numbers:
@@ -134,20 +134,20 @@ class Numbering:
 
 
 def _by_appearance(coded: Coded) -> list[int]:
-    """The keys that occur, in the order of their first ids; those of Arrow may be in any."""
+    """Indices of the keys that occur, in order of appearance, which Arrow's need not have."""
     nowhere = len(coded.index_M)
     first_D = np.full(len(coded.keys), nowhere)
-    first_D[coded.index_M[::-1]] = np.arange(nowhere - 1, -1, -1)  # the last one to write is first
+    first_D[coded.index_M[::-1]] = np.arange(nowhere - 1, -1, -1)  # the last write wins: the first
     order_D = np.argsort(first_D, kind="stable")
     return order_D[: int(np.count_nonzero(first_D < nowhere))].tolist()
 
 
 @final
 class Spill:
-    """Columns of all parts in one file, piece after piece: a table may have thousands of them.
+    """Temporary columns of all parts in one file, as a table may have thousands of columns.
 
     Args:
-        path: of the file.
+        path: the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -169,7 +169,7 @@ class Spill:
         self._end += values.nbytes
 
     def read(self, part: str, name: str, dtype: type[np.generic]) -> Iterator[Array]:
-        """The pieces of a part's column, flat, in their order."""
+        """Yield the pieces of a part's column in order, as flat arrays."""
         for place, size in self._pieces[part, name]:
             values = np.empty(size, dtype)
             self._file.seek(place)
@@ -179,10 +179,11 @@ class Spill:
 
 
 def prepare_tables(job: PrepareJob) -> Prepared:
-    """Make the arrays and vocabularies of tables.
+    """Make arrays and vocabularies from tables.
 
     Raises:
-        DataError: a file is damaged or has other columns; a bad row is one too many; no rows.
+        DataError: a file is damaged or has other columns; a bad row is not allowed; a part that
+            the split needs has no rows.
     """
     schema = job.semantics.schema
     numberings = tuple(Numbering() for _ in schema.categorical)
@@ -217,7 +218,7 @@ def prepare_tables(job: PrepareJob) -> Prepared:
 def _read(
     job: PrepareJob, spill: Spill, numberings: Sequence[Numbering], moments: _Moments
 ) -> tuple[tuple[int, int, int], list[str]]:
-    """Read all files into the spill; rows of each part, and xxh3 of each file."""
+    """Read all files into the spill; returns rows of each part and xxh3 of each file."""
     schema, counts, report = job.semantics.schema, job.counts, job.counter("read", None)
     rows_3 = np.zeros(3, np.int64)
     digests: list[str] = []
@@ -265,13 +266,13 @@ def _check_parts(rows: dict[str, int], schema: Schema, raw: Sequence[Path]) -> N
 
 
 def parts(values: Values, schema: Schema, name: str, before: int) -> npt.NDArray[np.int8]:
-    """The part of each row: 0 to train, 1 to validate, 2 to test.
+    """The part of each row: 0 training, 1 validation, 2 test.
 
     Args:
-        values: of some rows.
-        schema: says which rows are for what.
-        name: of their file, below the folder that all files have in common.
-        before: rows of the files before it.
+        values: consecutive rows of a file.
+        schema: has the split.
+        name: path of the file below the folder that all files share.
+        before: number of rows in the files before it.
     """
     split, count = schema.split, len(values.row_N)
     if isinstance(split, ByFile):

@@ -1,6 +1,6 @@
-"""Raw files, plain or compressed, as blocks of whole lines; files that are no text of rows.
+"""Reads text files, plain or compressed, in blocks of whole lines.
 
-The latter are known by their first bytes: what they are, and what to do.
+Files of other kinds are recognised by their first bytes and refused with advice.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _COMPRESS = "decompress it, or compress it by gzip or zstd instead"
 _UNPACK = "unpack it first"
 _CONVERT = "write it as Parquet or CSV"
 _AS_IT_IS = "data=table reads it where it is not compressed as a whole"
-# After a short name that a header of CSV might begin with as well.
+# Required after a magic word that a header of CSV might begin with as well.
 _BINARY = rb"(?s:.{0,200}?)[\x00-\x08\x0e-\x1f]"
 
 
 class _Format(NamedTuple):
-    """A kind of file.
+    """A kind of file that is not read.
 
     Attributes:
-        head: what it begins with.
-        what: it is.
-        advice: what to do with it.
+        head: pattern of its first bytes.
+        what: its name.
+        advice: what the user can do.
     """
 
     head: re.Pattern[bytes]
@@ -48,7 +48,7 @@ def _format(head: bytes, what: str, advice: str) -> _Format:
     return _Format(re.compile(head), what, advice)
 
 
-# The first that fits: archives of a kind stand before those of any kind.
+# The first match counts, so kinds of archives stand before archives in general.
 _FORMATS: Sequence[_Format] = (
     _format(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", "compressed by bzip2", _COMPRESS),
     _format(rb"\xfd7zXZ\0", "compressed by xz", _COMPRESS),
@@ -102,15 +102,15 @@ _FORMATS: Sequence[_Format] = (
 
 
 def refuse_others(chunks: Iterator[bytes], path: Path, key: str) -> Iterator[bytes]:
-    """Pieces of decompressed text as they are.
+    """Pass decompressed text through, unless its first piece shows another kind of file.
 
     Args:
-        chunks: the pieces, of which the first is looked at.
-        path: of the file, for messages.
-        key: of the configuration that names the file.
+        chunks: pieces of the text.
+        path: path of the file, for messages.
+        key: configuration key that names the file, for messages.
 
     Raises:
-        DataError: they are no text of rows, but one of the kinds of files that are known here.
+        DataError: the file is of one of the kinds in `_FORMATS`.
     """
     head = next(chunks, b"")
     for one in _FORMATS:
@@ -127,16 +127,16 @@ _CHUNK_BYTES = 1 << 17
 _SAMPLE_BYTES = 1 << 20
 _MAGIC = {
     ".gz": re.compile(rb"\x1f\x8b"),
-    ".zst": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),  # a frame, a skippable one
+    ".zst": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),  # a frame, or skippable one
 }
 _DAMAGED = (cast(type[Exception], isal_zlib.error), zstandard.ZstdError)
 _GZIP_WINDOW_BITS = 31
-# What the zstd command takes without --long as well: a decoder keeps so much text in memory.
+# The zstd command's limit without --long: a decoder keeps this much text in memory.
 _ZSTD_MAX_WINDOW_BYTES = 1 << 27
-# Of text, from one call of a decoder. Four bytes of a zstd frame may stand for a block of 128 KiB.
+# Text from one call of a decoder. Four bytes of a zstd frame may stand for a block of 128 KiB.
 _MAX_TEXT_BYTES = 1 << 20
 _ZSTD_INPUT_BYTES = 1 << 9
-_TOO_MUCH_MEMORY = "too much memory"  # in the words of libzstd
+_TOO_MUCH_MEMORY = "too much memory"  # part of libzstd's message
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +146,9 @@ class Lines:
     Attributes:
         file: index of the file.
         first_line: number of the first line in its file, from 1.
-        lines: how many, a last one without newline included.
+        lines: number of lines, a last one without newline included.
         text: uint8; valid until the next block is asked for.
-        raw_bytes: bytes read of all files so far, as stored.
+        raw_bytes: bytes of all files read so far, before decompression.
     """
 
     file: int
@@ -159,12 +159,12 @@ class Lines:
 
 
 class _Decoder(Protocol):
-    """One compressed member, decompressed in pieces that fit in memory however small it is."""
+    """Decompresses one member in bounded pieces, however large its text is."""
 
     @property
     def eof(self) -> bool: ...
     def decompress(self, data: bytes) -> tuple[bytes, bytes]:
-        """Some text, and what of the data is left: for the next call, or after the end mark."""
+        """Some text, and the data left: for the next call, or beyond the end of the member."""
         ...
 
 
@@ -205,7 +205,7 @@ _DECODERS: dict[str, Callable[[], _Decoder]] = {".gz": _GzipDecoder, ".zst": _Zs
 
 
 def _compression(file: BufferedReader, path: Path, key: str) -> str | None:
-    """`.gz`, `.zst` or None for plain text, by the first bytes."""
+    """Compression by the first bytes: `.gz`, `.zst` or None for plain text."""
     head = file.peek(4)[:4]
     kind = next((suffix for suffix, magic in _MAGIC.items() if magic.match(head)), None)
     if path.suffix in _MAGIC and kind != path.suffix:
@@ -220,11 +220,11 @@ def _decompress(
     key: str,
     new_decoder: Callable[[], _Decoder],
 ) -> Iterator[bytes]:
-    """Text of one or several members; zero bytes between and after gzip members are padding."""
+    """Decompress one or several members; zero bytes between and after them are padding."""
     decoder: _Decoder | None = None
     data = b""
     text_bytes = 0
-    has_more = False  # the decoder has taken all data, and may still have text of it
+    has_more = False  # the decoder has taken all data, but may hold more text
     while data or has_more or (data := next(pieces, b"")):
         if decoder is None:
             data = data.lstrip(b"\0")
@@ -242,7 +242,7 @@ def _decompress(
         if decoder.eof:
             decoder = None
         text_bytes += len(text)
-        if text:  # of a frame's header, or of a piece whose text is given already, there is none
+        if text:  # a frame's header has none
             yield text
     if decoder is not None:
         raise DataError(
@@ -267,18 +267,17 @@ def read_text(
     seen: Callable[[bytes], object],
     key: str = RAW_KEY,
 ) -> Iterator[bytes]:
-    """The text of an open file in pieces, none of them empty, reading `chunk_bytes` at a time.
+    """Yield the decompressed text of an open file in non-empty pieces.
 
     Args:
-        file: at its beginning.
-        path: for messages.
-        chunk_bytes: of the file, read at a time.
-        seen: called with each piece as stored.
-        key: of the configuration that names the file, for messages.
+        file: the file at its beginning.
+        path: path of the file, for messages.
+        chunk_bytes: bytes of the file read at a time.
+        seen: called with each piece of the file before decompression.
+        key: configuration key that names the file, for messages.
 
     Raises:
-        DataError: it cannot be read, is damaged, ends before its compressed stream does, or is a
-            file of another kind.
+        DataError: it cannot be read, is damaged or truncated, or is a file of another kind.
     """
 
     def pieces() -> Iterator[bytes]:
@@ -297,15 +296,15 @@ def read_text(
 
 
 def long_line(path: Path, line: int) -> DataError:
-    """The error for a line that no buffer should grow for; never skipped as a bad row."""
+    """The error for a line that would need too large a buffer; never skipped as a bad row."""
     return DataError(f"{path}:{line}: line longer than {MAX_LINE_BYTES} bytes: not Criteo rows")
 
 
 def estimated_rows(path: Path) -> float:
-    """How many rows a raw file has, judged by the first MiB of text, as far as it can be read."""
+    """Estimate the number of rows of a raw file from its first MiB of text."""
     text_bytes = lines = 0
     with path.open("rb") as file:
-        # Damage is for `blocks` to report: rows before it may be bad too, and those come first.
+        # `blocks` reports damage: bad rows before it must be reported first.
         with suppress(DataError):
             for chunk in read_text(file, path, _CHUNK_BYTES, len):
                 text_bytes += len(chunk)
@@ -321,13 +320,13 @@ def blocks(
     digests: Sequence[xxhash.xxh3_128],
     key: str = RAW_KEY,
 ) -> Iterator[Lines]:
-    """All lines of all files in order, in blocks of about `block_bytes`; none spans two files.
+    """Yield all lines of all files in order, in blocks of which none spans two files.
 
     Args:
         paths: the files.
-        block_bytes: of text.
-        digests: one for each file; gets all its bytes as stored.
-        key: of the configuration that names the files, for messages.
+        block_bytes: approximate bytes of text of a block.
+        digests: for each file a digest, updated by its bytes before decompression.
+        key: configuration key that names the files, for messages.
 
     Raises:
         DataError: a file cannot be read or is damaged, or a line is longer than `MAX_LINE_BYTES`.
@@ -344,7 +343,7 @@ def blocks(
 def _lines(
     chunks: Iterator[bytes], path: Path, block_bytes: int
 ) -> Iterator[tuple[int, int, npt.NDArray[np.uint8]]]:
-    """Blocks of one file: number of the first line, lines, text."""
+    """Yield the blocks of one file: number of the first line, number of lines, text."""
     text = bytearray()
     first_line = 1
     for chunk in chunks:

@@ -1,7 +1,7 @@
-"""From the columns of a block to labels, numbers and distinct categories; rows that have none.
+"""Parses the columns of a block to labels, numbers and categories; finds bad rows.
 
-Categories are taken apart once for each distinct one of a block, so what this costs a row hardly
-depends on their kind. What a transform needs of other rows is left to the caller.
+Each distinct category of a block is parsed once, so the cost of a row hardly depends on the kind of
+its columns. Transforms that need other rows are left to the caller.
 
 Shapes: N rows of a block, I dense columns, M ids of a column, D distinct categories of a column.
 """
@@ -48,8 +48,8 @@ class BadRow(NamedTuple):
     """A row that cannot be used.
 
     Attributes:
-        row: its number in the file, from 1.
-        column: its name; empty where the whole row is wrong.
+        row: number in the file, from 1.
+        column: name of the column at fault; empty if the whole row is wrong.
         reason: what is wrong, with the value, in one printable line.
         raw: the row as text.
     """
@@ -61,13 +61,13 @@ class BadRow(NamedTuple):
 
     @property
     def where(self) -> str:
-        """Which row and column, and what is wrong."""
+        """Row, column and reason, for messages."""
         column = f"column {self.column!r}: " if self.column else ""
         return f"row {self.row}: {column}{self.reason}"
 
 
 class _Found(NamedTuple):
-    """What became of a column: its values, and rows of the block with a reason each."""
+    """A parsed column: its values, and the reason for each bad row by index in the block."""
 
     values: Any
     bad: Mapping[int, str]
@@ -76,19 +76,19 @@ class _Found(NamedTuple):
 def read_values(
     block: Block, schema: Schema, path: str, labels: bool
 ) -> tuple[Values, list[BadRow]]:
-    """Take a block apart.
+    """Parse a block.
 
     Args:
-        block: with the columns that the schema reads.
-        schema: what they are.
-        path: of the file, for messages.
-        labels: whether there are labels and parts; False for rows to be scored.
+        block: block with the columns that the schema reads.
+        schema: what the columns are.
+        path: path of the file, for messages.
+        labels: whether rows have labels and parts; False for rows to be scored.
 
     Returns:
-        the good rows, and the bad ones with the first fault of each, in their order.
+        the good rows, and the bad ones in order, with the first fault of each.
 
     Raises:
-        DataError: a column is of a type that its kind in the schema cannot be made of.
+        DataError: the type of a column does not fit its kind in the schema.
     """
     odd = [BadRow(one.row, "", one.reason, one.raw) for one in block.odd]
     columns = _usual(block.columns, path, schema.missing_values)
@@ -122,14 +122,14 @@ def read_values(
 def _raw(row: Batch) -> str:
     try:
         return str(row.to_pylist()[0])
-    except UnicodeDecodeError:  # Parquet holds any bytes as text
+    except UnicodeDecodeError:  # Parquet's text may be any bytes
         return "not UTF-8"
-    except (OverflowError, ValueError):  # and times that Python's do not reach
+    except (OverflowError, ValueError):  # or times out of Python's range
         return "not to be shown"
 
 
 def _usual(batch: Batch, path: str, missing: Sequence[str]) -> Batch:
-    """The columns in types that Arrow's kernels take, some words in them as nulls."""
+    """Cast columns to types that Arrow's kernels support, with nulls for missing values."""
 
     def read(array: Any) -> Any:
         array = usual(array)
@@ -142,7 +142,7 @@ def _usual(batch: Batch, path: str, missing: Sequence[str]) -> Batch:
 
 
 def without(array: Any, missing: Sequence[str]) -> Any:
-    """Text with nulls for words that are missing values; any other array as it is."""
+    """Replace words for missing values in text by nulls; other arrays are unchanged."""
     types, kind = pa.types, array.type
     if types.is_dictionary(kind):
         return pa.DictionaryArray.from_arrays(array.indices, without(array.dictionary, missing))
@@ -154,7 +154,7 @@ def without(array: Any, missing: Sequence[str]) -> Any:
 
 
 def _at(name: str, path: str, read: Callable[[Any], Any], array: Any) -> Any:
-    """What `read` makes of a column, with its name where that cannot be."""
+    """Apply `read` to a column; an ArrowError becomes a DataError that names it."""
     try:
         return read(array)
     except ArrowError as error:
@@ -166,7 +166,7 @@ _TIME = "\0time"
 
 
 def _columns(batch: Batch, schema: Schema, path: str, labels: bool) -> dict[str, _Found]:
-    """Each column by its name, the one that splits by time as `_TIME`."""
+    """Parse all columns, by name; the one that splits by time is `_TIME`."""
     results: dict[str, _Found] = {}
     words = schema.missing_values
 
@@ -187,14 +187,14 @@ def _columns(batch: Batch, schema: Schema, path: str, labels: bool) -> dict[str,
 
 
 def _numbers(array: Any) -> _Found:
-    """float64, NaN where nothing is; bad where it is no number."""
+    """Parse numbers to float64, NaN for missing ones."""
     if not is_text(array.type):
         array = pc.cast(array, pa.float64(), safe=False)
         return _Found(np.asarray(array.to_numpy(zero_copy_only=False), np.float64), {})
     array, bad = as_text(array)
     try:
         x_N = np.array(pc.cast(array, pa.float64()).to_numpy(zero_copy_only=False), np.float64)
-        odd_N = np.isnan(x_N)  # Arrow takes more for NaN than is one
+        odd_N = np.isnan(x_N)  # Arrow accepts more spellings of NaN than `number`
         odd_N &= array.is_valid().to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid:
         odd = pc.invert(pc.match_substring_regex(array, f"^{NUMBER}$")).fill_null(False)
@@ -249,7 +249,7 @@ def _time(array: Any, is_instant: bool) -> _Found:
 
 
 def _arrow_times(array: Any) -> Any:
-    """Text as times, if Arrow reads all of it; as it is if not."""
+    """Cast text to times if Arrow can parse all of it; else leave it unchanged."""
     for unit in ("us", "ns"):  # nanoseconds end in 2262
         for zone in (None, "UTC"):
             try:
@@ -260,7 +260,7 @@ def _arrow_times(array: Any) -> Any:
 
 
 def _microseconds(times: Any) -> npt.NDArray[np.int64]:
-    """Since 1970, the rest cut off."""
+    """Microseconds since 1970, rounded down."""
     whole_N = pc.fill_null(pc.cast(times, pa.int64()), 0).to_numpy(zero_copy_only=False)
     if times.type.unit == "ns":
         return whole_N // 1000
@@ -270,7 +270,7 @@ def _microseconds(times: Any) -> npt.NDArray[np.int64]:
 
 
 def _each_time(array: Any) -> tuple[npt.NDArray[np.int64], dict[int, str]]:
-    """Values one by one, those of which Arrow cannot read all."""
+    """Parse times one by one, where Arrow cannot parse all of them."""
     time_N, faults = np.zeros(len(array), np.int64), dict[int, str]()
     for index, value in enumerate(array.to_pylist()):
         moment = None if is_missing(value) else instant(str(value))
@@ -341,7 +341,7 @@ def _is_empty(flat: Any) -> npt.NDArray[np.bool_]:
 
 
 def _is_kept(length_N: npt.NDArray[Any], column: CategoricalColumn) -> npt.NDArray[np.bool_]:
-    """Which values of lists are among the first or the last that count."""
+    """Mask of the values of lists that `truncate` keeps."""
     end_N = np.cumsum(length_N)
     place_M = np.arange(int(length_N.sum()))
     if column.truncate == "last":
@@ -350,10 +350,10 @@ def _is_kept(length_N: npt.NDArray[Any], column: CategoricalColumn) -> npt.NDArr
 
 
 def _coded(array: Any, column: CategoricalColumn, length_N: Any) -> _Found:
-    """Distinct categories, and where each is; a bad one is laid to its row."""
+    """Dictionary-encode categories; the fault of a bad one goes to its row."""
     if not pa.types.is_dictionary(array.type):
         array = pc.dictionary_encode(array)
-    # Indices may be of 8 bits, all of them taken.
+    # int32, as indices of 8 bits may have no value left for nulls.
     indices, distinct = pc.cast(array.indices, pa.int32()), plain(array.dictionary)
     if indices.null_count:
         indices = pc.fill_null(indices, len(distinct))
@@ -370,7 +370,7 @@ def _coded(array: Any, column: CategoricalColumn, length_N: Any) -> _Found:
 
 
 def as_text(array: Any) -> tuple[Any, dict[int, str]]:
-    """Bytes as text; what is not UTF-8 becomes null, with its reason."""
+    """Cast bytes to text; those that are not UTF-8 become null, with a reason by index."""
     try:
         return pc.cast(array, pa.string()), {}
     except pa.ArrowInvalid:
