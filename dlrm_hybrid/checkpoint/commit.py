@@ -13,7 +13,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -59,6 +59,11 @@ class Shard:
     seconds: float
     fault: str | None
     not_finite: str | None = None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The fields by name, to be sent as JSON."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @final

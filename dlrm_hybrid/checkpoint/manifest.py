@@ -277,6 +277,8 @@ def _boxes_tile(shape: Sequence[int], boxes: Sequence[tuple[Sequence[int], Seque
     Give each corner of a box the sign of its parity. The signed corners of all parts are those of
     the whole, the rest cancelling out, exactly if the parts add up to it at every element.
     """
+    if boxes == [((0,) * len(shape), shape)]:
+        return True
     corners: Counter[tuple[int, ...]] = Counter()
     whole = ((0,) * len(shape), tuple(shape), -1)
     for begin, length, sign in (whole, *((begin, length, 1) for begin, length in boxes)):

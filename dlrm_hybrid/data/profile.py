@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
+from functools import cache
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -110,16 +111,22 @@ class Profile:
 
 def dumps(profile: Profile) -> str:
     """Write a profile as JSON: one line per column, keys in the order of the classes."""
-    raw: dict[str, Any] = asdict(profile)
     lines: list[str] = []
-    for key, value in raw.items():
-        if isinstance(value, tuple) and value and isinstance(value[0], dict):
-            items = cast(tuple[dict[str, Any], ...], value)
-            columns = ",\n  ".join(json.dumps(item, separators=(",", ":")) for item in items)
+    for key, value in _values(profile).items():
+        if isinstance(value, tuple) and value and isinstance(value[0], Staircase):
+            columns = ",\n  ".join(map(_line, cast(tuple[Staircase, ...], value)))
             lines.append(f'"{key}": [\n  {columns}\n ]')
         else:
-            lines.append(f'"{key}": {json.dumps(value, separators=(",", ":"))}')
+            lines.append(f'"{key}": {_line(value)}')
     return "{\n " + ",\n ".join(lines) + "\n}\n"
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), default=_values)
+
+
+def _values(record: Any) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
 def loads(text: str, name: str) -> Profile:
@@ -153,6 +160,7 @@ def read(path: Path) -> Profile:
     return loads(text, str(path))
 
 
+@cache
 def builtin(name: str) -> Profile:
     """Read a profile that comes with the package, such as `criteo_kaggle`.
 

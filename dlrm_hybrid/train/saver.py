@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -258,7 +258,7 @@ class CheckpointWriter:
 
     def _written(self, wait_seconds: float) -> dict[str, Any]:
         shard = self.writer.take(wait_seconds)
-        return {"shard": None if shard is None else asdict(shard)}
+        return {"shard": None if shard is None else shard.values}
 
 
 def piece_groups(pieces: Iterable[Piece]) -> dict[str, list[Piece]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import final
 
 from dlrm_hybrid.checkpoint.writer import ShardWriter
@@ -126,5 +126,5 @@ def lower(lowered: list[int], frame: Frame) -> Sequence[Outgoing]:
 def shard_answer(writer: ShardWriter, frame: Frame, rank: int, attempt: int) -> Outgoing:
     """What a server says when it is asked what it has written of a checkpoint."""
     shard = writer.take(values_of(frame)["wait_seconds"])
-    values = {"shard": None if shard is None else asdict(shard)}
+    values = {"shard": None if shard is None else shard.values}
     return Outgoing(frame.sender, message(Kind.SHARD, rank, attempt, frame.number, values), 0)
