@@ -18,12 +18,14 @@ SLOW = ("torch", "zmq", "dlrm_hybrid.model.sharded_embeddings", "dlrm_hybrid.tra
 
 def make_first() -> None:
     """What is slow once: each of these has a cache, which ranks find filled."""
+    from dlrm_hybrid.compress.gradient.methods import methods
     from dlrm_hybrid.config import validate
     from dlrm_hybrid.data import manifest
     from dlrm_hybrid.data.schemas.reading import builtin
     from dlrm_hybrid.kernels.jit import import_numba
 
     import_numba()
+    methods()
     validate.adapter()
     manifest.adapter()
     builtin("criteo_kaggle")
