@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -33,6 +34,25 @@ def heed_ctrl_c() -> None:
     """A shell lets what it starts in the background ignore Ctrl-C, and all that this starts too."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ranks_are_forked_with_kernels() -> Iterator[None]:
+    """Kernels are read once, not by each of the hundreds of ranks that last a second."""
+    preload, ensure_running = forkserver.set_forkserver_preload, forkserver.ensure_running
+
+    def ensure_running_here() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+            ensure_running()
+
+    def preload_here(names: list[str]) -> None:
+        preload([*names, "loaded_kernels"])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forkserver, "set_forkserver_preload", preload_here)
+        patch.setattr(forkserver, "ensure_running", ensure_running_here)
+        yield
 
 
 @pytest.fixture(scope="session")
