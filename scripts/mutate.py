@@ -579,7 +579,7 @@ FAULTS = (
         "dlrm_hybrid/parallel/tables/shared.py",
         "mean_part(one.gradient_BFD, len(requests))",
         "mean_part(one.gradient_BFD, 1)",
-        'tests/train/test_world_matrix.py -k "plain_training and bare-3"',
+        'tests/train/test_world_matrix.py -k "plain_training and lists-3"',
     ),
     Fault(
         "tables: gradients do not pass the rounding of the wire",
@@ -593,7 +593,7 @@ FAULTS = (
         "dlrm_hybrid/parallel/tables/table_server.py",
         "self._options.schedule.lr(action.step)",
         "self._options.schedule.lr(0)",
-        'tests/train/test_world_matrix.py -k "plain_training and served-adam-decay"',
+        'tests/train/test_world_matrix.py -k "plain_training and served-sgd-decay"',
     ),
     Fault(
         "tables: what a batch asks again is another's",

@@ -23,12 +23,6 @@ def tensors(folder: Path, step: int) -> dict[str, np.ndarray]:
     return saved_tensors(folder, step)
 
 
-def assert_compiled_ahead(folder: Path) -> None:
-    """No rank has called a kernel that `kernels.needed` does not know of."""
-    logs = "".join(path.read_text() for path in (folder / "log").glob("*.log"))
-    assert "not compiled ahead" not in logs, logs
-
-
 def summary(folder: Path) -> dict:
     return json.loads((folder / "summary.json").read_text())
 

@@ -1,6 +1,6 @@
 """Every choice of a world as a column, and few compositions that have every pair of values."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from random import Random
 
@@ -8,6 +8,7 @@ Composition = Mapping[str, str]
 Columns = Mapping[str, Mapping[str, tuple[str, ...]]]
 # Values that cannot go together: COLUMN=VALUE (or VALUE|VALUE), with a second such.
 Forbidden = Iterable[tuple[str, str]]
+Choice = tuple[str, frozenset[str]]
 
 SPARSE = "gradient.density=0.1"
 SERVED = ("embedding=served", "parallel.table_servers=2")
@@ -141,8 +142,8 @@ PLAIN: Columns = {
     "rows": COLUMNS["rows"],
     "trainers": {"1": ("parallel.trainers=1",), **COLUMNS["trainers"]},
     "cuts": {
-        **{cut: (f"parallel.cuts=[{cut}]",) for cut in ("", "bottom.1", "bottom.3", "bottom.4")},
-        **{cut: (f"parallel.cuts=[{cut}]",) for cut in ("top.1", "top.3", "bottom.2,top.2")},
+        **{cut: (f"parallel.cuts=[{cut}]",) for cut in ("", "bottom.1", "bottom.4", "top.3")},
+        "bottom.2,top.2": ("parallel.cuts=[bottom.2,top.2]",),
         "bottom.1,bottom.4,top.1": ("parallel.cuts=[bottom.1,bottom.4,top.1]",),
     },
     "servers": {str(count): (f"parallel.servers={count}",) for count in (0, 1, 3)},
@@ -160,7 +161,7 @@ PLAIN: Columns = {
 # sums are its own.
 PLAIN_FORBIDDEN: Forbidden = (
     ("tables=served", "table optimizer=adagrad|rowwise_adagrad"),
-    ("rows=bare", "cuts=bottom.1|bottom.3|bottom.4|bottom.2,top.2|bottom.1,bottom.4,top.1"),
+    ("rows=bare", "cuts=bottom.1|bottom.4|bottom.2,top.2|bottom.1,bottom.4,top.1"),
     (TOGETHER, "servers=0"),
     *((side, ALONE) for side in (TOGETHER, "schedule=gpipe|one_f_one_b")),
     *(
@@ -171,7 +172,8 @@ PLAIN_FORBIDDEN: Forbidden = (
 )
 
 
-RARE = ("randomk", "hard", "gaussian", "redsync")  # they differ in a threshold alone
+# They differ in a threshold alone.
+RARE = ("randomk", "hard", "gaussian", "redsync", "sidco", "topk")
 
 
 def options(composition: Composition, columns: Columns = COLUMNS) -> tuple[str, ...]:
@@ -195,14 +197,16 @@ def is_exact(composition: Composition) -> bool:
     return composition["trainers"] == "1" and composition["schedule"] == "sequential"
 
 
-def is_allowed(composition: Composition, forbidden: Forbidden = FORBIDDEN) -> bool:
+def _is_allowed(composition: Composition, forbidden: Sequence[Sequence[Choice]]) -> bool:
     """Whether no two values of it are forbidden together."""
-    return not any(all(_has(composition, side) for side in pair) for pair in forbidden)
+    return not any(
+        all(composition[column] in values for column, values in pair) for pair in forbidden
+    )
 
 
-def _has(composition: Composition, side: str) -> bool:
+def _choice(side: str) -> Choice:
     column, _, values = side.partition("=")
-    return composition[column] in values.split("|")
+    return column, frozenset(values.split("|"))
 
 
 def pairs(composition: Composition) -> set[tuple[tuple[str, str], ...]]:
@@ -220,6 +224,14 @@ def singles(columns: Columns) -> set[tuple[str, str]]:
     }
 
 
+def size(composition: Composition) -> int:
+    """How many ranks a world of processes has."""
+    stages = 1 if composition["cuts"] in ("none", "") else composition["cuts"].count(",") + 2
+    stages += composition["cuts"] == "two"
+    is_served = composition["tables"] in ("served", "stale", "cached", "files")
+    return int(composition["trainers"]) * stages + int(composition["servers"]) + 2 * is_served
+
+
 def covering(
     columns: Columns = COLUMNS, forbidden: Forbidden = FORBIDDEN
 ) -> tuple[list[Composition], int]:
@@ -234,25 +246,28 @@ def covering(
     while values:  # first every value
         chosen.append(
             max(
-                _drawn(columns, forbidden, draw, 100),
-                key=lambda one: len(values & set(one.items())),
+                _drawn(columns, forbidden, draw, 600),
+                key=lambda one: (len(values & one.items()), -size(one)),
             )
         )
         values -= set(chosen[-1].items())
     count = len(chosen)
-    pool = _drawn(columns, forbidden, draw, 2000)
-    left = set().union(*map(pairs, pool)).difference(*map(pairs, chosen))
+    pool = [(one, pairs(one)) for one in _drawn(columns, forbidden, draw, 2000)]
+    left = set().union(*(held for _, held in pool)).difference(*map(pairs, chosen))
     while left:
-        chosen.append(max(draw.sample(pool, 120), key=lambda one: len(left & pairs(one))))
-        left -= pairs(chosen[-1])
+        one, held = max(draw.sample(pool, 120), key=lambda one: len(left & one[1]))
+        chosen.append(one)
+        left -= held
     return chosen, count
 
 
 def _drawn(columns: Columns, forbidden: Forbidden, draw: Random, count: int) -> list[Composition]:
     """So many that are allowed."""
+    apart = [tuple(map(_choice, pair)) for pair in forbidden]
+    choices = [(column, list(values)) for column, values in columns.items()]
     found: list[Composition] = []
     while len(found) < count:
-        one = {column: draw.choice(list(choices)) for column, choices in columns.items()}
-        if is_allowed(one, forbidden):
+        one = {column: draw.choice(values) for column, values in choices}
+        if _is_allowed(one, apart):
             found.append(one)
     return found
