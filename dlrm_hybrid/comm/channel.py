@@ -10,53 +10,53 @@ from dlrm_hybrid.wire.frame import Frame
 class Channel(Protocol):
     """One rank's end of the network.
 
-    Frames of one sender arrive in the order in which they were sent, each once. Of several threads
-    one at a time may send, and one at a time receive; to close and to abandon it, one is left.
+    Frames of one sender arrive once each, in the order sent. Of several threads one at a time may
+    send, and one at a time receive; only one may still use it when it is closed or abandoned.
     """
 
     @property
     def rank(self) -> int:
-        """Whose end this is."""
+        """The rank that sends and receives here."""
         ...
 
     def send(self, to: int, frame: Frame, dense_equivalent_bytes: int) -> None:
-        """Send a frame; it is encoded before this returns, and the receiver is not waited for.
+        """Send a frame; returns once it is encoded, without waiting for the receiver.
 
         Args:
             to: rank of the receiver.
             frame: its tensors may change as soon as this returns.
-            dense_equivalent_bytes: what the frame would have carried as plain float32.
+            dense_equivalent_bytes: size of its tensors as plain float32.
 
         Raises:
-            ValueError: `to` is this rank, or no rank of the run, or the frame names another sender.
+            ValueError: `to` is this rank or no rank of the run, or the frame names another sender.
             ConfigError: the message is too long for the network.
-            PeerLostError: the receiver is gone.
+            PeerLostError: the receiver has left.
         """
         ...
 
     def receive(self, deadline_seconds: float) -> Frame:
-        """The next frame, from anyone.
+        """Receive the next frame from any rank.
 
         Args:
-            deadline_seconds: how long to wait for it; 0 takes what has come already.
+            deadline_seconds: how long to wait; 0 takes only what has arrived.
 
         Raises:
-            PeerLostError: a rank went without saying goodbye.
-            DeadlineError: nothing came in time.
+            PeerLostError: a rank left without a goodbye.
+            DeadlineError: no frame arrived in time.
         """
         ...
 
     def close(self) -> None:
-        """Say goodbye: return when every other rank has all frames that were sent to it.
+        """Say goodbye: return once every other rank has all frames sent to it.
 
         Raises:
-            PeerLostError: a rank went without saying goodbye.
+            PeerLostError: a rank left without a goodbye.
             DeadlineError: a rank did not take its frames in time.
         """
         ...
 
     def abandon(self) -> None:
-        """Leave at once, without a goodbye: to the others this rank is lost."""
+        """Leave at once without a goodbye: other ranks see this one as lost."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""A gloo process group that counts what it sends; it knows the collectives TorchRec needs."""
+"""A gloo process group that counts its bytes; it has only the collectives TorchRec needs."""
 
 # pyright: reportIncompatibleMethodOverride=false
 from __future__ import annotations
@@ -16,29 +16,29 @@ from dlrm_hybrid.telemetry.spans import Within
 from dlrm_hybrid.types import DlrmError
 
 Count = Callable[[int, int, int], None]
-"""Told, once a collective, the bytes that leave this member, how many they are as float32, and the
-bytes that come from others."""
+"""Called once per collective with the bytes that this member sends, their size as float32, and the
+bytes that it receives."""
 
 Explain = Callable[[RuntimeError], Exception]
-"""Turns an error of gloo into one of the program."""
+"""Translates an error of gloo."""
 
 FLOAT_BYTES = 4
 
 
 @final
 class CountedGroup(dist.ProcessGroup):
-    """The members' collectives; others than those below do not exist, so none goes uncounted.
+    """Collectives of the members; there are none but those below, so all bytes are counted.
 
-    torch.distributed calls them by position, whatever its stubs call the parameters.
+    torch.distributed passes arguments by position, so parameters may have other names.
 
-    A reduction is an exchange and then a sum in the order of the members: the same in every run,
-    and half the bytes of gloo's, which sums everything everywhere.
+    A reduction is an all-to-all and a local sum in the order of the members: the same in every
+    run, and half the bytes of gloo's, which reduces everything everywhere.
 
     Args:
         gloo: the group that does the work.
-        count: told of every collective.
-        explain: of what gloo raises.
-        waiting: entered while this member waits for a collective to end.
+        count: called for every collective.
+        explain: translates errors of gloo.
+        waiting: span entered while this member waits for a collective.
     """
 
     def __init__(self, gloo: Any, count: Count, explain: Explain, waiting: Within) -> None:
@@ -57,18 +57,18 @@ class CountedGroup(dist.ProcessGroup):
         taken_T: Sequence[int],
         dense_bytes: int | None = None,
     ) -> Tensor:
-        """Send member t the given_T[t] next rows of `given`; returns what all have sent, in order.
+        """All-to-all of rows: send given_T[t] rows to member t; returns those received, in order.
 
         Args:
             given: rows for all members.
-            given_T: how many are for each.
-            taken_T: how many each sends here.
-            dense_bytes: what leaves this member uncompressed; None: `given` itself, as float32.
+            given_T: number of rows for each member.
+            taken_T: number of rows from each member.
+            dense_bytes: size of what is sent, uncompressed; None: of `given` as float32.
 
         Raises:
             DeadlineError: it took too long.
-            PeerLostError: a member is gone.
-            DlrmError: a member has said that it sends fewer than 0; names it.
+            PeerLostError: a member has left.
+            DlrmError: a member announced a negative number of rows; names it.
         """
         for member, rows in enumerate(taken_T):
             if rows < 0:
@@ -78,15 +78,15 @@ class CountedGroup(dist.ProcessGroup):
         return taken
 
     def swap(self, given_T: Sequence[bytes], taken_T: Sequence[int]) -> list[bytes]:
-        """Send some members bytes whose number they know, and receive from some; others need not.
+        """Send and receive messages of known sizes, only between the members that have any.
 
         Args:
-            given_T: for each member; empty for those who are sent nothing.
-            taken_T: how many come from each.
+            given_T: message for each member; empty for none.
+            taken_T: size of the message from each member.
 
         Raises:
             DeadlineError: it took too long.
-            PeerLostError: a member is gone.
+            PeerLostError: a member has left.
         """
         taken = {member: torch.empty(size, dtype=torch.uint8) for member, size in _some(taken_T)}
         given = {
@@ -113,7 +113,7 @@ class CountedGroup(dist.ProcessGroup):
         input_splits: list[int],
         options: Any = None,
     ) -> dist.Work:
-        """torch.distributed.all_to_all_single."""
+        """The call behind torch.distributed.all_to_all_single."""
         return self._all_to_all(output, given, (output_splits, input_splits), None)
 
     def _all_to_all(
@@ -138,7 +138,7 @@ class CountedGroup(dist.ProcessGroup):
         return _Pending(self, work)
 
     def all_gather_single(self, output: Tensor, given: Tensor, options: Any = None) -> dist.Work:
-        """torch.distributed.all_gather_into_tensor."""
+        """The call behind torch.distributed.all_gather_into_tensor."""
         num_bytes = (self._size - 1) * given.numel() * given.element_size()
         dense_bytes = (self._size - 1) * given.numel() * _plain_bytes(given)
         self._count(num_bytes, dense_bytes, num_bytes)
@@ -148,7 +148,7 @@ class CountedGroup(dist.ProcessGroup):
     def allgather(
         self, outputs: list[list[Tensor]], given: list[Tensor], options: Any = None
     ) -> dist.Work:
-        """torch.distributed.all_gather, of tensors that may differ in their numbers of rows."""
+        """The call behind torch.distributed.all_gather; tensors may differ in rows."""
         (parts,), (mine,) = outputs, given
         rows_T = [len(part) for part in parts]
         taken = mine.new_empty(sum(rows_T), *mine.shape[1:])
@@ -164,18 +164,18 @@ class CountedGroup(dist.ProcessGroup):
     def reduce_scatter_single(
         self, output: Tensor, given: Tensor, options: Any = None
     ) -> dist.Work:
-        """torch.distributed.reduce_scatter_tensor, a sum."""
+        """The call behind torch.distributed.reduce_scatter_tensor; the reduction is a sum."""
         return self._reduce_scatter(output, given, [len(given) // self._size] * self._size)
 
     def reduce_scatter(
         self, outputs: list[Tensor], given: list[list[Tensor]], options: Any = None
     ) -> dist.Work:
-        """torch.distributed.reduce_scatter, a sum of parts that may differ in numbers of rows."""
+        """The call behind torch.distributed.reduce_scatter, a sum; parts may differ in rows."""
         (output,), (parts,) = outputs, given
         return self._reduce_scatter(output, torch.cat(parts), [len(part) for part in parts])
 
     def barrier(self, opts: Any = None) -> dist.Work:
-        """torch.distributed.barrier; moves no tensor."""
+        """The call behind torch.distributed.barrier; moves no tensor."""
         with self.explained():
             return _Pending(self, self._gloo.barrier())
 
@@ -187,7 +187,7 @@ class CountedGroup(dist.ProcessGroup):
         return _Pending(self, work, lambda: torch.sum(taken, 0, out=output))
 
     def _exchanged(self, rows: Tensor, splits: list[int]) -> int:
-        """Elements of rows that go to other members, or come from them; even parts if no splits."""
+        """Number of elements exchanged with other members; even parts if there are no splits."""
         count = len(rows)
         if not count:
             return 0
@@ -196,7 +196,7 @@ class CountedGroup(dist.ProcessGroup):
 
     @contextmanager
     def explained(self) -> Generator[None, None, None]:
-        """Turn errors of gloo within the context into those of the program."""
+        """Translate errors of gloo within the context."""
         try:
             yield
         except RuntimeError as error:
@@ -205,7 +205,7 @@ class CountedGroup(dist.ProcessGroup):
 
 @final
 class _Pending(dist.Work):
-    """A collective under way, and what is left to do when it has ended."""
+    """A collective under way, and a step to do once it has ended."""
 
     def __init__(
         self, group: CountedGroup, work: dist.Work, then: Callable[[], object] | None = None
@@ -216,7 +216,7 @@ class _Pending(dist.Work):
         self._then = then
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for its end, as long as the group's deadline allows."""
+        """Wait for the end, up to the group's deadline."""
         with self._group.waiting, self._group.explained():
             self._work.wait()
         if self._then is not None:
@@ -226,12 +226,12 @@ class _Pending(dist.Work):
 
 
 def _plain_bytes(tensor: Tensor) -> int:
-    """Of one element that nobody has made smaller."""
+    """Uncompressed size of one element: floats count as float32, integers as they are."""
     return FLOAT_BYTES if tensor.is_floating_point() else tensor.element_size()
 
 
 def _some(sizes_T: Sequence[int]) -> list[tuple[int, int]]:
-    """Members, and their sizes where these are not 0."""
+    """(member, size) of the members whose size is not 0."""
     return [(member, size) for member, size in enumerate(sizes_T) if size]
 
 

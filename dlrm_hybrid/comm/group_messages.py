@@ -1,8 +1,8 @@
-"""Messages of any length between the members of a process group, without a round for lengths.
+"""Messages of any length between members of a process group, without a round for lengths.
 
-A collective wants all sizes beforehand. Both ends of a pair know how long the last messages between
-them were, so each part of the collective has room for one that is a little longer. What does not
-fit follows, between these two alone.
+A collective needs all sizes beforehand. Both ends of a pair know the lengths of their last
+messages, so each part of the collective has room for a slightly longer one. What does not fit
+follows, between these two alone.
 
     a part    length, u32 │ the first bytes of the message │ zeros up to its room
 
@@ -20,16 +20,16 @@ import torch
 from dlrm_hybrid.comm.counted_group import CountedGroup, split
 
 _HEAD_BYTES = 4
-_LATEST = 2  # messages whose shortest says how much room there is: those with tables are rare
+_LATEST = 2  # messages, the shortest of which sets the room: those with new tables are rare
 
 
 @final
 class GroupMessages:
-    """Messages of one kind: every member has one for every other at each exchange.
+    """All-to-all of messages of one kind: each member sends one to every other per exchange.
 
     Args:
-        group: of the members; all make the same exchanges.
-        margin: there is room for a message that is one in so many longer than the latest ones.
+        group: that of the members, which all make the same exchanges.
+        margin: the room is 1/margin longer than the latest messages.
     """
 
     def __init__(self, group: CountedGroup, margin: int) -> None:
@@ -38,15 +38,15 @@ class GroupMessages:
         self._taken_T = [_Lengths(margin) for _ in range(group.size())]
 
     def exchange(self, messages_T: Sequence[bytes], dense_bytes: int) -> list[memoryview]:
-        """The messages that all members have for this one.
+        """Exchange messages with all members; returns those for this member.
 
         Args:
-            messages_T: of this one for each; an empty one for itself.
-            dense_bytes: that would leave this member uncompressed.
+            messages_T: one for each member; empty for itself.
+            dense_bytes: size of what is sent, uncompressed.
 
         Raises:
             DeadlineError: it took too long.
-            PeerLostError: a member is gone.
+            PeerLostError: a member has left.
         """
         rooms_T, given = [one.room for one in self._given_T], bytearray()
         for room, message in zip(rooms_T, messages_T, strict=True):
@@ -75,7 +75,7 @@ class GroupMessages:
 
 
 class _Lengths:
-    """Of the latest messages from one member to another, as both of them know it."""
+    """Lengths of the latest messages from one member to another, which both of them know."""
 
     def __init__(self, margin: int) -> None:
         self._margin = margin
@@ -83,7 +83,7 @@ class _Lengths:
 
     @property
     def room(self) -> int:
-        """Bytes for the next one, in the collective."""
+        """Room for the next message in the collective, in bytes."""
         shortest = min(self.latest)
         return shortest + -(-shortest // self._margin)
 

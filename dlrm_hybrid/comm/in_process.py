@@ -1,4 +1,4 @@
-"""A channel between ranks that live in one process; what travels are the same bytes."""
+"""A channel between the ranks of one process, which carries the same bytes as any other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dlrm_hybrid.wire.frame import Frame, decode, encode
 
 @dataclass(frozen=True, slots=True)
 class _Lost:
-    """Lies in a queue where a rank left without a goodbye."""
+    """Marks in a queue that a rank left without a goodbye."""
 
     rank: int
 
@@ -26,9 +26,9 @@ _Queue = queue.SimpleQueue[bytes | bytearray | _Lost]
 @final
 @dataclass(frozen=True, slots=True)
 class InProcessChannel(Channel):
-    """One rank's end; ranks may be threads, or take turns in one.
+    """One rank's channel; ranks may be threads or alternate in one.
 
-    What was sent lies in the receiver's queue already, so `close` has nothing to wait for.
+    Frames are in the receiver's queue as soon as they are sent, so `close` has nothing to wait for.
     """
 
     _rank: int
@@ -71,6 +71,6 @@ class InProcessChannel(Channel):
 
 
 def in_process_channels(world_size: int) -> tuple[InProcessChannel, ...]:
-    """The ends of all ranks, in their order."""
+    """The channels of all ranks, in order."""
     queues = tuple(_Queue() for _ in range(world_size))
     return tuple(InProcessChannel(rank, queues) for rank in range(world_size))

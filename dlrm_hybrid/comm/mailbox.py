@@ -1,4 +1,4 @@
-"""Hands out frames in the order in which they are wanted, not in which they come."""
+"""A mailbox hands out frames in the order in which they are wanted, not that of arrival."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from dlrm_hybrid.wire.frame import Frame, Kind
 
 
 class UnexpectedFrameError(DlrmError):
-    """A frame that nobody can want; names it."""
+    """A frame arrived that nobody can want; the message names it."""
 
 
 class Receive(NamedTuple):
-    """What a frame is asked for by.
+    """The effect of waiting for a frame, and its key.
 
     Attributes:
         kind: of the frame.
-        sender: rank it comes from.
-        number: what frames of this kind count.
+        sender: rank of the sender.
+        number: that of the frame, counted per kind.
         boundary: between stages `boundary` and `boundary + 1`, 0 where there is none.
-        round: of a collective result before its push, 0 where there is none.
+        round: that of a collective before a push, 0 where there is none.
         microbatch: 0 where there is none.
-        waits: False asks only whether it has come; the result may be None.
+        waits: False takes the frame only if it has arrived, else None.
     """
 
     kind: Kind
@@ -42,7 +42,7 @@ Key = tuple[Kind, int, int, int, int, int]
 
 
 def key_of(one: Frame | Receive) -> Key:
-    """What a frame and a request for it have in common."""
+    """The fields in which a frame and its request agree."""
     return one.kind, one.sender, one.number, one.boundary, one.round, one.microbatch
 
 
@@ -59,15 +59,15 @@ def _answers_none(frame: Frame) -> bool:
 
 @dataclass(slots=True)
 class Mailbox:
-    """Keeps the frames of a channel that come before they are wanted.
+    """Keeps the frames of a channel that arrive before they are wanted.
 
     Attributes:
-        channel: where frames come from.
-        attempt: of this run; frames of another attempt are refused.
-        capacity: frames that may wait here; more of them mean that two ranks disagree about what
-            is to be sent.
-        answer: answers a frame at once, if it is one that nobody waits for; says whether it was.
-            It may itself wait for frames here.
+        channel: source of the frames.
+        attempt: the current one; frames of another attempt are refused.
+        capacity: most frames kept; more of them mean that two ranks disagree about what is to be
+            sent.
+        answer: handles a frame at once if nobody waits for its kind, and says whether it did. It
+            may itself wait for frames here.
     """
 
     channel: Channel
@@ -80,12 +80,12 @@ class Mailbox:
         return len(self._kept)
 
     def take(self, wanted: Receive, deadline_seconds: float) -> Frame:
-        """Wait for a frame and hand it out.
+        """Wait for a frame and remove it.
 
         Raises:
-            DeadlineError: it did not come in time; names the frame.
-            UnexpectedFrameError: a frame of another attempt came, one that is here already, or
-                more than may wait.
+            DeadlineError: the frame did not arrive in time; names the frame.
+            UnexpectedFrameError: a frame of another attempt arrived, a second one of the same key,
+                or one beyond `capacity`.
             PeerLostError: from the channel.
         """
         until = time.monotonic() + deadline_seconds
@@ -97,7 +97,7 @@ class Mailbox:
         return frame
 
     def late(self, wanted: Receive, deadline_seconds: float) -> DeadlineError:
-        """What is raised where a frame did not come in time."""
+        """The error for a frame that did not arrive in time."""
         return DeadlineError(
             f"rank {self.channel.rank}: {_described(key_of(wanted))} did not come within "
             f"{deadline_seconds:g} s; {len(self._kept)} other frames wait",
@@ -105,11 +105,11 @@ class Mailbox:
         )
 
     def pop(self, wanted: Receive) -> Frame | None:
-        """The frame if it is here; looks for no other."""
+        """Remove the frame if it is kept here, without receiving."""
         return self._kept.pop(key_of(wanted), None)
 
     def take_now(self, wanted: Receive) -> Frame | None:
-        """The frame if it has come, without waiting.
+        """Remove the frame if it has arrived, without waiting.
 
         Raises:
             UnexpectedFrameError: as `take`.
@@ -125,11 +125,11 @@ class Mailbox:
     def take_unless(
         self, wanted: Receive, is_off: Callable[[], bool], deadline_seconds: float
     ) -> Frame | None:
-        """As `take`, but None as soon as it is known that the frame will not come.
+        """Wait for a frame as `take` does, but return None as soon as it is known not to come.
 
         Args:
             wanted: the frame.
-            is_off: asked before each frame that comes.
+            is_off: whether the frame will not come; called before each receive.
             deadline_seconds: how long to wait.
 
         Raises:
@@ -145,18 +145,18 @@ class Mailbox:
         return self._kept.pop(key, None)
 
     def forget(self, sender: int) -> None:
-        """Drop what a rank has sent that nobody has asked for yet: it is gone."""
+        """Drop the frames kept from a rank that has left."""
         self._kept = {key: frame for key, frame in self._kept.items() if frame.sender != sender}
 
     def wait_until(self, is_done: Callable[[], bool], deadline_seconds: float) -> None:
-        """Answer and keep frames until something is the case.
+        """Handle and keep frames until a condition holds.
 
         Args:
-            is_done: asked before each frame.
+            is_done: the condition, called before each receive.
             deadline_seconds: longest silence.
 
         Raises:
-            DeadlineError: nothing came in time.
+            DeadlineError: no frame arrived in time.
             DlrmError: as `take`, and what `answer` raises.
         """
         while not is_done():
@@ -166,7 +166,7 @@ class Mailbox:
         self.accept(self.channel.receive(deadline_seconds))
 
     def accept(self, frame: Frame) -> None:
-        """Answer a frame that came, or keep it; raises as `take`, and what `answer` raises."""
+        """Answer a frame or keep it; raises as `take`, and what `answer` raises."""
         if not self.answer(frame):
             self.put(frame)
 

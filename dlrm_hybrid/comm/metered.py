@@ -20,7 +20,7 @@ _TRAFFIC = {
     Kind.PUSH: Traffic.GRADIENT_PUSH,
     Kind.PULL: Traffic.PARAMETER_PULL,
     Kind.PARAMETERS: Traffic.PARAMETER_PULL,
-    # What trainers reduce before they push is a part of what pushes cost, both ways.
+    # What trainers reduce before a push is part of its cost, both ways.
     Kind.CONTRIBUTION: Traffic.GRADIENT_PUSH,
     Kind.RESULT: Traffic.GRADIENT_PUSH,
     Kind.LOOKUP: Traffic.EMBEDDING,
@@ -30,24 +30,24 @@ _TRAFFIC = {
 
 
 def traffic_of(kind: Kind) -> Traffic:
-    """The class in which frames of this kind are counted."""
+    """The traffic class in which frames of this kind are counted."""
     return _TRAFFIC.get(kind, Traffic.CONTROL)
 
 
 @final
 class MeteredChannel(Channel):
-    """A channel that counts whole frames: what is below them, TCP and ZeroMQ, is not counted.
+    """A channel that counts whole frames, without the overhead of TCP and ZeroMQ below.
 
     Any number of threads may send.
 
     Args:
         inner: the channel that does the work.
-        counters: get what is sent and received.
+        counters: those of what is sent and received.
         clock: measures sending, and waiting by the kind of frame.
 
     Attributes:
-        counters: put others in their place when the phase changes.
-        watch: is shown each frame that comes, with its dense equivalent; None: nobody is.
+        counters: to be replaced when the phase changes.
+        watch: called with each frame received and its dense equivalent in bytes, or None.
     """
 
     def __init__(self, inner: Channel, counters: Counters, clock: SpanClock) -> None:
@@ -76,7 +76,7 @@ class MeteredChannel(Channel):
             frame = self._inner.receive(deadline_seconds)
             self._arrival.of(frame.kind.name.lower())
         if frame.kind is Kind.LEFT:
-            return frame  # nobody has sent it
+            return frame  # made by the channel itself
         dense_bytes = 0
         # What trainers reduce before they push is sent on top of their gradients.
         if frame.kind not in (Kind.CONTRIBUTION, Kind.RESULT):

@@ -1,7 +1,7 @@
 """The process group beneath TorchRec's collectives: gloo on one interface, every byte counted.
 
-What a member counts is the tensor bytes it sends to others: the
-part that stays with it and what gloo adds count nothing. So over all members each byte counts once.
+Each member counts the tensor bytes it sends to others, without the part that stays with it or what
+gloo adds; so over all members each byte counts once.
 
 Shapes: T members.
 """
@@ -22,18 +22,18 @@ from dlrm_hybrid.telemetry.spans import COLLECTIVE, SpanClock
 from dlrm_hybrid.types import DeadlineError, DlrmError, PeerLostError
 
 BACKEND = "counted_gloo"
-PATIENCE_SECONDS = 0.5  # until a process whose connections broke has ended for good
+PATIENCE_SECONDS = 0.5  # until a process whose connections broke is known to have ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOptions:
-    """Where the members of a group meet and how they talk.
+    """How the members of a group find each other and communicate.
 
     Attributes:
-        rendezvous: of their ranks.
-        lost_peer: the rank that is gone if one is, or goes within so many seconds; None if all
-            live on. A connection may break a moment before this shows.
-        address: of the interface to listen on, 127.0.0.1 unless members are on several machines.
+        rendezvous: that of the attempt.
+        lost_peer: the rank that has left or leaves within so many seconds, None if none does; a
+            connection may break a moment before this shows.
+        address: interface to listen on, 127.0.0.1 unless members are on several machines.
         deadline_seconds: how long to wait for the others, at the start and in each collective.
     """
 
@@ -47,21 +47,21 @@ class GroupOptions:
 def process_group(
     members: Sequence[int], rank: int, options: GroupOptions, count: Count, clock: SpanClock
 ) -> Generator[CountedGroup, None, None]:
-    """Open the default process group of this process for as long as the context lasts.
+    """Open the default process group of this process, for as long as the context lasts.
 
-    All members enter it; no other process has to. Within it a member's rank is its place in
+    All members must enter it, and no other process. In it a member's rank is its index in
     `members`.
 
     Args:
         members: ranks of the run, the same list for all.
-        rank: of this process in the run; one of `members`.
+        rank: this process's rank in the run, one of `members`.
         options: the same for all.
-        count: told of every collective.
-        clock: measures how long this member waits for one.
+        count: called for every collective.
+        clock: measures this member's waiting for collectives.
 
     Raises:
-        DeadlineError: members did not come, or a collective took too long.
-        PeerLostError: in a collective, a member is gone.
+        DeadlineError: members did not join, or a collective took too long.
+        PeerLostError: a member left during a collective.
     """
     place, size = members.index(rank), len(members)
     timeout = timedelta(seconds=options.deadline_seconds)

@@ -1,8 +1,8 @@
-"""Where the ranks of one attempt meet: a store, in which each leaves texts for the others.
+"""The rendezvous of the ranks of one attempt: a store of texts that they leave for each other.
 
 Ranks of one machine share a folder that only this user can read, those of several machines a
-TCPStore that one process serves. Whoever reaches its port can read and write it, so what
-keeps unknown peers out of a run are the CURVE keys, which never go through it.
+TCPStore that one process serves. Anyone who reaches its port can read and write it, so what keeps
+unknown peers out of a run are the CURVE keys, which never pass through it.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a rank listens.
+    """The address on which a rank listens, with its token.
 
     Attributes:
         address: `tcp://127.0.0.1:40001`.
-        token: 32 hex digits that a sender must know; other programs, other runs and earlier
+        token: 32 hex digits that senders must know, and that other programs, other runs and earlier
             attempts do not.
     """
 
@@ -59,16 +59,16 @@ class Endpoint:
 
 
 def go_on() -> None:
-    """Nothing ends the waiting but its deadline."""
+    """Do nothing: only the deadline ends the wait."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class FolderTexts:
-    """What a rendezvous asks of a store, with a file for each text, which appears whole.
+    """A store of texts as files of a folder, each of which appears whole.
 
-    Readers of a torch FileStore wait forever for the rest of a text whose writer was killed, or had
-    no room on the disk.
+    Readers of a torch FileStore wait forever for the rest of a text whose writer was killed or ran
+    out of disk space.
 
     Attributes:
         path: the folder; made if missing.
@@ -77,7 +77,7 @@ class FolderTexts:
     path: Path
 
     def compare_set(self, key: str, expected: str, text: str) -> bytes:
-        """Leave a text where `expected`, nothing, is; the text that is there then."""
+        """Write a text unless there is one (`expected` is empty); returns the text then present."""
         path = self._path(key)
         temporary = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
         self.path.mkdir(parents=True, exist_ok=True)
@@ -93,11 +93,11 @@ class FolderTexts:
         return text.encode()
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all of these texts are there."""
+        """Whether all of these texts exist."""
         return all(self._path(key).exists() for key in keys)
 
     def get(self, key: str) -> bytes:
-        """A text that is there."""
+        """A text that exists."""
         return self._path(key).read_bytes()
 
     def _path(self, key: str) -> Path:
@@ -107,13 +107,13 @@ class FolderTexts:
 @final
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Texts that the ranks of one attempt leave for each other; `str` says where they are.
+    """The texts that the ranks of one attempt leave for each other; `str` says where they are.
 
     Attributes:
-        root: the store of all attempts, or the folder of one.
-        attempt: prefix of the names of this one's texts.
-        place: the folder, or `the store at 10.0.0.1:29500`, for messages.
-        check: called while a rank waits; may raise what ends the waiting.
+        root: the store of all attempts, or this one's folder.
+        attempt: prefix of the names of this attempt's texts.
+        place: the folder, or `the store at 10.0.0.1:29500`, for error messages.
+        check: called while a rank waits; may raise to end the wait.
     """
 
     root: Store | FolderTexts
@@ -125,11 +125,11 @@ class Rendezvous:
         return self.place
 
     def for_all_attempts(self) -> Rendezvous:
-        """Of the same store, for what later attempts must know."""
+        """The same store's texts that later attempts need too."""
         return replace(self, attempt=ALL_ATTEMPTS)
 
     def store(self, name: str) -> Store:
-        """A part of the store, for a process group."""
+        """The part of the store that belongs to one process group."""
         root = self.root
         if isinstance(root, FolderTexts):
             root.path.mkdir(parents=True, exist_ok=True)
@@ -139,28 +139,28 @@ class Rendezvous:
         return PrefixStore(name, PrefixStore(self.attempt, root))
 
     def put(self, name: str, text: str) -> bool:
-        """Leave a text, which is not empty; False, and nothing done, if there is another.
+        """Write a text, which is not empty; False, without effect, if the name has another.
 
         Raises:
             ResourceError: the file cannot be written.
-            DlrmError: the store does not answer.
+            DlrmError: the store does not respond.
         """
         key = f"{self.attempt}/{name}"
         return self._asked(lambda: self.root.compare_set(key, "", text)) == text.encode()
 
     def read(self, name: str) -> str | None:
-        """The text of this name, None as long as there is none."""
+        """The text of this name, None if there is none yet."""
         key = f"{self.attempt}/{name}"
         if not self._asked(lambda: self.root.check([key])):
             return None
         return self._asked(lambda: self.root.get(key)).decode()
 
     def wait(self, name: str, deadline_seconds: float) -> str:
-        """The text of this name, as soon as it is there.
+        """Wait for the text of this name.
 
         Raises:
-            DeadlineError: it did not come.
-            RunFailedError: a rank has said that the run cannot go on.
+            DeadlineError: it did not appear in time.
+            RunFailedError: a rank reported that the run has failed.
         """
         found = self.wait_for_all([name], deadline_seconds)
         if not found:
@@ -168,10 +168,10 @@ class Rendezvous:
         return found[name]
 
     def wait_for_all(self, names: Iterable[str], deadline_seconds: float) -> dict[str, str]:
-        """The texts of these names; those that did not come in time are left out.
+        """Wait for the texts of these names; those missing at the deadline are left out.
 
         Raises:
-            RunFailedError: a rank has said that the run cannot go on.
+            RunFailedError: a rank reported that the run has failed.
         """
         until = time.monotonic() + deadline_seconds
         pause_seconds = FIRST_PAUSE_SECONDS
@@ -185,7 +185,7 @@ class Rendezvous:
             missing = [name for name in missing if name not in found]
             if is_last or not missing:
                 return found
-            time.sleep(pause_seconds)  # a store that waits heeds no signal
+            time.sleep(pause_seconds)  # a waiting TCPStore blocks signals
             pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
 
     def meet(
@@ -194,8 +194,8 @@ class Rendezvous:
         """Publish this rank's endpoint and wait for those of all ranks.
 
         Args:
-            rank: this one.
-            world_size: how many ranks there are.
+            rank: this rank.
+            world_size: number of ranks.
             endpoint: of this rank.
             deadline_seconds: how long to wait for the others.
 
@@ -203,9 +203,9 @@ class Rendezvous:
             The endpoints by rank.
 
         Raises:
-            DlrmError: this rank has been published before, or a text is not an endpoint.
+            DlrmError: this rank was published before, or a text is not an endpoint.
             ResourceError: the file cannot be written.
-            DeadlineError: names the ranks that did not come.
+            DeadlineError: names the ranks that did not appear.
         """
         found = self.join(rank, dict.fromkeys(range(world_size), 0), endpoint, deadline_seconds)
         return tuple(found.values())
@@ -217,14 +217,13 @@ class Rendezvous:
         endpoint: Endpoint,
         deadline_seconds: float,
     ) -> dict[int, Endpoint]:
-        """As `meet`, of some ranks, which may have been started again in this attempt.
+        """Meet some of the ranks, which may have been restarted within this attempt.
 
-        An endpoint has a name of its own for each incarnation, so nobody finds one of a rank that
-        is gone.
+        Each incarnation has its own name for its endpoint, so none of an ended process is found.
 
         Args:
-            rank: this one.
-            incarnations: how often each of the ranks has been started before, this one too.
+            rank: this rank.
+            incarnations: how often each of the ranks, this one included, was started before.
             endpoint: of this rank.
             deadline_seconds: how long to wait for the others.
 
@@ -250,11 +249,11 @@ class Rendezvous:
         return {one: endpoint_of(found[name], f"{self}/{name}") for one, name in names.items()}
 
     def fail(self, exit_code: int, message: str) -> None:
-        """Say why the run cannot go on; the first reason stays."""
+        """Report why the run has failed; the first reason stays."""
         self.put(FAILURE, json.dumps({"exit_code": exit_code, "message": message}))
 
     def failure(self) -> RunFailedError | None:
-        """What a rank said with `fail`."""
+        """The reason reported with `fail`, if any."""
         text = self.read(FAILURE)
         return None if text is None else RunFailedError(**json.loads(text))
 
@@ -268,17 +267,17 @@ class Rendezvous:
 
 
 def share_folder(folder: Path, check: Callable[[], None] = go_on) -> Rendezvous:
-    """Meet the other ranks of this machine in a folder, new for each attempt; made if missing."""
+    """The rendezvous of one machine's ranks in a folder, new for each attempt; made if missing."""
     return Rendezvous(FolderTexts(folder), "ranks", str(folder), check)
 
 
 def serve_store(
     host: str, port: int, attempt: str, check: Callable[[], None] = go_on
 ) -> Rendezvous:
-    """Serve a store on one address of this machine, for as long as the rendezvous is kept.
+    """Serve a store on one address of this machine, for as long as the rendezvous exists.
 
     Raises:
-        ConfigError: `host` is no address of one interface.
+        ConfigError: `host` is not the address of one interface.
         ResourceError: nothing can listen there.
     """
     try:
@@ -291,7 +290,7 @@ def serve_store(
             f"MASTER_ADDR = {host}, MASTER_PORT = {port}: rank 0 cannot listen there: "
             f"{error.strerror or error}" + (IN_USE if error.errno == errno.EADDRINUSE else "")
         ) from error
-    # By itself a TCPStore listens on every interface, whatever name it is given.
+    # Without this a TCPStore listens on every interface, whatever address it is given.
     store = TCPStore(
         address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
     )
@@ -301,15 +300,15 @@ def serve_store(
 def reach_store(
     host: str, port: int, attempt: str, deadline_seconds: float, check: Callable[[], None] = go_on
 ) -> Rendezvous:
-    """Connect to a store that another process serves.
+    """Connect to a store served by another process.
 
     Raises:
-        DeadlineError: nobody serves it.
+        DeadlineError: no process serves it in time.
     """
     until = time.monotonic() + deadline_seconds
     while not _is_served(host, port) and time.monotonic() < until:
         check()
-        time.sleep(CONNECT_POLL_SECONDS)  # a TCPStore that waits heeds no signal
+        time.sleep(CONNECT_POLL_SECONDS)  # a waiting TCPStore blocks signals
     try:
         timeout = timedelta(seconds=max(LEAST_SECONDS, until - time.monotonic()))
         store = TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
@@ -322,11 +321,11 @@ def reach_store(
 
 
 def own_address(bind: str) -> str:
-    """The IPv4 address that `network.bind` means on this machine.
+    """Resolve `network.bind` to an IPv4 address of this machine.
 
     Args:
-        bind: an address, taken as it is; or a network, `10.0.0.0/24`, of which this machine has
-            one address: so all machines of a run have the same configuration.
+        bind: an address, used as it is; or a network, `10.0.0.0/24`, in which this machine has one
+            address, so that all machines of a run can share a configuration.
 
     Raises:
         ConfigError: it is not a network, or the machine has none or several addresses in it.
@@ -352,7 +351,7 @@ def own_address(bind: str) -> str:
 
 
 def endpoint_of(text: str, where: str) -> Endpoint:
-    """Back from JSON; raises DlrmError, which begins with `where`, if it is none."""
+    """Parse an endpoint from JSON; raises DlrmError, beginning with `where`, if it is none."""
     fault = ""
     try:
         endpoint = Endpoint(**json.loads(text))

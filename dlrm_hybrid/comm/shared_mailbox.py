@@ -1,4 +1,4 @@
-"""A mailbox from which the threads of one process take: whoever waits receives for all of them."""
+"""A mailbox shared by the threads of a process: a waiting thread receives for all of them."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from dlrm_hybrid.comm.mailbox import Key, Mailbox, Receive, key_of
 from dlrm_hybrid.types import DeadlineError, DlrmError
 from dlrm_hybrid.wire.frame import Frame
 
-# After so long whoever receives looks whether another thread has failed.
+# How long a receiving thread takes to notice that another has failed.
 ATTENTION_SECONDS = 0.2
 
 
 class GivenUpError(DlrmError):
-    """Another thread of this process has failed, and says why."""
+    """Another thread of this process has failed, and has the cause."""
 
 
 @final
 class SharedMailbox:
-    """Hands frames to threads: one of those that wait receives, and wakes those it is for.
+    """Hands frames to threads: one waiting thread receives, and wakes those it receives for.
 
-    When it has its own frame, the next one receives. So a frame passes from thread to thread only
-    where it must, and no thread is needed beside those that work.
+    Once it has its own frame, the next one receives. So a frame passes between threads only where
+    it must, and no further thread is needed.
 
     Args:
-        mailbox: of the process; while threads take from here, nobody takes from it.
+        mailbox: that of the process; while threads use this one, nobody else may use it.
     """
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
         self._turn = Lock()
         self._waiting: dict[Key, Condition] = {}
-        self._receives = False  # somebody does
+        self._receives = False  # whether a thread is receiving
         self._is_given_up = False
 
     def take(self, wanted: Receive, deadline_seconds: float) -> Frame:
-        """Wait for a frame, which no other thread waits for, and hand it out.
+        """Wait for a frame that no other thread waits for, and remove it.
 
         Raises:
             GivenUpError: `give_up` was called, and the frame is not here.
@@ -61,7 +61,7 @@ class SharedMailbox:
                 self._hand_on()
 
     def take_now(self, wanted: Receive) -> Frame | None:
-        """The frame if it has come, without waiting; raises as `Mailbox.take`."""
+        """Remove the frame if it has arrived, without waiting; raises as `Mailbox.take`."""
         with self._turn:
             try:
                 while (frame := self._mailbox.pop(wanted)) is None:
@@ -69,17 +69,17 @@ class SharedMailbox:
                         return None
                 return frame
             finally:
-                self._hand_on()  # who came meanwhile has seen that somebody receives, and waits
+                self._hand_on()  # a thread that began to wait meanwhile left receiving to this one
 
     def give_up(self) -> None:
-        """Let all threads that wait, or will wait, for a frame that is not here, fail."""
+        """Make all threads fail that wait, now or later, for a frame that has not arrived."""
         with self._turn:
             self._is_given_up = True
             for waiting in self._waiting.values():
                 waiting.notify()
 
     def _hand_on(self) -> None:
-        """Whoever stops to receive lets another thread that waits do so."""
+        """Let another waiting thread receive, now that this one has stopped."""
         if self._waiting and not self._receives:
             next(iter(self._waiting.values())).notify()
 
@@ -92,7 +92,7 @@ class SharedMailbox:
             del self._waiting[key]
 
     def _receive(self, seconds: float) -> bool:
-        """Receive a frame for whoever wants it; whether one came."""
+        """Receive a frame for any thread; False if none came in time."""
         frame: Frame | None = None
         self._receives = True
         self._turn.release()

@@ -1,1 +1,1 @@
-"""A network of its own on one machine: hosts that are namespaces, joined by shaped links."""
+"""Emulated networks on one machine: hosts are namespaces, joined by shaped links."""

@@ -1,4 +1,4 @@
-"""Packets on their way: what comes in is due a fixed time later, in the same order. Pure."""
+"""A delay line: each packet is due a fixed time after it came, in the same order. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import final
 @final
 @dataclass(slots=True, kw_only=True)
 class DelayLine:
-    """Holds packets for the same time each, of all links together.
+    """Delays the packets of all links by the same time.
 
     Attributes:
-        delay_ns: how long.
-        capacity_bytes: what it holds at most; a packet beyond is lost, as in a full router.
-        held_bytes: what it holds now.
-        lost_packets: how many it had no room for.
+        delay_ns: the delay.
+        capacity_bytes: most bytes held; a packet beyond is lost, as in a full router.
+        held_bytes: bytes held now.
+        lost_packets: number of packets without room.
     """
 
     delay_ns: int
@@ -26,11 +26,11 @@ class DelayLine:
     _held: deque[tuple[int, bytes]] = field(default_factory=deque[tuple[int, bytes]])
 
     def put(self, packet: bytes, now_ns: int) -> bool:
-        """Take a packet in.
+        """Add a packet; False if it is lost.
 
         Args:
             packet: not empty.
-            now_ns: of a clock that only goes forward.
+            now_ns: time of a monotonic clock.
 
         Returns:
             Whether there was room.
@@ -44,10 +44,10 @@ class DelayLine:
         return True
 
     def take(self, now_ns: int) -> bytes | None:
-        """The next packet that is due; None if none is yet.
+        """Remove the next packet that is due; None if none is.
 
         Args:
-            now_ns: of the clock of `put`.
+            now_ns: time of the same clock as for `put`.
         """
         if not self._held or self._held[0][0] > now_ns:
             return None
@@ -56,5 +56,5 @@ class DelayLine:
         return packet
 
     def next_ns(self) -> int | None:
-        """When the next packet is due; None if the line is empty."""
+        """Time at which the next packet is due; None if the line is empty."""
         return self._held[0][0] if self._held else None

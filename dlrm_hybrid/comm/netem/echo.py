@@ -1,4 +1,4 @@
-"""Measures an emulated network: how long messages take to another host and back."""
+"""Measures the round trip of messages in an emulated network."""
 
 from __future__ import annotations
 
@@ -10,32 +10,31 @@ from threading import Thread
 from dlrm_hybrid.comm.netem.plan import Plan
 
 REPEATS = 5
-PAUSE_SECONDS = 0.005  # the links' buckets are full again
+PAUSE_SECONDS = 0.005  # fills the links' token buckets
 PATIENCE_SECONDS = 10.0
 CHUNK_BYTES = 1 << 20
 
 
 def fastest_seconds(plan: Plan, enter_host: Callable[[int], None]) -> tuple[float, float]:
-    """The least of a few times that messages took from host 1 to host 0 and back.
+    """The shortest of a few round trips of messages from host 1 to host 0 and back.
 
-    What hinders them makes them slower; a link that is not shaped or delays nothing makes them
-    faster.
+    Interference makes a round trip longer; only a link not shaped or delayed makes it shorter.
 
     Args:
-        plan: of the network.
-        enter_host: moves this thread into a host.
+        plan: that of the network.
+        enter_host: moves this thread into a host's namespace.
 
     Returns:
-        of a single byte, and of `plan.echo_bytes`.
+        Seconds for a single byte, and for `plan.echo_bytes`.
 
     Raises:
-        OSError: the hosts do not reach each other.
+        OSError: the hosts cannot reach each other.
     """
     patience_seconds = PATIENCE_SECONDS + 10 * plan.echo_seconds
     enter_host(0)
     with socket.create_server((str(plan.address(0)), 0)) as listener:
         listener.settimeout(patience_seconds)
-        enter_host(1)  # a socket stays where it was made
+        enter_host(1)  # a socket stays in the namespace where it was made
         near = socket.create_connection(listener.getsockname(), patience_seconds)
         far, _ = listener.accept()
     with near, far:
@@ -51,7 +50,7 @@ def _fastest(near: socket.socket, far: socket.socket, num_bytes: int) -> float:
     try:
         return min(_round_trip_seconds(near, num_bytes) for _ in range(REPEATS))
     except BaseException:
-        near.close()  # or the other end would wait for more
+        near.close()  # else the echo would wait for more
         raise
     finally:
         echoing.join()
@@ -67,7 +66,7 @@ def _round_trip_seconds(connection: socket.socket, num_bytes: int) -> float:
 
 
 def _echo(connection: socket.socket, num_bytes: int) -> None:
-    """Send back each message of so many bytes as soon as it has come as a whole."""
+    """Send back each message of so many bytes once all of it has arrived."""
     try:
         for _ in range(REPEATS):
             if not _take(connection, num_bytes):

@@ -1,8 +1,8 @@
 """The process that makes an emulated network and holds it.
 
-Its descriptors keep the namespaces alive. When it ends, with the process that started it or
-before, the kernel takes the bridge and the links away, and each host as soon as no rank is in it.
-Where packets are delayed in user space, it does that too.
+Its descriptors keep the namespaces alive. When it ends, at the latest with the process that started
+it, the kernel removes the bridge and the links, and each host once no rank is in it. It also delays
+packets where that is done in user space.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ class _Held:
     """A network that has been made.
 
     Attributes:
-        user: path under which other processes find the namespace of users, None if there was no
-            need for one.
-        hosts: path of each host's namespace.
+        user: path of the user namespace for other processes to enter, None if none was needed.
+        hosts: path of each host's network namespace.
         method: what delays packets, None if nothing does.
-        relay: in user space; None if there is none.
+        relay: delays packets in user space, else None.
     """
 
     user: str | None
@@ -45,19 +44,19 @@ class _Held:
 
 
 def hold(plan: Plan, connection: Connection, parent: int) -> None:
-    """Make the network, say where it is or why not, hold it until the other end is closed.
+    """Make the network, report where it is or why not, and hold it until the other end closes.
 
-    The answer is JSON: `hosts`, for each the paths of the namespaces to enter, in this order,
-    `method`, and as they were measured `round_trip_seconds` and `echo_seconds`; or `error`. To
-    each further message it answers with the figures of the relay, or null.
+    The report is JSON: `hosts`, for each the paths of the namespaces to enter in order,
+    `method`, and the measured `round_trip_seconds` and `echo_seconds`; or `error`. Each further
+    message is answered with the figures of the relay, or null.
 
     Args:
-        plan: of the network.
+        plan: that of the network.
         connection: to the process that started this one.
-        parent: its number.
+        parent: process id of that process.
     """
     die_with_parent(parent)
-    gc.disable()  # nothing here makes cycles, and a collection would make packets late
+    gc.disable()  # nothing here makes cycles, and a collection would delay packets
     with ExitStack() as stack:
         relaying = None
         try:
@@ -88,7 +87,7 @@ def hold(plan: Plan, connection: Connection, parent: int) -> None:
                     _answer(
                         connection, None if held.relay is None else asdict(held.relay.figures())
                     )
-            sys.exit("the delay line of the emulated network has failed")  # the links end with it
+            sys.exit("the delay line of the emulated network has failed")  # takes the links along
 
 
 def _answer(connection: Connection, values: object) -> None:
@@ -128,10 +127,10 @@ def _make(plan: Plan) -> _Held:
 
 
 def _method(plan: Plan) -> Method | None:
-    """What can delay packets here, tried out in this namespace, which is left for a new one.
+    """Find what can delay packets, in a trial that uses up this network namespace.
 
     Raises:
-        ResourceError: only a relay can, and it would have to hold too much.
+        ResourceError: only a relay can, and it would hold too many bytes.
     """
     if plan.latency_seconds is None:
         return None

@@ -1,6 +1,6 @@
-"""Namespaces of the Linux kernel, entered and made by its system calls.
+"""Linux namespaces, made and entered by system calls.
 
-A namespace without a name lives as long as a process is in it or a descriptor of it is open.
+An unnamed namespace lives while a process is in it or a descriptor of it is open.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ CLONE_NEWNET = 0x4000_0000
 def enter(path: str) -> None:
     """Move this thread into the namespace at `path`: `/proc/<process>/fd/<descriptor>`.
 
-    A namespace of users is entered only by a process with a single thread; whoever enters that of
+    Only a process with a single thread can enter a user namespace; one that enters a namespace of
     its own user has all rights in the namespaces that belong to it.
 
     Raises:
-        OSError: there is none, or no right to enter it.
+        OSError: it does not exist, or there is no right to enter it.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -31,16 +31,16 @@ def enter(path: str) -> None:
 
 
 def leave_network() -> bool:
-    """Move this thread into a new namespace of networks that holds nothing but a loopback.
+    """Move this thread into a new network namespace with nothing but a loopback.
 
-    Without the right to do so, the process first moves into a new namespace of users, where its
-    user is root; it must then have a single thread.
+    Without the right to do so, the process first moves into a new user namespace, where its user
+    is root; it must then have a single thread.
 
     Returns:
-        Whether it did.
+        Whether it made a user namespace.
 
     Raises:
-        OSError: it has the right to neither.
+        OSError: it may make neither.
     """
     try:
         _unshare(CLONE_NEWNET)
@@ -58,7 +58,7 @@ def leave_network() -> bool:
 
 
 def hold(kind: str) -> int:
-    """A descriptor of this thread's namespace, `net` or `user`, which keeps it alive."""
+    """Open a descriptor that keeps this thread's `net` or `user` namespace alive."""
     return os.open(f"/proc/thread-self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
 
 

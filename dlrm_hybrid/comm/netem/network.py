@@ -1,4 +1,4 @@
-"""Opens an emulated network for as long as a context lasts."""
+"""An emulated network, open for as long as a context lasts."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ END_SECONDS = 5.0
 @final
 @dataclass(frozen=True, slots=True)
 class Network:
-    """An emulated network that is open.
+    """An open emulated network.
 
     Attributes:
-        plan: of it.
-        namespaces: for each host the paths of namespaces that a process enters, in this order,
-            before it does anything else.
-        echo_seconds: what a message of `plan.echo_bytes` took to another host and back.
-        round_trip_seconds: likewise a single byte.
+        plan: its layout and speed.
+        namespaces: per host, paths of the namespaces that a process enters in order before it does
+            anything else.
+        echo_seconds: measured round trip of a message of `plan.echo_bytes`.
+        round_trip_seconds: measured round trip of a single byte.
         method: what delays packets; None if nothing does.
-        relay_figures: asks what a relay has done until now; None where there is none.
+        relay_figures: returns the figures of the relay so far; None without one.
     """
 
     plan: Plan
@@ -45,37 +45,37 @@ class Network:
 
     @property
     def echo_share(self) -> float:
-        """The time an echo took in line times."""
+        """Measured time of an echo, relative to the time at the line's rate."""
         return self.echo_seconds / self.plan.echo_seconds
 
 
 @contextmanager
 def open_network(plan: Plan) -> Generator[Network, None, None]:
-    """Make the network, measure that it is shaped, and let it go in the end.
+    """Make the network, check that its links are shaped, and remove it in the end.
 
-    The kernel removes it when this process dies, however it dies. Links of the machine itself are
+    The kernel removes it when this process dies, however that happens. The machine's own links are
     never touched.
 
     Raises:
-        ResourceError: a right, a tool or a part of the kernel is missing, or what was made lets
-            messages pass faster than the rate.
+        ResourceError: a right, a tool or a kernel feature is missing, or messages pass faster than
+            the rate.
     """
-    # Not from the forkserver: that is still busy with its imports.
+    # Not from the forkserver, which is still busy with its imports.
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     holder = context.Process(
         target=hold, args=(plan, theirs, os.getpid()), name="network", daemon=True
     )
-    with shielded():  # it outlives the ranks, which may have to save
+    with shielded():  # it must outlive the ranks, which may have to save
         holder.start()
-    theirs.close()  # or the end of the holder would not end the connection
+    theirs.close()  # else the connection would outlive the holder
     try:
         network = _opened(plan, ours)
         check_echo(network)
         yield network
     except DlrmError as error:
         holder.join(0)
-        if holder.exitcode:  # what ranks report then is a consequence
+        if holder.exitcode:  # errors of ranks are then a consequence
             raise ResourceError(
                 f"network=emulated: the process that holds the network has ended before the run "
                 f"(exit code {holder.exitcode}): {error}"
@@ -90,7 +90,7 @@ def open_network(plan: Plan) -> Generator[Network, None, None]:
 
 
 def latency_remark(network: Network) -> str | None:
-    """What to tell a person of the latency of a network; None if it has none."""
+    """A remark for the user on the latency of a network; None if it has none."""
     plan = network.plan
     if plan.latency_seconds is None:
         return None
@@ -110,7 +110,7 @@ def latency_remark(network: Network) -> str | None:
 
 
 def latency_figures(network: Network) -> dict[str, Any] | None:
-    """For the summary: how latency was emulated, and what it cost until now; None without any.
+    """Figures for the summary on how latency was emulated, and its cost so far; None without any.
 
     Raises:
         ResourceError: the process that holds the network has died.
@@ -127,7 +127,7 @@ def latency_figures(network: Network) -> dict[str, Any] | None:
 
 
 def check_echo(network: Network) -> None:
-    """Raise ResourceError if messages pass faster than the line allows."""
+    """Raise ResourceError if messages pass faster than the links allow."""
     plan = network.plan
     least_seconds = 2 * (plan.latency_seconds or 0.0)
     if network.round_trip_seconds < least_seconds:

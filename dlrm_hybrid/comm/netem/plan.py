@@ -1,4 +1,4 @@
-"""What an emulated network is made of, as addresses and as lines for `ip` and `tc`: pure.
+"""The plan of an emulated network: its addresses, and the lines for `ip` and `tc`. Pure.
 
     host 0   eth0 ════ port0 ┐
     host 1   eth0 ════ port1 ┼ bridge0   hub
@@ -7,12 +7,12 @@
 Each host and the hub are network namespaces, each ════ is a veth pair. A token bucket on eth0
 shapes what a host sends, one on its port what it receives.
 
-A bucket that holds 0.4 ms of the line is as small as a kernel's timer can fill. A
-larger one lets small messages pass at once: of 51 kB at 100 Mbit/s with 256 kB, 92 %.
+A bucket that holds 0.4 ms of the line's rate is as small as the kernel's timer can fill. A
+larger one lets small messages pass at once: 92 % of 51 kB at 100 Mbit/s, if it holds 256 kB.
 
-Latency is netem's below the bucket of eth0. In a kernel without netem there is no bridge: a relay
-in user space moves packets from port to port, each after its time, so what a host sends is shaped,
-then delayed, then shaped again on the receiver's port.
+Latency is netem's, below the bucket of eth0. In a kernel without netem a relay in user space
+takes the place of the bridge and delays each packet: what a host sends is shaped, then delayed,
+then shaped again on the receiver's port.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ MOST_SECONDS = 10
 _QUANTITY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([a-z]+)")
 _BITS_PER_SECOND = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 _SECONDS = {"us": Fraction(1, 10**6), "ms": Fraction(1, 10**3), "s": Fraction(1)}
-# Set apart for measuring network devices (RFC 2544): no real link has such an address.
+# Reserved for benchmarks of network devices (RFC 2544): no real link has such an address.
 NETWORK = IPv4Network("198.18.0.0/16")
 INTERFACE = "eth0"
 
 
 def bits_per_second(text: str) -> int:
-    """The rate that `100mbit` or `2.5gbit` means.
+    """Parse a rate such as `100mbit` or `2.5gbit`.
 
     Raises:
-        ValueError: it is none, or below 1mbit or above 100gbit.
+        ValueError: it is not a rate, below 1mbit or above 100gbit.
     """
     found = _QUANTITY.fullmatch(text)
     if found is None or found[2] not in _BITS_PER_SECOND:
@@ -53,10 +53,10 @@ def bits_per_second(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """The time that `5ms`, `250us` or `1s` means.
+    """Parse a time such as `5ms`, `250us` or `1s`.
 
     Raises:
-        ValueError: it is none, or above 10 s.
+        ValueError: it is not a time, or above 10 s.
     """
     found = _QUANTITY.fullmatch(text)
     if found is None or found[2] not in _SECONDS:
@@ -70,12 +70,12 @@ def seconds(text: str) -> float:
 BURST_SECONDS = 4e-4
 LEAST_BURST_BYTES = 3_200  # two frames
 QUEUE_SECONDS = 0.1
-LEAST_QUEUE_BYTES = 1_000_000  # a slower link, too, holds what several senders have on their way
+LEAST_QUEUE_BYTES = 1_000_000  # enough for several senders on a slow link too
 DELAYED_PACKETS = 1_000_000
 MOST_DELAYED_BYTES = 10**9
 RELAY_BITS_PER_SECOND = 10**9  # of all links together; measured on a core of a virtual machine
-# A relay pays by the packet. What the buckets let pass in one piece it gets in one piece; at 1
-# Gbit/s pieces of 48 kB reach 10 % less than those of 16 kB.
+# A relay's cost is per packet. Pieces that the buckets let pass whole reach it whole; at 1 Gbit/s
+# pieces of 48 kB reach 10 % less than those of 16 kB.
 RELAYED_BYTES = 16_000
 ECHO_BURSTS = 10
 LEAST_ECHO_BYTES = 50_000
@@ -83,7 +83,7 @@ LEAST_ECHO_SHARE = 0.9
 
 
 class Method(StrEnum):
-    """What delays packets: the kernel, or a relay in user space."""
+    """Means of delaying packets: the kernel's netem, or a relay in user space."""
 
     NETEM = "netem"
     USER_SPACE = "user_space"
@@ -92,12 +92,12 @@ class Method(StrEnum):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """An emulated network.
+    """Size and speed of an emulated network, and the commands that make it.
 
     Attributes:
-        hosts: how many there are, 2 or more.
-        rate_bits_per_second: of each link, in each direction.
-        latency_seconds: added on every way from one host to another; None for none.
+        hosts: number of hosts, 2 or more.
+        rate_bits_per_second: rate of each link, in each direction.
+        latency_seconds: one-way delay between hosts; None for none.
     """
 
     hosts: int
@@ -106,39 +106,39 @@ class Plan:
 
     @property
     def burst_bytes(self) -> int:
-        """What a link lets pass at once after a pause."""
+        """Bytes that a link lets pass at once after a pause."""
         return max(LEAST_BURST_BYTES, int(BURST_SECONDS * self.rate_bits_per_second / 8))
 
     @property
     def queue_bytes(self) -> int:
-        """What waits for a link; more is dropped."""
+        """Most bytes that wait for a link; more are dropped."""
         return max(LEAST_QUEUE_BYTES, int(QUEUE_SECONDS * self.rate_bits_per_second / 8))
 
     @property
     def echo_bytes(self) -> int:
-        """Length of a message long enough to show whether links are shaped."""
+        """Length of a message that is long enough to show whether links are shaped."""
         return max(LEAST_ECHO_BYTES, ECHO_BURSTS * self.burst_bytes)
 
     @property
     def echo_seconds(self) -> float:
-        """The least time that such a message should take to a host and back."""
+        """Least round trip of such a message."""
         return 2 * (self.echo_bytes * 8 / self.rate_bits_per_second + (self.latency_seconds or 0.0))
 
     @property
     def delayed_bytes(self) -> int:
-        """What a relay holds at most: twice what all links can have on their way, and their queues.
+        """Most bytes in a relay: twice what all links can have under way, and their queues.
 
-        A link is shaped before, so this is reached only where the relay has no core for long.
+        Links are shaped before it, so only a relay without a core for long can reach this.
         """
         on_the_way = int((self.latency_seconds or 0.0) * self.rate_bits_per_second / 8)
         return self.hosts * (2 * on_the_way + self.queue_bytes)
 
     def address(self, host: int) -> IPv4Address:
-        """Of a host's interface."""
+        """Address of a host's interface."""
         return NETWORK[host + 1]
 
     def hub_links(self, namespaces: Sequence[str]) -> list[str]:
-        """Lines for `ip` that make the hub, in its namespace.
+        """Lines for `ip` that make the hub, run in its namespace.
 
         Args:
             namespaces: path of the namespace of each host.
@@ -150,7 +150,7 @@ class Plan:
         return lines
 
     def relayed_links(self, namespaces: Sequence[str]) -> list[str]:
-        """As `hub_links`, for a hub with a relay in place of the bridge.
+        """Lines as of `hub_links`, for a hub with a relay in place of the bridge.
 
         Args:
             namespaces: path of the namespace of each host.
@@ -166,11 +166,11 @@ class Plan:
         return lines
 
     def hub_shapes(self) -> list[str]:
-        """Lines for `tc` that shape what hosts receive, in the hub's namespace."""
+        """Lines for `tc` that shape what hosts receive, run in the hub's namespace."""
         return [self._shape(port(host)) for host in range(self.hosts)]
 
     def host_links(self, host: int) -> list[str]:
-        """Lines for `ip` that finish a host, in its namespace, once the hub is made."""
+        """Lines for `ip` that finish a host, run in its namespace once the hub is made."""
         return [
             "link set lo up",
             f"addr add {self.address(host)}/{NETWORK.prefixlen} dev {INTERFACE}",
@@ -178,19 +178,19 @@ class Plan:
         ]
 
     def relayed_host_links(self) -> list[str]:
-        """Further lines for `ip` for a host behind a relay: it sends pieces that its bucket passes.
+        """Further lines for `ip` for a host behind a relay, so that its pieces fit its bucket.
 
-        A larger one would be cut into single frames, of which a relay passes half as many bytes.
+        A larger piece would be cut into frames, of which a relay passes half as many bytes.
         """
         piece = min(self.burst_bytes, RELAYED_BYTES)
         return [f"link set {INTERFACE} gso_max_size {piece}"]
 
     def host_shapes(self) -> list[str]:
-        """Lines for `tc` that shape what a host sends, in its namespace."""
+        """Lines for `tc` that shape what a host sends, run in its namespace."""
         return [self._shape(INTERFACE)]
 
     def host_delays(self) -> list[str]:
-        """Lines for `tc` that delay what a host sends, after it is shaped; empty for no delay."""
+        """Lines for `tc` that delay what a host sends, after shaping; empty for no delay."""
         if self.latency_seconds is None:
             return []
         microseconds = round(1e6 * self.latency_seconds)
@@ -217,17 +217,17 @@ def hardware_address(host: int) -> bytes:
 
 
 def host_of_address(hardware: bytes) -> int | None:
-    """The host that has this Ethernet address; None if it is no host's."""
+    """The host with this Ethernet address; None if it is not a host's."""
     if hardware[:2] != b"\x02\x00":
         return None
     return int.from_bytes(hardware[2:], "big")
 
 
 def host_of(rank: int, ranks_per_host: int) -> int:
-    """The host a rank is on: ranks that follow each other share one."""
+    """The host of a rank: consecutive ranks share one."""
     return rank // ranks_per_host
 
 
 def num_hosts(ranks: int, ranks_per_host: int) -> int:
-    """How many hosts so many ranks need."""
+    """Number of hosts for so many ranks."""
     return -(-ranks // ranks_per_host)

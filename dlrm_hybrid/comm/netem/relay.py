@@ -1,8 +1,8 @@
-"""A switch with latency, for kernels without netem: a thread that holds each packet for a while.
+"""A switch with latency for kernels without netem: a thread that delays each packet.
 
-It stands where the bridge is without latency and moves packets between the hosts' ports in the
-namespace of the hub, through packet sockets. With each packet comes a virtio-net header, so that
-what the kernel leaves unsegmented or without checksum passes in one piece.
+It takes the place of the bridge and moves packets between the hosts' ports in the hub's namespace,
+through packet sockets. Each packet comes with a virtio-net header, so that what the kernel leaves
+unsegmented or without checksum passes in one piece.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from dlrm_hybrid.comm.netem.delay_line import DelayLine
 from dlrm_hybrid.comm.netem.plan import Plan, host_of_address, port
 from dlrm_hybrid.types import ResourceError
 
-# Of linux/if_packet.h and asm-generic/socket.h; the module socket has no names for them.
+# Of linux/if_packet.h and asm-generic/socket.h; Python's socket module lacks them.
 SOL_PACKET = 263
 PACKET_STATISTICS, PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING = 6, 15, 23
 SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
 ETH_P_ALL = 3
 
-HEADER_BYTES = 10  # virtio-net's; then come the addresses of receiver and sender
+HEADER_BYTES = 10  # virtio-net's; the addresses of receiver and sender follow
 ADDRESS_BYTES = 6
 RECEIVER = slice(HEADER_BYTES, HEADER_BYTES + ADDRESS_BYTES)
 SENDER = slice(RECEIVER.stop, RECEIVER.stop + ADDRESS_BYTES)
 MOST_PACKET_BYTES = 70_000
 READ_AT_ONCE = 64  # packets, before those that are due leave
-BUFFER_BYTES = 1 << 26  # a limit; in a buffer is what comes while this thread has no core
+BUFFER_BYTES = 1 << 26  # a limit; buffers fill while this thread has no core
 IDLE_SECONDS = 0.1
-# On a busy link the thread sleeps this part of the delay between turns, at most so long: waking up
-# for every packet doubles what it costs. A packet that comes alone is not late.
+# On a busy link the thread sleeps this share of the delay between turns, up to a limit: waking up
+# for every packet costs twice as much. A packet that comes alone is not late.
 TURN_SHARE = 1 / 10
 MOST_TURN_SECONDS = 1e-3
 
@@ -44,14 +44,14 @@ MOST_TURN_SECONDS = 1e-3
 @final
 @dataclass(slots=True)
 class Figures:
-    """What a relay has done.
+    """Counters of a relay.
 
     Attributes:
-        packets: that it has passed on, unsegmented ones counted once.
-        bytes: of these.
-        lost_packets: that came to full buffers, of the relay or of the link behind it.
-        latest_seconds: by which a packet has left later than it was due.
-        cpu_seconds: of the relay.
+        packets: number passed on, unsegmented ones counted once.
+        bytes: size of these packets.
+        lost_packets: number dropped by full buffers of the relay or the link behind it.
+        latest_seconds: largest time by which a packet left late.
+        cpu_seconds: CPU time of the relay.
     """
 
     packets: int = 0
@@ -92,7 +92,7 @@ class Relay:
 
     @contextmanager
     def running(self) -> Generator[Thread, None, None]:
-        """Move packets in a thread of its own, which ends before only by an error."""
+        """Move packets in a thread, which ends early only if it fails."""
         thread = Thread(target=self._run, name="delay line", daemon=True)
         thread.start()
         try:
@@ -102,7 +102,7 @@ class Relay:
             thread.join()
 
     def figures(self) -> Figures:
-        """What it has done until now."""
+        """The counters so far."""
         # Reading them sets the kernel's counters to zero.
         raw = self._source.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8)
         self._kernel_lost += struct.unpack("II", raw)[1]
@@ -120,7 +120,7 @@ class Relay:
                 time.sleep(self._turn_seconds)
 
     def _wait(self) -> None:
-        """Until a packet comes or is due."""
+        """Wait until a packet comes or is due."""
         due_ns, seconds = self._line.next_ns(), IDLE_SECONDS
         if due_ns is not None:
             seconds = min(max(0.0, 1e-9 * (due_ns - time.monotonic_ns())), IDLE_SECONDS)
@@ -162,11 +162,11 @@ class Relay:
 
 
 def _packet_socket(protocol: int, buffer: int) -> socket.socket:
-    """A socket for whole frames with their virtio-net headers, which never blocks.
+    """Open a non-blocking socket for whole frames with their virtio-net headers.
 
     Args:
-        protocol: of the frames that it receives; 0 for none.
-        buffer: option that sets the limit of the one it needs.
+        protocol: that of the frames to receive; 0 for none.
+        buffer: socket option that sets the size of its buffer.
     """
     one = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(protocol))
     one.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)

@@ -1,4 +1,4 @@
-"""Calls of `ip` and `tc`, in the network namespace of this thread."""
+"""Calls of `ip` and `tc` in this thread's network namespace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dlrm_hybrid.types import ResourceError
 
 TOOL_SECONDS = 30.0
-# Where these tools are on systems that keep them from the search path of ordinary users.
+# Folders of these tools that some systems leave out of ordinary users' search path.
 TOOL_FOLDERS = ("/usr/sbin", "/sbin")
 
 
@@ -28,10 +28,10 @@ def find_tool(name: str) -> str:
 
 
 def batch(tool: str, lines: Sequence[str]) -> None:
-    """Let a tool do what the lines say.
+    """Run lines of commands in a tool's batch mode.
 
     Raises:
-        ResourceError: it is not installed, or does not do it.
+        ResourceError: the tool is not installed, or fails.
     """
     if not lines:
         return

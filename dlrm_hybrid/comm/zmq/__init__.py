@@ -1,1 +1,1 @@
-"""The channel between processes: ZeroMQ sockets, their keys, who may speak and who may not."""
+"""The channel between processes: ZeroMQ sockets, their CURVE keys, and admission of peers."""

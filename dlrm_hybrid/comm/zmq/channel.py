@@ -31,21 +31,21 @@ from dlrm_hybrid.wire.frame import Frame, Kind, encode
 
 TOKEN_BYTES = 16
 ENDED = "its connection ended or was silent for too long"
-FLOOD_SECONDS = 1.0  # unknown peers who never stop do not hold up a deadline for longer
+FLOOD_SECONDS = 1.0  # longest that a flood from unknown peers can delay a deadline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZmqOptions:
-    """How ranks connect.
+    """Addresses, keys and deadlines of a rank's connections.
 
     Attributes:
         address: IPv4 address to listen on.
-        keys: for CURVE; None for none, allowed on loopback and where the network is enclosed.
+        keys: CURVE keys; None only on loopback or an enclosed network.
         enclosed: only ranks of the run are on the network of `address`.
-        start_seconds: how long to wait for all ranks to come.
-        close_seconds: how long `close` waits for them to take what was sent.
-        silence_seconds: after which the connection to a process that does not even answer for its
-            sockets (it is stopped, or its machine is gone) is taken for ended.
+        start_seconds: longest wait for all ranks at the start.
+        close_seconds: longest wait of `close` for ranks to take what was sent.
+        silence_seconds: after so long a process that does not even answer for its sockets (it is
+            stopped, or its machine is gone) counts as disconnected.
     """
 
     address: str
@@ -58,15 +58,15 @@ class ZmqOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """Whose end a rank survives, and how often it has been started itself.
+    """The ranks that a rank may outlive, and how often it was started itself.
 
     Attributes:
-        mortal: ranks that may go without a goodbye.
-        may_return: they may come again, which `Kind.LEFT` and their next frames tell; to others
-            they have departed for good.
-        incarnation: how often this rank has been started before in this attempt.
-        mates: ranks that are started again together with this one, and with it are at the same
-            incarnation. Who has been started before meets only these, and immortal ranks.
+        mortal: ranks that may leave without a goodbye.
+        may_return: whether they may rejoin; `Kind.LEFT` reports their loss, and their next frames
+            their return. To others they have left for good.
+        incarnation: how often this rank was started before in this attempt.
+        mates: ranks restarted together with this one, at the same incarnation. A restarted rank
+            meets only these, and ranks that are not mortal.
     """
 
     mortal: frozenset[int] = frozenset()
@@ -80,7 +80,7 @@ ALL_STAY = Membership()
 
 @dataclass(frozen=True, slots=True)
 class _Coming:
-    """A rank that has come again; connected to when the program has taken what came before."""
+    """A rank that has rejoined; connected to once all that arrived before it was received."""
 
     peer: Peer
     incarnation: int
@@ -90,10 +90,10 @@ class _Coming:
 @final
 @dataclass(slots=True)
 class ZmqChannel(Channel):
-    """One rank's end, connected to every other rank.
+    """One rank's channel, connected to every other rank.
 
     Attributes:
-        unknown_peers: who has come from outside the run.
+        unknown_peers: counts of attempts from outside the run.
     """
 
     unknown_peers: UnknownPeers = field(repr=False)
@@ -118,7 +118,7 @@ class ZmqChannel(Channel):
             raise ValueError(f"attempt {frame.attempt} is not {self._roster.attempt}, the run's")
         peer = self._roster.peers[to]
         if (peer.gone or peer.departed) and peer.mortal and self._may_return:
-            return  # nobody misses it: who comes again begins anew
+            return  # no loss: a rank that rejoins begins anew
         if peer.departed or peer.gone:
             raise PeerLostError(to, "it is gone" if peer.gone else "it has said goodbye")
         buffer = encode(frame)
@@ -130,14 +130,14 @@ class ZmqChannel(Channel):
 
     @override
     def receive(self, deadline_seconds: float) -> Frame:
-        """The next frame, from anyone; of kind LEFT where a rank is gone that may come again.
+        """Receive the next frame from any rank; one of kind LEFT reports a rank that may rejoin.
 
-        A rank that has said goodbye before is told of in round 1.
+        If that rank left in order, `round` of the note is 1, else 0.
 
         Raises:
-            BrokenError: a rank sent what cannot be read.
-            PeerLostError: a rank went without saying goodbye.
-            DeadlineError: nothing came in time.
+            BrokenError: a rank sent a message that cannot be read.
+            PeerLostError: a rank left without a goodbye.
+            DeadlineError: no frame arrived in time.
         """
         while self._until(lambda: bool(self._arrived), deadline_seconds):
             first = self._arrived.popleft()
@@ -149,7 +149,7 @@ class ZmqChannel(Channel):
     @override
     def close(self) -> None:
         until = time.monotonic() + self._options.close_seconds
-        # Ranks of which each would survive the other's end send each other nothing.
+        # Ranks that would outlive each other send each other nothing.
         waiting = [
             one
             for one in self._roster.peers.values()
@@ -172,7 +172,7 @@ class ZmqChannel(Channel):
                     left,
                 )
         finally:
-            # Others may still wait for our answers to their goodbyes.
+            # Other ranks may still wait for answers to their goodbyes.
             self._sockets.destroy(max(1.0, until - time.monotonic()) if done else 0.0)
 
     @override
@@ -180,9 +180,9 @@ class ZmqChannel(Channel):
         self._sockets.destroy(0.0)
 
     def lost_peer(self, patience_seconds: float) -> int | None:
-        """The rank that went first, looking for so many seconds; None if all live on.
+        """Watch for so many seconds; returns the rank that was lost first, None if none was.
 
-        Frames that come meanwhile wait for `receive`.
+        Frames that arrive meanwhile wait for `receive`.
         """
         try:
             self._until(lambda: False, patience_seconds)
@@ -191,11 +191,11 @@ class ZmqChannel(Channel):
         return None
 
     def greet(self) -> None:
-        """Connect to all ranks and wait for their greetings.
+        """Connect to all ranks and wait for their HELLOs.
 
         Raises:
-            ConfigError: a rank does not have our keys.
-            PeerLostError: a rank is gone.
+            ConfigError: a rank has other keys.
+            PeerLostError: a rank has left.
             DeadlineError: names the ranks that did not greet.
         """
         peers = [peer for peer in self._roster.peers.values() if not peer.gone]
@@ -212,7 +212,7 @@ class ZmqChannel(Channel):
         self._shut()
 
     def _shut(self) -> None:
-        """Nobody else comes in, unless somebody is missing who may come again."""
+        """Admit no further peers, unless a rank is missing that may rejoin."""
         peers = self._roster.peers.values()
         if not (self._may_return and any(peer.gone for peer in peers)):
             self._sockets.shut()
@@ -220,7 +220,7 @@ class ZmqChannel(Channel):
     def _meet_again(self, coming: _Coming) -> None:
         peer, endpoint = coming.peer, coming.endpoint
         if not peer.greeted or coming.incarnation != peer.incarnation:
-            return  # it is gone already
+            return  # it has left again
         peer.gone = False
         self._endpoints[peer.rank] = endpoint
         self._sockets.connect(peer.rank, endpoint.address)
@@ -228,7 +228,7 @@ class ZmqChannel(Channel):
         self._shut()
 
     def _until(self, done: Callable[[], bool], seconds: float) -> bool:
-        """Handle what happens until `done`; whether that was in time."""
+        """Handle events until `done`; False if the time was not enough."""
         if self._lost is not None:
             raise self._lost
         until = time.monotonic() + seconds
@@ -268,14 +268,14 @@ class ZmqChannel(Channel):
                 return
             peer.departed = True
         elif word is Word.HELLO and frame.number > peer.incarnation:
-            self._leave(peer)  # if that does not show yet
+            self._leave(peer)  # in case its end has not been noticed yet
             endpoint = self._roster.come_again(connection, peer, frame)
             self._arrived.append(_Coming(peer, frame.number, endpoint))
 
     def _note(self, peer: Peer, change: Change) -> None:
         address = self._endpoints[peer.rank].address
         if peer.gone:
-            return  # a connection that is forgotten ends in several ways
+            return  # a connection reports its end in several ways
         if change is Change.UP:
             peer.reached = True
         elif change is Change.REFUSED and not peer.incarnation:
@@ -285,12 +285,12 @@ class ZmqChannel(Channel):
             )
         elif peer.departed and peer.mortal:
             self._leave(peer)
-        elif not peer.departed and peer.to_come is None:  # otherwise it may leave
+        elif not peer.departed and peer.to_come is None:  # otherwise its end is in order
             ended = ENDED if peer.reached else f"{address} cannot be reached"
             self._ended(peer, ended)
 
     def _ended(self, peer: Peer, cause: str) -> None:
-        """Its connection has ended: raise PeerLostError, unless we survive that."""
+        """Handle a lost connection: raise PeerLostError unless this rank outlives the peer."""
         if peer.mortal:
             self._leave(peer)
             return
@@ -298,7 +298,7 @@ class ZmqChannel(Channel):
         raise self._lost
 
     def _leave(self, peer: Peer) -> None:
-        """Forget a rank, and say so after what came from it before."""
+        """Forget a rank, and report it after all that arrived from it before."""
         was_here, has_departed = self._sockets.disconnect(peer.rank), peer.departed
         self._roster.forget(peer)
         if was_here and self._may_return:
@@ -322,23 +322,23 @@ def open_zmq_channel(
     report: Callable[[str], None],
     membership: Membership = ALL_STAY,
 ) -> ZmqChannel:
-    """Listen, meet the other ranks and connect to all of them; called in the rank itself.
+    """Listen, find the other ranks and connect to all of them; called in the rank itself.
 
     Args:
-        rendezvous: of this attempt.
-        rank: this one.
-        world_size: how many ranks there are.
+        rendezvous: that of this attempt.
+        rank: this rank.
+        world_size: number of ranks.
         attempt: how often the run has been restarted.
-        options: of the connections.
+        options: addresses, keys and deadlines.
         report: called with a line of text, once when a message from outside the run was dropped,
             once when a connection was refused.
-        membership: who may go without ending the attempt; nobody by default.
+        membership: ranks that may leave without ending the attempt; none by default.
 
     Raises:
-        ConfigError: the address needs keys, or another rank has others.
+        ConfigError: the address needs keys, or another rank has other keys.
         ResourceError: the address or the rendezvous cannot be used.
-        PeerLostError: a rank went before all had met.
-        DeadlineError: names the ranks that did not come.
+        PeerLostError: a rank left before all had connected.
+        DeadlineError: names the ranks that did not connect.
     """
     sockets = listen(options.address, options.keys, options.enclosed, options.silence_seconds)
     try:
@@ -367,7 +367,7 @@ def open_zmq_channel(
 
 
 def _peers(rank: int, world_size: int, membership: Membership) -> dict[int, Peer]:
-    """The others as they are when a rank starts."""
+    """The state of the other ranks when a rank starts."""
     again, mortal = membership.incarnation, membership.mortal
     return {
         other: Peer(

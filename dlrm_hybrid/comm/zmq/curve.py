@@ -1,8 +1,8 @@
-"""Keys that let the ranks of a run, and nobody else, talk over an open network.
+"""CURVE keys, which let the ranks of a run, and nobody else, talk over an open network.
 
-All ranks share one CURVE key pair: each is server to those that send to it and client of the
-others, and admits only clients that hold that pair. The protocol between ZeroMQ and the list of
-admitted keys is ZAP (https://rfc.zeromq.org/spec/27).
+All ranks share one key pair: each is server to those that send to it and client of the others,
+and admits only clients that hold that pair. ZeroMQ asks about each client by ZAP
+(https://rfc.zeromq.org/spec/27).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ZAP_VERSION = b"1.0"
 
 @dataclass(frozen=True, slots=True)
 class CurveKeys:
-    """The pair that all ranks of a run share.
+    """The CURVE key pair that all ranks of a run share.
 
     Attributes:
         public: 40 characters, Z85.
@@ -41,12 +41,12 @@ class CurveKeys:
 def check_listening(address: str, keys: CurveKeys | None, enclosed: bool) -> None:
     """Raise ConfigError unless ranks may listen on `address`.
 
-    Without keys that is this machine's loopback only: whoever reaches the port could otherwise
+    Without keys that is this machine's loopback only: anyone who reaches the port could otherwise
     send gradients.
 
     Args:
         address: IPv4.
-        keys: of the run.
+        keys: those of the run.
         enclosed: only ranks of the run are on the network of this address.
     """
     try:
@@ -66,7 +66,7 @@ def check_listening(address: str, keys: CurveKeys | None, enclosed: bool) -> Non
 
 
 def make_key_file(path: Path) -> CurveKeys:
-    """Make a new pair and the file that holds it, readable by this user only.
+    """Make a new key pair in a file that only this user can read.
 
     The file is JSON: {"public": 40 characters, "secret": 40 characters}. Copy it to every machine
     of the run.
@@ -86,7 +86,7 @@ def make_key_file(path: Path) -> CurveKeys:
 
 
 def read_key_file(path: Path) -> CurveKeys:
-    """The pair in a file made by `make_key_file`.
+    """Read the key pair from a file made by `make_key_file`.
 
     Raises:
         ConfigError: the file is missing, open to other users, or holds no pair.
@@ -118,11 +118,11 @@ def _is_pair(public: bytes, secret: bytes) -> bool:
 
 
 def zap_reply(request: Sequence[bytes], keys: CurveKeys) -> list[bytes]:
-    """The answer to ZeroMQ's question whether a client may come in.
+    """The ZAP reply that admits or refuses a client.
 
     Args:
         request: version, request id, domain, client address, identity, mechanism, credentials.
-        keys: only a client with this public key may.
+        keys: only a client with this public key is admitted.
     """
     admitted = list(request[5:]) == [b"CURVE", z85.decode(keys.public)]
     status = [b"200", b"OK"] if admitted else [b"400", b"this key is not of this run"]

@@ -1,15 +1,15 @@
-"""Who may speak to a rank, who has said what, and what is on its way: no sockets here.
+"""The roster: which peers may speak to a rank, what they sent and what is under way; no sockets.
 
-Below the frames of the program ranks exchange three words, each with a frame of kind HELLO:
+Below the program's frames ranks exchange three words, each with a frame of kind HELLO:
 
-    HELLO    first message to another rank; holds the token that rank has published, and how often
-             its sender has been started before; who has been also says where it listens itself
+    HELLO    first message to another rank; holds the token which that rank has published, how
+             often its sender was started before, and if so where that listens
     GOODBYE  last message to another rank
     TAKEN    answer to GOODBYE: everything before it has arrived; holds the number of frames and
-             goodbyes that the one who answers has sent the other way, some still on their way
+             goodbyes sent the other way, some of them still under way
 
-A rank leaves when all others have answered and it has taken everything they counted. So nothing is
-lost, and none of two ranks that say goodbye at once leaves the other without an answer.
+A rank leaves once all others have answered and it has taken everything they counted. So nothing
+is lost, and of two ranks that say goodbye at once neither misses its answer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Part = bytes | bytearray | memoryview
 
 
 class Word(Enum):
-    """What a message is below the program; a frame of the program has no word before it."""
+    """Kind of a message below the program; a frame of the program has no word before it."""
 
     FRAME = b""
     HELLO = b"HELLO"
@@ -45,28 +45,28 @@ _WORDS = {word.value: word for word in Word if word is not Word.FRAME}
 
 
 class ForeignError(Exception):
-    """A message from outside this run; says how this shows."""
+    """A message from outside this run; the text says what gave it away."""
 
 
 class BrokenError(DlrmError):
-    """A rank of this run sent what cannot be read."""
+    """A rank of this run sent a message that cannot be read."""
 
 
 @dataclass(slots=True)
 class Peer:
-    """What is known of another rank.
+    """The state of the connections with another rank.
 
     Attributes:
-        rank: its number.
-        greeted: it has said HELLO.
-        reached: our connection to it is up.
-        departed: it has said GOODBYE.
-        sent: frames and goodbyes sent to it.
-        taken: frames and goodbyes that came from it.
-        to_come: of these, how many it had sent when it answered our GOODBYE; None until it has.
-        mortal: we live on when its connection ends without a goodbye.
-        incarnation: how often it had been started before the one that we know.
-        gone: its connection has ended without a goodbye, and it has not come again.
+        rank: its rank.
+        greeted: whether it has said HELLO.
+        reached: whether our connection to it is up.
+        departed: whether it has said GOODBYE.
+        sent: number of frames and goodbyes sent to it.
+        taken: number of frames and goodbyes received from it.
+        to_come: number it had sent when it answered our GOODBYE; None before that.
+        mortal: whether this rank outlives it if it leaves without a goodbye.
+        incarnation: how often it was started before its present process.
+        gone: whether it left without a goodbye and has not rejoined.
     """
 
     rank: int
@@ -82,16 +82,16 @@ class Peer:
 
     @property
     def settled(self) -> bool:
-        """It has everything of ours, and we have everything of its; or it is gone."""
+        """Whether each has everything the other sent, or the peer is gone."""
         return self.gone or (self.to_come is not None and self.taken >= self.to_come)
 
     @property
     def has_met(self) -> bool:
-        """We are connected both ways; nobody waits for one that is gone."""
+        """Whether connections are up both ways, or the peer is gone."""
         return self.gone or (self.greeted and self.reached)
 
     def leave(self) -> None:
-        """Its connection has ended; what was counted on it means nothing any more."""
+        """Reset all that was counted on a connection that has ended."""
         self.gone = True
         self.greeted = self.reached = self.departed = False
         self.sent = self.taken = 0
@@ -100,15 +100,15 @@ class Peer:
 
 @dataclass(slots=True)
 class Roster:
-    """The other ranks, as one rank sees them.
+    """The other ranks of a run, as one rank sees them.
 
     Attributes:
-        rank: whose roster this is.
-        attempt: of the run.
-        token: what others must know to be let in.
+        rank: the rank that keeps this roster.
+        attempt: number of the run's current attempt.
+        token: secret that others must know to be admitted.
         peers: the others by rank.
-        endpoint: where this rank listens, which it says where it has been started before.
-        incarnation: how often it has been.
+        endpoint: where this rank listens; sent to others after a restart.
+        incarnation: how often this rank was started before.
     """
 
     rank: int
@@ -121,7 +121,7 @@ class Roster:
     _forgotten: set[bytes] = field(default_factory=set[bytes], repr=False)
 
     def forget(self, peer: Peer) -> None:
-        """Drop what still comes through the connection of a rank that is gone."""
+        """Forget a rank that has left, with all that still arrives on its connection."""
         peer.leave()
         ended = [one for one, of in self._connections.items() if of is peer]
         self._forgotten.update(ended)
@@ -129,19 +129,19 @@ class Roster:
             del self._connections[connection]
 
     def has_forgotten(self, connection: bytes) -> bool:
-        """Whether it is that of an incarnation that is gone."""
+        """Whether a connection is that of an incarnation that has left."""
         return connection in self._forgotten
 
     def read(self, connection: bytes, parts: Sequence[Part]) -> tuple[Word, Peer, Frame]:
-        """What a message says, and who says it; counts it as taken.
+        """Read a message and its sender; counts it as taken.
 
         Args:
-            connection: it came through; a rank keeps the one on which it said HELLO.
+            connection: the one it arrived on; a rank keeps that of its HELLO.
             parts: a frame, or a word and a frame.
 
         Raises:
             ForeignError: the message is not from a rank of this run.
-            BrokenError: it is, but cannot be read.
+            BrokenError: it is, but the message cannot be read.
         """
         peer = self._connections.get(connection)
         try:
@@ -162,7 +162,7 @@ class Roster:
         return word, peer, frame
 
     def hello(self, token: str) -> list[Part]:
-        """The first message to the rank that has published `token`."""
+        """Make the first message to the rank that has published `token`."""
         said = [np.frombuffer(bytes.fromhex(token), np.uint8)]
         if self.incarnation and self.endpoint is not None:
             text = json.dumps({"address": self.endpoint.address, "token": self.endpoint.token})
@@ -170,19 +170,19 @@ class Roster:
         return [Word.HELLO.value, self._control(*said)]
 
     def goodbye(self, peer: Peer) -> list[Part]:
-        """The last message to another rank."""
+        """Make the last message to another rank."""
         peer.sent += 1
         return [Word.GOODBYE.value, self._control(np.empty(0, np.int64))]
 
     def answer(self, peer: Peer) -> list[Part]:
-        """The answer to a GOODBYE of `peer`."""
+        """Make the answer to a GOODBYE of `peer`."""
         return [Word.TAKEN.value, self._control(np.array([peer.sent], np.int64))]
 
     def answered(self, peer: Peer, parts: Sequence[Part]) -> None:
-        """Take note of an answer to our GOODBYE.
+        """Record an answer to our GOODBYE.
 
         Raises:
-            BrokenError: it is not one.
+            BrokenError: it is not an answer.
         """
         try:
             word, frame = self._decoded(parts)
@@ -215,8 +215,8 @@ class Roster:
         if not self._knows_token(frame):
             raise ForeignError(f"it calls itself rank {frame.sender} and does not know our token")
         if frame.number > peer.incarnation and peer.mortal:
-            # That its last connection has ended may show later: frames of it, before or after this
-            # HELLO, are never taken for those of the new incarnation.
+            # Its last connection may turn out to have ended only later: frames on that one, before
+            # or after this HELLO, are never taken for the new incarnation's.
             return peer
         if peer.greeted or peer.gone or frame.number != peer.incarnation:
             raise ForeignError(f"rank {frame.sender} has said HELLO on another connection")
@@ -225,10 +225,10 @@ class Roster:
         return peer
 
     def come_again(self, connection: bytes, peer: Peer, frame: Frame) -> Endpoint:
-        """Take note of the HELLO of a new incarnation, when the last one is forgotten.
+        """Record the HELLO of a new incarnation, once the last one is forgotten.
 
         Raises:
-            BrokenError: it does not say where it listens.
+            BrokenError: the HELLO does not say where it listens.
         """
         try:
             text = bytes(frame.sections[1].payload)
@@ -261,14 +261,14 @@ class Roster:
 @final
 @dataclass(slots=True)
 class UnknownPeers:
-    """Counts who comes to a rank from outside its run.
+    """Counts attempts to connect or speak from outside the run.
 
     Attributes:
-        rank: to which they came.
+        rank: the rank they came to.
         report: called with a line of text for the first of each kind.
-        foreign_messages: that were dropped.
-        refused_connections: that did not come so far as to send one, without the keys of the run or
-            for a broken greeting; programs that do not even try ZeroMQ's are not seen here.
+        foreign_messages: number of messages dropped.
+        refused_connections: number that failed before a first message, without the keys of the run
+            or with a broken handshake; programs that do not speak ZMTP at all are not counted.
     """
 
     rank: int
@@ -277,12 +277,12 @@ class UnknownPeers:
     refused_connections: int = 0
 
     def message(self, fault: Exception) -> None:
-        """Count a message that was dropped for this reason."""
+        """Count a message dropped for this reason."""
         self.foreign_messages += 1
         self._tell(self.foreign_messages, f"dropped a message from outside this run: {fault}")
 
     def connection(self) -> None:
-        """Count a connection that was refused."""
+        """Count a refused connection."""
         self.refused_connections += 1
         fault = "refused a connection without this run's keys or with another protocol"
         self._tell(self.refused_connections, fault)

@@ -1,4 +1,4 @@
-"""The longest message, and what makes those that are longer smaller."""
+"""The limit on messages, and advice on how to make longer ones shorter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_size(frame: Frame, to: int, num_bytes: int) -> None:
     """Refuse a message that its receiver would drop.
 
     Raises:
-        ConfigError: it is too long; says which, how long it may be, and what makes it shorter.
+        ConfigError: it is too long; names message and limit, and advises.
     """
     if num_bytes > MAX_MESSAGE_BYTES:
         advice = _SMALLER.get(frame.kind)

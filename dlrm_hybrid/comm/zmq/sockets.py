@@ -1,13 +1,13 @@
 """The ZeroMQ sockets of one rank.
 
-    others' DEALER ──▶ ROUTER   bound: what others send; answers to their goodbyes go back here
-    others' ROUTER ◀── DEALER   one for each other rank: what this rank sends
-                       PAIR     one for each DEALER: tells at once when that connection ends
-                       PAIR     for the ROUTER: tells of whoever could not even say who it is
-                       REP      with CURVE: decides which keys come in
+    others' DEALER ──▶ ROUTER   bound: receives from others; answers to their goodbyes go back here
+    others' ROUTER ◀── DEALER   one per other rank: sends to it
+                       PAIR     one per DEALER: reports at once when that connection ends
+                       PAIR     for the ROUTER: reports failed handshakes
+                       REP      with CURVE: decides which keys are admitted
 
-Queues have no high-water mark: it counts messages, drops or blocks at a number that says nothing
-about bytes, and how much is on its way is bounded by what the ranks wait for.
+Queues have no high-water mark: it would drop or block at a number of messages, whatever their
+size. What is under way is bounded by what the ranks wait for.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from dlrm_hybrid.comm.zmq.roster import Part
 from dlrm_hybrid.comm.zmq.size import MAX_MESSAGE_BYTES
 from dlrm_hybrid.types import ResourceError
 
-NO_COPY_BYTES = 1 << 16  # below this a copy costs less than keeping track of the buffer
-HEARTBEATS = 4  # in the time after which silence ends a connection
+NO_COPY_BYTES = 1 << 16  # below this a copy is cheaper than tracking the buffer
+HEARTBEATS = 4  # per time of silence that ends a connection
 NEVER_MILLISECONDS = 24 * 3_600_000
-# Who connects and says nothing is cut off after so long, even while this rank has no descriptor
-# left for those that belong here; well below network.patience_seconds.
+# A peer that connects and says nothing is cut off after so long, even while this rank has no
+# descriptor left for its own peers; well below network.patience_seconds.
 HANDSHAKE_SECONDS = 5.0
-SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27  # Linux, where Python has no names for them
+SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27  # of Linux; Python lacks them
 
 _HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -59,7 +59,7 @@ _Socket = zmq.Socket[bytes]
 
 
 class Change(Enum):
-    """What happened to the connection to another rank."""
+    """A change of the connection to another rank."""
 
     UP = "up"
     REFUSED = "refused"
@@ -68,7 +68,7 @@ class Change(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Came in from another rank, or from an unknown peer."""
+    """Event: a message came from another rank or an unknown peer."""
 
     connection: bytes
     parts: list[Part]
@@ -76,7 +76,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Came back from the rank to which this rank has connected."""
+    """Event: an answer came back from a rank to which this rank has connected."""
 
     rank: int
     parts: list[Part]
@@ -84,7 +84,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """Happened to the connection to another rank."""
+    """Event: the connection to another rank has changed."""
 
     rank: int
     change: Change
@@ -92,7 +92,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Somebody came without the keys, or speaks another protocol, and was not let in."""
+    """Event: a peer without the keys, or with another protocol, was refused."""
 
 
 Event = Message | Answer | Changed | Refused
@@ -100,7 +100,7 @@ Event = Message | Answer | Changed | Refused
 
 @dataclass(slots=True)
 class Sockets:
-    """What one rank listens on and sends through.
+    """The sockets that one rank listens on and sends through.
 
     Attributes:
         address: where the rank listens: `tcp://127.0.0.1:40001`.
@@ -128,9 +128,9 @@ class Sockets:
     def connect(self, rank: int, address: str) -> None:
         """Open the connection over which this rank sends to another."""
         dealer = _socket(self._context, zmq.DEALER)
-        # A connection that has ended stays ended: what was in it is lost, so is the run.
+        # A connection that has ended stays so: what was in it is lost, and with it the run.
         dealer.reconnect_ivl = NEVER_MILLISECONDS
-        # A thread of ZeroMQ's answers, however long the process computes; none if it is stopped.
+        # A thread of ZeroMQ's answers even while the process computes, but not if it is stopped.
         dealer.heartbeat_ivl = math.ceil(1000 * self._silence_seconds / HEARTBEATS)
         dealer.heartbeat_timeout = math.ceil(1000 * self._silence_seconds)
         if self._keys is not None:
@@ -143,7 +143,7 @@ class Sockets:
         dealer.connect(address)
 
     def disconnect(self, rank: int) -> bool:
-        """Drop the connection to a rank, with all that is on its way; False if there is none."""
+        """Drop the connection to a rank, with all that is under way; False if there is none."""
         dealer = self._dealers.pop(rank, None)
         if dealer is None:
             return False
@@ -158,10 +158,10 @@ class Sockets:
         return True
 
     def shut(self) -> None:
-        """Nobody else comes in; connections that are up stay so.
+        """Admit no further peers; connections that are up stay so.
 
-        To close the listening socket would end those, too, so the kernel is told to drop whatever
-        comes for it. Linux only; elsewhere unknown peers may go on to connect.
+        Closing the listening socket would end those too, so the kernel is made to drop whatever it
+        receives. Linux only; elsewhere unknown peers may go on to connect.
         """
         if sys.platform != "linux":
             return
@@ -170,7 +170,7 @@ class Sockets:
         self._filter(SO_ATTACH_FILTER, program)
 
     def unshut(self) -> None:
-        """Let others come in again, who must say who they are as at the start."""
+        """Admit peers again, who must identify themselves as at the start."""
         if sys.platform == "linux":
             with suppress(FileNotFoundError):  # it was not shut
                 self._filter(SO_DETACH_FILTER, struct.pack("i", 0))
@@ -180,7 +180,7 @@ class Sockets:
             listener.setsockopt(sockets.SOL_SOCKET, option, value)
 
     def watch_answers(self) -> None:
-        """From now on `wait` wakes up for answers to goodbyes, too."""
+        """Let `wait` wake up for answers to goodbyes too."""
         for rank, dealer in self._dealers.items():
             self._watch(dealer, partial(self._answers, rank))
             self._answering.append(rank)
@@ -195,13 +195,12 @@ class Sockets:
         return _send(self._router, [connection, *parts])
 
     def wait(self, seconds: float) -> list[Event]:
-        """What happened, oldest message first; waits up to `seconds` for something.
+        """Collect events, oldest message first; waits up to `seconds` for the first one.
 
-        It takes one or two messages of the others at a time, so that lost connections are soon
-        seen.
+        Takes only one or two messages of other ranks at a time, to notice lost connections soon.
         """
-        # A descriptor of ZeroMQ's tells of what its socket has not looked at yet, and of nothing
-        # else: sockets that may have looked while they sent are asked first.
+        # A descriptor of ZeroMQ reports only what its socket has not looked at yet, so sockets that
+        # may have looked while they sent are asked first.
         happened = self._message()
         for rank in self._answering:
             happened.extend(self._answers(rank))
@@ -210,7 +209,7 @@ class Sockets:
         return happened
 
     def destroy(self, linger_seconds: float) -> None:
-        """Close everything; what is queued still leaves if that takes no longer than given."""
+        """Close everything; queued messages still leave if that takes no longer than given."""
         if self._context.closed:
             return
         for watched in (self._router, *self._dealers.values()):
@@ -244,12 +243,12 @@ class Sockets:
 
     def _changes(self, rank: int, monitor: _Socket) -> list[Event]:
         changes = [Changed(rank, _change(event)) for event in _events(monitor)]
-        # What came back before a connection ended is told before its end.
+        # Answers from before the end of a connection must be handled before that end.
         return [*self._answers(rank), *changes]
 
 
 def listen(address: str, keys: CurveKeys | None, enclosed: bool, silence_seconds: float) -> Sockets:
-    """Sockets of this rank, listening on a free port of `address`; made in the rank itself.
+    """Open this rank's sockets, listening on a free port of `address`; called in the rank itself.
 
     See `check_listening`, and `ZmqOptions` for `silence_seconds`.
 
@@ -282,13 +281,13 @@ def listen(address: str, keys: CurveKeys | None, enclosed: bool, silence_seconds
     router.setsockopt(zmq.USE_FD, number)
     bound = f"tcp://{address}:{port}"
     made = Sockets(bound, number, context, router, silence_seconds, keys, gate, door)
-    router.bind(bound)  # now that all is watched that somebody who comes may set off
+    router.bind(bound)  # only now that all events of a peer are watched
     return made
 
 
 def _socket(context: zmq.Context[_Socket], kind: int) -> _Socket:
     socket = context.socket(kind)
-    socket.linger = 0  # a rank that fails does not wait for anybody; `destroy` sets its own
+    socket.linger = 0  # a failing rank waits for nobody; `destroy` sets its own
     socket.sndhwm = 0
     socket.rcvhwm = 0
     return socket
@@ -318,7 +317,7 @@ def _events(monitor: _Socket) -> Iterator[int]:
 
 
 def _parts(socket: _Socket) -> list[Part]:
-    """All parts of a message; large ones as views of ZeroMQ's own memory."""
+    """Receive all parts of a message; large ones are views of ZeroMQ's memory."""
     parts: list[Part] = []
     while True:
         part = socket.recv(copy=False)

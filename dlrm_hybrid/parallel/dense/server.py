@@ -113,7 +113,7 @@ class ParameterServer:
         self._states = self._settled((0,) * topology.stages)
 
     def handle(self, frame: Frame) -> list[Outgoing]:
-        """Handle a PULL, or a PUSH, which may be empty; returns the frames to send at once.
+        """Handle a PULL or a possibly empty PUSH; returns the frames to send before the next call.
 
         Raises:
             DlrmError: the frame is not due or does not fit; the message names rank and number.
