@@ -17,6 +17,8 @@ from types import FrameType
 PR_SET_PDEATHSIG = 1
 STOPPED = ("T", "t")
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
+FORKSERVER_ERRORS = "dlrm_hybrid-forkserver"
+"""Name of the file in memory that has the standard error of a supervisor's forkserver."""
 
 
 @contextmanager

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import signal
-import sys
-import threading
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing import forkserver
+from multiprocessing import forkserver, reduction, spawn, util
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess, set_spawning_popen
+from multiprocessing.popen_forkserver import Popen
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any
 
 from dlrm_hybrid.limits import check_temporary_folder
-from dlrm_hybrid.process import shielded
+from dlrm_hybrid.process import FORKSERVER_ERRORS, shielded
 from dlrm_hybrid.run.rank.process import PeerFailure, Rank, run_rank
 from dlrm_hybrid.telemetry.events import Event
 
 PRELOAD = "dlrm_hybrid.run.rank.preload"
 LOG_TAIL_BYTES = 4096
+OF_MAIN = ("init_main_from_name", "init_main_from_path")  # what a child imports as __main__
 
 
 @dataclass(slots=True)
@@ -135,18 +137,10 @@ class _ForkserverErrors:
     descriptor: int | None = None
     begin: int = 0
 
-    @contextmanager
-    def caught(self) -> Generator[None, None, None]:
-        """What is started inside writes there."""
+    def open(self) -> None:
+        """Make the file that the forkserver looks for in its parent; see `run.rank.preload`."""
         if self.descriptor is None:
-            self.descriptor = os.memfd_create("forkserver")
-        before = os.dup(2)
-        os.dup2(self.descriptor, 2)
-        try:
-            yield
-        finally:
-            os.dup2(before, 2)
-            os.close(before)
+            self.descriptor = os.memfd_create(FORKSERVER_ERRORS)
 
     def text(self) -> str:
         """All of it since the attempt before."""
@@ -165,7 +159,6 @@ class _ForkserverErrors:
 
 
 _ERRORS = _ForkserverErrors()
-_STARTING = threading.Lock()  # what a start changes for a moment, all threads see
 
 
 def forkserver_errors() -> str:
@@ -187,7 +180,8 @@ def ensure_forkserver(modules: Sequence[str] = ()) -> None:
     """
     check_temporary_folder()
     forkserver.set_forkserver_preload([PRELOAD, *modules])
-    with _STARTING, shielded(), _ERRORS.caught():
+    _ERRORS.open()
+    with shielded():
         forkserver.ensure_running()
 
 
@@ -203,25 +197,40 @@ def start(rank: Rank, entry: str) -> Running:
     rank.log_folder.mkdir(parents=True, exist_ok=True)
     receiver, sender = context.Pipe(duplex=False)
     log_begin = _size(rank.log_folder / f"{rank.name}.log")
-    process = context.Process(target=run_rank, args=(rank, entry, sender), name=rank.name)
-    with _STARTING, _without_main():
-        process.start()
+    process = _RankProcess(target=run_rank, args=(rank, entry, sender), name=rank.name)
+    process.start()
     sender.close()  # or the end of the rank would not end the connection
     return Running(rank, process, receiver, log_begin)
 
 
-@contextmanager
-def _without_main() -> Generator[None, None, None]:
-    """What is started inside does not import the program that starts it, which it does not need.
+class _RankPopen(Popen):
+    """Forks a child that does not import the program that starts it, which it does not need.
 
-    A script that starts ranks would run again in each of them.
+    A script that starts ranks would run again in each of them. Otherwise as multiprocessing does.
     """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
+
+    def _launch(self: Any, process_obj: BaseProcess) -> None:
+        internals: Any = util  # whose types are not known
+        data = spawn.get_preparation_data(process_obj.name)
+        text = io.BytesIO()
+        set_spawning_popen(self)
+        try:
+            reduction.dump({key: data[key] for key in data if key not in OF_MAIN}, text)
+            reduction.dump(process_obj, text)
+        finally:
+            set_spawning_popen(None)
+        self.sentinel, descriptor = forkserver.connect_to_new_process(self._fds)
+        held = os.dup(descriptor)  # while it is open the child sees that its parent lives
+        self.finalizer = util.Finalize(self, internals.close_fds, (held, self.sentinel))
+        with os.fdopen(descriptor, "wb") as pipe:
+            pipe.write(text.getbuffer())
+        self.pid = forkserver.read_signed(self.sentinel)
+
+
+class _RankProcess(ForkServerProcess):
+    @staticmethod
+    def _Popen(process_obj: BaseProcess) -> Popen:  # noqa: N802 - multiprocessing's name
+        return _RankPopen(process_obj)
 
 
 def end(running: Sequence[Running]) -> None:

@@ -10,8 +10,10 @@ def test_what_cannot_be_imported_ends_the_run_and_is_named(tmp_path: Path) -> No
     """It is no loss: another forkserver would fail in the same way."""
     (tmp_path / "broken.py").write_text("raise OSError('cannot load x.so')\n", "utf-8")
     program = (
+        "import os\n"
         "from pathlib import Path\n"
         "import test_supervisor as t\n"
+        "os.dup2 = None  # a program that starts ranks keeps the descriptors it has\n"
         "from dlrm_hybrid.run.running import ensure_forkserver\n"
         "ensure_forkserver(['broken'])\n"
         f"ranks = t.ranks(Path({str(tmp_path)!r}), '3')\n"

@@ -9,11 +9,26 @@ from __future__ import annotations
 
 import gc
 import os
+from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 
-from dlrm_hybrid.process import die_with_parent
+from dlrm_hybrid.process import FORKSERVER_ERRORS, die_with_parent
 
 SLOW = ("torch", "zmq", "dlrm_hybrid.model.sharded_embeddings", "dlrm_hybrid.train.loop")
+
+
+def write_errors(parent: int) -> None:
+    """Standard error goes to the file that the supervisor has opened for it, if there is one.
+
+    It is looked for here, so that the program that starts ranks keeps its own descriptors.
+    """
+    for link in Path(f"/proc/{parent}/fd").iterdir():
+        with suppress(OSError):  # of descriptors that are closed meanwhile
+            if str(link.readlink()).startswith(f"/memfd:{FORKSERVER_ERRORS}"):
+                descriptor = os.open(link, os.O_WRONLY | os.O_APPEND)
+                os.dup2(descriptor, 2)
+                os.close(descriptor)
 
 
 def make_first() -> None:
@@ -31,6 +46,8 @@ def make_first() -> None:
     builtin("criteo_kaggle")
 
 
+with suppress(OSError):  # where there is no /proc, errors go to the terminal
+    write_errors(os.getppid())
 die_with_parent(os.getppid())  # before imports that take seconds: a run may be refused meanwhile
 for name in SLOW:
     import_module(name)
