@@ -203,6 +203,16 @@ def complete(root: Path) -> list[Path]:
     return sorted(filter(_is_complete, found), key=step_of)
 
 
+def later(path: Path) -> list[Path]:
+    """The complete checkpoints of later steps, beside the one that is taken of this path.
+
+    Raises:
+        DataError: as `find`.
+    """
+    taken = find(path)
+    return [one for one in complete(taken.parent) if step_of(one) > step_of(taken)]
+
+
 def step_of(folder: Path) -> int:
     """The step in the name of a checkpoint's folder; a name may have more digits than another."""
     return int(folder.name.removeprefix(PREFIX))

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from dlrm_hybrid.checkpoint.folder import find, has_checkpoint, read_facts
+from dlrm_hybrid.checkpoint.folder import find, has_checkpoint, later, read_facts
 from dlrm_hybrid.checkpoint.manifest import MANIFEST_FILE, Score
 from dlrm_hybrid.config.identity import (
     CONFIG_FILE,
@@ -188,6 +188,8 @@ def tell_start(request: Request, resume_from: Path | None, say: Callable[[str], 
         say(f"starting from the weights of {resume_from}")
     elif resume_from is not None and resume == "auto":
         say(f"checkpoint.resume=auto: going on with the run in {folder}, as configured there")
+        if names := ", ".join(one.name for one in later(folder)):
+            say(f"the first checkpoint that is saved now replaces those of later steps: {names}")
     elif resume == "auto":
         say(f"checkpoint.resume=auto: no checkpoint in {folder} yet; starting at step 0")
 

@@ -284,7 +284,7 @@ def test_a_run_says_that_there_is_nothing_to_go_on_from_or_to_do(
 def test_a_run_goes_on_as_its_folder_says_and_writes_where_the_command_line_says(
     train: Train, small_rows: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = ("train.steps=10", "optimizer.lr=0.05", "name=mine")
+    given = ("train.steps=10", "checkpoint.every=5", "optimizer.lr=0.05", "name=mine")
     assert train("run", *given)[0] == 0
     _, folder = train("run", *given)
     config = (folder / "config.json").read_text()
@@ -298,8 +298,11 @@ def test_a_run_goes_on_as_its_folder_says_and_writes_where_the_command_line_says
     assert told.endswith(f"to go on there, add {rows}\n")
     assert run([*alone, rows, "optimizer.lr=0.1"]) == 2
     assert "  optimizer.lr = 0.1: the checkpoint was made with 0.05" in capsys.readouterr().err
+    (folder / "checkpoints" / "latest").write_text("step_00000005\n")
     assert run([*alone, rows, "threads=2"]) == 0
-    assert f"going on with the run in {folder}, as configured there" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"going on with the run in {folder}, as configured there" in told
+    assert "replaces those of later steps: step_00000010\n" in told
     changed = json.loads(config) | {"threads": 2}
     changed["checkpoint"]["resume"] = "auto"
     assert json.loads((folder / "config.json").read_text()) == changed
