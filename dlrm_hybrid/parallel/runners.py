@@ -46,7 +46,8 @@ class ProcessRunner:
                         effect = program.send(answer)
                 except StopIteration as end:
                     return end.value
-                assert isinstance(effect, Receive), "the others of a group live in other processes"
+                if not isinstance(effect, Receive):  # others of a group are in other processes
+                    raise DlrmError(f"internal error: a rank of its own cannot answer {effect!r}")
                 # Also where another thread receives.
                 with self.clock.waiting(effect.kind.name.lower()):
                     if effect.waits:

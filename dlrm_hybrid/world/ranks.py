@@ -18,7 +18,7 @@ from dlrm_hybrid.run.rank.process import Rank
 from dlrm_hybrid.run.running import Forwarder, ensure_forkserver
 from dlrm_hybrid.run.supervisor import Outcome, run_attempts
 from dlrm_hybrid.telemetry.events import Event
-from dlrm_hybrid.types import DataError, ExitCode, ResourceError, RunFailedError
+from dlrm_hybrid.types import DataError, DlrmError, ExitCode, ResourceError, RunFailedError
 from dlrm_hybrid.world.orders import Arrays, Message, connection_of, receive, send
 
 ENTRY = "dlrm_hybrid.world.rank:world_rank"
@@ -104,7 +104,8 @@ class WorldRanks:
                 self._fail()
             self._workers[here.values["rank"]] = connection
             steps.append(here.values["steps"])
-        assert len(set(steps)) == 1, f"workers at steps {steps}"
+        if len(set(steps)) != 1:
+            raise DlrmError(f"internal error: workers at steps {steps}")
         return steps[0]
 
     def ask(
