@@ -1,1 +1,1 @@
-"""Events, metrics, sinks and the summary of a run."""
+"""Measuring a run: events, metrics, time spans, traffic, sinks and the summary."""

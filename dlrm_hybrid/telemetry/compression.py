@@ -1,7 +1,8 @@
-"""What compression let through, counted where it happens and summed over a run: pure.
+"""Counts of elements before and after compression, summed over intervals and ranks; pure.
 
-Names: `gradient.<tensor>`, `activation.<boundary>`; of rows that travel as levels `rows.levels`,
-elements of their gradients, and `rows.lost_residuals`, rows of which what rounding left is lost.
+Names: `gradient.<tensor>`, `activation.<boundary>`; for embedding rows sent as quantised levels,
+`rows.levels` counts elements of their gradients, `rows.lost_residuals` rows whose rounding residual
+was lost.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 Counts = Mapping[str, Mapping[str, float]]
-"""By name: elements, sent (of these), and of thresholds how many there are and their sum."""
+"""By name: number of elements, of those sent, of thresholds, and the sum of the thresholds."""
 
 GRADIENT = "gradient."
 ACTIVATION = "activation."
 
 
 def counted(elements: int, sent: int, threshold_sum: float, thresholds: int) -> dict[str, float]:
-    """The counts of one name."""
+    """Make the counts of one name."""
     return {
         "elements": elements,
         "sent": sent,
@@ -27,7 +28,7 @@ def counted(elements: int, sent: int, threshold_sum: float, thresholds: int) -> 
 
 
 def merged(several: Iterable[Counts]) -> dict[str, dict[str, float]]:
-    """The sums of several ranks' or intervals' counts."""
+    """Add up the counts of several ranks or intervals."""
     sums: dict[str, dict[str, float]] = {}
     for counts in several:
         for name, values in counts.items():
@@ -38,7 +39,7 @@ def merged(several: Iterable[Counts]) -> dict[str, dict[str, float]]:
 
 
 def values_of(counts: Counts) -> dict[str, Any]:
-    """What an event says: by name the density and the mean threshold; null where there is none."""
+    """The values of an event: counts, density and mean threshold by name; null if undefined."""
     return {
         name: {
             "elements": one["elements"],
@@ -51,7 +52,7 @@ def values_of(counts: Counts) -> dict[str, Any]:
 
 
 def density(several: Iterable[Mapping[str, Any]], prefix: str) -> float | None:
-    """Share of the elements sent over several events' values, of the names with this prefix."""
+    """Share of elements sent, over several events' values and all names with a prefix."""
     tallies = [
         tally for values in several for name, tally in values.items() if name.startswith(prefix)
     ]

@@ -1,4 +1,4 @@
-"""What happens in a run, as lines of `events.jsonl`: all tables and plots are made from it."""
+"""Events of a run, the lines of `events.jsonl`, from which all tables and plots are made."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PHASES = (Phase.TRAIN, Phase.EVALUATE, Phase.CHECKPOINT)
 
 
 class Kind(StrEnum):
-    """The kinds of events; `values` of each are listed at `Event`."""
+    """Kinds of events; `Event` lists the `values` of each."""
 
     STARTED = "started"
     TICK = "tick"
@@ -38,46 +38,47 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One line of the record.
+    """An event of a run, one line of `events.jsonl`.
 
     Attributes:
         kind: what happened.
         step: training steps done when it happened, over all attempts.
-        time_seconds: since 1970.
+        time_seconds: time since 1970.
         values: by kind —
-            started: attempt (starts before this one), rank and role of the leader, pid,
+            started: attempt (number of earlier starts), rank and role of the leader, pid,
                 steps_total, samples (so far), batches (that each trainer has learned from so far;
                 empty where all learn from one in each step), samples_per_step, train_rows,
                 validation_rows and test_rows (of the parts that are scored), changed_arithmetic (a
-                text for each change since the checkpoint that it resumes from, see
-                `run.rank.facts`), bfloat16_speed (of its matrix products, float32 is 1; null for
-                float32) and bfloat16_repeats of that measurement.
-            tick: samples, loss and accuracy so far, sent bytes as in progress; for the eye only,
-                never recorded.
-            working: task, done, total and unit (rows or bytes) of what takes a while, such as an
-                evaluation; for the eye only, never recorded.
+                text for each change since the checkpoint it resumes from, see `run.rank.facts`),
+                bfloat16_speed (of its matrix products, float32 is 1; null for float32) and
+                bfloat16_repeats of that measurement.
+            tick: samples, loss and accuracy so far, sent bytes as in progress; for the display
+                only, never recorded.
+            working: task, done, total and unit (rows or bytes) of a long task, such as an
+                evaluation; for the display only, never recorded.
             progress: samples (so far), rows (in this interval), loss and accuracy (means over the
-                interval), batches (if it has any), lr (that the optimizer of the dense weights
-                applies), samples_per_step, and timed_rows, timed_seconds, timed_cpu_seconds
-                and seconds_by_span (see `spans.Span`) of the training steps in it that belong to no
-                warm-up, as the leader sees them; sent_bytes by all ranks, dense_equivalent_bytes of
-                these, and sent_rows, trained on meanwhile: null where nothing is counted.
+                interval), batches (see `started`, if not empty), lr (of the dense optimizer),
+                samples_per_step, and, for training steps of the interval after warm-up, as the
+                leader measures them, timed_rows, timed_seconds, timed_cpu_seconds and
+                seconds_by_span (see `spans.Span`); sent_bytes of all ranks, their
+                dense_equivalent_bytes, and sent_rows, trained on meanwhile: null where nothing is
+                counted.
             compression: samples, and under `of` by tensor and boundary the elements, those sent,
                 density and mean threshold of the interval that ends here.
             evaluated: samples, part (see `ScoredPart`; missing where there is only one to test on),
                 seconds and the scores.
-            saved: of a checkpoint that is valid now, at the step of which it is: path, num_bytes,
-                seconds for which training stood still, background_seconds from then on.
-            rank: of one rank in one attempt that came to an end: rank, role, all of
-                `RankMeter.values`, and where it listens under `strangers` the foreign_messages that
-                it dropped and the refused_connections.
+            saved: of a checkpoint of this step, valid from now on: path, num_bytes, seconds that
+                training was paused, background_seconds after that.
+            rank: of one rank at the end of an attempt: rank, role, all of `RankMeter.values`, and
+                if it listens, under `strangers`, foreign_messages that it dropped and
+                refused_connections.
             finished: nothing.
             stopping: nothing; a signal has stopped the run, which saves now; never recorded.
             stopped: samples; by a signal, or by values that are not finite.
             failed: exit_code, message, and lost: ranks of which one is gone, and the cause, or
                 nothing; for the supervisor, never recorded.
             left: nothing; this rank leaves and may come again; for the supervisor, never recorded.
-            lost: rank and its incarnation, of which nothing is heard any more; likewise.
+            lost: rank and incarnation of a rank no longer heard of; likewise.
     """
 
     kind: Kind
@@ -86,16 +87,16 @@ class Event:
     values: Mapping[str, Any]
 
     def to_json(self) -> str:
-        """One line without its end."""
+        """The event as a line of JSON, without the newline."""
         head = {"kind": self.kind.value, "step": self.step, "time_seconds": self.time_seconds}
         return json.dumps({**head, **self.values}, allow_nan=False)
 
 
 def from_json(line: str | bytes) -> Event:
-    """The event of one line.
+    """Parse a line to an event.
 
     Raises:
-        ValueError: it is none; says why.
+        ValueError: it is no event; says why.
     """
     try:
         values: dict[str, Any] = json.loads(line)
@@ -108,15 +109,15 @@ def from_json(line: str | bytes) -> Event:
 
 
 def read(path: Path) -> Iterator[Event]:
-    """All events of a file; a last line cut short, by a kill or for now, is left out.
+    """Yield the events of a file, without a last line that is incomplete.
 
     Raises:
-        DataError: it is no plain file, a link leads out of its folder, or a line is no event; names
-            file and line.
+        DataError: it is no plain file, a link that leads out of its folder, or a line is no event;
+            names file and line.
     """
     with plain_file(path.parent, path.name).open("rb") as file:
         for number, line in enumerate(file, 1):
-            # A running process may write its rest meanwhile: that would be read as a line too.
+            # Stop: a running process may complete it now, and its rest would be read as a line.
             if not line.endswith(b"\n"):
                 return
             try:
@@ -126,33 +127,33 @@ def read(path: Path) -> Iterator[Event]:
 
 
 def curve(record: Iterable[Event]) -> list[Event]:
-    """The points of the loss curve that are means of as many steps as the others.
+    """The points of the loss curve: `progress` events over whole intervals.
 
-    What the last steps add to sums is in an event too, which may be of one step: noise.
+    The last interval may be as short as a step, so its mean is noise.
     """
     points = (event for event in record if event.kind is Kind.PROGRESS)
     return [event for event in points if not event.values.get("is_short")]
 
 
 def part_of(event: Event) -> ScoredPart:
-    """The rows whose scores an `evaluated` event has."""
+    """The part of the rows that an `evaluated` event has scored."""
     return ScoredPart(event.values.get("part", ScoredPart.TEST))
 
 
 def until(
     events: Iterable[Event], step: int, evaluated_step: int, tested_step: int = -1
 ) -> list[Event]:
-    """The events of a run as it was when the checkpoint of `step` was written.
+    """The recorded events of a run up to the checkpoint of `step`, for resuming from it.
 
-    What came later is repeated after resuming, so its rows would be recorded twice. So would
-    an evaluation at `step` itself that was made after saving: each rank goes by what the checkpoint
-    knows, and all must evaluate, or none. That an attempt was made stays true.
+    Later events are repeated after resuming, so would be recorded twice. So would an evaluation at
+    `step` that was made after saving: each rank goes by what the checkpoint knows, and all must
+    evaluate, or none. `started` events are all kept.
 
     Args:
-        events: on record.
-        step: of the checkpoint.
-        evaluated_step: of the last evaluation that it knows of, -1 for none.
-        tested_step: of the last one on the test part, where others decide.
+        events: recorded events.
+        step: step of the checkpoint.
+        evaluated_step: step of the last evaluation that the checkpoint knows of, -1 for none.
+        tested_step: the same on the test part, if evaluations score the validation part.
     """
 
     def last(event: Event) -> int:

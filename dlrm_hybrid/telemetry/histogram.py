@@ -1,8 +1,7 @@
-"""Whole numbers that are measured often, as counts in buckets: nanoseconds of steps, updates that
-pushes have missed, distinct ids of batches.
+"""Histograms of whole numbers: nanoseconds of steps, staleness of pushes, distinct ids of batches.
 
 Each number below 256 has a bucket of its own. Above, a bucket is at most 1/128 wide, so a quantile
-is within 0.4 % of the true one. The counts of several ranks, or attempts, add up to those of all.
+is within 0.4 % of the true one. Histograms of ranks or attempts can be added.
 
 Shapes: B rows of a batch, F tables.
 """
@@ -19,19 +18,19 @@ import numpy.typing as npt
 
 from dlrm_hybrid.bags import Bags, table_offsets
 
-EXACT_BITS = 8  # of a number, from its highest one, tell buckets apart
-SAMPLED = 64  # of so many batches the ids of one are counted, the first one's too
+EXACT_BITS = 8  # leading bits of a number that decide its bucket
+SAMPLED = 64  # count the ids of every 64th batch, beginning with the first
 
 
 @final
 @dataclass(slots=True)
 class Histogram:
-    """Numbers that were counted.
+    """Counts of whole numbers in buckets.
 
     Attributes:
-        counts: of each bucket, by the least number in it.
-        total: the sum of all numbers, exact.
-        largest: of all numbers, exact.
+        counts: counts by the least number of each bucket.
+        total: the exact sum of all numbers.
+        largest: the exact maximum of all numbers.
     """
 
     counts: Counter[int] = field(default_factory=Counter[int])
@@ -40,12 +39,12 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many numbers there are."""
+        """Number of numbers counted."""
         return self.counts.total()
 
     @property
     def mean(self) -> float | None:
-        """Exact; None without numbers."""
+        """The exact mean; None without numbers."""
         return self.total / self.count if self.counts else None
 
     def add(self, number: int) -> None:
@@ -56,10 +55,10 @@ class Histogram:
         self.largest = max(self.largest, number)
 
     def quantile(self, share: float) -> int | None:
-        """The number that at least this share of all does not exceed; None without numbers.
+        """The smallest number that at least this share does not exceed; None without numbers.
 
         Args:
-            share: of 0 to 1.
+            share: 0 to 1.
         """
         rest = share * self.count
         for least in sorted(self.counts):
@@ -69,10 +68,10 @@ class Histogram:
         return None
 
     def figures(self, *percents: int) -> dict[str, float | None]:
-        """What a summary says: mean, quantiles and largest number; null without numbers.
+        """Mean, quantiles and maximum for a summary; None without numbers.
 
         Args:
-            percents: of the quantiles, such as 95 for `p95`.
+            percents: quantiles in percent, such as 95 for `p95`.
         """
         return {
             "mean": self.mean,
@@ -81,19 +80,19 @@ class Histogram:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """The counts themselves, for an event; `from_json` reads them."""
+        """The counts as JSON values, for an event; `from_json` reads them."""
         counts = {str(least): count for least, count in sorted(self.counts.items())}
         return {"counts": counts, "total": self.total, "largest": self.largest}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Histogram:
-        """What `to_json` has returned."""
+        """Read the values of `to_json`."""
         counts = Counter({int(least): count for least, count in values["counts"].items()})
         return cls(counts, values["total"], values["largest"])
 
     @classmethod
     def merged(cls, several: Iterable[Histogram]) -> Histogram:
-        """The numbers of all, in a new one."""
+        """Add up histograms in a new one."""
         total = cls()
         for part in several:
             total.counts.update(part.counts)
@@ -103,11 +102,11 @@ class Histogram:
 
 
 ByTrainer = Mapping[int, Histogram]
-"""What was counted of each trainer, by its number."""
+"""A histogram for each trainer, by its number."""
 
 
 def merged_by_trainer(several: Iterable[ByTrainer]) -> dict[int, Histogram]:
-    """What several servers, attempts or ranks have counted, trainer by trainer."""
+    """Add up the histograms of several servers, attempts or ranks, trainer by trainer."""
     parts: dict[int, list[Histogram]] = {}
     for by_trainer in several:
         for trainer, part in by_trainer.items():
@@ -118,26 +117,26 @@ def merged_by_trainer(several: Iterable[ByTrainer]) -> dict[int, Histogram]:
 @final
 @dataclass(slots=True)
 class IdSample:
-    """How many distinct ids a trainer's batch has, all tables together: counted in some batches.
+    """Samples the number of distinct ids in a trainer's batches, added up over the tables.
 
-    Lookups, updates and their messages grow with it. Most tables never count it.
+    The cost of lookups, updates and their messages grows with it.
 
     Attributes:
-        ids: of the batches that were counted.
+        ids: the sampled numbers.
     """
 
     ids: Histogram = field(default_factory=Histogram)
     _seen: int = 0
 
     def add(self, bags: Bags[npt.NDArray[np.int64]]) -> None:
-        """Take a batch as it is read; counts each `SAMPLED`th."""
+        """Take a batch as it is read; every `SAMPLED`th is counted."""
         if self._seen % SAMPLED == 0:
             self.ids.add(count_distinct(bags))
         self._seen += 1
 
 
 def count_distinct(bags: Bags[npt.NDArray[np.int64]]) -> int:
-    """Distinct ids of each table, added up."""
+    """Number of distinct ids of each table, added up."""
     if bags.offsets is not None:
         by_table = np.split(bags.values, table_offsets(bags)[1:-1])
         return sum(len(np.unique(ids_N)) for ids_N in by_table)

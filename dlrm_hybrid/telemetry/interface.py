@@ -1,4 +1,4 @@
-"""What passes a rank's network interface in both directions while it trains."""
+"""Measures the bytes through a rank's network interface, in both directions, while it trains."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ WINDOW_SECONDS = 0.1
 MOST_POINTS = 512
 
 Counters = Callable[[], tuple[int, int]]
-"""Bytes received and sent until now."""
+"""Returns the bytes received and sent until now."""
 
 
 @final
 @dataclass(slots=True)
 class Series:
-    """Points that become twice as long whenever there are too many.
+    """A time series of bounded size: points become twice as long whenever there are too many.
 
     Attributes:
         point_seconds: least length of a point.
-        points: for each its start, its length, and the amounts in it.
+        points: start, length and amounts of each point.
     """
 
     point_seconds: float = 0.1
     points: list[list[float]] = field(default_factory=list[list[float]])
 
     def add(self, start_seconds: float, seconds: float, *amounts: float) -> None:
-        """Count a window that follows those before; there may be a gap between them."""
+        """Add a window after the others; there may be a gap between them."""
         window = [start_seconds, seconds, *amounts]
         if self.points and self.points[-1][1] < 0.99 * self.point_seconds:
             _join(self.points[-1], window)
@@ -43,7 +43,7 @@ class Series:
             self._halve()
 
     def since(self, offset_seconds: float) -> list[list[float]]:
-        """The points, their starts later by an offset."""
+        """The points with an offset added to their starts."""
         return [[start + offset_seconds, *rest] for start, *rest in self.points]
 
     def _halve(self) -> None:
@@ -61,15 +61,13 @@ def _join(point: list[float], other: list[float]) -> None:
 @final
 @dataclass(slots=True)
 class InterfaceMeter:
-    """Sums over windows of training.
-
-    Several threads may use it.
+    """Adds up the bytes of an interface over windows of training; thread-safe.
 
     Attributes:
-        address: of the interface; ranks on one machine may share it.
-        rate_bits_per_second: of its link in each direction; None if unknown.
-        counters: of the interface.
-        clock: in seconds.
+        address: address of the interface; ranks on one machine may share it.
+        rate_bits_per_second: rate of its link in each direction; None if unknown.
+        counters: reads the byte counters of the interface.
+        clock: reads the time in seconds.
     """
 
     address: str
@@ -86,7 +84,7 @@ class InterfaceMeter:
     _lock: Lock = field(default_factory=Lock)
 
     def switch(self, training: bool) -> None:
-        """What comes now belongs to training, or does not."""
+        """Begin or end a period of training."""
         if training == self._training:
             return
         with self._lock:
@@ -97,7 +95,7 @@ class InterfaceMeter:
             self._training = training
 
     def sample(self) -> None:
-        """End a window of training and begin the next; at other times nothing is read."""
+        """End a window and begin the next; outside training nothing is read."""
         with self._lock:
             if self._training:
                 self._end_window()
@@ -118,11 +116,10 @@ class InterfaceMeter:
         return self.clock(), *self.counters()
 
     def values(self) -> dict[str, Any]:
-        """Everything until now, as JSON values.
+        """All sums until now, as JSON values.
 
-        `busier_bytes` adds up, over the windows, those of the direction that had more of them.
-        Points of `series` begin at times since 1970 and hold seconds, then received, sent and
-        busier bytes.
+        `busier_bytes` adds up the bytes of each window's busier direction. A point of `series` is
+        its start since 1970, its seconds, and received, sent and busier bytes.
         """
         since_1970 = time.time() - self.clock()
         self.sample()
@@ -141,11 +138,11 @@ class InterfaceMeter:
 def sampled(
     address: str, rate_bits_per_second: int | None
 ) -> Generator[InterfaceMeter | None, None, None]:
-    """Sample the interface with this address every 100 ms; None on loopback, which has no link.
+    """Sample the interface with this address every 100 ms; yields None on loopback.
 
     Args:
-        address: IPv4, of this machine.
-        rate_bits_per_second: of the link, if it is known; else what its driver reports.
+        address: an IPv4 address of this machine.
+        rate_bits_per_second: rate of the link; None asks the driver.
     """
     name = _interface(address)
     if name is None:
@@ -169,7 +166,7 @@ def sampled(
 
 
 def read_counters(name: str) -> tuple[int, int]:
-    """Bytes that an interface in this process's network namespace has received and sent."""
+    """Bytes received and sent by an interface in this process's network namespace."""
     counters = psutil.net_io_counters(pernic=True, nowrap=False).get(name)
     if counters is None:
         raise OSError(f"/proc/net/dev has no interface {name}")
@@ -186,6 +183,6 @@ def _interface(address: str) -> str | None:
 
 
 def _reported_rate(name: str) -> int | None:
-    """Bits per second of the link as its driver reports them, which many do not."""
+    """The link's bits per second as its driver reports them; many do not."""
     found = psutil.net_if_stats().get(name)
     return None if found is None else found.speed * 10**6 or None

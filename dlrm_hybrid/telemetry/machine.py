@@ -1,4 +1,4 @@
-"""The machine a run or a benchmark is on, as far as it explains the figures."""
+"""Facts about the machine of a run or benchmark that explain its figures."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ PACKAGES = ("numpy", "numba", "torch", "torchrec", "fbgemm-gpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Processor, load and versions at one moment.
+    """Processor, load and versions of a machine at one moment.
 
     Attributes:
         cores: logical cores this process may use.
         load_average: runnable processes, mean of the last 1, 5 and 15 minutes.
-        versions: of Python and of the packages that decide speed; None if not installed.
+        versions: versions of Python and the packages that decide speed; None if not installed.
         git_sha: commit of the checkout, `+` appended if tracked files differ; None outside git.
     """
 
@@ -51,7 +51,7 @@ class Machine:
 
 
 def describe() -> Machine:
-    """Look at this machine now; call it before the benchmark adds its own load."""
+    """Describe this machine now; call it before a benchmark adds its own load."""
     return Machine(
         when=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         cpu=cpu_model(),
@@ -70,16 +70,16 @@ def describe() -> Machine:
 
 
 def peak_rss_bytes() -> int:
-    """The most memory of this process that has been resident at once, all its pages included.
+    """Peak resident memory of this process in bytes.
 
-    Linux counts in KiB. A process that was forked starts with the pages it shares with its parent,
-    and one that was executed with the peak of what it was before.
+    A forked process starts with the pages it shares with its parent, and an executed one with the
+    peak of the program before.
     """
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def cpu_model() -> str:
-    """Of the first processor, as the system calls it."""
+    """Model name of the first processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

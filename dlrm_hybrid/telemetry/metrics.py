@@ -1,9 +1,9 @@
-"""Scores of click predictions, summed up batch by batch.
+"""Scores of click predictions, added up batch by batch.
 
-The AUC comes from a histogram of the logits. Its bins are contiguous ranges of float32 numbers,
-2**shift of them each; shift is the smallest that leaves at most `max_bins` bins in use. So up to
-that many different logits the AUC is exact, however close they are, and it never depends on the
-order of the rows or on who counted them.
+The AUC comes from a histogram of the logits. Its bins are ranges of 2**shift adjacent float32
+numbers; shift is the smallest that leaves at most `max_bins` bins in use. So the AUC is exact up to
+that many distinct logits, however close they are, and it never depends on the order of the rows or
+on their division among ranks.
 
 Shapes: B rows of a batch, N rows counted at once, K bins in use.
 """
@@ -19,21 +19,21 @@ import numpy.typing as npt
 from dlrm_hybrid.types import DivergedError
 
 MAX_BINS = 1 << 20
-# Rows kept before they are counted: a step's batch costs little more than a copy. Fixed, so that
-# the sums do not depend on the batch size.
+# Rows buffered before they are counted, so that a step's batch costs little more than a copy.
+# Fixed, so that the sums do not depend on the batch size.
 PENDING_ROWS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
 class BinaryScores:
-    """What predictions are worth.
+    """Scores of predictions of a binary label.
 
     Attributes:
         rows: number of rows.
         log_loss: mean of -ln p(label), nats.
-        accuracy: share of rows where p > 0.5 says the label.
+        accuracy: share of rows whose label equals p > 0.5.
         auc: area under the ROC curve, ties count half; None if only one class was seen.
-        normalized_entropy: log-loss over that of always predicting the base rate; None as above.
+        normalized_entropy: log-loss over that of always predicting the base rate; None like auc.
         base_rate: share of rows with label 1.
         calibration: mean prediction over the base rate, 1 at best; None if no label is 1.
     """
@@ -48,7 +48,7 @@ class BinaryScores:
 
 
 class BinaryMetrics:
-    """Adds up rows; parts counted apart can be merged."""
+    """Accumulates the scores of rows, batch by batch."""
 
     def __init__(self, max_bins: int = MAX_BINS) -> None:
         self._max_bins = max_bins
@@ -74,7 +74,7 @@ class BinaryMetrics:
                 self._totals, self._pending = self._all(), 0
 
     def scores(self) -> BinaryScores:
-        """Scores of the rows so far; more rows may follow.
+        """Scores of the rows so far; more may follow.
 
         Raises:
             ValueError: there are no rows.
@@ -103,7 +103,7 @@ class BinaryMetrics:
 
 @dataclass(frozen=True, slots=True)
 class _Bins:
-    """A histogram: keys in increasing order, each once, and how many rows have it."""
+    """A histogram: distinct keys in increasing order, and the number of rows of each."""
 
     key_K: npt.NDArray[np.uint32]
     rows_K: npt.NDArray[np.int64]
@@ -114,7 +114,7 @@ class _Bins:
         return _sum_up(self.key_K >> np.uint32(shift - self.shift), self.rows_K, shift)
 
     def plus(self, other: _Bins) -> _Bins:
-        """The rows of both, which have the same shift."""
+        """The rows of both histograms, which have the same shift."""
         key = np.concatenate([self.key_K, other.key_K])
         order = np.argsort(key, kind="stable")  # finds the two sorted runs and merges them
         return _sum_up(key[order], np.concatenate([self.rows_K, other.rows_K])[order], self.shift)
@@ -125,7 +125,7 @@ _NO_BINS = _Bins(np.empty(0, np.uint32), np.empty(0, np.int64), 0)
 
 @dataclass(frozen=True, slots=True)
 class _Totals:
-    """All that has to be known about rows to score them."""
+    """Sufficient statistics of rows for their scores."""
 
     rows: int
     clicks: int
@@ -174,7 +174,7 @@ def _count(logit_N: npt.NDArray[np.float32], label_N: npt.NDArray[np.bool_]) -> 
 
 
 def _keys(logit_N: npt.NDArray[np.float32]) -> npt.NDArray[np.uint32]:
-    """The floats as integers of the same order: adjacent floats become adjacent integers."""
+    """Map floats to integers in the same order: adjacent floats become adjacent integers."""
     pattern_N = (logit_N + np.float32(0)).view(np.int32)  # -0 + 0 = 0
     return pattern_N.view(np.uint32) ^ ((pattern_N >> 31).view(np.uint32) | np.uint32(1 << 31))
 
@@ -184,7 +184,7 @@ def _sort(key_N: npt.NDArray[np.uint32]) -> _Bins:
 
 
 def _sum_up(key_N: npt.NDArray[np.uint32], rows_N: npt.NDArray[np.int64], shift: int) -> _Bins:
-    """Join the entries of sorted keys that are equal."""
+    """Merge equal keys, which are sorted, and add up their rows."""
     if len(key_N) == 0:
         return _Bins(key_N, rows_N, shift)
     first_K = np.flatnonzero(np.concatenate([[True], key_N[1:] != key_N[:-1]]))

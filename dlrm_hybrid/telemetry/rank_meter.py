@@ -1,4 +1,4 @@
-"""What one rank of a run measures, sends and spends, apart for each phase; sums between points."""
+"""Time, CPU, memory and traffic of one rank by phase; sums for the points of the loss curve."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from dlrm_hybrid.telemetry.traffic import (
     Versions,
 )
 
-WARMUP_STEPS = 5  # of each attempt: caches and allocators settle in them, so they are not timed
+WARMUP_STEPS = 5  # of each attempt, not timed: caches and allocators settle
 CPU_WINDOW_SECONDS = 0.1
-ANSWERED = (Traffic.PARAMETER_PULL, Traffic.GRADIENT_PUSH)  # what servers send workers
-TALLY_NAMES = ("messages", "bytes", "dense_equivalent_bytes")  # of the fields of a `Tally`
+ANSWERED = (Traffic.PARAMETER_PULL, Traffic.GRADIENT_PUSH)  # classes that servers send to workers
+TALLY_NAMES = ("messages", "bytes", "dense_equivalent_bytes")  # for the fields of a `Tally`
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,13 @@ class Interval:
     """Sums since the last point of the loss curve; a checkpoint keeps them for the next point.
 
     Attributes:
-        rows: trained on, as far as this process knows; so are the next two.
-        loss_sum: over the rows.
-        correct: of the rows.
-        sent_bytes: by all ranks, where they are counted; known when workers meet.
-        dense_equivalent_bytes: of these.
-        sent_rows: trained on while these were sent.
-        compression: what it let through.
+        rows: rows trained on, as far as this process knows.
+        loss_sum: sum of their losses.
+        correct: number of them predicted correctly.
+        sent_bytes: bytes sent by all ranks, if counted; known when workers meet.
+        dense_equivalent_bytes: bytes of the same messages as plain float32.
+        sent_rows: rows trained on while these bytes were sent.
+        compression: counts of compressed elements.
     """
 
     rows: int = 0
@@ -74,7 +74,7 @@ def _counters() -> dict[Phase, Counters]:
 
 
 class _Timed(NamedTuple):
-    """Sums over the steps of an attempt that are not warm-up."""
+    """Sums over the steps of an attempt after warm-up."""
 
     steps: int
     seconds: float
@@ -85,7 +85,7 @@ class _Timed(NamedTuple):
 @final
 @dataclass(slots=True)
 class _ThreadCpu:
-    """CPU time of one thread since it was last asked for, by any thread."""
+    """CPU clock of the thread that makes it; any thread may read it."""
 
     clock: int = field(default_factory=lambda: time.pthread_getcpuclockid(get_ident()))
     _seconds: float = 0.0
@@ -102,17 +102,17 @@ class _ThreadCpu:
 @final
 @dataclass(slots=True)
 class RankMeter:
-    """Clock and counters of one rank; its main thread makes it.
+    """Measures time and traffic of one rank by phase; made by its main thread.
 
     Attributes:
-        on_phase: gets the counters of every phase that begins; None where nothing is sent.
-        clock: of the rank's spans, in `time.perf_counter`; counts while it trains.
-        interface: the rank's, if it has one of its own.
-        uncounted: classes of traffic left out, since they are not counted.
+        on_phase: called with the counters of every phase that begins; None if nothing is sent.
+        clock: clock of the rank's spans, by `time.perf_counter`, which counts while it trains.
+        interface: meter of the rank's network interface, if it has one.
+        uncounted: classes of traffic that are not counted.
         step: training steps done, over all attempts.
-        versions: what servers here have published in this attempt; None where there are none.
-        staleness: of pushes to servers here in this attempt; None where there are none.
-        id_sample: of the batches looked up here in this attempt; None where there are none.
+        versions: reads the versions published by servers here in this attempt; None without.
+        staleness: reads the staleness of pushes to servers here in this attempt; None without.
+        id_sample: sample of the ids looked up here in this attempt; None without.
     """
 
     on_phase: Callable[[Counters], None] | None
@@ -135,33 +135,33 @@ class RankMeter:
     _thread_seconds: dict[Phase, float] = field(default_factory=_zeros)
     _counters: dict[Phase, Counters] = field(default_factory=_counters)
     _step_nanoseconds: Histogram = field(default_factory=Histogram)
-    _step_ended: float = 0.0  # of the seconds of training
+    _step_ended: float = 0.0  # seconds of training at the end of the last step
     _cpu_series: Series = field(default_factory=Series)
     _taken: _Timed = field(default_factory=lambda: _Timed(0, 0.0, 0.0, {}))
 
     def add_thread(self) -> None:
-        """The calling thread learns, too: its CPU time is part of `thread_cpu_seconds`."""
+        """Register the calling thread as one that trains, for `thread_cpu_seconds`."""
         self._threads.append(_ThreadCpu())
         self._most_threads = max(self._most_threads, len(self._threads))
 
     def drop_threads(self) -> None:
-        """All threads but the main one are about to end."""
+        """Forget all threads but the main one, which are about to end."""
         self._end_window()
         del self._threads[1:]
 
     def sample_ids(self) -> IdSample:
-        """What counts the ids of batches that are looked up here."""
+        """The sample of ids looked up here; made on first use."""
         if self.id_sample is None:
             self.id_sample = IdSample()
         return self.id_sample
 
     def begin(self, step: int) -> None:
-        """What comes now is warm-up, after so many steps."""
+        """Begin warm-up after `step` steps."""
         self.step = step
         self._enter()
 
     def switch(self, phase: Phase) -> None:
-        """What comes now belongs to `phase`."""
+        """Begin a phase, unless it goes on."""
         if phase is self._phase:
             self._end_long_window(time.perf_counter())
             return
@@ -186,7 +186,7 @@ class RankMeter:
 
     @contextmanager
     def within(self, phase: Phase) -> Generator[None, None, None]:
-        """What happens inside belongs to `phase`, what follows to the phase before."""
+        """Count the `with` block in `phase`, then go back to the phase before."""
         before = self._phase
         self.switch(phase)
         try:
@@ -195,7 +195,7 @@ class RankMeter:
             self.switch(before)
 
     def take(self, samples_per_step: int) -> dict[str, Any]:
-        """Rows, wall, CPU and span seconds of timed steps since the last call, for an event."""
+        """Rows, and wall, CPU and span seconds, of timed steps since the last call."""
         self._end_window()
         now = _Timed(
             self._timed_steps,
@@ -215,10 +215,10 @@ class RankMeter:
         }
 
     def steps_traffic(self) -> tuple[int, int]:
-        """Bytes and their dense equivalent, of all training steps until now.
+        """Bytes of all training steps until now and their dense equivalent, as a worker counts.
 
-        Of a worker: what it has sent, and what servers have answered it, versions and results of
-        collectives. Over all workers that is everything that was sent.
+        These are what it has sent, and the versions and results of collectives that servers have
+        sent it. Added up over all workers that is everything that was sent.
         """
         tallies = [one for _, one in self._steps_tallies(ANSWERED)]
         return (
@@ -227,7 +227,7 @@ class RankMeter:
         )
 
     def steps_counts(self) -> dict[str, dict[str, int]]:
-        """Messages, bytes and dense equivalent that it has sent in training steps, by class."""
+        """Messages, bytes and their dense equivalent sent in training steps, by class."""
         sums: dict[str, dict[str, int]] = {}
         for traffic, tally in self._steps_tallies():
             if traffic in self.uncounted:
@@ -244,7 +244,7 @@ class RankMeter:
             yield from ((traffic, received[traffic]) for traffic in answered)
 
     def values(self) -> dict[str, Any]:
-        """Everything until now, as JSON values."""
+        """All measurements until now, as JSON values."""
         since_1970 = time.time() - time.perf_counter()
         self._end_window()
         counters = None if self.on_phase is None else self._counters
@@ -265,7 +265,7 @@ class RankMeter:
             "interface": None if self.interface is None else self.interface.values(),
             "traffic": counters
             and {phase: self._tallies(one.sent, TALLY_NAMES) for phase, one in counters.items()},
-            # What messages would have been as float32 is known to their senders.
+            # Only senders know the dense equivalent.
             "received": counters
             and {
                 phase: self._tallies(one.received, TALLY_NAMES[:2])
@@ -276,7 +276,7 @@ class RankMeter:
     def _tallies(
         self, counter: TrafficCounter, names: Sequence[str]
     ) -> Mapping[str, Mapping[str, int]]:
-        """The first sums of a tally, as many as there are names, by class of traffic."""
+        """The first fields of each class's tally, as many as there are names."""
         return {
             traffic.value: dict(zip(names, astuple(tally), strict=False))
             for traffic, tally in counter.snapshot().items()
@@ -296,7 +296,7 @@ class RankMeter:
             self._end_window()
 
     def _end_window(self) -> None:
-        """Book the time since the last window."""
+        """Add the time since the last window to the phase."""
         wall, cpu = time.perf_counter(), time.process_time()
         seconds, cpu_seconds = wall - self._wall, cpu - self._cpu
         self._seconds[self._phase] += seconds
@@ -309,7 +309,7 @@ class RankMeter:
 
 
 def _counts(found: Histogram | ByTrainer) -> dict[str, Any] | None:
-    """What an event says of it; null where nothing was counted."""
+    """A histogram, or one for each trainer, for an event; null if nothing was counted."""
     if isinstance(found, Histogram):
         return found.to_json() if found.count else None
     return {str(trainer): one.to_json() for trainer, one in sorted(found.items())} or None

@@ -1,4 +1,4 @@
-"""Where events go: a file of JSON lines, TensorBoard, or any function."""
+"""Sinks of events: a file of JSON lines, TensorBoard, or any function."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ _DENSITIES = (
 
 
 class Sink(Protocol):
-    """Takes every event of one process, in order."""
+    """Takes the events of one process, in order."""
 
     def write(self, event: Event) -> None:
-        """Take one event of the run, in its order."""
+        """Take the next event of the run."""
         ...
 
     def close(self) -> None:
-        """Make everything taken so far durable."""
+        """Make all events taken so far durable."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Fanout:
-    """One sink in front of several."""
+    """A sink that passes events to several."""
 
     sinks: Sequence[Sink]
 
     def write(self, event: Event) -> None:
-        """Hand the event to each sink."""
+        """Pass the event to each sink."""
         for sink in self.sinks:
             sink.write(event)
 
@@ -56,23 +56,23 @@ class Fanout:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function as a sink: the live display, a test's list."""
+    """A function as a sink, such as the live display."""
 
     function: Callable[[Event], object]
 
     def write(self, event: Event) -> None:
-        """Hand the event to the function at once."""
+        """Call the function with the event."""
         self.function(event)
 
     def close(self) -> None:
-        """Do nothing: a function needs no end."""
+        """Do nothing."""
 
 
 class JsonLines:
-    """`events.jsonl`: each event is in the file when `write` returns.
+    """Sink that appends events to `events.jsonl`.
 
     Raises:
-        ResourceError: the disk is full, or not writable; the line is not there, those before are.
+        ResourceError: the disk is full, or not writable; earlier lines are kept, this one is not.
     """
 
     def __init__(self, path: Path) -> None:
@@ -81,7 +81,7 @@ class JsonLines:
             self._file = path.open("ab", buffering=0)
 
     def write(self, event: Event) -> None:
-        """Append the event as one line, which is in the file when this returns."""
+        """Append the event as a line, which is in the file when this returns."""
         with writing(self._path, RUN_FOLDER_KEY):
             append(self._file.fileno(), f"{event.to_json()}\n".encode())
 
@@ -91,13 +91,13 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Scalars for TensorBoard; its step is the number of training rows seen.
+    """Sink of scalars for TensorBoard; its step is the number of training rows seen.
 
-    `train/step` says which training step that is. `time` and `cpu` are the leader's, milliseconds
-    per step and percent of a core; `net` is of all ranks.
+    `train/step` is the training step. `time` and `cpu` are the leader's, milliseconds per step and
+    percent of a core; `net` is of all ranks.
 
     Raises:
-        ResourceError: the disk is full, or not writable; this may show some events later.
+        ResourceError: the disk is full, or not writable; may be raised some events later.
     """
 
     def __init__(self, folder: Path, first_samples: int) -> None:
@@ -105,7 +105,7 @@ class TensorBoard:
         with self._writing():
             self._writer = EventFileWriter(str(folder))
         if first_samples:
-            # Makes TensorBoard discard what a killed attempt wrote after the checkpoint.
+            # Makes TensorBoard discard what a killed attempt wrote after its last checkpoint.
             session = EVENT_PB2.SessionLog(status=EVENT_PB2.SessionLog.START)
             self._writer.add_event(EVENT_PB2.Event(step=first_samples + 1, session_log=session))
 
@@ -125,7 +125,7 @@ class TensorBoard:
                 )
 
     def close(self) -> None:
-        """Write out what is queued and end the writer's thread."""
+        """Write the queued events and end the writer's thread."""
         with self._writing():
             self._writer.close()
 
@@ -134,7 +134,7 @@ class TensorBoard:
 
 
 def scalars(event: Event) -> Iterator[tuple[str, float]]:
-    """Tags and values of an event for a tracker of scalars; most kinds have none."""
+    """Yield tags and values of an event for a tracker; most kinds of events have none."""
     values = event.values
     if event.kind is Kind.PROGRESS:
         yield from _progress(event)
@@ -161,7 +161,7 @@ def _progress(event: Event) -> Iterator[tuple[str, float]]:
         yield "train/accuracy", values["accuracy"]
     yield "lr", values["lr"]
     rows, seconds = values["timed_rows"], values["timed_seconds"]
-    if rows:  # none up to the step that ends the warm-up
+    if rows:  # not during warm-up
         yield "throughput/examples_per_s", rows / seconds
         yield "cpu/percent", 100 * values["timed_cpu_seconds"] / seconds
         for span, spent in values["seconds_by_span"].items():

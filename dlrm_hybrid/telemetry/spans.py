@@ -1,4 +1,4 @@
-"""Where the time of a rank goes: every moment of its main thread belongs to one span."""
+"""Profile of a rank's time: every moment of its main thread belongs to one span."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from enum import StrEnum
 from threading import get_ident
 from typing import ParamSpec, TypeVar, final
 
-COLLECTIVE = "collective"  # of gloo
-TURN = "turn"  # of threads that take turns
-NOTHING = "nothing"  # came in time
+# Reasons to wait besides kinds of frames: gloo, threads that take turns, nothing came in time.
+COLLECTIVE = "collective"
+TURN = "turn"
+NOTHING = "nothing"
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 
 class Span(StrEnum):
-    """What a rank does with its time.
+    """Kinds of work a rank spends its time on.
 
-    compute: forward and backward of the dense layers, and what belongs to no other span.
-    embedding: looking up and updating tables, packing what the trainers exchange.
-    encode, decode: of gradients, weights and activations, into sections of frames and back.
-    apply: a server's mean and optimizer, a replica that takes over weights.
+    compute: forward and backward of the dense layers, and work of no other span.
+    embedding: looking up and updating tables, packing rows and ids for the exchange.
+    encode, decode: gradients, weights and activations, to sections of frames and back.
+    apply: a server's mean and optimizer, or a replica taking over weights.
     send: making frames and handing them to the network.
-    wait: for frames, taking them apart included, and for collectives; by what for, see
-        `SpanClock.waiting`.
-    read: rows of the next batch.
+    wait: for frames, and parsing them, and for collectives; by reason, see `SpanClock.waiting`.
+    read: reading the rows of the next batch.
     rest: the loop, collectives through the servers, progress.
     """
 
@@ -44,14 +44,14 @@ class Span(StrEnum):
 
 @dataclass(slots=True)
 class _Running:
-    """What a clock and its spans share.
+    """State shared by a clock and its spans.
 
     Attributes:
-        now: the time.
-        since: when `spans` last changed, while the clock counts.
-        counts: whether it does.
-        spans: that are open, innermost last.
-        thread: whose time it is.
+        now: reads the time.
+        since: when the innermost span was last charged.
+        counts: whether the clock counts.
+        spans: open spans, innermost last.
+        thread: the thread whose time is counted.
     """
 
     now: Callable[[], float]
@@ -63,13 +63,13 @@ class _Running:
 
 @final
 class SpanClock:
-    """Wall seconds by span of the thread that makes it, in the times in which it counts.
+    """Adds up wall seconds by span, of the thread that makes it, while it is switched on.
 
-    What other threads do in its spans is not counted. The time of a span within another belongs to
-    the inner one only, so the spans add up to the time that passed.
+    Other threads that enter its spans are not counted. The time of a nested span belongs to the
+    inner one only, so the spans add up to the time that passed.
 
     Args:
-        now: in seconds.
+        now: reads the time in seconds.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
@@ -83,10 +83,10 @@ class SpanClock:
         return self._spans[span]
 
     def waiting(self, reason: str) -> Within:
-        """A context whose time belongs to the span `wait`, and in it to this reason.
+        """A context whose time belongs to the span `wait`, with a reason.
 
         Args:
-            reason: the kind of frame that is waited for, or what else, such as `COLLECTIVE`.
+            reason: the kind of frame awaited, or another reason such as `COLLECTIVE`.
         """
         within = self._waits.get(reason)
         if within is None:
@@ -94,11 +94,11 @@ class SpanClock:
         return within
 
     def arrival(self) -> Arrival:
-        """A context of waiting for whatever comes."""
+        """A context of waiting for whatever frame comes next."""
         return Arrival(self._running, self.waiting)
 
     def timed(self, span: Span, function: Callable[Given, Result]) -> Callable[Given, Result]:
-        """The same function; its time belongs to `span`."""
+        """Wrap a function so that its time belongs to `span`."""
         within = self._spans[span]
 
         def call(*arguments: Given.args, **named: Given.kwargs) -> Result:
@@ -108,21 +108,21 @@ class SpanClock:
         return call
 
     def switch(self, counts: bool, now: float) -> None:
-        """Count what comes from `now` on, or do not."""
+        """Start or stop counting at `now`."""
         running = self._running
         if running.counts:
             running.spans[-1].seconds += now - running.since
         running.since, running.counts = now, counts
 
     def seconds(self, now: float | None = None) -> dict[str, float]:
-        """Counted by span, until `now` or this moment."""
+        """Seconds by span until `now`, by default this moment."""
         running = self._running
         self.switch(running.counts, running.now() if now is None else now)
         spent = {span.value: within.seconds for span, within in self._spans.items()}
         return {**spent, Span.WAIT.value: sum(within.seconds for within in self._waits.values())}
 
     def wait_seconds(self) -> dict[str, float]:
-        """The time of `wait` by reason, until the last call of `seconds`; only what took time."""
+        """Seconds of `wait` by reason until the last call of `seconds`; only those above 0."""
         return {
             reason: within.seconds
             for reason, within in sorted(self._waits.items())
@@ -135,8 +135,8 @@ class Within:
     """One span of a clock, as a context; see `SpanClock.within`.
 
     Attributes:
-        is_wait: it belongs to the span `wait`.
-        seconds: spent here so far, while the clock counted.
+        is_wait: whether it belongs to the span `wait`.
+        seconds: seconds spent in it so far, while the clock counted.
     """
 
     __slots__ = ("_running", "is_wait", "seconds")
@@ -169,10 +169,10 @@ class Within:
 
 @final
 class Arrival:
-    """Waiting for whatever comes next, as a context; one thread at a time may be in it.
+    """Waiting for whatever comes next, as a context for one thread at a time.
 
-    Inside a wait it does nothing: what is waited for is known there. Else its time belongs to what
-    came, of which `of` tells. See `SpanClock.arrival`.
+    Inside a wait, whose reason is known, it does nothing. Else its time belongs to what came, which
+    `of` tells. See `SpanClock.arrival`.
     """
 
     __slots__ = ("_is_unasked", "_running", "_unknown", "_waiting")
@@ -190,7 +190,7 @@ class Arrival:
             self._unknown.__enter__()
 
     def of(self, reason: str) -> None:
-        """What has come."""
+        """Tell what has come."""
         if self._is_unasked:
             self._running.spans[-1] = self._waiting(reason)
 

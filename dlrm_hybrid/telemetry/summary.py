@@ -1,4 +1,4 @@
-"""From the events of a run to `summary.json`: pure."""
+"""Computes `summary.json` from the events of a run; pure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from dlrm_hybrid.types import ScoredPart
 
 SUMMARY_FILE = "summary.json"  # in the run folder
 LOSSES = ("lost_trainers", "left_trainers", "redone_batches")
-COMPLETE, UNFINISHED = "complete", "unfinished"  # of all statuses, those that code asks for
+COMPLETE, UNFINISHED = "complete", "unfinished"  # the statuses that code tests for
 TAIL = 10  # train.loss is the mean over the last tenth of the steps
 NANOSECONDS = 1e6  # in a millisecond
-WORKER = re.compile(r"worker(?:-(\d{1,9})\.(\d{1,9}))?")  # trainer and stage
+WORKER = re.compile(r"worker(?:-(\d{1,9})\.(\d{1,9}))?")  # groups: trainer and stage
 SERVERS, TABLE_SERVERS = "servers", "table servers"
 SCORES = {
     "loss": "log_loss",
@@ -43,22 +43,21 @@ NETWORK_UNMEASURED: Mapping[str, Any] = {
 }
 
 RankValues = Mapping[str, Any]
-"""Values of one `rank` event."""
+"""The values of a `rank` event."""
 
 
 def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any]:
-    """The summary of one run; whatever was not measured is None.
+    """Summarise one run; what was not measured is None.
 
-    `seconds`, `samples_per_second`, `cpu` and `network` cover training steps only, without the
-    first ones of each attempt; of `network`, `cpu` and `roles` only the attempts that came to their
-    end. So does the staleness in `sync`, but with the first steps. `train.loss` and
-    `train.accuracy` are means over the last tenth of the steps. `validation` is there only where
-    its rows were scored.
+    `seconds`, `samples_per_second`, `cpu` and `network` cover training steps without warm-up;
+    `network`, `cpu` and `roles` only attempts that came to their end. So does the staleness in
+    `sync`, but with warm-up. `train.loss` and `train.accuracy` are means over the last tenth of the
+    steps. `validation` is there only if its rows were scored.
 
     Args:
-        events: all, in order.
+        events: all events in order.
         status: complete, failed, diverged, preempted or interrupted.
-        cores: of the machine, for the utilisation of the whole run.
+        cores: cores of the machine, for the utilisation of the whole run.
     """
     record = list(events)
     points = [event for event in record if event.kind is Kind.PROGRESS]
@@ -104,7 +103,7 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
 
 
 def role_of(name: str) -> str:
-    """`stage 1` of worker-0.1 and of worker-3.1; all servers of a kind are one role."""
+    """Role of a rank by its name: `stage 1` for worker-3.1; servers of a kind are one role."""
     kind, _, position = name.partition("-")
     if kind == "server":
         return SERVERS
@@ -114,17 +113,17 @@ def role_of(name: str) -> str:
 
 
 def role_order(role: str) -> tuple[int, str]:
-    """Sorts what `role_of` returns: stage after stage, then the servers."""
+    """Sort key for roles: stage after stage, then the servers."""
     return {SERVERS: 1, TABLE_SERVERS: 2}.get(role, 0), role
 
 
 def ratio(part: float, whole: float) -> float | None:
-    """None where the whole is 0."""
+    """Quotient of part and whole; None if the whole is 0."""
     return part / whole if whole else None
 
 
 def staleness_figures(by_trainer: ByTrainer) -> dict[str, Any]:
-    """What a summary says of all pushes together, and under `by_trainer` of each trainer's."""
+    """Figures of the staleness of all pushes, and under `by_trainer` of each trainer's."""
 
     def figures(missed: Histogram) -> dict[str, Any]:
         return {"pushes": missed.count, **missed.figures(50, 95)}
@@ -134,13 +133,13 @@ def staleness_figures(by_trainer: ByTrainer) -> dict[str, Any]:
 
 
 def _losses(record: Sequence[Event]) -> Mapping[str, int]:
-    """Trainers that the last attempt lost and went on without, and batches given out again."""
+    """Trainers lost in the last attempt, which went on without them, and batches redone."""
     finished = [event.values for event in record if event.kind is Kind.FINISHED]
     return {name: value for last in finished[-1:] for name, value in last.items() if name in LOSSES}
 
 
 def _reached(record: Iterable[Event]) -> tuple[int, int]:
-    """Steps and samples at the end of the last attempt, as far as its events know."""
+    """Steps and samples at the end of the last attempt, as far as events tell."""
     step = samples = samples_per_step = 0
     for event in record:
         if event.kind is Kind.STARTED:
@@ -153,7 +152,7 @@ def _reached(record: Iterable[Event]) -> tuple[int, int]:
 
 
 def _timed(points: Sequence[Event]) -> tuple[int, float, float]:
-    """Rows, seconds and CPU seconds of training steps, warm-up left out."""
+    """Rows, seconds and CPU seconds of training steps after warm-up."""
     rows, seconds, cpu_seconds = (
         sum(point.values[name] for point in points)
         for name in ("timed_rows", "timed_seconds", "timed_cpu_seconds")
@@ -162,7 +161,7 @@ def _timed(points: Sequence[Event]) -> tuple[int, float, float]:
 
 
 def _attempts(record: Sequence[Event]) -> list[list[Event]]:
-    """The events of each start of the run."""
+    """Split the events at each start of the run."""
     parts: list[list[Event]] = []
     for event in record:
         if event.kind is Kind.STARTED or not parts:
@@ -172,10 +171,10 @@ def _attempts(record: Sequence[Event]) -> list[list[Event]]:
 
 
 def _counted_rows(attempts: Iterable[Sequence[Event]]) -> int:
-    """Rows trained on while ranks counted traffic: in attempts that finished.
+    """Rows trained on while ranks counted traffic, in attempts that came to their end.
 
-    The leader counts steps of the run. A worker may count batches, more or fewer of them where
-    trainers do not wait for each other.
+    Steps are the leader's: a worker's are its batches, of which trainers that do not wait for each
+    other have different numbers.
     """
     rows = 0
     for begun, *rest in attempts:
@@ -191,7 +190,7 @@ def _counted_rows(attempts: Iterable[Sequence[Event]]) -> int:
 
 
 def _batches(record: Iterable[Event]) -> Sequence[int]:
-    """What each trainer has learned from, as far as events know; empty of other runs than async."""
+    """Batches each trainer has learned from, as far as events tell; empty unless async."""
     known = [batches for event in record if (batches := event.values.get("batches"))]
     return known[-1] if known else ()
 
@@ -209,14 +208,14 @@ def _train_scores(points: Sequence[Event]) -> dict[str, float | None]:
 
 
 def _scores(record: Sequence[Event], part: ScoredPart) -> dict[str, Any]:
-    """Of the last evaluation of a part; all None without one."""
+    """Scores of the last evaluation of a part; all None without one."""
     evaluated = [event for event in record if event.kind is Kind.EVALUATED]
     scores = [event.values for event in evaluated if part_of(event) is part]
     return {name: scores[-1].get(source) if scores else None for name, source in SCORES.items()}
 
 
 def _leader(record: Sequence[Event], points: Sequence[Event]) -> list[RankValues]:
-    """Where no rank has reported: what the events say of the rank that wrote them."""
+    """Values of the rank that wrote the events, derived from them if no rank has reported."""
     started = [event.values for event in record if event.kind is Kind.STARTED]
     if not started:
         return []
@@ -242,7 +241,7 @@ def _leader(record: Sequence[Event], points: Sequence[Event]) -> list[RankValues
 
 
 def _cpu(ranks: Sequence[RankValues], cores: int) -> dict[str, float | None]:
-    """CPU seconds of all ranks while training, and their share of what they could have had."""
+    """CPU seconds of all ranks while training, and their share of the available CPU time."""
     cpu_seconds = sum(rank["cpu_seconds"][Phase.TRAIN] for rank in ranks)
     processes = len({rank["rank"] for rank in ranks})
     seconds = sum(rank["seconds"][Phase.TRAIN] for rank in ranks) / (processes or 1)
@@ -253,7 +252,7 @@ def _cpu(ranks: Sequence[RankValues], cores: int) -> dict[str, float | None]:
 
 
 def _roles(ranks: Sequence[RankValues]) -> dict[str, Any]:
-    """Each rank's part; of several attempts the last one's."""
+    """Figures of each rank, from its last attempt."""
     return {
         str(rank["rank"]): {
             "role": rank["role"],
@@ -279,7 +278,7 @@ def _roles(ranks: Sequence[RankValues]) -> dict[str, Any]:
 
 
 def _of_workers(ranks: Sequence[RankValues], key: str) -> list[tuple[int, int, Histogram]]:
-    """Stage, trainer and what was counted under a key; -1 twice for the only process."""
+    """Stage, trainer and histogram under a key, of each worker; -1, -1 for the only process."""
     return [
         (int(stage), int(trainer), Histogram.from_json(counts))
         for rank in ranks
@@ -289,7 +288,7 @@ def _of_workers(ranks: Sequence[RankValues], key: str) -> list[tuple[int, int, H
 
 
 def _steps(ranks: Sequence[RankValues]) -> dict[str, Any]:
-    """How long steps took, by the clock of each trainer's last stage, or of the only process."""
+    """Milliseconds of steps, measured by each trainer's last stage or the only process."""
 
     def figures(times: Histogram) -> dict[str, Any]:
         values = times.figures(50, 95, 99).items()
@@ -306,7 +305,7 @@ def _steps(ranks: Sequence[RankValues]) -> dict[str, Any]:
 
 
 def _ids(ranks: Sequence[RankValues]) -> dict[str, Any]:
-    """Distinct ids of a trainer's batch, the mean of those that were counted."""
+    """Mean number of distinct ids in a trainer's sampled batches."""
     counted = _of_workers(ranks, "distinct_ids")
     by_trainer = merged_by_trainer({trainer: ids} for _, trainer, ids in counted)
     return {
@@ -318,12 +317,12 @@ def _ids(ranks: Sequence[RankValues]) -> dict[str, Any]:
 def _sync(
     ranks: Sequence[RankValues], batches: Sequence[int], losses: Mapping[str, int]
 ) -> dict[str, Any] | None:
-    """How stale pushes were, and who learned how much; None where trainers wait for each other.
+    """Staleness of pushes and batches of each trainer; None if trainers wait for each other.
 
     Args:
-        ranks: their reports.
-        batches: that each trainer has learned from.
-        losses: of the attempt that came to its end, if one did.
+        ranks: reports of the ranks.
+        batches: number of batches each trainer has learned from.
+        losses: counts of the attempt that came to its end, if one did.
     """
     reported = [counts for rank in ranks if (counts := rank.get("staleness"))]
     if not reported and not batches:
@@ -343,14 +342,14 @@ def _sync(
 
 
 def _network(ranks: Sequence[RankValues], rows: int) -> Mapping[str, Any]:
-    """What was sent while training, every message counted once, by its sender.
+    """Traffic while training, every message counted once, by its sender.
 
-    None where nothing is sent, or no rank has reported. A class that is not counted is missing;
-    sums over all classes are None then.
+    Values are None if nothing is sent or no rank has reported. A class that is not counted is
+    missing, and sums over all classes are None then.
 
     Args:
-        ranks: their reports.
-        rows: trained on in that time.
+        ranks: reports of the ranks.
+        rows: rows trained on in that time.
     """
     ranks = [rank for rank in ranks if rank["traffic"] is not None]
     if not ranks:
@@ -386,14 +385,14 @@ def _network(ranks: Sequence[RankValues], rows: int) -> Mapping[str, Any]:
 
 
 def _all_bytes(tallies: RankValues | None, phase: str) -> int | None:
-    """Of all classes of traffic in one direction; None where one is not counted, or all."""
+    """Bytes of all classes in one direction; None if not every class is counted."""
     if tallies is None or len(tallies[phase]) < len(Traffic):
         return None
     return sum(tally["bytes"] for tally in tallies[phase].values())
 
 
 def _unknown_peers(ranks: Sequence[RankValues]) -> dict[str, int | None]:
-    """What was rejected from outside the run; None where no rank listens."""
+    """Messages and connections rejected from outside the run; None if no rank listens."""
     counts = [reported for rank in ranks if (reported := rank.get("strangers")) is not None]
     return {
         name: sum(reported[name] for reported in counts) if counts else None
@@ -402,27 +401,27 @@ def _unknown_peers(ranks: Sequence[RankValues]) -> dict[str, int | None]:
 
 
 def _pull_density(ranks: Sequence[RankValues]) -> float | None:
-    """Share of the weights that a pull sends; of all versions, those of warm-up too."""
+    """Share of the weights that pulls send, over all versions including warm-up."""
     versions: list[RankValues] = [rank["versions"] for rank in ranks if rank.get("versions")]
     published, elements = (sum(sums[key] for sums in versions) for key in ("told", "elements"))
     return ratio(published, elements)
 
 
 def interface_figures(ranks: Sequence[RankValues]) -> dict[str, Any]:
-    """The part of `network` in the summary that is about links; None where nothing was measured.
+    """Figures of links for `network` in the summary; None if nothing was measured.
 
     The use of a link is the mean, over windows of 100 ms, of its busier direction's share of the
     rate. `utilization` is that of the busiest link, `utilization_mean_direction` the same link's
-    with both directions averaged. `interface_bytes` is what left all interfaces: with headers,
-    acknowledgements, and what was sent twice.
+    with both directions averaged. `interface_bytes` left all interfaces, with headers,
+    acknowledgements and retransmissions.
 
     Args:
-        ranks: their reports, of all attempts.
+        ranks: reports of the ranks in all attempts.
     """
     reported = [(rank["rank"], link) for rank in ranks if (link := rank.get("interface"))]
     if not reported:
         return dict(INTERFACES_UNMEASURED)
-    owners: dict[str, int] = {}  # of several ranks with one interface the first speaks for it
+    owners: dict[str, int] = {}  # of ranks that share an interface, the first counts its bytes
     by_rank: dict[int, list[RankValues]] = {}
     for rank, link in sorted(reported, key=lambda pair: pair[0]):
         owners.setdefault(link["address"], rank)
@@ -453,6 +452,6 @@ def interface_figures(ranks: Sequence[RankValues]) -> dict[str, Any]:
 def _line_share(
     links: Sequence[RankValues], num_bytes: Callable[[RankValues], float]
 ) -> float | None:
-    """The time that bytes of one rank's attempts take on its link, as a share of training."""
+    """Time that the bytes of one rank's attempts take on its link, as a share of training."""
     line_seconds = sum(8 * num_bytes(link) / link["rate_bits_per_second"] for link in links)
     return ratio(line_seconds, sum(link["seconds"] for link in links))

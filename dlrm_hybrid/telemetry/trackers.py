@@ -1,6 +1,6 @@
-"""Trackers of experiments as sinks: which ones a run has, and that none of them ever harms it.
+"""Experiment trackers (W&B, MLflow) as sinks that never block or fail a run.
 
-Their packages are imported where one is chosen.
+Their packages are imported only if chosen.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.sinks import Sink, scalars
 from dlrm_hybrid.types import ResourceError
 
-CLOSE_SECONDS = 60.0  # for what is queued, at the end of a run
-IDS_FILE = "trackers.json"  # in the run folder: what the run is called by each
+CLOSE_SECONDS = 60.0  # for the queued events, at the end of a run
+IDS_FILE = "trackers.json"  # in the run folder: the run's id in each tracker
 PACKAGES = {"wandb": "wandb", "mlflow": "mlflow"}
 NAME = "dlrm_hybrid"  # unless WANDB_PROJECT or MLFLOW_EXPERIMENT_NAME names another
 AXIS = "samples"
-MOST_PARAMS, MOST_CHARACTERS = 100, 500  # of MLflow, in one request and of one value
-ENDED = {Kind.FINISHED: "FINISHED", Kind.STOPPED: "KILLED"}  # of MLflow
+MOST_PARAMS, MOST_CHARACTERS = 100, 500  # MLflow's limits for one request and one value
+ENDED = {Kind.FINISHED: "FINISHED", Kind.STOPPED: "KILLED"}  # MLflow's statuses
 
 
 @final
 class Guarded:
-    """Hands events to a sink by a thread, and gives it up where it fails.
+    """Passes events to a sink in a thread, and gives the sink up if it fails.
 
-    Training never waits for a server, and events.jsonl has all that the sink would have got.
+    Training never waits for a server; lost events are in events.jsonl.
     """
 
     def __init__(self, sink: Sink, key: str, say: Callable[[str], object]) -> None:
-        """Begin the thread.
+        """Start the thread.
 
         Args:
-            sink: of a tracker.
-            key: of the configuration that has chosen it, for messages.
-            say: told once why the sink was given up.
+            sink: sink of a tracker.
+            key: configuration key that has chosen it, for messages.
+            say: called once with the reason if the sink is given up.
         """
         self._sink = sink
         self._key = key
@@ -57,7 +57,7 @@ class Guarded:
         self._queue.put(event)
 
     def close(self) -> None:
-        """Wait until the sink has all, but not for ever."""
+        """Wait until the sink has all events, at most `CLOSE_SECONDS`."""
         self._queue.put(None)
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
@@ -76,10 +76,10 @@ def require(options: Mapping[str, str | None]) -> None:
     """Refuse trackers whose packages are not installed.
 
     Args:
-        options: what is chosen, by the key of `telemetry`.
+        options: choices by key of `telemetry`.
 
     Raises:
-        ResourceError: names the key and what to install.
+        ResourceError: a package is missing; names the key and what to install.
     """
     for key, value in options.items():
         if value is not None and find_spec(PACKAGES[key]) is None:
@@ -95,17 +95,17 @@ def open_trackers(
     name: str,
     say: Callable[[str], object],
 ) -> Iterator[Sink]:
-    """The sinks of the trackers that are chosen; what they call the run is kept in its folder.
+    """Yield the sinks of the chosen trackers, and keep the run's ids in them in its folder.
 
     Args:
-        folder: of the run.
-        options: what is chosen, by the key of `telemetry`.
-        config: by dotted key.
-        name: of the run.
-        say: told why one is given up.
+        folder: folder of the run.
+        options: choices by key of `telemetry`.
+        config: configuration by dotted key.
+        name: name of the run.
+        say: called with the reason if a tracker is given up.
 
     Raises:
-        ResourceError: a tracker cannot begin; names its key.
+        ResourceError: a tracker cannot start; names its key.
     """
     require(options)
     ids = read_object(folder, IDS_FILE) if (folder / IDS_FILE).exists() else {}
@@ -128,19 +128,19 @@ def open_trackers(
 
 @final
 class Wandb:
-    """A run of W&B with the tags of TensorBoard, over training rows seen."""
+    """Sink to a run of W&B, with the tags of TensorBoard over training rows seen."""
 
     def __init__(
         self, folder: Path, mode: str, run_id: str, config: Mapping[str, Any], name: str
     ) -> None:
-        """Begin a run, or go on with it.
+        """Start a run, or continue it.
 
         Args:
-            folder: of the run; `wandb/` in it gets what is recorded.
+            folder: folder of the run; W&B writes to `wandb/` in it.
             mode: offline or online.
-            run_id: the same for all attempts of a run.
-            config: all of it.
-            name: of the run.
+            run_id: id in W&B, the same for all attempts of a run.
+            config: the whole configuration.
+            name: name of the run.
         """
         library: Any = import_module("wandb")
         settings = library.Settings(
@@ -151,7 +151,7 @@ class Wandb:
             disable_job_creation=True,
             x_disable_stats=True,
         )
-        with masked():  # its own process hears no Ctrl-C: the run decides when to end
+        with masked():  # W&B's process must not see Ctrl-C: the run decides when to end
             self._run = library.init(
                 project=os.environ.get("WANDB_PROJECT", NAME),
                 dir=str(folder),
@@ -171,22 +171,22 @@ class Wandb:
             self._run.log({**values, AXIS: event.values["samples"]})
 
     def close(self) -> None:
-        """Record what is queued."""
+        """Record the queued events and end W&B's run."""
         self._run.finish()
 
 
 @final
 class Mlflow:
-    """A run of MLflow with the tags of TensorBoard; its step is the training rows seen."""
+    """Sink to a run of MLflow, with the tags of TensorBoard; its step is training rows seen."""
 
     def __init__(self, uri: str, run_id: str | None, config: Mapping[str, Any], name: str) -> None:
-        """Begin a run, or go on with it.
+        """Start a run, or continue it.
 
         Args:
-            uri: of the tracking server, database or folder.
-            run_id: MLflow's, of an earlier attempt; None for a new run.
-            config: all of it by dotted key.
-            name: of the run.
+            uri: address of the tracking server, database or folder.
+            run_id: id in MLflow from an earlier attempt; None for a new run.
+            config: the whole configuration by dotted key.
+            name: name of the run.
         """
         if "://" not in uri or uri.startswith("file:"):
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # a folder was asked for
@@ -218,7 +218,7 @@ class Mlflow:
             self._client.log_batch(self.run_id, metrics=metrics)
 
     def close(self) -> None:
-        """Say how the run has ended."""
+        """Record how the run has ended."""
         self._client.set_terminated(self.run_id, self._ended)
 
     def _experiment(self) -> str:

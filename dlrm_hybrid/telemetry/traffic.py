@@ -1,4 +1,4 @@
-"""Counts what a rank sends, by what it is for."""
+"""Counts the messages and bytes that a rank sends and receives, by class of traffic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 
 class Traffic(StrEnum):
-    """What bytes are sent for."""
+    """Classes of traffic: what messages are sent for."""
 
     GRADIENT_PUSH = "gradient_push"
     PARAMETER_PULL = "parameter_pull"
@@ -20,7 +20,7 @@ class Traffic(StrEnum):
 
 
 class Phase(StrEnum):
-    """What a run is doing while it sends; warm-up is the first training steps of an attempt."""
+    """Phases of a run; warm-up is the first training steps of an attempt."""
 
     WARMUP = "warmup"
     TRAIN = "train"
@@ -30,12 +30,12 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Messages of one class and phase, and their bytes, added up.
+    """Messages and bytes of one class in one phase.
 
     Attributes:
-        messages: how many.
-        num_bytes: that were sent.
-        dense_equivalent_bytes: of the same messages as plain float32.
+        messages: number of messages.
+        num_bytes: their bytes as sent.
+        dense_equivalent_bytes: their bytes as plain float32.
     """
 
     messages: int = 0
@@ -45,23 +45,23 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """Sums over versions of weights that servers have made.
+    """Sums over the versions of weights that servers have published.
 
     Attributes:
-        elements: weights of them.
-        told: of these, the weights that pulls send.
+        elements: number of weights in them.
+        told: number of these that pulls send.
     """
 
     elements: int = 0
     told: int = 0
 
     def plus(self, other: Versions) -> Versions:
-        """The sums of both."""
+        """Add up both."""
         return Versions(self.elements + other.elements, self.told + other.told)
 
 
 Tallies = Mapping[Traffic, Tally]
-"""One tally for each class."""
+"""A tally for each class of traffic."""
 
 
 def _zeros() -> dict[Traffic, list[int]]:
@@ -82,17 +82,17 @@ class TrafficCounter:
         sums[2] += dense_equivalent_bytes
 
     def snapshot(self) -> Tallies:
-        """The sums until now; they do not change any more."""
+        """A copy of the sums until now."""
         return MappingProxyType({traffic: Tally(*sums) for traffic, sums in self._sums.items()})
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Counts both directions of one rank in one phase.
+    """Counters of both directions of one rank in one phase.
 
     Attributes:
-        sent: by the rank.
-        received: by the rank; the dense equivalent of what collectives bring is not known here.
+        sent: messages sent by the rank.
+        received: messages received; without the dense equivalent of collectives, unknown here.
     """
 
     sent: TrafficCounter = field(default_factory=TrafficCounter)
