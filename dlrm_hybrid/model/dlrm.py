@@ -1,9 +1,9 @@
-"""The deep learning recommendation model (Naumov et al., 2019, arXiv 1906.00091), also in stages.
+"""The deep learning recommendation model (Naumov et al., 2019, arXiv 1906.00091), and its stages.
 
 With other interactions it is DCN-V2 or DeepFM; see `layers.interactions`.
 
-Shapes: B batch, I integer features, F tables, D embedding dimension; N width of a stage's input, M
-of its output.
+Shapes: B batch, I integer features, F tables, D embedding dimension; N input width of a stage, M
+output width.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Dlrm(nn.Module):
     """Bottom MLP and tables → interaction → top MLP → one logit per row.
 
     Args:
-        spec: widths and tables.
+        spec: widths, tables and interaction.
         embedding: optimizer of the tables, which backward runs.
-        precision: of the products in the MLPs; everything else is float32.
-        seed: of the initial values.
+        precision: type of the products in the MLPs; everything else is float32.
+        seed: that of the initial values and of dropout.
     """
 
     def __init__(
@@ -49,40 +49,40 @@ class Dlrm(nn.Module):
         draw_embeddings(self.embeddings.weights(), seed)
 
     def forward(self, dense_BI: Tensor, bags: Bags[Tensor]) -> Tensor:
-        """Logits (B,) of dense_BI, float32, with I = 0 without a bottom MLP, and of the ids."""
+        """Compute logits (B,) from dense_BI, float32, I = 0 without a bottom MLP, and ids."""
         return self.logits(dense_BI, self.embeddings(bags))
 
     def logits(self, dense_BI: Tensor, pooled_BFD: Tensor, rows: range | None = None) -> Tensor:
-        """Logits (B,) of dense_BI and of what was looked up in the tables.
+        """Compute logits (B,) from dense_BI and rows that have been looked up.
 
         Args:
             dense_BI: float32.
             pooled_BFD: float32.
-            rows: as those of `Mlp.forward`.
+            rows: as for `Mlp.forward`.
         """
         x_BD: Tensor = dense_BI if self.bottom is None else self.bottom(dense_BI, rows)
         return self.top(_interacted(self.interaction, x_BD, pooled_BFD, rows), rows).squeeze(1)
 
     def dense_parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters but tables by name, in the order of `ModelSpec.dense_shapes()`."""
+        """Parameters except tables by name, in the order of `ModelSpec.dense_shapes()`."""
         return dict(self.named_parameters())
 
     def statistics(self) -> dict[str, Tensor]:
-        """Running means and variances by name, those of `ModelSpec.statistics_shapes()`."""
+        """Running means and variances by name, as in `ModelSpec.statistics_shapes()`."""
         return statistics(self)
 
 
 @final
 class StageModel(nn.Module):
-    """The dense layers of one stage: names, initial values and bits as in the full `Dlrm`.
+    """The dense layers of one stage, with names, initial values and bits of the full `Dlrm`.
 
-    The tables are no part of it: the stage with the interaction is given their pooled rows.
+    It has no tables: the stage with the interaction is given their pooled rows.
 
     Args:
         spec: the full model.
-        part: of it, from `Partition.of(spec, …)`.
-        precision: of the products in the MLPs; inputs and outputs are float32.
-        seed: of the initial values.
+        part: the stage, from `Partition.of(spec, …)`.
+        precision: type of the products in the MLPs; inputs and outputs are float32.
+        seed: that of the initial values and of dropout.
     """
 
     def __init__(self, spec: ModelSpec, part: StagePart, precision: Precision, seed: int) -> None:
@@ -95,12 +95,12 @@ class StageModel(nn.Module):
         draw_dense(self._dense_parameters, seed)
 
     def forward(self, x_BN: Tensor, pooled_BFD: Tensor | None, rows: range | None = None) -> Tensor:
-        """The output of the stage, float32 (B, M).
+        """Compute the stage's output, float32 (B, M).
 
         Args:
             x_BN: float32, the input.
-            pooled_BFD: float32 rows of all tables; not None where the interaction is.
-            rows: as those of `Mlp.forward`.
+            pooled_BFD: float32 rows of all tables; not None at the stage with the interaction.
+            rows: as for `Mlp.forward`.
         """
         if self.bottom is not None:
             x_BN = self.bottom(x_BN, rows)
@@ -114,11 +114,11 @@ class StageModel(nn.Module):
         return dict(self._dense_parameters)
 
     def statistics(self) -> dict[str, Tensor]:
-        """Running means and variances of its layers by name."""
+        """Running means and variances of the stage's layers by name."""
         return statistics(self)
 
     def fill(self, values: Mapping[str, Tensor]) -> None:
-        """Take over parameters and statistics from tensors by name, of which there may be more."""
+        """Copy parameters and statistics from tensors by name; others among them are ignored."""
         for name, tensor in (*self._dense_parameters.items(), *self.statistics().items()):
             tensor.detach().copy_(values[name])
 

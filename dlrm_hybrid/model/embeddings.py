@@ -1,12 +1,12 @@
-"""The embedding tables of a process, with the optimizer fused into backward.
+"""The embedding tables of one process, with the optimizer fused into backward.
 
 FBGEMM holds them where it knows the optimizer and the width (`EmbeddingOptions.fit_fbgemm`).
 
-A batch's ids can be looked up as they are, or without repetition: rows are then looked up once and
+A batch's ids are looked up as they are, or without repetition: then each row is looked up once, and
 the gradients of equal ids are summed.
 
 Shapes: B rows of a batch, F tables, D embedding dimension, K distinct ids, T trainers, L tables
-that are looked up, N bags of each of them.
+looked up, N bags of each of them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BITS_OF_AN_ID = 31
 class Embeddings:
     """All tables of a model; backward updates the rows, at the rate last set.
 
-    Not a torch module: its tensors are views that no other optimizer may find among parameters.
+    Not a torch module: its tensors are views which no other optimizer may find among parameters.
     """
 
     def __init__(self, spec: ModelSpec, options: EmbeddingOptions) -> None:
@@ -111,11 +111,11 @@ class DistinctIds:
 
     Attributes:
         ids_K: table after table, ascending in each.
-        counts_F: how many are of each table, in the same order of tables.
-        inverse: int64, where in `ids_K` each id of the batch is: (B, F) where every bag has one id,
-            else (N,) as the bags have them.
-        bags: of the batch.
-        most: ids of the table that has the most of them in the batch.
+        counts_F: number of ids per table, in the same order.
+        inverse: int64, the index in `ids_K` of each id of the batch: (B, F) if every bag has one
+            id, else (N,) in the order of the bags.
+        bags: those of the batch.
+        most: largest number of ids of any table in the batch.
     """
 
     ids_K: Int64s
@@ -125,7 +125,7 @@ class DistinctIds:
     most: int
 
     def pool(self, rows_KD: Tensor) -> Tensor:
-        """The bags of the batch (B, F, D), sums of rows, from those of the distinct ids."""
+        """Sum rows of the distinct ids (K, D) to the bags of the batch (B, F, D)."""
         shape = (self.bags.tables, self.bags.rows, rows_KD.shape[1])
         if self.bags.offsets is None:
             rows_BFD = rows_KD.index_select(0, self.inverse.view(-1))
@@ -136,10 +136,10 @@ class DistinctIds:
         return pooled_FBD.view(shape).transpose(0, 1).contiguous()
 
     def sum_by_id(self, gradient_BFD: Tensor) -> Tensor:
-        """The gradients of the distinct ids (K, D): sums of float32 in the order of the batch."""
+        """Sum gradients of bags by distinct id (K, D): float32, in the order of the batch."""
         sum_KD = gradient_BFD.new_zeros(len(self.ids_K), gradient_BFD.shape[2])
         inverse_BF = self.inverse
-        if self.bags.offsets is not None:  # every id by itself: as a batch of one table
+        if self.bags.offsets is not None:  # each id on its own: a batch of one table
             gradient_BFD = _by_id(gradient_BFD, self.bags.offsets).unsqueeze(1)
             inverse_BF = self.inverse.unsqueeze(1)
         sum_rows(gradient_BFD.contiguous().numpy(), inverse_BF.numpy(), sum_KD.numpy())
@@ -147,7 +147,7 @@ class DistinctIds:
 
 
 def _by_id(gradient_BFD: Tensor, offsets: Tensor) -> Tensor:
-    """The gradient of its bag for every id (N, D)."""
+    """Repeat the gradient of each bag for its ids: (N, D)."""
     rows, tables, dim = gradient_BFD.shape
     bags_FB = torch.arange(rows * tables).view(rows, tables).t().reshape(-1)
     bags_N = bags_FB.repeat_interleave(offsets.diff())
@@ -155,12 +155,12 @@ def _by_id(gradient_BFD: Tensor, offsets: Tensor) -> Tensor:
 
 
 def tensor_bags(bags: Bags[Int64s]) -> Bags[Tensor]:
-    """The same memory as tensors."""
+    """The same bags as tensors that share their memory."""
     return bags.map(lambda array: torch.from_numpy(array))
 
 
 def require_ids_on_cpu(bags: Bags[Tensor]) -> Bags[Tensor]:
-    """The same ids; of another device, or of bags that are none, they are refused.
+    """Return the bags; refuse them if on another device or with invalid offsets.
 
     Raises:
         ValueError: names the device, or the offsets.
@@ -172,7 +172,7 @@ def require_ids_on_cpu(bags: Bags[Tensor]) -> Bags[Tensor]:
 
 
 def sorted_keys(ids_FB: Tensor) -> tuple[Int64s, int]:
-    """Ids with the rows of the batch they are from, ascending in each table.
+    """Combine ids with their row in the batch to keys, ascending in each table.
 
     Args:
         ids_FB: int64; at most 2**31.
@@ -188,11 +188,11 @@ def sorted_keys(ids_FB: Tensor) -> tuple[Int64s, int]:
 
 
 def distinct_ids(bags: Bags[Tensor], order_F: Int64s) -> DistinctIds:
-    """The distinct ids of a batch.
+    """Find the distinct ids of a batch.
 
     Args:
         bags: ids, at most 2**31.
-        order_F: the order of tables in which to list them.
+        order_F: order in which to list the tables.
 
     Raises:
         ValueError: the ids are on another device.
@@ -210,7 +210,7 @@ def distinct_ids(bags: Bags[Tensor], order_F: Int64s) -> DistinctIds:
 
 
 def _distinct_of_jagged(bags: Bags[Tensor], order_F: Int64s) -> DistinctIds:
-    """Those of all tables at once: by the place of their table in the order, then by id."""
+    """Find the distinct ids of all tables at once, by position of the table in the order and id."""
     counts_F = np.diff(table_offsets(bags.map(Tensor.numpy)))
     values_N = bags.values.numpy()
     bits, shift = int(values_N.max(initial=0)).bit_length(), len(values_N).bit_length()
@@ -218,7 +218,7 @@ def _distinct_of_jagged(bags: Bags[Tensor], order_F: Int64s) -> DistinctIds:
         raise RuntimeError("an id is out of bounds: below 0, or no table has so many rows")
     place_F = np.argsort(order_F)
     keys_N = np.repeat(place_F << bits, counts_F) | values_N
-    if len(order_F).bit_length() + bits + shift < 64:  # a sort is faster where keys say their place
+    if len(order_F).bit_length() + bits + shift < 64:  # keys that hold their index sort faster
         keys_N = keys_N << shift | np.arange(len(keys_N))
         keys_N.sort()
         sorting_N, keys_N = keys_N & ((1 << shift) - 1), keys_N >> shift
@@ -242,15 +242,15 @@ def _distinct_of_jagged(bags: Bags[Tensor], order_F: Int64s) -> DistinctIds:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class DistinctBags:
-    """One bag for each distinct id of each trainer, as FBGEMM takes them: N for every table.
+    """One bag for each distinct id of each trainer, N per table, as FBGEMM takes them.
 
-    In a table trainers come in their order, so gradients of a row that several looked up are summed
-    in it; empty bags are padding.
+    The bags of a table are in trainer order, so the gradients of a row that several looked up are
+    summed in it; empty bags are padding.
 
     Attributes:
         ids_K: int64, table after table.
-        offsets: int64 (L * N + 1,), where in `ids_K` each bag begins.
-        bags_K: int64, the bag in an array (N, L) of each id, in the order in which they came.
+        offsets: int64 (L * N + 1,), begin of each bag in `ids_K`.
+        bags_K: int64, each id's bag in an array (N, L), in the order in which ids came.
     """
 
     ids_K: Tensor
@@ -258,22 +258,22 @@ class DistinctBags:
     bags_K: Tensor
 
     def gather(self, pooled_NW: Tensor, embedding_dim: int) -> Tensor:
-        """Rows (K, D), in the order in which ids came, of all bags' (N, L * D)."""
+        """Select the rows (K, D), in the order in which ids came, from all bags' (N, L * D)."""
         return pooled_NW.view(-1, embedding_dim).index_select(0, self.bags_K)
 
     def scatter(self, gradient_KD: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """The gradients of all bags, in `shape` (N, L * D); zero for those that are empty."""
+        """Spread gradients of ids to all bags, in `shape` (N, L * D); zero for empty ones."""
         gradient_NW = gradient_KD.new_zeros(shape)
         gradient_NW.view(-1, gradient_KD.shape[1]).index_copy_(0, self.bags_K, gradient_KD)
         return gradient_NW
 
 
 def distinct_bags(ids_K: Int64s, counts_TL: Int64s) -> DistinctBags:
-    """The bags of ids that come trainer after trainer, table after table.
+    """Make the bags of ids that come trainer after trainer, table after table.
 
     Args:
-        ids_K: of all trainers.
-        counts_TL: how many of them are of each trainer and table.
+        ids_K: those of all trainers.
+        counts_TL: number of ids per trainer and table.
     """
     tables = counts_TL.shape[1]
     most = int(counts_TL.sum(0).max(initial=0))

@@ -1,8 +1,8 @@
-"""Which interaction a model has: widths and parameters of each kind; free of torch.
+"""Interactions of a model as data: widths and parameters of each kind; free of torch.
 
-Shapes: F vectors of a row that meet (bottom MLP first, then the tables), D their width,
+Shapes: F vectors of a row that interact (bottom MLP first, then the tables), D their width,
 W = F D all of them one after the other, R rank. Without dense columns there is no bottom MLP: the
-vectors are the tables' alone, and what `Dot` and `Fm` give has no first vector.
+vectors are those of the tables, and the outputs of `Dot` and `Fm` have no first vector.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """The dots of all pairs of vectors, after the first vector (Naumov et al., 2019, section 2)."""
+    """Dot products of all pairs of vectors, after the first (Naumov et al., 2019, section 2)."""
 
     def width(self, vectors: int, dim: int, has_bottom: bool) -> int:
-        """Of its output: D + F (F - 1) / 2, without a bottom MLP less D."""
+        """Width of the output: D + F (F - 1) / 2, less D without a bottom MLP."""
         return dim * has_bottom + vectors * (vectors - 1) // 2
 
     def shapes(self, vectors: int, dim: int) -> Shapes:
-        """Of its parameters: it has none."""
+        """Shapes of the parameters: there are none."""
         return {}
 
 
@@ -32,9 +32,9 @@ class Cross:
     """Cross layers: x' = x0 * (w (v x) + bias) + x (see `layers.interactions`).
 
     Attributes:
-        layers: how many follow each other.
+        layers: number of layers.
         rank: R, columns of w and rows of v; None: w is a full matrix, and there is no v.
-        deep: widths of a deep network beside them, each with ReLU; empty for none.
+        deep: layer widths of a parallel deep network, each with ReLU; empty for none.
     """
 
     layers: int
@@ -42,11 +42,11 @@ class Cross:
     deep: tuple[int, ...] = ()
 
     def width(self, vectors: int, dim: int, has_bottom: bool) -> int:
-        """Of its output: W, as of its input, and that of the deep network."""
+        """Width of the output: W, and that of the deep network."""
         return vectors * dim + sum(self.deep[-1:])
 
     def shapes(self, vectors: int, dim: int) -> Shapes:
-        """Of its parameters, by their names below `interaction`."""
+        """Shapes of the parameters, by name below `interaction`."""
         width = vectors * dim
         of_layer: dict[str, tuple[int, ...]] = {"w": (width, self.rank or width), "bias": (width,)}
         if self.rank is not None:
@@ -61,7 +61,7 @@ class Cross:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fm:
-    """A factorization machine beside a deep network over the same vectors.
+    """A factorization machine parallel to a deep network over the same vectors.
 
     Attributes:
         deep: widths of the deep network's layers, each with ReLU.
@@ -70,11 +70,11 @@ class Fm:
     deep: tuple[int, ...]
 
     def width(self, vectors: int, dim: int, has_bottom: bool) -> int:
-        """Of its output: the bottom MLP's vector, the deep network's output and one number."""
+        """Width of the output: the bottom MLP's vector, the deep network's output, one number."""
         return dim * has_bottom + self.deep[-1] + 1
 
     def shapes(self, vectors: int, dim: int) -> Shapes:
-        """Of its parameters, by their names below `interaction`."""
+        """Shapes of the parameters, by name below `interaction`."""
         return _deep_shapes(vectors * dim, self.deep)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from typing_extensions import override
 
 State = Mapping[str, Tensor]
-STEP = "step"  # the name of torch.optim.Adam's
+STEP = "step"  # as in torch.optim.Adam
 
 
 class DenseOptimizer(Protocol):
@@ -26,10 +26,10 @@ class DenseOptimizer(Protocol):
 
     Attributes:
         state_names: of the state tensors shaped like the weight; all begin as zeros.
-        counts: whether the state has also `STEP`, float32 of one element: updates until now.
-        moves_all: whether an element whose gradient is zero may move, and is therefore part of
-            every update, whatever elements a gradient names. Without it an element that is not
-            named keeps its value and its state.
+        counts: whether the state also has `STEP`, one float32: number of updates so far.
+        moves_all: whether an element may move though its gradient is zero, and so every update
+            involves all elements. If not, elements that a gradient does not name keep value and
+            state.
     """
 
     state_names: ClassVar[tuple[str, ...]]
@@ -37,7 +37,7 @@ class DenseOptimizer(Protocol):
     moves_all: ClassVar[bool]
 
     def apply(self, weight: Tensor, gradient: Tensor, state: State, lr: float) -> None:
-        """Move `weight` and `state` in place; all shapes but that of `STEP` equal, float32."""
+        """Update `weight` and `state` in place; float32, all of one shape except `STEP`."""
         ...
 
 
@@ -153,7 +153,7 @@ class Schedule(Protocol):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant(Schedule):
-    """The same rate for ever."""
+    """A constant learning rate."""
 
     base_lr: float
 
@@ -165,7 +165,7 @@ class Constant(Schedule):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear(Schedule):
-    """From the base rate at step 0 on a line to 0 at `steps`, the end of the run.
+    """Linear decay from the base rate at step 0 to 0 at `steps`, the end of the run.
 
     The base rate times the share of steps still to come, this one included.
     """
@@ -181,11 +181,11 @@ class Linear(Schedule):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plateau(Schedule):
-    """The same rate until scores get no better, then a factor of it, and so on.
+    """A constant rate, multiplied by a factor whenever scores stop improving.
 
     Attributes:
-        factor: below 1.
-        lowered: the steps from which on the rate is lower; it grows while a run goes on.
+        factor: that of each reduction, below 1.
+        lowered: first step of each lower rate; appended to during the run.
     """
 
     base_lr: float
@@ -202,13 +202,13 @@ class Plateau(Schedule):
 class StalenessWarmup(Schedule):
     """Another schedule's rate / staleness^(1 - n / steps), in step n.
 
-    In early training a stale gradient does most harm (Yang et al., 2021, PipeMare, arXiv
+    Stale gradients do most harm early in training (Yang et al., 2021, PipeMare, arXiv
     1910.05124, technique 1).
 
     Attributes:
-        schedule: the other one.
+        schedule: the other schedule.
         staleness: updates between computing a gradient and applying it; 0 and 1 change nothing.
-        steps: until the whole rate.
+        steps: number until the full rate.
     """
 
     schedule: Schedule
@@ -224,15 +224,15 @@ class StalenessWarmup(Schedule):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmupDecay(Schedule):
-    """Linear warm-up, a plateau, then quadratic decay; frozen at the last rate afterwards.
+    """Linear warm-up, a plateau, then quadratic decay; constant at the last rate afterwards.
 
     The plateau before a decay is the warm-up's last rate, (warmup_steps - 1) / warmup_steps of the
     base rate: as facebookresearch/dlrm (LRPolicyScheduler), whose count is 1 in step 0.
 
     Attributes:
-        warmup_steps: 0 for none.
-        decay_start_step: not before the end of the warm-up.
-        decay_steps: 0 for none.
+        warmup_steps: number; 0 for none.
+        decay_start_step: first step of the decay, not before the end of the warm-up.
+        decay_steps: number; 0 for none.
     """
 
     base_lr: float

@@ -1,4 +1,4 @@
-"""Where rows of tables lie: in memory, or in files of which the kernel keeps in memory what it can.
+"""Storage of table rows: in memory, or in files of which the kernel caches what it can.
 
 Shapes: R rows, C columns, K rows of a batch.
 """
@@ -24,35 +24,35 @@ from dlrm_hybrid.types import ResourceError
 FOLDER_KEY = "embedding.folder"
 FLOAT_BYTES = 4
 READERS = 8  # a disk that serves one page in 66 µs serves eight at once in 160
-FEWEST_ROWS = 32  # for each of them
+FEWEST_ROWS = 32  # for each reader
 
 
 class RowStorage(Protocol):
-    """Makes tensors of rows, and reads rows that are all over them."""
+    """Makes tensors of rows, and reads rows scattered over them."""
 
     @property
     def is_paged(self) -> bool:
-        """Whether it has made tensors that may be larger than memory: nobody should copy them."""
+        """Whether its tensors may be larger than memory, so nobody should copy them."""
         ...
 
     def zeros(self, rows: int, columns: int) -> Tensor:
-        """A contiguous float32 tensor (R, C) of zeros.
+        """Make a contiguous float32 tensor (R, C) of zeros.
 
         Raises:
-            ResourceError: there is no room for it; names the bytes, the folder and its key.
+            ResourceError: there is no space for it; names the bytes, the folder and its key.
         """
         ...
 
     def look_up(self, rows_RC: Tensor, rows_K: Tensor) -> Tensor:
-        """Some rows of a tensor of `zeros`, in memory of their own."""
+        """Copy some rows of a tensor made by `zeros`."""
         ...
 
     def touch(self, rows_RC: Tensor, rows_K: Tensor) -> None:
-        """Bring rows that are about to be changed into memory."""
+        """Bring rows into memory that are about to be changed."""
         ...
 
     def reading_all(self) -> AbstractContextManager[None]:
-        """A context in which all tensors are read from beginning to end."""
+        """A context for reading all tensors from beginning to end."""
         ...
 
 
@@ -89,12 +89,12 @@ IN_MEMORY = InMemory()
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class InFiles(RowStorage):
-    """Rows in one mapped file for each tensor.
+    """Rows in mapped files, one per tensor.
 
-    The files have no names, so the kernel removes them when the process ends, however it ends.
+    The files have no names, so the kernel removes them when the process ends, however that happens.
 
     Attributes:
-        folder: on whose disk they lie; it is made if need be.
+        folder: folder of the files; made if missing.
     """
 
     folder: Path
@@ -116,7 +116,7 @@ class InFiles(RowStorage):
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with TemporaryFile(dir=self.folder) as file:
-                # Reserved: a write to a mapped page that finds the disk full kills the process.
+                # Reserved: on a full disk a write to a mapped page would kill the process.
                 os.posix_fallocate(file.fileno(), 0, num_bytes)
                 mapped = mmap.mmap(file.fileno(), num_bytes)
         except OSError as error:

@@ -43,25 +43,25 @@ from dlrm_hybrid.model.tensors import Piece, TableInit, draw_embeddings
 
 @final
 class ShardedEmbeddings:
-    """All tables of a model, one id per bag, shared by the trainers of a group.
+    """All tables of a model, sharded over the trainers of a group.
 
-    Backward updates a row from the rows of all trainers, at the rate last set. Gradients are
-    added, not averaged: the caller divides them by T. Then table-wise sharding gives, bit for bit,
-    what one unsharded table gives that sees the batches of all trainers in their order.
+    Backward updates a row by the gradients of all trainers, at the rate last set. Gradients are
+    summed, not averaged: the caller divides them by T. Then table-wise sharding gives, bit for bit,
+    what one unsharded table gives for the batches of all trainers in their order.
 
-    Every trainer makes it, calls it and runs backward as often as every other. Making one switches
-    TorchRec's division of gradients off for the whole process.
+    Every trainer must make it, call it and run backward equally often. It switches TorchRec's
+    division of gradients off for the whole process.
 
     Args:
-        spec: the tables; weights are not initialised.
+        spec: the tables, whose weights are not initialised here.
         options: their optimizer.
         sharding: how they are divided among trainers.
-        group: of the trainers; a trainer's rank in it is its number.
+        group: that of the trainers; a trainer's rank in it is its number.
 
     Attributes:
-        shards: of all trainers, by table.
-        levels: sends rows and gradients as levels; None where they are cast.
-        pieces: what this trainer holds of weights and optimizer states, named as `Embeddings` does.
+        shards: those of all trainers, by table.
+        levels: exchange of rows and gradients as levels; None if they are cast.
+        pieces: this trainer's weights and optimizer states, named as in `Embeddings`.
     """
 
     def __init__(
@@ -120,15 +120,15 @@ class ShardedEmbeddings:
         """Look up the ids of a batch → float32 (B, F, D), in the order of the spec's tables.
 
         Args:
-            bags: of this trainer's batch, which may be empty.
-            rows_T: rows of every trainer's batch, the same for all; None: they ask each other,
-                which costs one more collective. Distinct ids need no such answer.
+            bags: those of this trainer's batch, which may be empty.
+            rows_T: number of rows of every trainer's batch; None exchanges them, in one more
+                collective. Distinct ids need none.
 
         Raises:
             RuntimeError: an id is not a row of its table.
             ValueError: the ids are on another device.
-            PeerLostError: a trainer is gone; also in backward.
-            DeadlineError: a trainer did not come in time; also in backward.
+            PeerLostError: a trainer has left; also in backward.
+            DeadlineError: a trainer did not join in time; also in backward.
         """
         check_ids(bags, self._table_rows_F1)
         if self._distinct is not None:
@@ -158,13 +158,13 @@ class ShardedEmbeddings:
         return exchange.answer(pooled_NW, asked)
 
     def set_lr(self, lr: float) -> None:
-        """Set the learning rate for the rows of the next lookups; the same for all trainers."""
+        """Set the learning rate of the rows of the next lookups, the same for all trainers."""
         for kernel in self._kernels:
             if kernel is not None:
                 kernel.set_lr(lr)
 
     def initialise(self, seed: int, init: TableInit = "uniform_rows") -> None:
-        """Give every table the values it has unsharded; see `draw_embeddings`."""
+        """Draw the values that every table has without sharding; see `draw_embeddings`."""
         name, table = "", torch.empty(0)
         for piece in self.pieces:
             if not piece.name.endswith(".weight"):
@@ -183,7 +183,7 @@ class ShardedEmbeddings:
 
 @final
 class _Reorder(torch.autograd.Function):
-    """Index the second dimension by a permutation; backward by its inverse."""
+    """Permutes the second dimension; backward applies the inverse permutation."""
 
     @staticmethod
     def forward(ctx: Any, given: Tensor, order_F: Tensor, inverse_F: Tensor) -> Tensor:
@@ -196,9 +196,9 @@ class _Reorder(torch.autograd.Function):
 
 
 def _looked_up(kernel: TableKernel | None, ids: Tensor, offsets: Tensor, num_rows: int) -> Tensor:
-    """Pooled rows of this trainer's tables; `num_rows` of no width where it holds none.
+    """Look up pooled rows of this trainer's tables; (`num_rows`, 0) if it holds none.
 
-    TorchRec's own lookup wraps ids to unwrap them: a tenth of a step.
+    TorchRec's own lookup wraps and unwraps ids, which costs a tenth of a step.
     """
     if kernel is None:
         return torch.empty(num_rows, 0, requires_grad=True)
@@ -206,7 +206,7 @@ def _looked_up(kernel: TableKernel | None, ids: Tensor, offsets: Tensor, num_row
 
 
 def _local_kernel(sharding: Any) -> TableKernel | None:
-    """FBGEMM's tables of one kind of sharding that this trainer holds; None if there are none."""
+    """FBGEMM's tables that this trainer holds of one kind of sharding; None if there are none."""
     lookup: torch.nn.Module = sharding.create_lookup()
     tables = [one for one in lookup.modules() if isinstance(one, BatchedFusedEmbeddingBag)]
     assert len(tables) <= 1, "tables of one width and type share one kernel"
@@ -214,7 +214,7 @@ def _local_kernel(sharding: Any) -> TableKernel | None:
 
 
 def _own_kernel(held: Sequence[Shard], options: EmbeddingOptions) -> TableKernel | None:
-    """The same, of shards that FBGEMM could not update."""
+    """The tables of shards that FBGEMM cannot update; None if there are none."""
     if not held:
         return None
     (width,) = {shard.columns[1] - shard.columns[0] for shard in held}
@@ -228,7 +228,7 @@ def _held(
     names = spec.table_names
     mine = [[one for one in shards[name] if one.trainer == trainer] for name in names]
     tables = iter(paths.wanted_T[trainer])
-    # A table that is cut by columns comes once for each shard, in their order.
+    # A column-wise table occurs once for each shard, in their order.
     return [
         [(table, mine[table].pop(0)) for table in islice(tables, features)]
         for features in paths.num_features_L
@@ -240,7 +240,7 @@ def _pieces_of(
     held_L: Sequence[Sequence[tuple[int, Shard]]],
     spec: ModelSpec,
 ) -> list[Piece]:
-    """What a trainer holds of the weights, then of the optimizer states, of sharded tables."""
+    """The weights, then the optimizer states, that a trainer holds of sharded tables."""
     found: list[tuple[str, int, tuple[int, int], Tensor]] = []
     for kernel, held in zip(kernels, held_L, strict=True):
         tensors = [] if kernel is None else kernel.tensors()
@@ -254,7 +254,7 @@ def _pieces_of(
 
 
 def _piece(name: str, rows: int, spec: ModelSpec, begin: tuple[int, int], view: Tensor) -> Piece:
-    if name.endswith(f".{STEP}"):  # that of every shard; one trainer saves it
+    if name.endswith(f".{STEP}"):  # every shard has it; one trainer saves it
         return Piece(name=name, shape=(1,), begin=(0,), view=view, is_copy=begin != (0, 0))
     dims = view.dim()
     return Piece(name=name, shape=(rows, spec.embedding_dim)[:dims], begin=begin[:dims], view=view)

@@ -1,7 +1,7 @@
-"""How trainers share the embedding tables: options, routes, and the type of rows on the wire.
+"""Sharing of the embedding tables among trainers: options, routes, and types on the wire.
 
-TorchRec's own half-precision codecs are not used: its BF16 becomes FP16 on a CPU without a word,
-and its FP16 lets gradients below 6e-8 vanish and rounds those below 6e-5 ever more coarsely.
+TorchRec's own half-precision codecs are not used: its BF16 silently becomes FP16 on a CPU, and its
+FP16 flushes gradients below 6e-8 to zero and rounds those below 6e-5 ever more coarsely.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dlrm_hybrid.comm.counted_group import CountedGroup
 from dlrm_hybrid.compress.embedding.memory import LevelOptions
 from dlrm_hybrid.model.spec import ModelSpec
 
-NARROWEST_SHARD = 4  # columns, as FBGEMM needs; a rule of the configuration knows it too
+NARROWEST_SHARD = 4  # columns, as FBGEMM needs; the configuration checks it too
 
 
 class ShardingKind(StrEnum):
-    """What of a table one trainer holds; `auto` leaves it to TorchRec's planner."""
+    """Parts of a table that one trainer holds; `auto` leaves the choice to TorchRec's planner."""
 
     TABLE_WISE = "table_wise"
     ROW_WISE = "row_wise"
@@ -31,7 +31,7 @@ class ShardingKind(StrEnum):
 
 
 class CommPrecision(StrEnum):
-    """The type in which pooled embeddings and their gradients travel."""
+    """Type of pooled embeddings and their gradients on the wire."""
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
@@ -40,13 +40,13 @@ class CommPrecision(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingOptions:
-    """How trainers share the tables and what they send each other.
+    """How trainers share the tables, and what they exchange.
 
     Attributes:
-        kind: what of a table one trainer holds.
-        comm_precision: of pooled embeddings and their gradients on the wire.
-        deduplicate: look up every distinct id of a trainer's batch once.
-        levels: how finely distinct rows and gradients are sent as levels; None: they are cast.
+        kind: parts of a table that one trainer holds.
+        comm_precision: type of pooled embeddings and their gradients on the wire.
+        deduplicate: look up each distinct id of a trainer's batch once.
+        levels: resolution of distinct rows and gradients sent as levels; None casts them.
     """
 
     kind: ShardingKind
@@ -56,20 +56,20 @@ class ShardingOptions:
 
 
 def columns_of_a_shard(embedding_dim: int) -> int | None:
-    """Width of the parts when tables are cut by columns: half of it or less; None if impossible."""
+    """Width of column-wise shards: half the dimension or less; None if impossible."""
     widths = range(NARROWEST_SHARD, embedding_dim // 2 + 1, NARROWEST_SHARD)
     return max((width for width in widths if embedding_dim % width == 0), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """Which trainer looks up what, by lookups that each take the tables of one kernel.
+    """Tables and rows that each trainer looks up, by lookups that each use one kernel.
 
     Attributes:
         wanted_T: tables that each trainer looks up, in the order of its lookups.
-        num_features_L: tables of each lookup of this trainer; together as many as wanted from it.
-        blocks_L: first and one past the last row that this trainer holds, of every table of a
-            lookup; None where it holds all rows.
+        num_features_L: number of tables per lookup of this trainer; sums to those wanted from it.
+        blocks_L: per lookup, first and one past the last row that this trainer holds of each table;
+            None if it holds all rows.
     """
 
     wanted_T: tuple[tuple[int, ...], ...]
@@ -83,14 +83,14 @@ def routes(
     spec: ModelSpec,
     group: CountedGroup,
 ) -> Routes:
-    """To the lookups of sharded tables, one for each kind of sharding.
+    """Find the routes to the lookups of sharded tables, one lookup per kind of sharding.
 
     Args:
-        shardings: TorchRec's descriptions by kind.
-        blocks: first and one past the last row that this trainer holds, by table, of those that
-            are cut by rows.
+        shardings: TorchRec's, by kind.
+        blocks: first and one past the last row that this trainer holds, by table, of those with
+            row-wise shards.
         spec: the tables.
-        group: of the trainers.
+        group: that of the trainers.
     """
     tables = {name: table for table, name in enumerate(spec.table_names)}
     wanted_T: list[list[int]] = [[] for _ in range(group.size())]
@@ -112,23 +112,23 @@ def routes(
 
 
 FLOAT16_GRADIENT_SCALE = 2.0**16
-"""Gradients of a mean loss are far below 1: from 1 on they become infinite and the run fails."""
+"""Gradients of a mean loss are far below 1; those from 1 on overflow, and the run fails."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Multiplies by a power of two and casts; a codec as TorchRec's QuantizedCommCodec asks."""
+    """Multiplies by a power of two and casts, as a QuantizedCommCodec of TorchRec."""
 
     dtype: torch.dtype
     scale: float
 
     def encode(self, input_tensor: Tensor, ctx: object = None) -> Tensor:
-        """Float32 → `dtype`, before rows or gradients travel."""
+        """Cast float32 rows or gradients to `dtype` for the wire."""
         return times(input_tensor, self.scale).to(self.dtype)
 
     def decode(self, input_grad: Tensor, ctx: object = None) -> Tensor:
-        """`dtype` → float32, on the way back."""
+        """Cast rows or gradients from the wire back to float32."""
         return times(input_grad.float(), 1.0 / self.scale)
 
     @property
@@ -137,21 +137,21 @@ class Cast:
         return self.dtype
 
     def calc_quantized_size(self, input_len: int, ctx: object = None) -> int:
-        """How many elements travel: as many as are given."""
+        """Number of elements on the wire, the same as given."""
         return input_len
 
     def create_context(self) -> None:
-        """Nothing is remembered between the two ends."""
+        """Make no context: the codec has no state."""
 
     def padded_size(
         self, input_tensor: Tensor, dim_per_rank: Sequence[int], my_rank: int, qcomm_ctx: object
     ) -> tuple[int, int]:
-        """Width of a row on the wire and how much of it is padding."""
+        """Width of a row on the wire, and its padding, which is 0."""
         return input_tensor.shape[-1], 0
 
 
 def times(tensor: Tensor, factor: float) -> Tensor:
-    """A tensor multiplied by a factor; the tensor itself for a factor of 1."""
+    """Multiply a tensor by a factor; returns the tensor itself for 1."""
     return tensor if factor == 1.0 else tensor * factor
 
 
@@ -167,23 +167,23 @@ _CASTS: Mapping[CommPrecision, tuple[Cast, Cast]] = {
 
 
 def casts(precision: CommPrecision) -> tuple[Cast, Cast]:
-    """Of rows, and of gradients, on the wire."""
+    """The casts of rows, and of gradients, on the wire."""
     return _CASTS[precision]
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """What pooled rows and their gradients become on the way, for tables that do not travel."""
+    """The rounding of pooled rows and gradients on the wire, for tables in the same process."""
 
     precision: CommPrecision
 
     def pooled(self, pooled: Tensor) -> Tensor:
-        """Rows as the trainers see them."""
+        """Round rows as the trainers would receive them."""
         cast, _ = casts(self.precision)
         return cast.decode(cast.encode(pooled))
 
     def gradient(self, gradient: Tensor) -> Tensor:
-        """A trainer's part of the gradient as the tables see it."""
+        """Round a trainer's share of the gradient as the tables would receive it."""
         _, cast = casts(self.precision)
         return cast.decode(cast.encode(gradient))

@@ -1,10 +1,10 @@
-"""What a DLRM looks like: widths, tables, the names of its tensors; and its pipeline stages.
+"""The shape of a DLRM: widths, tables, names of tensors; and its pipeline stages.
 
-A cut `bottom.2` or `top.2` comes after that layer. The interaction and the tables belong to the
+A cut `bottom.2` or `top.2` is after that layer. The interaction and the tables belong to the
 stage with the first layer of the top MLP: its activations need every table at once.
 
-Shapes: D embedding dimension, F vectors that meet in the interaction: one of each table, and that
-of the bottom MLP where there are dense columns.
+Shapes: D embedding dimension, F vectors that interact: one of each table, and that of the bottom
+MLP if there are dense columns.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class ModelSpec:
         embedding_dim: D, the width of every table and of the bottom MLP's output.
         bottom: widths of the bottom MLP, its input first: (13, 512, 256, 64, 16); empty without
             dense columns.
-        top: widths of the top MLP without its input, which follows from the rest: (512, 256, 1).
+        top: widths of the top MLP's layers; that of its input follows: (512, 256, 1).
         table_rows: rows of every embedding table.
-        interaction: how the bottom MLP's output and the rows of the tables meet.
+        interaction: that of the bottom MLP's output with the rows of the tables.
         dropout: share of the activations of hidden layers that is dropped in training.
-        bottom_dropout: the same of the bottom MLP's; None takes that.
-        batch_norm: whether hidden layers have it, in the place of their biases.
+        bottom_dropout: that of the bottom MLP; None: `dropout`.
+        batch_norm: whether hidden layers have it instead of biases.
 
     Raises:
         ConfigError: the widths do not fit together; the message names the key.
@@ -89,7 +89,7 @@ class ModelSpec:
 
     @property
     def num_vectors(self) -> int:
-        """F: the bottom MLP's output, if there is one, and one vector of every table."""
+        """Number F of interacting vectors: one per table, and the bottom MLP's output if any."""
         return len(self.table_rows) + bool(self.bottom)
 
     @property
@@ -104,19 +104,19 @@ class ModelSpec:
 
     @property
     def layer_names(self) -> tuple[str, ...]:
-        """`bottom.1` … `top.4`, those of the MLPs, in the order of the forward pass."""
+        """Names of the MLPs' layers, `bottom.1` … `top.4`, in the order of the forward pass."""
         bottom = (f"bottom.{layer}" for layer in range(1, len(self.bottom)))
         top = (f"top.{layer}" for layer in range(1, len(self.top) + 1))
         return (*bottom, *top)
 
     @property
     def table_names(self) -> tuple[str, ...]:
-        """`embedding.1` …, in the order of the categorical columns."""
+        """Names of the tables, `embedding.1` …, in the order of the categorical columns."""
         return tuple(f"embedding.{table}" for table in range(1, len(self.table_rows) + 1))
 
     @property
     def normed_layers(self) -> dict[str, int]:
-        """Width of every layer with batch norm by name: of MLPs all that are hidden."""
+        """Width by name of every layer with batch norm, which are all hidden layers of MLPs."""
         if not self.batch_norm:
             return {}
         deep = () if isinstance(self.interaction, Dot) else self.interaction.deep
@@ -136,7 +136,7 @@ class ModelSpec:
 
         `bottom.1.weight` (out, in), `bottom.1.bias` …, then those of the interaction
         (`interaction.1.v`), then those of the top MLP. A layer with batch norm has
-        `bottom.1.norm.weight` and `bottom.1.norm.bias` in the place of `bottom.1.bias`.
+        `bottom.1.norm.weight` and `bottom.1.norm.bias` instead of `bottom.1.bias`.
         """
         interaction = self.interaction.shapes(self.num_vectors, self.embedding_dim)
         shapes = {
@@ -172,20 +172,20 @@ def _shapes(mlp: str, widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePart:
-    """What one stage holds; layers are numbered as in the full model.
+    """The layers of one stage, numbered as in the full model.
 
     Attributes:
-        index: of the stage, from 0.
+        index: number of the stage, from 0.
         bottom: numbers of its layers of the bottom MLP, may be empty.
         top: numbers of its layers of the top MLP, may be empty.
-        is_first: it reads the integer features.
-        has_interaction: it reads the ids, and its top layers begin with the interaction.
-        is_last: it reads the labels and gives the logits.
-        input_width: of an input row: integer features, which may be none, or the activations of
-            the stage before.
-        output_width: of an output row: activations for the next stage, or 1, the logit.
-        parameter_names: `bottom.3.weight`, `bottom.3.bias` …, in the order of
-            `ModelSpec.dense_shapes()`; those of the interaction among them.
+        is_first: whether it reads the integer features.
+        has_interaction: whether it reads the ids and has the interaction before its top layers.
+        is_last: whether it reads the labels and computes the logits.
+        input_width: width of an input row: the integer features, if any, or the activations of the
+            stage before.
+        output_width: width of an output row: activations for the next stage, or 1, the logit.
+        parameter_names: `bottom.3.weight`, `bottom.3.bias` …, by order of
+            `ModelSpec.dense_shapes()`, with those of the interaction.
     """
 
     index: int
@@ -200,17 +200,17 @@ class StagePart:
 
     @property
     def layer_names(self) -> tuple[str, ...]:
-        """`bottom.3` …, those of the MLPs, in the order of the forward pass."""
+        """Names of the MLPs' layers, `bottom.3` …, in the order of the forward pass."""
         bottom = (f"bottom.{layer}" for layer in self.bottom)
         return (*bottom, *(f"top.{layer}" for layer in self.top))
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A model whose MLPs are cut into the stages of a pipeline.
+    """A model cut into the stages of a pipeline.
 
     Attributes:
-        cuts: in the order of the forward pass; boundary b is at `cuts[b]`.
+        cuts: names of layers in the order of the forward pass; boundary b is at `cuts[b]`.
         stages: one more than cuts.
     """
 
@@ -222,7 +222,7 @@ class Partition:
         """Cut `spec` after the layers named by `cuts`, given in any order.
 
         Raises:
-            ConfigError: a cut is given twice, or comes after no layer but the last.
+            ConfigError: a cut is given twice, or is not after a layer before the last.
         """
         layers = spec.layer_names
         faults = [
@@ -253,10 +253,10 @@ class Partition:
 
 
 def microbatch_rows(batch_size: int, microbatches: int) -> int:
-    """Rows of each micro-batch of a trainer's batch.
+    """Number of rows of each micro-batch of a trainer's batch.
 
     Raises:
-        ConfigError: they would not all have the same number of rows.
+        ConfigError: the batch does not divide evenly.
     """
     if batch_size % microbatches:
         raise ConfigError(
@@ -267,7 +267,7 @@ def microbatch_rows(batch_size: int, microbatches: int) -> int:
 
 
 def _part(spec: ModelSpec, index: int, layers: range) -> StagePart:
-    """The stage of `layers`, positions in `ModelSpec.layer_names`."""
+    """Make the stage of `layers`, indices in `ModelSpec.layer_names`."""
     num_bottom, num_all = len(spec.bottom[1:]), len(spec.layer_names)
     bottom = range(layers.start + 1, min(layers.stop, num_bottom) + 1)
     top = range(max(layers.start - num_bottom, 0) + 1, layers.stop - num_bottom + 1)

@@ -1,7 +1,7 @@
-"""Rows of the embedding tables that one table server owns, looked up and updated by distinct ids.
+"""The embedding rows that one table server owns, looked up and updated by distinct ids.
 
 Server s of S owns the rows s, s + S, s + 2S … of every table, so popular ids, which have low
-numbers, fall on all servers. Here a row has the number id // S.
+numbers, spread over all servers. Here a row has the number id // S.
 
 Shapes: F tables, R rows of all tables, D embedding dimension, K ids, C numbers of optimizer state
 for each row.
@@ -28,11 +28,11 @@ Int64s = NDArray[np.int64]
 
 
 class OwnedIds(NamedTuple):
-    """Distinct ids of one trainer's batch that one server owns.
+    """The distinct ids of one trainer's batch that one server owns.
 
     Attributes:
         ids_K: as the server numbers its rows; table after table, increasing in each.
-        counts_F: how many are of each table.
+        counts_F: number of ids per table.
     """
 
     ids_K: Int64s
@@ -40,19 +40,19 @@ class OwnedIds(NamedTuple):
 
 
 def owned_rows(table_rows: Sequence[int], server: int, servers: int) -> tuple[int, ...]:
-    """How many rows of each table one of the servers owns; may be 0."""
+    """Number of rows of each table that a server owns; may be 0."""
     return tuple((rows - server + servers - 1) // servers for rows in table_rows)
 
 
 @final
 class TableRows:
-    """The rows of one server, with the state of their optimizer; both begin as 0.
+    """The rows of one server, with their optimizer's state; both are initially 0.
 
     Args:
         spec: the tables.
         options: the optimizer.
-        server: which of the servers this is, from 0.
-        servers: how many there are.
+        server: index of this server.
+        servers: number of servers.
         storage: makes the tensors.
     """
 
@@ -73,7 +73,7 @@ class TableRows:
         self._tables = [self._rows.tensors(table) for table in range(len(self.rows_F))]
 
     def draw(self, seed: int, init: TableInit = "uniform_rows") -> None:
-        """Give all rows the values they have in every layout; see `draw_embeddings`."""
+        """Draw the values that rows have in any layout; see `draw_embeddings`."""
         for name, full, held in zip(
             self._spec.table_names, self._spec.table_rows, self._tables, strict=True
         ):
@@ -86,14 +86,14 @@ class TableRows:
                 drawn += len(part_RD)
 
     def look_up(self, asked: OwnedIds) -> Tensor:
-        """Rows (K, D) of some ids, in memory of their own."""
+        """Copy the rows (K, D) of some ids."""
         return self._storage.look_up(self._rows.weights_RD, torch.from_numpy(self._flat(asked)))
 
     def update(self, gradients: Sequence[tuple[OwnedIds, Tensor]], lr: float) -> None:
-        """Update rows once by the sum of their gradients.
+        """Update each row once by the sum of its gradients.
 
         Args:
-            gradients: float32 (K, D) for distinct ids, of each trainer in the order of summing.
+            gradients: float32 (K, D) for distinct ids, per trainer in the order of summing.
             lr: learning rate.
         """
         rows_K = np.concatenate([self._flat(ids) for ids, _ in gradients])
@@ -104,7 +104,7 @@ class TableRows:
         self._rows.update(Gradients(keys_K, shift, gradient_KD), lr)
 
     def pieces(self) -> list[Piece]:
-        """Views of all rows and of their optimizer's state, by table; empty ones are left out."""
+        """Views of all rows and of their optimizer's state, by table, without empty ones."""
         found = [
             self._piece(table, kind, view)
             for table, held in enumerate(self._tables)
@@ -115,7 +115,7 @@ class TableRows:
 
     def _piece(self, table: int, kind: str, view: Tensor) -> Piece:
         name = f"{self._spec.table_names[table]}.{kind}"
-        if kind == STEP:  # that of every server; one saves it
+        if kind == STEP:  # every server has it; one saves it
             return Piece(name=name, shape=(1,), begin=(0,), view=view, is_copy=self._server > 0)
         other = tuple(view.shape[1:])
         return Piece(

@@ -16,8 +16,8 @@ from torch import Tensor
 from dlrm_hybrid.rng import fold
 
 TableInit = Literal["uniform_rows", "uniform_width"] | float
-"""How rows of tables begin: U(-b, b) with b = 1/sqrt(rows of the table) or 1/sqrt(width), or
-N(0, s²) with this s."""
+"""Law of initial rows: U(-b, b) with b = 1/sqrt(rows of the table) or 1/sqrt(width), or N(0, s²)
+with this s."""
 PART_ELEMENTS = 1 << 20
 NORM = ".norm."  # in the names of the parameters of batch norm
 
@@ -25,14 +25,14 @@ NORM = ".norm."  # in the names of the parameters of batch norm
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What a rank holds of a tensor.
+    """The part of a named tensor that one rank holds.
 
     Attributes:
-        name: of the tensor, the same for all ranks.
-        shape: of the full tensor.
+        name: that of the tensor, the same for all ranks.
+        shape: that of the full tensor.
         begin: offset of the piece in it, by dimension.
         view: the piece; writing to it changes the tensor.
-        every: distance of its rows in the tensor; 1 where they are consecutive.
+        every: distance of its rows in the tensor; 1 if consecutive.
         is_copy: whether another rank holds the same and saves it.
     """
 
@@ -50,7 +50,7 @@ class Piece:
 
 
 def full_pieces(tensors: Mapping[str, Tensor]) -> list[Piece]:
-    """Tensors of which this rank holds everything."""
+    """Pieces of tensors that this rank holds as a whole."""
     return [
         Piece(name=name, shape=tuple(tensor.shape), begin=(0,) * tensor.dim(), view=tensor.detach())
         for name, tensor in tensors.items()
@@ -58,7 +58,7 @@ def full_pieces(tensors: Mapping[str, Tensor]) -> list[Piece]:
 
 
 def whole(pieces: Iterable[Piece]) -> dict[str, Tensor]:
-    """Copies of the tensors that pieces make up together, by name."""
+    """Assemble copies of the tensors that pieces make up, by name."""
     found: dict[str, Tensor] = {}
     for piece in pieces:
         tensor = found.setdefault(piece.name, torch.empty(piece.shape, dtype=piece.view.dtype))
@@ -72,7 +72,7 @@ def whole(pieces: Iterable[Piece]) -> dict[str, Tensor]:
 def draw_dense(tensors: Mapping[str, Tensor], seed: int) -> None:
     """Fill weights (out, in) with N(0, 2/(in + out)) and biases (out,) with N(0, 1/out).
 
-    N(mean, variance); the laws of facebookresearch/dlrm. Batch norm begins with weights of 1 and
+    N(mean, variance); the laws of facebookresearch/dlrm. Batch norm starts with weights of 1 and
     biases of 0.
     """
     for name, tensor in tensors.items():
@@ -88,11 +88,11 @@ def draw_dense(tensors: Mapping[str, Tensor], seed: int) -> None:
 def draw_embeddings(
     tables: Mapping[str, Tensor], seed: int, init: TableInit = "uniform_rows"
 ) -> None:
-    """Fill tables (rows, D).
+    """Fill tables (rows, D) with their initial values.
 
     Args:
         tables: by name.
-        seed: of the run.
+        seed: that of the run.
         init: the law; `uniform_rows` is that of facebookresearch/dlrm.
     """
     for name, table_RD in tables.items():
@@ -104,7 +104,7 @@ def draw_embeddings(
 def embedding_parts(
     name: str, rows: int, dim: int, seed: int, init: TableInit = "uniform_rows"
 ) -> Iterator[Tensor]:
-    """What `draw_embeddings` gives a table, in parts of consecutive rows."""
+    """Draw a table as `draw_embeddings` does, in parts of consecutive rows."""
     stream = _stream(seed, name)
     for first, stop in _parts(rows, dim):
         part_RD = torch.empty(stop - first, dim)
@@ -113,14 +113,14 @@ def embedding_parts(
 
 
 def _parts(rows: int, dim: int) -> Iterator[tuple[int, int]]:
-    """Where parts of consecutive rows begin and end: normal draws depend on how many are made."""
+    """Bounds of parts of consecutive rows, fixed because normal draws depend on their number."""
     most = max(1, PART_ELEMENTS // dim)
     for first in range(0, rows, most):
         yield first, min(first + most, rows)
 
 
 def _draw(part_RD: Tensor, rows: int, init: TableInit, stream: torch.Generator) -> None:
-    """Fill a part of a table that has so many rows."""
+    """Fill a part of a table with so many rows."""
     if isinstance(init, float):
         part_RD.normal_(0.0, init, generator=stream)
         return

@@ -1,1 +1,1 @@
-"""What trainers that share tables send each other."""
+"""Exchanges between trainers that share tables."""

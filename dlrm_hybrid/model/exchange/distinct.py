@@ -1,13 +1,13 @@
-"""Distinct ids on their way to the trainers that hold their rows, and rows and gradients back.
+"""Exchange of distinct ids, their rows and gradients, between trainers that share tables.
 
-Every id of a batch is sent once, and rows are pooled where they are looked up:
+Each id of a batch is sent once, and rows are pooled by the trainer that looks them up:
 
     looks up                                                     holds the rows
     distinct ids of a batch  ──────── coded ids ──────────▶      one bag for each
     rows of these, pooled    ◀────────── rows ─────────────      their rows
     sums for distinct ids    ──────── gradients ──────────▶      updates
 
-Every trainer is on both sides. How many rows travel is known to both from the ids.
+Every trainer is on both sides. Both sides know the number of rows from the ids.
 
 Shapes: B rows of this trainer's batch, F tables, D embedding dimension, K distinct ids, T trainers,
 L tables that one trainer looks up, N rows of all trainers' batches or bags of each table.
@@ -51,20 +51,20 @@ Bytes = NDArray[np.uint8]
 Int64s = NDArray[np.int64]
 
 ID_BYTES = 4
-_MARGIN = 24  # in lengths of messages: nineteen of twenty have room
+_MARGIN = 24  # of `GroupMessages`: nineteen of twenty messages have room
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """Which rows travel in a lookup.
+    """The rows exchanged in one lookup.
 
     Attributes:
-        mine: what this trainer looks up, by the trainers that hold the tables.
-        mine_T: of them those that each trainer holds.
-        bags: what all trainers look up in the tables held here.
-        theirs_T: of them those that each trainer looks up.
-        rows_T: rows of every trainer's batch.
+        mine: ids that this trainer looks up, by the trainers that hold the tables.
+        mine_T: those of them that each trainer holds.
+        bags: bags that all trainers look up in the tables held here.
+        theirs_T: ids of them that each trainer looks up.
+        rows_T: number of rows of every trainer's batch.
     """
 
     mine: DistinctIds
@@ -76,14 +76,14 @@ class Asked:
 
 @final
 class DistinctExchange:
-    """Sends every distinct id of a batch once, between trainers with table-wise sharding.
+    """Sends each distinct id of a batch once, between trainers with table-wise sharding.
 
     Args:
         wanted_T: tables that each trainer holds, in the order of its lookups.
         spec: the tables, of fewer than 2**31 rows.
-        casts: of rows, and of gradients, on the wire.
-        group: of the trainers.
-        levels: sends rows and gradients of training, if they are sent as levels; others are cast.
+        casts: those of rows, and of gradients, on the wire.
+        group: that of the trainers.
+        levels: exchange for rows and gradients of training as levels; None casts them.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class DistinctExchange:
         """Send every trainer the ids of its tables; receive those of the tables held here.
 
         Args:
-            bags: of this trainer's batch, which may be empty; rows of their tables.
+            bags: those of this trainer's batch, which may be empty; ids are valid.
 
         Raises:
             DlrmError: a trainer sent invalid ids.
@@ -140,7 +140,7 @@ class DistinctExchange:
     def answer(self, pooled_NW: Tensor, asked: Asked) -> Tensor:
         """Send the rows that were asked for; returns those of this trainer's batch (B, F, D).
 
-        Without gradients, as in evaluations, rows are not sent as levels.
+        Without gradients, as in evaluations, rows are cast, not sent as levels.
 
         Args:
             pooled_NW: float32 (N, L * D), looked up for the bags that were asked for.
@@ -151,7 +151,7 @@ class DistinctExchange:
         return cast(Tensor, _Travel.apply(pooled_NW, self, asked))
 
     def send_rows(self, pooled_NW: Tensor, asked: Asked, levels: LevelExchange | None) -> Tensor:
-        """From the holders of tables to those that look up (B, F, D)."""
+        """Send rows from the holders of tables to the trainers that look up (B, F, D)."""
         others = sum(asked.rows_T) - asked.rows_T[self._rank]
         dense_bytes = FLOAT_BYTES * self._dim * self._num_held_T[self._rank] * others
         given_KD = asked.bags.gather(pooled_NW, self._dim)
@@ -165,7 +165,7 @@ class DistinctExchange:
         return asked.mine.pool(codec.decode(taken_KD))
 
     def send_gradients(self, gradient_BFD: Tensor, asked: Asked) -> Tensor:
-        """From those that look up to the holders of tables: sums for distinct ids (K, D)."""
+        """Send gradients to the holders of tables: sums for distinct ids (K, D)."""
         dense_bytes = FLOAT_BYTES * self._dim * self._num_elsewhere * len(gradient_BFD)
         given_KD = asked.mine.sum_by_id(gradient_BFD)
         if self.levels is not None:
@@ -179,8 +179,8 @@ class DistinctExchange:
     def _exchange(
         self, messages_T: list[Bytes], mine: DistinctIds
     ) -> tuple[list[Bytes], list[int], list[int]]:
-        """Messages from everybody, most ids of a table, and rows, of everybody's batches."""
-        # Of bags of one id they are the same.
+        """Exchange messages; returns those of all trainers, their most ids of a table, and rows."""
+        # With one id per bag the two numbers are the same.
         sizes = [mine.most] if mine.bags.offsets is None else [mine.most, mine.bags.rows]
         head = np.array(sizes, "<i4").tobytes()
         own = messages_T[self._rank]
@@ -196,7 +196,7 @@ class DistinctExchange:
         return received_T, their_sizes_TX[:, 0].tolist(), their_sizes_TX[:, -1].tolist()
 
     def _numbers_elsewhere(self, bags: Bags[Tensor]) -> int:
-        """Ids that `IdExchange` would send to others, and lengths of bags where it sends them."""
+        """Number of ids that `IdExchange` would send to others, and of lengths if bags vary."""
         if bags.offsets is None:
             return self._num_elsewhere * bags.rows
         counts_F = np.diff(table_offsets(bags.map(Tensor.numpy)))[self._order_F]
@@ -205,7 +205,7 @@ class DistinctExchange:
 
     @property
     def _num_elsewhere(self) -> int:
-        """Tables that other trainers hold."""
+        """Number of tables that other trainers hold."""
         return len(self._order_F) - self._num_held_T[self._rank]
 
 
@@ -214,13 +214,13 @@ def _sizes(rows_T: Sequence[Rows]) -> list[int]:
 
 
 def encoded_ids(ids_K: Int64s, counts_L: Int64s, rows_L: Int64s, most: int) -> Bytes:
-    """Distinct ids of a batch as bytes: how many are of each table, and the gaps between them.
+    """Encode distinct ids of a batch: their number per table, and the gaps between them.
 
     Args:
         ids_K: table after table, increasing in each.
-        counts_L: how many are of each table.
-        rows_L: of the tables, fewer than 2**31 each.
-        most: ids that the batch has of any table, repeated ones counted.
+        counts_L: number of ids per table.
+        rows_L: rows per table, fewer than 2**31 each.
+        most: largest number of ids of any table in the batch, with repeats.
     """
     room_bits = BITS_OF_AN_ID * len(ids_K) + BITS_OF_A_COUNT * len(counts_L)
     out = np.empty(room_bits // 8 + 1 + STORE_BYTES, np.uint8)
@@ -228,13 +228,13 @@ def encoded_ids(ids_K: Int64s, counts_L: Int64s, rows_L: Int64s, most: int) -> B
 
 
 def decoded_ids(message: Bytes, counts_L: Int64s, rows_L: Int64s, most: int) -> Int64s | None:
-    """The ids whose bytes `encoded_ids` gave; None if these are not of such a batch.
+    """Decode `encoded_ids`; None if the bytes are not of such a batch.
 
     Args:
-        message: the bytes, in memory that may be written to.
-        counts_L: receives how many are of each table.
-        rows_L: of the tables.
-        most: as the writer had it.
+        message: the bytes, in writable memory.
+        counts_L: filled with the number of ids per table.
+        rows_L: rows per table.
+        most: as for the encoder.
     """
     if most < 0:
         return None
@@ -245,13 +245,13 @@ def decoded_ids(message: Bytes, counts_L: Int64s, rows_L: Int64s, most: int) -> 
 
 
 def _count_bits(rows_L: Int64s, most: int) -> Int64s:
-    """Of the number of distinct ids of each table in a batch."""
+    """Bits for the number of distinct ids of each table in a batch."""
     return np.array([one.bit_length() for one in np.minimum(rows_L, most).tolist()], np.int64)
 
 
 @final
 class _Travel(torch.autograd.Function):
-    """Rows to those that look up, one for each id; backward returns sums of their gradients."""
+    """Sends rows to the trainers that look up; backward returns gradients, summed by id."""
 
     @staticmethod
     def forward(ctx: Any, pooled_NW: Tensor, exchange: DistinctExchange, asked: Asked) -> Tensor:

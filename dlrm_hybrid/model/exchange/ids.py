@@ -1,8 +1,8 @@
-"""Ids of all bags on their way to the trainers that look them up.
+"""Exchange of the ids of all bags, to the trainers that look them up.
 
 TorchRec's own input distribution is made for bags of any size: it sends splits, lengths and ids in
-three collectives, and regroups them feature by feature. Where every bag has one id, one collective
-of ids is enough, else one of lengths and one of ids. TorchRec returns the pooled rows.
+three collectives, and regroups them by feature. If every bag has one id, one collective of ids is
+enough, else one of lengths and one of ids. TorchRec returns the pooled rows.
 
 Shapes: B rows of this trainer's batch, F tables, T trainers, L tables that one trainer looks up, N
 rows of all trainers' batches.
@@ -31,11 +31,11 @@ WIRE_DTYPE = torch.int32
 
 @final
 class IdExchange:
-    """Sends ids to where they are looked up.
+    """Sends ids to the trainers that look them up.
 
     Args:
-        routes: of this trainer.
-        group: of the trainers.
+        routes: those of this trainer.
+        group: that of the trainers.
     """
 
     def __init__(self, routes: Routes, group: CountedGroup) -> None:
@@ -51,18 +51,18 @@ class IdExchange:
         self._order = torch.tensor([table for wanted in routes.wanted_T for table in wanted])
 
     def __call__(self, bags: Bags[Tensor], rows_T: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-        """What each lookup has to look up for the batches of all trainers, concatenated.
+        """Exchange ids; returns, for each lookup, those of all trainers' batches, concatenated.
 
         Args:
-            bags: of this trainer's batch; rows of their tables.
-            rows_T: rows of every trainer's batch.
+            bags: those of this trainer's batch; ids are valid.
+            rows_T: number of rows of every trainer's batch.
 
         Returns:
-            For each lookup, as FBGEMM takes them: the ids held here, int64, and where in them the
-            bag of each feature and row begins, int64 (features * N + 1,).
+            Per lookup, as FBGEMM takes them: the ids held here, int64, and the begin of each
+            feature's and row's bag in them, int64 (features * N + 1,).
 
         Raises:
-            DlrmError: a trainer sent bags that are none.
+            DlrmError: a trainer sent invalid bags.
         """
         if bags.offsets is not None:
             return self._of_jagged(bags.map(Tensor.numpy), rows_T)
@@ -84,7 +84,7 @@ class IdExchange:
         ]
 
     def _of_jagged(self, bags: Bags[Int64s], rows_T: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-        """The lengths of bags travel first: who holds a table does not know how many ids follow."""
+        """Exchange lengths of bags before the ids, whose number the holder of a table needs."""
         asked = in_order(bags, self._order.numpy())
         mine, num_rows = self._features_T[self._rank], rows_T[self._rank]
         lengths = self._group.exchange(
@@ -119,7 +119,7 @@ class IdExchange:
 
 
 def _block_bags(ids_LN: Tensor, first_L1: Tensor, stop_L1: Tensor) -> tuple[Tensor, Tensor]:
-    """An id of another block is an empty bag here: its owner adds the row to the sum."""
+    """Make bags of a block's ids; one of another block is an empty bag: its owner adds the row."""
     here_LN = (ids_LN >= first_L1).logical_and_(ids_LN < stop_L1)
     offsets = torch.zeros(ids_LN.numel() + 1, dtype=torch.int64)
     torch.cumsum(here_LN.view(-1), 0, out=offsets[1:])
@@ -127,7 +127,7 @@ def _block_bags(ids_LN: Tensor, first_L1: Tensor, stop_L1: Tensor) -> tuple[Tens
 
 
 def _jagged_bags(bags: Bags[Int64s], blocks_2L1: Tensor | None) -> tuple[Tensor, Tensor]:
-    """As `_dense_bags` and `_block_bags`: a bag has those of its ids whose rows are held here."""
+    """Make bags, as `_dense_bags` and `_block_bags`, of the ids whose rows are held here."""
     values_N, offsets = bags.values, bags.offsets
     assert offsets is not None
     if blocks_2L1 is not None:
@@ -140,7 +140,7 @@ def _jagged_bags(bags: Bags[Int64s], blocks_2L1: Tensor | None) -> tuple[Tensor,
 
 
 def check_ids(bags: Bags[Tensor], table_rows_F1: Tensor) -> None:
-    """Refuse ids that are no rows; FBGEMM would end the process at another trainer."""
+    """Refuse ids outside their tables: FBGEMM would end the process of another trainer."""
     ids, rows = require_ids_on_cpu(bags).values, table_rows_F1
     if bags.offsets is not None:
         counts_F = np.diff(table_offsets(bags.map(Tensor.numpy)))

@@ -1,7 +1,7 @@
-"""Rows and gradients of shared tables as integer levels, between the trainers that share them.
+"""Exchange of rows and gradients of shared tables as integer levels.
 
-What a trainer looks up in its own tables is rounded as all else, though it does not travel:
-then it does not matter who holds a table.
+What a trainer looks up in its own tables is rounded too, though it is not sent: so results do not
+depend on who holds a table.
 
 Shapes: D embedding dimension, K distinct ids, T trainers, L tables held here.
 """
@@ -32,18 +32,18 @@ Float32s = NDArray[np.float32]
 Int32s = NDArray[np.int32]
 
 ROW_EXPONENTS, GRADIENT_EXPONENTS = 1, 2
-_MARGIN = 6  # in lengths of messages: nine of ten have room
+_MARGIN = 6  # of `GroupMessages`: nine of ten messages have room
 
 
 @final
 class Answering:
-    """What a holder of tables needs for one trainer that looks up.
+    """A table holder's side of the exchange with one trainer that looks up.
 
     Args:
-        tables: that are held here.
-        copies: of their rows that the trainer has.
-        exponent: of the step of rows.
-        lifespan: messages that tables of probabilities serve.
+        tables: those held here.
+        copies: the rows as the trainer has them.
+        exponent: that of the step of rows.
+        lifespan: number of messages that a probability table serves.
     """
 
     def __init__(self, tables: Sequence[int], copies: Copies, exponent: int, lifespan: int) -> None:
@@ -54,14 +54,14 @@ class Answering:
         self.receiver = LevelReceiver(len(tables), GRADIENT_EXPONENTS)
 
     def rows(self, rows: Rows, values_KD: Float32s) -> bytes:
-        """The message for some rows; empty where no table is held."""
+        """Encode the message with some rows; empty if no table is held here."""
         if not self.tables:
             return b""
         levels_KD, _, _ = self.copies.send(rows, values_KD, self.exponent)
         return self.sender.encode(levels_KD, rows.counts_L, [self.exponent])
 
     def gradients(self, message: memoryview, rows: Rows) -> Float32s:
-        """The gradients of some rows, from the trainer's message."""
+        """Decode the gradients of some rows from the trainer's message."""
         dim = self.copies.values_SD.shape[1]
         if not self.tables:
             return np.empty((0, dim), np.float32)
@@ -70,18 +70,18 @@ class Answering:
         return values_of(levels_KD, exponent)
 
     def load(self, values: Mapping[str, Array]) -> None:
-        """Go on with what the trainer remembers; `values` are its `TrainerMemory.tensors`."""
+        """Resume from the trainer's `TrainerMemory.tensors`."""
         self.exponent = load_copies(self.copies, self.tables, values)
         self.sender.restart()
 
 
 @final
 class Asking:
-    """What a trainer that looks up needs for one holder of tables.
+    """A trainer's side of the exchange with one holder of the tables it looks up.
 
     Args:
-        part: what it remembers of them.
-        lifespan: messages that tables of probabilities serve.
+        part: its memory of those tables.
+        lifespan: number of messages that a probability table serves.
     """
 
     def __init__(self, part: Part, lifespan: int) -> None:
@@ -90,7 +90,7 @@ class Asking:
         self.receiver = LevelReceiver(len(part.tables), ROW_EXPONENTS)
 
     def rows(self, message: memoryview, rows: Rows) -> Float32s:
-        """The rows of a holder's message."""
+        """Decode the rows of a holder's message."""
         dim = self.part.copies.values_SD.shape[1]
         if not self.part.tables:
             return np.empty((0, dim), np.float32)
@@ -100,7 +100,7 @@ class Asking:
         return view_KD
 
     def gradients(self, levels_KD: Int32s, rows: Rows, exponents: Sequence[int]) -> bytes:
-        """The message with the gradients of some rows; empty where no table is held."""
+        """Encode the message with the gradients of some rows; empty if the holder has no table."""
         if not self.part.tables:
             return b""
         return self.sender.encode(levels_KD, rows.counts_L, exponents)
@@ -108,16 +108,16 @@ class Asking:
 
 @final
 class LevelExchange:
-    """Sends levels between trainers with table-wise sharding.
+    """Exchanges rows and gradients as levels between trainers with table-wise sharding.
 
     Args:
         held_T: tables that each trainer holds, in the order of lookups.
         spec: the tables.
         options: how finely rows and gradients are sent.
-        group: of the trainers.
+        group: that of the trainers.
 
     Attributes:
-        memory: of this trainer.
+        memory: that of this trainer.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class LevelExchange:
         self._asking_T = [Asking(part, options.lifespan) for part in parts]
         own = held_T[self._rank]
         rows_L, first = [rows[one] for one in own], self.memory.row_step.exponent
-        # Of its own rows a trainer is both ends.
+        # For its own rows a trainer is both ends.
         copies_T = [
             parts[self._rank].copies if trainer == self._rank else Copies(rows_L, self._dim, most)
             for trainer in range(len(held_T))
@@ -150,10 +150,10 @@ class LevelExchange:
         """Send the rows that were asked for; returns those that this trainer asked for.
 
         Args:
-            given_KD: true rows, for one trainer after the other.
-            theirs_T: what each trainer asked for.
-            mine_T: what was asked of each trainer.
-            dense_bytes: that would leave this trainer uncompressed.
+            given_KD: exact rows, for one trainer after the other.
+            theirs_T: ids that each trainer asked for.
+            mine_T: ids that were asked of each trainer.
+            dense_bytes: size of what is sent, uncompressed.
         """
         given_T = _parts(given_KD, theirs_T)
         messages_T = [
@@ -178,10 +178,10 @@ class LevelExchange:
         """Send gradients of the rows that this trainer asked for; returns those of its own rows.
 
         Args:
-            given_KD: sums for distinct ids, of one holder after the other.
-            theirs_T: what each trainer asked for.
-            mine_T: what was asked of each trainer.
-            dense_bytes: as of `rows`.
+            given_KD: sums for distinct ids, for one holder after the other.
+            theirs_T: ids that each trainer asked for.
+            mine_T: ids that were asked of each trainer.
+            dense_bytes: as for `rows`.
         """
         levels_T = self.memory.round(mine_T, _parts(given_KD, mine_T))
         exponents = [self.memory.gradient_step.exponent, self.memory.row_step.exponent]
@@ -202,15 +202,15 @@ class LevelExchange:
         return torch.from_numpy(np.concatenate(gradients))
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint must hold of this trainer."""
+        """The state of this trainer that a checkpoint must hold."""
         return tensors_of(self._rank, self.memory)
 
     def counts(self) -> dict[str, tuple[int, int]]:
-        """See `TrainerMemory.counts`."""
+        """Counters since the last call; see `TrainerMemory.counts`."""
         return self.memory.counts()
 
     def load(self, values: Mapping[str, Tensor]) -> None:
-        """Go on with the `tensors` of all trainers, if they are among these."""
+        """Resume from the `tensors` of all trainers, as far as `values` hold them."""
         for trainer, one in enumerate(self._answering_T):
             own = values_of_trainer(trainer, values)
             if own and trainer == self._rank:
@@ -222,7 +222,7 @@ class LevelExchange:
 
 
 def _parts(values_KD: Tensor, rows_T: Sequence[Rows]) -> list[Float32s]:
-    """Values for the rows of one end after the other."""
+    """Split values into those for the rows of each end."""
     parts = split(values_KD.contiguous(), [len(one.ids_K) for one in rows_T])
     return [part.numpy() for part in parts]
 

@@ -1,1 +1,1 @@
-"""The dense layers: matrix products, MLPs, interactions; how fast bfloat16 is."""
+"""Dense layers: matrix products, MLPs and interactions; the speed of bfloat16."""

@@ -1,6 +1,6 @@
-"""Dropout whose masks depend on the row alone, wherever and with whatever others it is computed.
+"""Dropout with masks that depend on the row alone, however batches are split.
 
-Rows are numbered over the run, in the order in which trainers' batches follow each other: row r of
+Rows are numbered over the run, batch after batch and trainer after trainer: row r of
 trainer t's batch n is (n T + t) B + r. So micro-batches, stages, processes and resumed runs drop
 the same activations, and T trainers with batches of B the same as one with T B.
 
@@ -18,18 +18,18 @@ from torch import Tensor
 
 from dlrm_hybrid.rng import fold, splitmix64
 
-LEVELS = 1 << 16  # of 16 random bits for each activation
+LEVELS = 1 << 16  # 16 random bits for each activation
 PER_WORD = 4  # activations
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Dropout:
-    """What one layer drops in training (Srivastava et al., 2014), scaled as torch.nn.Dropout.
+    """Dropout of one layer in training (Srivastava et al., 2014), scaled as torch.nn.Dropout.
 
     Attributes:
-        stream: seed of its random bits.
-        share: of its activations that are dropped, in steps of 1 / 65,536.
+        stream: seed of the layer's random bits.
+        share: share of its activations dropped, in steps of 1 / 65,536.
     """
 
     stream: int
@@ -37,19 +37,19 @@ class Dropout:
 
     @classmethod
     def of(cls, layer: str, share: float, seed: int) -> Dropout:
-        """Of the layer with this name, `top.1`, in a run with this seed."""
+        """Make the dropout of the layer of this name, `top.1`, in a run with this seed."""
         return cls(fold(seed, "dropout", layer), round(share * LEVELS) / LEVELS)
 
     @property
     def scale(self) -> float:
-        """Of activations that are kept, so that sums stay the same on average."""
+        """Factor of the activations that are kept, which preserves their mean."""
         return 1 / (1 - self.share)
 
     def dropped(self, rows: range, width: int) -> Tensor:
-        """bool (b, M): which activations become 0.
+        """Draw the mask of activations that become 0, bool (b, M).
 
         Args:
-            rows: their numbers, consecutive.
+            rows: consecutive numbers of the rows.
             width: M.
         """
         words = -(-width // PER_WORD)

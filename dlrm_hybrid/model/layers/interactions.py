@@ -1,7 +1,7 @@
-"""How the output of the bottom MLP and the rows of the tables meet.
+"""Interactions of the bottom MLP's output with the rows of the tables, as modules.
 
-Each takes x_BD, the output of the bottom MLP, and e_BED, the pooled rows of the tables, and gives
-the input of the top MLP. Without a bottom MLP x_BD has no columns, and is no vector.
+Each maps x_BD, the output of the bottom MLP, and e_BED, the pooled rows of the tables, to the input
+of the top MLP. Without a bottom MLP x_BD has no columns and counts as no vector.
 
 Shapes: B batch, F vectors of a row (bottom MLP first, then the tables), D their width, E tables,
 P = F(F-1)/2 pairs, W = F D all vectors one after the other, R rank of a cross layer.
@@ -29,7 +29,7 @@ from dlrm_hybrid.model.spec import ModelSpec
 
 @final
 class _PairDots(torch.autograd.Function):
-    """Forward one batched product and one gather; backward one gather and one batched product."""
+    """Forward: one batched product and one gather; backward: one gather and one batched product."""
 
     @staticmethod
     def forward(ctx: Any, x_BD: Tensor, e_BED: Tensor, pair_P: Tensor, column_FF: Tensor) -> Tensor:
@@ -44,8 +44,8 @@ class _PairDots(torch.autograd.Function):
         (g_BW,) = gradients
         z_BFD, column_FF = ctx.saved_tensors
         num_rows, num_vectors, _ = z_BFD.shape
-        # d(z z^T) is symmetric with an empty diagonal: every pair's gradient is in it twice.
-        # The diagonal reads some column and is cleared.
+        # d(z z^T) is symmetric with an empty diagonal: it has every pair's gradient twice. The
+        # diagonal reads an arbitrary column and is cleared.
         g_BFF = g_BW.index_select(1, column_FF).view(num_rows, num_vectors, num_vectors)
         g_BFF.diagonal(dim1=1, dim2=2).zero_()
         g_BFD = torch.bmm(g_BFF, z_BFD)
@@ -56,10 +56,10 @@ class _PairDots(torch.autograd.Function):
 
 @final
 class DotInteraction(nn.Module):
-    """x_BD and e_BED → (B, D + P): x, then the dots of i with j for i < F, for j < i.
+    """x_BD and e_BED → (B, D + P): x, then the dots of vectors i and j, for i < F, for j < i.
 
-    The order of the pairs and the absence of self-pairs as facebookresearch/dlrm. Without x (B, P),
-    the width of FuxiCTR's DLRM where there are no dense columns.
+    Order of pairs and absence of self-pairs as in facebookresearch/dlrm. Without x (B, P), the
+    width of FuxiCTR's DLRM without dense columns.
 
     Args:
         num_vectors: F.
@@ -85,7 +85,7 @@ class DotInteraction(nn.Module):
 
 @final
 class _CrossChain(torch.autograd.Function):
-    """All cross layers as one node: two products each, and what is elementwise in float32.
+    """All cross layers as one node: two products each, and float32 for what is elementwise.
 
     Without v, a full matrix w and one product each.
     """
@@ -134,7 +134,7 @@ class _CrossChain(torch.autograd.Function):
             g_BW = g_BW + as_type(of_u_BR, torch.float32)
         of_x0_BW += g_BW
         first: int = ctx.first
-        # What leaves for the stage before is contiguous.
+        # The gradient that leaves for the stage before must be contiguous.
         of_x_BD, of_e_BED = of_x0_BW[:, :first].contiguous(), of_x0_BW[:, first:].view(ctx.shape)
         return (None, None, of_x_BD, of_e_BED, *reversed(of_parameters))
 
@@ -176,7 +176,7 @@ class CrossNetwork(nn.Module):
         self.deep = _deep(spec, cross.deep, precision, seed) if cross.deep else None
 
     def forward(self, x_BD: Tensor, e_BED: Tensor, rows: range | None = None) -> Tensor:
-        """The input of the top MLP, float32 (B, W + M); `rows` as those of `Mlp`."""
+        """Compute the input of the top MLP, float32 (B, W + M); `rows` as for `Mlp`."""
         kind = (self._has_v, self._dtype)
         crossed_BW = cast(Tensor, _CrossChain.apply(*kind, x_BD, e_BED, *self._flat))
         if self.deep is None:
@@ -191,9 +191,9 @@ class FactorizationMachine(nn.Module):
 
     DeepFM (Guo et al., 2017, arXiv 1703.04247): the sum of the dots of all pairs is the order-2
     part of eq. 2 in section 2.1, the deep network that of eq. 3 and 4. Laid out as TorchRec's
-    `SimpleDeepFMNN`: dense features are a vector among the others, the top MLP takes the place of
-    the sum of both parts, and there are no order-1 weights of categories. TorchRec's
-    `FactorizationMachine` sums over pairs of numbers, not of vectors; here the paper is followed.
+    `SimpleDeepFMNN`: dense features are one of the vectors, the top MLP replaces the sum of both
+    parts, and categories have no order-1 weights. TorchRec's `FactorizationMachine` sums over
+    pairs of numbers, not of vectors; this follows the paper.
     """
 
     def __init__(self, spec: ModelSpec, fm: Fm, precision: Precision, seed: int) -> None:
@@ -201,7 +201,7 @@ class FactorizationMachine(nn.Module):
         self.deep = _deep(spec, fm.deep, precision, seed)
 
     def forward(self, x_BD: Tensor, e_BED: Tensor, rows: range | None = None) -> Tensor:
-        """The input of the top MLP, float32 (B, D + deep + 1); `rows` as those of `Mlp`."""
+        """Compute the input of the top MLP, float32 (B, D + deep + 1); `rows` as for `Mlp`."""
         z_BFD = _vectors(x_BD, e_BED)
         deep_BM = self.deep(z_BFD.flatten(1), rows)
         pairs_BD = z_BFD.sum(1).square() - z_BFD.square().sum(1)
@@ -209,7 +209,7 @@ class FactorizationMachine(nn.Module):
 
 
 def _deep(spec: ModelSpec, deep: tuple[int, ...], precision: Precision, seed: int) -> Mlp:
-    """A deep network over all vectors one after the other."""
+    """A deep network over all vectors, concatenated."""
     every = range(1, len(deep) + 1)
     return Mlp(
         (spec.num_vectors * spec.embedding_dim, *deep),
@@ -229,12 +229,12 @@ Interacting = DotInteraction | CrossNetwork | FactorizationMachine
 
 
 def interaction(spec: ModelSpec, precision: Precision, seed: int) -> Interacting:
-    """The interaction of a model, its parameters zero.
+    """Make the interaction of a model, with zero parameters.
 
     Args:
-        spec: of the model.
-        precision: of the products of cross layers and of deep networks.
-        seed: of the run, for dropout.
+        spec: that of the model.
+        precision: type of the products of cross layers and of deep networks.
+        seed: that of the run, for dropout.
     """
     chosen = spec.interaction
     match chosen:

@@ -1,4 +1,4 @@
-"""What a boundary with DCT-MP lets through, in torch's standard operators.
+"""The sparsification of a DCT-MP boundary, in torch's standard operators.
 
 Shapes: B rows, N width of the boundary.
 """
@@ -15,15 +15,15 @@ from dlrm_hybrid.kernels.levels.steps import LARGEST_TOP, SMALLEST_TOP, SPLITTER
 
 @final
 class KeepLargest(nn.Module):
-    """Keeps in each row the elements that reach its k-th largest magnitude; the others become 0.
+    """Keeps the elements of each row that reach its k-th largest magnitude, and clears the others.
 
-    Evaluations of `activation=dct` see the same numbers, bit for bit with `dtype` of the wire.
+    Evaluations of `activation=dct` see these numbers, bit for bit if `dtype` is that of the wire.
     Gupta et al., KDD 2021, algorithm 2.
 
     Args:
         k: 1 to N.
-        dtype: that what is kept is rounded to; None leaves it as it is.
-        bits: of the levels of each row's step that it is rounded to; None for `dtype`.
+        dtype: type that kept elements are rounded to; None does not round.
+        bits: those of the levels, per row, that they are rounded to; None rounds to `dtype`.
     """
 
     def __init__(self, k: int, dtype: torch.dtype | None = None, bits: int | None = None) -> None:
@@ -33,7 +33,7 @@ class KeepLargest(nn.Module):
         self.bits = bits
 
     def forward(self, x_BN: Tensor) -> Tensor:
-        """Of float32 (B, N), float32."""
+        """Sparsify float32 (B, N) to float32 (B, N)."""
         size_BN = x_BN.abs()
         least_B1 = size_BN.topk(self.k, dim=1).values[:, -1:]
         if self.bits is not None:
@@ -44,7 +44,7 @@ class KeepLargest(nn.Module):
 
 
 def levels(size_BN: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Levels of magnitudes, from 1 on, and steps (B, 1) of rows; see `kernels.levels.steps`."""
+    """Round magnitudes to levels from 1 on; returns also the rows' steps (B, 1)."""
     top_B1 = size_BN.amax(dim=1, keepdim=True).clamp(float(SMALLEST_TOP), float(LARGEST_TOP))
     exact_B1 = top_B1 * inverse_aim(bits)
     split_B1 = exact_B1 * SPLITTER

@@ -26,7 +26,7 @@ from dlrm_hybrid.model.layers.products import (
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Type of a layer's products, and whether norm, ReLU and dropout follow."""
+    """Type of a layer's products, and the norm, ReLU and dropout after them."""
 
     dtype: torch.dtype
     relu: bool
@@ -35,18 +35,17 @@ class _Kind:
 
     @property
     def follows(self) -> torch.dtype:
-        """In which all that follows the product is computed."""
+        """Type in which all that follows the product is computed."""
         return self.dtype if self.norm is None else torch.float32
 
 
 @final
 class _Chain(torch.autograd.Function):
-    """x W^T + b, layer after layer, each in its own type and with its own ReLU or none.
+    """x W^T + b, layer after layer, each in its own type, with ReLU or without.
 
-    A layer computes the same bits whatever chain it is in: results that leave a chain as
-    float32 lose nothing, so a chain may be cut between any two layers. Of what is dropped nothing
-    is kept for backward: like what ReLU cuts it is 0. A layer with batch norm has its `weight` and
-    `bias` in place of b.
+    A layer gives the same bits in any chain: float32 outputs lose nothing, so a chain may be cut
+    between any two layers. No dropout mask is kept for backward: what is dropped is 0, like what
+    ReLU cuts. A layer with batch norm has the norm's `weight` and `bias` instead of b.
     """
 
     @staticmethod
@@ -88,7 +87,7 @@ class _Chain(torch.autograd.Function):
             g_BM = as_type(g_BM, kind.follows)
             if kind.relu:
                 mask, y_BM = torch.ops.aten.threshold_backward, as_type(y_BM, kind.follows)
-                if layer == len(kinds) - 1:  # what arrived belongs to the caller
+                if layer == len(kinds) - 1:  # this gradient belongs to the caller
                     g_BM = mask.default(g_BM, y_BM, 0)
                 else:
                     mask.grad_input(g_BM, y_BM, 0, grad_input=g_BM)
@@ -113,7 +112,7 @@ class _Chain(torch.autograd.Function):
 class Layer(nn.Module):
     """The parameters of one layer: `weight` (M, N) and `bias` (M,), float32, zero until drawn.
 
-    With batch norm `norm` is in the place of `bias`, which it would take away again.
+    With batch norm, `norm` replaces `bias`, which normalising would cancel.
     """
 
     def __init__(self, fan_in: int, fan_out: int, *, has_norm: bool) -> None:
@@ -126,18 +125,18 @@ class Layer(nn.Module):
 
 @final
 class Mlp(nn.Module):
-    """Layers `1`, `2`, … or some of them: x_BN float32 → float32 (B, M), each with ReLU.
+    """Consecutive layers `1`, `2`, … of an MLP: float32 x_BN → float32 (B, M), each with ReLU.
 
     In bfloat16 the last layer still multiplies in float32: it is small, slower in bfloat16, and
-    its output would have three digits only.
+    its output would have only three digits.
 
     Args:
-        widths: of the input and of every layer.
+        widths: those of the input and of every layer.
         relu_last: whether ReLU follows the last layer too.
         precision: type of the products of all layers but the last.
-        layers: numbers of consecutive layers to hold; None for all. Each keeps the name and the
-            type that it has in the full MLP.
-        dropout: of each layer by its number.
+        layers: numbers of consecutive layers to hold; None for all. Each keeps its name and type
+            of the full MLP.
+        dropout: that of each layer by number.
         normed: numbers of the layers with batch norm; ReLU follows them all.
     """
 
@@ -166,24 +165,24 @@ class Mlp(nn.Module):
         self._flat = tuple(self.parameters())
 
     def forward(self, x_BN: Tensor, rows: range | None = None) -> Tensor:
-        """The chain's output, (B, M of the last layer).
+        """Compute the last layer's output, (B, M).
 
         Args:
             x_BN: float32.
-            rows: numbers of the rows of a batch of training, for dropout; None drops nothing, and
-                normalises by running statistics.
+            rows: numbers of the rows of a training batch, for dropout; None for inference, without
+                dropout and with running statistics.
         """
         return cast(Tensor, _Chain.apply(self._kinds, rows, x_BN, *self._flat))
 
 
 def hidden_dropout(mlp: str, layers: range, share: float, seed: int) -> dict[int, Dropout]:
-    """Of the layers with these numbers.
+    """Make the dropout of some layers, by their number.
 
     Args:
         mlp: `bottom`, `top` …, for the names of its layers.
         layers: those that drop.
-        share: of their activations; 0 drops nothing.
-        seed: of the run.
+        share: share of their activations dropped; 0 drops nothing.
+        seed: that of the run.
     """
     if not share:
         return {}

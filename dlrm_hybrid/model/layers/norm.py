@@ -1,7 +1,7 @@
 """Batch norm between a layer's product and its ReLU, as torch.nn.BatchNorm1d.
 
-Training normalises by mean and variance of the batch that a trainer computes, which is not
-exchanged with others'; all else by running ones, which are no parameters: no gradient moves them.
+Training normalises by mean and variance of the trainer's own batch, which are not exchanged;
+inference by running ones, which are no parameters: no gradient moves them.
 
 Shapes: B rows of a trainer's batch, M width of a layer's output.
 """
@@ -14,18 +14,18 @@ import torch
 from torch import Tensor, nn
 
 EPS = 1e-5
-RUNNING = (".norm.running_mean", ".norm.running_var")  # how names of statistics end
+RUNNING = (".norm.running_mean", ".norm.running_var")  # endings of the names of statistics
 MOMENTUM = 0.1  # share of a batch in the running mean and variance
 
 
 class Normed(NamedTuple):
-    """What backward needs of a forward.
+    """The tensors that backward needs of a forward.
 
     Attributes:
-        entered_BM: what was normalised.
-        scale_M: what it was multiplied by after that.
-        mean_M: of the batch; empty where it was not a batch of training.
-        inverse_M: of the batch's standard deviation, as well.
+        entered_BM: the input.
+        scale_M: the factor applied after normalising.
+        mean_M: that of the batch; empty outside training.
+        inverse_M: inverse of the batch's standard deviation; empty outside training.
     """
 
     entered_BM: Tensor
@@ -55,14 +55,14 @@ class Norm(nn.Module):
     def normed(
         self, x_BM: Tensor, scale_M: Tensor, shift_M: Tensor, *, trains: bool
     ) -> tuple[Tensor, Normed]:
-        """The normalised rows, float32 (B, M), and what `gradients` will ask for.
+        """Normalise rows to float32 (B, M); returns also what `gradients` needs.
 
         Args:
             x_BM: float32.
             scale_M: `weight`.
             shift_M: `bias`.
-            trains: by the batch's own mean and variance, of which the running ones take their
-                share; there must be two rows at least.
+            trains: normalise by the batch's own mean and variance and update the running ones; the
+                batch must have at least two rows.
         """
         found = torch.ops.aten.native_batch_norm.default(
             x_BM, scale_M, shift_M, *self._running(), trains, MOMENTUM, EPS
@@ -73,7 +73,7 @@ class Norm(nn.Module):
     def gradients(
         self, g_BM: Tensor, kept: Normed, *, trains: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the input (B, M), of `weight` and of `bias` (M,), from that of the output."""
+        """Gradients of the input (B, M), of `weight` and `bias` (M,), from that of the output."""
         found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_batch_norm_backward.default(
             *(g_BM, kept.entered_BM, kept.scale_M, *self._running()),
             *(kept.mean_M, kept.inverse_M, trains, EPS, [True, True, True]),
@@ -92,10 +92,10 @@ def statistics(model: nn.Module) -> dict[str, Tensor]:
 def folded(
     weight_MN: Tensor, scale_M: Tensor, shift_M: Tensor, mean_M: Tensor, variance_M: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Weight and bias of the layer that gives what one with batch norm gives after training.
+    """Fold batch norm into a layer: its weight and bias, equivalent after training.
 
     Args:
-        weight_MN: of the layer.
+        weight_MN: that of the layer.
         scale_M: `weight` of the norm.
         shift_M: `bias` of the norm.
         mean_M: the running one.

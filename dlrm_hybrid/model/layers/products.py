@@ -1,9 +1,9 @@
-"""The matrix products of a layer, each by the library that is fastest at its shape.
+"""The matrix products of a layer, each by the library that is fastest for its shape.
 
 torch multiplies float32 with MKL, whose AVX2 kernels on AMD reach half of what oneDNN's AVX-512
-kernels do (105 against 205 GFLOP/s on one Zen 5 core at batch 128), but for tiny layers. bfloat16
-goes to oneDNN, which needs AVX-512 for it; on others, such as AMD's before Zen 4, operands are
-widened to float32 and the product is rounded: torch's own loops are far slower. Which library
+kernels do (105 against 205 GFLOP/s on one Zen 5 core at batch 128), except for tiny layers.
+bfloat16 goes to oneDNN if there is AVX-512 for it; else, as on AMD's before Zen 4, operands
+are widened to float32 and the product is rounded: torch's own loops are far slower. Which library
 multiplies depends on processor and shape alone, so the same batch gives the same bits in every
 process of a machine. On other devices torch multiplies.
 
@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-ONEDNN_ELEMENTS = 4096  # of a weight: below, oneDNN's set-up costs more than it saves
+ONEDNN_ELEMENTS = 4096  # of a weight; below, oneDNN's set-up costs more than it saves
 NARROW = 32  # inputs: a product with so few columns is better computed transposed
 
 
 def affine(x_BN: Tensor, weight_MN: Tensor, bias_M: Tensor | None, *, relu: bool) -> Tensor:
-    """x W^T + b, cut at 0 if `relu`: (B, M); all of one type, without b if that is None."""
+    """Compute x W^T + b, with ReLU if `relu`: (B, M); all of one type, b may be None."""
     if _is_widened(x_BN):
         wide_M = None if bias_M is None else bias_M.float()
         return affine(x_BN.float(), weight_MN.float(), wide_M, relu=relu).to(weight_MN.dtype)
@@ -36,7 +36,7 @@ def affine(x_BN: Tensor, weight_MN: Tensor, bias_M: Tensor | None, *, relu: bool
 
 
 def gradient_of_input(g_BM: Tensor, weight_MN: Tensor) -> Tensor:
-    """The gradient of a layer's input, G W: (B, N)."""
+    """Compute the gradient of a layer's input, G W: (B, N)."""
     if _is_widened(g_BM):
         return gradient_of_input(g_BM.float(), weight_MN.float()).to(weight_MN.dtype)
     if _onednn_is_faster(g_BM, weight_MN.numel()):
@@ -45,7 +45,7 @@ def gradient_of_input(g_BM: Tensor, weight_MN: Tensor) -> Tensor:
 
 
 def gradient_of_weight(g_BM: Tensor, x_BN: Tensor) -> Tensor:
-    """The gradient of a layer's weight, G^T X: (M, N)."""
+    """Compute the gradient of a layer's weight, G^T X: (M, N)."""
     if _is_widened(x_BN):
         return gradient_of_weight(g_BM.float(), x_BN.float()).to(x_BN.dtype)
     if not _onednn_is_faster(x_BN, g_BM.shape[1] * x_BN.shape[1]):
@@ -65,7 +65,7 @@ def _onednn_is_faster(operand: Tensor, weight_elements: int) -> bool:
 
 
 def _is_bfloat16(operand: Tensor) -> bool:
-    """Whether it is oneDNN's or must be widened; it also cuts at 0 in the same pass."""
+    """Whether a product is oneDNN's, which fuses ReLU, or must be widened."""
     return operand.dtype == torch.bfloat16 and operand.is_cpu
 
 
@@ -90,23 +90,23 @@ def _multiplies_bfloat16() -> bool:
 
 @cache
 def _operator() -> Any:
-    # The operator that torch.compile calls for linear layers; any strides will do.
+    # The operator that torch.compile calls for linear layers; it takes any strides.
     return torch.ops.mkldnn._linear_pointwise.default
 
 
 class Precision(StrEnum):
-    """In which type the hidden layers multiply; parameters and gradients are always float32."""
+    """Type in which hidden layers multiply; parameters and gradients are always float32."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
 
 
 def hidden_type(precision: Precision) -> torch.dtype:
-    """In which the hidden layers multiply."""
+    """The torch type in which the hidden layers multiply."""
     return torch.bfloat16 if precision is Precision.BFLOAT16 else torch.float32
 
 
 def as_type(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """The tensor itself where it has the type."""
-    # A step would call `to` forty times without need.
+    """Convert a tensor, unless it has the type."""
+    # A step would call `to` forty times for nothing.
     return tensor if tensor.dtype == dtype else tensor.to(dtype)

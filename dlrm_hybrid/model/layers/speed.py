@@ -1,4 +1,4 @@
-"""How fast bfloat16 products are on this processor.
+"""Measures the speed of bfloat16 products on this processor.
 
 Shapes: B batch, N width of a layer's input, M width of its output.
 """
@@ -14,21 +14,21 @@ import torch
 from dlrm_hybrid.model.layers.products import affine, gradient_of_input, gradient_of_weight
 
 MEASURE_SECONDS = 0.4
-LIMIT_SECONDS = 1.0  # wanted on a busy machine, or one that multiplies bfloat16 very slowly
-ROUND_FLOPS = 1e9  # of all layers once, a few hundredths of a second; larger batches are cut
+LIMIT_SECONDS = 1.0  # guards busy machines, and those very slow at bfloat16
+ROUND_FLOPS = 1e9  # all layers once, a few hundredths of a second; larger batches are cut
 LEAST_ROWS = 64  # fewer measure memory, not arithmetic
 _TYPES = (torch.float32, torch.bfloat16)
 LayerInputs = Sequence[tuple[torch.Tensor, ...]]
-"""Of each layer, see `layer_inputs`."""
+"""One tuple per layer, see `layer_inputs`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bfloat16:
-    """How fast bfloat16 products are on this processor, beside float32.
+    """Speed of bfloat16 products on this processor, relative to float32.
 
     Attributes:
-        speed: of its matrix products; that of float32 is 1.
-        repeats: how often each was measured.
+        speed: that of its matrix products; float32 has 1.
+        repeats: number of measurements of each.
     """
 
     speed: float
@@ -36,17 +36,17 @@ class Bfloat16:
 
 
 def measure_bfloat16(layers: Sequence[tuple[int, int]], batch: int) -> Bfloat16:
-    """How many times as fast all products of these layers are in bfloat16 as in float32.
+    """Measure how many times as fast these layers' products are in bfloat16 as in float32.
 
     Few processors multiply bfloat16 (AMX, AVX512-BF16); others widen it first, at half of float32's
     speed.
 
-    The best of many short rounds of each, in turn, so that another program's load weighs on both.
-    Takes less than a second, or one round of each where `LEAST_ROWS` rows take longer: seconds for
-    layers thousands wide. Draws no random numbers.
+    It takes the best of many short rounds of each, in turn, so that another program's load weighs
+    on both: less than a second, or one round of each if `LEAST_ROWS` rows take longer (seconds for
+    layers thousands wide). Draws no random numbers.
 
     Args:
-        layers: N and M of each.
+        layers: N and M per layer.
         batch: B.
     """
     row_flops = 6 * sum(n * m for n, m in layers)
@@ -72,10 +72,10 @@ def _repeated(both: Sequence[LayerInputs], until: float) -> Bfloat16:
 
 
 def multiply(layers: LayerInputs, input_gradients_from: int = 0) -> None:
-    """The three products of each layer, one after the other, as training calls them.
+    """Run the three products of each layer in turn, as training does.
 
     Args:
-        layers: what each multiplies.
+        layers: operands of each.
         input_gradients_from: the first layer whose input needs a gradient.
     """
     for number, (x_BN, weight_MN, bias_M, g_BM) in enumerate(layers):
@@ -86,6 +86,6 @@ def multiply(layers: LayerInputs, input_gradients_from: int = 0) -> None:
 
 
 def layer_inputs(n: int, m: int, batch: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """Input (B, N), weight (M, N), bias (M) and the output's gradient (B, M) of one layer."""
+    """Make input (B, N), weight (M, N), bias (M) and output gradient (B, M) of one layer."""
     shapes = ((batch, n), (m, n), (m,), (batch, m))
     return tuple(torch.full(shape, 0.5, dtype=dtype) for shape in shapes)

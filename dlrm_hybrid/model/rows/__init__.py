@@ -1,1 +1,1 @@
-"""Rows of embedding tables that this program updates itself, and their optimizers."""
+"""Embedding rows that this program updates itself, and their optimizers."""

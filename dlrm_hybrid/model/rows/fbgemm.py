@@ -42,7 +42,7 @@ _OPTIMIZERS: Mapping[EmbeddingOptimizer, EmbOptimType] = {
 
 
 def fbgemm_arguments(options: EmbeddingOptions) -> dict[str, Any]:
-    """Arguments of FBGEMM's tables, for options that fit; see `EmbeddingOptions.fit_fbgemm`."""
+    """FBGEMM's arguments for options that fit; see `EmbeddingOptions.fit_fbgemm`."""
     arguments: dict[str, Any] = {
         "optimizer": _OPTIMIZERS[options.optimizer],
         "learning_rate": 0.0,
@@ -57,10 +57,10 @@ def fbgemm_arguments(options: EmbeddingOptions) -> dict[str, Any]:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class FbgemmKernel(TableKernel):
-    """FBGEMM's tables, whose learning rate is set before every lookup.
+    """FBGEMM's tables as a `TableKernel`.
 
     Attributes:
-        tables: of the options that `fbgemm_arguments` has got.
+        tables: made with `fbgemm_arguments`.
     """
 
     tables: SplitTableBatchedEmbeddingBagsCodegen
@@ -84,7 +84,7 @@ class FbgemmKernel(TableKernel):
 
 
 def fbgemm_kernel(rows_F: Sequence[int], dim: int, options: EmbeddingOptions) -> FbgemmKernel:
-    """Tables of these rows, in this process."""
+    """Make tables with these numbers of rows, in this process."""
     return FbgemmKernel(
         SplitTableBatchedEmbeddingBagsCodegen(
             [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU) for rows in rows_F],
@@ -96,7 +96,7 @@ def fbgemm_kernel(rows_F: Sequence[int], dim: int, options: EmbeddingOptions) ->
 
 @final
 class SmallBatches:
-    """FBGEMM's tables with plain SGD as our kernels see them, for batches of at most `SMALL_IDS`.
+    """FBGEMM's tables with plain SGD, by our own kernels, for batches of at most `SMALL_IDS`.
 
     Args:
         tables: all of them, concatenated in memory.
@@ -115,7 +115,7 @@ class SmallBatches:
         self._rows_F = np.array([len(table) for table in tables])
 
     def __call__(self, ids_FB: Tensor, lr: float) -> Tensor:
-        """The row of each id, (B, F, D); backward updates them.
+        """Look up the row of each id, (B, F, D); backward updates them.
 
         Raises:
             RuntimeError: an id is not a row of its table.
@@ -123,7 +123,7 @@ class SmallBatches:
         return cast(Tensor, _LookUp.apply(self._leaf, self, ids_FB, lr))
 
     def look_up(self, ids_FB: Tensor) -> Tensor:
-        """The row of each id, (B, F, D), one table after the other in F."""
+        """Look up the row of each id, (B, F, D), without autograd."""
         num_tables, num_rows = ids_FB.shape
         out_BFD = torch.empty(num_rows, num_tables, self._dim)
         quads_BFQ = out_BFD.numpy().view(np.complex128)
@@ -137,7 +137,7 @@ class SmallBatches:
         return out_BFD
 
     def apply_gradient(self, ids_FB: Tensor, gradient_BFD: Tensor, lr: float) -> None:
-        """Subtract `lr` times the sum of its gradients from every row that was looked up."""
+        """Subtract `lr` times the sum of its gradients from each row that was looked up."""
         if self._keys_FB.shape != ids_FB.shape:
             self._shift, self._keys_FB = self._keys_of_ids_0(*ids_FB.shape)
         shift = self._shift
@@ -148,7 +148,7 @@ class SmallBatches:
         update_sgd(self._weights_RD, given, lr, 0.0)
 
     def _keys_of_ids_0(self, num_tables: int, num_rows: int) -> tuple[int, Int64s]:
-        """The shift of the keys of a batch, and the keys where all ids are 0."""
+        """The shift of a batch's keys, and its keys if all ids were 0."""
         shift = key_shift(len(self._weights_RD), num_tables * num_rows)
         gradients_FB = np.arange(num_tables)[:, None] + num_tables * np.arange(num_rows)
         return shift, (self._first_rows_F[:, None] << shift) + gradients_FB
@@ -156,7 +156,7 @@ class SmallBatches:
 
 @final
 class _LookUp(torch.autograd.Function):
-    """One row for each id; backward updates them."""
+    """Looks up one row for each id; backward updates them."""
 
     @staticmethod
     def forward(ctx: Any, _leaf: Tensor, tables: SmallBatches, ids_FB: Tensor, lr: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Tables that are looked up by torch and updated by our kernels, where FBGEMM cannot.
+"""Tables looked up by torch and updated by our kernels, where FBGEMM cannot.
 
 Shapes: F tables, D embedding dimension, B bags of each table, K ids, E = F B + 1 offsets of bags.
 """
@@ -22,19 +22,19 @@ Int64s = NDArray[np.int64]
 
 
 class TableKernel(Protocol):
-    """Tables of one width in this process that learn in backward."""
+    """Tables of one width in this process, updated in backward."""
 
     def __call__(self, ids_K: Tensor, offsets_E: Tensor) -> Tensor:
-        """Sums of the rows of bags, float32 (B, F D).
+        """Look up and sum the rows of bags, float32 (B, F D).
 
         Args:
-            ids_K: int64, of bags of one table after the other.
-            offsets_E: int64, where in them each bag begins, and their number.
+            ids_K: int64, bags of one table after the other.
+            offsets_E: int64, begin of each bag in them, and their number.
         """
         ...
 
     def set_lr(self, lr: float) -> None:
-        """The learning rate with which the rows of the next lookups learn."""
+        """Set the learning rate of the rows of the next lookups."""
         ...
 
     def tensors(self) -> list[dict[str, Tensor]]:
@@ -44,10 +44,10 @@ class TableKernel(Protocol):
 
 @final
 class OwnKernel(TableKernel):
-    """Tables with any optimizer, of any width.
+    """Tables of any width with any optimizer.
 
     Args:
-        rows_F: of the tables; may be 0.
+        rows_F: rows per table; may be 0.
         dim: D.
         options: their optimizer.
     """
@@ -56,7 +56,7 @@ class OwnKernel(TableKernel):
         self.rows = Rows(rows_F, dim, options)
         self._rows_F = np.array(rows_F, np.int64)
         self._lr = 0.0
-        # Empty; that it requires a gradient makes autograd call backward.
+        # Empty: it only makes autograd call backward.
         self._leaf = torch.empty(0, requires_grad=True)
 
     @override
@@ -72,7 +72,7 @@ class OwnKernel(TableKernel):
         return [self.rows.tensors(table) for table in range(len(self._rows_F))]
 
     def look_up(self, ids_K: Tensor, offsets_E: Tensor) -> tuple[Tensor, Int64s, int]:
-        """Sums of the rows of bags (B, F D), and the keys of the ids, not sorted."""
+        """Sum the rows of bags (B, F D); returns also the ids' keys, unsorted, and their shift."""
         tables, weights_RD = len(self._rows_F), self.rows.weights_RD
         bags = (len(offsets_E) - 1) // tables
         shift = key_shift(len(weights_RD), tables * bags)
@@ -98,7 +98,7 @@ class OwnKernel(TableKernel):
 
 @final
 class _LookUp(torch.autograd.Function):
-    """Rows of bags; backward updates them."""
+    """Looks up rows of bags; backward updates them."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""Optimizers of embedding tables, and rows that are updated by them: those that were looked up.
+"""Optimizers of embedding tables, and rows that they update when these were looked up.
 
 Shapes: F tables, R rows of all, D embedding dimension; G gradients of rows or of bags, K ids.
 """
@@ -32,11 +32,11 @@ Float64s = NDArray[np.float64]
 Int64s = NDArray[np.int64]
 
 KEY_BITS = 63
-FBGEMM_COLUMNS = 4  # its rows have a multiple of them; a rule of the configuration knows it too
+FBGEMM_COLUMNS = 4  # rows have a multiple of it; the configuration checks it too
 
 
 class EmbeddingOptimizer(StrEnum):
-    """The optimizers of tables; those in `BY_FBGEMM` it fuses into backward on a CPU."""
+    """Optimizers of tables; FBGEMM fuses those in `BY_FBGEMM` into backward on a CPU."""
 
     SGD = "sgd"
     ADAGRAD = "adagrad"
@@ -54,22 +54,22 @@ BY_FBGEMM = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingOptions:
-    """The optimizer of the tables; it moves rows that were looked up, and no others.
+    """The optimizer of the tables, which moves only rows that were looked up.
 
     With g the sum of a row's gradients and w the row, in update t of its table:
 
         adam           m += (1 - b1) (g - m); v += (1 - b2) (g² - v)
                        w -= lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps)
-        rowwise_adam   v is one number for the row, of the mean of its g²
+        rowwise_adam   v is one number per row, from the mean of its g²
                        w -= lr / (1 - b1^t) m / (sqrt(v / (1 - b2^t)) + eps)
 
-    as torch.optim.SparseAdam, and as FBGEMM's PARTIAL_ROWWISE_ADAM, without its own weight decay.
+    as torch.optim.SparseAdam, and as FBGEMM's PARTIAL_ROWWISE_ADAM, without their weight decay.
 
     Attributes:
         optimizer: which optimizer; `sgd` has no state.
-        eps: added to the root of the squares by all others.
+        eps: added to the root of the squares by all other optimizers.
         betas: b1 and b2 of both Adams.
-        weight_decay: times the row is added to g: L2 regularisation of rows when they are updated.
+        weight_decay: its product with the row is added to g: L2 regularisation at each update.
     """
 
     optimizer: EmbeddingOptimizer
@@ -79,7 +79,7 @@ class EmbeddingOptions:
 
     @property
     def is_rowwise(self) -> bool:
-        """Whether a full row has one number of the state, so it cannot be cut by columns."""
+        """Whether state is one number per full row, so columns cannot be split."""
         return any(_STATE[self.optimizer].values())
 
     def fit_fbgemm(self, dim: int) -> bool:
@@ -95,15 +95,15 @@ _STATE: Mapping[EmbeddingOptimizer, Mapping[str, bool]] = {
     EmbeddingOptimizer.ADAM: {"exp_avg": False, "exp_avg_sq": False},
     EmbeddingOptimizer.ROWWISE_ADAM: {"exp_avg": False, "exp_avg_sq": True},
 }
-"""State of each row by name, and whether it is one number for the row instead of D."""
+"""State of each row by name, and whether it is one number per row instead of D."""
 
 
 @final
 class Rows:
-    """Rows of tables, one table after the other, with their optimizer's state; all begin as 0.
+    """Rows of tables, one table after the other, with their optimizer's state; all initially 0.
 
     Args:
-        rows_F: of the tables; may be 0.
+        rows_F: rows per table; may be 0.
         dim: D.
         options: the optimizer.
         storage: makes the tensors.
@@ -131,7 +131,7 @@ class Rows:
         self._steps_F = torch.zeros(len(rows_F)) if "exp_avg" in self._state else None
 
     def tensors(self, table: int) -> dict[str, Tensor]:
-        """Views of a table: `weight`, its state by name, and `step` where updates are counted."""
+        """Views of a table: `weight`, its state by name, and `step` if updates are counted."""
         rows = slice(self.starts_F[table], self._ends_F[table])
         is_rowwise = _STATE[self._options.optimizer]
         state = {
@@ -142,10 +142,10 @@ class Rows:
         return {"weight": self.weights_RD[rows], **state, **counted}
 
     def update(self, given: Gradients, lr: float) -> None:
-        """Update each row once by the sum of its gradients; counts as one for every table.
+        """Update each row once by the sum of its gradients; counts as one update of every table.
 
         Args:
-            given: with keys as `row_keys` makes them, sorted.
+            given: gradients with sorted keys of `row_keys`.
             lr: learning rate.
         """
         options, weights_RD = self._options, self.weights_RD.numpy()
@@ -165,7 +165,7 @@ class Rows:
             update_sgd(weights_RD, given, lr, decay)
 
     def _rates(self, lr: float) -> Float64s:
-        """What multiplies m of each table, and what is added to the root of v, corrected."""
+        """Per table, the bias-corrected factor of m and term added to the root of v."""
         assert self._steps_F is not None
         (first, second), eps = self._options.betas, self._options.eps
         is_torch = self._options.optimizer is EmbeddingOptimizer.ADAM  # adds eps before
@@ -177,11 +177,11 @@ class Rows:
 
 
 def row_keys(rows_K: Int64s, gradients_K: Int64s) -> tuple[Int64s, int]:
-    """Keys whose order brings the gradients of a row together; they are not sorted here.
+    """Make keys that sort the gradients of a row together; they are not sorted yet.
 
     Args:
-        rows_K: among those of all tables.
-        gradients_K: the number of the gradient of each.
+        rows_K: numbers among the rows of all tables.
+        gradients_K: number of each row's gradient.
 
     Returns:
         row << shift | gradient, and the shift.
@@ -191,10 +191,10 @@ def row_keys(rows_K: Int64s, gradients_K: Int64s) -> tuple[Int64s, int]:
 
 
 def key_shift(rows: int, gradients: int) -> int:
-    """Bits of the number of a gradient in a key.
+    """Number of bits for a gradient's number in a key.
 
     Raises:
-        ResourceError: with those of a row they are too many for a key.
+        ResourceError: a row's and a gradient's bits exceed a key.
     """
     shift = gradients.bit_length()
     if rows.bit_length() + shift > KEY_BITS:

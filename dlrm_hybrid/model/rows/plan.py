@@ -1,4 +1,4 @@
-"""TorchRec's plan of which trainer holds which rows and columns of the tables.
+"""TorchRec's plan: the trainers that hold the rows and columns of each table.
 
 Shapes: T trainers.
 """
@@ -52,7 +52,7 @@ class Shard:
     """A rectangle of a table and the trainer that holds it.
 
     Attributes:
-        trainer: that holds it.
+        trainer: the holder.
         rows: first and one past the last.
         columns: first and one past the last.
     """
@@ -64,30 +64,30 @@ class Shard:
 
 def quiet() -> None:
     """Silence warnings about how TorchRec 1.8 uses torch 2.13: users cannot act on them."""
-    # Of old names of collectives, from row-wise tables.
+    # Old names of collectives, used by row-wise tables.
     warnings.filterwarnings(
         "ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning, r"torch\.distributed"
     )
-    # Of a function that is called with every promise.
+    # A function that is called with every awaitable.
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
 
 
 @final
 class CpuSharder(EmbeddingBagCollectionSharder):
-    """TorchRec's sharder, which offers no row-wise tables on a CPU though they work there."""
+    """TorchRec's sharder with row-wise tables on a CPU: they work, but it does not offer them."""
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """What the planner may choose from; its constraints narrow it down."""
+        """Kinds that the planner may choose from; its constraints narrow them down."""
         return [kind.value for kind in _CHOICES]
 
 
 def _torchrec_name(table: str) -> str:
-    """What TorchRec calls a table: it takes dots for the separators of modules."""
+    """TorchRec's name of a table, without dots, which it takes for separators of modules."""
     return table.replace(".", "_")
 
 
 def unsharded_tables(spec: ModelSpec) -> EmbeddingBagCollection:
-    """The unsharded tables, without memory."""
+    """The tables before sharding, without memory."""
     tables = [
         EmbeddingBagConfig(
             name=_torchrec_name(name),
@@ -95,7 +95,7 @@ def unsharded_tables(spec: ModelSpec) -> EmbeddingBagCollection:
             num_embeddings=rows,
             feature_names=[name],
             pooling=PoolingType.SUM,
-            init_fn=lambda table: table,  # draw nothing: it would be overwritten
+            init_fn=lambda table: table,  # draws nothing: values would be overwritten
         )
         for name, rows in zip(spec.table_names, spec.table_rows, strict=True)
     ]
@@ -109,15 +109,15 @@ def make_plan(
     sharding: ShardingOptions,
     trainers: int,
 ) -> EmbeddingModuleShardingPlan:
-    """TorchRec's plan: the same for the same arguments, so every trainer makes its own.
+    """Make TorchRec's plan: the same for the same arguments, so every trainer makes its own.
 
-    It balances the lookups of table-wise trainers and looks at the rows second. What `auto` makes
-    it choose follows from TorchRec's own guesses at the speed of machines and networks.
+    It balances the lookups of trainers with table-wise shards, and rows second. What it chooses
+    for `auto` follows from TorchRec's guesses at the speed of machines and networks.
     """
     kinds = _CHOICES if sharding.kind is ShardingKind.AUTO else (sharding.kind,)
     (dim,) = {table.embedding_dim for table in tables.embedding_bag_configs()}
     if options.is_rowwise or dim % NARROWEST_SHARD:
-        # One number for a full row, or a row without parts: it cannot be cut by columns.
+        # One number per full row, or a width without parts, rules column-wise shards out.
         kinds = tuple(kind for kind in kinds if kind is not ShardingKind.COLUMN_WISE)
     constraints = {
         table.name: ParameterConstraints(
@@ -146,9 +146,9 @@ def make_shardings(
     sharder: CpuSharder,
     environment: ShardingEnv,
 ) -> dict[str, Any]:
-    """TorchRec's descriptions of how tables are shared, by the kind of sharding.
+    """Make TorchRec's shardings of the tables, by the kind of sharding.
 
-    `ShardedEmbeddingBagCollection` would put the same parts together, and gives none of them out.
+    `ShardedEmbeddingBagCollection` would assemble the same parts, but exposes none of them.
     """
     groups = ShardedEmbeddingBagCollection.create_grouped_sharding_infos(
         tables, plan, "embedding_bags.", sharder.fused_params
@@ -166,7 +166,7 @@ def make_shardings(
 
 
 def shards_of(plan: EmbeddingModuleShardingPlan, spec: ModelSpec) -> dict[str, tuple[Shard, ...]]:
-    """All shards of all tables by the table's name, in the order of `spec`."""
+    """All shards of each table by name, in the order of `spec`."""
     shards: dict[str, tuple[Shard, ...]] = {}
     for name in spec.table_names:
         specification: Any = plan[_torchrec_name(name)].sharding_spec
@@ -183,7 +183,7 @@ def shards_of(plan: EmbeddingModuleShardingPlan, spec: ModelSpec) -> dict[str, t
 
 
 def codec_registry(precision: CommPrecision) -> dict[str, QuantizedCommCodecs] | None:
-    """What TorchRec's sharder takes; None for float32."""
+    """Codecs for TorchRec's sharder; None for float32."""
     if precision is CommPrecision.FLOAT32:
         return None
     forward, backward = casts(precision)
