@@ -168,7 +168,7 @@ class ParameterCompressor:
             ValueError: a gradient is sparse; other trainers then raise DivergedError. Or trainers
                 are at different steps, or have different parameters.
 
-        After an error all gradients are zeros, so that an optimizer step changes no weight.
+        After an error all gradients are zeros, of which momentum or weight decay still make a step.
         """
         given = [parameter.grad for parameter in self.parameters]
         pairs = zip(self.parameters, given, strict=True)

@@ -50,6 +50,6 @@ def test_positions_that_all_know_do_not_travel(two: list[dict], three: list[dict
         assert one["traffic"]["Deft"] < 0.7 * one["traffic"]["TopK"]
 
 
-def test_levels_take_a_byte_an_element(two: list[dict]) -> None:
+def test_levels_take_less_than_sixty_percent_of_half_precision(two: list[dict]) -> None:
     for one in two:
         assert one["traffic"]["levels"] < 0.6 * one["traffic"]["half"]
