@@ -1,7 +1,6 @@
 """Numeric inner loops, compiled by numba; this file names them and imports none.
 
-Each file is described by its own first lines. `ops` puts the six primitives of compression behind
-one protocol, which plain torch implements too (`compress.torch_ops`).
+Each file is described by its own first lines.
 """
 
 from __future__ import annotations

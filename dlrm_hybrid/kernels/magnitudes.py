@@ -19,6 +19,7 @@ Shapes: N elements, M of them still searched, K selected; B rows; H = 4096 bins.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -51,13 +52,39 @@ _HALF, _LOWER = np.uint32(16), np.uint32(0xFFFF)
 _NOT_FINITE = 0x7F80  # upper half of infinity, and the least of NaN
 
 
-@reducing_kernel
-def moments(values_N: Float32s, shift: float) -> tuple[float, float, float, float]:
-    """In one pass: the sum; of the magnitudes less `shift` sum and squares; the largest magnitude.
+class RowSelection(NamedTuple):
+    """The largest elements of every row.
 
-    Sums are float64. If a value is not finite the squares are not either, and the largest magnitude
-    is; NaN is larger than infinity.
+    Attributes:
+        indices_K: int32, flat, increasing.
+        values_K: float32, none of them 0.
+        tau_B: float32, the thresholds.
     """
+
+    indices_K: Int32s
+    values_K: Float32s
+    tau_B: Float32s
+
+
+class Moments(NamedTuple):
+    """Of some values, their sums in float64.
+
+    Attributes:
+        total: sum of the values.
+        excess: sum of the magnitudes less a shift.
+        squares: sum of the squares of that; not finite if a value is not.
+        largest: magnitude; NaN is larger than infinity.
+    """
+
+    total: float
+    excess: float
+    squares: float
+    largest: float
+
+
+@reducing_kernel
+def moments(values_N: Float32s, shift: float) -> Moments:
+    """Sums of the values, and of their magnitudes less `shift`, in one pass."""
     total = excess = squares = 0.0
     top_1 = np.zeros(1, np.uint32)
     bits_N = values_N.view(np.uint32)
@@ -68,7 +95,7 @@ def moments(values_N: Float32s, shift: float) -> tuple[float, float, float, floa
         excess += over
         squares += over * over
         top_1[0] = max(top_1[0], bits_N[i] & MAGNITUDE)
-    return total, excess, squares, np.float64(top_1.view(np.float32)[0])
+    return Moments(total, excess, squares, np.float64(top_1.view(np.float32)[0]))
 
 
 @kernel
@@ -93,6 +120,12 @@ def compact(values_N: Float32s, tau: float, indices_K: Int32s) -> int:
         indices_K[found] = index
         found += not abs(values_N[index]) < limit
     return found
+
+
+def reaching(values_N: Float32s, tau: float) -> Int32s:
+    """The indices that `compact` lists, in memory of their own."""
+    indices_N = np.empty(values_N.size, np.int32)
+    return indices_N[: compact(values_N, tau, indices_N)].copy()
 
 
 @kernel
@@ -288,3 +321,11 @@ def topk_rows(
             values_K[kept] = value
             kept += abs(value) >= limit
     return kept
+
+
+def largest_of_rows(x_BN: Float32s, k: int) -> RowSelection | None:
+    """The elements that `topk_rows` finds; None if a value is not finite."""
+    indices_N, values_N = np.empty(x_BN.size, np.int32), np.empty(x_BN.size, np.float32)
+    tau_B = np.empty(x_BN.shape[0], np.float32)
+    kept = topk_rows(x_BN, k, indices_N, values_N, tau_B)
+    return None if kept < 0 else RowSelection(indices_N[:kept].copy(), values_N[:kept], tau_B)

@@ -65,7 +65,6 @@ from dlrm_hybrid.compress.gradient.selector import largest
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
-from dlrm_hybrid.kernels.ops import NUMBA
 from dlrm_hybrid.run.assembly import compress as build_compress
 from dlrm_hybrid.telemetry.machine import Machine
 from dlrm_hybrid.wire.section import Section
@@ -167,7 +166,7 @@ def _rules(name: str, size: int, density: float, repeats: int) -> Iterator[Row]:
         others = _references(values_N, k) if call >= SETTLING_CALLS else {}
         for label, rule in RULES.items():
             start = time.thread_time()
-            tau = rule.tau(values_N, k, states[label], NUMBA)
+            tau = rule.tau(values_N, k, states[label])
             took = time.thread_time() - start
             if others:
                 turns[label].append({"rule": took, **others, **_quality(values_N, k, tau)})
@@ -337,7 +336,7 @@ def _fragment_row(
     turns: list[dict[str, float]] = []
     for values in (steps[0], *steps):  # the first pages memory in and is not counted
         values_N, magnitudes = values.numpy(), values.abs()
-        ks_L = exact_budget(norms_of(values_N, fragments, NUMBA), sizes_of(fragments), k)
+        ks_L = exact_budget(norms_of(values_N, fragments), sizes_of(fragments), k)
         bins_L = allocate(costs(sizes_of(fragments), ks_L), trainers)
         parts = list(zip(fragments, ks_L.tolist(), strict=True))
         shares: list[Parts] = [
@@ -347,8 +346,8 @@ def _fragment_row(
         turns.append(
             {
                 "topk": seconds(partial(torch.topk, magnitudes, k, sorted=False)),
-                "ours of all": seconds(partial(largest, values_N, k, NUMBA)),
-                "ours": max(seconds(partial(choose, values_N, own, NUMBA)) for own in shares),
+                "ours of all": seconds(partial(largest, values_N, k)),
+                "ours": max(seconds(partial(choose, values_N, own)) for own in shares),
                 "topk of own": max(
                     seconds(partial(_topk_of_parts, magnitudes, own)) for own in shares
                 ),

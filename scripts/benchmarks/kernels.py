@@ -55,7 +55,7 @@ from dlrm_hybrid.compress.gradient.thresholded import (
 )
 from dlrm_hybrid.kernels.gaps import STORE_BYTES, decode_gaps, encode_gaps, fit_parameter
 from dlrm_hybrid.kernels.magnitudes import kth_magnitude, topk_rows
-from dlrm_hybrid.kernels.ops import NUMBA, Selected
+from dlrm_hybrid.kernels.ops import accumulate_select
 from dlrm_hybrid.kernels.scatter import gather, put
 from dlrm_hybrid.telemetry.machine import Machine
 from dlrm_hybrid.wire.dense import narrow
@@ -158,12 +158,11 @@ def _select_row(size: int, density: float, repeats: int) -> Row:
     gradient, residual = torch.empty(size), torch.empty(size)
     gradient_N, residual_N = gradient.numpy(), residual.numpy()
     taus_1, offsets = np.array([tau], np.float32), np.array([0, size])
-    selected = Selected(np.empty(2, np.int64), np.empty(size, np.int32), np.empty(size, np.float32))
+    selected = np.empty(2, np.int64), np.empty(size, np.int32), np.empty(size, np.float32)
+    addresses_1 = np.array([gradient.data_ptr()], np.uint64)
     calls: Calls = {
         "pass": lambda: residual.add_(gradient),
-        "select": lambda: NUMBA.accumulate_select(
-            [gradient], residual_N, taus_1, offsets, selected
-        ),
+        "select": lambda: accumulate_select(addresses_1, taus_1, offsets, residual_N, *selected),
         "torch": lambda: _plain_select(gradient, residual, tau),
     }
     turns: list[dict[str, float]] = []

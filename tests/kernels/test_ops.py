@@ -1,6 +1,10 @@
 """The kernels against plain torch, and both against what their definitions say of rare values."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
+import plain_torch
 import pytest
 import torch
 from hypothesis import given
@@ -9,14 +13,14 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dlrm_hybrid.compress.torch_ops import TorchOps
+from dlrm_hybrid.kernels import magnitudes, ops
+from dlrm_hybrid.kernels import ternary as ternary_kernels
 from dlrm_hybrid.kernels.magnitudes import SAMPLED_FROM, STRIDE
-from dlrm_hybrid.kernels.ops import NUMBA, Ops, Selected
 
 Float32s = NDArray[np.float32]
 
-ORACLE = TorchOps()
-BOTH = pytest.mark.parametrize("ops", [NUMBA, ORACLE], ids=["numba", "torch"])
+KERNELS = SimpleNamespace(**vars(magnitudes), accumulate_select=ops.accumulate_select)
+BOTH = pytest.mark.parametrize("found_by", [KERNELS, plain_torch], ids=["numba", "torch"])
 NOT_FINITE = pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
 SUBNORMAL, LARGEST = np.float32(1e-45), np.finfo(np.float32).max
 SPECIAL = st.sampled_from([0.0, -0.0, 1.0, -1.0, SUBNORMAL, -SUBNORMAL])
@@ -33,23 +37,22 @@ DRAWS = {
 
 
 def selected(
-    ops: Ops, gradients: list[Tensor | None], residuals: list[Float32s], taus: list[float]
+    found_by: Any, gradients: list[Tensor | None], residuals: list[Float32s], taus: list[float]
 ) -> tuple[int, list[int], bytes, bytes, bytes]:
     """Fault, counts, residual, indices and values."""
     offsets = np.cumsum([0, *(one.size for one in residuals)])
     residual_N = np.concatenate(residuals)
-    room = Selected(
-        np.zeros(len(taus) + 1, np.int64),
-        np.zeros(residual_N.size, np.int32),
-        np.zeros_like(residual_N),
+    splits_E, local_N = np.zeros(len(taus) + 1, np.int64), np.zeros(residual_N.size, np.int32)
+    values_N, taus_T = np.zeros_like(residual_N), np.array(taus, np.float32)
+    addresses = [0 if one is None else one.data_ptr() for one in gradients]
+    fault = found_by.accumulate_select(
+        *(np.array(addresses, np.uint64), taus_T, offsets, residual_N),
+        *(splits_E, local_N, values_N),
     )
-    taus_T = np.array(taus, np.float32)
-    fault = ops.accumulate_select(gradients, residual_N, taus_T, offsets, room)
     if fault >= 0:
         return fault, [], b"", b"", b""
-    end = room.splits_E[-1]
-    found = room.local_N[:end].tobytes(), room.values_N[:end].tobytes()
-    return fault, np.diff(room.splits_E).tolist(), residual_N.tobytes(), *found
+    found = local_N[: splits_E[-1]].tobytes(), values_N[: splits_E[-1]].tobytes()
+    return fault, np.diff(splits_E).tolist(), residual_N.tobytes(), *found
 
 
 @st.composite
@@ -64,7 +67,9 @@ def test_the_same_elements_leave_the_residual(
     drawn: list[tuple[Tensor | None, Float32s, float]],
 ) -> None:
     gradients, residuals, taus = (list(column) for column in zip(*drawn, strict=True))
-    kernels, plain = (selected(ops, gradients, residuals, taus) for ops in (NUMBA, ORACLE))
+    kernels, plain = (
+        selected(found_by, gradients, residuals, taus) for found_by in (KERNELS, plain_torch)
+    )
     assert kernels == plain
     assert kernels[0] == -1
 
@@ -75,53 +80,57 @@ def test_the_same_elements_leave_the_residual(
 @pytest.mark.parametrize("index", [0, 63, 64, 129])
 @pytest.mark.parametrize("tau", [0.0, 1.0, np.inf])
 def test_the_first_tensor_with_a_value_that_is_not_finite_is_named(
-    ops: Ops, bad: float, with_gradient: bool, index: int, tau: float
+    found_by: Any, bad: float, with_gradient: bool, index: int, tau: float
 ) -> None:
     held = [np.ones(130, np.float32) for _ in range(4)]
     gradients = [torch.ones(130) if with_gradient else None] * 4
-    assert selected(ops, gradients, held, [tau] * 4)[0] == -1
+    assert selected(found_by, gradients, held, [tau] * 4)[0] == -1
     held[2][index] = held[3][0] = bad
-    assert selected(ops, gradients, held, [tau] * 4)[0] == 2
+    assert selected(found_by, gradients, held, [tau] * 4)[0] == 2
 
 
 @BOTH
 @pytest.mark.parametrize("index", [5, 64])
-def test_a_sum_that_overflows_is_seen(ops: Ops, index: int) -> None:
+def test_a_sum_that_overflows_is_seen(found_by: Any, index: int) -> None:
     residual_N = np.zeros(65, np.float32)
     residual_N[index] = 3e38
-    assert selected(ops, [torch.from_numpy(residual_N.copy())], [residual_N], [1.0])[0] == 0
+    assert selected(found_by, [torch.from_numpy(residual_N.copy())], [residual_N], [1.0])[0] == 0
 
 
 @BOTH
-def test_zeros_of_either_sign_stay_and_the_smallest_number_leaves(ops: Ops) -> None:
+def test_zeros_of_either_sign_stay_and_the_smallest_number_leaves(found_by: Any) -> None:
     residual_N = np.zeros(70, np.float32)
     residual_N[[3, 66]] = -0.0
-    assert selected(ops, [None], [residual_N], [0.0])[1] == [0]
-    assert ops.compact(residual_N, 0.0).size == 0
+    assert selected(found_by, [None], [residual_N], [0.0])[1] == [0]
+    assert found_by.reaching(residual_N, 0.0).size == 0
     residual_N[[4, 67]] = SUBNORMAL, -SUBNORMAL
-    _, counts, left, local_K, _ = selected(ops, [None], [residual_N], [0.0])
+    _, counts, left, local_K, _ = selected(found_by, [None], [residual_N], [0.0])
     assert (counts, np.frombuffer(local_K, np.int32).tolist()) == ([2], [4, 67])
     assert not np.frombuffer(left, np.float32).any()
-    assert ops.compact(residual_N, 0.0).tolist() == [4, 67]
+    assert found_by.reaching(residual_N, 0.0).tolist() == [4, 67]
 
 
 @BOTH
-def test_an_infinite_threshold_keeps_everything(ops: Ops) -> None:
+def test_an_infinite_threshold_keeps_everything(found_by: Any) -> None:
     residual_N = np.full(100, LARGEST)
-    _, counts, left, _, _ = selected(ops, [torch.zeros(100)], [residual_N], [np.inf])
+    _, counts, left, _, _ = selected(found_by, [torch.zeros(100)], [residual_N], [np.inf])
     assert counts == [0]
     assert left == residual_N.tobytes()
 
 
 @given(arrays(np.float32, COUNTS, elements=st.floats(width=32) | SPECIAL), st.floats(0, 9))
 def test_the_same_elements_reach_a_magnitude(values_N: Float32s, tau: float) -> None:
-    assert NUMBA.compact(values_N, tau).tolist() == ORACLE.compact(values_N, tau).tolist()
+    assert (
+        magnitudes.reaching(values_N, tau).tolist() == plain_torch.reaching(values_N, tau).tolist()
+    )
 
 
 @given(arrays(np.float32, st.integers(1, 300), elements=st.floats(width=32)), st.data())
 def test_any_magnitude_of_any_values(values_N: Float32s, data: st.DataObject) -> None:
     k = data.draw(st.integers(1, values_N.size))
-    np.testing.assert_equal(NUMBA.kth_magnitude(values_N, k), ORACLE.kth_magnitude(values_N, k))
+    np.testing.assert_equal(
+        magnitudes.kth_magnitude(values_N, k), plain_torch.kth_magnitude(values_N, k)
+    )
 
 
 @pytest.mark.parametrize("name", DRAWS)
@@ -130,38 +139,38 @@ def test_any_magnitude_of_any_values(values_N: Float32s, data: st.DataObject) ->
 def test_large_tensors_are_sampled_first(name: str, count: int, density: float) -> None:
     values_N = (DRAWS[name](count) * 1e-3).astype(np.float32)
     k = max(1, int(density * count))
-    tau = NUMBA.kth_magnitude(values_N, k)
-    assert tau == ORACLE.kth_magnitude(values_N, k)
-    assert k <= NUMBA.compact(values_N, tau).size <= 1.05 * k + 1
+    tau = magnitudes.kth_magnitude(values_N, k)
+    assert tau == plain_torch.kth_magnitude(values_N, k)
+    assert k <= magnitudes.reaching(values_N, tau).size <= 1.05 * k + 1
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-3, 1e3])
 def test_a_sample_that_misleads_costs_only_time(scale: float) -> None:
     values_N = RNG.standard_normal(50_000).astype(np.float32)
     values_N[::STRIDE] *= np.float32(scale)
-    assert NUMBA.kth_magnitude(values_N, 500) == ORACLE.kth_magnitude(values_N, 500)
+    assert magnitudes.kth_magnitude(values_N, 500) == plain_torch.kth_magnitude(values_N, 500)
 
 
 @BOTH
 @pytest.mark.parametrize("value", [0.0, -1.5])
-def test_equal_magnitudes_rank_alike(ops: Ops, value: float) -> None:
+def test_equal_magnitudes_rank_alike(found_by: Any, value: float) -> None:
     values_N = np.full(20_000, value, np.float32)
-    assert ops.kth_magnitude(values_N, 200) == abs(value)
+    assert found_by.kth_magnitude(values_N, 200) == abs(value)
     values_N[7] = 3
-    assert ops.kth_magnitude(values_N, 1) == 3
-    assert ops.kth_magnitude(values_N, 2) == abs(value)
+    assert found_by.kth_magnitude(values_N, 1) == 3
+    assert found_by.kth_magnitude(values_N, 2) == abs(value)
 
 
 @BOTH
-def test_what_is_not_finite_is_larger_than_all(ops: Ops) -> None:
+def test_what_is_not_finite_is_larger_than_all(found_by: Any) -> None:
     values_N = np.array([1, np.inf, -2, np.nan, -np.inf], np.float32)
-    ranked = [ops.kth_magnitude(values_N, k) for k in range(1, 6)]
+    ranked = [found_by.kth_magnitude(values_N, k) for k in range(1, 6)]
     assert np.isnan(ranked[0])
     assert ranked[1:] == [np.inf, np.inf, 2, 1]
 
 
 def check_rows(x_BN: Float32s, k: int) -> None:
-    kernels, plain = NUMBA.topk_rows(x_BN, k), ORACLE.topk_rows(x_BN, k)
+    kernels, plain = magnitudes.largest_of_rows(x_BN, k), plain_torch.largest_of_rows(x_BN, k)
     assert kernels is not None and plain is not None
     assert [one.tobytes() for one in kernels] == [one.tobytes() for one in plain]
 
@@ -189,9 +198,9 @@ def test_every_k_of_random_rows(width: int, rectified: bool) -> None:
 
 
 @BOTH
-def test_equal_magnitudes_of_a_row_are_all_selected(ops: Ops) -> None:
+def test_equal_magnitudes_of_a_row_are_all_selected(found_by: Any) -> None:
     x_BN = np.array([[1, -2, 2, 2, 0, -1], [3, 3, 3, 3, 3, -3]], np.float32)
-    found = ops.topk_rows(x_BN, 2)
+    found = found_by.largest_of_rows(x_BN, 2)
     assert found is not None
     assert found.tau_B.tolist() == [2, 3]
     assert found.indices_K.tolist() == [1, 2, 3, 6, 7, 8, 9, 10, 11]
@@ -199,10 +208,10 @@ def test_equal_magnitudes_of_a_row_are_all_selected(ops: Ops) -> None:
 
 
 @BOTH
-def test_nothing_of_a_row_of_zeros_is_selected(ops: Ops) -> None:
+def test_nothing_of_a_row_of_zeros_is_selected(found_by: Any) -> None:
     x_BN = np.zeros((3, 70), np.float32)
     x_BN[1, 69] = 5
-    found = ops.topk_rows(x_BN, 4)
+    found = found_by.largest_of_rows(x_BN, 4)
     assert found is not None
     assert (found.indices_K.tolist(), found.tau_B.tolist()) == ([139], [0, 0, 0])
 
@@ -211,12 +220,12 @@ def test_nothing_of_a_row_of_zeros_is_selected(ops: Ops) -> None:
 @NOT_FINITE
 @pytest.mark.parametrize("index", [0, 63, 64, 129])
 @pytest.mark.parametrize("k", [1, 130])
-def test_a_row_that_is_not_finite_is_seen(ops: Ops, bad: float, index: int, k: int) -> None:
+def test_a_row_that_is_not_finite_is_seen(found_by: Any, bad: float, index: int, k: int) -> None:
     x_BN = np.full((3, 130), LARGEST)
-    found = ops.topk_rows(x_BN, k)
+    found = found_by.largest_of_rows(x_BN, k)
     assert found is not None and found.indices_K.size == 390
     x_BN[2, index] = bad
-    assert ops.topk_rows(x_BN, k) is None
+    assert found_by.largest_of_rows(x_BN, k) is None
 
 
 VALUES = arrays(
@@ -228,7 +237,7 @@ VALUES = arrays(
 
 @given(VALUES, st.sampled_from([0.0, 0.5, 100.0]))
 def test_sums_are_those_of_float64(values_N: Float32s, shift: float) -> None:
-    found, expected = NUMBA.moments(values_N, shift), ORACLE.moments(values_N, shift)
+    found, expected = magnitudes.moments(values_N, shift), plain_torch.moments(values_N, shift)
     scale = np.abs(values_N.astype(np.float64)).sum() + shift * values_N.size
     np.testing.assert_allclose(found[:2], expected[:2], rtol=0, atol=1e-13 * scale)
     assert found.squares == pytest.approx(expected.squares, rel=1e-12)
@@ -238,11 +247,11 @@ def test_sums_are_those_of_float64(values_N: Float32s, shift: float) -> None:
 @BOTH
 @NOT_FINITE
 @pytest.mark.parametrize("index", [3, 70])
-def test_what_is_not_finite_shows_in_all_moments(ops: Ops, bad: float, index: int) -> None:
+def test_what_is_not_finite_shows_in_all_moments(found_by: Any, bad: float, index: int) -> None:
     values_N = np.ones(80, np.float32)
     values_N[index] = bad
-    assert not np.isfinite(ops.moments(values_N)).any()
-    assert ops.compact(values_N, 2.0).tolist() == [index]
+    assert not np.isfinite(found_by.moments(values_N, 0.0)).any()
+    assert found_by.reaching(values_N, 2.0).tolist() == [index]
 
 
 @given(
@@ -252,5 +261,7 @@ def test_what_is_not_finite_shows_in_all_moments(ops: Ops, bad: float, index: in
 )
 def test_the_same_codes_are_drawn(values_N: Float32s, limit: float, key: int) -> None:
     scale = float(np.float32(max(limit, 1e-3)))
-    kernels, plain = (ops.ternarise(values_N, limit, scale, key) for ops in (NUMBA, ORACLE))
+    kernels, plain = np.empty(values_N.size, np.uint8), np.empty(values_N.size, np.uint8)
+    ternary_kernels.ternarise(values_N, limit, scale, key, kernels)
+    plain_torch.ternarise(values_N, limit, scale, key, plain)
     assert kernels.tobytes() == plain.tobytes()

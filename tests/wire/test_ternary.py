@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.kernels.ops import NUMBA
+from dlrm_hybrid.kernels.ternary import ternarise
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section, SectionError
 from dlrm_hybrid.wire.ternary import Float32s, scale_of, ternary, ternary_of
 
@@ -17,7 +17,9 @@ ENCODINGS = (Encoding.TERNARY, Encoding.TRITS)
 def drawn(
     values_N: Float32s, encoding: Encoding, *, limit: float, scale: float, key: int
 ) -> Section:
-    return ternary(3, NUMBA.ternarise(values_N, limit, scale, key), encoding, scale)
+    codes_N = np.empty(values_N.size, np.uint8)
+    ternarise(values_N, limit, scale, key, codes_N)
+    return ternary(3, codes_N, encoding, scale)
 
 
 def certain(codes: list[int], encoding: Encoding) -> Section:

@@ -28,7 +28,7 @@ from dlrm_hybrid.compress.gradient.rule import target_k
 from dlrm_hybrid.compress.gradient.selector import largest
 from dlrm_hybrid.compress.host import require_host
 from dlrm_hybrid.compress.report import SentReport, Tally
-from dlrm_hybrid.kernels.ops import NUMBA
+from dlrm_hybrid.kernels.magnitudes import kth_magnitude
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.types import DivergedError
 from dlrm_hybrid.wire.dense import dense, narrow
@@ -133,8 +133,8 @@ class GradientTopKCodec(ActivationCodec):
         if not np.isfinite(sum_N).all():
             raise DivergedError(f"{key}: a gradient of the activations is not finite")
         k = target_k(sum_N.size, self._sparsity)
-        tau = NUMBA.kth_magnitude(sum_N, k)
-        indices_K = largest(sum_N, k, NUMBA)
+        tau = kth_magnitude(sum_N, k)
+        indices_K = largest(sum_N, k)
         values_K = narrow(sum_N[indices_K], self._dtype)
         sum_N[indices_K] -= values_K
         residual_BN.copy_(sum_BN)

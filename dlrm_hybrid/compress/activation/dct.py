@@ -34,7 +34,8 @@ from dlrm_hybrid.compress.activation.codec import (
 from dlrm_hybrid.compress.gradient.rule import target_k
 from dlrm_hybrid.compress.host import host_array
 from dlrm_hybrid.compress.report import SentReport, Tally
-from dlrm_hybrid.kernels.ops import NUMBA, Ops, RowSelection
+from dlrm_hybrid.kernels import magnitudes
+from dlrm_hybrid.kernels.magnitudes import RowSelection
 from dlrm_hybrid.kernels.scatter import gather
 from dlrm_hybrid.types import DivergedError
 from dlrm_hybrid.wire.dense import packed
@@ -42,14 +43,13 @@ from dlrm_hybrid.wire.section import Dtype
 from dlrm_hybrid.wire.sparse import rows, rows_of
 
 
-def largest_of_rows(x_BN: Tensor, sparsity: float, key: Key, ops: Ops = NUMBA) -> RowSelection:
+def largest_of_rows(x_BN: Tensor, sparsity: float, key: Key) -> RowSelection:
     """Select in every row the elements that reach its threshold, but no zeros (DCT-MP).
 
     Args:
         x_BN: float32, contiguous.
         sparsity: fraction of a row that lies below its threshold, in [0, 1).
         key: for messages.
-        ops: to compute with.
 
     Raises:
         DivergedError: an activation is not finite; names batch, boundary and micro-batch.
@@ -58,7 +58,7 @@ def largest_of_rows(x_BN: Tensor, sparsity: float, key: Key, ops: Ops = NUMBA) -
     Source: Gupta et al., KDD 2021, algorithm 2.
     """
     x = host_array(x_BN, "activation", key)
-    selected = ops.topk_rows(x, target_k(x_BN.shape[1], sparsity))
+    selected = magnitudes.largest_of_rows(x, target_k(x_BN.shape[1], sparsity))
     if selected is None:
         raise DivergedError(f"{key}: an activation is not finite")
     return selected
@@ -74,13 +74,9 @@ class ThresholdCodec(ActivationCodec):
         sparsity: fraction of a row that is left out, in [0, 1).
         dtype: of the values on the wire, both ways: FLOAT32, BFLOAT16 or FLOAT16.
         allow_rice: take fewer bytes for indices where that takes more CPU time.
-        ops: to compute with.
     """
 
-    def __init__(
-        self, *, sparsity: float, dtype: Dtype, allow_rice: bool, ops: Ops = NUMBA
-    ) -> None:
-        self._ops = ops
+    def __init__(self, *, sparsity: float, dtype: Dtype, allow_rice: bool) -> None:
         self._sparsity = sparsity
         self._dtype = dtype
         self._allow_rice = allow_rice
@@ -88,7 +84,7 @@ class ThresholdCodec(ActivationCodec):
 
     @override
     def encode(self, x_BN: Tensor, key: Key) -> tuple[Sections, Mask]:
-        largest = largest_of_rows(x_BN, self._sparsity, key, self._ops)
+        largest = largest_of_rows(x_BN, self._sparsity, key)
         self._tally.add(x_BN.numel(), largest.indices_K.size, largest.tau_B)
         section = rows(
             0,

@@ -31,7 +31,6 @@ from dlrm_hybrid.compress.activation.dct import largest_of_rows
 from dlrm_hybrid.compress.host import host_array
 from dlrm_hybrid.compress.report import SentReport, Tally
 from dlrm_hybrid.kernels.levels.steps import quantise, restore
-from dlrm_hybrid.kernels.ops import NUMBA, Ops
 from dlrm_hybrid.kernels.scatter import gather
 from dlrm_hybrid.types import DivergedError, DlrmError
 from dlrm_hybrid.wire.activation_levels import Format, Levels, UnitReceiver, UnitSender
@@ -51,11 +50,9 @@ class LevelCodec(ActivationCodec):
         sparsity: fraction of a row that is left out, in [0, 1).
         bits: of an activation, which is not negative behind a ReLU; a gradient has as many, and one
             of them is its sign. From 3 to 8.
-        ops: to select with.
     """
 
-    def __init__(self, *, sparsity: float, bits: int, ops: Ops = NUMBA) -> None:
-        self._ops = ops
+    def __init__(self, *, sparsity: float, bits: int) -> None:
         self._sparsity = sparsity
         self._bits = bits
         self._tally = Tally()
@@ -65,7 +62,7 @@ class LevelCodec(ActivationCodec):
 
     @override
     def encode(self, x_BN: Tensor, key: Key) -> tuple[Sections, Mask]:
-        largest = largest_of_rows(x_BN, self._sparsity, key, self._ops)
+        largest = largest_of_rows(x_BN, self._sparsity, key)
         indices_K = largest.indices_K
         self._tally.add(x_BN.numel(), indices_K.size, largest.tau_B)
         format = self._format(x_BN.shape, is_gradient=False)

@@ -25,11 +25,12 @@ from dlrm_hybrid.compress.device.ops import (
     Ranks,
 )
 from dlrm_hybrid.compress.device.sums import PAD, Blocks, Sums
-from dlrm_hybrid.compress.torch_ops import ternary_codes
 from dlrm_hybrid.rng import splitmix64
 
 _MAGNITUDE = 0x7FFFFFFF
 _QUARTERS = 4  # codes in a byte
+_WORD, _ODD = 0xFFFFFFFF, 0x9E3779B9
+_FIRST, _SECOND = 0x21F0AAAD, 0xD35A2D97
 
 
 @final
@@ -204,3 +205,19 @@ def _largest(x_N: Tensor) -> Tensor:
 def _reaching(x_N: Tensor, tau: Tensor) -> Tensor:
     """Which magnitudes reach a threshold, but no zeros; NaN does always."""
     return _bits(x_N) >= _bits(tau).clamp(min=1)
+
+
+def ternary_codes(
+    x_N: Tensor, limit: Tensor, scale: Tensor, low: Tensor | int, high: Tensor | int
+) -> Tensor:
+    """Codes as of `kernels.ternary.ternarise`, uint8; of its scrambled key these are the halves.
+
+    In int64 products wrap around, which leaves the low half right.
+    """
+    mixed_N = (torch.arange(x_N.numel(), device=x_N.device) * _ODD + low) & _WORD
+    mixed_N = ((mixed_N ^ mixed_N >> 16) * _FIRST) & _WORD
+    mixed_N = ((mixed_N ^ mixed_N >> 15 ^ high) * _SECOND) & _WORD
+    mixed_N = mixed_N ^ mixed_N >> 15
+    chance_N = (mixed_N >> 8).float() * 2.0**-24
+    fires_N = chance_N * scale < torch.minimum(x_N.abs(), limit)
+    return (1 + fires_N * x_N.sign()).to(torch.uint8)

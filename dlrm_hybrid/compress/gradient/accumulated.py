@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.layout import Float32s, Indices, Int64s, Layout
-from dlrm_hybrid.kernels.ops import Ops, Selected
+from dlrm_hybrid.kernels import ops
 from dlrm_hybrid.types import DivergedError
 
 
@@ -42,18 +42,15 @@ class Accumulated:
 
     Args:
         layout: of the tensors.
-        ops: to compute with.
 
     Attributes:
         layout: as given.
-        ops: likewise.
         residual_N: float32; what is not sent.
         flushed: tensors of which everything is to be sent in this step.
     """
 
-    def __init__(self, layout: Layout, ops: Ops) -> None:
+    def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self.ops = ops
         self.residual_N: Float32s = np.zeros(layout.size, np.float32)
         self.residuals = layout.parts(self.residual_N)
         self.flushed: Sequence[int] = ()
@@ -115,9 +112,11 @@ class Accumulated:
         self.restore()
         offsets_E = self.layout.offsets
         splits_E = np.empty_like(offsets_E)
-        selected = Selected(splits_E, self._local_N, self._reached_N)
-        fault = self.ops.accumulate_select(
-            self._joining, self.residual_N, taus_T, offsets_E, selected
+        # To make arrays of gradients takes longer than to select from them.
+        addresses = [0 if one is None else one.data_ptr() for one in self._joining]
+        fault = ops.accumulate_select(
+            *(np.array(addresses, np.uint64), taus_T, offsets_E, self.residual_N),
+            *(splits_E, self._local_N, self._reached_N),
         )
         if fault >= 0:
             raise self._diverged(fault)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 if TYPE_CHECKING:
     from dlrm_hybrid.compress.gradient.compressor import Compressor
     from dlrm_hybrid.compress.gradient.layout import Layout
-    from dlrm_hybrid.kernels.ops import Ops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +23,6 @@ class StageContext:
         last_layer: name of the model's last layer; None if none is special.
         lr: learning rate by step.
         seed: of the run.
-        ops: to compute with.
     """
 
     layout: Layout
@@ -34,7 +32,6 @@ class StageContext:
     last_layer: str | None
     lr: Callable[[int], float]
     seed: int
-    ops: Ops
 
 
 class Builder(Protocol):

@@ -29,7 +29,7 @@ from dlrm_hybrid.compress.host import require_host
 from dlrm_hybrid.compress.report import SentReport
 from dlrm_hybrid.compress.update import Destination, SparseUpdate
 from dlrm_hybrid.kernels.levels.rounding import round_to_levels
-from dlrm_hybrid.kernels.ops import NUMBA, Ops, return_rounding_error
+from dlrm_hybrid.kernels.ops import return_rounding_error
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.wire.dense import narrow
 from dlrm_hybrid.wire.section import Dtype
@@ -103,26 +103,19 @@ class ErrorFeedback(Compressor):
         layout: of the tensors of a stage.
         selector: says what is sent.
         options: all else.
-        ops: to compute with.
 
     Attributes:
         layout, selector, options: as given.
         selected: the state of the selector.
     """
 
-    def __init__(
-        self,
-        layout: Layout,
-        selector: Selector,
-        options: FeedbackOptions,
-        ops: Ops = NUMBA,
-    ) -> None:
+    def __init__(self, layout: Layout, selector: Selector, options: FeedbackOptions) -> None:
         self.layout = layout
         self.selector = selector
         self.options = options
         self._low_pass = np.float32(options.low_pass)
         self._damps = bool(self._low_pass < 1)
-        self._x = Accumulated(layout, ops)
+        self._x = Accumulated(layout)
         self.selected = selector.init(layout)
         self._transforms = [(one, one.init(layout)) for one in options.transforms]
         self._scaled: Sequence[Tensor] = ()

@@ -31,7 +31,7 @@ from dlrm_hybrid.compress.gradient.collective import (
 from dlrm_hybrid.compress.gradient.compressor import Stateless
 from dlrm_hybrid.compress.gradient.layout import Float32s, Indices, Int32s, Int64s
 from dlrm_hybrid.compress.gradient.selector import Selection, Selector, largest
-from dlrm_hybrid.kernels.ops import Ops
+from dlrm_hybrid.kernels import magnitudes
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.sparse import index_set, index_set_of
 
@@ -70,7 +70,7 @@ class FragmentSelector(Selector):
         values_N, leader = x.values, step % self.trainers
         plan = self._plan(x, leader) if leader == self.trainer else ()
         own = self._assigned(x, (yield Collective(Op.LEADER, plan)))
-        chosen = choose(values_N, own, x.ops)
+        chosen = choose(values_N, own)
         contribution = index_set(np.concatenate([np.zeros(0, np.int32), *chosen]), values_N.size)
         agreed = yield Collective(Op.UNION, (contribution,))
         agreed_K = index_set_of(agreed, values_N.size)
@@ -82,7 +82,7 @@ class FragmentSelector(Selector):
 
     def _ks(self, x: Accumulated) -> Int64s:
         budget = exact_budget if self.is_exact else paper_budget
-        return budget(norms_of(x.values, self.fragments, x.ops), sizes_of(self.fragments), self.k)
+        return budget(norms_of(x.values, self.fragments), sizes_of(self.fragments), self.k)
 
     def _plan(self, x: Accumulated, leader: int) -> Sections:
         """Who selects from each fragment and, where that is for the leader to say, how many."""
@@ -113,15 +113,15 @@ def sizes_of(fragments: Sequence[slice]) -> Int64s:
     return np.array([one.stop - one.start for one in fragments], np.int64)
 
 
-def norms_of(values_N: Float32s, fragments: Sequence[slice], ops: Ops) -> Float64s:
+def norms_of(values_N: Float32s, fragments: Sequence[slice]) -> Float64s:
     """The L2 norms of the fragments of a vector, float64 (L)."""
-    squares = [ops.moments(values_N[one]).squares for one in fragments]
+    squares = [magnitudes.moments(values_N[one], 0.0).squares for one in fragments]
     return np.array([math.sqrt(square) for square in squares])
 
 
-def choose(values_N: Float32s, own: Sequence[tuple[slice, int]], ops: Ops) -> list[Int32s]:
+def choose(values_N: Float32s, own: Sequence[tuple[slice, int]]) -> list[Int32s]:
     """Indices of the k largest elements of each fragment, int32, increasing in each."""
-    return [largest(values_N[fragment], k, ops) + np.int32(fragment.start) for fragment, k in own]
+    return [largest(values_N[fragment], k) + np.int32(fragment.start) for fragment, k in own]
 
 
 def partition(counts: Sequence[int], trainers: int) -> list[slice]:

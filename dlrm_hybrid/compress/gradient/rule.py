@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from dlrm_hybrid.compress.gradient.context import StageContext
     from dlrm_hybrid.compress.gradient.layout import Float32s
-    from dlrm_hybrid.kernels.ops import Ops
 
 RuleState: TypeAlias = "Mapping[str, Tensor]"
 _MILLION = 1_000_000
@@ -28,14 +27,13 @@ class ThresholdFinder(Protocol):
         """Fresh state of one tensor: small tensors that checkpoints hold."""
         return {}
 
-    def tau(self, x_N: Float32s, k: int, state: RuleState, ops: Ops) -> float:
+    def tau(self, x_N: Float32s, k: int, state: RuleState) -> float:
         """Find a magnitude, rounded to float32, that about `k` elements reach.
 
         Args:
             x_N: gradient plus residual; need not be finite, the result is then of no use.
             k: 1 to N.
             state: of the tensor, as `init` made it, changed in place.
-            ops: to compute with.
         """
         ...
 

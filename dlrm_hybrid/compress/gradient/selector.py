@@ -19,7 +19,7 @@ from dlrm_hybrid.compress.gradient.accumulated import Accumulated
 from dlrm_hybrid.compress.gradient.collective import Collective, Op, Sections
 from dlrm_hybrid.compress.gradient.compressor import State, Stateless
 from dlrm_hybrid.compress.gradient.layout import Float32s, Indices, Int32s, Layout
-from dlrm_hybrid.kernels.ops import Ops
+from dlrm_hybrid.kernels import magnitudes
 from dlrm_hybrid.wire.dense import narrow
 from dlrm_hybrid.wire.section import Dtype
 from dlrm_hybrid.wire.sparse import index_set, index_set_of
@@ -73,7 +73,7 @@ class LargestOfAll(Selector):
     @override
     def select(self, x: Accumulated, state: Stateless, step: int) -> Selection:
         yield from ()
-        return Indices.of_flat(x.layout, largest(x.values, self.k, x.ops))
+        return Indices.of_flat(x.layout, largest(x.values, self.k))
 
 
 @final
@@ -152,18 +152,17 @@ class Union(Selector):
         return Indices.of_flat(x.layout, index_set_of(agreed, x.layout.size))
 
 
-def largest(values_N: Float32s, k: int, ops: Ops) -> Int32s:
+def largest(values_N: Float32s, k: int) -> Int32s:
     """Indices of the k largest magnitudes, increasing; the first of equals, fewer if the rest is 0.
 
     Args:
         values_N: float32, contiguous, finite.
         k: 0 to N.
-        ops: to compute with.
     """
     if k == 0:
         return np.empty(0, np.int32)
-    tau = ops.kth_magnitude(values_N, k)
-    indices_K = ops.compact(values_N, tau)
+    tau = magnitudes.kth_magnitude(values_N, k)
+    indices_K = magnitudes.reaching(values_N, tau)
     surplus = indices_K.size - k
     if surplus > 0:
         ties = np.flatnonzero(np.abs(values_N[indices_K]) == np.float32(tau))

@@ -27,7 +27,8 @@ from dlrm_hybrid.compress.gradient.compressor import Compressor, Encoding, Whole
 from dlrm_hybrid.compress.gradient.layout import Float32s, Layout, Spec
 from dlrm_hybrid.compress.host import host_array
 from dlrm_hybrid.compress.report import SentReport
-from dlrm_hybrid.kernels.ops import NUMBA, Ops
+from dlrm_hybrid.kernels import magnitudes
+from dlrm_hybrid.kernels import ternary as kernels
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.section import Encoding as WireEncoding
@@ -49,7 +50,6 @@ class TernaryCompressor(Compressor):
         encoding: two bits an element, or five elements a byte.
         seed: of the run.
         trainer: whose gradients these are; each draws its own.
-        ops: to compute with.
     """
 
     def __init__(
@@ -62,9 +62,7 @@ class TernaryCompressor(Compressor):
         encoding: Literal["bits", "trits"],
         seed: int,
         trainer: int,
-        ops: Ops = NUMBA,
     ) -> None:
-        self._ops = ops
         self.layout = layout
         self._ternary, self._clip, self._sharing = ternary, clip, sharing
         self._encoding = CODES[encoding]
@@ -92,7 +90,8 @@ class TernaryCompressor(Compressor):
         sections = {spec.name: dense(spec.id, arrays[spec.name]) for spec in self.layout.specs}
         for spec, limit, scale in zip(self._ternary, limits, scales_Q.tolist(), strict=True):
             key = fold(self._seed, "ternary", self._trainer, spec.name, step)
-            codes_N = self._ops.ternarise(arrays[spec.name].reshape(-1), limit, scale, key)
+            codes_N = np.empty(spec.count, np.uint8)
+            kernels.ternarise(arrays[spec.name].reshape(-1), limit, scale, key, codes_N)
             sections[spec.name] = ternary(spec.id, codes_N, self._encoding, scale)
         return Whole(sections)
 
@@ -105,7 +104,7 @@ class TernaryCompressor(Compressor):
         """Where each gradient is clipped, and the scale that it then needs."""
         limits: list[float] = []
         for spec in self._ternary:
-            total, _, squares, largest = self._ops.moments(arrays[spec.name].reshape(-1))
+            total, _, squares, largest = magnitudes.moments(arrays[spec.name].reshape(-1), 0.0)
             if not math.isfinite(squares):
                 raise not_finite(step, spec.name)
             mean = total / spec.count

@@ -163,7 +163,7 @@ class ThresholdSelector(Selector):
         renewed: dict[int, float] = {}
         for group in state.due(self.renewal, step):
             tensors, k = state.groups[group], state.ks[group]
-            tau = self.rule.tau(x.of(tensors), k, state.rule_states[tensors.start], x.ops)
+            tau = self.rule.tau(x.of(tensors), k, state.rule_states[tensors.start])
             renewed[group] = tau
             taus_T[tensors.start : tensors.stop] = tau
         for tensor in x.flushed:

@@ -143,9 +143,9 @@ def _select(x: Tensor, k: int, trains: bool) -> tuple[Tensor, Tensor]:
 def _select_on_cpu(x: Tensor, k: int, trains: bool) -> tuple[Tensor, Tensor]:
     if x.dtype is not torch.float32 or x.numel() > _MAX_INDEX:
         return _select(x, k, trains)
-    from dlrm_hybrid.kernels.ops import NUMBA
+    from dlrm_hybrid.kernels.magnitudes import largest_of_rows
 
-    largest = NUMBA.topk_rows(x.contiguous().view(-1, x.shape[-1]).numpy(), k)
+    largest = largest_of_rows(x.contiguous().view(-1, x.shape[-1]).numpy(), k)
     if largest is None:
         return _select(x, k, trains)
     indices_K = torch.from_numpy(largest.indices_K)

@@ -40,7 +40,6 @@ from dlrm_hybrid.compress.library.parameters import (
     require_state,
 )
 from dlrm_hybrid.compress.report import SentReport
-from dlrm_hybrid.kernels.ops import NUMBA
 from dlrm_hybrid.wire.packet import encode_packet
 
 
@@ -331,7 +330,6 @@ class ParameterCompressor:
             last_layer=options.last_module(self.names),
             lr=options.lr or (lambda step: 1.0),
             seed=options.seed,
-            ops=NUMBA,
         )
         made = self.method.build(context)
         home = home_of(self.parameters)

@@ -30,7 +30,6 @@ from dlrm_hybrid.compress.gradient.thresholded import (
     ThresholdSelector,
 )
 from dlrm_hybrid.kernels.levels.rounding import add_levels, round_to_levels
-from dlrm_hybrid.kernels.ops import NUMBA
 from dlrm_hybrid.kernels.scatter import gather, publish, put, split
 from dlrm_hybrid.wire.dense import dense, narrow, packed
 from dlrm_hybrid.wire.section import Dtype, Section
@@ -214,7 +213,7 @@ class SparseMirror(Mirror):
         self.value_N = weight_N.copy()
         self._selector = _selector(sparsity)
         self._thresholds = self._selector.init(layout)
-        self._differences = Accumulated(layout, NUMBA)
+        self._differences = Accumulated(layout)
         self._no_gradients = [None] * len(layout.specs)
 
     @override

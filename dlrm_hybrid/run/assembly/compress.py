@@ -15,7 +15,6 @@ from dlrm_hybrid.compress.gradient.context import StageContext
 from dlrm_hybrid.compress.gradient.layout import Layout
 from dlrm_hybrid.compress.gradient.rule import target_k
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.kernels.ops import NUMBA, Ops
 from dlrm_hybrid.model.layers.keep_largest import KeepLargest
 from dlrm_hybrid.model.spec import ModelSpec, Partition, StagePart, microbatch_rows
 from dlrm_hybrid.run.assembly import model as build_model
@@ -30,7 +29,6 @@ def compressor(
     model_elements: int,
     steps: int,
     lowered: Sequence[int] = (),
-    ops: Ops = NUMBA,
 ) -> Compressor:
     """What a trainer's worker makes of its gradients.
 
@@ -42,7 +40,6 @@ def compressor(
         model_elements: of all dense tensors of the model.
         steps: of the whole run.
         lowered: see `model.schedule`.
-        ops: to compute with.
     """
     context = StageContext(
         layout=layout,
@@ -52,7 +49,6 @@ def compressor(
         last_layer=f"top.{len(config.model.top)}",
         lr=build_model.dense_schedule(config, steps, stage, lowered).lr,
         seed=config.train.seed,
-        ops=ops,
     )
     return config.gradient.build(context)
 

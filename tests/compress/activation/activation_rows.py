@@ -8,8 +8,6 @@ from dlrm_hybrid.compress.activation.controls import GradientTopKCodec, SketchCo
 from dlrm_hybrid.compress.activation.dct import ThresholdCodec
 from dlrm_hybrid.compress.activation.dense import DenseCodec
 from dlrm_hybrid.compress.activation.levels import LevelCodec
-from dlrm_hybrid.compress.torch_ops import TorchOps
-from dlrm_hybrid.kernels.ops import NUMBA, Ops
 from dlrm_hybrid.wire.section import Dtype
 
 Make = Callable[[int, int], ActivationCodec]
@@ -33,10 +31,8 @@ class CodecRow:
     stateful: bool = False
 
 
-def _threshold(sparsity: float, dtype: Dtype, allow_rice: bool = False, ops: Ops = NUMBA) -> Make:
-    return lambda rows, width: ThresholdCodec(
-        sparsity=sparsity, dtype=dtype, allow_rice=allow_rice, ops=ops
-    )
+def _threshold(sparsity: float, dtype: Dtype, allow_rice: bool = False) -> Make:
+    return lambda rows, width: ThresholdCodec(sparsity=sparsity, dtype=dtype, allow_rice=allow_rice)
 
 
 def _gradient_topk(dtype: Dtype) -> Make:
@@ -55,7 +51,6 @@ CODECS = {
     "sketch": CodecRow(lambda rows, width: SketchCodec(sparsity=0.5, seed=3), relative_error=1e-5),
     "threshold_0": CodecRow(_threshold(0.0, Dtype.FLOAT32)),
     "threshold_75": CodecRow(_threshold(0.75, Dtype.FLOAT32)),
-    "threshold_75_torch": CodecRow(_threshold(0.75, Dtype.FLOAT32, ops=TorchOps())),
     "threshold_90_rice": CodecRow(_threshold(0.9, Dtype.FLOAT32, allow_rice=True)),
     "threshold_90_bfloat16": CodecRow(_threshold(0.9, Dtype.BFLOAT16), relative_error=2**-8),
     "threshold_90_float16": CodecRow(_threshold(0.9, Dtype.FLOAT16), relative_error=2**-10),

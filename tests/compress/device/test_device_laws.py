@@ -35,7 +35,6 @@ from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.context import StageContext
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
-from dlrm_hybrid.kernels.ops import NUMBA
 from dlrm_hybrid.types import DivergedError
 
 CPU = torch.device("cpu")
@@ -97,7 +96,6 @@ def original(method: GradientMethod, layout: Layout = LAYOUT) -> ErrorFeedback:
         last_layer=None,
         lr=lambda step: 1.0,
         seed=3,
-        ops=NUMBA,
     )
     made = method.build(context)
     assert can_move(made) and isinstance(made, ErrorFeedback)

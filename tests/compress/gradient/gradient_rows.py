@@ -31,7 +31,6 @@ from dlrm_hybrid.compress.gradient.thresholded import (
     ThresholdSelector,
 )
 from dlrm_hybrid.compress.gradient.transforms import Transform
-from dlrm_hybrid.kernels.ops import NUMBA, Ops
 from dlrm_hybrid.wire.section import Dtype, Section
 from dlrm_hybrid.wire.sparse import sparse_of
 from dlrm_hybrid.wire.ternary import is_ternary, ternary_of
@@ -75,9 +74,9 @@ class Row:
     sends_always: bool = False
     has_threshold: bool = True
 
-    def make(self, specs: Sequence[Spec], ops: Ops = NUMBA) -> Compressor:
+    def make(self, specs: Sequence[Spec]) -> Compressor:
         """A fresh compressor for some tensors."""
-        return sparsifier(specs, self.options, ops)
+        return sparsifier(specs, self.options)
 
 
 def drain_of(mode: DrainMode, every: int = 3) -> Drain:
@@ -120,8 +119,8 @@ def options_of(
     return Options(selector, FeedbackOptions(dtype=dtype, transforms=transforms, drain=drains))
 
 
-def sparsifier(specs: Sequence[Spec], options: Options, ops: Ops = NUMBA) -> ErrorFeedback:
-    return ErrorFeedback(Layout(specs), options.selector, options.feedback, ops)
+def sparsifier(specs: Sequence[Spec], options: Options) -> ErrorFeedback:
+    return ErrorFeedback(Layout(specs), options.selector, options.feedback)
 
 
 def pairwise(*choices: Sequence[Any]) -> Iterator[tuple[Any, ...]]:

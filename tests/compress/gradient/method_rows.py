@@ -21,7 +21,6 @@ from dlrm_hybrid.compress.gradient.rule import target_k
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
-from dlrm_hybrid.kernels.ops import NUMBA, Ops
 from dlrm_hybrid.run.assembly import compress as build_compress
 
 Float32s = NDArray[np.float32]
@@ -67,7 +66,7 @@ class MethodRow:
         """Of the row."""
         return " ".join((self.method, *self.options))
 
-    def make(self, specs: Sequence[Spec], ops: Ops = NUMBA) -> Compressor:
+    def make(self, specs: Sequence[Spec]) -> Compressor:
         """A fresh compressor of the only trainer for some tensors."""
         return build_compress.compressor(
             configured(self),
@@ -76,7 +75,6 @@ class MethodRow:
             stage=0,
             model_elements=elements(specs),
             steps=1,
-            ops=ops,
         )
 
 

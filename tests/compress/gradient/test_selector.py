@@ -4,7 +4,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from dlrm_hybrid.compress.gradient.selector import largest
-from dlrm_hybrid.kernels.ops import NUMBA
 
 FEW = st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1e-45, 3.0])
 
@@ -14,7 +13,7 @@ def test_the_largest_are_those_of_a_stable_sort(values_N: np.ndarray, data: st.D
     count = data.draw(st.integers(0, values_N.size))
     order = np.argsort(-np.abs(values_N), kind="stable")[:count]
     expected_K = np.sort(order[values_N[order] != 0])
-    found_K = largest(values_N, count, NUMBA)
+    found_K = largest(values_N, count)
     assert found_K.dtype == np.int32
     np.testing.assert_array_equal(found_K, expected_K)
 
@@ -22,4 +21,4 @@ def test_the_largest_are_those_of_a_stable_sort(values_N: np.ndarray, data: st.D
 def test_many_elements() -> None:
     values_N = np.random.default_rng(1).standard_t(2, 100_003).astype(np.float32)
     expected_K = np.sort(np.argsort(-np.abs(values_N), kind="stable")[:1000])
-    np.testing.assert_array_equal(largest(values_N, 1000, NUMBA), expected_K)
+    np.testing.assert_array_equal(largest(values_N, 1000), expected_K)

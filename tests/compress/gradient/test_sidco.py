@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from dlrm_hybrid.compress.gradient.methods.sidco import Sidco, gamma, pareto
 from dlrm_hybrid.compress.gradient.methods.topk import CountedThreshold
-from dlrm_hybrid.kernels.ops import NUMBA
 
 Float32s = NDArray[np.float32]
 Distribution = Literal["exponential", "gamma", "pareto"]
@@ -55,7 +54,7 @@ def rule_of(
 
 
 def tau_of(rule: Sidco, values_N: Float32s, k: int) -> float:
-    return rule.tau(values_N, k, rule.init(), NUMBA)
+    return rule.tau(values_N, k, rule.init())
 
 
 def qualities(rule: Sidco, draw: Draw, density: float, steps: int) -> list[float]:
@@ -64,7 +63,7 @@ def qualities(rule: Sidco, draw: Draw, density: float, steps: int) -> list[float
     made: list[float] = []
     for step in range(steps):
         values_N = draw(np.random.default_rng(step)).astype(np.float32)
-        tau = np.float32(rule.tau(values_N, k, state, NUMBA))
+        tau = np.float32(rule.tau(values_N, k, state))
         made.append(np.count_nonzero(np.abs(values_N) >= tau) / k)
     return made
 
@@ -129,7 +128,7 @@ def test_the_papers_rule_stays_at_one_stage_under_heavy_tails() -> None:
     state = literal.init()
     values_N = draw(np.random.default_rng(0)).astype(np.float32)
     for _ in range(20):
-        literal.tau(values_N, int(SIZE * density), state, NUMBA)
+        literal.tau(values_N, int(SIZE * density), state)
     assert state["stages"][0] == 1
     flipped = rule_of(adaptation="flip")
     assert np.mean(qualities(flipped, draw, density, 40)[-10:]) == pytest.approx(1, abs=0.25)
@@ -160,7 +159,7 @@ def test_a_right_estimate_changes_nothing() -> None:
     rule = rule_of(adaptation="literal", tolerance=0.1)
     state = rule.init()
     for _ in range(20):
-        rule.tau(EXPONENTIAL, 100, state, NUMBA)
+        rule.tau(EXPONENTIAL, 100, state)
     assert state["stages"].tolist() == [1, 1, 0, 0]
     assert state["stage_error"].item() < 0.02
 
@@ -170,10 +169,10 @@ def test_a_fixed_number_of_stages_stays() -> None:
     state = rule.init()
     values_N = DRAWS["student-2.5"](np.random.default_rng(0)).astype(np.float32)
     for _ in range(12):
-        rule.tau(values_N, 1000, state, NUMBA)
+        rule.tau(values_N, 1000, state)
     assert state["stages"][0] == 3
     one = rule_of("pareto", 1)
-    assert rule.tau(values_N, SIZE // 2, state, NUMBA) == tau_of(one, values_N, SIZE // 2)
+    assert rule.tau(values_N, SIZE // 2, state) == tau_of(one, values_N, SIZE // 2)
 
 
 @pytest.mark.parametrize(
@@ -191,20 +190,20 @@ def test_where_nothing_can_be_fitted_exactly_as_many_leave(values: list[float], 
         if k >= np.count_nonzero(values_N):
             assert found == 0
         else:
-            assert found == CountedThreshold().tau(values_N, k, {}, NUMBA)
+            assert found == CountedThreshold().tau(values_N, k, {})
 
 
 def test_an_estimate_that_nothing_reaches_is_not_used() -> None:
     values_N = np.linspace(1, 1.1, 50, dtype=np.float32)
     rule = rule_of(adaptation=1)
     state = rule.init()
-    assert rule.tau(values_N, 5, state, NUMBA) == CountedThreshold().tau(values_N, 5, {}, NUMBA)
+    assert rule.tau(values_N, 5, state) == CountedThreshold().tau(values_N, 5, {})
     assert state["stages"].tolist() == [1, 1, 1, 0]
 
 
 def test_fewer_elements_than_wanted_all_leave_and_teach_nothing() -> None:
     rule = rule_of()
     state = rule.init()
-    assert rule.tau(np.zeros(30, np.float32), 3, state, NUMBA) == 0
-    assert rule.tau(np.array([0, 1, 0, -2], np.float32), 2, state, NUMBA) == 0
+    assert rule.tau(np.zeros(30, np.float32), 3, state) == 0
+    assert rule.tau(np.array([0, 1, 0, -2], np.float32), 2, state) == 0
     assert state["stages"].tolist() == [1, 1, 0, 0]

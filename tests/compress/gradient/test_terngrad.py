@@ -18,7 +18,6 @@ from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.context import StageContext
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.compress.gradient.methods.terngrad import TernGrad
-from dlrm_hybrid.kernels.ops import NUMBA
 from dlrm_hybrid.types import DivergedError
 from dlrm_hybrid.wire.dense import array_of, dense
 from dlrm_hybrid.wire.section import Encoding, Section, SectionError
@@ -50,7 +49,6 @@ def compressor(
         last_layer="last",
         lr=lambda step: 1.0,
         seed=seed,
-        ops=NUMBA,
     )
     return record.build(context)
 

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from dlrm_hybrid.compress.gradient.methods.topk import CountedThreshold, ExactThreshold
 from dlrm_hybrid.compress.gradient.rule import ThresholdFinder, target_k
-from dlrm_hybrid.kernels.ops import NUMBA
 
 RULES: list[ThresholdFinder] = [ExactThreshold(), CountedThreshold()]
 
@@ -54,7 +53,7 @@ def test_as_many_elements_reach_the_threshold_as_are_kept(
 ) -> None:
     k = data.draw(st.integers(1, values_N.size))
     before = values_N.copy()
-    tau = rule.tau(values_N, k, rule.init(), NUMBA)
+    tau = rule.tau(values_N, k, rule.init())
     sizes_N = np.abs(values_N)
     assert tau in sizes_N
     assert np.count_nonzero(sizes_N > tau) < k <= np.count_nonzero(sizes_N >= tau)
@@ -63,6 +62,6 @@ def test_as_many_elements_reach_the_threshold_as_are_kept(
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_zeros_and_ties_give_the_value_itself(rule: ThresholdFinder) -> None:
-    assert rule.tau(np.zeros(8, np.float32), 2, {}, NUMBA) == 0
-    assert rule.tau(np.full(8, -0.5, np.float32), 2, {}, NUMBA) == 0.5
-    assert rule.tau(np.array([-3], np.float32), 1, {}, NUMBA) == 3
+    assert rule.tau(np.zeros(8, np.float32), 2, {}) == 0
+    assert rule.tau(np.full(8, -0.5, np.float32), 2, {}) == 0.5
+    assert rule.tau(np.array([-3], np.float32), 1, {}) == 3

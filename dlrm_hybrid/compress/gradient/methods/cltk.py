@@ -46,4 +46,4 @@ class CltK(GradientMethod):
         options = FeedbackOptions(
             dtype=dtype_of(self.precision), low_pass=self.low_pass, levels=self.levels
         )
-        return ErrorFeedback(context.layout, selector, options, context.ops)
+        return ErrorFeedback(context.layout, selector, options)

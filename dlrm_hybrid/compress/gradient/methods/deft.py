@@ -49,4 +49,4 @@ class Deft(GradientMethod):
             trainers=context.trainers,
         )
         options = FeedbackOptions(dtype=dtype_of(self.precision), levels=self.levels)
-        return ErrorFeedback(context.layout, selector, options, context.ops)
+        return ErrorFeedback(context.layout, selector, options)

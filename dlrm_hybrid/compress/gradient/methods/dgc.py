@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from dlrm_hybrid.compress.gradient.layout import Float32s
     from dlrm_hybrid.compress.gradient.rule import RuleState
     from dlrm_hybrid.compress.gradient.transforms import Transform
-    from dlrm_hybrid.kernels.ops import Ops
 
 LEAST = 2  # elements of the sample that should reach the threshold
 LOWER = 0.8
@@ -120,24 +119,26 @@ class SampledThreshold(ThresholdFinder):
         return {"samples": torch.zeros(1, dtype=torch.int64, device="cpu")}
 
     @override
-    def tau(self, x_N: Float32s, k: int, state: RuleState, ops: Ops) -> float:
+    def tau(self, x_N: Float32s, k: int, state: RuleState) -> float:
+        from dlrm_hybrid.kernels import magnitudes
+
         count = x_N.size
         drawn = min(count, max(ceil(count * self.settings.part), ceil(LEAST * count / k)))
         samples = state["samples"]
         seed = fold(self.seed, "sample", int(samples.item()))
         sample_S = sample(x_N, seed, drawn)
-        tau = ops.kth_magnitude(sample_S, ceil(drawn * k / count))
-        indices_K = ops.compact(x_N, tau)
+        tau = magnitudes.kth_magnitude(sample_S, ceil(drawn * k / count))
+        indices_K = magnitudes.reaching(x_N, tau)
         for _ in range(LOOKS):
             if indices_K.size >= self.settings.lowest * k or tau == 0:
                 break
             tau *= LOWER
-            indices_K = ops.compact(x_N, tau)
+            indices_K = magnitudes.reaching(x_N, tau)
         # All zeros do not count.
         samples += int(indices_K.size > 0)
         if indices_K.size <= self.settings.highest * k:
             return tau
-        return ops.kth_magnitude(x_N[indices_K], k)
+        return magnitudes.kth_magnitude(x_N[indices_K], k)
 
 
 def sample(values_N: Float32s, seed: int, drawn: int) -> Float32s:

@@ -21,7 +21,6 @@ from dlrm_hybrid.compress.gradient.rule import OwnFinder, above
 if TYPE_CHECKING:
     from dlrm_hybrid.compress.gradient.layout import Float32s
     from dlrm_hybrid.compress.gradient.rule import RuleState
-    from dlrm_hybrid.kernels.ops import Ops
 
 LOOKS = 3
 LOWER, HIGHER = 0.5, 1.5
@@ -43,8 +42,10 @@ class Gaussian(Thresholded, OwnFinder):
     fit: Literal["signed", "magnitude"] = "signed"
 
     @override
-    def tau(self, x_N: Float32s, k: int, state: RuleState, ops: Ops) -> float:
-        moments = ops.moments(x_N)
+    def tau(self, x_N: Float32s, k: int, state: RuleState) -> float:
+        from dlrm_hybrid.kernels import magnitudes
+
+        moments = magnitudes.moments(x_N, 0.0)
         total = moments.total if self.fit == "signed" else moments.excess
         mean = total / x_N.size
         variance = max(0.0, moments.squares - mean * total) / max(1, x_N.size - 1)
@@ -52,8 +53,8 @@ class Gaussian(Thresholded, OwnFinder):
         tau = max(0.0, mean + quantile * sqrt(variance)) if isfinite(variance) else 0.0
         count = 0
         for look in range(LOOKS):
-            count = ops.compact(x_N, above(tau)).size
+            count = magnitudes.reaching(x_N, above(tau)).size
             if 2 * k <= 3 * count <= 4 * k or look == LOOKS - 1:
                 break
             tau *= LOWER if 3 * count < 2 * k else HIGHER
-        return above(tau) if count > 0 else ops.kth_magnitude(x_N, 1)
+        return above(tau) if count > 0 else magnitudes.kth_magnitude(x_N, 1)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from dlrm_hybrid.compress.gradient.context import StageContext
     from dlrm_hybrid.compress.gradient.layout import Float32s
     from dlrm_hybrid.compress.gradient.rule import RuleState
-    from dlrm_hybrid.kernels.ops import Ops
 
 
 @final
@@ -48,5 +47,5 @@ class FixedThreshold(ThresholdFinder):
     magnitude: float
 
     @override
-    def tau(self, x_N: Float32s, k: int, state: RuleState, ops: Ops) -> float:
+    def tau(self, x_N: Float32s, k: int, state: RuleState) -> float:
         return self.magnitude

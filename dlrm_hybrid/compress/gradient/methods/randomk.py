@@ -63,7 +63,7 @@ class RandomK(GradientMethod):
             scale = Scale(lambda step: size / max(k, 1))
             options = FeedbackOptions(dtype=dtype, transforms=[scale], drain=drain)
         selector = RandomSelector(k=k, seed=seed)
-        return ErrorFeedback(context.layout, selector, options, context.ops)
+        return ErrorFeedback(context.layout, selector, options)
 
 
 @final

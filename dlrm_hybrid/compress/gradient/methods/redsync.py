@@ -19,7 +19,6 @@ from dlrm_hybrid.compress.gradient.rule import OwnFinder, above
 if TYPE_CHECKING:
     from dlrm_hybrid.compress.gradient.layout import Float32s
     from dlrm_hybrid.compress.gradient.rule import RuleState
-    from dlrm_hybrid.kernels.ops import Ops
 
 NEAR = 0.2  # the bisection ends at an interval of this length, so after three looks
 TRIMMED = (0.8, 0.6, 0.4, 0.2, 0.0)
@@ -42,17 +41,19 @@ class RedSync(Thresholded, OwnFinder):
     search: Literal["bisect", "trim"] = "bisect"
 
     @override
-    def tau(self, x_N: Float32s, k: int, state: RuleState, ops: Ops) -> float:
-        moments = ops.moments(x_N)
+    def tau(self, x_N: Float32s, k: int, state: RuleState) -> float:
+        from dlrm_hybrid.kernels import magnitudes
+
+        moments = magnitudes.moments(x_N, 0.0)
         mean = moments.excess / x_N.size
 
         def look(part: float) -> tuple[float, int]:
             tau = above(mean + part * (moments.largest - mean))
-            return tau, ops.compact(x_N, tau).size
+            return tau, magnitudes.reaching(x_N, tau).size
 
         looks = _bisected(look, k) if self.search == "bisect" else _trimmed(look, k)
         *_, (tau, count) = looks
-        return tau if count > 0 else ops.kth_magnitude(x_N, k)
+        return tau if count > 0 else magnitudes.kth_magnitude(x_N, k)
 
 
 def _bisected(look: Look, k: int) -> Iterator[tuple[float, int]]:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from dlrm_hybrid.compress.gradient.layout import Float32s
     from dlrm_hybrid.compress.gradient.rule import RuleState
-    from dlrm_hybrid.kernels.ops import Ops
 
 FEW = 10  # values, to which nothing is fitted
 FAR = 4  # times as many as wanted: the estimate is of no use
@@ -75,46 +74,50 @@ class Sidco(Thresholded, OwnFinder):
         }
 
     @override
-    def tau(self, x_N: Float32s, k: int, state: RuleState, ops: Ops) -> float:
+    def tau(self, x_N: Float32s, k: int, state: RuleState) -> float:
         import numpy as np
+
+        from dlrm_hybrid.kernels import magnitudes
 
         nonzero = int(np.count_nonzero(x_N))
         if k >= nonzero:
             return 0.0
         most = max(1, ceil(log2(nonzero / k)))
         stages = min(int(state["stages"][0].item()), most)
-        [(_, tau, found)] = self._estimates(x_N, k, nonzero, [stages], ops)
+        [(_, tau, found)] = self._estimates(x_N, k, nonzero, [stages])
         if not isnan(tau) and self.window_ends(found, state):
             outside = self.stray(state, k, most)
             if outside and self.adaptation == "best":
-                tau, found = self._best(x_N, k, nonzero, most, state, ops)
+                tau, found = self._best(x_N, k, nonzero, most, state)
         if isnan(tau) or not 0 < found <= FAR * k:
-            return ops.kth_magnitude(x_N, k)
+            return magnitudes.kth_magnitude(x_N, k)
         return tau
 
     def _estimates(
-        self, values_N: Float32s, k: int, nonzero: int, choices: Iterable[int], ops: Ops
+        self, values_N: Float32s, k: int, nonzero: int, choices: Iterable[int]
     ) -> Iterator[tuple[int, float, int]]:
         """For each number of stages the threshold, NaN if there is none, and what reaches it."""
+        from dlrm_hybrid.kernels import magnitudes
+
         density = k / nonzero
         shared: tuple[float, Float32s] | None = None
         for stages in choices:
             if stages == 1 or density >= self.first_density:
-                tau, rest_K = self._first(values_N, nonzero, density, ops), values_N
+                tau, rest_K = self._first(values_N, nonzero, density), values_N
             else:
                 if shared is None:
-                    tau = self._first(values_N, nonzero, self.first_density, ops)
-                    shared = tau, _exceeding(values_N, tau, ops)
+                    tau = self._first(values_N, nonzero, self.first_density)
+                    shared = tau, _exceeding(values_N, tau)
                 tau, rest_K = shared
                 ratio = (density / self.first_density) ** (1 / (stages - 1))
                 for stage in range(stages - 1):
-                    rest_K = _exceeding(rest_K, tau, ops) if stage else rest_K
-                    mean, variance = _moments(rest_K, tau, rest_K.size, ops)
+                    rest_K = _exceeding(rest_K, tau) if stage else rest_K
+                    mean, variance = _moments(rest_K, tau, rest_K.size)
                     tau += self._fit(mean, variance, ratio)
-            yield stages, tau, 0 if isnan(tau) else ops.compact(rest_K, tau).size
+            yield stages, tau, 0 if isnan(tau) else magnitudes.reaching(rest_K, tau).size
 
-    def _first(self, values_N: Float32s, nonzero: int, ratio: float, ops: Ops) -> float:
-        mean, variance = _moments(values_N, 0.0, nonzero, ops)
+    def _first(self, values_N: Float32s, nonzero: int, ratio: float) -> float:
+        mean, variance = _moments(values_N, 0.0, nonzero)
         if self.distribution == "gamma" and not isnan(variance):
             import numpy as np
 
@@ -162,33 +165,36 @@ class Sidco(Thresholded, OwnFinder):
         nonzero: int,
         most: int,
         state: RuleState,
-        ops: Ops,
     ) -> tuple[float, int]:
         """The number of stages that comes nearest, the smallest of equals."""
-        tried = self._estimates(values_N, k, nonzero, range(1, most + 1), ops)
+        tried = self._estimates(values_N, k, nonzero, range(1, most + 1))
         known = [one for one in tried if not isnan(one[1])]
         stages, tau, found = min(known, key=lambda one: (abs(one[2] - k), one[0]))
         state["stages"][0] = stages
         return tau, found
 
 
-def _exceeding(values_N: Float32s, tau: float, ops: Ops) -> Float32s:
+def _exceeding(values_N: Float32s, tau: float) -> Float32s:
     """The magnitudes above a threshold, in memory of their own; none if it is NaN."""
     import numpy as np
 
+    from dlrm_hybrid.kernels import magnitudes
+
     if isnan(tau):
         return np.empty(0, np.float32)
-    return np.abs(values_N[ops.compact(values_N, above(tau))])
+    return np.abs(values_N[magnitudes.reaching(values_N, above(tau))])
 
 
-def _moments(values_N: Float32s, shift: float, count: int, ops: Ops) -> tuple[float, float]:
+def _moments(values_N: Float32s, shift: float, count: int) -> tuple[float, float]:
     """Mean and unbiased variance of `count` magnitudes less a shift; NaN if nothing can be fitted.
 
     Zeros may stand among the values where the shift is 0.
     """
     if count < FEW:
         return nan, nan
-    _, total, squares, _ = ops.moments(values_N, shift)
+    from dlrm_hybrid.kernels import magnitudes
+
+    _, total, squares, _ = magnitudes.moments(values_N, shift)
     mean = total / count
     variance = (squares - mean * total) / (count - 1)
     return mean, variance if variance > SAME * mean * mean else nan

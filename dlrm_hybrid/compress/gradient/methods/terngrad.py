@@ -70,5 +70,4 @@ class TernGrad(GradientMethod):
             encoding=self.encoding,
             seed=context.seed,
             trainer=context.trainer,
-            ops=context.ops,
         )

@@ -110,7 +110,7 @@ class Thresholded(GradientMethod, Protocol):
         options = FeedbackOptions(
             dtype=dtype_of(self.precision), transforms=transforms, drain=drain, levels=self.levels
         )
-        return ErrorFeedback(context.layout, self._selector(context), options, context.ops)
+        return ErrorFeedback(context.layout, self._selector(context), options)
 
     def transforms(self, context: StageContext) -> Sequence[Transform]:
         """What happens to gradients before they join the residual."""

@@ -14,7 +14,6 @@ from dlrm_hybrid.compress.gradient.rule import OwnFinder
 if TYPE_CHECKING:
     from dlrm_hybrid.compress.gradient.layout import Float32s
     from dlrm_hybrid.compress.gradient.rule import RuleState
-    from dlrm_hybrid.kernels.ops import Ops
 
 
 @final
@@ -49,7 +48,7 @@ class ExactThreshold(OwnFinder):
     name: ClassVar[str] = "exact"
 
     @override
-    def tau(self, x_N: Float32s, k: int, state: RuleState, ops: Ops) -> float:
+    def tau(self, x_N: Float32s, k: int, state: RuleState) -> float:
         import numpy as np
 
         return float(np.partition(np.abs(x_N), x_N.size - k)[x_N.size - k])
@@ -66,5 +65,7 @@ class CountedThreshold(OwnFinder):
     name: ClassVar[str] = "histogram"
 
     @override
-    def tau(self, x_N: Float32s, k: int, state: RuleState, ops: Ops) -> float:
-        return ops.kth_magnitude(x_N, k)
+    def tau(self, x_N: Float32s, k: int, state: RuleState) -> float:
+        from dlrm_hybrid.kernels import magnitudes
+
+        return magnitudes.kth_magnitude(x_N, k)
