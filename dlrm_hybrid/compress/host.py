@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
+
+from dlrm_hybrid.arrays import Float32s, UInt64s
 
 
 def require_cpu(tensor: Tensor, name: str, user: str) -> None:
@@ -45,13 +46,13 @@ def require_host(tensor: Tensor, what: str, which: object) -> None:
         raise ValueError(f"{what} {which}: {kind} is not contiguous float32")
 
 
-def host_array(tensor: Tensor, what: str, which: object) -> NDArray[np.float32]:
+def host_array(tensor: Tensor, what: str, which: object) -> Float32s:
     """A numpy view of a tensor; raises as `require_host`."""
     require_host(tensor, what, which)
     return tensor.numpy()
 
 
-def addresses_of(arrays: Sequence[NDArray[np.float32]]) -> NDArray[np.uint64]:
+def addresses_of(arrays: Sequence[Float32s]) -> UInt64s:
     """The addresses of contiguous arrays, uint64, for kernels; arrays must outlive the call."""
     addresses = [array.__array_interface__["data"][0] for array in arrays]
     return np.array(addresses, np.uint64)

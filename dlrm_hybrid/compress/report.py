@@ -7,7 +7,8 @@ from threading import Lock
 from typing import final
 
 import numpy as np
-from numpy.typing import NDArray
+
+from dlrm_hybrid.arrays import Float32s
 
 MAX_WAITING = 64  # tensors whose thresholds are held
 
@@ -52,10 +53,10 @@ class Tally:
     sent: int = 0
     threshold_sum: float = 0.0
     thresholds: int = 0
-    _waiting: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
+    _waiting: list[Float32s] = field(default_factory=list[Float32s])
     _turn: Lock = field(default_factory=Lock, repr=False)
 
-    def add(self, elements: int, sent: int, thresholds_R: NDArray[np.float32]) -> None:
+    def add(self, elements: int, sent: int, thresholds_R: Float32s) -> None:
         """Count one tensor; its thresholds are float32, any number of them, and are kept."""
         with self._turn:
             self.elements += elements

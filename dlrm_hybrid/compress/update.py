@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dlrm_hybrid.arrays import Float32s, Int32s, Int64s
 from dlrm_hybrid.compress.host import addresses_of
 from dlrm_hybrid.kernels.scatter import put_all
 from dlrm_hybrid.types import DlrmError
@@ -19,8 +19,6 @@ from dlrm_hybrid.wire.dense import array_of, values_of
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section, SectionError
 from dlrm_hybrid.wire.sparse import sparse_of_all
 from dlrm_hybrid.wire.ternary import is_ternary, scale_of, ternary_of
-
-Float32s = NDArray[np.float32]
 
 
 @final
@@ -75,8 +73,8 @@ class SparseUpdate(NamedTuple):
         values_K: float32.
     """
 
-    offsets_E: NDArray[np.int64]
-    indices_K: NDArray[np.int32]
+    offsets_E: Int64s
+    indices_K: Int32s
     values_K: Float32s
 
     def values_of(self, tensor: int) -> Float32s:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, register_jitable
+
+from dlrm_hybrid.arrays import Bytes
 
 BLOCK = 64  # elements per mask
 MAGNITUDE = np.uint32(0x7FFFFFFF)  # of a float32's bits, all but its sign
@@ -195,7 +196,7 @@ def store64(_typing: Any, data: Any, at: Any, word: Any) -> Any:
 
 
 @register_jitable
-def tail64(data: npt.NDArray[np.uint8], at: int) -> np.uint64:
+def tail64(data: Bytes, at: int) -> np.uint64:
     """As `load64`, with zeros for bytes behind the end."""
     word = np.uint64(0)
     for byte in range(at, min(at + 8, data.size)):

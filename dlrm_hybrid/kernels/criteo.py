@@ -16,14 +16,9 @@ import math
 from typing import Annotated
 
 import numpy as np
-import numpy.typing as npt
 
+from dlrm_hybrid.arrays import Bytes, Float32s, Int32s, Int64s, UInt64s, Words
 from dlrm_hybrid.kernels.jit import READ_ONLY, kernel
-
-Bytes = npt.NDArray[np.uint8]
-Float32s = npt.NDArray[np.float32]
-Keys = npt.NDArray[np.uint32]
-Slots = npt.NDArray[np.uint64]
 
 _TAB, _NEWLINE, _RETURN, _MINUS, _ZERO, _ONE, _NINE = 9, 10, 13, 45, 48, 49, 57
 _MAX_DIGITS = 10
@@ -95,9 +90,7 @@ def _integers(text_N: Bytes, at: int, log_table: Float32s, dense_I: Float32s) ->
 
 
 @kernel
-def _categories(
-    text_N: Bytes, at: int, keys_FL: npt.NDArray[np.uint32], row: int
-) -> tuple[int, int]:
+def _categories(text_N: Bytes, at: int, keys_FL: Words, row: int) -> tuple[int, int]:
     """Read 26 keys up to the end of the line: (offset behind it or -1, fields with key 0)."""
     zeros = 0
     for column in range(NUM_CATEGORICAL):
@@ -135,8 +128,8 @@ def parse_rows(
     log_table: Float32s,
     label_L: Float32s,
     dense_LI: Float32s,
-    keys_FL: npt.NDArray[np.uint32],
-    bad_L3: npt.NDArray[np.int64],
+    keys_FL: Words,
+    bad_L3: Int64s,
 ) -> tuple[int, int, int]:
     """Parse whole lines; good rows are packed at the front of the outputs.
 
@@ -188,7 +181,7 @@ def _home(key: np.uint64, mask: np.uint64) -> np.uint64:
 
 
 @kernel
-def _touch(keys_N: Keys, slots_S: Slots) -> np.uint64:
+def _touch(keys_N: Words, slots_S: UInt64s) -> np.uint64:
     mask = np.uint64(slots_S.size - 1)
     touched = _EMPTY
     for key in keys_N:
@@ -198,7 +191,7 @@ def _touch(keys_N: Keys, slots_S: Slots) -> np.uint64:
 
 @kernel
 def insert(
-    keys_N: Keys, slots_S: Slots, used: int, limit: int, first_id: int
+    keys_N: Words, slots_S: UInt64s, used: int, limit: int, first_id: int
 ) -> tuple[int, int, np.uint64]:
     """Replace keys by `first_id` + number, giving new keys the next number.
 
@@ -230,7 +223,7 @@ def insert(
 
 
 @kernel
-def lookup(keys_N: Keys, slots_S: Slots) -> np.uint64:
+def lookup(keys_N: Words, slots_S: UInt64s) -> np.uint64:
     """Replace keys by 1 + their number, unknown ones by 0; returns a value without meaning."""
     mask = np.uint64(slots_S.size - 1)
     touched = _EMPTY
@@ -246,7 +239,7 @@ def lookup(keys_N: Keys, slots_S: Slots) -> np.uint64:
 
 
 @kernel
-def rehash(old_S: Slots, new_S: Slots) -> None:
+def rehash(old_S: UInt64s, new_S: UInt64s) -> None:
     """Move all entries of `old_S` into the empty, larger `new_S`."""
     mask = np.uint64(new_S.size - 1)
     for slot in old_S:
@@ -258,7 +251,7 @@ def rehash(old_S: Slots, new_S: Slots) -> None:
 
 
 @kernel
-def keys_by_number(slots_S: Slots, keys_V: Keys) -> None:
+def keys_by_number(slots_S: UInt64s, keys_V: Words) -> None:
     """Write every key of the table at its number."""
     for slot in slots_S:
         if slot != _EMPTY:
@@ -266,7 +259,7 @@ def keys_by_number(slots_S: Slots, keys_V: Keys) -> None:
 
 
 @kernel
-def count(ids_N: Keys, counts_V: Keys, first_id: int) -> None:
+def count(ids_N: Words, counts_V: Words, first_id: int) -> None:
     """Add one to counts_V[id - first_id] for every id."""
     for number in ids_N:
         counts_V[number - first_id] += np.uint32(1)
@@ -274,12 +267,12 @@ def count(ids_N: Keys, counts_V: Keys, first_id: int) -> None:
 
 @kernel
 def pack(
-    label_R: Annotated[npt.NDArray[np.float32], READ_ONLY],
-    dense_RI: Annotated[npt.NDArray[np.float32], READ_ONLY],
-    ids_RF: Annotated[npt.NDArray[np.int32], READ_ONLY],
+    label_R: Annotated[Float32s, READ_ONLY],
+    dense_RI: Annotated[Float32s, READ_ONLY],
+    ids_RF: Annotated[Int32s, READ_ONLY],
     first: int,
-    floats_RW: npt.NDArray[np.float32],
-    integers_RW: npt.NDArray[np.int32],
+    floats_RW: Float32s,
+    integers_RW: Int32s,
 ) -> None:
     """Put rows side by side as records, from record `first` on: label, dense features, ids.
 
@@ -304,14 +297,14 @@ def pack(
 
 @kernel
 def gather(
-    floats_RW: npt.NDArray[np.float32],
-    integers_RW: npt.NDArray[np.int32],
-    order_B: npt.NDArray[np.uint32],
+    floats_RW: Float32s,
+    integers_RW: Int32s,
+    order_B: Words,
     first: int,
-    dense_BI: npt.NDArray[np.float32],
-    ids_FB: npt.NDArray[np.int64],
-    label_B: npt.NDArray[np.float32],
-    table_rows_F: npt.NDArray[np.int64],
+    dense_BI: Float32s,
+    ids_FB: Int64s,
+    label_B: Float32s,
+    table_rows_F: Int64s,
 ) -> bool:
     """Write record `order_B[b]` of a block to row `first + b` of a batch.
 

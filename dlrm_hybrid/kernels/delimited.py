@@ -10,8 +10,8 @@ Shapes: N bytes of text, H of the header, K rows that are set aside with 4 numbe
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from dlrm_hybrid.arrays import Int64s
 from dlrm_hybrid.kernels.jit import ReadOnlyBytes, kernel
 
 _NEWLINE, _RETURN = 10, 13
@@ -140,7 +140,7 @@ def split_rows(
     columns: int,
     most_rows: int,
     is_end: bool,
-    odd_K4: npt.NDArray[np.int64],
+    odd_K4: Int64s,
 ) -> tuple[int, int, int, int, int, int, int]:
     """Find the whole rows of a text that begins with one.
 

@@ -19,15 +19,10 @@ dimension, T trainers.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from dlrm_hybrid.arrays import Bytes, Float32s, Int32s, Int64s
 from dlrm_hybrid.kernels.bits import load64, store64, tail64, trailing_zeros
 from dlrm_hybrid.kernels.jit import ReadOnlyBytes, kernel
-
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
-Float32s = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
 
 STORE_BYTES = 8  # encoders write so many at a time
 BITS_OF_AN_ID = 34  # at most, on average, in a set of tables with fewer than 2**31 rows

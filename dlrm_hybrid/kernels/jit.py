@@ -32,7 +32,6 @@ from typing import Annotated, Any, TypeVar, cast, final
 import llvmlite
 import numba
 import numpy as np
-import numpy.typing as npt
 from llvmlite import binding as llvm
 from numba import types
 from numba.core import caching
@@ -42,12 +41,13 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 
+from dlrm_hybrid.arrays import Bytes
 from dlrm_hybrid.kernels import ALL
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 READ_ONLY = "read-only"
-ReadOnlyBytes = Annotated[npt.NDArray[np.uint8], READ_ONLY]
+ReadOnlyBytes = Annotated[Bytes, READ_ONLY]
 ROOT_VARIABLE = "NUMBA_CACHE_DIR"
 _SHAPE = re.compile(r"_([A-Z][A-Z0-9]*)$")
 _SCALARS: dict[Any, Any] = {int: types.int64, float: types.float64, bool: types.boolean}

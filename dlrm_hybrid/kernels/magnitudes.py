@@ -22,8 +22,8 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from dlrm_hybrid.arrays import Float32s, Int16s, Int32s, Words
 from dlrm_hybrid.kernels.bits import (
     BLOCK,
     MAGNITUDE,
@@ -34,11 +34,6 @@ from dlrm_hybrid.kernels.bits import (
     trailing_zeros,
 )
 from dlrm_hybrid.kernels.jit import kernel, reducing_kernel
-
-Float32s = npt.NDArray[np.float32]
-Int32s = npt.NDArray[np.int32]
-Int16s = npt.NDArray[np.int16]
-UInt32s = npt.NDArray[np.uint32]
 
 STRIDE = 61  # no divisor of a layer's width: every column of a weight is sampled
 SAMPLED_FROM = 8192  # elements; below, all of them are counted
@@ -129,7 +124,7 @@ def reaching(values_N: Float32s, tau: float) -> Int32s:
 
 
 @kernel
-def _find(bits_M: UInt32s, shift: np.uint32, rank: int, bins_H: UInt32s) -> tuple[int, int]:
+def _find(bits_M: Words, shift: np.uint32, rank: int, bins_H: Words) -> tuple[int, int]:
     """The bin of the element of this rank from the top, and its rank inside the bin."""
     bins_H[:] = 0
     for bits in bits_M:
@@ -142,7 +137,7 @@ def _find(bits_M: UInt32s, shift: np.uint32, rank: int, bins_H: UInt32s) -> tupl
 
 
 @kernel
-def _keep_bin(bits_M: UInt32s, shift: np.uint32, bin_: int) -> int:
+def _keep_bin(bits_M: Words, shift: np.uint32, bin_: int) -> int:
     """Move the elements of one bin to the front; how many there are."""
     kept = 0
     for bits in bits_M:
@@ -152,7 +147,7 @@ def _keep_bin(bits_M: UInt32s, shift: np.uint32, bin_: int) -> int:
 
 
 @kernel
-def _sort(bits_M: UInt32s) -> None:
+def _sort(bits_M: Words) -> None:
     """Put the largest first, by insertion."""
     for i in range(1, bits_M.size):
         bits = bits_M[i]
@@ -163,7 +158,7 @@ def _sort(bits_M: UInt32s) -> None:
 
 
 @kernel
-def _bound(values_N: Float32s, rank: int, scratch_N: UInt32s, bins_H: UInt32s) -> np.uint32:
+def _bound(values_N: Float32s, rank: int, scratch_N: Words, bins_H: Words) -> np.uint32:
     """Bits of a magnitude that is probably reached by `rank` elements and not many more."""
     sampled = values_N.size // STRIDE
     expected = rank * sampled / values_N.size
@@ -178,7 +173,7 @@ def _bound(values_N: Float32s, rank: int, scratch_N: UInt32s, bins_H: UInt32s) -
 
 
 @kernel
-def _gather(values_N: Float32s, bound: np.float32, scratch_N: UInt32s) -> int:
+def _gather(values_N: Float32s, bound: np.float32, scratch_N: Words) -> int:
     """Bits of all magnitudes that are not below a bound; how many there are."""
     bits_N = values_N.view(np.uint32)
     kept = 0
@@ -244,7 +239,7 @@ def _upper_half(upper_N: Int16s, k: int) -> int:
 
 
 @kernel
-def _lower_half(bits_N: UInt32s, upper_N: Int16s, upper: int, k: int, lower_M: Int32s) -> int:
+def _lower_half(bits_N: Words, upper_N: Int16s, upper: int, k: int, lower_M: Int32s) -> int:
     """Lower half of the threshold, of which the upper one is known."""
     above = 0
     shared = 0

@@ -6,9 +6,9 @@ Shapes: N elements of T tensors, K selected, E = T + 1 offsets.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from numba import carray
 
+from dlrm_hybrid.arrays import Float32s, Int32s, Int64s, UInt64s
 from dlrm_hybrid.kernels.bits import (
     BLOCK,
     SMALLEST,
@@ -19,11 +19,6 @@ from dlrm_hybrid.kernels.bits import (
     trailing_zeros,
 )
 from dlrm_hybrid.kernels.jit import kernel
-
-Float32s = npt.NDArray[np.float32]
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
-Addresses = npt.NDArray[np.uint64]
 
 
 @kernel
@@ -74,7 +69,7 @@ def _accumulate_select(
 
 @kernel
 def accumulate_select(
-    gradients_T: Addresses,
+    gradients_T: UInt64s,
     taus_T: Float32s,
     offsets_E: Int64s,
     residual_N: Float32s,

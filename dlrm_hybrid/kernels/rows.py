@@ -16,12 +16,10 @@ import numpy as np
 import numpy.typing as npt
 from numba.extending import register_jitable
 
+from dlrm_hybrid.arrays import Float32s, Float64s, Int64s
 from dlrm_hybrid.kernels.bits import fused_multiply_add
 from dlrm_hybrid.kernels.jit import kernel
 
-Float32s = npt.NDArray[np.float32]
-Float64s = npt.NDArray[np.float64]
-Int64s = npt.NDArray[np.int64]
 Quads = npt.NDArray[np.complex128]  # four float32 that move together
 
 

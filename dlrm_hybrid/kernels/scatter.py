@@ -11,9 +11,9 @@ trainers.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from numba import carray
 
+from dlrm_hybrid.arrays import Float32s, Int32s, Int64s, UInt64s, Words
 from dlrm_hybrid.kernels.bits import (
     LARGEST,
     floats_at,
@@ -21,13 +21,6 @@ from dlrm_hybrid.kernels.bits import (
     trailing_zeros,
 )
 from dlrm_hybrid.kernels.jit import kernel
-
-Float32s = npt.NDArray[np.float32]
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
-Marks = npt.NDArray[np.uint64]
-Addresses = npt.NDArray[np.uint64]
-Words = npt.NDArray[np.uint32]
 
 _BLOCK = 2048  # elements of every trainer's gradient that stay in the first cache
 
@@ -75,7 +68,7 @@ def put(indices_K: Int32s, values_K: Float32s, out_N: Float32s) -> None:
 
 @kernel
 def put_all(
-    arrays_T: Addresses,
+    arrays_T: UInt64s,
     counts_T: Int64s,
     splits_E: Int64s,
     indices_K: Int32s,
@@ -108,7 +101,7 @@ def scatter_add(
     indices_K: Int32s,
     values_K: Float32s,
     sum_N: Float32s,
-    touched_W: Marks,
+    touched_W: UInt64s,
 ) -> None:
     """Add values to elements of `sum_N`, and set the bit of each in `touched_W`.
 
@@ -147,7 +140,7 @@ def _divide(sum_N: Float32s, trainers: int) -> int:
 
 @kernel
 def collect(
-    touched_W: Marks, sum_N: Float32s, trainers: int, indices_K: Int32s, means_K: Float32s
+    touched_W: UInt64s, sum_N: Float32s, trainers: int, indices_K: Int32s, means_K: Float32s
 ) -> tuple[int, bool]:
     """List the marked elements and their means, and clear both.
 
@@ -205,7 +198,7 @@ def _add(gradient_N: Float32s, sum_N: Float32s, is_first: bool) -> None:
 
 
 @kernel
-def mean_of_all(gradients_XT: Addresses, offsets_E: Int64s, mean_N: Float32s) -> bool:
+def mean_of_all(gradients_XT: UInt64s, offsets_E: Int64s, mean_N: Float32s) -> bool:
     """mean = ((g0 + g1) + g2 …) / X; whether all of it is finite.
 
     Args:

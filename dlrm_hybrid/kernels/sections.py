@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import carray
 
+from dlrm_hybrid.arrays import Bytes, Halves, Int32s, Int64s, Words
 from dlrm_hybrid.kernels.bits import (
     floats_at,
     load64,
@@ -25,12 +25,6 @@ from dlrm_hybrid.kernels.bits import (
 )
 from dlrm_hybrid.kernels.gaps import STORE_BYTES, decode_gaps, encode_gaps, fit_parameter
 from dlrm_hybrid.kernels.jit import ReadOnlyBytes, kernel
-
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
-Words = npt.NDArray[np.uint32]
-Halves = npt.NDArray[np.uint16]
 
 DENSE, INDEX32, BITMAP, RICE, ROWS = range(1, 6)
 MAX_COLUMNS = 256

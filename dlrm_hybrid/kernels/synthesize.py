@@ -15,8 +15,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from dlrm_hybrid.arrays import Bytes, Int32s, Int64s, UInt64s
 from dlrm_hybrid.kernels.bits import GAMMA, mix64
 from dlrm_hybrid.kernels.jit import kernel
 
@@ -30,9 +30,6 @@ GAMMA_TEACHER = np.uint64(0xD1342543DE82EF95)
 LOW_HALF = np.uint64(0xFFFFFFFF)
 LOGIT_SHIFT = 14  # from 2**-20 to 1/64
 MAX_LOG2 = 32
-
-U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
 
 
 class Tables(NamedTuple):
@@ -51,16 +48,16 @@ class Tables(NamedTuple):
         logistic_L: weight of a click per logit.
     """
 
-    start_CS: I64
-    below_CS: U64
-    guide_CG: npt.NDArray[np.int32]
-    missing_C: U64
-    missing_with_C: I64
-    odd_F: U64
-    pair_P2: I64
-    gains: I64
-    salt: U64
-    logistic_L: U64
+    start_CS: Int64s
+    below_CS: UInt64s
+    guide_CG: Int32s
+    missing_C: UInt64s
+    missing_with_C: Int64s
+    odd_F: UInt64s
+    pair_P2: Int64s
+    gains: Int64s
+    salt: UInt64s
+    logistic_L: UInt64s
 
 
 @kernel
@@ -73,7 +70,7 @@ def category(rank: int, odd: np.uint64) -> np.uint64:
 
 
 @kernel
-def draw_row(row: int, key: np.uint64, tables: Tables, value_C: I64) -> np.uint64:
+def draw_row(row: int, key: np.uint64, tables: Tables, value_C: Int64s) -> np.uint64:
     """Fill `value_C` with values, ranks and MISSING; returns the key of the row."""
     row_key = mix64(key + np.uint64(row) * GAMMA)
     for column in range(NUM_COLUMNS):
@@ -123,7 +120,7 @@ def dense_effect(column: int, value: int, salt: np.uint64) -> int:
 
 
 @kernel
-def logit(value_C: I64, hash_F: U64, tables: Tables) -> int:
+def logit(value_C: Int64s, hash_F: UInt64s, tables: Tables) -> int:
     """The teacher's logit of a row in 2**-20, from the drawn values; `hash_F` is scratch.
 
     A categorical's hash gives its effect (lower half) and its latent vector (four bytes of the
@@ -161,7 +158,7 @@ def logistic_index(fixed_logit: int, entries: int) -> int:
 
 
 @kernel
-def write_integer(value: int, out: npt.NDArray[np.uint8], at: int) -> int:
+def write_integer(value: int, out: Bytes, at: int) -> int:
     """Write `value` in decimal at `at`; returns the position behind it."""
     if value < 0:
         out[at] = 45
@@ -179,7 +176,7 @@ def write_integer(value: int, out: npt.NDArray[np.uint8], at: int) -> int:
 
 
 @kernel
-def write_hex(value: np.uint64, out: npt.NDArray[np.uint8], at: int) -> int:
+def write_hex(value: np.uint64, out: Bytes, at: int) -> int:
     """Write eight lower-case hexadecimal digits at `at`; returns the position behind them."""
     for place in range(8):
         digit = np.int64((value >> np.uint64(28 - 4 * place)) & np.uint64(15))
@@ -188,9 +185,7 @@ def write_hex(value: np.uint64, out: npt.NDArray[np.uint8], at: int) -> int:
 
 
 @kernel
-def encode_rows(
-    first: int, rows: int, key: np.uint64, tables: Tables, out: npt.NDArray[np.uint8]
-) -> int:
+def encode_rows(first: int, rows: int, key: np.uint64, tables: Tables, out: Bytes) -> int:
     """Write rows `first` … `first + rows` as text; `out` holds rows * MAX_ROW_BYTES.
 
     Returns the bytes written.
@@ -221,9 +216,7 @@ def encode_rows(
 
 
 @kernel
-def score_rows(
-    first: int, key: np.uint64, tables: Tables, logit_R: I64, click_R: npt.NDArray[np.uint8]
-) -> None:
+def score_rows(first: int, key: np.uint64, tables: Tables, logit_R: Int64s, click_R: Bytes) -> None:
     """The teacher's logit in 2**-20 and the label of row `first` and those that follow."""
     value_C = np.empty(NUM_COLUMNS, np.int64)
     hash_F = np.empty(NUM_COLUMNS - NUM_DENSE, np.uint64)

@@ -11,13 +11,10 @@ Shapes: N values, M bytes.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from dlrm_hybrid.arrays import Bytes, Float32s
 from dlrm_hybrid.kernels.bits import GAMMA, LARGEST, load64, mix64, store64
 from dlrm_hybrid.kernels.jit import kernel
-
-Float32s = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
 
 SPARE_BYTES = 8  # behind levels, to read and to write 64 bits at a time
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dlrm_hybrid.arrays import Bytes, Float64s, Int16s, Int32s, Int64s
 from dlrm_hybrid.kernels.levels.activations import (
     CODE_BITS,
     CONTEXTS,
@@ -48,13 +48,6 @@ from dlrm_hybrid.kernels.levels.rans import EVENT_BYTES, STATE_BYTES
 from dlrm_hybrid.kernels.levels.steps import count_symbols, flip
 from dlrm_hybrid.wire.frequencies import Shape, TableReceiver, TableSender, hints_of
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
-
-Int16s = NDArray[np.int16]
-Int32s = NDArray[np.int32]
-Int64s = NDArray[np.int64]
-Halves = NDArray[np.uint16]
-Bytes = NDArray[np.uint8]
-Float64s = NDArray[np.float64]
 
 _NO_HINTS = np.zeros((1, 1), np.uint16)  # a sender needs none
 _ROUNDS = 6  # of grouping

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dlrm_hybrid.arrays import Bytes, Float32s
 from dlrm_hybrid.kernels.scatter import round_bfloat16
 from dlrm_hybrid.kernels.sections import narrow as narrow_bfloat16
 from dlrm_hybrid.kernels.sections import widen
 from dlrm_hybrid.wire.section import ELEMENT_BYTES, FLOATS, Dtype, Encoding, Section, SectionError
-
-Float32s = NDArray[np.float32]
 
 _LARGEST_FLOAT16 = np.float16(65504)
 _NUMPY: dict[Dtype, np.dtype[Any]] = {
@@ -78,7 +77,7 @@ def narrow(values_K: Float32s, dtype: Dtype) -> Float32s:
     return out_K
 
 
-def pack(values_K: Float32s, dtype: Dtype) -> NDArray[np.uint8]:
+def pack(values_K: Float32s, dtype: Dtype) -> Bytes:
     """The bytes of values, rounded as `narrow` does; a view of them for FLOAT32.
 
     Args:
@@ -94,7 +93,7 @@ def pack(values_K: Float32s, dtype: Dtype) -> NDArray[np.uint8]:
     return halves_K.view(np.uint8)
 
 
-def unpack(payload: NDArray[np.uint8], dtype: Dtype) -> Float32s:
+def unpack(payload: Bytes, dtype: Dtype) -> Float32s:
     """The values whose bytes `pack` gives, in memory of their own.
 
     Args:
@@ -126,7 +125,7 @@ def values_of(section: Section) -> Float32s:
     return unpack(payload_of(section), section.dtype)
 
 
-def payload_of(section: Section) -> NDArray[np.uint8]:
+def payload_of(section: Section) -> Bytes:
     """The bytes of the values of a dense section, a read-only view for kernels.
 
     Raises:

@@ -17,13 +17,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dlrm_hybrid.arrays import Halves, Int64s
 from dlrm_hybrid.kernels.levels.rans import HINTS, SCALE
 from dlrm_hybrid.wire.section import Section
-
-Halves = NDArray[np.uint16]
-Int64s = NDArray[np.int64]
 
 _NUMBERS = 128
 _FOLLOW = 128

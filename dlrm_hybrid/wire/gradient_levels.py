@@ -17,6 +17,7 @@ from typing import final
 
 import numpy as np
 
+from dlrm_hybrid.arrays import Int64s
 from dlrm_hybrid.kernels.levels.order import Order
 from dlrm_hybrid.kernels.levels.rans import EVENT_BYTES, STATE_BYTES
 from dlrm_hybrid.kernels.levels.updates import (
@@ -31,7 +32,7 @@ from dlrm_hybrid.kernels.levels.updates import (
     write_update,
 )
 from dlrm_hybrid.wire.frequencies import Shape, TableReceiver, Tables, TableSender, hints_of
-from dlrm_hybrid.wire.popularity import Int64s, Matrices, Popularity, read_payload
+from dlrm_hybrid.wire.popularity import Matrices, Popularity, read_payload
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 from dlrm_hybrid.wire.sparse import Elements
 

@@ -16,13 +16,9 @@ from collections.abc import Sequence
 from typing import final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dlrm_hybrid.arrays import Bytes, Int32s, Int64s
 from dlrm_hybrid.kernels.levels.order import CLASSES, GROUPS, Order, count_places
-
-Bytes = NDArray[np.uint8]
-Int32s = NDArray[np.int32]
-Int64s = NDArray[np.int64]
 
 _MEAN = 4  # class of the mean row
 _RAREST = 31  # as a power of two

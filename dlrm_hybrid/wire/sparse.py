@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dlrm_hybrid.arrays import Float32s, Int32s, Int64s
 from dlrm_hybrid.kernels.gaps import (
     BITS_OF_A_COUNT,
     BITS_OF_AN_ID,
@@ -37,7 +37,7 @@ from dlrm_hybrid.kernels.sections import (
     read_sections,
     write_sections,
 )
-from dlrm_hybrid.wire.dense import Float32s, pack, unpack
+from dlrm_hybrid.wire.dense import pack, unpack
 from dlrm_hybrid.wire.section import (
     ELEMENT_BYTES,
     ENCODINGS,
@@ -48,9 +48,6 @@ from dlrm_hybrid.wire.section import (
     Section,
     SectionError,
 )
-
-Int32s = NDArray[np.int32]
-Int64s = NDArray[np.int64]
 
 
 class Elements(NamedTuple):
@@ -292,6 +289,6 @@ def index_set_of(sections: Sequence[Section], count: int) -> Int32s:
     return indices_K[:found].astype(np.int32)
 
 
-def _vector(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _vector(count: int) -> tuple[Int64s, Int64s]:
     """A vector as the only table of row ids: its rows, and the bits of their number."""
     return np.array([count]), np.array([count.bit_length()])

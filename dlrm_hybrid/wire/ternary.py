@@ -21,13 +21,10 @@ import math
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dlrm_hybrid.arrays import Bytes, Float32s
 from dlrm_hybrid.kernels.ternary import SPARE_BYTES, read_bits, read_levels, write_levels
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
-
-Float32s = NDArray[np.float32]
-Bytes = NDArray[np.uint8]
 
 SCALE_BYTES = 4
 MAX_TRAINERS = 4096

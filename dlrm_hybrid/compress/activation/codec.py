@@ -15,9 +15,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from dlrm_hybrid.arrays import Float32s, Int32s
 from dlrm_hybrid.compress.host import host_array, require_host
 from dlrm_hybrid.compress.report import SentReport
 from dlrm_hybrid.kernels.scatter import put
@@ -27,7 +27,7 @@ from dlrm_hybrid.wire.dense import array_of, dense, payload_of, values_of
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 
 Sections = tuple[Section, ...]
-Mask = NDArray[np.int32] | None
+Mask = Int32s | None
 """Flat positions of the elements that travelled forward, ascending; None where all did."""
 
 
@@ -123,9 +123,7 @@ def dense_tensor(sections: Sections, shape: torch.Size, key: Key) -> Tensor:
     return tensor
 
 
-def scattered(
-    indices_K: NDArray[np.int32], values_K: NDArray[np.float32], shape: torch.Size
-) -> Tensor:
+def scattered(indices_K: Int32s, values_K: Float32s, shape: torch.Size) -> Tensor:
     """A tensor with K values at ascending flat positions and 0 elsewhere."""
     tensor = torch.empty(shape)
     array = host_array(tensor, "received", "activation")
@@ -134,7 +132,7 @@ def scattered(
     return tensor
 
 
-def scattered_section(indices_K: NDArray[np.int32], section: Section, shape: torch.Size) -> Tensor:
+def scattered_section(indices_K: Int32s, section: Section, shape: torch.Size) -> Tensor:
     """As `scattered`, the values being those of a dense section; raises as `values_of`."""
     if section.dtype is not Dtype.BFLOAT16:
         return scattered(indices_K, values_of(section), shape)

@@ -16,10 +16,10 @@ from typing import final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
+from dlrm_hybrid.arrays import Float32s, Int32s
 from dlrm_hybrid.compress.activation.codec import (
     ActivationCodec,
     Key,
@@ -35,9 +35,6 @@ from dlrm_hybrid.kernels.scatter import gather
 from dlrm_hybrid.types import DivergedError, DlrmError
 from dlrm_hybrid.wire.activation_levels import Format, Levels, UnitReceiver, UnitSender
 from dlrm_hybrid.wire.section import Dtype, Section
-
-Int32s = NDArray[np.int32]
-Float32s = NDArray[np.float32]
 
 LIFESPAN = 200  # messages that tables serve at most; weights move, and with them what is frequent
 

@@ -12,10 +12,10 @@ from typing import NamedTuple, TypeGuard, cast, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
+from dlrm_hybrid.arrays import Float32s
 from dlrm_hybrid.compress.device.ops import (
     BROKEN,
     OVERFLOWN,
@@ -170,7 +170,7 @@ class DeviceFeedback(Compressor):
             self._pointers = pointers
             self.addresses_T = sent(pointers, torch.int64, self.home)
 
-    def _ordered(self, taus: NDArray[np.float32], due: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def _ordered(self, taus: Float32s, due: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Thresholds, float32, and which are due, bool, on the device; sent where they changed."""
         orders = [taus.view(np.int32).tolist(), [int(one in due) for one in range(taus.size)]]
         if orders != self._orders:

@@ -25,8 +25,8 @@ from math import frexp, fsum, ldexp
 from typing import final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dlrm_hybrid.arrays import Float32s, Int32s, Int64s
 from dlrm_hybrid.kernels.levels.row_deltas import (
     WAYS,
     add_squares,
@@ -40,10 +40,6 @@ from dlrm_hybrid.kernels.levels.row_deltas import (
 )
 from dlrm_hybrid.types import DivergedError
 from dlrm_hybrid.wire.frequencies import is_renewal
-
-Float32s = NDArray[np.float32]
-Int32s = NDArray[np.int32]
-Int64s = NDArray[np.int64]
 
 MOST_EXPONENT = 60  # of a step, up or down
 

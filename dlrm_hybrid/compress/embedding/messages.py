@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dlrm_hybrid.arrays import Int32s, Int64s
 from dlrm_hybrid.compress.embedding.memory import MOST_EXPONENT
 from dlrm_hybrid.kernels.levels.rans import (
     EVENT_BYTES,
@@ -25,10 +25,6 @@ from dlrm_hybrid.kernels.levels.rans import (
 from dlrm_hybrid.kernels.levels.row_coder import count_levels, decode_levels, encode_levels
 from dlrm_hybrid.wire.frequencies import Shape, TableReceiver, TableSender
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
-
-Bytes = NDArray[np.uint8]
-Int32s = NDArray[np.int32]
-Int64s = NDArray[np.int64]
 
 
 @final

@@ -11,6 +11,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from dlrm_hybrid.arrays import Float32s, Int32s, Int64s
 from dlrm_hybrid.compress.embedding.memory import (
     Copies,
     LevelOptions,
@@ -23,9 +24,6 @@ from dlrm_hybrid.compress.embedding.memory import (
 from dlrm_hybrid.types import DataError
 
 Array = NDArray[np.generic]
-Float32s = NDArray[np.float32]
-Int32s = NDArray[np.int32]
-Int64s = NDArray[np.int64]
 
 STEPS = "steps"
 SENT, LOST = "rows.levels", "rows.lost_residuals"

@@ -17,7 +17,8 @@ from typing import final
 import numpy as np
 from torch import Tensor
 
-from dlrm_hybrid.compress.gradient.layout import Float32s, Indices, Int64s, Layout
+from dlrm_hybrid.arrays import Float32s, Int64s
+from dlrm_hybrid.compress.gradient.layout import Indices, Layout
 from dlrm_hybrid.kernels import ops
 from dlrm_hybrid.types import DivergedError
 

@@ -11,15 +11,12 @@ from enum import Enum
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dlrm_hybrid.arrays import Float32s, Int32s
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import array_of, dense
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section, SectionError
 from dlrm_hybrid.wire.sparse import index_set, index_set_of
-
-Float32s = NDArray[np.float32]
-Int32s = NDArray[np.int32]
 
 Sections = tuple[Section, ...]
 Result = TypeVar("Result")

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from dlrm_hybrid.arrays import Float32s
 from dlrm_hybrid.compress.gradient.accumulated import Accumulated
 from dlrm_hybrid.compress.gradient.collective import Op
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Encoding, Selected, Sent
-from dlrm_hybrid.compress.gradient.layout import Float32s, Indices, Layout
+from dlrm_hybrid.compress.gradient.layout import Indices, Layout
 from dlrm_hybrid.compress.gradient.selector import Selector
 from dlrm_hybrid.compress.gradient.transforms import Gradients, Transform
 from dlrm_hybrid.compress.host import require_host

@@ -17,9 +17,9 @@ from itertools import accumulate
 from typing import final
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
+from dlrm_hybrid.arrays import Float32s, Float64s, Int32s, Int64s
 from dlrm_hybrid.compress.gradient.accumulated import Accumulated
 from dlrm_hybrid.compress.gradient.collective import (
     Collective,
@@ -29,13 +29,11 @@ from dlrm_hybrid.compress.gradient.collective import (
     round_fault,
 )
 from dlrm_hybrid.compress.gradient.compressor import Stateless
-from dlrm_hybrid.compress.gradient.layout import Float32s, Indices, Int32s, Int64s
+from dlrm_hybrid.compress.gradient.layout import Indices
 from dlrm_hybrid.compress.gradient.selector import Selection, Selector, largest
 from dlrm_hybrid.kernels import magnitudes
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.sparse import index_set, index_set_of
-
-Float64s = NDArray[np.float64]
 
 
 @final

@@ -14,12 +14,9 @@ from typing import final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-Float32s = NDArray[np.float32]
-Int32s = NDArray[np.int32]
-Int64s = NDArray[np.int64]
+from dlrm_hybrid.arrays import Float32s, Int32s, Int64s
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from typing_extensions import override
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from dlrm_hybrid.arrays import Float32s
     from dlrm_hybrid.compress.gradient.context import StageContext
-    from dlrm_hybrid.compress.gradient.layout import Float32s
 
 RuleState: TypeAlias = "Mapping[str, Tensor]"
 _MILLION = 1_000_000

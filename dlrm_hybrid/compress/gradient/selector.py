@@ -15,10 +15,11 @@ from typing import Any, Protocol, final
 import numpy as np
 from typing_extensions import override
 
+from dlrm_hybrid.arrays import Float32s, Int32s
 from dlrm_hybrid.compress.gradient.accumulated import Accumulated
 from dlrm_hybrid.compress.gradient.collective import Collective, Op, Sections
 from dlrm_hybrid.compress.gradient.compressor import State, Stateless
-from dlrm_hybrid.compress.gradient.layout import Float32s, Indices, Int32s, Layout
+from dlrm_hybrid.compress.gradient.layout import Indices, Layout
 from dlrm_hybrid.kernels import magnitudes
 from dlrm_hybrid.wire.dense import narrow
 from dlrm_hybrid.wire.section import Dtype

@@ -15,10 +15,10 @@ from typing import final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
+from dlrm_hybrid.arrays import Float32s
 from dlrm_hybrid.compress.gradient.accumulated import Accumulated, Limits
 from dlrm_hybrid.compress.gradient.compressor import State
 from dlrm_hybrid.compress.gradient.layout import Indices, Layout
@@ -173,7 +173,7 @@ class ThresholdSelector(Selector):
         state.end(renewed, counts, x.flushed)
         return indices
 
-    def begin(self, state: Thresholds, step: int) -> NDArray[np.float32]:
+    def begin(self, state: Thresholds, step: int) -> Float32s:
         """The thresholds that a step begins with, 0 where there is none; float32 (T)."""
         target = self.target
         if target.warmup_steps and state.sparsity != target.sparsity_at(step):

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dlrm_hybrid.arrays import Bytes
 from dlrm_hybrid.compress.device.feedback import DeviceFeedback, Selection
 from dlrm_hybrid.compress.library.exchange import Exchange
 from dlrm_hybrid.compress.library.packets import require_own
@@ -98,7 +99,7 @@ def _by_packets(
     compressor: DeviceFeedback,
     own: Selection,
     used_T: NDArray[np.bool_] | None,
-) -> tuple[list[Selection], list[NDArray[np.uint8]]]:
+) -> tuple[list[Selection], list[Bytes]]:
     """What each trainer sends, by way of the host; and which tensors each has used, as bits."""
     if exchange.size == 1:
         return [own], []

@@ -16,8 +16,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from dlrm_hybrid.arrays import Bytes, Halves, Int16s, Int32s, Int64s
 from dlrm_hybrid.kernels.bits import address_of
 from dlrm_hybrid.kernels.jit import ReadOnlyBytes, kernel
 from dlrm_hybrid.kernels.levels.positions import (
@@ -38,12 +38,6 @@ from dlrm_hybrid.kernels.levels.rans import (
     write,
 )
 from dlrm_hybrid.kernels.levels.steps import HIGHEST_CODE, LOWEST_CODE
-
-Int32s = npt.NDArray[np.int32]
-Int16s = npt.NDArray[np.int16]
-Int64s = npt.NDArray[np.int64]
-Halves = npt.NDArray[np.uint16]
-Bytes = npt.NDArray[np.uint8]
 
 SYMBOL_BITS = 5
 # Contexts: one for each class of levels, one of steps, one for each class of positions.

@@ -13,12 +13,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from dlrm_hybrid.arrays import Int32s, Int64s
 from dlrm_hybrid.kernels.jit import kernel
-
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
 
 CLASSES = 16  # of rows, and of columns
 GROUPS = 16

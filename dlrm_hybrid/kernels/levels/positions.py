@@ -15,9 +15,9 @@ Shapes: K kept of B rows of N units; P classes.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from numba.extending import register_jitable
 
+from dlrm_hybrid.arrays import Bytes, Int32s, Int64s
 from dlrm_hybrid.kernels.bits import highest_bit
 from dlrm_hybrid.kernels.levels.rans import (
     hint_of,
@@ -27,10 +27,6 @@ from dlrm_hybrid.kernels.levels.rans import (
     read_hinted,
     row_of,
 )
-
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
 
 SYMBOLS = 32
 CLASSES = 16

@@ -22,13 +22,10 @@ of uint16: where their intervals start, then 4096.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from numba.extending import register_jitable
 
+from dlrm_hybrid.arrays import Bytes, Words
 from dlrm_hybrid.kernels.bits import address_of, highest_bit, load16_at, store32_at
-
-Words = npt.NDArray[np.uint32]
-Bytes = npt.NDArray[np.uint8]
 
 SCALE_BITS = 12
 SCALE = 1 << SCALE_BITS  # of all chances

@@ -14,13 +14,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
+from dlrm_hybrid.arrays import Float32s, Int32s, Int64s
 from dlrm_hybrid.kernels.jit import kernel
-
-Float32s = npt.NDArray[np.float32]
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
 
 MOST = 255  # levels have 8 bits, as many as a bfloat16
 _LOWEST, _HIGHEST = -126, 119  # exponents of quanta whose multiples are normal float32

@@ -9,8 +9,8 @@ E = S + 1; D levels of a row.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from dlrm_hybrid.arrays import Bytes, Halves, Int32s, Int64s, Words
 from dlrm_hybrid.kernels.bits import address_of
 from dlrm_hybrid.kernels.jit import kernel
 from dlrm_hybrid.kernels.levels.rans import (
@@ -26,12 +26,6 @@ from dlrm_hybrid.kernels.levels.rans import (
     write,
 )
 from dlrm_hybrid.kernels.levels.row_deltas import MOST_LEVELS
-
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
-Halves = npt.NDArray[np.uint16]
-Words = npt.NDArray[np.uint32]
 
 
 @kernel

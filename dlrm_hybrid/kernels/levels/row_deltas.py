@@ -15,14 +15,9 @@ or 0 for none, last message that asked for it; D embedding dimension.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from dlrm_hybrid.arrays import Float32s, Float64s, Int32s, Int64s
 from dlrm_hybrid.kernels.jit import kernel
-
-Float32s = npt.NDArray[np.float32]
-Float64s = npt.NDArray[np.float64]
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
 
 WAYS = 8
 NO_SLOT = -1

@@ -12,16 +12,9 @@ Shapes: K values of B rows of N units; S symbols.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from dlrm_hybrid.arrays import Bytes, Float32s, Float64s, Int16s, Int32s, Int64s
 from dlrm_hybrid.kernels.jit import kernel
-
-Float32s = npt.NDArray[np.float32]
-Float64s = npt.NDArray[np.float64]
-Int32s = npt.NDArray[np.int32]
-Int16s = npt.NDArray[np.int16]
-Int64s = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
 
 # Of a row's largest magnitude; beyond them it is as if it were one of them.
 SMALLEST_TOP, LARGEST_TOP = np.float32(2.0**-100), np.float32(2.0**100)

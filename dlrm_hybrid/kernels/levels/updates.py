@@ -19,22 +19,13 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba.extending import register_jitable
 
+from dlrm_hybrid.arrays import Bytes, Float32s, Halves, Int16s, Int32s, Int64s, UInt64s, Words
 from dlrm_hybrid.kernels.bits import address_of, highest_bit, trailing_zeros
 from dlrm_hybrid.kernels.jit import kernel
 from dlrm_hybrid.kernels.levels import rans
 from dlrm_hybrid.kernels.levels.order import GROUPS, Order, sort_by_order
-
-Bytes = npt.NDArray[np.uint8]
-Float32s = npt.NDArray[np.float32]
-Int16s = npt.NDArray[np.int16]
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
-Words = npt.NDArray[np.uint32]
-Marks = npt.NDArray[np.uint64]
-Halves = npt.NDArray[np.uint16]
 
 SYMBOLS = 32
 LEVEL_CONTEXT = GROUPS  # of levels, one for every four groups
@@ -254,7 +245,7 @@ def read_update(
     data: Bytes,
     known: Known,
     offsets_E: Int64s,
-    marks_W: Marks,
+    marks_W: UInt64s,
     levels_N: Int16s,
     exponents_T: Int64s,
 ) -> int:
@@ -305,7 +296,7 @@ def read_update(
 
 @kernel
 def collect_update(
-    marks_W: Marks,
+    marks_W: UInt64s,
     levels_N: Int16s,
     offsets_E: Int64s,
     exponents_T: Int64s,

@@ -20,8 +20,8 @@ from dlrm_hybrid.rng import fold, splitmix64
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from dlrm_hybrid.arrays import Float32s
     from dlrm_hybrid.compress.gradient.context import StageContext
-    from dlrm_hybrid.compress.gradient.layout import Float32s
     from dlrm_hybrid.compress.gradient.rule import RuleState
     from dlrm_hybrid.compress.gradient.transforms import Transform
 

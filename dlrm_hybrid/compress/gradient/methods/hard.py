@@ -13,8 +13,8 @@ from dlrm_hybrid.compress.gradient.methods.thresholded import Thresholded
 from dlrm_hybrid.compress.gradient.rule import ThresholdFinder, ThresholdRule, target_k
 
 if TYPE_CHECKING:
+    from dlrm_hybrid.arrays import Float32s
     from dlrm_hybrid.compress.gradient.context import StageContext
-    from dlrm_hybrid.compress.gradient.layout import Float32s
     from dlrm_hybrid.compress.gradient.rule import RuleState
 
 

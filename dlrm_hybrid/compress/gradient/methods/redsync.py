@@ -17,7 +17,7 @@ from dlrm_hybrid.compress.gradient.methods.thresholded import Thresholded
 from dlrm_hybrid.compress.gradient.rule import OwnFinder, above
 
 if TYPE_CHECKING:
-    from dlrm_hybrid.compress.gradient.layout import Float32s
+    from dlrm_hybrid.arrays import Float32s
     from dlrm_hybrid.compress.gradient.rule import RuleState
 
 NEAR = 0.2  # the bisection ends at an interval of this length, so after three looks

@@ -24,7 +24,7 @@ from dlrm_hybrid.compress.gradient.rule import OwnFinder, above
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dlrm_hybrid.compress.gradient.layout import Float32s
+    from dlrm_hybrid.arrays import Float32s
     from dlrm_hybrid.compress.gradient.rule import RuleState
 
 FEW = 10  # values, to which nothing is fitted

@@ -12,7 +12,7 @@ from dlrm_hybrid.compress.gradient.methods.thresholded import Thresholded
 from dlrm_hybrid.compress.gradient.rule import OwnFinder
 
 if TYPE_CHECKING:
-    from dlrm_hybrid.compress.gradient.layout import Float32s
+    from dlrm_hybrid.arrays import Float32s
     from dlrm_hybrid.compress.gradient.rule import RuleState
 
 
