@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.arrays import Float32s, UInt64s
+from dlrm_hybrid.arrays import Float32s
 
 
 def require_cpu(tensor: Tensor, name: str, user: str) -> None:
@@ -50,9 +47,3 @@ def host_array(tensor: Tensor, what: str, which: object) -> Float32s:
     """A numpy view of a tensor; raises as `require_host`."""
     require_host(tensor, what, which)
     return tensor.numpy()
-
-
-def addresses_of(arrays: Sequence[Float32s]) -> UInt64s:
-    """The addresses of contiguous arrays, uint64, for kernels; arrays must outlive the call."""
-    addresses = [array.__array_interface__["data"][0] for array in arrays]
-    return np.array(addresses, np.uint64)

@@ -7,32 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import final
 
 import numpy as np
 
-from dlrm_hybrid.arrays import Float32s, Int32s, Int64s
-from dlrm_hybrid.compress.host import addresses_of
-from dlrm_hybrid.kernels.scatter import put_all
+from dlrm_hybrid.arrays import Float32s
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import array_of, values_of
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section, SectionError
-from dlrm_hybrid.wire.sparse import sparse_of_all
+from dlrm_hybrid.wire.sparse import Destination, Elements, sparse_of_all
 from dlrm_hybrid.wire.ternary import is_ternary, scale_of, ternary_of
-
-
-@final
-class Destination:
-    """The tensors that updates are written to, in place.
-
-    Args:
-        arrays: float32, contiguous; never moved in memory.
-    """
-
-    def __init__(self, arrays: Sequence[Float32s]) -> None:
-        self.arrays = arrays
-        self.addresses_T = addresses_of(arrays)
-        self.counts_T = np.array([array_N.size for array_N in arrays], np.int64)
 
 
 @final
@@ -63,34 +47,7 @@ class DenseUpdate:
             np.add(array_N, values_N, out=array_N)
 
 
-@final
-class SparseUpdate(NamedTuple):
-    """An update with values for some elements of each tensor.
-
-    Attributes:
-        offsets_E: int64, where the elements of each tensor begin among the K, then K.
-        indices_K: int32, in their tensors, increasing in each.
-        values_K: float32.
-    """
-
-    offsets_E: Int64s
-    indices_K: Int32s
-    values_K: Float32s
-
-    def values_of(self, tensor: int) -> Float32s:
-        """The values for one tensor."""
-        return self.values_K[self.offsets_E[tensor] : self.offsets_E[tensor + 1]]
-
-    def copy_to(self, destination: Destination) -> None:
-        """Overwrite these elements."""
-        put_all(destination.addresses_T, destination.counts_T, *self, adds=False)
-
-    def add_to(self, destination: Destination) -> None:
-        """Add to these elements."""
-        put_all(destination.addresses_T, destination.counts_T, *self, adds=True)
-
-
-Update = DenseUpdate | SparseUpdate
+Update = DenseUpdate | Elements
 
 
 def decode(sections: Sequence[Section], what: str) -> Update:
@@ -101,7 +58,7 @@ def decode(sections: Sequence[Section], what: str) -> Update:
         what: begins the message of an error.
 
     Returns:
-        a DenseUpdate where all sections are dense or ternary, else a SparseUpdate.
+        a DenseUpdate where all sections are dense or ternary, else Elements.
 
     Raises:
         DlrmError: a section has no such payload.
@@ -110,7 +67,7 @@ def decode(sections: Sequence[Section], what: str) -> Update:
         if all(is_ternary(one) or one.encoding is Encoding.DENSE for one in sections):
             units = [scale_of(one) if is_ternary(one) else None for one in sections]
             return DenseUpdate([_all_values(section) for section in sections], units)
-        return SparseUpdate(*sparse_of_all(sections))
+        return sparse_of_all(sections)
     except SectionError as error:
         raise DlrmError(f"{what}: {error}") from error
 

@@ -19,11 +19,11 @@ Shapes: K elements of N; a matrix has B rows; T sections, E = T + 1 offsets.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import numpy as np
 
-from dlrm_hybrid.arrays import Float32s, Int32s, Int64s
+from dlrm_hybrid.arrays import Float32s, Int32s, Int64s, UInt64s
 from dlrm_hybrid.kernels.gaps import (
     BITS_OF_A_COUNT,
     BITS_OF_AN_ID,
@@ -31,6 +31,7 @@ from dlrm_hybrid.kernels.gaps import (
     decode_ids,
     encode_ids,
 )
+from dlrm_hybrid.kernels.scatter import put_all
 from dlrm_hybrid.kernels.sections import (
     SIZE,
     Format,
@@ -50,18 +51,44 @@ from dlrm_hybrid.wire.section import (
 )
 
 
+@final
+class Destination:
+    """The tensors that updates are written to, in place.
+
+    Args:
+        arrays: float32, contiguous; never moved in memory.
+    """
+
+    def __init__(self, arrays: Sequence[Float32s]) -> None:
+        self.arrays = arrays
+        self.addresses_T = addresses_of(arrays)
+        self.counts_T = np.array([array_N.size for array_N in arrays], np.int64)
+
+
 class Elements(NamedTuple):
-    """What sections hold, in memory of their own.
+    """Some elements of each of several tensors, in memory of their own.
 
     Attributes:
-        offsets_E: int64, where the elements of each section begin among the K, then K.
-        indices_K: int32, increasing in each section.
+        offsets_E: int64, where the elements of each tensor begin among the K, then K.
+        indices_K: int32, in their tensors, increasing in each.
         values_K: float32.
     """
 
     offsets_E: Int64s
     indices_K: Int32s
     values_K: Float32s
+
+    def values_of(self, tensor: int) -> Float32s:
+        """The values for one tensor."""
+        return self.values_K[self.offsets_E[tensor] : self.offsets_E[tensor + 1]]
+
+    def copy_to(self, destination: Destination) -> None:
+        """Overwrite these elements."""
+        put_all(destination.addresses_T, destination.counts_T, *self, adds=False)
+
+    def add_to(self, destination: Destination) -> None:
+        """Add to these elements."""
+        put_all(destination.addresses_T, destination.counts_T, *self, adds=True)
 
 
 def sparse(tensor: int, count: int, indices_K: Int32s, values_K: Float32s, dtype: Dtype) -> Section:
@@ -152,6 +179,12 @@ def rows_of(section: Section, shape: tuple[int, int]) -> tuple[Int32s, Float32s]
         raise section.error(f"{section.count} elements are no matrix of {shape[0]} × {shape[1]}")
     found = _read((section,), shape[1])
     return found.indices_K, found.values_K
+
+
+def addresses_of(arrays: Sequence[Float32s]) -> UInt64s:
+    """The addresses of contiguous arrays, for kernels; arrays must outlive the call."""
+    addresses = [array.__array_interface__["data"][0] for array in arrays]
+    return np.array(addresses, np.uint64)
 
 
 def _written(

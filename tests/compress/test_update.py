@@ -3,11 +3,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.compress.update import DenseUpdate, Destination, Float32s, SparseUpdate, decode
+from dlrm_hybrid.compress.update import DenseUpdate, Float32s, decode
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import dense, narrow
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
-from dlrm_hybrid.wire.sparse import sparse
+from dlrm_hybrid.wire.sparse import Destination, Elements, sparse
 
 DTYPES = (Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT16)
 Said = tuple[int, set[int]]
@@ -57,7 +57,7 @@ def test_a_whole_tensor_among_parts_names_all_its_elements():
     whole_N, one = np.arange(3, dtype=np.float32), np.ones(1, np.float32)
     sections = [dense(0, whole_N), sparse(1, 9, np.array([4], np.int32), one, Dtype.FLOAT32)]
     update = decode(sections, "a push")
-    assert isinstance(update, SparseUpdate)
+    assert isinstance(update, Elements)
     assert (update.offsets_E.tolist(), update.indices_K.tolist()) == ([0, 3, 4], [0, 1, 2, 4])
 
 

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dlrm_hybrid.compress.update import DenseUpdate, SparseUpdate, Update
+from dlrm_hybrid.compress.update import DenseUpdate, Update
 from dlrm_hybrid.parallel.dense.bucket import Aggregate, Mean
+from dlrm_hybrid.wire.sparse import Elements
 
 Array = NDArray[np.float32]
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -25,7 +26,7 @@ def push(draw: st.DrawFn, counts: Sequence[int]) -> Update:
         held = [one * (rng.random(one.size) < 0.5).astype(np.float32) for one in values]
         return DenseUpdate(held, [None] * len(held))
     chosen = [np.flatnonzero((rng.random(one.size) < 0.4) & (one != 0)) for one in values]
-    return SparseUpdate(
+    return Elements(
         np.cumsum([0, *(one.size for one in chosen)]),
         np.concatenate(chosen).astype(np.int32),
         np.concatenate([one[which] for one, which in zip(values, chosen, strict=True)]),
@@ -90,9 +91,9 @@ def test_parts_have_the_mean_of_the_whole_bit_for_bit(drawn: tuple[list[int], li
                 assert mean.indices_K.tolist() == union.tolist()
 
 
-def parts(indices: list[int], values: list[float]) -> SparseUpdate:
+def parts(indices: list[int], values: list[float]) -> Elements:
     offsets_E = np.array([0, len(indices)])
-    return SparseUpdate(offsets_E, np.array(indices, np.int32), np.array(values, np.float32))
+    return Elements(offsets_E, np.array(indices, np.int32), np.array(values, np.float32))
 
 
 def whole(values_N: Array, unit: float | None = None) -> DenseUpdate:

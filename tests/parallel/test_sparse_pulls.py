@@ -12,12 +12,13 @@ from server_world import SHAPES, World, assert_same, drawn, gappy_gradients_of, 
 
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.compress.gradient.rule import target_k
-from dlrm_hybrid.compress.update import Destination, decode
+from dlrm_hybrid.compress.update import decode
 from dlrm_hybrid.model.optimizer import Adagrad, Adam, DenseOptimizer, Momentum, Sgd
 from dlrm_hybrid.parallel.dense.mirror import SUFFIX, SparseMirror, adds, fresh_thresholds
 from dlrm_hybrid.parallel.sync.lockstep import Lockstep
 from dlrm_hybrid.types import DivergedError
 from dlrm_hybrid.wire.section import Dtype
+from dlrm_hybrid.wire.sparse import Destination
 
 Array = NDArray[np.float32]
 

@@ -28,13 +28,12 @@ from dlrm_hybrid.compress.gradient.selector import Selector
 from dlrm_hybrid.compress.gradient.transforms import Gradients, Transform
 from dlrm_hybrid.compress.host import require_host
 from dlrm_hybrid.compress.report import SentReport
-from dlrm_hybrid.compress.update import Destination, SparseUpdate
 from dlrm_hybrid.kernels.levels.rounding import round_to_levels
 from dlrm_hybrid.kernels.ops import return_rounding_error
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.wire.dense import narrow
 from dlrm_hybrid.wire.section import Dtype
-from dlrm_hybrid.wire.sparse import Elements
+from dlrm_hybrid.wire.sparse import Destination, Elements
 
 
 class DrainMode(StrEnum):
@@ -160,8 +159,8 @@ class ErrorFeedback(Compressor):
     def take_back(self, sent: Sent) -> None:
         offsets_E, indices_K, values_K = sent.elements()
         # What was sent did not lose its damped part, so it comes back damped.
-        update = SparseUpdate(offsets_E, indices_K, values_K * self._low_pass)
-        update.add_to(Destination(self._x.residuals))
+        returning = Elements(offsets_E, indices_K, values_K * self._low_pass)
+        returning.add_to(Destination(self._x.residuals))
 
     def _damp(self, before_N: Float32s) -> None:
         """Let a part only of what is new since then be in the residual."""

@@ -21,13 +21,12 @@ from dlrm_hybrid.compress.gradient.collective import Op
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Sent
 from dlrm_hybrid.compress.library.exchange import Exchange
 from dlrm_hybrid.compress.library.packets import decode, require_own
-from dlrm_hybrid.compress.update import Destination, SparseUpdate
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import pack, unpack
 from dlrm_hybrid.wire.gradient_levels import UpdateReceiver, UpdateSender
 from dlrm_hybrid.wire.packet import decode_packet, encode_packet
 from dlrm_hybrid.wire.section import Dtype
-from dlrm_hybrid.wire.sparse import Elements
+from dlrm_hybrid.wire.sparse import Destination, Elements
 
 _AGREED = {Op.LEADER, Op.UNION}  # rounds after which all trainers send the same elements
 _TYPES = {
@@ -124,7 +123,7 @@ class ByLevels(Averaging):
         for trainer, one in enumerate(given):
             is_own = trainer == exchange.rank
             found = own if is_own else self._elements(trainer, memoryview(one)[len(head) :])
-            SparseUpdate(*found).add_to(destination)
+            found.add_to(destination)
         for one in values:
             one.div_(exchange.size)
         return [one[: len(head)] for one in given]
@@ -167,7 +166,7 @@ class ByAgreement(Averaging):
         else:
             heads, mean_K = exchange.gather(head), own.values_K.copy()
             exchange.mean_([torch.from_numpy(mean_K)], _TYPES[dtype])
-        SparseUpdate(own.offsets_E, own.indices_K, mean_K).copy_to(_zeroed(values))
+        Elements(own.offsets_E, own.indices_K, mean_K).copy_to(_zeroed(values))
         return heads
 
 

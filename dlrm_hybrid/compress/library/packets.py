@@ -11,11 +11,11 @@ from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.compressor import CPU
 from dlrm_hybrid.compress.gradient.layout import Layout
-from dlrm_hybrid.compress.update import Destination, SparseUpdate
 from dlrm_hybrid.compress.update import decode as decode_sections
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.packet import decode_packet
 from dlrm_hybrid.wire.section import FLOATS, Encoding
+from dlrm_hybrid.wire.sparse import Destination, Elements
 
 Gradients = Sequence[Tensor] | Mapping[str, Tensor]
 
@@ -50,7 +50,7 @@ class Decoded:
     def density(self) -> float:
         """Fraction of all elements that have a value; 1 if there are no elements."""
         total = sum(self.counts)
-        if not isinstance(self._update, SparseUpdate) or not total:
+        if not isinstance(self._update, Elements) or not total:
             return 1.0
         return self._update.values_K.size / total
 

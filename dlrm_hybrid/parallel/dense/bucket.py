@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
-from dlrm_hybrid.compress.host import addresses_of, require_host
-from dlrm_hybrid.compress.update import DenseUpdate, SparseUpdate, Update
+from dlrm_hybrid.compress.host import require_host
+from dlrm_hybrid.compress.update import DenseUpdate, Update
 from dlrm_hybrid.kernels.scatter import collect, mean_of_all, put, scatter_add
 from dlrm_hybrid.model.optimizer import STEP
 from dlrm_hybrid.parallel.dense.followers import Follower, Stamps
@@ -40,6 +40,7 @@ from dlrm_hybrid.types import ConfigError
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.gradient_levels import UpdateSender
 from dlrm_hybrid.wire.section import Dtype, Section
+from dlrm_hybrid.wire.sparse import Elements, addresses_of
 from dlrm_hybrid.wire.ternary import levels
 
 Array = NDArray[np.float32]
@@ -90,7 +91,7 @@ class Aggregate:
         if len(dense) == len(pushes):
             return self._dense(dense)
         for push in pushes:
-            sparse = push if isinstance(push, SparseUpdate) else self._every_element(push)
+            sparse = push if isinstance(push, Elements) else self._every_element(push)
             scatter_add(self._offsets_E, *sparse, self._sum_N, self._touched_W)
         count, is_finite = collect(
             self._touched_W, self._sum_N, len(pushes), self._indices_N, self._mean_N
@@ -109,10 +110,10 @@ class Aggregate:
         ]
         return Mean(None, self._mean_N, is_finite, units_T)
 
-    def _every_element(self, push: DenseUpdate) -> SparseUpdate:
+    def _every_element(self, push: DenseUpdate) -> Elements:
         """A dense update as a sparse one that lists every element."""
         indices = [np.arange(values_N.size, dtype=np.int32) for values_N in push.values]
-        return SparseUpdate(self._offsets_E, np.concatenate(indices), np.concatenate(push.values))
+        return Elements(self._offsets_E, np.concatenate(indices), np.concatenate(push.values))
 
 
 _ALL = ""  # name of the concatenated weights

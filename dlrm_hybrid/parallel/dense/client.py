@@ -12,7 +12,6 @@ from typing_extensions import override
 from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.compress.gradient.collective import Collective, Sections
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Sent
-from dlrm_hybrid.compress.update import Destination
 from dlrm_hybrid.parallel.dense.learner import Learner, holds_means
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig, copy_into
 from dlrm_hybrid.parallel.dense.mirror import SUFFIX, adds
@@ -35,6 +34,7 @@ from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.frame import Frame, Kind
 from dlrm_hybrid.wire.gradient_levels import UpdateSender
 from dlrm_hybrid.wire.section import Section, SectionError
+from dlrm_hybrid.wire.sparse import Destination
 
 Result = TypeVar("Result")
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dlrm_hybrid.compress.host import host_array
-from dlrm_hybrid.compress.update import SparseUpdate, Update, decode
+from dlrm_hybrid.compress.update import Update, decode
 from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.gradient_levels import UpdateReceiver
@@ -64,7 +64,7 @@ class BucketReader:
         if self._receiver is None:
             self._receiver = UpdateReceiver([tensor.shape for tensor in self._bucket])
         try:
-            return SparseUpdate(*self._receiver.decode(sections[0]))
+            return self._receiver.decode(sections[0])
         except SectionError as error:
             raise DlrmError(f"{what}: {error}") from error
 

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from dlrm_hybrid.compress import CltK, Dct, Deft, NoCompression, TernGrad, TopK
 from dlrm_hybrid.compress.gradient.collective import together
-from dlrm_hybrid.compress.update import DenseUpdate, Destination, SparseUpdate, decode
+from dlrm_hybrid.compress.update import DenseUpdate, decode
+from dlrm_hybrid.wire.sparse import Destination, Elements
 
 RANKS, STEPS = 3, 5
 SHAPES = {"conv": (6, 4, 3, 3), "matrix": (30, 20), "vector": (20,), "scalar": (), "none": (0, 3)}
@@ -70,7 +71,7 @@ def expected_means(method, ranks: int) -> Iterator[list[Tensor]]:
         destination = Destination([one.numpy().reshape(-1) for one in sums])
         for sent in together(encodings, step, count):
             update = decode([*sent.sections().values()], "test")
-            assert isinstance(update, DenseUpdate | SparseUpdate)
+            assert isinstance(update, DenseUpdate | Elements)
             update.add_to(destination)
         yield [one / ranks for one in sums]
 
