@@ -126,7 +126,7 @@ FAULTS = (
     ),
     Fault(
         "DCT: a threshold lives on until half as much again has left",
-        f"{GRADIENT}/thresholded.py",
+        f"{METHODS}/thresholded.py",
         "4 * (sent - k) > 5 * expected",
         "4 * (sent - k) > 6 * expected",
         f"{TESTS}/test_renewal.py",

@@ -44,15 +44,11 @@ from dlrm_hybrid.compress.gradient.collective import together
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, FeedbackOptions
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
+from dlrm_hybrid.compress.gradient.methods.dct import Dct
+from dlrm_hybrid.compress.gradient.methods.thresholded import Renewal
 from dlrm_hybrid.compress.gradient.methods.topk import CountedThreshold, ExactThreshold
 from dlrm_hybrid.compress.gradient.rule import ThresholdFinder, target_k
-from dlrm_hybrid.compress.gradient.thresholded import (
-    Mode,
-    Renewal,
-    Scope,
-    SparsityTarget,
-    ThresholdSelector,
-)
+from dlrm_hybrid.compress.gradient.thresholded import ThresholdSelector
 from dlrm_hybrid.kernels.gaps import STORE_BYTES, decode_gaps, encode_gaps, fit_parameter
 from dlrm_hybrid.kernels.magnitudes import kth_magnitude, topk_rows
 from dlrm_hybrid.kernels.ops import accumulate_select
@@ -110,16 +106,16 @@ class Method:
 
     name: str
     rule: ThresholdFinder
-    mode: Mode
+    renewal: Renewal
     life: int
     goal_ms: float | None
 
 
 METHODS = (
-    Method("controlled, L = 1000", CountedThreshold(), Mode.CONTROLLED, 1000, ENCODE_GOAL_MS),
-    Method("fixed, L = 1000", CountedThreshold(), Mode.FIXED, 1000, None),
-    Method("every step, by counting", CountedThreshold(), Mode.FIXED, 1, None),
-    Method("every step, by sorting", ExactThreshold(), Mode.FIXED, 1, None),
+    Method("controlled, L = 1000", CountedThreshold(), "controlled", 1000, ENCODE_GOAL_MS),
+    Method("fixed, L = 1000", CountedThreshold(), "fixed", 1000, None),
+    Method("every step, by counting", CountedThreshold(), "fixed", 1, None),
+    Method("every step, by sorting", ExactThreshold(), "fixed", 1, None),
 )
 
 
@@ -295,15 +291,8 @@ def _encode_row(method: Method, dtype: Dtype, gradients: Sequence[Gradients]) ->
 
 
 def _compressor(specs: Sequence[Spec], method: Method, dtype: Dtype) -> Compressor:
-    target = SparsityTarget(
-        sparsity=SPARSITY,
-        scope=Scope.TENSOR,
-        sends_ties=True,
-        warmup_sparsities=(),
-        warmup_steps=0,
-    )
-    renewal = Renewal(steps=method.life, mode=method.mode, staggered=False)
-    selector = ThresholdSelector(target=target, rule=method.rule, renewal=renewal)
+    settings = Dct(density=1 - SPARSITY, lifespan=method.life, renewal=method.renewal)
+    selector = ThresholdSelector(settings, method.rule)
     return ErrorFeedback(Layout(specs), selector, FeedbackOptions(dtype=dtype))
 
 

@@ -25,19 +25,14 @@ from torch import Tensor
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.error_feedback import (
     Drain,
-    DrainMode,
     ErrorFeedback,
     FeedbackOptions,
 )
 from dlrm_hybrid.compress.gradient.layout import Layout
+from dlrm_hybrid.compress.gradient.methods.dct import Dct
+from dlrm_hybrid.compress.gradient.methods.thresholded import DrainMode
 from dlrm_hybrid.compress.gradient.methods.topk import CountedThreshold
-from dlrm_hybrid.compress.gradient.thresholded import (
-    Mode,
-    Renewal,
-    Scope,
-    SparsityTarget,
-    ThresholdSelector,
-)
+from dlrm_hybrid.compress.gradient.thresholded import ThresholdSelector
 from dlrm_hybrid.model.optimizer import Adagrad, Constant, DenseOptimizer, Momentum, Sgd
 from dlrm_hybrid.parallel.dense.master import MasterWeights, OptimizerConfig
 from dlrm_hybrid.parallel.dense.mirror import SUFFIX
@@ -62,22 +57,15 @@ def kind(optimizer: DenseOptimizer) -> str:
 
 
 def sparsifier(
-    sparsity: float, *, dtype: Dtype | None = Dtype.FLOAT32, drain: DrainMode = DrainMode.NONE
+    sparsity: float, *, dtype: Dtype | None = Dtype.FLOAT32, drain: DrainMode = "none"
 ) -> Callable[[Layout], Compressor]:
     """Thresholds that change every few steps, residuals that are drained every few.
 
     `dtype` is None for levels.
     """
     selector = ThresholdSelector(
-        target=SparsityTarget(
-            sparsity=sparsity,
-            scope=Scope.TENSOR,
-            sends_ties=True,
-            warmup_sparsities=(),
-            warmup_steps=0,
-        ),
-        rule=CountedThreshold(),
-        renewal=Renewal(steps=4, mode=Mode.CONTROLLED, staggered=False),
+        Dct(density=1 - sparsity, lifespan=4, renewal="controlled"),
+        CountedThreshold(),
     )
     options = FeedbackOptions(
         dtype=dtype or Dtype.BFLOAT16,
@@ -226,7 +214,7 @@ def test_whatever_the_arrivals_replicas_are_what_was_published_and_bits_are_the_
             stages=stages,
             pull=pull,
             pull_sparsity=pull_sparsity,
-            make=sparsifier(0.9, dtype=pull, drain=DrainMode.FLUSH),
+            make=sparsifier(0.9, dtype=pull, drain="flush"),
             gradients=gappy_gradients_of,
         )
 
@@ -266,7 +254,7 @@ def test_a_rounded_copy_stays_near_the_weights(dtype: Dtype, optimizer: DenseOpt
     assert 0 < max(distances) <= largest_step * half_ulp / (1 - half_ulp) + weights * 2.0**-23
 
 
-DRAINS = [(DrainMode.DISCARD, None), (DrainMode.FLUSH, None), (DrainMode.FLUSH, 0.9)]
+DRAINS = [("discard", None), ("flush", None), ("flush", 0.9)]
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,9 @@ from dlrm_hybrid.compress.device.rules import Asked, Found, rule_on_device
 from dlrm_hybrid.compress.device.sums import Blocks, Sums, current, sent
 from dlrm_hybrid.compress.gradient.accumulated import not_finite
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Encoding, Selected, Sent
-from dlrm_hybrid.compress.gradient.error_feedback import DrainMode, ErrorFeedback, FeedbackOptions
+from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, FeedbackOptions
 from dlrm_hybrid.compress.gradient.layout import Indices
-from dlrm_hybrid.compress.gradient.thresholded import Scope, Thresholds, ThresholdSelector
+from dlrm_hybrid.compress.gradient.thresholded import Thresholds, ThresholdSelector
 from dlrm_hybrid.compress.gradient.transforms import Momentum
 from dlrm_hybrid.compress.report import SentReport
 from dlrm_hybrid.wire.section import Dtype
@@ -148,7 +148,7 @@ class DeviceFeedback(Compressor):
         taus = self._selector.begin(state, step)
         if state.ks != self._ranks.ks:
             self._ranks = Ranks(self.blocks, state.ks)
-        due = state.due(self._selector.renewal, step)
+        due = state.due(self._selector.settings, step)
         taus_T, due_T = self._ordered(taus, due)
         asked = Asked(x, self.ops, self._ranks, due, due_T, state.rule_states, self._largest)
         found = Found(taus_T)
@@ -315,7 +315,7 @@ class DeviceFeedback(Compressor):
 
     def _surplus(self, counts: Sequence[int]) -> list[int]:
         """How many more than k of each tensor were selected where ties are not sent."""
-        if self._selector.target.sends_ties:
+        if self._selector.settings.sends_ties:
             return [0] * len(counts)
         return [max(0, count - k) for count, k in zip(counts, self._state.ks, strict=True)]
 
@@ -378,11 +378,11 @@ def can_move(compressor: Compressor) -> TypeGuard[ErrorFeedback]:
     drain = options.drain
     return (
         isinstance(selector, ThresholdSelector)
-        and selector.target.scope is Scope.TENSOR
+        and selector.settings.scope == "tensor"
         and rule_on_device(selector.rule) is not None
         and not options.levels
         and options.low_pass == 1
-        and (drain is None or drain.mode is DrainMode.NONE)
+        and (drain is None or drain.mode == "none")
         and all(isinstance(one, Momentum) for one in options.transforms)
     )
 

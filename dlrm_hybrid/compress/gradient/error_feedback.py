@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import final
 
 import numpy as np
@@ -24,6 +23,7 @@ from dlrm_hybrid.compress.gradient.accumulated import Accumulated
 from dlrm_hybrid.compress.gradient.collective import Op
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Encoding, Selected, Sent
 from dlrm_hybrid.compress.gradient.layout import Indices, Layout
+from dlrm_hybrid.compress.gradient.methods.thresholded import DrainMode
 from dlrm_hybrid.compress.gradient.selector import Selector
 from dlrm_hybrid.compress.gradient.transforms import Gradients, Transform
 from dlrm_hybrid.compress.host import require_host
@@ -36,14 +36,6 @@ from dlrm_hybrid.wire.section import Dtype
 from dlrm_hybrid.wire.sparse import Destination, Elements
 
 
-class DrainMode(StrEnum):
-    """What becomes of a drained residual: it is forgotten or sent; NONE drains none."""
-
-    NONE = "none"
-    DISCARD = "discard"
-    FLUSH = "flush"
-
-
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
@@ -53,8 +45,8 @@ class Drain:
     one is drained at a step does not depend on what came before.
 
     Attributes:
-        mode: DISCARD forgets the residual before the gradient joins it; FLUSH sends residual and
-            gradient in full; NONE never drains.
+        mode: "discard" forgets the residual before the gradient joins it; "flush" sends residual
+            and gradient in full.
         every: steps between two drains of a tensor, on average.
         seed: of the run.
         trainer: whose residuals these are; each draws its own steps.
@@ -67,7 +59,7 @@ class Drain:
 
     def is_due(self, name: str, step: int) -> bool:
         """Whether the residual of a tensor is drained at this step: with probability 1/every."""
-        if self.mode is DrainMode.NONE:
+        if self.mode == "none":
             return False
         return fold(self.seed, "drain", self.trainer, name, step) % self.every == 0
 
@@ -221,13 +213,13 @@ class ErrorFeedback(Compressor):
     def _drain(self, step: int) -> list[int]:
         """Empty the residuals that are due; gives the tensors that must be sent in full."""
         drain = self.options.drain
-        if drain is None or drain.mode is DrainMode.NONE:
+        if drain is None or drain.mode == "none":
             return []
         due = [
             tensor for tensor, spec in enumerate(self.layout.specs) if drain.is_due(spec.name, step)
         ]
         self._drains_T[due] += 1
-        if drain.mode is DrainMode.FLUSH:
+        if drain.mode == "flush":
             return due
         for tensor in due:
             residual_N = self._x.residuals[tensor]

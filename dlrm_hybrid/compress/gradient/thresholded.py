@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 import torch
@@ -26,112 +25,14 @@ from dlrm_hybrid.compress.gradient.rule import ThresholdFinder, target_k
 from dlrm_hybrid.compress.gradient.selector import Selection, Selector
 from dlrm_hybrid.compress.report import SentReport
 
+if TYPE_CHECKING:
+    from dlrm_hybrid.compress.gradient.methods.thresholded import Thresholded
+
 NONE_YET = -1.0  # in the place of a threshold
 
 
-class Scope(StrEnum):
-    """What shares a threshold: nothing (each tensor has its own), or all tensors of a stage."""
-
-    TENSOR = "tensor"
-    STAGE = "stage"
-
-
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SparsityTarget:
-    """How many elements of each group of tensors should be sent.
-
-    Attributes:
-        sparsity: fraction of the elements that is not sent, 0 to 1.
-        scope: what it is a fraction of.
-        sends_ties: all elements that equal the threshold are sent; otherwise at most k, the first.
-        warmup_sparsities: at the first steps, one after the other, where below `sparsity`.
-        warmup_steps: at each of those.
-    """
-
-    sparsity: float
-    scope: Scope
-    sends_ties: bool
-    warmup_sparsities: tuple[float, ...]
-    warmup_steps: int
-
-    @property
-    def warmup_end(self) -> int:
-        """The first step after the warm-up."""
-        return self.warmup_steps * len(self.warmup_sparsities)
-
-    def sparsity_at(self, step: int) -> float:
-        """The sparsity of a step, counted from 0."""
-        if step >= self.warmup_end:
-            return self.sparsity
-        return min(self.sparsity, self.warmup_sparsities[step // self.warmup_steps])
-
-    def groups(self, tensors: int) -> list[range]:
-        """The adjacent tensors that share a threshold."""
-        if self.scope is Scope.STAGE:
-            return [range(tensors)] if tensors else []
-        return [range(tensor, tensor + 1) for tensor in range(tensors)]
-
-    def ks(self, counts: Sequence[int], step: int) -> list[int]:
-        """How many elements of each group should be sent at a step, of as many as it has."""
-        sparsity = self.sparsity_at(step)
-        return [target_k(count, sparsity) for count in counts]
-
-
-class Mode(StrEnum):
-    """Whether a threshold may be renewed early."""
-
-    CONTROLLED = "controlled"
-    FIXED = "fixed"
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Renewal:
-    """When a threshold that is kept for many steps is found anew.
-
-    The paper keeps a threshold for L steps (DCT, algorithm 1). How many elements reach it drifts:
-    at step 0 the residual is empty, so a threshold kept from there soon lets several times too many
-    through. The controlled renewal looks at what was really sent.
-
-    Attributes:
-        steps: L; the longest life.
-        mode: FIXED renews at every multiple of L, as in the paper. CONTROLLED renews after L
-            steps, and as soon as the elements sent since the last renewal are fewer than 0.8 or
-            more than 1.25 times what they should be, and by more than one step's worth: what a
-            renewal takes out of the residual is missing in the steps that follow, and a tensor
-            that should send 3 elements may well send 6.
-        staggered: spread the fixed renewals of the groups evenly over L steps; controlled ones
-            drift apart by themselves.
-    """
-
-    steps: int
-    mode: Mode
-    staggered: bool
-
-    def lead(self, group: int, groups: int) -> int:
-        """Steps by which the fixed renewals of a group of several come early."""
-        return group * self.steps // groups if self.staggered else 0
-
-    def is_due(self, *, step: int, age: int, sent: int, k: int) -> bool:
-        """Whether the threshold must be renewed before this step.
-
-        Args:
-            step: counted from 0, plus the group's lead.
-            age: steps for which the threshold has served.
-            sent: elements that reached it in that time.
-            k: elements that should reach it in each step.
-        """
-        if self.mode is Mode.FIXED:
-            return step % self.steps == 0
-        expected = age * k
-        too_few = 5 * (sent + k) < 4 * expected
-        too_many = 4 * (sent - k) > 5 * expected
-        return age >= self.steps or too_few or too_many
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ThresholdSelector(Selector):
     """Selects every element whose magnitude reaches its group's long-lived threshold, but no zeros.
 
@@ -139,18 +40,16 @@ class ThresholdSelector(Selector):
     sent in full, which does not count for the life of its threshold.
 
     Attributes:
-        target: how many should.
+        settings: say how many should, and when thresholds are renewed.
         rule: finds thresholds.
-        renewal: says when.
     """
 
-    target: SparsityTarget
+    settings: Thresholded
     rule: ThresholdFinder
-    renewal: Renewal
 
     @override
     def init(self, layout: Layout) -> Thresholds:
-        return Thresholds(layout, self.target, [self.rule.init() for _ in layout.specs])
+        return Thresholds(layout, self.settings, [self.rule.init() for _ in layout.specs])
 
     @override
     def select(self, x: Accumulated, state: Thresholds, step: int) -> Selection:
@@ -161,24 +60,23 @@ class ThresholdSelector(Selector):
         """Select without any round; see `Selector.select`."""
         taus_T = self.begin(state, step)
         renewed: dict[int, float] = {}
-        for group in state.due(self.renewal, step):
+        for group in state.due(self.settings, step):
             tensors, k = state.groups[group], state.ks[group]
             tau = self.rule.tau(x.of(tensors), k, state.rule_states[tensors.start])
             renewed[group] = tau
             taus_T[tensors.start : tensors.stop] = tau
         for tensor in x.flushed:
             taus_T[tensor] = 0
-        indices = x.reaching(taus_T, None if self.target.sends_ties else state.limits())
+        indices = x.reaching(taus_T, None if self.settings.sends_ties else state.limits())
         counts = indices.counts.tolist()
         state.end(renewed, counts, x.flushed)
         return indices
 
     def begin(self, state: Thresholds, step: int) -> Float32s:
         """The thresholds that a step begins with, 0 where there is none; float32 (T)."""
-        target = self.target
-        if target.warmup_steps and state.sparsity != target.sparsity_at(step):
-            state.sparsity = target.sparsity_at(step)
-            state.ks = target.ks(state.counts, step)
+        sparsity = self.settings.sparsity_at(step)
+        if sparsity != state.sparsity:
+            state.aim(sparsity)
         # In a warm-up a group without a threshold may be sent in full.
         return np.maximum(state.taus_T, np.float32(0))
 
@@ -192,7 +90,7 @@ class Thresholds(State):
 
     Args:
         layout: of the tensors.
-        target: how many elements should be sent.
+        settings: say how many elements should be sent.
         rule_states: of the threshold rule, for each tensor; that of the first of a group is used.
 
     Attributes:
@@ -205,13 +103,13 @@ class Thresholds(State):
     """
 
     def __init__(
-        self, layout: Layout, target: SparsityTarget, rule_states: Sequence[Mapping[str, Tensor]]
+        self, layout: Layout, settings: Thresholded, rule_states: Sequence[Mapping[str, Tensor]]
     ) -> None:
-        self._specs = layout.specs
-        self.groups = target.groups(len(layout.specs))
+        self._specs, tensors = layout.specs, len(layout.specs)
+        width = 1 if settings.scope == "tensor" else max(tensors, 1)
+        self.groups = [range(first, first + width) for first in range(0, tensors, width)]
         self.counts = [sum(layout.counts[tensor] for tensor in group) for group in self.groups]
-        self.sparsity = target.sparsity
-        self.ks = target.ks(self.counts, target.warmup_end)
+        self.aim(1 - settings.density)
         self.rule_states = rule_states
         self.taus_T = np.zeros(len(layout.specs), np.float32)
         for group, k, count in zip(self.groups, self.ks, self.counts, strict=True):
@@ -222,21 +120,29 @@ class Thresholds(State):
         self._lives_T2 = np.zeros((len(layout.specs), 2), np.int64)  # age in steps, elements sent
         self._start_report()
 
+    def aim(self, sparsity: float) -> None:
+        """Let this fraction of the elements of each group not be sent from now on."""
+        self.sparsity = sparsity
+        self.ks = [target_k(count, sparsity) for count in self.counts]
+
     def limits(self) -> Limits:
         """The limits that select at most k elements of each group."""
         return Limits(self._groups_F, np.array(self.ks, np.int64))
 
-    def due(self, renewal: Renewal, step: int) -> list[int]:
-        """The groups for which a new threshold must be found before this step."""
+    def due(self, settings: Thresholded, step: int) -> list[int]:
+        """The groups for which a new threshold must be found before this step.
+
+        Staggered ones come early, spread evenly over a lifespan.
+        """
         taus, lives, groups = self.taus_T.tolist(), self._lives_T2.tolist(), len(self.groups)
         due: list[int] = []
         for number, (group, k) in enumerate(zip(self.groups, self.ks, strict=True)):
             if k >= self.counts[number]:
                 continue
             age, sent = lives[group.start]
-            at = step + renewal.lead(number, groups)
+            early = number * settings.lifespan // groups if settings.staggered else 0
             is_new = taus[group.start] < 0
-            if is_new or renewal.is_due(step=at, age=age, sent=sent, k=k):
+            if is_new or settings.renews(step=step + early, age=age, sent=sent, k=k):
                 due.append(number)
         return due
 

@@ -21,14 +21,9 @@ from typing_extensions import override
 from dlrm_hybrid.compress.gradient.accumulated import Accumulated, not_finite
 from dlrm_hybrid.compress.gradient.compressor import Selected, Sent, Whole
 from dlrm_hybrid.compress.gradient.layout import Indices, Layout, Spec
+from dlrm_hybrid.compress.gradient.methods.dct import Dct
 from dlrm_hybrid.compress.gradient.methods.topk import CountedThreshold
-from dlrm_hybrid.compress.gradient.thresholded import (
-    Mode,
-    Renewal,
-    Scope,
-    SparsityTarget,
-    ThresholdSelector,
-)
+from dlrm_hybrid.compress.gradient.thresholded import ThresholdSelector
 from dlrm_hybrid.kernels.levels.rounding import add_levels, round_to_levels
 from dlrm_hybrid.kernels.scatter import gather, publish, put, split
 from dlrm_hybrid.wire.dense import dense, narrow, packed
@@ -275,14 +270,5 @@ def fresh_thresholds(weights: Mapping[str, Tensor], sparsity: float) -> dict[str
 
 
 def _selector(sparsity: float) -> ThresholdSelector:
-    return ThresholdSelector(
-        target=SparsityTarget(
-            sparsity=sparsity,
-            scope=Scope.TENSOR,
-            sends_ties=True,
-            warmup_sparsities=(),
-            warmup_steps=0,
-        ),
-        rule=CountedThreshold(),
-        renewal=Renewal(steps=LIFESPAN, mode=Mode.CONTROLLED, staggered=False),
-    )
+    settings = Dct(density=1 - sparsity, lifespan=LIFESPAN, renewal="controlled")
+    return ThresholdSelector(settings, CountedThreshold())

@@ -6,7 +6,7 @@ Shapes: N elements of a tensor.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -17,19 +17,15 @@ from torch import Tensor
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.error_feedback import (
     Drain,
-    DrainMode,
     ErrorFeedback,
     FeedbackOptions,
 )
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
-from dlrm_hybrid.compress.gradient.methods.topk import CountedThreshold, ExactThreshold
-from dlrm_hybrid.compress.gradient.thresholded import (
-    Mode,
-    Renewal,
-    Scope,
-    SparsityTarget,
-    ThresholdSelector,
-)
+from dlrm_hybrid.compress.gradient.methods.dct import Dct
+from dlrm_hybrid.compress.gradient.methods.dgc import Dgc
+from dlrm_hybrid.compress.gradient.methods.thresholded import DrainMode, Renewal, Thresholded
+from dlrm_hybrid.compress.gradient.methods.topk import CountedThreshold, ExactThreshold, TopK
+from dlrm_hybrid.compress.gradient.thresholded import ThresholdSelector
 from dlrm_hybrid.compress.gradient.transforms import Transform
 from dlrm_hybrid.wire.section import Dtype, Section
 from dlrm_hybrid.wire.sparse import sparse_of
@@ -79,43 +75,27 @@ class Row:
         return sparsifier(specs, self.options)
 
 
-def drain_of(mode: DrainMode, every: int = 3) -> Drain:
-    return Drain(mode=mode, every=every, seed=11, trainer=2)
-
-
-def target_of(
-    sparsity: float, scope: Scope = Scope.TENSOR, *, sends_ties: bool = True, warm: int = 0
-) -> SparsityTarget:
-    return SparsityTarget(
-        sparsity=sparsity,
-        scope=scope,
-        sends_ties=sends_ties,
-        warmup_sparsities=(0.25, 0.5) if warm else (),
-        warmup_steps=warm,
-    )
-
-
 def options_of(
     *,
     sparsity: float = 0.9,
     rule: str = "histogram",
     steps: int = 5,
-    mode: Mode = Mode.CONTROLLED,
+    renewal: Renewal = "controlled",
     staggered: bool = False,
     dtype: Dtype = Dtype.FLOAT32,
-    drain: DrainMode = DrainMode.NONE,
+    drain: DrainMode = "none",
     every: int = 3,
     transforms: Sequence[Transform] = (),
-    scope: Scope = Scope.TENSOR,
+    scope: Literal["tensor", "stage"] = "tensor",
     sends_ties: bool = True,
     warm: int = 0,
 ) -> Options:
-    selector = ThresholdSelector(
-        target=target_of(sparsity, scope, sends_ties=sends_ties, warm=warm),
-        rule=RULES[rule],
-        renewal=Renewal(steps=steps, mode=mode, staggered=staggered),
-    )
-    drains = drain_of(drain, every)
+    shared = {"density": 1 - sparsity, "scope": scope, "lifespan": steps, "renewal": renewal}
+    settings: Thresholded = Dct(**shared, staggered=staggered) if sends_ties else TopK(**shared)
+    if warm:
+        settings = Dgc(**shared, warmup_sparsities=(0.25, 0.5), warmup_steps=warm)
+    selector = ThresholdSelector(settings, RULES[rule])
+    drains = Drain(mode=drain, every=every, seed=11, trainer=2)
     return Options(selector, FeedbackOptions(dtype=dtype, transforms=transforms, drain=drains))
 
 
@@ -138,17 +118,19 @@ def pairwise(*choices: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
 
 def _sparsifiers() -> Iterator[Row]:
     dtypes = (Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT16)
-    for rule, dtype, drain, mode in pairwise([*RULES], dtypes, [*DrainMode], [*Mode]):
+    choices = pairwise([*RULES], dtypes, get_args(DrainMode), get_args(Renewal))
+    for rule, dtype, drain, renewal in choices:
+        staggered = dtype is Dtype.FLOAT16 and renewal == "fixed"
         options = options_of(
-            rule=rule, dtype=dtype, drain=drain, mode=mode, staggered=dtype is Dtype.FLOAT16
+            rule=rule, dtype=dtype, drain=drain, renewal=renewal, staggered=staggered
         )
         yield Row(
-            f"{rule}-{dtype.name.lower()}-{drain}-{mode}",
+            f"{rule}-{dtype.name.lower()}-{drain}-{renewal}",
             options,
             checks=True,
-            drops=drain is DrainMode.DISCARD,
+            drops=drain == "discard",
             rounds=dtype is not Dtype.FLOAT32,
-            sends_largest=drain is DrainMode.NONE,
+            sends_largest=drain == "none",
         )
 
 

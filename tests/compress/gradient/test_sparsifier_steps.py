@@ -1,6 +1,7 @@
 """Every step of a sparsifier against the same in plain numpy, one tensor after the other."""
 
 from collections.abc import Callable
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from agreeing import encoded
 from gradient_rows import SPECS, gradients_of, options_of, residual_of, sparsifier
 
 from dlrm_hybrid.compress.gradient.layout import Spec
-from dlrm_hybrid.compress.gradient.thresholded import Mode
+from dlrm_hybrid.compress.gradient.methods.thresholded import Renewal
 from dlrm_hybrid.compress.gradient.transforms import Scale
 from dlrm_hybrid.wire.dense import narrow
 from dlrm_hybrid.wire.section import FLOATS, Dtype, Section
@@ -30,14 +31,16 @@ def plain_step(
 
 
 @pytest.mark.parametrize("dtype", sorted(FLOATS))
-@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("renewal", get_args(Renewal))
 @pytest.mark.parametrize("sparsity", [0.0, 0.3, 0.75, 0.99])
 @pytest.mark.parametrize("scale", [None, lambda step: 0.1 / (step + 1)], ids=["whole", "scaled"])
 def test_sections_and_residuals_are_those_of_plain_steps(
-    dtype: Dtype, mode: Mode, sparsity: float, scale: Callable[[int], float] | None
+    dtype: Dtype, renewal: Renewal, sparsity: float, scale: Callable[[int], float] | None
 ) -> None:
     transforms = () if scale is None else (Scale(scale),)
-    options = options_of(sparsity=sparsity, mode=mode, steps=4, dtype=dtype, transforms=transforms)
+    options = options_of(
+        sparsity=sparsity, renewal=renewal, steps=4, dtype=dtype, transforms=transforms
+    )
     compressor = sparsifier(MANY, options)
     kept = {spec.name: np.zeros(spec.count, np.float32) for spec in MANY}
     # A factor that takes some values below the smallest that float16 holds.

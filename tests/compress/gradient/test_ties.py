@@ -1,5 +1,7 @@
 """What shares a threshold, and what is sent where several elements equal it."""
 
+from typing import Literal
+
 import numpy as np
 import torch
 from agreeing import encoded
@@ -9,13 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from dlrm_hybrid.compress.gradient.layout import Spec
-from dlrm_hybrid.compress.gradient.thresholded import Mode, Scope
 
 PAIR = (Spec(3, "a", (40,)), Spec(5, "b", (3, 9)))
 
 
-def topk(scope: Scope, sparsity: float = 0.9) -> Options:
-    return options_of(sparsity=sparsity, steps=1, mode=Mode.FIXED, scope=scope, sends_ties=False)
+def topk(scope: Literal["tensor", "stage"], sparsity: float = 0.9) -> Options:
+    return options_of(sparsity=sparsity, steps=1, renewal="fixed", scope=scope, sends_ties=False)
 
 
 def flat(values: dict) -> np.ndarray:
@@ -41,7 +42,7 @@ def by_sorting(sums: list[np.ndarray], keep: int) -> np.ndarray:
 def test_exactly_the_largest_of_a_stage_leave_the_first_of_equals(
     gradients_SN: np.ndarray,
 ) -> None:
-    compressor = sparsifier(PAIR, topk(Scope.STAGE))
+    compressor = sparsifier(PAIR, topk("stage"))
     for step, gradient_N in enumerate(gradients_SN):
         parts = {"a": torch.from_numpy(gradient_N[:40]), "b": torch.from_numpy(gradient_N[40:])}
         kept = {spec.name: residual_of(compressor, spec) for spec in PAIR}
@@ -55,13 +56,13 @@ def test_exactly_the_largest_of_a_stage_leave_the_first_of_equals(
 
 @given(arrays(np.float32, 40, elements=st.sampled_from([0.0, 0.5, -0.5, 1.0])))
 def test_exactly_the_largest_of_a_tensor_leave(gradient_N: np.ndarray) -> None:
-    compressor = sparsifier(PAIR[:1], topk(Scope.TENSOR, 0.75))
+    compressor = sparsifier(PAIR[:1], topk("tensor", 0.75))
     section = encoded(compressor, {"a": torch.from_numpy(gradient_N)}, 0)["a"]
     np.testing.assert_array_equal(decoded(section), by_sorting([gradient_N], 10))
 
 
 def test_a_stage_has_one_threshold_and_one_life() -> None:
-    options = options_of(scope=Scope.STAGE, steps=4)
+    options = options_of(scope="stage", steps=4)
     compressor = sparsifier(SPECS, options)
     sent = 0
     for step in range(12):
@@ -77,4 +78,4 @@ def test_a_stage_has_one_threshold_and_one_life() -> None:
 
 
 def test_a_stage_of_no_tensors_sends_nothing() -> None:
-    assert encoded(sparsifier([], topk(Scope.STAGE)), {}, 0) == {}
+    assert encoded(sparsifier([], topk("stage")), {}, 0) == {}

@@ -13,16 +13,15 @@ from gradient_rows import (
     options_of,
     residual_of,
     sparsifier,
-    target_of,
 )
 
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback
 from dlrm_hybrid.compress.gradient.layout import Spec
-from dlrm_hybrid.compress.gradient.thresholded import Mode
+from dlrm_hybrid.compress.gradient.methods.dgc import Dgc
 from dlrm_hybrid.compress.gradient.transforms import Clip, Momentum
 
 SPEC = Spec(0, "x", (8,))
-EVERY_STEP = options_of(sparsity=0.75, steps=1, mode=Mode.FIXED)
+EVERY_STEP = options_of(sparsity=0.75, steps=1, renewal="fixed")
 
 
 def corrected(
@@ -102,14 +101,14 @@ def test_long_gradients_are_cut_to_the_bound() -> None:
 
 
 def test_densities_fall_over_the_first_steps() -> None:
-    aim = target_of(0.75, warm=3)
-    assert [aim.sparsity_at(step) for step in range(8)] == [0.25] * 3 + [0.5] * 3 + [0.75] * 2
-    assert target_of(0.4, warm=1).sparsity_at(1) == 0.4
-    assert target_of(0.75).sparsity_at(0) == 0.75
+    warm = Dgc(density=0.25, warmup_sparsities=(0.25, 0.5), warmup_steps=3)
+    assert [warm.sparsity_at(step) for step in range(8)] == [0.25] * 3 + [0.5] * 3 + [0.75] * 2
+    assert replace(warm, density=0.6, warmup_steps=1).sparsity_at(1) == 0.4
+    assert replace(warm, density=0.25, warmup_steps=0).sparsity_at(0) == 0.75
 
 
 def test_a_warm_up_sends_more_at_first_even_all_of_a_tensor() -> None:
-    options = options_of(sparsity=0.75, steps=1, mode=Mode.FIXED, warm=2)
+    options = options_of(sparsity=0.75, steps=1, renewal="fixed", warm=2)
     pair = Spec(1, "pair", (2,))
     compressor = sparsifier([SPEC, pair], options)
     sent: list[tuple[int, int]] = []

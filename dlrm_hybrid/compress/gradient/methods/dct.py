@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final
+from typing import ClassVar, final
 
 from dlrm_hybrid.bounds import Positive
-from dlrm_hybrid.compress.gradient.methods.thresholded import RuleName, Thresholded
+from dlrm_hybrid.compress.gradient.methods.thresholded import Renewal, RuleName, Thresholded
 
 
 @final
@@ -22,4 +22,4 @@ class Dct(Thresholded):
     name: ClassVar[str] = "dct"
     threshold: RuleName = "histogram"
     lifespan: Positive = 1000
-    renewal: Literal["controlled", "fixed"] = "controlled"
+    renewal: Renewal = "controlled"

@@ -46,7 +46,6 @@ class RandomK(GradientMethod):
     def build(self, context: StageContext) -> Compressor:
         from dlrm_hybrid.compress.gradient.error_feedback import (
             Drain,
-            DrainMode,
             ErrorFeedback,
             FeedbackOptions,
         )
@@ -59,7 +58,7 @@ class RandomK(GradientMethod):
             options = FeedbackOptions(dtype=dtype, levels=self.levels)
         else:
             # Every step forgets what the one before has not sent.
-            drain = Drain(mode=DrainMode.DISCARD, every=1, seed=seed, trainer=context.trainer)
+            drain = Drain(mode="discard", every=1, seed=seed, trainer=context.trainer)
             scale = Scale(lambda step: size / max(k, 1))
             options = FeedbackOptions(dtype=dtype, transforms=[scale], drain=drain)
         selector = RandomSelector(k=k, seed=seed)

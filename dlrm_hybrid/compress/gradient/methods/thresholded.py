@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from dlrm_hybrid.compress.gradient.selector import Selector
     from dlrm_hybrid.compress.gradient.transforms import Transform
 
+DrainMode = Literal["none", "discard", "flush"]
+Renewal = Literal["controlled", "fixed"]
 RuleName = Annotated[str, OneOf(rules)]
 ROUNDS = {"own": (), "union": ("union",), "leader": ("leader",)}
 
@@ -45,11 +47,11 @@ class Thresholded(GradientMethod, Protocol):
     scope: Literal["tensor", "stage"] = "tensor"
     aggregation: Literal["own", "union", "leader"] = "own"
     lifespan: Positive = 1
-    renewal: Literal["controlled", "fixed"] = "fixed"
+    renewal: Renewal = "fixed"
     staggered: bool = False
     residual: Literal["gradient", "update"] = "gradient"
     precision: PrecisionOrLevels = "float32"
-    drain: Literal["none", "discard", "flush"] = "none"
+    drain: DrainMode = "none"
     drain_every: Positive = 1_000_000
 
     @property
@@ -92,7 +94,6 @@ class Thresholded(GradientMethod, Protocol):
     def build(self, context: StageContext) -> Compressor:
         from dlrm_hybrid.compress.gradient.error_feedback import (
             Drain,
-            DrainMode,
             ErrorFeedback,
             FeedbackOptions,
         )
@@ -102,7 +103,7 @@ class Thresholded(GradientMethod, Protocol):
         if self.residual == "update":
             transforms.append(Scale(context.lr))
         drain = Drain(
-            mode=DrainMode(self.drain),
+            mode=self.drain,
             every=self.drain_every,
             seed=context.seed,
             trainer=context.trainer,
@@ -120,28 +121,41 @@ class Thresholded(GradientMethod, Protocol):
         """Sparsities of the first steps, and how many steps each lasts."""
         return (), 0
 
+    def sparsity_at(self, step: int) -> float:
+        """The fraction that a step, counted from 0, does not send."""
+        sparsities, steps = self.warmup()
+        if step >= steps * len(sparsities):
+            return 1 - self.density
+        return min(1 - self.density, sparsities[step // steps])
+
+    def renews(self, *, step: int, age: int, sent: int, k: int) -> bool:
+        """Whether a threshold that is kept for many steps must be found anew before this one.
+
+        The paper keeps it for `lifespan` steps (DCT, algorithm 1). How many elements reach it
+        drifts: at step 0 the residual is empty, so a threshold kept from there soon lets several
+        times too many through. So the controlled renewal comes after `lifespan` steps, and as soon
+        as the elements sent since the last one are fewer than 0.8 or more than 1.25 times what they
+        should be, and by more than one step's worth: what a renewal takes out of the residual is
+        missing in the steps that follow, and a tensor that should send 3 may well send 6.
+
+        Args:
+            step: counted from 0.
+            age: steps for which the threshold has served.
+            sent: elements that reached it in that time.
+            k: elements that should reach it in each step.
+        """
+        if self.renewal == "fixed":
+            return step % self.lifespan == 0
+        expected = age * k
+        too_few = 5 * (sent + k) < 4 * expected
+        too_many = 4 * (sent - k) > 5 * expected
+        return age >= self.lifespan or too_few or too_many
+
     def _selector(self, context: StageContext) -> Selector:
         from dlrm_hybrid.compress.gradient.selector import FromLeader, Union
-        from dlrm_hybrid.compress.gradient.thresholded import (
-            Mode,
-            Renewal,
-            Scope,
-            SparsityTarget,
-            ThresholdSelector,
-        )
+        from dlrm_hybrid.compress.gradient.thresholded import ThresholdSelector
 
-        sparsities, steps = self.warmup()
-        selector: Selector = ThresholdSelector(
-            target=SparsityTarget(
-                sparsity=1 - self.density,
-                scope=Scope(self.scope),
-                sends_ties=self.sends_ties,
-                warmup_sparsities=sparsities,
-                warmup_steps=steps,
-            ),
-            rule=self._finder(context),
-            renewal=Renewal(steps=self.lifespan, mode=Mode(self.renewal), staggered=self.staggered),
-        )
+        selector: Selector = ThresholdSelector(self, self._finder(context))
         if self.aggregation == "union":
             return Union(selector, dtype_of(self.precision))
         if self.aggregation == "leader":
