@@ -34,12 +34,13 @@ from translation import Plan, Task, batches, build, rate, shape_of, task
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.comm.rendezvous import share_folder
 from dlrm_hybrid.comm.zmq.channel import ZmqOptions, open_zmq_channel
-from dlrm_hybrid.compress.activation.codec import Key, Mask, dense_sections, dense_tensor
+from dlrm_hybrid.compress.activation.codec import Key, Mask, dense_tensor
 from dlrm_hybrid.compress.activation.dct import ThresholdCodec
 from dlrm_hybrid.process import die_with_parent
 from dlrm_hybrid.report.table import Table
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import Counters
+from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.frame import Frame, Kind
 from dlrm_hybrid.wire.section import Dtype, Section
 
@@ -159,7 +160,7 @@ class End:
 
     def _send(self, kind: Kind, first: Section, state: State, key: Key) -> None:
         whole = [one for one in (state.x_BTD, state.memory_BSD) if one.numel()]
-        rest = [dense_sections(one.detach().contiguous(), "state", key)[0] for one in whole]
+        rest = [dense(0, one.detach().numpy()) for one in whole]
         sections = (first, *rest)
         tensors = state.z_BTF, *whole
         frame = Frame(kind=kind, sender=self._rank, attempt=0, number=key.batch, sections=sections)

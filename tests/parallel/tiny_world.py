@@ -11,8 +11,7 @@ from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.comm.mailbox import Receive
-from dlrm_hybrid.compress.activation.codec import ActivationCodec
-from dlrm_hybrid.compress.activation.dense import DenseCodec
+from dlrm_hybrid.compress.activation.codec import ActivationCodec, DenseCodec
 from dlrm_hybrid.compress.gradient.compressor import Dense
 from dlrm_hybrid.compress.gradient.layout import Layout as FlatLayout
 from dlrm_hybrid.compress.gradient.layout import Spec

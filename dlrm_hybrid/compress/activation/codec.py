@@ -11,18 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, final
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from dlrm_hybrid.arrays import Float32s, Int32s
+from dlrm_hybrid.compress.gradient.rule import target_k
 from dlrm_hybrid.compress.host import host_array, require_host
-from dlrm_hybrid.compress.report import SentReport
-from dlrm_hybrid.kernels.scatter import put
+from dlrm_hybrid.compress.report import SentReport, Tally
+from dlrm_hybrid.kernels import magnitudes
+from dlrm_hybrid.kernels.magnitudes import RowSelection
+from dlrm_hybrid.kernels.scatter import gather, put
 from dlrm_hybrid.kernels.sections import scatter_bfloat16
-from dlrm_hybrid.types import DlrmError
+from dlrm_hybrid.types import DivergedError, DlrmError
 from dlrm_hybrid.wire.dense import array_of, dense, payload_of, values_of
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 
@@ -45,7 +49,7 @@ class Key(NamedTuple):
 class ActivationCodec(Protocol):
     """Compresses what crosses one boundary between pipeline stages, at both of its ends.
 
-    All tensors are float32 (B, N), detached and contiguous.
+    What it leaves alone travels dense. All tensors are float32 (B, N), detached and contiguous.
 
     What `decode` and `decode_gradient` return is memory allocated by torch, never a view of the
     payload: MKL rounds products differently where an operand lies at an address that is no
@@ -59,11 +63,11 @@ class ActivationCodec(Protocol):
             DivergedError: an activation is not finite, where the codec looks at them.
             ValueError: x_BN is not contiguous float32 on the CPU.
         """
-        ...
+        return (dense(0, host_array(x_BN, "activation", key)),), None
 
     def decode(self, sections: Sections, shape: torch.Size, key: Key) -> tuple[Tensor, Mask]:
         """Decode activations at their receiver; raises DlrmError if they have another shape."""
-        ...
+        return dense_tensor(sections, shape, key), None
 
     def encode_gradient(self, g_BN: Tensor, mask: Mask, key: Key) -> Sections:
         """Encode the gradient of what `decode` returned with `mask`; sections may view g_BN.
@@ -72,13 +76,13 @@ class ActivationCodec(Protocol):
             DivergedError: a sum of gradient and residual is not finite, where there is a residual.
             ValueError: g_BN is not contiguous float32 on the CPU.
         """
-        ...
+        return (dense(0, host_array(g_BN, "gradient of activations", key)),)
 
     def decode_gradient(
         self, sections: Sections, shape: torch.Size, mask: Mask, key: Key
     ) -> Tensor:
         """Decode the gradient of what `encode` returned with `mask`; raises as `decode`."""
-        ...
+        return dense_tensor(sections, shape, key)
 
     def tensors(self) -> dict[str, Tensor]:
         """Views of all state that lasts from step to step, for checkpoints."""
@@ -87,6 +91,60 @@ class ActivationCodec(Protocol):
     def report(self) -> SentReport | None:
         """What was sent since the last call; None if nothing was, or all is sent unobserved."""
         return None
+
+
+@final
+class DenseCodec(ActivationCodec):
+    """Sends activations and gradients as they are: what every other codec is measured against.
+
+    Args:
+        observe: a sparsity in [0, 1) whose thresholds are measured and reported, as in figure 5 of
+            Gupta et al., KDD 2021; None for none.
+    """
+
+    def __init__(self, observe: float | None = None) -> None:
+        self._observe = observe
+        self._tally = Tally()
+
+    @override
+    def encode(self, x_BN: Tensor, key: Key) -> tuple[Sections, Mask]:
+        if self._observe is not None:
+            largest = largest_of_rows(x_BN, self._observe, key)
+            self._tally.add(x_BN.numel(), x_BN.numel(), largest.tau_B)
+        return (dense(0, host_array(x_BN, "activation", key)),), None
+
+    @override
+    def report(self) -> SentReport | None:
+        return self._tally.take()
+
+
+def largest_of_rows(x_BN: Tensor, sparsity: float, key: Key) -> RowSelection:
+    """Select in every row the elements that reach its threshold, but no zeros (DCT-MP).
+
+    Args:
+        x_BN: float32, contiguous.
+        sparsity: fraction of a row that lies below its threshold, in [0, 1).
+        key: for messages.
+
+    Raises:
+        DivergedError: an activation is not finite; names batch, boundary and micro-batch.
+        ValueError: the tensor is not contiguous float32 on the CPU.
+
+    Source: Gupta et al., KDD 2021, algorithm 2.
+    """
+    x = host_array(x_BN, "activation", key)
+    selected = magnitudes.largest_of_rows(x, target_k(x_BN.shape[1], sparsity))
+    if selected is None:
+        raise DivergedError(f"{key}: an activation is not finite")
+    return selected
+
+
+def kept_gradients(g_BN: Tensor, mask: Mask, key: Key) -> tuple[Int32s, Float32s]:
+    """A mask that is there, and the gradients of what it keeps; raises as `largest_of_rows`."""
+    assert mask is not None
+    values_K = np.empty(mask.size, np.float32)
+    gather(mask, host_array(g_BN, "gradient of activations", key).reshape(-1), values_K)
+    return mask, values_K
 
 
 def only_section(
@@ -103,15 +161,6 @@ def only_section(
             return section
     expected = f"{'DENSE ' if dense else ''}{dtype.name} of {' x '.join(map(str, shape))} elements"
     raise DlrmError(f"{key}: {listed(sections)}, expected {expected}")
-
-
-def dense_sections(tensor: Tensor, what: str, key: Key) -> Sections:
-    """Encode a tensor as it is, for `dense_tensor`; `what` names its kind in messages.
-
-    Raises:
-        ValueError: it is not contiguous float32 on the CPU.
-    """
-    return (dense(0, host_array(tensor, what, key)),)
 
 
 def dense_tensor(sections: Sections, shape: torch.Size, key: Key) -> Tensor:

@@ -19,7 +19,6 @@ from dlrm_hybrid.compress.activation.codec import (
     Key,
     Mask,
     Sections,
-    dense_sections,
     dense_tensor,
     only_section,
     scattered,
@@ -72,10 +71,6 @@ class SketchCodec(ActivationCodec):
         return dense_tensor(sections, sketch_shape, key) @ projection_NC.T, None
 
     @override
-    def encode_gradient(self, g_BN: Tensor, mask: Mask, key: Key) -> Sections:
-        return dense_sections(g_BN, "gradient of activations", key)
-
-    @override
     def decode_gradient(
         self, sections: Sections, shape: torch.Size, mask: Mask, key: Key
     ) -> Tensor:
@@ -115,14 +110,6 @@ class GradientTopKCodec(ActivationCodec):
         self._dtype = dtype
         self._residuals = [torch.zeros(shape) for _ in range(microbatches)]
         self._tally = Tally()
-
-    @override
-    def encode(self, x_BN: Tensor, key: Key) -> tuple[Sections, Mask]:
-        return dense_sections(x_BN, "activation", key), None
-
-    @override
-    def decode(self, sections: Sections, shape: torch.Size, key: Key) -> tuple[Tensor, Mask]:
-        return dense_tensor(sections, shape, key), None
 
     @override
     def encode_gradient(self, g_BN: Tensor, mask: Mask, key: Key) -> Sections:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from typing import final
 
-import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -27,41 +26,16 @@ from dlrm_hybrid.compress.activation.codec import (
     Key,
     Mask,
     Sections,
+    kept_gradients,
+    largest_of_rows,
     only_section,
     scattered,
     scattered_section,
 )
-from dlrm_hybrid.compress.gradient.rule import target_k
-from dlrm_hybrid.compress.host import host_array
 from dlrm_hybrid.compress.report import SentReport, Tally
-from dlrm_hybrid.kernels import magnitudes
-from dlrm_hybrid.kernels.magnitudes import RowSelection
-from dlrm_hybrid.kernels.scatter import gather
-from dlrm_hybrid.types import DivergedError
 from dlrm_hybrid.wire.dense import packed
 from dlrm_hybrid.wire.section import Dtype
 from dlrm_hybrid.wire.sparse import rows, rows_of
-
-
-def largest_of_rows(x_BN: Tensor, sparsity: float, key: Key) -> RowSelection:
-    """Select in every row the elements that reach its threshold, but no zeros (DCT-MP).
-
-    Args:
-        x_BN: float32, contiguous.
-        sparsity: fraction of a row that lies below its threshold, in [0, 1).
-        key: for messages.
-
-    Raises:
-        DivergedError: an activation is not finite; names batch, boundary and micro-batch.
-        ValueError: the tensor is not contiguous float32 on the CPU.
-
-    Source: Gupta et al., KDD 2021, algorithm 2.
-    """
-    x = host_array(x_BN, "activation", key)
-    selected = magnitudes.largest_of_rows(x, target_k(x_BN.shape[1], sparsity))
-    if selected is None:
-        raise DivergedError(f"{key}: an activation is not finite")
-    return selected
 
 
 @final
@@ -104,10 +78,7 @@ class ThresholdCodec(ActivationCodec):
 
     @override
     def encode_gradient(self, g_BN: Tensor, mask: Mask, key: Key) -> Sections:
-        assert mask is not None
-        g_N = host_array(g_BN, "gradient of activations", key).reshape(-1)
-        values_K = np.empty(mask.size, np.float32)
-        gather(mask, g_N, values_K)
+        _, values_K = kept_gradients(g_BN, mask, key)
         return (packed(0, values_K, self._dtype),)
 
     @override

@@ -25,13 +25,13 @@ from dlrm_hybrid.compress.activation.codec import (
     Key,
     Mask,
     Sections,
+    kept_gradients,
+    largest_of_rows,
     listed,
 )
-from dlrm_hybrid.compress.activation.dct import largest_of_rows
 from dlrm_hybrid.compress.host import host_array
 from dlrm_hybrid.compress.report import SentReport, Tally
 from dlrm_hybrid.kernels.levels.steps import quantise, restore
-from dlrm_hybrid.kernels.scatter import gather
 from dlrm_hybrid.types import DivergedError, DlrmError
 from dlrm_hybrid.wire.activation_levels import Format, Levels, UnitReceiver, UnitSender
 from dlrm_hybrid.wire.section import Dtype, Section
@@ -74,12 +74,8 @@ class LevelCodec(ActivationCodec):
 
     @override
     def encode_gradient(self, g_BN: Tensor, mask: Mask, key: Key) -> Sections:
-        assert mask is not None
-        g_N = host_array(g_BN, "gradient of activations", key).reshape(-1)
-        values_K = np.empty(mask.size, np.float32)
-        gather(mask, g_N, values_K)
         format = self._format(g_BN.shape, is_gradient=True)
-        levels = _quantised(mask, values_K, g_BN.shape, format, key)
+        levels = _quantised(*kept_gradients(g_BN, mask, key), g_BN.shape, format, key)
         return (self._sender(format).section(levels),)
 
     @override

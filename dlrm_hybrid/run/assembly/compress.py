@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from dlrm_hybrid.compress.activation.codec import ActivationCodec
-from dlrm_hybrid.compress.activation.dense import DenseCodec
+from dlrm_hybrid.compress.activation.codec import ActivationCodec, DenseCodec
 from dlrm_hybrid.compress.activation.methods import METHODS, BoundaryContext
 from dlrm_hybrid.compress.gradient.collective import Op
 from dlrm_hybrid.compress.gradient.compressor import Compressor

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dlrm_hybrid.compress.activation.codec import ActivationCodec
+from dlrm_hybrid.compress.activation.codec import ActivationCodec, DenseCodec
 from dlrm_hybrid.compress.activation.controls import GradientTopKCodec, SketchCodec
 from dlrm_hybrid.compress.activation.dct import ThresholdCodec
-from dlrm_hybrid.compress.activation.dense import DenseCodec
 from dlrm_hybrid.compress.activation.levels import LevelCodec
 from dlrm_hybrid.wire.section import Dtype
 

@@ -4,7 +4,7 @@ from activation_journey import KEY, travel
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.compress.activation.dense import DenseCodec
+from dlrm_hybrid.compress.activation.codec import DenseCodec
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 

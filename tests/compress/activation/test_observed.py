@@ -4,8 +4,8 @@ import pytest
 import torch
 from activation_journey import KEY, gaussian, round_trip
 
+from dlrm_hybrid.compress.activation.codec import DenseCodec
 from dlrm_hybrid.compress.activation.dct import ThresholdCodec
-from dlrm_hybrid.compress.activation.dense import DenseCodec
 from dlrm_hybrid.types import DivergedError
 from dlrm_hybrid.wire.section import Dtype
 

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dlrm_hybrid.compress.activation.codec import ActivationCodec
+from dlrm_hybrid.compress.activation.codec import ActivationCodec, DenseCodec
 from dlrm_hybrid.compress.activation.dct import ThresholdCodec
-from dlrm_hybrid.compress.activation.dense import DenseCodec
 from dlrm_hybrid.types import DivergedError
 from dlrm_hybrid.wire.dense import narrow
 from dlrm_hybrid.wire.section import Dtype
