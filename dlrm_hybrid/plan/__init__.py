@@ -1,1 +1,1 @@
-"""Predicts how fast a world would train, from what a run has cost; free of torch."""
+"""Predicts how fast a world would train, from the measured costs of a run; free of torch."""

@@ -1,4 +1,4 @@
-"""What a run says of the costs of its ranks."""
+"""Costs of the ranks of a run, read from its folder."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ LEAST_STEPS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCosts:
-    """What one rank took for a step, on average over the steps that were timed.
+    """Costs of a step on one rank, means over the timed steps.
 
     Attributes:
-        cpu_seconds: of all its threads.
-        thread_seconds: of CPU, of its main thread.
-        spans: wall seconds of its main thread.
-        messages: sent.
-        num_bytes: sent in them.
-        peak_rss_bytes: of memory, while it ran.
+        cpu_seconds: CPU seconds of all threads.
+        thread_seconds: CPU seconds of the main thread.
+        spans: wall seconds of the main thread by span.
+        messages: messages sent.
+        num_bytes: bytes sent in them.
+        peak_rss_bytes: peak memory of the rank while it ran.
     """
 
     cpu_seconds: float
@@ -43,20 +43,20 @@ class RankCosts:
 
     @property
     def working(self) -> float:
-        """Wall seconds of all spans but waiting."""
+        """Wall seconds of all spans except waiting."""
         return sum(seconds for span, seconds in self.spans.items() if span is not Span.WAIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """A run, as far as it says what things cost.
+    """A finished run that costs are taken from.
 
     Attributes:
-        folder: of the run.
-        config: of the run.
-        cores: of its machine.
-        samples_per_second: measured.
-        ranks: by rank; of a run of one process none.
+        folder: folder of the run.
+        config: configuration of the run.
+        cores: cores of its machine.
+        samples_per_second: measured speed.
+        ranks: costs by rank; empty for a run of one process.
     """
 
     folder: Path
@@ -67,16 +67,16 @@ class Calibration:
 
 
 def read(folder: Path) -> Calibration:
-    """What a run folder says.
+    """Read the costs in a run folder.
 
     Raises:
-        ConfigError: it says too little, or what the program never writes; begins with
+        ConfigError: the run is unsuitable or its record is damaged; begins with
             `plan.calibration`.
     """
     what = f"{KEY} = {folder}"
     try:
         return _read(folder, what)
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # of anybody's figures
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # the file is untrusted
         raise ConfigError(f"{what}: its record is damaged: {error!r:.200}") from error
 
 
@@ -105,10 +105,10 @@ def _read(folder: Path, what: str) -> Calibration:
 
 
 def check_same_model(calibration: Calibration, config: Config) -> None:
-    """Refuse costs of another model.
+    """Refuse the costs of another model.
 
     Raises:
-        ConfigError: one line for each key that differs.
+        ConfigError: the models differ; a line for each key.
     """
     run = calibration.config
     keys = [

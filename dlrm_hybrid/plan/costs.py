@@ -1,4 +1,4 @@
-"""CPU seconds of a unit of each kind of work, and what they make of the parts of a world."""
+"""Unit costs, CPU seconds of a unit of each kind of work, and the costs of stages from them."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from dlrm_hybrid.plan.layout import Layout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitCosts:
-    """CPU seconds of the main thread of a rank, but those of the network's threads.
+    """CPU seconds per unit of work of a rank's main thread; `carry` is the network thread's.
 
     Attributes:
-        multiply: of a weight and a row, forward and backward.
-        layer: of a layer's product and a micro-batch, whatever its size.
-        interact: of a row, in the stage with the interaction.
-        own_lookup: of a row, where one trainer has the tables.
-        lookup: of a row, where trainers share them.
-        ask: of a row, where a trainer asks table servers.
-        serve: of a row, one lookup or one update on table servers, all of them together.
-        encode_gradient: of an element, in a push.
-        encode_activation: of an element that is sent through a cut, forward or backward.
-        decode_activation: of one that has come.
-        take_version: of an element, decoded and applied by a worker.
-        loop: of a step: reading rows, and what belongs to no other span.
-        server_decode: of an element of a push.
-        server_apply: of an element, for each push that a version is made of.
-        server_encode: of an element of a version.
-        send: of a message, of the thread that sends it.
-        send_byte: for each of its bytes.
-        carry: of a message, of the network's thread at each end.
-        carry_byte: for each of its bytes.
-        wake: how much later a thread goes on whose frame has come, if a core is free; no CPU.
+        multiply: per weight and row, forward and backward.
+        layer: per layer's product and micro-batch, whatever its size.
+        interact: per row, in the stage with the interaction.
+        own_lookup: per row, if the only trainer has the tables.
+        lookup: per row, if trainers share the tables.
+        ask: per row, if a trainer asks table servers.
+        serve: per row, for one lookup or update, on all table servers together.
+        encode_gradient: per element of a push.
+        encode_activation: per element sent through a cut, forward or backward.
+        decode_activation: per element received through a cut.
+        take_version: per element of a version that a worker decodes and applies.
+        loop: per step, for reading rows and everything else.
+        server_decode: per element of a push.
+        server_apply: per element of a version and push averaged into it.
+        server_encode: per element of a version.
+        send: per message, on the thread that sends it.
+        send_byte: per byte of it.
+        carry: per message, on the network thread of each end.
+        carry_byte: per byte of it.
+        wake: latency, not CPU, from a frame's arrival until its thread runs on a free core.
     """
 
     multiply: float
@@ -57,12 +57,12 @@ class UnitCosts:
 
     @property
     def update(self) -> float:
-        """Of an element that a worker updates itself."""
+        """Cost per element of a worker that has its own optimizer."""
         return self.server_apply or self.take_version
 
 
 def compute_features(world: Layout, stage: int) -> tuple[float, float, float]:
-    """Of a step: rows times weights, products times micro-batches, rows that interact."""
+    """Units of a stage's step: rows × weights, products × micro-batches, rows of interaction."""
     config, matrices = world.config, world.matrices(stage)
     rows = config.train.batch_size
     return (
@@ -73,13 +73,13 @@ def compute_features(world: Layout, stage: int) -> tuple[float, float, float]:
 
 
 def compute_seconds(units: UnitCosts, world: Layout, stage: int) -> float:
-    """Forward and backward of a whole step."""
+    """Seconds of a stage's forward and backward in a step."""
     weights, layers, interacting = compute_features(world, stage)
     return units.multiply * weights + units.layer * layers + units.interact * interacting
 
 
 def one_process_seconds(units: UnitCosts, world: Layout) -> float:
-    """A step of the whole model in one process, with tables and optimizer of its own."""
+    """Seconds of a step of the whole model in one process, without a network."""
     stages = range(world.topology.stages)
     rows = world.config.train.batch_size
     computing = sum(compute_seconds(units, world, stage) for stage in stages)
@@ -88,7 +88,7 @@ def one_process_seconds(units: UnitCosts, world: Layout) -> float:
 
 
 def cut_elements(world: Layout, stage: int) -> int:
-    """Elements that a stage sends through its cuts in a step; as many come."""
+    """Number of elements that a stage sends through its cuts in a step; it receives as many."""
     stages, rows = world.partition.stages, world.config.train.batch_size
     cuts = [cut for cut in (stage - 1, stage) if 0 <= cut < len(stages) - 1]
     return rows * sum(stages[cut].output_width for cut in cuts)

@@ -1,7 +1,7 @@
-"""What a world sends: counted in a few steps of it in this process, without links.
+"""Counts what a world sends in a few steps of it in this process, without a network.
 
-The same elements are sent as between processes, bit for bit with `sync` and `bounded`. What cannot
-be trained here, or need not, follows from two smaller worlds.
+The same elements are sent as between processes, bit for bit with `sync` and `bounded`. The traffic
+of worlds that are too large to train here is extrapolated from two smaller ones.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.wire.frame import Frame, Kind, encoded_bytes
 
-MOST_TRAINERS = 8  # that are trained here
-SMALL, LARGER = 2, 4  # trainers, from whose worlds those of more follow
-FEW_STEPS = 20  # of these worlds, at most
+MOST_TRAINERS = 8  # of a world that is trained here
+SMALL, LARGER = 2, 4  # trainers of the worlds that larger ones are extrapolated from
+FEW_STEPS = 20  # at most, of these worlds
 ID_BATCHES = 8
 FLOAT_BYTES, ID_BYTES, LENGTH_BYTES = 4, 4, 4
-FRAME_BYTES = 56  # of one with a section, without its payload
-EXCHANGE_HEADER_BYTES = 8  # length of the ids, rows of the batch; of lists most ids of a table, too
-# Messages between trainers have room for one that is a little longer; measured over 500 steps.
+FRAME_BYTES = 56  # of a frame with one section, without its payload
+EXCHANGE_HEADER_BYTES = 8  # length of the ids, rows of the batch; with lists most ids of a table
+# The exchange's messages are padded, so that later ones fit as well; measured over 500 steps.
 ROOM_OF_IDS, ROOM_OF_LEVELS = 1.05, 1.13
-ROW_LEVELS_BYTES = 1.0  # of a row and its gradient; measured with SGD and row-wise Adagrad
+ROW_LEVELS_BYTES = 1.0  # of a row or its gradient; measured with SGD and row-wise Adagrad
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 TABLE_KINDS = (Kind.LOOKUP, Kind.ROWS, Kind.UPDATE)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchIds:
-    """The ids of a trainer's batch in all tables, on average over some batches.
+    """The ids of a trainer's batch in all tables, means over some batches.
 
     Attributes:
-        bags: of them, one for each row and table.
-        looked_up: how many.
-        distinct: different ones.
-        coded_bytes: of the different ones on their way.
-        are_lists: a row has any number of them in each table.
+        bags: number of bags, one for each row and table.
+        looked_up: number of ids.
+        distinct: number of distinct ids.
+        coded_bytes: bytes of the distinct ids as encoded for the exchange.
+        are_lists: whether bags have any number of ids.
     """
 
     bags: float
@@ -67,12 +67,12 @@ class BatchIds:
 
 @final
 class Counter:
-    """Counts worlds of the same rows, each once.
+    """Counts what worlds send on the same rows, each world once.
 
     Args:
-        shards: the rows.
-        steps: of each world; of a shorter run all.
-        tell: is told which world is counted.
+        shards: the prepared rows.
+        steps: steps of each world, at most those of the run.
+        tell: called with a message for each world that is counted.
     """
 
     def __init__(self, shards: Shards, steps: int, tell: Callable[[str], object]) -> None:
@@ -85,12 +85,12 @@ class Counter:
     def layout(
         self, config: Config, *, exactly: bool = True, most_steps: int | None = None
     ) -> Layout:
-        """A world and what it sends.
+        """The layout of a world with what it sends.
 
         Args:
-            config: of the world.
-            exactly: count it itself, unless it has too many trainers.
-            most_steps: to count it in.
+            config: configuration of the world.
+            exactly: count this world, unless it has too many trainers; else extrapolate.
+            most_steps: limit of the steps to count in.
 
         Raises:
             ConfigError: its parts do not fit together.
@@ -104,7 +104,7 @@ class Counter:
         return replace(self.shape(config), sent=sent, exchange=exchange)
 
     def shape(self, config: Config) -> Layout:
-        """A world of which nothing is known but who computes and owns what."""
+        """The layout of a world without what it sends."""
         return Layout(config=config, table_rows=self._shards.table_rows, sent={})
 
     def _count(self, config: Config, most_steps: int | None = None) -> Mapping[Way, Sent]:
@@ -123,7 +123,7 @@ class Counter:
         return self._counted[key]
 
     def _stretched(self, config: Config) -> dict[Way, Sent]:
-        """Of a world, from those of few trainers with one server."""
+        """Extrapolate the frames of a world from worlds of few trainers with one server."""
         small, larger = (self._count(smaller(config, few), FEW_STEPS) for few in (SMALL, LARGER))
         world = self.shape(config)
         topology, found = world.topology, dict[Way, Sent]()
@@ -147,7 +147,7 @@ class Counter:
         return found
 
     def _asked(self, config: Config, topology: Topology) -> dict[Way, Sent]:
-        """Of tables on servers, each of which has its part of every batch."""
+        """Frames to and from table servers, which share every batch equally."""
         embedding, parallel = config.embedding, config.parallel
         one = replace(parallel, cuts=(), trainers=1, servers=1, table_servers=1, elastic=False)
         rows = config.train.batch_size
@@ -172,15 +172,15 @@ class Counter:
 
 
 def grown(small: float, larger: float, most: float, trainers: int) -> float:
-    """Bytes of a frame in a world of so many trainers.
+    """Extrapolate the bytes of a frame to a world of T trainers.
 
-    Trainers send different elements, or more of the same: the share of elements that some of T
-    trainers send is 1 - exp(-x), and x grows as a power of T.
+    Trainers send partly different elements: the share of elements that at least one of them sends
+    is 1 - exp(-x), and x grows as a power of T.
 
     Args:
-        small: of the frame in a world of SMALL trainers.
-        larger: of LARGER.
-        most: of all elements.
+        small: bytes of the frame in a world of SMALL trainers.
+        larger: bytes in a world of LARGER trainers.
+        most: bytes if all elements are sent.
         trainers: T.
     """
     most = max(most, larger)
@@ -189,7 +189,7 @@ def grown(small: float, larger: float, most: float, trainers: int) -> float:
 
 
 def in_process(config: Config) -> Config:
-    """A world of one process that sends what a planned one sends."""
+    """Configure a planned world in one process, where it sends the same."""
     return replace(
         config,
         parallel=replace(config.parallel, world="in_process", elastic=False),
@@ -199,7 +199,7 @@ def in_process(config: Config) -> Config:
 
 
 def smaller(config: Config, trainers: int) -> Config:
-    """With so many trainers, one server, and tables that they share."""
+    """Configure a world with fewer trainers, one server, and tables shared by trainers."""
     parallel = replace(
         config.parallel, trainers=trainers, servers=1, table_servers=0, elastic=False
     )
@@ -208,13 +208,13 @@ def smaller(config: Config, trainers: int) -> Config:
 
 
 def counted(config: Config, shards: Shards, steps: int, folder: Path) -> dict[Way, Sent]:
-    """Frames of a step of a world of one process, on average without the first steps.
+    """Count the frames of a step of a world in one process, means after warm-up.
 
     Args:
-        config: of the world.
-        shards: its rows.
-        steps: to make.
-        folder: for rows of tables that are not kept in memory.
+        config: configuration of the world.
+        shards: the prepared rows.
+        steps: steps to train.
+        folder: for table rows that are not kept in memory.
     """
     build_model.prepare_torch(config)
     storage = build_model.row_storage(config, folder)
@@ -251,7 +251,7 @@ def _way(frame: Frame, receiver: int, topology: Topology) -> Way:
 
 
 def batch_ids(config: Config, shards: Shards) -> BatchIds:
-    """Of the first batches of a trainer."""
+    """Count the ids in the first batches of a trainer."""
     loader, at = build_model.loader(config, shards), START
     rows_F = np.array(shards.table_rows, np.int64)
     found: list[tuple[int, int, int, int]] = []
@@ -270,9 +270,9 @@ def batch_ids(config: Config, shards: Shards) -> BatchIds:
 
 
 def exchange_bytes(config: Config, ids: BatchIds) -> tuple[float, ...]:
-    """Between two trainers that share tables, on average over all pairs; see `Layout.exchange`.
+    """Bytes between two trainers that share tables, means over all pairs; see `Layout.exchange`.
 
-    In one process nothing of it travels, so it is calculated.
+    They are calculated, as nothing is exchanged in one process.
     """
     keys, trainers = config.embedding, config.parallel.trainers
     row_bytes = config.model.embedding_dim * VALUE_BYTES[keys.comm_precision]

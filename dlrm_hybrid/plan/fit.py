@@ -1,4 +1,4 @@
-"""From what the ranks of a run took to the costs of units."""
+"""Fits unit costs to the measured costs of a run's ranks."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from dlrm_hybrid.plan.machine import Hosts
 from dlrm_hybrid.plan.simulation import simulate, simulated
 from dlrm_hybrid.telemetry.spans import Span
 
-CARRY_SECONDS, CARRY_BYTE_SECONDS = 30e-6, 0.5e-9  # of a message: what their ratio is
+CARRY_SECONDS, CARRY_BYTE_SECONDS = 30e-6, 0.5e-9  # only their ratio is used
 LEAST_WAKE_SECONDS = 50e-6
 MOST_WAKE_SECONDS, WAKE_TURNS = 0.02, 6
 LEAST_SHARE = 0.1
 COLD_TURNS = 1
-CLOSE = 0.003  # of the time of a step
+CLOSE = 0.003  # relative error of a step's time
 OWN_LOOKUP_SHARE = 0.6
-"""Time of looking up own tables over that of shared ones, whose ids and rows are packed. Assumed;
-runs of own tables say it themselves."""
+"""Time of a lookup in own tables over one in shared tables, whose ids and rows are packed. Assumed
+unless the run had own tables."""
 
 
 def units_of(run: Calibration, world: Layout, hosts: Hosts) -> UnitCosts:
-    """CPU seconds of units, and the time to wake up with which the run's own speed is met.
+    """Fit unit costs to a run, with a `wake` for which its simulation has the measured speed.
 
     Args:
-        run: with ranks.
-        world: the run.
-        hosts: where those of its ranks were that are simulated.
+        run: a run of several ranks.
+        world: layout of the run.
+        hosts: hosts of the ranks that are simulated.
     """
     cold = dict.fromkeys(run.ranks, 0.0)
     units = _with_wake(run, world, _Fit(run.ranks, world, cold).units(), hosts)
     few = simulated(world.config).parallel.trainers * world.topology.stages
     for _ in range(COLD_TURNS):
         known = simulate(world, units, hosts).cold_seconds
-        beyond = world.topology.num_workers - few  # workers that are as those that are simulated
+        beyond = world.topology.num_workers - few  # workers that a simulated one stands for
         cold = {rank: known[rank % few if rank < few + beyond else rank - beyond] for rank in cold}
         units = _with_wake(run, world, _Fit(run.ranks, world, cold).units(), hosts)
     return units
@@ -50,12 +50,12 @@ def units_of(run: Calibration, world: Layout, hosts: Hosts) -> UnitCosts:
 @final
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """Divides what ranks took in each span over units.
+    """Divides the seconds of ranks in each span by the units of work in it.
 
     Attributes:
-        ranks: what was measured.
-        world: theirs.
-        cold: CPU seconds of each that are those of cold caches.
+        ranks: measured costs by rank.
+        world: layout of the run.
+        cold: CPU seconds by rank that are due to cold caches.
     """
 
     ranks: Mapping[int, RankCosts]
@@ -63,7 +63,7 @@ class _Fit:
     cold: Mapping[int, float]
 
     def units(self) -> UnitCosts:
-        """The costs of all units, but for the time to wake up."""
+        """All unit costs, with a provisional `wake`."""
         world, topology = self.world, self.world.topology
         stages = range(topology.stages)
         elements = [world.elements(stage) for stage in stages]
@@ -97,7 +97,7 @@ class _Fit:
         )
 
     def _lookups(self, rows: int) -> dict[str, float]:
-        """Of a row: what was measured, and a guess of the ways that were not."""
+        """Costs of lookups per row: the way that was measured, and a guess for the others."""
         topology = self.world.topology
         asking = self._of_stage(topology.interaction_stage, Span.EMBEDDING) / rows
         if topology.table_servers:
@@ -120,9 +120,9 @@ class _Fit:
         return sum(self._seconds(rank, *spans) for rank in ranks)
 
     def _seconds(self, rank: int, *spans: Span) -> float:
-        """CPU seconds of one rank in some spans, without those of cold caches.
+        """CPU seconds of one rank in some spans, without those due to cold caches.
 
-        Spans are wall time: where ranks share cores they also hold the time in which others ran.
+        Spans are wall time: if ranks share cores they include the time in which others ran.
         """
         one = self.ranks[rank]
         if not one.working:
@@ -136,13 +136,13 @@ class _Fit:
 
 
 def fitted(features: Sequence[Sequence[float]], measured: Sequence[float]) -> list[float]:
-    """Coefficients of 0 or more with the least squares of relative errors.
+    """Non-negative least squares of relative errors: the coefficients of features.
 
-    Features that no row has get 0. There are few, so every choice of them is tried.
+    Features that are 0 in all rows get 0. There are few, so every subset of them is tried.
 
     Args:
-        features: of each row, as many as there are coefficients.
-        measured: of each row, 0 or more.
+        features: values of all features, row by row.
+        measured: target of each row, 0 or more.
     """
     y: Any = np.array(measured)
     weights = 1 / np.maximum(y, 0.01 * max(y.max(), 1e-12))
@@ -162,7 +162,7 @@ def fitted(features: Sequence[Sequence[float]], measured: Sequence[float]) -> li
 
 
 def _carrying(ranks: Mapping[int, RankCosts]) -> dict[str, float]:
-    """Of the threads of the network: what processes took beside their main threads."""
+    """Costs of network threads: what processes took beside their main threads."""
     message, byte = CARRY_SECONDS, CARRY_BYTE_SECONDS
     carried = 2 * sum(message * one.messages + byte * one.num_bytes for one in ranks.values())
     beside = sum(max(one.cpu_seconds - one.thread_seconds, 0.0) for one in ranks.values())
@@ -171,9 +171,9 @@ def _carrying(ranks: Mapping[int, RankCosts]) -> dict[str, float]:
 
 
 def _with_wake(run: Calibration, world: Layout, units: UnitCosts, hosts: Hosts) -> UnitCosts:
-    """The time to wake up with which the run's own speed is met: without it ranks wait too little.
+    """Find the `wake` for which the simulated speed is the run's; without it ranks wait too little.
 
-    A step takes about so much longer for each time that a thread wakes up, so lines are followed.
+    A step's time is nearly linear in `wake`, so chords are followed.
     """
     rows = world.config.train.batch_size * world.topology.trainers
     wanted = rows / run.samples_per_second

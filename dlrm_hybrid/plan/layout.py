@@ -1,4 +1,4 @@
-"""A planned world: who computes and owns what, and what is sent."""
+"""Layout of a planned world: which rank computes and owns what, and what is sent."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from dlrm_hybrid.wire.frame import Kind
 
 
 class Way(NamedTuple):
-    """Frames that are alike.
+    """A class of frames with the same purpose and ends, over all trainers.
 
     Attributes:
-        kind: what they are for.
-        stage: of the worker that sends or receives them.
-        server: at the other end, or 0.
-        number: of their boundary or round, or 0.
+        kind: kind of the frames.
+        stage: stage of the worker that sends or receives them.
+        server: index of the server at the other end, or 0.
+        number: number of the boundary or round, or 0.
     """
 
     kind: Kind
@@ -33,11 +33,11 @@ class Way(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What goes one way in a step of all trainers.
+    """Number and size of the frames of a `Way` in a step of all trainers.
 
     Attributes:
-        messages: how many.
-        num_bytes: of each, on average.
+        messages: number of frames.
+        num_bytes: mean bytes of a frame.
     """
 
     messages: float
@@ -46,14 +46,14 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """A planned world.
+    """A planned world: configuration, tables and traffic.
 
     Attributes:
-        config: of the run.
-        table_rows: of each embedding table.
+        config: configuration of the run.
+        table_rows: rows of each embedding table.
         sent: frames of a step.
-        exchange: bytes from a trainer to another one with which it shares tables, in the order of
-            the collectives of a step; the last one follows backward.
+        exchange: bytes from a trainer to each other one with which it shares tables, for each
+            collective of a step in order; the last one follows backward.
     """
 
     config: Config
@@ -68,12 +68,12 @@ class Layout:
 
     @cached_property
     def partition(self) -> Partition:
-        """Its stages."""
+        """The stages of the model."""
         return Partition.of(self.spec, self.config.parallel.cuts)
 
     @cached_property
     def topology(self) -> Topology:
-        """Ranks of workers and servers."""
+        """Ranks and roles of workers and servers."""
         return build.topology(self.config)
 
     @cached_property
@@ -83,22 +83,22 @@ class Layout:
         return lay_out(self.spec.dense_shapes(), self.partition.stage_of, servers)
 
     def elements(self, stage: int, server: int | None = None) -> int:
-        """Dense parameters of a stage, or those of them that one server owns."""
+        """Number of dense parameters of a stage, or of those that one server owns."""
         of_stage = (one for one in self.tensors if one.stage == stage)
         return sum(one.count for one in of_stage if server is None or one.server == server)
 
     def matrices(self, stage: int) -> list[tuple[int, int]]:
-        """Outputs and inputs of all matrix products of a stage, layers and interaction."""
+        """Outputs and inputs of all weight matrices of a stage."""
         shapes = self.spec.dense_shapes()
         names = self.partition.stages[stage].parameter_names
         return [(shape[0], shape[1]) for shape in map(shapes.__getitem__, names) if len(shape) == 2]
 
     def size(self, kind: Kind, stage: int, server: int = 0, number: int = 0) -> float:
-        """Bytes of a frame; 0 where nothing goes this way."""
+        """Mean bytes of a frame; 0 if there is none."""
         return self.sent.get(Way(kind, stage, server, number), Sent(0.0, 0.0)).num_bytes
 
     def bytes_by_class(self) -> dict[Traffic, float]:
-        """Sent by all ranks in a step of every trainer, each message counted once."""
+        """Bytes sent by all ranks in a step of all trainers, without control messages."""
         trainers = self.topology.trainers
         found = dict.fromkeys(
             (traffic for traffic in Traffic if traffic is not Traffic.CONTROL), 0.0

@@ -1,7 +1,7 @@
-"""Simulated ranks: programs that take time on shared cores, and send frames over shared links.
+"""Discrete-event simulation of ranks that share cores and send frames over shared links.
 
-What a program computes and sends between two effects is noted, and takes its time before the effect
-is carried out.
+The work and frames of a program between two effects are queued, and take their time before the
+effect is carried out.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from dlrm_hybrid.types import DlrmError
 Then = Callable[[], None]
 Link = tuple[str, int]
 Simulated = Generator[Any, Any, Any]
-"""Yields `Receive` or one of these three; is sent the key of the frame, the time or nothing."""
+"""A rank's program: yields `Receive`, ANY, NOW or HANDOVER; is sent a frame's key, or the time."""
 ANY, NOW, HANDOVER = "the next frame", "the time", "another thread of the rank goes on"
 
 LOOPBACK_BYTES_PER_SECOND = 4e9
 LINE_SHARE = 1.048 + 0.022 / 2
-"""Bytes on a link for each of a frame: headers of 1,448-byte segments, and acknowledgements."""
+"""Bytes on a link per byte of a frame: headers of 1,448-byte segments, and acknowledgements."""
 QUEUED_BYTES = 4 * 1_514.0
-"""Of one connection in the queue of a link: Linux lets two pieces of two packets in."""
+"""Bytes of a connection in the queue of a link: Linux admits two pieces of two packets."""
 LEAST_PACED_BYTES, PACED_MESSAGES = 10 * 1_514.0, 10
 PACED_SHARE = 1 / (2 / math.log(2) - 1)
-"""Of a round trip, for the last byte of a message behind its first: BBR sends N bytes in s at N / s
-= 2.89 N / (round trip + s), for N come to be acknowledged in a round trip and s."""
+"""Round trips from a message's first byte to its last: BBR sends N bytes in time s at the rate
+N / s = 2.89 N / (round trip + s), as N bytes are acknowledged in a round trip and s."""
 COLD_SECONDS, COLD_WORK_SECONDS = 4.2e-3, 3.7e-3
-"""CPU time that work takes more at most once caches are cold, and the work that takes half of it:
-what a thread touches again is bounded. Measured: `scripts/benchmarks/slow_links.py`."""
+"""Most additional CPU time of work with cold caches, which is bounded as the data of a thread is,
+and the work after which half of it is spent. Measured: `scripts/benchmarks/slow_links.py`."""
 COLD_AFTER_SECONDS = 5e-3
-"""The wait after which half of what was warm is cold; measured likewise."""
+"""Wait after which half of a warm cache is cold; measured in the same way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosts:
-    """Where ranks are, and what their hosts have.
+    """Placement of ranks on machines and hosts, and the resources of these.
 
     Attributes:
-        machine: of each rank, whose cores it shares; counted from 0.
-        host: of each rank, whose link it shares; on emulated networks many are on one machine.
-        cores: of each machine.
-        bytes_per_second: of each host's link, each way; None for no bound.
-        latency_seconds: from host to host.
-        slowness: how many times as long some ranks take for all that they compute.
+        machine: for each rank, the machine whose cores it shares; from 0.
+        host: for each rank, the host whose link it shares; emulated hosts may share a machine.
+        cores: cores of each machine.
+        bytes_per_second: rate of each host's link, each way; None for no bound.
+        latency_seconds: latency from host to host.
+        slowness: factors on the computing time of some ranks.
     """
 
     machine: tuple[int, ...]
@@ -63,7 +63,7 @@ class Hosts:
 
 @final
 class Clock:
-    """What is due, and when; things that are due at one moment are done as they were asked for."""
+    """Simulated time with a queue of events; those due at the same time run in order of request."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -71,12 +71,12 @@ class Clock:
         self._count = 0
 
     def after(self, seconds: float, then: Then) -> None:
-        """Do something so much later."""
+        """Schedule `then`."""
         self._count += 1
         heapq.heappush(self._due, (self.now + max(seconds, 0.0), self._count, then))
 
     def step(self) -> bool:
-        """Do what is due next; False if that is nothing."""
+        """Advance to the next event and run it; False if there is none."""
         if not self._due:
             return False
         self.now, _, then = heapq.heappop(self._due)
@@ -86,7 +86,7 @@ class Clock:
 
 @final
 class Cores:
-    """The cores of a machine, a fraction of which makes all slower: who comes first has one."""
+    """The cores of a machine, first come, first served; 2.5 are 3 at 5/6 of the speed."""
 
     def __init__(self, clock: Clock, number: float) -> None:
         self._clock, self._free = clock, math.ceil(number)
@@ -94,7 +94,7 @@ class Cores:
         self._ready: deque[tuple[float, Then]] = deque()
 
     def run(self, seconds: float, then: Then) -> None:
-        """Take so much time of a core, and then do something."""
+        """Occupy a core for some seconds, then run `then`."""
         self._ready.append((seconds, then))
         self._begin()
 
@@ -112,7 +112,7 @@ class Cores:
 
 @dataclass(slots=True)
 class _Flow:
-    """The messages of a pair of ranks, the first one partly sent, and the links that they take."""
+    """The messages of a pair of ranks, of which the first is being sent, and their links."""
 
     links: tuple[Link, ...]
     messages: deque[tuple[float, Then]]
@@ -123,10 +123,10 @@ class _Flow:
 
 @final
 class Links:
-    """One link from every host to a switch that never is too slow, with a rate each way.
+    """Links between every host and a switch of unlimited speed, with a rate each way.
 
-    Messages of a pair go one after the other, as in one TCP connection; pairs share links max-min
-    fairly. Where links have latency, connections pace what they send as BBR does, so that a message
+    Messages of a pair of ranks go one after the other, as in one TCP connection; pairs share links
+    max-min fairly. If links have latency, connections pace what they send like BBR, so a message
     takes half a round trip from its first to its last byte. No packet is lost.
     """
 
@@ -141,7 +141,7 @@ class Links:
     def send(
         self, pair: tuple[int, int], hosts: tuple[int, int], num_bytes: float, then: Then
     ) -> None:
-        """Send a message behind those of the same ranks, and do something when it has come."""
+        """Send a message behind earlier ones of the pair; run `then` when it has arrived."""
         if hosts[0] == hosts[1]:
             self._clock.after(num_bytes / LOOPBACK_BYTES_PER_SECOND, then)
             return
@@ -159,7 +159,7 @@ class Links:
         self._plan()
 
     def signal(self, hosts: tuple[int, int], then: Then) -> None:
-        """Send a packet behind what others have in the queues of both links."""
+        """Send one packet, which waits for the queues of both links; then run `then`."""
         seconds = self._latency if hosts[0] != hosts[1] else 0.0
         for flow in self._flows.values() if hosts[0] != hosts[1] else ():
             shared = [
@@ -169,7 +169,7 @@ class Links:
         self._clock.after(seconds, then)
 
     def use(self, host: int) -> float:
-        """Share of the time in which a link was full in one direction or the other."""
+        """Share of the time in which a host's link was busy, in either direction."""
         carried = self._carried_bytes[host] / self._clock.now / self._rates[host]
         return min(1.0, carried) if self._has_rates else 0.0
 
@@ -179,7 +179,7 @@ class Links:
             flow.left_bytes -= elapsed * flow.rate
 
     def _plan(self) -> None:
-        """Give every flow its rate, and wait for the first end."""
+        """Give every flow its rate, and schedule the first end of a message."""
         self._turn += 1
         self._share()
         if self._flows:
@@ -187,7 +187,7 @@ class Links:
             self._clock.after(soonest, partial(self._end, self._turn))
 
     def _share(self) -> None:
-        """The fullest link first, all of its flows alike."""
+        """Max-min fairness: divide the fullest link equally among its flows, then the next."""
         left: dict[Link, float] = {}
         users: dict[Link, int] = {}
         for flow in self._flows.values():
@@ -215,7 +215,7 @@ class Links:
             return
         self._advance()
         for pair, flow in list(self._flows.items()):
-            if flow.left_bytes > 1e-6 + flow.rate * 1e-12:  # rounding may leave some
+            if flow.left_bytes > 1e-6 + flow.rate * 1e-12:  # beyond rounding
                 continue
             num_bytes, then = flow.messages.popleft()
             for _, host in flow.links[:2]:
@@ -230,13 +230,13 @@ class Links:
 
 @final
 class Machine:
-    """All ranks, with the cores and links that they share.
+    """All simulated ranks, with the cores and links that they share.
 
     Args:
-        hosts: where they are.
-        costs: of messages, and of waking up.
-        servers: ranks that serve all trainers, more than are simulated.
-        crowd: how many trainers each simulated one stands for.
+        hosts: placement of the ranks.
+        costs: unit costs.
+        servers: ranks that serve all trainers, including those that are not simulated.
+        crowd: number of trainers that each simulated one stands for.
     """
 
     def __init__(
@@ -254,14 +254,14 @@ class Machine:
         ]
 
     def transmit(self, sender: int, to: int, key: Key, num_bytes: float, messages: float) -> None:
-        """Hand a frame to the network; its threads at both ends take time of their own.
+        """Send a frame through the network threads of both ends.
 
         Args:
-            sender: its rank.
+            sender: rank of the sender.
             to: rank of the receiver.
-            key: of the frame.
-            num_bytes: of it.
-            messages: as many as it stands for; 0 for a packet that asks for no thread.
+            key: key of the frame.
+            num_bytes: size of the frame.
+            messages: number of messages it stands for; 0 for a packet that needs no thread.
         """
         hosts = self.hosts.host[sender], self.hosts.host[to]
         arrive = partial(self.ranks[to].arrive, key)
@@ -274,10 +274,10 @@ class Machine:
         self.ranks[sender].carry(seconds, leave)
 
     def run(self, programs: Sequence[Simulated], workers: int) -> None:
-        """Run one program for each rank until those of the first ranks are at their end.
+        """Run a program for each rank until those of the first `workers` ranks have ended.
 
         Raises:
-            DlrmError: nobody can go on; the message says who waits for what.
+            DlrmError: a deadlock; the message says who waits for what.
         """
         for rank, program in zip(self.ranks, programs, strict=True):
             rank.start(program)
@@ -289,21 +289,21 @@ class Machine:
 
 @final
 class Rank:
-    """One rank: its program, and the frames that have come for it.
+    """A simulated rank: its program, and the frames that have arrived for it.
 
     Args:
-        machine: of the world.
-        rank: its number.
-        cores: that it shares.
-        copies: how many times it does what it does for one trainer; the cores of the trainers that
-            are not simulated are not either, so of its time it takes that share of a core.
+        machine: the simulation.
+        rank: number of the rank.
+        cores: the cores it shares.
+        copies: number of trainers for which it repeats the work for a simulated one; as the cores
+            of the others are not simulated, it occupies a core for 1 / copies of its time.
 
     Attributes:
-        busy_seconds: of its main thread.
-        carried_seconds: of its network's thread.
-        cold_seconds: of its main thread, what it took more after it had waited.
-        done: its program is at its end.
-        waits: what it waits for.
+        busy_seconds: time of its main thread.
+        carried_seconds: time of its network thread.
+        cold_seconds: additional time of its main thread due to cold caches.
+        done: whether its program has ended.
+        waits: the effect it waits for.
     """
 
     def __init__(self, machine: Machine, rank: int, cores: Cores, copies: float) -> None:
@@ -319,7 +319,7 @@ class Rank:
         self._program: Any = None
 
     def work(self, seconds: float) -> None:
-        """Compute for so long, on a rank that is not slow; more where caches are cold."""
+        """Queue computing of some seconds; more on a slow rank or with cold caches."""
         seconds *= self._slowness
         before = self._cold
         self._cold /= 1 + before * seconds / COLD_WORK_SECONDS
@@ -328,13 +328,13 @@ class Rank:
         self._todo.append((seconds + cold,))
 
     def send(self, to: int, what: Receive, num_bytes: float, messages: float = 1.0) -> None:
-        """Note a frame to send, and the time that its encoding takes the main thread.
+        """Queue a frame, and the time that the main thread takes to send it.
 
         Args:
             to: rank of the receiver.
-            what: the receiver asks for.
+            what: the effect with which the receiver waits for it.
             num_bytes: see `Machine.transmit`.
-            messages: likewise.
+            messages: see `Machine.transmit`.
         """
         costs = self._machine.costs
         if messages:
@@ -342,19 +342,19 @@ class Rank:
         self._todo.append((to, key_of(what), num_bytes, messages))
 
     def start(self, program: Simulated) -> None:
-        """Run a program from its beginning to its first effect."""
+        """Run a program to its first effect."""
         self._program = program
         self._go_on(None)
 
     def carry(self, seconds: float, then: Then) -> None:
-        """Let the network's thread take so long behind what waits, and then do something."""
+        """Queue work of the network thread, then run `then`."""
         self.carried_seconds += seconds * self.copies
         self._carrying.append((seconds * self.copies, then))
         if len(self._carrying) == 1:
             self._take(*self._carrying[0], self._carried)
 
     def arrive(self, key: Key) -> None:
-        """A frame has come."""
+        """Take a frame that has arrived; wakes the program if it waits for it."""
         self._come[key] = None
         effect: Any = self.waits
         if effect is not None and (effect is ANY or key_of(effect) == key):
@@ -370,7 +370,7 @@ class Rank:
         then()
 
     def _take(self, seconds: float, then: Any, end: Callable[[Any], None]) -> None:
-        """Let a thread work so long, a share of it on the cores that are simulated."""
+        """Let a thread work, for 1 / copies of the time on the simulated cores."""
         rest, ending = seconds * (1 - 1 / self.copies), partial(end, then)
         if not seconds:
             self._clock.after(0.0, ending)
@@ -386,7 +386,7 @@ class Rank:
         self._do(effect)
 
     def _do(self, effect: Any) -> None:
-        """All that is noted, then the effect."""
+        """Carry out the queued work and frames, then the effect."""
         while self._todo:
             one = self._todo.popleft()
             if len(one) == 1:
@@ -401,7 +401,7 @@ class Rank:
         elif effect is HANDOVER:
             self._clock.after(self._machine.costs.wake, partial(self._go_on, None))
         elif self._is_answered(effect):
-            # Not at once: a server with much to do would go deeper with each frame.
+            # By the clock: direct calls of a busy server would recurse deeper with each frame.
             self._clock.after(0.0, partial(self._answer, effect))
         else:
             self.waits, self._since = effect, self._clock.now

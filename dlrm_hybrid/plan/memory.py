@@ -1,4 +1,4 @@
-"""Bytes of memory that each rank of a planned world needs, in closed form."""
+"""Memory that each rank of a planned world needs, in closed form."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from dlrm_hybrid.parallel.topology import ServerRole, WorkerRole
 from dlrm_hybrid.plan.layout import Layout
 
 RUNTIME_BYTES = 400_000_000
-"""Of a rank that has imported torch and evaluated, without what it owns; where no run says more."""
+"""Default for a rank with torch imported and an evaluation done, without what it owns."""
 READER_BYTES = 10_500_000
 COPIES = 2
-"""Of what a rank owns, while a checkpoint is written: every run ends with one."""
+"""A rank's state is copied while a checkpoint is written, as at the end of every run."""
 FLOAT_BYTES = 4
 SLOTS = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2}
 
 
 Runtimes = Mapping[str, int]
-"""Bytes of a rank beside what it owns, by the kind of its work; see `kind_of`."""
+"""Bytes of a rank beside what it owns, by `kind_of` the rank."""
 
 
 def kind_of(world: Layout, rank: int) -> str:
-    """Which ranks have imported and compiled the same."""
+    """Kind of a rank; ranks of a kind have imported and compiled the same code."""
     role = world.topology.role(rank)
     if not isinstance(role, WorkerRole):
         return "server" if isinstance(role, ServerRole) else "tables"
@@ -33,11 +33,11 @@ def kind_of(world: Layout, rank: int) -> str:
 
 
 def runtimes(world: Layout, peaks: Mapping[int, int]) -> dict[str, int]:
-    """What the ranks of a run had beside what they owned: torch, kernels, buffers.
+    """Memory of a run's ranks beside what they owned: torch, kernels, buffers.
 
     Args:
-        world: the run.
-        peaks: bytes of memory at most, by rank.
+        world: layout of the run.
+        peaks: peak memory in bytes, by rank.
     """
     found: dict[str, list[int]] = defaultdict(list)
     for rank, peak in peaks.items():
@@ -46,19 +46,19 @@ def runtimes(world: Layout, peaks: Mapping[int, int]) -> dict[str, int]:
 
 
 def memory_bytes(world: Layout, rank: int, known: Runtimes) -> int:
-    """Of one rank at most.
+    """Peak memory of one rank in bytes.
 
     Args:
-        world: its world.
-        rank: its number.
-        known: of a run.
+        world: the planned world.
+        rank: the rank.
+        known: `runtimes` of a run.
     """
     others = int(median(known.values())) if known else RUNTIME_BYTES
     return known.get(kind_of(world, rank), others) + _owned(world, rank)
 
 
 def _owned(world: Layout, rank: int) -> int:
-    """While a checkpoint is written there is a copy of all that a rank owns."""
+    """Bytes of what a rank owns, with its copy while a checkpoint is written."""
     role, config = world.topology.role(rank), world.config
     if isinstance(role, WorkerRole):
         return _worker(world, role.stage)
@@ -79,7 +79,7 @@ def _worker(world: Layout, stage: int) -> int:
     own = SLOTS[config.optimizer.name] if not topology.servers else 0
     dense = FLOAT_BYTES * world.elements(stage) * (2 + 2 * sparse + own)
     part, rows = world.partition.stages[stage], config.train.batch_size
-    # What forward keeps for backward, twice: the values and their gradients.
+    # Twice what forward keeps for backward: values and gradients.
     widths = [part.input_width, *(outputs for outputs, _ in world.matrices(stage))]
     activations = 2 * FLOAT_BYTES * rows * sum(widths)
     tables = 0
@@ -92,7 +92,7 @@ def _worker(world: Layout, stage: int) -> int:
 
 
 def _row_bytes(world: Layout) -> int:
-    """Of a row of a table, with the state of its optimizer."""
+    """Bytes of a table's row, with its optimizer state."""
     dim = world.spec.embedding_dim
     state = {"sgd": 0, "rowwise_adagrad": 1, "adagrad": dim, "rowwise_adam": dim + 1}
     state["adam"] = 2 * dim

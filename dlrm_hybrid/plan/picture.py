@@ -1,4 +1,4 @@
-"""Samples per second over trainers, a line for each kind of links."""
+"""Draws predicted samples per second over trainers, a line for each kind of links."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dlrm_hybrid.report.figures import AxesText, Line, Lines, Picture, Range
 
 
 def draw(predictions: Sequence[Prediction], path: Path) -> None:
-    """Write the picture of some predictions.
+    """Draw predictions and write the picture.
 
     Args:
-        predictions: in any order.
-        path: of a PNG, SVG or PDF.
+        predictions: predictions in any order.
+        path: a PNG, SVG or PDF file.
 
     Raises:
         OSError: it cannot be written.

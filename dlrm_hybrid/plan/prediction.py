@@ -1,4 +1,4 @@
-"""What is predicted of a world: how fast it is, what limits it, and what would change that."""
+"""Predictions for a world: its speed, what limits it, and what would change that."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from dlrm_hybrid.plan.simulation import simulate
 from dlrm_hybrid.plan.worlds import Planned, as_configured
 from dlrm_hybrid.telemetry.traffic import Traffic
 
-BUSY = 0.6  # use of the fullest resource; below, ranks mostly wait for messages under way
+BUSY = 0.6  # below this use of the busiest resource, ranks mostly wait for messages in flight
 SLOW, SLOWER = "one trainer at half speed", 2.0
 LIKENESS = {"gradient": 8, "activation": 4, "embedding": 4, "network": 2}
-"""How much a choice in a section says of costs."""
+"""Weights of equal choices in the configuration, for the likeness of two worlds' costs."""
 UNITS_OF = {
     "embedding": ("own_lookup", "lookup", "ask", "serve"),
     "activation": ("encode_activation", "decode_activation"),
 }
-"""Costs of units that any run with the same choice knows."""
+"""Unit costs that can be taken from any run with the same choice in a section."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Bottleneck:
     Attributes:
         name: `link of server-0`, `cores`, `thread of worker-0.1`, `network thread of server-0` or
             `waiting`.
-        use: share of the time in which it is busy; of `waiting` that of the busiest resource.
-        busiest: that resource.
+        use: share of the time in which the busiest resource is busy.
+        busiest: name of that resource.
     """
 
     name: str
@@ -52,16 +52,16 @@ class Bottleneck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What one world is predicted to do: speed, bytes, memory, and what limits it.
+    """Prediction for one world: speed, bytes, memory, and what limits it.
 
     Attributes:
-        planned: it.
-        samples_per_second: of all trainers.
-        seconds: for the run that is configured.
-        bytes_per_sample: by class of traffic.
+        planned: the world.
+        samples_per_second: speed of all trainers together.
+        seconds: duration of the configured run.
+        bytes_per_sample: bytes sent per sample, by class of traffic.
         uses: share of the time in which each resource is busy, by its name; see `Outcome`.
-        memory_bytes: of each rank, by name.
-        what_if: how many times as fast it would be, by what is changed.
+        memory_bytes: peak memory of each rank, by its name.
+        what_if: factor on the speed, by change.
     """
 
     planned: Planned
@@ -74,7 +74,7 @@ class Prediction:
 
     @property
     def bottleneck(self) -> Bottleneck:
-        """The resource that limits the speed of this world, or waiting where none is busy."""
+        """The resource that limits the speed, or waiting if none is busy enough."""
         busiest = max(self.uses, key=lambda name: self.uses[name])
         use = self.uses[busiest]
         return Bottleneck(busiest if use >= BUSY else "waiting", use, busiest)
@@ -86,7 +86,7 @@ class Prediction:
         return {name.removeprefix(prefix): use for name, use in named if name.startswith(prefix)}
 
     def to_json(self) -> dict[str, Any]:
-        """For a file; `network.bytes_per_sample` is that of a run's summary."""
+        """The prediction as JSON values, with names that mean the same as in a run's summary."""
         parallel = self.planned.config.parallel
         by_class = {traffic.value: one for traffic, one in self.bytes_per_sample.items()}
         return {
@@ -112,12 +112,12 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What worlds are predicted from.
+    """Costs of a run, from which worlds are predicted.
 
     Attributes:
         calibration: the run.
-        units: CPU seconds of units in it.
-        runtimes: bytes of memory beside what its ranks owned.
+        units: its unit costs.
+        runtimes: memory of its ranks beside what they owned.
     """
 
     calibration: Calibration
@@ -126,17 +126,17 @@ class Costs:
 
     @classmethod
     def of(cls, run: Calibration, world: Layout) -> Costs:
-        """The costs of a run, which is this world."""
+        """Derive the costs of a run from its measurements and its layout."""
         peaks = {rank: one.peak_rss_bytes for rank, one in run.ranks.items()}
         hosts = as_configured(run.config).hosts(run.cores)
         return cls(run, units_of(run, world, hosts), runtimes(world, peaks))
 
     def knows(self, config: Config, section: str) -> bool:
-        """Whether the run had the same choice."""
+        """Whether the run had the same choice in a section of the configuration."""
         return _name(self.calibration.config, section) == _name(config, section)
 
     def likeness(self, config: Config) -> int:
-        """How much of what decides costs a world has in common with the run."""
+        """Score of how much a world has in common with the run, as far as it decides costs."""
         run = self.calibration.config
         alike = sum(LIKENESS[section] for section in LIKENESS if self.knows(config, section))
         alike += 2 * (run.parallel.cuts == config.parallel.cuts)
@@ -144,7 +144,7 @@ class Costs:
 
 
 def most_like(costs: Sequence[Costs], config: Config) -> Costs:
-    """The run that is most like a world, with what others say of tables and of activations."""
+    """Costs of the run most like a world; those of tables and activations may be from others."""
     ranked = sorted(costs, key=lambda one: -one.likeness(config))
     units = ranked[0].units
     for section, names in UNITS_OF.items():
@@ -155,7 +155,7 @@ def most_like(costs: Sequence[Costs], config: Config) -> Costs:
 
 
 def remarks(costs: Sequence[Costs], config: Config) -> list[str]:
-    """What of a world these runs cannot say."""
+    """Warnings about choices of a world that no run had, so that costs are extrapolated."""
     first = most_like(costs, config).calibration
     unlike = [
         f"{section}={_name(config, section)} (it had {_name(first.config, section)})"
@@ -175,13 +175,13 @@ def _name(config: Config, section: str) -> str:
 
 
 def predict(planned: Planned, world: Layout, costs: Costs, train_rows: int) -> Prediction:
-    """Simulate a world.
+    """Predict the speed and memory of a world by simulating it.
 
     Args:
         planned: the world.
-        world: the same, with what it sends.
-        costs: of its parts.
-        train_rows: of its data.
+        world: its layout, with what it sends.
+        costs: costs of a run.
+        train_rows: number of training rows.
     """
     config, topology = planned.config, world.topology
     outcome = simulate(world, costs.units, planned.hosts(_cores(config, costs)))
@@ -204,7 +204,7 @@ def predict(planned: Planned, world: Layout, costs: Costs, train_rows: int) -> P
 
 
 def with_changes(prediction: Prediction, world: Layout, costs: Costs) -> Prediction:
-    """Also what more of what a world has would make of it."""
+    """Complete a prediction by `what_if`."""
     hosts = prediction.planned.hosts(_cores(world.config, costs))
     slow = range(world.topology.stages) if world.topology.trainers > 1 else ()
     what_if = {
@@ -220,7 +220,7 @@ def _cores(config: Config, costs: Costs) -> float:
 
 
 def _changes(hosts: Hosts, slow: Sequence[int]) -> Iterator[tuple[str, Hosts]]:
-    """What to change, one thing at a time."""
+    """Yield changes of the hosts, one thing at a time, with their names."""
     if hosts.bytes_per_second is not None:
         yield "rate × 2", replace(hosts, bytes_per_second=2 * hosts.bytes_per_second)
     if hosts.latency_seconds:

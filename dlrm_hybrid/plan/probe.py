@@ -1,4 +1,4 @@
-"""Short runs here and now, to take costs from where no run is given."""
+"""Short runs on this machine, to take costs from if no run is given."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def probe(request: Request, display: Display, view: TrainingView) -> list[Calibr
     """Train the configured world and one process, some seconds each.
 
     Args:
-        request: of the command line.
-        display: says what is done.
+        request: the request of the command line.
+        display: tells the user what is done.
         view: shows the runs.
 
     Raises:
@@ -46,7 +46,7 @@ def probe(request: Request, display: Display, view: TrainingView) -> list[Calibr
 
 
 def world_of(values: Values) -> dict[str, Any]:
-    """The configured world, not larger than needed, on links that are fast if it has some."""
+    """The configured world with few trainers and servers, on fast links if it has links."""
     parallel, network = values["parallel"], values["network"]
     emulated = network["name"] == "emulated"
     return _short(

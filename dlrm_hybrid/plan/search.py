@@ -1,4 +1,4 @@
-"""The worlds with up to so many ranks that may be the fastest: estimated, to simulate the best."""
+"""Search for the fastest worlds of up to `plan.search` ranks: all are estimated, few simulated."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from dlrm_hybrid.wire.frame import Kind
 CUTS: Sequence[tuple[str, ...]] = ((), ("bottom.2",), ("bottom.2", "top.2"))
 CUTS_WITHOUT_BOTTOM: Sequence[tuple[str, ...]] = ((), ("top.2",))
 SIMULATED = 12  # worlds for each kind of links
-ALIKE = 0.02  # of the speed: of worlds that are estimated so alike the smallest comes first
+ALIKE = 0.02  # relative difference of estimated speeds below which the smaller world comes first
 
 
 class Shape(NamedTuple):
-    """A world's cuts, and how many trainers, servers and table servers it has."""
+    """Cuts of a world, and its numbers of trainers, servers and table servers."""
 
     cuts: tuple[str, ...]
     trainers: int
@@ -38,20 +38,20 @@ class Shape(NamedTuple):
 
     @property
     def ranks(self) -> int:
-        """Of all kinds."""
+        """Number of ranks of all kinds."""
         return self.trainers * (len(self.cuts) + 1) + self.servers + self.tables
 
 
 def searched(request: Request, costs: Costs, counter: Counter) -> list[tuple[Planned, Layout]]:
-    """The worlds that may be the fastest, for every kind of links, and what they send.
+    """The worlds that may be the fastest, for every kind of links, with what they send.
 
-    Trainers, stages (at the usual cuts), servers and table servers are tried; tables are served
-    where there are table servers. What compresses activations is left out where there are none.
+    Numbers of trainers, stages (at the usual cuts), servers and table servers are varied. Worlds
+    with table servers have served tables; worlds without cuts do not compress activations.
 
     Args:
-        request: of the command line.
-        costs: of units.
-        counter: of what worlds send.
+        request: the request of the command line.
+        costs: costs of a run.
+        counter: counts what worlds send.
     """
     config, values, ranks = request.config, request.values, request.config.plan.search
     assert ranks is not None
@@ -68,7 +68,7 @@ def searched(request: Request, costs: Costs, counter: Counter) -> list[tuple[Pla
         hosts = Planned(config, rate, latency).hosts(cores)
         estimates = {cuts: _Estimate(*base, costs.units, hosts) for cuts, base in bases.items()}
         ranked = sorted((estimates[shape.cuts].rank(shape), shape) for shape in shapes)
-        # Of those that differ in idle servers alone the smallest.
+        # Of worlds with equal estimates, cuts and trainers, keep the one with the fewest servers.
         alike = {(speed, *shape[:2]): shape for (speed, _), shape in reversed(ranked)}
         tried = (changed(values, _changes(config, alike[one])) for one in sorted(alike))
         possible = (validate(one) for one in tried if not all_faults(one))
@@ -90,13 +90,13 @@ def _shapes(cuts: tuple[str, ...], ranks: int, tensors: int) -> Iterator[Shape]:
 def _pair(
     config: Config, values: Values, cuts: tuple[str, ...], counter: Counter
 ) -> tuple[Layout, Layout] | None:
-    """Two worlds with these cuts, of few trainers; None where there can be none."""
+    """Two worlds of few trainers with these cuts, to extrapolate from; None if none is valid."""
     kinds = [Shape(cuts, 2, 1, tables) for tables in (0, 1)]
     tried = (changed(values, _changes(config, shape)) for shape in kinds)
     valid = next((validate(one) for one in tried if not all_faults(one)), None)
     if valid is None:
         return None
-    # In as many steps as those which worlds of more trainers follow from, so counted once for both.
+    # In FEW_STEPS, like the worlds that larger ones are extrapolated from: both are counted once.
     few, more = (
         counter.layout(smaller(valid, trainers), most_steps=FEW_STEPS)
         for trainers in (SMALL, LARGER)
@@ -125,9 +125,9 @@ def _no_activation() -> dict[str, Any]:
 
 @final
 class _Estimate:
-    """Speeds of worlds with the cuts of one: no link and no thread is more than full.
+    """Estimates speeds of worlds with given cuts: no link and no thread can be more than busy.
 
-    Where trainers wait for each other, a step also takes what follows one after the other.
+    If trainers wait for each other, a step is also as long as its chain of dependent work.
     """
 
     def __init__(self, small: Layout, base: Layout, units: UnitCosts, hosts: Hosts) -> None:
@@ -144,7 +144,7 @@ class _Estimate:
             compute_seconds(units, base, stage) + own * base.elements(stage) + units.loop
             for stage in stages
         ]
-        self._exchanged = sum(base.exchange) * LARGER  # of a trainer, with all others
+        self._exchanged = sum(base.exchange) * LARGER  # by a trainer, with all others
         self._sent = [
             (_total(small, kind), _total(base, kind)) for kind in (Kind.PUSH, Kind.PARAMETERS)
         ]
@@ -160,11 +160,11 @@ class _Estimate:
         self._largest_part = largest_part
 
     def rank(self, shape: Shape) -> tuple[int, int]:
-        """The lower the faster, and then the smaller."""
+        """Sort key: the fastest shapes first, and of equally fast ones the smallest."""
         return -round(math.log(self.speed(shape)) / ALIKE), shape.ranks
 
     def speed(self, shape: Shape) -> float:
-        """Samples per second."""
+        """Estimated samples per second."""
         units, trainers = self._units, shape.trainers
         carry, others = units.send + 2 * units.carry, max(trainers - 1, 0)
         part = self._largest_part(shape.servers)

@@ -1,7 +1,7 @@
-"""How fast a planned world is: a few of its trainers, with all servers, in simulated time.
+"""Simulates a planned world: a few of its trainers with all servers, in simulated time.
 
-Workers run the step of training itself (`parallel.step`), servers the sync policies and the orders
-of tables: costs stand for tensors.
+Workers run the real training step (`parallel.step`), servers the real sync policies and orders of
+table updates, with costs in place of tensors.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from dlrm_hybrid.run.assembly.build import pipeline, policy
 from dlrm_hybrid.types import BatchNumber, Tick, Version
 from dlrm_hybrid.wire.frame import Kind
 
-MOST_TRAINERS = 4  # that are simulated; of more each stands for several
+MOST_TRAINERS = 4  # that are simulated; in larger worlds each stands for several
 STEPS, WARMUP_SHARE = 9, 1 / 3
-JITTER, JITTER_STEPS = 0.25, 1 << 20  # of steps that nobody waits for; assumed
+JITTER, JITTER_STEPS = 0.25, 1 << 20  # of a step's time, unless trainers wait; assumed
 FORWARD_SHARE = 0.36
-"""Of the time of forward and backward: one product of three, and what is beside it. Assumed."""
-TENSOR: Any = "a tensor"  # wherever there would be one
+"""Forward's share of the time of forward and backward: one of three products, and more. Assumed."""
+TENSOR: Any = "a tensor"  # in place of every tensor
 RESULT: Any = SimpleNamespace(
     loss_sum=0.0, correct=0, rows=0, gradients=TENSOR, pooled_gradient_BFD=TENSOR
 )
@@ -43,14 +43,14 @@ RESULT: Any = SimpleNamespace(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a simulation has measured.
+    """Result of a simulation.
 
     Attributes:
-        samples_per_second: of all trainers, after the first third.
-        uses: shares of the time in which what is simulated is busy: `cores` of the busiest machine,
-            `link of`, `thread of` and `network thread of` ranks. A link is full if it is in one
-            direction or the other; it has the name of the first rank on it.
-        cold_seconds: CPU of each rank's main thread in a step, since its caches were cold.
+        samples_per_second: speed of all trainers together, after warm-up.
+        uses: shares of the time in which each resource is busy: `cores` of the busiest machine,
+            `link of`, `thread of` and `network thread of` ranks. A link is busy if one direction
+            is; it has the name of the first rank on it.
+        cold_seconds: CPU seconds in a step of each rank's main thread that are due to cold caches.
     """
 
     samples_per_second: float
@@ -59,18 +59,18 @@ class Outcome:
 
 
 def simulated(config: Config) -> Config:
-    """A world with as many of its trainers as are simulated."""
+    """Configure a world with only as many of its trainers as are simulated."""
     few = min(config.parallel.trainers, MOST_TRAINERS)
     return replace(config, parallel=replace(config.parallel, trainers=few))
 
 
 def simulate(world: Layout, units: UnitCosts, hosts: Hosts) -> Outcome:
-    """Run some steps of a world, of whose trainers each one stands for several if they are many.
+    """Simulate some steps of a world; if it has many trainers, each one stands for several.
 
     Args:
-        world: of all trainers.
-        units: of costs.
-        hosts: of the ranks of `simulated`.
+        world: layout of the whole world.
+        units: unit costs.
+        hosts: placement of the ranks of `simulated`.
     """
     few = simulated(world.config)
     crowd = world.topology.trainers / few.parallel.trainers
@@ -85,7 +85,7 @@ def simulate(world: Layout, units: UnitCosts, hosts: Hosts) -> Outcome:
         name = topology.name(rank.rank)
         uses[f"thread of {name}"] = rank.busy_seconds / now
         uses[f"network thread of {name}"] = rank.carried_seconds / now
-    # Trainers that are not simulated take as much of a machine that they share with those that are.
+    # On a shared machine, trainers that are not simulated take as much as those that are.
     shared = crowd if len(set(hosts.machine)) == 1 else 1.0
     cores = dict.fromkeys(hosts.machine, 0.0)
     for rank, of in zip(machine.ranks, hosts.machine, strict=True):
@@ -100,7 +100,7 @@ def simulate(world: Layout, units: UnitCosts, hosts: Hosts) -> Outcome:
 
 
 class _Simulation:
-    """The programs of all ranks."""
+    """Makes the programs of all ranks."""
 
     def __init__(self, world: Layout, units: UnitCosts, hosts: Hosts, crowd: float) -> None:
         config = world.config
@@ -110,7 +110,7 @@ class _Simulation:
         self.pipeline = pipeline(config)
         ahead = config.sync.staleness + config.embedding.staleness + self.pipeline.most_in_flight
         self.steps, self.skipped = STEPS + 2 * ahead, int(STEPS * WARMUP_SHARE) + ahead
-        self.seconds: dict[int, float] = {}  # of the steps that are not skipped
+        self.seconds: dict[int, float] = {}  # by worker, of the steps that are not skipped
 
     def program(self, rank: Rank) -> Simulated:
         role, config = self.world.topology.role(rank.rank), self.world.config
@@ -133,9 +133,9 @@ class _Simulation:
         self.seconds[rank.rank] = (yield NOW) - first
 
     def _jitter(self, role: WorkerRole, step: int) -> float:
-        """How many times as long a step takes, where trainers do not wait for each other.
+        """Random factor on the time of a step if trainers do not wait for each other.
 
-        Trainers that are all alike would stay in step: all would push at once, and then all pull.
+        Equal trainers would stay in lockstep: all would push at once, and then all pull.
         """
         if self.policy.shares_versions:
             return 1.0
@@ -143,7 +143,7 @@ class _Simulation:
         return 1 + JITTER * (2 * drawn - 1)
 
     def _serve(self, rank: Rank, server: int) -> Simulated:
-        """Take pushes and contributions as they come, and publish what the policy says."""
+        """Take pushes and contributions as they arrive, and publish what the policy says."""
         world, topology = self.world, self.world.topology
         states: dict[int, BucketState] = {}
         for stage in range(topology.stages):
@@ -172,7 +172,7 @@ class _Simulation:
             if isinstance(action, Average):
                 rank.work(self.units.server_apply * elements * len(action.pushes))
                 continue
-            # A version that all of them share is encoded once, however many there are.
+            # A version that all trainers share is encoded only once.
             times = 1 / rank.copies if self.policy.shares_versions else 1.0
             rank.work(times * self.units.server_encode * elements)
             for worker in action.to:
@@ -180,7 +180,7 @@ class _Simulation:
                 rank.send(worker, Receive(Kind.PARAMETERS, rank.rank, action.version), size)
 
     def _serve_tables(self, rank: Rank, order: TableOrder) -> Simulated:
-        """Answer lookups and apply updates in the order that the tables have."""
+        """Answer lookups and apply updates in the order of the tables."""
         config, topology = self.world.config, self.world.topology
         seconds = self.units.serve * config.train.batch_size / topology.table_servers
         size = self.world.size(Kind.ROWS, topology.interaction_stage)
@@ -201,7 +201,7 @@ class _Simulation:
 
 
 class _Worker:
-    """All that `train_step` asks of a worker, as costs; what a batch is read as, too."""
+    """Stands for the worker, and the batches it reads, in `train_step`; it has costs only."""
 
     def __init__(self, simulation: _Simulation, rank: Rank, stage: int) -> None:
         world, units, self._rank = simulation.world, simulation.units, rank
@@ -252,7 +252,7 @@ class _Worker:
 
     def backward(self, batch: int, microbatch: int, received: Any) -> Any:
         if (batch, microbatch) not in self._graphs:
-            self.forward(batch, microbatch, received)  # what entered was kept
+            self.forward(batch, microbatch, received)  # recomputed from the stage's inputs
         self._graphs.discard((batch, microbatch))
         self._rank.work(self.pace * self._compute * (1 - FORWARD_SHARE))
         return TENSOR
@@ -277,7 +277,7 @@ class _Worker:
         self._send(Kind.ACTIVATION_GRADIENT, -1, batch, microbatch)
 
     def _cut(self, side: int) -> tuple[int, float]:
-        """Boundary to a neighbour, and elements that pass it; none where there is no neighbour."""
+        """Boundary to a neighbour, and the elements that pass it; 0 without a neighbour."""
         cut, stages = self.part.index + min(side, 0), self._world.partition.stages
         if not 0 <= cut < len(stages) - 1:
             return cut, 0.0
@@ -334,9 +334,9 @@ class _Worker:
             self._rank.send(server, Receive(kind, self._rank.rank, batch), size)
 
     def _exchange(self, batch: int, phase: int, size: float) -> Simulated:
-        """As gloo does: nobody sends before the receiver has said that it is ready.
+        """An all-to-all like gloo's: nobody sends before the receiver is ready.
 
-        A thread of the group does it, which is woken up and wakes up who waits for it.
+        A thread of the group does it: it is woken up, and wakes up the thread that waits.
         """
         times = self._all_others / len(self._others)
         ready, rows = (

@@ -1,4 +1,4 @@
-"""The worlds that `plan` compares: the configured one with other numbers in it."""
+"""The worlds that `plan` compares: variations of the configured one."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from dlrm_hybrid.types import ConfigError
 
 Values = Mapping[str, Any]
 
-PICTURES = (".png", ".svg", ".pdf")  # as of reports, whose libraries are not needed yet
+PICTURES = (".png", ".svg", ".pdf")  # like reports, whose libraries are not imported here
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A world that is predicted.
+    """A world to predict, on links of a rate and latency.
 
     Attributes:
-        config: of the run.
-        rate: of links, such as `100mbit`; None where ranks are not bound by links.
-        latency: of links, such as `20ms`; None for none.
+        config: configuration of the run.
+        rate: rate of links, such as `100mbit`; None if links are no limit.
+        latency: latency of links, such as `20ms`; None for none.
     """
 
     config: Config
@@ -38,21 +38,21 @@ class Planned:
 
     @property
     def name(self) -> str:
-        """Trainers × stages + servers + table servers."""
+        """Name of the world's shape: trainers × stages + servers + table servers."""
         parallel = self.config.parallel
         tables = f" + {parallel.table_servers}" if parallel.table_servers else ""
         return f"{parallel.trainers} × {len(parallel.cuts) + 1} + {parallel.servers}{tables}"
 
     @property
     def links(self) -> str:
-        """Rate and latency."""
+        """Rate and latency in words; empty without."""
         return " ".join(text for text in (self.rate, self.latency) if text)
 
     def hosts(self, cores: float) -> Hosts:
-        """Where the ranks are that are simulated, and what they share.
+        """Placement of the ranks that are simulated.
 
         Args:
-            cores: of each machine.
+            cores: cores of each machine.
         """
         config = simulated(self.config)
         ranks = range(topology(config).size)
@@ -69,21 +69,21 @@ class Planned:
 
 
 def as_configured(config: Config) -> Planned:
-    """The world of a configuration on the links that `train` would give it."""
+    """The world of a configuration, on the links that `train` would give it."""
     network = config.network
     has_links = network.name == "emulated" or config.plan.hosts == "each"
     return Planned(config, network.rate if has_links else None, network.latency)
 
 
 def compared(config: Config, values: Values) -> list[Planned]:
-    """The configured world for every value of the lists of `plan`.
+    """The configured world with every combination of the lists in section `plan`.
 
     Args:
-        config: of the command line.
+        config: configuration of the command line.
         values: the same as plain values.
 
     Raises:
-        ConfigError: a world of these values is impossible; one line for each fault.
+        ConfigError: a combination is invalid; a line for each fault.
     """
     parallel = config.parallel
     sizes = product(
@@ -95,13 +95,13 @@ def compared(config: Config, values: Values) -> list[Planned]:
 
 
 def links(config: Config) -> list[tuple[str | None, str | None]]:
-    """Rates and latencies to compare."""
+    """Pairs of rate and latency to compare."""
     own = as_configured(config)
     return list(product(config.plan.rates or (own.rate,), config.plan.latencies or (own.latency,)))
 
 
 def changed(values: Values, changes: Values) -> dict[str, Any]:
-    """Plain values with others at some keys."""
+    """Replace plain values at dotted keys, in a copy."""
     after = dict(values)
     for key, value in changes.items():
         group, _, name = key.partition(".")
@@ -110,10 +110,10 @@ def changed(values: Values, changes: Values) -> dict[str, Any]:
 
 
 def check(config: Config) -> None:
-    """Refuse what is not predicted.
+    """Refuse configurations that cannot be predicted.
 
     Raises:
-        ConfigError: one line for each fault.
+        ConfigError: there are such; a line for each fault.
     """
     faults: list[str] = []
     if config.parallel.name != "hybrid":
