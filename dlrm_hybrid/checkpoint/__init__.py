@@ -1,1 +1,1 @@
-"""Checkpoints: what a run folder holds of them, how they are written, committed and read."""
+"""Checkpoints: their layout in a run folder, and how they are written, committed and read."""

@@ -1,9 +1,9 @@
-"""Makes a checkpoint valid once all ranks have written their files, and drops those not to be kept.
+"""Two-phase commit of checkpoints, and removal of those not to be kept.
 
-First every rank writes and reports; when the last one has, and not before, all become valid at
-once. A rank that fails, or is gone, leaves everything as it was: this much is pure.
-The manifest comes last into the folder, then the folder gets its name, then `latest` and `best`
-move, then older ones go. Whenever this is cut short, `latest` names a complete checkpoint.
+Every rank first writes and reports its shard; once the last has, all become valid at once. If a
+rank fails or is lost, everything stays as it was. This part is pure.
+The manifest comes last into the folder, then the folder is renamed, then `latest` and `best` move,
+then older checkpoints go. Whenever this is cut short, `latest` names a complete checkpoint.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from dlrm_hybrid.disk import flush, replace_text
 from dlrm_hybrid.parallel.finite import key_of_rate
 from dlrm_hybrid.types import ConfigError, DivergedError, DlrmError, ResourceError
 
-SEEN_SECONDS = 60.0  # file systems of a network may know of a new file so much later
+SEEN_SECONDS = 60.0  # network file systems may show a new file so much later
 POLL_SECONDS = 0.05
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """What one rank has written of a checkpoint, as JSON values.
+    """One rank's shard of a checkpoint, as JSON values.
 
     Attributes:
-        files: bytes and xxh3 by name.
-        tensors: group, dtype, full shape and parts, by name; a part says its file, where it begins
-            in the tensor, and its shape.
+        files: size and xxh3 by name.
+        tensors: group, dtype, full shape and parts, by name; a part has its file, its
+            begin in the tensor and its shape.
         seconds: time spent writing.
-        fault: why it could not be written; None if it was.
-        not_finite: name of a tensor with NaN or infinity, which is why nothing was written.
+        fault: why the shard could not be written; None if it was.
+        not_finite: name of a tensor with NaN or infinity, for which nothing was written.
     """
 
     files: Mapping[str, Mapping[str, Any]]
@@ -69,12 +69,12 @@ class Shard:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparing:
-    """A checkpoint that ranks are still writing.
+    """A checkpoint whose ranks are still writing.
 
     Attributes:
         step: training steps done.
         owed: names, by number, of the ranks that have not reported yet.
-        shards: reports of the others, by name of the rank.
+        shards: shards reported by the others, by name of the rank.
     """
 
     step: int
@@ -82,12 +82,12 @@ class Preparing:
     shards: Mapping[str, Shard]
 
     def took(self, rank: int, shard: Shard) -> Preparing:
-        """This checkpoint with the report of one more rank.
+        """This checkpoint with the shard of one more rank.
 
         Raises:
-            ResourceError: it could not write; names it.
-            DivergedError: it holds a value that is not finite; names step, tensor and key.
-            DlrmError: it has reported before, or is none of those that write.
+            ResourceError: the rank could not write; names it.
+            DivergedError: the shard holds a value that is not finite; names step, tensor and key.
+            DlrmError: the rank has reported before, or has no shard.
         """
         name = self.owed.get(rank)
         if name is None:
@@ -103,7 +103,7 @@ class Preparing:
         return replace(self, owed=owed, shards={**self.shards, name: shard})
 
     def without(self, rank: int) -> Preparing:
-        """This checkpoint when a rank is gone that has not reported."""
+        """This checkpoint without a rank that was lost before it reported."""
         return replace(self, owed={one: name for one, name in self.owed.items() if one != rank})
 
     @property
@@ -112,7 +112,7 @@ class Preparing:
         return not self.owed
 
     def contents(self) -> dict[str, Any]:
-        """`files` and `tensors` of all ranks, for the manifest.
+        """Merge `files` and `tensors` of all ranks, for the manifest.
 
         Raises:
             DlrmError: parts of a tensor are missing, or two ranks disagree about it.
@@ -142,10 +142,10 @@ class Saved:
 
     Attributes:
         step: training steps done.
-        folder: of the checkpoint.
-        num_bytes: of all its files.
-        seconds: how long training paused.
-        background_seconds: from then until it was valid.
+        folder: that of the checkpoint.
+        num_bytes: size of all its files.
+        seconds: time that training paused.
+        background_seconds: time from then until it was valid.
     """
 
     step: int
@@ -156,7 +156,7 @@ class Saved:
 
 
 def clean(root: Path) -> None:
-    """Remove what interrupted attempts have left; none may be in progress."""
+    """Remove the partial folders of interrupted attempts; no checkpoint may be in progress."""
     for folder in partial_folders(root):
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -164,19 +164,19 @@ def clean(root: Path) -> None:
 def commit(
     root: Path, attempt: int, prepared: Preparing, facts: Mapping[str, Any], keep: RetentionPolicy
 ) -> tuple[Path, int]:
-    """Make a checkpoint valid; its folder, and the bytes of all its files.
+    """Make a checkpoint valid; returns its folder, and the size of all its files in bytes.
 
     Args:
         root: the `checkpoints` folder of the run.
-        attempt: that wrote it.
-        prepared: what the ranks have written.
-        facts: whatever else a resumed run needs, as JSON values; under `score` a `Score`,
-            None where it was not evaluated.
-        keep: which checkpoints are kept, this one included.
+        attempt: the one that wrote it.
+        prepared: the shards of all ranks.
+        facts: whatever else a resumed run needs, as JSON values; `score` is a `Score`, or None if
+            not evaluated.
+        keep: rule for the checkpoints kept, this one included.
 
     Raises:
         ResourceError: the disk is full or not writable; older checkpoints are intact.
-        ConfigError: a file cannot be seen here that another rank has written.
+        ConfigError: a file that another rank has written cannot be seen here.
     """
     folder = root / folder_name(prepared.step)
     partial = partial_folder(root, prepared.step, attempt)
@@ -185,13 +185,13 @@ def commit(
             _await_files(partial, rank, shard)
         known = {file for shard in prepared.shards.values() for file in shard.files}
         for path in partial.iterdir():
-            if path.name not in known:  # half written by a rank that is gone
+            if path.name not in known:  # half written by a lost rank
                 path.unlink()
-        if (root.parent / PREPROCESSING_FOLDER).is_dir():  # a program may hand batches over
+        if (root.parent / PREPROCESSING_FOLDER).is_dir():  # batches given to a `World` have none
             keep_preprocessing(root.parent, partial)
         text = manifest_text({"step": prepared.step, **prepared.contents(), **facts})
         replace_text(partial / MANIFEST_FILE, text)
-        # Left by an attempt that ended before `latest` moved, or while removing it.
+        # Left by an attempt that ended before `latest` moved, or during its removal.
         _remove(folder)
         partial.rename(folder)
         flush(root)
@@ -206,10 +206,10 @@ def commit(
 
 
 def amend(root: Path, step: int, facts: Mapping[str, Any], keep: RetentionPolicy) -> None:
-    """Change facts of the checkpoint of a step, if there is one; raises ResourceError."""
+    """Change facts in the manifest of a step's checkpoint, if any; raises ResourceError."""
     folder = root / folder_name(step)
     if not (folder / MANIFEST_FILE).exists():
-        return  # the run began with a checkpoint of another
+        return  # the run began from another run's checkpoint
     try:
         replace_text(folder / MANIFEST_FILE, manifest_text({**read(folder).values, **facts}))
         _keep(root, keep)
@@ -222,7 +222,7 @@ def _keep(root: Path, keep: RetentionPolicy) -> None:
     if best_folder is not None:
         replace_text(root / BEST_FILE, best_folder.name + "\n")
     else:
-        (root / BEST_FILE).unlink(missing_ok=True)  # what it named may go now
+        (root / BEST_FILE).unlink(missing_ok=True)  # the checkpoint it named may be removed now
     found = complete(root)
     for folder in found:
         if folder not in (*found[-keep.newest :], best_folder):
@@ -230,7 +230,7 @@ def _keep(root: Path, keep: RetentionPolicy) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """The manifest goes first, so that no partial folder looks complete."""
+    """Remove a checkpoint, its manifest first, so that no partial folder looks complete."""
     if folder.exists():
         (folder / MANIFEST_FILE).unlink(missing_ok=True)
         shutil.rmtree(folder)

@@ -1,11 +1,11 @@
-"""The folders of checkpoints and how they are found; free of torch, for the supervisor.
+"""Folders of checkpoints, and how they are found; free of torch, for the supervisor.
 
-checkpoints/.step_00001024.0.partial/            of attempt 0, while ranks write; then renamed
+checkpoints/.step_00001024.0.partial/            attempt 0's, while ranks write; then renamed
 checkpoints/step_00001024/dense.server-0.safetensors …   one file per rank and group of tensors
 checkpoints/step_00001024/preprocessing/         schema, vocabularies and scales
-checkpoints/step_00001024/manifest.json          step, files, which of them has what, facts
-checkpoints/latest                               the name of the newest complete folder
-checkpoints/best                                 of the one with the best score
+checkpoints/step_00001024/manifest.json          step, files and their tensors, facts
+checkpoints/latest                               name of the newest complete folder
+checkpoints/best                                 name of the folder with the best score
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dlrm_hybrid.types import DataError
 LATEST_FILE = "latest"
 BEST_FILE = "best"
 SCORE = "score"
-POINTER_BYTES = 100  # of `latest` and `best`, at most
+POINTER_BYTES = 100  # most bytes of `latest` and `best`
 NEEDED = ("progress", "config", "config_hash", "rows")
 PARTIAL = ".partial"
 CHECKPOINTS = "checkpoints"
@@ -41,11 +41,11 @@ CHECKPOINTS = "checkpoints"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """Which complete checkpoints are kept.
+    """Rule for the complete checkpoints that are kept.
 
     Attributes:
-        newest: how many of the newest.
-        best: also keep, of those that were evaluated, the one with the best score.
+        newest: number of the newest to keep.
+        best: whether to keep also the one with the best score.
     """
 
     newest: int
@@ -53,7 +53,7 @@ class RetentionPolicy:
 
 
 def lost_latest(run_folder: Path) -> str | None:
-    """A warning where `latest` of a run names no checkpoint and another is used instead."""
+    """A warning if a run's `latest` names no checkpoint, so that another is used; else None."""
     root = run_folder / CHECKPOINTS
     if not complete(root) or pointed(root / LATEST_FILE) is not None:
         return None
@@ -64,19 +64,19 @@ def lost_latest(run_folder: Path) -> str | None:
 
 
 def has_checkpoint(run_folder: Path) -> bool:
-    """Whether a run has saved anything yet."""
+    """Whether a run has saved a checkpoint yet."""
     root = run_folder / CHECKPOINTS
     return (root / LATEST_FILE).is_file() or bool(complete(root))
 
 
 def find(path: Path) -> Path:
-    """The checkpoint folder that `path` means: itself, or the latest of a run folder.
+    """Resolve `path` to a checkpoint folder: itself, or the latest of a run folder.
 
-    The files `latest` and `best` mean the checkpoint they name. Where `latest` is missing or names
-    none that exists, it is the newest checkpoint with a valid manifest.
+    The files `latest` and `best` stand for the checkpoint they name. If `latest` is missing or
+    names none that exists, it is the newest checkpoint with a valid manifest.
 
     Raises:
-        DataError: there is none; the message lists the ones that exist.
+        DataError: there is none; the message lists those that exist.
     """
     if (path / MANIFEST_FILE).is_file():
         return path
@@ -91,34 +91,34 @@ def find(path: Path) -> Path:
 
 
 def find_best(path: Path) -> Path:
-    """The checkpoint folder to score rows with that `path` means.
+    """Resolve `path` to the checkpoint folder to score rows with.
 
-    Of a run folder it is the best one, where evaluations have found one, else as `find`; raises as
-    that.
+    For a run folder that is the best one, if evaluations have found one, else as `find`, whose
+    errors it raises.
     """
     named = (pointed(root / BEST_FILE) for root in (path, path / CHECKPOINTS))
     return next((folder for folder in named if folder is not None), None) or find(path)
 
 
 def best_score(root: Path) -> tuple[int, Score] | None:
-    """The step and score of the checkpoint that `best` names; None if it is none, or damaged."""
+    """Step and score of the checkpoint that `best` names; None if there is none, or damaged."""
     folder = pointed(root / BEST_FILE)
     if folder is None:
         return None
     try:
         manifest = read(folder)
-    except DataError:  # told where it is used
+    except DataError:  # reported where it is used
         return None
     score = score_of(manifest)
     return None if score is None else (manifest.step, score)
 
 
 def shown(folder: Path, step: int) -> str:
-    """A line for a person who named a run folder or one of its checkpoints: which one was taken.
+    """A line that tells the user which checkpoint of a run folder was chosen.
 
     Args:
-        folder: of the checkpoint.
-        step: of it.
+        folder: that of the checkpoint.
+        step: that of the checkpoint.
     """
     root, line = folder.parent, f"checkpoint {folder}, step {step:,}"
     latest, found = pointed(root / LATEST_FILE), best_score(root)
@@ -133,7 +133,7 @@ def shown(folder: Path, step: int) -> str:
 
 
 def _root(path: Path) -> Path:
-    """The folder of all checkpoints: `path`, or that of the run or file `latest` it names."""
+    """The folder of all checkpoints: `path`, or that of the run or `latest` file it names."""
     if path.name == LATEST_FILE and not path.is_dir():
         return path.parent
     is_root = (path / LATEST_FILE).is_file() or complete(path)
@@ -157,7 +157,7 @@ def _newest(path: Path, root: Path) -> Path:
 
 
 def pointed(pointer: Path) -> Path | None:
-    """The checkpoint that `latest` or `best` names; None if it names none that exists."""
+    """The checkpoint that `latest` or `best` names; None if there is none of that name."""
     try:
         title = read_text(pointer.parent, pointer.name, POINTER_BYTES).strip()
     except DataError:
@@ -171,17 +171,17 @@ def _is_complete(folder: Path) -> bool:
 
 
 def partial_folder(root: Path, step: int, attempt: int) -> Path:
-    """The folder into which the ranks of an attempt write the checkpoint of a step."""
+    """The folder in which the ranks of an attempt write a step's checkpoint."""
     return root / f".{folder_name(step)}.{attempt}{PARTIAL}"
 
 
 def partial_folders(root: Path) -> list[Path]:
-    """The folders of checkpoints that were never committed."""
+    """All folders of uncommitted checkpoints."""
     return list(root.glob(f".{PREFIX}*{PARTIAL}"))
 
 
 def key_of(name: str, begin: Sequence[int], is_full: bool) -> str:
-    """What a piece of a tensor is called in its file."""
+    """Key of a tensor's piece in its file."""
     return name if is_full else f"{name}@{'x'.join(map(str, begin))}"
 
 
@@ -195,16 +195,16 @@ def unwritten(root: Path, path: Path, error: OSError) -> str:
 
 
 def complete(root: Path) -> list[Path]:
-    """The complete checkpoints below the `checkpoints` folder of a run, oldest first.
+    """The complete checkpoints in a run's `checkpoints` folder, oldest first.
 
-    Copies under other names and links are not the program's own.
+    Links and copies under other names do not count.
     """
     found = [folder for folder in root.glob(f"{PREFIX}*") if is_folder_name(folder.name)]
     return sorted(filter(_is_complete, found), key=step_of)
 
 
 def later(path: Path) -> list[Path]:
-    """The complete checkpoints of later steps, beside the one that is taken of this path.
+    """The complete checkpoints after the one that this path resolves to, in the same folder.
 
     Raises:
         DataError: as `find`.
@@ -214,20 +214,20 @@ def later(path: Path) -> list[Path]:
 
 
 def step_of(folder: Path) -> int:
-    """The step in the name of a checkpoint's folder; a name may have more digits than another."""
+    """The step in the name of a checkpoint's folder; names may differ in digits."""
     return int(folder.name.removeprefix(PREFIX))
 
 
 def best(root: Path) -> Path | None:
     """The complete checkpoint with the best score, the newest of equals.
 
-    Where a run has gone on with another `train.monitor` or part of the rows, those with other
-    scores than the newest do not count.
+    After a change of `train.monitor` or of the scored part within a run, only those with the
+    newest checkpoint's kind of score count.
     """
     found: Path | None = None
     most: Score | None = None
     for folder in reversed(complete(root)):
-        with suppress(DataError):  # a damaged one is not the best
+        with suppress(DataError):  # a damaged one cannot be the best
             score = score_of(read(folder))
             if score is None or (most and (score.part, score.monitor) != (most.part, most.monitor)):
                 continue
@@ -237,7 +237,7 @@ def best(root: Path) -> Path | None:
 
 
 def instead_of(folder: Path) -> str:
-    """What to do where this checkpoint is damaged, as the end of a message."""
+    """The end of a message about a damaged checkpoint: what to do instead."""
     if not is_folder_name(folder.name):
         return ""
     older = [one for one in complete(folder.parent) if step_of(one) < step_of(folder)]
@@ -245,7 +245,7 @@ def instead_of(folder: Path) -> str:
 
 
 def saved_step(path: Path | None) -> int:
-    """The step at which a run resumes from this run folder or checkpoint; 0 without one.
+    """The step at which a run resumes from this run folder or checkpoint; 0 for None.
 
     Raises:
         DataError: as `find` and `read`.
@@ -254,15 +254,15 @@ def saved_step(path: Path | None) -> int:
 
 
 def read(folder: Path) -> Manifest:
-    """The manifest of a checkpoint; raises DataError as `read_manifest`."""
+    """Read the manifest of a checkpoint; raises DataError as `read_manifest`."""
     return read_manifest(folder, instead_of(folder))
 
 
 def read_facts(folder: Path) -> Mapping[str, Any]:
-    """The manifest's values: `step` and the facts given to `commit`.
+    """The values of a manifest: `step` and the facts given to `commit`.
 
     Raises:
-        DataError: as `read`, or it does not say what a run needs to resume from it.
+        DataError: as `read`, or facts are missing that a run needs to resume.
     """
     values = read(folder).values
     missing = [key for key in NEEDED if values.get(key) is None]

@@ -1,7 +1,7 @@
-"""The manifest of a checkpoint, never trusted when it is read; free of torch.
+"""The manifest of a checkpoint, checked whenever it is read; free of torch.
 
-A checksum is no signature: an intact manifest may still name files elsewhere, parts that overlap,
-or more elements than its files have. Nothing is opened or allocated for one that does.
+A checksum is no signature: an intact manifest may still name files elsewhere, overlapping parts, or
+more elements than its files have. Nothing is opened or allocated for such a manifest.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class FileEntry:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class Part:
-    """A box of a tensor: the file that holds it, where it begins in the tensor, its shape.
+    """A box of a tensor: its file, its begin in the tensor, its shape.
 
-    Of its rows, elements of the first dimension, the tensor has others between where `every` is
-    more than 1: `every` - 1 of them.
+    If `every` is more than 1, its rows (elements of the first dimension) are every `every`-th of
+    the tensor.
     """
 
     file: FileName
@@ -79,12 +79,12 @@ class TensorEntry:
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
 class Score:
-    """What an evaluation says of a checkpoint.
+    """The score of a checkpoint in an evaluation.
 
     Attributes:
-        part: of the rows.
-        monitor: which score: a lower log-loss is better, or a higher AUC.
-        value: of the score.
+        part: the rows that were scored.
+        monitor: kind of score; a lower log-loss is better, or a higher AUC.
+        value: the score.
     """
 
     part: ScoredPart
@@ -92,17 +92,17 @@ class Score:
     value: float
 
     def gain(self, before: float) -> float:
-        """By how much it is better than this value of the same score."""
+        """How much better it is than this value of the same kind of score."""
         return before - self.value if self.monitor == "log_loss" else self.value - before
 
     @property
     def text(self) -> str:
-        """As a person reads it."""
+        """The score as text for the user."""
         name = "log-loss" if self.monitor == "log_loss" else "AUC"
         return f"{self.part} {name} {self.value:.4f}"
 
     def is_best(self, best: Score | None) -> bool:
-        """Whether it is better than the best until now, or the first of its kind."""
+        """Whether it is better than the best so far, or the first of its kind."""
         if best is None or (best.part, best.monitor) != (self.part, self.monitor):
             return True
         return self.gain(best.value) > 0
@@ -110,21 +110,21 @@ class Score:
 
 @dataclass(config=OPEN, frozen=True, kw_only=True)
 class Manifest:
-    """What a checkpoint contains, and what a run needs to resume from it.
+    """The contents of a checkpoint, and what a run needs to resume from it.
 
     Attributes:
         step: training steps done.
-        files: by name.
-        tensors: by name.
-        progress: see `train.progress.Progress`; None, as below, in a checkpoint that no run can
-            resume from.
-        config: of the run.
+        files: sizes and checksums by name.
+        tensors: shapes and parts by name.
+        progress: see `train.progress.Progress`; like those below, None if no run can resume from
+            it.
+        config: that of the run.
         config_hash: identifies all keys that decide the weights.
         rows: checksums of the prepared rows.
-        score: of an evaluation at this step, if there was one.
-        test_loss: the same, as checkpoints had it before they had `score`.
-        arithmetic: what else decides the bits of the weights; empty if unknown.
-        vocabulary: what the ids and columns of the rows mean; empty if unknown.
+        score: that of an evaluation at this step, if any.
+        test_loss: the same in checkpoints older than `score`.
+        arithmetic: values that also decide the bits of the weights; empty if unknown.
+        vocabulary: meaning of the rows' ids and columns; empty if unknown.
         values: all of the above, and any other facts of the run, as JSON values.
     """
 
@@ -146,25 +146,25 @@ _MANIFEST = TypeAdapter(Manifest)
 
 
 def score_of(manifest: Manifest) -> Score | None:
-    """Of the evaluation at this step, also of one that older checkpoints call `test_loss`."""
+    """The score of the evaluation at this step, also from `test_loss` of older checkpoints."""
     if manifest.score is not None or manifest.test_loss is None:
         return manifest.score
     return Score(part=ScoredPart.TEST, monitor="log_loss", value=manifest.test_loss)
 
 
 def folder_name(step: int) -> str:
-    """The name of the folder of a step."""
+    """Name of the folder of a step's checkpoint."""
     return f"{PREFIX}{step:08d}"
 
 
 def is_folder_name(text: str) -> bool:
-    """Whether the folder of some step has this name; copies under other names do not."""
+    """Whether a name is that of a step's folder; names of copies are not."""
     digits = text.removeprefix(PREFIX)
     return re.fullmatch(r"[0-9]{8,18}", digits) is not None and text == folder_name(int(digits))
 
 
 def manifest_text(values: Mapping[str, Any]) -> str:
-    """These values as a manifest, which ends with the checksum of all before it."""
+    """Write values as a manifest, which ends with the checksum of all before it."""
     text = json.dumps({"format": FORMAT, **values})[:-1]
     return f'{text}{SEAL}{_digest(text)}"}}'
 
@@ -173,11 +173,11 @@ def read_manifest(folder: Path, instead: str = "") -> Manifest:
     """Read and check the manifest of a checkpoint.
 
     Args:
-        folder: of the checkpoint.
-        instead: ends each message.
+        folder: that of the checkpoint.
+        instead: end of each error message.
 
     Raises:
-        DataError: it is missing, changed, foreign or contradicts itself; names the field.
+        DataError: it is missing, changed, foreign or contradictory; names the field.
     """
     path = folder / MANIFEST_FILE
     text = read_text(folder, MANIFEST_FILE, MAX_BYTES, instead)
@@ -194,7 +194,7 @@ def read_manifest(folder: Path, instead: str = "") -> Manifest:
 
 
 def _sealed(path: Path, text: str, instead: str) -> dict[str, Any]:
-    """The values of a manifest whose checksum is right."""
+    """Parse a manifest and check its format and checksum."""
     try:
         found: Any = json.loads(text, parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError) as error:
@@ -225,7 +225,7 @@ def _no_number(text: str) -> NoReturn:
 
 
 def _faults(folder: Path, manifest: Manifest) -> Iterator[str]:
-    """Contradictions between values."""
+    """Yield contradictions between the values of a manifest."""
     if is_folder_name(folder.name) and folder.name != folder_name(manifest.step):
         yield f"step = {manifest.step}: the folder is {folder.name}"
     held: defaultdict[str, int] = defaultdict(int)
@@ -248,9 +248,9 @@ def _faults(folder: Path, manifest: Manifest) -> Iterator[str]:
 
 
 def _tiles(shape: Sequence[int], parts: Sequence[Part]) -> bool:
-    """Whether parts cover a tensor, each element once.
+    """Whether parts cover a tensor, each element exactly once.
 
-    Where parts have every n-th row, all must: those with the same remainder make up a tensor.
+    Parts with every n-th row must all be such; those of equal remainder make up a tensor.
     """
     every = parts[0].every if parts else 1
     if any(len(part.begin) != len(shape) or len(part.shape) != len(shape) for part in parts):
@@ -272,7 +272,7 @@ def _tiles(shape: Sequence[int], parts: Sequence[Part]) -> bool:
 
 
 def _boxes_tile(shape: Sequence[int], boxes: Sequence[tuple[Sequence[int], Sequence[int]]]) -> bool:
-    """Whether boxes, each with where it begins and its shape, cover a tensor, each element once.
+    """Whether boxes, given by begin and shape, cover a tensor, each element exactly once.
 
     Give each corner of a box the sign of its parity. The signed corners of all parts are those of
     the whole, the rest cancelling out, exactly if the parts add up to it at every element.

@@ -1,4 +1,4 @@
-"""Reads the tensors of checkpoints, however they lie in files, for any world and compressors."""
+"""Reads tensors of checkpoints, in any layout, for any number of ranks and any compressors."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from dlrm_hybrid.parallel.compression import PREFIX
 from dlrm_hybrid.parallel.finite import first_not_finite
 from dlrm_hybrid.types import DataError
 
-# Gradients that wait, and their running means: a server takes the mean of what trainers push.
+# Residuals and their momenta, which can be averaged: a server averages what trainers push.
 PENDING = (".residual", ".momentum")
 Progress = Callable[[int, int], None]
-"""Called with how many bytes of how many of a file have been verified."""
+"""Called with the number of bytes of a file verified so far, and its size."""
 
 Overlap = tuple[tuple[slice, ...], tuple[slice, ...]]
 """Slices of a part of a checkpoint, and of a piece of a tensor."""
 
-BLOCK_ELEMENTS = 1 << 23  # that are read at once
+BLOCK_ELEMENTS = 1 << 23  # read at once
 TYPES = {title: dtype for dtype, title in DTYPES.items()}
 
 
@@ -39,9 +39,9 @@ class Checkpoint:
     """A complete checkpoint; each file is verified before anything of it is used.
 
     Attributes:
-        folder: of the checkpoint.
-        manifest: of the checkpoint.
-        progress: is called while a file is verified.
+        folder: that of the checkpoint.
+        manifest: that of the checkpoint.
+        progress: called while a file is verified.
     """
 
     folder: Path
@@ -50,24 +50,24 @@ class Checkpoint:
     _opened: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
     def names(self, *groups: str) -> list[str]:
-        """Names of the tensors of these groups, as far as it has them."""
+        """Names of the tensors that it has in these groups."""
         return [name for name, entry in self.manifest.tensors.items() if entry.group in groups]
 
     def tensors(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Those of these names that it has, in memory of their own; raises DataError as `fill`."""
+        """Read those of these tensors that it has; raises DataError as `fill`."""
         return {name: self.tensor(name) for name in names if name in self.manifest.tensors}
 
     def tensor(self, name: str) -> Tensor:
-        """A full tensor in memory of its own; raises DataError as `fill`."""
+        """Read a full tensor; raises DataError as `fill`."""
         entry = self.manifest.tensors[name]
         for part in entry.parts:
-            self._open(part.file)  # before memory is allocated for what it may not hold
+            self._open(part.file)  # verifies it before memory is allocated
         tensor = torch.empty(entry.shape, dtype=TYPES[entry.dtype])
         self.fill(full_pieces({name: tensor}))
         return tensor
 
     def fill(self, pieces: Iterable[Piece]) -> None:
-        """Overwrite pieces of tensors, whatever pieces others have saved.
+        """Fill pieces of tensors, in whatever pieces they were saved.
 
         Raises:
             DataError: a file is missing, changed or does not fit, or a value is not finite; names
@@ -110,13 +110,13 @@ class Checkpoint:
                 )
             if not box:  # a scalar has no slices
                 return opened.get_tensor(key)
-            rows, *others = box  # it reads consecutive rows only
+            rows, *others = box  # safetensors reads consecutive rows only
             return found[slice(rows.start, rows.stop), *others][:: rows.step or 1]
         except safetensors.SafetensorError as error:
             raise DataError(f"{path}: {key}: {error}") from error
 
     def _open(self, file: str) -> Any:
-        """A file of tensors, mapped: its size, checksum and header are read once."""
+        """Open a file of tensors, mapped; size, checksum and header are checked once."""
         if file not in self._opened:
             path = self._verified(file)
             try:
@@ -126,7 +126,7 @@ class Checkpoint:
         return self._opened[file]
 
     def _verified(self, file: str) -> Path:
-        """The path of a file whose size and checksum are the manifest's."""
+        """Verify a file's size and checksum against the manifest; returns its path."""
         path, instead = self.folder / file, instead_of(self.folder)
         entry = self.manifest.files[file]
         expected = Content(entry.num_bytes, entry.xxh3)
@@ -146,19 +146,19 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path, progress: Progress | None = None) -> Checkpoint:
-    """Read the manifest of a complete checkpoint; raises DataError if it is none."""
+    """Read the manifest of a complete checkpoint; raises DataError if there is none."""
     return Checkpoint(folder, read(folder), progress)
 
 
 def load(
     folder: Path, groups: Mapping[str, Mapping[str, Tensor]], progress: Progress | None = None
 ) -> None:
-    """Copy the tensors of a checkpoint into `groups`, which must have the same names and shapes.
+    """Copy the tensors of a checkpoint into `groups`, whose names and shapes must be the same.
 
     Args:
-        folder: of the checkpoint.
+        folder: that of the checkpoint.
         groups: tensors by name, by group.
-        progress: is called while a file is verified.
+        progress: called while a file is verified.
 
     Raises:
         DataError: a file is missing, changed or does not fit; the message names file and tensor.
@@ -172,7 +172,7 @@ def load(
 
 
 def _in_blocks(overlap: Overlap, piece: Piece) -> Iterator[Overlap]:
-    """An intersection in parts that need little memory."""
+    """Split an overlap into blocks that need little memory."""
     theirs, ours = overlap
     if not theirs:
         yield overlap
@@ -202,7 +202,7 @@ def _overlap(piece: Piece, part: Part) -> Overlap | None:
 
 
 def _common(one: range, other: range) -> range:
-    """The numbers in both; both increase."""
+    """The numbers in both of two increasing ranges."""
     step = lcm(one.step, other.step)
     skipped = max(0, -(-(other.start - one.start) // one.step))
     near = one[skipped : skipped + step // one.step]
@@ -213,7 +213,7 @@ def _common(one: range, other: range) -> range:
 
 
 def _places(some: range, among: range) -> slice:
-    """Where they are among numbers that have them."""
+    """The slice of some numbers within others that include them."""
     if not some:
         return slice(0, 0)
     return slice(among.index(some[0]), among.index(some[-1]) + 1, some.step // among.step)
@@ -222,12 +222,12 @@ def _places(some: range, among: range) -> slice:
 def remembered(
     checkpoint: Checkpoint, own: Mapping[str, Tensor], trainers: int | None
 ) -> dict[str, Tensor]:
-    """The state that compressors resume with.
+    """Read the state with which compressors resume.
 
     Args:
-        checkpoint: to resume from.
-        own: what they have before.
-        trainers: that saved the checkpoint, with other compressors; None if with the same.
+        checkpoint: the one to resume from.
+        own: their initial state.
+        trainers: number in the checkpoint if compressors differ from its own; else None.
     """
     if trainers is None:
         return checkpoint.tensors(own)
@@ -238,18 +238,18 @@ def remembered(
 def spread(
     saved: Mapping[str, Tensor], own: Mapping[str, Tensor], trainers: int
 ) -> dict[str, Tensor]:
-    """Values for `own`: every trainer takes the mean of the residuals at those that saved.
+    """Make state for `own` from that of other compressors: all trainers get the mean residual.
 
-    So the mean that a server will take is what it would have been. All else is left as it is in
-    `own`, new: thresholds are found again at the next step.
+    So the mean that a server takes stays the same. All other state remains as in `own`, fresh:
+    thresholds are found again at the next step.
 
     Args:
-        saved: by `trainer.<number>.<name>`, of all trainers.
-        own: of any number of trainers or stages, not used yet.
-        trainers: that saved.
+        saved: state of all trainers by `trainer.<number>.<name>`.
+        own: fresh state, of any number of trainers or stages.
+        trainers: number of trainers in `saved`.
 
     Returns:
-        As `own`; residuals of other names or shapes are left out.
+        The state for `own`; residuals of other names or shapes are left out.
     """
     return {name: _mean(saved, name, tensor, trainers) for name, tensor in own.items()}
 
@@ -263,6 +263,6 @@ def _mean(saved: Mapping[str, Tensor], name: str, own: Tensor, trainers: int) ->
 
 
 def _of(trainer: int, name: str) -> str:
-    """What another trainer calls the same."""
+    """The name that a trainer has for the same state."""
     _, _, rest = name.removeprefix(PREFIX).partition(".")
     return f"{PREFIX}{trainer}.{rest}"

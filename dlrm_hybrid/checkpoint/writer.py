@@ -1,8 +1,8 @@
-"""Writes what one rank holds of a checkpoint, in a thread while the rank trains on.
+"""Writes one rank's shard of a checkpoint, in a thread while the rank trains on.
 
-Files of tensors are as safetensors has them, written without a copy of the bytes in memory: the
-length of a header in 8 bytes, the header as JSON, the elements of all tensors, concatenated
-(github.com/huggingface/safetensors, "Format"). What that library writes it copies before.
+Files are in the safetensors format, written without a copy of the bytes in memory, which that
+library would make: the length of a header in 8 bytes, the header as JSON, the elements of all
+tensors, concatenated (github.com/huggingface/safetensors, "Format").
 """
 
 from __future__ import annotations
@@ -54,25 +54,25 @@ class ShardWriter:
         root: the `checkpoints` folder of the run.
         rank: name of the rank.
         attempt: how often the run has been restarted.
-        storage: of rows of tables; what may be larger than memory is written before `begin`
-            returns, not copied.
+        storage: that of rows of tables; if larger than memory, `begin` writes before it returns,
+            instead of copying.
     """
 
     root: Path
     rank: str
     attempt: int
     storage: RowStorage = IN_MEMORY
-    # Kept from one checkpoint to the next: new memory takes several times as long to fill.
+    # Kept from one checkpoint to the next: filling new memory takes several times as long.
     _copies: dict[str, Tensor] = field(default_factory=dict[str, Tensor], repr=False)
     _shard: Future[Shard] | None = None
 
     def begin(self, step: int, groups: Groups) -> None:
-        """Copy the pieces of a checkpoint, by group; a thread checks the copies and writes them.
+        """Copy the pieces of a checkpoint, by group; a thread checks and writes the copies.
 
-        Pieces that are copies of others are left out: another rank saves these.
+        Pieces with `is_copy` are left out: another rank saves them.
 
         Raises:
-            DlrmError: the shard of the last one has not been taken yet.
+            DlrmError: the last shard has not been taken yet.
         """
         if self._shard is not None:
             raise DlrmError(f"{self.rank}: step {step} is saved before the last one is written")
@@ -91,11 +91,11 @@ class ShardWriter:
 
     @property
     def pending(self) -> bool:
-        """Whether there is a shard that has not been taken."""
+        """Whether there is a shard that was not taken yet."""
         return self._shard is not None
 
     def take(self, wait_seconds: float) -> Shard | None:
-        """The shard that has been written, once; None if it is not ready or there is none."""
+        """Take the shard once it is written; None if it is not ready or there is none."""
         if self._shard is None:
             return None
         shard = outcome(self._shard, wait_seconds)
@@ -140,7 +140,7 @@ class ShardWriter:
 
 
 def _saved(groups: Groups) -> Groups:
-    """Without copies, and without groups of nothing else."""
+    """Drop copies of pieces, and groups left empty."""
     kept = {name: [one for one in pieces if not one.is_copy] for name, pieces in groups.items()}
     return {name: pieces for name, pieces in kept.items() if pieces}
 
@@ -167,12 +167,12 @@ def _add_part(tensors: dict[str, dict[str, Any]], group: str, file: str, piece: 
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Content:
-    """Make a file of contiguous tensors, and make it durable.
+    """Write a file of contiguous tensors, durably.
 
     Raises:
         OSError: it cannot be written.
     """
-    # Wide elements first: so all of them are aligned.
+    # Wide elements first, so that all are aligned.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     return write(path, _file_of({name: tensors[name] for name in order}))
 
@@ -195,7 +195,7 @@ def _file_of(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
 
 
 def in_background(work: Callable[[], T]) -> Future[T]:
-    """Run `work` in a thread that the process does not wait for when it ends."""
+    """Run `work` in a daemon thread, for which the process does not wait at its end."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -209,5 +209,5 @@ def in_background(work: Callable[[], T]) -> Future[T]:
 
 
 def outcome(future: Future[T], wait_seconds: float) -> T | None:
-    """The result of some work, None if it is not done in time; raises what the work raised."""
+    """The result of some work, None if not done in time; raises what the work raised."""
     return future.result() if wait([future], wait_seconds).done else None
