@@ -1,1 +1,1 @@
-"""The training loop, evaluation, what saves checkpoints, and how signals stop a run."""
+"""The training loop, evaluation, checkpointing, and how signals stop a run."""

@@ -1,6 +1,6 @@
-"""The rows of an evaluation, and how a world of processes scores them together.
+"""The rows of an evaluation, and their scoring by a world of processes.
 
-Each trainer predicts every T-th batch, the leader scores all.
+Each trainer predicts every T-th batch; the leader scores all.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class EvaluatedRows:
 
     Attributes:
         shards: prepared rows.
-        rows: which of them.
-        batch_size: rows predicted at once; the scores do not depend on it.
+        rows: numbers of the rows to evaluate.
+        batch_size: number of rows predicted at once; scores do not depend on it.
     """
 
     shards: Shards
@@ -40,11 +40,11 @@ class EvaluatedRows:
     batch_size: int
 
     def batches(self) -> Iterator[Batch]:
-        """All rows; the last batch may be smaller."""
+        """Read all rows in batches; the last may be smaller."""
         return sequential_batches(self.shards, self.rows, self.batch_size)
 
     def groups(self, trainers: int) -> Iterator[tuple[int, int, list[Batch]]]:
-        """A batch for each trainer, fewer at the end; with its number, and the rows before it."""
+        """Yield groups of one batch per trainer, at the end fewer: number, rows before, batches."""
         batches = self.batches()
         for number in count():
             group = list(islice(batches, trainers))
@@ -56,14 +56,14 @@ class EvaluatedRows:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldEvaluation:
-    """One worker's part.
+    """One worker's part in evaluations of a world of processes.
 
     Attributes:
-        topology: of the world.
-        messenger: to the others.
-        runner: of the worker's programs.
-        evaluator: its stage, with weights of its own; its tables take batches of any size.
-        rows: of each part.
+        topology: ranks and roles of the world.
+        messenger: to the other ranks.
+        runner: that of the worker's programs.
+        evaluator: the worker's stage with separate weights; its tables take batches of any size.
+        rows: those of each part.
     """
 
     topology: Topology
@@ -80,15 +80,15 @@ class WorldEvaluation:
         trainers: Sequence[int],
         meet: Callable[[int, int], None],
     ) -> BinaryScores | None:
-        """Scores of the master weights at the leader, None elsewhere.
+        """Score the master weights; returns the scores at the leader, None elsewhere.
 
         Args:
-            part: whose rows are scored.
-            leader: its rank.
-            masters: the weights and statistics of this worker's stage by name.
-            trainers: those that take part; of sharded tables all must.
-            meet: called before each group of batches with its number and the rows done, by all
-                workers alike; what it raises in all of them ends the evaluation.
+            part: the rows to score.
+            leader: rank of the leader.
+            masters: weights and statistics of this worker's stage, by name.
+            trainers: those that take part; all must with sharded tables.
+            meet: called by all workers before each group of batches, with its number and the rows
+                done; an error that it raises in all of them ends the evaluation.
         """
         self.evaluator.stage.model.fill(masters)
         metrics = BinaryMetrics()
@@ -111,23 +111,23 @@ class WorldEvaluation:
         return metrics.scores() if self.messenger.rank == leader else None
 
     def predict(self, number: int, batch: Batch) -> Tensor | None:
-        """Logits of this trainer's batch in the last stage, with the weights that it was given.
+        """Compute logits of this trainer's batch in the last stage, with the evaluated weights.
 
         Args:
-            number: of the batch; another one for each batch of an evaluation.
+            number: that of the batch, unique in an evaluation.
             batch: any number of rows.
         """
         if len(batch.label_B):
             inputs = stage_inputs(self.evaluator, batch)
             return self.runner.run(predict_batch(self.evaluator, number, inputs))
         if self.evaluator.tables is not None:
-            # Sharded tables answer all trainers together: one without rows asks for none.
+            # Sharded tables serve all trainers together, so one without rows looks up none.
             self.runner.run(self.evaluator.tables.predict(tensor_bags(batch.bags)))
         return None
 
 
 def without_rows(batch: Batch) -> Batch:
-    """A batch of no rows that has the columns of this one."""
+    """An empty batch with the columns of this one."""
     none = slice(0)
     return Batch(batch.dense_BI[none], bags.part(batch.bags, none), batch.label_B[none])
 
@@ -139,17 +139,17 @@ def gathered_scores(
     receive: Callable[[int, int], Tensor | None],
     meet: Callable[[int, int], None],
 ) -> BinaryScores | None:
-    """What `WorldEvaluation.scores` gives the leader, at a leader that predicts nothing itself.
+    """Score logits of other ranks, at a leader that predicts nothing itself.
 
     Args:
-        topology: of the world.
-        rows: to score.
+        topology: ranks and roles of the world.
+        rows: those to score.
         trainers: those that take part.
-        receive: the logits of a rank for a group of batches; None if it is gone.
-        meet: as of `WorldEvaluation.scores`.
+        receive: receives a rank's logits for a group of batches; None if it was lost.
+        meet: as for `WorldEvaluation.scores`.
 
     Returns:
-        None if a trainer was lost meanwhile; what the others have sent is taken all the same.
+        The scores; None if a trainer was lost meanwhile, after all frames are received.
     """
     metrics, is_whole = BinaryMetrics(), True
     for number, done_rows, group in rows.groups(len(trainers)):

@@ -1,4 +1,4 @@
-"""A run whose trainers, stages and servers are objects of one process."""
+"""The engine of a run in one process: trainers, stages and servers are objects."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ from dlrm_hybrid.types import ScoredPart, Tick, Version
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """All ranks of a world.
+    """All ranks of a world in one process.
 
     Attributes:
-        workers: by rank, trainer after trainer.
-        clients: of the workers, in the same order.
-        compressions: of the workers, in the same order.
-        servers: with their channels.
-        channels: of all ranks.
-        tables: all of them, and what optimizers remember of them.
+        workers: those of all trainers, by rank.
+        clients: one per worker, in the same order.
+        compressions: one per worker, in the same order.
+        servers: parameter servers with their channels.
+        channels: one per rank.
+        tables: all embedding tables, with their optimizers' state.
         table_servers: with their channels.
     """
 
@@ -72,20 +72,20 @@ class Ranks:
 @final
 @dataclass(slots=True, kw_only=True)
 class InProcessEngine:
-    """Makes the steps of all workers in turns.
+    """Runs the steps of all workers, interleaved in one process.
 
     Attributes:
         ranks: workers and servers.
         messenger: to other processes, of which there are none.
-        runner: of the workers' programs.
-        reads: give the training batches of each trainer, and those that follow.
+        runner: that of the workers' programs.
+        reads: per trainer, reads a training batch and those coming.
         schedule: learning rate of the dense parameters, to report it.
-        evaluators: workers of one trainer with stage models of their own, for the master weights.
-        rows: to evaluate, of each part.
-        pace: of trainers that do not wait for each other; None where they make steps together.
+        evaluators: workers of one trainer with separate stage models, for master weights.
+        rows: those to evaluate, by part.
+        pace: that of trainers that do not wait for each other; None in lockstep.
         id_sample: counts the ids of training batches.
-        step: steps done.
-        emptied: the step at which last no batch was in flight.
+        step: number of steps done.
+        emptied: the last step at which no batch was in flight.
     """
 
     ranks: Ranks
@@ -103,7 +103,7 @@ class InProcessEngine:
 
     @property
     def leader(self) -> int:
-        """Number of the process that leads: this one."""
+        """Rank of the leading process: this one."""
         return self.messenger.rank
 
     @property
@@ -113,22 +113,22 @@ class InProcessEngine:
 
     @property
     def uncounted(self) -> frozenset[Traffic]:
-        """What would travel between processes, but is not seen here."""
+        """Traffic that processes would exchange, but that is not counted here."""
         alone = len(self.ranks.workers) == len(self.evaluators)
         return frozenset() if alone or self.ranks.table_servers else frozenset({Traffic.EMBEDDING})
 
     @property
     def versions(self) -> Callable[[], Versions] | None:
-        """What its servers have published until then; None where there are none."""
+        """Counters of the servers' published versions so far; None without servers."""
         return self._versions if self.ranks.servers else None
 
     def staleness(self) -> ByTrainer:
-        """Of all pushes to its servers until now; see `ParameterServer.staleness`."""
+        """Staleness of all pushes to the servers so far; see `ParameterServer.staleness`."""
         return merged_by_trainer(server.staleness() for _, server in self.ranks.servers)
 
     @property
     def count(self) -> Callable[[Counters], None] | None:
-        """Takes the counters of all that travels from now on; None where nothing does."""
+        """Sets the counters of all traffic from now on; None if there is none."""
         return self._count if len(self.ranks.channels) > 1 else None
 
     def _count(self, counters: Counters) -> None:
@@ -156,18 +156,18 @@ class InProcessEngine:
         return self._summed(outcomes), reads[0].after
 
     def lower(self, step: int) -> None:
-        """Make learning rates lower from this step on, of all ranks."""
+        """Lower the learning rates of all ranks from this step on."""
         self.lowered.append(step)
 
     def drain(self, step: int) -> StepMetrics:
-        """Let the batches in flight go through all stages; see `loop.Parts.drain`."""
+        """Finish the batches in flight; see `loop.Parts.drain`."""
         programs = {worker.rank: drain(worker, step) for worker in self.ranks.workers}
         outcomes = self.runner.run(programs)
         self.emptied = step
         return self._summed(outcomes)
 
     def _summed(self, outcomes: Mapping[int, StepMetrics]) -> StepMetrics:
-        """What all workers have measured; rows are counted where they end."""
+        """Sum the metrics of all workers; rows count in the last stage."""
         last = len(self.evaluators) - 1
         return StepMetrics(
             loss_sum=sum(outcomes[rank].loss_sum for rank in sorted(outcomes)),
@@ -182,13 +182,13 @@ class InProcessEngine:
     def meet(
         self, progress: Progress, plan: Plan, stop: StopRequest, is_late: bool
     ) -> tuple[Progress, Decision]:
-        """Add what was compressed where it is due; see `loop.Parts.meet`."""
+        """Add compression counters when they are due; see `loop.Parts.meet`."""
         severity = stop.severity
         if severity or is_late or plan.anything_due(progress.step):
             progress = progress.plus(Interval(compression=self.compression()))
         if self.pace is not None:
             progress = replace(progress, batches=self.pace.batches)
-            # Not for the clock: where trainers rest, results are others.
+            # Not by the clock: results depend on where trainers rest.
             if not self.pace.rests(progress.step, soon=severity > 0):
                 return progress, Decision()
         return progress, plan.decision(progress, severity, is_late)
@@ -196,10 +196,10 @@ class InProcessEngine:
     def evaluate(
         self, part: ScoredPart, stop: StopRequest, show: Callable[[int], None]
     ) -> BinaryScores:
-        """Scores of the master weights on a part of the rows.
+        """Score the master weights on a part of the rows.
 
         Args:
-            part: of the rows.
+            part: the rows to score.
             stop: stop request of signals.
             show: called now and then with the rows done.
 
@@ -215,7 +215,7 @@ class InProcessEngine:
         return metrics.scores()
 
     def take_masters(self) -> None:
-        """Give evaluators the weights and statistics that the model has now."""
+        """Copy the present weights and statistics into the evaluators."""
         masters = self._dense()
         for stage, worker in enumerate(self.evaluators):
             learners = self.ranks.workers[stage :: len(self.evaluators)]
@@ -223,10 +223,10 @@ class InProcessEngine:
             worker.stage.model.fill({**masters, **statistics.mean(of_trainers)})
 
     def predict(self, number: int, batch: Batch) -> Tensor:
-        """Logits (B,) of a batch, with the masters as they were taken last.
+        """Compute logits (B,) of a batch, with the masters last taken.
 
         Args:
-            number: of the batch; another one for each batch of an evaluation.
+            number: that of the batch, unique in an evaluation.
             batch: any number of rows.
         """
         programs: dict[int, Program[Tensor | None]] = {
@@ -255,15 +255,15 @@ class InProcessEngine:
         return [*full_pieces({**self._dense(), **remembered}), *self.ranks.tables]
 
     def settled(self) -> Version:
-        """Of the masters, once all that was pushed until now has arrived."""
+        """Version of the masters, once all pushes made so far have arrived."""
         return self.ranks.clients[0].settled()
 
     def compression(self) -> Counts:
-        """What was compressed since the last call."""
+        """Compression counters since the last call."""
         return merged(compression.counts() for compression in self.ranks.compressions)
 
     def restart(self, progress: Progress, values: Mapping[str, Tensor]) -> None:
-        """Go on from the tensors of a checkpoint, but those of the tables."""
+        """Resume from the tensors of a checkpoint, except those of the tables."""
         self.step, self.emptied = progress.step, progress.emptied
         stages = len(self.evaluators)
         pushes = [self._pushed(stage, progress.step) for stage in range(stages)]
@@ -290,7 +290,7 @@ class InProcessEngine:
         )
 
     def _pushed(self, stage: int, step: int) -> int:
-        """By a worker of a stage after so many steps."""
+        """Number of pushes by a worker of a stage after so many steps."""
         return self.ranks.workers[stage].pipeline.pushed(stage, step, self.emptied)
 
     @property
@@ -299,12 +299,12 @@ class InProcessEngine:
         return range(len(self.reads))
 
     def _tables(self) -> dict[int, Tables]:
-        """Access to the tables by rank."""
+        """Access to the tables, by rank."""
         workers = self.ranks.workers
         return {one.rank: one.tables for one in workers if one.tables is not None}
 
     def _check_weights(self, step: int) -> None:
-        """Where no server has seen what was pushed."""
+        """Check weights where no server has checked the pushes."""
         rates = {
             "optimizer.lr": self.schedule.lr(step),
             "embedding.lr": self.ranks.workers[0].embedding_schedule.lr(step),
@@ -314,7 +314,7 @@ class InProcessEngine:
                 check_weights(step, worker.name, client.weights, self._named, rates)
 
     def _named(self) -> dict[str, Tensor]:
-        """The model, to say what of it is not finite; of served tables one server's rows."""
+        """The tensors in which to find one not finite; of served tables, one server's rows."""
         return {**self._dense(), **{piece.name: piece.view for piece in self.ranks.tables}}
 
     def _versions(self) -> Versions:
@@ -322,7 +322,7 @@ class InProcessEngine:
         return reduce(Versions.plus, published, Versions())
 
     def _dense(self) -> dict[str, Tensor]:
-        """The masters of all dense weights, with the state of their optimizers."""
+        """The masters of all dense weights, with their optimizers' state."""
         owners = [server for _, server in self.ranks.servers] or [
             client for client in self.ranks.clients if isinstance(client, LocalClient)
         ]

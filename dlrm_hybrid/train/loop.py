@@ -1,19 +1,19 @@
-"""The training loop: batches in, events out, checkpoints on the way.
+"""The training loop: batches in, events out, checkpoints meanwhile.
 
     for every step:
-        meet the other processes; record what has been saved
+        meet the other processes; record the checkpoint that has become valid
         every `report_every`:     a point of the loss curve
         save and stop here if a signal asked for it     (SIGTERM, Ctrl-C)
-        every `evaluate_every`:   scores on the part to validate, or on the test part where there
-                                  is none; one step after some without a better one the run ends,
-                                  or its rates fall
-        where those are the best so far, every `checkpoint_every` steps, or `checkpoint_minutes`
-        after the last one:       begin a checkpoint, when the last one is valid
-        learn from a batch, refuse a loss that is not finite
-    at the end: meet, a point, a checkpoint; when it is valid, scores on all parts, which it is told
+        every `evaluate_every`:   scores on the validation part, or on the test part if there is
+                                  none; one step after too many without a better one, the run ends
+                                  or its learning rates are lowered
+        if those are the best so far, every `checkpoint_every` steps, or `checkpoint_minutes`
+        after the last one:       begin a checkpoint, once the last one is valid
+        train on a batch, refuse a loss that is not finite
+    at the end: meet, a point, a checkpoint; once it is valid, scores on all parts, added to it
 
 One process runs it alone. In a world of processes every worker runs it, in step: what is due
-follows from the plan, and `meet` brings together what each worker knows.
+follows from the plan, and `meet` exchanges what each worker knows.
 """
 
 from __future__ import annotations
@@ -42,30 +42,30 @@ from dlrm_hybrid.train.signals import obey
 from dlrm_hybrid.types import DivergedError, InterruptedRunError, PreemptedError, ScoredPart
 
 NEVER = (-1, -1, -1)
-TICK_SECONDS = 0.5  # between two events that are only displayed
+TICK_SECONDS = 0.5  # between events that are only displayed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What a run is made of.
+    """The functions and objects that the training loop calls.
 
     Attributes:
-        make_step: makes the step with this number from the batch at this position; returns what it
-            measured, as far as this process knows, and the position of the next batch.
+        make_step: makes a step from the batch at a position; returns this process's metrics and
+            the position of the next batch.
         meet: called before every step and at the end, with whether a checkpoint is due by this
-            process's clock; may add what other processes know, and returns what all of them do.
+            process's clock; may add what other processes know; returns the decision for all.
         evaluate: scores the model on a part of the rows; None in a process that does not report
-            them.
+            scores.
         agree: called with a step and whether this process found its scores the best so far;
-            returns what the one process that has scores said.
-        schedule: learning rate that is applied to the dense parameters, to report it.
-        saver: of checkpoints.
+            returns the answer of the one process that has scores.
+        schedule: learning rate of the dense parameters, to report it.
+        saver: saves checkpoints.
         sink: takes the events on record.
         live: takes the events that are only displayed.
         meter: of this process; counts every step, evaluation and checkpoint.
-        lower: makes learning rates lower from a step on, those of this process and of servers.
-        drain: after the last step, lets the batches in flight go through all stages; None where
-            no step leaves any. As `make_step`, of all of them.
+        lower: lowers learning rates from a step on, in this process and on servers.
+        drain: finishes the batches in flight after the last step, with the metrics of all of them;
+            None if no step leaves any.
     """
 
     make_step: Callable[[int, LoaderState], tuple[StepMetrics, LoaderState]]
@@ -99,7 +99,7 @@ def train(parts: Parts, plan: Plan, progress: Progress) -> Progress:
 
 
 class _Run:
-    """One call of `train`: the progress so far, and the clock."""
+    """One call of `train`: its progress and the clock."""
 
     def __init__(self, parts: Parts, plan: Plan, progress: Progress) -> None:
         self.progress = progress
@@ -111,7 +111,7 @@ class _Run:
         self._save_at = self._next_save()
 
     def to_the_end(self) -> None:
-        """All steps and the last checkpoint; where a signal stops them, a checkpoint first."""
+        """Run all steps and save the last checkpoint, also after a signal."""
         try:
             self.steps()
         except (PreemptedError, InterruptedRunError):
@@ -122,7 +122,7 @@ class _Run:
         self.finish()
 
     def steps(self) -> None:
-        """All steps that are left, with what falls due between them."""
+        """Run the remaining steps, with what is due between them."""
         plan = self._plan
         while True:
             self._drain()
@@ -142,7 +142,7 @@ class _Run:
             elif time.monotonic() >= self._next_tick:
                 self._tick()
             obey(decision.severity)
-            if at_end:  # what fails in the last evaluation does not cost the training
+            if at_end:  # a failure of the last evaluation must not cost the training
                 self.save()
                 self.finish()
             scored = [self.evaluate(part) for part in plan.evaluations(self.progress, at_end)]
@@ -155,10 +155,10 @@ class _Run:
             self._step()
 
     def evaluate(self, part: ScoredPart) -> bool:
-        """Score the model; the first part of the plan decides, others are only on record.
+        """Score the model on a part; scores on the plan's first part decide, others are recorded.
 
         Returns:
-            whether the scores are the best so far, as far as this process knows.
+            Whether the scores are the best so far, as far as this process knows.
         """
         start = time.perf_counter()
         with self._parts.meter.within(Phase.EVALUATE):
@@ -182,19 +182,19 @@ class _Run:
         return is_best
 
     def _judged(self, score: Score | None) -> Course:
-        """The course of evaluations with this; the last one of a run that ends decides nothing."""
+        """The course with this evaluation, unless the run ends: then it decides nothing."""
         course, patience = self.progress.course, self._plan.patience
         if patience is None or self._ends_early:
             return course
         return patience.after(course, score, self.progress.step)
 
     def _lower(self, step: int) -> None:
-        """Make learning rates lower from this step on."""
+        """Lower learning rates from this step on."""
         self._parts.lower(step)
         self.progress = replace(self.progress, course=self.progress.course.lowered_at(step))
 
     def report(self) -> None:
-        """A point of the loss curve, unless no step was made since the last one."""
+        """Record a point of the loss curve, unless there was no step since the last one."""
         interval = self.progress.interval
         if interval.rows == 0:
             return
@@ -215,14 +215,14 @@ class _Run:
         self.progress = replace(self.progress, interval=Interval())
 
     def save(self) -> None:
-        """Begin a checkpoint of this step, or add the scores to the one that is there."""
+        """Begin a checkpoint of this step, or add scores to the one already there."""
         moment = _moment(self.progress)
         if moment == self._saved:
             return
         self.finish()
         with self._parts.meter.within(Phase.CHECKPOINT):
             if self.progress.step == self._saved[0]:
-                # Saved before its evaluation: at the end, or by a signal that ended that.
+                # Saved before its evaluation: at the end, or by a signal that stopped that.
                 self._parts.saver.amend(self.progress)
             else:
                 self._parts.saver.save(self.progress)
@@ -230,11 +230,11 @@ class _Run:
         self._save_at = self._next_save()
 
     def stopped(self) -> None:
-        """Record how far a run came that did not come to its end."""
+        """Record the progress of a run that ended early."""
         self._emit(Kind.STOPPED)
 
     def finish(self) -> None:
-        """Wait until the checkpoint on its way is valid."""
+        """Wait until the checkpoint under way is valid."""
         if self._parts.saver.pending:
             start = time.perf_counter()
             with self._parts.meter.within(Phase.CHECKPOINT):
@@ -242,7 +242,7 @@ class _Run:
             self._record(saved, time.perf_counter() - start)
 
     def _next_save(self) -> float:
-        """When a checkpoint is due by time."""
+        """Time at which a checkpoint is due by the clock."""
         minutes = self._plan.checkpoint_minutes
         return time.monotonic() + 60 * minutes if minutes else math.inf
 
@@ -260,7 +260,7 @@ class _Run:
         progress = self.progress
         metrics, after = self._parts.make_step(progress.step, progress.loader)
         self._parts.meter.step_done()
-        self.progress = Progress(  # every step: `replace` takes twice as long
+        self.progress = Progress(  # `replace` would take twice as long
             step=progress.step + 1,
             samples=progress.samples + self._plan.samples_per_step,
             loader=after,
@@ -275,14 +275,14 @@ class _Run:
         )
 
     def _drain(self) -> None:
-        """Bring the batches in flight to their end, once the last one has been read."""
+        """Finish the batches in flight, once the last one has been read."""
         step, drain = self.progress.step, self._parts.drain
         if drain is not None and step >= self._plan.steps and self.progress.emptied != step:
             interval = self._with(drain(step))
             self.progress = replace(self.progress, interval=interval, emptied=step)
 
     def _with(self, metrics: StepMetrics) -> Interval:
-        """The sums since the last point, with those of a step."""
+        """The sums since the last point, with the metrics of a step added."""
         step, interval = self.progress.step, self.progress.interval
         if not math.isfinite(metrics.loss_sum):
             raise DivergedError(
@@ -317,11 +317,11 @@ class _Run:
 
 
 def _moment(progress: Progress) -> tuple[int, int, int]:
-    """What a checkpoint of this progress knows: the step, and the last evaluations."""
+    """Identity of a checkpoint of this progress: its step, and the last evaluations."""
     return progress.step, progress.evaluated_step, progress.tested_step
 
 
 def _sent(interval: Interval) -> dict[str, int | None]:
-    """What events say of the bytes sent in an interval; None where they are not counted."""
+    """Fields of events for the bytes sent in an interval; None if they are not counted."""
     names = ("sent_bytes", "dense_equivalent_bytes", "sent_rows")
     return {name: getattr(interval, name) if interval.sent_rows else None for name in names}

@@ -1,4 +1,4 @@
-"""What scores that get no better do: end a run, or lower its learning rates."""
+"""Patience: a run without better scores ends, or lowers its learning rates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dlrm_hybrid.types import ScoredPart
 
 
 def monitored(scores: BinaryScores, part: ScoredPart, monitor: Monitor) -> Score | None:
-    """The score that decides which model is better; None of an AUC that there is none of."""
+    """The score that decides which model is better; None if the AUC is undefined (one class)."""
     value = scores.log_loss if monitor == "log_loss" else scores.auc
     return None if value is None else Score(part=part, monitor=monitor, value=value)
 
@@ -19,14 +19,14 @@ def monitored(scores: BinaryScores, part: ScoredPart, monitor: Monitor) -> Score
 @final
 @dataclass(frozen=True, slots=True)
 class Course:
-    """The evaluations of a run until now.
+    """The course of a run's evaluations so far.
 
     Attributes:
-        best: score; None before the first.
-        since_best: evaluations since that one.
-        since_lowered: those of them since rates were lowered.
-        step: of the last one.
-        lowered: the steps from which on rates are lower, each time by the same factor.
+        best: best score; None before the first.
+        since_best: number of evaluations since that one.
+        since_lowered: number of those since rates were lowered.
+        step: step of the last evaluation.
+        lowered: first steps of lower rates, each by the same factor.
     """
 
     best: float | None = None
@@ -36,22 +36,22 @@ class Course:
     lowered: tuple[int, ...] = ()
 
     def lowered_at(self, step: int) -> Course:
-        """With rates that are lower from this step on."""
+        """The course with lower rates from this step on."""
         return replace(self, since_lowered=0, lowered=(*self.lowered, step))
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long a run goes on without a better score.
+    """Rule for how long a run goes on without a better score.
 
-    What follows from an evaluation is decided at a later step, also by a run that resumes between
-    the two.
+    The consequence of an evaluation is decided at a later step, so also by a run that resumes
+    between the two.
 
     Attributes:
-        ends_after: evaluations without one; None: it does not end.
-        lowers_after: the same, until learning rates are lowered.
-        min_delta: a score is better if it is by more than this.
+        ends_after: number of evaluations until it ends; None: never.
+        lowers_after: number until learning rates are lowered; None: never.
+        min_delta: a better score gains more than this.
     """
 
     ends_after: int | None
@@ -59,7 +59,7 @@ class Patience:
     min_delta: float
 
     def after(self, course: Course, score: Score | None, step: int) -> Course:
-        """With one more evaluation; an AUC that there is none of is no better one."""
+        """The course with one more evaluation; an undefined AUC is not better."""
         best = course.best
         if score is not None and (best is None or score.gain(best) > self.min_delta):
             return replace(course, best=score.value, since_best=0, since_lowered=0, step=step)

@@ -1,12 +1,12 @@
-"""Saves checkpoints of a world of processes, be it one of one, while training goes on.
+"""Saves checkpoints of a world of processes, or of a single one, while training goes on.
 
-    save:   the leader lets servers copy        SAVE, COPIED
-            every rank copies what it holds, and begins to write
-    round:  every rank says what it has written, if it has     SHARD
-            the leader begins to make the checkpoint valid, when all have
-            the leader says whether it is       COMMIT
+    save:   the leader makes servers copy                      SAVE, COPIED
+            every rank copies its tensors, and begins to write
+    round:  every rank reports its shard, if written           SHARD
+            the leader begins to commit the checkpoint once all have
+            the leader reports whether it is valid             COMMIT
 
-Workers make a round whenever they meet, as long as a checkpoint is on its way.
+Workers make a round whenever they meet, while a checkpoint is under way.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from dlrm_hybrid.wire.frame import Kind
 
 COMPRESSOR, LOOKUPS, FLIGHT, LEVELS = "compressor", "lookups", "flight", "levels"
 _VERSION = re.compile(r"\.(published|threshold|life|behind[0-9]+)$")
-WAIT_SECONDS = 0.2  # for a rank that writes, before the next one is asked
+WAIT_SECONDS = 0.2  # longest wait for a rank's shard, before the next one is asked
 
 
 @final
 @dataclass(slots=True, kw_only=True)
 class Committer:
-    """Collects what ranks say of a checkpoint, and lets a thread make it valid.
+    """Collects the shards of a checkpoint, and commits it in a thread.
 
     Attributes:
         root: the `checkpoints` folder of the run.
         attempt: how often the run has been restarted.
-        retention: which checkpoints are kept.
-        title: of this rank, for messages.
-        facts: what a checkpoint says beside its tensors.
+        retention: rule for the checkpoints kept.
+        title: name of this rank, for messages.
+        facts: facts of a checkpoint beside its tensors.
     """
 
     root: Path
@@ -65,16 +65,16 @@ class Committer:
 
     @property
     def owed(self) -> list[int]:
-        """Ranks that have not said yet what they have written."""
+        """Ranks that have not reported their shards yet."""
         return [] if self._preparing is None else list(self._preparing.owed)
 
     def begin(self, progress: Progress, ranks: Mapping[int, str], begun: float) -> None:
-        """These ranks have copied what they hold, and write.
+        """Begin a checkpoint of these ranks, which have copied their tensors.
 
         Args:
-            progress: of the run.
+            progress: that of the run.
             ranks: names by number.
-            begun: when training stopped for it, in `time.perf_counter`.
+            begun: time at which training paused, of `time.perf_counter`.
         """
         self._preparing = Preparing(step=progress.step, owed=ranks, shards={})
         self._facts = self.facts(progress)
@@ -82,17 +82,17 @@ class Committer:
         self._seconds = self._since - begun
 
     def take(self, rank: int, shard: Shard) -> None:
-        """What a rank has written; raises ResourceError if it could not."""
+        """Add a rank's shard; raises ResourceError if it could not be written."""
         assert self._preparing is not None
         self._preparing = self._preparing.took(rank, shard)
 
     def lose(self, rank: int) -> None:
-        """A rank is gone; what it has not written yet, its residuals, is not saved."""
+        """Go on without a lost rank; its residuals, not yet written, are not saved."""
         assert self._preparing is not None
         self._preparing = self._preparing.without(rank)
 
     def poll(self, wait_seconds: float) -> Saved | None:
-        """The checkpoint once it is valid; raises as `CheckpointWriter.poll`."""
+        """Commit once all shards are here; returns it once valid, raises as `CheckpointWriter`."""
         if self._preparing is None or not self._preparing.is_prepared:
             return None
         prepared, facts = self._preparing, self._facts
@@ -118,30 +118,30 @@ class Committer:
         )
 
     def amend(self, progress: Progress) -> None:
-        """Let the valid checkpoint of this step say what else is known now."""
+        """Update the facts of the valid checkpoint of this step."""
         amend(self.root, progress.step, self.facts(progress), self.retention)
 
 
 @final
 @dataclass(slots=True, kw_only=True)
 class CheckpointWriter:
-    """Saves checkpoints of a run, one at a time; of one process, which may be its only one.
+    """Saves checkpoints of a run, one at a time; one process's side of it.
 
-    All processes that run the training loop call the same methods at the same steps. Others
-    are asked by the leader.
+    All processes that run the training loop call the same methods at the same steps. The leader
+    asks the others.
 
     Attributes:
         messenger: to the other ranks.
         leader: rank of the process that leads.
-        names: of all ranks of the world, in their order.
-        asked: the others: servers, and workers that the leader keeps busy.
-        settled: the version that servers have once all that was pushed until now has arrived.
-        committer: makes checkpoints valid, where this process leads.
-        writer: writes what this process holds.
-        groups: gives that.
-        away: ranks that are gone, but come again; a checkpoint does without what they hold.
-        losses: grows with each rank that is.
-        pushed: pushes of each worker of a stage until now, where those of stages differ.
+        names: those of all ranks of the world, in order.
+        asked: ranks outside the loop: servers, and asynchronous workers.
+        settled: version of the servers once all pushes made so far have arrived.
+        committer: commits checkpoints, if this process leads.
+        writer: writes this process's shards.
+        groups: pieces that this process holds, by group.
+        away: lost ranks that may rejoin, whose shards a checkpoint omits.
+        losses: ranks lost so far; appended to.
+        pushed: pushes per worker of each stage so far; None if stages agree.
     """
 
     messenger: Messenger
@@ -160,11 +160,11 @@ class CheckpointWriter:
 
     @property
     def pending(self) -> bool:
-        """Whether a checkpoint is on its way."""
+        """Whether a checkpoint is under way."""
         return self._step is not None
 
     def save(self, progress: Progress) -> None:
-        """Copy what a checkpoint holds; all else is done in the background."""
+        """Copy the tensors of a checkpoint; the rest is done in the background."""
         begun, step = time.perf_counter(), progress.step
         away = self.away()
         asked = [rank for rank in self.asked if rank not in away] if self._leads else ()
@@ -184,7 +184,7 @@ class CheckpointWriter:
         self._step = step
 
     def poll(self) -> Saved | None:
-        """The one on its way if it has become valid, and this process leads; does not wait.
+        """The checkpoint under way if it has become valid and this process leads; does not wait.
 
         Raises:
             ResourceError: a rank cannot write; names it, the file and the key.
@@ -193,19 +193,19 @@ class CheckpointWriter:
         return self._round(0.0)
 
     def finish(self) -> Saved | None:
-        """As `poll`, but wait; afterwards nothing is on its way."""
+        """Wait for the checkpoint under way, if any, and return it as `poll`."""
         saved = None
         while self.pending:
             saved = self._round(WAIT_SECONDS)
         return saved
 
     def amend(self, progress: Progress) -> None:
-        """Let the checkpoint of this step, which is valid, say what else is known now."""
+        """Update the facts of this step's checkpoint, which is valid."""
         if self._leads:
             self.committer.amend(progress)
 
     def _release_workers(self, step: int) -> None:
-        """Let others go on once servers have copied: with batches in flight they could push."""
+        """Let workers go on once servers have copied: with batches in flight they could push."""
         if not self._leads:
             self.messenger.receive(self.leader, Kind.COPIED, step)
             return
@@ -252,7 +252,7 @@ class CheckpointWriter:
         return saved
 
     def _from(self, rank: int, kind: Kind, number: int) -> dict[str, Any] | None:
-        """What a rank answers; None if it is gone."""
+        """Receive a rank's answer; None if the rank is lost."""
         frame = self.messenger.receive_unless(rank, kind, number, lambda: self._since.is_lost(rank))
         return None if frame is None else values_of(frame)
 
@@ -262,12 +262,11 @@ class CheckpointWriter:
 
 
 def piece_groups(pieces: Iterable[Piece]) -> dict[str, list[Piece]]:
-    """What one rank adds to a checkpoint, by group; none of them is empty.
+    """Group a rank's pieces of a checkpoint; no group is empty.
 
-    `dense` and `embeddings` are in every checkpoint, the others where the layout of the world needs
-    them: `versions` that workers have of weights, `lookups` of rows that they have asked for, the
-    state of a `compressor`, what is remembered of rows sent as `levels`, batches in `flight`; or
-    the model: `statistics` of batch norm.
+    `dense` and `embeddings` are in every checkpoint, others if the layout of the world needs them
+    (workers' `versions` of weights, `lookups` requested ahead, state of a `compressor` and of rows
+    sent as `levels`, batches in `flight`) or the model (`statistics` of batch norm).
     """
     groups: dict[str, list[Piece]] = {}
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""A server in a process of its own: what it answers beside pushes, and in which phase it is."""
+"""A server process: its handlers beside pushes, and its phase."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from dlrm_hybrid.wire.frame import Frame, Kind
 @final
 @dataclass(slots=True, kw_only=True)
 class ServerRank:
-    """Answers all frames that come to a server rank.
+    """Handles all frames that come to a server rank.
 
     Attributes:
         server: owns the tensors.
-        collect: takes contributions; None where the method has no rounds.
-        rank: its own.
+        collect: handles contributions; None if the method has no rounds.
+        rank: that of the server.
         attempt: how often the run has been restarted.
-        switch: told the phase that the next answers are for.
-        writer: of its part of checkpoints.
-        elastic: trainers may be lost, and with one the last push that was counted.
-        lowered: steps from which on learning rates are lower; it grows.
+        switch: called with the phase of the next answers.
+        writer: writes its shards of checkpoints.
+        elastic: whether trainers may be lost, each with its last counted push.
+        lowered: first steps of lower learning rates; appended to.
     """
 
     server: ParameterServer
@@ -45,7 +45,7 @@ class ServerRank:
     _waiting: list[Frame] = field(default_factory=list[Frame])
 
     def handlers(self) -> Mapping[Kind, Handle]:
-        """By the kinds of frames that they are for."""
+        """Handlers by frame kind."""
         handlers = {
             Kind.PUSH: self._push,
             Kind.PULL: self._pull,
@@ -75,12 +75,12 @@ class ServerRank:
         return self.collect(frame)
 
     def _training(self, frame: Frame) -> Phase:
-        """Of the phase of its worker; workers may have pushed more or less often before."""
+        """The phase of a frame's worker; workers may differ in earlier pushes."""
         first = self._first.setdefault(frame.sender, frame.number)
         return Phase.WARMUP if frame.number < first + WARMUP_STEPS else Phase.TRAIN
 
     def _ask(self, frame: Frame) -> Sequence[Outgoing]:
-        """A question about weights waits until they are of the version it names."""
+        """Keep a request about weights until they have the version it names."""
         self.switch(Phase.EVALUATE if frame.kind is Kind.FETCH else Phase.CHECKPOINT)
         self._waiting.append(frame)
         return self._answers()
@@ -92,7 +92,7 @@ class ServerRank:
 
     def _is_ready(self, frame: Frame) -> bool:
         if frame.kind is Kind.SAVE and self.elastic:
-            return True  # all that are there have had an answer behind their last pushes
+            return True  # all present workers had an answer after their last pushes
         values = values_of(frame)
         if frame.kind is Kind.SAVE and values["pushed"] is not None:
             return all(self.server.has_version(*one) for one in enumerate(values["pushed"]))
@@ -117,14 +117,14 @@ class ServerRank:
 
 
 def lower(lowered: list[int], frame: Frame) -> Sequence[Outgoing]:
-    """Take over from which step on learning rates are lower; several stages say so."""
+    """Handle LOWER, which comes from several stages: add the first step of lower rates."""
     if frame.number not in lowered:
         lowered.append(frame.number)
     return ()
 
 
 def shard_answer(writer: ShardWriter, frame: Frame, rank: int, attempt: int) -> Outgoing:
-    """What a server says when it is asked what it has written of a checkpoint."""
+    """Answer a request for a server's shard of a checkpoint."""
     shard = writer.take(values_of(frame)["wait_seconds"])
     values = {"shard": None if shard is None else shard.values}
     return Outgoing(frame.sender, message(Kind.SHARD, rank, attempt, frame.number, values), 0)

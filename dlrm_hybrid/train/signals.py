@@ -1,7 +1,7 @@
-"""Signals as requests that the training loop asks for between steps.
+"""Signals as stop requests, which the training loop checks between steps.
 
 SIGTERM: save a checkpoint, exit 75. SIGINT: the same, exit 130; a second one ends the process at
-once, unless a supervisor decides about that.
+once, unless a supervisor decides that.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from dlrm_hybrid.process import unshield
 from dlrm_hybrid.types import ExitCode, InterruptedRunError, PreemptedError
 
 PREEMPTION, INTERRUPTION = 1, 2
-"""Severities: of SIGTERM, of SIGINT."""
+"""Severities of SIGTERM and of SIGINT."""
 
 
 @dataclass(slots=True)
 class StopRequest:
-    """What signals have asked for so far.
+    """The stop that signals have requested so far.
 
     Attributes:
-        supervised: one signal may come twice, to all processes at once and passed on by the
-            supervisor, which kills its ranks when Ctrl-C is pressed twice.
+        supervised: whether a signal may come twice, to all processes and again from the
+            supervisor, which kills its ranks at a second Ctrl-C itself.
     """
 
     supervised: bool = False
@@ -33,7 +33,7 @@ class StopRequest:
 
     @property
     def severity(self) -> int:
-        """0: go on; 1 after SIGTERM; 2 after SIGINT. Of several processes the largest wins."""
+        """0: go on; 1 after SIGTERM; 2 after SIGINT. The highest of several processes wins."""
         return INTERRUPTION if self.interrupted else PREEMPTION * self.preempted
 
     def install(self) -> None:
@@ -43,7 +43,7 @@ class StopRequest:
         unshield()
 
     def check(self) -> None:
-        """Stop here if a signal has asked for it.
+        """Stop here if a signal has requested it.
 
         Raises:
             InterruptedRunError: after SIGINT.
@@ -61,7 +61,7 @@ class StopRequest:
 
 
 def obey(severity: int) -> None:
-    """Stop here if the request of this severity asks for it; see `StopRequest.check`."""
+    """Stop here if the severity says so; see `StopRequest.check`."""
     if severity == INTERRUPTION:
         raise InterruptedRunError("stopped by Ctrl-C")
     if severity == PREEMPTION:

@@ -1,7 +1,7 @@
-"""Running statistics of batch norm: each trainer has its own, evaluations take the mean of all.
+"""Running statistics of batch norm: each trainer has its own; evaluations use their mean.
 
-They travel for evaluations alone. Checkpoints hold those of every trainer, so that a run resumes as
-if unbroken; the mean is taken where one is read.
+They are exchanged for evaluations only. Checkpoints hold those of every trainer, so that a run
+resumes as if unbroken; readers take the mean.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from dlrm_hybrid.types import DataError
 from dlrm_hybrid.wire.frame import Kind
 
 PREFIX = "statistics."
-"""Of their names in checkpoints; the trainer and the name in the model follow."""
+"""Begins their names in checkpoints, before the trainer and the name in the model."""
 GROUP = "statistics"
 
 
 def named(trainer: int, model: StageModel) -> dict[str, Tensor]:
-    """Views of a trainer's in one stage, under names that no other worker uses."""
+    """Views of a trainer's statistics in one stage, by names that no other worker uses."""
     return {f"{PREFIX}{trainer}.{name}": one for name, one in model.statistics().items()}
 
 
 def mean(of: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of those of all trainers, in their order, by name."""
+    """Average the statistics of all trainers, in order, by name."""
     return {name: torch.stack([one[name] for one in of]).double().mean(0).float() for name in of[0]}
 
 
 def exchanged(
     messenger: Messenger, ranks: Sequence[int], model: StageModel, step: int
 ) -> dict[str, Tensor]:
-    """The mean over some workers of one stage, the same bits in each of them.
+    """Average the statistics of some workers of one stage; the same bits in each of them.
 
     Args:
-        messenger: of one of them.
-        ranks: of all of them; the first collects.
+        messenger: that of this worker.
+        ranks: those of all of them; the first collects.
         model: that of this rank.
-        step: at which they meet.
+        step: number of the exchange.
     """
     own = model.statistics()
     if len(ranks) == 1 or not own:
@@ -59,15 +59,15 @@ def exchanged(
 
 
 def resume(checkpoint: Checkpoint, pieces: Iterable[Piece], trainers: int) -> None:
-    """Let each trainer go on with its own, or all with the mean if there were more or fewer.
+    """Load each trainer's own statistics, or the mean if the number of trainers differs.
 
     Args:
-        checkpoint: to go on from.
-        pieces: as `named`, of any of the trainers.
-        trainers: of the run.
+        checkpoint: the one to resume from.
+        pieces: statistics as `named`, of any trainers.
+        trainers: number in the run.
 
     Raises:
-        DataError: it does not hold them.
+        DataError: the checkpoint lacks them.
     """
     known = {_split(name)[0] for name in checkpoint.names(GROUP)}
     if known == set(map(str, range(trainers))):
@@ -77,7 +77,7 @@ def resume(checkpoint: Checkpoint, pieces: Iterable[Piece], trainers: int) -> No
 
 
 def fill_with_mean(checkpoint: Checkpoint, pieces: Iterable[Piece]) -> None:
-    """Give all trainers of `pieces` the mean; raises as `resume`."""
+    """Load the mean statistics into all pieces; raises as `resume`."""
     held = {piece.name: piece for piece in pieces}
     shapes = {_split(name)[1]: piece.shape for name, piece in held.items()}
     found = saved(checkpoint, shapes)
@@ -86,14 +86,14 @@ def fill_with_mean(checkpoint: Checkpoint, pieces: Iterable[Piece]) -> None:
 
 
 def saved(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """The mean over all trainers of a checkpoint.
+    """Average the statistics of all trainers of a checkpoint.
 
     Args:
-        checkpoint: of a run with batch norm.
-        shapes: by the names of the model.
+        checkpoint: one of a run with batch norm.
+        shapes: those of the statistics, by the names of the model.
 
     Raises:
-        DataError: it does not hold them.
+        DataError: the checkpoint lacks them.
     """
     found: dict[str, Tensor] = {}
     for name, shape in shapes.items():
@@ -107,17 +107,17 @@ def saved(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> dict
 
 
 def model_name(name: str) -> str:
-    """What the model calls what is `named` so."""
+    """The model's name of statistics that are `named` so."""
     return _split(name)[1]
 
 
 def _split(name: str) -> tuple[str, str]:
-    """The trainer, as it is written, and the name in the model."""
+    """Split a name into the trainer, as written, and the name in the model."""
     trainer, _, rest = name.removeprefix(PREFIX).partition(".")
     return trainer, rest
 
 
 def _place(name: str) -> tuple[int, str]:
-    """Sorts names by trainer, and trainers by number."""
+    """Sort key of names: by trainer, and trainers by number."""
     trainer, _ = _split(name)
     return len(trainer), trainer

@@ -1,4 +1,4 @@
-"""A table server in a process of its own: lookups, updates, and its part of checkpoints."""
+"""A table server process: lookups, updates, and its shards of checkpoints."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from dlrm_hybrid.wire.frame import Frame, Kind
 @final
 @dataclass(slots=True, kw_only=True)
 class TableServerRank:
-    """Answers all frames that come to a table server rank.
+    """Handles all frames that come to a table server rank.
 
     Attributes:
         server: owns the rows.
-        rank: its own.
+        rank: that of the table server.
         attempt: how often the run has been restarted.
-        meter: counts by the phase that the answers are for.
-        staleness: how many batches ahead trainers ask for rows.
-        writer: of its part of checkpoints.
-        elastic: trainers may be lost while others go on.
-        lowered: steps from which on learning rates are lower; it grows.
+        meter: meters by the phase of the answers.
+        staleness: number of batches ahead that trainers request rows.
+        writer: writes its shards of checkpoints.
+        elastic: whether trainers may be lost while others go on.
+        lowered: first steps of lower learning rates; appended to.
     """
 
     server: TableServer
@@ -48,7 +48,7 @@ class TableServerRank:
     _waiting: list[Frame] = field(default_factory=list[Frame])
 
     def handlers(self) -> Mapping[Kind, Handle]:
-        """By the kinds of frames that they are for."""
+        """Handlers by frame kind."""
         return {
             Kind.LOOKUP: self._serve,
             Kind.UPDATE: self._serve,
@@ -58,7 +58,7 @@ class TableServerRank:
         }
 
     def _serve(self, frame: Frame) -> Sequence[Outgoing]:
-        ahead = self.staleness if frame.kind is Kind.LOOKUP else 0  # of the tick that asks
+        ahead = self.staleness if frame.kind is Kind.LOOKUP else 0  # relative to the tick that asks
         if frame.kind is Kind.UPDATE:
             self._first.setdefault(frame.sender, frame.number)
         first = self._first.get(frame.sender, frame.number)
@@ -69,7 +69,7 @@ class TableServerRank:
         return [*outgoing, *self._saved()] if self._waiting else outgoing
 
     def _save(self, frame: Frame) -> Sequence[Outgoing]:
-        """Waits until the tables are of the version that the checkpoint holds."""
+        """Keep a SAVE until the tables have the version of the checkpoint."""
         self._waiting.append(frame)
         return self._saved()
 

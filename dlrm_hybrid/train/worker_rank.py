@@ -1,8 +1,8 @@
-"""A worker in a process of its own: its part of steps, decisions, evaluations and checkpoints.
+"""A worker process: its part in steps, decisions, evaluations and checkpoints.
 
 The worker of trainer 0 that holds tables leads: it receives the reports of the others, decides,
-makes checkpoints valid, gathers scores, and is the only one with something to record. All do the
-same things at the same steps, because these follow from the plan and from what the leader decides.
+commits checkpoints, gathers scores, and alone has something to record. All do the same things at
+the same steps, because these follow from the plan and from the leader's decisions.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Reports = Sequence[Values]
 
 @dataclass(frozen=True, slots=True)
 class _Met:
-    """Step and traffic of a worker when workers last met."""
+    """Step and traffic of a worker at the last meeting."""
 
     step: int = 0
     sent_bytes: int = 0
@@ -55,24 +55,24 @@ class _Met:
 @final
 @dataclass(slots=True, kw_only=True)
 class WorkerRank:
-    """The functions of `Parts` for one worker of a world of processes.
+    """One worker's functions for `Parts`, in a world of processes.
 
     Attributes:
-        topology: of the world.
+        topology: ranks and roles of the world.
         messenger: to the other ranks.
-        runner: of the worker's programs.
-        worker: its stage.
-        client: of its weights.
-        compression: all that it compresses with.
-        tables: what it holds of them.
-        read: gives the training batches of its trainer, and those that follow.
+        runner: that of the worker's programs.
+        worker: the worker's stage, boundaries and clients.
+        client: that of its weights.
+        compression: its compressors.
+        tables: the pieces of tables that it holds.
+        read: reads a training batch of its trainer, and those coming.
         schedule: learning rate of the dense parameters, to report it.
-        evaluation: its part of evaluations.
-        leader: rank that decides for all.
-        lowered: steps from which on its learning rates are lower.
-        traffic: of training steps until now; see `RankMeter.steps_traffic`.
-        step: steps done.
-        emptied: the step at which last no batch was in flight.
+        evaluation: its part in evaluations.
+        leader: rank that decides for all workers.
+        lowered: first steps of lower learning rates.
+        traffic: that of training steps so far; see `RankMeter.steps_traffic`.
+        step: number of steps done.
+        emptied: the last step at which no batch was in flight.
     """
 
     topology: Topology
@@ -98,16 +98,16 @@ class WorkerRank:
         return self.worker.rank == self.leader
 
     def make_step(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
-        """Make one step; see `loop.Parts.make_step`. Only last stages have something to report."""
+        """Make one step; see `loop.Parts.make_step`. Only last stages have metrics."""
         batch, after, coming = self.read(at)
         metrics = self.learn(step, batch, coming)
         self.step = step + 1
         return metrics, after
 
     def lower(self, step: int) -> None:
-        """Make learning rates lower from this step on; servers know before they can apply it.
+        """Lower learning rates from this step on; servers know before they can apply it.
 
-        They apply what all trainers have sent, so it is enough that each stage of one says so.
+        They wait for all trainers, so it is enough if each stage of one of them sends it.
         """
         self.lowered.append(step)
         if self.worker.rank < self.topology.stages:
@@ -115,18 +115,18 @@ class WorkerRank:
                 self.messenger.send(server, Kind.LOWER, step, {})
 
     def drain(self, step: int) -> StepMetrics:
-        """Let the batches in flight go through all stages; see `loop.Parts.drain`."""
+        """Finish the batches in flight; see `loop.Parts.drain`."""
         metrics = self.runner.run(drain(self.worker, step))
         self.emptied = step
         return metrics if self.worker.part.is_last else replace(metrics, rows=0)
 
     def learn(self, step: int, batch: Batch, coming: Sequence[Batch]) -> StepMetrics:
-        """Make one step, and leave it to the caller to count it.
+        """Make one step, which the caller counts.
 
         Args:
-            step: steps done before it.
+            step: number of steps done before it.
             batch: its rows.
-            coming: those of the next steps, as far as its tables ask for rows ahead.
+            coming: those of the next steps, as far as its tables look ahead.
         """
         program = train_step(self.worker, Tick(step), stage_inputs(self.worker, batch, coming))
         metrics = self.runner.run(program)
@@ -141,9 +141,9 @@ class WorkerRank:
     def meet(
         self, progress: Progress, plan: Plan, stop: StopRequest, is_late: bool
     ) -> tuple[Progress, Decision]:
-        """Bring the sums of all workers to the leader; see `loop.Parts.meet`.
+        """Send the sums of all workers to the leader; see `loop.Parts.meet`.
 
-        The decision is the same in all workers at the same step; of clocks the leader's counts.
+        All workers get the same decision at the same step; only the leader's clock counts.
         """
         step = progress.step
         if not plan.meets(step):
@@ -168,10 +168,10 @@ class WorkerRank:
         show: Callable[[int], None],
         trainers: Sequence[int] | None = None,
     ) -> BinaryScores | None:
-        """Scores of the master weights, at the leader; see `loop.Parts.evaluate`.
+        """Score the master weights, for the leader; see `loop.Parts.evaluate`.
 
         Args:
-            part: of the rows.
+            part: the rows to score.
             stop: stop request of signals.
             show: called now and then with the rows done.
             trainers: those that take part; None: all.
@@ -189,7 +189,7 @@ class WorkerRank:
         return self.evaluation.scores(part, self.leader, self.masters(trainers), trainers, meet)
 
     def agree(self, step: int, is_best: bool) -> bool:
-        """Whether the scores of this step are the best so far, as the leader says that has them."""
+        """Whether the scores of this step are the best so far, as found by the leader."""
         if not self.leads:
             return self.messenger.receive(self.leader, Kind.DECISION, step)["is_best"]
         for rank in range(self.topology.num_workers):
@@ -200,7 +200,7 @@ class WorkerRank:
     def masters(self, trainers: Sequence[int]) -> Mapping[str, Tensor]:
         """The master weights and mean statistics of its stage, for evaluations by these trainers.
 
-        All of their workers ask for them together.
+        All of their workers call it together.
         """
         stage = self.worker.part.index
         if isinstance(self.client, ServerClient):
@@ -212,7 +212,7 @@ class WorkerRank:
         return {**own, **statistics.exchanged(self.messenger, ranks, model, self.step)}
 
     def pieces(self) -> list[Piece]:
-        """What a checkpoint must hold of this worker."""
+        """The pieces of this worker that a checkpoint must hold."""
         trainer = self.worker.rank // self.topology.stages
         held = self.compression.tensors() | statistics.named(trainer, self.worker.stage.model)
         if self.worker.tables is not None:
@@ -223,7 +223,7 @@ class WorkerRank:
         return [*full_pieces(held), *self.tables]
 
     def settled(self) -> Version:
-        """Of the masters, once all that was pushed until now has arrived."""
+        """Version of the masters, once all pushes made so far have arrived."""
         return self.client.settled()
 
     @property
@@ -232,7 +232,7 @@ class WorkerRank:
         return () if self.worker.tables is None else (self.worker.rank // self.topology.stages,)
 
     def restart(self, progress: Progress, values: Mapping[str, Tensor]) -> None:
-        """Go on from the tensors of a checkpoint, but those of the tables."""
+        """Resume from the tensors of a checkpoint, except those of the tables."""
         self.step = step = progress.batches_of(self.worker.rank // self.topology.stages)
         self._met = _Met(step)
         self.emptied = progress.emptied
@@ -244,7 +244,7 @@ class WorkerRank:
         self.runner.run(load_flight(self.worker, step, self.emptied, values))
 
     def join(self, step: int) -> None:
-        """Go on where the leader says, with all state new, in place of one that is gone.
+        """Take the place of a lost worker at this step, with fresh state.
 
         Its residuals are lost.
         """
@@ -256,7 +256,7 @@ class WorkerRank:
             self.worker.tables.restart(Version(step), {})
 
     def _meet_evaluating(self, number: int, stop: StopRequest) -> None:
-        """Stop all together, before the group of batches with this number, if one of them must."""
+        """Stop all together, before the group of batches of this number, if one of them must."""
         if number % SYNC_EVERY:
             return
 
@@ -275,7 +275,7 @@ class WorkerRank:
         report: Values,
         decide: Callable[[Reports], Values],
     ) -> Values:
-        """What the leader decides from the reports of all others; the same in all workers."""
+        """Let the leader decide from the reports of all others; the same in all workers."""
         if not self.leads:
             self.messenger.send(self.leader, request, number, report)
             return self.messenger.receive(self.leader, answer, number)
@@ -286,7 +286,7 @@ class WorkerRank:
         return decision
 
     def since_last_met(self, step: int, samples_per_step: int) -> Interval:
-        """What this worker has to add beside the sums over its rows."""
+        """This worker's sums since the last meeting, except those over its rows."""
         before, self._met = self._met, _Met(step, *self.traffic())
         steps = step - before.step
         return Interval(
@@ -298,5 +298,5 @@ class WorkerRank:
 
 
 def _highest(stop: StopRequest, reports: Reports) -> int:
-    """The severity that wins: of whoever wants most to stop."""
+    """The severity that wins: the highest."""
     return max([stop.severity, *(report["severity"] for report in reports)])

@@ -1,1 +1,1 @@
-"""Trainers that do not wait for each other: who leads, who follows, and in which order."""
+"""Asynchronous and elastic training: a leader gives batches to trainers, in which order."""

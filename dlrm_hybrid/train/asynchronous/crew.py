@@ -1,7 +1,7 @@
-"""The threads of one worker, which learn at the same time, each from batches of its own.
+"""The threads of one worker, which train at the same time, each on its own batches.
 
-Batch n of a trainer is of thread n mod H in each of its workers: so each thread has its own way
-through all stages, on which batches keep their order.
+Batch n of a trainer belongs to thread n mod H in each of its workers: so each thread has its own
+path through all stages, on which batches keep their order.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.types import Tick
 
 ReadNext = Callable[[], Batch | None]
-"""The next batch of the worker; None where none has come yet."""
+"""Reads the worker's next batch; None if none has arrived yet."""
 Learned = Callable[[StepMetrics], None]
-"""Is told of batches in their order."""
+"""Called with the metrics of each batch, in order."""
 
 
 @final
 class Crew:
-    """Learns with all threads; use it in a `with`.
+    """Worker threads that train together; use it in a `with`.
 
     Args:
-        workers: one for each thread; they share parameters and a client.
-        runner: of their programs.
-        mailbox: of the runner.
+        workers: one for each thread, with shared parameters and client.
+        runner: that of their programs.
+        mailbox: that of the runner.
         meter: counts the CPU time of the threads.
 
     Attributes:
@@ -53,7 +53,7 @@ class Crew:
     ) -> None:
         self.mailbox = mailbox
         self._workers, self._runner, self._meter = workers, runner, meter
-        # Of OpenMP every thread has its own settings.
+        # Each thread has its own OpenMP settings.
         settings = torch.get_num_threads()
 
         def begin() -> None:
@@ -70,15 +70,15 @@ class Crew:
         self._pool.shutdown()
 
     def learn(self, first: int, read: ReadNext, learned: Learned) -> None:
-        """Learn from batches until all that have come are learned.
+        """Train on batches until all that have arrived are done.
 
         Args:
-            first: number of the first one.
+            first: number of the first batch.
             read: called by one thread at a time.
-            learned: called by one thread at a time, and with none of these in `read`.
+            learned: called by one thread at a time, while none is in `read`.
 
         Raises:
-            DlrmError: the first that one of the threads has raised; the others have ended.
+            DlrmError: the first error of a thread; the other threads have ended.
         """
         shares = Shares(first, len(self._workers), read, learned)
         others = [
@@ -111,13 +111,13 @@ class Crew:
 
 @final
 class Shares:
-    """Deals out batches to threads, and tells in their order of those that are learned.
+    """Deals batches to threads, and reports finished ones in order.
 
     Args:
-        first: number of the first one; batch n is of thread n mod H.
+        first: number of the first batch; batch n belongs to thread n mod H.
         threads: H.
-        read: gives the batches.
-        learned: is told of each.
+        read: reads the next batch.
+        learned: called with the metrics of each, in order.
     """
 
     def __init__(self, first: int, threads: int, read: ReadNext, learned: Learned) -> None:
@@ -130,12 +130,12 @@ class Shares:
         self._is_stopped = False
 
     def next(self, thread: int) -> tuple[int, Batch] | None:
-        """The next batch of a thread with its number, which it will `finish`.
+        """Take the next batch of a thread with its number, which the thread will `finish`.
 
-        Waits while others have some under way, since more may come until these are learned.
+        Waits while others have batches under way, since more may arrive until these are done.
 
         Returns:
-            None where all that came are learned, or `stop` was called.
+            None once all that arrived are done, or `stop` was called.
         """
         ready = self._ready[thread]
         with self._turn:
@@ -148,11 +148,11 @@ class Shares:
                 if self._under_way or any(self._ready):
                     self._turn.wait()
                 else:
-                    self.stop()  # who is told so now must not read on alone
+                    self.stop()  # no thread may read on alone after this
             return None
 
     def finish(self, number: int, metrics: StepMetrics) -> None:
-        """A batch is learned."""
+        """Record that a batch is done, and report those done in order."""
         with self._turn:
             self._under_way -= 1
             self._finished[number] = metrics
@@ -161,13 +161,13 @@ class Shares:
                 self._learned(told)
 
     def stop(self) -> None:
-        """Give out no more."""
+        """Deal no more batches."""
         with self._turn:
             self._is_stopped = True
             self._turn.notify_all()
 
     def _read_on(self) -> bool:
-        """Read the next batch, whosever it is; whether there was one."""
+        """Read the next batch, for whichever thread; False if there was none."""
         batch = self._read()
         if batch is None:
             return False

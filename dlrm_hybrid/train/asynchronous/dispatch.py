@@ -1,4 +1,4 @@
-"""What the leader tells trainers, and how it waits until they have done it."""
+"""Dispatch of the leader's orders to trainers, and waiting until they are done."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from dlrm_hybrid.wire.frame import Kind
 @final
 @dataclass(slots=True)
 class Dispatch:
-    """The next batches of all trainers, handed out by the leader.
+    """Sends the leader's orders to all trainers.
 
     Attributes:
-        topology: of the world.
-        messenger: to the other ranks; its mailbox answers what comes to this one.
-        roll: which trainers are there.
-        orders: of each trainer.
+        topology: ranks and roles of the world.
+        messenger: to the other ranks; its mailbox handles the frames to this one.
+        roll: attendance of the trainers.
+        orders: those of each trainer.
     """
 
     topology: Topology
@@ -36,12 +36,12 @@ class Dispatch:
         self.orders = [Orders() for _ in range(self.topology.trainers)]
 
     def tell(self, trainer: int, order: Order) -> list[Outgoing]:
-        """One more order for a trainer; what its workers are to be sent now."""
+        """Add an order for a trainer; returns the frames to send its workers now."""
         self.orders[trainer].told.append(order)
         return self.unsent(trainer)
 
     def unsent(self, trainer: int) -> list[Outgoing]:
-        """What the workers of a trainer that are there have not been sent."""
+        """The frames with orders that a trainer's present workers have not been sent."""
         rank, attempt = self.messenger.rank, self.messenger.attempt
         return [
             Outgoing(worker, message(Kind.DECISION, rank, attempt, number, order), 0)
@@ -49,24 +49,24 @@ class Dispatch:
         ]
 
     def command(self, order: Order, trainers: Sequence[int]) -> None:
-        """Tell several trainers the same; they are at rest."""
+        """Send the same order to several trainers, which are at rest."""
         for trainer in trainers:
             self.send(self.tell(trainer, order))
 
     def send(self, several: Sequence[Outgoing]) -> None:
-        """Send them, in this order."""
+        """Send frames in this order."""
         for outgoing in several:
             self.messenger.channel.send(*outgoing)
 
     def wait_for_all(self) -> None:
-        """Wait until all that are there have nothing to do; see `wait`."""
+        """Wait until all present trainers have done their orders; see `wait`."""
         self.wait(self._all_wait)
 
     def wait(self, is_done: Callable[[], bool]) -> None:
-        """Answer frames until this is so.
+        """Handle frames until a condition holds.
 
         Raises:
-            DeadlineError: nobody has said anything for too long; holds who has something to do.
+            DeadlineError: no frame arrived for too long; holds the ranks that are busy.
         """
         patience_seconds = self.messenger.patience_seconds
         try:

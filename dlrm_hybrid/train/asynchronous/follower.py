@@ -1,14 +1,14 @@
-"""A worker that does what the leader says, and waits for no other trainer.
+"""A follower: a worker that carries out the leader's orders, and waits for no other trainer.
 
-it says:       how many orders it has done, and what it has learned REPORT
-it is told:    batches to learn, to pass, to settle, to evaluate,   DECISION
-               to leave after a signal to its trainer, to end
-               first, if it has been started again, where it goes on
-while it waits it also copies what a checkpoint must hold, and says whether that is written
-                                                                    SAVE, COPIED; SHARD
+it sends:      how many orders it has done, with metrics            REPORT
+it receives:   orders to train on batches, to pass, to settle,      DECISION
+               to evaluate, to leave after a signal to its trainer,
+               to end; first, after a restart, to join at a batch
+while waiting: copies what a checkpoint must hold, reports whether  SAVE, COPIED;
+               that is written                                      SHARD
 
-It is told which batches come next before it has learned from the last ones. Its threads, if it has
-several, learn from them at the same time.
+It receives the next batches before it is done with the last ones. Its threads, if it has several,
+train on them at the same time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Order = Mapping[str, Any]
 
 
 class _Due(NamedTuple):
-    """A batch to learn from, and whether its order is done then."""
+    """A batch to train on, and whether it is the last of its order."""
 
     batch: Batch
     is_last: bool
@@ -52,22 +52,22 @@ class _Due(NamedTuple):
 @final
 @dataclass(slots=True, kw_only=True)
 class Follower:
-    """One worker of a trainer that the leader keeps busy.
+    """A worker of a trainer that the leader keeps busy.
 
     Attributes:
         rank: the worker.
-        mailbox: of orders; that of the rank, shared where there is a crew.
-        client: of its weights.
-        read: the rows of a batch.
-        ahead: batches whose rows its tables ask for before they are due.
+        mailbox: source of orders; the rank's, shared if there are threads.
+        client: that of its weights.
+        read: reads a trainer's rows of a batch.
+        ahead: number of batches whose rows are prefetched from the tables.
         stop: stop request of signals.
-        meter: of the process.
-        writer: of its part of checkpoints.
+        meter: that of the process.
+        writer: writer of its shards of checkpoints.
         say: writes a line to the log.
         show: called now and then during an evaluation with the rows done.
-        incarnation: how often this worker had been started before in this attempt.
-        has_left: it goes before the run ends.
-        crew: its threads; None where it has one.
+        incarnation: how often this worker was started before in this attempt.
+        has_left: whether it has left before the end of the run.
+        crew: its threads; None if it has one.
     """
 
     rank: WorkerRank
@@ -91,14 +91,14 @@ class Follower:
     _held: Order | None = None
 
     def handlers(self) -> Mapping[Kind, Handle]:
-        """What it does beside, whenever it waits."""
+        """Handlers for requests of the leader while it waits."""
         return {Kind.SAVE: self._save, Kind.SHARD: self._shard}
 
     def run(self) -> None:
-        """Follow to the end, or until it is to leave.
+        """Carry out orders until the end, or until it is to leave.
 
         Raises:
-            PreemptedError, InterruptedRunError: the leader says that the run is to stop.
+            PreemptedError, InterruptedRunError: the leader stops the run.
         """
         rank = self.rank
         self._report()
@@ -130,9 +130,9 @@ class Follower:
             self._report()
 
     def _learn(self, order: Order) -> None:
-        """Learn from these batches, and from those of the orders that have come by then.
+        """Train on these batches, and on those of orders that arrive meanwhile.
 
-        As long as there are any, their rows are asked for ahead across the ends of orders.
+        Rows are prefetched across the ends of orders as long as batches are there.
         """
         rank, window = self.rank, deque[Batch]()
         self._reading = self._read(order)
@@ -148,7 +148,7 @@ class Follower:
             self._learned(rank.learn(rank.step, batch, [*window]))
 
     def _next_batch(self) -> Batch | None:
-        """The next one of the orders that have come."""
+        """Read the next batch of the orders that have arrived."""
         while (due := next(self._reading, None)) is None:
             come = self._next_lease()
             if come is None:
@@ -158,7 +158,7 @@ class Follower:
         return due.batch
 
     def _learned(self, metrics: StepMetrics) -> None:
-        """Count a batch, the next one that was read; say so where its order is done."""
+        """Count the batch read first, and report if its order is done."""
         self.rank.step += 1
         self.meter.step_done()
         self._metrics = self._metrics.plus(metrics)
@@ -184,17 +184,17 @@ class Follower:
         self.rank.messenger.send(self.rank.leader, Kind.REPORT, self._done, report)
 
     def _order(self) -> Order:
-        """The next order, which is waited for."""
+        """Wait for the next order."""
         order, self._held = self._held, None
         if order is None:
-            # However long a rest takes: the channel notices when the leader is gone.
+            # A rest may take long; the channel notices the loss of the leader.
             with self.meter.clock.waiting(Kind.DECISION.name.lower()):
                 order = values_of(self.mailbox.take(self._due_order(), IDLE_SECONDS))
             self._taken += 1
         return order
 
     def _next_lease(self) -> Order | None:
-        """The next order if it is to learn and has come."""
+        """The next order if it has arrived and is to train."""
         if self._held is None:
             frame = self.mailbox.take_now(self._due_order())
             if frame is None:
@@ -211,20 +211,20 @@ class Follower:
             with self.meter.within(Phase.EVALUATE):
                 self.rank.evaluate(part, self.stop, self.show, trainers)
         except (PreemptedError, InterruptedRunError):
-            pass  # all have stopped at the same batch; the leader says what comes now
+            pass  # all have stopped at the same batch; the leader's next order decides
 
     def _settle(self) -> None:
-        """At rest: weights become those of the servers, and what was sent to tables has arrived."""
+        """At rest, fetch the servers' weights, and wait until all sent to tables has arrived."""
         runner, tables = self.rank.runner, self.rank.worker.tables
         runner.run(self.client.refresh(whole=False))
         if tables is not None:
             runner.run(tables.settle())
 
     def _leave(self, order: Order) -> None:
-        """Hand over what compression has held back of the weights' gradients, where that can be.
+        """Hand over the residual of weight gradients, where that is possible, and leave.
 
-        In turns others would have to wait for it as for a batch. What is held back of activations
-        goes: it would be added to those of later batches.
+        In round-robin order others would wait for it as for a batch. Residuals of activations are
+        lost: they would be added to those of later batches.
         """
         rank = self.rank
         if rank.worker.tables is not None:

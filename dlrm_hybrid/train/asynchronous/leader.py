@@ -1,7 +1,7 @@
-"""Server 0 leads where trainers do not wait for each other, or not for one that is lost.
+"""The leader, server 0, where trainers do not wait for each other, or not for a lost one.
 
-It gives out batches, and keeps count. A step is as many batches as there are trainers. Between two
-steps at which something is due they learn at their own pace, or in turns; there they come to rest.
+It gives out batches, and keeps count. A step is as many batches as there are trainers. Trainers
+train at their own pace, or in rounds, and come to rest at steps where something is due.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ class _LeavingError(Exception):
 @final
 @dataclass(slots=True, kw_only=True)
 class LeaderRank:
-    """The functions of `Parts` for the server that leads.
+    """The leader's side of `Parts`, on server 0.
 
     Attributes:
-        topology: of the world.
-        server: of this rank.
-        plan: of the run.
-        after: gives the position of the next step's batches from one's; `Loader.after`.
+        topology: ranks and roles of the world.
+        server: that of this rank.
+        plan: that of the run.
+        after: position of the next step's batches, from that of one; `Loader.after`.
         schedule: learning rate of the dense parameters, to report it.
-        rows: to evaluate, of each part.
-        messenger: to the other ranks; its mailbox answers what comes to servers, and reports.
-        log: gets the batches that are given out, but not turns; None keeps no record.
-        begin: gives who learns from which batches, from how many each trainer has learned from.
+        rows: those to evaluate, by part.
+        messenger: to the other ranks; its mailbox handles frames to servers, and reports.
+        log: records the batches given out, except in rounds; None keeps no record.
+        begin: makes the schedule of batches, given the number that each trainer has done.
         stop: stop request of signals to this rank.
-        elastic: trainers may come and go.
-        missed: told the rank and the incarnation of a worker that went without a goodbye.
-        threads: of each worker; a lease has as many batches for each as for a worker with one.
-        roll: which trainers are there.
+        elastic: whether trainers may leave and join.
+        missed: called with rank and incarnation of a worker lost without a goodbye.
+        threads: number per worker; a lease has so many times the batches.
+        roll: attendance of the trainers.
     """
 
     topology: Topology
@@ -97,7 +97,7 @@ class LeaderRank:
 
     @property
     def leader(self) -> int:
-        """This rank."""
+        """Rank of the leader: this one."""
         return self.messenger.rank
 
     @property
@@ -111,13 +111,13 @@ class LeaderRank:
         return ()
 
     def report(self, frame: Frame) -> Sequence[Outgoing]:
-        """Take what a worker says that has done its orders but the last; what can be told now."""
+        """Handle a worker's REPORT of orders done; returns the frames to send now."""
         trainer = frame.sender // self.topology.stages
         values, known = values_of(frame), self.roll.incarnations[trainer]
         if values["incarnation"] < known:
-            return []  # another worker of its trainer is gone, and it will be ended
+            return []  # another worker of its trainer was lost, so it will be ended
         lost: list[Outgoing] = []
-        if values["incarnation"] > known:  # all of one incarnation went before this rank heard it
+        if values["incarnation"] > known:  # an incarnation was lost before this rank noticed it
             lost = self._lose(trainer, values["incarnation"], has_left=False)
         orders = self._orders[trainer]
         if frame.number or not values["incarnation"]:
@@ -130,22 +130,22 @@ class LeaderRank:
                 f"{len(orders.told)}"
             )
         orders.done[frame.sender] = frame.number
-        # Others may have waited for it.
+        # Other trainers may have waited for it.
         return [*lost, *self._dispatch.unsent(trainer), *self._give_all()]
 
     def left(self, frame: Frame) -> Sequence[Outgoing]:
-        """A worker is gone, and with it its trainer; others are given what it had under way."""
+        """Handle the loss of a worker, and so of its trainer; others take over its batches."""
         self.messenger.mailbox.forget(frame.sender)
         trainer = frame.sender // self.topology.stages
         has_left = frame.round == 1
         if frame.number < self.roll.incarnations[trainer] or (has_left and self._end is not None):
-            return []  # its trainer is lost already, or has been sent home
+            return []  # its trainer is lost already, or was ordered to end
         if not has_left:
             self.missed(frame.sender, frame.number)
         return self._lose(trainer, frame.number + 1, has_left=has_left)
 
     def make_step(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
-        """Wait until all batches of a step are learned; see `loop.Parts.make_step`."""
+        """Wait until all batches of a step are done; see `loop.Parts.make_step`."""
         if step * self.topology.trainers == self._leases.limit:
             self._go_on(step, at)
         self._dispatch.wait(lambda: self._leases.learned >= (step + 1) * self.topology.trainers)
@@ -155,7 +155,7 @@ class LeaderRank:
     def meet(
         self, progress: Progress, plan: Plan, stop: StopRequest, is_late: bool
     ) -> tuple[Progress, Decision]:
-        """Add what workers have told; where all are at rest, decide. See `loop.Parts.meet`."""
+        """Add the workers' reports; at rest, decide. See `loop.Parts.meet`."""
         self._severity = severity = max(stop.severity, self._severity)
         if severity or is_late:
             self._leases = self._leases.soon()
@@ -172,12 +172,12 @@ class LeaderRank:
     def evaluate(
         self, part: ScoredPart, stop: StopRequest, show: Callable[[int], None]
     ) -> BinaryScores:
-        """Scores of the weights on a part of the rows; all that are there are at rest.
+        """Score the weights on a part of the rows, while all present trainers are at rest.
 
-        Where a trainer is lost or leaves meanwhile, those that are left begin again.
+        If a trainer is lost or leaves meanwhile, the others begin again.
 
         Args:
-            part: of the rows.
+            part: the rows to score.
             stop: stop request of signals.
             show: called now and then with the rows done.
 
@@ -199,32 +199,32 @@ class LeaderRank:
                     partial(self._logits, since),
                     partial(self._meet_evaluating, stop, show, workers, since),
                 )
-        # Who leaves now is gone before a checkpoint asks for its part.
+        # A trainer that leaves now does so before a checkpoint needs its shards.
         self._dispatch.wait_for_all()
         return scores
 
     def end(self) -> None:
-        """Send all workers home, also those that come yet."""
+        """Order all workers to end, also those that join later."""
         self._end = {"do": "end", "severity": self._severity}
         self._dispatch.command(self._end, range(self.topology.trainers))
 
     def pieces(self) -> list[Piece]:
-        """What a checkpoint must hold of this rank."""
+        """The pieces of this rank that a checkpoint must hold."""
         return full_pieces(self.server.tensors())
 
     def settled(self) -> Version:
-        """Of the servers: pushes of all trainers, none of which is under way."""
+        """Version of the servers: pushes of all trainers, none of which is under way."""
         return Version(self._leases.learned)
 
     def restart(self, progress: Progress, values: Mapping[str, Tensor]) -> None:
-        """Go on from the tensors of a checkpoint."""
+        """Resume from the tensors of a checkpoint."""
         trainers = range(self.topology.trainers)
         self._leases = self.begin(tuple(progress.batches_of(one) for one in trainers))
         self._met_step = progress.step
         self.server.restart(self._leases.given, values)
 
     def _note(self, rank: int, trainer: int, values: Mapping[str, Any]) -> None:
-        """Take over what a worker has measured."""
+        """Add a worker's metrics and interval."""
         self._interval = self._interval.plus(Interval(**values["interval"]))
         orders = self._orders[trainer]
         orders.note(rank, values["learned"], StepMetrics(**values["metrics"]))
@@ -234,9 +234,9 @@ class LeaderRank:
             self._metrics = self._metrics.plus(orders.metrics_until(by_all))
 
     def _heed(self, trainer: int, severity: int) -> None:
-        """Take note of signals to a worker: one that may leave leaves at SIGTERM.
+        """Record a signal to a worker: at SIGTERM its trainer leaves, if trainers may leave.
 
-        The supervisor passes signals to the run on to this rank before all workers.
+        The supervisor forwards signals for the whole run to this rank before all workers.
         """
         if self.elastic and severity == PREEMPTION:
             self.roll.leaving.add(trainer)
@@ -244,12 +244,12 @@ class LeaderRank:
             self._severity = max(self._severity, severity)
 
     def _may_leave(self, trainer: int) -> bool:
-        """Whether a trainer is to leave now; later if it has not begun, or a checkpoint waits."""
+        """Whether a trainer is to leave now: it has begun, and no checkpoint waits for it."""
         stops = bool(self.stop.severity or self._severity) or self._end is not None
         return trainer in self.roll.leaving and self._orders[trainer].may_leave and not stops
 
     def _give(self, trainer: int, ahead: int = AHEAD) -> list[Outgoing]:
-        """More batches for a trainer that has that many leases, or fewer; if there are any."""
+        """Order more batches, if any, for a trainer that has at most so many leases ahead."""
         given: list[Outgoing] = []
         orders = self._orders[trainer]
         while orders.can_have(self.topology.stages, ahead):
@@ -260,7 +260,7 @@ class LeaderRank:
                 self._leases = self._leases.join(trainer)
             if self._may_leave(trainer):
                 if not orders.can_have(self.topology.stages, 0):
-                    return given  # one worker must not go before another has told what it learned
+                    return given  # no worker may leave before another has reported its batches
                 hands_over = not isinstance(self._leases, Turns)
                 order = {"do": "leave", "hands_over": hands_over}
                 return [*given, *self._dispatch.tell(trainer, order)]
@@ -278,7 +278,7 @@ class LeaderRank:
         return given
 
     def _let_join(self, trainer: int) -> list[Outgoing]:
-        """Who joins at a rest has come: now, if nobody learns; else there is one soon."""
+        """Let a trainer that joins at a rest do so now if none trains; else make a rest due."""
         if not self.roll.present and not any(self._orders[one].told for one in self.roll.away):
             return self._dispatch.tell(trainer, self._orders[trainer].join)
         if (soon := self._leases.soon()).limit > self._leases.learned:
@@ -286,7 +286,7 @@ class LeaderRank:
         return []
 
     def _join(self) -> None:
-        """At rest: take in all that have come, unless they are lost meanwhile."""
+        """At rest, let all waiting trainers join, unless they are lost meanwhile."""
         orders, away, stages = self._orders, self.roll.away, self.topology.stages
         joining = [one for one in away if not orders[one].told and orders[one].can_have(stages, 0)]
         for trainer in joining:
@@ -297,11 +297,11 @@ class LeaderRank:
         return [one for trainer in range(self.topology.trainers) for one in self._give(trainer)]
 
     def _lose(self, trainer: int, incarnation: int, *, has_left: bool) -> list[Outgoing]:
-        """A trainer begins anew, with this incarnation; what can be given to others instead.
+        """Replace a lost trainer by its next incarnation; returns the orders for the others.
 
-        Servers have seen no larger number of it than those of the batches that it had under way,
-        or the next, of what it had held back. So it goes on a batch of each thread after these: to
-        table servers a gap says that it is another. At the end of the run it is only sent home.
+        Servers have seen no larger number of it than those of the batches it had under way, and one
+        more for its residual. So it continues one batch per thread after these: to table servers a
+        gap marks another incarnation. At the end of the run it is only ordered to end.
         """
         under_way, done = self._leases.under_way[trainer], self._leases.done[trainer]
         at = done + self._orders[trainer].skipped + len(under_way) + 2 * self.threads - 1
@@ -310,30 +310,30 @@ class LeaderRank:
         orders = self._orders[trainer] = Orders(skipped=at - done, join={"do": "join", "at": at})
         if self._end is not None:
             orders.told.append(self._end)
-        elif not isinstance(self._leases, Turns):  # nobody will wait for it
+        elif not isinstance(self._leases, Turns):  # none will wait for it
             orders.told.append(orders.join)
         return self._give_all()
 
     def _rest(self, step: int) -> None:
-        """Wait until all have learned what they were given, and it has arrived everywhere."""
+        """Wait until all have trained on what they were given, and it has arrived everywhere."""
         self._dispatch.wait_for_all()
-        # Who comes meanwhile has just pulled everything, and has sent nothing.
+        # A trainer that joins meanwhile has just pulled everything, and sent nothing.
         self._dispatch.command({"do": "settle"}, self.roll.present)
         self._dispatch.wait_for_all()
         if self.log is not None:
             self.log.add(Taken(Kind.SAVE, self.leader, step))
 
     def _go_on(self, step: int, at: LoaderState) -> None:
-        """Give out batches up to the next step at which something is due."""
+        """Give out batches up to the next step where something is due."""
         self._positions.begin(step, at)
         self._join()
         self._leases = self._leases.until(self.plan.next_rest(step) * self.topology.trainers)
-        for ahead in range(AHEAD + 1):  # what can be had first goes to all alike
+        for ahead in range(AHEAD + 1):  # each trainer gets a first lease before any gets a second
             for trainer in range(self.topology.trainers):
                 self._dispatch.send(self._give(trainer, ahead))
 
     def _logits(self, since: Since, rank: int, number: int) -> Tensor | None:
-        """What a rank has predicted; None if it is gone."""
+        """Receive a rank's logits; None if it was lost."""
         frame = self.messenger.receive_unless(
             rank, Kind.LOGITS, number, partial(since.is_lost, rank)
         )
@@ -348,7 +348,7 @@ class LeaderRank:
         number: int,
         done_rows: int,
     ) -> None:
-        """Stop all together, before the group of batches with this number, if one of them must."""
+        """Stop all together, before the group of batches of this number, if one of them must."""
         show(done_rows)
         if number % SYNC_EVERY:
             return
@@ -360,7 +360,7 @@ class LeaderRank:
                 self._heed(rank // self.topology.stages, values_of(asked)["severity"])
         self._severity = severity = max(stop.severity, self._severity)
         one_leaves = any(map(self._may_leave, self.roll.leaving))
-        # Workers stop here in either case, and ask what comes now.
+        # Workers stop here in either case, and wait for their next order.
         decision = {"severity": PREEMPTION if one_leaves else severity}
         for rank in workers:
             if not since.is_lost(rank):

@@ -1,8 +1,7 @@
-"""The order in which a server took messages: all that results of asynchronous runs depend on.
+"""Order logs: the order in which a server took messages, all that asynchronous results depend on.
 
-One record of 16 bytes for each message, as they were taken: kind, sender, number. In the log of
-the leader also what it gave out, `DECISION`: the trainer, the first batch, how many; and `SAVE` for
-each step at which all were at rest.
+One record of 16 bytes for each message: kind, sender, number. The log of the leader also has each
+lease as `DECISION` (trainer, first batch, number of batches) and each rest as `SAVE` (its step).
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.types import DataError
 from dlrm_hybrid.wire.frame import Frame, Kind
 
-TAKEN = (Kind.PUSH, Kind.PULL, Kind.LOOKUP, Kind.UPDATE)  # what changes a server, or shows a change
+TAKEN = (Kind.PUSH, Kind.PULL, Kind.LOOKUP, Kind.UPDATE)  # kinds that change or read state
 _RECORD = np.dtype([("kind", "<u2"), ("sender", "<u2"), ("count", "<u4"), ("number", "<u8")])
 
 
 class Taken(NamedTuple):
-    """A message that a server took, batches that the leader gave out, or a rest.
+    """A message that a server took, a lease that the leader gave, or a rest.
 
     Attributes:
-        kind: of the message.
-        sender: its rank; of batches the trainer.
-        number: of the message; of batches the first; of a rest the step.
-        batches: how many; 0 of messages.
+        kind: that of the message.
+        sender: its rank; the trainer of a lease.
+        number: that of the message; the first batch of a lease; the step of a rest.
+        batches: number in a lease; 0 for messages.
     """
 
     kind: Kind
@@ -43,7 +42,7 @@ class Taken(NamedTuple):
 
 
 def order_file(run_folder: Path, rank: str) -> Path:
-    """Where the server of this name logs its order."""
+    """Path of the order log of the server of this name."""
     return run_folder / "log" / f"order.{rank}.bin"
 
 
@@ -55,11 +54,11 @@ def matters(frame: Frame) -> bool:
 @final
 @dataclass(frozen=True, slots=True)
 class OrderLog:
-    """Writes the order of one server.
+    """Writes the order log of one server.
 
     Attributes:
-        path: of the log.
-        stream: where it goes, unbuffered: what a full disk refuses is said at once, not at the end.
+        path: path of the log.
+        stream: the file, unbuffered, so that a full disk shows at once.
     """
 
     path: Path
@@ -72,7 +71,7 @@ class OrderLog:
             append(self.stream.fileno(), np.array(record, _RECORD).tobytes())
 
     def around(self, handlers: Mapping[Kind, Handle]) -> dict[Kind, Handle]:
-        """The same handlers, which log what they take."""
+        """Wrap handlers so that they log what they take."""
         return {
             kind: self._logging(handle) if kind in TAKEN else handle
             for kind, handle in handlers.items()
@@ -88,10 +87,10 @@ class OrderLog:
 
 
 def read_order(path: Path) -> list[Taken]:
-    """What a server took, in its order.
+    """Read an order log.
 
     Raises:
-        DataError: there is no such log, or it is broken.
+        DataError: the log is missing or malformed.
     """
     try:
         content = plain_file(path.parent, path.name).read_bytes()
@@ -111,11 +110,11 @@ def read_order(path: Path) -> list[Taken]:
 @final
 @dataclass(slots=True)
 class Gate:
-    """Lets frames through to one server in a recorded order, whenever they come.
+    """Lets frames through to one server in a recorded order, whenever they arrive.
 
     Attributes:
-        handle: of the server.
-        order: what is due, in its order; messages only.
+        handle: that of the server.
+        order: the recorded messages.
     """
 
     handle: Handle
@@ -128,18 +127,18 @@ class Gate:
 
     @property
     def due(self) -> Taken | None:
-        """What must come next; None at the end of the record."""
+        """The next message due; None at the end of the record."""
         return self._due
 
     @property
     def held(self) -> Collection[Taken]:
-        """What has come before it is due."""
+        """Messages that arrived before they are due."""
         return self._held.keys()
 
     def take(self, frame: Frame) -> Iterator[Outgoing]:
-        """Keep a frame until it is due; what is to be sent for all that is due now.
+        """Keep a frame until it is due; yields the frames to send for all that are due now.
 
-        One after the other: what a frame has brought about is sent before the next is handled.
+        It yields one by one: frames that one causes must be sent before the next is handled.
         """
         if not matters(frame):
             yield from self.handle(frame)

@@ -1,4 +1,4 @@
-"""What a leader has told a trainer to do, and how far its workers have come."""
+"""Orders of the leader to one trainer, and its workers' progress with them."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any, final
 from dlrm_hybrid.parallel.step import StepMetrics
 
 Order = Mapping[str, Any]
-"""What to do, and with what."""
+"""What to do (`do`), and its arguments."""
 
-AHEAD = 1  # leases that a trainer is given while it learns: it never waits for this rank's answer
+AHEAD = 1  # leases that a trainer has in advance, so that it never waits for the leader's answer
 
 
 @final
 @dataclass(slots=True)
 class Orders:
-    """What one trainer has been told, and how much of it its workers have done.
+    """The orders of one trainer, and how many of them its workers have done.
 
     Attributes:
-        told: its orders; all of its workers are given the same ones.
-        forgotten: so many of them are empty by now.
-        done: of each of its workers that is there, how many of these it has done.
-        sent: of each of these, how many it has been sent.
-        learned: of each of them, batches since the run began.
-        skipped: by how much they count more than these.
-        join: says where its workers begin if they have been started again; `told` when that can be.
-        writing: those whose part of a checkpoint has not been asked for yet.
-        metrics: with the number of batches after which they were told, which not all have learned.
+        told: its orders, the same for all of its workers.
+        forgotten: number of the first ones that are dropped, as empty orders.
+        done: by present worker, number of orders done.
+        sent: by present worker, number of orders sent.
+        learned: by present worker, number of batches done since the run began.
+        skipped: by how much the workers' own count of batches is higher.
+        join: order to join at a batch, for restarted workers; added to `told` once they may.
+        writing: workers whose shard of a checkpoint has not been fetched yet.
+        metrics: metrics of batches not done by all workers, with the number of batches then.
     """
 
     told: list[Order] = field(default_factory=list[Order])
@@ -44,27 +44,27 @@ class Orders:
 
     @property
     def may_leave(self) -> bool:
-        """Whether it has begun, and no checkpoint waits for its part."""
+        """Whether it has begun, and no checkpoint waits for its shards."""
         return bool(self.told) and not self.writing
 
     def note(self, rank: int, learned: int, metrics: StepMetrics) -> None:
-        """A worker has learned from so many batches, as it counts."""
+        """Record a worker's metrics after so many batches, as it counts."""
         self.learned[rank] = learned - self.skipped
         self.metrics.append((self.learned[rank], metrics))
 
     def metrics_until(self, learned: int) -> StepMetrics:
-        """What was told of so many batches, once.
+        """Take the sum of the metrics up to so many batches.
 
-        That of later ones is lost if the trainer is: these batches are learned again.
+        Metrics of later batches are dropped with a lost trainer: these batches are done again.
         """
         told = [metrics for at, metrics in self.metrics if at <= learned]
         self.metrics = [one for one in self.metrics if one[0] > learned]
         return reduce(StepMetrics.plus, told, StepMetrics())
 
     def unsent(self, stages: int) -> list[tuple[int, int, Order]]:
-        """What workers that are there have not been sent, with its number; taken for sent.
+        """Mark as sent, and return with their numbers, the orders that present workers lack.
 
-        Forgets what all of them have done, but for the last order.
+        Drops the orders that all of them have done, except the last.
         """
         if len(self.done) == stages:
             done = max(self.forgotten, min(*self.done.values(), len(self.told) - 1))
@@ -79,11 +79,11 @@ class Orders:
         return found
 
     def can_have(self, stages: int, ahead: int) -> bool:
-        """Whether it may be given batches: it has that many leases, or fewer, and nothing else."""
+        """Whether it may get batches: it has no orders to do but at most `ahead` leases."""
         is_learning = bool(self.told) and self.told[-1]["do"] == "learn"
         due = len(self.told) - (ahead if is_learning else 0)
         return len(self.done) == stages and min(self.done.values()) >= due
 
     def has_done(self, rank: int) -> bool:
-        """Whether a worker is there and has nothing to do."""
+        """Whether a worker is present and has done all orders."""
         return self.done.get(rank) == len(self.told)

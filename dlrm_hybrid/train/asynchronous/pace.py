@@ -1,9 +1,9 @@
-"""In which order trainers that do not wait for each other take their steps in one process.
+"""Paces: the order in which trainers that do not wait for each other train in one process.
 
-`SimulatedPace` draws from a seed how long each batch takes its trainer. A trainer looks up and has
-its weights when it begins a batch, and pushes when that time is over; messages take none. So runs
-are reproducible, and can be resumed, bit for bit; which staleness a world shows follows from the
-times alone.
+`SimulatedPace` draws from a seed how long each batch takes its trainer. A trainer looks up rows and
+has its weights when it begins a batch, and pushes when that time is over; messages take no time. So
+runs are reproducible and can be resumed, bit for bit, and their staleness follows from the times
+alone.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from dlrm_hybrid.train.asynchronous.leases import Leases, Positions
 from dlrm_hybrid.train.progress import Plan, Progress
 from dlrm_hybrid.types import BatchNumber, Tick
 
-SIGMA = 0.3  # of the logarithm of the time that a batch takes
+SIGMA = 0.3  # standard deviation of the logarithm of a batch's time
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainers:
-    """All trainers of a world.
+    """All trainers of a world in one process.
 
     Attributes:
-        workers: of each, by stage.
-        clients: of all workers, by rank.
-        runner: of their programs.
+        workers: those of each trainer, by stage.
+        clients: one per worker rank.
+        runner: that of their programs.
         part: rows of a trainer's batch at a position; `Loader.part`.
-        after: gives the position of the next step's batches; `Loader.after`.
+        after: position of the next step's batches; `Loader.after`.
     """
 
     workers: Sequence[Sequence[Worker]]
@@ -51,7 +51,7 @@ class Trainers:
     after: Callable[[LoaderState], LoaderState]
 
     def refresh(self) -> None:
-        """Make all replicas equal to the weights of the servers; nothing is under way."""
+        """Make all replicas equal to the servers' weights; nothing is under way."""
         self.runner.run(
             {
                 rank: client.refresh(whole=False)
@@ -62,41 +62,41 @@ class Trainers:
 
 
 class Pace(Protocol):
-    """Who learns from which batch when; at rest all replicas are equal to the servers' weights."""
+    """When each trainer trains on which batch; at rest all replicas equal the servers' weights."""
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """That each trainer has learned from."""
+        """Number of batches done, per trainer."""
         ...
 
     def restart(self, progress: Progress) -> None:
-        """Go on from there, at rest."""
+        """Resume from there, at rest."""
         ...
 
     def rests(self, step: int, soon: bool) -> bool:
         """Whether nothing is under way after so many steps.
 
         Args:
-            step: steps done.
-            soon: whether it should not be long until then.
+            step: number of steps done.
+            soon: whether the next rest should be soon.
         """
         ...
 
     def make_step(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
-        """Let trainers learn from as many batches as there are trainers.
+        """Let trainers train on as many batches as there are trainers.
 
         Args:
-            step: steps done before.
+            step: number of steps done before.
             at: position of their batches.
 
         Returns:
-            what was measured, and the position of the next step's.
+            The metrics, and the position of the next step's batches.
         """
         ...
 
 
 class _Begun(NamedTuple):
-    """A batch that a trainer is at."""
+    """A batch that a trainer is working on until a simulated time."""
 
     until: float
     trainer: int
@@ -106,14 +106,14 @@ class _Begun(NamedTuple):
 @final
 @dataclass(slots=True, kw_only=True)
 class SimulatedPace(Pace):
-    """Steps of trainers one after the other, in the order in which they would end.
+    """Simulated pace: batches in the order in which they would end.
 
     Attributes:
-        trainers: of the world.
-        plan: of the run.
-        seed: of the times.
-        ahead: by how many batches a trainer may be ahead of the slowest; None: of none.
-        slowness: of some trainers, by number: how many times as long their batches take.
+        trainers: those of the world.
+        plan: that of the run.
+        seed: that of the times.
+        ahead: most batches that a trainer may be ahead of the slowest; None for no bound.
+        slowness: factor of the time of batches, for some trainers by number.
     """
 
     trainers: Trainers
@@ -159,7 +159,7 @@ class SimulatedPace(Pace):
         for _ in range(count):
             now, trainer, batch = heapq.heappop(self._begun)
             metrics = metrics.plus(self._learn(trainer, batch))
-            # Others may have waited for this one; else they are at a batch, or there is none left.
+            # With `ahead`, other trainers may have waited for this one.
             ready = (trainer, *range(count)) if self.ahead else (trainer,)
             for other in ready:
                 if not self._leases.under_way[other]:
@@ -167,7 +167,7 @@ class SimulatedPace(Pace):
         return metrics, self._positions.of(step + 1)
 
     def _begin(self, trainer: int, now: float) -> None:
-        """Let a trainer take the next batch, if one is left."""
+        """Let a trainer begin the next batch, if one is left."""
         self._leases, taken = self._leases.take(trainer, most=1)
         for number in taken:
             step, part = divmod(number, len(self.trainers.workers))

@@ -1,4 +1,4 @@
-"""Plays back in one process what trainers did that did not wait for each other."""
+"""Replay of an asynchronous run in one process, from its order logs."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from dlrm_hybrid.types import DataError, Tick
 @final
 @dataclass(slots=True, kw_only=True)
 class RecordedPace(Pace):
-    """All trainers from rest to rest, while gates at the servers keep the recorded order.
+    """Recorded pace: all trainers from rest to rest, while gates keep the servers' order.
 
     Attributes:
-        trainers: of the world.
-        plan: of the run.
-        rests_on_record: steps at which all were at rest; taken from here.
-        leases: batches that the leader gave out, as it did; taken from here.
-        ahead: batches whose rows trainers ask for before they are due.
-        gates: of all servers.
-        source: of the record, for messages.
+        trainers: those of the world.
+        plan: that of the run.
+        rests_on_record: steps of the recorded rests; consumed.
+        leases: recorded leases of the leader; consumed.
+        ahead: number of batches whose rows are prefetched.
+        gates: those of all servers.
+        source: name of the record, for error messages.
     """
 
     trainers: Trainers
@@ -75,7 +75,7 @@ class RecordedPace(Pace):
         return metrics, self._positions.of(step + 1)
 
     def _segment(self) -> StepMetrics:
-        """What all trainers learned until they came to rest."""
+        """Let all trainers train up to the next rest; returns their metrics."""
         leases = self._leases()
         if not self._first:
             self.trainers.refresh()
@@ -86,7 +86,7 @@ class RecordedPace(Pace):
                 for worker in workers
             }
         )
-        # As at each rest on record: what is due behind a pull comes through now, too.
+        # As at each recorded rest, so that frames due after a pull come through too.
         self.trainers.refresh()
         for trainer, several in enumerate(leases):
             self._done[trainer] += sum(lease.batches for lease in several)
@@ -111,7 +111,7 @@ class RecordedPace(Pace):
         return rest
 
     def _leases(self) -> list[list[Taken]]:
-        """Of each trainer, those up to the next rest."""
+        """Leases up to the next rest, per trainer."""
         trainers = len(self.trainers.workers)
         leases: list[list[Taken]] = [[] for _ in range(trainers)]
         given = self._first * trainers
@@ -133,7 +133,7 @@ class RecordedPace(Pace):
         numbers = (n for one in leases for n in range(one.number, one.number + one.batches))
         of = (divmod(number, trainers) for number in numbers)
         batches = (self.trainers.part(self._positions.of(step), part) for step, part in of)
-        # Rows may have been asked for later where one lease ended: gates let them through then.
+        # In the run, rows may have been requested later at the end of a lease: gates hold them.
         for batch, coming in with_coming(batches, self.ahead):
             inputs = stage_inputs(worker, batch, coming)
             metrics = metrics.plus((yield from train_step(worker, Tick(tick), inputs)))
@@ -141,7 +141,7 @@ class RecordedPace(Pace):
         return metrics if worker.part.is_last else replace(metrics, rows=0)
 
     def _check_end(self) -> None:
-        """Everything on record has come, and nothing else."""
+        """Check that every recorded message has arrived, and no other."""
         for gate in self.gates:
             left = [("did not come", gate.due)] if gate.due is not None else []
             left += [("is not on record", one) for one in gate.held]

@@ -1,4 +1,4 @@
-"""Which trainers are there, where one may be lost and come again."""
+"""Attendance of trainers that may be lost and rejoin."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import final
 @final
 @dataclass(slots=True)
 class Roll:
-    """Which trainers take part in one attempt of a run, and which are away.
+    """The trainers present in one attempt of a run, and those that are away.
 
     Attributes:
-        trainers: T.
-        stages: W; worker (t, w) has rank t W + w.
-        incarnations: of each trainer, how often it had been started before the one that is known.
-        away: trainers that are lost and have not asked for batches since.
-        losses: ranks of trainers that were lost, in their order, each time.
-        leaving: trainers that are to leave as soon as they can.
-        lost: how often a trainer was.
-        left: how often one has left by itself, with nothing under way.
-        redone: batches that had been given to trainers that were lost, and were given out again.
+        trainers: T, number of trainers.
+        stages: W, number of stages; worker (t, w) has rank t W + w.
+        incarnations: per trainer, how often it was started before the known process.
+        away: trainers that were lost and have not rejoined.
+        losses: ranks of workers of lost trainers, in order, once per loss.
+        leaving: trainers that are to leave as soon as possible.
+        lost: number of losses.
+        left: number of orderly departures, with nothing under way.
+        redone: number of batches of lost trainers that were given out again.
     """
 
     trainers: int
@@ -51,13 +51,13 @@ class Roll:
         return self.workers(self.away)
 
     def lose(self, trainer: int, incarnation: int, redone: int, *, has_left: bool) -> None:
-        """A trainer is gone; the next that is known of it has this incarnation.
+        """Record that a trainer is lost; its next process has this incarnation.
 
         Args:
-            trainer: which one.
-            incarnation: above that of all that is gone.
-            redone: batches it had under way.
-            has_left: it has said goodbye.
+            trainer: number of the trainer.
+            incarnation: higher than those of its lost workers.
+            redone: number of batches it had under way.
+            has_left: whether it left with a goodbye.
         """
         self.incarnations[trainer] = incarnation
         self.away.add(trainer)
@@ -71,14 +71,14 @@ class Roll:
 @final
 @dataclass(frozen=True, slots=True)
 class Since:
-    """What has been lost since a moment: later incarnations take no part in what began then."""
+    """The losses since a moment: later incarnations take no part in what began then."""
 
     losses: Sequence[int]
     mark: int
 
     @staticmethod
     def now(losses: Sequence[int]) -> Since:
-        """From now on."""
+        """Start at the present losses."""
         return Since(losses, len(losses))
 
     def is_lost(self, rank: int) -> bool:

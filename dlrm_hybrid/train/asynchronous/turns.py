@@ -1,9 +1,9 @@
-"""Which trainer learns from which batch where trainers make steps together, and may be lost; pure.
+"""Round-robin: which trainer trains on which batch where trainers step together; elastic, pure.
 
-All that are there have the same number of turns from rest to rest, and never wait for each other in
-vain: turns are dealt to all of them at once. While nobody is lost, batch n is the part n mod T of
-step n // T, as in lock-step. What a lost trainer had is dealt again, to those that are there; who
-has a turn, but no batch, passes. Who comes again joins at a rest.
+All present trainers have the same number of turns from rest to rest, and never wait for each other
+in vain: turns are dealt to all of them at once. While none is lost, batch n is part n mod T of step
+n // T, as in lockstep. The turns of a lost trainer are dealt again, to those present; one with a
+turn, but no batch, passes. A restarted trainer joins at a rest.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import final
 from dlrm_hybrid.train.asynchronous.leases import MOST_AT_ONCE, not_learned, with_own
 
 PASS = -1
-"""In place of a batch: a turn in which the trainer learns nothing."""
+"""In place of a batch: a turn in which the trainer trains on nothing."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """What is dealt, given out and done; immutable.
+    """The batches that are dealt, given out and done; immutable.
 
     Attributes:
-        given: batches dealt since the run began.
-        limit: batches that may be dealt.
-        dealt: of each trainer, the turns that it has not been given yet.
-        under_way: of each trainer, batches it was given and has not learned from yet.
-        done: of each trainer, how many it has learned from since the run began.
-        returned: batches of trainers that were lost; they are dealt before all others.
-        away: trainers that are lost, and have not come again.
+        given: number of batches dealt since the run began.
+        limit: number of batches that may be dealt.
+        dealt: per trainer, the turns it has not been given yet.
+        under_way: per trainer, the batches it has and is not done with.
+        done: per trainer, number of batches done since the run began.
+        returned: batches of lost trainers, which are dealt before all others.
+        away: trainers that were lost and have not rejoined.
     """
 
     given: int
@@ -42,28 +42,28 @@ class Turns:
 
     @staticmethod
     def begin(done: tuple[int, ...]) -> Turns:
-        """At rest, after so many batches of each trainer."""
+        """Start at rest, after so many batches of each trainer."""
         given, none = sum(done), ((),) * len(done)
         return Turns(given, given, none, none, done)
 
     @property
     def learned(self) -> int:
-        """Batches learned from since the run began."""
+        """Number of batches done since the run began."""
         return sum(self.done)
 
     def until(self, limit: int) -> Turns:
-        """With another limit; raises ValueError if more is dealt already."""
+        """Set another limit; raises ValueError if more is dealt already."""
         if limit < self.given:
             raise ValueError(f"limit {limit}: {self.given} batches are dealt already")
         return replace(self, limit=limit)
 
     def soon(self) -> Turns:
-        """Up to the end of the step of which batches are dealt, but no further."""
+        """Lower the limit to the end of the last step of which batches are dealt."""
         trainers = len(self.done)
         return self.until(min(self.limit, -(-self.given // trainers) * trainers))
 
     def take(self, trainer: int, most: int = MOST_AT_ONCE) -> tuple[Turns, tuple[int, ...]]:
-        """The next batches of a trainer that is there, or `PASS` alone; nothing at the limit."""
+        """Take a present trainer's next batches, or `PASS` alone; nothing at the limit."""
         if trainer in self.away:
             return self, ()
         after = self if self.dealt[trainer] else self._deal(most)
@@ -79,9 +79,9 @@ class Turns:
         return after, turns
 
     def lose(self, trainer: int) -> Turns:
-        """A trainer is gone: what it has not learned from is dealt again.
+        """Return a lost trainer's batches, to be dealt again.
 
-        It may have learned from some of these without saying so: they are learned from twice.
+        Those it was done with, but had not reported, are trained on twice.
         """
         had = (*self.under_way[trainer], *self.dealt[trainer])
         returned = sorted((*self.returned, *(one for one in had if one != PASS)))
@@ -94,20 +94,20 @@ class Turns:
         )
 
     def join(self, trainer: int) -> Turns:
-        """A trainer is there again.
+        """Let a lost trainer rejoin.
 
         Raises:
-            ValueError: others are not at rest.
+            ValueError: other trainers are not at rest.
         """
         if any(self.dealt) or any(self.under_way):
             raise ValueError(f"trainer {trainer} joins while others have turns")
         return replace(self, away=self.away - {trainer})
 
     def finish(self, trainer: int, done: int) -> Turns:
-        """A trainer says that it has learned from so many batches since the run began.
+        """Record that a trainer is done with so many batches since the run began.
 
         Raises:
-            ValueError: that is not possible.
+            ValueError: the number is impossible.
         """
         left = not_learned(trainer, done, self.done[trainer], self.under_way[trainer])
         return replace(
@@ -117,7 +117,7 @@ class Turns:
         )
 
     def _deal(self, most: int) -> Turns:
-        """Some more turns for all that are there, as long as there are batches."""
+        """Deal more turns to all present trainers, as long as there are batches."""
         there = [one for one in range(len(self.done)) if one not in self.away]
         left = [*self.returned, *range(self.given, self.limit)][: most * len(there)]
         again = len(self.returned[: len(left)])
