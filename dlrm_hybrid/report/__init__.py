@@ -1,1 +1,1 @@
-"""Tables and pictures of finished runs, from their folders."""
+"""Tables and pictures of runs, read from their folders."""

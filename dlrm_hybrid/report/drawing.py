@@ -1,4 +1,4 @@
-"""Draws pictures, for pages and as files: the one place where they get their look."""
+"""Draws pictures with matplotlib, for pages and as files; all style is decided here."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from dlrm_hybrid.telemetry.spans import Span
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8172b8", "#808080")
 DASHES = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2))
 MARKERS = ("o", "s", "^", "X")
-# Of bars, which are never runs. The classes of traffic come in pairs: there and back.
+# For parts of bars, which are never runs. Classes of traffic come in pairs: there and back.
 PARTS = ("#3b6ea5", "#9cc3e6", "#d9772b", "#f7bf86", "#4f9d4f", "#a9a9a9", "#8a6bb1", "#c9b3dd")
-PALE = "#80808038"  # to wait is no work
+PALE = "#80808038"  # for waiting, which is no work
 TEXT = "#757575"
-"""Of equal contrast to a white page and to a dark one: files are drawn on either, on nothing."""
+"""Has the same contrast to a white and to a dark page, as pictures have no background."""
 FORMATS = (".png", ".svg", ".pdf")
 DOTS_PER_INCH = 150
 WIDTH_INCHES, HEIGHT_INCHES = 5.2, 3.3
@@ -47,9 +47,9 @@ KEY_LINE_INCHES = 0.24
 KEY_MARK_INCHES, KEY_LETTER_INCHES = 0.6, 0.085
 SHORT_NAME = 12  # letters; names up to this length get one more column
 LABEL_POINTS, POINTS_PER_INCH = 11.0, 72.0
-OUTLIER = 3.0  # times the median of all points; higher points of a diverging run are cut off
-WIDE_RANGE = 5.0  # the largest over the smallest value: more than that is drawn in powers of ten
-NARROW_RANGE, CROWDED_RANGE = 3.0, 400.0  # of a logarithmic axis: linear ticks, powers of ten alone
+OUTLIER = 3.0  # points above this many times the median, of a diverging run, are cut off
+WIDE_RANGE = 5.0  # with a larger ratio of largest to smallest value, an axis is logarithmic
+NARROW_RANGE, CROWDED_RANGE = 3.0, 400.0  # of a logarithmic axis: linear ticks, powers of ten only
 ROUND = (1, 2, 5, 10)  # steps between ticks
 PREFIXES = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3}
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -77,12 +77,12 @@ SETTINGS: dict[Any, Any] = {
 @final
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a line is drawn.
+    """Style of a line.
 
     Attributes:
-        color: as CSS has it.
-        dashes: lengths on and off, in points; none is a solid line.
-        marker: of single points, as matplotlib names it.
+        color: CSS colour.
+        dashes: lengths on and off, in points; empty for a solid line.
+        marker: matplotlib's name of the marker of single points.
     """
 
     color: str
@@ -91,29 +91,29 @@ class Style:
 
     @property
     def line(self) -> Any:
-        """The dashes as matplotlib wants them."""
+        """The dashes in matplotlib's notation."""
         return (0, self.dashes) if self.dashes else "solid"
 
 
 def style(number: int) -> Style:
-    """Thirty-two differ."""
+    """The style of a line's number; 32 are different."""
     group = number // len(COLORS) % len(DASHES)
     return Style(COLORS[number % len(COLORS)], DASHES[group], MARKERS[group])
 
 
 @contextmanager
 def drawing() -> Generator[None, None, None]:
-    """The look of what is drawn inside."""
+    """Apply the style to everything drawn inside the `with`."""
     with mpl.rc_context(SETTINGS):
         yield
 
 
 def figure(picture: Picture, *, is_alone: bool = False) -> Figure:
-    """A picture as matplotlib has it.
+    """Draw a picture.
 
     Args:
-        picture: to be drawn.
-        is_alone: no page names the runs beside it, so their key is in it.
+        picture: the picture.
+        is_alone: whether to draw the key of runs into it, as no page shows that beside it.
     """
     content = picture.content
     with drawing():
@@ -131,7 +131,7 @@ def figure(picture: Picture, *, is_alone: bool = False) -> Figure:
 
 
 def svg(drawn: Figure) -> bytes:
-    """A figure for a page."""
+    """Render a figure as SVG for a page."""
     file = BytesIO()
     with drawing():
         drawn.savefig(file, format="svg", metadata={"Date": None})
@@ -139,7 +139,7 @@ def svg(drawn: Figure) -> bytes:
 
 
 def save(drawn: Figure, path: Path) -> None:
-    """Write a file of one of `FORMATS`, as its name ends, for any page; raises OSError."""
+    """Write a figure to a file in the one of `FORMATS` that its suffix names; raises OSError."""
     with drawing(), replacing(path) as partial:
         drawn.savefig(partial, dpi=DOTS_PER_INCH, format=path.suffix[1:])
 
@@ -147,12 +147,12 @@ def save(drawn: Figure, path: Path) -> None:
 def panels(
     size_inches: tuple[float, float], texts: Sequence[AxesText], heights: Sequence[float]
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with a panel for each text, row by row; counts on the x-axes read as 12.3k.
+    """Make a figure with a panel for each text, row by row.
 
     Args:
         size_inches: width and height.
-        texts: as many in each row.
-        heights: of each row, relative to each other.
+        texts: texts of the panels' axes; all rows have the same number.
+        heights: relative height of each row.
     """
     drawn = Figure(figsize=size_inches, layout="constrained")
     grid = drawn.add_gridspec(len(heights), len(texts) // len(heights), height_ratios=heights)
@@ -170,7 +170,7 @@ def panels(
 
 
 def logarithmic(axis: Axis, unit: str = "") -> None:
-    """Ticks of a logarithmic scale, at 1, 2, 5, 10 as far as there is room."""
+    """Set the ticks of a logarithmic axis, at 1, 2, 5, 10 as far as there is room."""
     low, high = axis.get_view_interval()
     subs = (1.0, 2.0, 5.0) if high < CROWDED_RANGE * low else (1.0,)
     is_narrow = high < NARROW_RANGE * low
@@ -181,7 +181,7 @@ def logarithmic(axis: Axis, unit: str = "") -> None:
 
 
 def ticks(unit: str) -> Callable[[float, float], str]:
-    """Writes the numbers of an axis: 12,300 as 12.3k, or with a unit as 12.3 kB."""
+    """Make a formatter of ticks: 12,300 becomes 12.3k, or with a unit 12.3 kB."""
 
     def written(value: float, _: float = 0.0) -> str:
         number, prefix = tick(value), ""
@@ -193,7 +193,7 @@ def ticks(unit: str) -> Callable[[float, float], str]:
 
 
 def tick(value: float, _: float = 0.0) -> str:
-    """12,300 as 12.3k, 0.000012 as 1.2·10⁻⁵."""
+    """Format a number in three digits: 12,300 as 12.3k, 0.000012 as 1.2·10⁻⁵."""
     for prefix, size in PREFIXES.items():
         if abs(value) >= size:
             return f"{value / size:.3g}{prefix}"
@@ -205,7 +205,7 @@ def tick(value: float, _: float = 0.0) -> str:
 
 
 def add_key(drawn: Figure, columns: int = KEY_COLUMNS) -> None:
-    """What the drawn things are called, above them, each once."""
+    """Add a key with each label once, above the panels."""
     named: dict[str, Any] = {}
     for axes in drawn.axes:
         for shape, name in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -215,13 +215,13 @@ def add_key(drawn: Figure, columns: int = KEY_COLUMNS) -> None:
 
 
 def key_columns(drawn: Figure, names: Sequence[str], most: int = KEY_COLUMNS) -> int:
-    """Columns of a key, as many as there is room for."""
+    """Number of columns that a key has room for."""
     needed = KEY_MARK_INCHES + KEY_LETTER_INCHES * max(map(len, names))
     return max(1, min(most, len(names), int(drawn.get_figwidth() / needed)))
 
 
 def draw_line(axes: Axes, line: Line) -> None:
-    """Band, line and dots."""
+    """Draw the band, curve and dots of a line."""
     look, label = style(line.number), line.label
     if line.band is not None:
         low, high = line.band["low"], line.band["high"]
@@ -236,7 +236,7 @@ def draw_line(axes: Axes, line: Line) -> None:
 
 
 def draw_bars(axes: Axes, parts: pd.DataFrame) -> None:
-    """A horizontal bar for each row, with its name above it and its sum at the end."""
+    """Draw a horizontal bar for each row, its name above it and its sum at the end."""
     ends = pd.Series(0.0, index=parts.index)
     for number, (name, lengths) in enumerate(parts.items()):
         color = PALE if name == Span.WAIT else PARTS[number % len(PARTS)]
@@ -298,7 +298,7 @@ def _points(content: Points) -> Figure:
     axes.set_xscale("log")
     axes.margins(x=0.15, y=0.15)
     logarithmic(axes.xaxis, content.text.x_unit)
-    # Steps of 2.5 have a digit more: ticks that change with the layout would cut off the title.
+    # No steps of 2.5: ticks with a digit more, chosen after the layout, would cut off the title.
     axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=ROUND))
     if len(content.places) <= MAX_LABELS:
         _label(drawn, axes, content)
@@ -306,8 +306,8 @@ def _points(content: Points) -> Figure:
 
 
 def _label(drawn: Figure, axes: Axes, content: Points) -> None:
-    """Names beside points: towards the middle, each below the one above it on the same side."""
-    drawn.draw_without_rendering()  # only now it is known where the points are
+    """Write names beside points, on the inner side, each below the one above it on that side."""
+    drawn.draw_without_rendering()  # decides where the points are
     scale = POINTS_PER_INCH / drawn.dpi
     places = [axes.transData.transform(place) * scale for place in content.places]
     middle = (axes.bbox.x0 + axes.bbox.width / 2) * scale

@@ -1,4 +1,4 @@
-"""The pictures of runs as data, from their events and summaries: pure. `drawing` draws them."""
+"""Pictures of runs as data, from their events and summaries; pure. `drawing` draws them."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.events import Event, Kind, curve, part_of
 from dlrm_hybrid.types import ScoredPart
 
-MAX_POINTS = 120  # of a line; more cannot be distinguished in a picture
-MAX_LABELS = 12  # points; of more the names would cover each other
-MOST_WINDOWS = 60  # steps of single batches are noise; what a person looks for is longer
+MAX_POINTS = 120  # of a line; more cannot be distinguished
+MAX_LABELS = 12  # with more points their names would overlap
+MOST_WINDOWS = 60  # the use of single steps is noise; trends are longer
 START, SECONDS = 0, 1  # columns of a recorded series
 
 Curve: TypeAlias = pd.Series
-"""Points of one line: values by their position on the x-axis, left to right."""
+"""Points of a line: values by their position on the x-axis, left to right."""
 
 Band = Mapping[str, Curve]
-"""The line `middle` between the lines `low` and `high`."""
+"""A curve `middle` between curves `low` and `high`."""
 
 Window = tuple[float, float, float]
-"""Start since 1970, seconds, and what was used in them."""
+"""Start since 1970, seconds, and the amount used in them."""
 
 
 class Over(Enum):
-    """What a loss is drawn over: its meaning in words."""
+    """The x-axis of a loss curve, as its text."""
 
     STEPS = "training steps"
     SECONDS = "seconds of training"
@@ -43,23 +43,23 @@ class Over(Enum):
 
 
 class Range(Enum):
-    """What the y-axis of lines shows."""
+    """Range of the y-axis."""
 
-    LOSSES = auto()  # all, but outliers far above
-    MAGNITUDES = auto()  # from zero where they are alike, else in powers of ten
+    LOSSES = auto()  # all but outliers far above
+    MAGNITUDES = auto()  # from zero, or logarithmic if the values differ much
     SHARES = auto()  # 0 to 100
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class AxesText:
-    """What the axes of a panel mean, with units.
+    """Texts of a panel's axes, with units.
 
     Attributes:
-        x: below it.
-        y: beside it.
-        x_unit: of the ticks on the x-axis, e.g. B for 12.3 MB; none for 12.3M.
-        x_is_whole: ticks are whole numbers, since nothing is between two of them.
+        x: text of the x-axis.
+        y: text of the y-axis.
+        x_unit: unit at the ticks of the x-axis, e.g. B for 12.3 MB; empty for 12.3M.
+        x_is_whole: whether ticks are whole numbers.
     """
 
     x: str
@@ -74,11 +74,11 @@ class Line:
     """A line of a picture.
 
     Attributes:
-        label: for a key.
-        number: which of the looks it has.
-        curve: the line.
+        label: name in the key.
+        number: number of its style.
+        curve: the line itself.
         dots: single points beside it.
-        band: shaded around the line.
+        band: shaded area around the line.
     """
 
     label: str
@@ -94,12 +94,12 @@ class Lines:
     """Lines in one panel.
 
     Attributes:
-        lines: of it.
-        text: of the axes.
-        shows: of the y-axis.
-        x_positive: no x is 0, so the axis is logarithmic where one line ends far before another.
-        x_doubles: x are few whole numbers, each twice the one before or so; all of them are ticks.
-        has_key: the key to the lines is a part of the picture.
+        lines: the lines.
+        text: texts of the axes.
+        shows: range of the y-axis.
+        x_positive: no x is 0, so the axis is logarithmic if one line ends far before another.
+        x_doubles: x has few whole numbers, each about twice the one before; all are ticks.
+        has_key: whether the key to the lines is part of the picture.
     """
 
     lines: Sequence[Line]
@@ -113,13 +113,13 @@ class Lines:
 @final
 @dataclass(frozen=True, slots=True)
 class Points:
-    """A named point for each run, x in powers of ten.
+    """A named point for each run, on a logarithmic x-axis.
 
     Attributes:
-        places: x and y.
-        labels: of each.
-        numbers: which of the looks each has.
-        text: of the axes.
+        places: x and y of each point.
+        labels: name of each point.
+        numbers: number of each point's style.
+        text: texts of the axes.
     """
 
     places: Sequence[tuple[float, float]]
@@ -131,11 +131,11 @@ class Points:
 @final
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Horizontal bars, their parts stacked, with their sum at the end.
+    """Horizontal bars of stacked parts, with their sum at the end.
 
     Attributes:
         parts: a row for each bar, a column for each part.
-        x_text: what the lengths are, with the unit.
+        x_text: meaning and unit of the lengths.
     """
 
     parts: pd.DataFrame
@@ -145,13 +145,13 @@ class Bars:
 @final
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture with its title and what there is to know about it.
+    """A picture with title and caption.
 
     Attributes:
-        title: of the picture.
-        content: what it shows.
-        caption: what there is to know.
-        has_runs: its lines or points are the runs, in their colours; a page names them beside it.
+        title: title of the picture.
+        content: the lines, points or bars.
+        caption: explanation for the reader.
+        has_runs: whether its lines or points are the runs, whose key a page shows beside it.
     """
 
     title: str
@@ -175,7 +175,7 @@ ALL_STEPS = "Of all steps; the summary's figure leaves out warm-up."
 def losses(
     runs: Sequence[Run], labels: Sequence[str], axes: Sequence[Over] = tuple(Over)
 ) -> Iterator[Picture]:
-    """Loss over steps, over seconds and over bytes; a picture that nothing is known for is none."""
+    """Yield pictures of the loss over steps, seconds and bytes; none where nothing is known."""
     for over in axes:
         lines = [
             Line(
@@ -193,7 +193,7 @@ def losses(
 
 
 def rates(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
-    """Samples a second and bytes sent a sample over steps."""
+    """Yield pictures of samples per second and bytes sent per sample over steps."""
     for title, value, caption in (
         ("Samples a second", speed, "Training steps alone, as their leader sees them."),
         ("Bytes sent a sample", sent, ALL_STEPS),
@@ -204,7 +204,7 @@ def rates(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
 
 
 def traffic(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
-    """Bytes by class, and their shares."""
+    """Yield pictures of bytes by class of traffic, and of their shares."""
     counted = by_run(runs, labels, bytes_by_class).dropna(how="all")
     caption = "Sent while training; every message counts once."
     yield from _bars("Bytes by class", counted, BYTES.title, caption)
@@ -214,7 +214,7 @@ def traffic(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
 
 
 def quality(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
-    """What quality the bytes of each run bought; nothing for a run alone."""
+    """Yield a picture of test loss over bytes per sample, unless there is only one run."""
     scored = [
         ((num_bytes, loss), label, number)
         for number, (label, run) in enumerate(zip(labels, runs, strict=True))
@@ -230,20 +230,20 @@ def quality(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
 
 
 def time_by_span(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
-    """What the ranks of each role do all the time."""
+    """Yield a picture of each role's time by span."""
     caption = "Wall time of training steps per sample of all trainers."
     return _bars("Time by span", span_bars(runs, labels), "µs per sample", caption)
 
 
 def cpu(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
-    """CPU seconds by role."""
+    """Yield a picture of CPU seconds by role."""
     spent = by_run(runs, labels, cpu_seconds_by_role).dropna(how="all")
     caption = "A stage's workers are summed over all trainers."
     return _bars("CPU seconds by role", spent, "CPU seconds of training steps", caption)
 
 
 def usage(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
-    """How busy links and processors were: of each run, or of each rank of a run alone."""
+    """Yield pictures of network and CPU use: of each run, or of each rank of a single run."""
     is_alone = len(runs) == 1
     if is_alone:
         network, processors = _named(network_use(runs[0])), _named(cpu_use(runs[0]))
@@ -263,7 +263,7 @@ def usage(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
 
 
 def compressed(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
-    """Density and thresholds of gradients and activations over steps."""
+    """Yield pictures of density and thresholds of gradients and activations over steps."""
     for prefix, what in KINDS:
         for title, shape, y, caption in (
             ("Density", density, "share of elements sent", DENSITY_CAPTION),
@@ -286,7 +286,7 @@ def _bars(title: str, parts: pd.DataFrame, x_text: str, caption: str) -> Iterato
 
 
 def _named(curves: Mapping[str, Curve]) -> list[Line]:
-    """In the order given; a name has the same colour in every picture of the same names."""
+    """Make lines in the order given; styles go by the sorted names, equal in all pictures."""
     numbers = {name: number for number, name in enumerate(sorted(curves))}
     return [Line(label=name, number=numbers[name], curve=curves[name]) for name in curves]
 
@@ -303,7 +303,7 @@ def _lines(
 
 
 def training_loss(run: Run, over: Over) -> Curve | None:
-    """Mean loss of the steps up to each point; None where the axis was not measured."""
+    """Mean training loss of the steps before each point; None if the axis was not measured."""
     position = _positions(run, over)
     parts = _parts(curve(run.events))
     if position is None or not parts:
@@ -312,9 +312,9 @@ def training_loss(run: Run, over: Over) -> Curve | None:
 
 
 def evaluated_loss(run: Run, over: Over) -> Curve | None:
-    """Log-loss of each evaluation that decides; None without one, or with no such axis measured.
+    """Log-loss of each evaluation on the validation part, or on the test part without one.
 
-    Those are on the part to validate, or on the test part of a run that has scored no other.
+    None without evaluations, or if the axis was not measured.
     """
     position = _positions(run, over)
     evaluated = [event for event in run.events if event.kind is Kind.EVALUATED]
@@ -328,7 +328,7 @@ def evaluated_loss(run: Run, over: Over) -> Curve | None:
 
 
 def density(run: Run, prefix: str) -> Curve | None:
-    """Share of the elements sent up to each point, of all names with this prefix together."""
+    """Share of elements sent before each point, over all names with a prefix."""
     shares = {
         part[-1].step: compression.density((event.values["of"] for event in part), prefix)
         for part in _parts([event for event in run.events if event.kind is Kind.COMPRESSION])
@@ -337,7 +337,7 @@ def density(run: Run, prefix: str) -> Curve | None:
 
 
 def threshold(run: Run, prefix: str) -> Band | None:
-    """Thresholds of all names with this prefix: the median, the lowest and the highest by step."""
+    """Median, lowest and highest threshold of all names with a prefix, by step."""
     by_step: dict[float, list[float]] = {}
     for part in _parts([event for event in run.events if event.kind is Kind.COMPRESSION]):
         last = part[-1]
@@ -359,13 +359,13 @@ def threshold(run: Run, prefix: str) -> Band | None:
 
 
 def speed(event: Event) -> float | None:
-    """Samples a second of the training steps before a point of the loss curve."""
+    """Samples per second of the training steps before a point of the loss curve."""
     rows, seconds = event.values["timed_rows"], event.values["timed_seconds"]
     return rows / seconds if rows and seconds else None
 
 
 def sent(event: Event) -> float | None:
-    """Bytes a sample of all steps before a point of the loss curve; None where none are counted."""
+    """Bytes per sample of all steps before a point of the loss curve; None if not counted."""
     num_bytes, rows = event.values["sent_bytes"], event.values["sent_rows"]
     return num_bytes / rows if num_bytes and rows else None
 
@@ -381,7 +381,7 @@ def _curve(points: Mapping[Any, float]) -> Curve | None:
 
 
 def _parts(points: Sequence[Any]) -> list[Sequence[Any]]:
-    """Neighbours together, so that at most `MAX_POINTS` are left."""
+    """Group neighbouring points, so that at most `MAX_POINTS` groups are left."""
     size = -(-len(points) // MAX_POINTS)
     return [points[start : start + size] for start in range(0, len(points), size or 1)]
 
@@ -392,7 +392,7 @@ def _mean(points: Sequence[Event]) -> float:
 
 
 def _positions(run: Run, over: Over) -> Callable[[Event], float] | None:
-    """Gives the position of an event on the axis."""
+    """A function from an event to its position on the axis; None if that was not measured."""
     if over is Over.STEPS:
         return lambda event: event.step
     if over is Over.BYTES:
@@ -407,9 +407,9 @@ def _positions(run: Run, over: Over) -> Callable[[Event], float] | None:
 
 
 def network_use(run: Run) -> dict[str, Curve]:
-    """Percent of its link's rate, by role of each rank with a link of known rate.
+    """Percent of the link's rate in the busier direction, over time, by role of each rank.
 
-    Of each window the busier direction counts. The busiest rank is the first.
+    Ranks without a link of known rate are left out. The busiest rank is the first.
     """
     windows: dict[str, list[Window]] = {}
     for rank in _ranks(run):
@@ -417,7 +417,7 @@ def network_use(run: Run) -> dict[str, Curve]:
         if interface is not None and interface["rate_bits_per_second"]:
             rate_bytes = interface["rate_bits_per_second"] / 8
             windows.setdefault(rank["role"], []).extend(
-                # Where a point joins windows, the busier bytes are more than either sum.
+                # Of a point that joins windows, the busier bytes exceed either direction's sum.
                 (start, seconds, max(num_bytes) / rate_bytes)
                 for start, seconds, *num_bytes in interface["series"]
             )
@@ -427,7 +427,7 @@ def network_use(run: Run) -> dict[str, Curve]:
 
 
 def cpu_use(run: Run) -> dict[str, Curve]:
-    """Percent of a core, by role of each rank."""
+    """Percent of a core over time, by role of each rank."""
     windows: dict[str, list[Window]] = {}
     for rank in _ranks(run):
         series = ((start, seconds, used) for start, seconds, used in rank.get("cpu_series", ()))
@@ -436,7 +436,7 @@ def cpu_use(run: Run) -> dict[str, Curve]:
 
 
 def cpu_use_of_all(run: Run) -> Curve | None:
-    """Percent of the cores that the ranks can use, all of them together."""
+    """Percent over time of all cores that the ranks can use."""
     used = pd.DataFrame(cpu_use(run))
     cores = min(len(used.columns), run.environment.get("cores", len(used.columns)))
     return None if used.empty else used.dropna().sum(axis="columns") / cores
@@ -451,7 +451,7 @@ def _mean_use(series: Sequence[Window]) -> float:
 
 
 def _use(windows: Mapping[str, Sequence[Window]]) -> dict[str, Curve]:
-    """All over the same times, in seconds since the first window; none where none trained."""
+    """Resample all series to the same times, in seconds since the first window."""
     if not windows:
         return {}
     every = [window for series in windows.values() for window in series]
@@ -465,9 +465,9 @@ def _use(windows: Mapping[str, Sequence[Window]]) -> dict[str, Curve]:
 
 
 def _share(series: Sequence[Window], edges: np.ndarray, middles: np.ndarray) -> Curve:
-    """What was used between two edges, in percent of the time measured between them.
+    """Percent used between each two edges, of the time measured between them.
 
-    A window that an edge cuts counts on both sides, each with its own share.
+    A window that an edge cuts counts on both sides in proportion.
     """
     starts, seconds, used = np.array(sorted(series)).T
     times = np.stack([starts, starts + seconds], axis=1).ravel()
@@ -479,6 +479,6 @@ def _share(series: Sequence[Window], edges: np.ndarray, middles: np.ndarray) -> 
 
 
 def _sums(amounts: np.ndarray) -> np.ndarray:
-    """The sum before and after each amount, in turn."""
+    """The cumulative sum before and after each amount, in turn."""
     ends = np.cumsum(amounts)
     return np.stack([ends - amounts, ends], axis=1).ravel()

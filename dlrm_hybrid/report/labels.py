@@ -1,4 +1,4 @@
-"""What runs are called, and what they trained, in words."""
+"""Labels of runs, and what they trained, in words."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any, cast
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.types import printable
 
-MAX_KEYS = 3  # more than that are no name
+MAX_KEYS = 3  # with more varying keys a label would be too long
 MAX_CHARACTERS = 100
 UNNAMED = "unnamed"
-HOW = ("skip_completed", "checkpoint.resume")  # how a run was started, not what it is
+HOW = ("skip_completed", "checkpoint.resume")  # say how a run was started, not what it is
 
 
 def varying(overrides: Sequence[Sequence[str]]) -> dict[str, list[str | None]]:
-    """Keys whose value differs between command lines, in order of appearance.
+    """Find the keys whose values differ between command lines, in order of appearance.
 
     Args:
-        overrides: of each run, as `key=value`; a `+` before the key counts for nothing.
+        overrides: overrides `key=value` of each run; a `+` before the key is ignored.
 
     Returns:
-        by key its value in each run, None where the run does not name it.
+        by key, its value in each run; None where the run does not name it.
     """
     lines = [dict(_parted(text) for text in line) for line in overrides]
     keys = dict.fromkeys(key for line in lines for key in line if key not in HOW)
@@ -30,13 +30,13 @@ def varying(overrides: Sequence[Sequence[str]]) -> dict[str, list[str | None]]:
 
 
 def short(keys: Sequence[str]) -> dict[str, str]:
-    """The last part of each key, or all of it where two keys end alike."""
+    """Shorten each key to its last part, unless another key has the same last part."""
     ends = [key.rpartition(".")[2] for key in keys]
     return {key: end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)}
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """One for each run, all different: its name, what it was started with, or its folder."""
+    """A different label for each run: its name, its varying overrides, or its folder."""
     names = [str(run.config.get("name", UNNAMED))[:MAX_CHARACTERS] for run in runs]
     candidates = [
         names,
@@ -51,7 +51,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
 def _with_overrides(names: Sequence[str], overrides: Sequence[Sequence[str]]) -> list[str]:
     changed = varying(overrides)
     if len(set(names)) > 1:
-        changed.pop("experiment", None)  # it has given the run its name
+        changed.pop("experiment", None)  # the run's name says the same
     if len(changed) > MAX_KEYS:
         return []
     ends = short(list(changed))
@@ -67,15 +67,15 @@ def _parted(text: str) -> tuple[str, str]:
     return key, value
 
 
-MAX_NAMED = 3  # different values; of more it says how many
+MAX_NAMED = 3  # of more different values only their number is told
 
 
 def trained(runs: Sequence[Run], *, with_steps: bool = True) -> str:
-    """A line on all runs together; where they differ it names the values.
+    """Describe in a line what all runs trained; values that differ are listed.
 
     Args:
-        runs: of a report.
-        with_steps: how many steps they have done; while they go on that is not what they train.
+        runs: the runs of a report.
+        with_steps: whether to tell their steps, which mean little while a run goes on.
     """
     steps = {"Training": _steps} if with_steps else {}
     facts = {"Model": _model, "Data": _data, **steps, "World": _world}
@@ -128,6 +128,6 @@ def _world(run: Run) -> str:
 
 
 def _at(run: Run, section: str, key: str) -> Any:
-    """What the configuration has there, None where it has nothing."""
+    """Value of a key in the configuration; None if it is missing."""
     values = run.config.get(section)
     return cast("Mapping[str, Any]", values).get(key) if isinstance(values, Mapping) else None

@@ -1,4 +1,4 @@
-"""What one run has come to so far, as a document."""
+"""The document of one run that may still be training."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from dlrm_hybrid.telemetry.summary import UNFINISHED
 from dlrm_hybrid.types import ScoredPart
 
 RUNNING = "running"
-LATEST = 12  # of what has happened, the last ones are listed
-SPEED_POINTS = 10  # the speed that tells the end is that of the last so many
+LATEST = 12  # events listed
+SPEED_POINTS = 10  # points of the curve whose speed predicts the end
 HAPPENED = {
     Kind.STARTED: "started",
     Kind.EVALUATED: "evaluated",
@@ -33,11 +33,11 @@ HAPPENED = {
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """A run at a moment.
+    """State of a run at a moment.
 
     Attributes:
-        run: what is on record of it.
-        is_running: a process works at it.
+        run: its record.
+        is_running: whether a process works on it.
         now: seconds since 1970.
     """
 
@@ -47,22 +47,22 @@ class Watched:
 
     @property
     def status(self) -> str:
-        """As of the summary; one that goes on has none yet."""
+        """`running`, or the status of the summary."""
         return RUNNING if self.is_running and self.run.status == UNFINISHED else self.run.status
 
     @property
     def progress(self) -> list[Event]:
-        """Points of the loss curve."""
+        """Events with the points of the loss curve."""
         return self.of(Kind.PROGRESS)
 
     @property
     def step(self) -> int:
-        """The last one on record."""
+        """The last recorded step."""
         return max((event.step for event in self.run.events), default=0)
 
     @property
     def steps_total(self) -> int | None:
-        """How many are planned, where that is known."""
+        """Number of planned steps, if known."""
         started = self.of(Kind.STARTED)
         return started[-1].values["steps_total"] if started else None
 
@@ -71,7 +71,7 @@ class Watched:
         return [event for event in self.run.events if event.kind is kind]
 
     def seconds_left(self) -> float | None:
-        """To the last step, at the speed of the last points; None where that is not known."""
+        """Estimated seconds to the last step, at the speed of the last points; None if unknown."""
         started = [event.time_seconds for event in self.of(Kind.STARTED)]
         last = [event for event in self.progress if started and event.time_seconds >= started[-1]]
         last = last[-SPEED_POINTS:]
@@ -85,7 +85,7 @@ class Watched:
 
 
 def live_document(watched: Watched) -> Document:
-    """Progress, the last figures, their curves, and what has happened."""
+    """Make the document: progress, latest figures, their curves, and the latest events."""
     run, step, total = watched.run, watched.step, watched.steps_total
     (name,) = labels([run])
     share, progress = "", None
@@ -114,7 +114,7 @@ def live_document(watched: Watched) -> Document:
 
 
 def _figures(watched: Watched) -> Table:
-    """The last of each figure that has been measured, with the step of which it is."""
+    """The last value of each figure that has been measured, with its step."""
     rows = [(name, value, integer(step)) for name, value, step in _latest(watched)]
     return Table(("figure", "value", "at step"), rows or [("nothing yet", MISSING, MISSING)])
 
@@ -155,7 +155,7 @@ def _dense_ratio(event: Event) -> float | None:
 
 
 def _time(watched: Watched) -> Table | None:
-    """Where the leader's time goes, since the last point of the curve and in all."""
+    """Shares of the leader's time by span, for the last point of the curve and in all."""
     timed = [event.values["seconds_by_span"] for event in watched.progress if speed(event)]
     if not timed:
         return None

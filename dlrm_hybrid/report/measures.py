@@ -1,4 +1,4 @@
-"""The figures of runs that tables show, with names, units and digits; and runs as pandas frames."""
+"""Measures of runs that tables show, with names, units and digits; runs as pandas frames."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Measure:
     """A column of a table of runs: one figure of each summary.
 
     Attributes:
-        key: its name in a CSV file.
-        title: its name in a table, with the unit.
-        pick: its value in a summary; None where it was not measured.
-        show: a value as text.
+        key: name in a CSV file.
+        title: name in a table, with the unit.
+        pick: takes the value from a summary; None if it was not measured.
+        show: formats a value.
     """
 
     key: str
@@ -38,33 +38,33 @@ class Measure:
 
 
 def integer(value: float) -> str:
-    """A rounded number with separators of thousands: 1,234."""
+    """Format a rounded number with separators of thousands: 1,234."""
     return f"{value:,.0f}"
 
 
 def score(value: float) -> str:
-    """A score with four decimal places: 0.1234."""
+    """Format a score with four decimal places: 0.1234."""
     return f"{value:.4f}"
 
 
 def percent(value: float) -> str:
-    """94.2 %, two or three digits."""
+    """Format a share in percent, with one decimal below 100: 94.2%."""
     return f"{value:.1%}" if value < 0.9995 else f"{value:.0%}"
 
 
 def digits(value: float) -> str:
-    """Three significant digits, groups of three in large numbers."""
+    """Format three significant digits; whole numbers from 100, with separators of thousands."""
     return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:#.3g}"
 
 
 def mean_spread(values: Sequence[float], decimals: int, sign: str = "") -> str:
-    """Mean and, of several, the sample's standard deviation."""
+    """Format the mean and, of several values, the sample standard deviation."""
     text = f"{mean(values):{sign}z.{decimals}f}"
     return f"{text} ± {stdev(values):.{decimals}f}" if len(values) > 1 else text
 
 
 def dense_ratio(summary: Summary) -> float | None:
-    """How many times more bytes plain float32 would have been."""
+    """Compression ratio: bytes as plain float32 over bytes sent; None if not counted."""
     sent, dense = (summary["network"][key] for key in ("bytes_total", "dense_equivalent_bytes"))
     return dense / sent if sent and dense is not None else None
 
@@ -78,7 +78,7 @@ def _of_validation(name: str) -> Callable[[Summary], float | None]:
 
 
 def _counted(summary: Summary) -> float | None:
-    """Bytes of the classes that are counted, where not all of them are."""
+    """Bytes per sample of the counted classes; None if all classes are counted."""
     network = summary["network"]
     is_all = network["bytes_per_sample"] is not None
     return None if is_all else network.get("counted_bytes_per_sample")
@@ -90,7 +90,7 @@ VALIDATION = (
     Measure("validation_loss", "validation log-loss", _of_validation("loss"), score),
     Measure("validation_auc", "validation AUC", _of_validation("auc"), score),
 )
-"""Most rows have no such part."""
+"""Measures of the validation part, which most data sets lack."""
 TEST_LOSS = Measure("test_loss", "test log-loss", _at("test", "loss"), score)
 AUC = Measure("test_auc", "AUC", _at("test", "auc"), score)
 ACCURACY = Measure("test_accuracy", "accuracy", _at("test", "accuracy"), score)
@@ -101,7 +101,7 @@ COUNTED = Measure(
     _counted,
     digits,
 )
-"""Of a world in one process whose trainers share tables; there is a column where a run has it."""
+"""For a world in one process whose trainers share tables."""
 RATIO = Measure("dense_ratio", "dense ÷ sent", dense_ratio, lambda value: f"{value:.1f}×")
 NETWORK_USE = Measure("network_utilization", "network use", _at("network", "utilization"), percent)
 CPU_USE = Measure("cpu_utilization", "CPU use", _at("cpu", "utilization"), percent)
@@ -117,11 +117,11 @@ COMPARISON = (
 )
 
 RARE = (*VALIDATION, COUNTED)
-"""Of these there are columns only where a run has them."""
+"""Measures that have columns only if a run has values."""
 
 
 def figures(summaries: Sequence[Summary | None]) -> pd.DataFrame:
-    """A row for each summary with every figure of the comparison; NaN where none was measured."""
+    """A row for each summary with every measure of the comparison; NaN if not measured."""
     found = pd.DataFrame(
         {
             measure.key: [None if one is None else measure.pick(one) for one in summaries]
@@ -134,16 +134,16 @@ def figures(summaries: Sequence[Summary | None]) -> pd.DataFrame:
 
 
 def rows_of(found: pd.DataFrame) -> list[Row]:
-    """The rows of a frame, each by the names of its columns."""
+    """The rows of a frame as mappings by column name."""
     return cast("list[Row]", found.to_dict("records"))
 
 
 def means(groups: Sequence[str], rows: Sequence[Row]) -> list[dict[str, str]]:
-    """Mean ± sample standard deviation of each figure in each group of several rows, as texts.
+    """Mean ± sample standard deviation of each measure, as text, for groups of several rows.
 
     Args:
-        groups: the name of each row's group.
-        rows: of `figures`.
+        groups: name of each row's group.
+        rows: rows of `figures`.
     """
     shown: list[dict[str, str]] = []
     for name in dict.fromkeys(groups):
@@ -163,7 +163,7 @@ def _spread(measure: Measure, rows: Sequence[Row]) -> str:
 
 
 def texts(found: pd.DataFrame) -> pd.DataFrame:
-    """Columns of `figures` as they are to be read, under their titles; a dash for NaN."""
+    """Format the columns of `figures`, under their titles; a dash for NaN."""
     measures = {measure.key: measure for measure in COMPARISON}
     return pd.DataFrame(
         {
@@ -176,22 +176,19 @@ def texts(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def nonzero(found: pd.DataFrame) -> pd.DataFrame:
-    """The columns that are not 0 or NaN in every row."""
+    """Drop the columns that are 0 or NaN in every row."""
     return found.drop(columns=[name for name, values in found.items() if not values.any()])
 
 
 def frame(runs: Sequence[Run]) -> pd.DataFrame:
-    """A row for each run, by its label: status, and every figure of the comparison.
-
-    What was not measured is NaN.
-    """
+    """A row for each run by label: status and every measure; NaN if not measured."""
     found = figures([run.summary for run in runs]).set_axis(labels(runs))
     found.insert(0, "status", [run.status for run in runs])
     return found.rename_axis("run")
 
 
 def points(runs: Sequence[Run], kind: Kind) -> pd.DataFrame:
-    """A row for each event of a kind, with its values as columns, and `run` and `step` before."""
+    """A row for each event of a kind: `run`, `step`, and its values as columns."""
     rows: list[dict[str, Any]] = [
         {"run": label, "step": event.step, **event.values}
         for label, run in zip(labels(runs), runs, strict=True)

@@ -1,4 +1,4 @@
-"""Documents on runs: as one HTML page that needs nothing beside it, and as Markdown."""
+"""Documents about runs, rendered as a self-contained HTML page or as Markdown."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ class Section:
     """A part of a document.
 
     Attributes:
-        heading: of the part; none goes on with what stands above it.
-        text: a paragraph, or nothing.
-        table: figures, if there are any.
-        pictures: below the table.
+        heading: heading of the part; empty continues the one above.
+        text: a paragraph, or empty.
+        table: a table, if there is one.
+        pictures: pictures below the table.
     """
 
     heading: str
@@ -80,11 +80,11 @@ class Section:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a run is.
+    """Progress of a run.
 
     Attributes:
-        done: steps.
-        total: of all steps.
+        done: steps done.
+        total: steps planned.
         text: both in words.
     """
 
@@ -96,17 +96,17 @@ class Progress:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """What there is to say about runs.
+    """A document about runs, before it is rendered.
 
     Attributes:
-        title: of the page.
-        heading: above all.
-        status: beside it, if there is one.
+        title: title of the page.
+        heading: heading of the page.
+        status: status shown beside the heading, or empty.
         subtitle: when and by what it was made.
         trained: what was trained, in a line.
-        progress: of a run that goes on.
-        runs: their labels, in the order of their colours; none for a run alone.
-        sections: top to bottom.
+        progress: progress of a run that goes on.
+        runs: labels of the runs, in the order of their styles; empty for a watched run.
+        sections: sections from top to bottom.
     """
 
     title: str
@@ -120,7 +120,7 @@ class Document:
 
 
 def build_report(runs: Sequence[Run], subtitle: str) -> Document:
-    """The report of these runs.
+    """Make the report of runs.
 
     Args:
         runs: at least one.
@@ -157,7 +157,7 @@ def build_report(runs: Sequence[Run], subtitle: str) -> Document:
 
 
 def _uncounted(runs: Sequence[Run]) -> str:
-    """Why there is nothing over bytes, if there is not."""
+    """Why there is no picture over bytes; empty if there is one."""
     if any(BYTES.pick(run.summary) is not None for run in runs):
         return ""
     return (
@@ -167,11 +167,11 @@ def _uncounted(runs: Sequence[Run]) -> str:
 
 
 def html(document: Document, refresh_seconds: float | None = None) -> str:
-    """The page; every text of the document is escaped.
+    """Render a document as HTML; all its texts are escaped.
 
     Args:
-        document: to be shown.
-        refresh_seconds: after which a browser loads it again; None for one that stays as it is.
+        document: the document.
+        refresh_seconds: seconds after which a browser reloads the page; None for a final one.
     """
     again, status, progress = "", "", document.progress
     if refresh_seconds is not None:
@@ -218,7 +218,7 @@ def _section_html(section: Section, runs: Sequence[str]) -> str:
 
 
 def _key(runs: Sequence[str]) -> str:
-    """Which line is which run."""
+    """The key of the runs' styles."""
     items: list[str] = []
     for number, label in enumerate(runs):
         drawn = style(number)
@@ -240,11 +240,12 @@ def _figure(picture: Picture) -> str:
 
 
 def markdown(document: Document, pictures: PurePath | None) -> str:
-    """The page; without pictures, sections that have nothing else are left out.
+    """Render a document as Markdown.
 
     Args:
-        document: of the report.
-        pictures: their files, as of `file_of`, relative to the page; None leaves them out.
+        document: the document.
+        pictures: pattern of the picture files (see `file_of`), relative to the page; None leaves
+            pictures out, and sections that have nothing else.
     """
     head = (f"# {document.heading}", document.subtitle, document.trained)
     parts = ["\n\n".join(map(plain_markdown, head)) + "\n"]
@@ -257,18 +258,18 @@ def markdown(document: Document, pictures: PurePath | None) -> str:
 
 
 def file_of(picture: Picture, files: PurePath) -> PurePath:
-    """Its file, such as `plots/loss_over_training_steps.png`.
+    """The file of a picture, such as `plots/loss_over_training_steps.png`.
 
     Args:
-        picture: with a title.
-        files: of all pictures, such as `plots/*.png`.
+        picture: a picture with a title.
+        files: pattern of the files of all pictures, such as `plots/*.png`.
     """
     title = picture.title.lower().replace(" ", "_")
     return files.with_name(files.name.replace("*", title))
 
 
 def write_pictures(document: Document, files: Path) -> None:
-    """Each picture as a file of its own, with the key that the page has beside it."""
+    """Write each picture to a file of its own, with the key of the runs in it."""
     for section in document.sections:
         for picture in section.pictures:
             save(figure(picture, is_alone=True), Path(file_of(picture, files)))
@@ -282,7 +283,7 @@ def _section_text(section: Section, pictures: PurePath | None) -> str:
     if table is not None:
         parts.append(table.markdown())
     if pictures is not None:
-        shown = "" if pictures.suffix == ".pdf" else "!"  # a link: no page shows a PDF
+        shown = "" if pictures.suffix == ".pdf" else "!"  # only a link, as pages cannot show a PDF
         parts += [
             f"{shown}[{one.title}]({file_of(one, pictures).as_posix()})\n\n{one.title}. "
             f"{plain_markdown(one.caption)}\n"

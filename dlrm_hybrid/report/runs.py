@@ -1,4 +1,4 @@
-"""Finds run folders and reads what is in them."""
+"""Finds run folders and reads their records."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from dlrm_hybrid.types import ConfigError, DataError
 
 ENVIRONMENT_FILE = "environment.json"
 
-MAX_DEPTH = 4  # folders between one that is named and a run below it
+MAX_DEPTH = 4  # levels searched below a named folder
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What the folder of one run has on record.
+    """The record of one run.
 
     Attributes:
-        folder: where it is.
+        folder: folder of the run.
         config: the whole configuration, resolved.
-        overrides: of the command line.
+        overrides: overrides of the command line.
         environment: commit, versions, processor; empty if it was not written.
-        summary: `summary.json`; made from the events, with the status `unfinished`, where a run
+        summary: `summary.json`; computed from the events, with the status `unfinished`, if the run
             is still training or was killed.
-        events: all on record, in order.
+        events: all recorded events in order.
     """
 
     folder: Path
@@ -45,12 +45,12 @@ class Run:
 
     @property
     def status(self) -> str:
-        """complete, failed, diverged, preempted, interrupted or unfinished."""
+        """Status: complete, failed, diverged, preempted, interrupted or unfinished."""
         return self.summary["status"]
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """The run folders among `paths` and below them, each once, numbers in numeric order.
+    """Find the run folders at and below `paths`, each once, numbered ones in numeric order.
 
     Raises:
         ConfigError: there is none at one of the paths.
@@ -66,7 +66,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """All runs at `paths` and below them.
+    """Read all runs at and below `paths`.
 
     Raises:
         ConfigError: there is none at one of the paths.
@@ -76,12 +76,12 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a run has begun in this folder."""
+    """Whether a folder is that of a run."""
     return (folder / CONFIG_FILE).is_file()
 
 
 def read_run(folder: Path) -> Run:
-    """Everything on record of one run; a last event that was cut short is left out.
+    """Read the record of one run; a last event that is incomplete is left out.
 
     Raises:
         DataError: there is no configuration, a file is damaged or of another version of the
@@ -106,7 +106,7 @@ def read_run(folder: Path) -> Run:
 
 
 def _summary(folder: Path, record: Sequence[Event], cores: int) -> Mapping[str, Any]:
-    """The events are summed up in any case: that finds those of another version."""
+    """The summary; events are summarised in any case, which detects another version."""
     try:
         computed = summarise(record, UNFINISHED, cores)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -131,6 +131,6 @@ def _below(path: Path, depth: int) -> Iterator[Path]:
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """Sorts numbers in names by value: 10 comes after 9."""
+    """Sort key that orders numbers in names by value: 10 comes after 9."""
     parts = re.split(r"(\d+)", path.name)
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]

@@ -1,4 +1,4 @@
-"""A table of texts, as Markdown, as HTML and for a terminal."""
+"""A table of texts, rendered as Markdown, as HTML or for a terminal."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _MARKUP = re.compile(r"(?<=\])\(|\|")
 @final
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Cells as they are to be read.
+    """A table of formatted cells.
 
     Attributes:
-        columns: headings.
-        rows: as many cells each.
-        align: of each column, `l` for text and `r` for figures; the last one holds for the rest.
+        columns: headings of the columns.
+        rows: the cells, row by row.
+        align: a letter for each column, `l` or `r`; the last one holds for the rest.
     """
 
     columns: Sequence[str]
@@ -36,11 +36,11 @@ class Table:
 
     @classmethod
     def of(cls, texts: pd.DataFrame, align: str) -> Table:
-        """The texts of a frame, without its index."""
+        """Make a table from a frame of texts, without its index."""
         return cls(tuple(map(str, texts)), tuple(texts.itertuples(index=False, name=None)), align)
 
     def markdown(self) -> str:
-        """The table as Markdown that is aligned as plain text too; its last line is ended."""
+        """Render the table as Markdown that is also aligned as plain text; ends with a newline."""
         lines = [[plain_markdown(cell) for cell in line] for line in (self.columns, *self.rows)]
         widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
         right = self._is_right()
@@ -56,7 +56,7 @@ class Table:
         return "".join(texts)
 
     def html(self) -> str:
-        """The table as HTML, escaped; a status that is not complete stands out."""
+        """Render the table as HTML, escaped; a status other than complete is highlighted."""
         kinds = [' class="number"' if right else "" for right in self._is_right()]
         head = "".join(
             f'<th{kind} scope="col">{escape(column)}</th>'
@@ -76,8 +76,8 @@ class Table:
         )
 
     def rich(self) -> rich.table.Table:
-        """The table for a terminal; control characters are escaped."""
-        import rich.table  # 0.1 s that a page does not need
+        """Render the table for a terminal; control characters are escaped."""
+        import rich.table  # takes 0.1 s, which a page does not need
         from rich.text import Text
 
         drawn = rich.table.Table()
@@ -93,10 +93,10 @@ class Table:
 
 
 def plain_markdown(text: str) -> str:
-    """Markdown that shows a text as it is: no HTML, link or picture, and no end of line or cell."""
+    """Escape a text for a cell of Markdown: no HTML, links, pictures, line ends or cell ends."""
     return " ".join(_MARKUP.sub(r"\\\g<0>", escape_html(printable(text), quote=False)).split())
 
 
 def escape(text: str) -> str:
-    """HTML that shows a text as it is, control characters too."""
+    """Escape a text for HTML, control characters too."""
     return escape_html(printable(text))

@@ -1,4 +1,4 @@
-"""The tables of a report, and of a sweep: what was reached, sent and spent, and how runs differ."""
+"""Tables of reports and sweeps: scores, traffic, time and CPU of runs, and how runs differ."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ STOPPED: dict[int, str] = {
     ExitCode.FAILED: FAILED,
     ExitCode.PREEMPTED: "preempted",
     ExitCode.INTERRUPTED: "interrupted",
-}  # without a summary
+}  # status of a job without a summary
 
 
-# Of the command, the machine or another verb; nothing of them reaches a run.
+# Sections of commands and keys of the machine: they do not change a run.
 NOT_OF_A_RUN = ("bench", "doctor", "evaluate", "report", "skip_completed", "sweep", "watch")
 MEGABYTE = 1e6
 ALL = "all"
 STEP_FIGURES = ("mean", "p50", "p95", "p99", "max")
-MAX_BARS = 16  # with more of them a run has one bar, the mean of its roles
+MAX_BARS = 16  # with more roles in all, each run has one bar, the mean of its roles
 SPANS = [span.value for span in Span if span is not Span.WAIT] + [Span.WAIT.value]
 
 
@@ -64,10 +64,10 @@ def comparison(runs: Sequence[Run], labels: Sequence[str]) -> Table:
 
 
 def over_seeds(runs: Sequence[Run]) -> Table | None:
-    """Mean ± deviation of complete runs that differ only in their seeds; None where none do."""
+    """Mean ± deviation of complete runs that differ only in their seeds; None without such runs."""
     configs = [flat(run.config) for run in runs]
     seeds = [tuple(map(values.get, SEEDS)) for values in configs]
-    each = {  # once, where several have the same ones
+    each = {  # one run for each choice of seeds
         (without_seeds(run.config), *own): run
         for run, own in zip(runs, seeds, strict=True)
         if run.status == COMPLETE
@@ -86,7 +86,7 @@ def over_seeds(runs: Sequence[Run]) -> Table | None:
 
 
 def sweep_means(frame: pd.DataFrame) -> Table | None:
-    """The same of the rows of `sweep_frame`."""
+    """Mean ± deviation over seeds for the rows of `sweep_frame`; None without such rows."""
     columns = [str(column) for column in frame.columns]
     varied = columns[1 : columns.index("status")]
     names = short([key for key in varied if key not in SEEDS])
@@ -107,7 +107,7 @@ def _seedless(overrides: Sequence[str]) -> tuple[str, ...]:
 
 
 def bytes_by_class(summary: Summary) -> dict[str, float]:
-    """Bytes per sample of each class of traffic; empty where nothing was counted."""
+    """Bytes per sample of each class of traffic; empty if nothing was counted."""
     network = summary["network"]
     per_sample, total = network["bytes_per_sample"], network["bytes_total"]
     if not per_sample or not total:
@@ -120,7 +120,7 @@ def bytes_by_class(summary: Summary) -> dict[str, float]:
 
 
 def cpu_seconds_by_role(summary: Summary) -> dict[str, float]:
-    """CPU seconds of training steps; the workers of one stage are one role, so are all servers."""
+    """CPU seconds of training steps by role; the workers of a stage are one role."""
     spent: Counter[str] = Counter()
     for role in summary["roles"].values():
         use, phases = role["cpu_utilization"], role.get("seconds_by_phase")
@@ -132,7 +132,7 @@ def cpu_seconds_by_role(summary: Summary) -> dict[str, float]:
 def by_run(
     runs: Sequence[Run], labels: Sequence[str], figures: Callable[[Summary], Mapping[str, float]]
 ) -> pd.DataFrame:
-    """A row for each run, by its label, and a column for each name that a run has a figure for."""
+    """A row of figures for each run by label, and a column for each name that any run has."""
     return pd.DataFrame([figures(run.summary) for run in runs], index=list(labels), dtype=float)
 
 
@@ -142,18 +142,18 @@ def _texts(runs: Sequence[Run], measure: Measure) -> list[str]:
 
 
 def traffic(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
-    """Bytes per sample by class; None where no run has counted bytes."""
+    """Bytes per sample by class of traffic; None if no run has counted bytes."""
     return _table("bytes/sample", by_run(runs, labels, bytes_by_class), "all", _texts(runs, BYTES))
 
 
 def roles(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
-    """CPU seconds by role; None where no run has measured them."""
+    """CPU seconds by role; None if no run has measured them."""
     spent = by_run(runs, labels, cpu_seconds_by_role)
     return _table("CPU s", spent, CPU_USE.title, _texts(runs, CPU_USE))
 
 
 def staleness(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
-    """Of the pushes of each run whose trainers do not wait for each other; None without one."""
+    """Staleness of pushes of runs whose trainers do not wait for each other; None without any."""
     columns = ("run", "pushes", "mean", "p50", "p95", "max", "means of trainers", "their batches")
     rows = [
         (label, *_staleness(run.summary["sync"]))
@@ -176,7 +176,7 @@ def _staleness(sync: Summary) -> list[str]:
 
 
 def ranks(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
-    """CPU time and memory of each role; of each run where these are too many, None without any."""
+    """CPU time and memory of each role, or of each run if roles are too many; None without any."""
     grouped = [_reported(run.summary) for run in runs]
     if sum(map(len, grouped)) > MAX_BARS:
         grouped = [
@@ -194,7 +194,7 @@ def ranks(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
 
 
 def steps(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
-    """How long the steps of each run took; None where no rank has reported."""
+    """Milliseconds of the steps of each run; None if no rank has reported."""
     rows = [
         (label, *_step_cells(run.summary))
         for label, run in zip(labels, runs, strict=True)
@@ -217,7 +217,7 @@ def _step_cells(summary: Summary) -> list[str]:
 
 
 def _reported(summary: Summary) -> dict[str, list[Summary]]:
-    """The ranks of each role that have said what they took."""
+    """The ranks that have reported their memory, by role."""
     found: dict[str, list[Summary]] = {}
     for rank in summary["roles"].values():
         if rank.get("peak_rss_bytes") is not None:
@@ -241,14 +241,14 @@ def _rank_cells(several: Sequence[Summary]) -> tuple[str, ...]:
 
 
 def _span_of(values: Iterable[float | None], show: Callable[[float], str]) -> str:
-    """From the least to the most of those that were measured."""
+    """Format the least and the greatest of the measured values."""
     known = [value for value in values if value is not None]
     ends = dict.fromkeys(show(end) for end in (min(known), max(known))) if known else [MISSING]
     return " to ".join(ends)
 
 
 def differences(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
-    """Configuration keys that are not the same in all runs; None where there is none."""
+    """Configuration keys whose values differ between runs; None if there are none."""
     configs = [flat(run.config) for run in runs]
     keys = {key for values in configs for key in values if key.split(".")[0] not in NOT_OF_A_RUN}
     rows = [
@@ -260,7 +260,7 @@ def differences(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
 
 
 def origins(runs: Sequence[Run], labels: Sequence[str]) -> Table:
-    """Where the runs are, when, on what and with which overrides they were started."""
+    """Folder, start, commit, restarts and overrides of each run."""
     columns = ("run", "folder", "started", "commit", "restarts", "overrides")
     return Table(
         columns,
@@ -280,7 +280,7 @@ def origins(runs: Sequence[Run], labels: Sequence[str]) -> Table:
 
 
 def _reading_order(key: str) -> tuple[str, bool, str]:
-    """Section by section, the one that names a choice first."""
+    """Sort key of keys: section by section, the key that names the choice first."""
     section, _, name = key.rpartition(".")
     return section, name != "name", name
 
@@ -290,20 +290,20 @@ def _text(value: Any) -> str:
 
 
 def microseconds_by_role(summary: Summary) -> pd.DataFrame:
-    """Wall time by span, a row for each role, per sample of all trainers; empty if not measured.
+    """Wall time per sample of all trainers by span, a row for each role; empty if not measured.
 
-    The ranks of a role are averaged, so each role's spans add up to the time of the run.
+    Values are means over the ranks of a role, so its spans add up to the time of the run.
     """
     return _by_role(summary, "seconds_by_span").reindex(columns=SPANS)
 
 
 def waits_by_role(summary: Summary) -> pd.DataFrame:
-    """The `wait` of `microseconds_by_role` by what was waited for; empty if not measured."""
+    """The `wait` of `microseconds_by_role` by reason; empty if not measured."""
     return _by_role(summary, "seconds_by_wait")
 
 
 def _by_role(summary: Summary, key: str) -> pd.DataFrame:
-    """Times of each role in µs per sample, the mean of its ranks; roles without any have no row."""
+    """Means over the ranks of each role, in µs per sample; roles without any have no row."""
     samples = (summary["samples_per_second"] or 0.0) * (summary["seconds"] or 0.0)
     ranks: dict[str, list[Mapping[str, float]]] = {}
     for rank in summary["roles"].values():
@@ -322,7 +322,7 @@ def _by_role(summary: Summary, key: str) -> pd.DataFrame:
 
 
 def span_bars(runs: Sequence[Run], labels: Sequence[str]) -> pd.DataFrame:
-    """What each role of each run spent; where there are too many, the mean of each run's roles."""
+    """Time by span of each role of each run, or the mean of each run's roles if these are many."""
     found = _of_all(runs, labels, microseconds_by_role)
     return pd.concat([pd.DataFrame(columns=SPANS, dtype=float), found])
 
@@ -343,14 +343,14 @@ def _of_all(
 
 
 def spans(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
-    """The bars as figures; spans that take no time anywhere are left out, None if all are."""
+    """The table of `span_bars`, without spans that take no time; None if it is empty."""
     spent = span_bars(runs, labels)
     sums = spent.sum(axis="columns").map(digits)
     return _table("µs per sample", nonzero(spent), "all", list(sums))
 
 
 def waits(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
-    """What each role waits for; None where no rank has measured it."""
+    """Waits of each role by reason; None if no rank has measured them."""
     spent = _of_all(runs, labels, waits_by_role)
     sums: dict[str, float] = {str(name): total for name, total in spent.sum().items()}
     names = sorted(sums, key=lambda name: -sums[name])
@@ -361,7 +361,7 @@ def waits(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
 
 
 def _table(head: str, found: pd.DataFrame, last_head: str, last: Sequence[str]) -> Table | None:
-    """A row for each label: its figures, then a cell of `last`; None where there are no figures."""
+    """A row for each label: its figures, then a cell of `last`; None without figures."""
     if found.empty:
         return None
     cells = found.map(lambda value: MISSING if pd.isna(value) else digits(value))
@@ -373,7 +373,7 @@ def sweep_frame(jobs: Sequence[tuple[Job, int]]) -> pd.DataFrame:
     """A row for each job: its folder's name, the keys that differ, status and scores.
 
     Args:
-        jobs: that have ended, with their exit codes.
+        jobs: jobs that have ended, with their exit codes.
 
     Raises:
         DataError: a file in a run folder is damaged.
@@ -391,7 +391,7 @@ def sweep_frame(jobs: Sequence[tuple[Job, int]]) -> pd.DataFrame:
 
 
 def sweep_table(frame: pd.DataFrame) -> Table:
-    """The rows of `sweep_frame` as they are to be read."""
+    """Format the rows of `sweep_frame`."""
     figured = frame.filter([measure.key for measure in SWEEP]).columns
     heads = frame.drop(columns=figured).fillna(MISSING)
     columns = ["job", *short(list(map(str, heads.columns[1:-1]))).values(), "status"]
@@ -400,7 +400,7 @@ def sweep_table(frame: pd.DataFrame) -> Table:
 
 
 def _own_run(job: Job) -> Run | None:
-    """The run of this job, not one that was in the folder before and is another."""
+    """The run of a job; None if its folder has none, or another one from before."""
     if not is_run(job.folder):
         return None
     run = read_run(job.folder)
