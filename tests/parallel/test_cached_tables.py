@@ -70,10 +70,15 @@ class ReferenceTrainer:
         return OwnedIds(ids, counts), sum_LD
 
 
-@pytest.mark.parametrize("optimizer", list(EmbeddingOptimizer))
 @pytest.mark.parametrize(
-    ("trainers", "servers", "staleness", "limits"),
-    [(1, 1, 0, MANY), (2, 2, 2, CacheLimits(150, 4)), (3, 1, 0, CacheLimits(20, 2))],
+    ("trainers", "servers", "staleness", "limits", "optimizer"),
+    [
+        (1, 1, 0, MANY, EmbeddingOptimizer.SGD),
+        (1, 1, 0, MANY, EmbeddingOptimizer.ADAM),
+        (2, 2, 2, CacheLimits(150, 4), EmbeddingOptimizer.ADAGRAD),
+        (2, 2, 2, CacheLimits(150, 4), EmbeddingOptimizer.ROWWISE_ADAM),
+        (3, 1, 0, CacheLimits(20, 2), EmbeddingOptimizer.ROWWISE_ADAGRAD),
+    ],
 )
 def test_rows_are_as_old_and_sums_as_long_as_the_rule_says(
     trainers: int, servers: int, staleness: int, limits: CacheLimits, optimizer: EmbeddingOptimizer

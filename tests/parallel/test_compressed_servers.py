@@ -93,14 +93,15 @@ def test_a_sparse_gradient_is_a_dense_one_with_zeros(optimizer: DenseOptimizer, 
     assert not torch.equal(sparse.weights["w"], weight_N)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=kind)
-@pytest.mark.parametrize("trainers", [1, 2, 3])
-def test_a_sparsity_of_0_is_no_compression_bit_for_bit(optimizer: DenseOptimizer, trainers: int):
+@pytest.mark.parametrize(
+    ("trainers", "optimizer"), [(1, Sgd()), (2, Momentum(momentum=0.9)), (3, Adagrad(eps=1e-10))]
+)
+def test_a_sparsity_of_0_is_no_compression_bit_for_bit(trainers: int, optimizer: DenseOptimizer):
     layout = {"optimizer": optimizer, "servers": 2, "stages": 2, "gradients": gappy_gradients_of}
     plain = World(trainers, Lockstep(), **layout)
     compressed = World(trainers, Lockstep(), **layout, make=sparsifier(0.0))
     sent: set[Encoding] = set()
-    for step in range(200):
+    for step in range(100):
         (used,) = compressed.run(step, step + 1)
         assert_same(used, plain.run(step, step + 1)[0])
         sent |= {section.encoding for one in compressed.mail for section in one.frame.sections}

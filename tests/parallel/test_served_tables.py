@@ -63,8 +63,16 @@ def test_trainers_learn_what_they_learn_from_shared_tables(
     assert_moved(world.weights())
 
 
-@pytest.mark.parametrize("optimizer", list(EmbeddingOptimizer))
-@pytest.mark.parametrize(("trainers", "servers", "staleness"), [(1, 1, 1), (2, 2, 4), (3, 1, 0)])
+@pytest.mark.parametrize(
+    ("trainers", "servers", "staleness", "optimizer"),
+    [
+        (1, 1, 1, EmbeddingOptimizer.SGD),
+        (2, 2, 4, EmbeddingOptimizer.ADAGRAD),
+        (2, 2, 4, EmbeddingOptimizer.ADAM),
+        (3, 1, 0, EmbeddingOptimizer.ROWWISE_ADAGRAD),
+        (3, 1, 0, EmbeddingOptimizer.ROWWISE_ADAM),
+    ],
+)
 def test_lookups_see_the_version_they_should(
     trainers: int, servers: int, staleness: int, optimizer: EmbeddingOptimizer
 ) -> None:

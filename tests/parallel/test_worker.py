@@ -39,7 +39,7 @@ from dlrm_hybrid.parallel.sync.lockstep import Lockstep
 from dlrm_hybrid.types import ConfigError, DlrmError, Tick
 from dlrm_hybrid.wire.frame import Kind
 
-CUTS = [cuts for number in range(4) for cuts in combinations(SMALL.layer_names[:-1], number)]
+CUTS = [cuts for number in range(3) for cuts in combinations(SMALL.layer_names[:-1], number)]
 SOME_CUTS = [(), ("bottom.4",), ("bottom.2", "top.2"), ("bottom.1", "bottom.4", "top.3")]
 ROWS = 16
 GLOBAL_ROWS = 48
@@ -84,7 +84,7 @@ def _check_equal(plain: Trainer, worlds: Sequence[TinyWorld], spec: ModelSpec, s
 
 @pytest.mark.parametrize("precision", list(Precision))
 def test_no_cut_changes_a_bit(precision: Precision):
-    assert len(CUTS) == 64
+    assert len(CUTS) == 29
     worlds = [TinyWorld(SMALL, Layout(cuts=cuts), precision=precision, lr=1.0) for cuts in CUTS]
     _check_equal(_plain(SMALL, precision), worlds, SMALL, steps=10)
 
@@ -183,7 +183,7 @@ def _layouts() -> list[Layout]:
 
 
 def test_many_trainers_and_microbatches_stay_close_to_plain_training():
-    layouts = _layouts()[::7]  # 7 and the lengths of the lists have no common factor
+    layouts = _layouts()[::13]  # 13 and the lengths of the lists have no common factor
     assert {len(layout.cuts) for layout in layouts} == {0, 1, 2, 3}
     assert {layout.schedule for layout in layouts} == set(SCHEDULES)
     assert len({(layout.trainers, layout.microbatches) for layout in layouts}) == 9

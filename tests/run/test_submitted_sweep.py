@@ -221,17 +221,17 @@ def test_options_that_mean_nothing_are_refused(
     assert numbers(cluster) == []
 
 
-@pytest.mark.parametrize("end", ["\n", "\r", "\x0b", "\x85", "\u2028"])
 def test_no_value_becomes_a_line_of_a_jobs_script(
-    end: str, cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sweep = tmp_path / "sweep"
-    places = f"data.prepared='/x{end}#SBATCH --wrap=y','/z'"
-    argv = ["train", "-m", "sweep.submit=slurm", places, f"hydra.sweep.dir={sweep}"]
-    assert run(["dlrm_hybrid", *argv]) == 2
-    assert "has a control character, which sweep.submit=slurm cannot" in capsys.readouterr().err
+    sweep, ends = tmp_path / "sweep", ("\n", "\r", "\x0b", "\x85", "\u2028")
+    places = ",".join(f"'/x{end}#SBATCH --wrap=y'" for end in ends)
+    argv = ["train", "-m", "sweep.submit=slurm", f"hydra.sweep.dir={sweep}"]
+    assert run(["dlrm_hybrid", *argv, f"data.prepared={places},'/z'"]) == 2
+    message = "has a control character, which sweep.submit=slurm cannot"
+    assert capsys.readouterr().err.count(message) == len(ends)
     assert len(numbers(cluster)) == 1  # of the other job
-    assert not (sweep / "0").exists()
+    assert not any((sweep / str(number)).exists() for number in range(len(ends)))
 
 
 @cache

@@ -55,12 +55,12 @@ def learned(small_rows: list[str], *options: str) -> tuple[InProcessEngine, list
     return engine, losses
 
 
-OTHER_RULES = ("gaussian", "hard", "redsync", "randomk", "topk")  # of thresholds
+QUICK = ("dct", "dgc", "terngrad")  # the others' worlds are rows of test_world_matrix.py, too
 
 
 @pytest.mark.parametrize(
     "method",
-    [pytest.param(one, marks=pytest.mark.slow if one in OTHER_RULES else ()) for one in methods()],
+    [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in methods()],
 )
 def test_every_method_learns(method: str, small_rows: list[str]) -> None:
     engine, losses = learned(small_rows, *options_of(method))
@@ -89,7 +89,7 @@ def test_updates_move_weights_as_gradients_do(small_rows: list[str]) -> None:
         np.testing.assert_allclose(of_updates[name].numpy(), weight.numpy(), atol=1e-6)
 
 
-@pytest.mark.parametrize("model", ["dcnv2", "deepfm"])
+@pytest.mark.parametrize("model", [pytest.param("dcnv2", marks=pytest.mark.slow), "deepfm"])
 def test_every_model_learns(model: str, trained: Trained) -> None:
     folder = trained("run", f"model={model}", "train.steps=90", "telemetry.every=30")
     assert summary(folder)["test"]["auc"] > 0.55

@@ -79,7 +79,7 @@ def ended(folder: Path) -> None:
     assert facts["progress"]["course"]["since_best"] == 2
 
 
-@pytest.mark.parametrize("world", [(), (*WORLD, IN_PROCESS), WORLD], ids=["one", "all", "ranks"])
+@pytest.mark.parametrize("world", [(), WORLD], ids=["one", "ranks"])
 def test_a_run_ends_one_step_after_the_last_evaluation_it_waits_for(
     world: tuple[str, ...], trained: Trained, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,7 +132,10 @@ def rates(folder: Path) -> dict[int, float]:
     [
         (),
         pytest.param((*WORLD, IN_PROCESS), marks=pytest.mark.slow),
-        ("parallel=hybrid", "parallel.trainers=1", "parallel.servers=0"),
+        pytest.param(
+            ("parallel=hybrid", "parallel.trainers=1", "parallel.servers=0"),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["one", "all", "ranks"],
 )
@@ -145,14 +148,12 @@ def test_rates_fall_one_step_after_evaluations(world: tuple[str, ...], trained: 
         assert not np.array_equal(tensors(constant, 40)[name], tensors(folder, 40)[name])
 
 
-@pytest.mark.parametrize("servers", [2])
-def test_falling_rates_are_those_of_one_process_on_servers_too(
-    servers: int, trained: Trained
-) -> None:
-    plain = trained("plain", *FALLING)
+def test_falling_rates_are_those_of_one_process_on_servers_too(trained: Trained) -> None:
+    short = (*FALLING, "train.steps=20")
+    plain = trained("plain", *short)
     world = ("parallel=hybrid", "parallel.trainers=1", "parallel.cuts=[bottom.2]", IN_PROCESS)
-    folder = trained("world", *FALLING, *world, f"parallel.servers={servers}")
-    assert_same(plain, folder, 40)
+    folder = trained("world", *short, *world, "parallel.servers=2")
+    assert_same(plain, folder, 20)
 
 
 @pytest.mark.slow
@@ -185,15 +186,16 @@ def test_rates_of_a_broken_run_fall_as_those_of_an_unbroken_one(
 def test_rates_of_servers_in_processes_fall_as_those_of_one_process(
     world: tuple[str, ...], trained: Trained
 ) -> None:
-    options = (*FALLING, *WORLD, *world, "checkpoint.every=7", "checkpoint.keep=20")
+    short = ("train.steps=20", "checkpoint.every=6", "checkpoint.keep=20")
+    options = (*FALLING, *WORLD, *world, *short)
     processes = trained("unbroken", *options)
     alone = trained("alone", *options, IN_PROCESS)
-    assert_same_state(processes, alone, 40)
+    assert_same_state(processes, alone, 20)
     assert rates(processes) == rates(alone)
-    assert len(set(rates(processes).values())) == 4
-    broken = broken_at(21, 40, processes)
+    assert len(set(rates(processes).values())) == 2
+    broken = broken_at(18, 20, processes)
     trained("broken", *options, "checkpoint.resume=auto")
-    assert_same_state(broken, alone, 40)
+    assert_same_state(broken, alone, 20)
 
 
 def test_scores_that_get_better_end_nothing(trained: Trained) -> None:

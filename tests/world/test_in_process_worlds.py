@@ -39,15 +39,15 @@ def assert_weights(world: World, folder: Path, step: int) -> None:
 
 LAYOUTS = [
     (1, [], 0, {}),
-    (2, ["bottom.2", "top.2"], 1, {}),
-    (2, ["top.1"], 2, {"gradient": "dct", "gradient.density": 0.1, "activation": "dct"}),
-    (2, [], 1, {"gradient": "terngrad", "optimizer.lr": 0.02}),
-    (2, ["bottom.2"], 1, {"sync": "bounded", "schedule": "gpipe", "schedule.microbatches": 2}),
+    (2, ["bottom.2", "top.2"], 2, {"gradient": "dct", "activation": "dct"}),
     (
         2,
         ["bottom.2"],
         1,
-        {"embedding": "served", "parallel.table_servers": 2, "embedding.deduplicate": True},
+        {
+            **{"sync": "bounded", "schedule": "gpipe", "schedule.microbatches": 2},
+            **{"embedding": "served", "parallel.table_servers": 2, "embedding.deduplicate": True},
+        },
     ),
 ]
 
@@ -247,26 +247,25 @@ def learned(shards: Shards, folder: Path) -> list[Any]:
         return [*found, world.step(other), world.predict([other]).tobytes(), world.state_dict()]
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [
-        torch.no_grad,
-        torch.inference_mode,
-        partial(torch.autocast, "cpu", torch.bfloat16),
-        partial(default, torch.set_default_dtype, torch.float64, torch.float32),
-        partial(default, torch.set_default_device, "meta", None),
-    ],
-)
-def test_the_modes_of_the_program_change_nothing(mode: Any, shards: Shards, tmp_path: Path) -> None:
+def test_the_modes_of_the_program_change_nothing(shards: Shards, tmp_path: Path) -> None:
     expected = learned(shards, tmp_path / "plain")
-    with mode():
-        found = learned(shards, tmp_path / "mode")
-        before = torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled()
-    assert found[:-1] == expected[:-1]
-    assert_same_tensors(found[-1], expected[-1])
-    with mode():
-        now = torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled()
-        assert now == before
+    for number, mode in enumerate(
+        (
+            torch.no_grad,
+            torch.inference_mode,
+            partial(torch.autocast, "cpu", torch.bfloat16),
+            partial(default, torch.set_default_dtype, torch.float64, torch.float32),
+            partial(default, torch.set_default_device, "meta", None),
+        )
+    ):
+        with mode():
+            found = learned(shards, tmp_path / str(number))
+            before = torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled()
+        assert found[:-1] == expected[:-1], mode
+        assert_same_tensors(found[-1], expected[-1])
+        with mode():
+            now = torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled()
+            assert now == before
 
 
 def test_an_epoch_that_was_left_goes_on(shards: Shards) -> None:

@@ -123,12 +123,6 @@ def short(folder: str, trainer: int, trainers: int) -> Iterator[tuple]:
         yield tuple(array[:5] for array in batch) if number == 1 else batch
 
 
-def out_of_range(folder: str, trainer: int, trainers: int) -> Iterator[tuple]:
-    """Ids that no table has."""
-    for dense, ids, label in loader(folder, 2, trainer, trainers):
-        yield dense, ids + 10**6, label
-
-
 def global_batches(shards: Shards, steps: int) -> list[tuple]:
     """Batches of two trainers together, as one loader would give them."""
     of_trainers = zip(tuples_of(shards, 0, 2, steps), tuples_of(shards, 1, 2, steps), strict=True)
