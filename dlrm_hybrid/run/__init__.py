@@ -1,1 +1,1 @@
-"""A run as processes: who starts them, who they are, what ends them."""
+"""A run as processes: how they are started, what each is, and what ends them."""

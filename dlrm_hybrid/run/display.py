@@ -1,4 +1,4 @@
-"""What running a verb needs of whoever shows it: lines, bars, and the view of a training run.
+"""Display as protocols: lines, bars, and the view of a training run.
 
 The terminal of `cli/` implements these; nothing below `cli/` draws.
 """
@@ -22,7 +22,7 @@ class Bar(Protocol):
 
 
 class Count(Protocol):
-    """Progress in units; the speed is shown beside it."""
+    """Progress in units, with their speed."""
 
     def __call__(
         self, done: float, total: float | None, stage: str = "", unit: str | None = None
@@ -30,16 +30,16 @@ class Count(Protocol):
         """Show `done` of `total`.
 
         Args:
-            done: since the beginning of the file or stage.
-            total: its end, None if unknown.
-            stage: named before the speed; each stage has a speed of its own.
-            unit: of this stage; None for that of the counter.
+            done: amount since the beginning of the file or stage.
+            total: amount at the end, None if unknown.
+            stage: name shown before the speed; each stage has its own speed.
+            unit: that of this stage; None for that of the counter.
         """
         ...
 
 
 class Display(Protocol):
-    """Shows lines and progress to a person, or writes them to a log."""
+    """Shows lines and progress to the user, or writes them to a log."""
 
     def line(self, text: str) -> None:
         """Show a line, above a bar if there is one."""
@@ -50,12 +50,12 @@ class Display(Protocol):
         ...
 
     def bar(self, label: str, *, is_late: bool = False) -> AbstractContextManager[Bar]:
-        """Show a bar inside a `with`; inside that of another it replaces it.
+        """Show a bar inside a `with`; within another's it replaces that.
 
         Args:
-            label: what is being done.
-            is_late: show it only if it takes a while, and erase it at the end. It is
-                redrawn by its updates alone, so that no thread draws beside what is measured.
+            label: name of the activity.
+            is_late: show it only if it takes a while, and erase it at the end. Only its updates
+                redraw it, so that no thread draws beside what is measured.
         """
         ...
 
@@ -65,15 +65,15 @@ class Display(Protocol):
         """Show a bar with a speed inside a `with`.
 
         Args:
-            label: what is being done.
-            unit: of what is counted, as `rows`; the speed of `bytes` is in MB/s.
-            is_late: as of `bar`.
+            label: name of the activity.
+            unit: what is counted, as `rows`; the speed of `bytes` is in MB/s.
+            is_late: as for `bar`.
         """
         ...
 
 
 class TrainingView(Protocol):
-    """Shows on the terminal what the ranks of a run report, and its result."""
+    """Shows events of a run's ranks, and its result."""
 
     def live(self) -> AbstractContextManager[Callable[[Event], None]]:
         """Show the events given to the function, inside a `with`."""
@@ -82,10 +82,10 @@ class TrainingView(Protocol):
     def result(
         self, path: Path, summary: Mapping[str, Any], teacher: Mapping[str, Any] | None
     ) -> None:
-        """Show what a complete run reached.
+        """Show the result of a complete run.
 
         Args:
-            path: of `summary.json`.
+            path: path of `summary.json`.
             summary: its content.
             teacher: scores of the teacher model of synthetic rows, None for other rows.
         """

@@ -1,6 +1,6 @@
-"""Scoring a checkpoint on the rows it was trained on, or on others.
+"""Scoring of a checkpoint on the rows it was trained on, or on others.
 
-A checkpoint may be of unknown origin: its configuration never decides where anything is written.
+A checkpoint may be of unknown origin: so its configuration never decides where files are written.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.types import ConfigError, DataError, ExitCode, RunFailedError
 
 EVALUATE_RANK = "dlrm_hybrid.run.rank.evaluate:evaluate_rank"
-# The other keys of `data` say which rows they are.
+# All other keys of `data` decide which rows they are.
 WHERE_AND_HOW = ("data.prepared", "data.test_part", "data.processes", "data.block_bytes")
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A checkpoint, and what the command line says of the rows to score it on.
+    """A checkpoint, and the command line's choice of rows to score it on.
 
     Attributes:
         checkpoint: its folder.
-        facts: what it says.
-        values: its configuration with what the command line says of rows and evaluation.
+        facts: its manifest's values.
+        values: its configuration, with the command line's keys of rows and evaluation.
         config: the same, typed.
         given: keys and sections on the command line.
     """
@@ -59,7 +59,7 @@ class Source:
 
     @property
     def names_rows(self) -> bool:
-        """Whether the command line says which rows, perhaps others than the checkpoint's."""
+        """Whether the command line chooses rows, perhaps others than the checkpoint's."""
         return "data.prepared" in self.given or "data" in self.given or _describes_rows(self.given)
 
 
@@ -70,11 +70,11 @@ class Evaluation:
 
     Attributes:
         checkpoint: its folder.
-        facts: what it says.
-        values: its configuration with what the command line says of rows and evaluation.
+        facts: its manifest's values.
+        values: its configuration, with the command line's keys of rows and evaluation.
         config: the same, typed.
         rows: the folder of prepared rows.
-        shards: these.
+        shards: the prepared rows.
     """
 
     checkpoint: Path
@@ -91,10 +91,10 @@ class Evaluation:
 
 
 def open_source(request: Request, path: Path) -> Source:
-    """Find a checkpoint to score.
+    """Find a checkpoint to score, and check it against the command line.
 
     Args:
-        request: what the command line says of rows and evaluation.
+        request: the command line's keys of rows and evaluation.
         path: a checkpoint, or a run folder: its best one, or its latest.
 
     Raises:
@@ -113,7 +113,7 @@ def open_source(request: Request, path: Path) -> Source:
 
 
 def trained_on_are_here(source: Source) -> bool:
-    """Whether the rows that a checkpoint was trained on are still where they were."""
+    """Whether the rows that a checkpoint was trained on are still in place."""
     try:
         found = read_rows(build.prepared_folder(source.config))
     except DataError:
@@ -122,19 +122,19 @@ def trained_on_are_here(source: Source) -> bool:
 
 
 def prepare_evaluation(source: Source, display: Display, command: Command) -> Evaluation:
-    """Find the rows to score a checkpoint on; they are prepared where they are missing.
+    """Find the rows to score a checkpoint on; missing ones are prepared.
 
     Args:
         source: the checkpoint.
         display: for progress.
-        command: that was typed.
+        command: the command as typed.
 
     Raises:
         DataError: the rows are missing or damaged, or do not fit the checkpoint.
     """
     checkpoint, given, config = source.checkpoint, source.given, source.config
     rows = _rows(config, checkpoint, given, display, command)
-    # What the command line does not set is as the rows have it.
+    # Options not set on the command line are those of the rows.
     kept = {
         key: value
         for key, value in read_rows(rows).semantics.options.items()
@@ -158,10 +158,10 @@ def prepare_evaluation(source: Source, display: Display, command: Command) -> Ev
 
 
 def saved_preprocessing(checkpoint: Path, facts: Mapping[str, Any]) -> Preprocessing:
-    """What becomes of raw values before the model of a checkpoint gets them.
+    """The preprocessing of raw values that a checkpoint's model needs.
 
     Raises:
-        DataError: the checkpoint has nothing of that, or what it has is damaged.
+        DataError: the checkpoint has none, or it is damaged.
     """
     _require_columns(checkpoint, facts)
     if not (checkpoint / PREPROCESSING_FOLDER).exists():
@@ -175,7 +175,7 @@ def saved_preprocessing(checkpoint: Path, facts: Mapping[str, Any]) -> Preproces
 
 
 def _require_columns(checkpoint: Path, facts: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint whose batches a program has made; raises DataError."""
+    """Refuse a checkpoint of batches that a program has made; raises DataError."""
     if facts.get("vocabulary") == {}:
         raise DataError(
             f"{checkpoint}: was saved by a program that hands its own batches over (World.save), "
@@ -189,14 +189,14 @@ def _describes_rows(given: Sequence[str]) -> bool:
 
 
 def saved_config(checkpoint: Path, facts: Mapping[str, Any]) -> Config:
-    """The configuration in a checkpoint with these facts; raises DataError if it is none."""
+    """The configuration in a checkpoint with these facts; raises DataError if invalid."""
     return validate(_checked(checkpoint, facts["config"]))
 
 
 def _checked(checkpoint: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The values of a configuration in a checkpoint; raises DataError if they are none.
+    """Check the values of a checkpoint's configuration; raises DataError if invalid.
 
-    Where anything is written is not the checkpoint's to say.
+    A checkpoint must not decide where files are written.
     """
     return with_value(own_values(checkpoint / MANIFEST_FILE, values), "embedding.folder", None)
 
@@ -206,10 +206,10 @@ def _rows(
 ) -> Path:
     """The folder of prepared rows to score.
 
-    Rows are made only in a folder that the command line names, or in the default one.
+    Rows are prepared only in a folder that the command line names, or in the default one.
 
     Raises:
-        DataError: there are none.
+        DataError: there are no rows.
     """
     folder = build.prepared_folder(config)
     there = (folder / ROWS_FILE).is_file()
@@ -231,15 +231,15 @@ def _rows(
 def check_vocabulary(
     checkpoint: Path, facts: Mapping[str, Any], preprocessing: Preprocessing
 ) -> None:
-    """Refuse rows whose ids or columns mean something else than those a checkpoint was trained on.
+    """Refuse rows whose ids or columns have another meaning than a checkpoint's.
 
     Args:
         checkpoint: its folder.
-        facts: what it says.
-        preprocessing: of the rows.
+        facts: its manifest's values.
+        preprocessing: that of the rows.
 
     Raises:
-        DataError: they do, or the checkpoint does not say.
+        DataError: the meanings differ, or the checkpoint's is unknown.
     """
     known, found = facts.get("vocabulary"), preprocessing.manifest.meaning
     reason = "the checkpoint does not say which vocabulary it was trained with"
@@ -259,11 +259,11 @@ def check_vocabulary(
 
 
 def score(evaluation: Evaluation, report: Callable[[Event], None]) -> Event:
-    """Score the checkpoint in a process of its own; returns the event with the scores.
+    """Score the checkpoint in a separate process; returns the event with the scores.
 
     Args:
         evaluation: what to score.
-        report: gets every event.
+        report: called with every event.
 
     Raises:
         RunFailedError: the process failed.

@@ -1,4 +1,4 @@
-"""The folder of a run: who may use it, and what stands in it beside the ranks' own files."""
+"""The folder of a run: its lock, and the files in it beside those of ranks."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ from dlrm_hybrid.telemetry.summary import COMPLETE, SUMMARY_FILE, summarise
 from dlrm_hybrid.types import ConfigError, DataError
 
 LOCK_FILE = ".lock"
-TRACKERS = ("wandb",)  # it makes links to its own files elsewhere
-OUTPUT_FILE = "output.log"  # what a job prints that runs beside others
+TRACKERS = ("wandb",)  # they link to files of their own elsewhere
+OUTPUT_FILE = "output.log"  # output of a job that runs beside others
 OVERRIDES_FILE = "overrides.yaml"
-ORIGIN_FILE = "origin.json"  # the checkpoint of another run that this one began with
+ORIGIN_FILE = "origin.json"  # names the checkpoint of another run that this one began from
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def one_user(lock: Path, key: str, subject: Path) -> Generator[None, None, None]
 
     Args:
         lock: the lock file.
-        key: of the configuration that names `subject`.
+        key: configuration key that names `subject`.
         subject: a folder or file.
 
     Raises:
@@ -80,7 +80,7 @@ def one_user(lock: Path, key: str, subject: Path) -> Generator[None, None, None]
 
 @contextmanager
 def one_run(folder: Path, key: str = RUN_FOLDER_KEY) -> Generator[None, None, None]:
-    """Keep other runs, or sweeps, out of a folder for as long as this one lasts; see `one_user`.
+    """Lock a folder against other runs and sweeps inside a `with`; see `one_user`.
 
     Raises:
         DataError: a link in it leads out of it.
@@ -91,16 +91,16 @@ def one_run(folder: Path, key: str = RUN_FOLDER_KEY) -> Generator[None, None, No
 
 
 def claim(request: Request, is_restart: bool = False) -> Path | None:
-    """Make the folder this run's own; returns the folder to resume from, if any.
+    """Take the folder for this run; returns the folder to resume from, if any.
 
     The caller has it locked, see `one_run`.
 
-    `never` and a path want an empty folder; `auto` resumes in a folder that holds the same run,
-    unfinished, and so does `skip_completed` with the jobs of a sweep.
+    `never` and a path need an empty folder; `auto` resumes in a folder with the same run, if
+    unfinished, and so does `skip_completed` for the jobs of a sweep.
 
     Args:
         request: the run.
-        is_restart: this run has claimed the folder before.
+        is_restart: whether this run has claimed the folder before.
 
     Raises:
         ConfigError: the folder holds something else, or a run that is complete.
@@ -118,10 +118,10 @@ def claim(request: Request, is_restart: bool = False) -> Path | None:
 
 
 def resume_point(request: Request) -> Path | None:
-    """What a run resumes from: its folder once it has saved there, else what it began with.
+    """What a run resumes from: its own folder if it has a checkpoint, else what it began from.
 
     Raises:
-        DataError: it is not there, or no more.
+        DataError: it does not exist, or no longer.
     """
     folder, resume = request.folder, request.config.checkpoint.resume
     if has_checkpoint(folder):
@@ -141,16 +141,16 @@ def resume_point(request: Request) -> Path | None:
 def check_checkpoint(
     folder: Path, values: Mapping[str, Any], shards: Shards | None, new_run: bool
 ) -> Mapping[str, Any]:
-    """The facts of a checkpoint that a run may resume from.
+    """Check that a run may resume from a checkpoint; returns the checkpoint's facts.
 
     Args:
-        folder: of the checkpoint.
-        values: configuration of the run.
-        shards: its rows; None where they are not there yet.
-        new_run: the checkpoint was made by another run.
+        folder: that of the checkpoint.
+        values: the run's configuration.
+        shards: the run's rows; None if not prepared yet.
+        new_run: whether the checkpoint is another run's.
 
     Raises:
-        DataError: it was made by another model or from other rows; each key is named.
+        DataError: its model or rows differ; names each key.
     """
     facts = read_facts(folder)
     saved = own_values(folder / MANIFEST_FILE, facts["config"])
@@ -165,10 +165,10 @@ def check_checkpoint(
 
 
 def check_weights(folder: Path, values: Mapping[str, Any], new_run: bool) -> Mapping[str, Any]:
-    """As `check_checkpoint`, for a run whose batches a program hands over: no rows to compare."""
+    """Check a checkpoint as `check_checkpoint`, without rows, if a program hands batches over."""
     facts = read_facts(folder)
     saved = own_values(folder / MANIFEST_FILE, facts["config"])
-    name = {"name": values["model"]["name"]}  # of a file in conf/, which it may not come from
+    name = {"name": values["model"]["name"]}  # a file in conf/, which it need not come from
     saved = {**saved, "data": values["data"], "model": {**saved["model"], **name}}
     _refuse(folder, differences(saved, values, new_run=new_run) or other_flights(facts, values))
     return facts
@@ -182,7 +182,7 @@ def _refuse(folder: Path, lines: Sequence[str]) -> None:
 
 
 def tell_start(request: Request, resume_from: Path | None, say: Callable[[str], None]) -> None:
-    """Say what a run begins with, where the command line may have meant something else."""
+    """Report what a run begins with, where the command line might have meant something else."""
     folder, resume = request.folder, request.config.checkpoint.resume
     if resume_from is not None and resume_from != folder:
         say(f"starting from the weights of {resume_from}")
@@ -195,7 +195,7 @@ def tell_start(request: Request, resume_from: Path | None, say: Callable[[str], 
 
 
 def is_complete(request: Request) -> bool:
-    """Whether this very run stands in its folder, complete."""
+    """Whether the folder holds this same run, complete."""
     saved, summary = _read(request.folder / CONFIG_FILE), _read(request.folder / SUMMARY_FILE)
     return (
         saved is not None
@@ -206,9 +206,9 @@ def is_complete(request: Request) -> bool:
 
 
 def write_facts(request: Request, rows: Path) -> None:
-    """`config.json` and what else a run has from its start; `origin.json` of a new run.
+    """Write `config.json` and the other files of a run's start; `origin.json` for a new run.
 
-    From now on, and until this attempt ends, nothing is summed up.
+    From now until the end of this attempt there is no summary.
 
     Args:
         request: the run.
@@ -227,11 +227,11 @@ def write_facts(request: Request, rows: Path) -> None:
     with writing(folder / PREPROCESSING_FOLDER, RUN_FOLDER_KEY):
         keep(rows, folder)
     note_run(rows, folder)
-    (folder / SUMMARY_FILE).unlink(missing_ok=True)  # of an attempt before this one
+    (folder / SUMMARY_FILE).unlink(missing_ok=True)  # that of an earlier attempt
 
 
 def _earlier_overrides(request: Request) -> list[str]:
-    """Those that the run was started with before, as it still has the keys that they set."""
+    """Overrides of the run's earlier starts, without keys that are set anew."""
     path = request.folder / OVERRIDES_FILE
     if request.config.checkpoint.resume != "auto" or not path.exists():
         return []
@@ -241,10 +241,10 @@ def _earlier_overrides(request: Request) -> list[str]:
 
 
 def read_overrides(path: Path) -> list[str]:
-    """The overrides on record in a run folder: a YAML list of quoted texts, one a line.
+    """Read the overrides recorded in a run folder: a YAML list of quoted texts, one a line.
 
     Raises:
-        DataError: it is not the list that the program wrote.
+        DataError: the file is not as the program writes it.
     """
     text = read_text(path.parent, path.name, MOST_JSON_BYTES)
     try:
@@ -254,10 +254,10 @@ def read_overrides(path: Path) -> list[str]:
 
 
 def attempts(folder: Path) -> int:
-    """How often the run in this folder has been started before, as far as its record knows.
+    """Number of earlier starts of the run in this folder, as far as recorded.
 
     Raises:
-        DataError: a line of the record is no event; names file and line.
+        DataError: a line of the record is not an event; names file and line.
     """
     path = folder / EVENTS_FILE
     record = events.read(path) if path.exists() else ()
@@ -266,7 +266,7 @@ def attempts(folder: Path) -> int:
 
 
 def append_events(folder: Path, reported: Sequence[events.Event]) -> None:
-    """Put on record what the ranks said at their end."""
+    """Record the events that ranks reported at their end."""
     path, text = folder / EVENTS_FILE, "".join(f"{event.to_json()}\n" for event in reported)
     if reported:
         with writing(path, RUN_FOLDER_KEY), path.open("ab", buffering=0) as file:
@@ -281,15 +281,15 @@ def write_summary(
     latency: Any,
     best: tuple[int, Score] | None = None,
 ) -> dict[str, Any]:
-    """`summary.json` from the events so far; returns it.
+    """Write `summary.json` from the events so far; returns it.
 
     Args:
-        folder: of the run.
-        status: how it ended.
-        cores: of the machine.
+        folder: that of the run.
+        status: how the run ended.
+        cores: number of cores of the machine.
         teacher: scores of the teacher model of synthetic rows, else None.
-        latency: what was emulated since the last start, and what it cost; else None.
-        best: step and score of the best checkpoint of a run with evaluations on its way.
+        latency: figures of emulated latency since the last start; else None.
+        best: step and score of the best checkpoint, if the run had evaluations before its end.
     """
     path = folder / EVENTS_FILE
     summary = summarise(events.read(path) if path.exists() else [], status, cores)
@@ -315,7 +315,7 @@ def _check_same_run(request: Request) -> None:
 
 
 def _check_rows(request: Request, saved: Mapping[str, Any]) -> None:
-    """Refuse rows of other files, or of another directory, that nobody has named."""
+    """Refuse rows of other files, or of another directory, unless they are named."""
     before, now = saved["data"]["prepared"], request.config.data.prepared
     if now is None and before not in (None, full(build.prepared_folder(request.config))):
         raise _fault(elsewhere(ROWS, str(before), now))
@@ -330,14 +330,14 @@ def _read(path: Path) -> Mapping[str, Any] | None:
 
 
 def output_file(name: str, key: str) -> Path:
-    """The file that a command is to make or replace.
+    """The path of a file that a command is to make or replace.
 
     Args:
-        name: of the file.
-        key: of the configuration that has it.
+        name: that of the file.
+        key: configuration key of the name.
 
     Raises:
-        ConfigError: it is no name of a file, or a folder, device, pipe or link has it.
+        ConfigError: it is not a file's name, or that of a folder, device, pipe or link.
     """
     path = Path(name)
     if not path.name:
@@ -348,12 +348,12 @@ def output_file(name: str, key: str) -> Path:
 
 
 def write_whole(path: Path, text: str, key: str = RUN_FOLDER_KEY) -> None:
-    """A file that is there with all of the text, or as it was before.
+    """Write a file as a whole: on failure it stays as it was.
 
     Args:
-        path: of the file.
-        text: all of it.
-        key: of the configuration that says where it lies.
+        path: that of the file.
+        text: the whole contents.
+        key: configuration key of its folder.
 
     Raises:
         ResourceError: it cannot be written.

@@ -1,6 +1,6 @@
-"""Whether a run can begin, and what may slow it down, found before anything is written.
+"""Readiness: whether a run can begin, and what may slow it, checked before anything is written.
 
-Free of torch: what is wrong is reported at once, and no run folder remains.
+Free of torch: faults are reported at once, and no run folder remains.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from dlrm_hybrid.telemetry.trackers import require
 from dlrm_hybrid.types import ConfigError, ResourceError
 
 FLOAT_BYTES = 4
-BUSY_SHARE = 0.25  # of the cores: from there on a thread has to wait for others at every product
+BUSY_SHARE = 0.25  # of the cores; above it threads wait for others at every product
 
 
 @contextmanager
 def no_empty_folder(folder: Path) -> Generator[None, None, None]:
-    """Make a run folder; what was made of its path and is empty after a `with` is removed."""
+    """Make a run folder; folders of its path made here are removed after the `with` if empty."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def no_empty_folder(folder: Path) -> Generator[None, None, None]:
 
 
 def ready_rows(request: Request, resume_from: Path | None, display: Display) -> Path:
-    """The folder of prepared rows of a run that can begin.
+    """Check that a run can begin; returns its folder of prepared rows.
 
     Args:
         request: the run.
@@ -54,7 +54,7 @@ def ready_rows(request: Request, resume_from: Path | None, display: Display) -> 
     """
     config = request.config
     is_new = resume_from != request.folder
-    if resume_from is not None:  # rows may take minutes: refuse what needs none first
+    if resume_from is not None:  # rows may take minutes: refuse first what needs none
         checkpoint = checkpoint_folder.find(resume_from)
         check_checkpoint(checkpoint, request.values, None, is_new)
     require(config.telemetry.trackers)
@@ -79,10 +79,10 @@ def ready_rows(request: Request, resume_from: Path | None, display: Display) -> 
 
 
 def _require_monitor(config: Config, shards: Shards) -> None:
-    """See that evaluations of these rows give the score that decides.
+    """Check that evaluations of these rows give the deciding score.
 
     Raises:
-        ConfigError: all of them have the same label, and so no AUC.
+        ConfigError: all rows have the same label, and so no AUC.
     """
     part, rows = next(iter(shards.scored_rows(config.data.test_part).items()))
     if config.train.monitor != "auc":
@@ -97,18 +97,18 @@ def _require_monitor(config: Config, shards: Shards) -> None:
 
 
 def require_memory(config: Config, table_rows: int) -> None:
-    """See that the embedding tables fit in the memory of this machine, if all of them are here.
+    """Check that the embedding tables fit into this machine's memory, if all of them are here.
 
     Args:
-        config: of the run.
-        table_rows: of all tables.
+        config: that of the run.
+        table_rows: number in all tables.
 
     Raises:
-        ResourceError: they are larger.
+        ResourceError: they do not fit.
     """
     dim = config.model.embedding_dim
     if config.embedding.storage == "mmap":
-        return  # they lie on the disk, whose room is reserved
+        return  # they are on the disk, with space reserved
     needed_bytes = table_rows * dim * FLOAT_BYTES
     total_bytes = psutil.virtual_memory().total + psutil.swap_memory().total
     if needed_bytes > total_bytes:
@@ -120,11 +120,11 @@ def require_memory(config: Config, table_rows: int) -> None:
 
 
 def thread_remark(config: Config, cores: int, load: float) -> str | None:
-    """Why `threads` will slow this run down; None if it will not.
+    """A remark on why `threads` will slow this run down; None if it will not.
 
     Args:
-        config: of the run.
-        cores: that this process may use.
+        config: that of the run.
+        cores: number that this process may use.
         load: mean number of running threads on the machine in the last minute.
     """
     ranks = build.topology(config).size if build.many_processes(config) else 1

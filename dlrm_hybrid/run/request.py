@@ -1,4 +1,4 @@
-"""What a verb is asked to do."""
+"""Requests: the arguments of a verb, and the tasks of a run's processes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Arguments:
     """The arguments after the verb.
 
     Attributes:
-        overrides: `key=value` and the like, as they were typed.
-        faults: one line for each argument that means nothing.
-        is_sweep: one run for each combination of values.
-        wants_help: show what the verb reads.
-        cfg: which part of the composed configuration to show instead of running.
-        package: of that only what is below this key.
-        resolve: show values instead of interpolations.
+        overrides: `key=value` and the like, as typed.
+        faults: one line for each invalid argument.
+        is_sweep: whether to make one run for each combination of values.
+        wants_help: whether to show the verb's help.
+        cfg: part of the composed configuration to show instead of running.
+        package: key below which to show it.
+        resolve: whether to show values instead of interpolations.
     """
 
     overrides: list[str] = field(default_factory=list[str])
@@ -38,10 +38,10 @@ class Request:
     """One job of the command line.
 
     Attributes:
-        config: typed and validated.
+        config: the configuration, typed and validated.
         values: the same as plain values, for `config.json`.
-        folder: the run folder; of verbs without one the working folder.
-        overrides: as they stood on the command line.
+        folder: the run folder; the working folder for verbs without one.
+        overrides: those of the command line.
     """
 
     config: Config
@@ -52,16 +52,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainTask:
-    """What a rank of a run is started with.
+    """The task of a rank of a run.
 
     Attributes:
-        run_folder: holds config.json.
+        run_folder: the run folder, with config.json.
         prepared: the folder of shards.
         resume_from: a run folder or checkpoint to resume from, or None.
-        rank: its number.
+        rank: number of the rank.
         attempt: how often the run has been started before.
-        rendezvous: a folder of this attempt where ranks meet.
-        incarnation: how often the rank has been started before in this attempt.
+        rendezvous: folder in which the ranks of this attempt meet.
+        incarnation: how often the rank was started before in this attempt.
     """
 
     run_folder: str
@@ -74,18 +74,18 @@ class TrainTask:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the run itself has saved what it resumes from."""
+        """Whether the run resumes from a checkpoint of its own."""
         return self.resume_from == self.run_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateTask:
-    """What the rank that evaluates is started with.
+    """The task of the rank that evaluates.
 
     Attributes:
         checkpoint: the folder of one checkpoint.
         prepared: the folder of shards.
-        rows: their checksums.
+        rows: checksums of the rows.
         values: the configuration to score it with.
     """
 

@@ -1,4 +1,4 @@
-"""Restarts of a run that has lost a rank: how many there may be, and what each starts with."""
+"""Restarts of a run that has lost a rank: their number, and what each starts with."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.types import DataError
 
 Namespaces = Callable[[int], tuple[str, ...]]
-"""What the rank with this number enters before anything else."""
+"""The namespaces that the rank with this number enters before anything else."""
 
 
 @final
 @dataclass(slots=True)
 class RestartBudget:
-    """Counts the restarts of a run; too many in a short time mean that another will not help.
+    """Limits the restarts of a run within a time window: after too many, another will not help.
 
     Attributes:
-        limit: restarts in any stretch of time of the length of the window.
-        window_seconds: its length.
+        limit: most restarts within a window.
+        window_seconds: length of the window.
     """
 
     limit: int
@@ -42,14 +42,14 @@ class RestartBudget:
 
     @property
     def made(self) -> int:
-        """Restarts until now."""
+        """Number of restarts so far."""
         return len(self._times)
 
     def another(self, now_seconds: float) -> int | None:
-        """Take note of a restart: which one of the window it is, None if it is one too many.
+        """Count a restart; returns its number within the window, None if it is one too many.
 
         Args:
-            now_seconds: of a clock that only goes forward.
+            now_seconds: time of a monotonic clock.
         """
         recent = sum(made > now_seconds - self.window_seconds for made in self._times)
         if recent >= self.limit:
@@ -61,18 +61,18 @@ class RestartBudget:
 @final
 @dataclass(slots=True, kw_only=True)
 class RestartLoop(Revival):
-    """Prepares each attempt of a run, and decides whether there is another.
+    """Prepares the attempts of a run, and decides whether there is another.
 
     Attributes:
         request: the run.
-        rows: folder of its shards.
-        rendezvous: a folder of this start of the program; each attempt meets in one below.
-        namespaces: that ranks enter.
-        restarts: how many are left.
+        rows: folder of the run's shards.
+        rendezvous: folder of this start of the program, with one below for each attempt.
+        namespaces: those that ranks enter.
+        restarts: budget of restarts of the run.
         first: number of the first attempt.
-        say: shows a person a line.
-        reported: by ranks of the present attempt at their end.
-        revivals: of trainers, how many are left.
+        say: shows the user a line.
+        reported: events of the present attempt's ranks at their end.
+        revivals: budget of restarts of trainers.
     """
 
     request: Request
@@ -90,7 +90,7 @@ class RestartLoop(Revival):
     _finished: bool = False
 
     def note(self, event: Event) -> None:
-        """Take note of what ranks report."""
+        """Note an event that a rank reports."""
         if event.kind is Kind.RANK:
             self.reported.append(event)
         self._begun |= event.kind is Kind.STARTED
@@ -115,7 +115,7 @@ class RestartLoop(Revival):
     @override
     def revive(self, index: int, message: str) -> list[Rank]:
         mates = self.mates(index)
-        # Before all have met, a rank that has not come is missed by all others.
+        # Before all have connected, a rank that has not is missed by all others.
         number = self.revivals.another(time.monotonic()) if mates and self._begun else None
         if number is None:
             return []
@@ -138,8 +138,8 @@ class RestartLoop(Revival):
         return [self._rank(one) for one in sorted(mates)]
 
     def ranks(self) -> list[Rank]:
-        """The processes of the next attempt; a world of one process has one."""
-        self.reported.clear()  # by ranks that were done when another was lost
+        """Make the processes of the next attempt; a world of one process has one."""
+        self.reported.clear()  # events of ranks that were done when another was lost
         self._incarnations.clear()
         self._begun = self._finished = False
         resume_from = run_folder.resume_point(self.request)
@@ -167,7 +167,7 @@ class RestartLoop(Revival):
         )
 
     def again(self, lost: Outcome) -> Outcome | None:
-        """What becomes of a run that has lost a rank: None to resume from what was saved."""
+        """Decide on a run that has lost a rank: its outcome, or None to restart it."""
         number = self.restarts.another(time.monotonic())
         if number is not None:
             try:

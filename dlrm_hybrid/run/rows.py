@@ -1,4 +1,4 @@
-"""Prepared rows: found in their folder, or made there from raw files or a generator."""
+"""Prepared rows: found in their folder, or prepared there from raw files or a generator."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ UNITS = {
     "parse": "bytes",
     "read": "rows",
     "assemble": "rows",
-}  # of the stages of preparing; others: values
+}  # of the stages of `prepare`; others: values
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What was typed, for messages that say what to type instead."""
+    """A command as typed, for messages that say what to type instead."""
 
     verb: str
     overrides: Sequence[str]
@@ -45,12 +45,12 @@ class Command:
 
 
 def prepared_rows(config: Config, display: Display, command: Command) -> Path:
-    """The folder of prepared rows for this configuration, made where they are missing.
+    """Find the prepared rows of a configuration, or prepare missing ones; returns their folder.
 
     Args:
-        config: what the rows must be.
-        display: for progress, and for what a person should know.
-        command: what was typed.
+        config: decides the rows.
+        display: for progress and remarks.
+        command: the command as typed.
 
     Raises:
         DataError: there are no rows and no raw files, or they were made from something else.
@@ -73,14 +73,14 @@ def prepared_rows(config: Config, display: Display, command: Command) -> Path:
 
 
 def _raw(config: Config, display: Display) -> Raw:
-    """Where the raw rows come from; empty if none are named."""
+    """The source of raw rows; empty if none are named."""
     if config.data.name == "synthetic":
         return Generated(build.synthetic_name(config), partial(_generate, config, display))
     return build.raw_paths(config)
 
 
 def _are_gone(raw: Raw, folder: Path, display: Display) -> bool:
-    """Whether raw files are not there any more, but the rows prepared from files of these names."""
+    """Whether raw files are gone, but there are rows prepared from files of these names."""
     if isinstance(raw, Generated) or all(path.exists() for path in raw):
         return False
     if _raw_names(folder) != [path.name for path in raw]:
@@ -91,7 +91,7 @@ def _are_gone(raw: Raw, folder: Path, display: Display) -> bool:
 
 
 def _raw_names(folder: Path) -> list[str]:
-    """The names of the raw files that a folder was made from, as far as it says."""
+    """Names of the raw files that a folder was made from, as far as it says."""
     try:
         return [source.stamp.name for source in read_manifest(folder).sources]
     except DataError:
@@ -111,12 +111,12 @@ def prepare_rows(config: Config, display: Display, command: Command) -> Manifest
     """Prepare the raw rows of this configuration, unless that has been done.
 
     Args:
-        config: which rows, and how.
-        display: for progress, and for what came of it.
-        command: what was typed.
+        config: decides the rows, and how they are prepared.
+        display: for progress and results.
+        command: the command as typed.
 
     Returns:
-        the manifest of the rows that were there before; None if they have been prepared now.
+        The manifest of rows that were there before; None if they were prepared now.
 
     Raises:
         ConfigError: no raw rows are named.
@@ -141,13 +141,13 @@ def _prepare(config: Config, raw: Raw, command: Command, display: Display) -> Ma
     fix = command.with_("prepare.overwrite=true")
     advice = f"name another folder with data.prepared, or replace it:\n  {fix}"
     options = build.prepare_options(config, advice)
-    # Before numba is imported, and where writing may be forbidden: what is there may do.
+    # Existing rows need neither numba nor a writable folder.
     found = folders.current(folder, raw, options, display.line)
     if isinstance(found, Manifest):
         return found
     if not isinstance(raw, Generated):
         for path in raw:
-            stamp(path)  # refuse a missing one before numba is imported and a folder made
+            stamp(path)  # refuses a missing one before numba is imported and a folder made
     from dlrm_hybrid.data.prepare import prepare
 
     files = "synthetic rows" if isinstance(raw, Generated) else ", ".join(map(str, raw))

@@ -1,8 +1,8 @@
-"""Starts the ranks of a run, listens to them, passes signals on and never leaves one running.
+"""Starts the ranks of a run, listens to them, forwards signals and never leaves one running.
 
 Ranks are forked from a forkserver that has made the slow imports once. The kernel ends forkserver
-and ranks with the supervisor, even after kill -9. The first rank that fails decides the outcome;
-the others are ended. Where it was lost, not wrong, all may be started again.
+and ranks with the supervisor, even after kill -9. The first rank that fails decides the outcome,
+and the others are ended. If it was lost, not at fault, all may be restarted.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from dlrm_hybrid.types import ExitCode
 
 GRACE_SECONDS = 0.5
 SILENCE_SECONDS = 2.0
-IMPORTING = "__import__(modname)"  # a line of a traceback of the forkserver at its imports
-UNKNOWN_CODE = 255  # of a rank whose forkserver is gone, and all of its ranks with it
-# After a signal all ranks stop with one of these, at one step; the last one may still be saving.
+IMPORTING = "__import__(modname)"  # in a traceback of the forkserver's imports
+UNKNOWN_CODE = 255  # exit code of a rank whose forkserver has died, and all ranks with it
+# After a signal all ranks stop with one of these, at the same step; the last may still be saving.
 TOGETHER = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended: the exit code and, unless it is DONE, a message for a person.
+    """The end of a run: the exit code and, unless it is DONE, a message for the user.
 
     Attributes:
-        exit_code: for the shell.
-        message: why.
-        lost: a rank was killed, or is gone for another; what was saved is intact.
+        exit_code: that of the program.
+        message: why the run ended.
+        lost: whether a rank was killed, or missed another; checkpoints are intact.
     """
 
     exit_code: int
@@ -56,35 +56,35 @@ class Outcome:
 
 
 class Revival(Protocol):
-    """Which ranks may be lost while the others go on, and what becomes of them."""
+    """Decides which ranks may be lost while others go on, and what replaces them."""
 
     @property
     def is_over(self) -> bool:
-        """Whether all is done but the goodbyes: a rank that may be lost is not missed any more."""
+        """Whether only goodbyes are left, so that mortal ranks are no longer missed."""
         ...
 
     def mates(self, index: int) -> frozenset[int]:
-        """The ranks that go with this one, itself among them; none if no rank may."""
+        """The ranks that are lost with this one, itself included; none if it must not be lost."""
         ...
 
     def revive(self, index: int, message: str) -> Sequence[Rank]:
-        """What is started in place of this rank and its mates; nothing: the attempt ends.
+        """The ranks to start in place of this one and its mates; none ends the attempt.
 
         Args:
-            index: the rank that is lost.
-            message: how, for a person.
+            index: the lost rank.
+            message: how it was lost, for the user.
         """
         ...
 
     def rejoin(self, index: int) -> Sequence[Rank]:
-        """What is started in place of this rank and its mates, all of which have left."""
+        """The ranks to start in place of this one and its mates, which have all left in order."""
         ...
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class NoRevival(Revival):
-    """The first rank that is lost ends the attempt."""
+    """No revival: the first lost rank ends the attempt."""
 
     @property
     @override
@@ -108,7 +108,7 @@ NOBODY = NoRevival()
 
 
 class _NotStartedError(Exception):
-    """A rank could not be started; says what becomes of the attempt."""
+    """A rank could not be started; has the outcome of the attempt."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome.message)
@@ -116,10 +116,10 @@ class _NotStartedError(Exception):
 
 
 def run_ranks(ranks: Sequence[Rank], entry: str, report: Report) -> Outcome:
-    """Start all ranks, hand their events to `report`, return when all have ended.
+    """Start all ranks and report their events; returns once all have ended.
 
     Args:
-        ranks: what to start.
+        ranks: those to start.
         entry: `module:function`, an `Entry`; a name, so that only ranks import what it needs.
         report: called in this process for every event of every rank.
     """
@@ -135,19 +135,19 @@ def run_attempts(
     again: Callable[[Outcome], Outcome | None],
     revival: Revival = NOBODY,
 ) -> Outcome:
-    """As `run_ranks`, time after time as long as a rank is lost and `again` has no outcome.
+    """Run attempts as `run_ranks`, as long as a rank is lost and `again` has no outcome.
 
-    `again` is not called after a signal. One that comes between two attempts reaches the ranks of
-    the next.
+    `again` is not called after a signal. A signal between two attempts reaches the ranks of the
+    next.
 
     Args:
-        forwarder: has taken over this process's signals.
-        ranks: what to start, for each attempt.
-        entry: as above.
-        report: as above.
-        again: what becomes of the run after this outcome; None is another attempt.
-        revival: of ranks that may be lost within an attempt; after a signal, too, since others
-            may need them to come to where they stop.
+        forwarder: holder of this process's signals.
+        ranks: makes the ranks of each attempt.
+        entry: as for `run_ranks`.
+        report: as for `run_ranks`.
+        again: decides on the run after this outcome; None for another attempt.
+        revival: replaces ranks that may be lost within an attempt; also after a signal, since
+            others may need them to reach the step where they stop.
     """
     outcome = None
     while outcome is None:
@@ -177,10 +177,10 @@ class _Attempt:
     """Listens to the ranks of an attempt.
 
     Attributes:
-        entry: of the ranks.
-        forwarder: knows those that run.
-        report: gets their events.
-        revival: of ranks that may be lost.
+        entry: that of the ranks.
+        forwarder: knows the running ranks.
+        report: called with their events.
+        revival: replaces ranks that may be lost.
     """
 
     entry: str
@@ -203,7 +203,7 @@ class _Attempt:
             self._open[one.connection] = one
 
     def listen(self) -> Outcome:
-        """Take messages until every rank has ended or one has failed that must not."""
+        """Handle messages until every rank has ended, or one has failed that must not."""
         while self._open and time.monotonic() < self._deadline:
             until = min([self._deadline, *self._silent.values()])
             seconds = None if math.isinf(until) else max(0.0, until - time.monotonic())
@@ -219,7 +219,7 @@ class _Attempt:
         return Outcome(ExitCode.DONE, "")
 
     def _take(self, one: Running) -> None:
-        """A message of a rank, or its end."""
+        """Handle a message of a rank, or its end."""
         try:
             message = one.connection.recv_bytes()
         except EOFError:
@@ -232,7 +232,7 @@ class _Attempt:
                 self._take_up_again(one)
             is_over = self.revival.is_over or bool(self.forwarder.received)
             if is_over and all(map(self._is_mortal, self._open.values())):
-                # One that is stopped, or comes again for nothing, is not waited for.
+                # A rank that is stopped, or restarted in vain, is not waited for.
                 self._deadline = min(self._deadline, time.monotonic() + SILENCE_SECONDS)
             return
         if message == READY:
@@ -250,10 +250,10 @@ class _Attempt:
         return bool(self.revival.mates(one.rank.index))
 
     def _miss(self, one: Running) -> None:
-        """A rank has failed: start another in its place, or end the attempt."""
+        """Handle the failure of a rank: replace it, or end the attempt."""
         mates = self.revival.mates(one.rank.index)
         if mates and (self.revival.is_over or (one.peer_failure and self.forwarder.received)):
-            return  # it came too late to be missed
+            return  # too late to matter
         if mates and not self._failed:
             ranks = self._instead(one, mates)
             if ranks:
@@ -261,13 +261,13 @@ class _Attempt:
                 return
         self._failed.append(one)
         if not (self.forwarder.received and one.process.exitcode in TOGETHER):
-            # Ranks that lose a peer may say so before the kernel reports its death, those that
-            # lost patience do not lose it at one moment.
+            # Ranks that miss a peer may report that before the kernel reports its death; those that
+            # lost patience do so at different moments.
             grace = GRACE_SECONDS if one.peer_failure is None else SILENCE_SECONDS
             self._deadline = min(self._deadline, time.monotonic() + grace)
 
     def _take_up_again(self, one: Running) -> None:
-        """A rank has left: when its mates have, too, start others in their place."""
+        """Replace a rank that has left in order, once its mates have left too."""
         mates = self.revival.mates(one.rank.index)
         here = [other for other in self.forwarder.running if other.rank.index in mates]
         if all(other.ended for other in here) and not (self._failed or self.revival.is_over):
@@ -281,14 +281,14 @@ class _Attempt:
         self.start(ranks)
 
     def _note_silence(self, event: Event) -> None:
-        """Others hear nothing of a rank: if it does not end soon by itself, it is to be killed."""
+        """Note that others miss a rank: unless it ends soon by itself, it will be killed."""
         missed = event.values["rank"], event.values["incarnation"]
         for one in self._open.values():
             if (one.rank.index, one.rank.incarnation) == missed:
                 self._silent[one.connection] = time.monotonic() + SILENCE_SECONDS
 
     def _end_silent(self) -> None:
-        """Kill the ranks that have been silent for too long."""
+        """Kill ranks that have been silent for too long."""
         now = time.monotonic()
         for connection in [one for one, until in self._silent.items() if until <= now]:
             del self._silent[connection]
@@ -297,15 +297,15 @@ class _Attempt:
                 one.process.kill()
 
     def _instead(self, one: Running, mates: frozenset[int]) -> Sequence[Rank]:
-        """What is started in place of a rank that has ended, and of its mates."""
+        """The ranks to start in place of one that has ended, and of its mates."""
         if one.peer_failure is not None and not mates.issuperset(one.peer_failure.ranks):
-            return ()  # it misses one without which nobody goes on
+            return ()  # it misses a rank that nobody can do without
         outcome = _failure([one], self.forwarder.running)
         return self.revival.revive(one.rank.index, outcome.message) if outcome.lost else ()
 
 
 def _forkserver_lost(rank: Rank, error: Exception) -> Outcome:
-    """It went before it had forked this rank; ranks that are there end with it."""
+    """The outcome if the forkserver died before it forked this rank; other ranks end with it."""
     said = forkserver_errors()
     log = rank.log_folder / "forkserver.log"
     with suppress(OSError):
@@ -313,7 +313,7 @@ def _forkserver_lost(rank: Rank, error: Exception) -> Outcome:
     limit = limits.reached_in(said)
     if limit is not None:
         return Outcome(ExitCode.RESOURCES, f"ranks cannot be started: {limit}; see {log}")
-    if IMPORTING in said:  # not lost: another one would fail in the same way
+    if IMPORTING in said:  # not lost: another forkserver would fail the same way
         cause = said.rstrip().rpartition("\n")[2]
         advice = "`dlrm_hybrid doctor` looks for more"
         return Outcome(ExitCode.FAILED, f"ranks cannot be started: {cause}; see {log}; {advice}")
@@ -322,8 +322,8 @@ def _forkserver_lost(rank: Rank, error: Exception) -> Outcome:
 
 
 def _blame(one: Running) -> int:
-    """Who is named for a failure: a killed rank before one with a reason of its own, and that
-    before those who only lost a peer; among equals the first.
+    """Order of failures to report: a killed rank first, then one with a reason of its own, then
+    those that only lost a peer; among equals the first.
     """
     code = one.process.exitcode
     if one.failure is None:
@@ -339,10 +339,10 @@ def _failure(failed: Sequence[Running], running: Sequence[Running]) -> Outcome:
         return Outcome(code, _lost(one, one.peer_failure, running), lost=True)
     if one.failure is not None and code == one.failure.values["exit_code"]:
         return Outcome(code, one.failure.values["message"])
-    # At a limit a process ends by itself; who sends SIGKILL may be the kernel's OOM killer.
+    # At a limit a process ends by itself; a SIGKILL may be from the kernel's OOM killer.
     ended_itself = code == -signal.SIGABRT or 0 < code != UNKNOWN_CODE
     if ended_itself and (limit := limits.reached_in(one.last_words())):
-        # Not lost: another attempt would reach it, too.
+        # Not lost: another attempt would reach the limit too.
         return Outcome(ExitCode.RESOURCES, f"{one.title}: {limit}; see {one.log}")
     lost = (code < 0 and -code not in (signal.SIGINT, signal.SIGTERM)) or code == UNKNOWN_CODE
     if code == UNKNOWN_CODE:
@@ -358,9 +358,9 @@ def _failure(failed: Sequence[Running], running: Sequence[Running]) -> Outcome:
 
 
 def _lost(teller: Running, failure: PeerFailure, running: Sequence[Running]) -> str:
-    """Names the rank without which the others cannot continue.
+    """The message that names the rank without which the others cannot continue.
 
-    Where it runs, or itself misses another, either side may be cut off: both are named.
+    If it runs, or itself misses another, either side may be cut off: both are named.
     """
     for one in running:
         if one.process.pid is not None and is_stopped(one.process.pid):
@@ -373,7 +373,7 @@ def _lost(teller: Running, failure: PeerFailure, running: Sequence[Running]) -> 
         for index in dict.fromkeys((teller.rank.index, *failures))
         if named in failures[index].ranks
     ]
-    # Two that miss each other come before who misses one of them because it has left.
+    # Two that miss each other come before one that misses a rank which has left.
     missed = () if first.peer_failure is None else first.peer_failure.ranks
     index = next((index for index in misses if index in missed), misses[0])
     title = next(one.title for one in running if one.rank.index == index)

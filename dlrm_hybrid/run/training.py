@@ -39,7 +39,7 @@ from dlrm_hybrid.telemetry.summary import COMPLETE
 from dlrm_hybrid.types import DataError, ExitCode, ResourceError, RunFailedError, StoppedLateError
 
 TRAIN_RANK = "dlrm_hybrid.run.rank.main:train_rank"
-# Of a command line, where it resumes: rows that a checkpoint was trained on are never replaced.
+# Not repeated when a run resumes: a checkpoint's rows must never be replaced.
 NOT_REPEATED = ("checkpoint.resume=", "prepare.overwrite=")
 STATUS: dict[int, str] = {
     ExitCode.DONE: COMPLETE,
@@ -54,8 +54,8 @@ class _Links:
     """The network of a run.
 
     Attributes:
-        namespaces: that ranks enter.
-        latency: asks what latency was emulated, and at what cost; None where none is.
+        namespaces: those that ranks enter.
+        latency: returns figures of the emulated latency; None without any.
     """
 
     namespaces: Namespaces
@@ -67,15 +67,15 @@ def train(request: Request, display: Display, view: TrainingView) -> int:
 
     Args:
         request: the run.
-        display: for what precedes the ranks.
-        view: for what they report, and for the result.
+        display: for all before the ranks start.
+        view: for the ranks' events, and the result.
 
     Returns:
-        the exit code of the run.
+        The exit code of the run.
 
     Raises:
         RunFailedError: the run ended without a result; its exit code says how.
-        StoppedLateError: a signal came when the result was there.
+        StoppedLateError: a signal came after the result.
     """
     with no_empty_folder(request.folder), run_folder.one_run(request.folder):
         resume_from = run_folder.claim(request)
@@ -91,7 +91,7 @@ def train(request: Request, display: Display, view: TrainingView) -> int:
                 display.line(remark)
             display.line(f"run folder {request.folder}")
             run_folder.tell_start(request, resume_from, display.line)
-            # A signal while the summary is made changes nothing: all that it could save is there.
+            # A signal during the summary changes nothing: all it could save is saved.
             with Forwarder() as forwarder:
                 outcome = _run_ranks(request, rows, links.namespaces, display, view, forwarder)
                 latency = links.latency() if outcome.exit_code == ExitCode.DONE else None
@@ -103,7 +103,7 @@ def train(request: Request, display: Display, view: TrainingView) -> int:
 
 @contextmanager
 def _links(config: Config, display: Display) -> Generator[_Links, None, None]:
-    """Open the emulated network, if the configuration has one, until the run has ended.
+    """Open the emulated network, if configured, until the run has ended.
 
     Raises:
         ResourceError: this machine cannot emulate it.
@@ -134,7 +134,7 @@ def _run_ranks(
     view: TrainingView,
     forwarder: Forwarder,
 ) -> Outcome:
-    """Run all ranks to the end and put on record what they report."""
+    """Run all ranks to the end, and record what they report."""
     options = request.config.checkpoint
     with view.live() as show, TemporaryDirectory(prefix="dlrm_hybrid-") as rendezvous:
         attempts = RestartLoop(
@@ -172,13 +172,13 @@ def close(
     Args:
         request: the run.
         rows: the folder of its prepared rows.
-        outcome: how it ended.
-        cores: of all machines of the run.
+        outcome: outcome of its ranks.
+        cores: number of cores of all machines of the run.
         view: for the result.
-        latency: that was emulated, for the summary.
+        latency: figures of emulated latency, for the summary.
 
     Raises:
-        RunFailedError: there is no result; says why.
+        RunFailedError: there is no result; has the reason.
     """
     status = STATUS.get(outcome.exit_code, "failed")
     if status != COMPLETE:

@@ -1,1 +1,1 @@
-"""From the configuration to the parts of a run; only `build` is free of torch."""
+"""Assembly of a run's parts from the configuration; only `build` is free of torch."""

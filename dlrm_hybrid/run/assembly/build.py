@@ -1,4 +1,4 @@
-"""From the configuration to what reads and prepares rows; free of torch, for the supervisor."""
+"""From the configuration to the rows and their preparation; free of torch, for the supervisor."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from dlrm_hybrid.types import ConfigError, DataError
 RAW_FOLDER = Path("data/raw")
 PREPARED_FOLDER = Path("data/prepared")
 PROFILE = "criteo_kaggle"
-MOST_STEM = 40  # characters of a raw file's name in that of a folder
+MOST_STEM = 40  # most characters of a raw file's name in a folder's name
 
 
 def semantics(config: Config) -> Semantics:
-    """What the rows mean."""
+    """The options that decide the meaning of rows."""
     data = config.data
     return Semantics(
         schema=schema(config),
@@ -50,11 +50,11 @@ def semantics(config: Config) -> Semantics:
 
 
 def schema(config: Config) -> Schema:
-    """What the columns of the rows are: as the configuration says, or the rows themselves.
+    """The schema of the rows: the configuration's, or else that of the rows themselves.
 
     Raises:
         ConfigError: the schema has faults.
-        DataError: neither says it.
+        DataError: neither has one.
     """
     data = config.data
     if data.name != "table":
@@ -65,14 +65,14 @@ def schema(config: Config) -> Schema:
 
 
 def prepare_options(config: Config, advice: str) -> PrepareOptions:
-    """How `prepare` works on this machine.
+    """Options of `prepare` on this machine.
 
     Args:
-        config: of the command.
-        advice: what to do about a folder that was made from something else, for a message.
+        config: that of the command.
+        advice: remedy for a folder made from something else, for an error message.
     """
     data = config.data
-    # A name that says all that decides the rows is the program's own, and so is what is in it.
+    # A folder named after all that decides its rows is the program's own, so it may replace it.
     has_own_name = data.name == "synthetic" and data.prepared is None
     return PrepareOptions(
         semantics=semantics(config),
@@ -85,12 +85,12 @@ def prepare_options(config: Config, advice: str) -> PrepareOptions:
 
 
 def many_processes(config: Config) -> bool:
-    """Whether ranks are processes of their own that meet over the network."""
+    """Whether ranks are separate processes, connected over the network."""
     return config.parallel.name == "hybrid" and config.parallel.world == "processes"
 
 
 def emulation(config: Config) -> Plan | None:
-    """The network that is made for the ranks of this machine; None if they use its own."""
+    """The network to emulate for this machine's ranks; None if they use the machine's own."""
     network = config.network
     if network.name != "emulated":
         return None
@@ -105,13 +105,13 @@ def emulation(config: Config) -> Plan | None:
 
 
 def link_rate(config: Config) -> int | None:
-    """Of the links between ranks in bits per second, if the configuration says it."""
+    """Rate of the links between ranks in bits per second, if configured."""
     rate = config.network.rate
     return None if rate is None else bits_per_second(rate)
 
 
 def host(config: Config, rank: int) -> int:
-    """Which host of an emulated network a rank is on; colocated tables are on those of trainers."""
+    """The host of a rank in an emulated network; colocated table servers share trainers' hosts."""
     assert config.network.ranks_per_host is not None
     world = topology(config)
     role = world.role(rank)
@@ -121,14 +121,14 @@ def host(config: Config, rank: int) -> int:
 
 
 def rank_names(config: Config) -> list[str]:
-    """Of the processes of a run; a world of one process has one."""
+    """Names of the processes of a run; a world of one process has one."""
     if not many_processes(config):
         return ["worker-0"]
     return [topology(config).name(rank) for rank in range(topology(config).size)]
 
 
 def topology(config: Config) -> Topology:
-    """Who is who in a world; the interaction follows the last layer of the bottom network."""
+    """Ranks and roles of a world; the interaction follows the last layer of the bottom MLP."""
     cuts = config.parallel.cuts
     return Topology(
         trainers=config.parallel.trainers,
@@ -140,7 +140,7 @@ def topology(config: Config) -> Topology:
 
 
 def model_spec(config: Config, table_rows: tuple[int, ...]) -> ModelSpec:
-    """The shape of the whole model."""
+    """The shape of the model."""
     model = config.model
     return ModelSpec(
         embedding_dim=model.embedding_dim,
@@ -166,7 +166,7 @@ def _interaction(model: ModelConfig) -> Interaction:
 
 
 def policy(config: Config) -> SyncPolicy:
-    """How old the weights of a step may be; `sync` and `bounded` differ in the staleness only."""
+    """The sync policy of the dense weights; `sync` and `bounded` differ only in staleness."""
     if config.sync.name == "async":
         parallel = config.parallel
         return Asynchronous(parallel.trainers, config.sync.in_flight, parallel.threads)
@@ -176,7 +176,7 @@ def policy(config: Config) -> SyncPolicy:
 
 
 def pipeline(config: Config) -> Pipeline:
-    """What all stages do in a step."""
+    """The ops of all stages in a step."""
     keys, stages = config.schedule, len(config.parallel.cuts) + 1
     if keys.name == "dsp":
         assert keys.delays is not None and keys.staleness is not None, "validate() refuses it"
@@ -185,21 +185,21 @@ def pipeline(config: Config) -> Pipeline:
 
 
 def leader(config: Config) -> int:
-    """The rank that decides when all do something together, and keeps the record.
+    """The rank that decides for all and keeps the record.
 
-    Where trainers do not wait for each other, or for one that is lost, server 0 leads.
+    Server 0 leads if trainers do not wait for each other, or for a lost one.
     """
     world = topology(config)
     return world.server(0) if server_leads(config) else world.interaction_group[0]
 
 
 def profile() -> Profile:
-    """What synthetic rows look like."""
+    """The profile of synthetic rows."""
     return builtin(PROFILE)
 
 
 def raw_paths(config: Config) -> tuple[Path, ...]:
-    """The raw files that are named, fit a pattern or lie in a folder; none for synthetic rows.
+    """The raw files: named, matched by a pattern or in a folder; none for synthetic rows.
 
     Raises:
         ConfigError: there is no such file, or one is named twice.
@@ -208,10 +208,10 @@ def raw_paths(config: Config) -> tuple[Path, ...]:
 
 
 def prepared_folder(config: Config) -> Path:
-    """The folder of shards; where none is named, after all that decides what is in it.
+    """The folder of shards; unless configured, its name depends on all that decides its contents.
 
-    So rows of other files, or with another schema or other options, never take its place. Without
-    raw files, or without a schema, it is the one of those below `data/prepared` that fits.
+    So rows of other files, another schema or other options never take its place. Without raw
+    files, or without a schema, it is the fitting one among those in `data/prepared`.
 
     Raises:
         ConfigError: several fit.
@@ -237,7 +237,7 @@ def _digest(text: str) -> str:
 
 
 def _one_prepared(config: Config, raw_names: Sequence[str]) -> Path:
-    """The folder that fits what the configuration says; one that is not there if there is none."""
+    """The one folder that fits the configuration; a missing one if none does."""
     data = config.data
     wanted = None if data.name == "table" and data.schema is None else semantics(config)
     there: list[Path] = []
@@ -257,17 +257,17 @@ def _one_prepared(config: Config, raw_names: Sequence[str]) -> Path:
         raise ConfigError(faults_text([fault]))
     if fitting:
         return fitting[0]
-    # One that does not fit is compared, and the differences named, by whoever opens it.
+    # Whoever opens a folder that does not fit reports the differences.
     return there[0] if len(there) == 1 and not raw_names else PREPARED_FOLDER / data.name
 
 
 def synthetic_name(config: Config) -> str:
-    """Of the raw file of synthetic rows, after all that decides its bytes."""
+    """Name of the raw file of synthetic rows, by all that decides its bytes."""
     rows, seed = config.data.rows, config.data.seed
     assert rows is not None and seed is not None, "validate() lets no such synthetic data pass"
     return raw_name(rows, seed, profile())
 
 
 def retention(config: Config) -> RetentionPolicy:
-    """Which checkpoints stay."""
+    """Rule for the checkpoints kept."""
     return RetentionPolicy(newest=config.checkpoint.keep, best=config.checkpoint.keep_best)

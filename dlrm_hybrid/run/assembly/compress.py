@@ -29,15 +29,15 @@ def compressor(
     steps: int,
     lowered: Sequence[int] = (),
 ) -> Compressor:
-    """What a trainer's worker makes of its gradients.
+    """The compressor of a worker's gradients.
 
     Args:
-        config: of the run.
-        layout: of the dense tensors of the worker's stage.
-        trainer: its number.
-        stage: of the worker.
-        model_elements: of all dense tensors of the model.
-        steps: of the whole run.
+        config: that of the run.
+        layout: that of the dense tensors of the worker's stage.
+        trainer: number of the worker's trainer.
+        stage: that of the worker.
+        model_elements: number in all dense tensors of the model.
+        steps: number in the whole run.
         lowered: see `model.schedule`.
     """
     context = StageContext(
@@ -53,12 +53,12 @@ def compressor(
 
 
 def rounds(config: Config) -> tuple[Op, ...]:
-    """Those of the compressor: a server must know them too."""
+    """The rounds of the compressor, which servers must know too."""
     return tuple(Op(name) for name in config.gradient.rounds())
 
 
 def activations(config: Config, part: StagePart) -> dict[int, ActivationCodec]:
-    """The codecs of a worker's boundaries, by number."""
+    """The codecs of a worker's boundaries, by boundary number."""
     keys = config.activation
     method = METHODS.get(keys.name)
     if method is None:
@@ -81,7 +81,7 @@ def activations(config: Config, part: StagePart) -> dict[int, ActivationCodec]:
 
 
 def evaluation_activations(config: Config, part: StagePart) -> dict[int, ActivationCodec]:
-    """The codecs in evaluations, where no gradient is sent."""
+    """The codecs for evaluations, which send no gradients."""
     method = METHODS.get(config.activation.name)
     if method is None or not (method.compresses_activations and config.activation.evaluate_masked):
         return _dense(part, None)
@@ -89,12 +89,12 @@ def evaluation_activations(config: Config, part: StagePart) -> dict[int, Activat
 
 
 def evaluation_masks(config: Config, spec: ModelSpec, *, rounds: bool) -> dict[str, KeepLargest]:
-    """What evaluations let through after a layer, by its name; none without DCT-MP.
+    """The masks of DCT-MP that evaluations apply, by the layer before; none with other methods.
 
     Args:
-        config: of a run.
-        spec: its model.
-        rounds: to the precision or levels of the wire, as evaluations do.
+        config: that of a run.
+        spec: that of its model.
+        rounds: whether to round as on the wire, as evaluations do.
     """
     keys = config.activation
     if keys.name != "dct" or not keys.evaluate_masked:

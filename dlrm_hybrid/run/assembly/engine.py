@@ -37,11 +37,11 @@ from dlrm_hybrid.telemetry.traffic import Counters
 from dlrm_hybrid.train.in_process import InProcessEngine, Ranks
 from dlrm_hybrid.wire.frame import Frame, Kind
 
-FRAMES_BESIDE_ROWS = 4096  # far more than a worker may have waiting
+FRAMES_BESIDE_ROWS = 4096  # far more than may wait for a worker
 
 
 def mailbox_capacity(config: Config) -> int:
-    """Frames that may wait for a worker: those of rows that were asked for ahead, and others."""
+    """Capacity of a worker's mailbox: frames of rows requested ahead, and others."""
     ahead = (config.embedding.staleness + 1) * config.parallel.table_servers
     return FRAMES_BESIDE_ROWS + ahead
 
@@ -49,21 +49,21 @@ def mailbox_capacity(config: Config) -> int:
 def engine(
     config: Config, shards: Shards, steps: int, storage: RowStorage, clock: SpanClock
 ) -> InProcessEngine:
-    """As `engine_of`, for prepared rows."""
+    """Build the engine of `engine_of`, for prepared rows."""
     return engine_of(config, build_rows.prepared(config, shards), steps, storage, clock)
 
 
 def engine_of(
     config: Config, rows: RowSource, steps: int, storage: RowStorage, clock: SpanClock
 ) -> InProcessEngine:
-    """A world in one process, with initial values; `parallel=single` is a world of one rank.
+    """Build a world in one process, with initial values; `parallel=single` is one rank.
 
     Args:
-        config: of the run.
-        rows: of the run.
-        steps: of the whole run; learning rates may depend on it.
-        storage: of the rows of table servers.
-        clock: of the process.
+        config: that of the run.
+        rows: those of the run.
+        steps: number in the whole run, for learning rates.
+        storage: that of the rows of table servers.
+        clock: that of the process.
     """
     layout = build_world.layout(config, rows.table_rows, steps, attempt=0)
     topology = layout.topology
@@ -127,7 +127,7 @@ def _servers(
 
 
 def _evaluators(config: Config, layout: Layout, ranks: Ranks, own: _Access) -> list[Worker]:
-    """The stages of trainer 0 once more."""
+    """Evaluators with the stages of trainer 0."""
     return [
         build_world.evaluator(
             config, layout, ranks.workers[rank], ranks.channels[rank].send, own.evaluation.get(rank)
@@ -165,7 +165,7 @@ def _ranks(
 def _handler(
     config: Config, layout: Layout, index: int, server: ParameterServer, clock: SpanClock
 ) -> Handle:
-    """What a server does with frames: pushes, and contributions where there are any."""
+    """The handler of a server: of pushes, and of contributions if there are any."""
     collect = build_world.collectives(config, layout, index)
 
     def handle(frame: Frame) -> Iterable[Outgoing]:
@@ -181,10 +181,10 @@ class _Access:
     """The tables of a world, and each worker's access to them, by rank.
 
     Attributes:
-        pieces: of all tables.
-        training: for batches that are learned from.
-        evaluation: for trainer 0 alone.
-        servers: of served tables, with their channels.
+        pieces: those of all tables.
+        training: access in training.
+        evaluation: access of trainer 0 alone.
+        servers: table servers with their channels.
     """
 
     pieces: Sequence[Piece]
@@ -194,7 +194,7 @@ class _Access:
 
 
 def _shared(config: Config, layout: Layout, clock: SpanClock) -> _Access:
-    """One set of tables; only rows of several trainers would travel."""
+    """One set of tables for all trainers, with the rounding of transport if there are several."""
     embeddings = build_model.embeddings(config, layout.spec)
     pieces = full_pieces({**embeddings.weights(), **embeddings.optimizer_state()})
     group = layout.topology.interaction_group
@@ -232,7 +232,7 @@ def _served(
     storage: RowStorage,
     clock: SpanClock,
 ) -> _Access:
-    """How trainers reach their tables where table servers own them."""
+    """Access to tables that table servers own."""
     topology = layout.topology
     servers = [
         (channels[rank], build_world.table_server(config, layout, index, storage, clock))

@@ -1,4 +1,4 @@
-"""From the configuration to the model and everything around it; imports torch, for the ranks."""
+"""From the configuration to the model and what trains it; imports torch, for the ranks."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ from dlrm_hybrid.telemetry.histogram import IdSample
 from dlrm_hybrid.train.patience import Patience
 from dlrm_hybrid.train.progress import Plan
 
-LIFESPAN = 1000  # batches that steps of levels and chances of codes serve at most
+LIFESPAN = 1000  # most batches that a step of levels, or a probability table, serves
 
 
 def prepare_torch(config: Config) -> None:
-    """Give torch as many threads as `threads` says, and keep the memory that steps free."""
+    """Set torch's number of threads to `threads`, and keep the memory that steps free."""
     torch.set_num_threads(config.threads)
     keep_freed_memory()
 
 
 def keep_freed_memory() -> None:
-    """Let the allocator of the process keep what a step frees, for the next step.
+    """Make the process's allocator keep the memory that a step frees, for the next step.
 
-    glibc returns free memory at the heap's end to the system above a limit that is twice the
-    largest mapped block freed so far, 32 MiB at most. Without a large one, a step at batch 2048
-    gives 20 MB back and faults them in again, page by page: a fifth of its time. Other allocators
-    lose nothing by it.
+    glibc returns free memory at the heap's end to the system above a limit of twice the largest
+    mapped block freed so far, 32 MiB at most. Without a large one, a step at batch 2048 returns
+    20 MB and faults them in again, page by page: a fifth of its time. With other allocators it has
+    no effect.
     """
     torch.empty(31 * 2**20, dtype=torch.uint8)
 
 
 def measured_bfloat16(config: Config, table_rows: tuple[int, ...]) -> Bfloat16 | None:
-    """What bfloat16 is worth for this model on this processor; None in a run of float32."""
+    """Measure the speed of bfloat16 for this model on this processor; None for float32."""
     if config.precision != Precision.BFLOAT16:
         return None
     shapes = model_spec(config, table_rows).dense_shapes().values()
@@ -67,7 +67,7 @@ def measured_bfloat16(config: Config, table_rows: tuple[int, ...]) -> Bfloat16 |
 
 
 def embedding_options(config: Config) -> EmbeddingOptions:
-    """The optimizer of the tables."""
+    """The optimizer of the tables, with its options."""
     return EmbeddingOptions(
         optimizer=EmbeddingOptimizer(config.embedding.optimizer),
         eps=config.embedding.eps,
@@ -77,7 +77,7 @@ def embedding_options(config: Config) -> EmbeddingOptions:
 
 
 def level_options(config: Config) -> LevelOptions | None:
-    """How finely rows and their gradients are sent as levels; None if they are not."""
+    """Resolution of rows and gradients sent as levels; None if they are not."""
     keys = config.embedding
     if not keys.levels:
         return None
@@ -90,21 +90,21 @@ def level_options(config: Config) -> LevelOptions | None:
 
 
 def embeddings(config: Config, shape: ModelSpec) -> Embeddings:
-    """All tables in one process, with their initial values."""
+    """Make all tables in one process, with their initial values."""
     tables = Embeddings(shape, embedding_options(config))
     draw_embeddings(tables.weights(), config.train.seed, config.embedding.init)
     return tables
 
 
 def row_storage(config: Config, run_folder: Path) -> RowStorage:
-    """Where table servers keep their rows."""
+    """The storage of table servers' rows."""
     if config.embedding.storage == "memory":
         return IN_MEMORY
     return InFiles(run_folder if config.embedding.folder is None else Path(config.embedding.folder))
 
 
 def table_rows(config: Config, shape: ModelSpec, server: int, storage: RowStorage) -> TableRows:
-    """The rows of one table server, with their initial values."""
+    """Make the rows of one table server, with their initial values."""
     options, servers = embedding_options(config), config.parallel.table_servers
     rows = TableRows(shape, options, server, servers, storage)
     rows.draw(config.train.seed, config.embedding.init)
@@ -118,7 +118,7 @@ def embedding_schedule(config: Config, steps: int, lowered: Sequence[int] = ()) 
 
 
 def pushes_averaged(config: Config) -> int:
-    """By what learning rates are divided where pushes are applied one by one: 1 for nothing."""
+    """The divisor of learning rates where pushes are applied one by one; else 1."""
     parallel = config.parallel
     return parallel.trainers * parallel.threads if config.sync.lr_scale == "trainers" else 1
 
@@ -126,12 +126,12 @@ def pushes_averaged(config: Config) -> int:
 def dense_schedule(
     config: Config, steps: int, stage: int = -1, lowered: Sequence[int] = ()
 ) -> Schedule:
-    """The learning rate that gradients of the MLPs are applied with, over a run of `steps`.
+    """The learning rate of the dense weights over a run of `steps`.
 
     Args:
-        config: of the run.
-        steps: of the whole run.
-        stage: whose; the last one stands for all in reports.
+        config: that of the run.
+        steps: number in the whole run.
+        stage: number of the stage; reports show the last one.
         lowered: see `schedule`.
     """
     whole = schedule(config, config.optimizer.lr / pushes_averaged(config), steps, lowered)
@@ -142,9 +142,9 @@ def dense_schedule(
 
 
 def staleness(config: Config, stage: int) -> int:
-    """Updates of a stage's weights between computing a gradient and applying it.
+    """Number of updates of a stage's weights between computing a gradient and applying it.
 
-    With `sync=async` the mean, whatever the speeds are: others push while a push is under way.
+    With `sync=async` the mean, at any speeds: of others' pushes while one is under way.
     """
     if config.sync.name == "async":
         pushes = config.parallel.trainers * config.parallel.threads * config.sync.in_flight
@@ -170,7 +170,7 @@ def dense_optimizer(config: Config) -> DenseOptimizer:
 
 
 def weight_decay(config: Config, *, decoupled: bool) -> float:
-    """Of the dense weights, as far as it is a part of gradients, or decoupled from them."""
+    """Weight decay of the dense weights that is decoupled from gradients, or that is not."""
     options = config.optimizer
     return options.weight_decay if options.decoupled_weight_decay is decoupled else 0.0
 
@@ -179,10 +179,10 @@ def schedule(config: Config, base_lr: float, steps: int, lowered: Sequence[int] 
     """The learning rate over a run.
 
     Args:
-        config: of the run.
-        base_lr: where it begins.
-        steps: of the whole run.
-        lowered: grows by the steps from which on it is lower, with `optimizer.schedule=plateau`.
+        config: that of the run.
+        base_lr: initial rate.
+        steps: number in the whole run.
+        lowered: first steps of lower rates of `optimizer.schedule=plateau`; appended to.
     """
     options = config.optimizer
     if options.schedule == "plateau":
@@ -202,7 +202,7 @@ def schedule(config: Config, base_lr: float, steps: int, lowered: Sequence[int] 
 def loader(
     config: Config, shards: Shards, trainer: int = 0, sample: IdSample | None = None
 ) -> Loader:
-    """Training batches of one trainer; `sample` counts their ids."""
+    """Make the loader of one trainer's training batches; `sample` counts their ids."""
     made = Loader(
         shards,
         batch_size=config.train.batch_size,
@@ -219,7 +219,7 @@ def loader(
 
 
 def plan(config: Config, shards: Shards) -> Plan:
-    """The length of the run and what falls due in it."""
+    """The length of the run and the periods of what it does."""
     train = config.train
     trainers = config.parallel.trainers
     epoch = shards.steps_per_epoch(train.batch_size, trainers)
@@ -239,7 +239,7 @@ def plan(config: Config, shards: Shards) -> Plan:
 
 
 def patience(config: Config) -> Patience | None:
-    """What scores that get no better do; None for nothing."""
+    """The rule for scores that no longer improve; None for none."""
     train, optimizer = config.train, config.optimizer
     if train.patience is None and optimizer.schedule != "plateau":
         return None

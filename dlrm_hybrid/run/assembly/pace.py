@@ -1,4 +1,4 @@
-"""From the configuration to the order in which trainers of one process learn, where it is free."""
+"""From the configuration to the pace of asynchronous trainers in one process."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Server = tuple[Channel, Handle]
 
 
 def gates(config: Config, topology: Topology, servers: Sequence[Server]) -> list[Gate]:
-    """What keeps the order of `sync.replay` at each server; none without it.
+    """Gates that keep the order of `sync.replay` at each server; none without it.
 
     Raises:
-        DataError: there is no record of a server.
+        DataError: a server's record is missing.
     """
     if config.sync.replay is None:
         return []
@@ -52,15 +52,15 @@ def pace(
     clock: SpanClock,
     sample: IdSample,
 ) -> Pace | None:
-    """Who learns when; None where trainers make their steps together.
+    """The pace of asynchronous trainers; None in lockstep.
 
     Args:
-        config: of the run.
+        config: that of the run.
         shards: prepared rows.
-        ranks: of the world.
-        runner: of their programs.
-        gates: at the servers, for a run that is played back.
-        clock: of the process.
+        ranks: those of the world.
+        runner: that of their programs.
+        gates: those of the servers, for a replay.
+        clock: that of the process.
         sample: counts the ids of batches.
     """
     if config.sync.name != "async":

@@ -1,4 +1,4 @@
-"""Where the batches of a world come from: prepared rows, or whatever a program hands to it."""
+"""Sources of a world's batches: prepared rows, or batches that a program hands over."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class RowSource:
 
     Attributes:
         table_rows: rows of each embedding table.
-        reader: gives the training batches of a trainer; a sample, if there is one, counts ids.
-        evaluated: the rows of each part that evaluations read by themselves.
-        shards: prepared rows; None where a program hands batches over, step by step.
+        reader: makes the reader of a trainer's batches; the sample, if any, counts ids.
+        evaluated: rows of each part that evaluations read.
+        shards: prepared rows; None if a program hands batches over.
     """
 
     table_rows: tuple[int, ...]
@@ -36,7 +36,7 @@ class RowSource:
 
 
 def prepared(config: Config, shards: Shards) -> RowSource:
-    """The prepared rows of a run."""
+    """The prepared rows as the source of a run."""
     return RowSource(
         table_rows=shards.table_rows,
         reader=lambda trainer, sample: build_model.loader(config, shards, trainer, sample).read,
@@ -46,7 +46,7 @@ def prepared(config: Config, shards: Shards) -> RowSource:
 
 
 def evaluated_rows(config: Config, shards: Shards) -> dict[ScoredPart, EvaluatedRows]:
-    """The rows of each part that is scored, as evaluations read them."""
+    """The rows of each scored part, as evaluations read them."""
     return {
         part: EvaluatedRows(shards, rows, config.evaluate.batch_size)
         for part, rows in shards.scored_rows(config.data.test_part).items()

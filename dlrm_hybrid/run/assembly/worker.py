@@ -1,4 +1,4 @@
-"""From the configuration to a worker of a world of processes, with its tables if it has any."""
+"""From the configuration to a worker process, with its tables if it has any."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ def worker_rank(
     group: GroupOptions,
     meter: RankMeter,
 ) -> Generator[WorkerRank, None, None]:
-    """The worker whose rank is the channel's, while its process group is open.
+    """Build the worker of the channel's rank; its process group is open inside a `with`.
 
     Args:
-        config: of the run.
-        layout: of the world.
-        rows: of the run.
+        config: that of the run.
+        layout: that of the world.
+        rows: those of the run.
         channel: to the other ranks.
-        answers: what it does besides, whenever it waits; None if that is nothing.
-        group: of the workers that share the tables.
-        meter: of the rank.
+        answers: handlers of frames while it waits; None without any.
+        group: options of the process group of workers that share the tables.
+        meter: that of the rank.
 
     Raises:
-        DlrmError: the trainers that share the tables did not come together.
+        DlrmError: the trainers that share the tables did not all join.
     """
     topology, rank = layout.topology, channel.rank
     patience_seconds = config.network.patience_seconds
@@ -111,7 +111,7 @@ def _worker(
     pieces: Sequence[Piece],
     meter: RankMeter,
 ) -> WorkerRank:
-    """With tables for training, and for batches of any size."""
+    """Build the worker, with tables for training and for batches of any size."""
     rank, stages = messenger.rank, layout.topology.stages
     send = messenger.channel.send
     sample = None if tables[0] is None else meter.sample_ids()
@@ -150,7 +150,7 @@ def _worker(
 
 
 def crew(config: Config, layout: Layout, rank: WorkerRank, meter: RankMeter) -> Crew:
-    """The threads of a worker; what it holds itself is for when they are at rest."""
+    """Build the threads of a worker; use its own parts only while they are at rest."""
     messenger = rank.messenger
     parts = build_world.WorkerParts(
         worker=rank.worker, client=rank.client, compression=rank.compression
@@ -167,7 +167,7 @@ def crew(config: Config, layout: Layout, rank: WorkerRank, meter: RankMeter) -> 
 @final
 @dataclass(frozen=True, slots=True)
 class _EqualBatches:
-    """Shared tables for batches that are all of one size: nobody has to ask for it."""
+    """Shared tables for batches of one size, which trainers need not exchange."""
 
     embeddings: ShardedEmbeddings
     trainers: int
@@ -187,8 +187,8 @@ def _sharded(
     clock: SpanClock,
     stack: ExitStack,
 ) -> ShardedEmbeddings:
-    """The tables that all trainers share, with their initial values."""
-    # TorchRec takes a second to import: only ranks that share tables need it.
+    """Build the tables that all trainers share, with their initial values."""
+    # TorchRec takes a second to import, which only ranks that share tables need.
     from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings
 
     def count(sent_bytes: int, dense_equivalent_bytes: int, received_bytes: int) -> None:

@@ -54,7 +54,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def address(config: Config) -> str:
-    """Where a rank listens."""
+    """The address on which ranks of this machine listen."""
     if config.network.name == "emulated":
         return own_address(str(EMULATED_NETWORK))
     return own_address(config.network.bind or LOOPBACK)
@@ -62,16 +62,16 @@ def address(config: Config) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Who computes and who owns what in a world.
+    """The layout of a world: who computes and who owns what.
 
     Attributes:
         spec: the whole model.
         partition: its stages.
         topology: ranks of workers and servers.
-        tensors: every dense parameter with its stage and server.
-        steps: of the whole run; learning rates may depend on it.
+        tensors: all dense parameters with their stages and servers.
+        steps: number in the whole run, for learning rates.
         attempt: how often the run has been restarted.
-        lowered: steps from which on learning rates are lower; grows with `schedule=plateau`.
+        lowered: first steps of lower learning rates; appended to with `schedule=plateau`.
     """
 
     spec: ModelSpec
@@ -84,7 +84,7 @@ class Layout:
 
 
 def layout(config: Config, table_rows: tuple[int, ...], steps: int, attempt: int) -> Layout:
-    """The world that the configuration describes."""
+    """Lay out the world that the configuration describes."""
     spec = build.model_spec(config, table_rows)
     partition = Partition.of(spec, config.parallel.cuts)
     topology = build.topology(config)
@@ -101,7 +101,7 @@ def layout(config: Config, table_rows: tuple[int, ...], steps: int, attempt: int
 
 
 def membership(config: Config, topology: Topology, rank: int, incarnation: int) -> Membership:
-    """Whose end a rank survives: servers all trainers', a worker that of the other trainers."""
+    """The ranks that a rank outlives: servers all trainers, a worker the other trainers."""
     if not config.parallel.elastic:
         return ALL_STAY
     workers = frozenset(range(topology.num_workers))
@@ -113,7 +113,7 @@ def membership(config: Config, topology: Topology, rank: int, incarnation: int) 
 
 
 def pushes(config: Config, progress: Progress) -> list[int]:
-    """How many a server counts in a stage: of each worker, or of all that push alone."""
+    """Pushes that a server has counted per stage: of each worker, or if asynchronous of all."""
     stages = range(len(config.parallel.cuts) + 1)
     if server_leads(config):
         return [progress.step * config.parallel.trainers for _ in stages]
@@ -122,7 +122,7 @@ def pushes(config: Config, progress: Progress) -> list[int]:
 
 
 def optimizer_config(config: Config, plan: Layout, stage: int) -> OptimizerConfig:
-    """How dense weights of a stage move by what is pushed: gradients, or finished updates."""
+    """Optimizer and rates for a stage's pushes: gradients, or finished updates."""
     schedule = build_model.dense_schedule(config, plan.steps, stage, plan.lowered)
     if config.gradient.uses_lr:
         schedule = Constant(base_lr=1.0)
@@ -130,7 +130,7 @@ def optimizer_config(config: Config, plan: Layout, stage: int) -> OptimizerConfi
 
 
 def compression(config: Config, plan: Layout, rank: int) -> Compression:
-    """All that the worker with this rank compresses with."""
+    """Build the compressors of the worker with this rank."""
     trainer, stage = divmod(rank, plan.topology.stages)
     gradients = None
     if plan.topology.servers:
@@ -153,14 +153,14 @@ def compression(config: Config, plan: Layout, rank: int) -> Compression:
 
 
 def stage_model(config: Config, plan: Layout, stage: int) -> StageModel:
-    """The layers of one stage, with their initial values."""
+    """Build the layers of one stage, with their initial values."""
     part = plan.partition.stages[stage]
     return StageModel(plan.spec, part, Precision(config.precision), config.train.seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerParts:
-    """A worker, its tie to the masters of its weights, and all that it compresses with."""
+    """A worker, the client of its weights, and its compressors."""
 
     worker: Worker
     client: ServerClient | LocalClient
@@ -170,15 +170,15 @@ class WorkerParts:
 def worker(
     config: Config, plan: Layout, rank: int, send: Send, tables: Tables | None, clock: SpanClock
 ) -> WorkerParts:
-    """The worker with this rank, with initial values.
+    """Build the worker with this rank, with initial values.
 
     Args:
-        config: of the run.
-        plan: of the world.
-        rank: of the worker.
-        send: to any rank.
-        tables: for its lookups, where the interaction is.
-        clock: of its process.
+        config: that of the run.
+        plan: layout of the world.
+        rank: that of the worker.
+        send: sends a frame to any rank.
+        tables: access to the tables; None at a stage without the interaction.
+        clock: that of its process.
     """
     port = Port(topology=plan.topology, rank=rank, attempt=plan.attempt, transmit=send)
     model = stage_model(config, plan, port.stage)
@@ -192,14 +192,14 @@ def worker(
 def thread_workers(
     config: Config, plan: Layout, parts: WorkerParts, send: Send, clock: SpanClock
 ) -> Sequence[Worker]:
-    """A worker for each thread: with its own batches and lookups, and all else of one worker.
+    """Build a worker per thread, with its own batches and lookups, sharing all else.
 
     Args:
-        config: of the run.
-        plan: of the world.
-        parts: of the worker.
-        send: to any rank, by any thread.
-        clock: of its process.
+        config: that of the run.
+        plan: layout of the world.
+        parts: those of the worker.
+        send: sends a frame to any rank, from any thread.
+        clock: that of its process.
     """
     one, client, own = parts.worker, parts.client, parts.compression
     assert isinstance(client, ServerClient), "sync=async needs servers"
@@ -219,7 +219,7 @@ def thread_workers(
 def evaluator(
     config: Config, plan: Layout, owner: Worker, send: Send, tables: Tables | None
 ) -> Worker:
-    """The same stage as that of `owner`, with weights of its own to predict with."""
+    """Build a worker for evaluations: the stage of `owner`, with separate weights."""
     port = Port(topology=plan.topology, rank=owner.rank, attempt=plan.attempt, transmit=send)
     model = stage_model(config, plan, port.stage)
     codecs = build_compress.evaluation_activations(config, model.part)
@@ -266,7 +266,7 @@ def _worker(
 
 
 def server(config: Config, layout: Layout, index: int, clock: SpanClock) -> ParameterServer:
-    """A server with the initial values of what it owns."""
+    """Build a server with the initial values of its tensors."""
     values: dict[str, Tensor] = {
         tensor.name: torch.empty(tensor.shape)
         for tensor in layout.tensors
@@ -295,7 +295,7 @@ def server(config: Config, layout: Layout, index: int, clock: SpanClock) -> Para
 def table_server(
     config: Config, layout: Layout, index: int, storage: RowStorage, clock: SpanClock
 ) -> TableServer:
-    """A table server with the initial values of the rows it owns."""
+    """Build a table server with the initial values of its rows."""
     options = TableOptions(
         order=(
             ArrivalOrder(config.parallel.threads)
@@ -313,7 +313,7 @@ def table_server(
 def served_tables(
     config: Config, layout: Layout, rank: int, send: Send, clock: SpanClock
 ) -> Tables:
-    """What the worker with this rank looks up by, where tables are served."""
+    """Build a worker's access to served tables."""
     port = Port(topology=layout.topology, rank=rank, attempt=layout.attempt, transmit=send)
     keys = config.embedding
     client = TableClient(port, layout.spec, CommPrecision(keys.comm_precision), clock)
@@ -324,7 +324,7 @@ def served_tables(
 
 
 def collectives(config: Config, layout: Layout, index: int) -> Handle | None:
-    """What takes contributions on a server; None where the method has no rounds."""
+    """The handler of contributions on a server; None if the method has no rounds."""
     ops = build_compress.rounds(config)
     if not ops:
         return None

@@ -1,1 +1,1 @@
-"""Runs in processes of their own, beside each other: the jobs of a sweep, or of a tuner."""
+"""Runs in separate processes, several at a time: the jobs of a sweep, or of a tuner."""

@@ -24,7 +24,7 @@ from dlrm_hybrid.telemetry.summary import SUMMARY_FILE
 from dlrm_hybrid.types import ConfigError, ExitCode, RunFailedError, ScoredPart
 
 POLL_SECONDS = 0.2
-GRACE_SECONDS = 60.0  # for a checkpoint, after a signal
+GRACE_SECONDS = 60.0  # time for a checkpoint after a signal
 
 Report = Callable[[int, float], object]
 
@@ -63,15 +63,15 @@ def objective(overrides: Sequence[str], *, report: Report | None = None) -> floa
 
 
 def _texts(overrides: Sequence[str]) -> Sequence[str]:
-    """The overrides, if they are some.
+    """The overrides as a list.
 
     Raises:
-        ConfigError: they are not; a single text would be read letter by letter.
+        ConfigError: they are not texts, or a single one, which would be read letter by letter.
     """
     if isinstance(overrides, str):
         given = f"overrides = {overrides}: must be several, such as [{overrides!r}]"
         raise ConfigError(faults_text([given]))
-    texts = list(overrides)  # of a generator, which can be read once
+    texts = list(overrides)  # a generator can be read only once
     others = [one for one in cast("Sequence[object]", texts) if not isinstance(one, str)]
     if others:
         raise ConfigError(faults_text([f"overrides: {one!r}: must be a str" for one in others]))
@@ -83,10 +83,10 @@ def _of_sweeps(overrides: Sequence[str]) -> list[str]:
 
 
 def _run(request: Request, report: Report | None) -> None:
-    """Train in a process, to the end.
+    """Train in a separate process, to the end.
 
     Raises:
-        RunFailedError: it ended otherwise.
+        RunFailedError: the run failed or was stopped.
     """
     evaluations = _Evaluations(request.folder / EVENTS_FILE, request.config.train.monitor)
     process = JobProcess.start(request.overrides, request.folder)
@@ -111,13 +111,13 @@ def _listen(process: JobProcess) -> None:
 
 @contextmanager
 def _ended_at_last(process: JobProcess) -> Generator[None, None, None]:
-    """Let a run save a checkpoint where an error leaves the `with`; it ends in any case."""
+    """End a run in any case; if an error leaves the `with`, let it save a checkpoint first."""
     try:
         yield
     except BaseException as error:
         is_interrupt = isinstance(error, KeyboardInterrupt)
         process.send(signal.SIGINT if is_interrupt else signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):  # then it has had its time
+        with suppress(subprocess.TimeoutExpired):  # then its time is over
             process.process.wait(GRACE_SECONDS)
         process.hear()
         raise
@@ -126,7 +126,7 @@ def _ended_at_last(process: JobProcess) -> Generator[None, None, None]:
 
 
 class _Evaluations:
-    """Reads the scores that a run records while it goes on."""
+    """Reads the scores that a run records while it trains."""
 
     def __init__(self, path: Path, monitor: str) -> None:
         self._path = path
@@ -135,7 +135,7 @@ class _Evaluations:
         self._step = -1
 
     def new(self) -> list[tuple[int, float]]:
-        """Steps and scores that this has not returned before; of a restart only later steps."""
+        """Steps and scores not returned before; after a restart only those of later steps."""
         try:
             found = self._path.stat()
         except FileNotFoundError:
@@ -160,16 +160,16 @@ def _stamp(found: stat_result) -> tuple[int, ...]:
 
 
 def _deciding(record: Sequence[Event]) -> ScoredPart:
-    """The part to validate, where the rows have one."""
+    """The part whose scores decide: validation, if the rows have that part, else test."""
     has_one = any(one.kind is Kind.STARTED and one.values.get("validation_rows") for one in record)
     return ScoredPart.VALIDATION if has_one else ScoredPart.TEST
 
 
 def _score(request: Request) -> float:
-    """The score of a complete run.
+    """Read the score of a complete run.
 
     Raises:
-        RunFailedError: it has none: an AUC needs clicks and others.
+        RunFailedError: it has none: an AUC needs both labels.
     """
     summary: dict[str, Any] = read_object(request.folder, SUMMARY_FILE)
     if best := summary["best"]:

@@ -1,4 +1,4 @@
-"""Several runs at a time: begins jobs as others end, and passes signals on."""
+"""A pool of jobs: several runs at a time, with signals forwarded to them."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from dlrm_hybrid.run.jobs.process import JobProcess
 from dlrm_hybrid.types import ExitCode
 
 POLL_SECONDS = 0.1
-PATIENT_INTERRUPTS = 2  # of Ctrl-C: the first saves, the second quits, one more kills
+PATIENT_INTERRUPTS = 2  # of Ctrl-C: the first saves, the second quits, a third kills
 
 
 class PoolView(Protocol):
-    """Shows what becomes of jobs."""
+    """Shows the state of jobs."""
 
     def runs(self, number: int, line: str) -> None:
-        """A job has printed this line last."""
+        """Show the last line that a job printed."""
         ...
 
     def ended(self, number: int, exit_code: int, message: str) -> None:
-        """A job has ended, with what it has said of that."""
+        """Show that a job has ended, with its message."""
         ...
 
     def stopping(self, number: int) -> None:
-        """A signal, this one, has come: no further job begins."""
+        """Show that this signal has arrived, so that no further job begins."""
         ...
 
 
@@ -41,10 +41,10 @@ class Pool:
     """Runs jobs, `width` at a time.
 
     Attributes:
-        width: how many run at one time.
-        begin: starts a job; an exit code says that there is nothing to start.
-        view: shows them.
-        exit_codes: of the jobs that have ended, by number.
+        width: number running at a time.
+        begin: starts a job, or returns an exit code if there is nothing to start.
+        view: shows the jobs.
+        exit_codes: those of ended jobs, by number.
     """
 
     width: int
@@ -58,8 +58,8 @@ class Pool:
     def run(self, count: int) -> int:
         """Run jobs 0 to `count` - 1; returns the first failure's exit code, or that of a signal.
 
-        A failing job does not stop the others. After SIGTERM or Ctrl-C no job begins, and those
-        that run save and end; a second Ctrl-C ends them without saving.
+        A failing job does not stop the others. After SIGTERM or Ctrl-C no job begins, and running
+        ones save and end; a second Ctrl-C ends them without saving.
         """
         waiting = deque(range(count))
         with self._signals():
@@ -88,7 +88,7 @@ class Pool:
             self.exit_codes[number] = begun
 
     def _listen(self) -> None:
-        """Wait until a job says something or ends, but not long."""
+        """Wait shortly for output or the end of a job."""
         pipes = [one.pipe for one in self._running.values() if one.is_heard]
         if pipes:
             wait(pipes, POLL_SECONDS)
@@ -96,7 +96,7 @@ class Pool:
             time.sleep(POLL_SECONDS)
 
     def _forward(self) -> None:
-        """Send jobs the signals that have come."""
+        """Forward the signals received to all jobs."""
         new = self._received[self._forwarded :]
         if new and not self._forwarded:
             self.view.stopping(new[0])
@@ -119,11 +119,11 @@ class Pool:
 
     @contextmanager
     def _signals(self) -> Generator[None, None, None]:
-        """Take over this process's signals; what comes is noted, and acted upon between jobs."""
+        """Take over this process's signals, which are noted and handled between jobs."""
         before = {
             number: signal.signal(number, self._note)
             for number in (signal.SIGTERM, signal.SIGINT)
-            if signal.getsignal(number) is not signal.SIG_IGN  # a shell's way for background jobs
+            if signal.getsignal(number) is not signal.SIG_IGN  # as shells set for background jobs
         }
         try:
             yield

@@ -1,4 +1,4 @@
-"""One run as a process of its own: started, heard, stopped, and never left behind."""
+"""A run as a separate process: started, read, stopped, and never left behind."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ STOPPED = {-signal.SIGTERM: ExitCode.PREEMPTED, -signal.SIGINT: ExitCode.INTERRU
 @final
 @dataclass(slots=True)
 class JobProcess:
-    """A training run as `python -m dlrm_hybrid train` in a process group of its own.
+    """A training run as `python -m dlrm_hybrid train` in its own process group.
 
-    The group keeps a Ctrl-C in the terminal away from it: only who has started it sends it
-    signals, once. It ends with this process, and all its ranks with it, even after kill -9.
+    The group keeps a Ctrl-C in the terminal from it: only its starter sends it signals, once. It
+    ends with this process, and all its ranks with it, even after kill -9.
 
     Attributes:
-        folder: of the run; `output.log` in it gets all that the run prints.
-        process: its supervisor.
-        begin: bytes that earlier attempts have printed.
-        errors: the end of what it has written to standard error.
-        is_heard: it may still write there.
+        folder: that of the run; `output.log` in it gets all its output.
+        process: the run's supervisor.
+        begin: size of earlier attempts' output in bytes.
+        errors: last bytes of its standard error.
+        is_heard: whether standard error is still open.
     """
 
     folder: Path
@@ -46,11 +46,11 @@ class JobProcess:
 
     @classmethod
     def start(cls, overrides: Sequence[str], folder: Path) -> JobProcess:
-        """Start a run. Call it from a thread that outlives the run: the kernel watches that one.
+        """Start a run, from a thread that outlives it: the kernel ties the run to that thread.
 
         Args:
-            overrides: of the run, but for its folder.
-            folder: made if need be.
+            overrides: those of the run, without its folder.
+            folder: that of the run; made if missing.
 
         Raises:
             ResourceError: the folder cannot be written, or no process can be started.
@@ -61,16 +61,16 @@ class JobProcess:
 
     @classmethod
     def of(cls, command: Sequence[str], folder: Path) -> JobProcess:
-        """As `start`, of any command."""
+        """Start any command as `start` does a run."""
         path = folder / OUTPUT_FILE
-        # It must find the package where this process has found it.
+        # The job must import the package from the same place.
         places = os.pathsep.join(place or os.curdir for place in sys.path)
         with writing(path, RUN_FOLDER_KEY):
             folder.mkdir(parents=True, exist_ok=True)
             log = os.open(path, _LOG_FLAGS, 0o666)
         process: subprocess.Popen[bytes] | None = None
         try:
-            # A signal waits until the program has its handlers, which lift the mask.
+            # Signals are blocked until the program has its handlers, which lift the mask.
             with masked(), os.fdopen(log, "ab", buffering=0) as file:
                 begin = os.fstat(log).st_size
                 process = subprocess.Popen(
@@ -85,7 +85,7 @@ class JobProcess:
                 )
         except OSError as error:
             raise ResourceError(f"cannot start a job: {error.strerror}") from error
-        except BaseException:  # a Ctrl-C that has waited: nobody knows of the process yet
+        except BaseException:  # as a blocked Ctrl-C: nobody has the process yet
             if process is not None:
                 process.kill()
                 process.wait()
@@ -96,13 +96,13 @@ class JobProcess:
 
     @property
     def pipe(self) -> int:
-        """The descriptor of its standard error."""
+        """Descriptor of its standard error."""
         assert self.process.stderr is not None
         return self.process.stderr.fileno()
 
     @property
     def message(self) -> str:
-        """What it has said of its end, as far as it is known."""
+        """The message of its end, as far as known."""
         text = self.errors.decode(errors="replace").strip()
         code = self.process.returncode
         if code is not None and code < 0 and code not in STOPPED:
@@ -110,7 +110,7 @@ class JobProcess:
         return text
 
     def hear(self) -> None:
-        """Take what it has written to standard error, and put it into `output.log`, too."""
+        """Read its standard error, and append that to `output.log`."""
         stream = self.process.stderr
         assert stream is not None
         heard = bytearray()
@@ -126,7 +126,7 @@ class JobProcess:
                 file.write(heard)
 
     def last_line(self) -> str:
-        """What it has printed last, but for tables."""
+        """The last line it printed, without tables."""
         try:
             with (self.folder / OUTPUT_FILE).open("rb") as file:
                 file.seek(max(self.begin, os.fstat(file.fileno()).st_size - TAIL_BYTES))
@@ -137,7 +137,7 @@ class JobProcess:
         return next((text for text in texts if text and not _OF_TABLES <= text[0] <= _LAST), "")
 
     def ended(self) -> int | None:
-        """Its exit code once it has ended, one of `ExitCode`; a killed one has failed."""
+        """Its exit code once it has ended, one of `ExitCode`; FAILED if it was killed."""
         code = self.process.poll()
         if code is None:
             return None
@@ -150,7 +150,7 @@ class JobProcess:
             self.process.send_signal(number)
 
     def kill(self) -> None:
-        """End it at once, with all its ranks; what it has saved is intact."""
+        """Kill it at once, with all its ranks; its checkpoints are intact."""
         self.process.kill()
         self.process.wait()
         self.close()
@@ -161,5 +161,5 @@ class JobProcess:
         self.process.stderr.close()
 
 
-_OF_TABLES, _LAST = "\u2500", "\u257f"  # signs of their frames
+_OF_TABLES, _LAST = "\u2500", "\u257f"  # characters of their frames
 _LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW

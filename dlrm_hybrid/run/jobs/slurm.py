@@ -1,4 +1,4 @@
-"""Jobs of a sweep as jobs of SLURM: one `sbatch` each, and what has become of those before."""
+"""Jobs of a sweep as SLURM jobs: one `sbatch` each, and the state of earlier ones."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from dlrm_hybrid.types import ConfigError, ResourceError
 
 KEY = "sweep.submit=slurm"
 SUBMIT = "sbatch"
-SECONDS = 120.0  # for an answer of SLURM
+SECONDS = 120.0  # longest wait for SLURM
 NOTICE_SECONDS = 60  # before the time limit: enough for a checkpoint
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 FORGOTTEN = "Invalid job id"  # what `squeue` says of a job that ended some minutes ago
 
 
 def script(request: Request) -> str:
-    """What SLURM runs: the program itself, so that the job's signals are its own.
+    """The batch script of a job, which becomes the program itself, to get the job's signals.
 
-    A job that SLURM starts again goes on from its last checkpoint, by `skip_completed`.
+    A job that SLURM restarts resumes from its last checkpoint, by `skip_completed`.
 
     Raises:
-        ConfigError: a value has a control character: the line after an end of line may be an
-            option for SLURM.
+        ConfigError: a value has a control character: after a line break SLURM could read an
+            option.
     """
     places = os.pathsep.join(place or str(Path.cwd()) for place in sys.path)
     program = [sys.executable, "-P", "-m", "dlrm_hybrid", "train", *request.overrides]
@@ -58,12 +58,12 @@ def submit(request: Request, options: Sequence[str], record: Path) -> str:
 
     Args:
         request: the run.
-        options: for `sbatch`; they count more than those that this makes of the run.
-        record: a file that keeps the number.
+        options: for `sbatch`; they override those derived from the run.
+        record: file in which to keep the number.
 
     Raises:
-        ConfigError: a value has no place in a job's script.
-        ResourceError: `sbatch` is not there, or refuses the job; says what it has said.
+        ConfigError: a value cannot be put into a job's script.
+        ResourceError: `sbatch` is missing, or refuses the job; quotes its message.
     """
     text = script(request)
     request.folder.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def submit(request: Request, options: Sequence[str], record: Path) -> str:
         *("--nodes=1", "--ntasks=1", f"--cpus-per-task={_cores(request.config)}"),
         f"--signal=B:TERM@{NOTICE_SECONDS}",
     ]
-    with masked():  # or a job would be there, and its number lost
+    with masked():  # else a submitted job's number could be lost
         said = _ask([SUBMIT, *own, *options], text)
         if said.returncode != 0:
             raise ResourceError(f"{KEY}: sbatch: {said.stderr.strip() or said.returncode}")
@@ -87,14 +87,14 @@ def submit(request: Request, options: Sequence[str], record: Path) -> str:
 
 
 def state(record: Path) -> tuple[str, str] | None:
-    """Number and state of a job that was submitted before; None where SLURM has it no more.
+    """Number and state of a job submitted before; None if SLURM no longer has it.
 
     Args:
-        record: the file that keeps its number.
+        record: file that keeps its number.
 
     Raises:
         DataError: the file is damaged.
-        ResourceError: `squeue` is not there, or does not know: the job may run.
+        ResourceError: `squeue` is missing or fails, so the job may be running.
     """
     if not record.exists():
         return None
@@ -123,6 +123,6 @@ def _ask(command: Sequence[str], text: str) -> subprocess.CompletedProcess[str]:
 
 
 def _cores(config: Config) -> int:
-    """One for each thread of each rank."""
+    """Number of cores: one per thread of each rank."""
     ranks = build.topology(config).size if build.many_processes(config) else 1
     return ranks * config.threads

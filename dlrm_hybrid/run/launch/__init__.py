@@ -1,1 +1,1 @@
-"""Runs whose processes torchrun, SLURM or an operator of Kubernetes has started."""
+"""Runs whose processes torchrun, SLURM or a Kubernetes operator has started."""

@@ -1,4 +1,4 @@
-"""What torchrun, SLURM or an operator of Kubernetes has told this process in its environment."""
+"""The environment that torchrun, SLURM or a Kubernetes operator gives this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dlrm_hybrid.types import ConfigError
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 29_500
-# Each job of SLURM listens on a port of its own, below those that the kernel gives out.
+# Each SLURM job listens on its own port, below the kernel's ephemeral ports.
 FIRST_PORT, NUM_PORTS = 20_000, 10_000
 _FIRST_HOST = re.compile(r"([^,\[\]]+)(?:\[(\d+)[^\]]*\])?([^,\[\]]*)")
 
@@ -19,20 +19,20 @@ _FIRST_HOST = re.compile(r"([^,\[\]]+)(?:\[(\d+)[^\]]*\])?([^,\[\]]*)")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """The place of this process among those that a launcher has started.
+    """The place of this process among those started by a launcher.
 
     Attributes:
-        job: what the launcher calls the job; empty where it has no name for one.
-        size_key: the variable that says how many there are.
-        rank: of this one.
-        size: how many there are.
-        local_rank: its number on its machine.
-        node: name of its machine among those of the launcher.
-        num_nodes: how many machines there are, at least; 1 where nobody has said more.
-        host: where the store is.
-        port: of the store.
-        rank_0_serves: rank 0 must serve it, the launcher does not.
-        restarts: how often the launcher has restarted its processes.
+        job: the launcher's name of the job, or empty.
+        size_key: the environment variable of `size`.
+        rank: that of this process.
+        size: number of processes.
+        local_rank: number of this process on its machine.
+        node: the launcher's name of its machine.
+        num_nodes: least number of machines; 1 if unknown.
+        host: that of the store.
+        port: that of the store.
+        rank_0_serves: whether rank 0 must serve the store, because the launcher does not.
+        restarts: number of restarts by the launcher.
     """
 
     job: str
@@ -54,7 +54,7 @@ class Launch:
 
 
 def find_launch(environ: Mapping[str, str]) -> Launch | None:
-    """What the environment says; None where no launcher has started this process.
+    """Find this process's place in the environment; None if no launcher has started it.
 
     Raises:
         ConfigError: a variable is missing or not a number.
@@ -62,22 +62,22 @@ def find_launch(environ: Mapping[str, str]) -> Launch | None:
     if all(key in environ for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
         return _torchrun(environ)
     if "SLURM_PROCID" in environ and "SLURM_NTASKS" in environ:
-        # A batch script has these variables too, and is not one of the tasks.
+        # A batch script has these variables too, but is not one of the tasks.
         in_script = environ.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in environ
         launch = _slurm(environ)
-        # One task is as good as a shell that `srun --pty` has opened.
+        # One task may as well be a shell opened by `srun --pty`.
         return None if in_script or launch.size == 1 else launch
     return None
 
 
 def prepare_environment(environ: MutableMapping[str, str]) -> None:
-    """What must be in it before torch is imported; only what nobody has set."""
-    environ.setdefault("OMP_NUM_THREADS", "1")  # `threads` says later how many there really are
-    environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a store says much that is no fault
+    """Set variables that torch needs before its import, unless they are set."""
+    environ.setdefault("OMP_NUM_THREADS", "1")  # `threads` sets the real number later
+    environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a store logs much that is no fault
 
 
 def _torchrun(environ: Mapping[str, str]) -> Launch:
-    """Torchrun, or what sets the same variables without serving a store."""
+    """The place given by torchrun, or by launchers that set the same variables without a store."""
     rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
     local_rank = _number(environ, "LOCAL_RANK", 0)
     host = environ["MASTER_ADDR"]
@@ -122,7 +122,7 @@ def _slurm(environ: Mapping[str, str]) -> Launch:
 
 
 def _first_host(environ: Mapping[str, str]) -> str:
-    """The first of `node[01-04,7]`; rank 0 is there."""
+    """The first host of `node[01-04,7]`, which has rank 0."""
     hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
     found = _FIRST_HOST.match(hosts)
     if found is None:

@@ -1,7 +1,7 @@
-"""The verb `train` in a process that torchrun or SLURM has started: one rank of a world.
+"""The verb `train` in a process started by torchrun or SLURM: one rank of a world.
 
 Rank 0 composes the configuration, claims the run folder and prepares the rows; the others wait for
-what it announces. Then each is its rank; see `launched_rank`.
+its announcement. Then each runs its rank; see `rank.take_part`.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from dlrm_hybrid.run.rows import Command, prepared_rows
 from dlrm_hybrid.types import ConfigError, DataError, DlrmError, ExitCode, RunFailedError
 
 CONNECT_SECONDS = 300.0  # machines of a cluster do not start at one time
-PREPARE_SECONDS = 86_400.0  # to make many rows takes long; who dies meanwhile is noticed otherwise
+PREPARE_SECONDS = 86_400.0  # preparing many rows takes long; deaths are noticed otherwise
 LEAVE_SECONDS = 60.0
-FAREWELL_SECONDS = 2.0  # for a rank that is most likely gone
-LATE_SECONDS = 10.0  # for one that has not noticed yet that another is
+FAREWELL_SECONDS = 2.0  # for a rank that has most likely died
+LATE_SECONDS = 10.0  # for a rank that may not have noticed another's death yet
 POLL_SECONDS = 0.02
 RUN_FOLDER = "run_folder"
 OWN_KEYS = ("network.bind", "network.keys")
@@ -51,13 +51,13 @@ OWN_KEYS = ("network.bind", "network.keys")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
-    """What rank 0 tells the others; they use it as it stands.
+    """Rank 0's announcement of a run to the other ranks, which use it as it stands.
 
     Attributes:
         values: configuration of the run.
         overrides: as they stood on rank 0's command line.
-        run_folder: of the run.
-        resume_from: a run folder or checkpoint to go on from, or None.
+        run_folder: that of the run.
+        resume_from: run folder or checkpoint to resume from, or None.
         attempt: how often the run has been started before.
         rows: checksums of rank 0's shards.
     """
@@ -71,23 +71,23 @@ class Announcement:
 
 
 def run(launch: Launch, arguments: Arguments, display: Display, view: TrainingView) -> int:
-    """Be one of several processes of a run; returns its exit code.
+    """Run one of several processes of a run; returns its exit code.
 
     Args:
         launch: the place of this process among them.
-        arguments: of the command line, after the verb. Rank 0's are the run's; from the others'
-            only `network.bind` and `network.keys` count, for their own machine.
-        display: for what precedes training; a quiet one except on rank 0.
-        view: of the run, for the leader.
+        arguments: those after the verb. Rank 0's are the run's; of the others' only
+            `network.bind` and `network.keys` count, each for its own machine.
+        display: for all before training; a quiet one except on rank 0.
+        view: that of the run, for the leader.
 
     Raises:
-        DlrmError: the run failed, for a reason that others have not told on this machine.
+        DlrmError: the run failed, for a reason not reported on this machine yet.
     """
     die_with_parent(os.getppid())
-    gc.freeze()  # what imports have made stays: to take it apart at the end took 1 s of CPU
+    gc.freeze()  # imported objects stay: collecting them at the end took 1 s of CPU
     try:
         rendezvous = open_rendezvous(launch)
-    except RunFailedError as error:  # rank 0 has given up before this rank came
+    except RunFailedError as error:  # rank 0 failed before this rank joined
         return _heard(launch, error)
     patience_seconds = LEAVE_SECONDS
     lock = ExitStack()
@@ -107,24 +107,24 @@ def run(launch: Launch, arguments: Arguments, display: Display, view: TrainingVi
         patience_seconds = LEAVE_SECONDS
         return code
     finally:
-        with lock:  # until nobody writes to the run folder any more
+        with lock:  # held until nobody writes to the run folder any more
             _leave(launch, rendezvous, patience_seconds)
 
 
 def _heard(launch: Launch, failure: RunFailedError) -> int:
-    """The exit code for a reason that another rank has given; said once on each machine."""
+    """The exit code for another rank's failure; its message is shown once per machine."""
     if launch.local_rank == 0:
         raise failure
     return failure.exit_code
 
 
 def open_rendezvous(launch: Launch) -> Rendezvous:
-    """Where the ranks of this start leave texts for each other; rank 0 may have to serve it.
+    """Open the rendezvous of this start's ranks, which rank 0 may have to serve.
 
     Raises:
-        ConfigError: other machines could not reach it, or another job uses it.
+        ConfigError: other machines cannot reach it, or another job uses it.
         ResourceError: it cannot be served.
-        DeadlineError: nobody serves it.
+        DeadlineError: no process serves it in time.
     """
     prefix = f"dlrm_hybrid/{launch.restarts}"
     if launch.serves_store:
@@ -141,7 +141,7 @@ def open_rendezvous(launch: Launch) -> Rendezvous:
 
 
 def _join(launch: Launch, rendezvous: Rendezvous) -> None:
-    """Take this rank's place; refuse, without a word to others, to be one of another job."""
+    """Join as this rank, without a trace if the store is another job's."""
     mine = {"job": launch.job, "size": launch.size}
     if launch.rank == 0:
         rendezvous.put("job.json", json.dumps(mine))
@@ -165,13 +165,13 @@ def _job_name(job: str) -> str:
 def _prepared(
     launch: Launch, arguments: Arguments, rendezvous: Rendezvous, lock: ExitStack, display: Display
 ) -> Part | None:
-    """All that this rank needs to begin; None if there is nothing to do.
+    """Make all preparations of this rank; returns None if there is nothing to do.
 
     Args:
         launch: the place of this process.
-        arguments: of its command line.
-        rendezvous: where ranks leave texts for each other.
-        lock: gets rank 0's lock of the run folder.
+        arguments: those of its command line.
+        rendezvous: that of the ranks.
+        lock: takes rank 0's lock of the run folder.
         display: for progress.
     """
     hopeless = rendezvous.for_all_attempts().failure()
@@ -203,7 +203,7 @@ def _prepared(
 
 
 def _compare_versions(launch: Launch, rendezvous: Rendezvous) -> None:
-    """Refuse to train beside a rank 0 whose program or libraries are others."""
+    """Refuse to train with a rank 0 of another program or other libraries."""
     own = own_versions()
     if launch.rank == 0:
         rendezvous.put("versions.json", json.dumps(own))
@@ -213,14 +213,14 @@ def _compare_versions(launch: Launch, rendezvous: Rendezvous) -> None:
 def _announce(
     launch: Launch, arguments: Arguments, display: Display, job: Rendezvous, lock: ExitStack
 ) -> Announcement | None:
-    """Rank 0's preparations; None if help was asked for, or an attempt before was the last.
+    """Make rank 0's preparations; None if only help was asked for, or the run is complete.
 
     Args:
-        launch: of this attempt.
-        arguments: of the command line.
-        display: of rank 0.
-        job: what attempts tell each other.
-        lock: gets the lock of the run folder.
+        launch: place of this process in this attempt.
+        arguments: those of the command line.
+        display: that of rank 0.
+        job: texts that attempts leave for later ones.
+        lock: takes the lock of the run folder.
     """
     folder = job.read(RUN_FOLDER)
     own = [] if folder is None else [override_text(RUN_FOLDER_KEY, folder)]
@@ -254,7 +254,7 @@ def _announce(
 
 
 def _composed(arguments: Arguments, own: Sequence[str]) -> Request | None:
-    """What the command line asks for; None if it only asks for the configuration."""
+    """Compose the command line's run; None if it only asks to show the configuration."""
     if arguments.is_sweep:
         raise ConfigError("-m: a launcher starts the processes of one run, not of a sweep")
     overrides = [*arguments.overrides, *own]
@@ -266,10 +266,10 @@ def _composed(arguments: Arguments, own: Sequence[str]) -> Request | None:
 
 
 def own_network(config: Config, overrides: Sequence[str]) -> Config:
-    """The configuration of the run, with what this machine's command line says of its network.
+    """The run's configuration, with this machine's own network keys.
 
     Raises:
-        ConfigError: that cannot be read.
+        ConfigError: an override is malformed.
     """
     own = [text for text in overrides if text.partition("=")[0] in OWN_KEYS]
     if faults := [fault for text in own if (fault := override_fault(text))]:
@@ -286,7 +286,7 @@ def _same_rows(
     display: Display,
     rendezvous: Rendezvous,
 ) -> Path:
-    """The folder of prepared rows on this machine; its first rank makes them if need be."""
+    """Find the prepared rows on this machine; its first rank prepares missing ones."""
     name = f"rows-{launch.node}.json"
     rows = build.prepared_folder(config)
     if launch.local_rank == 0:
@@ -303,9 +303,9 @@ def _same_rows(
 
 
 def _leave(launch: Launch, rendezvous: Rendezvous, patience_seconds: float) -> None:
-    """Leave the run; rank 0 last: it may serve the store, and it keeps the run folder locked.
+    """Leave the run; rank 0 last: it may serve the store, and holds the lock of the run folder.
 
-    Who finds no store any more cannot ask who went first.
+    Without the store others cannot learn which rank failed first.
     """
     with suppress(DlrmError):
         rendezvous.put(f"left-{launch.rank}.json", "true")

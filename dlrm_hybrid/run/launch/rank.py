@@ -1,7 +1,7 @@
-"""A rank that a launcher has started: no parent listens to it, so it says itself how it ended.
+"""A rank started by a launcher: no parent listens to it, so it reports its own end.
 
-What it has counted goes to the leader through the store. The leader (`build.leader`) shows the run
-in its terminal, keeps the record and writes the summary.
+Its counters go to the leader through the store. The leader (`build.leader`) shows the run in its
+terminal, keeps the record and writes the summary.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.types import DlrmError, ExitCode, RunFailedError
 
 POLL_SECONDS = 0.02
-# A restart by the launcher would end in the same way.
+# A restart by the launcher would end the same way.
 FOR_GOOD = (ExitCode.CONFIGURATION, ExitCode.DATA, ExitCode.DIVERGED, ExitCode.RESOURCES)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one rank of a run needs to know.
+    """One rank's place, request and task in a run.
 
     Attributes:
-        launch: its place among the processes.
+        launch: place of the rank among the processes.
         request: the run; the network of its configuration is this machine's.
-        task: which rank, and where its files are.
-        rendezvous: where ranks leave texts for each other.
+        task: number of the rank, and paths of its files.
+        rendezvous: that of the ranks.
     """
 
     launch: Launch
@@ -74,14 +74,14 @@ class Part:
 
 
 def take_part(part: Part, view: TrainingView) -> int:
-    """Be the rank until the run ends; returns the exit code.
+    """Run the rank until the run ends; returns the exit code.
 
     Args:
-        part: what the rank needs to know.
-        view: for the events that it reports, and for the result if it leads.
+        part: the rank's.
+        view: shows its events, and the result if it leads.
 
     Raises:
-        RunFailedError: it failed, with the message for this rank's standard error.
+        RunFailedError: the rank failed; has the message for its standard error.
     """
     rank = Rank(
         index=part.launch.rank,
@@ -105,7 +105,7 @@ def take_part(part: Part, view: TrainingView) -> int:
 
 
 def tell_failure(rendezvous: Rendezvous, exit_code: int, message: str) -> None:
-    """Let the other ranks know why the run cannot go on; and those to come, if it never can."""
+    """Report to the other ranks why the run failed; and to later attempts, if they would too."""
     with suppress(DlrmError):
         rendezvous.fail(exit_code, message)
         if exit_code in FOR_GOOD:
@@ -133,10 +133,10 @@ def _train(part: Part, rank: Rank, told: list[Event], view: TrainingView) -> End
 
 
 def _cause(part: Part, end: Ending) -> tuple[Ending, bool]:
-    """Why the run really ended, and whether this rank is the one to say so.
+    """Find why the run really ended, and whether this rank must report it.
 
-    A rank with a reason of its own tells the others, which only see that it is gone. One that was
-    killed tells nothing.
+    A rank that failed for a reason of its own reports it; others only see that it has left. A
+    killed rank reports nothing.
     """
     rendezvous = part.rendezvous
     if end.exit_code == ExitCode.DONE:
@@ -154,7 +154,7 @@ def _cause(part: Part, end: Ending) -> tuple[Ending, bool]:
                 return Ending(failure.exit_code, str(failure)), False
             time.sleep(POLL_SECONDS)
         first = root_cause(end.lost, _failures(rendezvous, part.launch.size))
-    except DlrmError:  # the store is gone
+    except DlrmError:  # the store is no longer served
         first = 0 if part.launch.rank_0_serves else first
     if first not in end.lost.ranks:
         lost = end.lost.ranks[0]
@@ -164,19 +164,19 @@ def _cause(part: Part, end: Ending) -> tuple[Ending, bool]:
 
 
 def silent(rendezvous: Rendezvous, size: int) -> set[int]:
-    """Ranks that others miss, and that have not said whom they miss: they are gone, most likely."""
+    """Ranks that others miss, and that report missing nobody: most likely they have died."""
     failures = _failures(rendezvous, size)
     return {rank for one in failures.values() for rank in one.ranks} - failures.keys()
 
 
 def _failures(rendezvous: Rendezvous, size: int) -> dict[int, PeerFailure]:
-    """What ranks have reported of others that they miss, by number."""
+    """Reports of ranks about others that they miss, by rank."""
     texts = {rank: rendezvous.read(_lost(rank)) for rank in range(size)}
     return {rank: PeerFailure.from_values(json.loads(text)) for rank, text in texts.items() if text}
 
 
 def _close(part: Part, end: Ending, told: list[Event], view: TrainingView) -> int:
-    """The leader's last work: what all ranks have counted, the summary and the result."""
+    """Finish as the leader: collect all ranks' counters, write the summary, show the result."""
     request, rendezvous = part.request, part.rendezvous
     if end.exit_code == ExitCode.DONE:
         others = [rank for rank in range(part.launch.size) if rank != part.launch.rank]
@@ -190,7 +190,7 @@ def _close(part: Part, end: Ending, told: list[Event], view: TrainingView) -> in
 
 
 def _cores(part: Part) -> int:
-    """Of all machines of the run, as far as their ranks have come."""
+    """Number of cores of all machines of the run, as far as their ranks have joined."""
     cores: dict[str, int] = {}
     with suppress(DlrmError):
         for rank in range(part.launch.size):
@@ -211,11 +211,11 @@ def _told(rank: int) -> str:
 
 @contextmanager
 def _logged(rank: Rank) -> Generator[None, None, None]:
-    """Output goes to the rank's log, except that of a display that was made before."""
+    """Redirect output to the rank's log, except that of a display made before."""
     rank.log_folder.mkdir(parents=True, exist_ok=True)
     log_losses(rank.log_folder / TERMINAL_LOG)
     saved = [os.dup(number) for number in (1, 2)]
-    # What the program prints to is not touched: it has descriptors of its own.
+    # The program's display is not touched: it has its own descriptors.
     with redirect_stdout(sys.__stdout__), redirect_stderr(sys.__stderr__):
         write_log(rank)
         try:

@@ -1,4 +1,4 @@
-"""Whether the processes that a launcher has started fit together, and make the right world."""
+"""Checks that the processes started by a launcher fit together, and make the right world."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dlrm_hybrid.run.launch.environment import Launch
 from dlrm_hybrid.types import ConfigError
 from dlrm_hybrid.wire.frame import VERSION
 
-LIBRARIES = ("torch", "torchrec", "fbgemm-gpu", "numpy")  # they decide about bits
+LIBRARIES = ("torch", "torchrec", "fbgemm-gpu", "numpy")  # they decide the bits
 
 
 def check_world(config: Config, launch: Launch) -> None:
@@ -33,7 +33,7 @@ def check_world(config: Config, launch: Launch) -> None:
 
 
 def own_versions() -> dict[str, str]:
-    """What must be the same in all ranks for them to understand each other and learn the same."""
+    """Versions that must be the same in all ranks, for the protocol and for equal results."""
     sources = xxhash.xxh3_64()
     root = Path(dlrm_hybrid.__file__).parent
     for path in sorted(root.rglob("*.py")):
@@ -47,15 +47,15 @@ def own_versions() -> dict[str, str]:
 
 
 def check_versions(rank: int, own: Mapping[str, str], of_rank_0: Mapping[str, str]) -> None:
-    """Refuse to train beside a rank 0 with another program or other libraries.
+    """Refuse to train with a rank 0 of another program or other libraries.
 
     Args:
-        rank: this one.
+        rank: this rank.
         own: its `own_versions`.
         of_rank_0: those of rank 0.
 
     Raises:
-        ConfigError: they differ; one line for each.
+        ConfigError: they differ; has a line for each.
     """
     faults = [
         f"rank {rank} on {gethostname()} has {name} {own.get(name, 'none')}, rank 0 has "

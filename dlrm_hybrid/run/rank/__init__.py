@@ -1,1 +1,1 @@
-"""What one process of a run does: its channel, its part, how it resumes and how it ended."""
+"""One process of a run: its channel, its role, its resuming and its end."""

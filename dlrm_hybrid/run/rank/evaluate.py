@@ -1,4 +1,4 @@
-"""The process that scores a checkpoint, and how evaluations show how far they are."""
+"""The process that scores a checkpoint, and the progress of evaluations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dlrm_hybrid.types import DataError
 
 
 def evaluate_rank(argument: str, report: Report, stop: StopRequest) -> None:
-    """Load a checkpoint, score it, report the scores."""
+    """Load a checkpoint, score it, and report the scores."""
     task = EvaluateTask(**json.loads(argument))
     folder = Path(task.checkpoint)
     config = validate(task.values)
@@ -47,7 +47,7 @@ def evaluate_rank(argument: str, report: Report, stop: StopRequest) -> None:
     checkpoint.load(folder, needed, checking(report))
     own = groups.get(statistics.GROUP, [])
     statistics.fill_with_mean(checkpoint.open_checkpoint(folder), own)
-    # What data.test_part names comes last.
+    # The part of data.test_part comes last.
     part, rows = shards.scored_rows(config.data.test_part).popitem()
     scores = engine.evaluate(part, stop, evaluating(len(rows), report))
     step = checkpoint_folder.read_facts(folder)["step"]
@@ -55,10 +55,10 @@ def evaluate_rank(argument: str, report: Report, stop: StopRequest) -> None:
 
 
 def _small_world(parallel: ParallelConfig) -> ParallelConfig:
-    """One process that scores as the run's world: what travels there is cut and rounded."""
+    """A one-process world that scores as the run's, with the sparsity and rounding of its wire."""
     if parallel.name == "single":
         return parallel
-    # Between two trainers rows of tables travel; a third one changes nothing.
+    # Two trainers exchange rows of tables; a third one changes nothing.
     trainers, servers = min(parallel.trainers, 2), min(parallel.servers, 1)
     table_servers = min(parallel.table_servers, 1)
     return replace(
@@ -71,12 +71,12 @@ def _small_world(parallel: ParallelConfig) -> ParallelConfig:
 
 
 def _reporting(live: Callable[[Event], None], task: str, unit: str) -> Callable[[int, int], None]:
-    """Shows a person now and then how much is done of something that takes a while.
+    """Make a function that reports, now and then, the progress of a long task.
 
     Args:
-        live: takes the events.
-        task: what it is, in a word.
-        unit: of what is counted, rows or bytes.
+        live: called with the events.
+        task: its name, in a word.
+        unit: what is counted, rows or bytes.
     """
     next_tick = 0.0
 
@@ -92,11 +92,11 @@ def _reporting(live: Callable[[Event], None], task: str, unit: str) -> Callable[
 
 
 def checking(report: Report) -> Callable[[int, int], None]:
-    """Shows a person how far the check of a checkpoint's files is."""
+    """Make a function that reports the progress of verifying a checkpoint's files."""
     return _reporting(report, "checkpoint", "bytes")
 
 
 def evaluating(rows: int, report: Report) -> Callable[[int], None]:
-    """Shows a person how far an evaluation of so many rows is."""
+    """Make a function that reports the progress of an evaluation of so many rows."""
     show = _reporting(report, "evaluate", "rows")
     return lambda done: show(done, rows)

@@ -1,4 +1,4 @@
-"""What checkpoints say beside their tensors, and what a run that resumes takes from them."""
+"""Facts of checkpoints beside their tensors, and what a resumed run takes from them."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.train.saver import LEVELS, LOOKUPS, Committer
 from dlrm_hybrid.types import DataError
 
-# What MKL and oneDNN choose by themselves cannot be read; the processor stands for it.
+# What MKL and oneDNN choose themselves cannot be read; the processor stands for it.
 VARIABLES = ("MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 PACKAGES = ("torch", "fbgemm-gpu", "numba")
 
 
 def arithmetic() -> dict[str, str]:
-    """Of this process, by name; a variable that is not set is missing."""
+    """What decides this process's arithmetic, by name; without variables that are not set."""
     return {
         "threads": str(torch.get_num_threads()),
         "ATen": torch.backends.cpu.get_cpu_capability(),
@@ -62,7 +62,7 @@ def arithmetic() -> dict[str, str]:
 
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What is no more as it was, each as `name before → now`; none where nothing was recorded."""
+    """Differences in arithmetic, each as `name before → now`; none if nothing was recorded."""
     if not before:
         return []
     return [
@@ -75,7 +75,7 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 def checkpoint_facts(
     progress: Progress, values: Mapping[str, Any], shards: Shards | None
 ) -> dict[str, Any]:
-    """What a checkpoint says beside its tensors; of rows that a program hands over nothing."""
+    """Collect the facts of a checkpoint beside its tensors; none of rows without `shards`."""
     rows = None if shards is None else shards.manifest
     values = values if shards is None else recorded(values, shards.folder)
     return {
@@ -92,7 +92,7 @@ def checkpoint_facts(
 def committer(
     task: TrainTask, config: Config, values: Mapping[str, Any], shards: Shards | None, title: str
 ) -> Committer:
-    """What makes the checkpoints of a run valid, in the rank with this title."""
+    """Make the committer of a run's checkpoints, in the rank with this title."""
     return Committer(
         root=Path(task.run_folder) / CHECKPOINTS,
         attempt=task.attempt,
@@ -103,7 +103,7 @@ def committer(
 
 
 def changed_arithmetic(task: TrainTask) -> list[str]:
-    """How this machine's arithmetic differs from that behind the checkpoint to resume from."""
+    """Differences of this machine's arithmetic from that of the checkpoint to resume from."""
     if task.resume_from is None:
         return []
     facts = checkpoint_folder.read_facts(checkpoint_folder.find(Path(task.resume_from)))
@@ -111,15 +111,15 @@ def changed_arithmetic(task: TrainTask) -> list[str]:
 
 
 def resumed(task: TrainTask, facts: Mapping[str, Any], values: Mapping[str, Any]) -> Progress:
-    """The progress of a checkpoint; a new run that starts from it has evaluated nothing yet.
+    """The progress of a checkpoint; without evaluations if a new run starts from it.
 
     Args:
-        task: of the rank.
-        facts: of the checkpoint.
-        values: the configuration of this run.
+        task: that of the rank.
+        facts: those of the checkpoint.
+        values: configuration of this run.
 
     Raises:
-        DataError: it does not say so, or what it says cannot be.
+        DataError: the progress is missing or impossible.
     """
     source = Path(task.resume_from or "")
     progress = Progress.from_facts(facts["progress"], source)
@@ -129,7 +129,7 @@ def resumed(task: TrainTask, facts: Mapping[str, Any], values: Mapping[str, Any]
         raise DataError(
             f"{source}: progress = {facts['progress']}: is none of step {facts['step']}"
         )
-    if not in_flight(facts):  # of what is there nothing is; other schedules do not count it
+    if not in_flight(facts):  # nothing is in flight; other schedules do not count it
         now = values["schedule"]["name"]
         progress = replace(progress, emptied=progress.step if now == STALE_SCHEDULE else 0)
     if task.goes_on:
@@ -142,9 +142,9 @@ def resumed(task: TrainTask, facts: Mapping[str, Any], values: Mapping[str, Any]
 def other_compressors(
     folder: Path, facts: Mapping[str, Any], values: Mapping[str, Any]
 ) -> int | None:
-    """How many trainers saved a checkpoint whose compressors are not this run's; None if they are.
+    """Number of trainers of a checkpoint with other compressors than this run's, else None.
 
-    Says so in the log.
+    Logs the difference.
     """
     if same_compressors(facts["config"], values):
         return None
@@ -169,22 +169,22 @@ def lookups_ahead(
     trainers: Sequence[int],
     num_tables: int,
 ) -> dict[str, Tensor]:
-    """Rows that trainers had looked up before their batches, as `Tables.state_ahead` names them.
+    """Rows that trainers had looked up ahead, named as by `Tables.state_ahead`.
 
-    None where other keys say how far ahead that is, which it says in the log: they are then looked
-    up again. At step 0 there are none yet. Where trainers come to rest for a checkpoint there are
+    Empty if the keys that decide how far ahead have changed, which it logs: they are then looked
+    up again. At step 0 there are none yet. If trainers come to rest for a checkpoint there are
     only those of a cache.
 
     Args:
-        checkpoint: to go on from.
-        facts: of it.
-        config: of this run.
+        checkpoint: the one to resume from.
+        facts: those of the checkpoint.
+        config: that of this run.
         values: the same, as plain values.
-        trainers: that look up in this process.
-        num_tables: of the model.
+        trainers: those that look up in this process.
+        num_tables: number in the model.
 
     Raises:
-        DataError: the checkpoint does not hold them.
+        DataError: the checkpoint lacks them.
     """
     saved = facts["config"]
     rests, keeps = server_leads(config), config.embedding.cache_rows > 0
@@ -224,17 +224,17 @@ def row_levels(
     trainers: Sequence[int],
     tables: Collection[str],
 ) -> dict[str, Tensor]:
-    """What ends remembered of rows that were sent as levels, as far as it fits.
+    """State of rows sent as levels, as far as it fits this run.
 
-    Where other keys say otherwise all rows are sent anew, which it says in the log: residuals are
-    lost, less than half a step of each gradient.
+    If the keys that decide it have changed, which it logs, all rows are sent anew, and residuals
+    are lost: less than half a step of each gradient.
 
     Args:
-        checkpoint: to go on from.
-        facts: of it.
-        values: the configuration of this run.
-        trainers: that look up in this process.
-        tables: that this process holds, as pieces of a checkpoint are named.
+        checkpoint: the one to resume from.
+        facts: those of the checkpoint.
+        values: configuration of this run.
+        trainers: those that look up in this process.
+        tables: those held by this process, named as pieces of a checkpoint.
     """
     names = checkpoint.names(LEVELS)
     if not names or not trainers:
@@ -247,7 +247,7 @@ def row_levels(
         return {}
     own = tuple(f"{LEVELS_PREFIX}{trainer}." for trainer in trainers)
     held = {int(name.split(".")[1]) - 1 for name in tables}
-    # What a holder of tables knows of other trainers.
+    # A holder of tables also needs state about other trainers.
     of_others = (".steps", *(f".{one}.{what}" for one in held for what in ("slots", "copies")))
     return checkpoint.tensors(
         one for one in names if one.startswith(own) or one.endswith(of_others)
@@ -255,7 +255,7 @@ def row_levels(
 
 
 def _caches(checkpoint: Checkpoint, trainers: Sequence[int], may_lack: bool) -> dict[str, Tensor]:
-    """What trainers kept of rows, and what they held of their gradients."""
+    """Rows that trainers cached, and the sums of gradients they held."""
     names = checkpoint.names(LOOKUPS)
     for trainer in trainers:
         if f"{LOOKUPS_PREFIX}{trainer}.kept" not in names and not may_lack:
@@ -265,7 +265,7 @@ def _caches(checkpoint: Checkpoint, trainers: Sequence[int], may_lack: bool) -> 
 
 
 def check_record(record: Path, values: Mapping[str, Any]) -> None:
-    """Raise DataError unless a recorded run learns what this one does."""
+    """Raise DataError unless a recorded run trains as this one does."""
     try:
         saved = own_values(record / CONFIG_FILE, read_object(record, CONFIG_FILE))
     except DataError as error:
@@ -279,14 +279,14 @@ def check_record(record: Path, values: Mapping[str, Any]) -> None:
 def dense_values(
     checkpoint: Checkpoint, saved: Mapping[str, Any], now: Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    """Weights, what optimizers remember of them, and the versions that workers have, by name.
+    """Weights, their optimizers' state, and the versions that workers hold, by name.
 
-    Where other keys say which versions there are, all of them begin anew, as the weights.
+    If the keys that decide the versions have changed, all versions start as the weights.
 
     Args:
-        checkpoint: to go on from.
-        saved: the values it was made with.
-        now: the values of this run.
+        checkpoint: the one to resume from.
+        saved: configuration it was made with.
+        now: configuration of this run.
     """
     if same_versions(saved, now):
         return checkpoint.tensors(checkpoint.names("dense", "versions"))

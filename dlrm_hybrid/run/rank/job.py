@@ -1,4 +1,4 @@
-"""What every process of a run knows."""
+"""The job of a run's process: task, configuration, rows, plan and layout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dlrm_hybrid.train.progress import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A run, and which of its processes this is."""
+    """One process's job in a run."""
 
     task: TrainTask
     values: Mapping[str, Any]
@@ -36,13 +36,13 @@ class Job:
 
     @property
     def shards(self) -> Shards:
-        """Its prepared rows; who is handed batches by a program has none, and does not ask."""
+        """The prepared rows; not to be used if a program hands batches over."""
         assert self.rows.shards is not None, "batches of a program's own"
         return self.rows.shards
 
     @property
     def role(self) -> str:
-        """What this process is in events."""
+        """Name of this process in events."""
         return self.names[self.task.rank] if len(self.names) > 1 else "worker"
 
     @property
@@ -52,14 +52,14 @@ class Job:
 
     @property
     def writer(self) -> ShardWriter:
-        """Writes what this process holds."""
+        """Make the writer of this process's shards of checkpoints."""
         rank = self.names[self.task.rank]
         return ShardWriter(
             root=self.checkpoints, rank=rank, attempt=self.task.attempt, storage=self.storage
         )
 
     def facts(self, folder: Path) -> Mapping[str, Any]:
-        """Of a checkpoint that the run may resume from."""
+        """Check and read the facts of a checkpoint that the run may resume from."""
         new_run, shards = not self.task.goes_on, self.rows.shards
         if shards is None:
             return check_weights(folder, self.values, new_run)

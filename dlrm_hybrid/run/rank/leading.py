@@ -1,4 +1,4 @@
-"""Worlds whose trainers do not wait for each other, or for one that is lost: server 0 leads."""
+"""Leading and following, where trainers do not wait for each other or for a lost one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from dlrm_hybrid.wire.frame import Frame, Kind
 def lead(
     job: Job, channel: MeteredChannel, meter: RankMeter, report: Report, stop: StopRequest
 ) -> None:
-    """Be server 0, which also gives out batches and keeps the record, until all have left."""
+    """Run server 0, which also gives out batches and keeps the record, until all have left."""
     config, layout = job.config, job.layout
     server = build_world.server(config, layout, 0, job.clock)
     meter.versions, meter.staleness = server.versions, server.staleness
@@ -76,7 +76,7 @@ def lead(
             collect=None,
             rank=job.task.rank,
             attempt=job.task.attempt,
-            switch=_ignore,  # the loop says which phase it is
+            switch=_ignore,  # the training loop switches phases
             writer=job.writer,
         )
         own = answering.handlers()
@@ -85,7 +85,7 @@ def lead(
             return [*own[Kind.LEFT](frame), *leader.left(frame)]
 
         handlers |= timed(job, {**own, Kind.REPORT: leader.report, Kind.LEFT: left}, log)
-        for asked in (Kind.SAVE, Kind.SHARD):  # it is the one that asks
+        for asked in (Kind.SAVE, Kind.SHARD):  # this rank sends these
             del handlers[asked]
 
         def end() -> None:
@@ -98,7 +98,7 @@ def lead(
 
 
 def _begin(config: Config, done: tuple[int, ...]) -> Leases | Turns:
-    """Who learns from which batches, at rest after so many of each trainer."""
+    """Start the schedule of batches, at rest after so many of each trainer."""
     if config.sync.name == "sync":
         return Turns.begin(done)
     return Leases.begin(done, config.sync.ahead)
@@ -117,7 +117,7 @@ def follow(
     report: Report,
     stop: StopRequest,
 ) -> None:
-    """Be a worker that the leader keeps busy, until it is sent home or leaves."""
+    """Run a worker that the leader keeps busy, until it is ordered to end or leaves."""
     config, layout = job.config, job.layout
     handlers: dict[Kind, Handle] = {}
     answers = Answering(channel, handlers)
@@ -153,7 +153,7 @@ def follow(
         handlers |= follower.handlers()
 
         def leave() -> None:
-            if follower.has_left:  # servers learn it from the channel: it may come again
+            if follower.has_left:  # servers learn it from the channel, as it may rejoin
                 report(Event(EventKind.LEFT, worker.step, time.time(), {}))
             else:
                 leave_servers(job, channel, worker.step)
@@ -163,4 +163,4 @@ def follow(
 
 
 def _ignore(phase: Phase) -> None:
-    """Somebody else says which phase it is."""
+    """Do nothing: the training loop switches phases."""

@@ -1,4 +1,4 @@
-"""What a process of a run does, be it one rank of many or all of them: from start to goodbye."""
+"""The main function of a run's process, be it one rank of many or all of them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from dlrm_hybrid.train.signals import StopRequest
 
 
 def train_rank(argument: str, report: Report, stop: StopRequest) -> None:
-    """Be the process of a run that the task names, until the run ends."""
+    """Run the process that the task names, until the run ends."""
     task = TrainTask(**json.loads(argument))
     text = (Path(task.run_folder) / CONFIG_FILE).read_text(encoding="utf-8")
     values: dict[str, Any] = json.loads(text)
@@ -52,7 +52,7 @@ def train_rank(argument: str, report: Report, stop: StopRequest) -> None:
     load_method(values)
 
     def check() -> None:
-        """Who comes again comes in spite of a signal: the others may wait for it."""
+        """Heed signals, except in a restarted rank: others may wait for it."""
         if not task.incarnation:
             stop.check()
 
@@ -67,14 +67,14 @@ def be_rank(
     report: Report,
     stop: StopRequest,
 ) -> None:
-    """Be the process of a run that the task names, until the run ends.
+    """Run the process that the task names, until the run ends.
 
     Args:
-        task: which one, and where its files are.
+        task: number of the rank, and paths of its files.
         values: configuration of the run.
-        config: the same, typed; what it says of the network is this machine's own.
-        rendezvous: opens that with the others, if there are any.
-        report: gets events.
+        config: the same, typed, with this machine's network keys.
+        rendezvous: opens that of the ranks, if there are several.
+        report: called with events.
         stop: stop request of signals.
     """
     build_model.prepare_torch(config)
@@ -153,9 +153,9 @@ def _be_one_of_many(job: Job, rendezvous: Rendezvous, report: Report, stop: Stop
 def world_channel(
     job: Job, rendezvous: Rendezvous
 ) -> Generator[tuple[MeteredChannel, ZmqChannel], None, None]:
-    """The rank's end of the network, and who notices there when a rank goes.
+    """Open the rank's channel to the world: metered, and the ZeroMQ channel beneath it.
 
-    Leaves without a goodbye if anything fails; after a signal all stop at the same step.
+    On failure it leaves without a goodbye; after a signal all stop at the same step.
     """
     network, task = job.config.network, job.task
     options = ZmqOptions(
@@ -186,7 +186,7 @@ def world_channel(
 def _telling(
     job: Job, report: Report, meter: RankMeter, unknown: UnknownPeers | None
 ) -> AbstractContextManager[None]:
-    """Tell at the end what the process has counted."""
+    """Report the process's counters at the end."""
 
     def tell() -> None:
         seen = unknown and {

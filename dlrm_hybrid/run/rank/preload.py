@@ -1,8 +1,8 @@
 """Imported once by the forkserver, before any rank is forked from it.
 
-Ties the forkserver to the supervisor's life, and brings the slow imports and what every rank would
-make for itself, so that a rank starts in milliseconds: this module is the one place of the program
-where an import does something.
+Ties the forkserver to the supervisor, and makes the slow imports and caches that every rank needs,
+so that a rank starts in milliseconds. This module is the one place of the program where an import
+has effects.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ SLOW = ("torch", "zmq", "dlrm_hybrid.model.sharded_embeddings", "dlrm_hybrid.tra
 
 
 def write_errors(parent: int) -> None:
-    """Standard error goes to the file that the supervisor has opened for it, if there is one.
+    """Redirect standard error to the file that the supervisor has opened for it, if any.
 
-    It is looked for here, so that the program that starts ranks keeps its own descriptors.
+    It is searched for here, so that the supervisor keeps its own descriptors.
     """
     for link in Path(f"/proc/{parent}/fd").iterdir():
-        with suppress(OSError):  # of descriptors that are closed meanwhile
+        with suppress(OSError):  # descriptors may close meanwhile
             if str(link.readlink()).startswith(f"/memfd:{FORKSERVER_ERRORS}"):
                 descriptor = os.open(link, os.O_WRONLY | os.O_APPEND)
                 os.dup2(descriptor, 2)
@@ -32,7 +32,7 @@ def write_errors(parent: int) -> None:
 
 
 def make_first() -> None:
-    """What is slow once: each of these has a cache, which ranks find filled."""
+    """Fill caches that are slow to fill, for all ranks."""
     from dlrm_hybrid.compress.gradient.methods import methods
     from dlrm_hybrid.config import validate
     from dlrm_hybrid.data import manifest
@@ -46,9 +46,9 @@ def make_first() -> None:
     builtin("criteo_kaggle")
 
 
-with suppress(OSError):  # where there is no /proc, errors go to the terminal
+with suppress(OSError):  # without /proc, errors go to the terminal
     write_errors(os.getppid())
-die_with_parent(os.getppid())  # before imports that take seconds: a run may be refused meanwhile
+die_with_parent(os.getppid())  # before slow imports: the supervisor may end meanwhile
 for name in SLOW:
     import_module(name)
 make_first()

@@ -1,4 +1,4 @@
-"""A rank of a run: one process that is started, makes its part, and says how it ended."""
+"""A rank of a run: one process that is started, does its work, and reports its end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ READY = b"ready"
 
 Report = Callable[[Event], None]
 Entry = Callable[[str, Report, StopRequest], None]
-"""What a rank does with its argument, a function for its events and the signals so far."""
+"""The work of a rank: called with its argument, a function for events and the stop request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +35,12 @@ class Rank:
     """A process of a run, as the supervisor starts it.
 
     Attributes:
-        index: its number in the run.
-        name: what it is called in messages and file names: `worker-0.2`.
-        argument: handed to the entry function.
-        log_folder: gets `<name>.log` with its output and `<name>.pid`.
-        namespaces: of the kernel, by path; it enters them in this order before all else.
-        incarnation: how often it has been started before, while others went on.
+        index: number in the run.
+        name: name in messages and files: `worker-0.2`.
+        argument: argument of the entry function.
+        log_folder: folder for `<name>.log`, its output, and `<name>.pid`.
+        namespaces: paths of kernel namespaces that it enters in order before all else.
+        incarnation: how often it was started before in this attempt.
     """
 
     index: int
@@ -53,11 +53,11 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class PeerFailure:
-    """Why a rank cannot go on without others.
+    """The loss of other ranks, without which a rank cannot go on.
 
     Attributes:
-        ranks: one of these is gone or silent.
-        cause: how this was noticed.
+        ranks: one of these has died or is silent.
+        cause: how the loss was noticed.
     """
 
     ranks: tuple[int, ...]
@@ -65,18 +65,18 @@ class PeerFailure:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> PeerFailure:
-        """Back from the JSON that `asdict` of this class became."""
+        """Parse the JSON that `asdict` of this class became."""
         return cls(tuple(values["ranks"]), values["cause"])
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a rank's work ended: an exit code and, unless it is DONE, a message for a person.
+    """The end of a rank's work: an exit code and, unless it is DONE, a message for the user.
 
     Attributes:
-        exit_code: for the shell.
-        message: why.
-        lost: if it is because of others.
+        exit_code: that of the process.
+        message: why it ended.
+        lost: the loss of others that ended it, if any.
     """
 
     exit_code: int
@@ -85,14 +85,14 @@ class Ending:
 
 
 def ending(rank: Rank, work: Callable[[], None]) -> Ending:
-    """Do a rank's work; what it raises becomes a message, of a fault in the program a traceback."""
+    """Do a rank's work; errors become messages, and faults of the program tracebacks."""
     try:
         with refusals():
             work()
     except DlrmError as error:
         return Ending(error.exit_code, str(error), _peer_failure(error))
     except BaseException as error:
-        with suppress(OSError):  # the log, too, may be on a full disk
+        with suppress(OSError):  # the log may be on a full disk too
             traceback.print_exc()
         message = (
             f"{rank.name} (rank {rank.index}): {type(error).__name__}: {error}; "
@@ -111,13 +111,13 @@ def _peer_failure(error: DlrmError) -> PeerFailure | None:
 
 
 def root_cause(failure: PeerFailure, failures: Mapping[int, PeerFailure]) -> int:
-    """The rank that went, or fell silent, without a word; others may be lost because of it.
+    """The rank that died or fell silent without a report; others may be lost because of it.
 
-    One that is only cut off reports, too, whom it misses: it is the one that most others miss.
+    A rank that is only cut off reports whom it misses too: it is the one missed most.
 
     Args:
-        failure: what one rank has reported.
-        failures: what ranks have reported, by number.
+        failure: the report of one rank.
+        failures: the reports of ranks, by rank.
     """
     seen: list[int] = []
     waiting = list(failure.ranks)
@@ -135,8 +135,8 @@ def root_cause(failure: PeerFailure, failures: Mapping[int, PeerFailure]) -> int
 
 
 def run_rank(rank: Rank, entry: str, connection: Connection) -> None:
-    """What a rank does with its life."""
-    os.setpgid(0, 0)  # a Ctrl-C of the terminal reaches the supervisor, which passes it on once
+    """The main function of a rank's process."""
+    os.setpgid(0, 0)  # a terminal's Ctrl-C then reaches only the supervisor, which forwards it once
     parent = os.getppid()
     die_with_parent(parent)
     stop = StopRequest(supervised=True)
@@ -149,7 +149,7 @@ def run_rank(rank: Rank, entry: str, connection: Connection) -> None:
     def work() -> None:
         write_log(rank)
         _enter(rank.namespaces)
-        die_with_parent(parent)  # the kernel forgets it where rights change
+        die_with_parent(parent)  # the kernel drops it when rights change
         module, _, name = entry.partition(":")
         function: Entry = getattr(import_module(module), name)
         function(rank.argument, report, stop)
@@ -172,7 +172,7 @@ def _enter(paths: Sequence[str]) -> None:
 
 
 def flush_log() -> None:
-    """What a full disk does not take is lost, and decides about no exit code."""
+    """Flush output; what a full disk refuses is lost, without changing the exit code."""
     for name in ("stdout", "stderr"):
         try:
             if (stream := getattr(sys, name)) is not None:
@@ -182,12 +182,12 @@ def flush_log() -> None:
 
 
 def write_log(rank: Rank) -> None:
-    """Standard output and error of this process go to its log, those of libraries too.
+    """Redirect standard output and error of this process and its libraries to its log.
 
-    Its number goes to a file beside it.
+    Its process id goes to a file beside that.
 
     Raises:
-        ResourceError: they cannot be written.
+        ResourceError: the files cannot be written.
     """
     path = rank.log_folder / f"{rank.name}.pid"
     with writing(path, RUN_FOLDER_KEY):
@@ -198,5 +198,5 @@ def write_log(rank: Rank) -> None:
         os.dup2(descriptor, number)
     os.close(descriptor)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # whatever the locale is, a log takes every sign
+        if isinstance(stream, TextIOWrapper):  # a log takes any character, whatever the locale
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")

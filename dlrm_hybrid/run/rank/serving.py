@@ -1,4 +1,4 @@
-"""What the servers of a run do in processes of their own, from start to goodbye."""
+"""Server processes of a run, from start to goodbye."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dlrm_hybrid.wire.frame import Kind as FrameKind
 
 @contextmanager
 def at_end(act: Callable[[], None]) -> Generator[None, None, None]:
-    """Do it once what is within is done, also where a signal has ended that between two steps."""
+    """Call a function at the end of a `with`, also if a signal has ended that between two steps."""
     try:
         yield
     except (PreemptedError, InterruptedRunError):
@@ -38,7 +38,7 @@ def at_end(act: Callable[[], None]) -> Generator[None, None, None]:
 
 
 def serve_dense(job: Job, index: int, channel: MeteredChannel, meter: RankMeter) -> None:
-    """Be the server with this index until all workers have left."""
+    """Run the server with this index until all workers have left."""
     server = build_world.server(job.config, job.layout, index, job.clock)
     meter.versions, meter.staleness = server.versions, server.staleness
     if job.task.resume_from is not None:
@@ -65,7 +65,7 @@ def serve_dense(job: Job, index: int, channel: MeteredChannel, meter: RankMeter)
 
 
 def serve_tables(job: Job, index: int, channel: MeteredChannel, meter: RankMeter) -> None:
-    """Be the table server with this index until all workers have left."""
+    """Run the table server with this index until all workers have left."""
     server = build_world.table_server(job.config, job.layout, index, job.storage, job.clock)
     if job.task.resume_from is not None:
         folder = checkpoint_folder.find(Path(job.task.resume_from))
@@ -89,7 +89,7 @@ def serve_tables(job: Job, index: int, channel: MeteredChannel, meter: RankMeter
 
 @contextmanager
 def order_log(job: Job) -> Generator[OrderLog | None, None, None]:
-    """Where a server logs the order of what it takes; None if nobody wants it."""
+    """Open the log of the order in which a server takes messages; None if not configured."""
     if not job.config.sync.record:
         yield None
         return
@@ -103,7 +103,7 @@ def order_log(job: Job) -> Generator[OrderLog | None, None, None]:
 def timed(
     job: Job, handlers: Mapping[FrameKind, Handle], log: OrderLog | None
 ) -> dict[FrameKind, Handle]:
-    """The same; measures what they take, and logs in which order."""
+    """Wrap handlers so that their time is measured and their order logged."""
     logged = handlers if log is None else log.around(handlers)
     return {kind: job.clock.timed(Span.APPLY, handle) for kind, handle in logged.items()}
 
@@ -114,20 +114,20 @@ def answer(
     handlers: Mapping[FrameKind, Handle],
     gone: Collection[int] = (),
 ) -> int:
-    """Answer until all have left who ask something of servers; the ticks they have done.
+    """Handle frames until all clients of this server have left; returns the ticks they have done.
 
     Args:
-        job: of this rank.
-        channel: of it.
-        handlers: by the kinds of frames that they are for.
-        gone: ranks that are known to be, and may come again.
+        job: that of this rank.
+        channel: that of this rank.
+        handlers: one per frame kind.
+        gone: ranks that have left and may rejoin.
     """
     asking = {*range(job.layout.topology.num_workers), build.leader(job.config)}
     return serve(channel, handlers, asking - {channel.rank}, IDLE_SECONDS, gone)
 
 
 def leave_servers(job: Job, channel: MeteredChannel, step: int) -> None:
-    """Tell all servers that this rank asks nothing more, after so many ticks."""
+    """Say goodbye to all servers, after so many ticks."""
     rank, attempt = job.task.rank, job.task.attempt
     goodbye = Frame(kind=FrameKind.GOODBYE, sender=rank, attempt=attempt, number=step)
     for server in job.layout.topology.all_servers:

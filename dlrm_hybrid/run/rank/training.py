@@ -1,4 +1,4 @@
-"""From a checkpoint, or from nothing, to the end of training; and what is recorded on the way."""
+"""Training in one process of a run: resume, train to the end, and record events meanwhile."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.train.worker_rank import WorkerRank
 
 Trainer = InProcessEngine | WorkerRank | LeaderRank
-"""What a process trains with: all ranks of a world, one of its workers, or a server that leads."""
+"""What a process trains with: all ranks of a world, one of its workers, or the leading server."""
 
 
 def train_to_the_end(
     job: Job, trainer: Trainer, meter: RankMeter, report: Report, stop: StopRequest
 ) -> None:
-    """Train to the end; only the leader records, and shows its progress."""
+    """Train to the end; only the leader records events and shows progress."""
     live = report if trainer.leads else say_nothing
     progress = resume(job, trainer, live)
     meter.step = progress.step
@@ -85,7 +85,7 @@ def train_to_the_end(
             drain=None if isinstance(trainer, LeaderRank) or not _is_stale(job) else trainer.drain,
         )
         progress = train(parts, job.plan, progress)
-        # Of this attempt: one that is restarted begins from a checkpoint with all trainers.
+        # Of this attempt only: a restarted one begins from a checkpoint with all trainers.
         lost = {}
         if isinstance(trainer, LeaderRank):
             lost = {
@@ -97,17 +97,17 @@ def train_to_the_end(
 
 
 def _alone(step: int, is_best: bool) -> bool:
-    """What a process says that has all scores itself."""
+    """Decide alone, in a process that has all scores."""
     return is_best
 
 
 def checkpoint_writer(job: Job, trainer: Trainer, roll: Roll) -> CheckpointWriter:
-    """What saves checkpoints of the run, in a process that trains.
+    """Make the writer of the run's checkpoints, in a process that trains.
 
     Args:
-        job: of this process.
-        trainer: what it trains with.
-        roll: who is there.
+        job: that of this process.
+        trainer: what the process trains with.
+        roll: attendance of the trainers.
     """
     task = job.task
     title = f"{job.names[task.rank]} (rank {task.rank})"
@@ -127,7 +127,7 @@ def checkpoint_writer(job: Job, trainer: Trainer, roll: Roll) -> CheckpointWrite
 
 
 def _asked(job: Job, trainer: Trainer) -> Sequence[int]:
-    """The ranks that copy what a checkpoint holds when they are asked."""
+    """The ranks that copy their tensors for a checkpoint on request."""
     if isinstance(trainer, LeaderRank):
         return [rank for rank in job.names if rank != trainer.leader]
     return job.layout.topology.all_servers if len(job.names) > 1 else ()
@@ -139,7 +139,7 @@ def _is_stale(job: Job) -> bool:
 
 
 def _pushed(job: Job, trainer: Trainer) -> Callable[[], Sequence[int]] | None:
-    """What stages of processes have pushed, where stages differ."""
+    """Pushes per stage so far, if stages differ, else None."""
     if not isinstance(trainer, WorkerRank) or not _is_stale(job):
         return None
     pipeline, stages = build.pipeline(job.config), range(job.layout.topology.stages)
@@ -147,18 +147,18 @@ def _pushed(job: Job, trainer: Trainer) -> Callable[[], Sequence[int]] | None:
 
 
 def say_nothing(event: object) -> None:
-    """Only the leader shows its progress; rates of trainers that it leads do not fall."""
+    """Do nothing: only the leader shows progress, and a leading server lowers no rates."""
 
 
 def resume(job: Job, trainer: Trainer, live: Report) -> Progress:
-    """Go on from the checkpoint of the task, if it names one."""
+    """Resume from the checkpoint of the task, if it names one."""
     if job.task.resume_from is None:
         return Progress()
     folder = checkpoint_folder.find(Path(job.task.resume_from))
     facts = job.facts(folder)
     progress = resumed(job.task, facts, job.values)
     if not server_leads(job.config) or len(progress.batches) != job.config.parallel.trainers:
-        progress = replace(progress, batches=())  # all have learned from as many
+        progress = replace(progress, batches=())  # all have done the same number
     saved = open_checkpoint(folder, checking(live))
     held = piece_groups(trainer.pieces())
     dense = dense_values(saved, facts["config"], job.values)
@@ -170,18 +170,18 @@ def resume(job: Job, trainer: Trainer, live: Report) -> Progress:
     levels = row_levels(saved, facts, job.values, trainer.looking_up, names)
     kept = remembered(saved, compressors, trainers)
     was_elastic = facts["config"]["parallel"].get("elastic", False)
-    if job.config.parallel.elastic or was_elastic:  # who was away begins without residuals
+    if job.config.parallel.elastic or was_elastic:  # who was away has no residuals
         kept = {**compressors, **kept}
     flying = saved.tensors(saved.names(FLIGHT)) if progress.emptied < progress.step else {}
     statistics.resume(saved, held.get(statistics.GROUP, []), job.config.parallel.trainers)
-    saved.fill(held.get("embeddings", []))  # before batches in flight look up what they will update
+    saved.fill(held.get("embeddings", []))  # before batches in flight look up rows to update
     trainer.restart(progress, {**dense, **kept, **ahead, **levels, **flying})
     # The sums of all workers are counted once.
     return progress if trainer.leads else replace(progress, interval=Interval())
 
 
 def _open_sink(job: Job, report: Report, progress: Progress) -> Sink:
-    """Where the events on record go, after those that will be lived through again are dropped."""
+    """Open the sinks of recorded events, without the events that will be repeated."""
     folder = Path(job.task.run_folder)
     path = folder / EVENTS_FILE
     record = events.read(path) if path.exists() else ()
@@ -200,7 +200,7 @@ def _log(text: str) -> None:
 
 
 def _started(job: Job, progress: Progress) -> Event:
-    """The first event of an attempt."""
+    """Make the first event of an attempt."""
     config, shards = job.config, job.shards
     measured = build_model.measured_bfloat16(config, shards.table_rows)
     scored = shards.scored_rows(config.data.test_part)
