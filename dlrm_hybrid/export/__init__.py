@@ -1,1 +1,1 @@
-"""Models for others: written as files that need nothing of this package, and read from theirs."""
+"""Exchange of models with other programs: exported files, and imported weights."""

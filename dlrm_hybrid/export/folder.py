@@ -1,4 +1,4 @@
-"""A folder that has its name only once all is in it."""
+"""Folders that appear under their name only when they are complete."""
 
 from __future__ import annotations
 
@@ -16,19 +16,16 @@ from dlrm_hybrid.types import ConfigError
 
 @contextmanager
 def new_folder(target: Path, key: str) -> Generator[Path, None, None]:
-    """Make a folder: what is written inside the `with` is there as a whole, or nothing is.
+    """Make a folder atomically: yields a folder to write to, renamed to `target` at the end.
 
     A killed process leaves a hidden folder beside it, which the next one removes.
 
     Args:
-        target: the folder; nothing may be there yet.
-        key: of the configuration that names it.
-
-    Yields:
-        Where to write.
+        target: the folder; nothing may exist there yet.
+        key: configuration key that names it.
 
     Raises:
-        ConfigError: something is there, or another process is making it.
+        ConfigError: something exists there, or another process is making it.
         ResourceError: it cannot be written.
     """
     if not target.name:

@@ -1,6 +1,6 @@
-"""A plain model as a file of each format, and such a file as a function that scores rows.
+"""Writes a plain model in each format, and reads such files back to score rows.
 
-Shapes: B batch, F tables, L ids of a row, N ids of all.
+Shapes: B rows of a batch.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from dlrm_hybrid.types import ResourceError
 Format = Literal["pt2", "onnx", "safetensors"]
 OUTPUTS = ("logit", "score")
 OPSET = 18
-# Above this a file of ONNX, a protocol buffer of 2 GiB at most, keeps tensors in one beside it.
+# Above this the tensors of ONNX are in a file of their own: protocol buffers end at 2 GiB.
 MOST_ONNX_BYTES = 1 << 30
 
 Floats = npt.NDArray[np.float32]
 Scorer = Callable[[Batch], tuple[Floats, Floats]]
-"""Logits and probabilities (B,) of the rows of a batch."""
+"""Scores a batch: returns logits and probabilities, each (B,)."""
 
 
 def require(format: Format) -> None:
@@ -54,15 +54,15 @@ def require(format: Format) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFile:
-    """How a model lies in a folder.
+    """A model's file in an exported folder.
 
     Attributes:
-        format: of the file.
-        naming: of the tensors in a file that has nothing else.
-        spec: the shape of the model.
+        format: format of the file.
+        naming: names of the tensors in a safetensors file.
+        spec: architecture of the model.
         int8: whether its tables are `quantised`.
-        multi_hot: tables, from 0, of which a row has any number of ids.
-        masks: of activations, by the layer that they follow.
+        multi_hot: indices of the tables with any number of ids per row.
+        masks: masks of activations, by the layer that they follow.
     """
 
     format: Format
@@ -74,11 +74,11 @@ class ModelFile:
 
     @property
     def file(self) -> str:
-        """The name of the file that holds the model."""
+        """Name of the file."""
         return f"model.{self.format}"
 
     def write(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
-        """Write a model of these float32 tensors, by the names of a checkpoint.
+        """Write the model with these float32 tensors, named as in a checkpoint.
 
         Raises:
             OSError: it cannot be written.
@@ -91,7 +91,7 @@ class ModelFile:
             return
         program = self._program(held)
         if self.format == "pt2":
-            program.example_inputs = None  # the only part of the file that would be a pickle
+            program.example_inputs = None  # else a pickle, the only one in the file
             with _silent():
                 torch.export.save(program, path)
             return
@@ -108,7 +108,7 @@ class ModelFile:
             written.save(path, external_data=num_bytes > MOST_ONNX_BYTES)
 
     def scorer(self, folder: Path) -> Scorer:
-        """Read it back, by what its users would read it with."""
+        """Read the file back with the library that its users would use."""
         path = folder / self.file
         if self.format == "onnx":
             return _onnx_scorer(path, self.multi_hot)
@@ -121,7 +121,7 @@ class ModelFile:
         return _torch_scorer(self._plain(tensors), self.multi_hot)
 
     def expected(self, tensors: Mapping[str, Tensor]) -> Scorer:
-        """What a file made of these tensors has to say of rows."""
+        """The scorer that a file of these tensors must agree with."""
         held = quantised(self.spec, tensors) if self.int8 else tensors
         return _torch_scorer(self._plain(held), self.multi_hot)
 
@@ -177,7 +177,7 @@ def _onnx_scorer(path: Path, multi_hot: Sequence[int]) -> Scorer:
 
 @contextmanager
 def _silent() -> Generator[None, None, None]:
-    """Without what torch's exporter says of its own innards."""
+    """Suppress warnings of torch's exporter about its internals."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)

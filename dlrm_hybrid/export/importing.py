@@ -1,4 +1,4 @@
-"""From weights of other programs to a run folder with a checkpoint of step 0."""
+"""Imports weights of other programs into a run folder with a checkpoint of step 0."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.train.saver import piece_groups
 from dlrm_hybrid.types import ConfigError, DataError
 
-SAME = ("name", "kind", "hash_size", "bucket", "missing")  # of a column, here and there
+SAME = ("name", "kind", "hash_size", "bucket", "missing")  # must agree for each column
 OUTPUT_KEY = "import.output"
 ATTEMPT = 0
-WAIT_SECONDS = 3600.0  # for a disk; a fault ends it before
+WAIT_SECONDS = 3600.0  # for a slow disk; an error ends the wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """A checkpoint of others' weights.
+    """A checkpoint made from imported weights.
 
     Attributes:
-        folder: a run folder, to resume from.
-        tensors: how many were taken over.
-        parameters: elements of all of them.
+        folder: run folder, to resume from.
+        tensors: number of imported tensors.
+        parameters: number of their elements.
     """
 
     folder: Path
@@ -65,11 +65,11 @@ def import_weights(request: Request, display: Display) -> Imported:
 
     Args:
         request: the command.
-        display: for progress.
+        display: shows progress.
 
     Raises:
-        ConfigError: a key is missing, or the folder is there.
-        DataError: the file is no such weights, or they are not this model's; the rows are missing.
+        ConfigError: a key is missing, or the folder exists.
+        DataError: the file has no such weights, or not this model's; or the rows are missing.
         ResourceError: the disk refuses.
     """
     config, options = request.config, request.config.import_
@@ -116,7 +116,7 @@ def _fitted(
     spec: ModelSpec,
     preprocessing: Preprocessing,
 ) -> dict[str, Tensor]:
-    """As `weights.fitted`; each category keeps its row where a vocabulary lies beside the file."""
+    """Like `weights.fitted`; with a vocabulary beside the file, categories keep their rows."""
     theirs = _beside(file, preprocessing)
     if theirs is None:
         return weights.fitted(file, tensors, naming, spec)
@@ -129,10 +129,10 @@ def _fitted(
 
 
 def _beside(file: Path, preprocessing: Preprocessing) -> ExportedColumns | None:
-    """The columns of a file of weights, if `export` has written it.
+    """The columns that `export` has described beside the file; None without `model.json`.
 
     Raises:
-        DataError: what lies beside it is none of that, or columns differ from those of the rows.
+        DataError: `model.json` is damaged or of another file, or its columns differ from the rows'.
     """
     path = file.parent / MODEL_FILE
     if not path.exists():
@@ -174,7 +174,7 @@ def _column_faults(theirs: ExportedColumns, preprocessing: Preprocessing) -> Ite
 def _rows_there(
     file: Path, theirs: ExportedColumns, preprocessing: Preprocessing
 ) -> list[npt.NDArray[np.int64]]:
-    """For each table the row of the file that belongs to each row here.
+    """For each table, the file's row for each row here.
 
     Raises:
         DataError: the file has no row for a category.

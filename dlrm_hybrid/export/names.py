@@ -9,9 +9,9 @@
     top.3.weight        top_l.4.weight     over_arch.model.1.weight      (the last layer)
     interaction.1.v     –                  inter_arch.crossnet.V_kernels.0   (w: W_kernels, bias)
 
-facebookresearch/dlrm numbers the modules of an MLP, and every second one is an activation. The
-tensors are the same but for one: TorchRec lists the dot products of pairs of vectors by the first
-of a pair, (0, 1), (0, 2), …, the others by the second, (0, 1), (0, 2), (1, 2), …; so the columns of
+facebookresearch/dlrm numbers the modules of an MLP, of which every second one is an activation. The
+tensors are equal but for one: TorchRec orders the dot products of pairs of vectors by the first of
+a pair, (0, 1), (0, 2), …, the others by the second, (0, 1), (0, 2), (1, 2), …; so the columns of
 the first top layer are in another order there. TorchRec's model with cross layers is `DLRM_DCN`.
 Neither has batch norm.
 
@@ -33,26 +33,26 @@ from dlrm_hybrid.types import ConfigError
 Naming = Literal["ours", "torchrec", "dlrm"]
 
 TORCHREC_TABLES = "sparse_arch.embedding_bag_collection.embedding_bags"
-MIXED = "top.1.weight"  # the tensor whose columns TorchRec orders otherwise
+MIXED = "top.1.weight"  # the tensor whose columns TorchRec orders differently
 
 
 def shapes_of(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor of a model, by its name here."""
+    """Shapes of all tensors of a model, by their names here."""
     rows = zip(spec.table_names, spec.table_rows, strict=True)
     tables = {f"{table}.weight": (count, spec.embedding_dim) for table, count in rows}
     return {**tables, **spec.dense_shapes(), **spec.statistics_shapes()}
 
 
 def names_of(naming: Naming, spec: ModelSpec, names: Iterable[str]) -> dict[str, str]:
-    """What tensors of a model are called elsewhere, by their names here.
+    """Names of a model's tensors in another program, by their names here.
 
     Args:
-        naming: where.
-        spec: the model.
-        names: here.
+        naming: the other program.
+        spec: architecture of the model.
+        names: names here.
 
     Raises:
-        ConfigError: no such model is there.
+        ConfigError: the other program has no such model.
     """
     if naming == "ours":
         return {name: name for name in names}
@@ -84,7 +84,7 @@ def names_of(naming: Naming, spec: ModelSpec, names: Iterable[str]) -> dict[str,
 
 
 def to_theirs(naming: Naming, spec: ModelSpec, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors under the names and in the layout of `naming`; see `names_of`."""
+    """Convert tensors to the names and layout of `naming`; raises like `names_of`."""
     ours = dict(tensors)
     if naming == "torchrec" and isinstance(spec.interaction, Dot):
         ours[MIXED] = ours[MIXED][:, columns_in_torchrec(spec)]
@@ -94,7 +94,7 @@ def to_theirs(naming: Naming, spec: ModelSpec, tensors: Mapping[str, Tensor]) ->
 def to_ours(
     naming: Naming, spec: ModelSpec, names: Iterable[str], tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The inverse of `to_theirs`, for tensors of these names here."""
+    """The inverse of `to_theirs`, for the tensors with these names here."""
     ours = {our: tensors[their] for our, their in names_of(naming, spec, names).items()}
     if naming == "torchrec" and isinstance(spec.interaction, Dot):
         mixed_MW = torch.empty_like(ours[MIXED])
@@ -104,7 +104,7 @@ def to_ours(
 
 
 def columns_in_torchrec(spec: ModelSpec) -> Tensor:
-    """int64 (W,): for each input of TorchRec's first top layer, which of ours it is."""
+    """For each input of TorchRec's first top layer, the index of ours: int64 (W,)."""
     first_P, second_P = torch.triu_indices(spec.num_vectors, spec.num_vectors, offset=1)
     pairs_P = spec.embedding_dim + second_P * (second_P - 1) // 2 + first_P
     return torch.cat((torch.arange(spec.embedding_dim), pairs_P))

@@ -1,8 +1,8 @@
-"""The model out of torch's standard operators alone, for `torch.export` and whatever follows it.
+"""The model in standard torch operators, as `torch.export` and ONNX need it.
 
-Shapes: B batch, I dense columns, F tables, S of them with one id a row, L ids a row of others,
-D embedding dimension, R rows of a table; V vectors that meet, one of each table and one of the
-bottom MLP where there are dense columns.
+Shapes: B batch, I dense columns, F tables, S of them with one id per row, L ids per row of others,
+D embedding dimension, R rows of a table; V vectors of the interaction, one for each table and one
+of the bottom MLP if there are dense columns.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from dlrm_hybrid.model.spec import ModelSpec
 
 
 def plain_interaction(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """Takes all vectors (B, V, D), and gives the input of the top MLP.
+    """Make the module from all vectors (B, V, D) to the input of the top MLP.
 
     Args:
-        spec: of the model.
-        tensors: by the names of a checkpoint; they are shared, not copied.
+        spec: architecture of the model.
+        tensors: tensors by their names in a checkpoint; shared, not copied.
     """
     has_bottom = bool(spec.bottom)
     match spec.interaction:
@@ -50,9 +50,9 @@ def plain_mlp(
     relu_last: bool,
     masks: Mapping[str, nn.Module] | None = None,
 ) -> nn.Sequential:
-    """The layers `<part>.1`, `<part>.2` … of a model, some with a mask after them.
+    """Make the layers `<part>.1`, `<part>.2` … of a model, some with a mask after them.
 
-    Batch norm by running statistics is a part of their weights and biases.
+    Batch norm with running statistics is folded into their weights and biases.
     """
     modules: list[nn.Module] = []
     for layer in range(1, layers + 1):
@@ -139,13 +139,13 @@ def with_sums(
     preprocessing: Preprocessing,
     tables: Collection[int],
 ) -> Mapping[str, Tensor]:
-    """The tensors of a model with the sum of a whole bag in each row of some expanded tables.
+    """Replace each row of some expanded tables by the sum of its whole bag.
 
     Args:
-        tensors: by the names of a checkpoint; none is changed.
-        spec: the model.
-        preprocessing: its own, which says what the bags are.
-        tables: from 0.
+        tensors: tensors by their names in a checkpoint; unchanged.
+        spec: architecture of the model.
+        preprocessing: preprocessing of the model, which makes the bags.
+        tables: indices of the tables.
     """
     summed = dict(tensors)
     for table in tables:
@@ -162,20 +162,20 @@ def with_sums(
     return summed
 
 
-LEVELS = 255  # of an 8-bit row, from its least value to its greatest
-BLOCK_ELEMENTS = 1 << 22  # of tables, computed at once
-INT8_KINDS = ("weight_scale", "weight_offset")  # of tensors beside an 8-bit `weight`
+LEVELS = 255  # steps of an 8-bit row from its least value to its greatest
+BLOCK_ELEMENTS = 1 << 22  # elements of a table computed at a time
+INT8_KINDS = ("weight_scale", "weight_offset")  # tensors beside an 8-bit `weight`
 
 
 @final
 class PlainDlrm(nn.Module):
-    """Bottom MLP and tables → interaction → top MLP; inputs and outputs have names.
+    """Bottom MLP and tables → interaction → top MLP, with named inputs and outputs.
 
     Args:
-        spec: the shape of the model.
-        tensors: by the names of a checkpoint, or `quantised`; they are shared, not copied.
-        multi_hot: tables, from 0, of which a row has any number of ids, pooled to their sum.
-        masks: of activations, by the layer that they follow.
+        spec: architecture of the model.
+        tensors: tensors by their names in a checkpoint, or `quantised`; shared, not copied.
+        multi_hot: indices of the tables with any number of ids per row, whose rows are summed.
+        masks: masks of activations, by the layer that they follow.
     """
 
     def __init__(
@@ -201,9 +201,9 @@ class PlainDlrm(nn.Module):
         """Logits and probabilities of a click, both float32 (B,).
 
         Args:
-            dense: float32 (B, I), as they are prepared; None for a model without dense columns.
-            ids: int64 (B, S), rows of the tables that are not multi-hot; -1 is a row of zeros.
-            lists: for each multi-hot table int64 (B, L), -1 after the last id of a row.
+            dense: float32 (B, I), transformed; None for a model without dense columns.
+            ids: int64 (B, S), ids of the tables that are not multi-hot; -1 is a row of zeros.
+            lists: int64 (B, L) for each multi-hot table, with -1 after the last id of a row.
         """
         single, multi = count(), iter(lists)
         rows = [
@@ -219,14 +219,14 @@ class PlainDlrm(nn.Module):
 
 
 def _rows(table: nn.Module, ids: Tensor) -> Tensor:
-    """Rows (…, D) of ids (…), zeros for negative ones: ONNX would count these from the end."""
+    """Look up rows (…, D) of ids (…); zeros for -1, which ONNX would count from the end."""
     rows: Tensor = table(ids.clamp(min=0))
     return rows * (ids >= 0).unsqueeze(-1)
 
 
 @final
 class Int8Table(nn.Module):
-    """A table of `quantised` rows; see there."""
+    """An embedding table of rows in 8 bits; see `quantised`."""
 
     weight: Tensor
     weight_scale: Tensor
@@ -238,21 +238,21 @@ class Int8Table(nn.Module):
             self.register_buffer(kind, tensors[f"{name}.{kind}"])
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Rows as float32, (…, D) of ids (…)."""
+        """Look up float32 rows (…, D) of ids (…)."""
         steps = functional.embedding(ids, self.weight).float()
         scale, offset = self.weight_scale[ids], self.weight_offset[ids]
         return steps * scale.unsqueeze(-1) + offset.unsqueeze(-1)
 
 
 def quantised(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a model with tables of 8-bit integers, and a scale and an offset of each row.
+    """Quantise the tables of a model to 8-bit integers, with a scale and an offset for each row.
 
-    value = offset + scale × integer. The offset is the row's least value, 255 steps of its scale
-    are from there to the greatest: no value is off by more than half a step and float32's rounding.
+    value = offset + scale × integer, where the offset is the row's least value and 255 steps lead
+    to its greatest: the error is at most half a step and float32's rounding.
 
     Args:
-        spec: the model.
-        tensors: float32, by the names of a checkpoint; those of dense layers are taken over.
+        spec: architecture of the model.
+        tensors: float32 tensors by their names in a checkpoint; dense ones are kept as they are.
     """
     quantised_tensors = dict(tensors)
     for name in spec.table_names:
@@ -263,7 +263,7 @@ def quantised(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> dict[str, Tenso
         block_rows = max(1, BLOCK_ELEMENTS // spec.embedding_dim)
         for first in range(0, len(table_RD), block_rows):
             some = slice(first, first + block_rows)
-            step_R = torch.where(scale_R[some] > 0, scale_R[some], 1.0)  # of equal values: all 0
+            step_R = torch.where(scale_R[some] > 0, scale_R[some], 1.0)  # rows of equal values: 0
             steps_RD = (table_RD[some] - low_R[some, None]) / step_R[:, None]
             integers_RD[some] = steps_RD.round_().clamp_(0, LEVELS)
         values = (integers_RD, scale_R, low_R)

@@ -1,4 +1,4 @@
-"""Weights that other programs have saved, read without trusting the file, and fitted to a model."""
+"""Reads weights saved by other programs, without trusting the file, and fits them to a model."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from dlrm_hybrid.types import DataError
 
 KEY = "import.file"
 VARIANCE = ".norm.running_var"
-STATE = "state_dict"  # where facebookresearch/dlrm keeps weights, beside its counts of steps
-WRAPPERS = ("module.", "model.")  # what DataParallel, DLRMTrain and others put before names
-EXACT = (torch.float32, torch.float16, torch.bfloat16)  # types whose values float32 has, too
-# Of the numbers beside the weights, such as an accuracy; nothing else but tensors is made.
+STATE = "state_dict"  # key of the weights in files of facebookresearch/dlrm
+WRAPPERS = ("module.", "model.")  # prefixes of DataParallel, DLRMTrain and others
+EXACT = (torch.float32, torch.float16, torch.bfloat16)  # types that float32 represents exactly
+# Allowed for numbers beside the weights, such as an accuracy; else only tensors are unpickled.
 NUMPY_SCALARS: tuple[Any, ...] = (
     np.dtype,
     (np.float64(0).__reduce__()[0], "numpy.core.multiarray.scalar"),
@@ -36,11 +36,11 @@ NUMPY_SCALARS: tuple[Any, ...] = (
 
 
 def read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file by their names in it.
+    """Read the tensors of a file, by their names in it.
 
     Args:
-        path: of a `.safetensors`, else of what `torch.save` has written: a state dict, or a dict
-            with one as `state_dict`. Tensors are mapped from it, not read, where that can be.
+        path: a `.safetensors` file, or one that `torch.save` has written: a state dict, or a dict
+            with one as `state_dict`. Tensors are memory-mapped if possible.
 
     Raises:
         DataError: it is no such file, or damaged; names it.
@@ -48,10 +48,10 @@ def read(path: Path) -> dict[str, Tensor]:
     plain_file(path.parent, path.name, f" ({KEY})")
     try:
         content = _loaded(path)
-    except pickle.UnpicklingError as error:  # torch's text says how to run what is in the file
+    except pickle.UnpicklingError as error:  # torch's message advises to run the file's code
         reason = "it is damaged, or holds objects other than tensors, which could run code"
         raise DataError(f"{path}: cannot be read as weights: {reason} ({KEY})") from error
-    except Exception as error:  # whatever anybody's bytes make a library raise
+    except Exception as error:  # untrusted bytes may make a library raise anything
         reason = next((line for line in str(error).splitlines() if line), type(error).__name__)
         raise DataError(f"{path}: cannot be read as weights: {reason} ({KEY})") from error
     if not isinstance(content, Mapping):
@@ -74,7 +74,7 @@ def _loaded(path: Path) -> object:
     if path.suffix == ".safetensors":
         return cast(Any, safetensors.torch).load_file(path)
     with warnings.catch_warnings(), torch.serialization.safe_globals(list(NUMPY_SCALARS)):
-        warnings.simplefilter("ignore")  # of the pickle that weights_only will refuse
+        warnings.simplefilter("ignore")  # about a pickle, which weights_only refuses
         is_zip = zipfile.is_zipfile(path)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
 
@@ -82,17 +82,17 @@ def _loaded(path: Path) -> object:
 def fitted(
     path: Path, tensors: Mapping[str, Tensor], naming: Naming, spec: ModelSpec
 ) -> dict[str, Tensor]:
-    """The weights of a model by its own names, float32.
+    """Convert a file's tensors to a model's float32 weights, by their names here.
 
     Args:
-        path: of the file, for messages.
-        tensors: of the file.
-        naming: of these.
-        spec: the model.
+        path: path of the file, for messages.
+        tensors: tensors of the file.
+        naming: names used in the file.
+        spec: architecture of the model.
 
     Raises:
-        DataError: they are not the model's; one line for each that is missing, unexpected, of
-            another shape or type, or not finite.
+        DataError: they do not fit the model; a line for each tensor that is missing, unexpected,
+            of another shape or type, or not finite.
     """
     faults = list(_faults(tensors, naming, spec))
     if faults:
@@ -123,7 +123,7 @@ def _faults(tensors: Mapping[str, Tensor], naming: Naming, spec: ModelSpec) -> I
 
 
 def _unwrapped(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Without what wrappers have put before all names."""
+    """Remove the prefixes that wrappers have put before all names."""
     while any(all(name.startswith(one) for name in tensors) for one in WRAPPERS):
         tensors = {name.partition(".")[2]: tensor for name, tensor in tensors.items()}
     return tensors

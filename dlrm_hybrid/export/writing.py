@@ -1,4 +1,4 @@
-"""From a checkpoint to a folder with the model, its vocabularies, and what both mean."""
+"""Exports a checkpoint: a folder with the model, its vocabularies, and their description."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
 from dlrm_hybrid.types import ConfigError, DataError
 
 SCORE_TOLERANCE = 1e-5  # of probabilities
-# Of logits below 1, of others relative. Sums of hundreds of float32 numbers, in another order.
+# Absolute for logits below 1, else relative: sums of hundreds of float32 numbers are reordered.
 LOGIT_TOLERANCE = 1e-4
-MASKED_ROWS = 1000  # of so many one may be apart where activations are masked
+MASKED_ROWS = 1000  # one row of these may differ if activations are masked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What two models make of the same rows.
+    """Comparison of the checkpoint and the written model on the same rows.
 
     Attributes:
-        logit_difference: the largest, of logits above 1 relative to them.
-        score_difference: the largest of two probabilities.
-        rows: that were scored.
-        rows_apart: by more than another order of sums makes; a NaN is.
-        before: scores of the checkpoint; None of rows without labels.
-        after: scores of the written model.
+        logit_difference: largest difference of logits, relative for those above 1.
+        score_difference: largest difference of probabilities.
+        rows: number of rows scored.
+        rows_apart: rows that differ by more than the order of sums explains, or are NaN.
+        before: scores of the checkpoint; None for rows without labels.
+        after: scores of the written model; None for rows without labels.
     """
 
     logit_difference: float
@@ -67,17 +67,17 @@ class Comparison:
     after: BinaryScores | None
 
     def is_equal(self, *, masked: bool) -> bool:
-        """Whether no row is apart.
+        """Whether the models agree on all rows.
 
         Args:
-            masked: activations are masked; then one row of 1,000 may be, in which two elements tie
-                for the last place up to the order of sums, and each model keeps another one.
+            masked: whether activations are masked; then one row of 1,000 may differ, in which two
+                elements tie for the last place up to rounding, and each model keeps another one.
         """
         return self.rows_apart <= (self.rows // MASKED_ROWS if masked else 0)
 
     @property
     def auc_difference(self) -> float | None:
-        """After less before; None where all labels are the same."""
+        """AUC of the written model less the checkpoint's; None without labels of both classes."""
         if self.after is None or self.before is None:
             return None
         if self.after.auc is None or self.before.auc is None:
@@ -88,7 +88,7 @@ class Comparison:
 def drawn_batches(
     preprocessing: Preprocessing, rows: int, batch_size: int
 ) -> Generator[Batch, None, None]:
-    """Rows of any categories and numbers, the same each time, as they may reach a model."""
+    """Yield batches of random rows that are valid inputs of a model, the same each time."""
     rng, columns = np.random.default_rng(0), preprocessing.schema.categorical
     for first in range(0, rows, batch_size):
         count = min(batch_size, rows - first)
@@ -110,14 +110,14 @@ def compare(
     *,
     labelled: bool = True,
 ) -> Comparison:
-    """Score rows with two models.
+    """Score rows with two models and compare the results.
 
     Args:
-        before: the checkpoint's.
-        after: the written one.
-        batches: of the rows, at least one.
-        progress: called with the rows done.
-        labelled: whether the labels of the rows are any.
+        before: scorer of the checkpoint.
+        after: scorer of the written model.
+        batches: the rows in batches, at least one.
+        progress: called with the number of rows done.
+        labelled: whether the rows have real labels.
     """
     metrics, largest = (BinaryMetrics(), BinaryMetrics()), np.zeros(2)
     rows = rows_apart = 0
@@ -131,7 +131,7 @@ def compare(
         worst = apart_B.max(), score_apart_B.max()
         near_B = (apart_B <= LOGIT_TOLERANCE) & (score_apart_B <= SCORE_TOLERANCE)
         rows_apart += int(np.count_nonzero(~near_B))
-        largest = np.maximum(largest, worst)  # a NaN stays
+        largest = np.maximum(largest, worst)  # keeps a NaN
         rows += len(logit_B)
         progress(rows)
     one, other = (counted.scores() if labelled else None for counted in metrics)
@@ -146,21 +146,21 @@ def compare(
 
 
 OUTPUT_KEY = "export.output"
-FORMAT = 1  # of that file
+FORMAT = 1  # of `model.json`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """A model that was written and found equal to its checkpoint.
+    """An exported model, which agrees with its checkpoint.
 
     Attributes:
-        checkpoint: its folder.
-        step: of it.
-        folder: the new one.
-        file: of the model in it.
-        num_bytes: of that file and those beside it that it needs.
-        comparison: with the checkpoint.
-        remarks: what a person should know.
+        checkpoint: folder of the checkpoint.
+        step: step of the checkpoint.
+        folder: the new folder.
+        file: name of the model's file in it.
+        num_bytes: size of that file and of those that it needs beside it.
+        comparison: comparison with the checkpoint.
+        remarks: remarks for the user.
     """
 
     checkpoint: Path
@@ -174,7 +174,7 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A checkpoint to export; `shards` are the rows to check on, None where they are gone."""
+    """A checkpoint to export; `shards` are the rows to check it on, None if they are gone."""
 
     checkpoint: Path
     facts: Mapping[str, Any]
@@ -188,10 +188,10 @@ def export(request: Request, display: Display) -> Exported:
 
     Args:
         request: the command.
-        display: for progress.
+        display: shows progress.
 
     Raises:
-        ConfigError: a key is missing, or the folder is there.
+        ConfigError: a key is missing, or the folder exists.
         DataError: the checkpoint or its rows are missing or damaged, or the written model differs.
         ResourceError: a package is missing, or the disk refuses.
     """
@@ -219,7 +219,7 @@ def export(request: Request, display: Display) -> Exported:
             multi_hot=tuple(sorted(lists - set(summed))),
             masks=saved.masks,
         )
-        names_of(file.naming, file.spec, shapes_of(file.spec))  # or there is none
+        names_of(file.naming, file.spec, shapes_of(file.spec))  # raises if the naming has none
         with writing(folder, OUTPUT_KEY):
             file.write(folder, tensors)
             num_bytes = sum(path.stat().st_size for path in folder.iterdir())
@@ -240,7 +240,7 @@ def export(request: Request, display: Display) -> Exported:
 
 
 def _job(request: Request, path: Path, display: Display) -> _Job:
-    """The checkpoint, with the rows of its run where they still are, or the command line's."""
+    """The checkpoint, with the rows of the command line, or of its run if they still exist."""
     source = open_source(request, path)
     shards, config = None, source.config
     if source.names_rows or trained_on_are_here(source):
@@ -262,7 +262,7 @@ def _load(job: _Job, display: Display) -> SavedModel:
             job.preprocessing.table_rows,
             Precision.FLOAT32,
             lambda done, total: show(done, total),
-            rounds=False,  # a number on the border of two would be rounded elsewhere
+            rounds=False,  # values near a rounding border would round differently in the file
         )
 
 
@@ -275,12 +275,12 @@ def _compare(
     folder: Path,
     display: Display,
 ) -> Comparison:
-    """Score rows of the test part with the written file, and with the checkpoint.
+    """Score rows of the test part with the written file and with the checkpoint.
 
-    Where these rows are gone, drawn ones do: all that counts is that both models agree.
+    If these rows are gone, random ones are scored: what counts is that both models agree.
 
     Raises:
-        DataError: the file is not the checkpoint's model, or its 8-bit tables not this one's.
+        DataError: the file differs from the checkpoint, or, with int8, from its quantised tables.
     """
     summed, shards, batch_size = _summed(job, options), job.shards, job.config.evaluate.batch_size
     rows = range(options.check_rows)
@@ -340,7 +340,7 @@ def _description(
     inputs: dict[str, Any],
     comparison: Comparison,
 ) -> dict[str, Any]:
-    """What `model.json` says: enough to feed the model without this program."""
+    """Content of `model.json`: all that is needed to use the model without this program."""
     manifest, spec = job.preprocessing.manifest, file.spec
     return {
         "format": FORMAT,
