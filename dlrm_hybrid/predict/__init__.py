@@ -1,4 +1,4 @@
-"""Scores of new rows: from files by the verb `predict`, of a DataFrame by `Predictor`."""
+"""Scores new rows: of files by the verb `predict`, of a DataFrame by `Predictor`."""
 
 from dlrm_hybrid.predict.predictor import Predictor
 

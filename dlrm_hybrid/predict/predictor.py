@@ -1,6 +1,6 @@
-"""A trained model that scores rows with the categories of its run.
+"""`Predictor`: scores rows with a trained model and the vocabularies of its run.
 
-Shapes: R rows, B rows of a batch.
+Shapes: R rows.
 """
 
 from __future__ import annotations
@@ -38,23 +38,22 @@ Floats = npt.NDArray[np.float32]
 
 @final
 class Predictor:
-    """The model of a run, to score rows of a DataFrame.
+    """Scores rows of a DataFrame with the model of a run.
 
         scores = Predictor("runs/mine").predict(frame)
 
     The logits are those of `evaluate` in a run of one process: the same code computes them.
 
     Args:
-        run: a run folder, of which the best checkpoint is taken, or the latest where none is
-            known to be the best; or one of its checkpoints, such as `…/checkpoints/latest`.
-        prepared: a folder of prepared rows whose vocabularies are used; None for those that the
-            checkpoint has.
-        unknown: what happens to categories that the run has not seen, in columns where no row of
-            the table stands for them: `error`, or `zero` for a row of zeros.
-        extra: whether columns that the schema does not name are an `error`, or left alone.
-        threads: of torch in this process; None leaves them as they are.
-        batch_rows: scored at once.
-        progress: is called while the checkpoint is verified.
+        run: a run folder, whose best checkpoint is used, or the latest if the best is unknown; or
+            one of its checkpoints, such as `…/checkpoints/latest`.
+        prepared: a folder of prepared rows whose vocabularies to use; None for the checkpoint's.
+        unknown: what to do with categories that the run has not seen, in columns where id 0 does
+            not represent them: `error`, or `zero` for a row of zeros.
+        extra: whether columns that the schema does not name are an `error`, or ignored.
+        threads: number of torch's threads in this process; None leaves it unchanged.
+        batch_rows: number of rows scored at a time.
+        progress: called while the checkpoint is verified.
 
     Raises:
         DataError: the checkpoint or the rows are missing or damaged, or do not fit together.
@@ -100,13 +99,12 @@ class Predictor:
         """Probabilities of a click, float32 (R,), in the order of the rows.
 
         Args:
-            frame: has all feature columns of the schema by name, with values as they are in files;
-                None and NaN are missing values. Columns with a `default` in the schema may be
-                left out; others that it names (label, `ignore`, time of the split) are left alone.
+            frame: has all feature columns of the schema by name, with values as in files; None and
+                NaN are missing values. Columns with a `default` in the schema may be left out;
+                others that it names (label, `ignore`, time of the split) are ignored.
 
         Raises:
-            DataError: a column is missing or unknown, or a value is none of its column; names row
-                and column.
+            DataError: a column is missing or unknown, or a value is invalid; names row and column.
         """
         return (
             torch.from_numpy(self.logits(frame_block(frame, self.schema, self.extra)))
@@ -115,7 +113,7 @@ class Predictor:
         )
 
     def batch(self, block: NewRows) -> Batch:
-        """Rows as the model takes them, with labels of 0; raises as `logits`."""
+        """Convert rows to a batch for the model, with labels of 0; raises like `logits`."""
         values = block.values
         try:
             bags = self._preprocessing.expanded(self.encoder.bags(values))
@@ -130,10 +128,10 @@ class Predictor:
         return Batch(dense_BI, bags, np.zeros(len(dense_BI), np.float32))
 
     def logits(self, block: NewRows) -> Floats:
-        """Logits, float32 (R,).
+        """Logits of rows, float32 (R,).
 
         Raises:
-            DataError: a category is unknown, and no row stands for it, or a number too large;
+            DataError: a category is unknown and `unknown` is `error`, or a number is too large;
                 names the row.
         """
         batch = self.batch(block)
@@ -148,7 +146,7 @@ class Predictor:
 
 
 def _lookup(vocabulary: Vocabulary) -> Lookup:
-    """As `Vocabulary.lookup`; of millions of Criteo's hashes by a compiled table."""
+    """Like `Vocabulary.lookup`, with a compiled hash table for millions of Criteo's hashes."""
     if not vocabulary.column.has_hashes:
         return vocabulary.lookup()
     table = KeyTable()

@@ -1,4 +1,4 @@
-"""The verb `predict`: rows of files in, a file of scores out."""
+"""The work of the verb `predict`: reads rows from files and writes a file of scores."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from dlrm_hybrid.types import ConfigError, DataError
 OUTPUT_KEY = "predict.output"
 KINDS = (".parquet", ".csv")
 Columns = Mapping[str, Any]
-"""Arrays of numpy or Arrow by name."""
+"""Arrays of numpy or Arrow, by the name of the column."""
 
 
 class ScoreFile(Protocol):
-    """Takes rows, block after block."""
+    """A file of scores that is being written."""
 
     def write(self, columns: Columns) -> None:
-        """Add rows; each block has the same columns."""
+        """Append a block of rows; all blocks have the same columns."""
         ...
 
 
 @contextmanager
 def score_file(path: Path) -> Generator[ScoreFile, None, None]:
-    """Make or replace a file of scores; where the `with` is left early, it is as it was.
+    """Make or replace a file of scores; after an error in the `with` it is unchanged.
 
     Args:
-        path: `.parquet` or `.csv`.
+        path: a `.parquet` or `.csv` file.
 
     Raises:
         ConfigError: it is neither, or another process is writing it.
@@ -66,7 +66,7 @@ def score_file(path: Path) -> Generator[ScoreFile, None, None]:
             with writing(path, OUTPUT_KEY):
                 writer.close()
         finally:
-            with suppress(OSError):  # a full disk takes no end of a file that nobody wants
+            with suppress(OSError):  # on a full disk; the file is discarded anyway
                 writer.close()
         with writing(path, OUTPUT_KEY):
             stack.close()
@@ -91,7 +91,7 @@ class _ParquetScores:
 
 
 def _as_before(table: Any, schema: Any) -> Any:
-    """Columns of the types that the first block had."""
+    """Cast columns to the types of the first block."""
     columns: list[Any] = []
     for field, column in zip(schema, table.columns, strict=True):
         try:
@@ -105,10 +105,10 @@ def _as_before(table: Any, schema: Any) -> Any:
 
 
 def _for_pandas(column: Any) -> Any:
-    """A column of Arrow's with None, or whole numbers beside nothing would become floats."""
+    """Convert a column to pandas, keeping whole numbers beside nulls, which would become floats."""
     try:
         return column.to_pandas(integer_object_nulls=True)
-    except ArrowError:  # times of a day in nanoseconds, which Python's have not
+    except ArrowError:  # times of day in nanoseconds, which Python lacks
         return column.cast("string").to_pandas()
 
 
@@ -131,7 +131,7 @@ class _CsvScores:
         self._is_new = False
 
     def close(self) -> None:
-        """Every block is written when `write` returns."""
+        """Do nothing: `write` has written every block."""
 
 
 OWN_COLUMNS = ("row", "score")
@@ -139,16 +139,16 @@ OWN_COLUMNS = ("row", "score")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """What a call has written.
+    """Result of `predict`.
 
     Attributes:
-        checkpoint: that scored.
-        step: of it.
-        output: the file.
-        rows: in it.
-        seconds: from the first row to the last.
-        unknown: categories that the run has not seen, by column, where there are any.
-        scores: of the scores, where all rows have labels.
+        checkpoint: the checkpoint used.
+        step: step of the checkpoint.
+        output: the file of scores.
+        rows: number of rows in it.
+        seconds: seconds from the first row to the last.
+        unknown: number of ids that the run has not seen, by column; only those above 0.
+        scores: quality of the scores if all rows have labels, else None.
     """
 
     checkpoint: Path
@@ -164,7 +164,7 @@ def predict(request: Request, display: Display) -> Predicted:
     """Score all rows of `predict.rows` with `predict.checkpoint` into `predict.output`.
 
     Raises:
-        ConfigError: a key is missing, or means nothing.
+        ConfigError: a key is missing or invalid.
         DataError: checkpoint, vocabularies or rows are missing or damaged; names row and column.
         ResourceError: the disk refuses.
     """
@@ -215,7 +215,7 @@ def _score(
     file: ScoreFile,
     display: Display,
 ) -> tuple[int, BinaryScores | None]:
-    """Write the scores of all rows; returns how many, and what they are worth if all have labels.
+    """Write the scores of all rows; returns their number, and their quality if all have labels.
 
     Raises:
         DataError: rows are missing or damaged, or there are none.

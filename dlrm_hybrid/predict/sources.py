@@ -1,7 +1,7 @@
-"""Files of rows, or a DataFrame, as blocks: Criteo text, CSV with a header, Parquet, .npy.
+"""Reads rows to score in blocks, from a DataFrame or files: Criteo text, CSV, Parquet, .npy.
 
-Memory is bounded. A row that cannot be read is an error that names file, row and column: no row
-goes without a score.
+Memory for files is bounded. A row that cannot be read is an error that names file, row and column,
+as every row must get a score.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRows:
-    """Rows of one source.
+    """A block of rows to score.
 
     Attributes:
-        values: their features, and labels where the source has them.
-        kept: values of other columns by name, R each, as arrays of numpy or Arrow.
-        where: says where a row of the block, from 0, comes from, for messages.
+        values: features, and labels if the source has them.
+        kept: values of the columns to keep by name, (R,), as arrays of numpy or Arrow.
+        where: the origin of a row of the block, from 0, for messages.
     """
 
     values: Values
@@ -54,7 +54,7 @@ LABEL_AND_TAB = b"0\t"
 
 
 def is_table(path: Path, schema: Schema) -> bool:
-    """Whether a file has columns with names; Criteo text, by its schema, has none."""
+    """Whether a file is a table with named columns, not Criteo text."""
     return schema.format != "criteo" or path.suffix in TABLES
 
 
@@ -66,20 +66,20 @@ def read_blocks(
     on_bytes: Callable[[int], None],
     extra: Extra = "error",
 ) -> Iterator[NewRows]:
-    """All rows of some files, in order.
+    """Yield all rows of some files, in order.
 
     Args:
-        paths: `.parquet`, `.csv` or `.npy`, or Criteo text, plain, `.gz` or `.zst`, with or without
-            label. Rows of another schema than Criteo's are a table in any file.
-        schema: of the rows that the model was trained on, without a split.
-        keep: columns to pass on as they are.
-        block_bytes: of text, parsed at a time.
-        on_bytes: called with the bytes of all files that are done, as stored.
+        paths: `.parquet`, `.csv` or `.npy` files, or Criteo text, plain, `.gz` or `.zst`, with or
+            without label. With another schema than Criteo's, every file is a table.
+        schema: schema of the training rows, without a split.
+        keep: columns to pass on unchanged.
+        block_bytes: bytes of text parsed at a time.
+        on_bytes: called with the bytes done of all files, before decompression.
         extra: whether columns that the schema does not name are an `error`.
 
     Raises:
-        DataError: a file is missing or damaged, a column is missing or unknown, or a value is none
-            of its column.
+        DataError: a file is missing or damaged, a column is missing or unknown, or a value is
+            invalid.
     """
     done = 0
     for path in paths:
@@ -97,10 +97,10 @@ def read_blocks(
 
 
 def frame_block(frame: pd.DataFrame, schema: Schema, extra: Extra = "error") -> NewRows:
-    """All rows of a frame.
+    """Read all rows of a frame.
 
     Raises:
-        DataError: a column is missing or unknown, or a value is none of its column.
+        DataError: a column is missing or unknown, or a value is invalid.
     """
     present = [str(name) for name in frame.columns]
     names = _names(FRAME, present, schema, (), extra)
@@ -146,7 +146,7 @@ def _table(
 def _names(
     source: str, present: Sequence[str], schema: Schema, keep: Sequence[str], extra: Extra
 ) -> list[str]:
-    """The columns to read: the features, the label where there is one, and those to keep."""
+    """The columns to read: features, the label if there is one, and columns to keep."""
     key = EXTRA_KEY if source != FRAME else "extra"
     if fault := schema.columns_fault(present, extra, keep, key):
         raise DataError(f"{source}: {fault} ({ROWS_KEY})")
@@ -170,7 +170,7 @@ def _with_defaults(columns: Any, rows: int, schema: Schema) -> Any:
 def _of_columns(block: files.Block, schema: Schema, source: str, keep: Sequence[str]) -> NewRows:
     block = replace(block, columns=_with_defaults(block.columns, len(block.row_N), schema))
     names: list[str] = block.columns.schema.names
-    # Rows whose label is still to come are scored as those without one.
+    # Rows whose labels are partly missing are scored as rows without labels.
     labels = schema.label in names and not _has_missing(block.columns.column(schema.label), schema)
     values, bad = read_values(block, schema, source, labels=labels)
     if bad:
@@ -178,7 +178,7 @@ def _of_columns(block: files.Block, schema: Schema, source: str, keep: Sequence[
     kept: dict[str, Any] = {}
     for name in keep:
         array = block.columns.column(name)
-        if not pa.types.is_fixed_size_binary(array.type):  # rather bytes than text
+        if not pa.types.is_fixed_size_binary(array.type):  # bytes, not text
             array = plain(array)
         kept[name], not_text = as_text(array) if is_text(array.type) else (array, {})
         for index, reason in not_text.items():
@@ -233,7 +233,7 @@ def _criteo(
 
 
 def _fields(text: bytes, keep: Sequence[str], names: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
-    """Fields of some columns as they stand in text without faults."""
+    """Fields of some columns, unparsed, from text without faults."""
     if not keep:
         return {}
     import pandas as pd
