@@ -1,1 +1,1 @@
-"""What a run has left, to be used without training: its model and its vocabularies."""
+"""A run's saved model and preprocessing, for use without training."""

@@ -1,8 +1,8 @@
-"""Rows of any source as a model takes them, by the vocabularies and scales of a run.
+"""Encodes rows of any source as inputs of a model, with the vocabularies and scales of a run.
 
 Needs neither torch nor Arrow.
 
-Shapes: B rows, I dense columns, M ids of a column.
+Shapes: B rows, I dense columns, F categorical columns, M ids of a column.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ Unknown = Literal["error", "zero"]
 
 
 class RefusedValueError(Exception):
-    """A value of a row, from 0, that the model cannot take, and why.
+    """A value that the model cannot take.
 
     Attributes:
-        is_unknown: it is a category for which no row of a table stands.
+        row: number of the row, from 0.
+        reason: column, and what is wrong.
+        is_unknown: whether it is a category without a row in the table.
     """
 
     def __init__(self, row: int, column: str, reason: str, is_unknown: bool = False) -> None:
@@ -39,22 +41,22 @@ class RefusedValueError(Exception):
 
 @final
 class Encoder:
-    """Values to what a model takes.
+    """Encodes values as dense inputs and ids of a model.
 
-    An unknown category gets id 0 where that stands for all of them. Where no row does, it is an
-    error, or gets the id after the last one, whose row in the model is to be zero.
+    An unknown category gets id 0 if that represents all of them in its column. Else it is an error,
+    or gets the id after the last one, whose row must be zero in the model.
 
     Args:
-        schema: of the columns.
-        vocabularies: of the categorical ones.
-        scales: of the dense ones.
-        modulo: of Criteo's hashes; 0 for none.
-        unknown: what happens to categories for which no row stands.
-        lookup: how ids are found in a vocabulary.
+        schema: schema of the rows.
+        vocabularies: vocabularies of the categorical columns.
+        scales: scales of the dense columns.
+        modulo: modulus of Criteo's hashes; 0 for none.
+        unknown: what to do with unknown categories of columns without a shared id 0.
+        lookup: builds the index of a vocabulary.
 
     Attributes:
-        unknown_F: how many ids were unknown until now, by column; not empty values of columns
-            with `missing: shared`.
+        unknown_F: number of unknown ids so far by column, without empty values of columns with
+            `missing: shared`.
     """
 
     def __init__(
@@ -81,24 +83,24 @@ class Encoder:
         unknown: Unknown,
         lookup: Callable[[Vocabulary], Lookup] = Vocabulary.lookup,
     ) -> Encoder:
-        """With the vocabularies and scales of prepared rows, or of a run."""
+        """Make an encoder with the preprocessing of prepared rows or of a run."""
         manifest, vocabularies = preprocessing.manifest, preprocessing.vocabularies()
         modulo = manifest.semantics.max_ind_range or 0
         return cls(manifest.schema, vocabularies, manifest.scales, modulo, unknown, lookup)
 
     @property
     def padded_rows(self) -> tuple[int, ...]:
-        """Rows that the tables of a model need, with those of zeros."""
+        """Rows that the tables of a model need, including rows of zeros."""
         return tuple(
             one.table_rows + (self._unknown == "zero" and not one.first_id)
             for one in self._vocabularies
         )
 
     def dense(self, values: Values) -> npt.NDArray[np.float32]:
-        """The dense input (B, I).
+        """Standardise dense values to the dense input, float32 (B, I).
 
         Raises:
-            RefusedValueError: for the first row whose value is beyond 32 bits.
+            RefusedValueError: a value is beyond float32; for the first such row.
         """
         dense_BI = standardised(values.dense_NI, self._scales)
         is_fine_BI = np.isfinite(dense_BI)
@@ -111,10 +113,11 @@ class Encoder:
         return dense_BI
 
     def bags(self, values: Values) -> Bags[Int64s]:
-        """The ids of all categorical columns.
+        """Look up the ids of all categorical columns.
 
         Raises:
-            RefusedValueError: for the first row with a category for which no row stands.
+            RefusedValueError: a category is unknown and `unknown` is `error`; for the first such
+                row.
         """
         ids: list[Int64s] = []
         refusal: RefusedValueError | None = None
@@ -123,7 +126,7 @@ class Encoder:
             if self._modulo and self._schema.categorical[column].has_hashes:
                 keys = np.asarray(keys, np.uint32) % np.uint32(self._modulo)
             ids_M = self._lookups[column](keys)
-            if not isinstance(keys, np.ndarray):  # else they are those of all ids
+            if not isinstance(keys, np.ndarray):  # distinct keys, not those of all ids
                 ids_M = ids_M[coded.index_M]
             unknown = self._settle(column, ids_M, coded)
             if unknown is not None and (refusal is None or unknown.row < refusal.row):
@@ -139,14 +142,14 @@ class Encoder:
         return jagged(np.concatenate(ids), lengths_FB.astype(np.int64))
 
     def _settle(self, column: int, ids_M: Int64s, coded: Coded) -> RefusedValueError | None:
-        """Give unknown categories an id, in place; the first one for which no row stands."""
+        """Give unknown categories an id, in place; returns the first one without a row."""
         vocabulary, schema = self._vocabularies[column], self._schema.categorical[column]
         unknown = np.flatnonzero(ids_M == NO_ROW)
         if not len(unknown):
             return None
         keys_U: list[Any] = [coded.keys[index] for index in coded.index_M[unknown].tolist()]
         empty = missing_key(schema)
-        # Empty values that share a row were meant to, and say nothing of new categories.
+        # Empty values that share id 0 by the schema are not unknown.
         meant = keys_U.count(empty) if schema.missing == "shared" else 0
         self.unknown_F[column] += len(unknown) - meant
         ids_M[unknown] = 0 if vocabulary.first_id else vocabulary.table_rows

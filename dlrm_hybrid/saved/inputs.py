@@ -1,8 +1,8 @@
-"""What an exported model takes, made of rows as they are, by the folder that `export` wrote.
+"""Inputs of an exported model from raw rows, and the description of them that `export` writes.
 
-Needs neither torch nor Arrow: numpy and the folder's `model.json` and vocabularies do.
+Needs neither torch nor Arrow, only numpy and the folder's `model.json` and vocabularies.
 
-Shapes: B rows, I dense columns, S columns with one id a row, L ids of a row of another column.
+Shapes: B rows, I dense columns, S columns with one id per row, L ids per row of another column.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from dlrm_hybrid.types import DataError
 
 MODEL_FILE = "model.json"
 Row = Mapping[str, Any]
-"""Values by column, as JSON has them; null and an empty text are missing values."""
+"""Values of JSON by column; null and an empty text are missing values."""
 
 
 def list_name(number: int) -> str:
-    """What the list of a multi-hot column, from 0, is called where inputs have names."""
+    """Name of the input for the lists of a multi-hot column, numbered from 0."""
     return f"ids_{number + 1}"
 
 
 def inputs_of(
     dense_BI: npt.NDArray[np.float32], bags: Bags[Int64s], multi_hot: Sequence[int] = ()
 ) -> dict[str, npt.NDArray[Any]]:
-    """Rows as a graph takes them, their lists by name; without dense columns without `dense`.
+    """The named inputs of an exported graph; `dense` only if there are dense columns.
 
     Args:
-        dense_BI: as they are prepared.
-        bags: of all tables.
-        multi_hot: tables, from 0, of which a row has any number of ids.
+        dense_BI: dense input.
+        bags: bags of all tables.
+        multi_hot: indices of the tables with any number of ids per row.
     """
     lengths_FB, first_F = lengths_of(bags), table_offsets(bags).tolist()
     values_N = bags.values.reshape(-1)
@@ -72,7 +72,7 @@ def inputs_of(
 
 
 def dense_description(column: DenseColumn, scale: Scale | None) -> dict[str, Any]:
-    """What `model.json` says of a dense column; a scale is of one that is standardised."""
+    """The description of a dense column in `model.json`; `scale` is None if not standardised."""
     return (
         {"name": column.name, "transform": column.transform, "missing": column.missing}
         | ({} if column.default is None else {"default": column.default})
@@ -98,12 +98,15 @@ def _description(vocabulary: Vocabulary, file: str) -> dict[str, Any]:
 def write_inputs(
     folder: Path, preprocessing: Preprocessing, multi_hot: Sequence[int]
 ) -> dict[str, Any]:
-    """Write `vocabulary/1.npy`, of texts `1.json`; returns what `model.json` says of the inputs.
+    """Write vocabularies as `vocabulary/1.npy`, texts as `1.json`, and describe the inputs.
 
     Args:
-        folder: of the model.
-        preprocessing: its own.
-        multi_hot: tables, from 0, that have an input of their own.
+        folder: folder of the model.
+        preprocessing: preprocessing of the model.
+        multi_hot: indices of the tables that have an input of their own.
+
+    Returns:
+        the description for `model.json`.
 
     Raises:
         OSError: they cannot be written.
@@ -129,15 +132,15 @@ def write_inputs(
 
 @dataclass(frozen=True, slots=True)
 class ExportedColumns:
-    """What `model.json` and the vocabularies beside it say of the columns of a model.
+    """The columns of an exported model, read from `model.json` and its vocabularies.
 
     Attributes:
-        file: of the model.
-        schema: of the rows that it was trained on.
-        vocabularies: of the categorical columns.
-        scales: of the dense columns.
-        max_ind_range: of Criteo's rows.
-        lists: columns, from 0, with an input of their own.
+        file: name of the model's file.
+        schema: schema of the training rows.
+        vocabularies: vocabularies of the categorical columns.
+        scales: scales of the dense columns.
+        max_ind_range: modulus of Criteo's hashes, or None.
+        lists: indices of the categorical columns that have an input of their own.
     """
 
     file: str
@@ -149,10 +152,10 @@ class ExportedColumns:
 
     @classmethod
     def read(cls, folder: Path) -> ExportedColumns:
-        """Those of a folder.
+        """Read them from a folder.
 
         Raises:
-            DataError: the folder is none that `export` has written, or it is damaged.
+            DataError: `export` has not written the folder, or it is damaged.
         """
         try:
             text = (folder / MODEL_FILE).read_text(encoding="utf-8")
@@ -160,7 +163,7 @@ class ExportedColumns:
         except FileNotFoundError as error:
             what = f"{error.filename}: no such file; name a folder that `export` has written"
             raise DataError(what) from error
-        except Exception as error:  # whatever anybody's bytes make a library raise
+        except Exception as error:  # untrusted bytes may make a library raise anything
             reason = (str(error).splitlines() or [""])[0]
             raise DataError(
                 f"{folder / MODEL_FILE}: it, or a vocabulary that it names, is not as `export` "
@@ -169,7 +172,7 @@ class ExportedColumns:
 
     @classmethod
     def _of(cls, folder: Path, about: Any) -> ExportedColumns:
-        """Those that the content of `model.json` says; raises what is wrong with it."""
+        """Parse the content of `model.json`; raises any error if it is damaged."""
         data, inputs = about["data"], about["inputs"]
         schema = TypeAdapter(Schema).validate_json(json.dumps(data["schema"]))
         columns = {one["name"]: one for of in inputs.values() for one in of["columns"]}
@@ -207,15 +210,15 @@ def _read(folder: Path, about: Mapping[str, Any], column: CategoricalColumn) -> 
 
 @final
 class ModelInputs:
-    """The inputs of `model.onnx` or `model.pt2` by name, for rows of raw values.
+    """Makes the named inputs of `model.onnx` or `model.pt2` from rows of raw values.
 
     Args:
-        folder: with `model.json` and the vocabularies that it names.
-        extra: whether columns that the schema does not name are an `error`, or left alone.
+        folder: folder with `model.json` and the vocabularies that it names.
+        extra: whether columns that the schema does not name are an `error`, or ignored.
 
     Raises:
-        DataError: a file is missing or damaged; or it has weights of bags (`expand_to`) instead of
-            a graph.
+        DataError: a file is missing or damaged; or the folder has weights with expanded columns
+            (`expand_to`) instead of a graph.
     """
 
     def __init__(self, folder: str | Path, *, extra: Extra = "error") -> None:
@@ -238,11 +241,11 @@ class ModelInputs:
         )
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, npt.NDArray[Any]]:
-        """`dense` float32 (B, I), `ids` int64 (B, S), and for each other column int64 (B, L).
+        """Inputs by name: `dense` float32 (B, I), `ids` int64 (B, S), lists int64 (B, L) each.
 
         Raises:
-            DataError: a column is missing or unknown, a value is none of its column, or no row of a
-                table stands for a category; names row, from 1, and column.
+            DataError: a column is missing or unknown, a value is invalid, or a category has no row;
+                names row, from 1, and column.
         """
         if not isinstance(rows, Sequence) or isinstance(rows, (str, bytes)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise DataError(f"{rows!r:.60} is not a list of rows")
@@ -277,7 +280,7 @@ class ModelInputs:
         )
 
     def _column(self, rows: Sequence[Row], name: str) -> list[Any]:
-        """The values of a column, or what the schema has instead."""
+        """The values of a column, or its default in the schema."""
         return [
             plain_value(row[name] if name in row else self._schema.defaults[name], self._missing)
             for row in rows
@@ -297,7 +300,7 @@ class ModelInputs:
         return Coded(np.arange(len(keys), dtype=np.int32), keys, length_B)
 
     def _list(self, row: int, value: Any, column: CategoricalColumn) -> list[Any]:
-        """The categories of a row, as a list or as text with the separator; empty ones left out."""
+        """Categories of a row from a list or from text with the separator, without missing ones."""
         if is_missing(value):
             value = ()
         elif isinstance(value, str) and column.separator is not None:

@@ -1,6 +1,6 @@
-"""The model of a checkpoint, whatever world has trained it, in this process.
+"""The model of a checkpoint in this process, whatever world has trained it.
 
-Shapes: B rows of a batch, I integer features, F tables.
+Shapes: B rows of a batch, F tables, D embedding dimension, N outputs of a stage.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly.compress import evaluation_masks
 from dlrm_hybrid.train import statistics
 
-BLOCK_ROWS = 1 << 20  # rounded at once
+BLOCK_ROWS = 1 << 20  # rows rounded at a time
 Floats = npt.NDArray[np.float32]
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class SavedModel:
-    """A model that is not trained any further.
+    """A trained model, for scoring.
 
     Attributes:
-        model: with the weights of the checkpoint.
-        stages: of it, with the same weights, where boundaries mask what leaves them; else none.
-        masks: by the layer that they follow.
-        rounding: of the sums of bags, where these travel in evaluations of the run's world.
+        model: model with the weights of the checkpoint.
+        stages: its stages, with the same weights, if boundaries mask activations; else empty.
+        masks: masks of activations, by the layer that they follow.
+        rounding: rounding of pooled embeddings, if evaluations of the run's world send them.
     """
 
     model: Dlrm
@@ -66,15 +66,14 @@ class SavedModel:
         """Read the weights of a checkpoint.
 
         Args:
-            config: of its run.
-            folder: of the checkpoint.
-            table_rows: of each table.
-            precision: to compute in.
-            progress: is called while a file is verified.
-            padded_rows: of each table, at least as many; rows beyond the checkpoint's are zero.
-            rounds: what travels in evaluations of the run's world to the precision that it has
-                there, rows of tables or sums of bags, and masked activations: scores are then
-                those of `evaluate`.
+            config: configuration of the run.
+            folder: folder of the checkpoint.
+            table_rows: rows of each table in the checkpoint.
+            precision: precision to compute in.
+            progress: called while a file is verified.
+            padded_rows: rows of each table to make, at least as many; the additional ones are zero.
+            rounds: whether to round what evaluations of the run's world send (table rows or pooled
+                embeddings, and masked activations), so that scores are those of `evaluate`.
 
         Raises:
             DataError: a file is missing, changed or does not fit.
@@ -106,17 +105,17 @@ class SavedModel:
 
     @property
     def spec(self) -> ModelSpec:
-        """Its shape."""
+        """Architecture of the model."""
         return self.model.spec
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Its weights and statistics by the names of a model; writing to one changes it."""
+        """Weights and statistics by name; writing to one changes the model."""
         dense = {name: one.detach() for name, one in self.model.dense_parameters().items()}
         return {**self.model.embeddings.weights(), **dense, **self.model.statistics()}
 
     def logits(self, batch: Batch) -> Floats:
-        """Logits (B,) of rows; the same bits as in an evaluation of one process."""
+        """Logits (B,) of a batch, bit for bit those of an evaluation in one process."""
         with torch.no_grad():
             bags: Bags[Tensor] = batch.bags.map(lambda ids: torch.from_numpy(ids))
             x_BN, pooled_BFD = torch.from_numpy(batch.dense_BI), self.model.embeddings(bags)
@@ -130,13 +129,13 @@ class SavedModel:
         return x_BN.squeeze(1).numpy()
 
     def score(self, batch: Batch) -> tuple[Floats, Floats]:
-        """Logits and probabilities (B,) of rows."""
+        """Logits and probabilities of a batch, each (B,)."""
         logit_B = self.logits(batch)
         return logit_B, torch.from_numpy(logit_B).sigmoid().numpy()
 
 
 def _rounding(config: Config) -> Rounding | None:
-    """What the rows of tables become on their way to trainers; None where they do not travel."""
+    """Rounding of table rows that are sent to trainers; None if they are not sent."""
     if config.parallel.trainers == 1 and config.embedding.name != "served":
         return None
     return Rounding(CommPrecision(config.embedding.comm_precision))
@@ -147,7 +146,7 @@ def _rows_travel(config: Config) -> bool:
 
 
 def _stages(model: Dlrm, cuts: tuple[str, ...], precision: Precision) -> tuple[StageModel, ...]:
-    """The stages between some cuts, with the weights of a model; none without cuts."""
+    """Stages between cuts that share the weights of a model; empty without cuts."""
     held, stages = {**model.dense_parameters(), **model.statistics()}, list[StageModel]()
     for part in Partition.of(model.spec, cuts).stages if cuts else ():
         stages.append(StageModel(model.spec, part, precision, seed=0))
