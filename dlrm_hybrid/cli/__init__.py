@@ -1,1 +1,1 @@
-"""The command line: the only place that reads arguments, environment and terminal."""
+"""The command line: verbs, arguments, help, completion and the terminal."""

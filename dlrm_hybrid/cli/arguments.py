@@ -1,4 +1,4 @@
-"""What follows the verb: flags, overrides, and what was probably meant by anything else."""
+"""Parses the arguments after the verb, and suggests what was meant by unknown ones."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ SWITCHES = {
 }
 SECTIONS = ("job", "hydra", "all")
 FLAGS = (*HELP, VERSION, *SWEEP, *CFG, "--resolve", *PACKAGE, *COMPLETION)
-# Hydra's own, which would read or show what is not the program's.
+# Flags of Hydra that do not apply to this program.
 HYDRAS = (
     *("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"),
     *("--experimental-rerun", "--info", "-i", "--hydra-help", "--run", "-r"),
 )
-# What a word alone most likely stands for: a key, and what belongs before it.
+# For a word that sets nothing: what to put before it, and the key that it is most likely for.
 POSITIONAL = {
     "prepare": ("data=criteo_kaggle ", "data.raw"),
     "train": ("", "checkpoint.resume"),
@@ -51,11 +51,11 @@ POSITIONAL = {
 
 
 def parse(verb: str, arguments: Sequence[str]) -> Arguments:
-    """Take the arguments of a verb apart.
+    """Parse the arguments of a verb; faults are collected in the result.
 
     Args:
-        verb: of the program.
-        arguments: those after it.
+        verb: the verb.
+        arguments: the arguments after it.
     """
     given = Arguments()
     words: list[str] = []
@@ -79,7 +79,7 @@ def parse(verb: str, arguments: Sequence[str]) -> Arguments:
 
 
 def _take_flag(given: Arguments, text: str, rest: list[str]) -> None:
-    """Note a flag in `given`; takes its value from `rest` if it has one."""
+    """Note a flag in `given`, and take its value from `rest` if it has one."""
     flag, sign, value = text.partition("=")
     if text in SWITCHES:
         setattr(given, SWITCHES[text], True)
@@ -91,12 +91,12 @@ def _take_flag(given: Arguments, text: str, rest: list[str]) -> None:
         given.package = value if sign else rest.pop(0) if rest else ""
     else:
         if not sign and rest and not rest[0].startswith("-") and "=" not in rest[0]:
-            value = rest.pop(0)  # what would be read as the value of that flag
+            value = rest.pop(0)  # probably meant as the flag's value
         given.faults.append(_unknown_flag(flag, value))
 
 
 def _unknown_flag(flag: str, value: str) -> str:
-    """What to write instead of a flag: most programs have their options as flags, this has keys."""
+    """The fault of an unknown flag, with the key that it was probably meant for."""
     if flag in HYDRAS:
         return f"{flag}: this flag of Hydra's is not supported; configure with key=value"
     name = flag.lstrip("-").replace("-", "_")
@@ -108,7 +108,7 @@ def _unknown_flag(flag: str, value: str) -> str:
 
 
 def _set(key: str, value: str) -> str:
-    """What sets a key to what was typed: as it is, where Hydra can read it."""
+    """The override that sets a key to a value, quoted where Hydra or the shell needs it."""
     from dlrm_hybrid.config.overrides import override_fault, override_text
 
     if not value:
@@ -118,14 +118,14 @@ def _set(key: str, value: str) -> str:
 
 
 def _near_choices(word: str) -> list[str]:
-    """Choices that differ from a word by so little that it is no path."""
+    """Overrides for choices of groups that are so like a word that it is probably no path."""
     known = {name: group for group, names in all_groups().items() for name in names}
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.8)
     return [one for name in near for one in near_choices(known[name], word, [name])]
 
 
 def _unknown_words(verb: str, words: Sequence[str]) -> Iterator[str]:
-    """What to write instead of words that set nothing."""
+    """Faults of words that set nothing, with what was probably meant."""
     loose: list[str] = []
     for word in words:
         groups = [group for group, choices in all_groups().items() if word in choices]

@@ -1,4 +1,4 @@
-"""Shell completion: the scripts that a shell evaluates, and the words that they ask for.
+"""Shell completion: the script that a shell evaluates, and the words that it asks for.
 
 eval "$(dlrm_hybrid -sc install=bash)"              also python -m dlrm_hybrid -sc install=bash
 """
@@ -16,7 +16,7 @@ from dlrm_hybrid.types import ConfigError
 LINE, POINT = "COMP_LINE", "COMP_POINT"
 SHELLS = ("bash", "zsh")
 FOLDER_KEYS = ("hydra.run.dir", "hydra.sweep.dir")
-# Bash replaces only what follows the last of its word breaks, of which = is one.
+# Bash replaces only what follows the last word break, such as =.
 SCRIPT = """\
 _dlrm_hybrid() {
     local line="${COMP_LINE:0:COMP_POINT}" word prefix
@@ -44,10 +44,10 @@ ZSH = "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n"
 
 
 def answer(arguments: Sequence[str]) -> str:
-    """What to print for `-sc install=SHELL` or `-sc query`.
+    """The output of `-sc install=SHELL` or `-sc query`.
 
     Args:
-        arguments: after `-sc`.
+        arguments: arguments after `-sc`.
 
     Raises:
         ConfigError: they are neither.
@@ -64,10 +64,10 @@ def answer(arguments: Sequence[str]) -> str:
 
 
 def words(line: str) -> list[str]:
-    """The words that the last word of a command line may become.
+    """Completions of the last word of a command line.
 
     Args:
-        line: as typed so far, from the program's name to the cursor.
+        line: the line typed so far, from the program's name to the cursor.
     """
     typed = line.split()
     last = "" if not typed or line[-1].isspace() else typed.pop()
@@ -83,7 +83,7 @@ def words(line: str) -> list[str]:
 
 
 def _arguments(verb: str, typed: Sequence[str], last: str) -> list[str]:
-    """Overrides and flags of a verb; of keys no more than one level below what is typed."""
+    """Overrides and flags of a verb; keys are completed by one level at a time."""
     if last.startswith("-"):
         hidden = () if verb == "train" else SWEEP
         return [flag for flag in FLAGS if flag not in hidden]
@@ -106,7 +106,7 @@ def _arguments(verb: str, typed: Sequence[str], last: str) -> list[str]:
 
 
 def _values(verb: str, typed: Sequence[str], head: str) -> list[str]:
-    """The choices of a group or key; none where the shell had better list files."""
+    """The choices of a group or key; empty lets the shell list files."""
     group = head.lstrip("+")
     if group in groups_read(verb):
         return [*all_groups()[group], *(_own_experiments(typed) if group == EXPERIMENT else ())]

@@ -1,4 +1,4 @@
-"""What the program and each verb say to `--help`, for a terminal of 80 columns."""
+"""The text of `--help`, of the program and of each verb, for a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TRAIN_READS = (
     *("embedding", "parallel", "schedule", "sync", "gradient", "activation", "pull", "network"),
     *("evaluate.batch_size", "checkpoint", "telemetry"),
 )
-# What each verb reads: sections, or single keys of others.
+# Sections, or single keys of others, that each verb reads.
 READS: Mapping[str, tuple[str, ...]] = {
     "prepare": ("prepare", "data"),
     "train": (*TRAIN_READS, "sweep"),
@@ -65,8 +65,8 @@ READS: Mapping[str, tuple[str, ...]] = {
     "plan": ("plan", *TRAIN_READS),
     "doctor": ("doctor", "data"),
 }
-# They may be given the command line of a run as it is. `evaluate` compares all of it with what its
-# checkpoint was made with, and refuses what it does not know what to do with.
+# These verbs accept the unchanged command line of a run. `evaluate` compares all of it with its
+# checkpoint's, and refuses the rest.
 TAKE_A_RUN = ("prepare", "train", "evaluate", "plan", "doctor")
 FOLDERS = {
     "train": (
@@ -128,7 +128,7 @@ EXAMPLES = {
 
 
 def usage() -> str:
-    """The help of the program: its commands."""
+    """The help of the program, with a list of its commands."""
     lines = [
         f"dlrm_hybrid {__version__}: hybrid-parallel DLRM training that counts every byte sent",
         "",
@@ -151,13 +151,13 @@ def help_text(
     ignored: Sequence[str] = (),
     faults: Sequence[str] = (),
 ) -> str:
-    """The help of a verb: groups, keys, flags and examples, and what is wrong with what was typed.
+    """The help of a verb: groups, keys, flags, examples, and faults of the given arguments.
 
     Args:
         verb: a key of `VERBS`.
         values: the composed configuration, for the keys of the choices made and their values.
-        ignored: a line for each argument that is not among the values.
-        faults: a line for each of the values that the verb would refuse.
+        ignored: a line for each argument that was not applied.
+        faults: a line for each value that the verb would refuse.
     """
     flags = (SWEEP_FLAG, *FLAGS) if verb == "train" else FLAGS
     values = flat(values)
@@ -196,11 +196,11 @@ def groups_read(verb: str) -> list[str]:
 
 
 def unread(verb: str, overrides: Sequence[str]) -> dict[str, str]:
-    """Overrides of keys that a verb does not read, with what to say of each.
+    """Overrides of keys that a verb does not read, with a message for each.
 
     Args:
-        verb: of the program.
-        overrides: of the command line; those of unknown keys are left out.
+        verb: the verb.
+        overrides: overrides of the command line; those of unknown keys are ignored.
     """
     messages: dict[str, str] = {}
     for text in overrides:
@@ -220,11 +220,11 @@ def _reads(verb: str, name: str) -> bool:
 
 
 def line_of(key: str, choice: str = "") -> str:
-    """What a key is for, from the comment beside it in conf/.
+    """The description of a key, from the comment beside it in conf/.
 
     Args:
-        key: its name.
-        choice: of its group, whose comment goes before those of other choices.
+        key: name of the key.
+        choice: choice of its group whose comment is preferred.
     """
     group = key.partition(".")[0]
     if group not in all_groups():
@@ -254,7 +254,7 @@ def _own_experiments(folder: str | None) -> Iterator[str]:
 
 
 def _keys(verb: str, values: Mapping[str, Any]) -> Iterator[list[str]]:
-    """One block for each section."""
+    """Yield a block of lines for each section."""
     shown: dict[str, list[str]] = {}
     for key in keys_read(verb):
         group, _, name = key.name.rpartition(".")
@@ -281,7 +281,7 @@ def _choice(group: str, values: Mapping[str, Any]) -> str:
 
 
 def _text(value: Any) -> str:
-    """A value as it would be typed."""
+    """Format a value as it would be typed."""
     if isinstance(value, list):
         return f"[{','.join(map(_text, cast('list[Any]', value)))}]"
     words = {None: "null", True: "true", False: "false"}
@@ -289,7 +289,7 @@ def _text(value: Any) -> str:
 
 
 def _entry(head: str, text: str, column: int = DOC_COLUMN) -> str:
-    """A head with its text beside it, or below it where the head is long."""
+    """Format a head with its text beside it, or below it if the head is long."""
     wrap = functools.partial(textwrap.wrap, width=WIDTH - column, break_on_hyphens=False)
     lines = wrap(text) or [""]
     first = f"  {head}"

@@ -1,6 +1,6 @@
-"""From the command line to a verb, and from what it raises to an exit code.
+"""Runs the verb that the command line names, and turns its errors into exit codes.
 
-Nothing here, nor what it imports at once, imports torch: help and faults are printed at once.
+Neither this module nor its imports import torch, so that help and faults are printed at once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ RANK_MODULE = "dlrm_hybrid.run.rank.main"
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the verb that `argv[1]` names; returns the exit code."""
+    """Run the verb that `argv[1]` names and return the exit code."""
     if len(argv) < 2 or argv[1] in (*HELP, "help"):
         print(usage(), end="")
         return ExitCode.DONE if len(argv) > 1 else ExitCode.CONFIGURATION
@@ -100,7 +100,7 @@ def _run_verb(verb: str, given: Arguments, stop: _Stop) -> int:
 
 
 def _run_launched(launch: Launch, given: Arguments) -> int:
-    """Be one of the ranks that a launcher has started; only rank 0 shows the preparations."""
+    """Run as one of the ranks that a launcher has started; only rank 0 shows preparations."""
     from dlrm_hybrid.cli.terminal import Terminal, quiet
     from dlrm_hybrid.cli.verbs.train import TerminalView
     from dlrm_hybrid.run.launch.member import run as run_launched  # imports torch
@@ -111,7 +111,7 @@ def _run_launched(launch: Launch, given: Arguments) -> int:
 
 
 def _refuse_unread(verb: str, given: Arguments) -> None:
-    """Keys that mean nothing to the verb: a fault, or a remark where a run's may be given."""
+    """Report keys that the verb does not read: as faults, or as a remark if it accepts a run's."""
     unread_keys = unread(verb, given.overrides)
     if verb not in TAKE_A_RUN:
         given.faults += unread_keys.values()
@@ -125,7 +125,7 @@ def _refuse_unread(verb: str, given: Arguments) -> None:
 
 
 def _complete(arguments: Sequence[str]) -> int:
-    """Answer a shell that completes a command line, or give it the script to ask with."""
+    """Print the answer to a shell's request for completions or for the script."""
     from dlrm_hybrid.cli.completion import answer
 
     try:
@@ -136,7 +136,7 @@ def _complete(arguments: Sequence[str]) -> int:
 
 
 def _help(verb: str, given: Arguments) -> str:
-    """The help for what was chosen, as far as it can be: who needs help may have typed faults."""
+    """The help for the choices made; faults in the arguments are listed, not raised."""
     from dlrm_hybrid.config import compose
     from dlrm_hybrid.config.validate import one_line
 
@@ -172,7 +172,7 @@ def _run_sweep(points: compose.Sweep, jobs: _Jobs) -> int:
 
 @dataclass(slots=True)
 class _Jobs:
-    """One job, or those of a sweep one after the other; `stopped` once a signal has come."""
+    """Runs one job, or those of a sweep one after the other; `stopped` after a signal."""
 
     verb: str
     launch: Launch | None
@@ -181,7 +181,7 @@ class _Jobs:
     stopped: bool = False
 
     def run(self, job: compose.Job) -> int:
-        """One job; returns its exit code. A failed one does not stop a sweep, a signal does."""
+        """Run a job and return its exit code; a failed one does not stop a sweep, a signal does."""
         title = "" if self.sweep is None else self.sweep.begin(job)
         try:
             with refusals():
@@ -206,7 +206,7 @@ class _Jobs:
         if self.sweep is not None and self.sweep.skips(request):
             return ExitCode.DONE
         if self.verb in RANKED:
-            # Its imports take seconds, and this process has some of its own to make.
+            # The ranks' imports take seconds: make them beside those of this process.
             ensure_forkserver([RANK_MODULE])
         if self.launch is not None:
             import_module("dlrm_hybrid.run.launch.rules").check_world(config, self.launch)
@@ -215,27 +215,27 @@ class _Jobs:
 
 
 class _Terminated(BaseException):
-    """SIGTERM has come. No Exception: OmegaConf takes those for faults of the configuration."""
+    """SIGTERM was received; no Exception, which OmegaConf would take for a configuration fault."""
 
 
 @dataclass(slots=True)
 class _Stop:
-    """A signal while no ranks run: there is nothing to save. The supervisor takes the others."""
+    """Handles signals while no ranks run, so nothing is to be saved; later the supervisor does."""
 
     verb: str
     number: int | None = None
 
     def install(self) -> None:
-        """Take over SIGTERM, and SIGINT unless the shell has let this process ignore it."""
+        """Handle SIGTERM, and SIGINT unless the shell has made this process ignore it."""
         signal.signal(signal.SIGTERM, self._on_signal)
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, self._on_signal)
 
     def reason(self, error: BaseException) -> DlrmError:
-        """Why the program ends; a library may have made another error of the signal.
+        """The error to report; a library may have turned a signal into another error.
 
         Raises:
-            BaseException: the error itself, a fault of the program or an exit code.
+            BaseException: `error` itself, if it is a bug of the program or a SystemExit.
         """
         if isinstance(error, SystemExit):
             raise error

@@ -1,4 +1,4 @@
-"""Several jobs, one after the other or beside each other, and the table of what became of them."""
+"""Jobs of a sweep, in sequence, in parallel or under SLURM, and the table of their results."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.types import ConfigError, DlrmError, ExitCode, printable
 
 SUMMARY_NAME = "sweep_summary"
-SUBMITTED_SUFFIX = ".slurm.json"  # of files with numbers of jobs, beside the jobs' folders
-HEAD_COLUMNS = 16  # of a line: `job 1234`, and what the terminal may add
+SUBMITTED_SUFFIX = ".slurm.json"  # of files with SLURM's job numbers, beside the jobs' folders
+HEAD_COLUMNS = 16  # of a line, for `job 1234` and what the terminal may add
 LEAST_COLUMNS = 20
 
 
 @final
 @dataclass(slots=True)
 class Sweep:
-    """The jobs that have been started so far.
+    """A sweep in progress: reports its jobs and collects their exit codes.
 
     Attributes:
-        folder: above those of all jobs.
-        keys: what differs between jobs.
-        count: of all its jobs.
-        terminal: for progress and results.
+        folder: folder that contains those of all jobs.
+        keys: keys whose values differ between jobs.
+        count: number of all jobs.
+        terminal: shows progress and results.
     """
 
     folder: Path
@@ -56,7 +56,7 @@ class Sweep:
     _has_begun: bool = False
 
     def begin(self, job: compose.Job) -> str:
-        """Say that a job begins; returns what it is called: its number.
+        """Report that a job begins; returns its name for messages.
 
         Raises:
             ConfigError: the folder is a run's, or another sweep runs in it: names process and host.
@@ -73,18 +73,18 @@ class Sweep:
         return f"job {job.folder.name}"
 
     def skips(self, request: Request) -> bool:
-        """Whether the job is to be left as it is, and say so."""
+        """Whether to skip a job that is complete already; reports it."""
         skipped = request.config.skip_completed and is_complete(request)
         if skipped:
             self.terminal.line(f"job {request.folder.name}: already complete, skipped")
         return skipped
 
     def add(self, job: compose.Job, exit_code: int) -> None:
-        """A job has ended."""
+        """Note the exit code of a job that has ended."""
         self._jobs.append((job, exit_code))
 
     def close(self) -> None:
-        """Write `sweep_summary.csv` and `.md`, show the table."""
+        """Write `sweep_summary.csv` and `.md`, and show the table."""
         with self._lock:
             if self._jobs:
                 self._sum_up()
@@ -116,10 +116,10 @@ class Sweep:
 
 
 def run_beside(sweep: Sweep, points: compose.Sweep) -> int:
-    """Run the jobs of a sweep, several at a time, each in a process of its own.
+    """Run the jobs of a sweep in parallel, each in a process of its own.
 
     Returns:
-        the exit code of the first failed job, by number, or that of a signal.
+        the exit code of the failed job with the lowest number, or that of a signal.
     """
     count = len(points.points)
     jobs: dict[int, compose.Job] = {}
@@ -151,13 +151,13 @@ def run_beside(sweep: Sweep, points: compose.Sweep) -> int:
 
 
 def submit_each(sweep: Sweep, points: compose.Sweep) -> int:
-    """Submit the jobs of a sweep to SLURM; the table waits until all are complete.
+    """Submit the jobs of a sweep to SLURM; makes the table only when all are complete.
 
     Returns:
-        the exit code of the first job that is refused.
+        the exit code of the first job that is refused here, else 0.
 
     Raises:
-        ResourceError: SLURM refuses a job, or is not there; those before are submitted.
+        ResourceError: SLURM is missing or refuses a job; earlier ones are submitted.
     """
     terminal, done = sweep.terminal, list[compose.Job]()
     first_failed, submitted = int(ExitCode.DONE), 0
@@ -192,7 +192,7 @@ def submit_each(sweep: Sweep, points: compose.Sweep) -> int:
 
 
 def _require_place(request: Request) -> None:
-    """Refuse now what the job would refuse later: a folder of another run, or in use."""
+    """Refuse a folder that the job would refuse: of another run, or in use."""
     with no_empty_folder(request.folder), one_run(request.folder):
         claim(request)
 
@@ -203,7 +203,7 @@ def _lines(terminal: Terminal, count: int) -> Generator[_Lines, None, None]:
     if not terminal.console.is_terminal:
         yield _Lines(terminal, count, None)
         return
-    # Not up to the edge: the ^C that a terminal shows would begin a line that nobody counts.
+    # Leave room at the edge: the ^C of a terminal would begin a line that rich does not know of.
     width = max(LEAST_COLUMNS, terminal.console.width - HEAD_COLUMNS)
     text = Column(no_wrap=True, overflow="ellipsis", max_width=width)
     with Progress(
@@ -218,7 +218,7 @@ def _lines(terminal: Terminal, count: int) -> Generator[_Lines, None, None]:
 
 @final
 class _Lines:
-    """A line for each job that runs, what it has printed last, and one for the sweep.
+    """Shows a line for each running job, with its latest output, and one for the sweep.
 
     In a file or a pipe a job's line is printed every few seconds, if it has changed.
     """
@@ -242,7 +242,7 @@ class _Lines:
         self._all = None if progress is None else progress.add_task("sweep", text="", total=None)
 
     def begun(self, number: int) -> None:
-        """A job runs from now on."""
+        """Add the line of a job that has started."""
         self._begun[number] = self._clock()
         self._shown[number] = self._clock(), ""
         if self._progress is not None:
@@ -255,7 +255,7 @@ class _Lines:
         if self._progress is not None:
             self._progress.update(self._tasks[number], text=printable(line))
         elif self._is_stopping:
-            return  # what it has printed last may be older than the signal
+            return  # its latest output may be older than the signal
         elif line != before and self._clock() - shown >= PLAIN_LINE_SECONDS:
             self._shown[number] = self._clock(), line
             self._terminal.line(f"job {number}: {line}")
@@ -281,7 +281,7 @@ class _Lines:
         self._terminal.line(text)
 
     def count_one(self, exit_code: int) -> None:
-        """A job is over, or was not to be run."""
+        """Count a job that has ended or was skipped."""
         self._codes.append(exit_code)
         self._sum_up()
 

@@ -1,4 +1,4 @@
-"""What a person sees: bars in a terminal, plain lines in a file or a pipe."""
+"""Output for the user: progress bars in a terminal, plain lines in a file or a pipe."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dlrm_hybrid.run.display import Bar, Count
 from dlrm_hybrid.types import printable
 
 PLAIN_LINE_SECONDS = 5.0
-QUIET_SECONDS = 2.0  # what takes less time shows no late bar
+QUIET_SECONDS = 2.0  # a late bar is shown only for work that takes longer
 REFRESH_SECONDS = 0.25
 MAX_WIDTH = 1000
 ROOM_COLUMNS = 120
@@ -29,12 +29,12 @@ BYTES_PER_MB = 1e6
 
 
 class Terminal:
-    """Standard output of the program."""
+    """Prints lines, tables and progress to standard output."""
 
     def __init__(
         self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        # Bound now: a rank that a launcher has started redirects standard output to its log later.
+        # Bound now, as a launched rank later redirects standard output to its log.
         self.console = console or Console(file=sys.stdout, highlight=False, soft_wrap=True)
         self.clock = clock
         self._open: Progress | None = None
@@ -42,12 +42,12 @@ class Terminal:
 
     @property
     def has_room(self) -> bool:
-        """Whether a line may be long: in a wide terminal, in a file or a pipe."""
+        """Whether a line may be long: in a wide terminal, a file or a pipe."""
         return not self.console.is_terminal or self.console.width >= ROOM_COLUMNS
 
     @property
     def is_full(self) -> bool:
-        """Whether a line has room for every figure, if not for every unit's name."""
+        """Whether a line has room for every figure, but maybe not for the names of units."""
         return not self.console.is_terminal or self.console.width >= FULL_COLUMNS
 
     def line(self, text: str) -> None:
@@ -55,14 +55,14 @@ class Terminal:
         self.console.print(printable(text), markup=False)
 
     def line_once(self, text: str) -> None:
-        """Print a line that several steps of a command may print, once."""
+        """Print a line unless it was printed by `line_once` before."""
         if text not in self._said:
             self._said.add(text)
             self.line(text)
 
     def table(self, table: Table) -> None:
         """Print a table."""
-        # A truncated figure is useless: a table too wide for the terminal runs past its edge.
+        # A table too wide for the terminal runs past its edge: truncated figures would be useless.
         unlimited = self.console.options.update(width=MAX_WIDTH)
         self.console.print(Segments(self.console.render(table.rich(), unlimited)))
 
@@ -78,15 +78,15 @@ class Terminal:
     ) -> Generator[Count, None, None]:
         """A bar with a speed; see `Display.counter`."""
         with self.bar(label, is_late=is_late) as bar:
-            # What a late bar counts may have begun before it: measured from its first report on.
+            # Work may begin long before its late bar, whose speed counts from the first report.
             yield _Counter(bar, self.clock, unit, None if is_late else (self.clock(), 0.0))
 
     @contextmanager
     def progress(self, moves: bool) -> Generator[Progress, None, None]:
-        """The lines of bars on the screen; inside those of another bar, in their place meanwhile.
+        """The bars on the screen; a nested one takes the place of the outer one meanwhile.
 
         Args:
-            moves: draw them by a thread, and leave them on the screen.
+            moves: whether a thread draws them and they stay on the screen.
         """
         if (outer := self._open) is not None:
             before = {task.id: task.visible for task in outer.tasks}
@@ -120,10 +120,10 @@ class Terminal:
 
 
 class Eta:
-    """The time to the end, at the speed of the last seconds.
+    """Estimates the time to the end from the speed of the last seconds.
 
-    Time before the first update, such as a start, a first step or steps of an earlier attempt,
-    does not count. Work that starts over, as another stage, is measured from its start.
+    Time before the first update, such as a start, a first step or an earlier attempt, does not
+    count. Work that starts over, such as another stage, is measured from its start.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -132,7 +132,7 @@ class Eta:
         self._seen: deque[tuple[float, float]] = deque()
 
     def update(self, done: float, total: float | None) -> str:
-        """As `1:23:45` or `1:23`; `-:--` while it is not known."""
+        """The time left as `1:23:45` or `1:23`; `-:--` if it is not known."""
         if total != self._total or (self._seen and done < self._seen[-1][1]):
             self._seen.clear()
             self._total = total
@@ -175,7 +175,7 @@ class _RichBar:
     def update(self, done: float, total: float | None, text: str) -> None:
         eta, now = self._eta.update(done, total), self._clock()
         if self._shown is not None and not self._shown[0].live.is_started:
-            self._stack.close()  # it stood in the place of a bar that has ended since
+            self._stack.close()  # the outer bar, in whose place it stood, has ended
             self._shown = None
         if self._shown is None and now - self._begun >= QUIET_SECONDS:
             self._show()
@@ -194,7 +194,7 @@ class _RichBar:
 
 
 class _Counter:
-    """What is done in a second, since the stage or file began or a late bar was first updated."""
+    """Updates a bar with the speed since the stage, the file or a late bar's reports began."""
 
     def __init__(
         self, bar: Bar, clock: Callable[[], float], unit: str, begun: tuple[float, float] | None
@@ -212,7 +212,7 @@ class _Counter:
         now, unit = self._clock(), unit or self._unit
         if stage != self._stage:
             self._begun, self._speed = (now, done), rate(0, 0, unit)
-        elif self._begun is None or done < self._done:  # another file; its speed comes next
+        elif self._begun is None or done < self._done:  # another file, whose speed is unknown yet
             self._begun = now, done
         else:
             begun_seconds, before = self._begun
@@ -222,7 +222,7 @@ class _Counter:
 
 
 class _PlainBar:
-    """A line every few seconds, and the last one unless it is late."""
+    """Prints a line every few seconds, and the last one unless the bar is late."""
 
     def __init__(self, terminal: Terminal, label: str, is_late: bool) -> None:
         self._terminal = terminal
@@ -251,14 +251,14 @@ class _PlainBar:
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds, as `1:23:45` or `1:23`."""
+    """Format hours, minutes and seconds, as `1:23:45` or `1:23`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def quantity(amount: float) -> str:
-    """Three digits and a decimal unit, to put a `B` behind: `12.3 M`."""
+    """Format three digits and a decimal prefix, to be followed by a unit: `12.3 M`."""
     exponent = 0
     while abs(amount) >= 999.5 and exponent < len(UNITS) - 1:
         amount /= 1000
@@ -268,7 +268,7 @@ def quantity(amount: float) -> str:
 
 
 def rate(done: float, seconds: float, unit: str) -> str:
-    """How much is done in a second, as `123,456 rows/s`; of bytes in MB."""
+    """Format a speed, as `123,456 rows/s`; bytes in MB."""
     if unit == "bytes":
         done, unit = done / BYTES_PER_MB, "MB"
     return f"{done / seconds if seconds > 0 else 0.0:,.0f} {unit}/s"

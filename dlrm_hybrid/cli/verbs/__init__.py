@@ -1,1 +1,1 @@
-"""What each command does: `run` takes its request and returns an exit code."""
+"""A module for each verb, whose `run` takes the request and returns the exit code."""

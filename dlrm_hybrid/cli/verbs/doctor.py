@@ -1,4 +1,4 @@
-"""The verb `doctor`: checks of this machine, a file of keys for several, compiled kernels."""
+"""The verb `doctor`: checks this machine, makes a file of keys, or compiles all kernels."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.types import ExitCode, ResourceError
 
-MOST_COMPILERS = 8  # each takes 200 MB; with more of them the longest kernel decides
+MOST_COMPILERS = 8  # each takes 200 MB; with more, the slowest kernel decides the time
 
 
 def run(request: Request) -> int:
-    """Do what `doctor.action` says."""
+    """Run the action that `doctor.action` names."""
     action, terminal = request.config.doctor.action, Terminal()
     if action == "keys":
         return _make_keys(Path(request.config.doctor.output), terminal)
@@ -32,10 +32,10 @@ def run(request: Request) -> int:
 
 
 def _compile(terminal: Terminal) -> int:
-    """Compile all kernels, on all cores.
+    """Compile all kernels on all cores.
 
     Raises:
-        ResourceError: there is nowhere to keep them, or not all of them could be kept.
+        ResourceError: there is no folder to keep them in, or not all of them could be kept.
     """
     found = kernel_folder()
     if found.path is None:

@@ -1,6 +1,6 @@
-"""The verb `evaluate`: score a checkpoint on the rows it was trained on, or on others.
+"""The verb `evaluate`: scores a checkpoint on the data it was trained on, or on others.
 
-A checkpoint may come from anyone: nothing in its configuration decides where anything is written.
+A checkpoint is untrusted: nothing in its configuration decides where anything is written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OUTPUT_KEY = "evaluate.output"
 
 
 def run(request: Request) -> int:
-    """Evaluate `evaluate.checkpoint`; the model is the checkpoint's, so are the rows by default."""
+    """Evaluate `evaluate.checkpoint`, on the rows of its run by default."""
     options, terminal = request.config.evaluate, Terminal()
     if options.checkpoint is None:
         fault = "evaluate.checkpoint = null: name a run folder or one of its checkpoints"

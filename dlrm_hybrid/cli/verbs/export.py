@@ -1,4 +1,4 @@
-"""The verb `export`: a checkpoint's model as a file for other programs."""
+"""The verb `export`: writes a checkpoint's model for other programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dlrm_hybrid.types import ExitCode
 
 
 def run(request: Request) -> int:
-    """Write the model of `export.checkpoint`, check it and show how well it agrees."""
+    """Write the model of `export.checkpoint`, check it and show how well both agree."""
     terminal = Terminal()
     done = export(request, terminal)
     found = done.comparison

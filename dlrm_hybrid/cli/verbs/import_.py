@@ -1,4 +1,4 @@
-"""The verb `import`: others' weights as a checkpoint to train on, evaluate or export."""
+"""The verb `import`: makes a checkpoint from the weights of another program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dlrm_hybrid.types import ExitCode
 
 
 def run(request: Request) -> int:
-    """Make a checkpoint of `import.file`; say what to do with it."""
+    """Make a checkpoint of `import.file`, and print how to evaluate it."""
     terminal = Terminal()
     done = import_weights(request, terminal)
     terminal.line(f"took {done.tensors:,} tensors, {done.parameters:,} parameters")

@@ -1,4 +1,4 @@
-"""The verb `plan`: how fast worlds would train, as a table, as JSON and as a picture."""
+"""The verb `plan`: predicts how fast worlds would train, as a table, JSON and a picture."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 OUTPUT_KEY, PICTURE_KEY = "plan.output", "plan.picture"
 HEAD = ("world", "links", "samples/s", "time", "B/sample", "cores", "fullest link", "limited by")
-SHOWN = 10  # of a search
+SHOWN = 10  # worlds of a search
 
 
 def run(request: Request) -> int:
@@ -43,7 +43,7 @@ def run(request: Request) -> int:
         if name is not None:
             output_file(name, key)
     worlds.check(config)
-    worlds.compared(config, request.values)  # before anything is made
+    worlds.compared(config, request.values)  # raises before any work is done
     runs = _calibrations(request, terminal)
     hybrid = [one for one in runs if one.ranks]
     if not hybrid:
@@ -71,12 +71,12 @@ def run(request: Request) -> int:
 
 
 def table(predictions: Sequence[Prediction]) -> Table:
-    """A line for each world."""
+    """The table of predictions, a line for each world."""
     return Table(HEAD, [_cells(one) for one in predictions], "llrrrrrl")
 
 
 def lines(predictions: Sequence[Prediction]) -> list[str]:
-    """What would make each world faster, and how much memory it needs."""
+    """A line for each world: what would make it faster, and how much memory it needs."""
     texts: list[str] = []
     for one in predictions[:SHOWN]:
         changes = sorted(one.what_if.items(), key=lambda change: -change[1])
@@ -89,7 +89,7 @@ def lines(predictions: Sequence[Prediction]) -> list[str]:
 
 
 def fastest(predictions: Sequence[Prediction]) -> list[str]:
-    """Which world is the fastest on each kind of links, where several were compared."""
+    """A line with the fastest world for each kind of links on which several were compared."""
     texts: list[str] = []
     for links in dict.fromkeys(one.planned.links for one in predictions):
         compared = [one for one in predictions if one.planned.links == links]
@@ -104,7 +104,7 @@ def fastest(predictions: Sequence[Prediction]) -> list[str]:
 def _predictions(
     request: Request, costs: Sequence[Costs], counter: Counter, terminal: Terminal
 ) -> list[Prediction]:
-    """Of the worlds that are compared, or the fastest of those that a search has found."""
+    """Predict the worlds that are compared, or the fastest ones that a search has found."""
     from dlrm_hybrid.plan.search import searched
 
     config = request.config
@@ -156,7 +156,7 @@ def _write(
     alone: float,
     terminal: Terminal,
 ) -> None:
-    """The JSON file and the picture, where they are wanted."""
+    """Write the JSON file and the picture, if they are wanted."""
     if config.plan.output is not None:
         values = {
             "one_process_samples_per_second": alone,

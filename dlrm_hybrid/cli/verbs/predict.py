@@ -1,4 +1,4 @@
-"""The verb `predict`: scores of new rows."""
+"""The verb `predict`: scores new rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dlrm_hybrid.types import ExitCode
 
 
 def run(request: Request) -> int:
-    """Score `predict.rows`, and say how fast, and how well where there are labels."""
+    """Score `predict.rows`, and show the speed, and the quality if there are labels."""
     terminal = Terminal()
     done = predict(request, terminal)
     terminal.line(shown(done.checkpoint, done.step))

@@ -1,4 +1,4 @@
-"""The verb `prepare`: prepare raw rows, check prepared ones, guess a schema."""
+"""The verb `prepare`: prepares raw rows, checks prepared ones, or guesses a schema."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dlrm_hybrid.types import ConfigError, DataError, ExitCode, ResourceError
 
 
 def run(request: Request) -> int:
-    """Prepare raw rows and say what they are, or check those that are there."""
+    """Prepare raw rows, check prepared ones or guess a schema, as configured."""
     config, terminal = request.config, Terminal()
     if config.data.guess is not None:
         return _guess(config.data.guess, config, terminal)
@@ -33,7 +33,7 @@ def run(request: Request) -> int:
 
 
 def _guess(named: str | tuple[str, ...], config: Config, terminal: Terminal) -> int:
-    """Write a first schema for files, by the first of them, never over another one."""
+    """Write a schema guessed from the first of some files; never overwrites one."""
     from dlrm_hybrid.data.sources.guess import guess  # Arrow takes a while
 
     rows, *others = find(named, "data.guess")
@@ -63,7 +63,7 @@ def _guess(named: str | tuple[str, ...], config: Config, terminal: Terminal) -> 
 
 
 def _check(config: Config, folder: Path, terminal: Terminal) -> int:
-    """Read everything that was prepared, and the raw files where they are named."""
+    """Verify all prepared rows, and the raw files if they are named."""
     shards = open_shards(folder, build.semantics(config))
     rows = shards.manifest.rows
     with terminal.counter("check", "rows") as show:

@@ -1,4 +1,4 @@
-"""The verb `report`: run folders → one HTML file, the same as Markdown beside it."""
+"""The verb `report`: compares runs in one HTML file, with the same as Markdown beside it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(request: Request) -> int:
 
 
 def _pictures(document: Document, files: Path | None, page: Path) -> Path | None:
-    """Write them, if they are wanted; returns their files as the page names them.
+    """Write the pictures, if wanted; returns the pattern of their files relative to the page.
 
     Raises:
         ResourceError: they cannot be written.
@@ -56,10 +56,10 @@ def _pictures(document: Document, files: Path | None, page: Path) -> Path | None
 
 
 def _picture_files(pictures: str | None) -> Path | None:
-    """What `report.pictures` names: a folder, or files in one such as `plots/*.svg`.
+    """The pattern of picture files, from `report.pictures`: a folder, or such as `plots/*.svg`.
 
     Raises:
-        ConfigError: files of another format.
+        ConfigError: it names files of another format.
     """
     if pictures is None or "*" not in Path(pictures).name:
         return None if pictures is None else Path(pictures) / f"*{FORMATS[0]}"

@@ -1,4 +1,4 @@
-"""The verb `train`: a run's events as a bar and lines, then tables of what it reached."""
+"""The verb `train`: shows a run's events as a bar and lines, then tables of its results."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.summary import role_of, role_order
 from dlrm_hybrid.types import ScoredPart
 
-FEW_REPEATS = 5  # the best of so few may be a bad one
-SAVES_FROM = 1.05  # below, the ratio would read 1.0
-WIDE = 100  # columns; fewer have no room for every span
+FEW_REPEATS = 5  # the best of fewer repeats is a rough figure
+SAVES_FROM = 1.05  # a smaller ratio would read 1.0
+WIDE = 100  # columns of a terminal with room for every span
 NARROW_SPANS = (Span.COMPUTE, Span.EMBEDDING, Span.ENCODE, Span.DECODE, Span.WAIT)
 SHORT = {Span.EMBEDDING: "embed"}
 
@@ -31,7 +31,7 @@ Values = Mapping[str, Any]
 
 
 def run(request: Request) -> int:
-    """Train as configured; returns the exit code of the run."""
+    """Train as configured and return the exit code of the run."""
     terminal = Terminal()
     return train(request, terminal, TerminalView(terminal))
 
@@ -70,7 +70,7 @@ class TerminalView:
 
 @final
 class LiveWork:
-    """Shows how far something is that a rank works at for a while; used inside a `with`."""
+    """Shows the progress of a rank's long task, such as an evaluation; used in a `with`."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
@@ -85,7 +85,7 @@ class LiveWork:
         self._stack.close()
 
     def show(self, event: Event) -> None:
-        """Take one event; one of another kind than WORKING says that the work is over."""
+        """Take an event; one of another kind than WORKING ends the task."""
         values = event.values
         if event.kind is not Kind.WORKING or values["task"] != self._task:
             self._stack.close()
@@ -102,12 +102,12 @@ class LiveWork:
 
 @final
 class LiveTraining:
-    """Shows each event of a run as it comes; used inside a `with`."""
+    """Shows each event of a run as it comes; used in a `with`."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
         self._stack = ExitStack()
-        self._attempt = ExitStack()  # closed where the next one starts
+        self._attempt = ExitStack()  # closed when the next attempt starts
         self._work = LiveWork(terminal)
         self._bar: Bar | None = None
         self._steps_total = 0
@@ -124,7 +124,7 @@ class LiveTraining:
         self._stack.close()
 
     def show(self, event: Event) -> None:
-        """Take one event."""
+        """Take an event."""
         self._work.show(event)
         values = event.values
         if event.kind is Kind.STARTED:
@@ -178,7 +178,7 @@ class LiveTraining:
         samples = event.values["samples"]
         if self._before is not None and event.time_seconds > self._before[0]:
             seconds, rows = event.time_seconds - self._before[0], samples - self._before[1]
-            # A moving mean: one slow moment does not make the figure jump.
+            # A moving mean, so that one slow moment does not make the figure jump.
             self._speed += (rows / seconds - self._speed) * (0.3 if self._speed else 1.0)
         self._before = (event.time_seconds, samples)
         if event.values["sent_bytes"]:
@@ -188,7 +188,7 @@ class LiveTraining:
             self._bar.update(event.step, self._steps_total, self._text(event))
 
     def _text(self, event: Event) -> str:
-        """Fits beside a bar in 80 columns; in 100 every figure is there, in 120 with its unit."""
+        """The text beside the bar: fits 80 columns; 100 have every figure, 120 the units' names."""
         room, full = self._terminal.has_room, self._terminal.is_full
         of_total = f"/{self._steps_total:,}" if full else ""
         parts = [f"{'step ' if room else ''}{event.step:,}{of_total}"]
@@ -205,7 +205,7 @@ class LiveTraining:
 
 
 def show_scores(terminal: Terminal, title: str, scores: Values, teacher: Values | None) -> None:
-    """A table of scores: the model's and, for synthetic rows, the best possible ones."""
+    """Show a table of scores: the model's and, for synthetic rows, the best possible ones."""
 
     def cell(value: float | None) -> str:
         return MISSING if value is None else f"{value:.4f}"
@@ -219,7 +219,7 @@ def show_scores(terminal: Terminal, title: str, scores: Values, teacher: Values 
 
 
 def show_run(terminal: Terminal, summary: Values) -> None:
-    """Time by role, bytes by class, speed; whatever was measured."""
+    """Show time by role, bytes by class and speed, as far as they were measured."""
     show_roles(terminal, list(summary["roles"].values()))
     if summary["sync"] is not None:
         show_staleness(terminal, summary["sync"])
@@ -237,10 +237,10 @@ def show_run(terminal: Terminal, summary: Values) -> None:
 
 
 def show_roles(terminal: Terminal, roles: Sequence[Values]) -> None:
-    """A table of what the ranks of each role do with their time, in percent, and send.
+    """Show a table of each role's time by span, CPU use and bytes sent.
 
-    The workers of one stage are one role. Shares of time are means over its ranks, CPU is percent
-    of a core for each rank, bytes are of all ranks.
+    The workers of a stage are one role. Shares of time are means over its ranks, CPU is percent of
+    a core per rank, bytes are of all ranks.
     """
     together: dict[str, list[Values]] = {}
     for one in roles:
@@ -265,7 +265,7 @@ def show_roles(terminal: Terminal, roles: Sequence[Values]) -> None:
 
 
 def show_staleness(terminal: Terminal, sync: Values) -> None:
-    """A line, if pushes were counted; the mean of all hides a slow trainer."""
+    """Show the staleness of pushes, if counted; by trainer, as the mean hides a slow one."""
     found = sync["staleness"]
     means = {trainer: one["mean"] for trainer, one in found["by_trainer"].items()}
     if means:
@@ -278,9 +278,9 @@ def show_staleness(terminal: Terminal, sync: Values) -> None:
 
 
 def show_traffic(terminal: Terminal, network: Values) -> None:
-    """A table of the bytes sent while training, by class, beside what plain float32 would take.
+    """Show a table of the bytes sent while training, by class, beside their size as plain float32.
 
-    Where a class is not counted there is neither a sum nor what a sample costs.
+    If a class is not counted there is neither a sum nor bytes per sample.
     """
     tallies, per_sample = dict(network["by_class"]), network["bytes_per_sample"]
     if per_sample is not None:
@@ -305,7 +305,7 @@ def show_traffic(terminal: Terminal, network: Values) -> None:
 
 
 def show_unknown_peers(terminal: Terminal, network: Values) -> None:
-    """A line if unknown peers have connected; the logs name them and the rank they reached."""
+    """Show a line if unknown peers have connected; the logs name them and the rank they reached."""
     messages, connections = network["foreign_messages"], network["refused_connections"]
     if messages or connections:
         terminal.line(

@@ -1,4 +1,4 @@
-"""The verb `watch`: a run's record → a page that is made again while the run goes on."""
+"""The verb `watch`: a page about a run that is made again while the run goes on."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from dlrm_hybrid.types import ConfigError, DataError, ExitCode
 
 RUN_KEY, OUTPUT_KEY = "watch.run", "watch.output"
 PAGE = "watch.html"  # in the run folder
-QUIET_SECONDS = 600.0  # after which a run on another machine, that records nothing, is not running
+QUIET_SECONDS = 600.0  # without an event, after which a run on another machine is taken for ended
 MOST_LOCK_BYTES = 1024
-SHARE = 0.04  # of a core, that pages take at most: the run needs it
+SHARE = 0.04  # of a core at most for making pages: the run needs it
 CLOCK_SECONDS = 1.0  # by which the kernel's times of a file and of a process may differ
 
 
@@ -43,10 +43,10 @@ def run(request: Request) -> int:
 
 
 def _await(folder: Path, seconds: float, terminal: Terminal) -> None:
-    """Wait until a run begins there.
+    """Wait until a run begins in a folder.
 
     Raises:
-        ConfigError: none can begin: there is not even a folder above, it is a file, or has runs.
+        ConfigError: none can begin: the folder above is missing, it is a file, or contains runs.
     """
     if not folder.is_dir() and not folder.absolute().parent.is_dir():
         raise ConfigError(faults_text([f"{RUN_KEY} = {folder}: no such folder, nor the one above"]))
@@ -61,21 +61,21 @@ def _await(folder: Path, seconds: float, terminal: Terminal) -> None:
 
 
 def _run_in(folder: Path) -> Path | None:
-    """A run below a folder, such as the first job of a sweep."""
+    """A run in a subfolder, such as the first job of a sweep; None without one."""
     inside = sorted(folder.iterdir()) if folder.is_dir() else []
     return next((one for one in inside if is_run(one)), None)
 
 
 def watch(folder: Path, output: Path, seconds: float, say: Callable[[str], None]) -> str:
-    """Make the page, and again every few seconds as long as the run goes on.
+    """Make the page every few seconds as long as the run goes on.
 
-    The last one, also where this is interrupted, does not ask to be loaded again.
+    The last page, also after an interruption, does not reload itself.
 
     Args:
-        folder: of the run.
-        output: the page.
-        seconds: between two pages.
-        say: told where the page is, once it is there.
+        folder: folder of the run.
+        output: file of the page.
+        seconds: seconds between two pages.
+        say: called with the place of the page once it exists.
 
     Returns:
         the status of the run at the end.
@@ -87,7 +87,7 @@ def watch(folder: Path, output: Path, seconds: float, say: Callable[[str], None]
     written: tuple[object, ...] | None = None
     changed = time.monotonic()
     try:
-        # Asked before the record is read: a run that ends meanwhile is seen next time.
+        # Ask before reading the record: if the run ends meanwhile, the last page shows it.
         while _is_running(folder, time.monotonic() - changed):
             stamp, begun = _stamp(folder), time.process_time()
             if stamp != written:
@@ -104,12 +104,12 @@ def watch(folder: Path, output: Path, seconds: float, say: Callable[[str], None]
 
 
 def _watched(folder: Path, is_running: bool) -> Watched:
-    now = datetime.now(UTC).timestamp()  # beside the stamps of events
+    now = datetime.now(UTC).timestamp()  # compared with the times of events
     return Watched(run=read_run(folder), is_running=is_running, now=now)
 
 
 def _stamp(folder: Path) -> tuple[object, ...]:
-    """What changes when a run has recorded something."""
+    """A value that changes when the run records an event."""
     try:
         found = (folder / EVENTS_FILE).stat()
     except FileNotFoundError:
@@ -118,11 +118,11 @@ def _stamp(folder: Path) -> tuple[object, ...]:
 
 
 def _is_running(folder: Path, quiet_seconds: float) -> bool:
-    """Whether a process works at the run; it is not asked, since that would take its lock.
+    """Whether a process works on the run, judged without taking its lock.
 
     Args:
-        folder: of the run.
-        quiet_seconds: for which nothing has been recorded; of another machine no more is known.
+        folder: folder of the run.
+        quiet_seconds: seconds without an event, which decide if the run is on another machine.
     """
     try:
         words = read_text(folder, LOCK_FILE, MOST_LOCK_BYTES).split()
@@ -135,9 +135,9 @@ def _is_running(folder: Path, quiet_seconds: float) -> bool:
         return quiet_seconds < QUIET_SECONDS
     try:
         one = psutil.Process(int(words[1]))
-        if one.status() == psutil.STATUS_ZOMBIE:  # has ended; its parent has not asked how
+        if one.status() == psutil.STATUS_ZOMBIE:  # has ended
             return False
-        # Another process may have got the number of one that was killed.
+        # A killed process's number may have been reused.
         return one.create_time() <= written + CLOCK_SECONDS
     except psutil.Error:
         return False
