@@ -1,1 +1,1 @@
-"""Worlds that a Python program drives: its own batches in, metrics and weights out."""
+"""Worlds driven by a Python program: batches in, metrics and weights out."""

@@ -1,4 +1,4 @@
-"""What a world does, be its ranks objects of this process or processes of their own."""
+"""The engine of a world, whether its ranks are objects of this process or processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from dlrm_hybrid.world.settings import Settings
 Floats = npt.NDArray[np.float32]
 WEIGHTS = ("dense", "embeddings")  # groups of a checkpoint
 Counts = Mapping[str, Mapping[str, int]]
-"""Messages, bytes and dense_equivalent_bytes that were sent, by class of traffic."""
+"""Messages, bytes and dense_equivalent_bytes sent, by traffic class."""
 
 
 @final
@@ -43,7 +43,7 @@ class StepResult:
 
     Attributes:
         step: training steps done so far.
-        rows: that passed all stages, of all trainers; 0 while a stale pipeline fills.
+        rows: number that passed all stages, of all trainers; 0 while a stale pipeline fills.
         loss: mean log-loss of these rows, in nats; None without rows.
         accuracy: fraction of these rows whose label equals p > 0.5; None without rows.
     """
@@ -55,7 +55,7 @@ class StepResult:
 
 
 def result_of(metrics: StepMetrics, step: int, config: Config) -> StepResult:
-    """What a step has measured; raises DivergedError if the loss is not finite."""
+    """Result of a step's metrics; raises DivergedError if the loss is not finite."""
     if not math.isfinite(metrics.loss_sum):
         raise DivergedError(
             f"step {step}: the loss is {metrics.loss_sum}; optimizer.lr = {config.optimizer.lr} or "
@@ -68,64 +68,64 @@ def result_of(metrics: StepMetrics, step: int, config: Config) -> StepResult:
 
 
 class Body(Protocol):
-    """Ranks that make steps together when they are told."""
+    """The ranks of a world, which make steps together on request."""
 
     @property
     def steps(self) -> int:
-        """Steps done since the beginning of the run, those before a checkpoint included."""
+        """Number of steps since the beginning of the run, including those before a checkpoint."""
         ...
 
     def fill(self) -> bool:
-        """Whether a batch waits at every trainer; takes one from its loader where none does.
+        """Take a batch from each trainer's loader unless one waits; False if a loader has no more.
 
         Raises:
-            DataError: a loader has failed, or gave a wrong batch; no step has begun.
+            DataError: a loader failed, or its batch is malformed; no step has begun.
         """
         ...
 
     def end_epoch(self) -> Sequence[int]:
-        """Let loaders begin anew; the trainers that still had a batch."""
+        """Start loaders anew; returns the trainers whose waiting batch is dropped."""
         ...
 
     def learn(self, batches: Sequence[Batch] | None) -> StepMetrics:
-        """Make one step.
+        """Train on one batch per trainer.
 
         Args:
-            batches: one for each trainer; None: those that wait.
+            batches: one for each trainer; None for those that wait.
         """
         ...
 
     def drain(self) -> StepMetrics:
-        """Bring batches that are still between two stages to their end."""
+        """Finish the batches in flight."""
         ...
 
     def begin_evaluation(self) -> None:
-        """Take the master weights as they are now, to predict with."""
+        """Take the present master weights for predictions."""
         ...
 
     def predict(self, batches: Sequence[Batch]) -> list[Floats]:
-        """Logits (B,) of batches of any number of rows, at most one for each trainer."""
+        """Compute logits (B,) of batches of any number of rows, at most one for each trainer."""
         ...
 
     def save(self) -> Path:
-        """Write a checkpoint into the folder of the world; its folder, once it is complete."""
+        """Write a checkpoint into the world's folder; returns its folder once complete."""
         ...
 
     def tensors(self) -> dict[str, Tensor]:
-        """Copies of all weights, and of what optimizers remember, by name."""
+        """Copy all weights and optimizer state, by name."""
         ...
 
     def counts(self) -> Counts:
-        """What training steps have sent, between all ranks."""
+        """Traffic of training steps, between all ranks."""
         ...
 
     def close(self) -> None:
-        """End all ranks; a second call does nothing."""
+        """End all ranks; has no effect a second time."""
         ...
 
 
 def job_of(settings: Settings, task: TrainTask, rows: RowSource) -> Job:
-    """What a process of a world knows, as one of a run does."""
+    """Make the job of a process of a world, as of a run."""
     config = settings.config
     return Job(
         task=task,
@@ -148,7 +148,7 @@ def job_of(settings: Settings, task: TrainTask, rows: RowSource) -> Job:
 
 
 def rows_of(spec: ModelSpec, feeds: Mapping[int, Feed]) -> RowSource:
-    """Rows that are handed over; some trainers' feeds, as far as this process needs them."""
+    """Rows that a program hands over; with the feeds of this process's trainers."""
 
     def reader(trainer: int, sample: Any) -> Any:
         feed = feeds[trainer]
@@ -166,10 +166,10 @@ def rows_of(spec: ModelSpec, feeds: Mapping[int, Feed]) -> RowSource:
 
 
 def check_weights_of(folder: Path, settings: Settings) -> None:
-    """Refuse a checkpoint of another model, or of settings that weights depend on.
+    """Refuse a checkpoint of another model, or of other settings that decide the weights.
 
     Raises:
-        DataError: each key or table that differs is named.
+        DataError: names each key or table that differs.
     """
     check_weights(folder, settings.values, new_run=True)
     saved = read(folder).tensors
@@ -181,12 +181,12 @@ def check_weights_of(folder: Path, settings: Settings) -> None:
 
 
 def progress_of(job: Job, steps: int, emptied: int) -> Progress:
-    """How far a world has come; where its loaders are is the program's business."""
+    """Progress of a world; the program keeps the position of its loaders."""
     return Progress(step=steps, samples=steps * job.plan.samples_per_step, emptied=emptied)
 
 
 def added(several: Iterable[Counts]) -> dict[str, dict[str, int]]:
-    """The sums of several counts."""
+    """Add up several counts."""
     sums: dict[str, dict[str, int]] = {}
     for one in several:
         for traffic, counts in one.items():

@@ -1,4 +1,4 @@
-"""A world whose ranks are objects of the program's own process."""
+"""The engine of a world whose ranks are objects of the program's process."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ from dlrm_hybrid.world.rows.batches import Loader
 from dlrm_hybrid.world.rows.feed import Feed
 from dlrm_hybrid.world.settings import Settings
 
-_MODES = threading.RLock()  # some are those of all threads
+_MODES = threading.RLock()  # some are global to all threads
 
 
 @final
 class InProcess(Body):
-    """All ranks of a world; see `World.in_process`.
+    """All ranks of a world in one process; see `World.in_process`.
 
     Args:
-        settings: of the world.
-        loader: of batches, or None.
-        folder: for checkpoints.
-        resume_from: a run folder or checkpoint to go on from, or None.
+        settings: those of the world.
+        loader: makes iterables of batches, or None.
+        folder: folder for checkpoints.
+        resume_from: run folder or checkpoint to resume from, or None.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class InProcess(Body):
     @override
     def fill(self) -> bool:
         faults, filled = list[DataError](), True
-        with interrupts_wait():  # it would end a loader that is a generator
+        with interrupts_wait():  # Ctrl-C would end a loader that is a generator
             for feed in self._feeds:
                 try:
                     filled &= feed.fill()
@@ -157,14 +157,14 @@ class InProcess(Body):
 
 @contextmanager
 def _as_in_a_rank(threads: int) -> Generator[None, None, None]:
-    """Compute as ranks do, whatever modes of torch the program is in: results depend on them.
+    """Compute as ranks do, in any mode of torch that the program has set: results depend on it.
 
-    Products round by how many threads there are; without gradients nothing is learned; autocast and
-    default types are other numbers.
+    Products round by the number of threads; without gradients nothing is trained; autocast and
+    default types change numbers.
     """
     with _MODES:
         before = torch.get_num_threads(), torch.get_default_dtype()
-        # A mode of its own costs each call of torch something.
+        # A device mode would cost each call of torch something.
         is_elsewhere = torch.get_default_device().type != "cpu"
         torch.set_num_threads(threads)
         torch.set_default_dtype(torch.float32)

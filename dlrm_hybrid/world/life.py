@@ -1,4 +1,4 @@
-"""The life of a world: its ranks are made, used by one call at a time, and ended in any case."""
+"""The session of a world: its ranks are made, used by one call at a time, and always ended."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from dlrm_hybrid.process import interrupts_wait
 from dlrm_hybrid.types import DlrmError, RunFailedError
 from dlrm_hybrid.world.body import Body
 
-CLOSE_SECONDS = 60.0  # for a step of another thread
+CLOSE_SECONDS = 60.0  # longest wait for a step of another thread
 Make = Callable[[Path, Path | None], Body]
-"""Makes ranks, given the folder of the world, and a checkpoint to go on from, or None."""
+"""Makes the ranks of a world, given its folder, and a checkpoint to resume from or None."""
 
 
 @final
 class Life:
-    """The ranks of a world, and its folder.
+    """The ranks of a world, its folder, and access for one thread at a time.
 
     Attributes:
-        folder: for checkpoints, and logs of ranks.
-        over: why nothing more can be done; None as long as it can.
+        folder: folder for checkpoints and logs of ranks.
+        over: why the world has ended; None before.
     """
 
     def __init__(self, make: Make) -> None:
@@ -37,7 +37,7 @@ class Life:
         self._process = os.getpid()
         self._turn = threading.RLock()
         self._bodies: list[Body] = []
-        # Also where the program forgets to close it, or ends.
+        # Also if the program forgets to close it, or ends.
         self._end = weakref.finalize(self, _end, self._bodies, self.folder, self._process)
         try:
             self._bodies.append(make(self.folder, None))
@@ -48,15 +48,15 @@ class Life:
 
     @property
     def body(self) -> Body:
-        """The ranks; while others are made from a checkpoint, those before."""
+        """The ranks; while new ones are made from a checkpoint, the old ones."""
         return self._bodies[0]
 
     @contextmanager
     def turn(self) -> Generator[None, None, None]:
-        """The ranks do what one thread says; others wait for the end of the block.
+        """Hold the ranks for one thread inside a `with`; others wait.
 
         Raises:
-            DlrmError: it is over, or this is a fork of its program, whose ranks these are not.
+            DlrmError: the world has ended, or this process is a fork of its program.
         """
         if os.getpid() != self._process:
             raise DlrmError(
@@ -72,10 +72,10 @@ class Life:
     def going_on(
         self, *, harmless: type[BaseException] | tuple[()] = ()
     ) -> Generator[None, None, None]:
-        """What is cut off inside leaves ranks that have done different things; Ctrl-C waits.
+        """Hold the ranks for work that must be whole: Ctrl-C waits, an error ends the world.
 
         Args:
-            harmless: an error that leaves all ranks as they were.
+            harmless: errors that leave all ranks as they were.
         """
         with self.turn(), interrupts_wait():
             try:
@@ -87,14 +87,14 @@ class Life:
                 raise
 
     def fail(self, error: BaseException) -> None:
-        """Nothing more can be done; a log that the error names stays."""
+        """End the world because of an error; a log that the error names is kept."""
         self.over = f"it was cut off by {type(error).__name__}: {error}".removesuffix(": ")
         if isinstance(error, RunFailedError):
             self._keep_log(error)
             self._end()
 
     def begin_again(self, source: Path) -> None:
-        """Go on with new ranks, from a checkpoint; where they cannot be made, with those before."""
+        """Replace the ranks by new ones from a checkpoint; if these fail, keep the old ones."""
         try:
             made = self._make(self.folder, source)
         except RunFailedError as error:
@@ -105,7 +105,7 @@ class Life:
             self._bodies.pop(0).close()
 
     def close(self) -> None:
-        """End all ranks, after what another thread has them do; a second call does nothing."""
+        """End all ranks, after another thread's step; has no effect a second time."""
         self.over = self.over or "it has been closed"
         is_ours, has_turn = os.getpid() == self._process, False
         try:
@@ -124,8 +124,8 @@ class Life:
 
 def _end(bodies: list[Body], folder: Path | None, process: int) -> None:
     if os.getpid() != process:
-        return  # a fork of the program, whose ranks these are not
-    with interrupts_wait(), ExitStack() as stack:  # all of it, also where a second Ctrl-C comes
+        return  # a fork of the program does not own the ranks
+    with interrupts_wait(), ExitStack() as stack:  # all of it, in spite of a second Ctrl-C
         if folder is not None:
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
         for body in bodies:

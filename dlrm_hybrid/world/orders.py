@@ -1,4 +1,4 @@
-"""What a program and the ranks of its world say to each other: plain values, and arrays."""
+"""Messages between a program and the ranks of its world: plain values, and arrays."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 @final
 @dataclass(frozen=True, slots=True)
 class Message:
-    """An order of the program, or what a rank answers.
+    """An order of the program, or a rank's answer.
 
     Attributes:
-        name: what to do, or `done`.
-        number: of the order.
-        values: plain ones.
-        arrays: by name.
+        name: the order, or `done`.
+        number: that of the order.
+        values: plain values.
+        arrays: arrays by name.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Message:
 
 
 def send(connection: Connection, message: Message) -> None:
-    """Send a message; raises OSError if the other end is gone."""
+    """Send a message; raises OSError if the other end is closed."""
     head = {
         "name": message.name,
         "number": message.number,
@@ -51,26 +51,26 @@ def send(connection: Connection, message: Message) -> None:
 
 
 def receive(connection: Connection) -> Message:
-    """The next message; raises EOFError or OSError if the other end is gone."""
+    """Receive a message; raises EOFError or OSError if the other end is closed."""
     head = json.loads(connection.recv_bytes())
     arrays = safetensors.numpy.load(connection.recv_bytes()) if head["has_arrays"] else {}
     return Message(head["name"], head["number"], head["values"], arrays)
 
 
 def connection_of(one: socket.socket) -> Connection:
-    """A connected socket, for whole messages."""
+    """Make a connection for whole messages from a connected socket."""
     return Connection(one.detach())
 
 
 def arrays_of(batch: Batch) -> dict[str, npt.NDArray[Any]]:
-    """A batch, to be sent."""
+    """Convert a batch to arrays by name, for a message."""
     offsets = {} if batch.bags.offsets is None else {"offsets": batch.bags.offsets}
     found = {"dense": batch.dense_BI, "ids": batch.bags.values, **offsets, "label": batch.label_B}
     return {name: np.ascontiguousarray(array) for name, array in found.items()}
 
 
 def batch_of(arrays: Arrays, tables: int) -> Batch:
-    """The batch that `arrays_of` has sent."""
+    """Convert arrays back to the batch of `arrays_of`."""
     offsets = arrays.get("offsets")
     bags = Bags(arrays["ids"], offsets, 0 if offsets is None else tables)
     return Batch(arrays["dense"], bags, arrays["label"])

@@ -1,4 +1,4 @@
-"""A rank of a world that a program drives: it does what it is told, and answers."""
+"""A rank of a world: it carries out its program's orders, and answers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ANSWERS = (FrameKind.PARAMETERS, FrameKind.RESULT, FrameKind.ROWS)
 
 
 def world_rank(argument: str, report: Report, stop: StopRequest) -> None:
-    """Be the rank of a world that the argument says, until its program sends it home."""
+    """Run the rank of a world that the argument describes, until its program ends it."""
     known: dict[str, Any] = json.loads(argument)
     load_method(known["values"])
     task, config = TrainTask(**known["task"]), validate(known["values"])
@@ -99,25 +99,25 @@ def world_rank(argument: str, report: Report, stop: StopRequest) -> None:
 @final
 @dataclass(slots=True)
 class _Answers:
-    """Counts what servers send a worker for training steps; they count for nobody else."""
+    """Counts servers' answers to a worker in training steps, which nobody else counts."""
 
     counts: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
 
     def watch(self, frame: Frame, dense_bytes: int) -> None:
-        """Count a frame, if it is such an answer."""
+        """Count a frame if it is such an answer."""
         if frame.kind in ANSWERS and frame.microbatch != EVALUATION:
-            known = frame.kind is not FrameKind.ROWS  # else only who sends them knows
+            known = frame.kind is not FrameKind.ROWS  # the size of ROWS only their sender knows
             values = (1, encoded_bytes(frame), dense_bytes if known else 0)
             one: dict[str, int] = dict(zip(TALLY_NAMES, values, strict=True))
             self.counts = added([self.counts, {traffic_of(frame.kind).value: one}])
 
 
 class _Answer(NamedTuple):
-    """What a worker says of an order.
+    """A worker's answer to an order.
 
     Attributes:
-        values: plain ones.
-        arrays: by name.
+        values: plain values.
+        arrays: arrays by name.
     """
 
     values: Mapping[str, Any]
@@ -127,14 +127,14 @@ class _Answer(NamedTuple):
 @final
 @dataclass(slots=True)
 class _Worker:
-    """Does what a program asks of a worker, one order after the other.
+    """Carries out a program's orders to a worker, one after the other.
 
     Attributes:
-        job: of this process.
-        rank: what it trains with.
-        feed: the batches of its trainer.
-        meter: of the rank.
-        answers: of servers to it.
+        job: that of this process.
+        rank: the worker.
+        feed: batches of its trainer.
+        meter: that of the rank.
+        answers: counts of servers' answers to it.
     """
 
     job: Job
@@ -145,7 +145,7 @@ class _Worker:
     _fault: DataError | None = None
 
     def obey(self, meeting: str) -> None:
-        """Connect to the program, and do what it says until it says `end`, or is gone."""
+        """Connect to the program, and carry out its orders until `end`, or until it is gone."""
         orders: Mapping[str, Callable[[Message], _Answer]] = {
             "fill": self._fill,
             "skip": self._skip,
@@ -166,7 +166,7 @@ class _Worker:
                 try:
                     answer = orders[order.name](order)
                 except (DataError, ConfigError) as error:
-                    if order.name != "fill":  # before a step begins nothing is lost
+                    if order.name != "fill":  # before a step, nothing is lost
                         raise
                     answer = _Answer({"fault": str(error)})
                 send(connection, Message("done", order.number, answer.values, answer.arrays))
@@ -178,7 +178,7 @@ class _Worker:
             self._fault = None
             raise fault
         checksum = self.feed.checksum() if self.feed.fill() else None
-        title = f"epoch {self.feed.epoch}, batch {self.feed.taken - 1}"  # the one that waits
+        title = f"epoch {self.feed.epoch}, batch {self.feed.taken - 1}"  # the waiting one
         return _Answer({"checksum": checksum, "title": title})
 
     def _skip(self, order: Message) -> _Answer:
@@ -187,11 +187,11 @@ class _Worker:
         return _Answer({})
 
     def _fill_ahead(self) -> None:
-        """Take the next batch while the program does something else."""
+        """Take the next batch while the program does other work."""
         try:
             self.feed.fill()
         except DataError as error:
-            self._fault = error  # for when it is asked for
+            self._fault = error  # reported when the batch is requested
 
     def _end_epoch(self, order: Message) -> _Answer:
         return _Answer({"value": self.feed.end_epoch()})
@@ -228,11 +228,11 @@ class _Worker:
 
     def _counts(self, order: Message) -> _Answer:
         with self.meter.within(Phase.EVALUATE):
-            # Servers answer in order: what they have sent before has come then.
+            # Servers answer in order, so all that they sent before has arrived then.
             self.rank.masters(range(self.rank.topology.trainers))
         counts = added([self.meter.steps_counts(), self.answers.counts])
         if self.rank.topology.table_servers and self.rank.worker.tables is not None:
-            # A row of float32 for each id that was looked up.
+            # One row of float32 per id looked up.
             row_bytes = FLOAT_BYTES * self.job.layout.spec.embedding_dim
             counts[Traffic.EMBEDDING]["dense_equivalent_bytes"] += row_bytes * self.feed.num_ids
         return _Answer({"value": counts})

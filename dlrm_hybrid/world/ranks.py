@@ -1,4 +1,4 @@
-"""The processes of a world as its program sees them: started, asked, ended."""
+"""The processes of a world, as its program starts, uses and ends them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from dlrm_hybrid.types import DataError, DlrmError, ExitCode, ResourceError, Run
 from dlrm_hybrid.world.orders import Arrays, Message, connection_of, receive, send
 
 ENTRY = "dlrm_hybrid.world.rank:world_rank"
-LEAVE_SECONDS = 10.0  # for goodbyes
-NOTICE_SECONDS = 10.0  # for the supervisor to say why a rank is gone
-KILL_SECONDS = 0.1  # until those are killed that have been started since
+LEAVE_SECONDS = 10.0  # longest wait for goodbyes
+NOTICE_SECONDS = 10.0  # longest wait for the supervisor's reason why a rank has ended
+KILL_SECONDS = 0.1  # between attempts to kill ranks that were started meanwhile
 
 
 class WorkersError(DataError):
-    """Loaders have failed or their batches are wrong, in these workers.
+    """Loaders have failed, or their batches are malformed, in these workers.
 
     Attributes:
-        workers: their ranks.
+        workers: ranks of the workers.
     """
 
     def __init__(self, message: str, workers: Sequence[int]) -> None:
@@ -41,19 +41,19 @@ class WorkersError(DataError):
 
 @final
 class WorldRanks:
-    """Ranks under a supervisor in a thread of its own, with a connection to each worker.
+    """Ranks under a supervisor in a separate thread, with a connection to each worker.
 
     Args:
-        ranks: all of them.
-        workers: how many take orders: the first ones.
-        meeting: where they connect to.
+        ranks: all ranks.
+        workers: number of the first ranks, which take orders.
+        meeting: path of the socket to which they connect.
     """
 
     def __init__(self, ranks: Sequence[Rank], workers: int, meeting: Path) -> None:
-        ensure_forkserver()  # not in the thread: the kernel ends it with what has started it
+        ensure_forkserver()  # not in the thread: the kernel ends it with the thread that starts it
         self._ranks = ranks
         self._process = os.getpid()
-        self._forwarder = Forwarder()  # signals stay the program's
+        self._forwarder = Forwarder()  # leaves signals to the program
         self._outcome: Outcome | None = None
         self._number = 0
         self._workers: dict[int, Connection] = {}
@@ -92,7 +92,7 @@ class WorldRanks:
             self._ending.close()
 
     def _meet(self, workers: int) -> int:
-        """Wait until all workers have come; the steps that they have done before."""
+        """Wait for the connections of all workers; returns their number of earlier steps."""
         steps: list[int] = []
         while len(self._workers) < workers:
             if self._ended in wait([self._listening, self._ended]):
@@ -114,16 +114,16 @@ class WorldRanks:
         values: Mapping[str, Any] | None = None,
         arrays: Mapping[int, Arrays] | None = None,
     ) -> dict[int, Message]:
-        """Give all workers an order, and wait for what they answer; by rank.
+        """Give all workers an order, and wait for their answers; returns them by rank.
 
         Args:
-            name: of the order.
-            values: that it has.
-            arrays: that some of them get, by rank.
+            name: that of the order.
+            values: values of the order.
+            arrays: arrays for some workers, by rank.
 
         Raises:
-            WorkersError: what some were asked to read is wrong; all wait for the next order.
-            RunFailedError: a rank has failed or is gone.
+            WorkersError: some could not read their batch; all wait for the next order.
+            RunFailedError: a rank has failed or died.
         """
         self._number += 1
         for rank, connection in self._workers.items():
@@ -135,7 +135,7 @@ class WorldRanks:
         answers: dict[int, Message] = {}
         while len(answers) < len(self._workers):
             self._take(answers)
-        faults: dict[str, str] = {}  # stages of a trainer have the same
+        faults: dict[str, str] = {}  # stages of a trainer report the same
         faulty: list[int] = []
         for rank in sorted(answers):
             if (fault := answers[rank].values.get("fault")) is not None:
@@ -152,15 +152,15 @@ class WorldRanks:
                 self._fail()
             assert isinstance(one, Connection)
             try:
-                with interrupts_wait():  # or a part of it would stay
+                with interrupts_wait():  # or a part of the message would be left
                     message = receive(one)
             except (EOFError, OSError):
                 self._fail()
-            if message.number == self._number:  # else of an order that Ctrl-C has cut off
+            if message.number == self._number:  # else it answers an order that Ctrl-C has cut off
                 answers[owed[one]] = message
 
     def _fail(self) -> Never:
-        """Say what the supervisor says of a rank that is gone."""
+        """Raise the supervisor's reason why a rank has ended."""
         wait([self._ended], NOTICE_SECONDS)
         self.close()
         outcome = self._outcome
@@ -170,14 +170,13 @@ class WorldRanks:
         raise RunFailedError(outcome.message, outcome.exit_code)
 
     def close(self) -> None:
-        """Send all workers home, and wait until every rank has ended; those that do not are killed.
+        """End all workers, and wait until every rank has ended; those that do not are killed.
 
-        A second Ctrl-C kills them, too. A second call does nothing, and so does one of a fork of
-        the program.
+        A second Ctrl-C kills them too. The call has no effect a second time, or in a fork.
         """
         if self._ended.closed or os.getpid() != self._process:
             return
-        if threading.current_thread() is self._thread:  # of a garbage collection there
+        if threading.current_thread() is self._thread:  # called by a garbage collection there
             for one in tuple(self._forwarder.running):
                 one.send(signal.SIGKILL)
             return
@@ -195,9 +194,9 @@ class WorldRanks:
         wait([self._ended], LEAVE_SECONDS if self._workers else 0.0)
 
     def _kill(self) -> None:
-        """End the ranks that there still are, and forget all of them."""
-        # Not by `join`: Python 3.11 takes a thread for ended where Ctrl-C cuts that off.
-        while not wait([self._ended], KILL_SECONDS):  # it may still start ranks
+        """Kill the remaining ranks, and close all connections."""
+        # Not by `join`: if Ctrl-C cuts that off, Python 3.11 takes the thread for ended.
+        while not wait([self._ended], KILL_SECONDS):  # the supervisor may still start ranks
             for one in tuple(self._forwarder.running):
                 one.send(signal.SIGKILL)
         for connection in self._workers.values():
@@ -208,10 +207,10 @@ class WorldRanks:
 
 
 def _pipe() -> tuple[Connection, Connection]:
-    """A connection that has something to read when the other is closed."""
+    """Make two connections, of which one becomes readable when the other is closed."""
     reading, writing = os.pipe()
     return Connection(reading, writable=False), Connection(writing, readable=False)
 
 
 def _ignore(event: Event) -> None:
-    """Ranks of a world answer their program; they have nothing to record."""
+    """Ignore events: ranks of a world answer their program and record nothing."""

@@ -1,4 +1,4 @@
-"""From the arguments of a world to a configuration, which is validated as that of a command."""
+"""From the arguments of a world to a configuration, validated as that of a command."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from dlrm_hybrid.run.readiness import require_memory
 from dlrm_hybrid.types import ConfigError
 from dlrm_hybrid.world.rows.batches import Columns
 
-NO_ROWS = "batches of a Python program"  # in the place of a folder of prepared rows
-ENDLESS = 2**62  # steps of a run whose length nobody knows
+NO_ROWS = "batches of a Python program"  # in place of a folder of prepared rows
+ENDLESS = 2**62  # number of steps of a run of unknown length
 Keys = Mapping[str, object] | Sequence[str]
 """Keys of the configuration with their values, or overrides as on a command line."""
 
@@ -31,7 +31,7 @@ Keys = Mapping[str, object] | Sequence[str]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a world is.
+    """The model and the configuration of a world.
 
     Attributes:
         spec: the model.
@@ -45,19 +45,19 @@ class Settings:
 
     @property
     def columns(self) -> Columns:
-        """What its batches look like."""
+        """The columns that batches must have."""
         return Columns(self.spec, self.config.train.batch_size)
 
     @property
     def steps(self) -> int:
-        """Of the whole run, as far as learning rates depend on it."""
+        """Number of steps of the whole run, for learning rates."""
         return self.config.train.steps or ENDLESS
 
 
 def named_keys(
     trainers: int | None, cuts: Sequence[str] | None, servers: int | None, batch_size: int | None
 ) -> dict[str, object]:
-    """Keys of arguments that have names of their own."""
+    """Keys of the arguments with names of their own."""
     return {
         "parallel.trainers": trainers,
         "parallel.cuts": cuts,
@@ -73,18 +73,18 @@ def settings_of(
     gradient: GradientMethod | str | None,
     keys: Keys,
 ) -> Settings:
-    """The configuration of a world.
+    """Compose and validate the configuration of a world.
 
     Args:
         spec: the model.
         world: `in_process` or `processes`.
-        named: keys with values of their own arguments; None is what the configuration says.
-        gradient: a method, by its record or its name; None is what the configuration says.
-        keys: all others.
+        named: keys with arguments of their own; None keeps the default.
+        gradient: a method's record or name; None keeps the default.
+        keys: all other keys.
 
     Raises:
-        ConfigError: with all faults, one line each, each naming its key and value.
-        ResourceError: tables are larger than the memory of this machine.
+        ConfigError: lists all faults, one per line, each with key and value.
+        ResourceError: tables do not fit into this machine's memory.
     """
     overrides = [
         "parallel=hybrid",
@@ -101,7 +101,7 @@ def settings_of(
 
 
 def settings_from(spec: ModelSpec, values: Mapping[str, Any]) -> Settings:
-    """As `settings_of`, for values of a configuration; raises ConfigError."""
+    """Validate as `settings_of`, from values of a configuration; raises ConfigError."""
     config = validate(values)
     if faults := list(_faults(config)):
         raise ConfigError(faults_text(faults))
@@ -111,7 +111,7 @@ def settings_from(spec: ModelSpec, values: Mapping[str, Any]) -> Settings:
 
 def _texts(keys: Keys) -> Iterator[str]:
     if not isinstance(keys, Mapping):
-        if not _are_texts(keys):  # a text alone is a sequence, too
+        if not _are_texts(keys):  # a single text is a sequence too
             fault = f"config = {keys!r:.80}: must be a mapping or a list of overrides"
             raise ConfigError(faults_text([fault]))
         yield from keys
@@ -129,7 +129,7 @@ def _texts(keys: Keys) -> Iterator[str]:
                 raise ConfigError(
                     faults_text([f"{key} = {value!r:.80}: must be a number, text, list or None"])
                 ) from None
-            except ValueError:  # of Python, for an integer of thousands of digits
+            except ValueError:  # Python refuses integers of thousands of digits
                 raise ConfigError(faults_text([f"{key}: has too many digits"])) from None
 
 
@@ -140,14 +140,14 @@ def _are_texts(given: object) -> bool:
 
 
 def _plain(value: object) -> object:
-    """The number that one of numpy is; raises TypeError."""
+    """Convert a NumPy number to Python; raises TypeError for other values."""
     if isinstance(value, np.generic):
         return cast("np.generic[Any]", value).item()
     raise TypeError
 
 
 def _chosen(gradient: GradientMethod | str | None) -> Iterator[str]:
-    """A method and all that its record says."""
+    """Overrides for a method and all values of its record."""
     if gradient is None:
         return
     if isinstance(gradient, str):
@@ -164,7 +164,7 @@ def _chosen(gradient: GradientMethod | str | None) -> Iterator[str]:
 
 
 def _of_model(spec: ModelSpec) -> Iterator[str]:
-    """The keys of `model` that say the same as a spec, but for the tables."""
+    """Overrides of `model` that describe a spec, without its tables."""
     kinds = {Dot: "dot", Cross: "cross", Fm: "fm"}
     interaction = spec.interaction
     yield from _texts(
@@ -184,7 +184,7 @@ def _of_model(spec: ModelSpec) -> Iterator[str]:
 
 
 def _faults(config: Config) -> Iterator[str]:
-    """What only a run of a command can do, which has its rows before it begins."""
+    """Faults: settings that only a command supports, whose rows exist before its run."""
     if config.parallel.world == "processes" and config.gradient.name.startswith("__main__:"):
         yield (
             f"gradient = {config.gradient.name!r}: ranks are processes and cannot import it from "

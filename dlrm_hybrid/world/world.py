@@ -264,7 +264,7 @@ class World:
             partial.rename(target)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
-            why = error.strerror or error  # shutil says more than one thing
+            why = error.strerror or error  # shutil raises errors without strerror
             raise ResourceError(f"{target}: cannot be written: {why}") from error
         return target
 
@@ -326,18 +326,18 @@ class World:
             )
 
     def _scored(self, batches: Iterable[Any], labelled: bool) -> Iterator[tuple[Floats, Floats]]:
-        """Logits and labels of batches, in their order."""
+        """Logits and labels of batches, in order."""
         if is_one(batches):
             raise DataError("evaluation: this is one batch, must be several, such as [batch]")
         with self._life.going_on():
             self._life.body.begin_evaluation()
         columns = self._settings.columns
-        # A wrong batch is found here, where all ranks wait.
+        # A malformed batch is found here, while all ranks wait.
         given = (
             columns.batch(one, f"evaluation, batch {number}", labelled=labelled)
             for number, one in enumerate(batches)
         )
-        # Of a batch without rows no rank has anything to say.
+        # A batch without rows has no logits.
         some = (batch for batch in given if len(batch.label_B))
         while group := list(islice(some, self.config.parallel.trainers)):
             with self._life.going_on():

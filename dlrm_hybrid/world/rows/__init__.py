@@ -1,1 +1,1 @@
-"""The rows of a world: a program's batches, checked, and the loaders that they come from."""
+"""The rows of a world: a program's checked batches, and their loaders."""

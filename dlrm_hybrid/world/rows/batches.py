@@ -1,4 +1,4 @@
-"""A program's own batches, as arrays of numpy or torch, checked and made ready for the model.
+"""A program's batches, as arrays of NumPy or torch, checked and converted for the model.
 
 Shapes: B rows of a batch, I dense columns, F categorical columns, N ids of all bags.
 """
@@ -27,11 +27,11 @@ KEYS = ("dense", "ids", "label")
 @final
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What the rows of a world must look like.
+    """Checks the batches of a world against its model.
 
     Attributes:
         spec: the model.
-        batch_size: rows of one trainer's training batch.
+        batch_size: number of rows of one trainer's training batch.
     """
 
     spec: ModelSpec
@@ -40,15 +40,15 @@ class Columns:
     def batch(
         self, given: Any, title: str, rows: int | None = None, *, labelled: bool = True
     ) -> Batch:
-        """One batch of a program.
+        """Check and convert one batch.
 
         Args:
             given: `(dense, ids, label)` or a mapping: float (B, I), None for a model without dense
                 columns; ids int (B, F), or `Bags`, or a KeyedJaggedTensor of F keys; label 0 or
                 1 (B,).
-            title: of the batch, for messages.
-            rows: that it must have; None for any number.
-            labelled: it must have a label; else one that has none, or None, is labelled 0.
+            title: name of the batch, for error messages.
+            rows: number that it must have; None for any.
+            labelled: whether it must have a label; else a missing label, or None, is read as 0.
 
         Raises:
             DataError: a shape, type or value is wrong; names batch, column and value.
@@ -118,16 +118,16 @@ class Columns:
         return bags
 
     def of_trainers(self, given: Any, trainers: int, step: int) -> list[Batch]:
-        """The batches of one step, one for each trainer.
+        """Check and convert the batches of one step, one for each trainer.
 
         Args:
-            given: a batch of `trainers * batch_size` rows, of which trainers get consecutive parts
-                in their order; or a sequence of one batch for each trainer.
-            trainers: how many there are.
-            step: for messages.
+            given: a batch of `trainers * batch_size` rows, which is split among the trainers in
+                order; or a sequence of one batch for each trainer.
+            trainers: number of trainers.
+            step: number for error messages.
 
         Raises:
-            DataError: see `batch`; or there is another number of batches than of trainers.
+            DataError: see `batch`; or the number of batches is not that of trainers.
         """
         title = f"step {step}"
         if is_one(given):
@@ -149,11 +149,11 @@ class Columns:
 
 
 class _FaultError(Exception):
-    """What is wrong with a batch; the caller knows which one it is."""
+    """A fault of a batch, without the batch's name, which the caller adds."""
 
 
 def is_one(given: Any) -> bool:
-    """Whether this is one batch, not one for each trainer."""
+    """Whether this is one batch, not a sequence of one for each trainer."""
     if isinstance(given, (Batch, Mapping)):
         return True
     if not isinstance(given, Sequence):
@@ -163,7 +163,7 @@ def is_one(given: Any) -> bool:
 
 
 def _is_label(given: Any) -> bool:
-    """Whether this is the label of a batch, not a batch, which begins with an array."""
+    """Whether this is the label of a batch, not another batch, which begins with an array."""
     if not isinstance(given, Sequence):
         return hasattr(given, "shape")
     several = cast("Sequence[Any]", given)
@@ -175,7 +175,7 @@ def _is_label(given: Any) -> bool:
 
 
 def _with_label(given: Any) -> Any:
-    """A batch without a label, with None in its place."""
+    """Add the label None to a batch without a label."""
     if isinstance(given, Mapping):
         return {"label": None, **cast("Mapping[Any, Any]", given)}
     if isinstance(given, Sequence) and len(cast("Sequence[Any]", given)) == len(KEYS) - 1:
@@ -197,7 +197,7 @@ def _parts(given: Any) -> tuple[Any, Any, Any]:
 
 
 def _array(name: str, given: Any, dtype: Any) -> npt.NDArray[Any]:
-    """A contiguous copy, which belongs to the world: a loader may use its memory again."""
+    """Copy to a contiguous array, since a loader may reuse its memory."""
     if hasattr(given, "detach"):
         given = given.detach().cpu()
     try:
@@ -213,7 +213,7 @@ def _array(name: str, given: Any, dtype: Any) -> npt.NDArray[Any]:
 
 
 def _bags(given: Any, names: Sequence[str]) -> Bags[npt.NDArray[np.int64]]:
-    """Ids in the order of tables."""
+    """Convert ids to bags in the order of tables."""
     if isinstance(given, Bags):
         known = cast("Bags[Any]", given)
         bags = known.map(lambda one: _array("ids", one, np.int64))
@@ -244,7 +244,7 @@ def _bags(given: Any, names: Sequence[str]) -> Bags[npt.NDArray[np.int64]]:
 
 
 def _rows(batch: Batch, number: int, size: int) -> Batch:
-    """One of the parts of a batch."""
+    """Select one of the equal parts of a batch."""
     some = slice(number * size, (number + 1) * size)
     return Batch(batch.dense_BI[some], part(batch.bags, some), batch.label_B[some])
 

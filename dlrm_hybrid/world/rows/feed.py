@@ -1,4 +1,4 @@
-"""The batches of one trainer, in the order in which it learns from them."""
+"""The batches of one trainer, in training order."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from dlrm_hybrid.world.rows.batches import Columns, Loader
 @final
 @dataclass(slots=True)
 class Feed:
-    """Batches that wait to be learned from: handed over, or taken from a loader.
+    """Batches that wait for training: handed over, or taken from a loader.
 
     Attributes:
-        columns: that batches must have.
-        trainer: whose they are.
-        trainers: how many there are.
-        loader: makes the iterable of each epoch; None where batches are handed over.
-        epoch: which pass over the loader this is, from 1.
-        taken: batches taken from the loader in this epoch.
-        num_ids: ids of all batches that have been read.
+        columns: columns that batches must have.
+        trainer: number of the trainer.
+        trainers: number of trainers.
+        loader: makes the iterable of each epoch; None if batches are handed over.
+        epoch: number of the pass over the loader, from 1.
+        taken: number of batches taken from the loader in this epoch.
+        num_ids: number of ids of all batches read.
     """
 
     columns: Columns
@@ -40,15 +40,15 @@ class Feed:
     _batches: Iterator[Any] | None = None
 
     def put(self, batch: Batch) -> None:
-        """Hand over the batch that is next; one that was taken ahead from the loader waits."""
+        """Hand over the next batch; one that was taken from the loader ahead waits."""
         self._waiting.appendleft(batch)
 
     def fill(self) -> bool:
-        """Whether a batch waits; takes one from the loader if none does.
+        """Take a batch from the loader unless one waits; False if the loader has no more.
 
         Raises:
             ConfigError: there is no loader.
-            DataError: the loader has failed, or its batch is wrong.
+            DataError: the loader failed, or its batch is malformed.
         """
         if self._waiting:
             return True
@@ -64,34 +64,34 @@ class Feed:
         except Exception as error:
             raise DataError(f"{self.title}: the loader failed: {error!r:.2000}") from error
         title = self.title
-        self.taken += 1  # also if it is wrong: the loader goes on after it
+        self.taken += 1  # also if malformed: the loader goes on after it
         self._waiting.append(self.columns.batch(given, title, self.columns.batch_size))
         return True
 
     @property
     def title(self) -> str:
-        """Of the next batch of the loader."""
+        """Name of the next batch of the loader."""
         return f"trainer {self.trainer}, epoch {self.epoch}, batch {self.taken}"
 
     def skip(self) -> None:
-        """Leave out the batch that waits, if there is one."""
+        """Drop the waiting batch, if any."""
         self._waiting.clear()
 
     def end_epoch(self) -> bool:
-        """Let the next batch be the first of a new pass; whether one that waited is left out."""
+        """Begin a new pass with the next batch; returns whether a waiting one is dropped."""
         left_out = bool(self._waiting)
         self._waiting.clear()
         self._batches = None
         return left_out
 
     def read(self, at: LoaderState) -> tuple[Batch, LoaderState]:
-        """The batch that has waited longest, as `Loader.read` gives it; positions mean nothing."""
+        """Take the batch that waits longest, as `Loader.read`; positions are not used."""
         batch = self._waiting.popleft()
         self.num_ids += batch.bags.num_ids
         return batch, START
 
     def checksum(self) -> str:
-        """Of the next batch: all stages of a trainer must have the same one."""
+        """Checksum of the next batch, which all stages of a trainer must share."""
         batch, digest = self._waiting[0], xxhash.xxh3_64()
         offsets = () if batch.bags.offsets is None else (batch.bags.offsets,)
         for array in (batch.dense_BI, batch.bags.values, *offsets, batch.label_B):

@@ -1,4 +1,4 @@
-"""Loaders by name: each rank imports and calls the one of its program."""
+"""Loaders by name, which each rank imports and calls."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from dlrm_hybrid.types import ConfigError
 from dlrm_hybrid.world.rows.batches import Loader
 
 MAIN = "__main__"
-MAIN_OF_RANKS = "__mp_main__"  # what multiprocessing calls the program's file in other processes
+MAIN_OF_RANKS = "__mp_main__"  # multiprocessing's name of the program's file in other processes
 FIX = (
     "each rank imports the loader by its name: it must be a function at the top of a module, or a "
     "functools.partial of one with plain values"
 )
 
-_LOADING: list[str] = []  # in a rank
+_LOADING: list[str] = []  # names of loaders being imported, in a rank
 
 
 def require_guard() -> None:
-    """Refuse to start a world in a rank of another one, which imports its program.
+    """Refuse to start a world in a rank of another world, which imports its program.
 
     Raises:
-        ConfigError: this is a rank.
+        ConfigError: this process is a rank.
     """
     if _LOADING:
         raise ConfigError(
@@ -42,14 +42,14 @@ def require_guard() -> None:
 @final
 @dataclass(frozen=True, slots=True)
 class NamedLoader:
-    """Where a loader is found, and what it is called with before trainer and trainers.
+    """Name of a loader for import, with arguments that precede trainer and trainers.
 
     Attributes:
-        module: that defines it.
-        name: of the function.
-        file: of the module, where that is the program itself; else None.
-        args: that come first.
-        keywords: of the call.
+        module: name of the module that defines it.
+        name: name of the function.
+        file: file of the module if it is the program itself; else None.
+        args: first positional arguments.
+        keywords: keyword arguments.
     """
 
     module: str
@@ -60,10 +60,10 @@ class NamedLoader:
 
     @classmethod
     def of(cls, loader: Loader) -> NamedLoader:
-        """The name of a function.
+        """Name a function.
 
         Raises:
-            ConfigError: another process cannot find it.
+            ConfigError: another process cannot import it.
         """
         args, keywords, function = list[Any](), dict[str, Any](), cast("Any", loader)
         while isinstance(function, partial):
@@ -85,7 +85,7 @@ class NamedLoader:
             module = own
         elif module == MAIN:
             file = getattr(found, "__file__", None)
-            if file is None or not Path(file).is_file():  # `<stdin>`, for one
+            if file is None or not Path(file).is_file():  # such as `<stdin>`
                 raise ConfigError(
                     f"loader = {name}: is defined in a notebook or an interactive session, which "
                     f"ranks cannot import; put it into a file (%%writefile rows.py); {FIX}"
@@ -95,11 +95,11 @@ class NamedLoader:
         return cls(cast("str", module), name, file, args, keywords)
 
     def to_json(self) -> Mapping[str, Any]:
-        """Plain values of which the class can be made again."""
+        """Plain values from which to make the object again."""
         return asdict(self)
 
     def load(self) -> Loader:
-        """The function itself.
+        """Import the function.
 
         Raises:
             ConfigError: it cannot be imported.
@@ -115,21 +115,21 @@ class NamedLoader:
 
 
 def _module_of(main: ModuleType) -> str | None:
-    """The name of a program that `python -m` has started; its imports may be relative to it."""
+    """Name of a program started by `python -m`, whose imports may be relative to it."""
     name = getattr(getattr(main, "__spec__", None), "name", None)
-    return None if name == MAIN else name  # of a folder or zip file with a __main__.py
+    return None if name == MAIN else name  # for a folder or zip file with a __main__.py
 
 
 def _main(file: str) -> ModuleType:
-    """The program's own file under another name: what it guards by its name does not run.
+    """Import the program's own file under another name, without what it guards by its name.
 
-    As multiprocessing does it, so that processes that a loader starts (`DataLoader(num_workers=2)`)
-    find what the file defines.
+    It does as multiprocessing does, so that processes started by a loader
+    (`DataLoader(num_workers=2)`) find what the file defines.
     """
     spec = spec_from_file_location(MAIN_OF_RANKS, file)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
-    module.__spec__ = None  # as that of a script: it is found by its file
+    module.__spec__ = None  # as for a script, which is found by its file
     sys.modules[MAIN] = sys.modules[MAIN_OF_RANKS] = module
     spec.loader.exec_module(module)
     return module
