@@ -6,11 +6,12 @@ schema they were made with.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from dlrm_hybrid.bounds import STRICT, Count, Seed
 
@@ -296,3 +297,9 @@ def _flat(value: Any, key: str = "data.schema") -> dict[str, Any]:
         items = enumerate(cast("list[Any]", value))
         return {k: v for i, one in items for k, v in _flat(one, f"{key}[{i}]").items()}
     return {key: value}
+
+
+@functools.cache
+def adapter() -> TypeAdapter[Schema]:
+    """Reads schemas; takes longer to make than to use."""
+    return TypeAdapter(Schema)

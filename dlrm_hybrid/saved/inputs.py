@@ -16,12 +16,11 @@ from typing import Any, cast, final
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import TypeAdapter
 
 from dlrm_hybrid.bags import Bags, Int64s, lengths_of, table_offsets
 from dlrm_hybrid.data.manifest import VOCABULARY_FOLDER, Scale
 from dlrm_hybrid.data.preprocessing import Keys, Preprocessing, Vocabulary
-from dlrm_hybrid.data.schema import CategoricalColumn, DenseColumn, Extra, Schema
+from dlrm_hybrid.data.schema import CategoricalColumn, DenseColumn, Extra, Schema, adapter
 from dlrm_hybrid.data.sources.cells import (
     is_missing,
     keys_of,
@@ -174,7 +173,7 @@ class ExportedColumns:
     def _of(cls, folder: Path, about: Any) -> ExportedColumns:
         """Parse the content of `model.json`; raises any error if it is damaged."""
         data, inputs = about["data"], about["inputs"]
-        schema = TypeAdapter(Schema).validate_json(json.dumps(data["schema"]))
+        schema = adapter().validate_json(json.dumps(data["schema"]))
         columns = {one["name"]: one for of in inputs.values() for one in of["columns"]}
         places = {column.name: place for place, column in enumerate(schema.categorical)}
         lists = [of["columns"][0]["name"] for name, of in inputs.items() if name[:4] == "ids_"]

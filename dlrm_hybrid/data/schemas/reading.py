@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from yaml import MarkedYAMLError, YAMLError
 from yaml.nodes import MappingNode, Node, ScalarNode
@@ -28,6 +28,7 @@ from dlrm_hybrid.data.schema import (
     Default,
     Schema,
     Split,
+    adapter,
 )
 from dlrm_hybrid.data.sources.cells import FORM, is_number, keys_of, nanoseconds, split_list
 from dlrm_hybrid.types import ConfigError, DataError
@@ -124,7 +125,7 @@ def loads(text: str, name: str) -> Schema:
         raise ConfigError(f"{name}: a schema is a mapping of label, dense, … (data.schema)")
     try:
         # Through JSON, as strict mode takes a list for a tuple only there.
-        schema = TypeAdapter(Schema).validate_json(json.dumps(values))
+        schema = adapter().validate_json(json.dumps(values))
     except ValidationError as error:
         faults = _lines(error.errors(include_url=False))
     else:
