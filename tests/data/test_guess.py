@@ -23,6 +23,7 @@ from dlrm_hybrid.data.sources.raw import BadRowPolicy
 from dlrm_hybrid.types import DataError
 
 ROWS = 60
+EXAMPLES = settings.default.max_examples // 2 if settings.default else 25
 STOP = BadRowPolicy(stop=True, max_rows=0, quarantine=None)
 
 
@@ -284,7 +285,7 @@ def columns(draw: st.DrawFn) -> Any:
     return array.dictionary_encode() if has_dictionary and draw(st.booleans()) else array
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.dictionaries(names.filter(lambda name: name not in BASE), columns(), max_size=3))
 def test_prepare_takes_what_is_guessed_of_any_columns(
     tmp_path_factory: pytest.TempPathFactory, others: dict[str, Any]
@@ -322,7 +323,7 @@ def texts(draw: st.DrawFn) -> list[str]:
     return (few * ROWS)[:ROWS]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(["a", "user_id", "Preis €", "t\tx", 'say "hi"', "l;m|n"]), texts()
@@ -337,7 +338,6 @@ def test_prepare_takes_what_is_guessed_of_any_text(
     assert set(used(prepared(write(path, columns, delimiter)))) == set(columns)
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.binary(max_size=200)
     | st.text('ab,;\t|"\n 019.[]{}:', max_size=150).map(str.encode)

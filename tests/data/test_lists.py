@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -83,16 +82,17 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from places(value[key])
 
 
-@pytest.mark.parametrize("junk", [None, [], {}, "../x", -1, [[1]]])
+GONE = object()
+
+
+@pytest.mark.parametrize("junk", [GONE, None, {}, "../x", -1, [[1]]])
 def test_a_damaged_export_is_one_sentence(tmp_path: Path, junk: Any) -> None:
-    count = len(list(places(json.loads(json.dumps(ABOUT)))))
-    for number, is_gone in [*product(range(count), (False, True))]:
+    for number in range(len(list(places(ABOUT)))):
         about = json.loads(json.dumps(ABOUT))
         inner, key = list(places(about))[number]
-        if is_gone:
+        inner[key] = junk
+        if junk is GONE:
             del inner[key]
-        else:
-            inner[key] = junk
         try:
             ModelInputs(exported(tmp_path, about))([{"t": ["b"]}])
         except DataError as error:

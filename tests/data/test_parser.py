@@ -77,7 +77,7 @@ def mutated_lines(draw: st.DrawFn) -> bytes:
     return bytes(line.replace(b"\n", b"")) + b"\n"
 
 
-@given(st.lists(st.one_of(good_lines, mutated_lines()), max_size=8), st.booleans())
+@given(st.lists(st.one_of(good_lines, mutated_lines()), max_size=5), st.booleans())
 def test_kernel_slow_reading_and_grammar_agree(lines: list[bytes], cut: bool) -> None:
     text = b"".join(lines)
     if cut and text:

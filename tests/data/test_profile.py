@@ -116,6 +116,7 @@ def expected_distinct(column: Staircase, rows: int) -> float:
     return float((widths * -np.expm1(rows * np.log1p(-np.minimum(share, 1 - 1e-12)))).sum())
 
 
+@pytest.mark.slow
 def test_a_file_of_the_samples_size_shows_as_many_categories(tmp_path: Path) -> None:
     rows, wanted = PROFILE.provenance["rows"], PROFILE.provenance["categories_seen"]
     seen = criteo_profile.count([generated(tmp_path / "rows.txt", rows, 3)], ignore)
@@ -202,6 +203,7 @@ def test_a_published_number_below_the_one_seen_is_refused(counted: criteo_profil
         criteo_profile.categorical_columns(counted, wrong)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     support=st.integers(2_000, 300_000),
@@ -232,6 +234,7 @@ def test_columns_without_values_have_a_staircase() -> None:
     )
 
 
+@pytest.mark.slow
 def test_calibration_reaches_its_goals() -> None:
     blank = fit_profile.blank_teacher(5, 64, PROFILE.teacher.pairs)
     made = replace(PROFILE, click_rate=0.1, teacher=blank)
@@ -241,6 +244,7 @@ def test_calibration_reaches_its_goals() -> None:
     assert abs(scores.log_loss - 0.28) < 0.01
 
 
+@pytest.mark.slow
 def test_the_stored_profile_is_that_of_the_real_rows(criteo_rows: Path) -> None:
     seen = criteo_profile.count([criteo_rows], ignore)
     if seen.rows != PROFILE.provenance["rows"]:

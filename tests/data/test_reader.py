@@ -149,7 +149,7 @@ def test_memory_is_bounded_whatever_a_file_expands_to(
     tmp_path: Path, suffix: str, pack: Pack, bomb: Callable[[int], bytes]
 ) -> None:
     path = tmp_path / f"raw{suffix}"
-    text = TEXT + bomb(1 << 28)
+    text = TEXT + bomb(1 << 26)
     path.write_bytes(pack(text))
     tracemalloc.start()
     lines = 0

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from table_rows import (
     BY_FRACTION,
@@ -369,7 +369,6 @@ def test_a_row_that_is_neither_as_long_as_others_nor_text(tmp_path: Path, rows: 
     assert told == "b.csv: row 1: 3 columns instead of 12\t1,\\xe9,3\n"
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=300) | st.text('ab,"\n\r01|é;', max_size=120).map(str.encode))
 def test_any_bytes_are_rows_or_a_fault(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
