@@ -40,7 +40,7 @@ def sent(run: Run) -> dict[Traffic, float]:
     return {Traffic(name): one["bytes"] / timed for name, one in by_class.items()}
 
 
-@pytest.mark.parametrize("sync", ["sync", "bounded"])
+@pytest.mark.parametrize("sync", [pytest.param("sync", marks=pytest.mark.slow), "bounded"])
 def test_counted_steps_send_what_processes_send(sync: str, train: Train) -> None:
     overrides = ("gradient=dct", "activation=dct", "parallel.trainers=3", "checkpoint.minutes=0")
     cuts = ("parallel.cuts=[bottom.2]", "embedding.deduplicate=true")
@@ -75,7 +75,9 @@ def test_every_kind_of_world_is_counted(name: str, counter: Counter, small_rows:
     assert (found[Traffic.EMBEDDING] > 0) is not is_alone
 
 
-@pytest.mark.parametrize("gradient", ["none", "dct", "deft"])
+@pytest.mark.parametrize(
+    "gradient", ["dct", *(pytest.param(one, marks=pytest.mark.slow) for one in ("none", "deft"))]
+)
 def test_what_many_trainers_send_follows_from_few(
     gradient: str, counter: Counter, small_rows: list[str]
 ) -> None:
@@ -120,7 +122,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     return (*data, f"data.prepared={folder / 'rows'}", "model=dlrm_small")
 
 
-@pytest.mark.parametrize("deduplicate", ["false", "true"])
+@pytest.mark.parametrize("deduplicate", [pytest.param("false", marks=pytest.mark.slow), "true"])
 def test_bytes_of_lists_are_as_calculated(
     deduplicate: str, table: tuple[str, ...], tmp_path: Path
 ) -> None:

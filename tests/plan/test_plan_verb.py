@@ -1,8 +1,6 @@
 """`plan` from a run's costs to a table and a file, and what it refuses."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -164,11 +162,6 @@ def test_what_says_too_little_is_refused(
     assert fault in capsys.readouterr().err
 
 
-def test_planning_does_not_import_torch_before_it_counts() -> None:
-    program = "import sys, dlrm_hybrid.cli.verbs.plan; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-
-
 def test_latency_alone_is_of_links_without_a_rate(plan: Planned, tmp_path: Path) -> None:
     folder = made(tmp_path / "run", *SMALL)
     near, far = plan(f"plan.calibration={folder}", "plan.latencies=[0ms,20ms]")["worlds"]
@@ -197,7 +190,7 @@ def test_a_search_finds_the_fastest_of_all(
     activation = ("activation=dct", "activation.precision=bfloat16")
     given = f"plan.calibration={made(tmp_path / 'run', *SMALL, *activation)}"
     hosts = ("plan.hosts=each", "plan.rates=[1gbit]")
-    found = plan(*activation, given, *hosts, "plan.search=5")["worlds"]
+    found = plan(*activation, given, *hosts, "plan.search=4")["worlds"]
     speeds = [one["samples_per_second"] for one in found]
     assert speeds == sorted(speeds, reverse=True)
     captured = capsys.readouterr()
@@ -205,10 +198,10 @@ def test_a_search_finds_the_fastest_of_all(
     lines = [one for one in captured.out.splitlines() if one.endswith("steps to count its bytes")]
     _, *counted = [one.partition(":")[0] for one in lines]  # the first one is the run's own
     assert counted and len(set(counted)) == len(counted)
-    assert max(len(one["memory_bytes"]) for one in found) <= 5
+    assert max(len(one["memory_bytes"]) for one in found) <= 4
     # Each of one stage with a server, by itself.
     one_stage = ("activation=none", "activation.precision=float32", "parallel.cuts=[]")
-    alone = plan(*one_stage, given, *hosts, "plan.trainers=[1,2,3,4]")["worlds"]
+    alone = plan(*one_stage, given, *hosts, "plan.trainers=[1,2,3]")["worlds"]
     assert max(one["samples_per_second"] for one in alone) < 1.1 * speeds[0]
 
 

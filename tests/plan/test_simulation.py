@@ -1,6 +1,7 @@
 """Simulated worlds behave as worlds do."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from planned import SERVED, UNITS, WORLDS, dense, outcome
@@ -89,17 +90,29 @@ def test_the_same_work_takes_more_cpu_time_on_slower_links() -> None:
     assert slow > 1.2 * fast
 
 
-@pytest.mark.parametrize("rate", ["100mbit", "1gbit", "10gbit"])
-@pytest.mark.parametrize("hosts", ["one", "each"])
+KINDS = {
+    "sync": SERVED,
+    "async": (*SERVED, "sync=async"),
+    "bounded": (*SERVED, "sync=bounded"),
+    "shared": (),
+}
+QUICK = {
+    *(("sync", "one", "100mbit"), ("async", "each", "1gbit"), ("bounded", "one", "10gbit")),
+    ("shared", "each", "100mbit"),
+}
+
+
 @pytest.mark.parametrize(
-    "overrides",
-    [(*SERVED, ALONE), (*SERVED, ALONE, "sync=async"), (*SERVED, ALONE, "sync=bounded"), (ALONE,)],
-    ids=["served sync", "served async", "served bounded", "shared"],
+    ("kind", "hosts", "rate"),
+    [
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+        for case in product(KINDS, ("one", "each"), ("100mbit", "1gbit", "10gbit"))
+    ],
 )
 def test_few_trainers_stand_for_many(
-    overrides: tuple[str, ...], hosts: str, rate: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, hosts: str, rate: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = thinner(dense(*overrides, "parallel.trainers=10", f"plan.hosts={hosts}"))
+    world = thinner(dense(*KINDS[kind], ALONE, "parallel.trainers=10", f"plan.hosts={hosts}"))
     few = outcome(world, rate)
     monkeypatch.setattr(simulation, "MOST_TRAINERS", 10)
     assert few.samples_per_second == pytest.approx(outcome(world, rate).samples_per_second, rel=0.3)
