@@ -49,14 +49,14 @@ def test_a_plan_needs_figures(tmp_path: Path) -> None:
     ],
 )
 def test_damage_is_refused_in_a_line_with_the_file(
-    tmp_path: Path, file: str, text: str, told: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, file: str, text: str, told: str
 ) -> None:
     make_run(tmp_path / "run", record=plain_events())
     path = tmp_path / "run" / file
     path.write_text((path.read_text() if file == "events.jsonl" else "") + text)
-    argv = ["dlrm_hybrid", "report", f"report.runs={tmp_path}", f"report.output={tmp_path}/r.html"]
-    assert run(argv) == DataError.exit_code
-    (line,) = capsys.readouterr().err.splitlines()
+    with pytest.raises(DataError) as caught:
+        read_run(tmp_path / "run")
+    (line,) = str(caught.value).splitlines()
     assert str(path) in line and told in line
     assert "\x1b" not in line
 
