@@ -117,32 +117,3 @@ def trained(train: Callable[..., tuple[int, Path]]) -> Callable[..., Path]:
         return folder
 
     return train_well
-
-
-@pytest.fixture(scope="session")
-def paper_runs(small_rows: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs NAME_SEED: a baseline of each seed, DCT-DP of each seed, DCT-MP measured and applied."""
-    from dlrm_hybrid.cli.main import run
-
-    runs = tmp_path_factory.mktemp("runs")
-    world = ("parallel.world=in_process", "parallel.trainers=1", "train.steps=24")
-    exact = ("gradient.threshold=exact", "gradient.lifespan=1", "gradient.renewal=fixed")
-
-    def train(name: str, *overrides: str) -> None:
-        argv = ["dlrm_hybrid", "train", *small_rows, *world, f"hydra.run.dir={runs / name}"]
-        assert run([*argv, "train.evaluate_every=8", "telemetry.every=2", *overrides]) == 0
-
-    for seed in (0, 1):
-        train(f"base_{seed}", "+experiment=baseline", f"train.seed={seed}")
-        dp = ("+experiment=dct_dp", "parallel.cuts=[]", "gradient.density=0.05", *exact)
-        train(f"dp_{seed}", f"train.seed={seed}", *dp)
-    train("mp_0", "+experiment=dct_mp", "activation.sparsity=[0.5,0.75]")
-    train("top_0", "+experiment=dct_mp", "parallel.cuts=[top.1]", "activation.sparsity=0.75")
-    train(
-        "zero_0",
-        "+experiment=paper_table3",
-        "activation.sparsity=0.0",
-        "optimizer.schedule=constant",
-    )
-    train("observed_0", "+experiment=baseline", "activation.observe=0.75")
-    return runs

@@ -1,6 +1,5 @@
-"""Every script says how it is used; studies read runs; what was measured can be measured again."""
+"""Every script says how it is used; what was measured can be measured again."""
 
-import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -13,7 +12,6 @@ from patience import HANG_SECONDS
 
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.validate import validate
-from dlrm_hybrid.run import training
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 EXAMPLES = {"own_batches.py", "serve.py", "tune.py"}  # they take no options
@@ -22,60 +20,15 @@ NAMES = [
     for path in sorted(SCRIPTS.rglob("*.py"))
     if path.parent.name != "attacks" and path.name not in EXAMPLES
 ]
-Script = Callable[..., int]
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Script:
-    """Run a script as a program would be, in this process: its exit code."""
-
-    def run_here(name: str, *arguments: object) -> int:
-        path = SCRIPTS / name
-        monkeypatch.syspath_prepend(path.parent)
-        monkeypatch.setattr(sys, "argv", [str(path), *map(str, arguments)])
-        monkeypatch.setattr(training, "TRAIN_RANK", training.TRAIN_RANK)  # some set another
-        try:
-            runpy.run_path(str(path), run_name="__main__")
-        except SystemExit as exit:
-            return int(exit.code or 0)
-        return 0
-
-    return run_here
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_script_says_how_it_is_used(
-    name: str, script: Script, capsys: pytest.CaptureFixture[str]
+    name: str, script: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert script(name, "--help") == 0
     is_program = 'if __name__ == "__main__"' in (SCRIPTS / name).read_text(encoding="utf-8")
     assert bool(capsys.readouterr().out) == is_program
-
-
-@pytest.mark.parametrize(
-    ("study", "options", "runs"),
-    [
-        ("paper_tables", ["--output", "page.md"], ["base_0", "base_1", "dp_0", "dp_1", "mp_0"]),
-        ("estimates", ["--output", "page.png"], ["dp_0"]),
-        ("buildup", ["--output", "page.png"], ["dp_0"]),
-        ("gap", ["--output", "page.png", "--baseline", "RUNS/base_0", "--runs"], ["dp_0", "mp_0"]),
-        ("thresholds", ["--output", "page.png", "--names", "activation.1", "--runs"], ["mp_0"]),
-    ],
-)
-def test_studies_read_runs(
-    study: str,
-    options: list[str],
-    runs: list[str],
-    paper_runs: Path,
-    script: Script,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    given = [one.replace("RUNS", str(paper_runs)) for one in options]
-    assert script(f"studies/{study}.py", *given, *(paper_runs / run for run in runs)) == 0
-    page = tmp_path / options[1]
-    assert page.read_bytes().startswith(b"\x89PNG" if page.suffix == ".png" else b"#")
 
 
 def worlds() -> list[Sequence[str]]:
@@ -134,5 +87,5 @@ def test_runs_killed_while_they_save_end_equal(parallel: str, tmp_path: Path) ->
     assert last[2] == "4"
 
 
-def test_an_attack_is_withstood(script: Script, tmp_path: Path) -> None:
+def test_an_attack_is_withstood(script: Callable[..., int], tmp_path: Path) -> None:
     assert script("faults/attack.py", tmp_path, "--only", "unknown-key") == 0

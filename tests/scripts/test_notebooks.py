@@ -1,6 +1,6 @@
-"""Each notebook runs from its first cell to its last, on tiny runs."""
+"""Notebooks, from the first cell to the last, and studies, on tiny runs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,8 @@ from made_runs import make_run, world_events
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 from patience import HANG_SECONDS
+
+from dlrm_hybrid.cli.main import run
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 SCRIPTS = sorted(FOLDER.glob("*.py"))
@@ -31,6 +33,59 @@ def shown(notebook: NotebookNode) -> Iterator[str]:
         for output in cell.get("outputs", ()):
             assert output.output_type != "stream", output.text
             yield output.data.get("text/html", output.data["text/plain"])
+
+
+@pytest.fixture(scope="module")
+def paper_runs(small_rows: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs NAME_SEED: a baseline of each seed, DCT-DP of each seed, DCT-MP measured and applied."""
+    runs = tmp_path_factory.mktemp("runs")
+    world = ("parallel.world=in_process", "parallel.trainers=1", "train.steps=24")
+    exact = ("gradient.threshold=exact", "gradient.lifespan=1", "gradient.renewal=fixed")
+
+    def train(name: str, *overrides: str) -> None:
+        argv = ["dlrm_hybrid", "train", *small_rows, *world, f"hydra.run.dir={runs / name}"]
+        assert run([*argv, "train.evaluate_every=8", "telemetry.every=2", *overrides]) == 0
+
+    for seed in (0, 1):
+        train(f"base_{seed}", "+experiment=baseline", f"train.seed={seed}")
+        dp = ("+experiment=dct_dp", "parallel.cuts=[]", "gradient.density=0.05", *exact)
+        train(f"dp_{seed}", f"train.seed={seed}", *dp)
+    train("mp_0", "+experiment=dct_mp", "activation.sparsity=[0.5,0.75]")
+    train("top_0", "+experiment=dct_mp", "parallel.cuts=[top.1]", "activation.sparsity=0.75")
+    train(
+        "zero_0",
+        "+experiment=paper_table3",
+        "activation.sparsity=0.0",
+        "optimizer.schedule=constant",
+    )
+    train("observed_0", "+experiment=baseline", "activation.observe=0.75")
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("study", "options", "runs"),
+    [
+        ("paper_tables", ["--output", "page.md"], ["base_0", "base_1", "dp_0", "dp_1", "mp_0"]),
+        ("estimates", ["--output", "page.png"], ["dp_0"]),
+        ("buildup", ["--output", "page.png"], ["dp_0"]),
+        ("gap", ["--output", "page.png", "--baseline", "RUNS/base_0", "--runs"], ["dp_0", "mp_0"]),
+        ("thresholds", ["--output", "page.png", "--names", "activation.1", "--runs"], ["mp_0"]),
+    ],
+)
+def test_studies_read_runs(
+    study: str,
+    options: list[str],
+    runs: list[str],
+    paper_runs: Path,
+    script: Callable[..., int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = [one.replace("RUNS", str(paper_runs)) for one in options]
+    assert script(f"studies/{study}.py", *given, *(paper_runs / run for run in runs)) == 0
+    page = tmp_path / options[1]
+    assert page.read_bytes().startswith(b"\x89PNG" if page.suffix == ".png" else b"#")
 
 
 def test_there_are_four() -> None:
