@@ -1,5 +1,7 @@
 """Notebooks, from the first cell to the last, and studies, on tiny runs."""
 
+import ast
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,17 +20,36 @@ SCRIPTS = sorted(FOLDER.glob("*.py"))
 NAMES = [path.stem for path in SCRIPTS]
 
 
-def execute(name: str, folder: Path, parameters: dict[str, Any]) -> list[str]:
-    """Run all cells in a folder; returns what they show as HTML."""
-    notebook = jupytext.read(FOLDER / f"{name}.py")
-    (cell,) = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ()))
-    cell.source += "".join(f"\n{key} = {value!r}" for key, value in parameters.items())
-    resources = {"metadata": {"path": folder}}
-    NotebookClient(notebook, timeout=HANG_SECONDS, resources=resources).execute()
-    return list(shown(notebook))
+@pytest.fixture
+def execute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """Run all cells in this process, with these parameters: what they show as HTML."""
+    shown = list[Any]()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr("IPython.display.display", shown.append)
+
+    def executed(name: str, **parameters: Any) -> str:
+        names: dict[str, Any] = {}
+        for cell in jupytext.read(FOLDER / f"{name}.py").cells:
+            *body, last = ast.parse(cell.source if cell.cell_type == "code" else "None").body
+            is_value = isinstance(last, ast.Expr)
+            exec(compile(ast.Module(body if is_value else [*body, last], []), name, "exec"), names)
+            if is_value:
+                shown.append(eval(compile(ast.Expression(last.value), name, "eval"), names))
+            if "parameters" in cell.metadata.get("tags", ()):
+                names |= parameters
+        assert capsys.readouterr().out == ""
+        some = [one for one in shown if one is not None]
+        return "".join(
+            one._repr_html_() if hasattr(one, "_repr_html_") else repr(one) for one in some
+        )
+
+    return executed
 
 
-def shown(notebook: NotebookNode) -> Iterator[str]:
+def shown_by(notebook: NotebookNode) -> Iterator[str]:
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):
             assert output.output_type != "stream", output.text
@@ -92,34 +113,34 @@ def test_there_are_four() -> None:
     assert [name[:2] for name in NAMES] == ["01", "02", "03", "04"]
 
 
-def test_paper_tables(paper_runs: Path, tmp_path: Path) -> None:
-    page = "".join(execute("01_paper_tables", tmp_path, {"FOLDERS": [str(paper_runs)]}))
+def test_paper_tables(paper_runs: Path, execute: Callable[..., str]) -> None:
+    page = execute("01_paper_tables", FOLDERS=[str(paper_runs)])
     assert "<td>95 %, L = 1</td>" in page
     assert "0.4538, 78.78 %" in page
 
 
-def test_thresholds(paper_runs: Path, tmp_path: Path) -> None:
-    parameters = {
-        "GRADIENTS": [str(paper_runs / "dp_0")],
-        "ACTIVATIONS": [str(paper_runs / name) for name in ("mp_0", "observed_0")],
-    }
-    page = "".join(execute("02_thresholds_and_sparsity", tmp_path, parameters))
+def test_thresholds(paper_runs: Path, execute: Callable[..., str]) -> None:
+    page = execute(
+        "02_thresholds_and_sparsity",
+        GRADIENTS=[str(paper_runs / "dp_0")],
+        ACTIVATIONS=[str(paper_runs / name) for name in ("mp_0", "observed_0")],
+    )
     assert page.count("<img") >= 4
     assert "<td>75 %, measured only</td>" in page
 
 
-def test_network_and_cpu(tmp_path: Path) -> None:
+def test_network_and_cpu(tmp_path: Path, execute: Callable[..., str]) -> None:
     for name in ("baseline", "dct_hybrid"):
         make_run(tmp_path / name, [f"+experiment={name}"], world_events())
-    page = "".join(execute("03_network_and_cpu", tmp_path, {"FOLDERS": [str(tmp_path)]}))
+    page = execute("03_network_and_cpu", FOLDERS=[str(tmp_path)])
     assert "baseline / dct_hybrid" in page
     assert page.count("<img") >= 2
 
 
-def test_compare_runs(tmp_path: Path) -> None:
+def test_compare_runs(tmp_path: Path, execute: Callable[..., str]) -> None:
     for name in ("baseline", "dct_hybrid"):
         make_run(tmp_path / name, [f"+experiment={name}"], world_events())
-    page = "".join(execute("04_compare_runs", tmp_path, {"FOLDERS": [str(tmp_path)]}))
+    page = execute("04_compare_runs", FOLDERS=[str(tmp_path)])
     assert "gradient.density" in page
     for axis in ("training steps", "seconds of training", "bytes sent in training"):
         assert f"Loss over {axis}" in page
@@ -128,7 +149,10 @@ def test_compare_runs(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_with_runs_of_its_own(name: str, tmp_path: Path) -> None:
-    page = "".join(execute(name, tmp_path, {}))
+    notebook = jupytext.read(FOLDER / f"{name}.py")
+    resources = {"metadata": {"path": tmp_path}}
+    NotebookClient(notebook, timeout=HANG_SECONDS, resources=resources).execute()
+    page = "".join(shown_by(notebook))
     assert "<td" in page
     assert "Loss over" not in page or "Loss over bytes sent in training" in page
     assert list((tmp_path / "runs" / "notebooks").iterdir())

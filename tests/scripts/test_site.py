@@ -85,6 +85,7 @@ def test_nothing_is_loaded_from_another_host(site: Path) -> None:
         assert 'rel="stylesheet" href="http' not in text, path
 
 
+@pytest.mark.slow
 def test_a_link_that_leads_nowhere_ends_the_build(tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
     (checkout / "scripts").mkdir(parents=True)
