@@ -170,8 +170,7 @@ def commit(
         root: the `checkpoints` folder of the run.
         attempt: the one that wrote it.
         prepared: the shards of all ranks.
-        facts: whatever else a resumed run needs, as JSON values; `score` is a `Score`, or None if
-            not evaluated.
+        facts: whatever else a resumed run needs, as JSON values; `score` is a `Score` or None.
         keep: rule for the checkpoints kept, this one included.
 
     Raises:

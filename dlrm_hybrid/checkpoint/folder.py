@@ -93,8 +93,7 @@ def find(path: Path) -> Path:
 def find_best(path: Path) -> Path:
     """Resolve `path` to the checkpoint folder to score rows with.
 
-    For a run folder that is the best one, if evaluations have found one, else as `find`, whose
-    errors it raises.
+    For a run folder the best one, if evaluations have found one; else, and in errors, as `find`.
     """
     named = (pointed(root / BEST_FILE) for root in (path, path / CHECKPOINTS))
     return next((folder for folder in named if folder is not None), None) or find(path)

@@ -57,8 +57,7 @@ class FileEntry:
 class Part:
     """A box of a tensor: its file, its begin in the tensor, its shape.
 
-    If `every` is more than 1, its rows (elements of the first dimension) are every `every`-th of
-    the tensor.
+    Its rows, elements of the first dimension, are `every` rows apart in the tensor.
     """
 
     file: FileName
@@ -116,8 +115,7 @@ class Manifest:
         step: training steps done.
         files: sizes and checksums by name.
         tensors: shapes and parts by name.
-        progress: see `train.progress.Progress`; like those below, None if no run can resume from
-            it.
+        progress: see `train.progress.Progress`; like those below, None if no run can resume.
         config: that of the run.
         config_hash: identifies all keys that decide the weights.
         rows: checksums of the prepared rows.

@@ -70,8 +70,7 @@ class Checkpoint:
         """Fill pieces of tensors, in whatever pieces they were saved.
 
         Raises:
-            DataError: a file is missing, changed or does not fit, or a value is not finite; names
-                file and tensor.
+            DataError: a file is missing, changed or misfit, or a value not finite; names them.
         """
         for piece in pieces:
             self._fill(piece)

@@ -54,8 +54,7 @@ class ShardWriter:
         root: the `checkpoints` folder of the run.
         rank: name of the rank.
         attempt: how often the run has been restarted.
-        storage: that of rows of tables; if larger than memory, `begin` writes before it returns,
-            instead of copying.
+        storage: that of rows of tables; if larger than memory, `begin` writes before it returns.
     """
 
     root: Path

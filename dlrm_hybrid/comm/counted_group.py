@@ -216,7 +216,6 @@ class _Pending(dist.Work):
         self._then = then
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for the end, up to the group's deadline."""
         with self._group.waiting, self._group.explained():
             self._work.wait()
         if self._then is not None:

@@ -64,8 +64,7 @@ class Mailbox:
     Attributes:
         channel: source of the frames.
         attempt: the current one; frames of another attempt are refused.
-        capacity: most frames kept; more of them mean that two ranks disagree about what is to be
-            sent.
+        capacity: most frames kept; if more come, two ranks disagree about what is to be sent.
         answer: handles a frame at once if nobody waits for its kind, and says whether it did. It
             may itself wait for frames here.
     """
@@ -84,8 +83,7 @@ class Mailbox:
 
         Raises:
             DeadlineError: the frame did not arrive in time; names the frame.
-            UnexpectedFrameError: a frame of another attempt arrived, a second one of the same key,
-                or one beyond `capacity`.
+            UnexpectedFrameError: a frame of another attempt, a second one, or one too many arrived.
             PeerLostError: from the channel.
         """
         until = time.monotonic() + deadline_seconds

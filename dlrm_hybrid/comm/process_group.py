@@ -49,8 +49,7 @@ def process_group(
 ) -> Generator[CountedGroup, None, None]:
     """Open the default process group of this process, for as long as the context lasts.
 
-    All members must enter it, and no other process. In it a member's rank is its index in
-    `members`.
+    All members must enter it, and no other process. A member's rank is its index in `members`.
 
     Args:
         members: ranks of the run, the same list for all.

@@ -50,8 +50,7 @@ class Endpoint:
 
     Attributes:
         address: `tcp://127.0.0.1:40001`.
-        token: 32 hex digits that senders must know, and that other programs, other runs and earlier
-            attempts do not.
+        token: 32 hex digits that senders must know; other programs, runs and attempts do not.
     """
 
     address: str
@@ -67,8 +66,7 @@ def go_on() -> None:
 class FolderTexts:
     """A store of texts as files of a folder, each of which appears whole.
 
-    Readers of a torch FileStore wait forever for the rest of a text whose writer was killed or ran
-    out of disk space.
+    Readers of a torch FileStore wait forever for the rest of a text whose writer failed.
 
     Attributes:
         path: the folder; made if missing.

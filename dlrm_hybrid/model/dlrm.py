@@ -2,8 +2,7 @@
 
 With other interactions it is DCN-V2 or DeepFM; see `layers.interactions`.
 
-Shapes: B batch, I integer features, F tables, D embedding dimension; N input width of a stage, M
-output width.
+Shapes: B batch, I integer features, F tables, D embedding dimension; a stage's N inputs, M outputs.
 """
 
 from __future__ import annotations

@@ -202,8 +202,7 @@ class Plateau(Schedule):
 class StalenessWarmup(Schedule):
     """Another schedule's rate / staleness^(1 - n / steps), in step n.
 
-    Stale gradients do most harm early in training (Yang et al., 2021, PipeMare, arXiv
-    1910.05124, technique 1).
+    Stale gradients harm most early on (Yang et al., 2021, PipeMare, arXiv 1910.05124, technique 1).
 
     Attributes:
         schedule: the other schedule.

@@ -68,8 +68,7 @@ class Routes:
     Attributes:
         wanted_T: tables that each trainer looks up, in the order of its lookups.
         num_features_L: number of tables per lookup of this trainer; sums to those wanted from it.
-        blocks_L: per lookup, first and one past the last row that this trainer holds of each table;
-            None if it holds all rows.
+        blocks_L: per lookup, first and one past the last row held here of each table; None for all.
     """
 
     wanted_T: tuple[tuple[int, ...], ...]
@@ -87,8 +86,7 @@ def routes(
 
     Args:
         shardings: TorchRec's, by kind.
-        blocks: first and one past the last row that this trainer holds, by table, of those with
-            row-wise shards.
+        blocks: first and one past the last row held here, by table, of those with row-wise shards.
         spec: the tables.
         group: that of the trainers.
     """

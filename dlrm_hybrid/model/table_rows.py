@@ -3,8 +3,7 @@
 Server s of S owns the rows s, s + S, s + 2S … of every table, so popular ids, which have low
 numbers, spread over all servers. Here a row has the number id // S.
 
-Shapes: F tables, R rows of all tables, D embedding dimension, K ids, C numbers of optimizer state
-for each row.
+Shapes: F tables, R rows of all, D embedding dimension, K ids, C numbers of state for each row.
 """
 
 from __future__ import annotations

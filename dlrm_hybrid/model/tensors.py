@@ -72,8 +72,7 @@ def whole(pieces: Iterable[Piece]) -> dict[str, Tensor]:
 def draw_dense(tensors: Mapping[str, Tensor], seed: int) -> None:
     """Fill weights (out, in) with N(0, 2/(in + out)) and biases (out,) with N(0, 1/out).
 
-    N(mean, variance); the laws of facebookresearch/dlrm. Batch norm starts with weights of 1 and
-    biases of 0.
+    N(mean, variance), as in facebookresearch/dlrm. Batch norm: weights of 1 and biases of 0.
     """
     for name, tensor in tensors.items():
         if NORM in name:

@@ -1,7 +1,6 @@
 """Control messages between ranks: values as JSON, then named tensors.
 
-The first section of such a frame holds the values. What follows are tensors, in the order of the
-names among the values.
+The first section of such a frame holds the values, the others the tensors that they name, in order.
 """
 
 from __future__ import annotations

@@ -88,7 +88,6 @@ class _Batch:
     losses: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
 
     def of(self, batch: Tensor | None, microbatch: int) -> Tensor:
-        """The rows of one micro-batch."""
         assert batch is not None
         return batch[microbatch * self.rows : (microbatch + 1) * self.rows]
 

@@ -136,8 +136,7 @@ def load_flight(
 def predict_batch(worker: Worker, number: int, inputs: Inputs) -> Program[Tensor | None]:
     """Compute logits (B,) of one batch at the last stage, None at others; nothing is updated.
 
-    A stage returns once the next one has its activations, so none is ahead of the next by more than
-    a batch.
+    A stage returns once the next one has its activations: it is at most one batch ahead.
 
     Args:
         worker: its weights are used as they are.

@@ -137,8 +137,7 @@ def run_attempts(
 ) -> Outcome:
     """Run attempts as `run_ranks`, as long as a rank is lost and `again` has no outcome.
 
-    `again` is not called after a signal. A signal between two attempts reaches the ranks of the
-    next.
+    `again` is not called after a signal; one between two attempts reaches the next one's ranks.
 
     Args:
         forwarder: holder of this process's signals.

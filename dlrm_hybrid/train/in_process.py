@@ -299,7 +299,6 @@ class InProcessEngine:
         return range(len(self.reads))
 
     def _tables(self) -> dict[int, Tables]:
-        """Access to the tables, by rank."""
         workers = self.ranks.workers
         return {one.rank: one.tables for one in workers if one.tables is not None}
 

@@ -54,8 +54,7 @@ class Parts:
             the position of the next batch.
         meet: called before every step and at the end, with whether a checkpoint is due by this
             process's clock; may add what other processes know; returns the decision for all.
-        evaluate: scores the model on a part of the rows; None in a process that does not report
-            scores.
+        evaluate: scores the model on a part of the rows; None in a process without scores.
         agree: called with a step and whether this process found its scores the best so far;
             returns the answer of the one process that has scores.
         schedule: learning rate of the dense parameters, to report it.
@@ -189,7 +188,6 @@ class _Run:
         return patience.after(course, score, self.progress.step)
 
     def _lower(self, step: int) -> None:
-        """Lower learning rates from this step on."""
         self._parts.lower(step)
         self.progress = replace(self.progress, course=self.progress.course.lowered_at(step))
 
@@ -242,7 +240,6 @@ class _Run:
             self._record(saved, time.perf_counter() - start)
 
     def _next_save(self) -> float:
-        """Time at which a checkpoint is due by the clock."""
         minutes = self._plan.checkpoint_minutes
         return time.monotonic() + 60 * minutes if minutes else math.inf
 

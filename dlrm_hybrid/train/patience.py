@@ -45,8 +45,7 @@ class Course:
 class Patience:
     """Rule for how long a run goes on without a better score.
 
-    The consequence of an evaluation is decided at a later step, so also by a run that resumes
-    between the two.
+    An evaluation's consequence is decided at a later step, so also by a run that resumes between.
 
     Attributes:
         ends_after: number of evaluations until it ends; None: never.

@@ -127,8 +127,7 @@ class Committer:
 class CheckpointWriter:
     """Saves checkpoints of a run, one at a time; one process's side of it.
 
-    All processes that run the training loop call the same methods at the same steps. The leader
-    asks the others.
+    All processes in the training loop call the same methods at the same steps.
 
     Attributes:
         messenger: to the other ranks.

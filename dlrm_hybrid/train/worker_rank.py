@@ -298,5 +298,4 @@ class WorkerRank:
 
 
 def _highest(stop: StopRequest, reports: Reports) -> int:
-    """The severity that wins: the highest."""
     return max([stop.severity, *(report["severity"] for report in reports)])

@@ -104,7 +104,6 @@ class _Answers:
     counts: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
 
     def watch(self, frame: Frame, dense_bytes: int) -> None:
-        """Count a frame if it is such an answer."""
         if frame.kind in ANSWERS and frame.microbatch != EVALUATION:
             known = frame.kind is not FrameKind.ROWS  # the size of ROWS only their sender knows
             values = (1, encoded_bytes(frame), dense_bytes if known else 0)

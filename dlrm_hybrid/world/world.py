@@ -102,8 +102,7 @@ class World:
         """Create a world whose ranks are processes of this machine, which compute in parallel.
 
         Every worker calls the loader itself to read its trainer's batches; batches passed to `step`
-        are sent to the workers. If a rank fails or is killed, the world ends with an error that
-        names it.
+        are sent to the workers. If a rank fails or is killed, the world ends; the error names it.
 
         Args:
             spec: the model.
@@ -272,8 +271,7 @@ class World:
         """Restart all ranks from a checkpoint; loaders start with their first epoch.
 
         Args:
-            folder: a checkpoint of a world or of `train`, or a folder that contains some, of which
-                the newest is taken.
+            folder: a checkpoint of a world or of `train`, or a folder of some: the newest is taken.
 
         Raises:
             DataError: there is none, it is damaged, or of another model; names what differs.

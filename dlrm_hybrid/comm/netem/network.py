@@ -28,8 +28,7 @@ class Network:
 
     Attributes:
         plan: its layout and speed.
-        namespaces: per host, paths of the namespaces that a process enters in order before it does
-            anything else.
+        namespaces: per host, paths of the namespaces that a process must first enter, in order.
         echo_seconds: measured round trip of a message of `plan.echo_bytes`.
         round_trip_seconds: measured round trip of a single byte.
         method: what delays packets; None if nothing does.
@@ -53,12 +52,10 @@ class Network:
 def open_network(plan: Plan) -> Generator[Network, None, None]:
     """Make the network, check that its links are shaped, and remove it in the end.
 
-    The kernel removes it when this process dies, however that happens. The machine's own links are
-    never touched.
+    The kernel removes it when this process dies. The machine's own links are never touched.
 
     Raises:
-        ResourceError: a right, a tool or a kernel feature is missing, or messages pass faster than
-            the rate.
+        ResourceError: a right, tool or kernel feature is missing, or the rate does not hold.
     """
     # Not from the forkserver, which is still busy with its imports.
     context = multiprocessing.get_context("spawn")

@@ -41,8 +41,7 @@ class CurveKeys:
 def check_listening(address: str, keys: CurveKeys | None, enclosed: bool) -> None:
     """Raise ConfigError unless ranks may listen on `address`.
 
-    Without keys that is this machine's loopback only: anyone who reaches the port could otherwise
-    send gradients.
+    Without keys only on loopback: anyone who reaches the port could send gradients.
 
     Args:
         address: IPv4.
@@ -68,8 +67,7 @@ def check_listening(address: str, keys: CurveKeys | None, enclosed: bool) -> Non
 def make_key_file(path: Path) -> CurveKeys:
     """Make a new key pair in a file that only this user can read.
 
-    The file is JSON: {"public": 40 characters, "secret": 40 characters}. Copy it to every machine
-    of the run.
+    The file is JSON: {"public": 40 characters, "secret": 40 characters}; all machines need a copy.
 
     Raises:
         ResourceError: the file exists, or cannot be written.

@@ -209,7 +209,6 @@ class FactorizationMachine(nn.Module):
 
 
 def _deep(spec: ModelSpec, deep: tuple[int, ...], precision: Precision, seed: int) -> Mlp:
-    """A deep network over all vectors, concatenated."""
     every = range(1, len(deep) + 1)
     return Mlp(
         (spec.num_vectors * spec.embedding_dim, *deep),

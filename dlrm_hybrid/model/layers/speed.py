@@ -38,8 +38,7 @@ class Bfloat16:
 def measure_bfloat16(layers: Sequence[tuple[int, int]], batch: int) -> Bfloat16:
     """Measure how many times as fast these layers' products are in bfloat16 as in float32.
 
-    Few processors multiply bfloat16 (AMX, AVX512-BF16); others widen it first, at half of float32's
-    speed.
+    Few processors multiply bfloat16 (AMX, AVX512-BF16); others widen it, at half the speed.
 
     It takes the best of many short rounds of each, in turn, so that another program's load weighs
     on both: less than a second, or one round of each if `LEAST_ROWS` rows take longer (seconds for

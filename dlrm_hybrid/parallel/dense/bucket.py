@@ -128,8 +128,7 @@ class BucketOptions:
         optimizer: and its learning rates.
         history: number of older versions kept, with which a worker may still have to compute.
         pull: type of the values that are published.
-        pull_sparsity: fraction of each tensor's elements that a version leaves out; None publishes
-            all that has changed.
+        pull_sparsity: fraction of each tensor's elements left out of a version; None for none.
         publishes_means: publish means of ternary gradients instead where possible; `pull` must be
             FLOAT32 and `pull_sparsity` None.
         pull_levels: publish integer multiples of a quantum; `pull` must be BFLOAT16.

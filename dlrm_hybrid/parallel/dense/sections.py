@@ -55,8 +55,7 @@ class BucketReader:
         """The update that `sections` hold, coded together or one by one.
 
         Raises:
-            DlrmError: they are not those of the bucket, or have no such payload; the message begins
-                with `what`.
+            DlrmError: not those of the bucket, or malformed; the message begins with `what`.
         """
         check_tensors(sections, self._bucket, what)
         if not _are_coded(sections):

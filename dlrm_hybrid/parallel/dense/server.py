@@ -221,8 +221,7 @@ class ParameterServer:
     def restart(self, pushed: int | Sequence[int], values: Mapping[str, Tensor]) -> list[Outgoing]:
         """Resume from the `tensors` of a checkpoint made after so many pushes of each worker.
 
-        With versions per worker: after so many pushes of all together, with every replica equal to
-        the weights.
+        With versions per worker: of all together, with every replica equal to the weights.
 
         Args:
             pushed: since the run began; of each stage, or the same of all.
@@ -262,7 +261,6 @@ class ParameterServer:
         return () if policy.shares_versions else self._topology.stage_group(stage)
 
     def _average(self, stage: int, action: Average) -> Change:
-        """Make the next version of a stage."""
         updates = [self._pushed.pop(push) for push in action.pushes]
         if action.staleness is not None:
             for push in action.pushes:

@@ -56,8 +56,7 @@ class Average:
     Attributes:
         pushes: in the order in which they are summed.
         number: push number whose learning rate applies.
-        staleness: versions made since the one the push was computed with; None where the policy
-            fixes it.
+        staleness: versions made since the push's own; None if the policy fixes it.
     """
 
     pushes: tuple[Push, ...]

@@ -232,7 +232,6 @@ def _served(
     storage: RowStorage,
     clock: SpanClock,
 ) -> _Access:
-    """Access to tables that table servers own."""
     topology = layout.topology
     servers = [
         (channels[rank], build_world.table_server(config, layout, index, storage, clock))

@@ -42,8 +42,7 @@ def objective(overrides: Sequence[str], *, report: Report | None = None) -> floa
             `hydra.run.dir=FOLDER` sets the run folder; with `skip_completed=true` a run that is
             complete there is not repeated.
         report: called with step and score after each evaluation (`train.evaluate_every`) of the
-            part that the result is taken from. If it raises, the run stops and the exception
-            propagates.
+            part that the result is from. If it raises, the run stops and the exception propagates.
 
     Returns:
         The score named by `train.monitor`, log-loss (lower is better) or AUC (higher is better), on

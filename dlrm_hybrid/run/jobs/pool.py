@@ -96,7 +96,6 @@ class Pool:
             time.sleep(POLL_SECONDS)
 
     def _forward(self) -> None:
-        """Forward the signals received to all jobs."""
         new = self._received[self._forwarded :]
         if new and not self._forwarded:
             self.view.stopping(new[0])

@@ -35,8 +35,7 @@ def script(request: Request) -> str:
     A job that SLURM restarts resumes from its last checkpoint, by `skip_completed`.
 
     Raises:
-        ConfigError: a value has a control character: after a line break SLURM could read an
-            option.
+        ConfigError: a value has a control character: after a line break SLURM could read an option.
     """
     places = os.pathsep.join(place or str(Path.cwd()) for place in sys.path)
     program = [sys.executable, "-P", "-m", "dlrm_hybrid", "train", *request.overrides]

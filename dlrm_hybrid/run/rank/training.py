@@ -200,7 +200,6 @@ def _log(text: str) -> None:
 
 
 def _started(job: Job, progress: Progress) -> Event:
-    """Make the first event of an attempt."""
     config, shards = job.config, job.shards
     measured = build_model.measured_bfloat16(config, shards.table_rows)
     scored = shards.scored_rows(config.data.test_part)

@@ -224,7 +224,6 @@ class LeaderRank:
         self.server.restart(self._leases.given, values)
 
     def _note(self, rank: int, trainer: int, values: Mapping[str, Any]) -> None:
-        """Add a worker's metrics and interval."""
         self._interval = self._interval.plus(Interval(**values["interval"]))
         orders = self._orders[trainer]
         orders.note(rank, values["learned"], StepMetrics(**values["metrics"]))

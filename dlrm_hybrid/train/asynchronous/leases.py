@@ -54,8 +54,7 @@ class Leases:
         under_way: per trainer, the batches it has and is not done with.
         done: per trainer, number of batches done since the run began.
         returned: batches of lost trainers, which are given out before all others.
-        ahead: most batches that a trainer may be ahead of the slowest present one; None for no
-            bound.
+        ahead: most batches by which a trainer may lead the slowest present one; None: no bound.
         since: per trainer, number of batches done when it was level with the slowest.
         away: trainers that were lost and have not rejoined.
     """

@@ -244,7 +244,6 @@ def _bags(given: Any, names: Sequence[str]) -> Bags[npt.NDArray[np.int64]]:
 
 
 def _rows(batch: Batch, number: int, size: int) -> Batch:
-    """Select one of the equal parts of a batch."""
     some = slice(number * size, (number + 1) * size)
     return Batch(batch.dense_BI[some], part(batch.bags, some), batch.label_B[some])
 
