@@ -1,7 +1,7 @@
-"""Count lines and files by room, as Markdown: the package, conf/, tests/, scripts/.
+"""Counts lines and files by room, as Markdown: the package, conf/, tests/, scripts/.
 
-python scripts/count.py            as the working tree is
-python scripts/count.py 2210fc2    and as a commit was
+python scripts/count.py            of the working tree
+python scripts/count.py 2210fc2    and of a commit
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plants one-line faults in a copy of the package, and sees that the tests named beside them fail.
+"""Plants one-line faults in a copy of the package, and checks that the tests named for them fail.
 
     python scripts/mutate.py
     python scripts/mutate.py --only sidco
@@ -6,7 +6,7 @@
     python scripts/mutate.py --only dgc --tests tests/compress/gradient/test_gradient_laws.py
 
 Prints a Markdown table; exit code 1 if a fault survives its tests, or if the text that it replaces
-is not where it should be, once.
+is not in its file exactly once.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""List the files of this program that one datum passes through, in the order of first entry.
+"""Lists the files of this program that a datum passes through, in the order of first entry.
 
     python scripts/passes.py step     a step of DDP with `Dct(precision="levels")`, on two ranks
     python scripts/passes.py criteo   a row of Criteo's text, from the file to prepared rows
     python scripts/passes.py csv      a row of a CSV file, from the file to prepared rows
 
-Compiled kernels are not seen while they run: those count that a function entered refers to, and
-those that these refer to. Files entered only while their module is imported do not count, and of
-rows only those of data/ and kernels/, for a command passes more that no row does.
+Compiled kernels cannot be traced: those count to which an entered function refers, directly or
+through others. Files entered only by an import do not count; for rows only those of data/ and
+kernels/ do, as a command enters more that no row passes through.
 """
 
 from __future__ import annotations

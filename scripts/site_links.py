@@ -1,7 +1,7 @@
-"""A hook of mkdocs: what the pages need that are also read in a checkout.
+"""A hook of mkdocs for pages that are also read in a checkout.
 
-There links lead to files of the project, which are no pages: such a link becomes the file's name.
-And a page is called by the name of its file, which is its title here.
+Links to files of the project, which are no pages of the site, become the file's name; links that
+are named by a page's file get the page's title.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compare CPU time per sample of two checkouts of this program, run in turns.
+"""Compares the CPU time per sample of two checkouts of this program, run in turns.
 
     python scripts/benchmarks/checkouts.py ../old . --repeats 5
     python scripts/benchmarks/checkouts.py ../old . --worlds "dct_hybrid, 2 × 3 + 1"

@@ -1,13 +1,12 @@
-"""What checkpoints take of a run's time, as a Markdown table.
+"""Measures what checkpoints cost of a run's time, as a Markdown table.
 
     python scripts/benchmarks/checkpoint.py --repeats 3
     python scripts/benchmarks/checkpoint.py --every 100 train.steps=1005
 
-A single process and a world of processes train with checkpoints and without, by turns. `stands
+A single process and a world of processes train with and without checkpoints, in turns. `stands
 still` is the share of the time between the first and the last point of the loss curve for which
 training waits for copies; `slower` compares that time with the one without checkpoints in the same
-turn, what writing costs in the background included. What else stands on the command line goes to
-every run.
+turn, including the cost of writing in the background. Other arguments are overrides of every run.
 """
 
 from __future__ import annotations

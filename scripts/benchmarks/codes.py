@@ -1,10 +1,10 @@
-"""What coding costs: CPU time of each part of every rank's encoding and decoding of levels.
+"""Measures the CPU time of each part of every rank's encoding and decoding of levels.
 
     python scripts/benchmarks/codes.py FOLDER +experiment=dct_hybrid activation.bits=4
 
-What follows FOLDER is handed to `train`. Its ranks are processes, and each counts how often it
-calls the functions below and how long they take, in timed steps, without what they call of each
-other. Some 0.5 µs of each call are the clock's.
+Arguments after FOLDER go to `train`. Each rank, a process, counts the calls of the functions below
+in timed steps and their own time, without that of each other. Some 0.5 µs of each call are the
+clock's.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Every compressor of gradients on this processor: time, bytes and error (SIDCo, figure 1).
+"""Measures every gradient compressor on this processor: time, bytes, error (SIDCo, figure 1).
 
     python scripts/benchmarks/compressors.py --repeats 3 --output compressors.md
 
-Rules that find thresholds, then whole methods, on drawn tensors and on the paper's layers; and
-DEFT's selection by the slowest of n trainers (DEFT, figure 9). Time is CPU time of one thread.
+First rules that find thresholds, then whole methods, on random tensors and on the paper's layers;
+then DEFT's selection by the slowest of n trainers (DEFT, figure 9). Time is CPU time of one thread.
 
 Shapes: N elements of a tensor, L fragments.
 """

@@ -1,11 +1,11 @@
-"""CPU time per sample of compressed worlds beside an uncompressed one, as Markdown tables.
+"""Compares the CPU time per sample of compressed and uncompressed worlds, as Markdown tables.
 
     python scripts/benchmarks/cost.py worlds      dct_hybrid and its parts against baseline
     python scripts/benchmarks/cost.py lifespans   DCT-DP by how long its thresholds live
 
-Worlds take turns, `--repeats` times; ratios are taken turn by turn. Encoding and decoding are the
-share of one more run whose spans count CPU time (`cpu_spans.py`). What follows the first word goes
-to every run.
+Worlds take turns, `--repeats` times; ratios are taken turn by turn. The shares of encoding and
+decoding are of one more run, whose spans count CPU time (`cpu_spans.py`). Arguments after the first
+word are overrides of every run.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Train ranks as processes whose spans count CPU time instead of wall time.
+"""Trains ranks as processes whose spans count CPU time instead of wall time.
 
     python scripts/benchmarks/cpu_spans.py train +experiment=baseline hydra.run.dir=FOLDER
 
-Ranks that share cores wait for each other within whatever span they are in, so wall time does not
-say what a span costs. Here `seconds_by_span` holds CPU seconds of each rank's main thread; what its
-other threads take (ZeroMQ, gloo) is the rest of its CPU time.
+Ranks that share cores wait for each other in any span, so wall time does not tell what a span
+costs. Here `seconds_by_span` holds CPU seconds of each rank's main thread; its other threads
+(ZeroMQ, gloo) take the rest of its CPU time.
 """
 
 from __future__ import annotations

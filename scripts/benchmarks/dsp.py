@@ -1,13 +1,13 @@
-"""Pipelines that do not wait (`schedule=dsp`): scores, speed on slow links, and slow stages.
+"""Measures asynchronous pipelines (`schedule=dsp`): scores, speed on slow links, slow stages.
 
     python scripts/benchmarks/dsp.py quality RUNS       scores of each staleness, in one process
     python scripts/benchmarks/dsp.py speed RUNS         on emulated links, beside what `plan` says
     python scripts/benchmarks/dsp.py stragglers RUNS    stages that are slow at random moments
-    python scripts/benchmarks/dsp.py simulate           the same without any run, by the step itself
+    python scripts/benchmarks/dsp.py simulate           the same, simulated with the step itself
 
-Trains in folders of RUNS; what is complete there is not run again, so a broken measurement goes on
-where it was. What else stands on the command line goes to every run. `speed` and `stragglers` need
-what `network=emulated` needs. `speed` predicts every world before the first of them is measured.
+Trains in folders of RUNS; complete runs are not repeated, so an interrupted measurement continues.
+Other arguments are overrides of every run. `speed` and `stragglers` need what `network=emulated`
+needs. `speed` predicts every world before the first of them is measured.
 """
 
 from __future__ import annotations

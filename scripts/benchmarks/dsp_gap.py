@@ -1,13 +1,13 @@
-"""How far gradients of `schedule=dsp` are from those of backpropagation: figure 4 of its paper.
+"""Measures how far gradients of `schedule=dsp` are from backpropagation's: figure 4 of its paper.
 
     python -m dlrm_hybrid prepare data.rows=1170000
     python scripts/benchmarks/dsp_gap.py data.rows=1170000 --output gap.png
 
-Trains in this process, once for each staleness of the paper. Of some batches each stage's gradient,
-computed with the weights it has at the backward, is held against the one that backpropagation gives
-with the weights that the batch found at its forward (Lemma 1): |stale - exact| / |exact|. Rows of
-tables are those of the forward in both. Prints means over the run, draws them over the batches.
-What else stands on the command line goes to every run.
+Trains in this process, once for each staleness of the paper. For some batches each stage's
+gradient, computed with its weights at the backward, is compared with the one that backpropagation
+gives with the weights of the batch's forward (Lemma 1): |stale - exact| / |exact|. Table rows are
+those of the forward in both. Prints means over the run, and draws them over the batches. Other
+arguments are overrides of every run.
 """
 
 from __future__ import annotations

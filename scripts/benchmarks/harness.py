@@ -1,4 +1,4 @@
-"""What the benchmarks share: arguments, clocks, and results as a page of Markdown."""
+"""Shared code of the benchmarks: arguments, clocks, and results as a page of Markdown."""
 
 from __future__ import annotations
 

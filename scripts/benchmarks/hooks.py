@@ -1,11 +1,11 @@
-"""What communication hooks cost a step in DDP, beside torch's own fp16 and PowerSGD.
+"""Measures the cost of DDP communication hooks per step, beside torch's fp16 and PowerSGD.
 
     python scripts/benchmarks/hooks.py
 
-Two ranks on gloo and the loopback train a plain network; every hook in processes of its own, by
-turns. On the loopback bytes cost nothing, so what a hook computes is all that shows: the time of a
-step, and the largest memory of a rank, each less that of DDP without a hook. Bytes are those that
-TCP has sent (`struct tcp_info`), so they count gloo's headers too.
+Two ranks on gloo and the loopback train a plain network, each hook in processes of its own, in
+turns. On the loopback bytes cost nothing, so only the hook's computing shows: the time of a step
+and the peak memory of a rank, each less that of DDP without a hook. Bytes are those that TCP has
+sent (`struct tcp_info`), so include gloo's headers.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""CPU time of the compiled loops and of what is built of them, one table per group.
+"""Measures the CPU time of compiled kernels and of what is built of them, a table per group.
 
     python scripts/benchmarks/kernels.py --repeats 5 --output kernels.md
 
 All contestants take turns on the same numbers in one thread, and every ratio is taken turn by turn,
-so load on the machine touches it little. Time is CPU time of the thread.
+so load on the machine hardly changes it. Time is CPU time of the thread.
 
-Shapes: N elements of a tensor, K that are selected; B rows of activations.
+Shapes: N elements of a tensor, K selected ones; B rows of activations.
 """
 
 from __future__ import annotations

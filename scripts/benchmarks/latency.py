@@ -1,12 +1,12 @@
-"""Round trip and throughput of one emulated link, for each latency and rate, and the relay's CPU.
+"""Measures round trip, throughput and relay CPU of an emulated link, by latency and rate.
 
     python scripts/benchmarks/latency.py --rates 100mbit 1gbit --latencies 0ms 500us 10ms 20ms
 
 Between two hosts with nothing else on their links: round trips of one byte on an idle link, then a
-stream of `--seconds` of the line's time over one TCP connection. Half of the stream is for the
-connection to find its speed; the rate is that of the other half. Where packets are delayed in user
-space, the last columns are the relay's: CPU time per MB passed on, packets lost, and by how much a
-packet left too late. Needs what `network=emulated` needs.
+stream of `--seconds` of the line's time over one TCP connection. In the first half the connection
+finds its speed; the rate is that of the second half. If packets are delayed in user space, the last
+columns are the relay's: CPU time per MB passed on, packets lost, and how much too late packets
+left. Needs what `network=emulated` needs.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Which learning rates asynchronous trainers bear, beside those of lock-step.
+"""Compares the learning rates that asynchronous and synchronous trainers tolerate.
 
     python scripts/benchmarks/learning_rates.py RUNS [overrides]
 
-Each world in one process, where the order of trainers is drawn from the seed. Trains in folders of
-RUNS; what is complete there is not run again. What else stands on the command line goes to every
-run. A run that diverges is named so; one that fails otherwise ends the script.
+Each world is in one process, where the order of trainers is drawn from the seed. Trains in folders
+of RUNS; complete runs are not repeated. Other arguments are overrides of every run. A run that
+diverges is shown as such; any other failure ends the script.
 
-The loss of the last tenth of the rows, each before the weights learn from it, stands beside that of
-the test part: single steps move the test loss by up to 5 % and back, which a mean over time evens.
+The training loss over the last tenth of the rows, before the weights learn from each, is shown
+beside the test loss, which single steps move by up to 5 % and back: a mean over time evens that.
 """
 
 from __future__ import annotations

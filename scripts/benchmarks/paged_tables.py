@@ -1,11 +1,11 @@
-"""Speed of table rows in files that are larger than memory: samples/s, pages read per sample.
+"""Measures tables in files larger than memory: samples per second, pages read per sample.
 
     python scripts/benchmarks/paged_tables.py --output docs/results/mmap.md
     python scripts/benchmarks/paged_tables.py --rows 0.01 --limits 320 --batches 200 --warm-up 200
 
 Every case is a process of its own in a memory control group, which needs root. It looks up and
-updates rows as a table server does for one trainer; sockets are not in it. Ids are drawn from the
-profile of Criteo Kaggle. The files of up to 2.2 GB have no names and need no cleaning up.
+updates rows as a table server does for one trainer, without sockets. Ids are drawn from the profile
+of Criteo Kaggle. The files of up to 2.2 GB are unnamed and need no cleaning up.
 """
 
 from __future__ import annotations

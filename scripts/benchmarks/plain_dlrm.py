@@ -1,9 +1,9 @@
-"""A DLRM in plain PyTorch, put together the way facebookresearch/dlrm is, and rows for it.
+"""A DLRM in plain PyTorch, built like facebookresearch/dlrm, and random rows for it.
 
-It is the oracle of the model's equality test and the opponent of `step.py`: one nn.EmbeddingBag per
+It is the oracle of the model's equality test and the opponent in `step.py`: one nn.EmbeddingBag per
 table, index lists built in every forward pass, sigmoid and BCELoss, torch.optim.SGD; a DataLoader
-that fetches row by row and a collate that builds offsets per table and takes log(x + 1) in every
-batch. Rows are random: Criteo's shape and table sizes, ids by a power law, no meaning.
+that fetches row by row, and a collate function that builds offsets per table and takes log(x + 1)
+in every batch. Rows have Criteo's shape and table sizes, and ids by a power law.
 
 Shapes: B batch, R rows, I = 13 integer features, F = 26 tables, D embedding dimension.
 """

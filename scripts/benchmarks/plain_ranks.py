@@ -1,13 +1,13 @@
-"""A plain DLRM on two or more gloo ranks, put together the way facebookresearch/dlrm is.
+"""Measures a plain DLRM on two or more gloo ranks, built like facebookresearch/dlrm.
 
     python scripts/benchmarks/plain_ranks.py --ranks 2 --batch-size 64 --steps 1000
 
 No servers and no loader: every rank has the whole MLPs, averaged by DistributedDataParallel, and a
-part of the tables, in which it looks up the rows of all ranks; pooled rows go all to all. Prints
-CPU microseconds per sample of all ranks, without the first steps. Ids follow a power law over
-tables of Kaggle's sizes cut at 100,000 rows.
+part of the tables, in which it looks up the rows of all ranks; pooled rows are sent all-to-all.
+Prints CPU microseconds per sample of all ranks, without the first steps. Ids follow a power law
+over tables of Kaggle's sizes, limited to 100,000 rows.
 
-Shapes: B rows of a rank, G = B · ranks, F tables, T of them of a rank, D embedding dimension,
+Shapes: B rows of a rank, G = B · ranks, F tables, T tables of a rank, D embedding dimension,
 W = T · D.
 """
 

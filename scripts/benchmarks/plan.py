@@ -1,13 +1,13 @@
-"""What `plan` predicts beside what runs on emulated links reach.
+"""Compares predictions of `plan` with runs on emulated links.
 
     python scripts/benchmarks/plan.py measure RUNS    train what is missing in RUNS
     python scripts/benchmarks/plan.py compare RUNS    predict every world, and print both
 
 Worlds, their links and their steps were chosen before anything was measured. Costs come from runs
-at 1 Gbit/s, which are no part of the comparison: by default one alone, and then one of each kind.
-What worlds send is counted here, in as many steps as were measured. `compare` trains no world of
-processes, so `plan` can be mended without measuring again; nor does `scaling.py`,
-for which `measure` trains some worlds. `measure` needs what `network=emulated` needs.
+at 1 Gbit/s, which are not compared: first from one alone, then from one of each kind. What worlds
+send is counted here, in as many steps as were measured. `compare` trains no world of processes, so
+`plan` can be changed without measuring again; nor does `scaling.py`, for which `measure` trains
+some worlds. `measure` needs what `network=emulated` needs.
 """
 
 from __future__ import annotations

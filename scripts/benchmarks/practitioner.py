@@ -1,16 +1,17 @@
-"""What torch and TorchRec give without servers, stages and thresholds, beside `dct_hybrid`.
+"""Compares torch and TorchRec, without servers, stages and thresholds, with `dct_hybrid`.
 
     python scripts/benchmarks/practitioner.py bytes
     python scripts/benchmarks/practitioner.py speed RUNS --links loopback 10mbit 100mbit 1gbit
 
 Each trainer is a process with all dense layers, in torch's DistributedDataParallel on gloo, and a
 part of the tables, sharded table-wise by TorchRec. Gradients are reduced in float32, or in bfloat16
-by torch's `bf16_compress_hook`; pooled rows and their gradients travel all to all in either type.
+by torch's `bf16_compress_hook`; pooled rows and their gradients are exchanged all-to-all in either
+type.
 
-`bytes` counts what the kernel counts in a network of its own, beside the formula of a ring. `speed`
-trains by turns on links of given rates, each trainer on a host of its own, and beside it the world
-of `+experiment=dct_hybrid` with the first of `--trainers`, each of its ranks on a host of its own;
-what is complete in RUNS is not run again. Needs what `network=emulated` needs.
+`bytes` takes the kernel's counts in a network namespace, beside the formula of a ring. `speed`
+trains in turns on links of given rates, each trainer on a host of its own, and beside it the world
+of `+experiment=dct_hybrid` with the first of `--trainers`, each rank on a host of its own; complete
+runs in RUNS are not repeated. Needs what `network=emulated` needs.
 
 Shapes: B rows of a trainer, I integer features, F tables, D embedding dimension, T trainers.
 """

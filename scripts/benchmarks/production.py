@@ -1,13 +1,12 @@
-"""Figure 7 and table 5 of the DCT paper: what compression gives where trainers do not wait.
+"""Measures compression with asynchronous trainers: figure 7 and table 5 of the DCT paper.
 
     python scripts/benchmarks/production.py time RUNS --rates 1gbit 100mbit --repeats 3
     python scripts/benchmarks/production.py loss RUNS --seeds 0 1
 
-`time` trains equal numbers of rows in worlds of processes on emulated links, by turns. `loss`
+`time` trains equal numbers of rows in worlds of processes on emulated links, in turns. `loss`
 trains more of them in one process, where the order of trainers is drawn from the seed. Trains in
-folders of RUNS; what is complete there is not run again, so a broken measurement goes on where it
-was. What else stands on the command line, before the options, goes to every run. `time` needs what
-`network=emulated` needs.
+folders of RUNS; complete runs are not repeated, so an interrupted measurement continues. Arguments
+before the options are overrides of every run. `time` needs what `network=emulated` needs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A training step of the full model in one process, without stages, clients or servers.
 
-What `step.py` measures, and what tests compare the worlds with.
+`step.py` measures it, and tests compare worlds with it.
 
 Shapes: B batch, I integer features, F tables, D embedding dimension.
 """

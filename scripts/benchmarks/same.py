@@ -1,9 +1,9 @@
-"""Compare what two checkouts of this program send and learn: bytes and losses, to the last digit.
+"""Compares bytes and losses of two checkouts of this program, to the last digit.
 
     python scripts/benchmarks/same.py ../old .
 
-Every experiment on synthetic rows in processes, every gradient and activation method in one
-process; each checkout has its own `.venv`. Exit code 1: something differs.
+Trains every experiment on synthetic rows in processes, and every gradient and activation method in
+one process; each checkout has its own `.venv`. Exit code 1: something differs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How worlds scale: trainers on this machine, measured and predicted, and thousands, predicted.
+"""Shows how worlds scale: measured and predicted on this machine, predicted for thousands.
 
     python scripts/benchmarks/scaling.py RUNS
 
-RUNS is what `plan.py measure` has trained; nothing is trained here. Beyond this machine every rank
-has one of its own, with as many cores.
+RUNS has the runs of `plan.py measure`; nothing is trained here. Beyond this machine every rank has
+a machine of its own, with as many cores.
 """
 
 from __future__ import annotations

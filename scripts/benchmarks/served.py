@@ -1,12 +1,11 @@
-"""Tables on table servers beside tables in the trainers: scores, bytes, and speed on slow links.
+"""Compares tables on table servers with tables in trainers: scores, bytes, speed on slow links.
 
-    python scripts/benchmarks/served.py quality RUNS    test log-loss over how stale lookups are
-    python scripts/benchmarks/served.py bytes RUNS      of tables, beside what the rows let expect
-    python scripts/benchmarks/served.py links RUNS      samples per second on links that are late
+    python scripts/benchmarks/served.py quality RUNS    test log-loss over staleness of lookups
+    python scripts/benchmarks/served.py bytes RUNS      of tables, beside those expected from rows
+    python scripts/benchmarks/served.py links RUNS      samples per second on links with latency
 
-Trains in folders of RUNS; what is complete there is not run again, so a broken measurement goes on
-where it was. What else stands on the command line goes to every run. `bytes` and `links` need what
-`network=emulated` needs.
+Trains in folders of RUNS; complete runs are not repeated, so an interrupted measurement continues.
+Other arguments are overrides of every run. `bytes` and `links` need what `network=emulated` needs.
 """
 
 from __future__ import annotations

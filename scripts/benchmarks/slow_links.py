@@ -1,14 +1,14 @@
-"""Why the same work takes more CPU time on slow links: packets that come one by one, and pauses.
+"""Explains why work takes more CPU time on slow links: single packets, and pauses.
 
     python scripts/benchmarks/slow_links.py
     python scripts/benchmarks/slow_links.py --only pauses
 
 First a stream of frames over the channel between two emulated hosts, at each of `--rates`: CPU time
-of the main threads and of the network's threads at both ends, packets, and how often a thread gave
-up its core. Then CPU time of work after each of `--pauses`, over that of the same work without one:
-a training step of the paper's model, forward and backward of two of its layers, arithmetic that
-needs no memory, and taking and answering a frame, by the main thread and by the channel's own. Only
-CPU time is counted. Streams need what `network=emulated` needs.
+of the main threads and network threads at both ends, packets, and how often a thread gave up its
+core. Then CPU time of work after each of `--pauses`, over that of the same work without one: a
+training step of the paper's model, forward and backward of two of its layers, arithmetic without
+memory, and taking and answering a frame, by the main thread and by the channel's. Only CPU time is
+counted. Streams need what `network=emulated` needs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Stages of a pipeline that are slow at random moments: simulated, and stopped by signals.
+"""Pipeline stages that are slow at random moments: simulated, or real ones stopped by signals.
 
-As in table 2 of the DSP paper: in each batch each stage takes so many percent longer with a
-probability of one third (the paper's text lacks that number; its values fit one third).
+As in table 2 of the DSP paper, each stage takes some percent longer in a batch with a probability
+of one third (the paper's text lacks that number; its values fit one third).
 """
 
 from __future__ import annotations

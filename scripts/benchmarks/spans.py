@@ -1,10 +1,10 @@
-"""What it costs to say where the time of ranks goes, against the steps themselves.
+"""Measures the cost of time spans, as a share of the training steps they measure.
 
     python scripts/benchmarks/spans.py FOLDER +experiment=dct_hybrid train.steps=100
 
-What follows FOLDER is handed to `train`, whose ranks count how often they enter a span in training.
-Every rank also measures a span that holds nothing, before its steps and after them, and tells the
-dearer one. The share is that of the rank's CPU time in training.
+Arguments after FOLDER go to `train`, whose ranks count how often they enter a span in training.
+Every rank also measures an empty span before and after its steps, and reports the larger cost. The
+share is of the rank's CPU time in training.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""CPU time of a training step: this model and its loader against a plain DLRM and its loader.
+"""Compares the CPU time of a training step, loader included, with that of a plain DLRM.
 
     python scripts/benchmarks/step.py --output step.md
     python scripts/benchmarks/step.py --products      a step's matrix products alone
 
 Both models train in one process, in turns of a second or less, so a busy machine slows both alike;
-the ratio is taken turn by turn. Time is CPU time of the process: on a free core the same as wall
-time. `--products` says what a step on these libraries cannot go below: the three products of every
-fully connected layer of the paper's model, as training calls them, in a loop with warm caches.
+the ratio is taken turn by turn. Time is CPU time of the process, on a free core equal to wall time.
+`--products` measures a lower bound for a step on these libraries: the three products of every fully
+connected layer of the paper's model, as training calls them, in a loop with warm caches.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""What one slow trainer of several costs the others: in lock-step, bounded and asynchronous worlds.
+"""Measures what a slow trainer costs the others, with sync, bounded and async policies.
 
     python scripts/benchmarks/stragglers.py RUNS
 
-The slow one is stopped by signals for nine tenths of each second. Rates are of the middle
-of the run, of the other trainers together. Trains in folders of RUNS, what is complete there is not
-run again; needs what `network=emulated` needs. What else stands on the command line goes to every
-run.
+The slow one is stopped by signals for nine tenths of each second. Rates are those of the other
+trainers together in the middle of the run. Trains in folders of RUNS; complete runs are not
+repeated. Needs what `network=emulated` needs. Other arguments are overrides of every run.
 """
 
 from __future__ import annotations

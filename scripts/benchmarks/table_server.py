@@ -1,11 +1,11 @@
-"""CPU time that a table server takes for a lookup and an update, without a network.
+"""Measures the CPU time of a table server's lookup and update, without a network.
 
     python scripts/benchmarks/table_server.py --repeats 5 --output table_server.md
     python scripts/benchmarks/table_server.py --rows 100000 --batch-sizes 128 --repeats 3
 
-One server with all rows is given the frames that trainers send for batches of synthetic rows, as
-the bytes that a socket would hand it, and its answers are made into bytes. What sockets take is
-not in it. Makes and removes raw rows in data/raw, 550 bytes per row.
+One server with all rows gets the frames that trainers send for batches of synthetic rows, as the
+bytes of a socket, and its answers are encoded to bytes. The cost of sockets is not included. Makes
+and removes raw rows in data/raw, 550 bytes per row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Speed of `prepare` on a table of one's own: 3 dense, 5 categorical, 1 multi-hot column, a time.
+"""Measures `prepare` on a table: 3 dense, 5 categorical and 1 multi-hot column, and a time.
 
     python scripts/benchmarks/tables.py --rows 500000 --repeats 3
 

@@ -1,10 +1,9 @@
-"""Threads of one worker against trainers of one thread, which share nothing but the servers.
+"""Compares threads of one worker with trainers of one thread, which share only the servers.
 
     python scripts/benchmarks/threads.py RUNS
 
-Asynchronous worlds without stages, one server and one table server beside. Trains in folders of
-RUNS, what is complete there is not run again. What else stands on the command line goes to every
-run.
+Asynchronous worlds without cuts, with one server and one table server. Trains in folders of RUNS;
+complete runs are not repeated. Other arguments are overrides of every run.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Speed and utilisation of compressed worlds beside an uncompressed one, on links of given rates.
+"""Compares speed and utilisation of compressed and uncompressed worlds on links of given rates.
 
     python scripts/benchmarks/utilisation.py RUNS --rates 100mbit 1gbit --output FILE.png
 
-Trains in RUNS/<rate>/<world>-<turn>, worlds by turns; what is complete there is not run again, so a
-broken measurement goes on where it was. Then prints tables in Markdown and draws the picture. What
-else stands on the command line goes to every run. Needs what `network=emulated` needs.
+Trains in RUNS/<rate>/<world>-<turn>, worlds in turns; complete runs are not repeated, so an
+interrupted measurement continues. Then prints Markdown tables and draws the picture. Other
+arguments are overrides of every run. Needs what `network=emulated` needs.
 """
 
 from __future__ import annotations

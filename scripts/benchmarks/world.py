@@ -1,12 +1,12 @@
-"""Measure runs of several processes and print the figures as Markdown tables.
+"""Measures runs of several processes and prints the figures as Markdown tables.
 
-    python scripts/benchmarks/world.py bytes     what travels, beside what should
+    python scripts/benchmarks/world.py bytes     bytes sent, beside those expected
     python scripts/benchmarks/world.py cpu       CPU time per sample, and where it goes
     python scripts/benchmarks/world.py start     seconds from the command to the first step
     python scripts/benchmarks/world.py quality data=criteo_kaggle data.prepared=FOLDER
                                               test scores of a world and of one process
 
-What follows the first word goes to every run.
+Arguments after the first word are overrides of every run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes a table of clicks as a shop might have it, to try `data=table` on; says the best AUC.
+"""Makes a table of clicks like a shop's, to try `data=table` on; prints the best possible AUC.
 
     python scripts/examples/clicks_table.py FOLDER [--rows 200000]
 

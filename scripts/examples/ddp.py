@@ -1,10 +1,10 @@
-"""From DDP to a hundredth of its bytes: a small torch model on two gloo ranks, by each method.
+"""Trains a small torch model in DDP on two gloo ranks, with a hundredth of its bytes.
 
     python scripts/examples/ddp.py
     python scripts/examples/ddp.py --methods Dct TopK --steps 1000
 
-Needs torch, numpy and numba only. `train` is the tutorial; all else is a data set and a table. The
-loss is that of rows that no rank has trained on, over some seeds.
+Needs torch, numpy and numba only. `train` is the tutorial; all else is a data set and a table of
+methods. The loss is that of rows that no rank has trained on, over some seeds.
 """
 
 from __future__ import annotations

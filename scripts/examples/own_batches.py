@@ -3,7 +3,7 @@
     python scripts/examples/own_batches.py                # ranks are objects of this process
     python scripts/examples/own_batches.py processes      # ranks are processes
 
-In a program of yours `Clicks` is your data set; here its rows are drawn.
+Replace `Clicks`, whose rows are random, by your own data set.
 """
 
 import math

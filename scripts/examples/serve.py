@@ -1,4 +1,4 @@
-"""Scores rows over HTTP, from a folder of `export.format=onnx`.
+"""Scores rows over HTTP with a model exported by `export.format=onnx`.
 
 python serve.py FOLDER [PORT [ignore]]; then curl localhost:8000 -d '[{"age": 31, "city": null}]'.
 Rows have all columns of the schema without a `default`; with `ignore` they may have others too.

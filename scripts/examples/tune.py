@@ -1,10 +1,10 @@
-"""Finds a learning rate and a sparsity with Optuna, a run for each trial; repeated, it goes on.
+"""Tunes learning rate and sparsity with Optuna, a run for each trial; continues if repeated.
 
     pip install optuna
     python scripts/examples/tune.py runs/tuned 20 data=criteo_kaggle train.evaluate_every=500
 
-Runs that do worse than the median of those before are stopped early. Rows should have a part to
-validate (docs/table.md): a configuration that was chosen on test rows looks better than it is.
+Runs worse than the median of earlier ones are stopped early. Rows should have a validation part
+(docs/table.md): a configuration that was chosen on test rows looks better than it is.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Attacks the program in every way that it claims to withstand, and prints what came of it.
+"""Attacks the program in every way that it claims to withstand, and prints the outcomes.
 
     python scripts/faults/attack.py FOLDER
     python scripts/faults/attack.py FOLDER --only unknown-key

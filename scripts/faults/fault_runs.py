@@ -1,4 +1,4 @@
-"""Runs of the program that scripts start, watch by their events, and inject faults into."""
+"""Starts runs of the program, watches their events, and injects faults into them."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Kills ranks, and the supervisor, at random steps; compares with the run nobody has harmed.
+"""Kills ranks, and the supervisor, at random steps; compares with an undisturbed run.
 
     python scripts/faults/kill_ranks.py FOLDER --runs 30 --kills 4 --seed 0
     python scripts/faults/kill_ranks.py FOLDER --runs 25 --kills 4 --parallel single
     python scripts/faults/kill_ranks.py FOLDER --runs 25 --kills 4 --parallel served
 
-Each run draws its method, and the roles and steps of its kills. After the loss of a rank it must go
-on by itself; after that of the supervisor nothing may be left, and it is started again. Prints
-Markdown tables; the exit code is 1 if a run hung, left somebody, or ended otherwise.
+Each run draws its method, and the roles and steps of its kills. After the loss of a rank it must
+recover by itself; after that of the supervisor no process may be left, and it is started again.
+Prints Markdown tables; exit code 1 if a run hung, left a process, or ended with another result.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Kills ranks, and whole programs, while they save; the newest valid checkpoint must always load.
+"""Kills ranks, and whole programs, while they save; the newest valid checkpoint must load.
 
     python scripts/faults/kill_saving.py FOLDER --runs 4 --kills 50 --seed 0
     python scripts/faults/kill_saving.py FOLDER --runs 2 --kills 25 --parallel hybrid
 
-A run of a tiny model saves every other step. Whenever a checkpoint is on its way a process is
-stopped after a random time, and killed if the checkpoint still is: every tenth time the supervisor,
-else a rank. Then the program goes on from `latest`, by itself or started again; it refuses what is
-damaged. Prints a Markdown table by what was going on; the exit code is 1 if a run did not go on or
-ended with other weights than the run that nobody has harmed.
+A run of a tiny model saves every other step. While a checkpoint is being written a process is
+stopped after a random time, and killed if it is still being written: every tenth time the
+supervisor, else a rank. Then the program resumes from `latest`, by itself or started again, and
+refuses damaged files. Prints a Markdown table by phase; exit code 1 if a run did not resume or
+ended with other weights than an undisturbed run.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Kills workers of random trainers, or tells them to leave, in one run with `parallel.elastic`.
+"""Kills workers of random trainers, or makes them leave, in one run with `parallel.elastic`.
 
     python scripts/faults/kill_trainers.py FOLDER --kills 100 --leaves 100 --seed 0
 
-In random order; leaves are SIGTERM to one worker. The others must go on, in one attempt, and the
-trainer must be back within some seconds; all batches must be learned in the end, of leaves none
-twice, and nobody left running. Prints a Markdown table; the exit code is 1 if anything else
-happened.
+In random order; to leave, a worker gets SIGTERM. The others must continue in one attempt, and the
+trainer must be back within some seconds; in the end all batches must be learned, none twice because
+of leaves, and no process left. Prints a Markdown table; exit code 1 if anything else happened.
 """
 
 from __future__ import annotations

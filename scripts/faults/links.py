@@ -1,4 +1,4 @@
-"""Cuts the link of a rank, or stops it: for a while, and the run goes on; for good, and it ends.
+"""Cuts a rank's link, or stops the rank: the run must survive it for a while, else end cleanly.
 
     python scripts/faults/links.py FOLDER --while 5 --patience 60 --last 10
     python scripts/faults/links.py FOLDER --roles server-0 --while 30
@@ -7,10 +7,10 @@
 Each rank has a host of its own in an emulated network (root; iproute2), whose link is taken down in
 the middle of training. For each role there are four runs: its link is down for `--while` seconds,
 then up; the same with SIGSTOP and SIGCONT; its link stays down; it stays stopped. In the first two
-the run must end with the weights of the one that nobody has harmed, and without a restart. In the
-others a rank is lost after `--last` seconds of silence and nothing is restarted: the run must end
-with exit code 1 and a message that names who was not heard any more, and leave nobody. Prints a
-Markdown table; the exit code is 1 if something was not as it must be. Overrides go to every run.
+the run must end with the weights of an undisturbed one, without a restart. In the others a rank is
+lost after `--last` seconds of silence and nothing is restarted: the run must end with exit code 1
+and a message that names the silent rank, and leave no process. Prints a Markdown table; exit code 1
+if a run did otherwise. Overrides go to every run.
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@
     python scripts/faults/terminate.py FOLDER --each 20 --group
     python scripts/faults/terminate.py FOLDER --each 20 parallel.trainers=1 parallel.cuts=[bottom.1]
 
-The moment within a phase is drawn; which phase it was is read from the record and the folder just
-before the signal, and a moment that has missed its phase is drawn again. With --group the signal
-goes to all processes of the program's group, as `timeout`, systemd and SLURM send it. Every run is
-started again until it is complete, and compared with the one nobody has stopped. Prints a Markdown
-table; exit code 1 if something was not as it must be. Overrides go to every run.
+The moment within a phase is random; the phase is read from the record and the folder just before
+the signal, and a moment that has missed its phase is drawn again. With --group the signal goes to
+all processes of the program's group, as `timeout`, systemd and SLURM send it. Every run is started
+again until it is complete, and compared with an undisturbed one. Prints a Markdown table; exit code
+1 if a run did otherwise. Overrides go to every run.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""What compression costs on a GPU: time, memory and waits of a step, beside torch's own ways.
+"""Measures compression on a GPU: time, memory and waits of a step, beside torch's own methods.
 
     python scripts/gpu/measure.py docs/benchmarks
 
 Writes gpu_<card>.md and gpu_<card>.json.
 
-Times are medians of CUDA events around one encode and decode of a single trainer: gradients join
-the residual, what is selected leaves it, and the gradients are overwritten with it. As behind a
-backward pass, the device is busy before, so that the host is ahead until it waits; "from idle" is
-the same where it is not. Three draws of gradients take turns; in the 12 steps before the measured
-20 thresholds settle. The floor is 12 bytes an element (gradient and residual are read, the residual
-is written) at the bandwidth of a copy.
+Times are medians of CUDA events around one encode and decode of a single trainer: gradients are
+added to the residual, selected elements leave it, and the gradients are overwritten with them. As
+after a backward pass, the device is busy before, so that the host is ahead until it waits; "from
+idle" is the same without. Three draws of gradients take turns; thresholds settle in the 12 steps
+before the measured 20. The floor is 12 bytes an element (gradient and residual are read, the
+residual is written) at the bandwidth of a copy.
 """
 
 from __future__ import annotations

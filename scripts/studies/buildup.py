@@ -1,11 +1,11 @@
-"""How much denser a pull is than the pushes it is made from, over the number of trainers.
+"""Shows how much denser a pull is than the pushes it is made from, over the number of trainers.
 
     python scripts/studies/buildup.py FOLDER... --output buildup.png
 
-Trainers that select alone select different elements, and a version changes all of them: figure 4 of
-DEFT (Yoon and Oh, ICPP 2023) for this model, beside the figures that its text gives, and the
-log-loss on test rows. Runs are of one density; those with one method and number of trainers are
-averaged. With pull.sparsity a run is of a method of its own.
+Trainers that select on their own select different elements, and a version changes all of them:
+figure 4 of DEFT (Yoon and Oh, ICPP 2023) for this model, beside the figures in its text, and the
+test log-loss. All runs must have one density; those with the same method and number of trainers are
+averaged. With pull.sparsity a run counts as another method.
 """
 
 from __future__ import annotations

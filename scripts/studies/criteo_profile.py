@@ -1,11 +1,10 @@
-"""Measure raw Criteo rows and write the aggregate profile that synthetic rows are drawn from.
+"""Measures raw Criteo rows and writes the aggregate profile that synthetic rows are drawn from.
 
     python scripts/studies/criteo_profile.py train.txt --out criteo_kaggle.json
 
 When the rows are only a sample, `--cardinalities` takes the published number of categories of each
-column, a missing one included; the part of the frequency curve that the sample cannot show is
-extrapolated to it. The profile holds counts and shares: no row and no category value.
-Memory grows with the distinct
+column, a missing value included, to which the frequency curve is extrapolated beyond the sample.
+The profile holds counts and shares, no row and no category value. Memory grows with the distinct
 categories (16 bytes each), not with the rows.
 
 Shapes: R rows of a block, C = 39 columns.

@@ -1,10 +1,10 @@
-"""How near estimated thresholds come to the density asked for, from runs of several estimators.
+"""Shows how near estimated thresholds come to the wanted density, by estimator.
 
     python scripts/studies/estimates.py FOLDER... --output estimates.png
 
 Figure 9 of SIDCo (Abdelmoniem et al., MLSys 2021) for this model: a panel for each estimator, k̂ / k
-over steps. Prints medians, ranges and how many steps come near. Runs with `telemetry.every=1` say
-it of every step; points are the mean over all trainers and tensors.
+over steps. Prints medians, ranges and how many steps come near. Runs with `telemetry.every=1` have
+a point for every step; points are means over all trainers and tensors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fit the synthetic-data profile: staircases of the columns, and the scale of the planted teacher.
+"""Fits the synthetic-data profile: staircases of the columns, and scale of the planted teacher.
 
 A sample shows only part of a column's categories. Ranks seen at least `HEAD_COUNT` times keep their
 measured share. All other ranks up to the published number of categories follow

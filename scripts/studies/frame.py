@@ -1,4 +1,4 @@
-"""What studies share: runs as one tidy pandas frame, names of methods, a table and a picture."""
+"""Shared code of the studies: runs as a tidy pandas frame, names of methods, table, picture."""
 
 from __future__ import annotations
 

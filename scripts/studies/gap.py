@@ -1,10 +1,10 @@
-"""How far runs are behind a baseline that sees the same rows in the same order.
+"""Shows how far runs are behind a baseline that sees the same rows in the same order.
 
     python scripts/studies/gap.py --baseline RUN... --runs RUN... --output gap.png
 
 They are compared step by step: test log-loss where both were evaluated (diamonds), and training
-loss, a mean over the last tenth of the run before each point (lines). Runs of one name but for the
-`_<seed>` after it are averaged.
+loss, a mean over the last tenth of the run before each point (lines). Runs whose names differ only
+in the final `_<seed>` are averaged.
 """
 
 from __future__ import annotations

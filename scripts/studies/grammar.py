@@ -1,4 +1,4 @@
-"""A translation task that is drawn from a grammar, with the score of translations.
+"""A translation task drawn from a grammar, and the score of translations.
 
 The source has its verbs at the end, determiners by gender, case and number, and adjectives that do
 not change. The target has its verbs second, adjectives that agree with the gender of the *target's*
@@ -7,12 +7,12 @@ noun, most of them behind it, and adverbs at the end:
     ein_n_nom_pl n0_pl ein_f_acc_pl a0 n5_pl , der_f_nom_pl der_f_acc_sg n5_sg v4_pl_now , v2_pl_now
     UN_f_pl N0a_pl V2_pl_now UN_f_pl N5a_pl A0_f_pl QUE V4_pl_now LE_f_sg N5a_sg P2
 
-So words move across clauses of any length, and a verb agrees with a subject that relative clauses
-stand behind. Subject or object comes first. One noun in four means one of two things, by the kind
-of its clause's verb, which comes last. One verb in four is two words in the target, its object
-between them. Words are drawn by Zipf's law, so many forms of a test set were seldom seen. One
-target word in five has a synonym that is drawn: no model can know which, so the score of a perfect
-one is below 100.
+So words move across clauses of any length, and a verb agrees with a subject that may be separated
+from it by relative clauses. Subject or object comes first. One noun in four has two meanings,
+decided by the kind of its clause's verb, which comes last. One verb in four is two words in the
+target, with its object between them. Words are drawn by Zipf's law, so many forms of a test set
+were seldom seen. One target word in five has a synonym, drawn at random: no model can know which,
+so a perfect one scores below 100.
 """
 
 from __future__ import annotations

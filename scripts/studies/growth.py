@@ -1,12 +1,11 @@
-"""Bytes per sample over the number of trainers, of worlds in one process.
+"""Shows bytes per sample over the number of trainers, of worlds in one process.
 
     python scripts/studies/growth.py RUNS...
 
-Runs are told apart by their name. Worlds in one process share their tables and count no embedding
-traffic: it is taken from a run of processes with the same batch size and `embedding`, which must
-be among them; of several the one with the nearest number of trainers. A trainer holds a T-th part
-of the tables, so (T - 1) / T of its lookups travel. The first name is what the others are compared
-with.
+Runs are grouped by their name. Worlds in one process share their tables and count no embedding
+traffic: it is taken from a run of processes with the same batch size and `embedding`, which must be
+among them; of several, from the one with the nearest number of trainers. Each of T trainers holds
+1 / T of the tables, so (T - 1) / T of its lookups are sent. The first name is the baseline.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Methods of compressing gradients: a table and loss against bytes, from runs of any of them.
+"""Compares gradient compression methods: a table, and loss against bytes, from their runs.
 
     python scripts/studies/methods.py FOLDER... --output methods.png
 
-Every complete run below the folders belongs to a point: its method at its density; those with one
-gradient and another seed are averaged, and each is held against gradient=none with the same seed.
+Every complete run below the folders belongs to a point: its method at its density. Runs that differ
+only in the seed are averaged, and each is compared with gradient=none with the same seed.
 """
 
 from __future__ import annotations

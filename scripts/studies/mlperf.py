@@ -1,9 +1,9 @@
-"""What MLPerf's DLRM v2 takes here, calculated: memory and bytes of worlds nobody has to start.
+"""Calculates memory and bytes of worlds that train MLPerf's DLRM v2, without starting them.
 
     python scripts/studies/mlperf.py
 
-Tables have the sizes of MLPerf's own. How many categories of a batch differ is that of Criteo
-Kaggle's profile, of those that bags add what chance makes of uniform draws.
+Tables have MLPerf's sizes. The number of distinct categories in a batch is that of Criteo Kaggle's
+profile; of the ids that bags add, it is the expected one for uniform draws.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The tables of the DCT paper (Gupta et al., KDD 2021) from runs, beside the paper's own figures.
+"""Makes the tables of the DCT paper (Gupta et al., KDD 2021) from runs, beside its own figures.
 
     python scripts/studies/paper_tables.py FOLDER... --output tables.md
 
-Every complete run below the folders becomes part of a row, of the table that compresses the same
-thing; the runs of a row are its seeds. The baseline of a run is the one of its seed, with the same
-data in the same order, in whatever folder it is.
+Every complete run below the folders belongs to a row of the table that compresses the same thing;
+the runs of a row differ in their seeds. The baseline of a run has the same seed, and the same data
+in the same order, in any of the folders.
 """
 
 from __future__ import annotations

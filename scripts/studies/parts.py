@@ -1,10 +1,10 @@
-"""What each part of the compression saves and costs: bytes, test log-loss and CPU time.
+"""Shows what each part of the compression saves and costs: bytes, test log-loss and CPU time.
 
     python scripts/studies/parts.py --bytes RUN... --quality RUN...
 
-A row for each run of `--bytes`, named as its folder, the first of them uncompressed. The runs of
-`--quality` may be longer and in one process: `NAME_SEED` is held against the first name's run of
-that seed. Bytes and CPU time are per training sample, of all ranks; `codes` is the share of that
+Prints a row for each run of `--bytes`, named like its folder; the first is uncompressed. The runs
+of `--quality` may be longer and in one process: `NAME_SEED` is compared with the first name's run
+of that seed. Bytes and CPU time are per training sample, of all ranks; `codes` is the share of that
 time spent on encoding and decoding.
 """
 

@@ -1,4 +1,4 @@
-"""Tables and pictures for notebooks, which show what has `_repr_html_`."""
+"""Tables and pictures for notebooks, which display objects that have `_repr_html_`."""
 
 from __future__ import annotations
 

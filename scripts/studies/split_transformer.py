@@ -1,14 +1,14 @@
-"""The Transformer of `translation.py` cut into processes, with DCT-MP at the cuts.
+"""Trains the Transformer of `translation.py` cut into processes, with DCT-MP at the cuts.
 
     python scripts/studies/split_transformer.py --workers 5 --sparsity 0.9
 
-Each worker is a process with a part of the network and an optimizer of its own; frames travel over
-ZeroMQ on loopback. One batch is in the network at a time. Before, the whole network is trained in
-this process with `SparseBoundary` at the same cuts; losses of every step and all weights must be
-equal to the bit, or this ends with 1. Printed are the bytes of a step by what they are for.
+Each worker is a process with a part of the network and an optimizer of its own; frames are sent
+over ZeroMQ on the loopback. One batch is in the network at a time. First the whole network is
+trained in this process with `SparseBoundary` at the same cuts; the losses of every step and all
+weights must be equal to the bit, else the exit code is 1. Prints the bytes of a step by purpose.
 
-A cut behind the ReLU of a feed-forward network does not only cut its activations: the residual
-stream goes around it, and from the decoder's cuts on the encoder's output goes along. Both travel
+At a cut behind the ReLU of a feed-forward network not only its activations are sent: the residual
+stream goes around it, and from the decoder's cuts on also the encoder's output. Both are sent
 whole, in both directions. Every worker reads the sentences itself.
 """
 

@@ -1,8 +1,8 @@
-"""The table and the picture of what `translation.py` trained.
+"""Makes the table and the picture of the trainings of `translation.py`.
 
     python scripts/studies/table4.py FOLDER --output translation.png
 
-Each training is held against the baseline of its seed, which begins with the same weights and sees
+Each training is compared with the baseline of its seed, which begins with the same weights and sees
 the same sentences in the same order.
 """
 

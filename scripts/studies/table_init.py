@@ -1,4 +1,4 @@
-"""What the initial values of tables are worth: the best validation score by table and law.
+"""Compares initial values of embedding tables: the best validation score by data and law.
 
     python scripts/studies/table_init.py RUN...
 

@@ -1,10 +1,10 @@
-"""Thresholds over steps, figures 2 and 5 of the DCT paper (Gupta et al., KDD 2021), from runs.
+"""Draws thresholds over steps: figures 2 and 5 of the DCT paper (Gupta et al., KDD 2021).
 
     python scripts/studies/thresholds.py --runs RUN... --names gradient.top.1.weight --output f.png
     python scripts/studies/thresholds.py --runs RUN... --names activation.0 --output f.png
 
-Figure 2 wants runs of `gradient=dct` with `gradient.threshold=exact gradient.lifespan=1
-gradient.renewal=fixed`, so that the threshold of a step is that of its own top-k. Figure 5 wants
+Figure 2 needs runs of `gradient=dct` with `gradient.threshold=exact gradient.lifespan=1
+gradient.renewal=fixed`, so that the threshold of a step is that of its own top-k. Figure 5 needs
 runs of `activation=dct` (solid) and, for each sparsity, one of `activation=none` with
 `activation.observe` (dashed). Points are means over `telemetry.every` steps. Prints how steady the
 thresholds are.

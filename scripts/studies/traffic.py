@@ -1,8 +1,8 @@
-"""Bytes per sample by class of traffic: a table and a picture of several runs.
+"""Shows bytes per sample by class of traffic: a table and a picture of several runs.
 
     python scripts/studies/traffic.py RUN... --output bytes.png
 
-The first run is what the others are compared with.
+The others are compared with the first run.
 """
 
 from __future__ import annotations

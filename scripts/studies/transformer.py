@@ -1,10 +1,9 @@
 """A Transformer that can be cut inside its feed-forward networks, behind their ReLUs.
 
 It is a list of blocks, each a function of a `State`. A layer is two of them: `Widen` ends with the
-ReLU of the feed-forward network, `Narrow` begins behind it. A stage is a part of the list. What
-crosses a cut there is the activation behind the ReLU, which `SparseBoundary` thins out, and whole
-the residual stream that goes around the feed-forward network; in the decoder the encoder's output
-too.
+ReLU of the feed-forward network, `Narrow` begins behind it. A stage is a part of the list. A cut is
+crossed by the activations of the ReLU, which `SparseBoundary` sparsifies, and unchanged by the
+residual stream around the feed-forward network and, in the decoder, by the encoder's output.
 
 Shapes: B sentences, S words of a source, T of a target, D width, F width of feed-forward networks,
 H heads, V words known.

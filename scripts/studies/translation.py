@@ -1,12 +1,12 @@
-"""Table 4 of the DCT paper in small: DCT-MP inside a Transformer that translates.
+"""Trains small Transformers that translate, with DCT-MP: table 4 of the DCT paper in small.
 
     python scripts/studies/translation.py FOLDER
     python scripts/studies/table4.py FOLDER --output translation.png
 
 Gupta et al., KDD 2021, section 3.2: a Transformer of six encoder and six decoder layers, cut behind
-the ReLU of the feed-forward network of the fifth encoder layer (2 workers), of the fifth decoder
-layer too (3), of the third of both too (5). The task is drawn from a grammar (`grammar.py`); sizes
-are such that a training takes about 75 seconds of one core. What FOLDER has is not done again.
+the ReLU of the feed-forward network of the fifth encoder layer (2 workers), also of the fifth
+decoder layer (3), and also of the third of both (5). The task is drawn from a grammar
+(`grammar.py`); a training takes about 75 seconds of one core. Those in FOLDER are not repeated.
 """
 
 from __future__ import annotations

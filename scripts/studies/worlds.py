@@ -1,8 +1,8 @@
-"""Runs of several processes beside the same runs in one process: equal bits, bytes, CPU time.
+"""Compares runs of several processes with the same in one process: equal bits, bytes, CPU time.
 
     python scripts/studies/worlds.py FOLDER...
 
-Takes runs in pairs that differ in parallel.world alone and compares their last checkpoints.
+Takes pairs of runs that differ only in parallel.world, and compares their last checkpoints.
 """
 
 from __future__ import annotations

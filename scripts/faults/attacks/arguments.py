@@ -1,4 +1,4 @@
-"""Attacks by what is typed on the command line: none may run code, hang or end in a traceback."""
+"""Attacks by command-line arguments: none may run code, hang or end in a traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an attack is, and how it runs the program."""
+"""Base of all attacks: their type, and how they run the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users of such programs report in public, with invented rows: inputs, commands, an ending."""
+"""Attacks from public bug reports of like programs, with invented rows: input, command, outcome."""
 
 from __future__ import annotations
 

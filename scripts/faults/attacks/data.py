@@ -1,4 +1,4 @@
-"""Attacks on raw files, on prepared rows, and on what prepares them."""
+"""Attacks on raw files, on prepared rows, and on their preparation."""
 
 from __future__ import annotations
 

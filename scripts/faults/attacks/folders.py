@@ -1,4 +1,4 @@
-"""Attacks by what lies in folders: two programs in one, files of somebody else."""
+"""Attacks by the content of folders: two programs in one, files of somebody else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attacks by signals: to the whole process group, and to what the program itself starts."""
+"""Attacks by signals: to the whole process group, and to processes the program starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attacks by the place in which the program runs: its terminal, its limits, its folders."""
+"""Attacks by the program's environment: its terminal, its limits, its folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attacks on weights and on resuming: rates too high, NaN in files, Ctrl-C, other arithmetic."""
+"""Attacks on weights and resuming: excessive rates, NaN in files, Ctrl-C, changed arithmetic."""
 
 from __future__ import annotations
 
