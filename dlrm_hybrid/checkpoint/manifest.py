@@ -91,7 +91,7 @@ class Score:
     value: float
 
     def gain(self, before: float) -> float:
-        """How much better it is than this value of the same kind of score."""
+        """Gain over a value of the same kind of score; positive if better."""
         return before - self.value if self.monitor == "log_loss" else self.value - before
 
     @property

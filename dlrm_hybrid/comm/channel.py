@@ -1,4 +1,4 @@
-"""How a rank sends frames to other ranks and receives theirs."""
+"""The channel protocol: a rank sends frames to other ranks and receives theirs."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ PATIENCE_SECONDS = 0.5  # until a process whose connections broke is known to ha
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOptions:
-    """How the members of a group find each other and communicate.
+    """Rendezvous, address and deadline of the members of a group.
 
     Attributes:
         rendezvous: that of the attempt.

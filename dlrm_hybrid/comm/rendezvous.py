@@ -123,7 +123,7 @@ class Rendezvous:
         return self.place
 
     def for_all_attempts(self) -> Rendezvous:
-        """The same store's texts that later attempts need too."""
+        """The rendezvous of all attempts, for texts that later ones need too."""
         return replace(self, attempt=ALL_ATTEMPTS)
 
     def store(self, name: str) -> Store:

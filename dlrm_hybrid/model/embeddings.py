@@ -155,7 +155,7 @@ def _by_id(gradient_BFD: Tensor, offsets: Tensor) -> Tensor:
 
 
 def tensor_bags(bags: Bags[Int64s]) -> Bags[Tensor]:
-    """The same bags as tensors that share their memory."""
+    """View bags of arrays as bags of tensors."""
     return bags.map(lambda array: torch.from_numpy(array))
 
 

@@ -40,7 +40,7 @@ class CommPrecision(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingOptions:
-    """How trainers share the tables, and what they exchange.
+    """Sharding of the tables among trainers, and the precision of what they exchange.
 
     Attributes:
         kind: parts of a table that one trainer holds.

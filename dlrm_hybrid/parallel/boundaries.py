@@ -52,7 +52,7 @@ class Boundaries:
         self._codecs = codecs
         self._encoding = clock.within(Span.ENCODE)
         self._decoding = clock.within(Span.DECODE)
-        # From forward to backward, by batch and micro-batch.
+        # Masks kept from forward to backward, by batch and micro-batch.
         self._sent: dict[tuple[BatchNumber, int], Mask] = {}
         self._received: dict[tuple[BatchNumber, int], Mask] = {}
         # Received for a checkpoint, before an op has asked for them.

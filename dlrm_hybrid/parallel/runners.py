@@ -48,7 +48,7 @@ class ProcessRunner:
                     return end.value
                 if not isinstance(effect, Receive):  # others of a group are in other processes
                     raise DlrmError(f"internal error: a rank of its own cannot answer {effect!r}")
-                # Also where another thread receives.
+                # Waiting counts even if another thread receives.
                 with self.clock.waiting(effect.kind.name.lower()):
                     if effect.waits:
                         answer = self.mailbox.take(effect, self.patience_seconds)

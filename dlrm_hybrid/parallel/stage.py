@@ -48,7 +48,7 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageResult:
-    """What one batch yields in one stage: gradients, loss and counts.
+    """Results of one batch in one stage: gradients, loss and counts.
 
     Attributes:
         gradients: of the mean loss of the trainer's batch, by parameter, float32.
@@ -121,7 +121,7 @@ class Stage:
         self._batches: dict[BatchNumber, _Batch] = {}
 
     def empty(self) -> Stage:
-        """The same stage with no batch in flight, for another thread."""
+        """Make a stage of the same model with no batch in flight, for another thread."""
         return Stage(self.model, self.microbatches, self._weight_decay, self._trainer)
 
     def begin(self, batch: BatchNumber, inputs: Inputs, pooled_BFD: Tensor | None = None) -> None:
@@ -316,7 +316,7 @@ def predict_stage(
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """The same values at an address where products round the same in every run."""
+    """Copy a tensor unless its address makes products round the same in every run."""
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT_BYTES else tensor
 
 

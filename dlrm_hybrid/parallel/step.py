@@ -47,7 +47,7 @@ class Counted(Protocol):
 
 
 class StepResult(Counted, Protocol):
-    """What one batch yields in one stage; see `stage.StageResult`."""
+    """Results of one batch in one stage; see `stage.StageResult`."""
 
     @property
     def gradients(self) -> Any:

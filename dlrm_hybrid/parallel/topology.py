@@ -165,7 +165,7 @@ class Topology:
 
 @dataclass(frozen=True)
 class DenseTensor:
-    """Where a dense parameter is computed and who owns it.
+    """A dense parameter, with its stage and its server.
 
     Attributes:
         id: its number on the wire, position of its name in `ModelSpec.dense_shapes()`.

@@ -118,7 +118,7 @@ def claim(request: Request, is_restart: bool = False) -> Path | None:
 
 
 def resume_point(request: Request) -> Path | None:
-    """What a run resumes from: its own folder if it has a checkpoint, else what it began from.
+    """The path a run resumes from: its own folder if it has a checkpoint, else its origin.
 
     Raises:
         DataError: it does not exist, or no longer.

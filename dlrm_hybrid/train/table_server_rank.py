@@ -91,7 +91,7 @@ class TableServerRank:
         return Outgoing(frame.sender, answer, 0)
 
     def _due(self, frame: Frame) -> Version:
-        if self.elastic:  # all that are there have settled; a lost trainer's updates may be too few
+        if self.elastic:  # all present trainers have settled; a lost one's updates may be too few
             return self.server.version  # or, of batches given out again, too many
         return self.server.version_at(values_of(frame)["step"])
 

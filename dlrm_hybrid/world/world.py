@@ -161,7 +161,7 @@ class World:
 
     @property
     def dense_bytes(self) -> dict[str, int]:
-        """What the same messages would take in float32, by traffic class."""
+        """Size of the same messages in float32, by traffic class."""
         name = "dense_equivalent_bytes"
         return {traffic: counts[name] for traffic, counts in self._counts().items()}
 

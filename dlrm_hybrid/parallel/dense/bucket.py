@@ -122,7 +122,7 @@ _EVERY_WORKER = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketOptions:
-    """How a bucket is updated and published.
+    """Optimizer of a bucket, and the form of its versions.
 
     Attributes:
         optimizer: and its learning rates.
@@ -157,7 +157,7 @@ class TernaryMean(NamedTuple):
 
 
 Change = SparseChange | TernaryMean | None
-"""What an update has changed; None for every element."""
+"""The elements that an update has changed; None for all."""
 
 
 @final

@@ -65,7 +65,7 @@ class Client(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
-    """How a worker follows servers.
+    """Sync policy and optimizer of a worker's replica.
 
     Attributes:
         policy: decides the version that each push is computed with.

@@ -70,7 +70,7 @@ class Stamps:
         return self.at(self._late_N[:count])
 
     def at(self, indices_K: Int32s) -> SparseChange:
-        """These elements with their weights."""
+        """Look up the weights of these elements."""
         weight_K = np.empty(indices_K.size, np.float32)
         gather(indices_K, self._weight_N, weight_K)
         return SparseChange(indices_K, weight_K)

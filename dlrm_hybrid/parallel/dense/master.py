@@ -20,7 +20,7 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
-    """How dense weights are updated.
+    """Optimizer and learning rates of dense weights.
 
     Attributes:
         optimizer: moves a weight by its mean gradient.

@@ -58,7 +58,7 @@ class SparseChange(NamedTuple):
 
 
 class Published(NamedTuple):
-    """What replicas are sent to follow the mirror.
+    """The values that bring replicas up to a mirror, and their number.
 
     Attributes:
         sent: values of the tensors; may view the weights.

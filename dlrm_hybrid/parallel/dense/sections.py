@@ -1,4 +1,4 @@
-"""What PUSH and PARAMETERS frames carry: the tensors that one server owns of one stage, in order.
+"""Payload of PUSH and PARAMETERS frames: the tensors of a server and stage, in order.
 
 A PARAMETERS frame may end with a digest, which shows whether a replica equals the copy its server
 publishes. A PULL carries nothing; its `round` says what the answer shall hold.

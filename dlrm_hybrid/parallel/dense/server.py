@@ -47,7 +47,7 @@ Handle = Callable[[Frame], Iterable[Outgoing]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """How a server makes and publishes versions.
+    """Sync policy, buckets and checks of a parameter server.
 
     Attributes:
         policy: when versions are made.

@@ -48,7 +48,7 @@ class ThreadClient(Client):
         Raises:
             DlrmError: see `ServerClient.apply`.
         """
-        # One version at a time: nobody waits for what others wait for.
+        # One version at a time, so that no two threads wait for the same frame.
         while self._client.wanted(self._due):
             self._enter(self._turns.pulling)
             try:

@@ -1,4 +1,4 @@
-"""Which rows of tables a trainer caches, and which it fetches; without their values.
+"""Bookkeeping of a row cache: which rows a trainer keeps, and which it fetches; no values.
 
 A row fetched for batch b is used until batch b + batches. It leaves after that batch, or earlier:
 beyond `rows` rows the least recently used leave, ties in order of keys. So what is fetched depends

@@ -38,7 +38,7 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableOptions:
-    """How a table server answers lookups and applies updates.
+    """Order, precision and learning rates of a table server.
 
     Attributes:
         order: that of lookups and updates.

@@ -51,7 +51,7 @@ PACKAGES = ("torch", "fbgemm-gpu", "numba")
 
 
 def arithmetic() -> dict[str, str]:
-    """What decides this process's arithmetic, by name; without variables that are not set."""
+    """Settings that decide this process's arithmetic, by name; without unset variables."""
     return {
         "threads": str(torch.get_num_threads()),
         "ATen": torch.backends.cpu.get_cpu_capability(),

@@ -45,7 +45,7 @@ from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.train.worker_rank import WorkerRank
 
 Trainer = InProcessEngine | WorkerRank | LeaderRank
-"""What a process trains with: all ranks of a world, one of its workers, or the leading server."""
+"""The engine of a training process: all ranks of a world, one worker, or the leading server."""
 
 
 def train_to_the_end(
@@ -170,7 +170,7 @@ def resume(job: Job, trainer: Trainer, live: Report) -> Progress:
     levels = row_levels(saved, facts, job.values, trainer.looking_up, names)
     kept = remembered(saved, compressors, trainers)
     was_elastic = facts["config"]["parallel"].get("elastic", False)
-    if job.config.parallel.elastic or was_elastic:  # who was away has no residuals
+    if job.config.parallel.elastic or was_elastic:  # trainers that were away have none
         kept = {**compressors, **kept}
     flying = saved.tensors(saved.names(FLIGHT)) if progress.emptied < progress.step else {}
     statistics.resume(saved, held.get(statistics.GROUP, []), job.config.parallel.trainers)

@@ -1,1 +1,1 @@
-"""Asynchronous and elastic training: a leader gives batches to trainers, in which order."""
+"""Asynchronous and elastic training: a leader, its followers and the order of batches."""

@@ -10,7 +10,7 @@ from typing import Any, final
 from dlrm_hybrid.parallel.step import StepMetrics
 
 Order = Mapping[str, Any]
-"""What to do (`do`), and its arguments."""
+"""An order to a trainer: what to do (`do`), and its arguments."""
 
 AHEAD = 1  # leases that a trainer has in advance, so that it never waits for the leader's answer
 

@@ -62,7 +62,7 @@ class Trainers:
 
 
 class Pace(Protocol):
-    """When each trainer trains on which batch; at rest all replicas equal the servers' weights."""
+    """The order of trainers and batches; at rest all replicas equal the servers' weights."""
 
     @property
     def batches(self) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from typing import final
 from dlrm_hybrid.train.asynchronous.leases import MOST_AT_ONCE, not_learned, with_own
 
 PASS = -1
-"""In place of a batch: a turn in which the trainer trains on nothing."""
+"""Stands for a turn without a batch."""
 
 
 @final
