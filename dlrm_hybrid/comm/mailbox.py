@@ -79,7 +79,7 @@ class Mailbox:
         return len(self._kept)
 
     def take(self, wanted: Receive, deadline_seconds: float) -> Frame:
-        """Wait for a frame and remove it.
+        """Wait for a frame and take it out.
 
         Raises:
             DeadlineError: the frame did not arrive in time; names the frame.
@@ -103,11 +103,11 @@ class Mailbox:
         )
 
     def pop(self, wanted: Receive) -> Frame | None:
-        """Remove the frame if it is kept here, without receiving."""
+        """Take out the frame if it is kept here, without receiving."""
         return self._kept.pop(key_of(wanted), None)
 
     def take_now(self, wanted: Receive) -> Frame | None:
-        """Remove the frame if it has arrived, without waiting.
+        """Take out the frame if it has arrived, without waiting.
 
         Raises:
             UnexpectedFrameError: as `take`.

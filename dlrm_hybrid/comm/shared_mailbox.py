@@ -37,7 +37,7 @@ class SharedMailbox:
         self._is_given_up = False
 
     def take(self, wanted: Receive, deadline_seconds: float) -> Frame:
-        """Wait for a frame that no other thread waits for, and remove it.
+        """Wait for a frame that no other thread waits for, and take it out.
 
         Raises:
             GivenUpError: `give_up` was called, and the frame is not here.
@@ -61,7 +61,7 @@ class SharedMailbox:
                 self._hand_on()
 
     def take_now(self, wanted: Receive) -> Frame | None:
-        """Remove the frame if it has arrived, without waiting; raises as `Mailbox.take`."""
+        """Take out the frame if it has arrived, without waiting; raises as `Mailbox.take`."""
         with self._turn:
             try:
                 while (frame := self._mailbox.pop(wanted)) is None:

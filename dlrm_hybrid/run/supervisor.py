@@ -173,14 +173,7 @@ def _attempt(
 @final
 @dataclass(slots=True, kw_only=True)
 class _Attempt:
-    """Listens to the ranks of an attempt.
-
-    Attributes:
-        entry: that of the ranks.
-        forwarder: knows the running ranks.
-        report: called with their events.
-        revival: replaces ranks that may be lost.
-    """
+    """Listens to the ranks of an attempt."""
 
     entry: str
     forwarder: Forwarder

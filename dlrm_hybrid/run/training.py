@@ -51,12 +51,7 @@ STATUS: dict[int, str] = {
 
 @dataclass(frozen=True, slots=True)
 class _Links:
-    """The network of a run.
-
-    Attributes:
-        namespaces: those that ranks enter.
-        latency: returns figures of the emulated latency; None without any.
-    """
+    """The network of a run: namespaces that ranks enter, and figures of emulated latency."""
 
     namespaces: Namespaces
     latency: Callable[[], Mapping[str, Any] | None]

@@ -112,12 +112,7 @@ class _Answers:
 
 
 class _Answer(NamedTuple):
-    """A worker's answer to an order.
-
-    Attributes:
-        values: plain values.
-        arrays: arrays by name.
-    """
+    """A worker's answer to an order."""
 
     values: Mapping[str, Any]
     arrays: Arrays = {}  # noqa: RUF012 - nobody writes to it
@@ -126,15 +121,7 @@ class _Answer(NamedTuple):
 @final
 @dataclass(slots=True)
 class _Worker:
-    """Carries out a program's orders to a worker, one after the other.
-
-    Attributes:
-        job: that of this process.
-        rank: the worker.
-        feed: batches of its trainer.
-        meter: that of the rank.
-        answers: counts of servers' answers to it.
-    """
+    """Carries out a program's orders to a worker, one after the other."""
 
     job: Job
     rank: WorkerRank

@@ -178,14 +178,7 @@ def _handler(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Access:
-    """The tables of a world, and each worker's access to them, by rank.
-
-    Attributes:
-        pieces: those of all tables.
-        training: access in training.
-        evaluation: access of trainer 0 alone.
-        servers: table servers with their channels.
-    """
+    """Tables of a world, and access to them by rank; in `evaluation` that of trainer 0 alone."""
 
     pieces: Sequence[Piece]
     training: Mapping[int, Tables]

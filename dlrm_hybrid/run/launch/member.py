@@ -165,15 +165,7 @@ def _job_name(job: str) -> str:
 def _prepared(
     launch: Launch, arguments: Arguments, rendezvous: Rendezvous, lock: ExitStack, display: Display
 ) -> Part | None:
-    """Make all preparations of this rank; returns None if there is nothing to do.
-
-    Args:
-        launch: the place of this process.
-        arguments: those of its command line.
-        rendezvous: that of the ranks.
-        lock: takes rank 0's lock of the run folder.
-        display: for progress.
-    """
+    """Make this rank's preparations, rank 0 under `lock`; None if there is nothing to do."""
     hopeless = rendezvous.for_all_attempts().failure()
     if hopeless is not None:
         raise hopeless
@@ -213,15 +205,7 @@ def _compare_versions(launch: Launch, rendezvous: Rendezvous) -> None:
 def _announce(
     launch: Launch, arguments: Arguments, display: Display, job: Rendezvous, lock: ExitStack
 ) -> Announcement | None:
-    """Make rank 0's preparations; None if only help was asked for, or the run is complete.
-
-    Args:
-        launch: place of this process in this attempt.
-        arguments: those of the command line.
-        display: that of rank 0.
-        job: texts that attempts leave for later ones.
-        lock: takes the lock of the run folder.
-    """
+    """Make rank 0's preparations under `lock`; None if only help was asked for, or all is done."""
     folder = job.read(RUN_FOLDER)
     own = [] if folder is None else [override_text(RUN_FOLDER_KEY, folder)]
     request = _composed(arguments, own)
