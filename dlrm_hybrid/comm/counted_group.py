@@ -16,8 +16,7 @@ from dlrm_hybrid.telemetry.spans import Within
 from dlrm_hybrid.types import DlrmError
 
 Count = Callable[[int, int, int], None]
-"""Called once per collective with the bytes that this member sends, their size as float32, and the
-bytes that it receives."""
+"""Called once per collective, with the bytes sent, their size as float32 and the bytes received."""
 
 Explain = Callable[[RuntimeError], Exception]
 """Translates an error of gloo."""

@@ -143,7 +143,7 @@ LOWEST_DECAYED_LR = 1e-7  # as facebookresearch/dlrm
 
 
 class Schedule(Protocol):
-    """The learning rate of every step."""
+    """A learning rate as a function of the step."""
 
     def lr(self, step: int) -> float:
         """The learning rate of `step`, per update of the mean gradient."""

@@ -16,8 +16,7 @@ from torch import Tensor
 from dlrm_hybrid.rng import fold
 
 TableInit = Literal["uniform_rows", "uniform_width"] | float
-"""Law of initial rows: U(-b, b) with b = 1/sqrt(rows of the table) or 1/sqrt(width), or N(0, s²)
-with this s."""
+"""Law of initial rows: U(-b, b), b = 1/sqrt(rows of the table) or 1/sqrt(width); or N(0, s²)."""
 PART_ELEMENTS = 1 << 20
 NORM = ".norm."  # in the names of the parameters of batch norm
 

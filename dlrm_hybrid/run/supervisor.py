@@ -314,9 +314,7 @@ def _forkserver_lost(rank: Rank, error: Exception) -> Outcome:
 
 
 def _blame(one: Running) -> int:
-    """Order of failures to report: a killed rank first, then one with a reason of its own, then
-    those that only lost a peer; among equals the first.
-    """
+    """Order of failures to report: killed ranks, those with own reasons, those that miss others."""
     code = one.process.exitcode
     if one.failure is None:
         return 0 if code is not None and code < 0 else 1

@@ -42,7 +42,7 @@ class Dropout:
 
     @property
     def scale(self) -> float:
-        """Factor of the activations that are kept, which preserves their mean."""
+        """Factor of kept activations, which preserves their mean."""
         return 1 / (1 - self.share)
 
     def dropped(self, rows: range, width: int) -> Tensor:
