@@ -82,7 +82,7 @@ def lengths_of(bags: Bags[Int64s]) -> Int64s:
 
 
 def table_offsets(bags: Bags[Int64s]) -> Int64s:
-    """Where the ids of each table begin in the flat ids, then N: (F + 1,)."""
+    """Positions of each table's first id in the flat ids, then N: (F + 1,)."""
     first_bags = np.arange(bags.tables + 1) * bags.rows
     return first_bags if bags.offsets is None else bags.offsets[first_bags]
 

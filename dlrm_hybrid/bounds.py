@@ -115,7 +115,7 @@ class OneOf:
 Count = Annotated[int, Bound(ge=0, lt=2**63)]
 Positive = Annotated[int, Bound(ge=1, lt=2**63)]
 Seed = Annotated[int, Bound(ge=0, lt=2**63)]
-# The range of float32; products of factors must stay in it too.
+# The range of float32, and a limit for factors whose product must stay in it.
 LARGEST, SMALLEST, MOST_FACTOR = (2 - 2.0**-23) * 2.0**127, 2.0**-126, 1e18
 Rate = Annotated[float, Bound(gt=0, le=LARGEST)]
 Epsilon = Annotated[float, Bound(ge=SMALLEST, le=LARGEST)]

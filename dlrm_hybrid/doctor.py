@@ -43,7 +43,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the report; unless it is OK, `detail` says what to do."""
+    """A line of the report; unless it is OK, `detail` says what to do."""
 
     name: str
     level: Level

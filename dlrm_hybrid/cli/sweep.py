@@ -199,7 +199,6 @@ def _require_place(request: Request) -> None:
 
 @contextmanager
 def _lines(terminal: Terminal, count: int) -> Generator[_Lines, None, None]:
-    """Show jobs inside a `with`."""
     if not terminal.console.is_terminal:
         yield _Lines(terminal, count, None)
         return

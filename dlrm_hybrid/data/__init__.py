@@ -1,1 +1,1 @@
-"""From raw rows of Criteo or any table to batches: sources, prepare, shards, loader."""
+"""Data pipeline from raw rows of Criteo or any table to batches of a trainer."""

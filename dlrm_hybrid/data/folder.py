@@ -54,7 +54,7 @@ Raw = Sequence[Path] | Generated
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareOptions:
-    """How to prepare: the meaning of the rows, and the threads and memory to use.
+    """Options of prepare: the meaning of the rows, and the threads and memory to use.
 
     Attributes:
         semantics: what the rows mean.

@@ -62,7 +62,7 @@ class Semantics:
 
     @property
     def shares_id(self) -> tuple[bool, ...]:
-        """For each categorical column, whether id 0 is all categories outside its vocabulary."""
+        """Whether id 0 is all categories outside the vocabulary, for each categorical column."""
         if self.schema.format == "criteo":
             shares = (self.min_count or 0) > 1 or self.vocabulary == "train_days"
             return (shares,) * len(self.schema.categorical)
@@ -140,13 +140,12 @@ class Parts:
     test: Part
 
     def __iter__(self) -> Iterator[Part]:
-        """Iterate over the parts in order."""
         return iter((self.train, self.validation, self.test))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How a dense column was standardised: (x - mean) / deviation, both of the training part."""
+    """Scale of a standardised dense column: (x - mean) / deviation, of the training part."""
 
     mean: float
     deviation: float

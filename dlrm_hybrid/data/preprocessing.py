@@ -108,7 +108,7 @@ def _keys(contents: Sequence[bytes], column: CategoricalColumn) -> Keys:
 @final
 @dataclass(frozen=True, slots=True)
 class Preprocessing:
-    """How raw values become inputs of a model: schema, vocabularies and scales.
+    """Preprocessing of raw values to inputs of a model: schema, vocabularies and scales.
 
     Attributes:
         folder: folder with the vocabularies.

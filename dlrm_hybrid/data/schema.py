@@ -149,7 +149,7 @@ class ByTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """How rows of CSV are divided into values.
+    """Dialect of CSV: how a row is divided into values.
 
     Attributes:
         delimiter: separates values.

@@ -39,7 +39,7 @@ class Lists(NamedTuple):
     values_N: npt.NDArray[np.int32]
 
     def are_bad(self, table_rows: int, most: int) -> npt.NDArray[np.bool_]:
-        """For each row (R,), whether it has more than `most` ids or one beyond its table."""
+        """Mask (R,) of the rows with more than `most` ids, or one beyond the table."""
         starts_R, stops_R = self.offsets_E[:-1], self.offsets_E[1:]
         bad_R = (starts_R < 0) | (starts_R > stops_R) | (stops_R > len(self.values_N))
         bad_R |= stops_R - starts_R > most

@@ -164,7 +164,7 @@ class _Estimate:
         return -round(math.log(self.speed(shape)) / ALIKE), shape.ranks
 
     def speed(self, shape: Shape) -> float:
-        """Estimated samples per second."""
+        """Estimate samples per second."""
         units, trainers = self._units, shape.trainers
         carry, others = units.send + 2 * units.carry, max(trainers - 1, 0)
         part = self._largest_part(shape.servers)

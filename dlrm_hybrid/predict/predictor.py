@@ -1,6 +1,6 @@
 """`Predictor`: scores rows with a trained model and the vocabularies of its run.
 
-Shapes: R rows.
+Shapes: R rows, B rows of a batch.
 """
 
 from __future__ import annotations

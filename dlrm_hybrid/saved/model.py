@@ -1,6 +1,6 @@
 """The model of a checkpoint in this process, whatever world has trained it.
 
-Shapes: B rows of a batch, F tables, D embedding dimension, N outputs of a stage.
+Shapes: B rows of a batch, F tables, D embedding dimension, N inputs or outputs of a stage.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class SpanClock:
 
 @final
 class Within:
-    """One span of a clock, as a context; see `SpanClock.within`.
+    """A span of a clock, as a context; see `SpanClock.within`.
 
     Attributes:
         is_wait: whether it belongs to the span `wait`.

@@ -317,13 +317,7 @@ def _ids(ranks: Sequence[RankValues]) -> dict[str, Any]:
 def _sync(
     ranks: Sequence[RankValues], batches: Sequence[int], losses: Mapping[str, int]
 ) -> dict[str, Any] | None:
-    """Staleness of pushes and batches of each trainer; None if trainers wait for each other.
-
-    Args:
-        ranks: reports of the ranks.
-        batches: number of batches each trainer has learned from.
-        losses: counts of the attempt that came to its end, if one did.
-    """
+    """Staleness of pushes and batches of each trainer; None if trainers wait for each other."""
     reported = [counts for rank in ranks if (counts := rank.get("staleness"))]
     if not reported and not batches:
         return None
@@ -346,10 +340,6 @@ def _network(ranks: Sequence[RankValues], rows: int) -> Mapping[str, Any]:
 
     Values are None if nothing is sent or no rank has reported. A class that is not counted is
     missing, and sums over all classes are None then.
-
-    Args:
-        ranks: reports of the ranks.
-        rows: rows trained on in that time.
     """
     ranks = [rank for rank in ranks if rank["traffic"] is not None]
     if not ranks:

@@ -156,7 +156,6 @@ def _write(
     alone: float,
     terminal: Terminal,
 ) -> None:
-    """Write the JSON file and the picture, if they are wanted."""
     if config.plan.output is not None:
         values = {
             "one_process_samples_per_second": alone,

@@ -120,9 +120,7 @@ def _stamp(folder: Path) -> tuple[object, ...]:
 def _is_running(folder: Path, quiet_seconds: float) -> bool:
     """Whether a process works on the run, judged without taking its lock.
 
-    Args:
-        folder: folder of the run.
-        quiet_seconds: seconds without an event, which decide if the run is on another machine.
+    On another machine only `quiet_seconds`, the time without an event, can tell.
     """
     try:
         words = read_text(folder, LOCK_FILE, MOST_LOCK_BYTES).split()

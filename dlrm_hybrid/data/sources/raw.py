@@ -22,7 +22,7 @@ Progress = Callable[[str, int, int | None], None]
 
 @dataclass(frozen=True, slots=True)
 class BadRowPolicy:
-    """What happens to bad rows.
+    """Policy for bad rows: how many may be left out, and where they go.
 
     Attributes:
         stop: whether the first one is an error.

@@ -55,7 +55,6 @@ class _Moments:
     squares_I: Any = field(default=0.0)
 
     def add(self, x_NI: npt.NDArray[np.floating[Any]]) -> None:
-        """Add the rows of a block."""
         if not len(x_NI):
             return
         mean_I = x_NI.mean(axis=0)

@@ -164,7 +164,7 @@ class _Decoder(Protocol):
     @property
     def eof(self) -> bool: ...
     def decompress(self, data: bytes) -> tuple[bytes, bytes]:
-        """Some text, and the data left: for the next call, or beyond the end of the member."""
+        """Decompress some text; also returns the data left, for the next call or member."""
         ...
 
 
