@@ -47,8 +47,7 @@ class Shard:
 
     Attributes:
         files: size and xxh3 by name.
-        tensors: group, dtype, full shape and parts, by name; a part has its file, its
-            begin in the tensor and its shape.
+        tensors: group, dtype, full shape and parts (file, begin, shape), by name.
         seconds: time spent writing.
         fault: why the shard could not be written; None if it was.
         not_finite: name of a tensor with NaN or infinity, for which nothing was written.

@@ -1,8 +1,8 @@
 """Effects: what a worker's step asks of its runner, and how it sends to other ranks.
 
 A worker's step is a generator: it yields an effect and is sent the result. In a process of its own
-`ProcessRunner` carries an effect out at once; `InProcessRunner` runs the steps of all workers in
-turns. Both run the same numeric code.
+`ProcessRunner` carries an effect out at once; `InProcessRunner` interleaves the steps of all
+workers. Both run the same numeric code.
 """
 
 from __future__ import annotations
