@@ -73,10 +73,8 @@ def check(folder: Path, summary: dict[str, Any], auc: float) -> None:
     assert run(["dlrm_hybrid", "evaluate", f"evaluate.checkpoint={folder / 'run'}"]) == 0
 
 
-@pytest.mark.parametrize(
-    "experiment",
-    ["bars_criteo_x1", *(pytest.param(one, marks=pytest.mark.slow) for one in EXPERIMENTS[1:])],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_small_files_are_learnt_from(experiment: str, tmp_path: Path) -> None:
     write_drawn(tmp_path, experiment, ROWS)
     summary = trained(experiment, tmp_path, tmp_path, *NARROW[experiment], *every(55, 256))

@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from saved_tensors import saved_groups
 from world_runs import (
@@ -49,11 +48,8 @@ def scores(folder: Path) -> list[tuple[int, list[float]]]:
     ]
 
 
-@pytest.mark.parametrize("trainers", [1, 3])
-def test_checkpoints_are_scored_as_the_run_has_scored(
-    trainers: int, trained: Trained, tmp_path: Path
-) -> None:
-    layout = (f"parallel.trainers={trainers}", "parallel.servers=1", CUTS)
+def test_checkpoints_are_scored_as_the_run_has_scored(trained: Trained, tmp_path: Path) -> None:
+    layout = ("parallel.trainers=3", "parallel.servers=1", CUTS)
     folder = trained("world", *NORM, *WORLD, *layout, "train.steps=15")
     output = tmp_path / "scores.json"
     given = (f"evaluate.checkpoint={folder}", f"evaluate.output={output}")
@@ -86,7 +82,7 @@ def test_other_trainers_begin_with_the_mean(trained: Trained) -> None:
 
 
 def test_statistics_travel_for_evaluations_alone(trained: Trained) -> None:
-    world = ("parallel=hybrid", "parallel.trainers=2", "train.steps=20", *NORM)
+    world = ("parallel=hybrid", "parallel.cuts=[]", "train.steps=20", *NORM)
     told: list[dict] = []
     for options in (("5", "true"), ("20", "true"), ("5", "false")):
         due, norm = (f"train.evaluate_every={options[0]}", f"model.batch_norm={options[1]}")

@@ -96,7 +96,6 @@ def train_here(folder: Path, values: dict) -> None:
 @pytest.mark.parametrize(
     ("options", "cut"),
     [
-        ((), Kind.ACTIVATION),
         (("pull.sparsity=0.95",), Kind.ACTIVATION),
         pytest.param(FEEDBACK, Kind.ACTIVATION_GRADIENT, marks=pytest.mark.slow),
         pytest.param(DRAINED, Kind.ACTIVATION, marks=pytest.mark.slow),

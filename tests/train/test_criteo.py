@@ -16,13 +16,14 @@ def prepared(criteo_rows: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
     return options
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "precision"),
     [
         (0, "float32"),
-        pytest.param(0, "bfloat16", marks=pytest.mark.slow),
-        pytest.param(1, "float32", marks=pytest.mark.slow),
-        pytest.param(2, "float32", marks=pytest.mark.slow),
+        (0, "bfloat16"),
+        (1, "float32"),
+        (2, "float32"),
     ],
 )
 def test_one_epoch_reaches_the_reference(

@@ -232,12 +232,14 @@ def batches(steps: int, trainers: int) -> set[tuple[int, ...]]:
 
 BEGIN = {"alone": Leases.begin, "ahead": lambda done: Leases.begin(done, 5), "turns": Turns.begin}
 PLACE = st.integers(0, 2), st.integers(0, STAGES - 1)
+# A run takes a fiftieth of a second: a quarter of the examples that the profile asks for.
+EXAMPLES = settings.default.max_examples // 4 if settings.default else 12
 RANDOM = st.builds(Random, st.integers(0, 2**32 - 1))  # draws of a step cost nothing
 
 
 @pytest.mark.parametrize("begin", BEGIN)
 @given(strikes=st.lists(st.tuples(*PLACE), max_size=3), random=RANDOM)
-@settings(max_examples=40)
+@settings(max_examples=EXAMPLES)
 def test_each_batch_is_given_out_once_where_trainers_leave(
     begin: str, strikes: list[tuple[int, int]], random: Random
 ) -> None:
@@ -253,7 +255,7 @@ def test_each_batch_is_given_out_once_where_trainers_leave(
     strikes=st.lists(st.tuples(*PLACE, st.sampled_from(["term", "kill"])), max_size=4),
     random=RANDOM,
 )
-@settings(max_examples=40)
+@settings(max_examples=EXAMPLES)
 def test_every_batch_is_given_out_where_trainers_are_killed(
     begin: str, strikes: list[tuple[int, int, str]], random: Random
 ) -> None:

@@ -81,7 +81,7 @@ def slow(*options: str) -> Any:
 
 @pytest.mark.parametrize(
     "options",
-    [("pt2",), slow("onnx"), ("safetensors",), slow("pt2", "int8")],
+    [slow("pt2"), slow("onnx"), ("safetensors",), slow("pt2", "int8")],
 )
 def test_files_score_as_the_checkpoint_with_one_id_or_with_bags(
     options: tuple[str, ...], recipe: tuple[str, ...], single: Path, tmp_path: Path

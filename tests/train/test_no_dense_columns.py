@@ -111,6 +111,7 @@ def test_rows_are_prepared_without_a_model(
     assert "data.schema = null: name the schema of these columns" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_plans_cut_only_where_layers_are(
     table: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:

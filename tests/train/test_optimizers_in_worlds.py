@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from patience import PATIENT
-from world_runs import PlainRuns, Train, Trained, assert_moved, assert_same, tensors
+from world_runs import PlainRuns, Train, Trained, assert_same, tensors
 
 WORLD = (
     *("parallel=hybrid", "parallel.cuts=[]", PATIENT),
@@ -49,26 +49,6 @@ def test_tables_begin_with_the_same_bits_in_every_layout(
         found = tensors(folder, 1)
         for table, tensor in wanted.items():
             assert tensor.tobytes() == found[table].tobytes(), (name, table)
-
-
-@pytest.mark.parametrize(
-    "optimizer", ["adam", pytest.param("rowwise_adam", marks=pytest.mark.slow)]
-)
-def test_trainers_learn_what_they_learn_from_shared_tables(
-    optimizer: str, trained: Trained
-) -> None:
-    # With a small eps Adam makes large steps of the rounding of tiny gradients.
-    options = (f"embedding.optimizer={optimizer}", "embedding.eps=0.001", "embedding.lr=0.05")
-    options = (*WORLD, IN_PROCESS, *options, "train.steps=20", "checkpoint.every=10")
-    served = trained("served", *options, *SERVED)
-    shared = trained("shared", *options, "embedding.deduplicate=true")
-    first, second = tensors(served, 20), tensors(shared, 20)
-    assert first.keys() == second.keys()
-    for name, tensor in first.items():
-        assert np.allclose(tensor, second[name], atol=1e-5), name
-    assert_moved(served, 10, 20)
-    counted = [value for name, value in first.items() if name.endswith(".step")]
-    assert len(counted) >= 26 and {int(one[0]) for one in counted[:26]} == {20}
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """What trainers send each other for rows of tables: every id or distinct ones, halves, levels."""
 
-import pytest
 from patience import PATIENT
 from world_runs import (
     Train,
@@ -20,9 +19,8 @@ LEVELS = (DISTINCT, "embedding.levels=true")
 IN_PROCESS = "parallel.world=in_process"
 
 
-@pytest.mark.parametrize("trainers", [2, 3])
-def test_in_float32_only_the_order_of_sums_differs(trainers: int, train: Train) -> None:
-    layout = (*WORLD, IN_PROCESS, f"parallel.trainers={trainers}", "train.steps=20")
+def test_in_float32_only_the_order_of_sums_differs(train: Train) -> None:
+    layout = (*WORLD, IN_PROCESS, "parallel.trainers=3", "train.steps=20")
     runs = {}
     for deduplicate in ("false", "true"):
         options = ("checkpoint.every=10", f"embedding.deduplicate={deduplicate}")
@@ -55,15 +53,13 @@ def test_bytes_get_fewer_and_count_as_much(trained: Trained) -> None:
     for name, options in {
         "float32": (),
         "float16": ("embedding.comm_precision=float16",),
-        "bfloat16": ("embedding.comm_precision=bfloat16",),
         "distinct": (DISTINCT,),
         "levels": (*LEVELS, "embedding.copies_rows=16"),
     }.items():
-        folder = trained(name, *WORLD, "train.batch_size=16", "train.steps=60", *options)
+        folder = trained(name, *WORLD, "train.batch_size=16", "train.steps=25", *options)
         sent[name] = summary(folder)["network"]["by_class"]["embedding"]
         assert sent[name]["dense_equivalent_bytes"] == sent["float32"]["dense_equivalent_bytes"]
     number = {name: one["bytes"] for name, one in sent.items()}
-    assert number["float16"] == number["bfloat16"]
     assert 0.5 < number["float16"] / number["float32"] < 0.6
     assert number["distinct"] < 0.9 * number["float32"]
     assert number["levels"] < 0.35 * number["distinct"]

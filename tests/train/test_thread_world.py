@@ -42,12 +42,13 @@ def assert_all_learned_once(folder: Path, steps: int) -> None:
 
 
 def test_threads_learn_each_batch_once_and_go_on_from_a_checkpoint(trained: Trained) -> None:
-    folder = trained("threads", *HOGWILD, "train.steps=100")
-    assert_all_learned_once(folder, 100)
-    assert_moved(folder, 50, 100)
+    every = "checkpoint.every=20"
+    folder = trained("threads", *HOGWILD, "train.steps=40", every)
+    assert_all_learned_once(folder, 40)
+    assert_moved(folder, 20, 40)
     told = summary(folder)
     pushes = [one["pushes"] for one in told["sync"]["staleness"]["by_trainer"].values()]
-    assert pushes == [2 * count for count in progress(folder, 100)["batches"]]  # of both stages
+    assert pushes == [2 * count for count in progress(folder, 40)["batches"]]  # of both stages
     assert 1.0 < told["sync"]["staleness"]["mean"] < 2 * THREADS
     for role in told["roles"].values():
         assert role["threads"] == (THREADS if role["role"].startswith("worker") else 1)
@@ -55,10 +56,10 @@ def test_threads_learn_each_batch_once_and_go_on_from_a_checkpoint(trained: Trai
     assert 0.05 < told["compression"]["gradient_density"] < 0.2
 
     resumed = trained(
-        "resumed", *HOGWILD, "train.steps=150", f"checkpoint.resume={checkpoint(folder, 100)}"
+        "resumed", *HOGWILD, "train.steps=60", every, f"checkpoint.resume={checkpoint(folder, 40)}"
     )
-    assert sum(progress(resumed, 150)["batches"]) == 300
-    alone = trained("alone", *HOGWILD, IN_PROCESS, "parallel.threads=1", "train.steps=150")
+    assert sum(progress(resumed, 60)["batches"]) == 120
+    alone = trained("alone", *HOGWILD, IN_PROCESS, "parallel.threads=1", "train.steps=60")
     loss, plain = summary(resumed)["test"]["loss"], summary(alone)["test"]["loss"]
     assert loss == pytest.approx(plain, rel=0.03)
 

@@ -57,20 +57,6 @@ def assert_nothing_is_left(tmp_path: Path) -> None:
     shutil.rmtree(folder)
 
 
-def test_a_script_finds_its_own_loader_and_leaves_nothing(tmp_path: Path) -> None:
-    body = """
-if __name__ == "__main__":
-    with world() as one:
-        print([one.step().rows for _ in range(3)])
-else:
-    assert __name__ == "__mp_main__"
-"""
-    program = start(tmp_path, body)
-    out, err = program.communicate(timeout=HANG_SECONDS)
-    assert (program.returncode, out) == (0, "[16, 16, 16]\n"), err
-    assert_nothing_is_left(tmp_path)
-
-
 @pytest.mark.slow
 def test_a_loader_in_a_script_may_have_processes(tmp_path: Path) -> None:
     body = """
@@ -149,7 +135,7 @@ def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     shutil.rmtree(short_folder(tmp_path))
 
 
-def test_after_ctrl_c_a_world_goes_on(tmp_path: Path) -> None:
+def test_a_script_finds_its_own_loader_and_goes_on_after_ctrl_c(tmp_path: Path) -> None:
     body = """
 if __name__ == "__main__":
     with world() as one:
@@ -162,6 +148,8 @@ if __name__ == "__main__":
         except KeyboardInterrupt:
             before = one.steps
         print(before > 1, one.step().step - before, one.evaluate(list(load(0, 1))[:3]).rows)
+else:
+    assert __name__ == "__mp_main__"
 """
     program = start(tmp_path, body)
     assert program.stdout is not None
@@ -315,6 +303,7 @@ if __name__ == "__main__":
     assert_nothing_is_left(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_loader_of_an_interactive_session_is_refused() -> None:
     program = HEAD + "world()\n"
     done = subprocess.run(
