@@ -53,6 +53,7 @@ def test_the_core_alone(core: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_core_alone_trains_with_every_method_on_two_ranks(core: Path, tmp_path: Path) -> None:
     script = tmp_path / "ddp.py"
     script.write_bytes((ROOT / "scripts" / "examples" / "ddp.py").read_bytes())
@@ -72,7 +73,8 @@ def test_a_command_of_the_core_alone_names_the_extra(core: Path, tmp_path: Path)
 def test_the_trainer_trains_in_an_empty_folder(trainer: Path, tmp_path: Path) -> None:
     packages = next(trainer.parent.glob("lib/python*/site-packages/dlrm_hybrid"))
     before = sorted(packages.rglob("*"))
-    arguments = ["+experiment=dct_levels", "data.rows=4000", "train.steps=3"]
+    small = ("parallel.world=in_process", "model=dlrm_small")
+    arguments = ["+experiment=dct_levels", *small, "data.rows=4000", "train.steps=3"]
     done = run([trainer / "dlrm_hybrid", "train", *arguments, "hydra.run.dir=mine"], tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "mine" / "summary.json").exists()

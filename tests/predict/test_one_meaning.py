@@ -43,6 +43,7 @@ split: {by: fraction, test: 0.2, seed: 1}
 """
 WORDS = ["a", "5", "True", "False", "5.0", "05", "nan", " 7 ", "", "1.50"]
 WHOLE = [0, 1, 5, 7, 1000, -3, 10**16, 2**63 - 1, ""]
+EXAMPLES = settings.default.max_examples // 3 if settings.default else 16
 BASE = {"d": 1.5, "z": 0.5, "s": "a", "k": 5, "t": "x|y"}
 
 
@@ -192,7 +193,7 @@ scalars = (
 
 
 @pytest.mark.parametrize("name", ["d", "z", "s", "k"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(value=scalars)
 @example(value=10**30)
 @example(value=Decimal("1.50"))
@@ -212,7 +213,7 @@ def test_a_value_means_the_same_in_all_formats(
     assert len({repr(one) for one in found.values()}) == 1, found
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(
     value=st.lists(
         st.sampled_from(["x", "y", "True", "TRUE", "5", "NA", "—", "", "new"]), max_size=6

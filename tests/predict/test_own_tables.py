@@ -189,18 +189,16 @@ def test_a_missing_column_is_named(predictor: Predictor, frame: pd.DataFrame) ->
         predictor.predict(frame.drop(columns=["city", "code", "clicked"]))
 
 
-def test_an_export_says_what_its_ids_mean(own: Path, tmp_path: Path) -> None:
-    given = (f"export.checkpoint={own / 'run'}", f"export.output={tmp_path / 'out'}")
-    assert run(["dlrm_hybrid", "export", *given, "export.format=safetensors"]) == 0
-    inputs = json.loads((tmp_path / "out" / "model.json").read_text())["inputs"]
+def test_an_export_says_what_its_ids_mean(served: Path) -> None:
+    inputs = json.loads((served / "model.json").read_text())["inputs"]
     city, brand, user, device, code = inputs["ids"]["columns"]
     (tags,) = inputs["ids_6"]["columns"]
     assert (tags["name"], tags["rows"]) == ("tags", 9)
-    texts = json.loads((tmp_path / "out" / city["vocabulary"]).read_text())
+    texts = json.loads((served / city["vocabulary"]).read_text())
     assert "" in texts and len(texts) == city["rows"] == 16  # 15 and the missing one
     assert (brand["first_id"], city["first_id"]) == (1, 0)
     assert device["hash_size"] == 30
-    kinds = [np.load(tmp_path / "out" / one["vocabulary"]).dtype for one in (user, device, code)]
+    kinds = [np.load(served / one["vocabulary"]).dtype for one in (user, device, code)]
     assert kinds == [np.int64, np.int64, np.uint32]
     price = inputs["dense"]["columns"][1]
     assert price["transform"] == "standardise" and price["deviation"] > 1
@@ -314,15 +312,18 @@ def as_json(frame: pd.DataFrame) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def served(own: Path) -> Path:
     given = (f"export.checkpoint={own / 'run'}", f"export.output={own / 'served'}")
-    assert run(["dlrm_hybrid", "export", *given, "export.format=onnx"]) == 0
+    assert run(["dlrm_hybrid", "export", *given, "export.format=safetensors"]) == 0
     return own / "served"
 
 
+@pytest.mark.slow
 def test_the_example_of_a_server_scores_rows_of_any_schema(
-    served: Path, predictor: Predictor, frame: pd.DataFrame
+    own: Path, predictor: Predictor, frame: pd.DataFrame, tmp_path: Path
 ) -> None:
+    given = (f"export.checkpoint={own / 'run'}", f"export.output={tmp_path / 'out'}")
+    assert run(["dlrm_hybrid", "export", *given, "export.format=onnx"]) == 0
     server = Path(__file__).parents[2] / "scripts" / "examples" / "serve.py"
-    argv = [sys.executable, str(server), str(served), "0"]
+    argv = [sys.executable, str(server), str(tmp_path / "out"), "0"]
     running = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert running.stdout is not None

@@ -2,10 +2,9 @@
 
 import gzip
 import json
+import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
+from forked import exit_code_of
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrm_hybrid.bags import Bags
@@ -23,7 +23,7 @@ from dlrm_hybrid.data.loader import sequential_batches
 from dlrm_hybrid.data.schema import Schema
 from dlrm_hybrid.data.schemas.reading import builtin, loads
 from dlrm_hybrid.data.shards import Shards, open_shards
-from dlrm_hybrid.predict import Predictor
+from dlrm_hybrid.predict import Predictor, scoring
 from dlrm_hybrid.predict.sources import frame_block, read_blocks
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics
 from dlrm_hybrid.types import DataError
@@ -54,22 +54,6 @@ def predictor(trained: Path) -> Predictor:
 def predict(run_folder: Path, rows: Path | str, output: Path, *overrides: str) -> int:
     given = (f"predict.checkpoint={run_folder}", f"predict.rows={rows}")
     return run(["dlrm_hybrid", "predict", *given, f"predict.output={output}", *overrides])
-
-
-def test_masked_and_rounded_worlds_are_scored_as_they_are_evaluated(
-    small_rows: list[str], shards: Shards, tmp_path: Path
-) -> None:
-    world = ["+experiment=dct_hybrid", "parallel.world=in_process", "train.steps=20"]
-    folder, output = tmp_path / "run", tmp_path / "evaluated.json"
-    train = ["train", *small_rows, *world, "optimizer.lr=0.2", f"hydra.run.dir={folder}"]
-    evaluate = ["evaluate", f"evaluate.checkpoint={folder}", f"evaluate.output={output}"]
-    assert run(["dlrm_hybrid", *train]) == run(["dlrm_hybrid", *evaluate]) == 0
-    predictor, metrics = Predictor(folder), BinaryMetrics()
-    assert len(predictor._model.masks) == 2  # type: ignore[reportPrivateUsage]
-    for batch in sequential_batches(shards, shards.test_rows("day"), TEST_ROWS):
-        metrics.add(predictor._model.logits(batch), batch.label_B)  # type: ignore[reportPrivateUsage]
-    wanted, found = json.loads(output.read_text()), metrics.scores()
-    assert (found.log_loss, found.auc) == (wanted["log_loss"], wanted["auc"])
 
 
 def test_scores_are_those_of_the_prepared_rows_and_of_evaluate(
@@ -248,22 +232,22 @@ def test_an_unknown_category_takes_the_row_for_all_of_them_where_there_is_one(
 
 
 def test_a_killed_call_leaves_the_file_that_was_there_and_the_next_one_replaces_it(
-    trained: Path, raw: Path, tmp_path: Path
+    trained: Path, raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "s.csv"
     output.write_text("before")
-    program = (
-        "import os, signal, sys; from dlrm_hybrid.cli.main import run; "
-        "from dlrm_hybrid.predict import scoring; written = scoring._CsvScores.write\n"
-        "def write(file, columns):\n"
-        "    written(file, columns)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "scoring._CsvScores.write = write\n"
-        "sys.exit(run(['dlrm_hybrid', 'predict', *sys.argv[1:]]))"
-    )
-    given = [f"predict.checkpoint={trained}", f"predict.rows={raw}", f"predict.output={output}"]
-    argv = [sys.executable, "-c", program, *given, "data.block_bytes=65536"]
-    assert subprocess.run(argv, capture_output=True).returncode == -signal.SIGKILL
+
+    def is_killed() -> None:
+        written = scoring._CsvScores.write  # type: ignore[reportPrivateUsage]
+
+        def write(file: Any, columns: Any) -> None:
+            written(file, columns)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        monkeypatch.setattr(scoring._CsvScores, "write", write)  # type: ignore[reportPrivateUsage]
+        predict(trained, raw, output, "data.block_bytes=65536")
+
+    assert exit_code_of(is_killed) == -signal.SIGKILL
     assert output.read_text() == "before"
     assert (tmp_path / ".s.csv.partial").stat().st_size > 0  # it was under way
     assert predict(trained, raw, output) == 0
@@ -363,7 +347,6 @@ values = st.one_of(
 )
 
 
-@settings(max_examples=60)
 @given(data=st.data())
 def test_any_values_of_a_frame_score_or_are_named(
     predictor: Predictor, frame: pd.DataFrame, data: st.DataObject
