@@ -62,17 +62,16 @@ def some_rows(checkpoint: Path, rows: range) -> Batch:
     return batch
 
 
-# Making a graph takes seconds: one of each layout, and one with int8, of each format are quick.
-SLOW = {
-    *(("pt2", False, "served"), ("pt2", True, "single")),
-    *(("onnx", False, "single"), ("onnx", True, "served")),
-}
+# Making a graph takes seconds; of 8 bits are those with bags, in test_multi_hot.py.
+QUICK = {("pt2", False, "single"), ("onnx", False, "served")}
 
 
 @pytest.mark.parametrize(
     ("format", "int8", "layout"),
     [
-        pytest.param(*case, marks=pytest.mark.slow if case in SLOW else ())
+        pytest.param(
+            *case, marks=() if {case, case[0]} & {*QUICK, "safetensors"} else pytest.mark.slow
+        )
         for case in product(("pt2", "onnx", "safetensors"), (False, True), ("single", "served"))
     ],
 )

@@ -37,8 +37,10 @@ def drawn(rows: int, multi_hot: tuple[int, ...], most: int = 5) -> Batch:
 @pytest.mark.parametrize(
     ("format", "int8", "multi_hot"),
     [
-        *(("pt2", False, (0, 1, 2)), ("pt2", True, (1,)), ("safetensors", False, (1,))),
-        *(("onnx", False, (1,)), ("onnx", True, (0, 1, 2)), ("safetensors", True, (0, 1, 2))),
+        pytest.param("pt2", False, (0, 1, 2), marks=pytest.mark.slow),
+        pytest.param("onnx", False, (1,), marks=pytest.mark.slow),
+        *(("pt2", True, (1,)), ("onnx", True, (0, 1, 2))),
+        *(("safetensors", False, (1,)), ("safetensors", True, (0, 1, 2))),
     ],
 )
 def test_bags_are_pooled_to_their_sum_an_unknown_id_is_zeros_and_one_too_large_an_error(
