@@ -36,6 +36,7 @@ def run_prepare(
     block_bytes: int = 1 << 22,
     max_bad_rows: int = 0,
     overwrite: bool = False,
+    progress: Callable[[str, int, int | None], None] = lambda stage, done, total: None,
     say: Callable[[str], None] = lambda line: None,
     **changes: object,
 ) -> PrepareResult:
@@ -48,7 +49,7 @@ def run_prepare(
         advice="ADVICE",
     )
     files = [raw] if isinstance(raw, Path) else raw
-    return prepare(files, output, options, lambda stage, done, total: None, say)
+    return prepare(files, output, options, progress, say)
 
 
 def make_lines(rows: int, seed: int = 0) -> list[bytes]:

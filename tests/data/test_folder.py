@@ -45,7 +45,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def made(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What an undisturbed run with the options of `prepare_child` makes; not to be changed."""
+    """What an undisturbed run makes; not to be changed."""
     output = tmp_path_factory.mktemp("made") / "out"
     run_prepare(raw, output, min_count=2)
     return output

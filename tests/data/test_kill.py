@@ -2,44 +2,43 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-import prepare_child
 import pytest
 from criteo_rows import everything, make_lines, run_prepare
-from patience import HANG_SECONDS
+from ctrl_c import press
+from forked import exit_code_of
+
+Progress = Callable[[str, int, int | None], None]
 
 
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("raw") / "train.txt"
-    path.write_bytes(b"".join(make_lines(9_000, seed=1)))
+    path.write_bytes(b"".join(make_lines(3_000, seed=1)))
     return path
 
 
 @pytest.fixture(scope="module")
 def made(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What an undisturbed run with the options of `prepare_child` makes."""
+    """What nobody has disturbed."""
     output = tmp_path_factory.mktemp("made") / "out"
     run_prepare(raw, output, min_count=2)
     return output
 
 
-def start_child(raw: Path, output: Path, stage: str) -> subprocess.Popen[str]:
-    """A prepare that has halted in `stage`."""
-    process = subprocess.Popen(
-        [sys.executable, prepare_child.__file__, str(raw), str(output), "2", stage],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "halted\n"
-    return process
+def struck_in(wanted: str, output: Path, strike: Callable[[], None]) -> Progress:
+    """Strikes at the first progress of a stage with something on the disk."""
+
+    def progress(stage: str, done: int, total: int | None) -> None:
+        spilled = Path(f"{output}.partial").rglob("spill-*/1.bin")
+        if stage == wanted and any(path.stat().st_size for path in spilled):
+            strike()
+
+    return progress
 
 
 @pytest.mark.parametrize("stage", ["parse", "vocabulary", "assemble"])
@@ -47,9 +46,9 @@ def test_killed_and_started_again_gives_the_same_bytes(
     tmp_path: Path, raw: Path, made: Path, stage: str
 ) -> None:
     output = tmp_path / "out"
-    child = start_child(raw, output, stage)
-    child.kill()
-    child.communicate(timeout=HANG_SECONDS)
+    killed = struck_in(stage, output, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    begin = partial(run_prepare, raw, output, min_count=2, processes=2, block_bytes=20_000)
+    assert exit_code_of(lambda: begin(progress=killed)) == -signal.SIGKILL
     assert not output.exists()
     left = [path.stat().st_size for path in (tmp_path / "out.partial").rglob("spill-*/1.bin")]
     assert left[0] > 0, "the kill came before anything was written"
@@ -59,9 +58,11 @@ def test_killed_and_started_again_gives_the_same_bytes(
 
 
 def test_ctrl_c_ends_all_threads_and_leaves_nothing(tmp_path: Path, raw: Path) -> None:
-    child = start_child(raw, tmp_path / "out", "parse")
-    os.killpg(child.pid, signal.SIGINT)
-    _, errors = child.communicate(timeout=HANG_SECONDS)
-    assert child.returncode == -signal.SIGINT
-    assert errors.count("Traceback") == 1, errors
+    before = threading.active_count()
+    pressed = struck_in("parse", tmp_path / "out", press)
+    with pytest.raises(KeyboardInterrupt):
+        run_prepare(
+            raw, tmp_path / "out", processes=2, block_bytes=20_000, progress=pressed, min_count=2
+        )
+    assert threading.active_count() == before
     assert list(tmp_path.iterdir()) == []
