@@ -144,11 +144,7 @@ def joined(several: Sequence[Bags[Int64s]]) -> Bags[Int64s]:
 
 
 def in_order(bags: Bags[Int64s], order_L: Int64s) -> Bags[Int64s]:
-    """Select tables by index, in this order; a table may be repeated.
-
-    Raises:
-        IndexError: there is no such table.
-    """
+    """Select tables by index, in this order, also repeatedly; raises IndexError."""
     if bags.offsets is None:
         return Bags(bags.values[order_L])
     offsets = table_offsets(bags)

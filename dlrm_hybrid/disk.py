@@ -205,11 +205,7 @@ def refusals() -> Generator[None, None, None]:
 
 
 def append(descriptor: int, data: bytes) -> None:
-    """Write all of `data` at the end of a file, or nothing.
-
-    Raises:
-        OSError: the disk refuses; the file is as it was.
-    """
+    """Append all of `data` to a file, or raise OSError and leave it as it was."""
     size = os.fstat(descriptor).st_size
     left = memoryview(data)
     try:

@@ -53,11 +53,7 @@ def check_temporary_folder() -> None:
 
 
 def lacks_trainer(what: str) -> str | None:
-    """How to install the trainer's missing packages, in one sentence; None if none is missing.
-
-    Args:
-        what: the command or name that needs them, for the message.
-    """
+    """How to install the packages that `what` lacks of the trainer's, in a sentence, or None."""
     missing = [name for name in TRAINER if find_spec(name) is None]
     if not missing:
         return None

@@ -51,12 +51,7 @@ POSITIONAL = {
 
 
 def parse(verb: str, arguments: Sequence[str]) -> Arguments:
-    """Parse the arguments of a verb; faults are collected in the result.
-
-    Args:
-        verb: the verb.
-        arguments: the arguments after it.
-    """
+    """Parse the arguments after a verb; faults are collected in the result."""
     given = Arguments()
     words: list[str] = []
     rest = list(arguments)

@@ -44,14 +44,7 @@ ZSH = "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n"
 
 
 def answer(arguments: Sequence[str]) -> str:
-    """The output of `-sc install=SHELL` or `-sc query`.
-
-    Args:
-        arguments: arguments after `-sc`.
-
-    Raises:
-        ConfigError: they are neither.
-    """
+    """The output of `-sc install=SHELL` or `-sc query`; raises ConfigError for other arguments."""
     if list(arguments) == ["query"]:
         line = os.environ.get(LINE, "")
         point = os.environ.get(POINT, "")
@@ -64,11 +57,7 @@ def answer(arguments: Sequence[str]) -> str:
 
 
 def words(line: str) -> list[str]:
-    """Completions of the last word of a command line.
-
-    Args:
-        line: the line typed so far, from the program's name to the cursor.
-    """
+    """Completions of the last word of a command line, given up to the cursor."""
     typed = line.split()
     last = "" if not typed or line[-1].isspace() else typed.pop()
     # `dlrm_hybrid …` or `python -m dlrm_hybrid …`

@@ -196,12 +196,7 @@ def groups_read(verb: str) -> list[str]:
 
 
 def unread(verb: str, overrides: Sequence[str]) -> dict[str, str]:
-    """Overrides of keys that a verb does not read, with a message for each.
-
-    Args:
-        verb: the verb.
-        overrides: overrides of the command line; those of unknown keys are ignored.
-    """
+    """Overrides of known keys that a verb does not read, with a message for each."""
     messages: dict[str, str] = {}
     for text in overrides:
         name = text.lstrip("+~").partition("=")[0].partition("@")[0]
@@ -220,12 +215,7 @@ def _reads(verb: str, name: str) -> bool:
 
 
 def line_of(key: str, choice: str = "") -> str:
-    """The description of a key, from the comment beside it in conf/.
-
-    Args:
-        key: name of the key.
-        choice: choice of its group whose comment is preferred.
-    """
+    """The comment beside a key in conf/, that of this choice of its group if it has one."""
     group = key.partition(".")[0]
     if group not in all_groups():
         group = ""

@@ -83,10 +83,9 @@ class Terminal:
 
     @contextmanager
     def progress(self, moves: bool) -> Generator[Progress, None, None]:
-        """The bars on the screen; a nested one takes the place of the outer one meanwhile.
+        """The bars on the screen, drawn by a thread and left there if it `moves`.
 
-        Args:
-            moves: whether a thread draws them and they stay on the screen.
+        A nested bar takes the place of the outer one meanwhile.
         """
         if (outer := self._open) is not None:
             before = {task.id: task.visible for task in outer.tasks}

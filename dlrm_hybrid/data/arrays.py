@@ -160,11 +160,7 @@ def block_xxh3(rows: Array) -> str:
 
 
 def read_rows(file: FileIO | BufferedRandom, first: int, into: Array) -> None:
-    """Fill a contiguous array with the rows of a spilled file from row `first` on.
-
-    Raises:
-        OSError: the file ends before them.
-    """
+    """Fill a contiguous array with a spilled file's rows from `first` on; raises OSError."""
     file.seek(first * into.strides[0])
     if file.readinto(into.data) != into.nbytes:
         raise OSError(f"{file.name}: a temporary file ends before row {first + len(into)}")

@@ -237,9 +237,7 @@ def _lock(output: Path) -> Path:
 
 @contextmanager
 def partial(output: Path, say: Say) -> Generator[Partial, None, None]:
-    """Make a locked work folder beside `output` and remove it at the end.
-
-    What a killed run has left there is removed first.
+    """Make a locked work folder beside `output`, in place of one left by a killed run.
 
     Args:
         output: the folder to make; a link is followed.
@@ -273,11 +271,7 @@ def partial(output: Path, say: Say) -> Generator[Partial, None, None]:
 
 
 def check_space(folder: Path, needed_bytes: int) -> None:
-    """Refuse to prepare rows for which the disk has no room.
-
-    Raises:
-        ResourceError: fewer bytes are free than needed.
-    """
+    """Raise ResourceError if the disk of a folder has fewer bytes free than needed."""
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < needed_bytes:
         raise ResourceError(

@@ -136,11 +136,7 @@ class Loader:
         self.watch: Callable[[Bags[npt.NDArray[np.int64]]], None] | None = None
 
     def read(self, state: LoaderState) -> tuple[Batch, LoaderState]:
-        """Read this trainer's batch at `state`; also returns the state after it.
-
-        Raises:
-            DataError: see `part`.
-        """
+        """Read this trainer's batch at `state`, and the state after it; raises like `part`."""
         return self.part(state, self._trainer), self.after(state)
 
     def part(self, state: LoaderState, trainer: int) -> Batch:
@@ -168,11 +164,7 @@ class Loader:
         return batch
 
     def after(self, state: LoaderState) -> LoaderState:
-        """The position after the global batch at `state`; reads nothing.
-
-        Raises:
-            DataError: `state` points past the rows.
-        """
+        """The position after the global batch at `state`; raises DataError if past the rows."""
         epoch, used = self._find(state)
         if self._rows - used < 2 * self._global_rows:
             return LoaderState(epoch.number + 1, 0, 0)
@@ -333,11 +325,7 @@ class _Records:
         return len(self._floats_RW)
 
     def put(self, first: int, rows: range) -> None:
-        """Copy rows into the buffer from record `first` on; 0 empties it first.
-
-        Raises:
-            DataError: a list of ids is damaged: `prepare` does not write such lists.
-        """
+        """Copy rows in from record `first` on, the only ones after 0; DataError if lists are bad."""
         stored = self._shards.read(rows)
         pack(*stored[:3], first, self._floats_RW, self._integers_RW)
         if self._shards.bad_lists(stored):

@@ -369,11 +369,7 @@ def stamp(path: Path) -> FileStamp:
 
 
 def file_xxh3(path: Path) -> str:
-    """The xxh3-128 of all bytes of a raw file.
-
-    Raises:
-        DataError: it cannot be read.
-    """
+    """The xxh3-128 of all bytes of a raw file; raises DataError if it cannot be read."""
     try:
         return disk.content(path).xxh3
     except OSError as error:

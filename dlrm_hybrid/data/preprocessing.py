@@ -129,11 +129,7 @@ class Preprocessing:
         return self.manifest.table_rows
 
     def vocabularies(self) -> list[Vocabulary]:
-        """Read the vocabulary of each categorical column.
-
-        Raises:
-            DataError: a file is missing, or is not what `prepare` wrote.
-        """
+        """Read the vocabulary of each categorical column; raises DataError if one is damaged."""
         columns = zip(
             self.schema.categorical,
             self.verified_vocabularies(),
@@ -199,11 +195,7 @@ def keep(rows: Path, folder: Path) -> None:
 
 
 def read_kept(folder: Path) -> Preprocessing:
-    """Read the preprocessing of a run or checkpoint; no link out of its folder is followed.
-
-    Raises:
-        DataError: it is missing or damaged.
-    """
+    """Read the preprocessing of a run or checkpoint; raises DataError if missing or damaged."""
     kept = folder / PREPROCESSING_FOLDER
     for path in (kept, kept / VOCABULARY_FOLDER):
         if path.is_symlink():

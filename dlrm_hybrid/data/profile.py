@@ -148,11 +148,7 @@ def loads(text: str, name: str) -> Profile:
 
 
 def read(path: Path) -> Profile:
-    """Read a profile file.
-
-    Raises:
-        DataError: it cannot be read or is not a profile.
-    """
+    """Read a profile file; raises DataError if it cannot be read or is not a profile."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -162,11 +158,7 @@ def read(path: Path) -> Profile:
 
 @cache
 def builtin(name: str) -> Profile:
-    """Read a profile that comes with the package, such as `criteo_kaggle`.
-
-    Raises:
-        DataError: there is none of this name; lists the existing ones.
-    """
+    """Read a profile of the package, such as `criteo_kaggle`; raises DataError if there is none."""
     folder = resources.files("dlrm_hybrid.data") / "profiles"
     file = folder / f"{name}.json"
     if not file.is_file():

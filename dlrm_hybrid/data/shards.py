@@ -52,11 +52,7 @@ class Lists(NamedTuple):
 
 @final
 class ListRecords:
-    """A buffer of the lists of a multi-hot column, for random access by record.
-
-    Args:
-        rows: number of records.
-    """
+    """A buffer for the lists of a multi-hot column in `rows` records, read in random order."""
 
     def __init__(self, rows: int) -> None:
         self._starts_R = np.zeros(rows, np.int64)
@@ -185,11 +181,7 @@ class Shards:
         return {ScoredPart.TEST: rows}
 
     def steps_per_epoch(self, batch_size: int, trainers: int) -> int:
-        """Number of global batches of `trainers * batch_size` rows in the training rows.
-
-        Raises:
-            ConfigError: there is not even one.
-        """
+        """Number of global batches in the training rows; raises ConfigError if there is none."""
         rows, global_rows = len(self.train_rows), trainers * batch_size
         if rows < global_rows:
             raise ConfigError(
@@ -199,11 +191,7 @@ class Shards:
         return rows // global_rows
 
     def read(self, rows: range) -> StoredRows:
-        """Consecutive rows as views.
-
-        Raises:
-            IndexError: there are no such rows.
-        """
+        """Consecutive rows as views; raises IndexError if there are no such rows."""
         if rows.step != 1 or rows.start < 0 or rows.stop > self.manifest.rows:
             raise IndexError(f"{rows} is not a run of the {self.manifest.rows} rows")
         return self.rows.slice(rows.start, rows.stop)

@@ -78,11 +78,7 @@ class ModelFile:
         return f"model.{self.format}"
 
     def write(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
-        """Write the model with these float32 tensors, named as in a checkpoint.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Write the model with float32 tensors, named as in a checkpoint; raises OSError."""
         path = folder / self.file
         held = quantised(self.spec, tensors) if self.int8 else tensors
         if self.format == "safetensors":

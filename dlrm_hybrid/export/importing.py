@@ -174,11 +174,7 @@ def _column_faults(theirs: ExportedColumns, preprocessing: Preprocessing) -> Ite
 def _rows_there(
     file: Path, theirs: ExportedColumns, preprocessing: Preprocessing
 ) -> list[npt.NDArray[np.int64]]:
-    """For each table, the file's row for each row here.
-
-    Raises:
-        DataError: the file has no row for a category.
-    """
+    """For each table, the file's row for each row here; DataError if a category has none."""
     rows: list[npt.NDArray[np.int64]] = []
     faults: list[str] = []
     for exported, own in zip(theirs.vocabularies, preprocessing.vocabularies(), strict=True):

@@ -23,12 +23,7 @@ from dlrm_hybrid.model.spec import ModelSpec
 
 
 def plain_interaction(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """Make the module from all vectors (B, V, D) to the input of the top MLP.
-
-    Args:
-        spec: architecture of the model.
-        tensors: tensors by their names in a checkpoint; shared, not copied.
-    """
+    """Make the module from all vectors (B, V, D) to the top MLP's input; it shares `tensors`."""
     has_bottom = bool(spec.bottom)
     match spec.interaction:
         case Dot():

@@ -105,11 +105,7 @@ def _read(folder: Path, what: str) -> Calibration:
 
 
 def check_same_model(calibration: Calibration, config: Config) -> None:
-    """Refuse the costs of another model.
-
-    Raises:
-        ConfigError: the models differ; a line for each key.
-    """
+    """Raise ConfigError, with a line for each key, if the costs are of another model."""
     run = calibration.config
     keys = [
         (f"model.{key}", getattr(run.model, key), getattr(config.model, key))

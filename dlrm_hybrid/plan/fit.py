@@ -29,13 +29,7 @@ unless the run had own tables."""
 
 
 def units_of(run: Calibration, world: Layout, hosts: Hosts) -> UnitCosts:
-    """Fit unit costs to a run, with a `wake` for which its simulation has the measured speed.
-
-    Args:
-        run: a run of several ranks.
-        world: layout of the run.
-        hosts: hosts of the ranks that are simulated.
-    """
+    """Fit unit costs to a run of several ranks, with a `wake` that makes its simulation as fast."""
     cold = dict.fromkeys(run.ranks, 0.0)
     units = _with_wake(run, world, _Fit(run.ranks, world, cold).units(), hosts)
     few = simulated(world.config).parallel.trainers * world.topology.stages

@@ -33,12 +33,7 @@ def kind_of(world: Layout, rank: int) -> str:
 
 
 def runtimes(world: Layout, peaks: Mapping[int, int]) -> dict[str, int]:
-    """Memory of a run's ranks beside what they owned: torch, kernels, buffers.
-
-    Args:
-        world: layout of the run.
-        peaks: peak memory in bytes, by rank.
-    """
+    """Memory of a run's ranks beside what they owned, from their peaks: torch, kernels, buffers."""
     found: dict[str, list[int]] = defaultdict(list)
     for rank, peak in peaks.items():
         found[kind_of(world, rank)].append(peak - _owned(world, rank))
@@ -46,13 +41,7 @@ def runtimes(world: Layout, peaks: Mapping[int, int]) -> dict[str, int]:
 
 
 def memory_bytes(world: Layout, rank: int, known: Runtimes) -> int:
-    """Peak memory of one rank in bytes.
-
-    Args:
-        world: the planned world.
-        rank: the rank.
-        known: `runtimes` of a run.
-    """
+    """Predict the peak memory of a rank in bytes, given the `runtimes` of a run."""
     others = int(median(known.values())) if known else RUNTIME_BYTES
     return known.get(kind_of(world, rank), others) + _owned(world, rank)
 

@@ -13,15 +13,7 @@ from dlrm_hybrid.report.figures import AxesText, Line, Lines, Picture, Range
 
 
 def draw(predictions: Sequence[Prediction], path: Path) -> None:
-    """Draw predictions and write the picture.
-
-    Args:
-        predictions: predictions in any order.
-        path: a PNG, SVG or PDF file.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Draw predictions, in any order, into a PNG, SVG or PDF file; raises OSError."""
     points: dict[str, dict[int, float]] = {}
     for one in predictions:
         _, _, shape = one.planned.name.partition(" ")

@@ -175,14 +175,7 @@ def _name(config: Config, section: str) -> str:
 
 
 def predict(planned: Planned, world: Layout, costs: Costs, train_rows: int) -> Prediction:
-    """Predict the speed and memory of a world by simulating it.
-
-    Args:
-        planned: the world.
-        world: its layout, with what it sends.
-        costs: costs of a run.
-        train_rows: number of training rows.
-    """
+    """Predict the speed and memory of a planned world, given its layout, by simulating it."""
     config, topology = planned.config, world.topology
     outcome = simulate(world, costs.units, planned.hosts(_cores(config, costs)))
     step_rows = config.train.batch_size * topology.trainers

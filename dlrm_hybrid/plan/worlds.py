@@ -49,11 +49,7 @@ class Planned:
         return " ".join(text for text in (self.rate, self.latency) if text)
 
     def hosts(self, cores: float) -> Hosts:
-        """Placement of the ranks that are simulated.
-
-        Args:
-            cores: cores of each machine.
-        """
+        """Placement of the ranks that are simulated, on machines with this many cores."""
         config = simulated(self.config)
         ranks = range(topology(config).size)
         emulated, each = config.network.name == "emulated", config.plan.hosts == "each"
@@ -110,11 +106,7 @@ def changed(values: Values, changes: Values) -> dict[str, Any]:
 
 
 def check(config: Config) -> None:
-    """Refuse configurations that cannot be predicted.
-
-    Raises:
-        ConfigError: there are such; a line for each fault.
-    """
+    """Raise ConfigError, with a line for each fault, if a configuration cannot be predicted."""
     faults: list[str] = []
     if config.parallel.name != "hybrid":
         faults.append(

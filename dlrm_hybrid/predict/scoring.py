@@ -215,11 +215,7 @@ def _score(
     file: ScoreFile,
     display: Display,
 ) -> tuple[int, BinaryScores | None]:
-    """Write the scores of all rows; returns their number, and their quality if all have labels.
-
-    Raises:
-        DataError: rows are missing or damaged, or there are none.
-    """
+    """Write the scores of all rows; returns their number, and their quality if all have labels."""
     metrics, has_labels, rows = BinaryMetrics(), True, 0
     total_bytes = sum(path.stat().st_size for path in paths if path.is_file())
     begun = time.perf_counter()

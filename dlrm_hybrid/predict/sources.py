@@ -97,11 +97,7 @@ def read_blocks(
 
 
 def frame_block(frame: pd.DataFrame, schema: Schema, extra: Extra = "error") -> NewRows:
-    """Read all rows of a frame.
-
-    Raises:
-        DataError: a column is missing or unknown, or a value is invalid.
-    """
+    """Read all rows of a frame; raises DataError for missing or unknown columns or bad values."""
     present = [str(name) for name in frame.columns]
     names = _names(FRAME, present, schema, (), extra)
     arrays = [_array(frame.iloc[:, present.index(name)], name, schema) for name in names]

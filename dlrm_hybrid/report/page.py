@@ -120,12 +120,7 @@ class Document:
 
 
 def build_report(runs: Sequence[Run], subtitle: str) -> Document:
-    """Make the report of runs.
-
-    Args:
-        runs: at least one.
-        subtitle: when and by what the report was made.
-    """
+    """Make the report of one run or several; `subtitle` tells when and by what it was made."""
     names = labels(runs)
     given = runs, names
     usage = (*figures.usage(*given), *figures.cpu(*given))
@@ -258,12 +253,7 @@ def markdown(document: Document, pictures: PurePath | None) -> str:
 
 
 def file_of(picture: Picture, files: PurePath) -> PurePath:
-    """The file of a picture, such as `plots/loss_over_training_steps.png`.
-
-    Args:
-        picture: a picture with a title.
-        files: pattern of the files of all pictures, such as `plots/*.png`.
-    """
+    """The file of a titled picture, from the pattern of all pictures, such as `plots/*.png`."""
     title = picture.title.lower().replace(" ", "_")
     return files.with_name(files.name.replace("*", title))
 

@@ -50,10 +50,9 @@ class Run:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Find the run folders at and below `paths`, each once, numbered ones in numeric order.
+    """Find the run folders at and below `paths`, each once; raises ConfigError if a path has none.
 
-    Raises:
-        ConfigError: there is none at one of the paths.
+    Numbers in their names are ordered by value.
     """
     found: dict[Path, Path] = {}
     for path in paths:

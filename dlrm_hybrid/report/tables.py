@@ -370,10 +370,7 @@ def _table(head: str, found: pd.DataFrame, last_head: str, last: Sequence[str]) 
 
 
 def sweep_frame(jobs: Sequence[tuple[Job, int]]) -> pd.DataFrame:
-    """A row for each job: its folder's name, the keys that differ, status and scores.
-
-    Args:
-        jobs: jobs that have ended, with their exit codes.
+    """A row for each job, given with its exit code: folder's name, varying keys, status, scores.
 
     Raises:
         DataError: a file in a run folder is damaged.

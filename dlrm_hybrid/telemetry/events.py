@@ -93,11 +93,7 @@ class Event:
 
 
 def from_json(line: str | bytes) -> Event:
-    """Parse a line to an event.
-
-    Raises:
-        ValueError: it is no event; says why.
-    """
+    """Parse a line to an event; raises ValueError, with the reason, if it is none."""
     try:
         values: dict[str, Any] = json.loads(line)
         kind, step, time_seconds = (values.pop(key) for key in ("kind", "step", "time_seconds"))

@@ -55,11 +55,7 @@ class Histogram:
         self.largest = max(self.largest, number)
 
     def quantile(self, share: float) -> int | None:
-        """The smallest number that at least this share does not exceed; None without numbers.
-
-        Args:
-            share: 0 to 1.
-        """
+        """The smallest number that a share (0 to 1) does not exceed; None without numbers."""
         rest = share * self.count
         for least in sorted(self.counts):
             rest -= self.counts[least]
@@ -68,11 +64,7 @@ class Histogram:
         return None
 
     def figures(self, *percents: int) -> dict[str, float | None]:
-        """Mean, quantiles and maximum for a summary; None without numbers.
-
-        Args:
-            percents: quantiles in percent, such as 95 for `p95`.
-        """
+        """Mean, quantiles (95 for `p95`) and maximum for a summary; None without numbers."""
         return {
             "mean": self.mean,
             **{f"p{percent}": self.quantile(percent / 100) for percent in percents},

@@ -73,14 +73,7 @@ class Guarded:
 
 
 def require(options: Mapping[str, str | None]) -> None:
-    """Refuse trackers whose packages are not installed.
-
-    Args:
-        options: choices by key of `telemetry`.
-
-    Raises:
-        ResourceError: a package is missing; names the key and what to install.
-    """
+    """Raise ResourceError, with the command, if the package of a chosen tracker is missing."""
     for key, value in options.items():
         if value is not None and find_spec(PACKAGES[key]) is None:
             raise ResourceError(

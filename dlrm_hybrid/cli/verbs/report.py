@@ -42,11 +42,7 @@ def run(request: Request) -> int:
 
 
 def _pictures(document: Document, files: Path | None, page: Path) -> Path | None:
-    """Write the pictures, if wanted; returns the pattern of their files relative to the page.
-
-    Raises:
-        ResourceError: they cannot be written.
-    """
+    """Write the pictures, if wanted; returns the pattern of their files relative to the page."""
     if files is None:
         return None
     with writing(files.parent, PICTURES_KEY):
@@ -56,11 +52,7 @@ def _pictures(document: Document, files: Path | None, page: Path) -> Path | None
 
 
 def _picture_files(pictures: str | None) -> Path | None:
-    """The pattern of picture files, from `report.pictures`: a folder, or such as `plots/*.svg`.
-
-    Raises:
-        ConfigError: it names files of another format.
-    """
+    """The pattern of picture files, from `report.pictures`: a folder, or such as `plots/*.svg`."""
     if pictures is None or "*" not in Path(pictures).name:
         return None if pictures is None else Path(pictures) / f"*{FORMATS[0]}"
     names = [f"*{one}" for one in FORMATS]

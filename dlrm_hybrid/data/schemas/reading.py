@@ -89,11 +89,7 @@ def read(path: Path) -> Schema:
 
 @functools.cache
 def builtin(name: str) -> Schema:
-    """Read a schema that comes with the package.
-
-    Raises:
-        DataError: there is none of this name; lists the existing ones.
-    """
+    """Read a schema of the package; raises DataError, with all names, if there is none."""
     if name not in _builtins():
         raise DataError(f"{name!r} is not one of: {', '.join(_builtins())}")
     file = resources.files(PACKAGE) / f"{name}{YAML}"
@@ -112,11 +108,7 @@ def _builtins() -> tuple[str, ...]:
 
 
 def loads(text: str, name: str) -> Schema:
-    """Read a schema from YAML; `name` is for messages.
-
-    Raises:
-        ConfigError: it has faults; a line for each.
-    """
+    """Read a schema from YAML; raises ConfigError with a line, after `name`, for each fault."""
     try:
         values: Any = yaml.load(text, Loader=_Loader)  # a SafeLoader
     except (YAMLError, ValueError, RecursionError) as error:

@@ -53,11 +53,7 @@ def boolean(text: str) -> bool | None:
 
 
 def text_of(value: str | bytes) -> str:
-    """Decode bytes; text is returned as it is.
-
-    Raises:
-        ValueError: the bytes are not UTF-8.
-    """
+    """Decode bytes, and return text as it is; raises ValueError if bytes are not UTF-8."""
     if isinstance(value, str):
         return value
     try:

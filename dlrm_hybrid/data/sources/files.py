@@ -90,11 +90,7 @@ class TableSource(Protocol):
         ...
 
     def blocks(self, names: Sequence[str]) -> Iterator[Block]:
-        """Yield blocks of these columns.
-
-        Raises:
-            DataError: the file is damaged.
-        """
+        """Yield blocks of these columns; raises DataError if the file is damaged."""
         ...
 
 

@@ -293,11 +293,7 @@ def _read(
     dense: tuple[DenseColumn, ...] = (),
     categorical: tuple[CategoricalColumn, ...] = (),
 ) -> tuple[Values, str]:
-    """Read columns like `prepare`: the values, and the fault of the first bad row.
-
-    Raises:
-        DataError: the type of the column is not read.
-    """
+    """Read columns like `prepare`: the values, and the fault of the first bad row."""
     schema = Schema(label="", dense=dense, categorical=categorical)
     values, bad = read_values(Block(block.columns, block.row_N, ()), schema, "", labels=False)
     return values, f"row {bad[0].row}: {bad[0].reason}" if bad else ""

@@ -92,11 +92,7 @@ class RowCounts:
         self.files[file] = replace(counts, kept=counts.kept + rows, remark=remark)
 
     def set_aside(self, file: int, where: str, raw: bytes) -> None:
-        """Count a bad row and quarantine it; `where` is its position and fault, after the path.
-
-        Raises:
-            DataError: the policy does not allow it.
-        """
+        """Count and quarantine a bad row, at `where` in the file; raises DataError by policy."""
         counts = self.files[file]
         self.bad += 1
         self.policy.check(self.bad, f"{counts.path}{where}")

@@ -143,11 +143,7 @@ def _by_appearance(coded: Coded) -> list[int]:
 
 @final
 class Spill:
-    """Temporary columns of all parts in one file, as a table may have thousands of columns.
-
-    Args:
-        path: the file.
-    """
+    """Temporary columns of all parts in one file, as a table may have thousands of columns."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("w+b")
