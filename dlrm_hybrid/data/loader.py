@@ -325,7 +325,7 @@ class _Records:
         return len(self._floats_RW)
 
     def put(self, first: int, rows: range) -> None:
-        """Copy rows in from record `first` on, the only ones after 0; DataError if lists are bad."""
+        """Copy rows in from record `first` on, the only ones if 0; DataError if lists are bad."""
         stored = self._shards.read(rows)
         pack(*stored[:3], first, self._floats_RW, self._integers_RW)
         if self._shards.bad_lists(stored):

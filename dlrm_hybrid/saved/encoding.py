@@ -97,11 +97,7 @@ class Encoder:
         )
 
     def dense(self, values: Values) -> npt.NDArray[np.float32]:
-        """Standardise dense values to the dense input, float32 (B, I).
-
-        Raises:
-            RefusedValueError: a value is beyond float32; for the first such row.
-        """
+        """Standardise dense values to float32 (B, I); RefusedValueError if one exceeds it."""
         dense_BI = standardised(values.dense_NI, self._scales)
         is_fine_BI = np.isfinite(dense_BI)
         if not is_fine_BI.all():
@@ -116,8 +112,7 @@ class Encoder:
         """Look up the ids of all categorical columns.
 
         Raises:
-            RefusedValueError: a category is unknown and `unknown` is `error`; for the first such
-                row.
+            RefusedValueError: for the first unknown category, if `unknown` is `error`.
         """
         ids: list[Int64s] = []
         refusal: RefusedValueError | None = None

@@ -97,15 +97,12 @@ def _description(vocabulary: Vocabulary, file: str) -> dict[str, Any]:
 def write_inputs(
     folder: Path, preprocessing: Preprocessing, multi_hot: Sequence[int]
 ) -> dict[str, Any]:
-    """Write vocabularies as `vocabulary/1.npy`, texts as `1.json`, and describe the inputs.
+    """Write vocabularies (`vocabulary/1.npy`, texts `1.json`); describe inputs for `model.json`.
 
     Args:
         folder: folder of the model.
         preprocessing: preprocessing of the model.
         multi_hot: indices of the tables that have an input of their own.
-
-    Returns:
-        the description for `model.json`.
 
     Raises:
         OSError: they cannot be written.
