@@ -14,10 +14,10 @@ from dlrm_hybrid.telemetry.traffic import Phase, Traffic
 from dlrm_hybrid.types import ScoredPart
 
 SUMMARY_FILE = "summary.json"  # in the run folder
-LOSSES = ("lost_trainers", "left_trainers", "redone_batches")
+FAILURE_COUNTS = ("lost_trainers", "left_trainers", "redone_batches")
 COMPLETE, UNFINISHED = "complete", "unfinished"  # the statuses that code tests for
 TAIL = 10  # train.loss is the mean over the last tenth of the steps
-NANOSECONDS = 1e6  # in a millisecond
+NANOSECONDS_PER_MILLISECOND = 1e6
 WORKER = re.compile(r"worker(?:-(\d{1,9})\.(\d{1,9}))?")  # groups: trainer and stage
 SERVERS, TABLE_SERVERS = "servers", "table servers"
 SCORES = {
@@ -84,7 +84,7 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
         **({} if validation["loss"] is None else {"validation": validation}),
         "test": _scores(record, ScoredPart.TEST),
         "network": {**_network(ranks, _counted_rows(attempts)), **_unknown_peers(ranks)},
-        "sync": _sync(ranks, _batches(record), _losses(record)),
+        "sync": _sync(ranks, _batches(record), _failure_counts(record)),
         "step_milliseconds": _steps(ranks),
         "distinct_ids_per_batch": _ids(ranks),
         "cpu": _cpu(ranks, cores),
@@ -132,10 +132,15 @@ def staleness_figures(by_trainer: ByTrainer) -> dict[str, Any]:
     return {**figures(Histogram.merged(by_trainer.values())), "by_trainer": each}
 
 
-def _losses(record: Sequence[Event]) -> Mapping[str, int]:
+def _failure_counts(record: Sequence[Event]) -> Mapping[str, int]:
     """Trainers lost in the last attempt, which went on without them, and batches redone."""
     finished = [event.values for event in record if event.kind is Kind.FINISHED]
-    return {name: value for last in finished[-1:] for name, value in last.items() if name in LOSSES}
+    return {
+        name: value
+        for last in finished[-1:]
+        for name, value in last.items()
+        if name in FAILURE_COUNTS
+    }
 
 
 def _reached(record: Iterable[Event]) -> tuple[int, int]:
@@ -292,7 +297,10 @@ def _steps(ranks: Sequence[RankValues]) -> dict[str, Any]:
 
     def figures(times: Histogram) -> dict[str, Any]:
         values = times.figures(50, 95, 99).items()
-        shown = {name: None if value is None else value / NANOSECONDS for name, value in values}
+        shown = {
+            name: None if value is None else value / NANOSECONDS_PER_MILLISECOND
+            for name, value in values
+        }
         return {"steps": times.count or None, **shown}
 
     counted = _of_workers(ranks, "step_nanoseconds")
@@ -331,7 +339,7 @@ def _sync(
         "pushes": staleness.pop("pushes") or None,
         "staleness": staleness,
         "batches_by_trainer": {str(trainer): count for trainer, count in enumerate(batches)},
-        **{name: losses.get(name) for name in LOSSES},
+        **{name: losses.get(name) for name in FAILURE_COUNTS},
     }
 
 
