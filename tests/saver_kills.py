@@ -51,7 +51,9 @@ def saver(root: Path, held: dict[str, Tensor]) -> CheckpointWriter:
             attempt=0,
             retention=RetentionPolicy(newest=1, best=True),
             title="worker-0 (rank 0)",
-            facts=lambda progress: {"test_loss": 1.0 / progress.step},
+            facts=lambda progress: {
+                "score": {"part": "test", "monitor": "log_loss", "value": 1.0 / progress.step}
+            },
         ),
         writer=ShardWriter(root=root, rank="worker-0", attempt=0),
         groups=lambda: piece_groups(full_pieces(held)),

@@ -24,7 +24,6 @@ from dlrm_hybrid.checkpoint.manifest import (
     folder_name,
     is_folder_name,
     read_manifest,
-    score_of,
 )
 from dlrm_hybrid.disk import read_text
 from dlrm_hybrid.types import DataError
@@ -108,7 +107,7 @@ def best_score(root: Path) -> tuple[int, Score] | None:
         manifest = read(folder)
     except DataError:  # reported where it is used
         return None
-    score = score_of(manifest)
+    score = manifest.score
     return None if score is None else (manifest.step, score)
 
 
@@ -227,7 +226,7 @@ def best(root: Path) -> Path | None:
     most: Score | None = None
     for folder in reversed(complete(root)):
         with suppress(DataError):  # a damaged one cannot be the best
-            score = score_of(read(folder))
+            score = read(folder).score
             if score is None or (most and (score.part, score.monitor) != (most.part, most.monitor)):
                 continue
             if most is None or score.gain(most.value) > 0:

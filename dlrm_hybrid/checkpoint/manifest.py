@@ -120,7 +120,6 @@ class Manifest:
         config_hash: identifies all keys that decide the weights.
         rows: checksums of the prepared rows.
         score: that of an evaluation at this step, if any.
-        test_loss: the same in checkpoints older than `score`.
         arithmetic: values that also decide the bits of the weights; empty if unknown.
         vocabulary: meaning of the rows' ids and columns; empty if unknown.
         values: all of the above, and any other facts of the run, as JSON values.
@@ -134,20 +133,12 @@ class Manifest:
     config_hash: str | None = None
     rows: tuple[str, ...] | None = None
     score: Score | None = None
-    test_loss: float | None = None
     arithmetic: Mapping[str, Any] = field(default_factory=dict[str, Any])
     vocabulary: Mapping[str, Any] = field(default_factory=dict[str, Any])
     values: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 _MANIFEST = TypeAdapter(Manifest)
-
-
-def score_of(manifest: Manifest) -> Score | None:
-    """The score of the evaluation at this step, also from `test_loss` of older checkpoints."""
-    if manifest.score is not None or manifest.test_loss is None:
-        return manifest.score
-    return Score(part=ScoredPart.TEST, monitor="log_loss", value=manifest.test_loss)
 
 
 def folder_name(step: int) -> str:

@@ -228,38 +228,43 @@ def test_a_step_of_nine_digits_is_after_one_of_eight(tmp_path: Path) -> None:
     assert [folder.name for folder in complete(tmp_path)] == [f"step_{last}"]
 
 
+def scored(loss: float | None) -> dict[str, object] | None:
+    """Facts of an evaluation of the test part, or none."""
+    return None if loss is None else {"part": "test", "monitor": "log_loss", "value": loss}
+
+
 def test_the_best_is_kept_besides_and_found_by_name(tmp_path: Path) -> None:
     keep = RetentionPolicy(newest=1, best=True)
     losses = {1: 0.6, 2: None, 3: 0.4, 4: 0.5, 5: None, 6: 0.4, 7: 0.7}
     kept = {1: [1], 2: [1, 2], 3: [3], 4: [3, 4], 5: [3, 5], 6: [6], 7: [6, 7]}
     for step, loss in losses.items():
-        save(tmp_path, step, groups(float(step)), keep, test_loss=loss)
+        save(tmp_path, step, groups(float(step)), keep, score=scored(loss))
         assert [int(path.name[5:]) for path in sorted(tmp_path.glob("step_*"))] == kept[step]
         assert find(tmp_path / "best").name == f"step_{kept[step][0]:08d}"
         assert find(tmp_path / "latest") == find(tmp_path) == tmp_path / f"step_{step:08d}"
-    amend(tmp_path, 7, {"test_loss": 0.2}, keep)
+    amend(tmp_path, 7, {"score": scored(0.2)}, keep)
     assert find(tmp_path / "best") == find(tmp_path)
     assert [path.name for path in tmp_path.glob("step_*")] == ["step_00000007"]
-    amend(tmp_path, 8, {"test_loss": 0.1}, keep)  # of another run
+    amend(tmp_path, 8, {"score": scored(0.1)}, keep)  # of another run
     assert find(tmp_path / "best") == find(tmp_path)
-    save(tmp_path, 9, groups(9), ONE, test_loss=0.1)
+    save(tmp_path, 9, groups(9), ONE, score=scored(0.1))
     assert not (tmp_path / "best").exists()
 
 
 def test_the_best_is_the_best_of_those_scored_as_the_newest(tmp_path: Path) -> None:
     keep = RetentionPolicy(newest=9, best=True)
 
-    def scored(step: int, part: str, monitor: str, value: float) -> str:
+    def best(step: int, part: str, monitor: str, value: float) -> str:
         score = {"part": part, "monitor": monitor, "value": value}
         save(tmp_path, step, groups(float(step)), keep, score=score)
         return find(tmp_path / "best").name
 
-    save(tmp_path, 1, groups(1.0), keep, test_loss=0.1)
-    assert scored(2, "test", "log_loss", 0.2) == "step_00000001"
-    assert scored(3, "validation", "log_loss", 0.5) == "step_00000003"
-    assert scored(4, "validation", "auc", 0.7) == "step_00000004"
-    assert scored(5, "validation", "auc", 0.6) == "step_00000004"
-    assert scored(6, "validation", "auc", 0.8) == "step_00000006"
+    save(tmp_path, 1, groups(1.0), keep, score=scored(0.1))
+    assert best(2, "test", "log_loss", 0.2) == "step_00000001"
+    assert best(3, "validation", "log_loss", 0.5) == "step_00000003"
+    assert best(4, "validation", "auc", 0.7) == "step_00000004"
+    assert best(5, "validation", "auc", 0.6) == "step_00000004"
+    assert best(6, "validation", "auc", 0.8) == "step_00000006"
     save(tmp_path, 7, groups(7.0), keep, score=None)
     assert find(tmp_path / "best").name == "step_00000006"
 
@@ -267,7 +272,7 @@ def test_the_best_is_the_best_of_those_scored_as_the_newest(tmp_path: Path) -> N
 def test_a_line_says_which_of_best_and_latest_was_taken(tmp_path: Path) -> None:
     keep = RetentionPolicy(newest=3, best=True)
     for step, loss in ((1, 0.25), (2, 0.5), (3, 0.75)):
-        save(tmp_path, step, groups(float(step)), keep, test_loss=loss)
+        save(tmp_path, step, groups(float(step)), keep, score=scored(loss))
     one, two, three = (tmp_path / f"step_{step:08d}" for step in (1, 2, 3))
     score = "test log-loss 0.2500"
     assert find_best(tmp_path) == one

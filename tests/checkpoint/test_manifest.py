@@ -114,7 +114,7 @@ LIES: dict[str, tuple[Callable[[Values], object], str]] = {
     "a step of -1": (lambda v: v.update(step=-1), "step = -1"),
     "a huge step": (lambda v: v.update(step=10**30), "step = 1000"),
     "the step of another folder": (lambda v: v.update(step=2), "step = 2: the folder is step_0"),
-    "an infinite loss": (lambda v: v.update(test_loss=1e999), "not a checkpoint: Infinity"),
+    "an infinite loss": (lambda v: v.update(score=1e999), "not a checkpoint: Infinity"),
     "rows that are no list": (lambda v: v.update(rows="abc"), "rows = 'abc'"),
     "a configuration that is none": (lambda v: v.update(config=[1]), "config = [1]"),
     "no tensors": (lambda v: v.pop("tensors"), "tensors = "),

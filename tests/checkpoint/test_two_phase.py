@@ -72,7 +72,7 @@ def test_what_a_rank_that_is_gone_has_written_is_in_no_checkpoint(tmp_path: Path
     assert there is not None and gone is not None
     prepared = Preparing(step=4, owed={0: "a", 1: "b"}, shards={}).took(0, there).without(1)
     keep = RetentionPolicy(newest=1, best=False)
-    folder, num_bytes = commit(tmp_path, 0, prepared, {"test_loss": None}, keep)
+    folder, num_bytes = commit(tmp_path, 0, prepared, {"score": None}, keep)
     names = {path.name for path in folder.iterdir()}
     assert names == {*there.files, "manifest.json"} and not names & set(gone.files)
     assert num_bytes == sum(path.stat().st_size for path in folder.iterdir())
@@ -113,7 +113,9 @@ def test_latest_is_full_whoever_fails_or_is_killed(
             step = data.draw(st.integers(latest + 1, step + 2))  # again, or further than before
             end = data.draw(st.sampled_from(["valid", "fault", "rank killed", "leader killed"]))
             done = _write(root, step, attempt, data.draw(st.permutations(range(3))), end)
-            facts = {"test_loss": data.draw(st.sampled_from([None, 0.1, 0.2]))}
+            loss = data.draw(st.sampled_from([None, 0.1, 0.2]))
+            test = {"part": "test", "monitor": "log_loss", "value": loss}
+            facts = {"score": None if loss is None else test}
             if done.is_prepared:
                 with pytest.MonkeyPatch.context() as armed:
                     if end == "leader killed":
