@@ -25,7 +25,7 @@ from dlrm_hybrid.parallel.tables.shared import (
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import BatchNumber, DlrmError
 
-STEPS = 60
+STEPS = 40
 SCALE = 1e-2  # of gradients: float16 holds none above 1
 FEW_TABLES = ModelSpec(embedding_dim=8, bottom=(13, 8), top=(4, 1), table_rows=(5, 40))
 

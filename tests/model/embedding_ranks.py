@@ -38,7 +38,7 @@ SPEC = ModelSpec(
 )
 SEED = 4
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1  # linux/sockios.h, linux/if.h
-STEPS = 50
+STEPS = 20
 
 
 class Trainer:

@@ -10,7 +10,7 @@ from embedding_runs import run
 DISTINCT = {"kind": "table_wise", "deduplicate": True}
 MODULE = "distinct_ranks"
 NUM_TABLES, DIM = len(SPEC.table_rows), SPEC.embedding_dim
-QUICK = {(2, "bfloat16", "adagrad"), (3, "float32", "adam"), (3, "float16", "rowwise_adagrad")}
+QUICK = {(2, "bfloat16", "adam"), (3, "float16", "rowwise_adagrad")}
 WORLDS = [
     pytest.param(*world, marks=() if world in QUICK else pytest.mark.slow)
     for world in [
@@ -43,7 +43,10 @@ LEVELS = {"row_error": 0.02, "gradient_error": 0.5, "lifespan": 16}
 
 @pytest.mark.parametrize(
     ("trainers", "optimizer", "copies_rows"),
-    [(2, "sgd", 1000), (3, "rowwise_adagrad", 24)],  # the largest table has 200 rows
+    [
+        pytest.param(2, "sgd", 1000, marks=pytest.mark.slow),
+        (3, "rowwise_adagrad", 24),  # the largest table has 200 rows
+    ],
 )
 def test_levels_of_trainers_equal_those_of_one_process_bit_for_bit(
     tmp_path: Path, trainers: int, optimizer: str, copies_rows: int
@@ -84,7 +87,7 @@ def test_what_is_counted_is_what_the_group_is_given(tmp_path: Path, precision: s
         assert one["dense"] == 4 * asked + 4 * DIM * (asked + answered)
 
 
-@pytest.mark.parametrize("trainers", [2, 3])
+@pytest.mark.parametrize("trainers", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_distinct_batches_may_differ_and_be_empty(tmp_path: Path, trainers: int) -> None:
     told = run(tmp_path, "looks_up_uneven_batches", trainers, **DISTINCT)
     assert [one["batches"] for one in told] == [5] * trainers

@@ -15,11 +15,11 @@ NUM_TABLES, DIM = len(SPEC.table_rows), SPEC.embedding_dim
 TABLE, ROW, COLUMN = ({"kind": kind} for kind in ("table_wise", "row_wise", "column_wise"))
 DISTINCT = {**TABLE, "deduplicate": True}
 WORLDS = [
-    (2, "sgd", TABLE),
     (3, "adagrad", ROW),
     (2, "sgd", COLUMN),
     (2, "adagrad", DISTINCT),
-    (2, "adam", ROW),
+    pytest.param(2, "sgd", TABLE, marks=pytest.mark.slow),
+    pytest.param(2, "adam", ROW, marks=pytest.mark.slow),
     pytest.param(3, "adagrad", TABLE, marks=pytest.mark.slow),
     pytest.param(2, "sgd", ROW, marks=pytest.mark.slow),
     pytest.param(3, "adagrad", COLUMN, marks=pytest.mark.slow),

@@ -198,12 +198,12 @@ def test_all_layouts_stay_close_to_plain_training():
 def test_no_schedule_and_no_cut_changes_a_bit_of_microbatches_and_trainers():
     layouts = [
         Layout(cuts=cuts, trainers=2, servers=2, microbatches=4, schedule=schedule)
-        for cuts in SOME_CUTS
+        for cuts in SOME_CUTS[2:]
         for schedule in SCHEDULES
     ]
     worlds = [TinyWorld(SMALL, layout, lr=0.5) for layout in layouts]
     first = _copy(worlds[0].tensors())
-    for step in range(10):
+    for step in range(8):
         batch = draw_batch(SMALL, 48, step)
         outcomes = [world.step(step, shares(batch, 2)) for world in worlds]
         losses = [[one.loss_sum for one in outcome if one.loss_sum] for outcome in outcomes]
