@@ -21,28 +21,26 @@ import numpy as np
 
 from dlrm_hybrid.arrays import Bytes, Float64s, Int16s, Int32s, Int64s
 from dlrm_hybrid.kernels.levels.activations import (
+    CLASSES,
     CODE_BITS,
     CONTEXTS,
     CONTEXTS_OF_GRADIENTS,
+    END,
     ESCAPE,
     EVENTS_OF_A_ROW,
     EVENTS_OF_AN_ELEMENT,
+    FAR,
+    FIRST_GAPS,
     POSITIONS,
+    REACH,
     STEPS,
     SYMBOL_BITS,
+    SYMBOLS,
     UnitTables,
     decode_gradients,
     decode_kept,
     encode_gradients,
     encode_kept,
-)
-from dlrm_hybrid.kernels.levels.positions import (
-    CLASSES,
-    END,
-    FAR,
-    FIRST_GAPS,
-    REACH,
-    SYMBOLS,
 )
 from dlrm_hybrid.kernels.levels.rans import EVENT_BYTES, STATE_BYTES
 from dlrm_hybrid.kernels.levels.steps import count_symbols, flip

@@ -1,13 +1,20 @@
 """Levels of some elements of all tensors of a bucket in one section; see `kernels.levels.updates`.
 
-    CODED   number of tables, u8 │ if they are new: tables (wire.frequencies), popularity
-            (wire.popularity) │ events, coded
+    CODED        number of tables, u8 │ if they are new: tables (wire.frequencies), popularity │
+                 events, coded
+    popularity   4 bits a row, 4 bits a column: their classes │ of each tensor: u8, i16
 
 A section's `tensor` is the first of the bucket's, its `count` the elements of all. A receiver gets
-just the elements that the sender codes. Any payload gives indices that
-increase from 0 to N - 1 in their tensors and as many values, or a `SectionError`.
+just the elements that the sender codes. Any payload gives indices that increase from 0 to N - 1 in
+their tensors and as many values, or a `SectionError`.
 
-Shapes: K elements of T tensors of N elements in all; E = T + 1 offsets.
+A class is how many times less often than the mean row of its tensor a row is sent, as a power of
+two plus 4: 0 for 16 times as often or more, 15 for 2048 times less or never. Of a tensor the
+numbers say how seldom its elements are sent on average, as a power of two, and the exponent of its
+quantum.
+
+Shapes: K elements of T tensors, matrices of N elements in all; E = T + 1 offsets; R rows and C
+columns of all.
 """
 
 from __future__ import annotations
@@ -17,24 +24,183 @@ from typing import final
 
 import numpy as np
 
-from dlrm_hybrid.arrays import Int64s
-from dlrm_hybrid.kernels.levels.order import Order
+from dlrm_hybrid.arrays import Bytes, Int32s, Int64s
 from dlrm_hybrid.kernels.levels.rans import EVENT_BYTES, STATE_BYTES
 from dlrm_hybrid.kernels.levels.updates import (
+    CLASSES,
     CONTEXTS,
+    GROUPS,
     MOST_EVENTS,
     SYMBOLS,
     Known,
+    Order,
     collect_update,
+    count_places,
     list_update,
     quanta,
     read_update,
     write_update,
 )
 from dlrm_hybrid.wire.frequencies import Shape, TableReceiver, Tables, TableSender, hints_of
-from dlrm_hybrid.wire.popularity import Matrices, Popularity, read_payload
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 from dlrm_hybrid.wire.sparse import Elements
+
+_MEAN = 4  # class of the mean row
+_RAREST = 31  # as a power of two
+_LOWEST, _HIGHEST = -149, 127
+
+
+@final
+class Matrices:
+    """The shapes of the tensors that are sent together; one of another rank is a row.
+
+    Args:
+        shapes: of the tensors.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        pairs = [shape if len(shape) == 2 else (1, int(np.prod(shape))) for shape in shapes]
+        self.sizes_T2 = np.array(pairs, np.int64).reshape(-1, 2)
+        self.row_E = _offsets(self.sizes_T2[:, 0])
+        self.col_E = _offsets(self.sizes_T2[:, 1])
+        self.counts_T = self.sizes_T2.prod(axis=1)
+        self.offsets_E = _offsets(self.counts_T)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Of the payload."""
+        places = int(self.row_E[-1] + self.col_E[-1])
+        return (places + 1) // 2 + 3 * len(self.counts_T)
+
+
+@final
+class Popularity:
+    """What was sent since this was last cleared.
+
+    Args:
+        matrices: that are sent together.
+    """
+
+    def __init__(self, matrices: Matrices) -> None:
+        self._matrices = matrices
+        self._row_counts_R = np.zeros(matrices.row_E[-1], np.int64)
+        self._col_counts_C = np.zeros(matrices.col_E[-1], np.int64)
+        self._counts_T = np.zeros(len(matrices.counts_T), np.int64)
+        self._messages = 0
+
+    def clear(self) -> None:
+        """Begin anew."""
+        for counts in (self._row_counts_R, self._col_counts_C, self._counts_T):
+            counts[:] = 0
+        self._messages = 0
+
+    def add(self, splits_E: Int64s, local_K: Int32s) -> None:
+        """Count the elements of a message."""
+        one = self._matrices
+        count_places(
+            *(one.row_E, one.col_E, splits_E, local_K),
+            *(self._row_counts_R, self._col_counts_C, self._counts_T),
+        )
+        self._messages += 1
+
+    def payload(self, exponents_T: Int64s) -> bytes:
+        """What was counted, and the exponents of quanta."""
+        one = self._matrices
+        rows_R = _classes(self._row_counts_R, one.row_E)
+        cols_C = _classes(self._col_counts_C, one.col_E)
+        classes = np.concatenate([rows_R, cols_C, np.zeros(1, np.uint8)])
+        pairs = classes[: classes.size // 2 * 2].reshape(-1, 2)
+        sent_T = (self._counts_T + 0.5) / np.maximum(self._messages * one.counts_T, 1)
+        rarity_T = np.clip(np.rint(-np.log2(sent_T)), 0, _RAREST).astype(np.uint8)
+        nibbles = pairs[:, 0] | pairs[:, 1] << 4
+        return nibbles.tobytes() + rarity_T.tobytes() + exponents_T.astype("<i2").tobytes()
+
+
+def read_payload(payload: Bytes, matrices: Matrices) -> tuple[Order, Int64s] | None:
+    """The order that a payload tells, and exponents; None if there are no such exponents."""
+    tensors, rows = len(matrices.counts_T), int(matrices.row_E[-1])
+    places = rows + int(matrices.col_E[-1])
+    nibbles, rest = np.split(payload, [(places + 1) // 2])
+    classes = np.stack([nibbles & 15, nibbles >> 4], axis=1).reshape(-1).astype(np.int64)
+    exponents_T = np.frombuffer(rest[tensors:].tobytes(), "<i2").astype(np.int64)
+    if ((exponents_T < _LOWEST) | (exponents_T > _HIGHEST)).any():
+        return None
+    rarity_T = rest[:tensors].astype(np.int64)
+    return order_of(matrices, classes[:rows], classes[rows:places], rarity_T), exponents_T
+
+
+def order_of(matrices: Matrices, rows_R: Int64s, cols_C: Int64s, rarity_T: Int64s) -> Order:
+    """The order of all elements.
+
+    Args:
+        matrices: that are sent together.
+        rows_R: classes of the rows.
+        cols_C: of the columns.
+        rarity_T: how seldom elements of each tensor are sent, as a power of two.
+    """
+    tensors = len(matrices.counts_T)
+    tensor_R = np.repeat(np.arange(tensors), matrices.sizes_T2[:, 0])
+    tensor_C = np.repeat(np.arange(tensors), matrices.sizes_T2[:, 1])
+    row_ranks, row_sizes_TX, row_firsts_TX, by_row_R = _ranked(tensor_R, rows_R, tensors)
+    col_ranks, col_sizes_TY, col_firsts_TY, by_col_C = _ranked(tensor_C, cols_C, tensors)
+    sizes_TXY = row_sizes_TX[:, :, np.newaxis] * col_sizes_TY[:, np.newaxis, :]
+    class_X = np.arange(CLASSES) - _MEAN
+    groups_TXY = rarity_T[:, np.newaxis, np.newaxis] + class_X[:, np.newaxis] + class_X
+    groups_TXY = np.clip(groups_TXY, 0, GROUPS - 1)
+    flat_B = np.flatnonzero(sizes_TXY)
+    flat_B = flat_B[np.argsort(groups_TXY.reshape(-1)[flat_B], kind="stable")]
+    blocks_TXY = np.full(sizes_TXY.shape, -1, np.int32)
+    blocks_TXY.reshape(-1)[flat_B] = np.arange(flat_B.size)
+    tensor_B, row_B, col_B = np.unravel_index(flat_B, sizes_TXY.shape)
+    starts_E = _offsets(sizes_TXY.reshape(-1)[flat_B])
+    counts_G = np.bincount(
+        groups_TXY.reshape(-1)[flat_B], sizes_TXY.reshape(-1)[flat_B], minlength=GROUPS
+    )
+    parts = (
+        *(tensor_B, col_sizes_TY[tensor_B, col_B]),
+        *(row_firsts_TX[tensor_B, row_B], col_firsts_TY[tensor_B, col_B]),
+    )
+    return Order(
+        row_E=matrices.row_E,
+        col_E=matrices.col_E,
+        rows_R2=np.stack([rows_R, row_ranks], axis=1).astype(np.int32),
+        cols_C2=np.stack([cols_C, col_ranks], axis=1).astype(np.int32),
+        blocks_TXY=blocks_TXY,
+        starts_E=starts_E,
+        blocks_B4=np.stack(parts, axis=1).astype(np.int32),
+        by_row_R=(by_row_R - matrices.row_E[tensor_R]).astype(np.int32),
+        by_col_C=(by_col_C - matrices.col_E[tensor_C]).astype(np.int32),
+        ends_G=np.cumsum(counts_G).astype(np.int64),
+    )
+
+
+def _classes(counts_P: Int64s, offsets_E: Int64s) -> Bytes:
+    """Of rows, or of columns, by how often each was sent."""
+    sizes_T = np.diff(offsets_E)
+    totals_T = np.diff(np.concatenate([np.zeros(1), np.cumsum(counts_P)])[offsets_E])
+    # Half an element more for each: what has not been sent yet may be.
+    means_T = (totals_T + 0.5 * sizes_T) / np.maximum(sizes_T, 1)
+    shares_P = (counts_P + 0.5) / np.repeat(means_T, sizes_T)
+    return np.clip(np.rint(_MEAN - np.log2(shares_P)), 0, CLASSES - 1).astype(np.uint8)
+
+
+def _ranked(
+    tensor_P: Int64s, class_P: Int64s, tensors: int
+) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+    """Numbers of rows, or of columns, in their classes; sizes, first and members of all classes."""
+    key_P = tensor_P * CLASSES + class_P
+    sizes = np.bincount(key_P, minlength=tensors * CLASSES)
+    firsts = _offsets(sizes)[:-1]
+    members_P = np.argsort(key_P, kind="stable")
+    ranks_P = np.empty_like(key_P)
+    ranks_P[members_P] = np.arange(key_P.size) - firsts[key_P[members_P]]
+    shape = (tensors, CLASSES)
+    return ranks_P, sizes.reshape(shape), firsts.reshape(shape), members_P
+
+
+def _offsets(sizes: Int64s) -> Int64s:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
+
 
 LIFESPAN = 1000  # messages that tables serve
 _SHAPE = Shape(flags=0, contexts=CONTEXTS, symbols=SYMBOLS)

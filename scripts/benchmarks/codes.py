@@ -36,8 +36,8 @@ PARTS = {
     "wire.gradient_levels": (
         *("UpdateSender.encode", "quanta", "list_update", "write_update"),
         *("UpdateReceiver.decode", "read_update", "collect_update"),
+        *("Popularity.add", "Popularity.payload", "read_payload"),
     ),
-    "wire.popularity": ("Popularity.add", "Popularity.payload", "read_payload"),
     "wire.frequencies": ("TableSender.begin", "TableReceiver.begin"),
     "compress.activation.levels": (
         *("LevelCodec.encode", "largest_of_rows", "quantise", "LevelCodec.encode_gradient"),

@@ -20,7 +20,7 @@ from dlrm_hybrid.compress.embedding.memory import (
 )
 from dlrm_hybrid.compress.embedding.messages import LevelReceiver, LevelSender
 from dlrm_hybrid.compress.embedding.trainer import Part, TrainerMemory, load_copies
-from dlrm_hybrid.kernels.levels.row_deltas import MOST_LEVELS, NO_SLOT, WAYS
+from dlrm_hybrid.kernels.levels.row_levels import MOST_LEVELS, NO_SLOT, WAYS
 from dlrm_hybrid.types import DataError, DivergedError
 from dlrm_hybrid.wire.section import SectionError
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dlrm_hybrid.kernels.levels.positions import FIRST_GAPS, REACH, SYMBOLS
+from dlrm_hybrid.kernels.levels.activations import FIRST_GAPS, REACH, SYMBOLS
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.activation_levels import (
     Format,

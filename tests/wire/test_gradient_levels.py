@@ -11,8 +11,7 @@ from mutated_bytes import changed
 
 from dlrm_hybrid.kernels.levels.updates import CONTEXTS, SYMBOLS
 from dlrm_hybrid.types import DlrmError
-from dlrm_hybrid.wire.gradient_levels import UpdateReceiver, UpdateSender
-from dlrm_hybrid.wire.popularity import Matrices
+from dlrm_hybrid.wire.gradient_levels import Matrices, UpdateReceiver, UpdateSender
 from dlrm_hybrid.wire.section import Encoding, Section, SectionError
 from dlrm_hybrid.wire.sparse import Elements
 

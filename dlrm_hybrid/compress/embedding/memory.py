@@ -27,7 +27,7 @@ from typing import final
 import numpy as np
 
 from dlrm_hybrid.arrays import Float32s, Int32s, Int64s
-from dlrm_hybrid.kernels.levels.row_deltas import (
+from dlrm_hybrid.kernels.levels.row_levels import (
     WAYS,
     add_squares,
     clear_slots,
@@ -78,7 +78,7 @@ class Rows:
 
 @final
 class Slots:
-    """Which rows of some tables are remembered, and where; see `kernels.levels.row_deltas`.
+    """Which rows of some tables are remembered, and where; see `kernels.levels.row_levels`.
 
     Args:
         rows_L: of the tables.

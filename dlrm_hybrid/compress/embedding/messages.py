@@ -22,7 +22,7 @@ from dlrm_hybrid.kernels.levels.rans import (
     STATE_BYTES,
     SYMBOLS,
 )
-from dlrm_hybrid.kernels.levels.row_coder import count_levels, decode_levels, encode_levels
+from dlrm_hybrid.kernels.levels.row_levels import count_levels, decode_levels, encode_levels
 from dlrm_hybrid.wire.frequencies import Shape, TableReceiver, TableSender
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 

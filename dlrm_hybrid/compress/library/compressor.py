@@ -22,9 +22,8 @@ from dlrm_hybrid.compress.gradient.collective import together
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.context import Builder, StageContext, module_of
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
-from dlrm_hybrid.compress.library.averaging import Averaging, averaging_of
+from dlrm_hybrid.compress.library.averaging import Averaging, average_on_device, averaging_of
 from dlrm_hybrid.compress.library.exchange import Exchange, Traffic
-from dlrm_hybrid.compress.library.on_device import average_on_device
 from dlrm_hybrid.compress.library.packets import (
     Gradients,
     fingerprint_of_layout,

@@ -1,4 +1,4 @@
-"""Rows of tables and their gradients as integer levels, with what both ends remember of them.
+"""Rows of tables and their gradients as integer levels, what both ends remember of them, and bytes.
 
 A level is a whole number of steps, and a step is a power of two, so what a level stands for and
 what rounding leaves are exact. Rows travel as the difference from the copy that the receiver holds;
@@ -8,16 +8,33 @@ Memory is limited: a table has sets of WAYS slots, row i belongs to set i mod se
 set the row leaves that was asked for the longest ago. Which rows have slots follows from the ids of
 the messages alone, so both ends know it. The copy of a row without a slot is 0.
 
-Shapes: K rows of a message, table after table; L tables: first slot, sets; S slots of all: 1 + row
-or 0 for none, last message that asked for it; D embedding dimension.
+Of each row a flag is coded, set if all its levels are 0, else its levels; the row's table gives the
+chances of the flag and of magnitudes.
+
+Shapes: K rows of a message, table after table; L tables: first slot, sets; each a context C of
+flags and magnitudes; S slots of all: 1 + row or 0 for none, last message that asked for it; of
+magnitudes S symbols, E = S + 1; D embedding dimension.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from dlrm_hybrid.arrays import Float32s, Float64s, Int32s, Int64s
+from dlrm_hybrid.arrays import Bytes, Float32s, Float64s, Halves, Int32s, Int64s, Words
+from dlrm_hybrid.kernels.bits import address_of
 from dlrm_hybrid.kernels.jit import kernel
+from dlrm_hybrid.kernels.levels.rans import (
+    ESCAPE,
+    SYMBOLS,
+    begin,
+    has_ended,
+    list_flag,
+    list_level,
+    read_flag,
+    read_level,
+    row_of,
+    write,
+)
 
 WAYS = 8
 NO_SLOT = -1
@@ -249,3 +266,98 @@ def scale_levels(levels_KD: Int32s, step: float, values_KD: Float32s) -> None:
     for k in range(levels_KD.shape[0]):
         for column in range(levels_KD.shape[1]):
             values_KD[k, column] = size * np.float32(levels_KD[k, column])
+
+
+@kernel
+def count_levels(
+    levels_KD: Int32s, counts_L: Int64s, set_C: Int64s, flags_C: Int64s, symbols_CS: Int64s
+) -> int:
+    """Count what `encode_levels` will write.
+
+    Args:
+        levels_KD: of the rows of a message.
+        counts_L: how many are of each table.
+        set_C: rows of nothing but zeros are added to it.
+        flags_C: so are all rows.
+        symbols_CS: so are the magnitudes of the other rows.
+
+    Returns:
+        rows that are not all zeros.
+    """
+    sent, k, dim = 0, 0, levels_KD.shape[1]
+    for table in range(counts_L.size):
+        zeros = 0
+        for _ in range(counts_L[table]):
+            seen = np.int32(0)
+            for column in range(dim):
+                seen |= levels_KD[k, column]
+            if seen == 0:
+                zeros += 1
+            else:
+                for column in range(dim):
+                    symbols_CS[table, min(abs(np.int64(levels_KD[k, column])), ESCAPE)] += 1
+            k += 1
+        set_C[table] += zeros
+        flags_C[table] += counts_L[table]
+        sent += counts_L[table] - zeros
+    return sent
+
+
+@kernel
+def encode_levels(
+    levels_KD: Int32s,
+    counts_L: Int64s,
+    chance_C: Halves,
+    starts_CE: Halves,
+    events_S: Words,
+    out: Bytes,
+) -> int:
+    """Write rows of levels.
+
+    Args:
+        levels_KD: of the rows of a message.
+        counts_L: how many are of each table.
+        chance_C: of flags, by table.
+        starts_CE: of magnitudes, by table.
+        events_S: has room for an event for each row, and EVENTS_OF_A_LEVEL for each level sent.
+        out: has room for EVENT_BYTES for each of these, and STATE_BYTES.
+
+    Returns:
+        bytes written.
+    """
+    events, starts = address_of(events_S), address_of(starts_CE)
+    k, at, dim = 0, 0, levels_KD.shape[1]
+    for table in range(counts_L.size):
+        chance, row = np.int64(chance_C[table]), row_of(starts, table, SYMBOLS)
+        for _ in range(counts_L[table]):
+            seen = np.int32(0)
+            for column in range(dim):
+                seen |= levels_KD[k, column]
+            at = list_flag(seen == 0, chance, events, at)
+            if seen != 0:
+                for column in range(dim):
+                    at = list_level(np.int64(levels_KD[k, column]), row, events, at)
+            k += 1
+    return write(events_S, at, out)
+
+
+@kernel
+def decode_levels(
+    data: Bytes, counts_L: Int64s, chance_C: Halves, starts_CE: Halves, levels_KD: Int32s
+) -> bool:
+    """Read what `encode_levels` wrote; False if the bytes are no such rows."""
+    words, state, at = begin(data)
+    starts, dim, k = address_of(starts_CE), levels_KD.shape[1], 0
+    for table in range(counts_L.size):
+        chance, row = np.int64(chance_C[table]), row_of(starts, table, SYMBOLS)
+        for _ in range(counts_L[table]):
+            is_zero, state, at = read_flag(words, state, at, chance)
+            for column in range(dim):
+                level = 0
+                if not is_zero:
+                    level, state, at = read_level(words, state, at, row)
+                if abs(level) > MOST_LEVELS:
+                    return False
+                levels_KD[k, column] = level
+            k += 1
+    return has_ended(state, at)
