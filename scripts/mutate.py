@@ -549,7 +549,7 @@ FAULTS = (
     Fault(
         "levels of activations: no signs follow",
         "dlrm_hybrid/wire/activation_levels.py",
-        "is_signed = bool((levels_K < 0).any())",
+        "is_signed = not is_gradient and bool((levels_K < 0).any())",
         "is_signed = False",
         "tests/wire/test_activation_levels.py -k every_message",
     ),
@@ -561,11 +561,11 @@ FAULTS = (
         "tests/wire/test_activation_levels.py -k every_message",
     ),
     Fault(
-        "levels of activations: tables that came broken are kept",
-        "dlrm_hybrid/wire/activation_levels.py",
-        "                self._receiver.forget()\n",
+        "levels of gradients: tables that came without their popularity are kept",
+        "dlrm_hybrid/wire/gradient_levels.py",
+        "                self._tables.forget()  # they serve nothing without it\n",
         "",
-        "tests/wire/test_activation_levels.py -k without_classes",
+        "tests/wire/test_gradient_levels.py -k without_popularity",
     ),
     Fault(
         "levels of activations: the lowest step is written the other way round",

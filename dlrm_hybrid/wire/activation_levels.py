@@ -36,11 +36,10 @@ from dlrm_hybrid.kernels.levels.activations import (
     STEPS,
     SYMBOL_BITS,
     SYMBOLS,
+    UnitLevels,
     UnitTables,
-    decode_gradients,
-    decode_kept,
-    encode_gradients,
-    encode_kept,
+    decode_units,
+    encode_units,
 )
 from dlrm_hybrid.kernels.levels.rans import EVENT_BYTES, STATE_BYTES
 from dlrm_hybrid.kernels.levels.steps import count_symbols, flip
@@ -127,21 +126,19 @@ class UnitSender:
     def section(self, levels: Levels) -> Section:
         """Code the levels of some rows, which change if they are of gradients."""
         indices_K, levels_K, codes_B = levels
-        _, bits, is_gradient = self.format
-        rows, width, elements = codes_B.size, self.format.width, indices_K.size
+        width, bits, is_gradient = self.format
+        rows, elements, flips_B = codes_B.size, indices_K.size, np.empty(codes_B.size, np.uint8)
         far = 0 if is_gradient else rows * width // REACH + CLASSES
         events = EVENTS_OF_AN_ELEMENT * elements + EVENTS_OF_A_ROW * rows + far
         out = np.empty(EVENT_BYTES * events + STATE_BYTES, np.uint8)
         if is_gradient:
-            flips_B = np.empty(rows, np.uint8)
             flip(indices_K, levels_K, width, self._mean_N, flips_B)
-            head, tables = self._begin(levels)
-            size = encode_gradients(indices_K, levels_K, codes_B, flips_B, bits, tables, out)
-        else:
-            is_signed = bool((levels_K < 0).any())
-            head, tables = self._begin(levels)
+        is_signed = not is_gradient and bool((levels_K < 0).any())
+        head, tables = self._begin(levels)
+        if not is_gradient:
             head += bytes([is_signed])
-            size = encode_kept(indices_K, levels_K, codes_B, bits, is_signed, tables, out)
+        kind = UnitLevels(bits, is_gradient, is_signed)
+        size = encode_units(indices_K, levels_K, codes_B, flips_B, kind, tables, out)
         payload = head + out[:size].tobytes()
         return Section(0, Encoding.DENSE, Dtype.UINT8, len(payload), payload)
 
@@ -211,43 +208,42 @@ class UnitReceiver:
     _tables: UnitTables | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._receiver = TableReceiver(self.format.shape)
+        self._receiver = TableReceiver(self.format.shape, beside=2 + self.format.width)
 
-    def kept(self, section: Section, rows: int) -> Levels:
-        """The levels of kept activations of so many rows.
+    def levels(self, section: Section, rows: int, kept_K: Int32s | None = None) -> Levels:
+        """The levels of so many rows.
+
+        Args:
+            section: of the sender.
+            rows: B.
+            kept_K: flat indices of the activations that gradients are of; None if no gradients.
 
         Raises:
             SectionError: no sender makes such a section, or tables are missing.
         """
         tables, payload = self._begin(section)
-        if not len(payload) or payload[0] > 1:
-            raise section.error("it does not say whether signs follow")
-        width, bits, _ = self.format
-        indices_K, levels_K = np.empty(rows * width, np.int32), np.empty(rows * width, np.int16)
-        codes_B, data = np.empty(rows, np.int16), _readable(payload[1:])
-        found = decode_kept(data, bits, bool(payload[0]), tables, indices_K, levels_K, codes_B)
-        if found < 0:
-            raise section.error(f"{len(payload)} bytes hold no choice of {rows} × {width} elements")
-        return Levels(indices_K[:found].copy(), levels_K[:found], codes_B)
-
-    def gradients(self, section: Section, indices_K: Int32s, rows: int) -> Levels:
-        """The levels of gradients of kept activations; raises as `kept`."""
-        tables, payload = self._begin(section)
+        width, bits, is_gradient = self.format
+        is_signed = False
+        if not is_gradient:
+            if not len(payload) or payload[0] > 1:
+                raise section.error("it does not say whether signs follow")
+            is_signed, payload = bool(payload[0]), payload[1:]
+        indices_K = np.empty(rows * width, np.int32) if kept_K is None else kept_K
         levels_K, codes_B = np.empty(indices_K.size, np.int16), np.empty(rows, np.int16)
-        data, bits = _readable(payload), self.format.bits
-        if not decode_gradients(data, indices_K, bits, tables, levels_K, codes_B):
-            raise section.error(f"{len(payload)} bytes hold no levels of {levels_K.size} elements")
-        return Levels(indices_K, levels_K, codes_B)
+        data = np.frombuffer(payload.toreadonly(), np.uint8)  # kernels know one type of array
+        kind = UnitLevels(bits, is_gradient, is_signed)
+        found = decode_units(data, kind, tables, indices_K, levels_K, codes_B)
+        if found < 0:
+            raise section.error(f"{len(payload)} bytes are no levels of {rows} × {width} elements")
+        if kept_K is None:
+            indices_K = indices_K[:found].copy()
+        return Levels(indices_K, levels_K[:found], codes_B)
 
     def _begin(self, section: Section) -> tuple[UnitTables, memoryview]:
-        tables, payload = self._receiver.begin(section)
-        if self._receiver.brought:
-            width = self.format.width
-            if len(payload) < 2 + width:
-                self._receiver.forget()
-                raise section.error(f"{len(payload)} bytes hold no classes of {width} units")
-            lowest = int.from_bytes(payload[:2], "little")
-            classes_N = np.frombuffer(payload[2 : 2 + width], np.uint8)
+        tables, classes, payload = self._receiver.begin(section)
+        if classes is not None:
+            lowest = int.from_bytes(classes[:2], "little")
+            classes_N = np.frombuffer(classes[2:], np.uint8)
             self._tables = UnitTables(
                 classes_N & np.uint8(CLASSES - 1),
                 classes_N >> np.uint8(_LEVEL_SHIFT),
@@ -255,14 +251,8 @@ class UnitReceiver:
                 hints_of(tables.starts_CE),
                 np.array([lowest]),
             )
-            payload = payload[2 + width :]
         assert self._tables is not None
         return self._tables, payload
-
-
-def _readable(payload: memoryview) -> Bytes:
-    """For kernels; they are compiled for one type of array."""
-    return np.frombuffer(payload.toreadonly(), np.uint8)
 
 
 def alike(counts_NS: Int64s, groups: int) -> Bytes:

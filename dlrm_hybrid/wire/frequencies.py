@@ -163,38 +163,38 @@ class TableReceiver:
 
     Attributes:
         shape: of the tables.
-        brought: whether the last message brought tables.
+        beside: bytes that come with them.
     """
 
     shape: Shape
-    brought: bool = field(default=False, init=False)
+    beside: int = 0
     _number: int = field(default=-1, init=False)
     _tables: Tables | None = field(default=None, init=False)
 
-    def begin(self, section: Section) -> tuple[Tables, memoryview]:
-        """Tables of a message and what follows them.
+    def begin(self, section: Section) -> tuple[Tables, memoryview | None, memoryview]:
+        """Tables of a message, what came beside them, None if they did not come, and what follows.
 
         Raises:
             SectionError: it was coded with tables that never came, or has none where they follow.
         """
         payload = memoryview(section.payload)
         if not len(payload):
-            raise section.error("0 bytes name no tables")
+            raise section.error("it is empty: it names no tables")
         follow, number = divmod(payload[0], _FOLLOW)
-        payload = payload[1:]
+        payload, beside = payload[1:], None
         if follow:
             flags, contexts, symbols = self.shape
             size = 2 * (flags + contexts * (symbols - 1))
-            if len(payload) < size:
-                raise section.error(f"{len(payload)} bytes hold no tables of {size}")
+            end = size + self.beside
+            if len(payload) < end:
+                raise section.error(f"{len(payload)} bytes hold no tables of {end}")
             self._tables = self._read(np.frombuffer(payload[:size], "<u2"), section)
             self._number = number
-            payload = payload[size:]
-        self.brought = bool(follow)
+            beside, payload = payload[size:end], payload[end:]
         if self._tables is None or number != self._number:
             held = "none" if self._tables is None else f"number {self._number}"
             raise section.error(f"it was coded with tables {number}; this rank has {held}")
-        return self._tables, payload
+        return self._tables, beside, payload
 
     def forget(self) -> None:
         """Read nothing until tables come: what came with the last ones was no good."""

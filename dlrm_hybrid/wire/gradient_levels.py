@@ -41,7 +41,7 @@ from dlrm_hybrid.kernels.levels.updates import (
     read_update,
     write_update,
 )
-from dlrm_hybrid.wire.frequencies import Shape, TableReceiver, Tables, TableSender, hints_of
+from dlrm_hybrid.wire.frequencies import Shape, TableReceiver, TableSender, hints_of
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 from dlrm_hybrid.wire.sparse import Elements
 
@@ -279,16 +279,16 @@ class UpdateReceiver:
     def __init__(
         self, shapes: Sequence[tuple[int, ...]], beside: UpdateReceiver | None = None
     ) -> None:
-        self._tables = TableReceiver(_SHAPE)
         self._known: Known | None = None
-        if beside is not None:
+        if beside is None:
+            self._matrices = Matrices(shapes)
+            count = int(self._matrices.offsets_E[-1])
+            self._marks_W = np.zeros((count + 63) // 64, np.uint64)
+            self._levels_N = np.empty(count, np.int16)
+        else:
             self._matrices = beside._matrices
             self._marks_W, self._levels_N = beside._marks_W, beside._levels_N
-            return
-        self._matrices = Matrices(shapes)
-        count = int(self._matrices.offsets_E[-1])
-        self._marks_W = np.zeros((count + 63) // 64, np.uint64)
-        self._levels_N = np.empty(count, np.int16)
+        self._tables = TableReceiver(_SHAPE, beside=self._matrices.payload_bytes)
 
     def decode(self, section: Section) -> Elements:
         """The elements of all tensors.
@@ -300,9 +300,13 @@ class UpdateReceiver:
         if section.encoding is not Encoding.CODED or section.count != count:
             name = section.encoding.name
             raise section.error(f"{name} of {section.count} elements, expected CODED of {count}")
-        tables, rest = self._tables.begin(section)
-        if self._tables.brought:
-            rest = self._popularity(rest, section, tables)
+        tables, popularity, rest = self._tables.begin(section)
+        if popularity is not None:
+            told = read_payload(np.frombuffer(popularity, np.uint8), self._matrices)
+            if told is None:
+                self._tables.forget()  # they serve nothing without it
+                raise section.error("an exponent of its quanta is none of float32")
+            self._known = Known(*told, tables.starts_CE, hints_of(tables.starts_CE))
         assert self._known is not None
         exponents_T = np.empty_like(self._known.exponents_T)
         data = np.frombuffer(rest, np.uint8).copy()  # writable: one type for the kernel
@@ -320,18 +324,6 @@ class UpdateReceiver:
             *(splits_E, indices_K, values_K),
         )
         return Elements(splits_E, indices_K, values_K)
-
-    def _popularity(self, rest: memoryview, section: Section, tables: Tables) -> memoryview:
-        """Read what came with tables, which serve nothing without it; gives what follows."""
-        size = self._matrices.payload_bytes
-        told = None
-        if len(rest) >= size:
-            told = read_payload(np.frombuffer(rest[:size], np.uint8), self._matrices)
-        if told is None:
-            self._tables.forget()
-            raise section.error(f"{len(rest)} bytes hold no popularity of {size}")
-        self._known = Known(*told, tables.starts_CE, hints_of(tables.starts_CE))
-        return rest[size:]
 
 
 def _told(payload: bytes, matrices: Matrices) -> tuple[Order, Int64s]:

@@ -44,9 +44,8 @@ PARTS = {
         *("LevelCodec.decode", "LevelCodec.decode_gradient", "restore"),
     ),
     "wire.activation_levels": (
-        *("UnitSender.section", "flip", "count_symbols", "alike", "encode_kept"),
-        *("encode_gradients", "UnitReceiver.kept", "UnitReceiver.gradients"),
-        *("decode_kept", "decode_gradients"),
+        *("UnitSender.section", "flip", "count_symbols", "alike", "encode_units"),
+        *("UnitReceiver.levels", "decode_units"),
     ),
     "model.exchange.levels": (
         *("LevelExchange.rows", "LevelExchange.gradients", "GroupMessages.exchange"),

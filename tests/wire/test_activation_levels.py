@@ -40,9 +40,8 @@ def drawn(rng: np.random.Generator, kept_BN: Bools, format: Format, *, signed: b
 
 
 def received(receiver: UnitReceiver, section: Section, sent: Levels) -> Levels:
-    if receiver.format.is_gradient:
-        return receiver.gradients(section, sent.indices_K, sent.codes_B.size)
-    return receiver.kept(section, sent.codes_B.size)
+    kept_K = sent.indices_K if receiver.format.is_gradient else None
+    return receiver.levels(section, sent.codes_B.size, kept_K)
 
 
 def copied(levels: Levels) -> Levels:
@@ -232,7 +231,7 @@ def test_tables_without_classes_serve_nothing() -> None:
     levels = drawn(rng, rng.random((8, 40)) < 0.2, format, signed=False)
     _, _, third, fourth = (sender.section(copied(levels)) for _ in range(4))
     cut = third._replace(payload=third.payload[: head_bytes(format) - 1])
-    with pytest.raises(DlrmError, match="hold no classes of 40 units"):
+    with pytest.raises(DlrmError, match="hold no tables of"):
         received(receiver, cut, levels)
     with pytest.raises(DlrmError, match="coded with tables 2; this rank has none"):
         received(receiver, fourth, levels)

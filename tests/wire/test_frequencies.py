@@ -39,7 +39,7 @@ def test_tables_follow_ever_more_seldom_until_their_lifespan() -> None:
             due.append(message)
             assert len(head) == 1 + TABLE_BYTES
             assert not sender.counts.flags_C.any() and not sender.counts.symbols_CS.any()
-        tables, rest = receiver.begin(section(head + b"what follows"))
+        tables, _, rest = receiver.begin(section(head + b"what follows"))
         assert_same(tables, sender.tables)
         assert bytes(rest) == b"what follows"
     assert due == [0, 1, 2, 4, 8, 10, 20, 30]
@@ -54,7 +54,7 @@ def test_a_receiver_that_lacks_tables_says_so() -> None:
     with pytest.raises(DlrmError, match="coded with tables 2; this rank has number 0"):
         receiver.begin(section(fourth))
     sender.restart()
-    tables, _ = TableReceiver(SHAPE).begin(section(sender.begin()))
+    tables, _, _ = TableReceiver(SHAPE).begin(section(sender.begin()))
     assert_same(tables, sender.tables)
 
 
@@ -62,7 +62,7 @@ def test_a_receiver_that_lacks_tables_says_so() -> None:
 def test_any_bytes_are_tables_or_an_error(payload: bytes) -> None:
     receiver = TableReceiver(SHAPE)
     try:
-        tables, rest = receiver.begin(section(payload))
+        tables, _, rest = receiver.begin(section(payload))
     except DlrmError as error:
         assert str(error).startswith("tensor 2: no DENSE section: ")
         return

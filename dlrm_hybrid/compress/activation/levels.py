@@ -69,7 +69,7 @@ class LevelCodec(ActivationCodec):
     @override
     def decode(self, sections: Sections, shape: torch.Size, key: Key) -> tuple[Tensor, Mask]:
         section = _only_bytes(sections, shape, key)
-        levels = self._receiver(self._format(shape, is_gradient=False)).kept(section, shape[0])
+        levels = self._receiver(self._format(shape, is_gradient=False)).levels(section, shape[0])
         return _restored(levels, shape), levels.indices_K
 
     @override
@@ -85,7 +85,7 @@ class LevelCodec(ActivationCodec):
         assert mask is not None
         section = _only_bytes(sections, shape, key)
         receiver = self._receiver(self._format(shape, is_gradient=True))
-        return _restored(receiver.gradients(section, mask, shape[0]), shape)
+        return _restored(receiver.levels(section, shape[0], mask), shape)
 
     @override
     def report(self) -> SentReport | None:

@@ -80,7 +80,7 @@ class LevelReceiver:
         exponents = np.frombuffer(head, np.int8).tolist()
         if len(exponents) < self._exponents or any(abs(x) > MOST_EXPONENT for x in exponents):
             raise section.error(f"it does not begin with {self._exponents} exponents of steps")
-        tables, codes = self._tables.begin(section)
+        tables, _, codes = self._tables.begin(section)
         levels_KD = np.empty((int(counts_L.sum()), dim), np.int32)
         data = np.frombuffer(codes, np.uint8).copy()
         if not decode_levels(data, counts_L, tables.chance_C, tables.starts_CE, levels_KD):

@@ -198,6 +198,20 @@ CODE_BITS = 10
 EVENTS_OF_AN_ELEMENT, EVENTS_OF_A_ROW = 5, 3
 
 
+class UnitLevels(NamedTuple):
+    """What the levels of a message are.
+
+    Attributes:
+        bits: of a level's magnitude.
+        is_gradient: of activations that the reader knows to be kept.
+        is_signed: whether an activation may be negative.
+    """
+
+    bits: int
+    is_gradient: bool
+    is_signed: bool
+
+
 class UnitTables(NamedTuple):
     """What coder and reader of a message both have.
 
@@ -243,203 +257,117 @@ def _read_step(
 
 
 @kernel
-def encode_kept(
+def encode_units(
     indices_K: Int32s,
     levels_K: Int16s,
     codes_B: Int16s,
-    bits: int,
-    signed: bool,
+    flips_B: Bytes,
+    kind: UnitLevels,
     tables: UnitTables,
     out: Bytes,
 ) -> int:
-    """Code kept activations; gives the bytes written.
+    """Code levels of units; gives the bytes written.
 
     Args:
         indices_K: flat, increasing.
-        levels_K: of them, none 0.
-        codes_B: of steps.
-        bits: of a level's magnitude.
-        signed: whether a level may be negative.
+        levels_K: of them; of activations none is 0, gradients are turned as `flip` does.
+        codes_B: of steps; 0 where all levels of a row are 0.
+        flips_B: rows that were turned, if gradients.
+        kind: of the levels.
         tables: to code with.
-        out: has room for 2 bytes for each of 5 events an element, 3 a row, one in REACH places
-            and one a class, and STATE_BYTES.
+        out: has room for 2 bytes for each of 5 events an element, 3 a row and, if activations, one
+            in REACH places and one a class, and STATE_BYTES.
     """
-    width, rows = tables.kept_class_N.size, codes_B.size
-    low_bits = max(bits - SYMBOL_BITS, 0)
+    bits, is_gradient, is_signed = kind
+    width, rows = tables.level_class_N.size, codes_B.size
+    zero = np.int64(is_gradient) << bits
+    low_bits = max(bits + is_gradient - SYMBOL_BITS, 0)
     events_S = np.empty(out.size // 2, np.uint32)
     events, starts = address_of(events_S), address_of(tables.starts_CE)
-    positions = row_of(starts, POSITIONS, SYMBOLS)
-    at = list_positions(indices_K, rows, tables.kept_class_N, positions, events)
-    k = 0
+    at, k = 0, 0
+    if not is_gradient:
+        positions = row_of(starts, POSITIONS, SYMBOLS)
+        at = list_positions(indices_K, rows, tables.kept_class_N, positions, events)
     for row in range(rows):
-        first = row * width
-        if k < indices_K.size and indices_K[k] < first + width:
-            at = _list_step(np.int64(codes_B[row]), tables.lowest_1[0], starts, events, at)
+        first, code = row * width, np.int64(codes_B[row])
+        has_any = k < indices_K.size and indices_K[k] < first + width
+        if has_any:
+            at = _list_step(code, tables.lowest_1[0], starts, events, at)
+        if has_any and is_gradient and code:
+            at = list_bits(np.int64(flips_B[row]), 1, events, at)
+        while code == 0 and k < indices_K.size and indices_K[k] < first + width:
+            k += 1
         while k < indices_K.size and indices_K[k] < first + width:
             level = np.int64(levels_K[k])
-            size = abs(level)
+            value = zero + (level if is_gradient else abs(level))
             context = np.int64(tables.level_class_N[indices_K[k] - first])
-            at = list_symbol(size >> low_bits, row_of(starts, context, SYMBOLS), events, at)
+            at = list_symbol(value >> low_bits, row_of(starts, context, SYMBOLS), events, at)
             if low_bits:
-                at = list_bits(size & ((1 << low_bits) - 1), low_bits, events, at)
-            if signed:
+                at = list_bits(value & ((1 << low_bits) - 1), low_bits, events, at)
+            if is_signed:
                 at = list_bits(np.int64(level < 0), 1, events, at)
             k += 1
     return write(events_S, at, out)
 
 
 @kernel
-def decode_kept(
+def decode_units(
     data: ReadOnlyBytes,
-    bits: int,
-    signed: bool,
+    kind: UnitLevels,
     tables: UnitTables,
     indices_K: Int32s,
     levels_K: Int16s,
     codes_B: Int16s,
 ) -> int:
-    """Read what `encode_kept` wrote; gives K, or -1 if the bytes hold no such elements.
+    """Read what `encode_units` wrote; gives K, or -1 if the bytes hold no such levels.
 
     Args:
         data: the bytes.
-        bits: of a level's magnitude.
-        signed: whether signs follow.
+        kind: as it was written.
         tables: to read with.
-        indices_K: receives flat indices, increasing; has room for B * N.
-        levels_K: receives their levels; has room for B * N.
-        codes_B: receives the codes of steps; 0 for a row that keeps nothing.
+        indices_K: flat, increasing, of gradients; else receives them, and has room for B * N.
+        levels_K: receives their levels, gradients turned back; has room for as many.
+        codes_B: receives the codes of steps; 0 for a row that keeps nothing, or has zeros only.
     """
-    width, rows = tables.kept_class_N.size, codes_B.size
+    bits, is_gradient, is_signed = kind
+    width, rows = tables.level_class_N.size, codes_B.size
+    zero, value_bits = np.int64(is_gradient) << bits, bits + is_gradient
+    low_bits = max(value_bits - SYMBOL_BITS, 0)
     words, state, at = begin(data)
+    starts, hints = address_of(tables.starts_CE), address_of(tables.hints_CH)
+    found, k = indices_K.size, 0
+    if at >= 0 and not is_gradient:
+        offsets_B, class_N = np.zeros(rows + 1, np.int64), tables.kept_class_N
+        table, hint = row_of(starts, POSITIONS, SYMBOLS), hint_of(hints, POSITIONS)
+        found, state, at = read_positions(
+            words, state, at, class_N, table, hint, offsets_B, indices_K
+        )
     if at < 0:
         return -1
-    starts, hints = address_of(tables.starts_CE), address_of(tables.hints_CH)
-    offsets_B = np.zeros(rows + 1, np.int64)
-    first, hint = row_of(starts, POSITIONS, SYMBOLS), hint_of(hints, POSITIONS)
-    class_N = tables.kept_class_N
-    found, state, at = read_positions(words, state, at, class_N, first, hint, offsets_B, indices_K)
-    low_bits = max(bits - SYMBOL_BITS, 0)
     for row in range(rows):
-        codes_B[row] = 0
-        if at < 0:
-            return -1
-        if offsets_B[row] == offsets_B[row + 1]:
-            continue
-        code, state, at = _read_step(words, state, at, starts, hints, tables.lowest_1[0])
-        if at < 0 or code < LOWEST_CODE or code > HIGHEST_CODE:
-            return -1
-        codes_B[row] = code
-        for k in range(offsets_B[row], offsets_B[row + 1]):
-            context = np.int64(tables.level_class_N[indices_K[k] - row * width])
-            level_row, hint = row_of(starts, context, SYMBOLS), hint_of(hints, context)
-            size, state, at = read_hinted(words, state, at, level_row, hint)
-            if low_bits:
-                low, state, at = read_bits(words, state, at, low_bits)
-                size = size << low_bits | low
-            if size == 0 or size >> bits:
-                return -1
-            is_negative = np.int64(0)
-            if signed:
-                is_negative, state, at = read_bits(words, state, at, 1)
-            levels_K[k] = -size if is_negative else size
-    return found if has_ended(state, at) else -1
-
-
-@kernel
-def encode_gradients(
-    indices_K: Int32s,
-    levels_K: Int16s,
-    codes_B: Int16s,
-    flips_B: Bytes,
-    bits: int,
-    tables: UnitTables,
-    out: Bytes,
-) -> int:
-    """Code the gradients of kept activations, turned as `flip` does; gives the bytes written.
-
-    Args:
-        indices_K: flat, increasing.
-        levels_K: of them.
-        codes_B: of steps; 0 where all levels of a row are 0.
-        flips_B: rows that were turned.
-        bits: of a level's magnitude.
-        tables: to code with.
-        out: has room for 2 bytes for each of 5 events an element and 3 a row, and STATE_BYTES.
-    """
-    width = tables.level_class_N.size
-    zero = 1 << bits
-    low_bits = max(bits + 1 - SYMBOL_BITS, 0)
-    events_S = np.empty(out.size // 2, np.uint32)
-    events, starts = address_of(events_S), address_of(tables.starts_CE)
-    at, k = 0, 0
-    for row in range(codes_B.size):
-        first, code = row * width, np.int64(codes_B[row])
-        has_any = k < indices_K.size and indices_K[k] < first + width
-        if has_any:
-            at = _list_step(code, tables.lowest_1[0], starts, events, at)
-        if has_any and code:
-            at = list_bits(np.int64(flips_B[row]), 1, events, at)
-        while k < indices_K.size and indices_K[k] < first + width:
-            if code:
-                value = zero + np.int64(levels_K[k])
-                context = np.int64(tables.level_class_N[indices_K[k] - first])
-                at = list_symbol(value >> low_bits, row_of(starts, context, SYMBOLS), events, at)
-                if low_bits:
-                    at = list_bits(value & ((1 << low_bits) - 1), low_bits, events, at)
-            k += 1
-    return write(events_S, at, out)
-
-
-@kernel
-def decode_gradients(
-    data: ReadOnlyBytes,
-    indices_K: Int32s,
-    bits: int,
-    tables: UnitTables,
-    levels_K: Int16s,
-    codes_B: Int16s,
-) -> bool:
-    """Read what `encode_gradients` wrote, turned back; False if the bytes hold no such levels.
-
-    Args:
-        data: the bytes.
-        indices_K: flat, increasing.
-        bits: of a level's magnitude.
-        tables: to read with.
-        levels_K: receives levels.
-        codes_B: receives the codes of steps.
-    """
-    width = tables.level_class_N.size
-    zero = 1 << bits
-    low_bits = max(bits + 1 - SYMBOL_BITS, 0)
-    words, state, at = begin(data)
-    if at < 0:
-        return False
-    starts, hints = address_of(tables.starts_CE), address_of(tables.hints_CH)
-    k = 0
-    for row in range(codes_B.size):
-        first = row * width
-        code = np.int64(0)
-        turned = np.int64(0)
-        if k < indices_K.size and indices_K[k] < first + width:
+        first, code, turned = row * width, np.int64(0), np.int64(0)
+        if k < found and indices_K[k] < first + width:
             code, state, at = _read_step(words, state, at, starts, hints, tables.lowest_1[0])
-            if at < 0 or (code and code < LOWEST_CODE) or code > HIGHEST_CODE:
-                return False
-            if code:
+            is_none = code == 0 and is_gradient
+            if at < 0 or code > HIGHEST_CODE or (code < LOWEST_CODE and not is_none):
+                return -1
+            if is_gradient and code:
                 turned, state, at = read_bits(words, state, at, 1)
         codes_B[row] = code
-        while k < indices_K.size and indices_K[k] < first + width:
+        while k < found and indices_K[k] < first + width:
             level = np.int64(0)
             if code:
                 context = np.int64(tables.level_class_N[indices_K[k] - first])
-                level_row, hint = row_of(starts, context, SYMBOLS), hint_of(hints, context)
-                value, state, at = read_hinted(words, state, at, level_row, hint)
+                table, hint = row_of(starts, context, SYMBOLS), hint_of(hints, context)
+                value, state, at = read_hinted(words, state, at, table, hint)
                 if low_bits:
                     low, state, at = read_bits(words, state, at, low_bits)
                     value = value << low_bits | low
+                if value == 0 or value >> value_bits:
+                    return -1
                 level = value - zero
-                if abs(level) >= zero:
-                    return False
+                if is_signed:
+                    turned, state, at = read_bits(words, state, at, 1)
             levels_K[k] = -level if turned else level
             k += 1
-    return has_ended(state, at)
+    return found if has_ended(state, at) else -1
