@@ -256,8 +256,9 @@ def covering(
     left = set().union(*(held for _, held in pool)).difference(*map(pairs, chosen))
     while left:
         one, held = max(draw.sample(pool, 120), key=lambda one: len(left & one[1]))
-        chosen.append(one)
-        left -= held
+        if left & held:
+            chosen.append(one)
+            left -= held
     return chosen, count
 
 
