@@ -119,7 +119,7 @@ class Workers(Revival):
         return [pid for pid in found if psutil.pid_exists(pid)]
 
 
-@pytest.mark.parametrize("how", ["killed", "misses its mate"])
+@pytest.mark.parametrize("how", ["killed", pytest.param("misses its mate", marks=pytest.mark.slow)])
 def test_a_rank_and_its_mates_are_started_again(how: str, tmp_path: Path) -> None:
     workers = Workers(tmp_path, how, lives=3)
     outcome = workers.run()

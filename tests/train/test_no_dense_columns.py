@@ -56,6 +56,7 @@ def train(table: tuple[str, ...], tmp_path: Path) -> Train:
     return train_here
 
 
+@pytest.mark.slow
 def test_what_is_planted_is_found_and_leaves_for_other_programs(
     table: tuple[str, ...], train: Train, tmp_path: Path
 ) -> None:
