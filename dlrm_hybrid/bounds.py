@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
@@ -74,12 +75,22 @@ class Bound:
         return handler(source) | {name: one for name, one in bounds.items() if one is not None}
 
     def holds(self, value: Any) -> bool:
-        """Whether a number is in its range."""
+        """Whether a number is in its range, a text of its form, a text or list long enough."""
+        if self.pattern is not None and re.search(self.pattern, value) is None:
+            return False
+        if self.min_length is not None and len(value) < self.min_length:
+            return False
         return all(is_met(value, bound) for _, is_met, bound in self._limits())
 
     def described(self, kind: str) -> Iterator[str]:
-        """The bounds of a number in words, beginning with its kind."""
-        yield f"{kind} {' and '.join(f'{word} {bound:g}' for word, _, bound in self._limits())}"
+        """The bounds of a value in words, beginning with its kind."""
+        if self.pattern is not None:
+            yield PATTERNS[self.pattern].removeprefix("must be ")
+        elif self.min_length is not None:
+            yield f"{kind} that is not empty"
+        else:
+            limits = (f"{word} {_digits(bound)}" for word, _, bound in self._limits())
+            yield f"{kind} {' and '.join(limits)}"
 
     def _limits(self) -> Iterator[tuple[str, Callable[[Any, Any], bool], float]]:
         for name, (word, is_met) in _ORDER.items():
@@ -110,6 +121,14 @@ class OneOf:
     def described(self, kind: str) -> Iterator[str]:
         """The names, quoted."""
         yield from map(repr, self.names())
+
+
+def _digits(bound: float) -> str:
+    """A bound as people read it."""
+    if isinstance(bound, int):
+        is_power = bound > 2**32 and bound.bit_count() == 1
+        return f"2^{bound.bit_length() - 1}" if is_power else f"{bound:,}"
+    return f"{bound:g}"
 
 
 Count = Annotated[int, Bound(ge=0, lt=2**63)]
@@ -170,8 +189,8 @@ def check(record: Any) -> None:
     for name, kind in types_of(record.__class__).items():
         value = _plain(getattr(record, name))
         object.__setattr__(record, name, value)
-        if not _fits(value, kind):
-            faults.append((name, value, f"must be {' or '.join(_described(kind))}"))
+        if not fits(value, kind):
+            faults.append((name, value, f"must be {' or '.join(described(kind))}"))
     if faults:
         raise SettingsError(record.__class__, faults)
 
@@ -187,33 +206,36 @@ def _plain(value: object) -> object:
     return float(value) if isinstance(value, Real) else value
 
 
-def _fits(value: object, kind: Any) -> bool:
+def fits(value: object, kind: Any) -> bool:
+    """Whether a value is of a type, and within the bounds of its annotations."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return any(_fits(value, part) for part in parts)
+        return any(fits(value, part) for part in parts)
     if origin is Literal:
         return type(value) is str and value in parts
     if origin is Annotated:
-        return _fits(value, parts[0]) and all(bound.holds(value) for bound in parts[1:])
+        return fits(value, parts[0]) and all(bound.holds(value) for bound in parts[1:])
     if origin is tuple:
         items = cast("Sequence[object]", value)
-        return type(value) is tuple and all(_fits(item, parts[0]) for item in items)
+        right = type(value) is tuple and (parts[-1] is ... or len(items) == len(parts))
+        return right and all(fits(item, parts[0]) for item in items)
     if kind is float:
         return type(value) in (int, float) and math.isfinite(cast("float", value))
-    return type(value) is kind
+    return type(value) is kind if kind in _WORDS or kind is NoneType else isinstance(value, kind)
 
 
-def _described(kind: Any) -> Iterator[str]:
+def described(kind: Any) -> Iterator[str]:
     """The alternatives of a type, in words."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         for part in parts:
-            yield from _described(part)
+            yield from described(part)
     elif origin is Literal:
         yield from map(repr, parts)
     elif origin is Annotated:
-        yield from parts[1].described(_WORDS[parts[0]])
+        yield from parts[1].described(_WORDS.get(parts[0], "a tuple"))
     elif origin is tuple:
-        yield f"a tuple, each {' or '.join(_described(parts[0]))}"
+        several = "a tuple" if parts[-1] is ... else f"a tuple of {len(parts)}"
+        yield f"{several}, each {' or '.join(described(parts[0]))}"
     else:
         yield "None" if kind is NoneType else _WORDS[kind]

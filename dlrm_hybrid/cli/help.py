@@ -16,7 +16,7 @@ from dlrm_hybrid.config.keys import (
     all_groups,
     all_keys,
     default_choices,
-    help_lines,
+    line_of,
     summary,
 )
 
@@ -212,14 +212,6 @@ def _reads(verb: str, name: str) -> bool:
     """Whether a verb reads a key, any key of a section, or the choice of a group."""
     parts = (*READS[verb], *groups_read(verb), *(("hydra",) if verb == "train" else ()))
     return is_below(name, parts) or any(is_below(part, (name,)) for part in parts)
-
-
-def line_of(key: str, choice: str = "") -> str:
-    """The comment beside a key in conf/, that of this choice of its group if it has one."""
-    group = key.partition(".")[0]
-    if group not in all_groups():
-        group = ""
-    return help_lines(group, choice or default_choices().get(group, "")).get(key, "")
 
 
 def _groups(verb: str, values: Mapping[str, Any]) -> list[str]:

@@ -200,6 +200,8 @@ class _Jobs:
         from dlrm_hybrid.run.running import ensure_forkserver
 
         config = validate(job.values)
+        for line in job.dropped:
+            print(printable(line), file=sys.stderr)
         os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
         folder = job.folder if self.verb == "train" else Path.cwd()
         request = Request(config, job.values, folder, job.overrides)

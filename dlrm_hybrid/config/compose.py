@@ -27,17 +27,18 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dlrm_hybrid.config.experiments.hydra_state import composing
 from dlrm_hybrid.config.experiments.own import OwnExperiments
+from dlrm_hybrid.config.experiments.unfit import drop_unfit
 from dlrm_hybrid.config.identity import CONFIG_FILE, flat, is_below
 from dlrm_hybrid.config.keys import (
     CONF,
     EXPERIMENT,
     ROOT,
     all_groups,
-    conf_folder,
+    readers_of,
     with_whole_numbers,
 )
-from dlrm_hybrid.config.methods import GROUP, load_typed, readers_of, unloaded
-from dlrm_hybrid.config.model import unread_interactions, with_input_width, with_table_servers
+from dlrm_hybrid.config.methods import GROUP, load_typed, unloaded
+from dlrm_hybrid.config.model import with_input_width, with_table_servers, without_unread
 from dlrm_hybrid.config.overrides import (
     ALLOWED,
     MOST_JOBS,
@@ -63,10 +64,14 @@ WRITTEN = ("hydra.overrides", "hydra.runtime", "hydra.job.override_dirname")
 
 @dataclass(frozen=True, slots=True)
 class _Tree:
-    """What Hydra has composed: `config` is all of it, `values` without Hydra's part, resolved."""
+    """What was composed: `config` is all of it, `values` without Hydra's part, resolved.
+
+    `dropped` has a line for each value of an experiment that does not fit what was typed.
+    """
 
     config: DictConfig
     values: dict[str, Any]
+    dropped: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +82,13 @@ class Job:
         values: all of it, resolved.
         folder: for the run.
         overrides: those that configure the program, as they were typed.
+        dropped: a line for each value of an experiment that does not fit what was typed.
     """
 
     values: Mapping[str, Any]
     folder: Path
     overrides: tuple[str, ...]
+    dropped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +114,10 @@ class Sweep:
     def job(self, number: int) -> Job:
         """Compose one of the jobs; whether its values go together is left to `validate`."""
         with composing():
-            values, _ = _settled(_compose(self.points[number]).values)
-        return Job(values, self.folder / str(number), _own(self.points[number]))
+            tree = _compose(self.points[number])
+            values, _ = _settled(tree.values)
+        own = _own(self.points[number])
+        return Job(values, self.folder / str(number), own, tree.dropped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +195,7 @@ def job_of(
     """
     overrides = with_density(overrides)
     tree = _composed(overrides, faults, has_model, RUN_FOLDER_KEY if trains else None)
-    return Job(tree.values, _folder(tree, "hydra.run.dir"), _own(overrides))
+    return Job(tree.values, _folder(tree, "hydra.run.dir"), _own(overrides), tree.dropped)
 
 
 def sweep_of(overrides: Sequence[str], faults: Sequence[str] = ()) -> Sweep:
@@ -255,8 +264,10 @@ def shown(overrides: Sequence[str], which: str, package: str | None, resolve: bo
     Raises:
         ConfigError: there is no such key, or something cannot be resolved.
     """
+    overrides = with_density(overrides)
     with composing():
-        config = _by_hydra(with_density(overrides))
+        config = _by_hydra(overrides)
+        drop_unfit(config, overrides)
     is_all = which == "all"
     names = [str(key) for key in config if is_all or (key == "hydra") == (which == "hydra")]
     try:
@@ -359,7 +370,7 @@ def _going_on(
 
 def _settled(values: dict[str, Any], has_model: bool = True) -> tuple[dict[str, Any], list[str]]:
     """The values with all that follows from others of them, and faults of what cannot follow."""
-    values, unread = _without_unread(with_table_servers(with_whole_numbers(values)))
+    values, unread = without_unread(with_table_servers(with_whole_numbers(values)))
     values, width = with_input_width(values, has_model)
     return values, [*unread, *width]
 
@@ -388,8 +399,10 @@ def _compose(overrides: Sequence[str]) -> _Tree:
     """The values and Hydra's own settings; only `ALLOWED` of those may be set by overrides."""
     config = _quickly(overrides)
     config = _by_hydra(overrides) if config is None else config
+    dropped = drop_unfit(config, overrides)
     job = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-    return _Tree(config, cast("dict[str, Any]", OmegaConf.to_container(job, resolve=True)))
+    values = cast("dict[str, Any]", OmegaConf.to_container(job, resolve=True))
+    return _Tree(config, values, tuple(dropped))
 
 
 def _quickly(overrides: Sequence[str]) -> DictConfig | None:
@@ -469,22 +482,6 @@ def _changed(settings: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(".".join(key.split(".")[:2]) for key in other))
 
 
-def _without_unread(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Null for parts of `model` that no choice there reads, and their faults."""
-    given = values.get("model")
-    if not isinstance(given, Mapping):
-        return values, []
-    kept, faults = unread_interactions(cast("Mapping[str, Any]", given), _interactions())
-    return {**values, "model": kept}, faults
-
-
-@functools.cache
-def _interactions() -> Mapping[str, Any]:
-    """The parts of `model` that only some of its choices read, with their defaults."""
-    sections = OmegaConf.load(conf_folder() / "model" / "base" / "sections.yaml")
-    return cast("dict[str, Any]", OmegaConf.to_container(sections, resolve=True))
-
-
 def _sift(overrides: Sequence[str]) -> tuple[_Tree, dict[str, str]]:
     """What can be composed, and a message for each override that cannot join those before it."""
     try:
@@ -493,7 +490,8 @@ def _sift(overrides: Sequence[str]) -> tuple[_Tree, dict[str, str]]:
         pass  # by which of them is found out now
     accepted: list[str] = []
     wrong: dict[str, str] = {}
-    for override in overrides:
+    # What a choice leads to first: a value that another choice has does not make this one wrong.
+    for override in sorted(overrides, key=lambda one: _head(one) not in all_groups()):
         try:
             _compose([*accepted, override])
             accepted.append(override)
@@ -501,6 +499,7 @@ def _sift(overrides: Sequence[str]) -> tuple[_Tree, dict[str, str]]:
             readers = readers_of(override.lstrip("+").partition("=")[0])
             reason = f"only applies to {readers}" if readers else _first_line(error)
             wrong[override] = f"{override}: {reason}"
+    wrong = {override: wrong[override] for override in overrides if override in wrong}
     return _compose(accepted), wrong
 
 
@@ -555,7 +554,12 @@ def of_sweeps(overrides: Sequence[str]) -> list[str]:
 
 
 def _is_of(override: str, *sections: str) -> bool:
-    return is_below(override.lstrip("+~").partition("=")[0], sections)
+    return is_below(_head(override), sections)
+
+
+def _head(override: str) -> str:
+    """The key or group of an override."""
+    return override.lstrip("+~").partition("=")[0]
 
 
 def _folder(tree: _Tree, key: str) -> Path:

@@ -8,72 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from dlrm_hybrid.compress.gradient.methods import find
+from dlrm_hybrid.config.keys import effect_of, sections
+from dlrm_hybrid.record import Choice, Effect, plain
 
 CONFIG_FILE = "config.json"  # the configuration of a run, in its folder
 
-# What changes nothing that a run's summary says.
-WITHOUT_EFFECT = (
-    *("name", "skip_completed", "conf", "sweep", "prepare", "evaluate", "telemetry", "report"),
-    *("plan", "watch", "doctor", "predict", "export", "import"),
-    *("checkpoint.every", "checkpoint.minutes", "checkpoint.keep", "checkpoint.keep_best"),
-    *("checkpoint.max_restarts", "checkpoint.restart_window_seconds"),
-    *("data.prepared", "data.raw", "data.max_bad_rows", "data.processes", "data.block_bytes"),
-    *("data.guess", "embedding.folder", "sync.record"),
-)
-# What may differ between a run and the one that resumes from its checkpoint.
-FREE = (
-    *WITHOUT_EFFECT,
-    "checkpoint.resume",
-    "threads",
-    *("data.test_part", "data.schema"),  # rows have checksums
-    "train.evaluate_every",
-    "network",
-    *("activation.allow_rice", "activation.evaluate_masked", "activation.observe"),
-    *("parallel.world", "parallel.elastic", "embedding.storage"),
-    "sync.check_every",
-)
-# A new run from an old checkpoint may also differ in length, learning rate and partitioning.
-FREE_IN_A_NEW_RUN = (
-    *("train.epochs", "train.steps", "optimizer", "embedding.lr", "parallel", "sync", "schedule"),
-    *("embedding.sharding", "embedding.comm_precision", "embedding.deduplicate"),
-    *("embedding.name", "embedding.staleness", "embedding.cache_rows", "embedding.cache_batches"),
-    *("embedding.levels", "embedding.row_error", "embedding.gradient_error"),
-    *("embedding.copies_rows", "embedding.betas", "embedding.weight_decay", "embedding.init"),
-    *("train.patience", "train.min_delta", "train.monitor"),
-    *("gradient", "activation", "pull", "model.dropout", "model.bottom_dropout"),
-)
-# What an evaluation takes from its own command line; of rows how they are shuffled means nothing.
-OF_AN_EVALUATION = (
-    *("evaluate", "prepare", "threads", "activation.evaluate_masked", "data"),
-    *("embedding.storage", "embedding.folder"),
-)
-OF_TRAINING = ("data.shuffle", "data.shuffle_block_rows", "data.shuffle_read_rows")
-# What decides neither weights nor scores, and is another command's.
-OF_OTHER_COMMANDS = (
-    *("report", "plan", "doctor", "predict", "export", "import"),
-    *("conf", "sweep", "watch"),
-)
-# What compressors remember belongs to these, each under the name and shape that they give it.
-COMPRESSORS = ("gradient", "activation", "parallel.trainers", "parallel.cuts", "schedule")
-# Which versions of weights a checkpoint holds beside them belongs to these.
-VERSIONS = ("pull", "sync")
-# Which version of the tables the rows of batches to come are of belongs to these.
-LOOKUPS = (
-    *("parallel.trainers", "sync.name", "embedding.name", "embedding.staleness"),
-    *("embedding.cache_rows", "embedding.cache_batches"),
-)
-# What ends remember of rows that were sent as levels belongs to these.
-LEVELS = (
-    *("parallel.trainers", "parallel.table_servers", "embedding.name", "embedding.levels"),
-    *("embedding.row_error", "embedding.gradient_error", "embedding.copies_rows"),
-)
-# What batches in flight are to workers belongs to these.
-FLIGHTS = ("parallel.trainers", "parallel.cuts", "schedule", "activation", "embedding.name")
 STALE_SCHEDULE = "dsp"  # the schedule with which batches are in flight between steps
 # Values of checkpoint.resume that begin with no other run's weights.
 FROM_ITSELF = ("never", "auto")
-SEEDS = ("train.seed", "data.seed")
-FIXED_IN_A_NEW_RUN = ("optimizer.name",)
+FREE = Effect.NOTHING | Effect.FREE
 
 
 def flat(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
@@ -108,7 +51,8 @@ def same_results(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def without_seeds(values: Mapping[str, Any]) -> str:
     """The same text for configurations that differ in their seeds and in nothing else of effect."""
-    kept = _without(values, (*WITHOUT_EFFECT, *SEEDS, "checkpoint.resume"))
+    kept = _without(values, Effect.NOTHING | Effect.SEED)
+    kept.pop("checkpoint.resume", None)
     return json.dumps(kept, sort_keys=True)
 
 
@@ -121,25 +65,23 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], new_run: bool)
         new_run: a run folder of its own; False to resume in the old one.
     """
     before, after = _without(saved, FREE), _without(now, FREE)
-    fixed = FIXED_IN_A_NEW_RUN
-    if _waits_otherwise(before, after):
-        fixed = (*fixed, "gradient.residual")
+    fixed = "gradient.residual" if _waits_otherwise(before, after) else ""
     return [
-        f"{key} = {after.get(key)}: the checkpoint was made with {before.get(key)}"
+        f"{key} = {_at(after, key)}: the checkpoint was made with {_at(before, key)}"
         for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key)
-        and not (new_run and is_below(key, FREE_IN_A_NEW_RUN) and key not in fixed)
+        if _at(before, key) != _at(after, key)
+        and not (new_run and Effect.NEW_RUN in effect_of(key) and key != fixed)
     ]
 
 
 def same_compressors(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether what compressors remembered fits as it is."""
-    return _same(saved, now, COMPRESSORS)
+    return _same(saved, now, Effect.COMPRESSORS)
 
 
 def same_versions(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether the versions of weights that workers had fit as they are."""
-    return _same(saved, now, VERSIONS) and _rests(saved) == _rests(now)
+    return _same(saved, now, Effect.VERSIONS) and _rests(saved) == _rests(now)
 
 
 def same_lookups(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
@@ -148,12 +90,12 @@ def same_lookups(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     Where all rest no rows are ahead; else those of the next batches must be there.
     """
     is_ahead = bool(flat(now).get("embedding.staleness"))
-    return _same(saved, now, LOOKUPS) and (not is_ahead or _rests(saved) == _rests(now))
+    return _same(saved, now, Effect.LOOKUPS) and (not is_ahead or _rests(saved) == _rests(now))
 
 
 def same_levels(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether what ends remember of rows that were sent as levels fits as it is."""
-    return _same(saved, now, LEVELS)
+    return _same(saved, now, Effect.LEVELS)
 
 
 def in_flight(facts: Mapping[str, Any]) -> bool:
@@ -172,8 +114,18 @@ def other_flights(facts: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
         f"{key} = {after.get(key)}: the checkpoint was made with {before.get(key)}, and holds "
         "batches in flight; that at the end of its run holds none"
         for key in sorted(before.keys() | after.keys())
-        if is_below(key, FLIGHTS) and before.get(key) != after.get(key)
+        if Effect.FLIGHTS in effect_of(key) and before.get(key) != after.get(key)
     ]
+
+
+def _at(values: Mapping[str, Any], key: str) -> Any:
+    """The value of a key; of a choice that has no such key what it does without."""
+    if key in values:
+        return values[key]
+    section, _, name = key.partition(".")
+    base: Any = sections().get(section)
+    is_choice = isinstance(base, type) and issubclass(cast("type[object]", base), Choice)
+    return plain(getattr(base, name, None)) if is_choice else None
 
 
 def _rests(values: Mapping[str, Any]) -> bool:
@@ -182,13 +134,13 @@ def _rests(values: Mapping[str, Any]) -> bool:
     return given.get("sync.name") == "async" or bool(given.get("parallel.elastic"))
 
 
-def _same(saved: Mapping[str, Any], now: Mapping[str, Any], roots: tuple[str, ...]) -> bool:
-    """Whether all keys below `roots` that decide a weight have the same values."""
+def _same(saved: Mapping[str, Any], now: Mapping[str, Any], effect: Effect) -> bool:
+    """Whether all keys with an effect that decide a weight have the same values."""
     before, after = _without(saved, FREE), _without(now, FREE)
     return all(
-        before.get(key) == after.get(key)
+        _at(before, key) == _at(after, key)
         for key in before.keys() | after.keys()
-        if is_below(key, roots)
+        if effect in effect_of(key)
     )
 
 
@@ -204,10 +156,8 @@ def evaluated(
         now: the values of the command line.
         given: keys and sections on it.
     """
-    before, after = (_without(one, OF_OTHER_COMMANDS) for one in (saved, now))
-    taken = tuple(
-        key for key in given if is_below(key, OF_AN_EVALUATION) and not is_below(key, OF_TRAINING)
-    )
+    before, after = (_without(one, Effect.ANOTHER) for one in (saved, now))
+    taken = tuple(key for key in given if Effect.EVALUATION in effect_of(key))
     faults = [
         f"{key} = {after[key]}: the checkpoint was made with {before.get(key)}"
         for key in sorted(after)
@@ -215,11 +165,24 @@ def evaluated(
         and not is_below(key, taken)
         and before.get(key) != after[key]
     ]
-    values = dict(saved)
-    for key, value in after.items():
-        if is_below(key, (*taken, "evaluate", "prepare")):
-            values = with_value(values, key, value)
-    return values, faults
+    return replaced(saved, now, (*taken, "evaluate", "prepare")), faults
+
+
+def replaced(
+    values: Mapping[str, Any], others: Mapping[str, Any], keys: Sequence[str]
+) -> dict[str, Any]:
+    """The values with those of `others` at some keys, or in whole sections."""
+    found = dict(values)
+    for key in keys:
+        if "." not in key:
+            found |= {key: others[key]} if key in others else {}
+        elif key in (given := flat(others)):
+            found = with_value(found, key, given[key])
+        else:  # a section in it
+            for name, value in given.items():
+                if is_below(name, (key,)):
+                    found = with_value(found, name, value)
+    return found
 
 
 def with_value(values: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
@@ -237,7 +200,7 @@ def _waits_otherwise(before: Mapping[str, Any], after: Mapping[str, Any]) -> boo
 
 
 def _results(values: Mapping[str, Any]) -> dict[str, Any]:
-    kept = _without(values, WITHOUT_EFFECT)
+    kept = _without(values, Effect.NOTHING)
     if kept.get("sync.name") == "async":  # trainers rest at checkpoints
         kept["checkpoint.every"] = flat(values).get("checkpoint.every")
     if kept.get("checkpoint.resume") in FROM_ITSELF:
@@ -245,6 +208,6 @@ def _results(values: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _without(values: Mapping[str, Any], roots: tuple[str, ...]) -> dict[str, Any]:
-    """The values by dotted key, but those at or below `roots`."""
-    return {key: value for key, value in flat(values).items() if not is_below(key, roots)}
+def _without(values: Mapping[str, Any], effect: Effect) -> dict[str, Any]:
+    """The values by dotted key, but those whose keys have one of these effects."""
+    return {key: value for key, value in flat(values).items() if not effect & effect_of(key)}

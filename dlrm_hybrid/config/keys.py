@@ -1,7 +1,6 @@
-"""Every key of the configuration with what a person asks of it: type, choices, one line of help.
+"""Every key of the configuration with what is asked of it: type, choices, help and effect.
 
-Types and choices come from `schema`, the line from the comment beside the key in conf/: where a
-choice of a group has none of its own, that of another file of the group serves.
+All of it comes from the fields of records; see `dlrm_hybrid.record`.
 """
 
 from __future__ import annotations
@@ -12,18 +11,19 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from types import MappingProxyType, UnionType
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
-from pydantic import TypeAdapter
-
-from dlrm_hybrid.bounds import NAME_PATTERN
-from dlrm_hybrid.config.methods import GROUP, choices, lines_of, summary_of
+from dlrm_hybrid.bounds import NAME_PATTERN, Bound, OneOf, types_of
+from dlrm_hybrid.compress.gradient.methods import GradientMethod, help_of
+from dlrm_hybrid.config import methods
 from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.record import WEIGHTS, Choice, Effect, about, defaults_of
 
 ROOT = "config"
 CONF = "conf"  # the folder with experiments of a user's own
 EXPERIMENT = "experiment"  # a group that config.yaml does not choose from: it needs a +
-BASE = "base"  # a folder of what choices of a group share
+OF_METHODS = Effect.NEW_RUN | Effect.COMPRESSORS  # effect of the keys of `gradient`
 # Keys that papers or people know under another name, with what is typed instead.
 REPLACED = {
     "gradient.sparsity": "gradient.density is the fraction that is sent, 0.01 one in a hundred",
@@ -41,10 +41,7 @@ MOST_NEAR = 3  # choices in a hint
 LEAST_HEAD = 3  # characters that a name has in common with a longer one
 EXACT = 2.0**53  # beyond it a float is not every integer
 SHOWN_BOUND = 1_000_000  # a larger upper bound is no news to anybody
-_LINE = re.compile(r"(?P<indent> *)(?P<name>\w+):(?P<value>[^#]*)(#\s*(?P<comment>.*))?$")
 _CHOICE = re.compile(r"  - (?P<group>\w+): (?P<choice>\w+)$")
-
-Schema = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +52,15 @@ class Key:
         name: dotted, e.g. `train.batch_size`.
         kind: what values it takes, in words.
         choices: all values it takes, where they can be listed; else empty.
+        effect: what it decides.
+        only: beside which values it has an effect; see `record.key`.
     """
 
     name: str
     kind: str
     choices: tuple[str, ...]
+    effect: Effect
+    only: str
 
 
 def conf_folder() -> Path:
@@ -69,31 +70,122 @@ def conf_folder() -> Path:
     return installed if installed.is_dir() else package.parent / "conf"
 
 
+@functools.cache
+def sections() -> Mapping[str, Any]:
+    """The sections by name, each with its record, or the base of those of its choices."""
+    kinds: Mapping[str, Any] = types_of(Config)
+    return {name.rstrip("_"): kind for name, kind in kinds.items() if hasattr(kind, "settings")}
+
+
+def records(section: str) -> Mapping[str, type]:
+    """The records that a section may be, by the name of the choice; "" where it has no choices."""
+    base = sections()[section]
+    if base is GradientMethod:
+        return methods.choices()
+    if not issubclass(base, Choice):
+        return {"": base}
+    return {one.name: one for one in _below(base) if "name" in vars(one)}
+
+
+def as_choice(
+    section: str, name: str, values: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    """The section of a choice: what it has of these values, and defaults."""
+    defaults = defaults_of(records(section)[name])
+    return {key: values.get(key, one) for key, one in defaults.items()} | {"name": name}
+
+
+def _below(base: type[Choice]) -> Iterator[type[Choice]]:
+    for one in base.__subclasses__():
+        yield one
+        yield from _below(one)
+
+
 def all_keys() -> Mapping[str, Key]:
     """All keys by name, in the order of the schema."""
-    return _keys_with(tuple(choices()))
+    return _keys_with(tuple(methods.choices()))
 
 
 def all_groups() -> Mapping[str, tuple[str, ...]]:
     """Groups and the names of their choices."""
-    return _groups_with(tuple(choices()))
+    return _groups_with(tuple(methods.choices()))
+
+
+def effect_of(key: str) -> Effect:
+    """What a key decides, or the choice of a section."""
+    if (known := all_keys().get(key)) is not None:
+        return known.effect
+    section, _, below = key.partition(".")
+    base: Any = sections().get(section)
+    return getattr(base, "effect" if below else "choice", OF_METHODS if base else WEIGHTS)
+
+
+def keys_of(effect: Effect) -> tuple[str, ...]:
+    """The keys that have an effect."""
+    return tuple(name for name, key in all_keys().items() if effect & key.effect)
 
 
 @functools.cache
-def _keys_with(records: tuple[str, ...]) -> Mapping[str, Key]:
-    schema = TypeAdapter(Config).json_schema()
-    return {key.name: key for key in _leaves(schema, schema["$defs"], "")}
+def _keys_with(outside: tuple[str, ...]) -> Mapping[str, Key]:
+    found: dict[str, Key] = {}
+    for name, kind in types_of(Config).items():
+        if (section := name.rstrip("_")) not in sections():
+            _add(found, name, kind, about(Config)[name], Config.effect)
+            continue
+        choices = records(section)
+        if "" not in choices:
+            kind, effect = Literal[(*choices,)], effect_of_choice(section)
+            _add(found, f"{section}.name", kind, {}, effect)
+        for record in choices.values():
+            _add_all(found, f"{section}.", record)
+    return found
+
+
+def effect_of_choice(section: str) -> Effect:
+    """What the choice of a section decides."""
+    return getattr(sections()[section], "choice", OF_METHODS)
+
+
+def _add_all(found: dict[str, Key], prefix: str, record: type) -> None:
+    """Add the keys of a record to those that other choices of its section have."""
+    for name, kind in types_of(record).items():
+        below = record_in(kind)
+        if below is not None:
+            _add_all(found, f"{prefix}{name}.", below)
+        else:
+            effect: Effect = getattr(record, "effect", OF_METHODS)
+            _add(found, f"{prefix}{name}", kind, about(record)[name], effect)
+
+
+def record_in(kind: Any) -> type | None:
+    """The record of a section within a section, which may also be absent."""
+    return next((one for one in (kind, *get_args(kind)) if hasattr(one, "settings")), None)
+
+
+def _add(found: dict[str, Key], name: str, kind: Any, about: Mapping[str, Any], of: Effect) -> None:
+    kinds = dict(kinds_of(kind))
+    given = found.get(name)
+    words = dict.fromkeys((*([given.kind] if given else ()), " | ".join(kinds)))
+    parts = dict.fromkeys(part for text in words for part in text.split(" | "))
+    choices = (*(given.choices if given else ()), *kinds) if all(kinds.values()) else ()
+    is_listed = bool(choices) and (given is None or bool(given.choices))
+    found[name] = Key(
+        name,
+        " | ".join(parts),
+        tuple(dict.fromkeys(choices)) if is_listed else (),
+        given.effect if given else of if (own := about.get("effect")) is None else own,
+        about.get("only", "") or (given.only if given else ""),
+    )
 
 
 @functools.cache
-def _groups_with(records: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:
-    names = {path.name: [one.stem for one in path.glob("*.yaml")] for path in _folders()}
-    names[GROUP] = [*names.get(GROUP, ()), *records]
+def _groups_with(outside: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:
+    folders = (path for path in conf_folder().iterdir() if path.is_dir())
+    names = {path.name: [one.stem for one in path.glob("*.yaml")] for path in folders}
+    for section in sections():
+        if "" not in (choices := records(section)):
+            names[section] = [*choices]
     return {group: tuple(sorted(names[group])) for group in sorted(names)}
-
-
-def _folders() -> Iterator[Path]:
-    return (path for path in conf_folder().iterdir() if path.is_dir())
 
 
 @functools.cache
@@ -103,33 +195,41 @@ def default_choices() -> Mapping[str, str]:
     return {found["group"]: found["choice"] for line in lines if (found := _CHOICE.match(line))}
 
 
-@functools.cache
-def help_lines(group: str, choice: str) -> Mapping[str, str]:
-    """The comments beside the keys of a group or, of records, their docstrings' lines.
-
-    The empty group has those of config.yaml.
+def line_of(key: str, choice: str = "") -> str:
+    """What a key is for.
 
     Args:
-        group: its name.
-        choice: the file whose comments count before those of others.
+        key: its name.
+        choice: of its section, whose line goes before those of other choices.
     """
-    if not group:
-        return dict(_comments(conf_folder() / f"{ROOT}.yaml", ""))
-    if group == GROUP:
-        return lines_of(choice)
-    files = sorted((conf_folder() / group).glob("*.yaml"), key=lambda path: path.stem != choice)
-    files[1:1] = sorted((conf_folder() / group / BASE).glob("*.yaml"))
-    found: dict[str, str] = {}
-    for path in files:
-        for name, comment in _comments(path, f"{group}."):
-            found.setdefault(name, comment)
-    return found
+    section, _, name = key.rpartition(".")
+    if not section:
+        return about(Config)[name].get("line", "")
+    section, _, below = section.partition(".")
+    choices = records(section)
+    lines = [
+        _lines(record).get(name, "")
+        for record in (choices.get(choice), *choices.values())
+        if record
+    ]
+    if below:
+        record = record_in(types_of(next(iter(choices.values())))[below])
+        lines = [] if record is None else [_lines(record).get(name, "")]
+    only = all_keys()[key].only
+    line = next(filter(None, lines), "")
+    return f"{line}; only with {only.replace('|', ' or ')}" if only and line else line
+
+
+def _lines(record: type) -> Mapping[str, str]:
+    """A line for each field of a record: as `key` was told, or from its docstring."""
+    told = {name: one["line"] for name, one in about(record).items() if "line" in one}
+    return {**help_of(record), **told}
 
 
 def summary(group: str, choice: str) -> str:
-    """The comment at the head of a choice's file, or a record's first line; empty if none."""
-    if group == GROUP and choice in choices():
-        return summary_of(choice)
+    """What a choice is: the first sentences of a record, or the comment at the head of a file."""
+    if group in sections() and (record := records(group).get(choice)) is not None:
+        return (record.__doc__ or "").partition("\n\n")[0].replace("\n    ", " ").strip()
     lines = (conf_folder() / group / f"{choice}.yaml").read_text(encoding="utf-8").splitlines()
     head: list[str] = []
     for line in lines:
@@ -138,6 +238,17 @@ def summary(group: str, choice: str) -> str:
         if not line.startswith("# @"):
             head.append(line.removeprefix("#").strip())
     return " ".join(head)
+
+
+def readers_of(key: str) -> str | None:
+    """The choices that have a key; None where all of its section's have it, or none."""
+    section, _, name = key.partition(".")
+    choices: Mapping[str, type] = records(section) if section in sections() else {}
+    names = [choice for choice, record in choices.items() if name in types_of(record)]
+    if not names or len(names) == len(choices):
+        return None
+    *others, last = names
+    return f"{section}={', '.join(others)} or {last}" if others else f"{section}={last}"
 
 
 def unknown_key(key: str, value: str = "") -> str:
@@ -195,6 +306,16 @@ def did_you_mean(texts: Iterable[str]) -> str:
     return f"; did you mean {meant}?" if meant else ""
 
 
+def shown(value: Any) -> str:
+    """A value as messages have it."""
+    if value is None:
+        return "null"
+    if isinstance(value, tuple):
+        parts = cast("tuple[Any, ...]", value)
+        return f"[{', '.join('null' if one is None else str(one) for one in parts)}]"
+    return repr(value) if isinstance(value, str) else str(value)
+
+
 def with_whole_numbers(values: Any, prefix: str = "") -> Any:
     """The values, with 1000 for 1e3 where a key takes integers and no other numbers.
 
@@ -226,71 +347,37 @@ def _integer_keys() -> frozenset[str]:
     return frozenset(one for one in kinds if "integer" in kinds[one] and "number" not in kinds[one])
 
 
-def _comments(path: Path, prefix: str) -> Iterator[tuple[str, str]]:
-    parents: list[tuple[int, str]] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        found = _LINE.match(line)
-        if found is None:
-            continue
-        indent = len(found["indent"])
-        while parents and parents[-1][0] >= indent:
-            parents.pop()
-        parents.append((indent, found["name"]))
-        if found["comment"]:
-            yield prefix + ".".join(name for _, name in parents), found["comment"]
-
-
-def _leaves(schema: Schema, defs: Schema, prefix: str) -> Iterator[Key]:
-    for name, field in schema["properties"].items():
-        section = _section(field, defs)
-        if section is not None:
-            yield from _leaves(section, defs, f"{prefix}{name}.")
-        else:
-            kinds = dict(_kinds(field))
-            yield Key(
-                f"{prefix}{name}", " | ".join(kinds), tuple(kinds) if all(kinds.values()) else ()
-            )
-
-
-def _section(field: Schema, defs: Schema) -> Schema | None:
-    """The schema of the keys below a key, if it has some; a section may also be null."""
-    for one in (field, *field.get("anyOf", ())):
-        if "properties" in one:
-            return one
-        if "$ref" in one:
-            return defs[one["$ref"].rpartition("/")[2]]
-    return None
-
-
-def _kinds(field: Schema) -> Iterator[tuple[str, bool]]:
+def kinds_of(kind: Any) -> Iterator[tuple[str, bool]]:
     """What a field takes: each of its types in words, or a value, and whether it is a value."""
-    if "anyOf" in field:
-        for one in field["anyOf"]:
-            yield from _kinds(one)
-    elif "const" in field:
-        yield field["const"], True
-    elif "enum" in field:
-        yield from ((value, True) for value in field["enum"])
-    elif field["type"] == "boolean":
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        for part in parts:
+            yield from kinds_of(part)
+    elif origin is Literal:
+        yield from ((value, True) for value in parts)
+    elif origin is tuple:
+        yield f"[{' | '.join(text for text, _ in kinds_of(parts[0]))}, …]", False
+    elif origin is Annotated and isinstance(parts[1], OneOf):
+        yield from ((value, True) for value in parts[1].names())
+    elif origin is Annotated:
+        for text, _ in kinds_of(parts[0]):
+            yield (
+                "name" if parts[1].pattern == NAME_PATTERN else f"{text}{_bounds(parts[1])}",
+                False,
+            )
+    elif kind is bool:
         yield from (("true", True), ("false", True))
-    elif field["type"] == "array":
-        items = " | ".join(kind for kind, _ in _kinds(field.get("items", {"type": "string"})))
-        yield f"[{items}, …]", False
-    elif field["type"] == "string":
-        yield "name" if field.get("pattern") == NAME_PATTERN else "text", False
-    elif field["type"] in ("integer", "number"):
-        yield f"{field['type']}{_bounds(field)}", False
     else:
-        yield field["type"], field["type"] == "null"
+        words = {int: "integer", float: "number", str: "text"}
+        yield words.get(kind, "null"), kind not in words
 
 
-def _bounds(field: Schema) -> str:
-    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+def _bounds(bound: Bound) -> str:
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    limits = {sign: getattr(bound, name) for name, sign in signs.items()}
     shown = [
-        f"{sign} {field[name]:g}"
-        for name, sign in signs.items()
-        if name in field and field[name] <= SHOWN_BOUND
+        f"{sign} {limit:g}"
+        for sign, limit in limits.items()
+        if limit is not None and limit <= SHOWN_BOUND
     ]
-    if "multipleOf" in field:
-        shown.append(f"multiple of {field['multipleOf']}")
     return f" {', '.join(shown)}" if shown else ""

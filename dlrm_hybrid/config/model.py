@@ -5,45 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from dlrm_hybrid.config.schedule import shown
-from dlrm_hybrid.config.schema import Config, ModelConfig
+from dlrm_hybrid.config.choices import Criteo
+from dlrm_hybrid.config.keys import shown
+from dlrm_hybrid.config.schema import Config, CrossConfig, FmConfig, ModelConfig
 from dlrm_hybrid.data.schemas.reading import builtin, named
+from dlrm_hybrid.record import defaults_of
 from dlrm_hybrid.types import ConfigError
 
-CRITEO = ("criteo_kaggle", "criteo_1tb", "criteo_1tb_multi_hot")
-# What a schema says of a table.
-OF_CRITEO: Mapping[str, str] = {
-    "data.days": "a number",
-    "data.day_split": "equal_rows or files",
-    "data.vocabulary": "all_days or train_days",
-    "data.min_count": "a number",
-    "data.max_ind_range": "a number",
-}
-SECTIONS = ("cross", "fm")
+SECTIONS: Mapping[str, type] = {"cross": CrossConfig, "fm": FmConfig}
 """Of `model`, each read by the choice of `model.interaction` with its name."""
 
 
-def unread_interactions(
-    model: Mapping[str, Any], defaults: Mapping[str, Any]
-) -> tuple[dict[str, Any], list[str]]:
-    """Null for every section that the interaction does not read, and a fault for each value there.
-
-    Args:
-        model: the section `model` of a configuration, not yet validated.
-        defaults: all sections as conf/ has them.
-    """
-    chosen, kept = model.get("interaction"), dict(model)
-    faults: list[str] = []
-    for section, values in defaults.items():
-        if section == chosen or model.get(section) is None:
+def without_unread(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The values without the sections that the interaction does not read; faults of those set."""
+    model = values.get("model")
+    if not isinstance(model, Mapping):
+        return values, []
+    kept = dict(cast("Mapping[str, Any]", model))
+    chosen, faults = kept.get("interaction"), list[str]()
+    for section in SECTIONS:
+        if section == chosen or section not in kept:
             continue
-        kept[section] = None
+        given = kept.pop(section)
         faults += [
             f"model.{section}{key} = {value!r}: only applies to model.interaction={section}, "
             f"not {chosen}"
-            for key, value in changed(model[section], values)
+            for key, value in changed(given, defaults_of(SECTIONS[section]))
+            if given is not None
         ]
-    return kept, faults
+    return {**values, "model": kept}, faults
 
 
 def changed(given: Any, default: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -199,15 +189,9 @@ def raw_files(config: Config) -> tuple[str, ...]:
 
 
 def data_rules(config: Config) -> Iterator[str]:
-    """Faults of `data`: keys that another choice reads, or as many files as days."""
+    """Faults of `data`: not as many files as days."""
     data, files = config.data, len(raw_files(config))
-    if data.name == "synthetic" and data.raw is not None:
-        yield f"data.raw = {data.raw!r}: data=synthetic has no raw file; use data=criteo_kaggle"
-    if data.name == "table":
-        for key in OF_CRITEO:
-            if (value := getattr(data, key.partition(".")[2])) is not None:
-                yield f"{key} = {shown(value)}: data=table has it in its schema (data.schema)"
-    if data.day_split == "files" and files != data.days:
+    if isinstance(data, Criteo) and data.day_split == "files" and files != data.days:
         yield (
             f"data.day_split = 'files': data.raw must list data.days = {data.days} files, "
             f"but lists {files}"

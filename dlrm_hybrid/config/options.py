@@ -1,16 +1,27 @@
-"""What Hydra composes of: the files of `conf/`, parsed once, and the records of `methods`."""
+"""What Hydra composes of: the defaults of records, and the files of `conf/`, parsed once."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import Any, cast
 
 import yaml
 from hydra.core.config_store import ConfigStore
 
-from dlrm_hybrid.config.keys import EXPERIMENT, conf_folder
-from dlrm_hybrid.config.methods import GROUP, choices
+from dlrm_hybrid.bounds import types_of
+from dlrm_hybrid.config.keys import (
+    EXPERIMENT,
+    all_groups,
+    conf_folder,
+    record_in,
+    records,
+    sections,
+)
+from dlrm_hybrid.config.methods import GROUP
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.record import defaults_of, plain
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, where it is built
 
@@ -32,11 +43,11 @@ def store_options(hydras: Any) -> None:
     store = ConfigStore.instance()
     packages = _of_package()
     store.repo = _Options({"hydra": hydras, **packages, EXPERIMENT: {**packages[EXPERIMENT]}})
-    outside = {name: method for name, method in choices().items() if ":" in name}
+    outside = {name: record for name, record in records(GROUP).items() if ":" in name}
     if outside:
         store.repo[GROUP] = {**packages[GROUP]}
-    for name, method in outside.items():
-        store_option(name, method().settings(), GROUP)
+    for name, record in outside.items():
+        store_option(name, defaults_of(record), GROUP)
 
 
 def store_option(name: str, values: Any, group: str | None) -> None:
@@ -45,17 +56,49 @@ def store_option(name: str, values: Any, group: str | None) -> None:
     ConfigStore.instance().store(name, values, group, package)
 
 
+def defaults(section: str) -> dict[str, Any]:
+    """The defaults of a section without choices, with those of the sections in it."""
+    record = sections()[section]
+    inside = {name: record_in(kind) for name, kind in types_of(record).items()}
+    below = {name: defaults_of(one) for name, one in inside.items() if one is not None}
+    return {**defaults_of(record), **below}
+
+
 @functools.cache
 def _of_package() -> dict[str, Any]:
     """All options of the package, as Hydra's store has them."""
     store = ConfigStore.instance()
     store.repo = {}
+    for section in sections():
+        for name, record in records(section).items():
+            if name and ":" not in name:
+                store_option(name, defaults_of(record), section)
     for name, group, values in _files():
+        if group is not None and group in sections():
+            values = _over(defaults(group), values)
+        elif group is None:
+            alone = [one for one in sections() if "" in records(one) and one not in all_groups()]
+            values = {**values, **_single_keys(), **{one: defaults(one) for one in alone}}
         store_option(name, values, group)
-    for name, method in choices().items():
-        if ":" not in name:
-            store_option(name, method().settings(), GROUP)
     return store.repo
+
+
+def _single_keys() -> dict[str, Any]:
+    """The defaults of the keys that are in no section."""
+    return {
+        one.name: plain(one.default)
+        for one in fields(Config)
+        if one.name not in sections() and one.name != "import_"
+    }
+
+
+def _over(values: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Values with others in their place, section by section."""
+    found = {**values, **others}
+    for key, below in values.items():
+        if isinstance(below, Mapping):
+            found[key] = _over(cast("Mapping[str, Any]", below), others.get(key, {}))
+    return found
 
 
 def _files() -> Iterator[tuple[str, str | None, Any]]:

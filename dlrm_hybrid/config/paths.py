@@ -7,19 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from dlrm_hybrid.config.identity import FROM_ITSELF, flat, is_below, with_value
+from dlrm_hybrid.config.identity import FROM_ITSELF, flat, is_below, replaced, with_value
+from dlrm_hybrid.config.keys import keys_of
 from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.data.schemas.reading import is_builtin
+from dlrm_hybrid.record import Effect
 
 ROWS = "data.prepared"
-# Where a run writes beside its folder, or sends to. Where `data.prepared` is null only what reads
-# rows knows the folder, which a run that goes on compares later.
-PLACES = ("embedding.folder", "telemetry.wandb", "telemetry.mlflow")
-# Of `train`; other commands' paths are in no record.
-PATHS = (
-    *("conf", "data.raw", "data.schema", ROWS, "embedding.folder"),
-    *("sync.replay", "network.keys", "checkpoint.resume"),
-)
 
 
 def recorded(values: Mapping[str, Any], rows: Path) -> dict[str, Any]:
@@ -35,7 +29,7 @@ def recorded(values: Mapping[str, Any], rows: Path) -> dict[str, Any]:
 def absolute(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a configuration with paths that mean the same from every directory."""
     found, given = dict(values), flat(values)
-    for key in PATHS:
+    for key in keys_of(Effect.PATH):
         value = given.get(key)
         if isinstance(value, str):
             found = with_value(found, key, _absolute(key, value))
@@ -69,13 +63,17 @@ def resumed(
         now: those of the command line.
         given: keys and sections on it.
     """
-    values, before, after = dict(saved), flat(saved), flat(now)
-    for key in after.keys() | PLACES:
-        if is_below(key, (*given, *PLACES, ROWS)):
+    # Where `data.prepared` is null only what reads rows knows the folder, which a run that goes on
+    # compares later.
+    before, after, places = flat(saved), flat(now), keys_of(Effect.PLACE)
+    ours = [key for key in (*places, ROWS) if key in before and not is_below(key, tuple(given))]
+    values = replaced(saved, now, [key for key in given if key in now or "." in key])
+    for key in ours:
+        if key in flat(values):
             values = with_value(values, key, after.get(key))
     faults = [
         elsewhere(key, str(before.get(key)), after.get(key))
-        for key in PLACES
+        for key in places
         if not is_below(key, tuple(given)) and _place(before.get(key)) != _place(after.get(key))
     ]
     return values, faults

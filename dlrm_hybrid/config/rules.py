@@ -3,89 +3,54 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 from typing import Any
 
 from dlrm_hybrid.comm.netem.plan import bits_per_second, seconds
-from dlrm_hybrid.compress.activation.methods import METHODS
-from dlrm_hybrid.config.gradient import gradient_rules
+from dlrm_hybrid.compress.activation.methods import GradientTopK
+from dlrm_hybrid.config.choices import Emulated
+from dlrm_hybrid.config.keys import sections, shown
 from dlrm_hybrid.config.model import (
-    CRITEO,
-    OF_CRITEO,
     batch_norm_rules,
     data_rules,
     dense_tensors,
     dropout_rules,
     interaction_rules,
 )
-from dlrm_hybrid.config.schedule import STALE_KEYS, schedule_rules, shown
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.config.sections.sweeping import sweep_rules
-from dlrm_hybrid.config.training import optimizer_rules, stopping_rules
 from dlrm_hybrid.data.schemas.reading import builtin
 
 Rule = Callable[[Config], Iterator[str]]
 
 
-# Keys that one choice alone reads, and the value that they have beside every other choice.
-ONLY: Mapping[str, Mapping[str, Any]] = {
-    "data=synthetic": {"data.rows": None, "data.seed": None},
-    "data=table": {"data.schema": None},
-    "optimizer.schedule=warmup_decay": {
-        f"optimizer.{key}": 0 for key in ("warmup_steps", "decay_start_step", "decay_steps")
-    },
-    "parallel=hybrid": {
-        **{"parallel.trainers": 1, "parallel.cuts": (), "parallel.servers": 0},
-        "parallel.table_servers": 0,
-        # One trainer of parallel=hybrid sends nothing, in whatever way.
-        **{"embedding.comm_precision": "float32", "embedding.deduplicate": False},
-        "schedule.microbatches": 1,
-    },
-    "embedding=fused": {"embedding.sharding": "table_wise"},
-    "embedding=served": {
-        **{"embedding.staleness": 0, "embedding.cache_rows": 0, "embedding.cache_batches": 0},
-        **{"embedding.storage": "memory", "parallel.table_servers": 0},
-        "network.colocate_tables": False,
-    },
-    "embedding.storage=mmap": {"embedding.folder": None},
-    "sync=bounded": {"sync.staleness": 0},
-    "schedule=dsp": dict.fromkeys(STALE_KEYS),
-    "sync=async": {
-        "sync.lr_scale": None,
-        **{"sync.in_flight": 1, "sync.ahead": None, "parallel.threads": 1},
-        **{"sync.record": False, "sync.replay": None},
-    },
-    "network=emulated": {
-        **{"network.ranks_per_host": None, "network.latency": None},
-        "network.colocate_tables": False,
-    },
-    "network=host": {"network.bind": None},
-    "activation=dct": {"activation.allow_rice": None, "activation.bits": None},
-    "activation=none": {"activation.observe": None},
-    "export.format=safetensors": {"export.names": "ours"},
-}
-# Keys that must not be null with a choice, and what they must be.
-NEEDED: Mapping[str, Mapping[str, str]] = {
-    "data=synthetic": {"data.rows": "a number", "data.seed": "a number", **OF_CRITEO},
-    **{f"data={name}": OF_CRITEO for name in CRITEO},
-    "sync=async": {"sync.lr_scale": "trainers or one"},
-    "schedule=dsp": {key: "a number for each stage" for key in STALE_KEYS},
-    "network=emulated": {"network.rate": "a rate", "network.ranks_per_host": "a number"},
-    "activation=dct": {"activation.allow_rice": "true or false"},
-}
+# A job of the sweep is one job of SLURM, and its script comes from here.
+OF_THE_SWEEP = ("--array", "--wrap", "--parsable", "--output", "--open-mode", "--test-only")
 
 
-def _choices(config: Config) -> Iterator[str]:
-    """Keys that belong to one choice: set beside another, or null where they are needed."""
-    for choice in dict.fromkeys((*ONLY, *NEEDED)):
-        key, _, wanted = choice.partition("=")
-        chosen = _at(config, key if "." in key else f"{key}.name")
-        for name, elsewhere in ONLY.get(choice, {}).items():
-            if chosen != wanted and (value := _at(config, name)) != elsewhere:
-                yield f"{name} = {shown(value)}: only applies to {choice}, not {chosen}"
-        for name, what in NEEDED.get(choice, {}).items():
-            if chosen == wanted and _at(config, name) is None:
-                yield f"{name} = null: {choice} needs {what}"
+def _beside(config: Config) -> Iterator[str]:
+    """Keys that have an effect only beside another value, which is not there."""
+    for section, base in sections().items():
+        record: Any = getattr(config, section if section != "import" else "import_")
+        for field in fields(record):
+            only: str = field.metadata.get("only", "")
+            default = getattr(base, field.name, None) if field.default is None else field.default
+            value = getattr(record, field.name)
+            if only and value != default and (fault := _unmet(config, only)):
+                yield f"{section}.{field.name} = {shown(value)}: {fault}"
+
+
+def _unmet(config: Config, only: str) -> str | None:
+    """Why a key has no effect beside the values that there are; None where it has one."""
+    key, _, wanted = only.partition("=")
+    value = _at(config, key if "." in key else f"{key}.name")
+    if not wanted:
+        needs = f"needs {key}{' of 1 or more' if isinstance(value, int) else ''}"
+        return None if value else needs
+    if str(value) in wanted.split("|"):
+        return None
+    chosen = "null" if value is None else value
+    return f"only applies to {key}={wanted.replace('|', ' or ')}, not {chosen}"
 
 
 def _at(config: Config, key: str) -> Any:
@@ -141,8 +106,6 @@ def _parallel(config: Config) -> Iterator[str]:
 
 
 def _sync(config: Config) -> Iterator[str]:
-    if config.sync.name == "bounded" and not config.sync.staleness:
-        yield "sync.staleness = 0: sync=bounded needs 1 or more; for 0 use sync=sync"
     if config.sync.name != "sync" and config.parallel.servers == 0:
         yield f"sync = {config.sync.name}: needs parallel.servers of 1 or more"
     if config.sync.name == "sync" and config.parallel.elastic and not config.parallel.servers:
@@ -225,7 +188,7 @@ def _threads(config: Config) -> Iterator[str]:
         )
     if config.embedding.cache_rows:
         yield f"{given}: threads have no common cache of rows; needs embedding.cache_rows=0"
-    if METHODS.get(config.activation.name) is METHODS["gradient_topk"]:
+    if isinstance(config.activation, GradientTopK):
         yield f"{given}: activation={config.activation.name} has one residual for each row"
 
 
@@ -238,16 +201,15 @@ def _tables(config: Config) -> Iterator[str]:
 
 def _row_levels(config: Config) -> Iterator[str]:
     """Faults of what cannot be sent as levels, or not yet."""
-    embedding, given = config.embedding, "embedding.levels = True"
+    given = "embedding.levels = True"
     wanted = {
-        "embedding.name": ("fused", "table servers send rows and gradients as they are"),
         "embedding.deduplicate": (True, "levels are of distinct rows"),
         "embedding.comm_precision": ("float32", "evaluations send rows as they are"),
     }
     for key, (value, why) in wanted.items():
         if (found := _at(config, key)) != value:
             yield f"{given}: {why}; needs {key}={shown(value)}, not {shown(found)}"
-    if embedding.name == "fused" and config.schedule.name == "dsp":
+    if config.schedule.name == "dsp":
         yield f"{given}: schedule=dsp looks up batches in flight again when it resumes"
 
 
@@ -256,11 +218,6 @@ def _served_tables(config: Config) -> Iterator[str]:
         yield "embedding = 'served': parallel=single has no servers; add parallel=hybrid"
     elif config.parallel.table_servers == 0:
         yield "parallel.table_servers = 0: embedding=served needs 1 or more"
-    if not config.embedding.deduplicate:
-        yield (
-            "embedding.deduplicate = False: embedding=served asks for each distinct id of a batch "
-            "once; needs true"
-        )
     rows, batches = config.embedding.cache_rows, config.embedding.cache_batches
     if rows and not batches:
         yield f"embedding.cache_rows = {rows}: needs embedding.cache_batches of 1 or more"
@@ -301,8 +258,8 @@ def _network(config: Config) -> Iterator[str]:
         text: str | None = getattr(network, key)
         if text is not None and (fault := _unreadable(text, parse)):
             yield f"network.{key} = {text!r}: {fault}"
-    if network.name == "emulated":
-        yield from _emulated(config)
+    if isinstance(network, Emulated):
+        yield from _emulated(config, network)
     elif network.bind is not None and network.keys is None:
         yield f"network.bind = {network.bind!r}: needs network.keys, a file of CURVE keys"
 
@@ -315,8 +272,8 @@ def _unreadable(text: str, parse: Callable[[str], float]) -> str | None:
     return None
 
 
-def _emulated(config: Config) -> Iterator[str]:
-    network, parallel = config.network, config.parallel
+def _emulated(config: Config, network: Emulated) -> Iterator[str]:
+    parallel = config.parallel
     for key, value, needed in (
         ("parallel", parallel.name, "hybrid"),
         ("parallel.world", parallel.world, "processes"),
@@ -327,27 +284,15 @@ def _emulated(config: Config) -> Iterator[str]:
                 f"{key}={needed} or network=host"
             )
             return
+    if network.rate is None:
+        yield "network.rate = null: network=emulated needs a rate"
     workers = parallel.trainers * (len(parallel.cuts) + 1)
     colocated = network.colocate_tables
     ranks = workers + parallel.servers + (0 if colocated else parallel.table_servers)
-    if network.ranks_per_host is not None and network.ranks_per_host >= ranks:
+    if network.ranks_per_host >= ranks:
         yield (
             f"network.ranks_per_host = {network.ranks_per_host}: network=emulated needs 2 hosts "
             f"or more, and there are {ranks} ranks{' beside colocated tables' * colocated}"
-        )
-
-
-def _pull(config: Config) -> Iterator[str]:
-    """Faults of the section `pull`: what has no effect without servers."""
-    pull = config.pull
-    if config.parallel.servers:
-        return
-    if pull.precision != "float32":
-        yield f"pull.precision = {pull.precision!r}: needs parallel.servers of 1 or more"
-    if pull.sparsity is not None:
-        yield (
-            f"pull.sparsity = {pull.sparsity}: needs parallel.servers of 1 or more; a single "
-            "trainer without servers updates its own weights and pulls nothing"
         )
 
 
@@ -360,21 +305,14 @@ def _no_cuts(config: Config) -> str:
 def _activation(config: Config) -> Iterator[str]:
     """What keys of `activation` mean together, and with `parallel.cuts`."""
     keys, cuts = config.activation, config.parallel.cuts
-    method = METHODS.get(keys.name)
-    if method is None and keys.sparsity != 0:
-        yield f"activation.sparsity = {shown(keys.sparsity)}: only applies to activation=dct"
-    if keys.precision not in (("float32",) if method is None else method.precisions):
-        yield (f"activation.precision = {keys.precision!r}: activation={keys.name} sends float32")
     if keys.sends_levels and config.parallel.threads > 1:
         yield (
             f"activation.bits = {shown(keys.bits)}: threads of one worker (parallel.threads = "
             f"{config.parallel.threads}) send in no order, and tables come with what they code"
         )
-    if keys.observe is not None and method is None and not cuts:
-        yield f"activation.observe = {keys.observe}: needs parallel.cuts"
-    if method is not None and not cuts:
+    if keys.name != "none" and not cuts:
         yield f"activation = {keys.name!r}: {_no_cuts(config)}"
-    elif method is not None:
+    elif keys.name != "none":
         for name, given in (("sparsity", keys.sparsity), ("bits", keys.bits)):
             if isinstance(given, tuple) and len(given) != len(cuts):
                 yield (
@@ -383,8 +321,180 @@ def _activation(config: Config) -> Iterator[str]:
                 )
 
 
+def schedule_rules(config: Config) -> Iterator[str]:
+    """Faults of `schedule`, and of the learning rate of stale gradients."""
+    microbatches, batch = config.schedule.microbatches, config.train.batch_size
+    if batch % microbatches:
+        yield f"schedule.microbatches = {microbatches}: must divide train.batch_size = {batch}"
+    is_stale = config.schedule.name == "dsp"
+    if is_stale:
+        yield from _pipeline(config)
+        yield from _numbers(config)
+    warmup = config.optimizer.staleness_warmup_steps
+    is_late = any(config.schedule.staleness)
+    if warmup is not None and not is_late and config.sync.name == "sync":
+        yield (
+            f"optimizer.staleness_warmup_steps = {warmup}: no gradient is stale; needs "
+            "schedule=dsp with a schedule.staleness above 0, sync=bounded or sync=async"
+        )
+
+
+def _pipeline(config: Config) -> Iterator[str]:
+    """Faults of what cannot keep several batches of a trainer in flight."""
+    if not config.parallel.cuts:
+        needed = "parallel=hybrid" if config.parallel.name == "single" else "parallel.cuts"
+        yield f"schedule = 'dsp': needs {needed}: a lone stage has no neighbour to run ahead of"
+    mode = "sync=async" if config.sync.name == "async" else "parallel.elastic=true"
+    if config.sync.name == "async" or config.parallel.elastic:
+        yield (
+            f"schedule = 'dsp': with {mode} trainers are given batches one by one, and come to "
+            "rest without any in flight; needs sync=sync or bounded, and parallel.elastic=false"
+        )
+    if config.embedding.name == "served":
+        yield (
+            "schedule = 'dsp': embedding=served updates a batch before the next one is looked up; "
+            "needs embedding=fused"
+        )
+
+
+def _numbers(config: Config) -> Iterator[str]:
+    """Faults of delays and staleness: lengths, last numbers, and what is left for gradients."""
+    delays, staleness = config.schedule.delays, config.schedule.staleness
+    stages, is_whole = len(config.parallel.cuts) + 1, True
+    for key, numbers in (("schedule.delays", delays), ("schedule.staleness", staleness)):
+        if stages == 1:  # said by others
+            is_whole = False
+        elif len(numbers) != stages:
+            is_whole = False
+            yield (
+                f"{key} = {shown(numbers)}: needs {stages} numbers, one for each stage of "
+                f"parallel.cuts = {shown(config.parallel.cuts)}"
+            )
+        elif numbers[-1]:
+            is_whole = False
+            yield f"{key} = {shown(numbers)}: must end with 0: the last stage waits for no other"
+    if not is_whole:
+        return
+    for stage in range(stages - 1):
+        least = staleness[stage + 1] + delays[stage]
+        if staleness[stage] < least:
+            yield (
+                f"schedule.staleness = {shown(staleness)}: staleness[{stage}] = {staleness[stage]} "
+                f"must be at least staleness[{stage + 1}] + delays[{stage}] = {least}, with "
+                f"schedule.delays = {shown(delays)}: what is left is the delay of gradients from "
+                f"stage {stage + 1} to stage {stage}"
+            )
+
+
+def optimizer_rules(config: Config) -> Iterator[str]:
+    """Faults of `optimizer`: what its keys do not go with."""
+    optimizer, gradient = config.optimizer, config.gradient
+    if optimizer.decoupled_weight_decay and gradient.is_sparse:
+        yield (
+            "optimizer.decoupled_weight_decay = True: moves every weight in every update, and "
+            f"gradient={gradient.name} sends some; needs false: the decay is then a part of the "
+            "gradients it sends"
+        )
+    start, warmup = optimizer.decay_start_step, optimizer.warmup_steps
+    if optimizer.schedule == "warmup_decay" and optimizer.decay_steps and start < warmup:
+        yield (
+            f"optimizer.decay_start_step = {start}: must not be less than "
+            f"optimizer.warmup_steps = {warmup}"
+        )
+
+
+def stopping_rules(config: Config) -> Iterator[str]:
+    """Faults of `train.patience` and of rates that fall where scores get no better."""
+    train, falls = config.train, config.optimizer.schedule == "plateau"
+    readers = "train.patience and optimizer.schedule=plateau"
+    if train.patience is None and not falls:
+        if train.min_delta:
+            yield f"train.min_delta = {train.min_delta}: only applies to {readers}"
+        if train.monitor != "log_loss" and not config.checkpoint.keep_best:
+            yield (
+                f"train.monitor = {train.monitor!r}: only applies to {readers}, and to "
+                "checkpoint.keep_best"
+            )
+    if train.patience is not None:
+        yield from _judged(config, f"train.patience = {train.patience}")
+    if falls:
+        yield from _judged(config, "optimizer.schedule = 'plateau'")
+
+
+def _judged(config: Config, given: str) -> Iterator[str]:
+    """Faults of what evaluations decide."""
+    if not config.train.evaluate_every:
+        yield f"{given}: counts evaluations; needs train.evaluate_every=epoch, or of 1 or more"
+    if config.sync.name == "async" or config.parallel.elastic:
+        yield (
+            f"{given}: trainers that do not wait for others have no step in common; needs "
+            "sync=sync or bounded, and parallel.elastic=false"
+        )
+    if config.schedule.name == "dsp":
+        yield f"{given}: schedule=dsp has batches in flight where evaluations decide"
+
+
+def gradient_rules(config: Config) -> Iterator[str]:
+    """Faults of what a method does not go with."""
+    gradient, optimizer = config.gradient, config.optimizer.name
+    if optimizer not in (gradient.optimizers or (optimizer,)):
+        yield (
+            f"gradient = {gradient.name!r}: needs optimizer={' or '.join(gradient.optimizers)}, "
+            f"not {optimizer}"
+        )
+    if not gradient.sends_all and not config.parallel.servers:
+        add = (
+            "add parallel=hybrid" if config.parallel.name == "single" else "set parallel.servers=1"
+        )
+        yield f"gradient = {gradient.name!r}: needs a parameter server to send to; {add}"
+    if gradient.rounds() and not (config.sync.name == "sync" and not config.parallel.elastic):
+        needs, given = "sync=sync", f", not {config.sync.name}"
+        if config.sync.name == "sync":
+            needs, given = "parallel.elastic=false", ""
+        alone = f" or gradient.{gradient.alone}" if gradient.alone else ""
+        yield (
+            f"gradient = {gradient.name!r}: its trainers synchronize in every step; needs "
+            f"{needs}{alone}{given}"
+        )
+    for key, reason in gradient.faults_among(config.parallel.trainers):
+        yield f"gradient.{key} = {getattr(gradient, key)}: {reason}"
+    yield from _published(config)
+
+
+def _published(config: Config) -> Iterator[str]:
+    """Faults of what waits, and of what is pulled."""
+    if config.gradient.uses_lr and config.optimizer.name != "sgd":
+        yield (
+            f"gradient.residual = 'update': needs optimizer=sgd; optimizer={config.optimizer.name} "
+            "must see gradients, not updates"
+        )
+    if config.gradient.publishes_means and config.pull.precision != "float32":
+        yield (
+            f"pull.precision = {config.pull.precision!r}: gradient.pull=levels does not round "
+            "weights; needs gradient.pull=weights"
+        )
+    if config.gradient.publishes_means and config.pull.sparsity is not None:
+        yield (
+            f"pull.sparsity = {config.pull.sparsity}: gradient.pull=levels moves every weight of "
+            "every replica; needs gradient.pull=weights"
+        )
+
+
+def sweep_rules(config: Config) -> Iterator[str]:
+    """Faults of how jobs are run, here or by SLURM."""
+    sweep = config.sweep
+    if sweep.submit is not None and sweep.jobs > 1:
+        yield (
+            f"sweep.jobs = {sweep.jobs}: only applies to jobs on this machine; SLURM decides how "
+            "many run at one time"
+        )
+    for option in sweep.sbatch:
+        if option.partition("=")[0] in OF_THE_SWEEP:
+            yield f"sweep.sbatch = [{option}]: the sweep sets this itself for each job"
+
+
 RULES: tuple[Rule, ...] = (
-    *(_choices, data_rules, _model, interaction_rules, batch_norm_rules, dropout_rules),
+    *(_beside, data_rules, _model, interaction_rules, batch_norm_rules, dropout_rules),
     *(optimizer_rules, _parallel, stopping_rules, schedule_rules, _sync, _tables, _network),
-    *(gradient_rules, _pull, _activation, sweep_rules),
+    *(gradient_rules, _activation, sweep_rules),
 )

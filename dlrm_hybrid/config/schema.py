@@ -1,36 +1,37 @@
-"""Types and bounds of every configuration key.
+"""Every section of the configuration, a record whose fields are its keys.
 
-A value has one home, the YAML files of `conf/`: nothing here has a default. What two keys mean
-together is checked in `rules.py`. The keys of `gradient` are those of a record in
-compress/gradient/methods/ (see `config.methods`).
+The choices of groups are in `choices`, those of `gradient` and `activation` beside what they build,
+the sections of single commands in `commands`. What two keys mean together is checked in `rules`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field
-from pydantic.dataclasses import dataclass
-
 from dlrm_hybrid.bounds import (
-    STRICT,
     BelowOne,
+    Bound,
     Count,
-    Decay,
-    Epsilon,
-    LearningRate,
     Name,
     Path,
     Positive,
-    Precision,
     PrecisionOrLevels,
-    Rate,
     Seconds,
     Seed,
 )
-from dlrm_hybrid.compress.activation.methods import ActivationKeys
-from dlrm_hybrid.config.methods import Gradient
-from dlrm_hybrid.config.sections.commands import (
+from dlrm_hybrid.compress.activation.methods import ActivationMethod
+from dlrm_hybrid.compress.gradient.methods import GradientMethod
+from dlrm_hybrid.config.choices import (
+    Data,
+    Embedding,
+    Network,
+    Optimizer,
+    Parallel,
+    Schedule,
+    Sync,
+)
+from dlrm_hybrid.config.commands import (
     DoctorConfig,
     EvaluateConfig,
     ExportConfig,
@@ -42,97 +43,84 @@ from dlrm_hybrid.config.sections.commands import (
     SweepConfig,
     WatchConfig,
 )
+from dlrm_hybrid.record import Effect, Record, key
+
+NEW = Effect.NEW_RUN
+Dropout = Annotated[float, Bound(ge=0, le=0.99)]
 
 
-@dataclass(config=STRICT, frozen=True, kw_only=True)
-class DataConfig:
-    """Where rows come from, what they mean and how they are read; see conf/data/.
+@dataclass(frozen=True, kw_only=True)
+class CrossConfig(Record):
+    """Cross layers, of low rank or full: x0 * (w v x + bias) + x; and what is beside."""
 
-    `rows` and `seed` belong to `synthetic`, `raw` to all others, `schema` to `table`, whose schema
-    says what `days` to `max_ind_range` say of the others; null elsewhere.
-    """
-
-    name: Literal["synthetic", "criteo_kaggle", "criteo_1tb", "criteo_1tb_multi_hot", "table"]
-    rows: Annotated[int, Field(ge=1000, le=2**40)] | None
-    seed: Seed | None
-    raw: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None
-    schema: Path | None
-    guess: Path | Annotated[tuple[Path, ...], Field(min_length=1)] | None
-    prepared: Path | None
-    days: Annotated[int, Field(ge=2, le=1000)] | None
-    day_split: Literal["equal_rows", "files"] | None
-    vocabulary: Literal["all_days", "train_days"] | None
-    min_count: Count | None
-    max_ind_range: Annotated[int, Field(ge=0, lt=2**32)] | None
-    on_bad_row: Literal["error", "skip", "quarantine"]
-    max_bad_rows: Count
-    test_part: Literal["day", "first_half", "validation"]
-    shuffle: bool
-    shuffle_block_rows: Annotated[int, Field(ge=1, le=2**24)]
-    shuffle_read_rows: Annotated[int, Field(ge=1, le=2**24)]
-    processes: Annotated[int, Field(ge=1, le=1024)] | None
-    block_bytes: Annotated[int, Field(ge=65_536, le=2**30)]
+    layers: Annotated[int, Bound(ge=1, le=64)] = key(3, "cross layers below the top MLP")
+    rank: Annotated[int, Bound(ge=1, le=65_536)] | None = key(
+        64,
+        "of w v; about a quarter of the width (tables + 1) · embedding_dim is usual; null: w is a "
+        "full matrix",
+    )
+    deep: tuple[Positive, ...] = key(
+        (), "widths of a deep network over all vectors, beside the cross layers"
+    )
 
 
-@dataclass(config=STRICT, frozen=True, kw_only=True)
-class CrossConfig:
-    """Cross layers, of low rank or full, and what is beside; of `model.interaction=cross` alone."""
+@dataclass(frozen=True, kw_only=True)
+class FmConfig(Record):
+    """The deep network beside a factorization machine: sum of all dots beside a deep network."""
 
-    layers: Annotated[int, Field(ge=1, le=64)]
-    rank: Annotated[int, Field(ge=1, le=65_536)] | None
-    deep: tuple[Positive, ...]
-
-
-@dataclass(config=STRICT, frozen=True, kw_only=True)
-class FmConfig:
-    """The deep network beside a factorization machine; of `model.interaction=fm` alone."""
-
-    deep: Annotated[tuple[Positive, ...], Field(min_length=1)]
+    deep: Annotated[tuple[Positive, ...], Bound(min_length=1)] = key(
+        (128, 64), "widths of the deep network over all vectors"
+    )
 
 
-Dropout = Annotated[float, Field(ge=0, le=0.99)]
-
-
-@dataclass(config=STRICT, frozen=True, kw_only=True)
-class ModelConfig:
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(Record):
     """Widths of the network, input first; the top network's input follows from the rest.
 
-    `bottom` is empty where rows have no dense columns.
-    `cross` and `fm` belong to the interaction of that name; null elsewhere.
+    Only the interaction with its name has the section `cross` or `fm`.
     """
 
-    name: Name
-    embedding_dim: Annotated[int, Field(ge=1, le=4096)]
-    bottom: tuple[Positive, ...]
-    top: Annotated[tuple[Positive, ...], Field(min_length=1)]
-    interaction: Literal["dot", "cross", "fm"]
-    cross: CrossConfig | None
-    fm: FmConfig | None
-    dropout: Dropout
-    bottom_dropout: Dropout | None
-    batch_norm: bool
+    name: Name = key("dlrm_paper", "of the choice")
+    embedding_dim: Annotated[int, Bound(ge=1, le=4096)] = key(16, "columns of each embedding table")
+    bottom: tuple[Positive, ...] = key(
+        (),
+        "widths of the bottom MLP, input first; null: as many as there are dense columns; [] "
+        "without any",
+    )
+    top: Annotated[tuple[Positive, ...], Bound(min_length=1)] = key(
+        (1,), "widths of the top MLP, without its input"
+    )
+    interaction: Literal["dot", "cross", "fm"] = key(
+        "dot",
+        "how its vectors meet: dots of all pairs, cross layers, or a factorization machine",
+    )
+    cross: CrossConfig | None = None
+    fm: FmConfig | None = None
+    dropout: Dropout = key(
+        0.0,
+        "share of the activations of hidden layers that is dropped in training: of all layers of "
+        "MLPs and deep networks but the last of each MLP",
+        NEW,
+    )
+    bottom_dropout: Dropout | None = key(None, "of those of the bottom MLP; null: as many", NEW)
+    batch_norm: bool = key(False, "normalise hidden layers between their products and their ReLUs")
 
 
-@dataclass(config=STRICT, frozen=True, kw_only=True)
-class ParallelConfig:
-    """How the model is partitioned over trainers, pipeline stages and servers."""
+@dataclass(frozen=True, kw_only=True)
+class PullConfig(Record, effect=NEW | Effect.VERSIONS):
+    """How new weights travel from the servers, which publish what has changed."""
 
-    name: Literal["single", "hybrid"]
-    trainers: Annotated[int, Field(ge=1, le=4096)]
-    cuts: tuple[str, ...]
-    servers: Annotated[int, Field(ge=0, le=1024)]
-    table_servers: Annotated[int, Field(ge=0, le=1024)]
-    world: Literal["processes", "in_process"]
-    elastic: bool
-    threads: Annotated[int, Field(ge=1, le=1024)]
-
-
-@dataclass(config=STRICT, frozen=True, kw_only=True)
-class PullConfig:
-    """How new weights travel from the servers."""
-
-    precision: PrecisionOrLevels
-    sparsity: BelowOne | None
+    precision: PrecisionOrLevels = key(
+        "float32",
+        "of weights on the wire: float32, bfloat16, float16, or levels; servers keep the rounding "
+        "error",
+        only="parallel.servers",
+    )
+    sparsity: BelowOne | None = key(
+        None,
+        "fraction of each tensor that a pull leaves for later ones; null sends all that changed",
+        only="parallel.servers",
+    )
 
     @property
     def left_out(self) -> float | None:
@@ -140,145 +128,71 @@ class PullConfig:
         return self.sparsity or None
 
 
-@dataclass(config=STRICT, frozen=True, kw_only=True)
-class SyncConfig:
-    """How old the weights may be that a step is computed with.
-
-    `staleness` belongs to `bounded`, the last six keys to `async`.
-    """
-
-    name: Literal["sync", "bounded", "async"]
-    staleness: Annotated[int, Field(ge=0, le=1024)]
-    check_every: Positive
-    lr_scale: Literal["trainers", "one"] | None
-    in_flight: Annotated[int, Field(ge=1, le=64)]
-    ahead: Positive | None
-    record: bool
-    replay: Path | None
-
-
-Ticks = Annotated[int, Field(ge=0, le=1024)]
-
-
-@dataclass(config=STRICT, frozen=True, kw_only=True)
-class ScheduleConfig:
-    """The order in which batches and their parts pass through the stages.
-
-    `delays` and `staleness` belong to `dsp`; null elsewhere.
-    """
-
-    name: Literal["sequential", "gpipe", "one_f_one_b", "dsp"]
-    microbatches: Annotated[int, Field(ge=1, le=1024)]
-    delays: tuple[Ticks, ...] | None
-    staleness: tuple[Ticks, ...] | None
-
-
-@dataclass(config=STRICT, frozen=True, kw_only=True)
-class NetworkConfig:
-    """Where ranks listen and how long they wait for each other.
-
-    `ranks_per_host`, `colocate_tables` and `latency` belong to `emulated`.
-    """
-
-    name: Literal["host", "emulated"]
-    rate: Name | None
-    ranks_per_host: Positive | None
-    colocate_tables: bool
-    latency: Name | None
-    bind: Path | None
-    keys: Path | None
-    patience_seconds: Seconds
-
-
-@dataclass(config=STRICT, frozen=True, kw_only=True)
-class EmbeddingConfig:
-    """The optimizer of the tables, who owns their rows, and how these travel.
-
-    `betas` belongs to `adam` and `rowwise_adam`, `sharding` to `fused`; `staleness` and all that
-    follows it to `served`, which always deduplicates. The three keys after `levels` say how these
-    are made.
-    """
-
-    name: Literal["fused", "served"]
-    optimizer: Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "rowwise_adam"]
-    lr: Rate | None
-    eps: Epsilon
-    betas: tuple[BelowOne, BelowOne]
-    weight_decay: Decay
-    init: Literal["uniform_rows", "uniform_width"] | Rate
-    sharding: Literal["table_wise", "row_wise", "column_wise", "auto"]
-    comm_precision: Precision
-    deduplicate: bool
-    levels: bool
-    row_error: Rate
-    gradient_error: Rate
-    copies_rows: Annotated[int, Field(ge=1, le=2**31)]
-    staleness: Annotated[int, Field(ge=0, le=1024)]
-    cache_rows: Annotated[int, Field(ge=0, le=2**31)]
-    cache_batches: Annotated[int, Field(ge=0, le=1024)]
-    storage: Literal["memory", "mmap"]
-    folder: Path | None
-
-
-@dataclass(config=STRICT, frozen=True, kw_only=True)
-class OptimizerConfig:
-    """The optimizer of the dense layers and the learning rate over the steps; see conf/optimizer/.
-
-    `momentum` belongs to `momentum`, `eps` to `adagrad` and `adam`, `betas` to `adam`; null
-    elsewhere.
-    """
-
-    name: Literal["sgd", "momentum", "adagrad", "adam"]
-    lr: LearningRate
-    momentum: BelowOne | None
-    betas: tuple[BelowOne, BelowOne] | None
-    eps: Epsilon | None
-    weight_decay: Decay
-    decoupled_weight_decay: bool
-    schedule: Literal["constant", "linear", "warmup_decay", "plateau"]
-    warmup_steps: Count
-    decay_start_step: Count
-    decay_steps: Count
-    plateau_factor: Annotated[float, Field(gt=0, lt=1)]
-    plateau_patience: Positive
-    staleness_warmup_steps: Positive | None
-
-
-@dataclass(config=STRICT, frozen=True, kw_only=True)
-class TrainConfig:
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Record):
     """Length and order of the run."""
 
-    batch_size: Annotated[int, Field(ge=1, le=2**20)]
-    epochs: Positive
-    steps: Positive | None
-    seed: Seed
-    evaluate_every: Count | Literal["epoch"]
-    patience: Positive | None
-    min_delta: Annotated[float, Field(ge=0)]
-    monitor: Literal["log_loss", "auc"]
+    batch_size: Annotated[int, Bound(ge=1, le=2**20)] = key(128, "rows per trainer and step")
+    epochs: Positive = key(1, "passes over the training days", NEW)
+    steps: Positive | None = key(None, "stop after this many steps; null trains all epochs", NEW)
+    seed: Seed = key(
+        0, "for weight initialization, shuffling and stochastic compression", Effect.SEED
+    )
+    evaluate_every: Count | Literal["epoch"] = key(
+        0, "steps between evaluations, or epoch; 0 evaluates only at the end", Effect.FREE
+    )
+    patience: Positive | None = key(
+        None, "end the run after this many evaluations without a better score; null never", NEW
+    )
+    min_delta: Annotated[float, Bound(ge=0)] = key(
+        0.0, "a score is better if it is by more than this", NEW
+    )
+    monitor: Literal["log_loss", "auc"] = key(
+        "log_loss",
+        "the score that train.patience and checkpoints/best follow: a lower log_loss, or a higher "
+        "auc",
+        NEW,
+    )
 
 
-@dataclass(config=STRICT, frozen=True, kw_only=True)
-class CheckpointConfig:
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig(Record, effect=Effect.NOTHING):
     """When to save, how many to keep, where to go on from, and how often after a loss."""
 
-    every: Count
-    minutes: Annotated[float, Field(ge=0, le=1e6)]
-    keep: Positive
-    keep_best: bool
-    resume: Path
-    max_restarts: Count
-    restart_window_seconds: Seconds
+    every: Count = key(0, "steps between checkpoints; 0 saves by time only")
+    minutes: Annotated[float, Bound(ge=0, le=1e6)] = key(
+        10.0, "maximum time between checkpoints; 0 saves by steps only"
+    )
+    keep: Positive = key(2, "number of newest checkpoints to keep")
+    keep_best: bool = key(True, "save the best evaluation so far by train.monitor, and keep it")
+    resume: Path = key(
+        "never",
+        "never; auto continues the run in hydra.run.dir; or a run or checkpoint to start from",
+        Effect.FREE | Effect.PATH,
+    )
+    max_restarts: Count = key(3, "restarts from the newest checkpoint after losing a rank")
+    restart_window_seconds: Seconds = key(
+        3600.0, "more than max_restarts within this window end the run"
+    )
 
 
-@dataclass(config=STRICT, frozen=True, kw_only=True)
-class TelemetryConfig:
+@dataclass(frozen=True, kw_only=True)
+class TelemetryConfig(Record, effect=Effect.NOTHING):
     """How often the loss curve gets a point, and which sinks are open."""
 
-    every: Positive
-    tensorboard: bool
-    wandb: Literal["offline", "online"] | None
-    mlflow: Path | None
+    every: Positive = key(100, "steps between points of the loss curve")
+    tensorboard: bool = key(True, "also write TensorBoard scalars")
+    wandb: Literal["offline", "online"] | None = key(
+        None,
+        "the same to Weights & Biases: online, or offline into the run folder, for `wandb sync`",
+        Effect.NOTHING | Effect.PLACE,
+    )
+    mlflow: Path | None = key(
+        None,
+        "the same to MLflow: a tracking URI, such as http://host:5000, sqlite:///runs.db or "
+        "file:///runs",
+        Effect.NOTHING | Effect.PLACE,
+    )
 
     @property
     def trackers(self) -> dict[str, str | None]:
@@ -286,37 +200,48 @@ class TelemetryConfig:
         return {"wandb": self.wandb, "mlflow": self.mlflow}
 
 
-@dataclass(
-    config={**STRICT, "validate_by_name": True, "validate_by_alias": True},
-    frozen=True,
-    kw_only=True,
-)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(Record):
     """The whole configuration of one run."""
 
-    name: Name
-    precision: Literal["float32", "bfloat16"]
-    threads: Annotated[int, Field(ge=1, le=1024)]
-    skip_completed: bool
-    conf: Path | None
+    name: Name = key("default", "part of the run folder's path, runs/<name>/…", Effect.NOTHING)
+    precision: Literal["float32", "bfloat16"] = key(
+        "float32",
+        "of the MLPs' matrix products; with bfloat16, each MLP's last layer stays float32",
+    )
+    threads: Annotated[int, Bound(ge=1, le=1024)] = key(
+        1,
+        "per rank; keep at 1 unless cores are idle: oversubscription slowed training 5–13x",
+        Effect.FREE | Effect.EVALUATION,
+    )
+    skip_completed: bool = key(
+        False,
+        "when a sweep is repeated in its folder, skip complete jobs and resume others",
+        Effect.NOTHING,
+    )
+    conf: Path | None = key(
+        None,
+        "folder with experiment/NAME.yaml of your own, for +experiment=NAME",
+        Effect.NOTHING | Effect.ANOTHER | Effect.PATH,
+    )
     sweep: SweepConfig
-    data: DataConfig
+    data: Data
     model: ModelConfig
-    parallel: ParallelConfig
-    gradient: Gradient
-    activation: ActivationKeys
+    parallel: Parallel
+    gradient: GradientMethod
+    activation: ActivationMethod
     pull: PullConfig
-    sync: SyncConfig
-    schedule: ScheduleConfig
-    embedding: EmbeddingConfig
-    optimizer: OptimizerConfig
-    network: NetworkConfig
+    sync: Sync
+    schedule: Schedule
+    embedding: Embedding
+    optimizer: Optimizer
+    network: Network
     prepare: PrepareConfig
     train: TrainConfig
     evaluate: EvaluateConfig
     predict: PredictConfig
     export: ExportConfig
-    import_: Annotated[ImportConfig, Field(alias="import")]
+    import_: ImportConfig
     checkpoint: CheckpointConfig
     telemetry: TelemetryConfig
     report: ReportConfig

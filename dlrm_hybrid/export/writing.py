@@ -13,8 +13,8 @@ from torch import Tensor
 
 from dlrm_hybrid import __version__
 from dlrm_hybrid.bags import Int64s, jagged, with_first_ids
+from dlrm_hybrid.config.commands import ExportConfig
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.config.sections.commands import ExportConfig
 from dlrm_hybrid.config.validate import faults_text, unset_faults
 from dlrm_hybrid.data.loader import Batch, sequential_batches
 from dlrm_hybrid.data.preprocessing import Preprocessing

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from math import expm1, log1p, log2
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import final
 import numpy as np
 
 from dlrm_hybrid.bags import table_offsets
+from dlrm_hybrid.config.choices import Fused
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import START
 from dlrm_hybrid.data.shards import Shards
@@ -149,10 +150,10 @@ class Counter:
     def _asked(self, config: Config, topology: Topology) -> dict[Way, Sent]:
         """Frames to and from table servers, which share every batch equally."""
         embedding, parallel = config.embedding, config.parallel
-        one = replace(parallel, cuts=(), trainers=1, servers=1, table_servers=1, elastic=False)
+        one = parallel.having(cuts=(), trainers=1, servers=1, table_servers=1, elastic=False)
         rows = config.train.batch_size
         if rows not in self._tables:
-            alone = replace(config, parallel=one, embedding=replace(embedding, staleness=0))
+            alone = replace(config, parallel=one, embedding=embedding.having(staleness=0))
             self._tables[rows] = self._count(alone, FEW_STEPS)
         sent = self._tables[rows]
         servers, stage = topology.table_servers, topology.interaction_stage
@@ -192,18 +193,17 @@ def in_process(config: Config) -> Config:
     """Configure a planned world in one process, where it sends the same."""
     return replace(
         config,
-        parallel=replace(config.parallel, world="in_process", elastic=False),
-        embedding=replace(config.embedding, sharding="table_wise"),
-        sync=replace(config.sync, record=False, replay=None),
+        parallel=config.parallel.having(world="in_process", elastic=False),
+        embedding=config.embedding.having(sharding="table_wise"),
+        sync=config.sync.having(record=False, replay=None),
     )
 
 
 def smaller(config: Config, trainers: int) -> Config:
     """Configure a world with fewer trainers, one server, and tables shared by trainers."""
-    parallel = replace(
-        config.parallel, trainers=trainers, servers=1, table_servers=0, elastic=False
-    )
-    embedding = replace(config.embedding, name="fused", staleness=0, deduplicate=True)
+    parallel = config.parallel.having(trainers=trainers, servers=1, table_servers=0, elastic=False)
+    own = {one.name: getattr(config.embedding, one.name) for one in fields(config.embedding)}
+    embedding = Fused().having(**{**own, "deduplicate": True})
     return replace(config, parallel=parallel, embedding=embedding)
 
 

@@ -49,17 +49,15 @@ def world_of(values: Values) -> dict[str, Any]:
     """The configured world with few trainers and servers, on fast links if it has links."""
     parallel, network = values["parallel"], values["network"]
     emulated = network["name"] == "emulated"
+    sync, off = values["sync"], {"record": False, "replay": None}
+    most = {"trainers": MOST_TRAINERS, "servers": MOST_SERVERS}
+    few = {key: min(parallel[key], number) for key, number in most.items() if key in parallel}
     return _short(
         {
             **values,
-            "parallel": {
-                **parallel,
-                "trainers": min(parallel["trainers"], MOST_TRAINERS),
-                "servers": min(parallel["servers"], MOST_SERVERS),
-                "world": "processes",
-            },
+            "parallel": {**parallel, **few, "world": "processes"},
             "network": {**network, **({"rate": RATE, "latency": None} if emulated else {})},
-            "sync": {**values["sync"], "record": False, "replay": None},
+            "sync": {**sync, **{key: off[key] for key in off.keys() & sync.keys()}},
         }
     )
 

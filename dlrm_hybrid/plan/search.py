@@ -8,8 +8,7 @@ from functools import cache
 from itertools import islice, product
 from typing import Any, NamedTuple, final
 
-from dlrm_hybrid.config import compose
-from dlrm_hybrid.config.identity import flat
+from dlrm_hybrid.config.keys import as_choice
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import all_faults, validate
 from dlrm_hybrid.parallel.topology import place
@@ -105,22 +104,15 @@ def _pair(
 
 
 def _changes(config: Config, shape: Shape) -> dict[str, Any]:
-    plain = {} if shape.cuts else _no_activation()
+    embedding = "served" if shape.tables else "fused"
     return {
-        **plain,
+        "embedding": as_choice("embedding", embedding, config.embedding.settings()),
+        **({} if shape.cuts else {"activation": as_choice("activation", "none")}),
         "parallel.cuts": list(shape.cuts),
         "parallel.trainers": shape.trainers,
         "parallel.servers": shape.servers,
         "parallel.table_servers": shape.tables,
-        "embedding.name": "served" if shape.tables else "fused",
-        "embedding.deduplicate": bool(shape.tables) or config.embedding.deduplicate,
-        "embedding.staleness": config.embedding.staleness if shape.tables else 0,
     }
-
-
-@cache
-def _no_activation() -> dict[str, Any]:
-    return dict(flat({"activation": compose.values_of(())["activation"]}))
 
 
 @final

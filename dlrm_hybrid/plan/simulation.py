@@ -61,7 +61,7 @@ class Outcome:
 def simulated(config: Config) -> Config:
     """Configure a world with only as many of its trainers as are simulated."""
     few = min(config.parallel.trainers, MOST_TRAINERS)
-    return replace(config, parallel=replace(config.parallel, trainers=few))
+    return replace(config, parallel=config.parallel.having(trainers=few))
 
 
 def simulate(world: Layout, units: UnitCosts, hosts: Hosts) -> Outcome:

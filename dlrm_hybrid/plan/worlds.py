@@ -85,8 +85,9 @@ def compared(config: Config, values: Values) -> list[Planned]:
     sizes = product(
         config.plan.trainers or (parallel.trainers,), config.plan.servers or (parallel.servers,)
     )
-    keys = "parallel.trainers", "parallel.servers"
-    configs = [validate(changed(values, dict(zip(keys, size, strict=True)))) for size in sizes]
+    own = {"parallel.trainers": parallel.trainers, "parallel.servers": parallel.servers}
+    others = [dict(dict(zip(own, size, strict=True)).items() - own.items()) for size in sizes]
+    configs = [validate(changed(values, one)) for one in others]
     return [Planned(one, rate, latency) for (rate, latency), one in product(links(config), configs)]
 
 
@@ -97,11 +98,11 @@ def links(config: Config) -> list[tuple[str | None, str | None]]:
 
 
 def changed(values: Values, changes: Values) -> dict[str, Any]:
-    """Replace plain values at dotted keys, in a copy."""
+    """Replace plain values at dotted keys, or whole sections, in a copy."""
     after = dict(values)
     for key, value in changes.items():
         group, _, name = key.partition(".")
-        after[group] = {**after[group], name: value}
+        after[group] = {**after[group], name: value} if name else value
     return after
 
 

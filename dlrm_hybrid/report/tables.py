@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from dlrm_hybrid.config.identity import SEEDS, flat, same_results, without_seeds
+from dlrm_hybrid.config.identity import flat, same_results, without_seeds
+from dlrm_hybrid.config.keys import keys_of
+from dlrm_hybrid.record import Effect
 from dlrm_hybrid.report.labels import labels, short, varying
 from dlrm_hybrid.report.measures import (
     BYTES,
@@ -66,7 +68,7 @@ def comparison(runs: Sequence[Run], labels: Sequence[str]) -> Table:
 def over_seeds(runs: Sequence[Run]) -> Table | None:
     """Mean ± deviation of complete runs that differ only in their seeds; None without such runs."""
     configs = [flat(run.config) for run in runs]
-    seeds = [tuple(map(values.get, SEEDS)) for values in configs]
+    seeds = [tuple(map(values.get, keys_of(Effect.SEED))) for values in configs]
     each = {  # one run for each choice of seeds
         (without_seeds(run.config), *own): run
         for run, own in zip(runs, seeds, strict=True)
@@ -89,7 +91,7 @@ def sweep_means(frame: pd.DataFrame) -> Table | None:
     """Mean ± deviation over seeds for the rows of `sweep_frame`; None without such rows."""
     columns = [str(column) for column in frame.columns]
     varied = columns[1 : columns.index("status")]
-    names = short([key for key in varied if key not in SEEDS])
+    names = short([key for key in varied if key not in keys_of(Effect.SEED)])
     if len(names) == len(varied):
         return None
     rows = [row for row in rows_of(frame) if row["status"] == COMPLETE]
@@ -103,7 +105,7 @@ def _means(groups: Sequence[str], rows: Sequence[Mapping[Any, Any]]) -> Table | 
 
 
 def _seedless(overrides: Sequence[str]) -> tuple[str, ...]:
-    return tuple(one for one in overrides if one.partition("=")[0] not in SEEDS)
+    return tuple(one for one in overrides if one.partition("=")[0] not in keys_of(Effect.SEED))
 
 
 def bytes_by_class(summary: Summary) -> dict[str, float]:

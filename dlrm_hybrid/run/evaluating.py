@@ -16,7 +16,7 @@ from typing import Any, cast, final
 from dlrm_hybrid.checkpoint.folder import find_best, read_facts
 from dlrm_hybrid.checkpoint.manifest import MANIFEST_FILE
 from dlrm_hybrid.config import compose
-from dlrm_hybrid.config.identity import evaluated, with_value
+from dlrm_hybrid.config.identity import evaluated, flat, with_value
 from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text, own_values, validate
@@ -24,6 +24,7 @@ from dlrm_hybrid.data.manifest import MANIFEST_FILE as ROWS_FILE
 from dlrm_hybrid.data.manifest import read as read_rows
 from dlrm_hybrid.data.preprocessing import PREPROCESSING_FOLDER, Preprocessing, read_kept
 from dlrm_hybrid.data.shards import Shards, open_shards
+from dlrm_hybrid.model.row_storage import FOLDER_KEY
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.display import Display
 from dlrm_hybrid.run.rank.process import Rank
@@ -138,7 +139,7 @@ def prepare_evaluation(source: Source, display: Display, command: Command) -> Ev
     kept = {
         key: value
         for key, value in read_rows(rows).semantics.options.items()
-        if not ({"data", f"data.{key}"} & set(given))
+        if key in source.values["data"] and not ({"data", f"data.{key}"} & set(given))
     }
     values = source.values
     if "schema" in values["data"] and "data.schema" not in given:
@@ -198,7 +199,8 @@ def _checked(checkpoint: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:
 
     A checkpoint must not decide where files are written.
     """
-    return with_value(own_values(checkpoint / MANIFEST_FILE, values), "embedding.folder", None)
+    own = own_values(checkpoint / MANIFEST_FILE, values)
+    return with_value(own, FOLDER_KEY, None) if FOLDER_KEY in flat(own) else own
 
 
 def _rows(

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dlrm_hybrid.config.choices import Synthetic
 from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text
@@ -101,10 +102,10 @@ def _raw_names(folder: Path) -> list[str]:
 def _generate(config: Config, display: Display, path: Path) -> None:
     from dlrm_hybrid.data.synthetic import generate  # numba takes a second
 
-    rows, seed = config.data.rows, config.data.seed
-    assert rows is not None and seed is not None
+    data = config.data
+    assert isinstance(data, Synthetic), data
     with display.counter("generate", "rows") as show:
-        generate(path, rows, seed, build.profile(), lambda done: show(done, rows))
+        generate(path, data.rows, data.seed, build.profile(), lambda done: show(done, data.rows))
 
 
 def prepare_rows(config: Config, display: Display, command: Command) -> Manifest | None:

@@ -20,9 +20,9 @@ from dlrm_hybrid.checkpoint.folder import (
     saved_step,
 )
 from dlrm_hybrid.comm.netem.network import latency_figures, latency_remark, open_network
+from dlrm_hybrid.config.choices import Synthetic
 from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.data.profile import raw_name
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.disk import RUN_FOLDER_KEY
 from dlrm_hybrid.output import TERMINAL_LOG, log_losses
@@ -189,14 +189,14 @@ def close(
 
 def teacher_scores(config: Config, shards: Shards) -> dict[str, float] | None:
     """Scores of the teacher of synthetic rows on the test part; None for other rows."""
-    rows, seed = config.data.rows, config.data.seed
     sources = [source.stamp.name for source in shards.manifest.sources]
-    if rows is None or seed is None or sources != [raw_name(rows, seed, build.profile())]:
+    data = config.data
+    if not isinstance(data, Synthetic) or sources != [build.synthetic_name(config)]:
         return None
     from dlrm_hybrid.data import synthetic  # numba takes a second
 
-    test_rows = shards.test_rows(config.data.test_part)
-    scores = synthetic.teacher_scores(test_rows, seed, build.profile())
+    test_rows = shards.test_rows(data.test_part)
+    scores = synthetic.teacher_scores(test_rows, data.seed, build.profile())
     return {"loss": scores.log_loss, "auc": scores.auc}
 
 

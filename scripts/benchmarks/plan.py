@@ -46,7 +46,7 @@ KINDS: Mapping[str, Sequence[str]] = {
     "deft": (COMPRESSED, "gradient=deft"),
 }
 CUTS = {1: "[]", 2: "[bottom.2]", 3: "[bottom.2,top.2]"}
-NO_CUT = ("activation=none", "activation.precision=float32")
+NO_CUT = ("activation=none",)
 
 
 @final

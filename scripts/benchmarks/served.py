@@ -99,7 +99,7 @@ LINKS: Mapping[str, Sequence[str]] = {
 CUTS: Mapping[str, Sequence[str]] = {
     "3": (),
     "2": ("parallel.cuts=[bottom.2]",),
-    "1": ("parallel.cuts=[]", "activation=none", "activation.precision=float32"),
+    "1": ("parallel.cuts=[]", "activation=none"),
 }
 LATE = (*COMPRESSED, "network=emulated", "data.rows=100000", "train.epochs=10")
 LINKS_NOTE = """

@@ -45,7 +45,7 @@ WORLDS: Mapping[str, Sequence[str]] = {
 }
 RUN = (
     *("+experiment=dct_hybrid", f"parallel.trainers={TRAINERS}", "parallel.cuts=[]"),
-    *("activation=none", "activation.precision=float32", "network=emulated"),
+    *("activation=none", "network=emulated"),
     *("network.rate=100mbit", "network.latency=20ms", "data.rows=100000", "train.epochs=10"),
     *("telemetry.every=2", "checkpoint.every=0", "checkpoint.minutes=0"),
 )

@@ -27,7 +27,7 @@ WORLDS: Mapping[str, tuple[int, int]] = {
 }
 RUN = (
     *("+experiment=dct_hybrid", "sync=async", "embedding=served", "parallel.table_servers=1"),
-    *("parallel.cuts=[]", "activation=none", "activation.precision=float32", "data.rows=400000"),
+    *("parallel.cuts=[]", "activation=none", "data.rows=400000"),
     *("train.epochs=10", "checkpoint.every=0", "checkpoint.minutes=0", "train.evaluate_every=0"),
 )
 NOTE = """

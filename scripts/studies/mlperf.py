@@ -37,7 +37,7 @@ COMPRESSED = (
 )
 SERVED = ("embedding=served", "embedding.optimizer=adagrad", "parallel.table_servers=4")
 WORLDS: Mapping[str, tuple[str, ...]] = {
-    "one process": ("parallel=single", "parallel.trainers=1", "train.batch_size=65536"),
+    "one process": ("parallel=single", "train.batch_size=65536"),
     "8 trainers (the recipe)": (),
     "8 trainers, stages": (CUTS,),
     "8 trainers, stages, compressed": COMPRESSED,

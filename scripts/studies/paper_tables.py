@@ -140,8 +140,8 @@ def _described(run: Run) -> PaperRun:
     config, summary = run.config, run.summary
     gradient, activation = config["gradient"], config["activation"]
     of_gradients = round(1 - gradient.get("density", 1.0), 9)
-    cuts: list[str] = config["parallel"]["cuts"]
-    of_cuts: float | list[float] = activation["sparsity"]
+    cuts: list[str] = config["parallel"].get("cuts", [])
+    of_cuts: float | list[float] = activation.get("sparsity", 0.0)
     narrow = [
         values.get("precision", FLOAT32) != FLOAT32
         for values in (gradient, config["pull"], activation)
@@ -214,8 +214,8 @@ def _details(config: Mapping[str, Any]) -> str:
     if gradient["name"] not in PAPERS_METHODS:
         details.append(gradient["name"])
     details += aggregation_of(config)
-    if config["parallel"]["cuts"] not in PAPERS_CUTS:
-        details.append(f"after {', '.join(config['parallel']['cuts'])}")
+    if config["parallel"].get("cuts", []) not in PAPERS_CUTS:
+        details.append(f"after {', '.join(config['parallel'].get('cuts', []))}")
     if gradient["name"] == "dct" and gradient["lifespan"] != PAPERS_LIFESPAN:
         details.append(f"L = {gradient['lifespan']}")
     return "".join(f", {detail}" for detail in details)

@@ -134,7 +134,7 @@ def _asked(config: Mapping[str, Any], name: str) -> tuple[float, bool]:
     """The sparsity of a tensor or boundary, and whether it was applied."""
     kind, _, place = name.partition(".")
     options = config[kind]
-    if kind == "activation" and options["observe"] is not None:
+    if kind == "activation" and options.get("observe") is not None:
         return options["observe"], False
     if kind == "gradient":
         return round(1 - options["density"], 9), True

@@ -15,6 +15,7 @@ from dlrm_hybrid.cli import terminal
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.identity import evaluated
+from dlrm_hybrid.config.keys import as_choice
 from dlrm_hybrid.disk import locked
 from dlrm_hybrid.run.evaluating import saved_config
 
@@ -240,12 +241,8 @@ def test_a_checkpoint_decides_no_path(
     assert evaluate(own) == 0
     assert not target.parent.exists()
     assert [path.name for path in Path("data").iterdir() if any(path.iterdir())] == ["prepared"]
-    real = {"name": "criteo_kaggle", "rows": None, "seed": None, "raw": "/etc/passwd"}
-    other = forged(
-        trained,
-        tmp_path / "other",
-        lambda v: v["config"]["data"].update(real, prepared=str(target)),
-    )
+    real = {**as_choice("data", "criteo_kaggle"), "raw": "/etc/passwd", "prepared": str(target)}
+    other = forged(trained, tmp_path / "other", lambda v: v["config"].update(data=real))
     assert evaluate(other) == 3
     told = capsys.readouterr().err
     assert f"{target}: the rows that " in told

@@ -44,7 +44,7 @@ def test_all_faults_are_told_and_nothing_is_made(
         "configuration: 3 faults\n"
         "  optimizer.lrr: unknown key; did you mean optimizer.lr=1?\n"
         "  model=huge: no such choice; choose from dcnv2, deepfm, dlrm_paper, dlrm_small\n"
-        "  train.epochs = 0: must be greater than or equal to 1\n"
+        "  train.epochs = 0: must be a whole number at least 1 and below 2^63\n"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -171,7 +171,8 @@ def test_the_module_returns_the_exit_code() -> None:
         env=environment,
     )
     assert done.returncode == 2
-    assert done.stderr == ("configuration: 1 fault\n  optimizer.lr = 'fast': must be a number\n")
+    fault = "optimizer.lr = 'fast': must be a number above 0 and at most 1e+18"
+    assert done.stderr == f"configuration: 1 fault\n  {fault}\n"
     assert done.stdout == ""
 
 

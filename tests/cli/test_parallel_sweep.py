@@ -70,7 +70,7 @@ def test_how_many_jobs_run_is_of_the_whole_sweep(
         "configuration: 1 fault\n  sweep.jobs=2: only applies to a sweep; add -m\n"
     )
     assert run(["dlrm_hybrid", "train", "-m", "sweep.jobs=0", "train.seed=1,2"]) == 2
-    assert "sweep.jobs = 0: must be greater than or equal to 1" in capsys.readouterr().err
+    assert "sweep.jobs = 0: must be a whole number at least 1" in capsys.readouterr().err
     assert not (tmp_path / "sweep").exists()
 
 

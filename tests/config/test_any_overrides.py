@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from dlrm_hybrid.bounds import types_of
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.identity import flat
-from dlrm_hybrid.config.keys import all_groups
+from dlrm_hybrid.config.keys import all_groups, record_in, records, sections
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.run.assembly import build
@@ -50,24 +51,26 @@ TEXTS = ("a", "x1", "run_1", "100mbit", "5ms", "10.0.0.1", "a.html")
 
 @functools.cache
 def leaves() -> dict[str, list[Mapping[str, Any]]]:
-    """What the schema says of each key: the types that its value may have."""
-    schema = TypeAdapter(Config).json_schema()
-    return dict(_below(schema, schema["$defs"], ""))
+    """What records say of each key: the types that its value may have, as JSON schema has them."""
+    kinds: dict[str, list[Mapping[str, Any]]] = {}
+    for name, kind in types_of(Config).items():
+        section = name.rstrip("_")
+        if section not in sections():
+            kinds[name] = [TypeAdapter(kind).json_schema()]
+            continue
+        for record in records(section).values():
+            for field, one in _below(record):
+                kinds.setdefault(f"{section}.{field}", []).append(TypeAdapter(one).json_schema())
+    return kinds
 
 
-def _below(
-    node: Mapping[str, Any], defs: Mapping[str, Any], prefix: str
-) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
-    for name, inner in node["properties"].items():
-        choices = [
-            defs[one["$ref"].rpartition("/")[2]] if "$ref" in one else one
-            for one in inner.get("anyOf", [inner])
-        ]
-        sections = [one for one in choices if "properties" in one]
-        if sections:
-            yield from _below(sections[0], defs, f"{prefix}{name}.")
+def _below(record: type) -> Iterator[tuple[str, Any]]:
+    for name, kind in types_of(record).items():
+        inside = record_in(kind)
+        if inside is None:
+            yield name, kind
         else:
-            yield f"{prefix}{name}", choices
+            yield from ((f"{name}.{field}", one) for field, one in _below(inside))
 
 
 def allowed(node: Mapping[str, Any]) -> st.SearchStrategy[str]:

@@ -25,12 +25,15 @@ from dlrm_hybrid.types import ConfigError
         ("model=dcnv2 model.cross.layers=65", "model.cross.layers = 65: must be"),
         ("model=deepfm model.fm.deep=[]", "model.fm.deep = []: must"),
         ("model=deepfm model.fm.deep=[4,0]", "model.fm.deep[1] = 0: must be"),
-        ("model.interaction=bilinear", "model.interaction = 'bilinear': must be 'dot', 'cross' or"),
+        (
+            "model.interaction=bilinear",
+            "model.interaction = 'bilinear': must be 'dot' or 'cross' or",
+        ),
         (
             "model.bottom=[13,16] model.bottom_dropout=0.1",
             "model.bottom_dropout = 0.1: model.bottom = [13, 16] has no hidden layer",
         ),
-        ("model.dropout=1.0", "model.dropout = 1.0: must be less than or equal to 0.99"),
+        ("model.dropout=1.0", "model.dropout = 1.0: must be a number at least 0 and at most 0.99"),
         ("model.bottom=[]", "model.bottom = []: must be 13, the integer features"),
         ("model.bottom=null", "model.bottom = []: must be 13, the integer features"),
         ("model=dcnv2 model.embedding_dim=8", "model.embedding_dim = 8, both feed the interaction"),
@@ -93,5 +96,5 @@ def test_the_tensors_of_a_model_are_counted_without_building_it(overrides: list[
 
 def test_an_interaction_alone_takes_settings_of_its_own():
     model = values_of(["model.interaction=cross", "model.cross.rank=7"])["model"]
-    assert (model["cross"]["rank"], model["fm"]) == (7, None)
+    assert model["cross"]["rank"] == 7 and "fm" not in model
     assert model["cross"]["layers"] >= 1

@@ -31,7 +31,7 @@ def faults(*overrides: str) -> list[str]:
         ),
         (
             [*EMULATED, "network.bind=10.0.0.1"],
-            "network.bind = '10.0.0.1': only applies to network=host, not emulated",
+            "network.bind=10.0.0.1: only applies to network=host",
         ),
         ([*EMULATED, "network.rate=null"], "network.rate = null: network=emulated needs a rate"),
         (
@@ -45,7 +45,7 @@ def faults(*overrides: str) -> list[str]:
         (
             [*EMULATED, "network.latency=-5ms"],
             "network.latency = '-5ms': must be letters, digits and . _ - only, and begin with a "
-            "letter or digit",
+            "letter or digit or null",
         ),
         (
             [*EMULATED, "network.latency=11s"],
@@ -63,19 +63,20 @@ def faults(*overrides: str) -> list[str]:
         ),
         (
             ["parallel=hybrid", "embedding=served", "parallel.table_servers=1", COLOCATED],
-            "network.colocate_tables = True: only applies to network=emulated, not host",
+            "network.colocate_tables=true: only applies to network=emulated",
         ),
         (
             ["parallel=hybrid", "network.ranks_per_host=2"],
-            "network.ranks_per_host = 2: only applies to network=emulated, not host",
+            "network.ranks_per_host=2: only applies to network=emulated",
         ),
         (
             ["parallel=hybrid", "network.latency=5ms"],
-            "network.latency = '5ms': only applies to network=emulated, not host",
+            "network.latency=5ms: only applies to network=emulated",
         ),
         (
             ["parallel=hybrid", "network.rate=1"],
-            "network.rate = 1: must be text",
+            "network.rate = 1: must be letters, digits and . _ - only, and begin with a letter or "
+            "digit or null",
         ),
     ],
 )

@@ -17,7 +17,7 @@ from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.compress import GradientMethod, ddp_hook
 from dlrm_hybrid.compress.gradient.methods import find, load
 from dlrm_hybrid.config.compose import values_of
-from dlrm_hybrid.config.validate import plain_values, validate
+from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.types import ConfigError
 from dlrm_hybrid.world.world import World
@@ -141,7 +141,7 @@ def test_what_a_file_names_is_not_imported(tmp_path: Path) -> None:
         values_of([f"conf={tmp_path}", "+experiment=mine"])
     saved = {**values_of(["parallel=hybrid"]), "gradient": {"name": NAME, "smallest": 64}}
     config = validate(saved)
-    assert plain_values(config)["gradient"] == saved["gradient"]
+    assert config.settings()["gradient"] == saved["gradient"]
     with pytest.raises(ConfigError, match="imported only where"):
         config.gradient.build(None)  # pyright: ignore[reportArgumentType]
     assert "my_package.signsgd" not in sys.modules

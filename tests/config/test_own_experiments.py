@@ -168,10 +168,10 @@ def test_a_fault_of_a_value_has_the_line_that_sets_it(own: Write) -> None:
     conf = own(it="train:\n  epochs: 0\n  seed: x\noptimizer: {lr: -1}\n")
     path = f"{conf.removeprefix('conf=')}/experiment/it.yaml"
     assert faults([conf, "+experiment=it", "train.seed=y", "train.batch_size=0"]) == [
-        f"{path}:4: optimizer.lr = -1: must be greater than 0",
-        "train.batch_size = 0: must be greater than or equal to 1",
-        f"{path}:2: train.epochs = 0: must be greater than or equal to 1",
-        "train.seed = 'y': must be an integer",
+        f"{path}:4: optimizer.lr = -1: must be a number above 0 and at most 1e+18",
+        "train.batch_size = 0: must be a whole number at least 1 and at most 1,048,576",
+        f"{path}:2: train.epochs = 0: must be a whole number at least 1 and below 2^63",
+        "train.seed = 'y': must be a whole number at least 0 and below 2^63",
     ]
 
 
@@ -179,8 +179,9 @@ def test_values_that_do_not_go_together_have_a_line_too(own: Write) -> None:
     conf = own(it="parallel: {trainers: 2}\nsync:\n  staleness: 3\n")
     path = f"{conf.removeprefix('conf=')}/experiment/it.yaml"
     assert faults([conf, "+experiment=it"]) == [
-        f"{path}:1: parallel.trainers = 2: only applies to parallel=hybrid, not single",
-        f"{path}:3: sync.staleness = 3: only applies to sync=bounded, not sync",
+        f"{path}:1: parallel.trainers = 2: has no effect with parallel=single; only applies to "
+        "parallel=hybrid",
+        f"{path}:3: sync.staleness = 3: has no effect with sync=sync; only applies to sync=bounded",
     ]
 
 

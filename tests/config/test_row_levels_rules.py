@@ -25,7 +25,7 @@ KEYS = ("levels", "row_error", "gradient_error", "copies_rows")
         ),
         (
             (*LEVELS, "embedding=served", "parallel.table_servers=1"),
-            "needs embedding.name='fused', not 'served'",
+            "embedding.levels=true: only applies to embedding=fused",
         ),
         (
             (*LEVELS, "schedule=dsp", "schedule.delays=[0,0,0]", "schedule.staleness=[0,0,0]"),

@@ -33,22 +33,22 @@ def test_as_many_table_servers_as_the_choice_of_tables_needs(choice: str, server
         ),
         (
             (*WORLD, "embedding.staleness=1"),
-            "embedding.staleness = 1: only applies to embedding=se",
+            "embedding.staleness=1: only applies to embedding=se",
         ),
         (
             (*WORLD, "embedding=served", "parallel.table_servers=0"),
             "parallel.table_servers = 0: embedding=served needs 1",
         ),
         (("embedding=served",), "embedding = 'served': parallel=single has no servers"),
-        ((*SERVED, "embedding.sharding=row_wise"), "embedding.sharding = 'row_wise': only applies"),
+        ((*SERVED, "embedding.sharding=row_wise"), "embedding.sharding=row_wise: only applies"),
         (
             (*SERVED, "embedding.deduplicate=false"),
-            "embedding.deduplicate = False: embedding=served ",
+            "embedding.deduplicate=false: only applies to embedding=fused",
         ),
         ((*SERVED, "embedding.staleness=-1"), "embedding.staleness = -1: "),
         (
             (*WORLD, "embedding.cache_rows=9"),
-            "embedding.cache_rows = 9: only applies to embedding=served, not fused",
+            "embedding.cache_rows=9: only applies to embedding=served",
         ),
         (
             (*SERVED, "embedding.cache_rows=9"),
@@ -64,13 +64,13 @@ def test_as_many_table_servers_as_the_choice_of_tables_needs(choice: str, server
         ),
         (
             (*WORLD, "embedding.storage=mmap"),
-            "embedding.storage = 'mmap': only applies to embedding=served, not fused",
+            "embedding.storage=mmap: only applies to embedding=served",
         ),
         (
             (*SERVED, "embedding.folder=rows"),
             "embedding.folder = 'rows': only applies to embedding.storage=mmap, not memory",
         ),
-        (("parallel.table_servers=1",), "parallel.table_servers = 1: only applies to parallel=hyb"),
+        (("parallel.table_servers=1",), "parallel.table_servers=1: only applies to parallel=hyb"),
         (
             (*WORLD, "network=emulated", "network.colocate_tables=true"),
             "network.colocate_tables = True: only applies to embedding=served, not fused",

@@ -311,7 +311,7 @@ def test_damaged_files_are_refused_or_read_but_nothing_else(
     [
         (["import.file=null"], "import.file = null: name the file of weights"),
         (["import.output=null"], "import.output = null: name a new folder"),
-        (["import.names=keras"], "import.names = 'keras': must be 'ours', 'torchrec' or 'dlrm'"),
+        (["import.names=keras"], "import.names = 'keras': must be 'ours' or 'torchrec' or 'dlrm'"),
         (["parallel=hybrid"], "parallel: `import` does not read it"),
         (["import.output=."], "import.output = .: not the name of a new folder"),
     ],

@@ -200,7 +200,7 @@ def test_a_search_finds_the_fastest_of_all(
     assert counted and len(set(counted)) == len(counted)
     assert max(len(one["memory_bytes"]) for one in found) <= 4
     # Each of one stage with a server, by itself.
-    one_stage = ("activation=none", "activation.precision=float32", "parallel.cuts=[]")
+    one_stage = ("activation=none", "parallel.cuts=[]")
     alone = plan(*one_stage, given, *hosts, "plan.trainers=[1,2,3]")["worlds"]
     assert max(one["samples_per_second"] for one in alone) < 1.1 * speeds[0]
 

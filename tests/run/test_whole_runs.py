@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrm_hybrid.cli.main import run
-from dlrm_hybrid.config.paths import PATHS, absolute
+from dlrm_hybrid.config.keys import keys_of
+from dlrm_hybrid.config.paths import absolute
 from dlrm_hybrid.data.preprocessing import PREPROCESSING_FOLDER
 from dlrm_hybrid.predict import Predictor
+from dlrm_hybrid.record import Effect
 from dlrm_hybrid.types import DataError
 
 SCHEMA = """
@@ -228,7 +230,10 @@ def test_an_export_is_imported_category_by_category(
     assert "model.json: it, or a vocabulary" in capsys.readouterr().err
 
 
-@given(st.dictionaries(st.sampled_from(PATHS), st.text("ab/._", min_size=1), max_size=3))
+PATHS = st.sampled_from(keys_of(Effect.PATH))
+
+
+@given(st.dictionaries(PATHS, st.text("ab/._", min_size=1), max_size=3))
 def test_recorded_paths_are_absolute_and_stay(paths: dict[str, str]) -> None:
     values: dict[str, dict[str, object]] = {}
     for key, path in paths.items():

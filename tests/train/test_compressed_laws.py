@@ -96,10 +96,10 @@ def test_scores_with_masks_and_without_are_two_and_evaluate_repeats_both(trained
 @pytest.mark.parametrize(
     "options",
     [
-        ("activation=gradient_topk", "activation.precision=float32", "parallel.trainers=3"),
-        ("activation=sketch", "activation.precision=float32", "optimizer=adagrad"),
+        ("activation=gradient_topk", "parallel.trainers=3"),
+        ("activation=sketch", "optimizer=adagrad"),
         ("sync=bounded", "sync.staleness=2", "parallel.servers=2"),
-        ("activation=none", "activation.precision=float32", "activation.sparsity=0"),
+        ("activation=none",),
     ],
 )
 def test_evaluate_repeats_the_scores_of_any_method(

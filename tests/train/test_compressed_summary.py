@@ -32,7 +32,7 @@ WORLD = (
     *(f"train.steps={STEPS}", "telemetry.every=7", "checkpoint.every=11"),
 )
 DRAINED = ("gradient.precision=float16", "gradient.drain=flush", "gradient.drain_every=9")
-FEEDBACK = ("activation=gradient_topk", "activation.precision=float32", "gradient.density=0.5")
+FEEDBACK = ("activation=gradient_topk", "gradient.density=0.5")
 
 
 def carried(section: Section) -> int:

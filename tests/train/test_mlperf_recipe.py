@@ -27,7 +27,7 @@ SMALL = (
     *("telemetry.tensorboard=false", PATIENT, "data.max_ind_range=1000"),
     *("checkpoint.every=6", "checkpoint.keep=9", TABLE_WISE),
 )
-ALONE = ("parallel=single", "parallel.trainers=1")
+ALONE = ("parallel=single",)
 Train = Callable[..., Path]
 
 

@@ -46,7 +46,7 @@ LAYOUTS = [
         1,
         {
             **{"sync": "bounded", "schedule": "gpipe", "schedule.microbatches": 2},
-            **{"embedding": "served", "parallel.table_servers": 2, "embedding.deduplicate": True},
+            **{"embedding": "served", "parallel.table_servers": 2},
         },
     ),
 ]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dlrm_hybrid import __version__
 from dlrm_hybrid.cli.terminal import Terminal
-from dlrm_hybrid.config.sections.commands import ReportConfig
+from dlrm_hybrid.config.commands import ReportConfig
 from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.disk import writing
 from dlrm_hybrid.report.drawing import FORMATS

@@ -2,29 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
-from dlrm_hybrid.bounds import STRICT, BelowOne, LevelBits, Precision
+from typing_extensions import override
+
+from dlrm_hybrid.bounds import BelowOne, LevelBits, Precision
+from dlrm_hybrid.record import Choice, Effect, key
 
 if TYPE_CHECKING:
     from dlrm_hybrid.compress.activation.codec import ActivationCodec
 
+_FREE = Effect.FREE
+_MASKED = Effect.FREE | Effect.EVALUATION
 
-@dataclass(frozen=True, kw_only=True)
-class ActivationKeys:
-    """How activations and their gradients travel between stages; see conf/activation/."""
 
-    __pydantic_config__: ClassVar = STRICT
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundaryContext:
+    """The boundary of a worker's stage that a codec is built for.
 
-    name: Literal["none", "dct", "sketch", "gradient_topk"]
-    sparsity: BelowOne | tuple[BelowOne, ...]
-    precision: Precision
-    bits: LevelBits | tuple[LevelBits | None, ...] | None
-    allow_rice: bool | None
+    Attributes:
+        boundary: its number.
+        sends_gradients: the stage is after it, so gradients are sent and activations received.
+        width: of the stage's input.
+        rows: of each micro-batch.
+        microbatches: of a step.
+        seed: of the run.
+    """
+
+    boundary: int
+    sends_gradients: bool
+    width: int
+    rows: int
+    microbatches: int
+    seed: int
+
+
+class ActivationMethod(Choice, effect=Effect.NEW_RUN | Effect.COMPRESSORS | Effect.FLIGHTS):
+    """How activations and their gradients travel between stages."""
+
+    compresses_activations: ClassVar[bool] = True
+    """Not only their gradients, so evaluations may be compressed too."""
+    sparsity: BelowOne | tuple[BelowOne, ...] = 0.0
+    bits: LevelBits | tuple[LevelBits | None, ...] | None = None
     evaluate_masked: bool
-    observe: BelowOne | None
+
+    @abstractmethod
+    def build(self, context: BoundaryContext) -> ActivationCodec:
+        """The codec of one boundary."""
 
     def sparsity_at(self, cut: int) -> float:
         """Of what crosses this cut, whether one number or a list was given."""
@@ -41,81 +67,95 @@ class ActivationKeys:
         return any(one is not None for one in bits)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BoundaryContext:
-    """The boundary of a worker's stage that a codec is built for.
+@dataclass(frozen=True, kw_only=True)
+class Dense(ActivationMethod):
+    """Dense activations and gradients in float32."""
 
-    Attributes:
-        boundary: its number.
-        sparsity: of what crosses it.
-        sends_gradients: the stage is after it, so gradients are sent and activations received.
-        width: of the stage's input.
-        rows: of each micro-batch.
-        microbatches: of a step.
-        seed: of the run.
-    """
-
-    boundary: int
-    sparsity: float
-    sends_gradients: bool
-    width: int
-    rows: int
-    microbatches: int
-    seed: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
-    """A choice of `activation` that compresses.
-
-    Attributes:
-        build: the codec of one boundary.
-        precisions: of values on the wire.
-        compresses_activations: not only their gradients, so evaluations may be compressed too.
-    """
-
-    build: Callable[[ActivationKeys, BoundaryContext], ActivationCodec]
-    precisions: tuple[str, ...] = ("float32",)
-    compresses_activations: bool = True
-
-
-def _dct(keys: ActivationKeys, context: BoundaryContext) -> ActivationCodec:
-    bits = keys.bits_at(context.boundary)
-    if bits is not None:
-        from dlrm_hybrid.compress.activation.levels import LevelCodec
-
-        return LevelCodec(sparsity=context.sparsity, bits=bits)
-    from dlrm_hybrid.compress.activation.dct import ThresholdCodec
-    from dlrm_hybrid.wire.section import Dtype
-
-    assert keys.allow_rice is not None
-    return ThresholdCodec(
-        sparsity=context.sparsity,
-        dtype=Dtype[keys.precision.upper()],
-        allow_rice=keys.allow_rice,
+    name: ClassVar[str] = "none"
+    compresses_activations: ClassVar[bool] = False
+    evaluate_masked: bool = key(True, "no effect here", _MASKED)
+    observe: BelowOne | None = key(
+        None, "record the threshold that this sparsity would need", _FREE, only="parallel.cuts"
     )
 
+    @override
+    def build(self, context: BoundaryContext) -> ActivationCodec:
+        from dlrm_hybrid.compress.activation.codec import DenseCodec
 
-def _sketch(keys: ActivationKeys, context: BoundaryContext) -> ActivationCodec:
-    from dlrm_hybrid.compress.activation.controls import SketchCodec
-
-    return SketchCodec(sparsity=context.sparsity, seed=context.seed)
+        return DenseCodec(self.observe)
 
 
-def _gradient_topk(keys: ActivationKeys, context: BoundaryContext) -> ActivationCodec:
-    from dlrm_hybrid.compress.activation.controls import GradientTopKCodec
-    from dlrm_hybrid.wire.section import Dtype
+@dataclass(frozen=True, kw_only=True)
+class Dct(ActivationMethod):
+    """DCT-MP (Gupta et al., KDD 2021): the largest elements of each row, both ways on one mask."""
 
-    return GradientTopKCodec(
-        sparsity=context.sparsity,
-        dtype=Dtype[keys.precision.upper()],
-        shape=(context.rows, context.width),
-        microbatches=context.microbatches if context.sends_gradients else 0,
+    name: ClassVar[str] = "dct"
+    sparsity: BelowOne | tuple[BelowOne, ...] = key(
+        0.90, "fraction of each row dropped; or a list, one for each cut"
     )
+    precision: Precision = key("float32", "of values on the wire, where bits is null")
+    bits: LevelBits | tuple[LevelBits | None, ...] | None = key(
+        None,
+        "3 to 8: values as integer levels of so many bits, entropy-coded, and so are positions; or "
+        "a list",
+    )
+    allow_rice: bool = key(
+        True,
+        "Rice-code positions where smaller; costs 20 µs a batch; no effect with bits",
+        _FREE,
+    )
+    evaluate_masked: bool = key(True, "compress in evaluations too", _MASKED)
+
+    @override
+    def build(self, context: BoundaryContext) -> ActivationCodec:
+        sparsity, bits = self.sparsity_at(context.boundary), self.bits_at(context.boundary)
+        if bits is not None:
+            from dlrm_hybrid.compress.activation.levels import LevelCodec
+
+            return LevelCodec(sparsity=sparsity, bits=bits)
+        from dlrm_hybrid.compress.activation.dct import ThresholdCodec
+        from dlrm_hybrid.wire.section import Dtype
+
+        dtype = Dtype[self.precision.upper()]
+        return ThresholdCodec(sparsity=sparsity, dtype=dtype, allow_rice=self.allow_rice)
 
 
-METHODS: Mapping[str, Method] = {
-    "dct": Method(build=_dct, precisions=("float32", "bfloat16", "float16")),
-    "sketch": Method(build=_sketch),
-    "gradient_topk": Method(build=_gradient_topk, compresses_activations=False),
-}
+@dataclass(frozen=True, kw_only=True)
+class Sketch(ActivationMethod):
+    """Negative control: activations projected by a random matrix and back; gradients are dense."""
+
+    name: ClassVar[str] = "sketch"
+    sparsity: BelowOne | tuple[BelowOne, ...] = key(
+        0.50, "fraction of columns dropped by the projection; or a list, one for each cut"
+    )
+    evaluate_masked: bool = key(True, "compress in evaluations too", _MASKED)
+
+    @override
+    def build(self, context: BoundaryContext) -> ActivationCodec:
+        from dlrm_hybrid.compress.activation.controls import SketchCodec
+
+        return SketchCodec(sparsity=self.sparsity_at(context.boundary), seed=context.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientTopK(ActivationMethod):
+    """Negative control: top-k of each activation gradient, with error feedback by position."""
+
+    name: ClassVar[str] = "gradient_topk"
+    compresses_activations: ClassVar[bool] = False
+    sparsity: BelowOne | tuple[BelowOne, ...] = key(
+        0.50, "fraction of each matrix held back; or a list, one for each cut"
+    )
+    evaluate_masked: bool = key(True, "no effect here: the forward pass is not compressed", _MASKED)
+
+    @override
+    def build(self, context: BoundaryContext) -> ActivationCodec:
+        from dlrm_hybrid.compress.activation.controls import GradientTopKCodec
+        from dlrm_hybrid.wire.section import Dtype
+
+        return GradientTopKCodec(
+            sparsity=self.sparsity_at(context.boundary),
+            dtype=Dtype.FLOAT32,
+            shape=(context.rows, context.width),
+            microbatches=context.microbatches if context.sends_gradients else 0,
+        )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dlrm_hybrid.checkpoint.folder import RetentionPolicy
 from dlrm_hybrid.comm.netem.plan import Plan, bits_per_second, host_of, num_hosts, seconds
+from dlrm_hybrid.config.choices import Criteo, Emulated, Synthetic
 from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config, ModelConfig
 from dlrm_hybrid.config.validate import faults_text
@@ -38,13 +39,14 @@ MOST_STEM = 40  # most characters of a raw file's name in a folder's name
 def semantics(config: Config) -> Semantics:
     """The options that decide the meaning of rows."""
     data = config.data
+    criteo = data if isinstance(data, Criteo) else None  # the schema of a table says it
     return Semantics(
         schema=schema(config),
-        days=data.days,
-        day_split=data.day_split,
-        vocabulary=data.vocabulary,
-        min_count=data.min_count,
-        max_ind_range=data.max_ind_range,
+        days=criteo and criteo.days,
+        day_split=criteo and criteo.day_split,
+        vocabulary=criteo and criteo.vocabulary,
+        min_count=None if criteo is None else criteo.min_count,
+        max_ind_range=None if criteo is None else criteo.max_ind_range,
         on_bad_row=data.on_bad_row,
     )
 
@@ -92,9 +94,8 @@ def many_processes(config: Config) -> bool:
 def emulation(config: Config) -> Plan | None:
     """The network to emulate for this machine's ranks; None if they use the machine's own."""
     network = config.network
-    if network.name != "emulated":
+    if not isinstance(network, Emulated) or network.rate is None:
         return None
-    assert network.rate is not None and network.ranks_per_host is not None, "validate() refuses it"
     world = topology(config)
     guests = world.table_servers if network.colocate_tables else 0
     return Plan(
@@ -112,12 +113,13 @@ def link_rate(config: Config) -> int | None:
 
 def host(config: Config, rank: int) -> int:
     """The host of a rank in an emulated network; colocated table servers share trainers' hosts."""
-    assert config.network.ranks_per_host is not None
+    network = config.network
+    assert isinstance(network, Emulated), network
     world = topology(config)
     role = world.role(rank)
-    if config.network.colocate_tables and isinstance(role, TableServerRole):
+    if network.colocate_tables and isinstance(role, TableServerRole):
         rank = world.worker(role.index % world.trainers, world.interaction_stage)
-    return host_of(rank, config.network.ranks_per_host)
+    return host_of(rank, network.ranks_per_host)
 
 
 def rank_names(config: Config) -> list[str]:
@@ -179,7 +181,6 @@ def pipeline(config: Config) -> Pipeline:
     """The ops of all stages in a step."""
     keys, stages = config.schedule, len(config.parallel.cuts) + 1
     if keys.name == "dsp":
-        assert keys.delays is not None and keys.staleness is not None, "validate() refuses it"
         return Pipeline.of(DiverselyStale(keys.delays, keys.staleness), stages, keys.microbatches)
     return Pipeline.of(SCHEDULES[keys.name], stages, keys.microbatches)
 
@@ -263,9 +264,8 @@ def _one_prepared(config: Config, raw_names: Sequence[str]) -> Path:
 
 def synthetic_name(config: Config) -> str:
     """Name of the raw file of synthetic rows, by all that decides its bytes."""
-    rows, seed = config.data.rows, config.data.seed
-    assert rows is not None and seed is not None, "validate() lets no such synthetic data pass"
-    return raw_name(rows, seed, profile())
+    assert isinstance(config.data, Synthetic), config.data
+    return raw_name(config.data.rows, config.data.seed, profile())
 
 
 def retention(config: Config) -> RetentionPolicy:

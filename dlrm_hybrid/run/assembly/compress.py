@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from dlrm_hybrid.compress.activation.codec import ActivationCodec, DenseCodec
-from dlrm_hybrid.compress.activation.methods import METHODS, BoundaryContext
+from dlrm_hybrid.compress.activation.methods import BoundaryContext, Dct, Dense
 from dlrm_hybrid.compress.gradient.collective import Op
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.context import StageContext
@@ -59,15 +59,13 @@ def rounds(config: Config) -> tuple[Op, ...]:
 
 def activations(config: Config, part: StagePart) -> dict[int, ActivationCodec]:
     """The codecs of a worker's boundaries, by boundary number."""
-    keys = config.activation
-    method = METHODS.get(keys.name)
-    if method is None:
-        return _dense(part, keys.observe)
+    method = config.activation
+    if isinstance(method, Dense):
+        return _dense(part, method.observe)
     microbatches = config.schedule.microbatches
     contexts = [
         BoundaryContext(
             boundary=boundary,
-            sparsity=keys.sparsity_at(boundary),
             sends_gradients=boundary == part.index - 1,
             width=part.input_width,
             rows=microbatch_rows(config.train.batch_size, microbatches),
@@ -77,13 +75,12 @@ def activations(config: Config, part: StagePart) -> dict[int, ActivationCodec]:
         for boundary in (part.index - 1, part.index)
         if 0 <= boundary < len(config.parallel.cuts)
     ]
-    return {one.boundary: method.build(keys, one) for one in contexts}
+    return {one.boundary: method.build(one) for one in contexts}
 
 
 def evaluation_activations(config: Config, part: StagePart) -> dict[int, ActivationCodec]:
     """The codecs for evaluations, which send no gradients."""
-    method = METHODS.get(config.activation.name)
-    if method is None or not (method.compresses_activations and config.activation.evaluate_masked):
+    if not (config.activation.compresses_activations and config.activation.evaluate_masked):
         return _dense(part, None)
     return activations(config, part)
 
@@ -97,7 +94,7 @@ def evaluation_masks(config: Config, spec: ModelSpec, *, rounds: bool) -> dict[s
         rounds: whether to round as on the wire, as evaluations do.
     """
     keys = config.activation
-    if keys.name != "dct" or not keys.evaluate_masked:
+    if not isinstance(keys, Dct) or not keys.evaluate_masked:
         return {}
     partition = Partition.of(spec, config.parallel.cuts)
     masks: dict[str, KeepLargest] = {}

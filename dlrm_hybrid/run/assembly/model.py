@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from dlrm_hybrid.compress.embedding.memory import LevelOptions
+from dlrm_hybrid.config import choices
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Loader
 from dlrm_hybrid.data.shards import Shards
@@ -150,20 +151,17 @@ def staleness(config: Config, stage: int) -> int:
         pushes = config.parallel.trainers * config.parallel.threads * config.sync.in_flight
         return pushes - 1
     pipeline = config.schedule.staleness
-    return config.sync.staleness + (0 if pipeline is None else pipeline[stage])
+    return config.sync.staleness + (pipeline[stage] if pipeline else 0)
 
 
 def dense_optimizer(config: Config) -> DenseOptimizer:
     """The optimizer of the MLPs."""
     options = config.optimizer
-    if options.name == "momentum":
-        assert options.momentum is not None
+    if isinstance(options, choices.Momentum):
         return Momentum(momentum=options.momentum)
-    if options.name == "adagrad":
-        assert options.eps is not None
+    if isinstance(options, choices.Adagrad):
         return Adagrad(eps=options.eps)
-    if options.name == "adam":
-        assert options.betas is not None and options.eps is not None
+    if isinstance(options, choices.Adam):
         decay = weight_decay(config, decoupled=True)
         return Adam(betas=options.betas, eps=options.eps, weight_decay=decay)
     return Sgd()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
 from dlrm_hybrid.checkpoint import reader as checkpoint
-from dlrm_hybrid.config.schema import ParallelConfig
+from dlrm_hybrid.config.choices import Hybrid, Parallel
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.run.assembly import build
@@ -36,7 +36,7 @@ def evaluate_rank(argument: str, report: Report, stop: StopRequest) -> None:
     shards = open_shards(Path(task.prepared), build.semantics(config))
     if list(task.rows) != shards.manifest.identity:
         raise DataError(f"{task.prepared}: the rows changed after the run started")
-    sync = replace(config.sync, replay=None)
+    sync = config.sync.having(replay=None)
     scored = replace(config, parallel=_small_world(config.parallel), sync=sync)
     storage = build_model.row_storage(config, Path())
     engine = build_engine.engine(scored, shards, 1, storage, SpanClock())
@@ -54,9 +54,9 @@ def evaluate_rank(argument: str, report: Report, stop: StopRequest) -> None:
     report(Event(Kind.EVALUATED, step, time.time(), asdict(scores)))
 
 
-def _small_world(parallel: ParallelConfig) -> ParallelConfig:
+def _small_world(parallel: Parallel) -> Parallel:
     """A one-process world that scores as the run's, with the sparsity and rounding of its wire."""
-    if parallel.name == "single":
+    if not isinstance(parallel, Hybrid):
         return parallel
     # Two trainers exchange rows of tables; a third one changes nothing.
     trainers, servers = min(parallel.trainers, 2), min(parallel.servers, 1)

@@ -150,12 +150,13 @@ def other_compressors(
         return None
     parallel: Any = facts["config"].get("parallel")
     known = cast("dict[str, Any]", parallel) if isinstance(parallel, dict) else {}
-    trainers = known.get("trainers")
+    trainers = known.get("trainers", 1) if known else None
     if not isinstance(trainers, int) or not 0 < trainers < 2**16:
         raise DataError(f"{folder}: config.parallel.trainers = {trainers!r}: is no number of them")
+    now = values["parallel"].get("trainers", 1)
     print(
         f"{folder}: saved with other compression settings; each of parallel.trainers = "
-        f"{values['parallel']['trainers']} starts with the mean residual of {trainers}, where it "
+        f"{now} starts with the mean residual of {trainers}, where it "
         "still fits; thresholds are recomputed"
     )
     return trainers
@@ -291,7 +292,7 @@ def dense_values(
     if same_versions(saved, now):
         return checkpoint.tensors(checkpoint.names("dense", "versions"))
     weights = checkpoint.tensors(checkpoint.names("dense"))
-    ends = [f".behind{number}" for number in range(1, now["sync"]["staleness"] + 1)]
+    ends = [f".behind{number}" for number in range(1, now["sync"].get("staleness", 0) + 1)]
     precision, sparsity = now["pull"]["precision"], now["pull"]["sparsity"] or None
     if precision != "float32" or sparsity is not None:
         ends.append(SUFFIX)

@@ -33,15 +33,13 @@ def write_errors(parent: int) -> None:
 
 def make_first() -> None:
     """Fill caches that are slow to fill, for all ranks."""
-    from dlrm_hybrid.compress.gradient.methods import methods
-    from dlrm_hybrid.config import validate
+    from dlrm_hybrid.config.keys import all_keys
     from dlrm_hybrid.data import manifest
     from dlrm_hybrid.data.schemas.reading import builtin
     from dlrm_hybrid.kernels.jit import import_numba
 
     import_numba()
-    methods()
-    validate.adapter()
+    all_keys()
     manifest.adapter()
     builtin("criteo_kaggle")
 

@@ -1,0 +1,590 @@
+"""The groups of a run that have several choices, a record for each: its keys and no other's.
+
+What is set in a group's own class are the values of the choices that have no such key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from dlrm_hybrid.bounds import (
+    BelowOne,
+    BetweenZeroAndOne,
+    Bound,
+    Count,
+    Decay,
+    Epsilon,
+    LearningRate,
+    Name,
+    Path,
+    Positive,
+    Precision,
+    Rate,
+    Seconds,
+    Seed,
+)
+from dlrm_hybrid.record import WEIGHTS, Choice, Effect, key
+
+ANY = Effect.EVALUATION
+ROWS_FILES = Effect.NOTHING | Effect.EVALUATION
+NEW = Effect.NEW_RUN
+HYBRID = "parallel=hybrid"
+
+
+class _Data(Choice, effect=ANY):
+    """Values of the choices of `data` that have no such key."""
+
+    guess: Path | Annotated[tuple[Path, ...], Bound(min_length=1)] | None = None
+    raw: Path | Annotated[tuple[Path, ...], Bound(min_length=1)] | None = None
+    schema: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data(_Data):
+    """Where rows come from, what they mean and how they are read."""
+
+    guess: Path | Annotated[tuple[Path, ...], Bound(min_length=1)] | None = key(
+        None,
+        "`prepare` writes a first schema for this file, or the first of several, to data.schema, "
+        "to be edited",
+        ROWS_FILES,
+    )
+    prepared: Path | None = key(
+        None,
+        "folder of prepared rows; null: one named after all that affects them, or the one that is "
+        "there",
+        ROWS_FILES | Effect.PATH,
+    )
+    on_bad_row: Literal["error", "skip", "quarantine"] = key(
+        "error", "stop, drop the row, or write it to a quarantine file"
+    )
+    max_bad_rows: Count = key(
+        1000, "skip and quarantine also stop beyond this many bad rows", ROWS_FILES
+    )
+    test_part: Literal["day", "first_half", "validation"] = key(
+        "day",
+        "rows to test on: the last day, or its first half as in facebookresearch/dlrm; "
+        "validation: score only that part of a table",
+        Effect.FREE | Effect.EVALUATION,
+    )
+    shuffle: bool = key(True, "visit training rows in a new order each epoch", WEIGHTS)
+    shuffle_block_rows: Annotated[int, Bound(ge=1, le=2**24)] = key(
+        65_536, "rows shuffled together in memory", WEIGHTS
+    )
+    shuffle_read_rows: Annotated[int, Bound(ge=1, le=2**24)] = key(
+        1024, "consecutive rows per read", WEIGHTS
+    )
+    processes: Annotated[int, Bound(ge=1, le=1024)] | None = key(
+        None, "threads of prepare; null is one per core", ROWS_FILES
+    )
+    block_bytes: Annotated[int, Bound(ge=65_536, le=2**30)] = key(
+        8_388_608, "bytes of raw text parsed at a time", ROWS_FILES
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Criteo(Data):
+    """What all formats of Criteo's have. facebookresearch/dlrm uses: 7 days of equal rows,
+    vocabulary all_days, min_count 0, max_ind_range 0, test_part first_half.
+    """
+
+    days: Annotated[int, Bound(ge=2, le=1000)] = key(
+        7, "number of consecutive parts of the rows; the last one is the test part"
+    )
+    day_split: Literal["equal_rows", "files"] = key(
+        "equal_rows", "days of equally many rows, or one raw file per day"
+    )
+    vocabulary: Literal["all_days", "train_days"] = key(
+        "all_days",
+        "days whose categories get ids; with train_days, categories seen only in the test part "
+        "share id 0",
+    )
+    min_count: Count = key(0, "rarer categories share id 0; 0 keeps all")
+    max_ind_range: Annotated[int, Bound(ge=0, lt=2**32)] = key(
+        0, "take categories modulo this; 0 leaves them as they are"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Synthetic(Criteo):
+    """Synthetic rows with the marginals of Criteo Kaggle and labels sampled from a known teacher
+    model; generated and prepared on first use.
+    """
+
+    name: ClassVar[str] = "synthetic"
+    rows: Annotated[int, Bound(ge=1000, le=2**40)] = key(700_000, "rows to generate")
+    seed: Seed = key(
+        0, "for generating rows and their teacher model", Effect.SEED | Effect.EVALUATION
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriteoKaggle(Criteo):
+    """Rows of Criteo's Display Advertising Challenge, or any in the same format."""
+
+    name: ClassVar[str] = "criteo_kaggle"
+    raw: Path | Annotated[tuple[Path, ...], Bound(min_length=1)] | None = key(
+        None,
+        "raw files, plain, .gz or .zst: train.txt; or several: [day_0.gz,day_1.gz]",
+        ROWS_FILES | Effect.PATH,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Criteo1Tb(CriteoKaggle):
+    """Rows of Criteo's 24 days of click logs, a file for each day, as MLPerf has used them."""
+
+    name: ClassVar[str] = "criteo_1tb"
+    days: Annotated[int, Bound(ge=2, le=1000)] = key(24, "number of raw files, one for each day")
+    day_split: Literal["equal_rows", "files"] = key("files", "one raw file per day")
+    max_ind_range: Annotated[int, Bound(ge=0, lt=2**32)] = key(
+        40_000_000, "take categories modulo this; 0 leaves them as they are"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Criteo1TbMultiHot(Criteo1Tb):
+    """Rows of Criteo's 24 days of click logs with the bags of MLPerf's DLRM v2: each category
+    stands for itself and others that follow from it.
+    """
+
+    name: ClassVar[str] = "criteo_1tb_multi_hot"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table(Data):
+    """Rows of your own: files of CSV, Parquet or .npy, and a schema that says what their columns
+    are.
+    """
+
+    name: ClassVar[str] = "table"
+    raw: Path | Annotated[tuple[Path, ...], Bound(min_length=1)] | None = key(
+        None,
+        "files, folders or patterns: rows.csv.gz, or several: [a.parquet,b.parquet]",
+        ROWS_FILES | Effect.PATH,
+    )
+    schema: Path | None = key(
+        None,
+        "YAML file that says what the columns are, or one of the package's: bars_criteo_x1; null "
+        "takes that of prepared rows",
+        Effect.FREE | Effect.EVALUATION | Effect.PATH,
+    )
+
+
+class Parallel(Choice, effect=NEW):
+    """How the model is partitioned over trainers, pipeline stages and servers."""
+
+    trainers: Annotated[int, Bound(ge=1, le=4096)] = 1
+    cuts: tuple[str, ...] = ()
+    servers: Annotated[int, Bound(ge=0, le=1024)] = 0
+    table_servers: Annotated[int, Bound(ge=0, le=1024)] = 0
+    world: Literal["processes", "in_process"]
+    elastic: bool = False
+    threads: Annotated[int, Bound(ge=1, le=1024)] = 1
+
+
+WORLD = "one process per rank, or all ranks in a single process"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Single(Parallel):
+    """One process: model, tables and optimizer together."""
+
+    name: ClassVar[str] = "single"
+    world: Literal["processes", "in_process"] = key("processes", WORLD, Effect.FREE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hybrid(Parallel):
+    """Trainers × pipeline stages, plus servers of the dense weights: 7 processes by default."""
+
+    name: ClassVar[str] = "hybrid"
+    trainers: Annotated[int, Bound(ge=1, le=4096)] = key(
+        2,
+        "data-parallel replicas",
+        NEW | Effect.COMPRESSORS | Effect.LOOKUPS | Effect.LEVELS | Effect.FLIGHTS,
+    )
+    cuts: tuple[str, ...] = key(
+        ("bottom.2", "top.2"),
+        "split the model into pipeline stages after these layers",
+        NEW | Effect.COMPRESSORS | Effect.FLIGHTS,
+    )
+    servers: Annotated[int, Bound(ge=0, le=1024)] = key(
+        1, "parameter servers for the dense weights"
+    )
+    table_servers: Annotated[int, Bound(ge=0, le=1024)] = key(
+        None,
+        "own the embedding tables; null: one with embedding=served, else none",
+        NEW | Effect.LEVELS,
+        only="embedding=served",
+    )
+    world: Literal["processes", "in_process"] = key("processes", WORLD, Effect.FREE)
+    elastic: bool = key(
+        False, "sync=sync or async goes on when a trainer dies, and starts it again", Effect.FREE
+    )
+    threads: Annotated[int, Bound(ge=1, le=1024)] = key(
+        1, "of each worker, that share its weights", only="sync=async"
+    )
+
+
+class Sync(Choice, effect=NEW | Effect.VERSIONS, choice=NEW | Effect.VERSIONS | Effect.LOOKUPS):
+    """How old the weights may be that a step is computed with."""
+
+    staleness: Annotated[int, Bound(ge=0, le=1024)] = 0
+    check_every: Positive
+    lr_scale: Literal["trainers", "one"] = "one"
+    in_flight: Annotated[int, Bound(ge=1, le=64)] = 1
+    ahead: Positive | None = None
+    record: bool = False
+    replay: Path | None = None
+
+
+CHECK_EVERY = "steps between checks of the trainers' weights against the servers'"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lockstep(Sync):
+    """Lock-step: each step uses the weights of the previous one."""
+
+    name: ClassVar[str] = "sync"
+    check_every: Positive = key(100, CHECK_EVERY, Effect.FREE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounded(Sync):
+    """Bounded staleness: steps use weights that are `staleness` steps old; push and pull overlap
+    compute.
+    """
+
+    name: ClassVar[str] = "bounded"
+    staleness: Annotated[int, Bound(ge=1, le=1024)] = key(
+        1, "age, in steps, of the weights that a step uses"
+    )
+    check_every: Positive = key(100, CHECK_EVERY, Effect.FREE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asynchronous(Sync):
+    """Asynchronous: servers apply each push when it comes, and answer it at once;
+    docs/asynchronous.md.
+    """
+
+    name: ClassVar[str] = "async"
+    check_every: Positive = key(
+        100, "versions between checks of a trainer's weights against its server's", Effect.FREE
+    )
+    lr_scale: Literal["trainers", "one"] = key(
+        "trainers",
+        "of a push: optimizer.lr and embedding.lr / (trainers × threads); `one`: undivided",
+    )
+    in_flight: Annotated[int, Bound(ge=1, le=64)] = key(
+        1, "pushes of a trainer that wait for an answer while it computes on"
+    )
+    ahead: Positive | None = key(
+        None, "batches by which a trainer may be ahead of the slowest; null: any"
+    )
+    record: bool = key(
+        False, "log the order in which servers take messages, for sync.replay", Effect.NOTHING
+    )
+    replay: Path | None = key(
+        None,
+        "run folder whose recorded order parallel.world=in_process plays back",
+        NEW | Effect.VERSIONS | Effect.PATH,
+    )
+
+
+class Schedule(Choice, effect=NEW | Effect.COMPRESSORS | Effect.FLIGHTS):
+    """The order in which batches and their parts pass through the stages."""
+
+    microbatches: Annotated[int, Bound(ge=1, le=1024)] = 1
+    delays: tuple[Annotated[int, Bound(ge=0, le=1024)], ...] = ()
+    staleness: tuple[Annotated[int, Bound(ge=0, le=1024)], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sequential(Schedule):
+    """A batch passes through all stages before the next one begins."""
+
+    name: ClassVar[str] = "sequential"
+    microbatches: Annotated[int, Bound(ge=1, le=1024)] = key(
+        1, "number of parts a trainer's batch is split into for pipelining", only=HYBRID
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpipe(Sequential):
+    """All micro-batches go forward, then all go backward (Huang et al., 2019)."""
+
+    name: ClassVar[str] = "gpipe"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneForwardOneBackward(Sequential):
+    """Each stage alternates forward and backward once it is full (Narayanan et al., 2019)."""
+
+    name: ClassVar[str] = "one_f_one_b"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dsp(Schedule):
+    """Diversely stale parameters: stages work on different batches at once; docs/pipelines.md."""
+
+    name: ClassVar[str] = "dsp"
+    delays: tuple[Annotated[int, Bound(ge=0, le=1024)], ...] = key(
+        (1, 1, 0), "of each stage: steps from its forward of a batch to the next stage's"
+    )
+    staleness: tuple[Annotated[int, Bound(ge=0, le=1024)], ...] = key(
+        (4, 2, 0), "of each stage: updates between its forward and its backward of a batch"
+    )
+
+
+class Network(Choice, effect=Effect.FREE):
+    """Where ranks listen and how long they wait for each other."""
+
+    rate: Name | None
+    colocate_tables: bool = False
+    latency: Name | None = None
+    bind: Path | None = None
+    keys: Path | None
+    patience_seconds: Seconds
+
+
+PATIENCE = "a rank unresponsive for this long is considered lost"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host(Network):
+    """Ranks communicate over the host's own network interfaces."""
+
+    name: ClassVar[str] = "host"
+    rate: Name | None = key(
+        None, "link rate, used only to report utilization; null takes the interface's"
+    )
+    bind: Path | None = key(None, "address to listen on besides loopback; needs network.keys")
+    keys: Path | None = key(
+        None, "file of CURVE keys, made by doctor.action=keys", Effect.FREE | Effect.PATH
+    )
+    patience_seconds: Seconds = key(60.0, PATIENCE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Emulated(Network):
+    """Ranks of this machine communicate over rate-limited links between network namespaces: needs
+    Linux, root or user namespaces, and iproute2. The machine's own interfaces are left alone.
+    """
+
+    name: ClassVar[str] = "emulated"
+    rate: Name | None = key("100mbit", "of each link and direction: 1mbit … 2.5gbit … 100gbit")
+    ranks_per_host: Positive = key(1, "consecutive ranks that share an emulated host and its link")
+    colocate_tables: bool = key(
+        False,
+        "each table server on the host of a trainer, instead of one of its own",
+        only="embedding=served",
+    )
+    latency: Name | None = key(
+        None, "one-way delay between hosts: 250us, 20ms … 10s; a round trip takes twice that"
+    )
+    keys: Path | None = key(None, "file of CURVE keys; optional here", Effect.FREE | Effect.PATH)
+    patience_seconds: Seconds = key(60.0, PATIENCE)
+
+
+TABLES = NEW | Effect.LOOKUPS | Effect.LEVELS | Effect.FLIGHTS
+TableOptimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "rowwise_adam"]
+
+
+class _Embedding(Choice, effect=WEIGHTS, choice=TABLES):
+    """Values of the choices of `embedding` that have no such key."""
+
+    sharding: Literal["table_wise", "row_wise", "column_wise", "auto"] = "table_wise"
+    deduplicate: bool = True
+    levels: bool = False
+    row_error: Rate = 0.0625
+    gradient_error: Rate = 2.0
+    copies_rows: Annotated[int, Bound(ge=1, le=2**31)] = 262_144
+    staleness: Annotated[int, Bound(ge=0, le=1024)] = 0
+    cache_rows: Annotated[int, Bound(ge=0, le=2**31)] = 0
+    cache_batches: Annotated[int, Bound(ge=0, le=1024)] = 0
+    storage: Literal["memory", "mmap"] = "memory"
+    folder: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedding(_Embedding):
+    """The optimizer of the tables, who owns their rows, and how these travel."""
+
+    optimizer: TableOptimizer = key("sgd", "optimizer of the tables")
+    lr: Rate | None = key(
+        None, "learning rate; null follows optimizer.lr; both follow optimizer.schedule", NEW
+    )
+    eps: Epsilon = key(1e-8, "added to the denominator by all but sgd")
+    betas: tuple[BelowOne, BelowOne] = key(
+        (0.9, 0.999),
+        "of the means of gradients and of their squares",
+        NEW,
+        only="embedding.optimizer=adam|rowwise_adam",
+    )
+    weight_decay: Decay = key(
+        0.0, "times a row is added to its gradient, whenever it is updated (L2)", NEW
+    )
+    init: Literal["uniform_rows", "uniform_width"] | Rate = key(
+        "uniform_rows",
+        "of rows: uniform_rows, U(±1/√rows of the table); uniform_width, U(±1/√width); or σ of "
+        "N(0, σ²)",
+        NEW,
+    )
+    comm_precision: Precision = key(
+        "float32",
+        "of rows, or pooled embeddings, and their gradients on the wire",
+        NEW,
+        only=HYBRID,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fused(Embedding):
+    """Tables within the trainers, which share them by collectives."""
+
+    name: ClassVar[str] = "fused"
+    sharding: Literal["table_wise", "row_wise", "column_wise", "auto"] = key(
+        "table_wise", "how tables are split over trainers", NEW
+    )
+    deduplicate: bool = key(
+        False, "look up each distinct id of a batch once (table_wise only)", NEW, only=HYBRID
+    )
+    levels: bool = key(
+        False,
+        "rows and gradients as whole steps from what both ends remember",
+        NEW | Effect.LEVELS,
+        only=HYBRID,
+    )
+    row_error: Rate = key(
+        0.0625,
+        "levels: half a step of rows, over the root mean square of a trainer's rows",
+        NEW | Effect.LEVELS,
+    )
+    gradient_error: Rate = key(
+        2.0,
+        "levels: the same of gradients; what rounding leaves is sent later",
+        NEW | Effect.LEVELS,
+    )
+    copies_rows: Annotated[int, Bound(ge=1, le=2**31)] = key(
+        262_144,
+        "levels: rows of each table that are remembered for each trainer",
+        NEW | Effect.LEVELS,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served(Embedding):
+    """Tables on servers of their own (parallel.table_servers); trainers look up distinct ids."""
+
+    name: ClassVar[str] = "served"
+    staleness: Annotated[int, Bound(ge=0, le=1024)] = key(
+        0,
+        "a lookup sees all updates but those of so many batches before it",
+        NEW | Effect.LOOKUPS,
+    )
+    cache_rows: Annotated[int, Bound(ge=0, le=2**31)] = key(
+        0, "rows that a trainer keeps for later batches; 0 is off", NEW | Effect.LOOKUPS
+    )
+    cache_batches: Annotated[int, Bound(ge=0, le=1024)] = key(
+        0,
+        "for so many: rows are older by as much, gradients are summed meanwhile",
+        NEW | Effect.LOOKUPS,
+    )
+    storage: Literal["memory", "mmap"] = key(
+        "memory",
+        "of rows on table servers; mmap keeps them in files, which may be larger than memory",
+        Effect.FREE | Effect.EVALUATION,
+    )
+    folder: Path | None = key(
+        None,
+        "where storage=mmap makes these files; null is the run folder",
+        ROWS_FILES | Effect.PATH | Effect.PLACE,
+        only="embedding.storage=mmap",
+    )
+
+
+class _Optimizer(Choice, effect=NEW, choice=WEIGHTS):
+    """Values of the choices of `optimizer` that have no such key."""
+
+    lr: LearningRate
+    decoupled_weight_decay: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer(_Optimizer):
+    """The optimizer of the dense layers and the learning rate over the steps."""
+
+    weight_decay: Decay = key(
+        0.0, "this times the weights is added to the gradients of dense layers (L2)"
+    )
+    schedule: Literal["constant", "linear", "warmup_decay", "plateau"] = key(
+        "constant",
+        "of the learning rates; linear decays to 0 over the run, plateau where scores get no "
+        "better",
+    )
+    warmup_steps: Count = key(0, "steps from 0 to lr", only="optimizer.schedule=warmup_decay")
+    decay_start_step: Count = key(
+        0, "first step of the quadratic decay", only="optimizer.schedule=warmup_decay"
+    )
+    decay_steps: Count = key(
+        0, "length of the decay; 0 never decays", only="optimizer.schedule=warmup_decay"
+    )
+    plateau_factor: BetweenZeroAndOne = key(
+        0.1, "rates are multiplied by this …", only="optimizer.schedule=plateau"
+    )
+    plateau_patience: Positive = key(
+        1,
+        "… after so many evaluations in a row without a better train.monitor",
+        only="optimizer.schedule=plateau",
+    )
+    staleness_warmup_steps: Positive | None = key(
+        None, "lr of stale dense gradients rises from lr / staleness in so many steps"
+    )
+
+
+LR = "learning rate of the dense layers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sgd(Optimizer):
+    """Stochastic gradient descent."""
+
+    name: ClassVar[str] = "sgd"
+    lr: LearningRate = key(0.1, LR)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Momentum(Optimizer):
+    """Stochastic gradient descent with a velocity."""
+
+    name: ClassVar[str] = "momentum"
+    lr: LearningRate = key(0.01, LR)
+    momentum: BelowOne = key(0.9, "coefficient of the velocity")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adagrad(Optimizer):
+    """Adagrad (Duchi et al., 2011)."""
+
+    name: ClassVar[str] = "adagrad"
+    lr: LearningRate = key(0.01, LR)
+    eps: Epsilon = key(1e-10, "added to the denominator")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam(Optimizer):
+    """Adam (Kingma and Ba, 2015); AdamW with weight_decay and decoupled_weight_decay=true."""
+
+    name: ClassVar[str] = "adam"
+    lr: LearningRate = key(0.001, LR)
+    betas: tuple[BelowOne, BelowOne] = key(
+        (0.9, 0.999), "coefficients of the running means of gradients and of their squares"
+    )
+    eps: Epsilon = key(1e-8, "added to the denominator")
+    decoupled_weight_decay: bool = key(
+        False,
+        "weights shrink by lr · weight_decay instead (AdamW); not with gradients sent sparsely",
+    )

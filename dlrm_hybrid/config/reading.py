@@ -1,0 +1,175 @@
+"""From plain values to records: a fault for each key that is wrong by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, cast, get_args, get_origin
+
+from dlrm_hybrid.bounds import SettingsError, described, fits, types_of
+from dlrm_hybrid.config import methods
+from dlrm_hybrid.config.keys import (
+    no_such_choice,
+    readers_of,
+    record_in,
+    records,
+    shown,
+    unknown_key,
+)
+from dlrm_hybrid.config.schema import Config
+
+
+@dataclass(slots=True)
+class Reading:
+    """What values come to.
+
+    Attributes:
+        config: they as records; None where there is a fault.
+        faults: a line for each key that is wrong by itself.
+        keys: these keys.
+    """
+
+    config: Config | None = None
+    faults: list[str] = field(default_factory=list[str])
+    keys: list[str] = field(default_factory=list[str])
+
+    def refuse(self, key: str, line: str) -> None:
+        """Note a fault."""
+        self.faults.append(line)
+        self.keys.append(key)
+
+
+def read(values: Mapping[str, Any]) -> Reading:
+    """Read a configuration, whatever it holds; what keys mean together is not looked at."""
+    reading = Reading()
+    config = _record(Config, values, "", reading)
+    reading.config = None if reading.faults else config
+    return reading
+
+
+def _record(record: Any, values: Mapping[str, Any], prefix: str, reading: Reading) -> Any:
+    """A record of the values of its section; None where one of them is wrong."""
+    kinds = {name.rstrip("_"): kind for name, kind in types_of(record).items()}
+    read: dict[str, Any] = {}
+    before = len(reading.faults)
+    for name, kind in kinds.items():
+        key = f"{prefix}{name}"
+        if name in values:
+            read[name] = _value(kind, values[name], key, reading)
+        elif not _is_left_out(kind):
+            reading.refuse(key, f"{key}: missing")
+    for name, value in values.items():
+        if name not in kinds:
+            reading.refuse(f"{prefix}{name}", _unknown(record, f"{prefix}{name}", value))
+    if len(reading.faults) > before:
+        return None
+    try:
+        return record(**{name if name != "import" else "import_": read[name] for name in read})
+    except SettingsError as error:
+        for name, value, reason in error.faults:
+            key = f"{prefix}{name}"
+            reading.refuse(key, f"{key} = {shown(value)}: {_of_yaml(reason)}")
+    return None
+
+
+def _unknown(record: Any, key: str, value: Any) -> str:
+    """The fault of a key that a record does not have."""
+    readers = readers_of(key)
+    if readers is None:
+        return unknown_key(key)
+    choice = f"{key.partition('.')[0]}={record.name}"
+    return f"{key} = {shown(value)}: has no effect with {choice}; only applies to {readers}"
+
+
+def _value(kind: Any, value: Any, key: str, reading: Reading) -> Any:
+    """A value as its field has it, or a fault."""
+    record = record_in(kind)
+    if record is None:
+        return _plain_value(kind, value, key, reading)
+    if value is None and record is not kind:
+        return None
+    if not isinstance(value, Mapping):
+        reading.refuse(key, f"{key} = {shown(value)}: must be keys with values")
+        return None
+    values = cast("Mapping[str, Any]", value)
+    if "." in key or "" in records(key):
+        return _record(record, values, f"{key}.", reading)
+    return _choice(key, values, reading)
+
+
+def _choice(section: str, values: Mapping[str, Any], reading: Reading) -> Any:
+    """The record of the choice that a section names."""
+    others = {**values}
+    name = others.pop("name", None)
+    found: Any = records(section).get(str(name))
+    if found is None and section == methods.GROUP:
+        found = methods.record_of(str(name), others)
+    if found is None:
+        fault = no_such_choice(section, [name], [*records(section)])
+        reading.refuse(f"{section}.name", f"{section}.name = {shown(name)}: {fault}")
+        return None
+    return _record(found, others, f"{section}.", reading) if isinstance(found, type) else found
+
+
+def _plain_value(kind: Any, value: Any, key: str, reading: Reading) -> Any:
+    """A value that is no section, as its field has it."""
+    given = _tuples(value)
+    if fits(given, kind):
+        return _number(given, kind)
+    items = cast("tuple[Any, ...]", given) if isinstance(given, tuple) else ()
+    bad = _bad_items(kind, items)
+    for position, item, item_kind in bad:
+        reading.refuse(key, f"{key}[{position}] = {shown(item)}: {_must(item_kind)}")
+    if not bad:
+        reading.refuse(key, f"{key} = {shown(given)}: {_must(kind)}")
+    return None
+
+
+def _bad_items(kind: Any, items: Sequence[Any]) -> list[tuple[int, Any, Any]]:
+    """Position, value and type of the items of a list that do not fit."""
+    for one in _parts(kind):
+        if get_origin(one) is tuple and (
+            get_args(one)[-1] is ... or len(get_args(one)) == len(items)
+        ):
+            item = get_args(one)[0]
+            return [(place, each, item) for place, each in enumerate(items) if not fits(each, item)]
+    return []
+
+
+def _parts(kind: Any) -> list[Any]:
+    """The types that a union has, without their bounds."""
+    if get_origin(kind) in (Union, UnionType):
+        return [part for one in get_args(kind) for part in _parts(one)]
+    return _parts(get_args(kind)[0]) if get_origin(kind) is Annotated else [kind]
+
+
+def _number(value: Any, kind: Any) -> Any:
+    """A whole number as float where it stands for one."""
+    if isinstance(value, tuple):
+        items = [get_args(one)[0] for one in _parts(kind) if get_origin(one) is tuple]
+        return tuple(_number(one, items[0]) for one in cast("tuple[Any, ...]", value))
+    is_float = type(value) is int and int not in _parts(kind) and float in _parts(kind)
+    return float(value) if is_float else value
+
+
+def _must(kind: Any) -> str:
+    return _of_yaml(f"must be {' or '.join(described(kind))}")
+
+
+def _of_yaml(reason: str) -> str:
+    words = {"None": "null", "a tuple": "a list"}
+    for word, ours in words.items():
+        reason = reason.replace(word, ours)
+    return reason
+
+
+def _is_left_out(kind: Any) -> bool:
+    """Whether it is a section that need not be there."""
+    return record_in(kind) is not None and NoneType in get_args(kind)
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(_tuples(one) for one in cast("Sequence[Any]", value))
+    return value

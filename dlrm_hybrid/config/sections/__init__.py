@@ -1,1 +1,0 @@
-"""Sections of the configuration that are none of a run's own; see `config.schema`."""
