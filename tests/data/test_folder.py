@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from criteo_rows import everything, make_lines, run_prepare, semantics
+from ctrl_c import press
 from patience import HANG_SECONDS
 
 from dlrm_hybrid.data import folder, manifest
@@ -21,12 +22,12 @@ from dlrm_hybrid.data.prepare import PrepareResult, prepare
 from dlrm_hybrid.types import DataError, ResourceError
 
 
-def options(block_bytes: int = 20_000, **changes: object) -> PrepareOptions:
+def options(**changes: object) -> PrepareOptions:
     return PrepareOptions(
         semantics=semantics(**changes),
         max_bad_rows=0,
         processes=1,
-        block_bytes=block_bytes,
+        block_bytes=20_000,
         overwrite=False,
         advice="",
     )
@@ -200,7 +201,7 @@ def test_the_second_of_two_waits_and_takes_what_the_first_has_made(
             second.start()
             assert is_waiting.wait(HANG_SECONDS)
 
-    prepare([raw], output, options(), progress, print)
+    run_prepare(raw, output, block_bytes=20_000, progress=progress)
     second.join(HANG_SECONDS)
     assert [result.up_to_date for result in found] == [True]
     holder = f"process {os.getpid()} on {socket.gethostname()}"
@@ -278,18 +279,10 @@ def test_a_place_that_cannot_be_written_is_a_resource_error(tmp_path: Path, raw:
 def test_an_interrupt_leaves_nothing(tmp_path: Path, raw: Path, stage: str) -> None:
     def interrupt(at: str, done: int, total: int | None) -> None:
         if at == stage and done:
-            raise KeyboardInterrupt
+            press()
 
-    options = PrepareOptions(
-        semantics=semantics(),
-        max_bad_rows=0,
-        processes=2,
-        block_bytes=20_000,
-        overwrite=False,
-        advice="",
-    )
     with pytest.raises(KeyboardInterrupt):
-        prepare([raw], tmp_path / "out", options, interrupt, print)
+        run_prepare(raw, tmp_path / "out", processes=2, block_bytes=20_000, progress=interrupt)
     assert list(tmp_path.iterdir()) == []
     assert threads_of_prepare() == []
 
@@ -316,7 +309,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
             changed.append(change(raw))
 
     with pytest.raises(DataError, match="train.txt: changed while it was read"):
-        prepare([raw], tmp_path / "out", options(block_bytes=5000), progress, print)
+        run_prepare(raw, tmp_path / "out", block_bytes=5000, progress=progress)
     assert changed
     assert {path.name for path in tmp_path.iterdir()} <= {"train.txt", "copy"}
 

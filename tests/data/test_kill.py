@@ -2,14 +2,12 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 from criteo_rows import everything, make_lines, run_prepare
-from ctrl_c import press
 from forked import exit_code_of
 
 Progress = Callable[[str, int, int | None], None]
@@ -55,14 +53,3 @@ def test_killed_and_started_again_gives_the_same_bytes(
     assert not run_prepare(raw, output, min_count=2).up_to_date
     assert everything(output) == everything(made)
     assert not (tmp_path / "out.partial").exists()
-
-
-def test_ctrl_c_ends_all_threads_and_leaves_nothing(tmp_path: Path, raw: Path) -> None:
-    before = threading.active_count()
-    pressed = struck_in("parse", tmp_path / "out", press)
-    with pytest.raises(KeyboardInterrupt):
-        run_prepare(
-            raw, tmp_path / "out", processes=2, block_bytes=20_000, progress=pressed, min_count=2
-        )
-    assert threading.active_count() == before
-    assert list(tmp_path.iterdir()) == []

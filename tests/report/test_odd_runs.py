@@ -44,6 +44,7 @@ def test_a_plan_needs_figures(tmp_path: Path) -> None:
         ("summary.json", '{"status": "compl', "summary.json: cannot be read: EOF"),
         ("summary.json", '{"status": "complete"}', "summary.json: is of another version"),
         ("config.json", "[1]", "config.json: is not an object"),
+        ("config.json", "{", "config.json: "),
         ("environment.json", "null", "environment.json: is not an object"),
         ("overrides.yaml", "- train.seed=1\n", "overrides.yaml: is not the list"),
     ],

@@ -1,10 +1,10 @@
 from pathlib import Path
 
 import pytest
-from made_runs import make_run, plain_events, progress
+from made_runs import make_run, progress
 
 from dlrm_hybrid.report.runs import find_runs, read_run
-from dlrm_hybrid.types import ConfigError, DataError
+from dlrm_hybrid.types import ConfigError
 
 
 def test_runs_are_found_below_in_numeric_order_and_once(tmp_path: Path) -> None:
@@ -45,17 +45,3 @@ def test_a_run_that_has_only_begun_can_be_read(tmp_path: Path) -> None:
         (tmp_path / "run" / name).unlink()
     run = read_run(tmp_path / "run")
     assert (run.status, run.summary["steps"], run.overrides) == ("unfinished", 0, ())
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("config.json", "{"),
-        ("config.json", "[1]"),
-    ],
-)
-def test_a_run_without_a_configuration_is_named(tmp_path: Path, name: str, text: str) -> None:
-    make_run(tmp_path / "run", record=plain_events())
-    (tmp_path / "run" / name).write_text(text)
-    with pytest.raises(DataError, match=name):
-        read_run(tmp_path / "run")
