@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dlrm_hybrid.compress.device.plain import ternary_codes
-from dlrm_hybrid.kernels import magnitudes, ops, ternary
+from dlrm_hybrid.kernels import magnitudes, residual, ternary
 from dlrm_hybrid.kernels.magnitudes import Moments, RowSelection
 
 Float32s = NDArray[np.float32]
@@ -100,7 +100,7 @@ def ternarise(
 def in_plain_torch() -> Iterator[None]:
     """Compressors compute with these functions in place of the kernels."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ops, "accumulate_select", accumulate_select)
+        patch.setattr(residual, "accumulate_select", accumulate_select)
         patch.setattr(ternary, "ternarise", ternarise)
         for one in (reaching, kth_magnitude, largest_of_rows, moments):
             patch.setattr(magnitudes, one.__name__, one)

@@ -22,7 +22,7 @@ from typing import Any, final
 from dlrm_hybrid.checkpoint.commit import Preparing, Saved, Shard, amend, commit
 from dlrm_hybrid.checkpoint.folder import RetentionPolicy
 from dlrm_hybrid.checkpoint.writer import Groups, ShardWriter, in_background, outcome
-from dlrm_hybrid.compress.embedding.state import LEVELS_PREFIX
+from dlrm_hybrid.compress.embedding.trainer import LEVELS_PREFIX
 from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.compression import PREFIX as COMPRESSOR_PREFIX
 from dlrm_hybrid.parallel.finite import EMBEDDING_PREFIX, LOOKUPS_PREFIX

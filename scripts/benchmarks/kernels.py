@@ -51,7 +51,7 @@ from dlrm_hybrid.compress.gradient.rule import ThresholdFinder, target_k
 from dlrm_hybrid.compress.gradient.thresholded import ThresholdSelector
 from dlrm_hybrid.kernels.gaps import STORE_BYTES, decode_gaps, encode_gaps, fit_parameter
 from dlrm_hybrid.kernels.magnitudes import kth_magnitude, topk_rows
-from dlrm_hybrid.kernels.ops import accumulate_select
+from dlrm_hybrid.kernels.residual import accumulate_select
 from dlrm_hybrid.kernels.scatter import gather, put
 from dlrm_hybrid.telemetry.machine import Machine
 from dlrm_hybrid.wire.dense import narrow

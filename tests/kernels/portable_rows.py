@@ -28,7 +28,7 @@ from dlrm_hybrid.kernels.gaps import (
 from dlrm_hybrid.kernels.levels.rounding import round_to_levels
 from dlrm_hybrid.kernels.levels.steps import quantise, restore
 from dlrm_hybrid.kernels.magnitudes import compact, kth_magnitude, topk_rows
-from dlrm_hybrid.kernels.ops import accumulate_select, return_rounding_error
+from dlrm_hybrid.kernels.residual import accumulate_select, return_rounding_error
 from dlrm_hybrid.kernels.rows import (
     AdamRates,
     Gradients,

@@ -13,13 +13,13 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dlrm_hybrid.kernels import magnitudes, ops
+from dlrm_hybrid.kernels import magnitudes, residual
 from dlrm_hybrid.kernels import ternary as ternary_kernels
 from dlrm_hybrid.kernels.magnitudes import SAMPLED_FROM, STRIDE
 
 Float32s = NDArray[np.float32]
 
-KERNELS = SimpleNamespace(**vars(magnitudes), accumulate_select=ops.accumulate_select)
+KERNELS = SimpleNamespace(**vars(magnitudes), accumulate_select=residual.accumulate_select)
 BOTH = pytest.mark.parametrize("found_by", [KERNELS, plain_torch], ids=["numba", "torch"])
 NOT_FINITE = pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
 SUBNORMAL, LARGEST = np.float32(1e-45), np.finfo(np.float32).max

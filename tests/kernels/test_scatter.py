@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dlrm_hybrid.kernels.ops import return_rounding_error
+from dlrm_hybrid.kernels.residual import return_rounding_error
 from dlrm_hybrid.kernels.scatter import (
     collect,
     gather,

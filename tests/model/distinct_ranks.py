@@ -9,8 +9,7 @@ from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.compress.embedding.memory import LevelOptions
-from dlrm_hybrid.compress.embedding.state import tensors_of
-from dlrm_hybrid.compress.embedding.trainer import TrainerMemory
+from dlrm_hybrid.compress.embedding.trainer import TrainerMemory, tensors_of
 from dlrm_hybrid.model.exchange import distinct as exchanges
 from dlrm_hybrid.model.sharding import CommPrecision, Rounding
 from dlrm_hybrid.model.spec import ModelSpec

@@ -1,15 +1,20 @@
 """What one trainer remembers of all tables, in parts that are held by different ends.
 
+In a checkpoint it is tensors `levels.<trainer>.<name>`.
+
 Shapes: K rows of a message, L tables, D embedding dimension.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dlrm_hybrid.arrays import Float32s, Int32s, Int64s
 from dlrm_hybrid.compress.embedding.memory import (
@@ -204,3 +209,48 @@ def _of_table(part: Part, place: int) -> dict[str, Array]:
         "row_squares": part.of_rows.squares_L[place : place + 1],
         "gradient_squares": part.of_gradients.squares_L[place : place + 1],
     }
+
+
+Array = NDArray[np.generic]
+
+LEVELS_PREFIX = "levels."
+
+
+def tensors_of(trainer: int, memory: TrainerMemory) -> dict[str, Tensor]:
+    """What a checkpoint must hold of a trainer."""
+    head = f"{LEVELS_PREFIX}{trainer}."
+    return {f"{head}{name}": torch.from_numpy(one) for name, one in memory.tensors().items()}
+
+
+def values_of_trainer(trainer: int, values: Mapping[str, Tensor]) -> dict[str, Array]:
+    """What `TrainerMemory.load` takes, among the tensors of a checkpoint; may be nothing."""
+    head = f"{LEVELS_PREFIX}{trainer}."
+    own = {name: one for name, one in values.items() if name.startswith(head)}
+    return {name.removeprefix(head): one.numpy() for name, one in own.items()}
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptMemory:
+    """A trainer's memory, as tables in one process save and load it.
+
+    Attributes:
+        trainer: whose.
+        memory: it.
+    """
+
+    trainer: int
+    memory: TrainerMemory
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold of it."""
+        return tensors_of(self.trainer, self.memory)
+
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """See `TrainerMemory.counts`."""
+        return self.memory.counts()
+
+    def load(self, values: Mapping[str, Tensor]) -> None:
+        """Go on from a checkpoint, if that holds it."""
+        if own := values_of_trainer(self.trainer, values):
+            self.memory.load(own)

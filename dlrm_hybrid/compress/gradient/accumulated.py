@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dlrm_hybrid.arrays import Float32s, Int64s
 from dlrm_hybrid.compress.gradient.layout import Indices, Layout
-from dlrm_hybrid.kernels import ops
+from dlrm_hybrid.kernels import residual
 from dlrm_hybrid.types import DivergedError
 
 
@@ -115,7 +115,7 @@ class Accumulated:
         splits_E = np.empty_like(offsets_E)
         # To make arrays of gradients takes longer than to select from them.
         addresses = [0 if one is None else one.data_ptr() for one in self._joining]
-        fault = ops.accumulate_select(
+        fault = residual.accumulate_select(
             *(np.array(addresses, np.uint64), taus_T, offsets_E, self.residual_N),
             *(splits_E, self._local_N, self._reached_N),
         )

@@ -29,7 +29,7 @@ from dlrm_hybrid.compress.gradient.transforms import Gradients, Transform
 from dlrm_hybrid.compress.host import require_host
 from dlrm_hybrid.compress.report import SentReport
 from dlrm_hybrid.kernels.levels.rounding import round_to_levels
-from dlrm_hybrid.kernels.ops import return_rounding_error
+from dlrm_hybrid.kernels.residual import return_rounding_error
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.wire.dense import narrow
 from dlrm_hybrid.wire.section import Dtype

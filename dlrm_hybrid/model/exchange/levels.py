@@ -21,8 +21,13 @@ from dlrm_hybrid.comm.counted_group import CountedGroup, split
 from dlrm_hybrid.comm.group_messages import GroupMessages
 from dlrm_hybrid.compress.embedding.memory import Copies, LevelOptions, Rows, values_of
 from dlrm_hybrid.compress.embedding.messages import LevelReceiver, LevelSender
-from dlrm_hybrid.compress.embedding.state import tensors_of, values_of_trainer
-from dlrm_hybrid.compress.embedding.trainer import Part, TrainerMemory, load_copies
+from dlrm_hybrid.compress.embedding.trainer import (
+    Part,
+    TrainerMemory,
+    load_copies,
+    tensors_of,
+    values_of_trainer,
+)
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.section import SectionError

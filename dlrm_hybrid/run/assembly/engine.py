@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
-from dlrm_hybrid.compress.embedding.state import KeptMemory
-from dlrm_hybrid.compress.embedding.trainer import TrainerMemory
+from dlrm_hybrid.compress.embedding.trainer import KeptMemory, TrainerMemory
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import ReadAhead
 from dlrm_hybrid.data.shards import Shards

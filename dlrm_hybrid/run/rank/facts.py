@@ -15,7 +15,7 @@ from torch import Tensor
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
 from dlrm_hybrid.checkpoint.folder import CHECKPOINTS, SCORE
 from dlrm_hybrid.checkpoint.reader import Checkpoint
-from dlrm_hybrid.compress.embedding.state import LEVELS_PREFIX
+from dlrm_hybrid.compress.embedding.trainer import LEVELS_PREFIX
 from dlrm_hybrid.config.identity import (
     CONFIG_FILE,
     STALE_SCHEDULE,
