@@ -81,6 +81,7 @@ def _compiled(function: Function, fast: bool | set[str]) -> Function:
     )(function)
     if not is_part:
         compiled._cache = _Cache(function)
+        compiled._compiler.compile = compiled._cache.ends_turn_of(compiled._compiler.compile)
     return cast(Function, compiled)
 
 
@@ -266,6 +267,18 @@ class _Cache(caching.NullCache):
             with suppress(OSError):
                 self._files.flush()
             return None
+
+    def ends_turn_of(self, compile: Function) -> Function:
+        """The same function; if it fails, others need not wait for what it was to compile."""
+
+        def compiled(*arguments: Any) -> Any:
+            try:
+                return compile(*arguments)
+            except BaseException:
+                self._turn.close()
+                raise
+
+        return cast(Function, compiled)
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep a compiled kernel, and let others load it."""

@@ -1,5 +1,6 @@
 """What one process compiles the next one loads, from a folder of ours and if it is whole."""
 
+import fcntl
 import os
 import pickle
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from numba import TypingError
 from small_disk import fill, needs_mount, small_disk
 
 from dlrm_hybrid.kernels import ALL, jit
@@ -54,6 +56,14 @@ def test_what_one_process_compiles_the_next_one_loads(folder: Path) -> None:
     assert hits_of_a_new_process() == 1
     assert folder.stat().st_mode & 0o777 == 0o700
     assert jit.kept_kernels(folder) == 1
+
+
+def test_a_kernel_that_cannot_be_compiled_keeps_nobody_waiting(folder: Path) -> None:
+    with pytest.raises(TypingError):
+        kernel(add_one)("no array")  # pyright: ignore[reportArgumentType]
+    (lock,) = folder.glob("*.add_one.lock")
+    with lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_processes_that_start_at_once_compile_a_kernel_once(folder: Path) -> None:
