@@ -49,14 +49,19 @@ def split(offsets_E: Int64s, indices_K: Int32s, splits_E: Int64s, local_K: Int32
         splits_E: receives where those of each tensor begin among the K, then K.
         local_K: receives the indices in their tensors.
     """
-    k = 0
     splits_E[0] = 0
     for tensor in range(offsets_E.size - 1):
-        first, end = offsets_E[tensor], offsets_E[tensor + 1]
-        while k < indices_K.size and indices_K[k] < end:
-            local_K[k] = indices_K[k] - first
-            k += 1
-        splits_E[tensor + 1] = k
+        start, end = np.int32(offsets_E[tensor]), offsets_E[tensor + 1]
+        low, high = splits_E[tensor], indices_K.size
+        while low < high:
+            middle = (low + high) >> 1
+            if indices_K[middle] < end:
+                low = middle + 1
+            else:
+                high = middle
+        for k in range(splits_E[tensor], low):
+            local_K[k] = indices_K[k] - start
+        splits_E[tensor + 1] = low
 
 
 @kernel

@@ -262,7 +262,7 @@ class DeviceFeedback(Compressor):
         words = torch.cat([selection.indices_K, selection.values_K.view(torch.int32)]).cpu().numpy()
         flat_K, values_K = words[: words.size // 2], words[words.size // 2 :].view(np.float32)
         chosen = Indices.of_flat(self.layout, flat_K)
-        elements = Elements(chosen.splits_E, chosen.local_K.astype(np.int32), values_K)
+        elements = Elements(chosen.splits_E, chosen.local_K, values_K)
         return Selected(self.layout, elements, self._options.dtype)
 
     def received(self, elements: Elements) -> Selection:

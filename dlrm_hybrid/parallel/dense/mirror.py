@@ -25,7 +25,7 @@ from dlrm_hybrid.compress.gradient.methods.dct import Dct
 from dlrm_hybrid.compress.gradient.methods.topk import CountedThreshold
 from dlrm_hybrid.compress.gradient.thresholded import ThresholdSelector
 from dlrm_hybrid.kernels.levels.rounding import add_levels, round_to_levels
-from dlrm_hybrid.kernels.scatter import gather, publish, put, split
+from dlrm_hybrid.kernels.scatter import gather, publish, put
 from dlrm_hybrid.wire.dense import dense, narrow, packed
 from dlrm_hybrid.wire.section import Dtype, Section
 from dlrm_hybrid.wire.sparse import Elements
@@ -174,7 +174,7 @@ class ReplicaMirror(Mirror):
         # Weights that overflow are found when they are rounded; numpy need not warn of them.
         with np.errstate(over="ignore", invalid="ignore"):
             lacks_K = change.weight_K - value_K
-        indices = Indices(layout, *_split(layout, change.indices_K))
+        indices = Indices.of_flat(layout, change.indices_K)
         return _published_levels(layout, indices, lacks_K, value_N, number)
 
 
@@ -235,13 +235,8 @@ class SparseMirror(Mirror):
 
 
 def _selected(layout: Layout, indices_K: Int32s, sent_K: Array, dtype: Dtype) -> Selected:
-    return Selected(layout, Elements(*_split(layout, indices_K), sent_K), dtype)
-
-
-def _split(layout: Layout, indices_K: Int32s) -> tuple[Int64s, Int32s]:
-    splits_E, local_K = np.empty_like(layout.offsets), np.empty_like(indices_K)
-    split(layout.offsets, indices_K, splits_E, local_K)
-    return splits_E, local_K
+    indices = Indices.of_flat(layout, indices_K)
+    return Selected(layout, Elements(indices.splits_E, indices.local_K, sent_K), dtype)
 
 
 def _published_levels(
