@@ -86,7 +86,7 @@ def _check_equal(plain: Trainer, worlds: Sequence[TinyWorld], spec: ModelSpec, s
 def test_no_cut_changes_a_bit(precision: Precision):
     assert len(CUTS) == 29
     worlds = [TinyWorld(SMALL, Layout(cuts=cuts), precision=precision, lr=1.0) for cuts in CUTS]
-    _check_equal(_plain(SMALL, precision), worlds, SMALL, steps=10)
+    _check_equal(_plain(SMALL, precision), worlds, SMALL, steps=6)
 
 
 @pytest.mark.parametrize("spec", [CROSS, MACHINE], ids=["cross", "machine"])
@@ -131,7 +131,7 @@ def test_a_lone_trainer_with_servers_learns_the_same_bits(optimizer: DenseOptimi
             table_lr=1.0,
         )
         for cuts in SOME_CUTS
-        for servers in (0, 1, 3)
+        for servers in (0, 3)
     ]
     _check_equal(_plain(optimizer=optimizer), worlds, SMALL, steps=10)
     for world in worlds:
