@@ -343,7 +343,6 @@ class Network(Choice, effect=Effect.FREE):
     """Where ranks listen and how long they wait for each other."""
 
     rate: Name | None
-    colocate_tables: bool = False
     latency: Name | None = None
     bind: Path | None = None
     keys: Path | None
@@ -376,11 +375,8 @@ class Emulated(Network):
 
     name: ClassVar[str] = "emulated"
     rate: Name | None = key("100mbit", "of each link and direction: 1mbit … 2.5gbit … 100gbit")
-    ranks_per_host: Positive = key(1, "consecutive ranks that share an emulated host and its link")
-    colocate_tables: bool = key(
-        False,
-        "each table server on the host of a trainer, instead of one of its own",
-        only="embedding=served",
+    machines: Annotated[int, Bound(ge=2, le=4096)] | None = key(
+        None, "trainers, with servers beside them, are spread over so many; null: one for each rank"
     )
     latency: Name | None = key(
         None, "one-way delay between hosts: 250us, 20ms … 10s; a round trip takes twice that"

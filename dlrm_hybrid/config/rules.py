@@ -287,12 +287,12 @@ def _emulated(config: Config, network: Emulated) -> Iterator[str]:
     if network.rate is None:
         yield "network.rate = null: network=emulated needs a rate"
     workers = parallel.trainers * (len(parallel.cuts) + 1)
-    colocated = network.colocate_tables
-    ranks = workers + parallel.servers + (0 if colocated else parallel.table_servers)
-    if network.ranks_per_host >= ranks:
+    if workers + parallel.servers + parallel.table_servers == 1:
+        yield "parallel.trainers = 1: alone it sends nothing over the links of network=emulated"
+    elif network.machines is not None and network.machines > parallel.trainers:
         yield (
-            f"network.ranks_per_host = {network.ranks_per_host}: network=emulated needs 2 hosts "
-            f"or more, and there are {ranks} ranks{' beside colocated tables' * colocated}"
+            f"network.machines = {network.machines}: parallel.trainers = {parallel.trainers} leave "
+            "machines without a rank"
         )
 
 

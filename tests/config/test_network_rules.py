@@ -6,8 +6,7 @@ from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.types import ConfigError
 
 EMULATED = ("parallel=hybrid", "network=emulated")
-COLOCATED = "network.colocate_tables=true"
-SERVED = (*EMULATED, "parallel.cuts=[]", "embedding=served", COLOCATED)
+SERVED = (*EMULATED, "parallel.cuts=[]", "embedding=served", "parallel.table_servers=3")
 
 
 def faults(*overrides: str) -> list[str]:
@@ -52,22 +51,20 @@ def faults(*overrides: str) -> list[str]:
             "network.latency = '11s': must be a time from 0ms to 10s",
         ),
         (
-            [*EMULATED, "network.ranks_per_host=7"],
-            "network.ranks_per_host = 7: network=emulated needs 2 hosts or more, and there are 7 "
-            "ranks",
+            [*EMULATED, "network.machines=3"],
+            "network.machines = 3: parallel.trainers = 2 leave machines without a rank",
         ),
         (
-            [*SERVED, "parallel.table_servers=4", "network.ranks_per_host=3"],
-            "network.ranks_per_host = 3: network=emulated needs 2 hosts or more, and there are 3 "
-            "ranks beside colocated tables",
+            [*EMULATED, "parallel.trainers=1", "parallel.cuts=[]", "parallel.servers=0"],
+            "parallel.trainers = 1: alone it sends nothing over the links of network=emulated",
         ),
         (
-            ["parallel=hybrid", "embedding=served", "parallel.table_servers=1", COLOCATED],
-            "network.colocate_tables=true: only applies to network=emulated",
+            [*EMULATED, "network.machines=1"],
+            "network.machines = 1: must be a whole number at least 2 and at most 4,096 or null",
         ),
         (
-            ["parallel=hybrid", "network.ranks_per_host=2"],
-            "network.ranks_per_host=2: only applies to network=emulated",
+            ["parallel=hybrid", "network.machines=2"],
+            "network.machines=2: only applies to network=emulated",
         ),
         (
             ["parallel=hybrid", "network.latency=5ms"],
@@ -87,30 +84,27 @@ def test_what_cannot_be_emulated_is_refused_with_the_reason(
 
 
 def test_the_plan_of_a_network() -> None:
-    config = validate(
-        values_of(
-            (*EMULATED, "network.rate=2.5gbit", "network.ranks_per_host=3", "network.latency=5ms")
-        )
-    )
+    config = validate(values_of((*EMULATED, "network.rate=2.5gbit", "network.latency=5ms")))
     plan = build.emulation(config)
     assert plan is not None
-    assert (plan.hosts, plan.rate_bits_per_second, plan.latency_seconds) == (3, 2.5e9, 0.005)
-    assert [build.host(config, rank) for rank in range(7)] == [0, 0, 0, 1, 1, 1, 2]
+    assert (plan.hosts, plan.rate_bits_per_second, plan.latency_seconds) == (7, 2.5e9, 0.005)
+    assert [build.host(config, rank) for rank in range(7)] == list(range(7))
     assert build.emulation(validate(values_of(("parallel=hybrid",)))) is None
 
 
 @pytest.mark.parametrize(
     ("overrides", "hosts"),
     [
-        (("parallel.cuts=[]",), [0, 1, 2, 0, 1, 0]),
-        (("parallel.cuts=[bottom.1,bottom.2]",), [0, 1, 2, 3, 4, 5, 6, 2, 5, 2]),
-        (("parallel.cuts=[]", "network.ranks_per_host=2"), [0, 0, 1, 0, 0, 0]),
+        ((*SERVED, "network.machines=2"), [0, 1, 0, 0, 1, 0]),
+        ((*SERVED, "network.machines=3", "parallel.trainers=3"), [0, 1, 2, 0, 0, 1, 2]),
+        ((*EMULATED, "network.machines=2", "parallel.servers=2"), [0, 0, 0, 1, 1, 1, 0, 1]),
+        ((*EMULATED, "network.machines=2", "parallel.trainers=3"), [0, 0, 0, 1, 1, 1, 0, 0, 0, 0]),
     ],
 )
-def test_colocated_tables_are_beside_the_workers_that_ask_them(
+def test_machines_hold_whole_trainers_and_servers_beside_them(
     overrides: tuple[str, ...], hosts: list[int]
 ) -> None:
-    config = validate(values_of((*SERVED, "parallel.table_servers=3", *overrides)))
+    config = validate(values_of(overrides))
     plan, world = build.emulation(config), build.topology(config)
     assert plan is not None
     assert plan.hosts == max(hosts) + 1

@@ -71,10 +71,6 @@ def test_as_many_table_servers_as_the_choice_of_tables_needs(choice: str, server
             "embedding.folder = 'rows': only applies to embedding.storage=mmap, not memory",
         ),
         (("parallel.table_servers=1",), "parallel.table_servers=1: only applies to parallel=hyb"),
-        (
-            (*WORLD, "network=emulated", "network.colocate_tables=true"),
-            "network.colocate_tables = True: only applies to embedding=served, not fused",
-        ),
     ],
 )
 def test_what_cannot_be_is_refused(overrides: tuple[str, ...], fault: str) -> None:

@@ -221,13 +221,3 @@ def host_of_address(hardware: bytes) -> int | None:
     if hardware[:2] != b"\x02\x00":
         return None
     return int.from_bytes(hardware[2:], "big")
-
-
-def host_of(rank: int, ranks_per_host: int) -> int:
-    """The host of a rank: consecutive ranks share one."""
-    return rank // ranks_per_host
-
-
-def num_hosts(ranks: int, ranks_per_host: int) -> int:
-    """Number of hosts for so many ranks."""
-    return -(-ranks // ranks_per_host)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dlrm_hybrid.checkpoint.folder import RetentionPolicy
-from dlrm_hybrid.comm.netem.plan import Plan, bits_per_second, host_of, num_hosts, seconds
+from dlrm_hybrid.comm.netem.plan import Plan, bits_per_second, seconds
 from dlrm_hybrid.config.choices import Criteo, Emulated, Synthetic
 from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config, ModelConfig
@@ -27,7 +27,7 @@ from dlrm_hybrid.parallel.sync.asynchronous import Asynchronous
 from dlrm_hybrid.parallel.sync.lockstep import Lockstep
 from dlrm_hybrid.parallel.sync.policy import SyncPolicy
 from dlrm_hybrid.parallel.sync.rounds import Rounds
-from dlrm_hybrid.parallel.topology import TableServerRole, Topology
+from dlrm_hybrid.parallel.topology import Topology, WorkerRole
 from dlrm_hybrid.types import ConfigError, DataError
 
 RAW_FOLDER = Path("data/raw")
@@ -96,10 +96,8 @@ def emulation(config: Config) -> Plan | None:
     network = config.network
     if not isinstance(network, Emulated) or network.rate is None:
         return None
-    world = topology(config)
-    guests = world.table_servers if network.colocate_tables else 0
     return Plan(
-        hosts=num_hosts(world.size - guests, network.ranks_per_host),
+        hosts=network.machines or topology(config).size,
         rate_bits_per_second=bits_per_second(network.rate),
         latency_seconds=None if network.latency is None else seconds(network.latency) or None,
     )
@@ -112,14 +110,18 @@ def link_rate(config: Config) -> int | None:
 
 
 def host(config: Config, rank: int) -> int:
-    """The host of a rank in an emulated network; colocated table servers share trainers' hosts."""
+    """The host of an emulated network that a rank is on.
+
+    With `network.machines=N` a trainer with all its stages is on machine number modulo N, and so
+    are servers and table servers, beside the trainers; without it each rank has a host of its own.
+    """
     network = config.network
     assert isinstance(network, Emulated), network
-    world = topology(config)
-    role = world.role(rank)
-    if network.colocate_tables and isinstance(role, TableServerRole):
-        rank = world.worker(role.index % world.trainers, world.interaction_stage)
-    return host_of(rank, network.ranks_per_host)
+    if network.machines is None:
+        return rank
+    role = topology(config).role(rank)
+    number = role.trainer if isinstance(role, WorkerRole) else role.index
+    return number % network.machines
 
 
 def rank_names(config: Config) -> list[str]:

@@ -11,9 +11,7 @@ from dlrm_hybrid.comm.netem.plan import (
     Method,
     Plan,
     hardware_address,
-    host_of,
     host_of_address,
-    num_hosts,
 )
 from dlrm_hybrid.comm.netem.relay import Figures
 from dlrm_hybrid.types import ResourceError
@@ -88,13 +86,6 @@ def test_the_lines_for_the_tools() -> None:
         "qdisc add dev eth0 parent 1:1 handle 2: netem delay 2500us limit 1000000"
     ]
     assert one.address(0) == IPv4Address("198.18.0.1")
-
-
-@given(st.integers(1, 300), st.integers(1, 50))
-def test_every_rank_has_a_host_and_every_host_a_rank(ranks: int, ranks_per_host: int) -> None:
-    hosts = [host_of(rank, ranks_per_host) for rank in range(ranks)]
-    assert sorted(set(hosts)) == list(range(num_hosts(ranks, ranks_per_host)))
-    assert max(hosts.count(host) for host in set(hosts)) <= ranks_per_host
 
 
 def test_a_link_that_is_too_fast_is_refused_with_what_was_measured() -> None:
