@@ -1,4 +1,4 @@
-"""Compares torch and TorchRec, without servers, stages and thresholds, with `dct_hybrid`.
+"""What torch and TorchRec give without servers and thresholds, beside worlds on the same machines.
 
     python scripts/benchmarks/practitioner.py bytes
     python scripts/benchmarks/practitioner.py speed RUNS --links loopback 10mbit 100mbit 1gbit
@@ -8,10 +8,11 @@ part of the tables, sharded table-wise by TorchRec. Gradients are reduced in flo
 by torch's `bf16_compress_hook`; pooled rows and their gradients are exchanged all-to-all in either
 type.
 
-`bytes` takes the kernel's counts in a network namespace, beside the formula of a ring. `speed`
-trains in turns on links of given rates, each trainer on a host of its own, and beside it the world
-of `+experiment=dct_hybrid` with the first of `--trainers`, each rank on a host of its own; complete
-runs in RUNS are not repeated. Needs what `network=emulated` needs.
+`bytes` counts what the kernel counts in a network of its own, beside the formula of a ring. `speed`
+trains by turns on links of given rates, each trainer on a machine of its own, and beside it worlds
+of as many trainers on as many machines, the server on the first of them; of worlds with stages
+every rank has a machine. What is complete in RUNS is not run again. Needs what `network=emulated`
+needs.
 
 Shapes: B rows of a trainer, I integer features, F tables, D embedding dimension, T trainers.
 """
@@ -49,12 +50,15 @@ from dlrm_hybrid.comm.netem.network import Network, open_network
 from dlrm_hybrid.comm.netem.plan import INTERFACE, Plan, bits_per_second
 from dlrm_hybrid.comm.process_group import GroupOptions, process_group
 from dlrm_hybrid.comm.rendezvous import share_folder
+from dlrm_hybrid.config.compose import values_of
+from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.model.dlrm import StageModel
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.sharding import CommPrecision, ShardingKind, ShardingOptions
 from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.report.runs import Run
+from dlrm_hybrid.run.assembly.build import topology
 from dlrm_hybrid.run.rank.process import Rank, Report
 from dlrm_hybrid.run.supervisor import run_ranks
 from dlrm_hybrid.telemetry.events import Event, Kind
@@ -68,9 +72,12 @@ LR, SEED, BATCHES = 0.1, 0, 50  # batches are drawn before, and used again and a
 LOOPBACK, ENTRY = "loopback", "practitioner:be_rank"
 DEADLINE_SECONDS = 300.0
 MOST_STEPS, LINE_SECONDS = 150, 12.0
+OPPONENT = "bfloat16"  # a key of WIRES: the fastest of these on any link
+WITH_STAGES = ("dct_hybrid", "dct_levels", "baseline")
+WORLDS = ("dp_levels", "dp_bfloat16", "dct_hybrid")
 WORLD = (
-    *("+experiment=dct_hybrid", "data.rows=300000", "train.evaluate_every=0"),
-    *("checkpoint.every=0", "checkpoint.minutes=0", f"train.steps={WARMUP_STEPS + MOST_STEPS}"),
+    *("train.evaluate_every=0", "checkpoint.every=0", "checkpoint.minutes=0"),
+    f"train.steps={WARMUP_STEPS + MOST_STEPS}",
 )
 
 
@@ -309,33 +316,63 @@ def bytes_rows(trainers: Sequence[int], steps: int, batch_size: int) -> list[Row
     return rows
 
 
-def speed_rows(
-    runs: Path, link: str, numbers: Sequence[int], repeats: int, batch_size: int
-) -> list[Row]:
-    """What is reached at a rate, turn by turn; `dct_hybrid` has the first number of trainers."""
-    rate = () if link == LOOPBACK else ("network=emulated", f"network.rate={link}")
-    size = (f"parallel.trainers={numbers[0]}", f"train.batch_size={batch_size}")
+def speed_rows(link: str, batch_size: int, options: argparse.Namespace) -> list[Row]:
+    """What is reached at a rate, turn by turn, and how many times that of `OPPONENT` it is."""
     turns: dict[str, list[Measured]] = {}
-    for turn in range(repeats):
-        for trainers, name in product(numbers, WIRES):
-            file = runs / link / f"{slug(name)}-{trainers}-{turn}.json"
+    trainers, worlds = options.trainers, options.worlds
+    for turn in range(options.repeats):
+        for name in options.wires:
+            file = options.runs / link / f"{slug(name)}-{trainers}-{batch_size}-{turn}.json"
             found = _kept(file, link, trainers, name, batch_size)
-            turns.setdefault(f"{name}, T = {trainers}", []).append(found)
-        folder = runs / link / f"dct_hybrid-{turn}"
-        turns.setdefault("dct_hybrid", []).append(_of(train_once(folder, *WORLD, *size, *rate)))
-    ours = [one.samples_per_second for one in turns["dct_hybrid"]]
+            turns.setdefault(name, []).append(found)
+        for world in worlds:
+            folder = options.runs / link / f"{world}-{trainers}-{batch_size}-{turn}"
+            overrides = world_of(world, link, trainers, batch_size)
+            turns.setdefault(world, []).append(_of(train_once(folder, *overrides)))
+    theirs = [one.samples_per_second for one in turns[OPPONENT]]
     return [
         {
-            link: name,
+            f"{link}, batch {batch_size}": name if name in worlds else f"DDP, {name}",
+            "machines": None if link == LOOPBACK else machines(name, trainers),
             "samples/s": spread([one.samples_per_second for one in measured], 0),
-            "dct_hybrid to it": spread(
-                [our / one.samples_per_second for our, one in zip(ours, measured, strict=True)], 2
+            f"÷ DDP, {OPPONENT}": spread(
+                [one.samples_per_second / of for one, of in zip(measured, theirs, strict=True)], 2
             ),
             "CPU, µs/sample": spread([one.cpu_microseconds for one in measured], 0),
             "bytes/sample": f"{median(one.bytes for one in measured):,.0f}",
         }
         for name, measured in turns.items()
     ]
+
+
+def world_of(experiment: str, link: str, trainers: int, batch_size: int) -> tuple[str, ...]:
+    """The overrides of a world on links of a rate."""
+    size = (f"parallel.trainers={trainers}", f"train.batch_size={batch_size}")
+    one = (
+        f"+experiment={experiment}",
+        *WORLD,
+        *size,
+        f"data.rows={rows_for(trainers, batch_size)}",
+    )
+    if link == LOOPBACK:
+        return one
+    shared = machines(experiment, trainers) == trainers
+    placed = (f"network.machines={trainers}",) if shared else ()
+    return (*one, "network=emulated", f"network.rate={link}", *placed)
+
+
+def rows_for(trainers: int, batch_size: int) -> int:
+    """As many as all steps need, and those of the test."""
+    return max(300_000, int(1.2 * trainers * batch_size * (WARMUP_STEPS + MOST_STEPS)))
+
+
+def machines(name: str, trainers: int) -> int:
+    """One for each trainer, with the servers beside; but with stages one for each rank."""
+    if name not in WITH_STAGES:
+        return trainers
+    return topology(
+        validate(values_of([f"+experiment={name}", f"parallel.trainers={trainers}"]))
+    ).size
 
 
 def _of(run: Run) -> Measured:
@@ -372,15 +409,18 @@ def steps_on(link: str, trainers: int, wire: Wire, batch_size: int) -> int:
 def main() -> None:
     """Measure what the first word says, print the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--batch-size", type=int, default=128, help="of each trainer")
     what = parser.add_subparsers(dest="what", required=True)
     of_bytes = what.add_parser("bytes", help="what the kernel counts beside the formula")
     of_bytes.add_argument("--trainers", type=int, nargs="+", default=[2, 4, 8, 16])
     of_bytes.add_argument("--steps", type=int, default=20, help="that are counted; default 20")
-    of_speed = what.add_parser("speed", help="samples per second beside dct_hybrid")
+    of_bytes.add_argument("--batch-size", type=int, default=128, help="of each trainer")
+    of_speed = what.add_parser("speed", help="samples per second of worlds beside DDP")
     of_speed.add_argument("runs", type=Path, help="folder of the runs")
     of_speed.add_argument("--links", nargs="+", default=[LOOPBACK, "10mbit", "100mbit", "1gbit"])
-    of_speed.add_argument("--trainers", type=int, nargs="+", default=[2])
+    of_speed.add_argument("--trainers", type=int, default=2)
+    of_speed.add_argument("--worlds", nargs="+", default=WORLDS, help="experiments")
+    of_speed.add_argument("--wires", nargs="+", default=[*WIRES], choices=WIRES, help="of DDP")
+    of_speed.add_argument("--batch-sizes", type=int, nargs="+", default=[128, 2048])
     of_speed.add_argument("--repeats", type=int, default=3, help="turns; default 3")
     options = parser.parse_args()
     machine, title = describe(), "A practitioner's baseline"
@@ -389,8 +429,8 @@ def main() -> None:
         print(render(title, machine, command(), rows))
         return
     tables = {
-        link: speed_rows(options.runs, link, options.trainers, options.repeats, options.batch_size)
-        for link in options.links
+        f"{link}, batch {size}": speed_rows(link, size, options)
+        for size, link in product(options.batch_sizes, options.links)
     }
     (first, *others) = tables
     page = render(title, machine, command(), tables[first])

@@ -120,9 +120,9 @@ def test_every_choice_holds(choice: str) -> None:
         (
             "+experiment=nope",
             "+experiment=nope: no such choice; choose from bars_avazu_x1, "
-            "bars_criteo_x1, bars_criteo_x4, baseline, dct_dp, dct_hybrid, dct_levels, dct_mp, "
-            "methods, mlperf_v2, paper_table1, paper_table2, paper_table3, paper_table6, "
-            "paper_table7",
+            "bars_criteo_x1, bars_criteo_x4, baseline, data_parallel, dct_dp, dct_hybrid, "
+            "dct_levels, dct_mp, dp_bfloat16, dp_levels, methods, mlperf_v2, paper_table1, "
+            "paper_table2, paper_table3, paper_table6, paper_table7",
         ),
         ("train.steps=[1,", "train.steps=[1,: cannot be parsed as key=value"),
         ("model=1", "model=1: no such choice; choose from dcnv2, deepfm, dlrm_paper, dlrm_small"),
