@@ -310,8 +310,8 @@ def shown(value: Any) -> str:
     """A value as messages have it."""
     if value is None:
         return "null"
-    if isinstance(value, tuple):
-        parts = cast("tuple[Any, ...]", value)
+    if isinstance(value, tuple | list):
+        parts = cast("Sequence[Any]", value)
         return f"[{', '.join('null' if one is None else str(one) for one in parts)}]"
     return repr(value) if isinstance(value, str) else str(value)
 

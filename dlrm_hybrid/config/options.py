@@ -8,7 +8,8 @@ from dataclasses import fields
 from typing import Any, cast
 
 import yaml
-from hydra.core.config_store import ConfigStore
+from hydra.core.config_store import ConfigNode, ConfigStore
+from omegaconf import DictConfig, OmegaConf
 
 from dlrm_hybrid.bounds import types_of
 from dlrm_hybrid.config.keys import (
@@ -52,8 +53,18 @@ def store_options(hydras: Any) -> None:
 
 def store_option(name: str, values: Any, group: str | None) -> None:
     """Let Hydra find a choice of a group."""
-    package = "_global_" if group == EXPERIMENT else None
-    ConfigStore.instance().store(name, values, group, package)
+    ConfigStore.instance().store(name, values, group, _package(group))
+
+
+def _package(group: str | None) -> str | None:
+    """Where the values of a group's choices go: into its section, or anywhere."""
+    return "_global_" if group == EXPERIMENT else None
+
+
+def option(group: str, name: str) -> dict[str, Any]:
+    """The values of a choice of the package."""
+    values: Any = OmegaConf.to_container(_of_package()[group][f"{name}.yaml"].node)
+    return values
 
 
 def defaults(section: str) -> dict[str, Any]:
@@ -67,20 +78,20 @@ def defaults(section: str) -> dict[str, Any]:
 @functools.cache
 def _of_package() -> dict[str, Any]:
     """All options of the package, as Hydra's store has them."""
-    store = ConfigStore.instance()
-    store.repo = {}
+    stored: dict[str, Any] = {}
+    for name, group, values in (*_records(), *_files()):
+        folder = stored if group is None else stored.setdefault(group, {})
+        node = cast("DictConfig", OmegaConf.create(values))
+        folder[f"{name}.yaml"] = ConfigNode(f"{name}.yaml", node, group, _package(group), None)
+    return stored
+
+
+def _records() -> Iterator[tuple[str, str, Any]]:
+    """Name, group and values of each record of the package that is a choice."""
     for section in sections():
         for name, record in records(section).items():
             if name and ":" not in name:
-                store_option(name, defaults_of(record), section)
-    for name, group, values in _files():
-        if group is not None and group in sections():
-            values = _over(defaults(group), values)
-        elif group is None:
-            alone = [one for one in sections() if "" in records(one) and one not in all_groups()]
-            values = {**values, **_single_keys(), **{one: defaults(one) for one in alone}}
-        store_option(name, values, group)
-    return store.repo
+                yield name, section, defaults_of(record)
 
 
 def _single_keys() -> dict[str, Any]:
@@ -102,8 +113,13 @@ def _over(values: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any
 
 
 def _files() -> Iterator[tuple[str, str | None, Any]]:
-    """Name, group and content of each file of `conf/`."""
+    """Name, group and values of each file of `conf/`, over the defaults of its keys."""
     for path in sorted(conf_folder().rglob("*.yaml")):
         group = path.parent.relative_to(conf_folder()).as_posix()
         values = cast("Any", yaml).load(path.read_text(encoding="utf-8"), _LOADER)
+        if group in sections():
+            values = _over(defaults(group), values)
+        elif group == ".":
+            alone = [one for one in sections() if "" in records(one) and one not in all_groups()]
+            values = {**values, **_single_keys(), **{one: defaults(one) for one in alone}}
         yield path.stem, None if group == "." else group, values

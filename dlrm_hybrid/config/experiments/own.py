@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
 
 from dlrm_hybrid.config.experiments.reading import DEFAULTS, NAME, SELF, Experiment, read
 from dlrm_hybrid.config.identity import flat, is_below
-from dlrm_hybrid.config.keys import CONF, EXPERIMENT, all_groups, conf_folder
-from dlrm_hybrid.config.options import store_option
+from dlrm_hybrid.config.keys import CONF, EXPERIMENT, all_groups, default_choices
+from dlrm_hybrid.config.options import option, store_option
 from dlrm_hybrid.config.overrides import UNCHECKED, read_override
 from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.types import ConfigError
@@ -75,12 +74,7 @@ class OwnExperiments:
 
     def chosen(self, overrides: Sequence[str]) -> list[str]:
         """Those that overrides without faults choose, and those that these build upon."""
-        names: list[str] = []
-        for text in overrides:
-            if text.startswith(f"+{EXPERIMENT}="):
-                value = read_override(text)[1]
-                names += cast("list[str]", value) if isinstance(value, list) else [value]
-        return self._with_bases([name for name in names if name in self.files])
+        return self._with_bases([name for name in _named(overrides) if name in self.files])
 
     def check(self, overrides: Sequence[str], others: Sequence[str]) -> None:
         """Refuse a folder, or a file of the experiments that these overrides choose.
@@ -126,11 +120,7 @@ class OwnExperiments:
 
     def keys_of(self, name: Any) -> list[str]:
         """Keys and groups to which an experiment, of these or the program's, gives a value."""
-        if name in self.files:
-            values = dict(self._read(name).values)
-        else:
-            path = conf_folder() / EXPERIMENT / f"{name}.yaml"
-            values = cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(path)))
+        values = self._values(name)
         keys: list[str] = []
         for choice in values.pop(DEFAULTS, ()):
             if not isinstance(choice, str):
@@ -138,6 +128,28 @@ class OwnExperiments:
             elif choice != SELF:
                 keys += self.keys_of(choice)
         return keys + [key for key in flat(values) if key != NAME and not key.startswith("hydra.")]
+
+    def choices_of(self, overrides: Sequence[str]) -> dict[str, str]:
+        """What the experiments among overrides without faults choose, by group."""
+        choices = dict(default_choices())
+        for name in _named(overrides):
+            choices |= self._choices(name)
+        return choices
+
+    def _choices(self, name: str) -> dict[str, str]:
+        choices: dict[str, str] = {}
+        for choice in self._values(name).get(DEFAULTS, ()):
+            if isinstance(choice, dict):
+                pairs = cast("dict[str, str]", choice).items()
+                choices |= {key.rpartition("/")[2]: one for key, one in pairs}
+            elif choice != SELF:
+                choices |= self._choices(choice)
+        return choices
+
+    def _values(self, name: str) -> dict[str, Any]:
+        """All that is in the file of an experiment."""
+        is_own = name in self.files
+        return dict(self._read(name).values) if is_own else option(EXPERIMENT, name)
 
     def _read(self, name: str) -> Experiment:
         others = [one for one in self.files if one != name]
@@ -164,3 +176,13 @@ class OwnExperiments:
                 bases = self._read(name).values[DEFAULTS]
                 waiting += (one for one in bases if isinstance(one, str) and one in self.files)
         return found
+
+
+def _named(overrides: Sequence[str]) -> list[str]:
+    """The experiments that overrides without faults choose."""
+    names: list[str] = []
+    for text in overrides:
+        if text.startswith(f"+{EXPERIMENT}="):
+            value = read_override(text)[1]
+            names += cast("list[str]", value) if isinstance(value, list) else [value]
+    return names

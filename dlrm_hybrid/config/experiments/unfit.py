@@ -7,8 +7,17 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from dlrm_hybrid.config.experiments.own import OwnExperiments
 from dlrm_hybrid.config.identity import is_below
-from dlrm_hybrid.config.keys import EXPERIMENT, all_keys, records, sections, shown
+from dlrm_hybrid.config.keys import (
+    EXPERIMENT,
+    all_keys,
+    effect_of,
+    records,
+    sections,
+    shown,
+)
+from dlrm_hybrid.config.options import option
 from dlrm_hybrid.record import Effect, defaults_of
 
 
@@ -28,11 +37,10 @@ def drop_unfit(config: DictConfig, overrides: Sequence[str]) -> list[str]:
     if EXPERIMENT not in typed:
         return []
     lines: list[str] = []
-    for section in typed & {*sections()}:
-        record = records(section).get(str(config[section].get("name")))
-        if record is not None:
-            chosen = f"{section}={config[section].name}"
-            lines += _of_choice(config[section], defaults_of(record), section, chosen, typed)
+    replaced = OwnExperiments.of(overrides).choices_of(overrides)
+    for section in sections():
+        if section in typed and section in replaced and config[section].name != replaced[section]:
+            lines += _of_choice(config[section], section, typed)
     for name, key in all_keys().items():
         anchor, _, wanted = key.only.partition("=")
         section, _, field = name.rpartition(".")
@@ -48,23 +56,28 @@ def drop_unfit(config: DictConfig, overrides: Sequence[str]) -> list[str]:
     return lines
 
 
-def _of_choice(
-    node: DictConfig, defaults: dict[str, Any], section: str, chosen: str, typed: set[str]
-) -> Iterator[str]:
-    """Take out of a section what its choice does not have, and files of another choice."""
+def _of_choice(node: DictConfig, section: str, typed: set[str]) -> Iterator[str]:
+    """Take out of a section what its choice does not have, and what is of another choice.
+
+    That is files, and of choices that are values of one record all values.
+    """
+    name: str = node.name
+    record = records(section).get(name)
+    defaults = option(section, name) if record is None else defaults_of(record)
     values: Any = OmegaConf.to_container(node, resolve=False)
-    for field in values.keys() - {"name"}:
-        key = f"{section}.{field}"
-        value: Any = values[field]
-        if key in typed:
+    for field in [one for one in values if one != "name"]:
+        key, value = f"{section}.{field}", values[field]
+        is_whole = record is None or Effect.PATH in effect_of(key)
+        if any(is_below(one, (key,)) for one in typed):
             continue
         if field not in defaults:
             with open_dict(node):
                 del node[field]
-        elif Effect.PATH in all_keys()[key].effect and value != defaults[field]:
+        elif is_whole and value != defaults[field]:
             node[field] = defaults[field]
         else:
             continue
+        chosen = f"{section}={name}"
         yield f"{key} = {shown(value)}: of another choice than {chosen}; left out of the experiment"
 
 
