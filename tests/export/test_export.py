@@ -245,7 +245,7 @@ def test_tables_of_8_bits_cost_less_than_the_bound(runs: dict[str, Path], tmp_pa
         (["export.output=null"], "export.output = null: name a new folder"),
         (["export.checkpoint=null"], "export.checkpoint = null: name a run folder or one of its"),
         (["export.names=dlrm"], "export.names = 'dlrm': only applies to export.format=safetensors"),
-        (["export.format=tf"], "export.format = 'tf': must be 'pt2', 'onnx' or 'safetensors'"),
+        (["export.format=tf"], "export.format = 'tf': must be 'pt2' or 'onnx' or 'safetensors'"),
         (["export.check_rows=0"], "export.check_rows = 0: must be a whole number"),
         (["export.output=."], "export.output = .: not the name of a new folder"),
         (["model.top=[4,1]"], "model.top: `export` does not read it"),
