@@ -217,7 +217,7 @@ FAULTS = (
     ),
     Fault(
         "union: what a trainer selected itself is not put back",
-        f"{GRADIENT}/accumulated.py",
+        f"{GRADIENT}/residual.py",
         "if reached is not None:",
         "if reached is not None and not self._is_finite:",
         f"{TESTS}/test_union.py",

@@ -32,7 +32,7 @@ from dlrm_hybrid.kernels.levels.updates import (
     GROUPS,
     MOST_EVENTS,
     SYMBOLS,
-    Known,
+    Codebook,
     Order,
     collect_update,
     count_places,
@@ -237,17 +237,17 @@ class UpdateSender:
         if not quanta(splits_E, values_K, exponents_T):
             raise ValueError(f"tensor {tensor} and others: values are no levels")
         self._popularity.add(splits_E, local_K)
-        told = b""
+        popularity = b""
         if self._tables.is_due or self._order is None:
-            told = self._popularity.payload(exponents_T)
+            popularity = self._popularity.payload(exponents_T)
             self._popularity.clear()
-            self._order, self._known_T = _told(told, self._matrices)
+            self._order, self._known_T = _order_of(popularity, self._matrices)
         size = self._room(local_K.size)
         events_S = np.empty(size, np.uint32)
         symbols_CS = self._tables.counts.symbols_CS
         parts = (splits_E, local_K, values_K, exponents_T, self._known_T)
         listed = list_update(self._order, *parts, events_S, symbols_CS)
-        head = self._tables.begin() + told
+        head = self._tables.begin() + popularity
         out = np.empty(EVENT_BYTES * listed + STATE_BYTES, np.uint8)
         num_bytes = write_update(events_S, listed, self._tables.tables.starts_CE, out)
         payload = head + out[:num_bytes].tobytes()
@@ -279,7 +279,7 @@ class UpdateReceiver:
     def __init__(
         self, shapes: Sequence[tuple[int, ...]], beside: UpdateReceiver | None = None
     ) -> None:
-        self._known: Known | None = None
+        self._codebook: Codebook | None = None
         if beside is None:
             self._matrices = Matrices(shapes)
             count = int(self._matrices.offsets_E[-1])
@@ -302,17 +302,17 @@ class UpdateReceiver:
             raise section.error(f"{name} of {section.count} elements, expected CODED of {count}")
         tables, popularity, rest = self._tables.begin(section)
         if popularity is not None:
-            told = read_payload(np.frombuffer(popularity, np.uint8), self._matrices)
-            if told is None:
+            read = read_payload(np.frombuffer(popularity, np.uint8), self._matrices)
+            if read is None:
                 self._tables.forget()  # they serve nothing without it
                 raise section.error("an exponent of its quanta is none of float32")
-            self._known = Known(*told, tables.starts_CE, hints_of(tables.starts_CE))
-        assert self._known is not None
-        exponents_T = np.empty_like(self._known.exponents_T)
+            self._codebook = Codebook(*read, tables.starts_CE, hints_of(tables.starts_CE))
+        assert self._codebook is not None
+        exponents_T = np.empty_like(self._codebook.exponents_T)
         data = np.frombuffer(rest, np.uint8).copy()  # writable: one type for the kernel
         offsets_E = self._matrices.offsets_E
         found = read_update(
-            data, self._known, offsets_E, self._marks_W, self._levels_N, exponents_T
+            data, self._codebook, offsets_E, self._marks_W, self._levels_N, exponents_T
         )
         if found < 0:
             self._marks_W[:] = 0
@@ -326,10 +326,10 @@ class UpdateReceiver:
         return Elements(splits_E, indices_K, values_K)
 
 
-def _told(payload: bytes, matrices: Matrices) -> tuple[Order, Int64s]:
-    told = read_payload(np.frombuffer(payload, np.uint8), matrices)
-    assert told is not None, "exponents of float32"
-    return told
+def _order_of(payload: bytes, matrices: Matrices) -> tuple[Order, Int64s]:
+    read = read_payload(np.frombuffer(payload, np.uint8), matrices)
+    assert read is not None, "exponents of float32"
+    return read
 
 
 def _without_zeros(given: Elements) -> Elements:

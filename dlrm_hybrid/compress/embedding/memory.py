@@ -222,9 +222,6 @@ class Residuals:
     Args:
         slots: of the copies of these rows.
         dim: of a row.
-
-    Attributes:
-        lost: rows of which something was forgotten, because others took their slots.
     """
 
     def __init__(self, slots: Slots, dim: int) -> None:
@@ -234,7 +231,7 @@ class Residuals:
 
     @property
     def lost(self) -> int:
-        """See above."""
+        """Rows of which something was forgotten, because others took their slots."""
         return int(self._lost_1[0])
 
     def forget(self, fresh: Int64s) -> None:

@@ -19,11 +19,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from dlrm_hybrid.arrays import Float32s
-from dlrm_hybrid.compress.gradient.accumulated import Accumulated
 from dlrm_hybrid.compress.gradient.collective import Op
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Encoding, Selected, Sent
 from dlrm_hybrid.compress.gradient.layout import Indices, Layout
 from dlrm_hybrid.compress.gradient.methods.thresholded import DrainMode
+from dlrm_hybrid.compress.gradient.residual import Residual
 from dlrm_hybrid.compress.gradient.selector import Selector
 from dlrm_hybrid.compress.gradient.transforms import Gradients, Transform
 from dlrm_hybrid.compress.host import require_host
@@ -107,7 +107,7 @@ class ErrorFeedback(Compressor):
         self.options = options
         self._low_pass = np.float32(options.low_pass)
         self._damps = bool(self._low_pass < 1)
-        self._x = Accumulated(layout)
+        self._x = Residual(layout)
         self.selected = selector.init(layout)
         self._transforms = [(one, one.init(layout)) for one in options.transforms]
         self._scaled: Sequence[Tensor] = ()

@@ -20,7 +20,6 @@ import numpy as np
 from typing_extensions import override
 
 from dlrm_hybrid.arrays import Float32s, Float64s, Int32s, Int64s
-from dlrm_hybrid.compress.gradient.accumulated import Accumulated
 from dlrm_hybrid.compress.gradient.collective import (
     Collective,
     Op,
@@ -30,6 +29,7 @@ from dlrm_hybrid.compress.gradient.collective import (
 )
 from dlrm_hybrid.compress.gradient.compressor import Stateless
 from dlrm_hybrid.compress.gradient.layout import Indices
+from dlrm_hybrid.compress.gradient.residual import Residual
 from dlrm_hybrid.compress.gradient.selector import Selection, Selector, largest
 from dlrm_hybrid.kernels import magnitudes
 from dlrm_hybrid.wire.dense import dense
@@ -64,7 +64,7 @@ class FragmentSelector(Selector):
         return (Op.LEADER, Op.UNION)
 
     @override
-    def select(self, x: Accumulated, state: Stateless, step: int) -> Selection:
+    def select(self, x: Residual, state: Stateless, step: int) -> Selection:
         values_N, leader = x.values, step % self.trainers
         plan = self._plan(x, leader) if leader == self.trainer else ()
         own = self._assigned(x, (yield Collective(Op.LEADER, plan)))
@@ -78,11 +78,11 @@ class FragmentSelector(Selector):
             raise round_fault(f"others chose from the fragments of trainer {self.trainer}")
         return Indices.of_flat(x.layout, agreed_K)
 
-    def _ks(self, x: Accumulated) -> Int64s:
+    def _ks(self, x: Residual) -> Int64s:
         budget = exact_budget if self.is_exact else paper_budget
         return budget(norms_of(x.values, self.fragments), sizes_of(self.fragments), self.k)
 
-    def _plan(self, x: Accumulated, leader: int) -> Sections:
+    def _plan(self, x: Residual, leader: int) -> Sections:
         """Who selects from each fragment and, where that is for the leader to say, how many."""
         ks_L = self._ks(x)
         bins_L = allocate(costs(sizes_of(self.fragments), ks_L), self.trainers)
@@ -91,7 +91,7 @@ class FragmentSelector(Selector):
         lists = (owners_L, ks_L) if self.is_exact else (owners_L,)
         return tuple(dense(0, numbers_L.astype(np.int32)) for numbers_L in lists)
 
-    def _assigned(self, x: Accumulated, plan: Sections) -> list[tuple[slice, int]]:
+    def _assigned(self, x: Residual, plan: Sections) -> list[tuple[slice, int]]:
         """The fragments of this trainer, and how many elements to select from each."""
         sizes_L = sizes_of(self.fragments)
         if len(plan) != 1 + self.is_exact:

@@ -16,10 +16,10 @@ import numpy as np
 from typing_extensions import override
 
 from dlrm_hybrid.arrays import Float32s, Int32s
-from dlrm_hybrid.compress.gradient.accumulated import Accumulated
 from dlrm_hybrid.compress.gradient.collective import Collective, Op, Sections
 from dlrm_hybrid.compress.gradient.compressor import State, Stateless
 from dlrm_hybrid.compress.gradient.layout import Indices, Layout
+from dlrm_hybrid.compress.gradient.residual import Residual
 from dlrm_hybrid.kernels import magnitudes
 from dlrm_hybrid.wire.dense import narrow
 from dlrm_hybrid.wire.section import Dtype
@@ -43,7 +43,7 @@ class Selector(Protocol):
         """Fresh state for the tensors of a layout."""
         return Stateless()
 
-    def select(self, x: Accumulated, state: Any, step: int) -> Selection:
+    def select(self, x: Residual, state: Any, step: int) -> Selection:
         """Select the elements to send; yields the collectives of `rounds`.
 
         Args:
@@ -72,7 +72,7 @@ class LargestOfAll(Selector):
     k: int
 
     @override
-    def select(self, x: Accumulated, state: Stateless, step: int) -> Selection:
+    def select(self, x: Residual, state: Stateless, step: int) -> Selection:
         yield from ()
         return Indices.of_flat(x.layout, largest(x.values, self.k))
 
@@ -105,7 +105,7 @@ class FromLeader(Selector):
         return self.inner.init(layout)
 
     @override
-    def select(self, x: Accumulated, state: Any, step: int) -> Selection:
+    def select(self, x: Residual, state: Any, step: int) -> Selection:
         if step % self.trainers == self.trainer:
             own = yield from self.inner.select(x, state, step)
             contribution = (index_set(own.flat, x.layout.size),)
@@ -144,7 +144,7 @@ class Union(Selector):
         return self.inner.init(layout)
 
     @override
-    def select(self, x: Accumulated, state: Any, step: int) -> Selection:
+    def select(self, x: Residual, state: Any, step: int) -> Selection:
         own = yield from self.inner.select(x, state, step)
         flat_K = own.flat
         if self.dtype is not Dtype.FLOAT32:

@@ -22,10 +22,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from dlrm_hybrid.arrays import Float32s
-from dlrm_hybrid.compress.gradient.accumulated import not_finite
 from dlrm_hybrid.compress.gradient.collective import Collective, Op, round_fault, scales_of
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Encoding, Whole, all_sent
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
+from dlrm_hybrid.compress.gradient.residual import not_finite
 from dlrm_hybrid.compress.host import host_array
 from dlrm_hybrid.compress.report import SentReport
 from dlrm_hybrid.kernels import magnitudes

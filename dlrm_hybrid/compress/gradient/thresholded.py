@@ -18,9 +18,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from dlrm_hybrid.arrays import Float32s
-from dlrm_hybrid.compress.gradient.accumulated import Accumulated, Limits
 from dlrm_hybrid.compress.gradient.compressor import State
 from dlrm_hybrid.compress.gradient.layout import Indices, Layout
+from dlrm_hybrid.compress.gradient.residual import Limits, Residual
 from dlrm_hybrid.compress.gradient.rule import ThresholdFinder, target_k
 from dlrm_hybrid.compress.gradient.selector import Selection, Selector
 from dlrm_hybrid.compress.report import SentReport
@@ -52,11 +52,11 @@ class ThresholdSelector(Selector):
         return Thresholds(layout, self.settings, [self.rule.init() for _ in layout.specs])
 
     @override
-    def select(self, x: Accumulated, state: Thresholds, step: int) -> Selection:
+    def select(self, x: Residual, state: Thresholds, step: int) -> Selection:
         yield from ()
         return self.choose(x, state, step)
 
-    def choose(self, x: Accumulated, state: Thresholds, step: int) -> Indices:
+    def choose(self, x: Residual, state: Thresholds, step: int) -> Indices:
         """Select without any round; see `Selector.select`."""
         taus_T = self.begin(state, step)
         renewed: dict[int, float] = {}

@@ -140,7 +140,7 @@ _LOWEST, _HIGHEST = -149, 127  # exponents of quanta
 _NONE = 1 << 20
 
 
-class Known(NamedTuple):
+class Codebook(NamedTuple):
     """What came with the tables that messages are read with.
 
     Attributes:
@@ -340,7 +340,7 @@ def _read_quanta(
 @kernel
 def read_update(
     data: Bytes,
-    known: Known,
+    codebook: Codebook,
     offsets_E: Int64s,
     marks_W: UInt64s,
     levels_N: Int16s,
@@ -350,7 +350,7 @@ def read_update(
 
     Args:
         data: that `write_update` has made.
-        known: came with its tables.
+        codebook: came with its tables.
         offsets_E: of the tensors among the N.
         marks_W: all 0.
         levels_N: of the marked elements.
@@ -360,8 +360,12 @@ def read_update(
         how many elements there are, or -1 if this is no such message; then marks may be set.
     """
     words, state, at = rans.begin(data)
-    order, rows, hints = known.order, address_of(known.starts_CE), address_of(known.hints_CH)
-    state, at = _read_quanta(words, state, at, rows, known.exponents_T, exponents_T)
+    order, rows, hints = (
+        codebook.order,
+        address_of(codebook.starts_CE),
+        address_of(codebook.hints_CH),
+    )
+    state, at = _read_quanta(words, state, at, rows, codebook.exponents_T, exponents_T)
     found, position, block = 0, np.int64(0), 0
     for group in range(order.ends_G.size):
         end = order.ends_G[group]

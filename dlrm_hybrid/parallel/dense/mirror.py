@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from dlrm_hybrid.compress.gradient.accumulated import Accumulated, not_finite
 from dlrm_hybrid.compress.gradient.compressor import Selected, Sent, Whole
 from dlrm_hybrid.compress.gradient.layout import Indices, Layout, Spec
 from dlrm_hybrid.compress.gradient.methods.dct import Dct
 from dlrm_hybrid.compress.gradient.methods.topk import CountedThreshold
+from dlrm_hybrid.compress.gradient.residual import Residual, not_finite
 from dlrm_hybrid.compress.gradient.thresholded import ThresholdSelector
 from dlrm_hybrid.kernels.levels.rounding import add_levels, round_to_levels
 from dlrm_hybrid.kernels.scatter import gather, publish, put
@@ -208,7 +208,7 @@ class SparseMirror(Mirror):
         self.value_N = weight_N.copy()
         self._selector = _selector(sparsity)
         self._thresholds = self._selector.init(layout)
-        self._differences = Accumulated(layout)
+        self._differences = Residual(layout)
         self._no_gradients = [None] * len(layout.specs)
 
     @override

@@ -13,11 +13,11 @@ from dlrm_hybrid.compress.gradient.methods import GradientMethod, dtype_of
 from dlrm_hybrid.rng import fold, splitmix64
 
 if TYPE_CHECKING:
-    from dlrm_hybrid.compress.gradient.accumulated import Accumulated
     from dlrm_hybrid.compress.gradient.collective import Op
     from dlrm_hybrid.compress.gradient.compressor import Compressor, Stateless
     from dlrm_hybrid.compress.gradient.context import StageContext
     from dlrm_hybrid.compress.gradient.layout import Layout
+    from dlrm_hybrid.compress.gradient.residual import Residual
     from dlrm_hybrid.compress.gradient.selector import Selection
 
 
@@ -91,7 +91,7 @@ class RandomSelector:
 
         return Stateless()
 
-    def select(self, x: Accumulated, state: Stateless, step: int) -> Selection:
+    def select(self, x: Residual, state: Stateless, step: int) -> Selection:
         """Select the elements with the k smallest of N random numbers, but no zeros."""
         import numpy as np
 

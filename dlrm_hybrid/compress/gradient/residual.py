@@ -38,7 +38,7 @@ class Limits:
 
 
 @final
-class Accumulated:
+class Residual:
     """The sum of residual and gradient, from which a selection is taken.
 
     Args:
