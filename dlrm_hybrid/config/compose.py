@@ -400,9 +400,13 @@ def _compose(overrides: Sequence[str]) -> _Tree:
     config = _quickly(overrides)
     config = _by_hydra(overrides) if config is None else config
     dropped = drop_unfit(config, overrides)
-    job = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-    values = cast("dict[str, Any]", OmegaConf.to_container(job, resolve=True))
+    job = ((str(key), config[key]) for key in config if key != "hydra")
+    values = {key: _plain(value) for key, value in job}
     return _Tree(config, values, tuple(dropped))
+
+
+def _plain(value: Any) -> Any:
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
 def _quickly(overrides: Sequence[str]) -> DictConfig | None:

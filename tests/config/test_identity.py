@@ -1,13 +1,80 @@
+from collections.abc import Mapping
+
 import pytest
 
 from dlrm_hybrid.config.identity import (
     config_hash,
     differences,
+    is_below,
     same_compressors,
     same_lookups,
     same_results,
     same_versions,
 )
+from dlrm_hybrid.config.keys import all_keys, keys_of
+from dlrm_hybrid.record import Effect
+
+# Sections and keys by what they decide; every other key decides none of it.
+EFFECTS: Mapping[Effect, tuple[str, ...]] = {
+    Effect.NOTHING: (
+        *("name", "skip_completed", "conf", "sweep", "prepare", "evaluate", "telemetry", "report"),
+        *("plan", "watch", "doctor", "predict", "export", "import"),
+        *("checkpoint.every", "checkpoint.minutes", "checkpoint.keep", "checkpoint.keep_best"),
+        *("checkpoint.max_restarts", "checkpoint.restart_window_seconds", "sync.record"),
+        *("data.prepared", "data.raw", "data.max_bad_rows", "data.processes", "data.block_bytes"),
+        *("data.guess", "embedding.folder"),
+    ),
+    Effect.FREE: (
+        *("checkpoint.resume", "threads", "data.test_part", "data.schema", "network"),
+        *("activation.allow_rice", "activation.evaluate_masked", "activation.observe"),
+        *("parallel.world", "parallel.elastic", "embedding.storage", "sync.check_every"),
+        "train.evaluate_every",
+    ),
+    Effect.SEED: ("train.seed", "data.seed"),
+    Effect.EVALUATION: (
+        *("evaluate", "prepare", "threads", "activation.evaluate_masked", "embedding.storage"),
+        *("embedding.folder", "data"),
+    ),
+    Effect.ANOTHER: (
+        *("report", "plan", "doctor", "predict", "export", "import", "conf", "sweep", "watch"),
+    ),
+    Effect.PATH: (
+        *("conf", "data.raw", "data.schema", "data.prepared", "embedding.folder"),
+        *("sync.replay", "network.keys", "checkpoint.resume"),
+    ),
+    Effect.PLACE: ("embedding.folder", "telemetry.wandb", "telemetry.mlflow"),
+    Effect.COMPRESSORS: (
+        "gradient",
+        "activation",
+        "parallel.trainers",
+        "parallel.cuts",
+        "schedule",
+    ),
+    Effect.VERSIONS: ("pull", "sync"),
+    Effect.LOOKUPS: (
+        *("parallel.trainers", "sync.name", "embedding.name", "embedding.staleness"),
+        *("embedding.cache_rows", "embedding.cache_batches"),
+    ),
+    Effect.LEVELS: (
+        *("parallel.trainers", "parallel.table_servers", "embedding.name", "embedding.levels"),
+        *("embedding.row_error", "embedding.gradient_error", "embedding.copies_rows"),
+    ),
+    Effect.FLIGHTS: (
+        *("parallel.trainers", "parallel.cuts", "schedule", "activation", "embedding.name"),
+    ),
+    Effect.NEW_RUN: (
+        *("train.epochs", "train.steps", "train.patience", "train.min_delta", "train.monitor"),
+        *("optimizer", "parallel", "sync", "schedule", "gradient", "activation", "pull"),
+        *("embedding", "model.dropout", "model.bottom_dropout"),
+    ),
+}
+NOT_OF_THEM: Mapping[Effect, tuple[str, ...]] = {
+    Effect.EVALUATION: ("data.shuffle", "data.shuffle_block_rows", "data.shuffle_read_rows"),
+    Effect.NEW_RUN: ("optimizer.name", "embedding.optimizer", "embedding.eps"),
+}
+
+STATE = Effect.NEW_RUN | Effect.COMPRESSORS | Effect.VERSIONS | Effect.LOOKUPS
+STATE |= Effect.LEVELS | Effect.FLIGHTS
 
 SAVED = {
     "name": "one",
@@ -19,6 +86,17 @@ SAVED = {
 
 def changed(section: str, **values: object) -> dict[str, object]:
     return {**SAVED, section: {**SAVED[section], **values}}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_a_key_decides_what_it_always_did(effect: Effect) -> None:
+    """Runs and checkpoints are compared by it."""
+    keys = {key for key in all_keys() if is_below(key, EFFECTS[effect])}
+    keys -= {*NOT_OF_THEM.get(effect, ())}
+    free = Effect.NOTHING | Effect.FREE
+    if effect in STATE:  # what is free is not compared
+        keys = {key for key in keys if not free & all_keys()[key].effect}
+    assert {*keys_of(effect)} == keys
 
 
 def test_what_decides_no_weight_is_free() -> None:
