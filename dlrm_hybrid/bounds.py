@@ -150,6 +150,7 @@ Precision = Literal["float32", "bfloat16", "float16"]
 PrecisionOrLevels = Literal["float32", "bfloat16", "float16", "levels"]
 Name = Annotated[str, Bound(pattern=NAME_PATTERN)]
 Path = Annotated[str, Bound(min_length=1)]
+Paths = Path | Annotated[tuple[Path, ...], Bound(min_length=1)]
 
 
 @cache

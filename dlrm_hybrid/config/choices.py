@@ -18,6 +18,7 @@ from dlrm_hybrid.bounds import (
     LearningRate,
     Name,
     Path,
+    Paths,
     Positive,
     Precision,
     Rate,
@@ -25,6 +26,22 @@ from dlrm_hybrid.bounds import (
     Seed,
 )
 from dlrm_hybrid.record import WEIGHTS, Choice, Effect, key
+
+BlockRows = Annotated[int, Bound(ge=1, le=2**24)]
+CachedRows = Annotated[int, Bound(ge=0, le=2**31)]
+CopiedRows = Annotated[int, Bound(ge=1, le=2**31)]
+Days = Annotated[int, Bound(ge=2, le=1000)]
+DaySplit = Literal["equal_rows", "files"]
+Lag = Annotated[int, Bound(ge=0, le=1024)]
+Modulus = Annotated[int, Bound(ge=0, lt=2**32)]
+Pushes = Annotated[int, Bound(ge=1, le=64)]
+Scale = Literal["trainers", "one"]
+Servers = Annotated[int, Bound(ge=0, le=1024)]
+Several = Annotated[int, Bound(ge=1, le=1024)]
+Sharding = Literal["table_wise", "row_wise", "column_wise", "auto"]
+Storage = Literal["memory", "mmap"]
+Trainers = Annotated[int, Bound(ge=1, le=4096)]
+World = Literal["processes", "in_process"]
 
 ANY = Effect.EVALUATION
 ROWS_FILES = Effect.NOTHING | Effect.EVALUATION
@@ -35,8 +52,8 @@ HYBRID = "parallel=hybrid"
 class _Data(Choice, effect=ANY):
     """Values of the choices of `data` that have no such key."""
 
-    guess: Path | Annotated[tuple[Path, ...], Bound(min_length=1)] | None = None
-    raw: Path | Annotated[tuple[Path, ...], Bound(min_length=1)] | None = None
+    guess: Paths | None = None
+    raw: Paths | None = None
     schema: Path | None = None
 
 
@@ -44,7 +61,7 @@ class _Data(Choice, effect=ANY):
 class Data(_Data):
     """Where rows come from, what they mean and how they are read."""
 
-    guess: Path | Annotated[tuple[Path, ...], Bound(min_length=1)] | None = key(
+    guess: Paths | None = key(
         None,
         "`prepare` writes a first schema for this file, or the first of several, to data.schema, "
         "to be edited",
@@ -69,15 +86,9 @@ class Data(_Data):
         Effect.FREE | Effect.EVALUATION,
     )
     shuffle: bool = key(True, "visit training rows in a new order each epoch", WEIGHTS)
-    shuffle_block_rows: Annotated[int, Bound(ge=1, le=2**24)] = key(
-        65_536, "rows shuffled together in memory", WEIGHTS
-    )
-    shuffle_read_rows: Annotated[int, Bound(ge=1, le=2**24)] = key(
-        1024, "consecutive rows per read", WEIGHTS
-    )
-    processes: Annotated[int, Bound(ge=1, le=1024)] | None = key(
-        None, "threads of prepare; null is one per core", ROWS_FILES
-    )
+    shuffle_block_rows: BlockRows = key(65_536, "rows shuffled together in memory", WEIGHTS)
+    shuffle_read_rows: BlockRows = key(1024, "consecutive rows per read", WEIGHTS)
+    processes: Several | None = key(None, "threads of prepare; null is one per core", ROWS_FILES)
     block_bytes: Annotated[int, Bound(ge=65_536, le=2**30)] = key(
         8_388_608, "bytes of raw text parsed at a time", ROWS_FILES
     )
@@ -89,21 +100,15 @@ class Criteo(Data):
     vocabulary all_days, min_count 0, max_ind_range 0, test_part first_half.
     """
 
-    days: Annotated[int, Bound(ge=2, le=1000)] = key(
-        7, "number of consecutive parts of the rows; the last one is the test part"
-    )
-    day_split: Literal["equal_rows", "files"] = key(
-        "equal_rows", "days of equally many rows, or one raw file per day"
-    )
+    days: Days = key(7, "number of consecutive parts of the rows; the last one is the test part")
+    day_split: DaySplit = key("equal_rows", "days of equally many rows, or one raw file per day")
     vocabulary: Literal["all_days", "train_days"] = key(
         "all_days",
         "days whose categories get ids; with train_days, categories seen only in the test part "
         "share id 0",
     )
     min_count: Count = key(0, "rarer categories share id 0; 0 keeps all")
-    max_ind_range: Annotated[int, Bound(ge=0, lt=2**32)] = key(
-        0, "take categories modulo this; 0 leaves them as they are"
-    )
+    max_ind_range: Modulus = key(0, "take categories modulo this; 0 leaves them as they are")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +129,7 @@ class CriteoKaggle(Criteo):
     """Rows of Criteo's Display Advertising Challenge, or any in the same format."""
 
     name: ClassVar[str] = "criteo_kaggle"
-    raw: Path | Annotated[tuple[Path, ...], Bound(min_length=1)] | None = key(
+    raw: Paths | None = key(
         None,
         "raw files, plain, .gz or .zst: train.txt; or several: [day_0.gz,day_1.gz]",
         ROWS_FILES | Effect.PATH,
@@ -136,9 +141,9 @@ class Criteo1Tb(CriteoKaggle):
     """Rows of Criteo's 24 days of click logs, a file for each day, as MLPerf has used them."""
 
     name: ClassVar[str] = "criteo_1tb"
-    days: Annotated[int, Bound(ge=2, le=1000)] = key(24, "number of raw files, one for each day")
-    day_split: Literal["equal_rows", "files"] = key("files", "one raw file per day")
-    max_ind_range: Annotated[int, Bound(ge=0, lt=2**32)] = key(
+    days: Days = key(24, "number of raw files, one for each day")
+    day_split: DaySplit = key("files", "one raw file per day")
+    max_ind_range: Modulus = key(
         40_000_000, "take categories modulo this; 0 leaves them as they are"
     )
 
@@ -159,7 +164,7 @@ class Table(Data):
     """
 
     name: ClassVar[str] = "table"
-    raw: Path | Annotated[tuple[Path, ...], Bound(min_length=1)] | None = key(
+    raw: Paths | None = key(
         None,
         "files, folders or patterns: rows.csv.gz, or several: [a.parquet,b.parquet]",
         ROWS_FILES | Effect.PATH,
@@ -175,13 +180,13 @@ class Table(Data):
 class Parallel(Choice, effect=NEW):
     """How the model is partitioned over trainers, pipeline stages and servers."""
 
-    trainers: Annotated[int, Bound(ge=1, le=4096)] = 1
+    trainers: Trainers = 1
     cuts: tuple[str, ...] = ()
-    servers: Annotated[int, Bound(ge=0, le=1024)] = 0
-    table_servers: Annotated[int, Bound(ge=0, le=1024)] = 0
-    world: Literal["processes", "in_process"]
+    servers: Servers = 0
+    table_servers: Servers = 0
+    world: World
     elastic: bool = False
-    threads: Annotated[int, Bound(ge=1, le=1024)] = 1
+    threads: Several = 1
 
 
 WORLD = "one process per rank, or all ranks in a single process"
@@ -192,7 +197,7 @@ class Single(Parallel):
     """One process: model, tables and optimizer together."""
 
     name: ClassVar[str] = "single"
-    world: Literal["processes", "in_process"] = key("processes", WORLD, Effect.FREE)
+    world: World = key("processes", WORLD, Effect.FREE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +205,7 @@ class Hybrid(Parallel):
     """Trainers × pipeline stages, plus servers of the dense weights: 7 processes by default."""
 
     name: ClassVar[str] = "hybrid"
-    trainers: Annotated[int, Bound(ge=1, le=4096)] = key(
+    trainers: Trainers = key(
         2,
         "data-parallel replicas",
         NEW | Effect.COMPRESSORS | Effect.LOOKUPS | Effect.LEVELS | Effect.FLIGHTS,
@@ -210,31 +215,27 @@ class Hybrid(Parallel):
         "split the model into pipeline stages after these layers",
         NEW | Effect.COMPRESSORS | Effect.FLIGHTS,
     )
-    servers: Annotated[int, Bound(ge=0, le=1024)] = key(
-        1, "parameter servers for the dense weights"
-    )
-    table_servers: Annotated[int, Bound(ge=0, le=1024)] = key(
+    servers: Servers = key(1, "parameter servers for the dense weights")
+    table_servers: Servers = key(
         None,
         "own the embedding tables; null: one with embedding=served, else none",
         NEW | Effect.LEVELS,
         only="embedding=served",
     )
-    world: Literal["processes", "in_process"] = key("processes", WORLD, Effect.FREE)
+    world: World = key("processes", WORLD, Effect.FREE)
     elastic: bool = key(
         False, "sync=sync or async goes on when a trainer dies, and starts it again", Effect.FREE
     )
-    threads: Annotated[int, Bound(ge=1, le=1024)] = key(
-        1, "of each worker, that share its weights", only="sync=async"
-    )
+    threads: Several = key(1, "of each worker, that share its weights", only="sync=async")
 
 
 class Sync(Choice, effect=NEW | Effect.VERSIONS, choice=NEW | Effect.VERSIONS | Effect.LOOKUPS):
     """How old the weights may be that a step is computed with."""
 
-    staleness: Annotated[int, Bound(ge=0, le=1024)] = 0
+    staleness: Lag = 0
     check_every: Positive
-    lr_scale: Literal["trainers", "one"] = "one"
-    in_flight: Annotated[int, Bound(ge=1, le=64)] = 1
+    lr_scale: Scale = "one"
+    in_flight: Pushes = 1
     ahead: Positive | None = None
     record: bool = False
     replay: Path | None = None
@@ -258,9 +259,7 @@ class Bounded(Sync):
     """
 
     name: ClassVar[str] = "bounded"
-    staleness: Annotated[int, Bound(ge=1, le=1024)] = key(
-        1, "age, in steps, of the weights that a step uses"
-    )
+    staleness: Several = key(1, "age, in steps, of the weights that a step uses")
     check_every: Positive = key(100, CHECK_EVERY, Effect.FREE)
 
 
@@ -274,13 +273,11 @@ class Asynchronous(Sync):
     check_every: Positive = key(
         100, "versions between checks of a trainer's weights against its server's", Effect.FREE
     )
-    lr_scale: Literal["trainers", "one"] = key(
+    lr_scale: Scale = key(
         "trainers",
         "of a push: optimizer.lr and embedding.lr / (trainers × threads); `one`: undivided",
     )
-    in_flight: Annotated[int, Bound(ge=1, le=64)] = key(
-        1, "pushes of a trainer that wait for an answer while it computes on"
-    )
+    in_flight: Pushes = key(1, "pushes of a trainer that wait for an answer while it computes on")
     ahead: Positive | None = key(
         None, "batches by which a trainer may be ahead of the slowest; null: any"
     )
@@ -297,9 +294,9 @@ class Asynchronous(Sync):
 class Schedule(Choice, effect=NEW | Effect.COMPRESSORS | Effect.FLIGHTS):
     """The order in which batches and their parts pass through the stages."""
 
-    microbatches: Annotated[int, Bound(ge=1, le=1024)] = 1
-    delays: tuple[Annotated[int, Bound(ge=0, le=1024)], ...] = ()
-    staleness: tuple[Annotated[int, Bound(ge=0, le=1024)], ...] = ()
+    microbatches: Several = 1
+    delays: tuple[Lag, ...] = ()
+    staleness: tuple[Lag, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,7 +304,7 @@ class Sequential(Schedule):
     """A batch passes through all stages before the next one begins."""
 
     name: ClassVar[str] = "sequential"
-    microbatches: Annotated[int, Bound(ge=1, le=1024)] = key(
+    microbatches: Several = key(
         1, "number of parts a trainer's batch is split into for pipelining", only=HYBRID
     )
 
@@ -331,10 +328,10 @@ class Dsp(Schedule):
     """Diversely stale parameters: stages work on different batches at once; docs/pipelines.md."""
 
     name: ClassVar[str] = "dsp"
-    delays: tuple[Annotated[int, Bound(ge=0, le=1024)], ...] = key(
+    delays: tuple[Lag, ...] = key(
         (1, 1, 0), "of each stage: steps from its forward of a batch to the next stage's"
     )
-    staleness: tuple[Annotated[int, Bound(ge=0, le=1024)], ...] = key(
+    staleness: tuple[Lag, ...] = key(
         (4, 2, 0), "of each stage: updates between its forward and its backward of a batch"
     )
 
@@ -392,16 +389,16 @@ TableOptimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "rowwise_a
 class _Embedding(Choice, effect=WEIGHTS, choice=TABLES):
     """Values of the choices of `embedding` that have no such key."""
 
-    sharding: Literal["table_wise", "row_wise", "column_wise", "auto"] = "table_wise"
+    sharding: Sharding = "table_wise"
     deduplicate: bool = True
     levels: bool = False
     row_error: Rate = 0.0625
     gradient_error: Rate = 2.0
-    copies_rows: Annotated[int, Bound(ge=1, le=2**31)] = 262_144
-    staleness: Annotated[int, Bound(ge=0, le=1024)] = 0
-    cache_rows: Annotated[int, Bound(ge=0, le=2**31)] = 0
-    cache_batches: Annotated[int, Bound(ge=0, le=1024)] = 0
-    storage: Literal["memory", "mmap"] = "memory"
+    copies_rows: CopiedRows = 262_144
+    staleness: Lag = 0
+    cache_rows: CachedRows = 0
+    cache_batches: Lag = 0
+    storage: Storage = "memory"
     folder: Path | None = None
 
 
@@ -442,9 +439,7 @@ class Fused(Embedding):
     """Tables within the trainers, which share them by collectives."""
 
     name: ClassVar[str] = "fused"
-    sharding: Literal["table_wise", "row_wise", "column_wise", "auto"] = key(
-        "table_wise", "how tables are split over trainers", NEW
-    )
+    sharding: Sharding = key("table_wise", "how tables are split over trainers", NEW)
     deduplicate: bool = key(
         False, "look up each distinct id of a batch once (table_wise only)", NEW, only=HYBRID
     )
@@ -464,7 +459,7 @@ class Fused(Embedding):
         "levels: the same of gradients; what rounding leaves is sent later",
         NEW | Effect.LEVELS,
     )
-    copies_rows: Annotated[int, Bound(ge=1, le=2**31)] = key(
+    copies_rows: CopiedRows = key(
         262_144,
         "levels: rows of each table that are remembered for each trainer",
         NEW | Effect.LEVELS,
@@ -476,20 +471,18 @@ class Served(Embedding):
     """Tables on servers of their own (parallel.table_servers); trainers look up distinct ids."""
 
     name: ClassVar[str] = "served"
-    staleness: Annotated[int, Bound(ge=0, le=1024)] = key(
-        0,
-        "a lookup sees all updates but those of so many batches before it",
-        NEW | Effect.LOOKUPS,
+    staleness: Lag = key(
+        0, "a lookup sees all updates but those of so many batches before it", NEW | Effect.LOOKUPS
     )
-    cache_rows: Annotated[int, Bound(ge=0, le=2**31)] = key(
+    cache_rows: CachedRows = key(
         0, "rows that a trainer keeps for later batches; 0 is off", NEW | Effect.LOOKUPS
     )
-    cache_batches: Annotated[int, Bound(ge=0, le=1024)] = key(
+    cache_batches: Lag = key(
         0,
         "for so many: rows are older by as much, gradients are summed meanwhile",
         NEW | Effect.LOOKUPS,
     )
-    storage: Literal["memory", "mmap"] = key(
+    storage: Storage = key(
         "memory",
         "of rows on table servers; mmap keeps them in files, which may be larger than memory",
         Effect.FREE | Effect.EVALUATION,

@@ -5,10 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from dlrm_hybrid.bounds import OPTION_PATTERN, PAGE_PATTERN, Bound, Count, Name, Path, Positive
+from dlrm_hybrid.bounds import (
+    OPTION_PATTERN,
+    PAGE_PATTERN,
+    Bound,
+    Count,
+    Name,
+    Path,
+    Paths,
+    Positive,
+)
 from dlrm_hybrid.record import Effect, Record, key
 
-Paths = Path | Annotated[tuple[Path, ...], Bound(min_length=1)]
 Counts = Annotated[tuple[Positive, ...], Bound(min_length=1)]
 Names = Annotated[tuple[Name, ...], Bound(min_length=1)]
 Page = Annotated[str, Bound(pattern=PAGE_PATTERN)]
@@ -30,9 +38,7 @@ class SweepConfig(Record, effect=ANOTHER):
         None, "slurm: submit each job with sbatch instead, and end"
     )
     sbatch: tuple[Annotated[str, Bound(pattern=OPTION_PATTERN)], ...] = key(
-        (),
-        "more options of sbatch, such as [--partition=long,--mem=8G]",
-        only="sweep.submit=slurm",
+        (), "more options of sbatch, such as [--partition=long,--mem=8G]", only="sweep.submit=slurm"
     )
 
 
@@ -81,13 +87,10 @@ class ExportConfig(Record, effect=ANOTHER):
     checkpoint: Path | None = key(None, CHECKPOINT)
     output: Path | None = key(None, "new folder for the model, its vocabularies and model.json")
     format: Literal["pt2", "onnx", "safetensors"] = key(
-        "pt2",
-        "model.pt2 for torch.export.load, model.onnx, or weights alone in model.safetensors",
+        "pt2", "model.pt2 for torch.export.load, model.onnx, or weights alone in model.safetensors"
     )
     names: Format = key(
-        "ours",
-        f"of weights in model.safetensors: {WEIGHTS_OF}",
-        only="export.format=safetensors",
+        "ours", f"of weights in model.safetensors: {WEIGHTS_OF}", only="export.format=safetensors"
     )
     int8: bool = key(False, "tables of 8-bit integers, with a scale and an offset for each row")
     check_rows: Positive = key(

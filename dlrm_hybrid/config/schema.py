@@ -22,15 +22,7 @@ from dlrm_hybrid.bounds import (
 )
 from dlrm_hybrid.compress.activation.methods import ActivationMethod
 from dlrm_hybrid.compress.gradient.methods import GradientMethod
-from dlrm_hybrid.config.choices import (
-    Data,
-    Embedding,
-    Network,
-    Optimizer,
-    Parallel,
-    Schedule,
-    Sync,
-)
+from dlrm_hybrid.config.choices import Data, Embedding, Network, Optimizer, Parallel, Schedule, Sync
 from dlrm_hybrid.config.commands import (
     DoctorConfig,
     EvaluateConfig,
@@ -91,8 +83,7 @@ class ModelConfig(Record):
         (1,), "widths of the top MLP, without its input"
     )
     interaction: Literal["dot", "cross", "fm"] = key(
-        "dot",
-        "how its vectors meet: dots of all pairs, cross layers, or a factorization machine",
+        "dot", "how its vectors meet: dots of all pairs, cross layers, or a factorization machine"
     )
     cross: CrossConfig | None = None
     fm: FmConfig | None = None
