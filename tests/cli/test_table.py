@@ -167,9 +167,9 @@ FAULTS = [
         ("data=table", "data.schema=no.yaml"),
         "data.schema = 'no.yaml': no such file; the package has",
     ),
-    (("data.schema=a.yaml",), "data.schema = 'a.yaml': only applies to data=table, not synthetic"),
-    (("data=table", "data.schema=rows.yaml", "data.days=7"), "data.days = 7: data=table has it in"),
-    (("data=criteo_kaggle", "data.days=null"), "data.days = null: data=criteo_kaggle needs a num"),
+    (("data.schema=a.yaml",), "data.schema=a.yaml: only applies to data=table"),
+    (("data=table", "data.schema=rows.yaml", "data.days=7"), "data.days=7: only applies to data="),
+    (("data=criteo_kaggle", "data.days=null"), "data.days = null: must be a whole"),
 ]
 
 

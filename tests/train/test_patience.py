@@ -224,7 +224,10 @@ def test_scores_that_get_better_end_nothing(trained: Trained) -> None:
             "optimizer.schedule = 'plateau': trainers that do not wait for others have no step",
         ),
         ("optimizer.plateau_patience=3", "optimizer.plateau_patience = 3: only applies to"),
-        ("optimizer.plateau_factor=1.0", "optimizer.plateau_factor = 1.0: must be less than 1"),
+        (
+            "optimizer.plateau_factor=1.0",
+            "optimizer.plateau_factor = 1.0: must be a number above 0",
+        ),
         (
             "train.patience=2 train.evaluate_every=9 parallel=hybrid parallel.cuts=[bottom.2] "
             "schedule=dsp schedule.delays=[0,0] schedule.staleness=[1,0]",
