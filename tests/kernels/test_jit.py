@@ -77,7 +77,7 @@ def test_processes_that_start_at_once_compile_a_kernel_once(folder: Path) -> Non
     pipe = subprocess.PIPE
     processes = [
         subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe, text=True)
-        for _ in range(3)
+        for _ in range(2)
     ]
     for process in processes:
         assert process.stdin is not None and process.stdout is not None

@@ -10,7 +10,7 @@ from dlrm_hybrid.compress.activation.controls import SketchCodec
 
 @pytest.mark.parametrize(("sparsity", "columns"), [(0.5, 16), (0.75, 8)])
 def test_mean_and_noise_are_those_of_the_formula(sparsity: float, columns: int) -> None:
-    rows, width, repeats = 4, 32, 2000
+    rows, width, repeats = 4, 32, 800
     x_BN = gaussian(rows, width, 1)
     codec = SketchCodec(sparsity=sparsity, seed=5)
     total_BN = torch.zeros(rows, width)
