@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -48,12 +48,12 @@ def copied(levels: Levels) -> Levels:
     return Levels(levels.indices_K.copy(), levels.levels_K.copy(), levels.codes_B.copy())
 
 
+@pytest.mark.parametrize(("is_gradient", "signed"), [(True, False), (False, False), (False, True)])
+@settings(max_examples=20)
 @given(
     rows=st.integers(0, 9),
     width=st.sampled_from([1, 2, 16, 70, 300]),
     bits=st.integers(2, 8),
-    is_gradient=st.booleans(),
-    signed=st.booleans(),
     seed=st.integers(0, 2**31),
 )
 def test_levels_come_back_from_every_message(
