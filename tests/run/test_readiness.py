@@ -11,6 +11,7 @@ import psutil
 import pytest
 from patience import HANG_SECONDS
 
+from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.run import training
 from dlrm_hybrid.run.readiness import no_empty_folder
@@ -33,7 +34,8 @@ Train = Callable[..., tuple[int, Path]]
     ids=["rows", "checkpoint", "missing", "disk"],
 )
 def test_what_is_missing_is_told_and_no_folder_is_left(
-    train: Train,
+    small_rows: list[str],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     overrides: tuple[str, ...],
@@ -44,10 +46,11 @@ def test_what_is_missing_is_told_and_no_folder_is_left(
         raise AssertionError("ranks were started")
 
     monkeypatch.setattr(training, "run_attempts", start)
-    if overrides[0].startswith("data=criteo"):
-        overrides = (*overrides, "data.rows=null", "data.seed=null")
-    found, folder = train("run", *overrides)
-    assert found == code
+    folder = tmp_path / "run"
+    given = [one for one in small_rows if not one.startswith("data.rows=")]
+    rows = [] if overrides[0].startswith("data=criteo") else ["data.rows=7000"]
+    argv = ["dlrm_hybrid", "train", *given, *rows, f"hydra.run.dir={folder}", *overrides]
+    assert run(argv) == code
     assert message in capsys.readouterr().err
     assert not folder.exists()
 
