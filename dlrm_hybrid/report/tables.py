@@ -309,8 +309,7 @@ def _by_role(summary: Summary, key: str) -> pd.DataFrame:
     samples = (summary["samples_per_second"] or 0.0) * (summary["seconds"] or 0.0)
     ranks: dict[str, list[Mapping[str, float]]] = {}
     for rank in summary["roles"].values():
-        # Older runs have phases among their spans.
-        if samples and SPANS[0] in (rank["seconds_by_span"] or ()):
+        if samples and rank["seconds_by_span"]:
             ranks.setdefault(role_of(rank["role"]), []).append(rank.get(key) or {})
     names = sorted({name for several in ranks.values() for one in several for name in one})
     means = {
