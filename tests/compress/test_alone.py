@@ -25,7 +25,7 @@ def test_the_compressors_import() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("module", ["pydantic", "xxhash", "dlrm_hybrid.config.schema"])
+@pytest.mark.parametrize("module", ["pydantic", "xxhash", "dlrm_hybrid.config.compose"])
 def test_others_would_be_seen(module: str) -> None:
     assert "ModuleNotFoundError: No module named" in run_alone(f"import {module}").stderr
 
