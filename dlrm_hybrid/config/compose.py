@@ -165,7 +165,7 @@ def choice_of(
         several = [one for one in overrides if not override_fault(one, True, own.names)]
         first = {one: points_of(one, own.names).overrides[0] for one in several}
         overrides = [first.get(one, one) for one in overrides]
-    tried = _tried(overrides, own, has_model, None)
+    tried = _tried(overrides, _wrong(overrides, own), own, has_model, None)
     with composing():
         values = sound(tried.tree.values, lambda: _without_values(overrides, tried.wrong))
     return Choice(values, (*lost, *tried.wrong.values()), tuple(tried.faults))
@@ -303,9 +303,9 @@ def _composed(
     """
     load_typed(overrides)
     own = OwnExperiments.of(overrides)
-    wrong = {one: fault for one in overrides if (fault := override_fault(one, own=own.names))}
+    wrong = _wrong(overrides, own)
     own.check([one for one in overrides if one not in wrong], [*faults, *wrong.values()])
-    tried = _tried(overrides, own, has_model, folder_key)
+    tried = _tried(overrides, wrong, own, has_model, folder_key)
     if found := [*faults, *tried.wrong.values(), *tried.faults]:
         raise ConfigError(faults_text(found))
     return tried.tree
@@ -320,12 +320,20 @@ class _Tried:
     faults: Sequence[str]
 
 
+def _wrong(overrides: Sequence[str], own: OwnExperiments) -> dict[str, str]:
+    """A message for each override that is wrong by itself."""
+    return {one: fault for one in overrides if (fault := override_fault(one, own=own.names))}
+
+
 def _tried(
-    overrides: Sequence[str], own: OwnExperiments, has_model: bool, folder_key: str | None
+    overrides: Sequence[str],
+    wrong: dict[str, str],
+    own: OwnExperiments,
+    has_model: bool,
+    folder_key: str | None,
 ) -> _Tried:
-    """Compose what can be composed; the files of a user's experiments have no faults."""
+    """Compose all but what is wrong by itself; files of a user's experiments have no faults."""
     _register_resolvers()
-    wrong = {one: fault for one in overrides if (fault := override_fault(one, own=own.names))}
     good = [one for one in overrides if one not in wrong]
     with composing():
         # Nobody runs what has faults: the defaults serve, once composed, for all that follows.

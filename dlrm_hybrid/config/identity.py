@@ -101,7 +101,7 @@ def same_levels(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 def in_flight(facts: Mapping[str, Any]) -> bool:
     """Whether a checkpoint with these facts was made while batches were between two stages."""
     progress, schedule = facts["progress"], facts["config"].get("schedule", {})
-    is_late = schedule.get("name") == STALE_SCHEDULE and any(schedule.get("staleness") or (1,))
+    is_late = schedule.get("name") == STALE_SCHEDULE and any(schedule["staleness"])
     return is_late and progress["step"] > progress.get("emptied", 0)
 
 
@@ -111,10 +111,10 @@ def other_flights(facts: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
         return []
     before, after = _without(facts["config"], FREE), _without(now, FREE)
     return [
-        f"{key} = {after.get(key)}: the checkpoint was made with {before.get(key)}, and holds "
+        f"{key} = {_at(after, key)}: the checkpoint was made with {_at(before, key)}, and holds "
         "batches in flight; that at the end of its run holds none"
         for key in sorted(before.keys() | after.keys())
-        if Effect.FLIGHTS in effect_of(key) and before.get(key) != after.get(key)
+        if Effect.FLIGHTS in effect_of(key) and _at(before, key) != _at(after, key)
     ]
 
 
@@ -159,11 +159,11 @@ def evaluated(
     before, after = (_without(one, Effect.ANOTHER) for one in (saved, now))
     taken = tuple(key for key in given if Effect.EVALUATION in effect_of(key))
     faults = [
-        f"{key} = {after[key]}: the checkpoint was made with {before.get(key)}"
+        f"{key} = {after[key]}: the checkpoint was made with {_at(before, key)}"
         for key in sorted(after)
         if is_below(key, tuple(given))
         and not is_below(key, taken)
-        and before.get(key) != after[key]
+        and _at(before, key) != after[key]
     ]
     return replaced(saved, now, (*taken, "evaluate", "prepare")), faults
 

@@ -52,7 +52,7 @@ class StoredArray:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
+        """The bytes that one row takes in the file."""
         return np.dtype(self.dtype).itemsize * int(np.prod(self.shape[1:], dtype=np.int64))
 
     @property

@@ -82,7 +82,7 @@ class ListRecords:
 
 
 class StoredRows(NamedTuple):
-    """Consecutive prepared rows.
+    """Consecutive prepared rows: labels, dense columns and ids.
 
     Attributes:
         label_R: float32, 0 or 1.

@@ -188,7 +188,7 @@ class DenseTensor:
 
     @cached_property
     def num_bytes(self) -> int:
-        """Size as float32."""
+        """The bytes that this tensor takes as float32."""
         return 4 * self.count
 
 

@@ -139,7 +139,7 @@ OWN_COLUMNS = ("row", "score")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """Result of `predict`.
+    """What `predict` has scored and written, with its counts.
 
     Attributes:
         checkpoint: the checkpoint used.

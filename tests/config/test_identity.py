@@ -2,14 +2,18 @@ from collections.abc import Mapping
 
 import pytest
 
+from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.identity import (
     config_hash,
     differences,
+    evaluated,
     is_below,
+    other_flights,
     same_compressors,
     same_lookups,
     same_results,
     same_versions,
+    with_value,
 )
 from dlrm_hybrid.config.keys import all_keys, keys_of
 from dlrm_hybrid.record import Effect
@@ -201,3 +205,19 @@ def test_results_are_the_same_where_nothing_but_the_doing_differs() -> None:
         {**SAVED, "checkpoint": {"resume": "runs/another"}},
     ):
         assert not same_results(SAVED, other)
+
+
+def test_a_key_that_a_choice_lacks_is_what_it_does_without() -> None:
+    """A single process is one trainer without cuts, also where its section does not say so."""
+    single = values_of(["parallel=single"])
+    one = values_of(["parallel=hybrid", "parallel.trainers=1", "parallel.cuts=[]"])
+    three = with_value(one, "parallel.trainers", 3)
+    assert "trainers" not in single["parallel"]
+    assert evaluated(single, one, ["parallel.trainers", "parallel.cuts"])[1] == []
+    assert evaluated(single, three, ["parallel.trainers"])[1] == [
+        "parallel.trainers = 3: the checkpoint was made with 1"
+    ]
+    stale = values_of(["parallel=hybrid", "schedule=dsp"])
+    facts = {"config": stale, "progress": {"step": 5}}
+    lines = other_flights(facts, with_value(stale, "parallel", single["parallel"]))
+    assert any(line.startswith("parallel.trainers = 1: the checkpoint was made") for line in lines)

@@ -161,7 +161,7 @@ class Shares:
                 self._learned(told)
 
     def stop(self) -> None:
-        """Deal no more batches."""
+        """Stop dealing batches to the worker threads."""
         with self._turn:
             self._is_stopped = True
             self._turn.notify_all()

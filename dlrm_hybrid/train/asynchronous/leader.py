@@ -102,7 +102,7 @@ class LeaderRank:
 
     @property
     def leads(self) -> bool:
-        """Whether this process leads."""
+        """Whether this process is the leader of the run, which it always is."""
         return True
 
     @property
