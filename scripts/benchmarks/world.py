@@ -98,7 +98,7 @@ def _bytes_row(name: str, messages: int, counted: float, formula: float) -> Row:
 
 def expected_bytes(config: Mapping[str, Any]) -> dict[str, float]:
     """Payloads per sample by class, uncompressed float32, tables spread table-wise."""
-    model, trainers = config["model"], config["parallel"]["trainers"]
+    model, trainers = config["model"], config["parallel"].get("trainers", 1)
     dim, bottom, batch = model["embedding_dim"], model["bottom"], config["train"]["batch_size"]
     vectors = TABLES + 1
     top = [dim + vectors * (vectors - 1) // 2, *model["top"]]
@@ -109,7 +109,7 @@ def expected_bytes(config: Mapping[str, Any]) -> dict[str, float]:
         for inputs, outputs in zip(layers, layers[1:], strict=False)
     )
     cut = 0
-    for name in config["parallel"]["cuts"]:
+    for name in config["parallel"].get("cuts", []):
         network, _, layer = name.partition(".")
         cut += FLOAT_BYTES * widths[network][int(layer)]
     pooled = 2 * TABLES * dim * FLOAT_BYTES  # forward and backward

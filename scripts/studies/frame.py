@@ -58,7 +58,7 @@ def _row(number: int, config: Mapping[str, Any], summary: Mapping[str, Any]) -> 
         "method": method_of(config),
         "sparsity": round(1 - config["gradient"].get("density", 1.0), 9),
         "density": config["gradient"].get("density", 1.0),
-        "trainers": config["parallel"]["trainers"],
+        "trainers": config["parallel"].get("trainers", 1),
         "seed": config["train"]["seed"],
         "world": config["parallel"]["world"],
         "loss": summary["test"]["loss"],
@@ -94,7 +94,7 @@ def method_of(config: Mapping[str, Any]) -> str:
 
 def aggregation_of(config: Mapping[str, Any]) -> list[str]:
     """The choice of `gradient.aggregation`; nothing where each trainer selects for itself."""
-    aggregation: str = config["gradient"].get("aggregation") or OWN  # older runs have no such key
+    aggregation: str = config["gradient"].get("aggregation") or OWN  # TernGrad and others have none
     return [] if aggregation == OWN else [aggregation]
 
 

@@ -43,7 +43,9 @@ def sent_by_world(runs: Sequence[Run]) -> dict[str, dict[int, Sent]]:
     for run in complete:
         if run.config["parallel"]["world"] == "in_process":
             worlds = found.setdefault(run.config["name"], {})
-            worlds[run.config["parallel"]["trainers"]] = _sent(run, _embedding(run, complete))
+            worlds[run.config["parallel"].get("trainers", 1)] = _sent(
+                run, _embedding(run, complete)
+            )
     if not found:
         raise ConfigError("none of these runs is a world in one process")
     return found
@@ -102,7 +104,7 @@ def _embedding(run: Run, runs: Sequence[Run]) -> float:
 
 
 def _trainers(run: Run) -> int:
-    return run.config["parallel"]["trainers"]
+    return run.config["parallel"].get("trainers", 1)
 
 
 def _tables(run: Run) -> Any:

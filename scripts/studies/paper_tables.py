@@ -153,7 +153,7 @@ def _described(run: Run) -> PaperRun:
     table = {(True, False): 2, (False, True): 1, (True, True): 3, (False, False): 0}[compressed]
     table = {"sketch": 6, "gradient_topk": 7}.get(activation["name"], table)
     train, test, compression = summary["train"], summary["test"], summary["compression"]
-    trainers = config["parallel"]["trainers"]
+    trainers = config["parallel"].get("trainers", 1)
     words = (
         f"{config['data']['name']}, {summary['samples']:,} training rows, {summary['steps']:,} "
         f"steps of {trainers} × {config['train']['batch_size']}"
@@ -180,7 +180,7 @@ def _setting(config: Mapping[str, Any]) -> str:
     train = {key: config["train"][key] for key in ("batch_size", "epochs", "steps")}
     tables = {key: value for key, value in config["embedding"].items() if key not in ON_THE_WIRE}
     shared = [config[key] for key in ("model", "optimizer", "precision", "sync")]
-    return json.dumps([data, train, tables, shared, config["parallel"]["trainers"]])
+    return json.dumps([data, train, tables, shared, config["parallel"].get("trainers", 1)])
 
 
 def _point(
