@@ -3,9 +3,21 @@
 import pytest
 from core_packages import run_alone
 
-ALL_MODULES = """
+PROGRAM = """
 import pkgutil
-from importlib import import_module
+import sys
+from importlib import import_module, reload
+from dlrm_hybrid.compress import Dct, SparseBoundary, ddp_hook
+
+Dct(density=0.01)
+boundary = SparseBoundary(0.1)
+assert "torch" in sys.modules
+assert "numba" not in sys.modules, "it takes half a second, which is for the first step"
+import torch
+boundary(torch.ones(1, 3))
+assert "numba" in sys.modules
+again = reload(sys.modules[SparseBoundary.__module__])
+again.SparseBoundary(0.1)(torch.ones(1, 3))
 
 OTHERS = (
     "dlrm_hybrid.wire.frame",  # messages between ranks: xxhash
@@ -20,20 +32,11 @@ for room in ("compress", "kernels", "wire"):
 """
 
 
-def test_the_compressors_import() -> None:
-    done = run_alone(ALL_MODULES)
+def test_the_compressors_are_imported_and_load_numba_only_when_a_row_is_selected() -> None:
+    done = run_alone(PROGRAM)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("module", ["pydantic", "xxhash", "dlrm_hybrid.config.compose"])
 def test_others_would_be_seen(module: str) -> None:
     assert "ModuleNotFoundError: No module named" in run_alone(f"import {module}").stderr
-
-
-def test_records_and_the_hook_load_no_numba() -> None:
-    """It takes half a second, which is for the first step."""
-    program = "from dlrm_hybrid.compress import Dct, SparseBoundary, ddp_hook; Dct(density=0.01)"
-    done = run_alone(
-        f"import sys; {program}; print('torch' in sys.modules, 'numba' in sys.modules)"
-    )
-    assert done.stdout == "True False\n", done.stderr

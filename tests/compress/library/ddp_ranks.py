@@ -48,6 +48,17 @@ METHODS = [
     TernGrad(smallest=8),
     TernGrad(smallest=8, sharing=False),
 ]
+# They keep what they do not send.
+KEEPING = [
+    TopK(density=0.1),
+    Dct(density=0.1, precision="levels"),
+    Dct(density=0.1, aggregation="union", precision="bfloat16"),
+    Dct(density=0.1, aggregation="leader"),
+    CltK(density=0.1, precision="float16"),
+    CltK(density=0.1, low_pass=0.5),
+    Deft(density=0.1),
+    RandomK(density=0.1),
+]
 
 
 def network(width: int = 24) -> nn.Module:

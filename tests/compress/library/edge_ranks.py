@@ -5,23 +5,11 @@ import logging
 import ddp_ranks
 import torch
 import torch.distributed as dist
-from ddp_ranks import hooked, loss_of, network, nothing, steps
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from ddp_ranks import KEEPING, hooked, loss_of, network, nothing, steps
 from torch.nn.parallel import DistributedDataParallel
 
-from dlrm_hybrid.compress import CltK, Dct, Deft, RandomK, TernGrad, TopK, ddp_hook
+from dlrm_hybrid.compress import CltK, TernGrad, TopK, ddp_hook
 from dlrm_hybrid.types import DivergedError
-
-KEEPING = [
-    TopK(density=0.1),
-    Dct(density=0.1, precision="levels"),
-    Dct(density=0.1, aggregation="union", precision="bfloat16"),
-    Dct(density=0.1, aggregation="leader"),
-    CltK(density=0.1, precision="float16"),
-    CltK(density=0.1, low_pass=0.5),
-    Deft(density=0.1),
-    RandomK(density=0.1),
-]
 
 
 def ddp_after_a_failure(rank: int) -> list[tuple[list[str], list[float], list[bytes]]]:
@@ -77,6 +65,8 @@ def compiled(rank: int) -> list[tuple[list[str], int, list[bytes]]]:
 
 def sharded(rank: int) -> list[str]:
     """What is said of models in FSDP, both of its versions."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard  # takes seconds
+
     first = FullyShardedDataParallel(network(), device_id=torch.device("cpu"))
     said = []
     for model in (first, fully_shard(network())):

@@ -4,8 +4,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from ddp_ranks import hooked, loss_of, network, nothing, steps, weights
-from edge_ranks import KEEPING
+from ddp_ranks import KEEPING, hooked, loss_of, network, nothing, steps, weights
 from torch import Tensor, nn
 
 from dlrm_hybrid.compress import CltK, Dct, NoCompression, TopK

@@ -11,13 +11,16 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from patience import HANG_SECONDS
 
+from dlrm_hybrid.run.running import ensure_forkserver
+
 LIMIT = timedelta(seconds=HANG_SECONDS)
 Tasks = Sequence[Callable[[int], object]]
 
 
 def results(tasks: Tasks, folder: Path, ranks: int = 2) -> list[dict[str, Any]]:
     """What each rank has found, by the names of the tasks; these are functions of the rank."""
-    mp.spawn(_run, (ranks, tasks, folder), nprocs=ranks)
+    ensure_forkserver()  # torch takes seconds to import: it is there for ranks of worlds, too
+    mp.start_processes(_run, (ranks, tasks, folder), nprocs=ranks, start_method="forkserver")
     return [pickle.loads((folder / f"result.{rank}").read_bytes()) for rank in range(ranks)]
 
 

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from core_packages import run_alone
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -212,15 +211,3 @@ def test_a_density_out_of_bounds_is_refused(density: float) -> None:
 def test_what_has_no_rows_of_floats_is_refused(x: Tensor) -> None:
     with pytest.raises(ValueError, match=f"{x.dtype} of shape .* is not rows of floats"):
         SparseBoundary(0.5)(x)
-
-
-def test_it_needs_the_core_alone_and_numba_only_when_a_row_is_selected() -> None:
-    program = (
-        "import sys, torch; from dlrm_hybrid.compress import SparseBoundary\n"
-        "boundary = SparseBoundary(0.1); assert 'numba' not in sys.modules\n"
-        "boundary(torch.ones(1, 3)); assert 'numba' in sys.modules\n"
-        "import importlib; module = sys.modules[SparseBoundary.__module__]\n"
-        "importlib.reload(module).SparseBoundary(0.1)(torch.ones(1, 3))"
-    )
-    done = run_alone(program)
-    assert done.returncode == 0, done.stderr
