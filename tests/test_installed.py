@@ -44,6 +44,7 @@ def run(command: Sequence[str | Path], folder: Path) -> subprocess.CompletedProc
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_the_core_alone(core: Path, tmp_path: Path) -> None:
     done = run([core / "python", "-c", FINDS_NOTHING_ELSE], tmp_path)
     assert done.stdout.split() == [
@@ -62,6 +63,7 @@ def test_the_core_alone_trains_with_every_method_on_two_ranks(core: Path, tmp_pa
     assert len(done.stdout.splitlines()) == 2 + 13
 
 
+@pytest.mark.slow
 def test_a_command_of_the_core_alone_names_the_extra(core: Path, tmp_path: Path) -> None:
     done = run([core / "dlrm_hybrid", "train"], tmp_path)
     assert done.returncode == 5

@@ -59,7 +59,10 @@ def test_a_temporary_folder_whose_name_is_too_long_is_told(
     ("which", "limit", "named"),
     [
         (resource.RLIMIT_NOFILE, 12, "RLIMIT_NOFILE = 12 (ulimit -n)"),
-        (resource.RLIMIT_AS, 600 << 20, "RLIMIT_AS = 614,400 KiB (ulimit -v)"),
+        pytest.param(
+            *(resource.RLIMIT_AS, 600 << 20, "RLIMIT_AS = 614,400 KiB (ulimit -v)"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_run_that_a_limit_stops_says_so_in_one_line(

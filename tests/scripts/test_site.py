@@ -16,6 +16,7 @@ import dlrm_hybrid
 import dlrm_hybrid.compress
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow  # links between pages are read by test_repository.py
 
 
 class Page(HTMLParser):
@@ -85,7 +86,6 @@ def test_nothing_is_loaded_from_another_host(site: Path) -> None:
         assert 'rel="stylesheet" href="http' not in text, path
 
 
-@pytest.mark.slow
 def test_a_link_that_leads_nowhere_ends_the_build(tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
     (checkout / "scripts").mkdir(parents=True)
