@@ -7,9 +7,11 @@ from dlrm_hybrid.config.identity import (
     config_hash,
     differences,
     evaluated,
+    in_flight,
     is_below,
     other_flights,
     same_compressors,
+    same_levels,
     same_lookups,
     same_results,
     same_versions,
@@ -221,3 +223,43 @@ def test_a_key_that_a_choice_lacks_is_what_it_does_without() -> None:
     facts = {"config": stale, "progress": {"step": 5}}
     lines = other_flights(facts, with_value(stale, "parallel", single["parallel"]))
     assert any(line.startswith("parallel.trainers = 1: the checkpoint was made") for line in lines)
+
+
+STALE = ("parallel=hybrid", "schedule=dsp")
+LEVELS = ("parallel=hybrid", "embedding.deduplicate=true", "embedding.levels=true")
+SERVED = ("parallel=hybrid", "embedding=served", "parallel.table_servers=2")
+
+
+def test_only_a_run_with_the_same_stages_goes_on_with_batches_in_flight() -> None:
+    values = values_of(list(STALE))
+    facts = {"config": values, "progress": {"step": 9, "emptied": 4}}
+    assert in_flight(facts) and not other_flights(facts, values)
+    assert not in_flight({**facts, "progress": {"step": 9, "emptied": 9}})
+    assert not in_flight({**facts, "config": values_of(["parallel=hybrid"])})
+    zeros = values_of([*STALE, "schedule.delays=[0,0,0]", "schedule.staleness=[0,0,0]"])
+    assert not in_flight({**facts, "config": zeros})
+    for override in ("parallel.trainers=1", "schedule.delays=[0,1,0]", "activation=dct"):
+        key = override.partition("=")[0]
+        lines = other_flights(facts, values_of([*STALE, override]))
+        assert [line for line in lines if line.startswith(key)], override
+    assert not other_flights(facts, values_of([*STALE, "parallel.servers=3", "optimizer.lr=0.3"]))
+
+
+def test_where_rows_lie_decides_no_weight() -> None:
+    in_memory = values_of(list(SERVED))
+    in_files = values_of([*SERVED, "embedding.storage=mmap", "embedding.folder=rows"])
+    assert config_hash(in_memory) == config_hash(in_files)
+    assert not differences(in_memory, in_files, new_run=False)
+    scored, faults = evaluated(in_files, in_memory, ["embedding.storage", "embedding.folder"])
+    assert not faults
+    assert scored == in_memory
+
+
+def test_only_a_new_run_may_send_otherwise_and_then_remembers_nothing() -> None:
+    values = values_of(list(LEVELS))
+    for change in ("embedding.levels=false", "embedding.row_error=0.1", "embedding.copies_rows=9"):
+        other = values_of([*LEVELS, change])
+        assert differences(values, other, new_run=False)
+        assert not differences(values, other, new_run=True)
+        assert not same_levels(values, other)
+    assert same_levels(values, values_of([*LEVELS, "optimizer.lr=0.01"]))

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from world_runs import Trained, assert_same, assert_same_state, checkpoint, summary, tensors
 
 from dlrm_hybrid.checkpoint.manifest import Monitor
-from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.train.patience import Course, Patience, monitored
-from dlrm_hybrid.types import ConfigError, ScoredPart
+from dlrm_hybrid.types import ScoredPart
 
 # No score is better by 1: the first of those after 5, 10, 15 steps stays the best.
 NEVER = ("train.evaluate_every=5", "train.min_delta=1.0", "train.patience=2", "train.steps=40")
@@ -202,40 +201,3 @@ def test_scores_that_get_better_end_nothing(trained: Trained) -> None:
     better = ("train.evaluate_every=20", "train.patience=1", "train.steps=80", "optimizer.lr=0.05")
     folder = trained("on", *better)
     assert summary(folder)["steps"] == 80
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ("train.patience=2", "train.patience = 2: counts evaluations; needs train.evaluate_every"),
-        ("train.min_delta=0.1", "train.min_delta = 0.1: only applies to train.patience"),
-        (
-            "train.monitor=auc checkpoint.keep_best=false",
-            "train.monitor = 'auc': only applies to train.patience",
-        ),
-        (
-            "train.patience=2 train.evaluate_every=9 parallel=hybrid sync=async embedding=served "
-            "parallel.table_servers=1",
-            "train.patience = 2: trainers that do not wait for others have no step in common",
-        ),
-        (
-            "optimizer.schedule=plateau train.evaluate_every=9 parallel=hybrid sync=async "
-            "embedding=served parallel.table_servers=1",
-            "optimizer.schedule = 'plateau': trainers that do not wait for others have no step",
-        ),
-        ("optimizer.plateau_patience=3", "optimizer.plateau_patience = 3: only applies to"),
-        (
-            "optimizer.plateau_factor=1.0",
-            "optimizer.plateau_factor = 1.0: must be a number above 0",
-        ),
-        (
-            "train.patience=2 train.evaluate_every=9 parallel=hybrid parallel.cuts=[bottom.2] "
-            "schedule=dsp schedule.delays=[0,0] schedule.staleness=[1,0]",
-            "train.patience = 2: schedule=dsp has batches in flight where evaluations decide",
-        ),
-    ],
-)
-def test_faults_name_their_keys(overrides: str, message: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        values_of(overrides.split())
-    assert message in str(raised.value)

@@ -1,0 +1,125 @@
+"""What keys of the configuration come to."""
+
+from itertools import product
+
+import pytest
+
+from dlrm_hybrid.config.compose import sweep_of, values_of
+from dlrm_hybrid.config.keys import as_choice
+from dlrm_hybrid.config.model import dense_tensors
+from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.run.assembly import world
+from dlrm_hybrid.run.assembly.build import model_spec
+from dlrm_hybrid.telemetry.spans import SpanClock
+
+HYBRID = "parallel=hybrid"
+
+
+@pytest.mark.parametrize(
+    ("name", "compressed"),
+    [
+        ("baseline", ("none", "none", "float32")),
+        ("dct_dp", ("dct", "none", "float32")),
+        ("dct_mp", ("none", "dct", "float32")),
+        ("dct_hybrid", ("dct", "dct", "bfloat16")),
+        ("dct_levels", ("dct", "dct", "levels")),
+        ("paper_table1", ("none", "dct", "float32")),
+        ("paper_table2", ("dct", "none", "float32")),
+        ("paper_table3", ("dct", "dct", "float32")),
+        ("paper_table6", ("none", "sketch", "float32")),
+        ("paper_table7", ("none", "gradient_topk", "float32")),
+    ],
+)
+def test_experiments_compress_what_their_names_say(
+    name: str, compressed: tuple[str, str, str]
+) -> None:
+    config = validate(values_of([f"+experiment={name}"]))
+    assert config.name == name
+    assert (config.gradient.name, config.activation.name, config.pull.precision) == compressed
+    world = "in_process" if name.startswith("paper") else "processes"
+    assert (config.parallel.name, config.parallel.world) == ("hybrid", world)
+
+
+@pytest.mark.parametrize(
+    ("sparsity", "bits", "expected"),
+    [
+        ("0.9", "null", [(0.9, None), (0.9, None)]),
+        ("0.9", "4", [(0.9, 4), (0.9, 4)]),
+        ("[0.5,0.75]", "[8,4]", [(0.5, 8), (0.75, 4)]),
+        ("[0.5,0.75]", "[null,4]", [(0.5, None), (0.75, 4)]),
+        ("0.9", "[null,null]", [(0.9, None), (0.9, None)]),
+    ],
+)
+def test_one_number_serves_all_cuts(
+    sparsity: str, bits: str, expected: list[tuple[float, int | None]]
+) -> None:
+    given = (f"activation.sparsity={sparsity}", f"activation.bits={bits}")
+    keys = validate(values_of([HYBRID, "activation=dct", *given])).activation
+    assert [(keys.sparsity_at(cut), keys.bits_at(cut)) for cut in (0, 1)] == expected
+    assert keys.sends_levels == any(one is not None for _, one in expected)
+
+
+@pytest.mark.parametrize(
+    ("precision", "gradient", "optimizer"),
+    [
+        *product(
+            ("float32", "bfloat16", "float16", "levels"),
+            ("none", "dct", "deft", "randomk"),
+            ("sgd", "adam"),
+        )
+    ],
+)
+def test_a_sparsity_of_0_is_none(
+    precision: str, gradient: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers are the same, and so bits are."""
+    monkeypatch.setattr(world, "ParameterServer", lambda *given: given[4].bucket)
+    values = values_of([HYBRID])
+    chosen = {"gradient": gradient, "optimizer": optimizer}
+    values |= {section: as_choice(section, name) for section, name in chosen.items()}
+    configs = [
+        validate({**values, "pull": {"precision": precision, "sparsity": one}}) for one in (0, None)
+    ]
+    layouts = [world.layout(one, (5,) * 26, 10, 0) for one in configs]
+    pairs = list(zip(configs, layouts, strict=True))
+    without, unset = (world.server(*pair, 0, SpanClock()) for pair in pairs)
+    assert without == unset
+
+
+@pytest.mark.parametrize(
+    ("sparsities", "densities"), [("0.9", [0.1]), ("0.99,.999,0", [0.01, 0.001, 1.0])]
+)
+def test_a_sparsity_is_read_as_the_density_that_it_leaves(
+    sparsities: str, densities: list[float]
+) -> None:
+    overrides = [HYBRID, "gradient=dct", f"gradient.sparsity={sparsities}"]
+    sweep = sweep_of([*overrides, "train.seed=1,2"])
+    jobs = map(sweep.job, range(len(sweep.points)))
+    found = {job.values["gradient"]["density"] for job in jobs}
+    assert found == {*densities}
+    if len(densities) == 1:
+        assert values_of(overrides)["gradient"]["density"] == densities[0]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        *(["model=dlrm_paper"], ["model=dlrm_small"], ["model=dcnv2"], ["model=deepfm"]),
+        ["model=dcnv2", "model.cross.rank=null", "model.cross.deep=[9,8]"],
+    ],
+)
+@pytest.mark.parametrize("norm", ["true", "false"])
+def test_the_tensors_of_a_model_are_counted_without_building_it(overrides: list[str], norm: str):
+    config = validate(values_of([*overrides, f"model.batch_norm={norm}"]))
+    assert dense_tensors(config.model) == len(model_spec(config, (9,) * 26).dense_shapes())
+
+
+def test_an_interaction_alone_takes_settings_of_its_own():
+    model = values_of(["model.interaction=cross", "model.cross.rank=7"])["model"]
+    assert model["cross"]["rank"] == 7 and "fm" not in model
+    assert model["cross"]["layers"] >= 1
+
+
+@pytest.mark.parametrize(("choice", "servers"), [("served", 1), ("fused", 0)])
+def test_as_many_table_servers_as_the_choice_of_tables_needs(choice: str, servers: int) -> None:
+    assert values_of([HYBRID, f"embedding={choice}"])["parallel"]["table_servers"] == servers
