@@ -55,7 +55,7 @@ class StageResult:
         pooled_gradient_BFD: that of the pooled rows; None at a stage without the interaction.
         loss_sum: binary cross-entropy, summed over the rows; 0 except in the last stage.
         correct: rows on the right side of one half; 0 except in the last stage.
-        rows: B.
+        rows: B; 0 except in the last stage.
     """
 
     gradients: Mapping[str, Tensor]
@@ -300,7 +300,7 @@ class Stage:
                 int(count_correct(logit_b, flying.of(flying.inputs.label_B, microbatch)))
                 for microbatch, logit_b in flying.logits.items()
             ),
-            rows=flying.inputs.rows,
+            rows=flying.inputs.rows if self.model.part.is_last else 0,
         )
 
 

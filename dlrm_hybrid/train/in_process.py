@@ -153,7 +153,7 @@ class InProcessEngine:
         if is_check_due(step, len(reads[0].batch.label_B)):
             self._check_weights(step)
         self.step = step + 1
-        return self._summed(outcomes), reads[0].after
+        return _summed(outcomes), reads[0].after
 
     def lower(self, step: int) -> None:
         """Lower the learning rates of all ranks from this step on."""
@@ -164,20 +164,7 @@ class InProcessEngine:
         programs = {worker.rank: drain(worker, step) for worker in self.ranks.workers}
         outcomes = self.runner.run(programs)
         self.emptied = step
-        return self._summed(outcomes)
-
-    def _summed(self, outcomes: Mapping[int, StepMetrics]) -> StepMetrics:
-        """Sum the metrics of all workers; rows count in the last stage."""
-        last = len(self.evaluators) - 1
-        return StepMetrics(
-            loss_sum=sum(outcomes[rank].loss_sum for rank in sorted(outcomes)),
-            correct=sum(outcome.correct for outcome in outcomes.values()),
-            rows=sum(
-                outcome.rows
-                for rank, outcome in outcomes.items()
-                if rank % len(self.evaluators) == last
-            ),
-        )
+        return _summed(outcomes)
 
     def meet(
         self, progress: Progress, plan: Plan, stop: StopRequest, is_late: bool
@@ -326,3 +313,8 @@ class InProcessEngine:
             client for client in self.ranks.clients if isinstance(client, LocalClient)
         ]
         return {name: tensor for owner in owners for name, tensor in owner.tensors().items()}
+
+
+def _summed(outcomes: Mapping[int, StepMetrics]) -> StepMetrics:
+    """Sum the metrics of all workers, in the order of their ranks."""
+    return reduce(StepMetrics.plus, (outcomes[rank] for rank in sorted(outcomes)))

@@ -118,7 +118,7 @@ class WorkerRank:
         """Finish the batches in flight; see `loop.Parts.drain`."""
         metrics = self.runner.run(drain(self.worker, step))
         self.emptied = step
-        return metrics if self.worker.part.is_last else replace(metrics, rows=0)
+        return metrics
 
     def learn(self, step: int, batch: Batch, coming: Sequence[Batch]) -> StepMetrics:
         """Make one step, which the caller counts.
@@ -136,7 +136,7 @@ class WorkerRank:
                 "embedding.lr": self.worker.embedding_schedule.lr(step),
             }
             check_weights(step, self.worker.name, self.client.weights, self.client.tensors, rates)
-        return metrics if self.worker.part.is_last else replace(metrics, rows=0)
+        return metrics
 
     def meet(
         self, progress: Progress, plan: Plan, stop: StopRequest, is_late: bool

@@ -63,7 +63,7 @@ def test_what_is_in_flight_is_saved_and_restored(
         assert step(unbroken, tick) == step(resumed, tick) > 0
     ends = [world.drain(2 * paused) for world in (unbroken, resumed)]
     assert ends[0] == ends[1]
-    assert [one.rows for one in ends[0][:3]] == [4 * ROWS, 3 * ROWS, 2 * ROWS]
+    assert [one.rows for one in ends[0][:3]] == [0, 0, 2 * ROWS]
     found, first = resumed.tensors(), TinyWorld(SMALL, layout).tensors()
     for name, tensor in unbroken.tensors().items():
         assert torch.equal(found[name], tensor) and not torch.equal(first[name], tensor), name

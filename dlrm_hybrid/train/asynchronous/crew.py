@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from threading import Condition
 from typing import final
@@ -100,9 +99,7 @@ class Crew:
             while (share := shares.next(thread)) is not None:
                 number, batch = share
                 program = train_step(worker, Tick(number), stage_inputs(worker, batch))
-                metrics = self._runner.run(program)
-                is_told = worker.part.is_last
-                shares.finish(number, metrics if is_told else replace(metrics, rows=0))
+                shares.finish(number, self._runner.run(program))
         except BaseException:
             shares.stop()
             self.mailbox.give_up()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import NamedTuple, Protocol, final
 
 import numpy as np
@@ -187,11 +188,7 @@ class SimulatedPace(Pace):
         }
         outcomes = self.trainers.runner.run(programs)
         self._leases = self._leases.finish(trainer, done + 1)
-        return StepMetrics(
-            loss_sum=sum(one.loss_sum for one in outcomes.values()),
-            correct=sum(one.correct for one in outcomes.values()),
-            rows=len(batch.label_B),
-        )
+        return reduce(StepMetrics.plus, outcomes.values())
 
     def _time(self, trainer: int, done: int) -> float:
         rng = np.random.default_rng(fold(self.seed, "pace", trainer, done))
