@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from dlrm_hybrid.checkpoint.folder import RetentionPolicy
 from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.comm.mailbox import Mailbox
-from dlrm_hybrid.model.tensors import full_pieces
+from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.spans import SpanClock
+from dlrm_hybrid.train.engine import Holder
 from dlrm_hybrid.train.progress import Progress
-from dlrm_hybrid.train.saver import CheckpointWriter, Committer, piece_groups
+from dlrm_hybrid.train.saver import CheckpointWriter, Committer
 from dlrm_hybrid.types import Version
 
 OPERATIONS = ("mkdir", "open", "write", "fsync", "replace", "rename", "unlink", "rmdir")
@@ -32,20 +34,33 @@ def tensors(step: int) -> dict[str, Tensor]:
     }
 
 
+@dataclass
+class Held(Holder):
+    """What a process without servers holds."""
+
+    messenger: Messenger
+    leader: int
+    tensors: dict[str, Tensor]
+
+    def pieces(self) -> list[Piece]:
+        return full_pieces(self.tensors)
+
+    def settled(self) -> Version:
+        return Version(0)
+
+
 def saver(root: Path, held: dict[str, Tensor]) -> CheckpointWriter:
     (channel,) = in_process_channels(1)
+    messenger = Messenger(
+        attempt=0,
+        channel=channel,
+        mailbox=Mailbox(channel, 0, 1),
+        patience_seconds=0.0,
+        clock=SpanClock(),
+    )
     return CheckpointWriter(
-        messenger=Messenger(
-            attempt=0,
-            channel=channel,
-            mailbox=Mailbox(channel, 0, 1),
-            patience_seconds=0.0,
-            clock=SpanClock(),
-        ),
-        leader=0,
+        holder=Held(messenger, 0, held),
         names={0: "worker-0"},
-        asked=(),
-        settled=lambda: Version(0),
         committer=Committer(
             root=root,
             attempt=0,
@@ -56,7 +71,6 @@ def saver(root: Path, held: dict[str, Tensor]) -> CheckpointWriter:
             },
         ),
         writer=ShardWriter(root=root, rank="worker-0", attempt=0),
-        groups=lambda: piece_groups(full_pieces(held)),
     )
 
 

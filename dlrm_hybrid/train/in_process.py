@@ -8,6 +8,7 @@ from functools import reduce
 from typing import final
 
 from torch import Tensor
+from typing_extensions import override
 
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.metered import MeteredChannel
@@ -39,6 +40,7 @@ from dlrm_hybrid.telemetry.rank_meter import Interval
 from dlrm_hybrid.telemetry.traffic import Counters, Traffic, Versions
 from dlrm_hybrid.train import statistics
 from dlrm_hybrid.train.asynchronous.pace import Pace
+from dlrm_hybrid.train.engine import Engine, Show
 from dlrm_hybrid.train.evaluation import EvaluatedRows
 from dlrm_hybrid.train.progress import Decision, Plan, Progress
 from dlrm_hybrid.train.signals import StopRequest
@@ -71,7 +73,7 @@ class Ranks:
 
 @final
 @dataclass(slots=True, kw_only=True)
-class InProcessEngine:
+class InProcessEngine(Engine):
     """Runs the steps of all workers, interleaved in one process.
 
     Attributes:
@@ -86,6 +88,7 @@ class InProcessEngine:
         id_sample: counts the ids of training batches.
         step: number of steps done.
         emptied: the last step at which no batch was in flight.
+        leader: rank of the leading process: this one.
     """
 
     ranks: Ranks
@@ -100,16 +103,7 @@ class InProcessEngine:
     lowered: list[int]
     step: int = 0
     emptied: int = 0
-
-    @property
-    def leader(self) -> int:
-        """Rank of the leading process: this one."""
-        return self.messenger.rank
-
-    @property
-    def leads(self) -> bool:
-        """Whether this process leads."""
-        return True
+    leader: int = 0
 
     @property
     def uncounted(self) -> frozenset[Traffic]:
@@ -135,8 +129,8 @@ class InProcessEngine:
         for channel in self.ranks.channels:
             channel.counters = counters
 
+    @override
     def make_step(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
-        """Make one step; see `loop.Parts.make_step`."""
         if self.pace is not None:
             return self.pace.make_step(step, at)
         stages = len(self.evaluators)
@@ -155,21 +149,25 @@ class InProcessEngine:
         self.step = step + 1
         return _summed(outcomes), reads[0].after
 
+    @override
     def lower(self, step: int) -> None:
         """Lower the learning rates of all ranks from this step on."""
         self.lowered.append(step)
 
-    def drain(self, step: int) -> StepMetrics:
-        """Finish the batches in flight; see `loop.Parts.drain`."""
+    @override
+    def drain(self, step: int) -> StepMetrics | None:
+        if not self.ranks.workers[0].pipeline.most_in_flight:
+            return None
         programs = {worker.rank: drain(worker, step) for worker in self.ranks.workers}
         outcomes = self.runner.run(programs)
         self.emptied = step
         return _summed(outcomes)
 
+    @override
     def meet(
         self, progress: Progress, plan: Plan, stop: StopRequest, is_late: bool
     ) -> tuple[Progress, Decision]:
-        """Add compression counters when they are due; see `loop.Parts.meet`."""
+        """Add compression counters when they are due; see `Engine.meet`."""
         severity = stop.severity
         if severity or is_late or plan.anything_due(progress.step):
             progress = progress.plus(Interval(compression=self.compression()))
@@ -180,24 +178,13 @@ class InProcessEngine:
                 return progress, Decision()
         return progress, plan.decision(progress, severity, is_late)
 
-    def evaluate(
-        self, part: ScoredPart, stop: StopRequest, show: Callable[[int], None]
-    ) -> BinaryScores:
-        """Score the master weights on a part of the rows.
-
-        Args:
-            part: the rows to score.
-            stop: stop request of signals.
-            show: called now and then with the rows done.
-
-        Raises:
-            PreemptedError, InterruptedRunError: between two batches.
-        """
+    @override
+    def evaluate(self, part: ScoredPart, stop: StopRequest, show: Show) -> BinaryScores:
         self.take_masters()
         metrics, rows = BinaryMetrics(), self.rows[part]
         for number, batch in enumerate(rows.batches()):
             stop.check()
-            show(number * rows.batch_size)
+            show(number * rows.batch_size, len(rows.rows))
             metrics.add(self.predict(number, batch).numpy(), batch.label_B)
         return metrics.scores()
 
@@ -224,8 +211,8 @@ class InProcessEngine:
         assert logit_B is not None
         return logit_B
 
+    @override
     def pieces(self) -> list[Piece]:
-        """Views of all that a checkpoint must hold; copying into them loads one."""
         ahead = self.runner.run(
             {rank: tables.state_ahead() for rank, tables in self._tables().items()}
         )
@@ -241,16 +228,17 @@ class InProcessEngine:
         remembered = {name: tensor for one in held for name, tensor in one.items()}
         return [*full_pieces({**self._dense(), **remembered}), *self.ranks.tables]
 
+    @override
     def settled(self) -> Version:
-        """Version of the masters, once all pushes made so far have arrived."""
         return self.ranks.clients[0].settled()
 
     def compression(self) -> Counts:
         """Compression counters since the last call."""
         return merged(compression.counts() for compression in self.ranks.compressions)
 
+    @override
     def restart(self, progress: Progress, values: Mapping[str, Tensor]) -> None:
-        """Resume from the tensors of a checkpoint, except those of the tables."""
+        self.lowered[:] = progress.course.lowered
         self.step, self.emptied = progress.step, progress.emptied
         stages = len(self.evaluators)
         pushes = [self._pushed(stage, progress.step) for stage in range(stages)]
@@ -281,8 +269,8 @@ class InProcessEngine:
         return self.ranks.workers[stage].pipeline.pushed(stage, step, self.emptied)
 
     @property
+    @override
     def looking_up(self) -> Sequence[int]:
-        """The trainers that look up rows in this process: all."""
         return range(len(self.reads))
 
     def _tables(self) -> dict[int, Tables]:

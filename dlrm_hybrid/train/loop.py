@@ -21,147 +21,132 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, replace
+from typing import Any, final
 
 from dlrm_hybrid.checkpoint.commit import Saved
 from dlrm_hybrid.checkpoint.manifest import Score
-from dlrm_hybrid.data.loader import LoaderState
-from dlrm_hybrid.model.optimizer import Schedule
 from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import Interval, RankMeter
 from dlrm_hybrid.telemetry.sinks import Sink
 from dlrm_hybrid.telemetry.traffic import Phase
+from dlrm_hybrid.train.engine import Engine, Show
 from dlrm_hybrid.train.patience import Course, monitored
-from dlrm_hybrid.train.progress import Decision, Plan, Progress, is_due
+from dlrm_hybrid.train.progress import Plan, Progress, is_due
 from dlrm_hybrid.train.saver import CheckpointWriter
-from dlrm_hybrid.train.signals import obey
+from dlrm_hybrid.train.signals import StopRequest, obey
 from dlrm_hybrid.types import DivergedError, InterruptedRunError, PreemptedError, ScoredPart
 
 NEVER = (-1, -1, -1)
 TICK_SECONDS = 0.5  # between events that are only displayed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """The functions and objects that the training loop calls.
+@final
+class Driver:
+    """Drives the engine of one process from a run's progress to the end of its plan.
 
-    Attributes:
-        make_step: makes a step from the batch at a position; returns this process's metrics and
-            the position of the next batch.
-        meet: called before every step and at the end, with whether a checkpoint is due by this
-            process's clock; may add what other processes know; returns the decision for all.
-        evaluate: scores the model on a part of the rows; None in a process without scores.
-        agree: called with a step and whether this process found its scores the best so far;
-            returns the answer of the one process that has scores.
-        schedule: learning rate of the dense parameters, to report it.
+    Args:
+        engine: trains in this process.
+        plan: that of the run.
+        progress: that of the run so far.
         saver: saves checkpoints.
         sink: takes the events on record.
         live: takes the events that are only displayed.
         meter: of this process; counts every step, evaluation and checkpoint.
-        lower: lowers learning rates from a step on, in this process and on servers.
-        drain: finishes the batches in flight after the last step, with the metrics of all of them;
-            None if no step leaves any.
+        stop: stop request of signals to this process.
     """
 
-    make_step: Callable[[int, LoaderState], tuple[StepMetrics, LoaderState]]
-    meet: Callable[[Progress, bool], tuple[Progress, Decision]]
-    evaluate: Callable[[ScoredPart], BinaryScores | None]
-    agree: Callable[[int, bool], bool]
-    schedule: Schedule
-    saver: CheckpointWriter
-    sink: Sink
-    live: Callable[[Event], None]
-    meter: RankMeter
-    lower: Callable[[int], None]
-    drain: Callable[[int], StepMetrics] | None = None
-
-
-def train(parts: Parts, plan: Plan, progress: Progress) -> Progress:
-    """Train from `progress` to the end of `plan`.
-
-    Raises:
-        DivergedError: a loss is not finite, or a value that would be saved.
-        PreemptedError: after SIGTERM, with a checkpoint saved.
-        InterruptedRunError: after Ctrl-C, with a checkpoint saved.
-    """
-    run = _Run(parts, plan, progress)
-    try:
-        run.to_the_end()
-    except (PreemptedError, InterruptedRunError, DivergedError):
-        run.stopped()
-        raise
-    return run.progress
-
-
-class _Run:
-    """One call of `train`: its progress and the clock."""
-
-    def __init__(self, parts: Parts, plan: Plan, progress: Progress) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        plan: Plan,
+        progress: Progress,
+        *,
+        saver: CheckpointWriter,
+        sink: Sink,
+        live: Callable[[Event], None],
+        meter: RankMeter,
+        stop: StopRequest,
+    ) -> None:
         self.progress = progress
-        self._parts = parts
-        self._plan = plan
+        self._engine, self._plan, self._saver = engine, plan, saver
+        self._sink, self._live, self._meter, self._stop = sink, live, meter, stop
         self._ends_early = False
         self._next_tick = 0.0
         self._saved = _moment(progress) if progress.step else NEVER
         self._save_at = self._next_save()
 
-    def to_the_end(self) -> None:
+    def run(self) -> Progress:
+        """Train to the end; returns the progress there.
+
+        Raises:
+            DivergedError: a loss is not finite, or a value that would be saved.
+            PreemptedError: after SIGTERM, with a checkpoint saved.
+            InterruptedRunError: after Ctrl-C, with a checkpoint saved.
+        """
+        try:
+            self._to_the_end()
+        except (PreemptedError, InterruptedRunError, DivergedError):
+            self._emit(Kind.STOPPED)
+            raise
+        return self.progress
+
+    def _to_the_end(self) -> None:
         """Run all steps and save the last checkpoint, also after a signal."""
         try:
-            self.steps()
+            self._steps()
         except (PreemptedError, InterruptedRunError):
-            self._parts.live(Event(Kind.STOPPING, self.progress.step, time.time(), {}))
-            self.save()
-            self.finish()
+            self._live(Event(Kind.STOPPING, self.progress.step, time.time(), {}))
+            self._save()
+            self._finish()
             raise
-        self.finish()
+        self._finish()
 
-    def steps(self) -> None:
+    def _steps(self) -> None:
         """Run the remaining steps, with what is due between them."""
         plan = self._plan
         while True:
             self._drain()
             is_late = time.monotonic() >= self._save_at
-            self.progress, decision = self._parts.meet(self.progress, is_late)
+            self.progress, decision = self._engine.meet(self.progress, plan, self._stop, is_late)
             step = self.progress.step
-            if self._parts.saver.pending and plan.meets(step):
-                with self._parts.meter.within(Phase.CHECKPOINT):
-                    saved = self._parts.saver.poll()
+            if self._saver.pending and plan.meets(step):
+                with self._meter.within(Phase.CHECKPOINT):
+                    saved = self._saver.poll()
                 self._record(saved, 0.0)
             self._ends_early = decision.ends
             if decision.lowers:
                 self._lower(step)
             at_end = step >= plan.steps or decision.ends
             if at_end or is_due(step, plan.report_every):
-                self.report()
+                self._report()
             elif time.monotonic() >= self._next_tick:
                 self._tick()
             obey(decision.severity)
             if at_end:  # a failure of the last evaluation must not cost the training
-                self.save()
-                self.finish()
-            scored = [self.evaluate(part) for part in plan.evaluations(self.progress, at_end)]
-            is_best = plan.saves_best(step) and self._parts.agree(step, any(scored))
+                self._save()
+                self._finish()
+            scored = [self._evaluate(part) for part in plan.evaluations(self.progress, at_end)]
+            is_best = plan.saves_best(step) and self._engine.agree(step, any(scored))
             due = is_due(step, plan.checkpoint_every) or decision.save or is_best
             if at_end or due or step == self._saved[0]:
-                self.save()
+                self._save()
             if at_end:
                 return
             self._step()
 
-    def evaluate(self, part: ScoredPart) -> bool:
+    def _evaluate(self, part: ScoredPart) -> bool:
         """Score the model on a part; scores on the plan's first part decide, others are recorded.
 
         Returns:
             Whether the scores are the best so far, as far as this process knows.
         """
         start = time.perf_counter()
-        with self._parts.meter.within(Phase.EVALUATE):
-            scores = self._parts.evaluate(part)
+        with self._meter.within(Phase.EVALUATE):
+            show = reporting(self._live, "evaluate", "rows")
+            scores = self._engine.evaluate(part, self._stop, show)
         seconds = time.perf_counter() - start
         if scores is not None:
             named = {} if self._plan.parts == (ScoredPart.TEST,) else {"part": part.value}
@@ -188,21 +173,21 @@ class _Run:
         return patience.after(course, score, self.progress.step)
 
     def _lower(self, step: int) -> None:
-        self._parts.lower(step)
+        self._engine.lower(step)
         self.progress = replace(self.progress, course=self.progress.course.lowered_at(step))
 
-    def report(self) -> None:
+    def _report(self) -> None:
         """Record a point of the loss curve, unless there was no step since the last one."""
         interval = self.progress.interval
         if interval.rows == 0:
             return
-        timed = self._parts.meter.take(self._plan.samples_per_step)
+        timed = self._meter.take(self._plan.samples_per_step)
         self._emit(
             Kind.PROGRESS,
             rows=interval.rows,
             loss=interval.loss_sum / interval.rows,
             accuracy=interval.correct / interval.rows,
-            lr=self._parts.schedule.lr(self.progress.step - 1),
+            lr=self._engine.schedule.lr(self.progress.step - 1),
             samples_per_step=self._plan.samples_per_step,
             is_short=self._plan.is_short(self.progress.step),
             **timed,
@@ -212,31 +197,27 @@ class _Run:
             self._emit(Kind.COMPRESSION, of=compression.values_of(interval.compression))
         self.progress = replace(self.progress, interval=Interval())
 
-    def save(self) -> None:
+    def _save(self) -> None:
         """Begin a checkpoint of this step, or add scores to the one already there."""
         moment = _moment(self.progress)
         if moment == self._saved:
             return
-        self.finish()
-        with self._parts.meter.within(Phase.CHECKPOINT):
+        self._finish()
+        with self._meter.within(Phase.CHECKPOINT):
             if self.progress.step == self._saved[0]:
                 # Saved before its evaluation: at the end, or by a signal that stopped that.
-                self._parts.saver.amend(self.progress)
+                self._saver.amend(self.progress)
             else:
-                self._parts.saver.save(self.progress)
+                self._saver.save(self.progress)
         self._saved = moment
         self._save_at = self._next_save()
 
-    def stopped(self) -> None:
-        """Record the progress of a run that ended early."""
-        self._emit(Kind.STOPPED)
-
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """Wait until the checkpoint under way is valid."""
-        if self._parts.saver.pending:
+        if self._saver.pending:
             start = time.perf_counter()
-            with self._parts.meter.within(Phase.CHECKPOINT):
-                saved = self._parts.saver.finish()
+            with self._meter.within(Phase.CHECKPOINT):
+                saved = self._saver.finish()
             self._record(saved, time.perf_counter() - start)
 
     def _next_save(self) -> float:
@@ -251,12 +232,12 @@ class _Run:
                 "seconds": saved.seconds + waited_seconds,
                 "background_seconds": saved.background_seconds,
             }
-            self._parts.sink.write(Event(Kind.SAVED, saved.step, time.time(), values))
+            self._sink.write(Event(Kind.SAVED, saved.step, time.time(), values))
 
     def _step(self) -> None:
         progress = self.progress
-        metrics, after = self._parts.make_step(progress.step, progress.loader)
-        self._parts.meter.step_done()
+        metrics, after = self._engine.make_step(progress.step, progress.loader)
+        self._meter.step_done()
         self.progress = Progress(  # `replace` would take twice as long
             step=progress.step + 1,
             samples=progress.samples + self._plan.samples_per_step,
@@ -273,9 +254,12 @@ class _Run:
 
     def _drain(self) -> None:
         """Finish the batches in flight, once the last one has been read."""
-        step, drain = self.progress.step, self._parts.drain
-        if drain is not None and step >= self._plan.steps and self.progress.emptied != step:
-            interval = self._with(drain(step))
+        step = self.progress.step
+        if step < self._plan.steps or self.progress.emptied == step:
+            return
+        metrics = self._engine.drain(step)
+        if metrics is not None:
+            interval = self._with(metrics)
             self.progress = replace(self.progress, interval=interval, emptied=step)
 
     def _with(self, metrics: StepMetrics) -> Interval:
@@ -284,7 +268,7 @@ class _Run:
         if not math.isfinite(metrics.loss_sum):
             raise DivergedError(
                 f"step {step + 1}: the loss is {metrics.loss_sum} at a learning rate of "
-                f"{self._parts.schedule.lr(step)}; optimizer.lr or embedding.lr may be too high"
+                f"{self._engine.schedule.lr(step)}; optimizer.lr or embedding.lr may be too high"
             )
         return replace(
             interval,
@@ -303,14 +287,14 @@ class _Run:
             "accuracy": interval.correct / interval.rows,
             **_sent(interval),
         }
-        self._parts.live(Event(Kind.TICK, self.progress.step, time.time(), values))
+        self._live(Event(Kind.TICK, self.progress.step, time.time(), values))
         self._next_tick = time.monotonic() + TICK_SECONDS
 
     def _emit(self, kind: Kind, **values: Any) -> None:
         if self.progress.batches:
             values["batches"] = self.progress.batches
         values = {"samples": self.progress.samples, **values}
-        self._parts.sink.write(Event(kind, self.progress.step, time.time(), values))
+        self._sink.write(Event(kind, self.progress.step, time.time(), values))
 
 
 def _moment(progress: Progress) -> tuple[int, int, int]:
@@ -322,3 +306,24 @@ def _sent(interval: Interval) -> dict[str, int | None]:
     """Fields of events for the bytes sent in an interval; None if they are not counted."""
     names = ("sent_bytes", "dense_equivalent_bytes", "sent_rows")
     return {name: getattr(interval, name) if interval.sent_rows else None for name in names}
+
+
+def reporting(live: Callable[[Event], None], task: str, unit: str) -> Show:
+    """Make a function that reports, now and then, the progress of a long task.
+
+    Args:
+        live: called with the events.
+        task: its name, in a word.
+        unit: what is counted, rows or bytes.
+    """
+    next_tick = 0.0
+
+    def show(done: int, total: int) -> None:
+        nonlocal next_tick
+        now = time.monotonic()
+        if now >= next_tick:
+            next_tick = now + TICK_SECONDS
+            values = {"task": task, "done": done, "total": total, "unit": unit}
+            live(Event(Kind.WORKING, -1, time.time(), values))
+
+    return show

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,17 +21,18 @@ from typing import Any, final
 
 from dlrm_hybrid.checkpoint.commit import Preparing, Saved, Shard, amend, commit
 from dlrm_hybrid.checkpoint.folder import RetentionPolicy
-from dlrm_hybrid.checkpoint.writer import Groups, ShardWriter, in_background, outcome
+from dlrm_hybrid.checkpoint.writer import ShardWriter, in_background, outcome
 from dlrm_hybrid.compress.embedding.trainer import LEVELS_PREFIX
 from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.compression import PREFIX as COMPRESSOR_PREFIX
 from dlrm_hybrid.parallel.finite import EMBEDDING_PREFIX, LOOKUPS_PREFIX
-from dlrm_hybrid.parallel.messages import Messenger, values_of
+from dlrm_hybrid.parallel.messages import values_of
 from dlrm_hybrid.parallel.worker import FLIGHT_PREFIX
 from dlrm_hybrid.train import statistics
 from dlrm_hybrid.train.asynchronous.roll import Since
+from dlrm_hybrid.train.engine import Holder
 from dlrm_hybrid.train.progress import Progress
-from dlrm_hybrid.types import ResourceError, Version
+from dlrm_hybrid.types import ResourceError
 from dlrm_hybrid.wire.frame import Kind
 
 COMPRESSOR, LOOKUPS, FLIGHT, LEVELS = "compressor", "lookups", "flight", "levels"
@@ -127,33 +128,19 @@ class Committer:
 class CheckpointWriter:
     """Saves checkpoints of a run, one at a time; one process's side of it.
 
-    All processes in the training loop call the same methods at the same steps.
+    All processes with an engine call the same methods at the same steps.
 
     Attributes:
-        messenger: to the other ranks.
-        leader: rank of the process that leads.
+        holder: holds this process's tensors.
         names: those of all ranks of the world, in order.
-        asked: ranks outside the loop: servers, and asynchronous workers.
-        settled: version of the servers once all pushes made so far have arrived.
         committer: commits checkpoints, if this process leads.
         writer: writes this process's shards.
-        groups: pieces that this process holds, by group.
-        away: lost ranks that may rejoin, whose shards a checkpoint omits.
-        losses: ranks lost so far; appended to.
-        pushed: pushes per worker of each stage so far; None if stages agree.
     """
 
-    messenger: Messenger
-    leader: int
+    holder: Holder
     names: Mapping[int, str]
-    asked: Sequence[int]
-    settled: Callable[[], Version]
     committer: Committer
     writer: ShardWriter
-    groups: Callable[[], Groups]
-    away: Callable[[], Collection[int]] = frozenset
-    losses: Sequence[int] = ()
-    pushed: Callable[[], Sequence[int]] | None = None
     _step: int | None = None
     _since: Since = Since((), 0)
 
@@ -164,20 +151,19 @@ class CheckpointWriter:
 
     def save(self, progress: Progress) -> None:
         """Copy the tensors of a checkpoint; the rest is done in the background."""
-        begun, step = time.perf_counter(), progress.step
-        away = self.away()
-        asked = [rank for rank in self.asked if rank not in away] if self._leads else ()
-        version = self.settled()
-        self._since = Since.now(self.losses)
-        pushed = None if self.pushed is None else list(self.pushed())
+        begun, step, holder = time.perf_counter(), progress.step, self.holder
+        away = holder.away
+        asked = [rank for rank in holder.asked if rank not in away] if holder.leads else ()
+        version, pushed = holder.settled(), holder.pushed()
+        self._since = Since.now(holder.losses)
         for server in asked:
-            self.messenger.send(server, Kind.SAVE, version, {"step": step, "pushed": pushed})
-        self.writer.begin(step, self.groups())
+            holder.messenger.send(server, Kind.SAVE, version, {"step": step, "pushed": pushed})
+        self.writer.begin(step, piece_groups(holder.pieces()))
         for server in asked:
             self._from(server, Kind.COPIED, version)
         if pushed is not None:
             self._release_workers(step)
-        if self._leads:
+        if holder.leads:
             there = {rank: name for rank, name in self.names.items() if rank not in away}
             self.committer.begin(progress, there, begun)
         self._step = step
@@ -200,31 +186,33 @@ class CheckpointWriter:
 
     def amend(self, progress: Progress) -> None:
         """Update the facts of this step's checkpoint, which is valid."""
-        if self._leads:
+        if self.holder.leads:
             self.committer.amend(progress)
 
     def _release_workers(self, step: int) -> None:
         """Let workers go on once servers have copied: with batches in flight they could push."""
-        if not self._leads:
-            self.messenger.receive(self.leader, Kind.COPIED, step)
+        holder = self.holder
+        if not holder.leads:
+            holder.messenger.receive(holder.leader, Kind.COPIED, step)
             return
-        for rank in self.names:
-            if rank not in (*self.asked, self.leader):
-                self.messenger.send(rank, Kind.COPIED, step, {})
+        for rank in self._followers:
+            holder.messenger.send(rank, Kind.COPIED, step, {})
 
     @property
-    def _leads(self) -> bool:
-        return self.messenger.rank == self.leader
+    def _followers(self) -> list[int]:
+        """The other ranks with an engine."""
+        holder = self.holder
+        return [rank for rank in self.names if rank not in (*holder.asked, holder.leader)]
 
     def _round(self, wait_seconds: float) -> Saved | None:
-        step, saved = self._step, None
+        step, saved, holder = self._step, None, self.holder
         assert step is not None
-        if self._leads:
+        if holder.leads:
             saved = self._lead(step, wait_seconds)
             done = saved is not None
         else:
-            self.messenger.send(self.leader, Kind.SHARD, step, self._written(wait_seconds))
-            done = self.messenger.receive(self.leader, Kind.COMMIT, step)["done"]
+            holder.messenger.send(holder.leader, Kind.SHARD, step, self._written(wait_seconds))
+            done = holder.messenger.receive(holder.leader, Kind.COMMIT, step)["done"]
         if done:
             self._step = None
         return saved
@@ -233,12 +221,12 @@ class CheckpointWriter:
         for rank in self.committer.owed:
             if self._since.is_lost(rank):
                 self.committer.lose(rank)
-        asked = [rank for rank in self.asked if rank in self.committer.owed]
+        messenger, followers = self.holder.messenger, self._followers
+        asked = [rank for rank in self.holder.asked if rank in self.committer.owed]
         for rank in asked:
-            self.messenger.send(rank, Kind.SHARD, step, {"wait_seconds": wait_seconds})
-        workers = [rank for rank in self.names if rank not in (*self.asked, self.leader)]
-        written: dict[int, dict[str, Any] | None] = {self.leader: self._written(wait_seconds)}
-        for rank in (*workers, *asked):
+            messenger.send(rank, Kind.SHARD, step, {"wait_seconds": wait_seconds})
+        written: dict[int, dict[str, Any] | None] = {messenger.rank: self._written(wait_seconds)}
+        for rank in (*followers, *asked):
             written[rank] = self._from(rank, Kind.SHARD, step)
         for rank, values in written.items():
             if values is None:
@@ -246,13 +234,15 @@ class CheckpointWriter:
             elif values["shard"] is not None:
                 self.committer.take(rank, Shard(**values["shard"]))
         saved = self.committer.poll(wait_seconds)
-        for rank in workers:
-            self.messenger.send(rank, Kind.COMMIT, step, {"done": saved is not None})
+        for rank in followers:
+            messenger.send(rank, Kind.COMMIT, step, {"done": saved is not None})
         return saved
 
     def _from(self, rank: int, kind: Kind, number: int) -> dict[str, Any] | None:
         """Receive a rank's answer; None if the rank is lost."""
-        frame = self.messenger.receive_unless(rank, kind, number, lambda: self._since.is_lost(rank))
+        frame = self.holder.messenger.receive_unless(
+            rank, kind, number, lambda: self._since.is_lost(rank)
+        )
         return None if frame is None else values_of(frame)
 
     def _written(self, wait_seconds: float) -> dict[str, Any]:

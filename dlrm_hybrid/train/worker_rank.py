@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, final
 
 from torch import Tensor
+from typing_extensions import override
 
 from dlrm_hybrid.data.loader import Batch, LoaderState, ReadAhead
 from dlrm_hybrid.model.optimizer import Schedule
@@ -33,6 +34,7 @@ from dlrm_hybrid.parallel.worker import (
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import Interval
 from dlrm_hybrid.train import statistics
+from dlrm_hybrid.train.engine import Engine, Show
 from dlrm_hybrid.train.evaluation import WorldEvaluation
 from dlrm_hybrid.train.progress import SYNC_EVERY, Decision, Plan, Progress
 from dlrm_hybrid.train.signals import StopRequest, obey
@@ -54,8 +56,8 @@ class _Met:
 
 @final
 @dataclass(slots=True, kw_only=True)
-class WorkerRank:
-    """One worker's functions for `Parts`, in a world of processes.
+class WorkerRank(Engine):
+    """The engine of one worker in a world of processes.
 
     Attributes:
         topology: ranks and roles of the world.
@@ -92,18 +94,14 @@ class WorkerRank:
     emptied: int = 0
     _met: _Met = _Met()
 
-    @property
-    def leads(self) -> bool:
-        """Whether this worker leads."""
-        return self.worker.rank == self.leader
-
+    @override
     def make_step(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
-        """Make one step; see `loop.Parts.make_step`. Only last stages have metrics."""
         batch, after, coming = self.read(at)
         metrics = self.learn(step, batch, coming)
         self.step = step + 1
         return metrics, after
 
+    @override
     def lower(self, step: int) -> None:
         """Lower learning rates from this step on; servers know before they can apply it.
 
@@ -114,8 +112,10 @@ class WorkerRank:
             for server in self.topology.all_servers:
                 self.messenger.send(server, Kind.LOWER, step, {})
 
-    def drain(self, step: int) -> StepMetrics:
-        """Finish the batches in flight; see `loop.Parts.drain`."""
+    @override
+    def drain(self, step: int) -> StepMetrics | None:
+        if not self._is_stale:
+            return None
         metrics = self.runner.run(drain(self.worker, step))
         self.emptied = step
         return metrics
@@ -138,10 +138,11 @@ class WorkerRank:
             check_weights(step, self.worker.name, self.client.weights, self.client.tensors, rates)
         return metrics
 
+    @override
     def meet(
         self, progress: Progress, plan: Plan, stop: StopRequest, is_late: bool
     ) -> tuple[Progress, Decision]:
-        """Send the sums of all workers to the leader; see `loop.Parts.meet`.
+        """Send the sums of all workers to the leader; see `Engine.meet`.
 
         All workers get the same decision at the same step; only the leader's clock counts.
         """
@@ -161,35 +162,27 @@ class WorkerRank:
             progress = replace(progress, interval=Interval())
         return progress, Decision(*(decision[one.name] for one in fields(Decision)))
 
+    @override
     def evaluate(
         self,
         part: ScoredPart,
         stop: StopRequest,
-        show: Callable[[int], None],
+        show: Show,
         trainers: Sequence[int] | None = None,
     ) -> BinaryScores | None:
-        """Score the master weights, for the leader; see `loop.Parts.evaluate`.
-
-        Args:
-            part: the rows to score.
-            stop: stop request of signals.
-            show: called now and then with the rows done.
-            trainers: those that take part; None: all.
-
-        Raises:
-            PreemptedError, InterruptedRunError: in all workers between the same batches.
-        """
+        """Score as `Engine.evaluate`, by these trainers; None: all."""
+        rows = len(self.evaluation.rows[part].rows)
 
         def meet(number: int, done_rows: int) -> None:
-            show(done_rows)
+            show(done_rows, rows)
             self._meet_evaluating(number, stop)
 
         if trainers is None:
             trainers = range(self.topology.trainers)
         return self.evaluation.scores(part, self.leader, self.masters(trainers), trainers, meet)
 
+    @override
     def agree(self, step: int, is_best: bool) -> bool:
-        """Whether the scores of this step are the best so far, as found by the leader."""
         if not self.leads:
             return self.messenger.receive(self.leader, Kind.DECISION, step)["is_best"]
         for rank in range(self.topology.num_workers):
@@ -211,8 +204,8 @@ class WorkerRank:
         model = self.worker.stage.model
         return {**own, **statistics.exchanged(self.messenger, ranks, model, self.step)}
 
+    @override
     def pieces(self) -> list[Piece]:
-        """The pieces of this worker that a checkpoint must hold."""
         trainer = self.worker.rank // self.topology.stages
         held = self.compression.tensors() | statistics.named(trainer, self.worker.stage.model)
         if self.worker.tables is not None:
@@ -222,17 +215,35 @@ class WorkerRank:
         held |= self.runner.run(flight(self.worker, self.step, self.emptied))
         return [*full_pieces(held), *self.tables]
 
+    @property
+    @override
+    def asked(self) -> Sequence[int]:
+        return self.topology.all_servers
+
+    @property
+    def _is_stale(self) -> bool:
+        """Whether steps leave batches in flight."""
+        return self.worker.pipeline.most_in_flight > 0
+
+    @override
+    def pushed(self) -> Sequence[int] | None:
+        if not self._is_stale:
+            return None
+        stages, pushed = range(self.topology.stages), self.worker.pipeline.pushed
+        return [pushed(stage, self.step, self.emptied) for stage in stages]
+
+    @override
     def settled(self) -> Version:
-        """Version of the masters, once all pushes made so far have arrived."""
         return self.client.settled()
 
     @property
+    @override
     def looking_up(self) -> Sequence[int]:
-        """The trainers that look up rows in this process."""
         return () if self.worker.tables is None else (self.worker.rank // self.topology.stages,)
 
+    @override
     def restart(self, progress: Progress, values: Mapping[str, Tensor]) -> None:
-        """Resume from the tensors of a checkpoint, except those of the tables."""
+        self.lowered[:] = progress.course.lowered
         self.step = step = progress.batches_of(self.worker.rank // self.topology.stages)
         self._met = _Met(step)
         self.emptied = progress.emptied

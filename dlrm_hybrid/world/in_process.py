@@ -19,11 +19,11 @@ from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.process import interrupts_wait
 from dlrm_hybrid.run.assembly import engine as build_engine
 from dlrm_hybrid.run.assembly import model as build_model
-from dlrm_hybrid.run.rank.training import checkpoint_writer, resume, say_nothing
+from dlrm_hybrid.run.rank.training import checkpoint_writer, resume
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
-from dlrm_hybrid.train.asynchronous.roll import Roll
+from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.train.saver import piece_groups
 from dlrm_hybrid.types import DataError
 from dlrm_hybrid.world.body import (
@@ -77,8 +77,7 @@ class InProcess(Body):
                 config, rows, settings.steps, job.storage, job.clock
             )
             self._meter = RankMeter(engine.count, job.clock, uncounted=engine.uncounted)
-            progress = resume(job, engine, say_nothing)
-        engine.lowered[:] = progress.course.lowered
+            progress = resume(job, engine, ignore)
         self._meter.begin(progress.step)
         self._predicted = count()
 
@@ -118,7 +117,7 @@ class InProcess(Body):
     @override
     def drain(self) -> StepMetrics:
         with _as_in_a_rank(self._threads):
-            return self._engine.drain(self._engine.step)
+            return self._engine.drain(self._engine.step) or StepMetrics()
 
     @override
     def begin_evaluation(self) -> None:
@@ -133,7 +132,7 @@ class InProcess(Body):
     @override
     def save(self) -> Path:
         engine = self._engine
-        writer = checkpoint_writer(self._job, engine, Roll(1, 1))
+        writer = checkpoint_writer(self._job, engine)
         with _as_in_a_rank(self._threads), self._meter.within(Phase.CHECKPOINT):
             writer.save(progress_of(self._job, engine.step, engine.emptied))
             saved = writer.finish()

@@ -27,11 +27,11 @@ from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.rank.main import world_channel
 from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.run.rank.serving import at_end, leave_servers, serve_dense, serve_tables
-from dlrm_hybrid.run.rank.training import checkpoint_writer, resume, say_nothing
+from dlrm_hybrid.run.rank.training import checkpoint_writer, resume
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.rank_meter import TALLY_NAMES, RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase, Traffic
-from dlrm_hybrid.train.asynchronous.roll import Roll
+from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.train.worker_rank import WorkerRank
 from dlrm_hybrid.types import ConfigError, DataError
@@ -90,8 +90,7 @@ def world_rank(argument: str, report: Report, stop: StopRequest) -> None:
             ) as worker,
             at_end(lambda: leave_servers(job, channel, worker.step)),
         ):
-            progress = resume(job, worker, say_nothing)
-            worker.lowered[:] = progress.course.lowered
+            resume(job, worker, ignore)
             meter.step = worker.step
             _Worker(job, worker, feeds[role.trainer], meter, answers).obey(known["orders"])
 
@@ -190,7 +189,7 @@ class _Worker:
         return _measured(metrics)
 
     def _drain(self, order: Message) -> _Answer:
-        return _measured(self.rank.drain(self.rank.step))
+        return _measured(self.rank.drain(self.rank.step) or StepMetrics())
 
     def _begin_evaluation(self, order: Message) -> _Answer:
         with self.meter.within(Phase.EVALUATE):
@@ -205,8 +204,7 @@ class _Worker:
         return _Answer({}, {} if logit_B is None else {"logits": logit_B.numpy()})
 
     def _save(self, order: Message) -> _Answer:
-        topology = self.rank.topology
-        writer = checkpoint_writer(self.job, self.rank, Roll(topology.trainers, topology.stages))
+        writer = checkpoint_writer(self.job, self.rank)
         with self.meter.within(Phase.CHECKPOINT):
             writer.save(progress_of(self.job, self.rank.step, self.rank.emptied))
             saved = writer.finish()

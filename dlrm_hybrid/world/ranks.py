@@ -17,7 +17,7 @@ from dlrm_hybrid.process import interrupts_wait
 from dlrm_hybrid.run.rank.process import Rank
 from dlrm_hybrid.run.running import Forwarder, ensure_forkserver
 from dlrm_hybrid.run.supervisor import Outcome, run_attempts
-from dlrm_hybrid.telemetry.events import Event
+from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.types import DataError, DlrmError, ExitCode, ResourceError, RunFailedError
 from dlrm_hybrid.world.orders import Arrays, Message, connection_of, receive, send
 
@@ -84,7 +84,7 @@ class WorldRanks:
     def _supervise(self) -> None:
         try:
             self._outcome = run_attempts(
-                self._forwarder, lambda: self._ranks, ENTRY, _ignore, lambda lost: lost
+                self._forwarder, lambda: self._ranks, ENTRY, ignore, lambda lost: lost
             )
         except Exception as error:
             self._outcome = Outcome(ExitCode.FAILED, f"the ranks' supervisor failed: {error!r}")
@@ -210,7 +210,3 @@ def _pipe() -> tuple[Connection, Connection]:
     """Make two connections, of which one becomes readable when the other is closed."""
     reading, writing = os.pipe()
     return Connection(reading, writable=False), Connection(writing, readable=False)
-
-
-def _ignore(event: Event) -> None:
-    """Ignore events: ranks of a world answer their program and record nothing."""

@@ -1,10 +1,9 @@
-"""The process that scores a checkpoint, and the progress of evaluations."""
+"""The process that scores a checkpoint."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from dlrm_hybrid.run.request import EvaluateTask
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train import statistics
-from dlrm_hybrid.train.loop import TICK_SECONDS
+from dlrm_hybrid.train.loop import reporting
 from dlrm_hybrid.train.saver import piece_groups
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.types import DataError
@@ -44,12 +43,12 @@ def evaluate_rank(argument: str, report: Report, stop: StopRequest) -> None:
     needed = {
         name: {piece.name: piece.view for piece in groups[name]} for name in ("dense", "embeddings")
     }
-    checkpoint.load(folder, needed, checking(report))
+    checkpoint.load(folder, needed, reporting(report, "checkpoint", "bytes"))
     own = groups.get(statistics.GROUP, [])
     statistics.fill_with_mean(checkpoint.open_checkpoint(folder), own)
     # The part of data.test_part comes last.
-    part, rows = shards.scored_rows(config.data.test_part).popitem()
-    scores = engine.evaluate(part, stop, evaluating(len(rows), report))
+    part, _ = shards.scored_rows(config.data.test_part).popitem()
+    scores = engine.evaluate(part, stop, reporting(report, "evaluate", "rows"))
     step = checkpoint_folder.read_facts(folder)["step"]
     report(Event(Kind.EVALUATED, step, time.time(), asdict(scores)))
 
@@ -68,35 +67,3 @@ def _small_world(parallel: Parallel) -> Parallel:
         table_servers=table_servers,
         world="in_process",
     )
-
-
-def _reporting(live: Callable[[Event], None], task: str, unit: str) -> Callable[[int, int], None]:
-    """Make a function that reports, now and then, the progress of a long task.
-
-    Args:
-        live: called with the events.
-        task: its name, in a word.
-        unit: what is counted, rows or bytes.
-    """
-    next_tick = 0.0
-
-    def show(done: int, total: int) -> None:
-        nonlocal next_tick
-        now = time.monotonic()
-        if now >= next_tick:
-            next_tick = now + TICK_SECONDS
-            values = {"task": task, "done": done, "total": total, "unit": unit}
-            live(Event(Kind.WORKING, -1, time.time(), values))
-
-    return show
-
-
-def checking(report: Report) -> Callable[[int, int], None]:
-    """Make a function that reports the progress of verifying a checkpoint's files."""
-    return _reporting(report, "checkpoint", "bytes")
-
-
-def evaluating(rows: int, report: Report) -> Callable[[int], None]:
-    """Make a function that reports the progress of an evaluation of so many rows."""
-    show = _reporting(report, "evaluate", "rows")
-    return lambda done: show(done, rows)

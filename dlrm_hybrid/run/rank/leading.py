@@ -24,16 +24,16 @@ from dlrm_hybrid.run.assembly.rows import evaluated_rows
 from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.run.rank.serving import answer, at_end, leave_servers, order_log, timed
-from dlrm_hybrid.run.rank.training import resume, say_nothing, train_to_the_end
+from dlrm_hybrid.run.rank.training import resume, train_to_the_end
 from dlrm_hybrid.telemetry.events import Event
 from dlrm_hybrid.telemetry.events import Kind as EventKind
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span
-from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.asynchronous.follower import Follower
 from dlrm_hybrid.train.asynchronous.leader import LeaderRank
 from dlrm_hybrid.train.asynchronous.leases import Leases
 from dlrm_hybrid.train.asynchronous.turns import Turns
+from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.train.server_rank import ServerRank
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.wire.frame import Frame, Kind
@@ -76,7 +76,7 @@ def lead(
             collect=None,
             rank=job.task.rank,
             attempt=job.task.attempt,
-            switch=_ignore,  # the training loop switches phases
+            switch=ignore,  # the driver switches phases
             writer=job.writer,
         )
         own = answering.handlers()
@@ -91,7 +91,7 @@ def lead(
         def end() -> None:
             leader.end()
             leave_servers(job, channel, meter.step)
-            answer(job, channel, handlers, leader.roll.away_workers())
+            answer(job, channel, handlers, leader.away)
 
         with at_end(end):
             train_to_the_end(job, leader, meter, report, stop)
@@ -129,7 +129,7 @@ def follow(
     ):
         assert isinstance(worker.client, ServerClient), "sync=async needs servers"
         if not job.task.incarnation:
-            resume(job, worker, say_nothing)
+            resume(job, worker, ignore)
         meter.step = worker.step
         sample = None if worker.worker.tables is None else meter.sample_ids()
         loader = build_model.loader(config, job.shards, sample=sample)
@@ -145,7 +145,6 @@ def follow(
             stop=stop,
             meter=meter,
             writer=job.writer,
-            show=lambda rows: None,
             say=partial(print, flush=True),
             incarnation=job.task.incarnation,
             crew=crew,
@@ -160,7 +159,3 @@ def follow(
 
         with at_end(leave):
             follower.run()
-
-
-def _ignore(phase: Phase) -> None:
-    """Do nothing: the training loop switches phases."""

@@ -30,6 +30,7 @@ from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.asynchronous.crew import Crew
+from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.train.saver import piece_groups
 from dlrm_hybrid.train.server_rank import shard_answer
 from dlrm_hybrid.train.signals import StopRequest, obey
@@ -64,7 +65,6 @@ class Follower:
         meter: that of the process.
         writer: writer of its shards of checkpoints.
         say: writes a line to the log.
-        show: called now and then during an evaluation with the rows done.
         incarnation: how often this worker was started before in this attempt.
         has_left: whether it has left before the end of the run.
         crew: its threads; None if it has one.
@@ -78,7 +78,6 @@ class Follower:
     stop: StopRequest
     meter: RankMeter
     writer: ShardWriter
-    show: Callable[[int], None]
     say: Callable[[str], None]
     incarnation: int = 0
     has_left: bool = False
@@ -209,7 +208,7 @@ class Follower:
     def _evaluate(self, part: ScoredPart, trainers: Sequence[int]) -> None:
         try:
             with self.meter.within(Phase.EVALUATE):
-                self.rank.evaluate(part, self.stop, self.show, trainers)
+                self.rank.evaluate(part, self.stop, ignore, trainers)
         except (PreemptedError, InterruptedRunError):
             pass  # all have stopped at the same batch; the leader's next order decides
 

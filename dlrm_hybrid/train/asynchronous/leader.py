@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, final
 
 from torch import Tensor
+from typing_extensions import override
 
 from dlrm_hybrid.data.loader import LoaderState
 from dlrm_hybrid.model.optimizer import Schedule
@@ -30,6 +31,7 @@ from dlrm_hybrid.train.asynchronous.order_log import OrderLog, Taken
 from dlrm_hybrid.train.asynchronous.orders import AHEAD, Order, Orders
 from dlrm_hybrid.train.asynchronous.roll import Roll, Since
 from dlrm_hybrid.train.asynchronous.turns import PASS, Turns
+from dlrm_hybrid.train.engine import Engine, Show
 from dlrm_hybrid.train.evaluation import EvaluatedRows, gathered_scores
 from dlrm_hybrid.train.progress import SYNC_EVERY, Decision, Plan, Progress
 from dlrm_hybrid.train.signals import PREEMPTION, StopRequest, obey
@@ -43,8 +45,8 @@ class _LeavingError(Exception):
 
 @final
 @dataclass(slots=True, kw_only=True)
-class LeaderRank:
-    """The leader's side of `Parts`, on server 0.
+class LeaderRank(Engine):
+    """The engine of the leader, server 0, whose workers follow its orders.
 
     Attributes:
         topology: ranks and roles of the world.
@@ -60,6 +62,7 @@ class LeaderRank:
         elastic: whether trainers may leave and join.
         missed: called with rank and incarnation of a worker lost without a goodbye.
         threads: number per worker; a lease has so many times the batches.
+        leader: rank of the leader: this one.
         roll: attendance of the trainers.
     """
 
@@ -76,6 +79,7 @@ class LeaderRank:
     elastic: bool
     missed: Callable[[int, int], None]
     threads: int = 1
+    leader: int = field(init=False)
     roll: Roll = field(init=False)
     _leases: Leases | Turns = field(init=False)
     _dispatch: Dispatch = field(init=False)
@@ -88,27 +92,12 @@ class LeaderRank:
     _severity: int = 0
 
     def __post_init__(self) -> None:
-        trainers = self.topology.trainers
+        trainers, self.leader = self.topology.trainers, self.messenger.rank
         self.roll = Roll(trainers, self.topology.stages)
         self._leases = self.begin((0,) * trainers)
         self._positions = Positions(self.after)
         self._dispatch = Dispatch(self.topology, self.messenger, self.roll)
         self._orders = self._dispatch.orders
-
-    @property
-    def leader(self) -> int:
-        """Rank of the leader: this one."""
-        return self.messenger.rank
-
-    @property
-    def leads(self) -> bool:
-        """Whether this process is the leader of the run, which it always is."""
-        return True
-
-    @property
-    def looking_up(self) -> Sequence[int]:
-        """The trainers that look up rows in this process: none."""
-        return ()
 
     def report(self, frame: Frame) -> Sequence[Outgoing]:
         """Handle a worker's REPORT of orders done; returns the frames to send now."""
@@ -144,18 +133,20 @@ class LeaderRank:
             self.missed(frame.sender, frame.number)
         return self._lose(trainer, frame.number + 1, has_left=has_left)
 
+    @override
     def make_step(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
-        """Wait until all batches of a step are done; see `loop.Parts.make_step`."""
+        """Wait until all batches of a step are done."""
         if step * self.topology.trainers == self._leases.limit:
             self._go_on(step, at)
         self._dispatch.wait(lambda: self._leases.learned >= (step + 1) * self.topology.trainers)
         metrics, self._metrics = self._metrics, StepMetrics()
         return metrics, self._positions.of(step + 1)
 
+    @override
     def meet(
         self, progress: Progress, plan: Plan, stop: StopRequest, is_late: bool
     ) -> tuple[Progress, Decision]:
-        """Add the workers' reports; at rest, decide. See `loop.Parts.meet`."""
+        """Add the workers' reports; at rest, decide."""
         self._severity = severity = max(stop.severity, self._severity)
         if severity or is_late:
             self._leases = self._leases.soon()
@@ -169,22 +160,13 @@ class LeaderRank:
         progress = replace(progress, batches=self._leases.done)
         return progress, Decision(severity, is_late) if is_limit else Decision()
 
-    def evaluate(
-        self, part: ScoredPart, stop: StopRequest, show: Callable[[int], None]
-    ) -> BinaryScores:
-        """Score the weights on a part of the rows, while all present trainers are at rest.
+    @override
+    def evaluate(self, part: ScoredPart, stop: StopRequest, show: Show) -> BinaryScores:
+        """Score as `Engine.evaluate`, while all present trainers are at rest.
 
         If a trainer is lost or leaves meanwhile, the others begin again.
-
-        Args:
-            part: the rows to score.
-            stop: stop request of signals.
-            show: called now and then with the rows done.
-
-        Raises:
-            PreemptedError, InterruptedRunError: between the same batches as all workers.
         """
-        scores = None
+        scores, rows = None, self.rows[part]
         while scores is None:
             self._dispatch.wait_for_all()
             trainers, since = self.roll.present, Since.now(self.roll.losses)
@@ -194,10 +176,10 @@ class LeaderRank:
             with suppress(_LeavingError):
                 scores = gathered_scores(
                     self.topology,
-                    self.rows[part],
+                    rows,
                     trainers,
                     partial(self._logits, since),
-                    partial(self._meet_evaluating, stop, show, workers, since),
+                    partial(self._meet_evaluating, stop, show, len(rows.rows), workers, since),
                 )
         # A trainer that leaves now does so before a checkpoint needs its shards.
         self._dispatch.wait_for_all()
@@ -208,16 +190,42 @@ class LeaderRank:
         self._end = {"do": "end", "severity": self._severity}
         self._dispatch.command(self._end, range(self.topology.trainers))
 
+    @property
+    @override
+    def asked(self) -> Sequence[int]:
+        return [rank for rank in range(self.topology.size) if rank != self.leader]
+
+    @property
+    @override
+    def away(self) -> Sequence[int]:
+        return self.roll.away_workers()
+
+    @property
+    @override
+    def losses(self) -> Sequence[int]:
+        return self.roll.losses
+
+    @override
+    def attendance(self) -> Mapping[str, Any]:
+        """Counts of this attempt, as a restarted one begins with all trainers."""
+        roll = self.roll
+        return {
+            "lost_trainers": roll.lost,
+            "left_trainers": roll.left,
+            "redone_batches": roll.redone,
+        }
+
+    @override
     def pieces(self) -> list[Piece]:
-        """The pieces of this rank that a checkpoint must hold."""
         return full_pieces(self.server.tensors())
 
+    @override
     def settled(self) -> Version:
         """Version of the servers: pushes of all trainers, none of which is under way."""
         return Version(self._leases.learned)
 
+    @override
     def restart(self, progress: Progress, values: Mapping[str, Tensor]) -> None:
-        """Resume from the tensors of a checkpoint."""
         trainers = range(self.topology.trainers)
         self._leases = self.begin(tuple(progress.batches_of(one) for one in trainers))
         self._met_step = progress.step
@@ -341,14 +349,15 @@ class LeaderRank:
     def _meet_evaluating(
         self,
         stop: StopRequest,
-        show: Callable[[int], None],
+        show: Show,
+        rows: int,
         workers: Sequence[int],
         since: Since,
         number: int,
         done_rows: int,
     ) -> None:
         """Stop all together, before the group of batches of this number, if one of them must."""
-        show(done_rows)
+        show(done_rows, rows)
         if number % SYNC_EVERY:
             return
         for rank in workers:

@@ -1,0 +1,152 @@
+"""What trains in one process of a run, as its driver and its checkpoints see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from dlrm_hybrid.data.loader import LoaderState
+from dlrm_hybrid.model.optimizer import Schedule
+from dlrm_hybrid.model.tensors import Piece
+from dlrm_hybrid.parallel.messages import Messenger
+from dlrm_hybrid.parallel.step import StepMetrics
+from dlrm_hybrid.telemetry.metrics import BinaryScores
+from dlrm_hybrid.train.progress import Decision, Plan, Progress
+from dlrm_hybrid.train.signals import StopRequest
+from dlrm_hybrid.types import ScoredPart, Version
+
+Show = Callable[[int, int], None]
+"""Called now and then during a long task with how much is done, and how much there is."""
+
+
+def ignore(*_: object) -> None:
+    """Do nothing: only the leader of a run shows and records."""
+
+
+class Holder(Protocol):
+    """Holds tensors of a run's checkpoints, in one of its processes; by default it loses no rank.
+
+    Attributes:
+        messenger: to the other ranks.
+        leader: rank of the process that decides, records events and commits checkpoints.
+    """
+
+    messenger: Messenger
+    leader: int
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the leader."""
+        return self.messenger.rank == self.leader
+
+    @property
+    def asked(self) -> Sequence[int]:
+        """Ranks without an engine, which copy their tensors for a checkpoint on request."""
+        return ()
+
+    @property
+    def away(self) -> Collection[int]:
+        """Lost ranks that may rejoin, without whose shards checkpoints are complete."""
+        return ()
+
+    @property
+    def losses(self) -> Sequence[int]:
+        """Ranks lost so far, in order, once per loss."""
+        return ()
+
+    def pieces(self) -> list[Piece]:
+        """Views of all that a checkpoint must hold of this process; copying into them loads one."""
+        ...
+
+    def settled(self) -> Version:
+        """Version of the servers' weights once all pushes made so far have arrived."""
+        ...
+
+    def pushed(self) -> Sequence[int] | None:
+        """Pushes per worker of each stage so far; None if stages agree."""
+        return None
+
+
+class Engine(Holder, Protocol):
+    """Trains in one process: all ranks of a world, one worker, or the server that leads.
+
+    Every process of a run that has an engine calls the same methods at the same steps. By default
+    none of them waits for another, and a step leaves nothing to finish.
+
+    Attributes:
+        schedule: learning rate of the dense parameters, to report it.
+    """
+
+    schedule: Schedule
+
+    @property
+    def looking_up(self) -> Sequence[int]:
+        """The trainers that look up rows in this process."""
+        return ()
+
+    def make_step(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
+        """Train on one batch per trainer.
+
+        Args:
+            step: number of steps done before.
+            at: position of the batches.
+
+        Returns:
+            This process's metrics, and the position of the next batches.
+        """
+        ...
+
+    def drain(self, step: int) -> StepMetrics | None:
+        """Finish the batches in flight after the last step; None if steps leave none there."""
+        return None
+
+    def lower(self, step: int) -> None:
+        """Lower learning rates from this step on, here and on servers."""
+
+    def meet(
+        self, progress: Progress, plan: Plan, stop: StopRequest, is_late: bool
+    ) -> tuple[Progress, Decision]:
+        """Decide together with the other processes, before every step and at the end.
+
+        Args:
+            progress: that of this process.
+            plan: that of the run.
+            stop: stop request of signals to this process.
+            is_late: whether a checkpoint is due by this process's clock.
+
+        Returns:
+            The progress with what other processes know, and the decision for all.
+        """
+        ...
+
+    def evaluate(self, part: ScoredPart, stop: StopRequest, show: Show) -> BinaryScores | None:
+        """Score the master weights on a part of the rows; None in a process without scores.
+
+        Args:
+            part: the rows to score.
+            stop: stop request of signals to this process.
+            show: called with the rows done and their number.
+
+        Raises:
+            PreemptedError, InterruptedRunError: in all processes between the same batches.
+        """
+        ...
+
+    def agree(self, step: int, is_best: bool) -> bool:
+        """Whether the scores of this step are the best so far, as the process that has them found.
+
+        Args:
+            step: number of steps done.
+            is_best: what this process found.
+        """
+        return is_best
+
+    def restart(self, progress: Progress, values: Mapping[str, Tensor]) -> None:
+        """Resume from the tensors of a checkpoint, except those of the tables."""
+        ...
+
+    def attendance(self) -> Mapping[str, Any]:
+        """Counts of trainers that were lost or left, for the last event of the run."""
+        return {}
