@@ -137,19 +137,19 @@ def test_a_record_of_another_run_is_refused(
 def test_a_signal_stops_all_at_rest_and_the_run_goes_on(
     number: int, code: int, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = (*ASYNC, *layout(2), "train.steps=60", "checkpoint.every=0", "sync.ahead=12")
+    options = (*ASYNC, *layout(2), "train.steps=30", "checkpoint.every=0", "sync.ahead=12")
     monkeypatch.setattr(training, "TRAIN_RANK", world_faults.ENTRY)
-    fault = world_faults.Fault(rank=2, step=20, signal=signal.Signals(number).name)
+    fault = world_faults.Fault(rank=2, step=10, signal=signal.Signals(number).name)
     world_faults.plan(tmp_path / "run", fault)
     stopped, folder = train("run", *options)
     assert world_faults.planned(folder) == []
     assert stopped == code
     (saved,) = (folder / "checkpoints").glob("step_*")
     step = int(saved.name.removeprefix("step_"))
-    assert 0 < step < 60 and sum(progress(folder, step)["batches"]) == 2 * step
+    assert 0 < step < 30 and sum(progress(folder, step)["batches"]) == 2 * step
     again, _ = train("run", *options, "checkpoint.resume=auto")
     assert (again, summary(folder)["status"]) == (0, "complete")
-    assert summary(folder)["samples"] == 60 * 2 * 16
+    assert summary(folder)["samples"] == 30 * 2 * 16
 
 
 @pytest.mark.slow

@@ -82,9 +82,9 @@ def test_other_trainers_begin_with_the_mean(trained: Trained) -> None:
 
 
 def test_statistics_travel_for_evaluations_alone(trained: Trained) -> None:
-    world = ("parallel=hybrid", "parallel.cuts=[]", "train.steps=20", *NORM)
+    world = ("parallel=hybrid", "parallel.cuts=[]", "train.steps=8", *NORM)
     told: list[dict] = []
-    for options in (("5", "true"), ("20", "true"), ("5", "false")):
+    for options in (("2", "true"), ("8", "true"), ("2", "false")):
         due, norm = (f"train.evaluate_every={options[0]}", f"model.batch_norm={options[1]}")
         folder = trained("-".join(options), *world, due, norm)
         told.append(summary(folder)["network"])

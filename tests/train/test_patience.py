@@ -185,16 +185,17 @@ def test_rates_of_a_broken_run_fall_as_those_of_an_unbroken_one(
 def test_rates_of_servers_in_processes_fall_as_those_of_one_process(
     world: tuple[str, ...], trained: Trained
 ) -> None:
-    short = ("train.steps=20", "checkpoint.every=6", "checkpoint.keep=20")
-    options = (*FALLING, *WORLD, *world, *short)
+    short = ("train.steps=8", "checkpoint.every=3", "checkpoint.keep=20")
+    often = ("train.evaluate_every=2", "optimizer.plateau_patience=1")
+    options = (*FALLING, *WORLD, *world, *short, *often)
     processes = trained("unbroken", *options)
     alone = trained("alone", *options, IN_PROCESS)
-    assert_same_state(processes, alone, 20)
+    assert_same_state(processes, alone, 8)
     assert rates(processes) == rates(alone)
-    assert len(set(rates(processes).values())) == 2
-    broken = broken_at(18, 20, processes)
+    assert len(set(rates(processes).values())) == 3
+    broken = broken_at(6, 8, processes)
     trained("broken", *options, "checkpoint.resume=auto")
-    assert_same_state(broken, alone, 20)
+    assert_same_state(broken, alone, 8)
 
 
 def test_scores_that_get_better_end_nothing(trained: Trained) -> None:

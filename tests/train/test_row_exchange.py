@@ -56,7 +56,7 @@ def test_bytes_get_fewer_and_count_as_much(trained: Trained) -> None:
         "distinct": (DISTINCT,),
         "levels": (*LEVELS, "embedding.copies_rows=16"),
     }.items():
-        folder = trained(name, *WORLD, "train.batch_size=16", "train.steps=25", *options)
+        folder = trained(name, *WORLD, "train.batch_size=16", "train.steps=12", *options)
         sent[name] = summary(folder)["network"]["by_class"]["embedding"]
         assert sent[name]["dense_equivalent_bytes"] == sent["float32"]["dense_equivalent_bytes"]
     number = {name: one["bytes"] for name, one in sent.items()}

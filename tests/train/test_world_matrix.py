@@ -157,7 +157,7 @@ def test_a_resumed_run_is_the_unbroken_one(
         assert largest_difference(before, after, part) > 1e-5, part
 
 
-@pytest.mark.parametrize("world", parameters(WAITING, 4))
+@pytest.mark.parametrize("world", parameters(WAITING, 3))
 def test_processes_killed_or_not_are_one_process(
     world: Composition,
     train: Train,

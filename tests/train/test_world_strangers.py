@@ -13,7 +13,7 @@ from world_runs import Train, Trained, assert_same, pids
 
 from dlrm_hybrid.comm.zmq.curve import make_key_file
 
-STEPS = 400
+STEPS = 250
 WORLD = (
     *("parallel=hybrid", "parallel.trainers=1", "parallel.cuts=[bottom.1]"),
     *("train.batch_size=16", f"train.steps={STEPS}", "train.epochs=10", "telemetry.every=5"),
@@ -51,7 +51,7 @@ def test_a_run_goes_on_unharmed_among_strangers(
         for port in ports(tmp_path / "visited"):
             with pytest.raises(TimeoutError):
                 # One that is open would answer at once.
-                socket.create_connection((ADDRESS, port), timeout=0.05)
+                socket.create_connection((ADDRESS, port), timeout=0.02)
             refused.append(port)
 
     stranger = threading.Thread(target=visit)
