@@ -36,9 +36,12 @@ from dlrm_hybrid.world.ranks import WorldRanks
 from dlrm_hybrid.world.world import World
 
 
+STAGES: dict[str, Any] = {"cuts": ["bottom.2"]}
+
+
 def world_of(kind: str, shards: Shards, load: Any = None, **options: Any) -> World:
     make = World.processes if kind == "processes" else World.in_process
-    given = {"trainers": 2, "cuts": ["bottom.2"], "servers": 1, "batch_size": BATCH, **options}
+    given = {"trainers": 2, "cuts": [], "servers": 1, "batch_size": BATCH, **options}
     named = None if load is None else partial(load, str(shards.folder))
     return make(small_spec(shards), named, **given)
 
@@ -170,7 +173,7 @@ def test_a_killed_rank_ends_the_world_and_is_named(shards: Shards) -> None:
 @pytest.mark.slow
 def test_a_stopped_rank_that_reads_no_order_ends_the_world_and_is_named(shards: Shards) -> None:
     """No peer waits for a message of it; the order, longer than a socket holds, is its own."""
-    with world_of("processes", shards, config={"network.patience_seconds": 5}) as world:
+    with world_of("processes", shards, config={"network.patience_seconds": 5}, **STAGES) as world:
         world.step(global_batches(shards, 1)[0])
         stopped = next(one for one in ranks() if log_of(one).stem == "worker-0.0")
         stopped.suspend()
@@ -180,7 +183,7 @@ def test_a_stopped_rank_that_reads_no_order_ends_the_world_and_is_named(shards: 
 
 
 def test_a_loader_that_ends_its_process_ends_the_world(shards: Shards) -> None:
-    with world_of("processes", shards, dying) as world:
+    with world_of("processes", shards, dying, **STAGES) as world:
         world.step()
         with pytest.raises(RunFailedError, match=r"worker-1\.[01] .*ended with exit code 7; see"):
             world.step()
@@ -241,7 +244,7 @@ def test_what_cannot_be_loaded_leaves_the_world_as_it_was(shards: Shards, tmp_pa
         saved = world.save(tmp_path)
         other = replace(small_spec(shards), table_rows=(5, *shards.table_rows[1:]))
         with (
-            World.in_process(other, cuts=["bottom.2"], batch_size=BATCH) as small,
+            World.in_process(other, cuts=[], batch_size=BATCH) as small,
             pytest.raises(DataError, match=r"embedding.1 has [0-9,]+ rows, the model's 5"),
         ):
             small.load(saved)
@@ -250,7 +253,7 @@ def test_what_cannot_be_loaded_leaves_the_world_as_it_was(shards: Shards, tmp_pa
         with pytest.raises(RunFailedError, match="the manifest says"):
             world.load(saved)
         assert world.step(batch).step == 2
-        assert repr(world).endswith("2 trainers, 2 stages, 1 server; step 2>")
+        assert repr(world).endswith("2 trainers, 1 stage, 1 server; step 2>")
     assert not world._life.folder.exists()
     assert ranks() == []
 
@@ -273,12 +276,12 @@ def test_wrong_batches_of_a_loader_begin_no_step(shards: Shards, tmp_path: Path)
 def test_a_batch_that_one_stage_could_not_read_is_left_out_by_all(
     shards: Shards, tmp_path: Path
 ) -> None:
-    with world_of("processes", shards, partial(stumbling, str(tmp_path / "once"))) as world:
+    with world_of("processes", shards, partial(stumbling, str(tmp_path / "once")), **STAGES) as world:
         world.step()
         with pytest.raises(DataError, match=r"trainer 0, epoch 1.*the disk is busy"):
             world.step()
         assert [world.step().step for _ in range(3)] == [2, 3, 4]
-    with world_of("processes", shards, unseeded) as world:
+    with world_of("processes", shards, unseeded, **STAGES) as world:
         world.step()
         text = "^trainer 1, epoch 1, batch 1: its stages have different batches"
         with pytest.raises(DataError, match=text):
