@@ -33,6 +33,7 @@ CopiedRows = Annotated[int, Bound(ge=1, le=2**31)]
 Days = Annotated[int, Bound(ge=2, le=1000)]
 DaySplit = Literal["equal_rows", "files"]
 Lag = Annotated[int, Bound(ge=0, le=1024)]
+Machines = Annotated[int, Bound(ge=2, le=4096)]
 Modulus = Annotated[int, Bound(ge=0, lt=2**32)]
 Pushes = Annotated[int, Bound(ge=1, le=64)]
 Scale = Literal["trainers", "one"]
@@ -180,6 +181,7 @@ class Table(Data):
 class Parallel(Choice, effect=NEW):
     """How the model is partitioned over trainers, pipeline stages and servers."""
 
+    machines: Machines | None = None
     trainers: Trainers = 1
     cuts: tuple[str, ...] = ()
     servers: Servers = 0
@@ -205,6 +207,12 @@ class Hybrid(Parallel):
     """Trainers × pipeline stages, plus servers of the dense weights: 7 processes by default."""
 
     name: ClassVar[str] = "hybrid"
+    machines: Machines | None = key(
+        None,
+        "trainers are spread over so many, servers beside them; null: one machine, or with "
+        "network=emulated one for each rank",
+        Effect.FREE,
+    )
     trainers: Trainers = key(
         2,
         "data-parallel replicas",
@@ -372,9 +380,6 @@ class Emulated(Network):
 
     name: ClassVar[str] = "emulated"
     rate: Name | None = key("100mbit", "of each link and direction: 1mbit … 2.5gbit … 100gbit")
-    machines: Annotated[int, Bound(ge=2, le=4096)] | None = key(
-        None, "trainers, with servers beside them, are spread over so many; null: one for each rank"
-    )
     latency: Name | None = key(
         None, "one-way delay between hosts: 250us, 20ms … 10s; a round trip takes twice that"
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from dlrm_hybrid.comm.netem.plan import bits_per_second, seconds
 from dlrm_hybrid.compress.activation.methods import GradientTopK
-from dlrm_hybrid.config.choices import Emulated
+from dlrm_hybrid.config.choices import Emulated, Parallel
 from dlrm_hybrid.config.keys import sections, shown
 from dlrm_hybrid.config.model import (
     batch_norm_rules,
@@ -90,6 +90,8 @@ def _parallel(config: Config) -> Iterator[str]:
             f"parallel.servers = 0: parallel.trainers = {parallel.trainers} need at least one "
             "server; only a single trainer works without"
         )
+    if parallel.machines is not None:
+        yield from _machines(parallel, parallel.machines)
     known, given = layer_cuts(config), f"parallel.cuts = {shown(parallel.cuts)}"
     unknown = [cut for cut in parallel.cuts if cut not in known]
     if unknown:
@@ -103,6 +105,14 @@ def _parallel(config: Config) -> Iterator[str]:
             f"parallel.servers = {parallel.servers}: the model has only {tensors} dense tensors "
             "to own"
         )
+
+
+def _machines(parallel: Parallel, machines: int) -> Iterator[str]:
+    given = f"parallel.machines = {machines}"
+    if parallel.world == "in_process":
+        yield f"{given}: parallel.world=in_process is one process on one machine"
+    elif machines > parallel.trainers:
+        yield f"{given}: parallel.trainers = {parallel.trainers} leave machines without a rank"
 
 
 def _sync(config: Config) -> Iterator[str]:
@@ -289,11 +299,6 @@ def _emulated(config: Config, network: Emulated) -> Iterator[str]:
     workers = parallel.trainers * (len(parallel.cuts) + 1)
     if workers + parallel.servers + parallel.table_servers == 1:
         yield "parallel.trainers = 1: alone it sends nothing over the links of network=emulated"
-    elif network.machines is not None and network.machines > parallel.trainers:
-        yield (
-            f"network.machines = {network.machines}: parallel.trainers = {parallel.trainers} leave "
-            "machines without a rank"
-        )
 
 
 def _no_cuts(config: Config) -> str:

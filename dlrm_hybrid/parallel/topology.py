@@ -138,6 +138,14 @@ class Topology:
         """Name of a rank in messages and files: `worker-0.2`, `server-1` or `tables-0`."""
         return self.role(rank).name
 
+    def machine(self, rank: int, machines: int) -> int:
+        """The machine of a rank: trainer t with all its stages is on t modulo their number.
+
+        Server k and table server k are beside trainer k modulo the same number.
+        """
+        role = self.role(rank)
+        return (role.trainer if isinstance(role, WorkerRole) else role.index) % machines
+
     def stage_group(self, stage: int) -> tuple[int, ...]:
         """Ranks of the workers of one stage, in trainer order."""
         return tuple(self.worker(trainer, stage) for trainer in range(self.trainers))

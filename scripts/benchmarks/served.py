@@ -64,8 +64,8 @@ UNLIMITED = 1_000_000  # more rows than a trainer sees in so many batches
 BYTES_WORLDS: Mapping[str, Sequence[str]] = {
     "sharded": (),
     "served": SERVED,
-    "sharded, 2 machines": ("network.machines=2",),
-    "served, 2 machines": (*SERVED, "network.machines=2"),
+    "sharded, 2 machines": ("parallel.machines=2",),
+    "served, 2 machines": (*SERVED, "parallel.machines=2"),
 }
 CACHED_WORLDS: Mapping[str, Sequence[str]] = {
     "cached for 4": cached(10_000, 4),

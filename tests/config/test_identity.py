@@ -33,7 +33,8 @@ EFFECTS: Mapping[Effect, tuple[str, ...]] = {
     Effect.FREE: (
         *("checkpoint.resume", "threads", "data.test_part", "data.schema", "network"),
         *("activation.allow_rice", "activation.evaluate_masked", "activation.observe"),
-        *("parallel.world", "parallel.elastic", "embedding.storage", "sync.check_every"),
+        *("parallel.machines", "parallel.world", "parallel.elastic", "embedding.storage"),
+        "sync.check_every",
         "train.evaluate_every",
     ),
     Effect.SEED: ("train.seed", "data.seed"),

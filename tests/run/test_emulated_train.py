@@ -60,7 +60,7 @@ def started(process: subprocess.Popen[str], folder: Path) -> dict[str, int]:
 def test_it_learns_the_same_as_on_the_hosts_own_network(
     machines: str, hosts: int, train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, folder = train("emulated", *EMULATED, *STEPS, f"network.machines={machines}")
+    code, folder = train("emulated", *EMULATED, *STEPS, f"parallel.machines={machines}")
     assert code == 0
     assert f"emulated network: {hosts} hosts at 100 Mbit/s" in capsys.readouterr().out
     code, plain = train("plain", *WORLD, *STEPS)
@@ -82,7 +82,7 @@ def test_frames_between_a_trainer_and_tables_beside_it_cross_no_link(train: Trai
     served = ("parallel=hybrid", "parallel.cuts=[]", "embedding=served", "parallel.table_servers=1")
     emulated = (*served, "network=emulated", "network.rate=400mbit", "gradient=dct")
     steps = ("train.steps=30", "checkpoint.every=30")
-    code, folder = train("colocated", *emulated, *steps, "network.machines=2")
+    code, folder = train("colocated", *emulated, *steps, "parallel.machines=2")
     assert code == 0
     code, dedicated = train("dedicated", *emulated, *steps)
     assert code == 0

@@ -27,7 +27,7 @@ from dlrm_hybrid.parallel.sync.asynchronous import Asynchronous
 from dlrm_hybrid.parallel.sync.lockstep import Lockstep
 from dlrm_hybrid.parallel.sync.policy import SyncPolicy
 from dlrm_hybrid.parallel.sync.rounds import Rounds
-from dlrm_hybrid.parallel.topology import Topology, WorkerRole
+from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.types import ConfigError, DataError
 
 RAW_FOLDER = Path("data/raw")
@@ -97,7 +97,7 @@ def emulation(config: Config) -> Plan | None:
     if not isinstance(network, Emulated) or network.rate is None:
         return None
     return Plan(
-        hosts=network.machines or topology(config).size,
+        hosts=config.parallel.machines or topology(config).size,
         rate_bits_per_second=bits_per_second(network.rate),
         latency_seconds=None if network.latency is None else seconds(network.latency) or None,
     )
@@ -110,18 +110,9 @@ def link_rate(config: Config) -> int | None:
 
 
 def host(config: Config, rank: int) -> int:
-    """The host of an emulated network that a rank is on.
-
-    With `network.machines=N` a trainer with all its stages is on machine number modulo N, and so
-    are servers and table servers, beside the trainers; without it each rank has a host of its own.
-    """
-    network = config.network
-    assert isinstance(network, Emulated), network
-    if network.machines is None:
-        return rank
-    role = topology(config).role(rank)
-    number = role.trainer if isinstance(role, WorkerRole) else role.index
-    return number % network.machines
+    """The host of an emulated network that a rank is on: its machine, or one of its own."""
+    machines = config.parallel.machines
+    return rank if machines is None else topology(config).machine(rank, machines)
 
 
 def rank_names(config: Config) -> list[str]:
