@@ -210,8 +210,9 @@ class _Jobs:
         if self.verb in RANKED:
             # The ranks' imports take seconds: make them beside those of this process.
             ensure_forkserver([RANK_MODULE])
-        if self.launch is not None:
-            import_module("dlrm_hybrid.run.launch.rules").check_world(config, self.launch)
+        if self.launch is not None or (self.verb == "train" and config.parallel.machines):
+            rules = import_module("dlrm_hybrid.run.launch.rules")
+            rules.check_world(config, self.launch, job.overrides)
         module = f"{self.verb}_" if iskeyword(self.verb) else self.verb
         return import_module(f"dlrm_hybrid.cli.verbs.{module}").run(request)
 

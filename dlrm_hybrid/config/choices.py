@@ -214,8 +214,8 @@ class Hybrid(Parallel):
         Effect.FREE,
     )
     trainers: Trainers = key(
-        2,
-        "data-parallel replicas",
+        None,
+        "data-parallel replicas; null: one for each of parallel.machines, or 2",
         NEW | Effect.COMPRESSORS | Effect.LOOKUPS | Effect.LEVELS | Effect.FLIGHTS,
     )
     cuts: tuple[str, ...] = key(
@@ -223,10 +223,12 @@ class Hybrid(Parallel):
         "split the model into pipeline stages after these layers",
         NEW | Effect.COMPRESSORS | Effect.FLIGHTS,
     )
-    servers: Servers = key(1, "parameter servers for the dense weights")
+    servers: Servers = key(
+        None, "of the dense weights; null: one for each of parallel.machines, or 1"
+    )
     table_servers: Servers = key(
         None,
-        "own the embedding tables; null: one with embedding=served, else none",
+        "own the embedding tables; null: with embedding=served as parallel.servers, else none",
         NEW | Effect.LEVELS,
         only="embedding=served",
     )

@@ -38,7 +38,7 @@ from dlrm_hybrid.config.keys import (
     with_whole_numbers,
 )
 from dlrm_hybrid.config.methods import GROUP, load_typed, unloaded
-from dlrm_hybrid.config.model import with_input_width, with_table_servers, without_unread
+from dlrm_hybrid.config.model import with_input_width, with_world_size, without_unread
 from dlrm_hybrid.config.overrides import (
     ALLOWED,
     MOST_JOBS,
@@ -378,7 +378,7 @@ def _going_on(
 
 def _settled(values: dict[str, Any], has_model: bool = True) -> tuple[dict[str, Any], list[str]]:
     """The values with all that follows from others of them, and faults of what cannot follow."""
-    values, unread = without_unread(with_table_servers(with_whole_numbers(values)))
+    values, unread = without_unread(with_world_size(with_whole_numbers(values)))
     values, width = with_input_width(values, has_model)
     return values, [*unread, *width]
 

@@ -81,8 +81,8 @@ def with_input_width(
     return {**values, "model": {**shape, "bottom": [width or 1, *rest]}}, faults
 
 
-def with_table_servers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with a number where `parallel.table_servers` has null for it.
+def with_world_size(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with numbers where `parallel` has null: one for each machine, or few.
 
     Args:
         values: not yet validated.
@@ -91,9 +91,16 @@ def with_table_servers(values: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(parallel, Mapping) or not isinstance(embedding, Mapping):
         return dict(values)
     world, tables = cast("Mapping[str, Any]", parallel), cast("Mapping[str, Any]", embedding)
-    if world.get("table_servers", 0) is not None:
-        return dict(values)
-    return {**values, "parallel": {**world, "table_servers": int(tables.get("name") == "served")}}
+    given = world.get("machines")
+    machines = given if isinstance(given, int) and given > 1 else None
+    tables_each = int(tables.get("name") == "served")
+    follow = {
+        "trainers": machines or 2,
+        "servers": machines or 1,
+        "table_servers": (machines or 1) * tables_each,
+    }
+    filled = {key: one for key, one in follow.items() if world.get(key, 0) is None}
+    return {**values, "parallel": {**world, **filled}}
 
 
 def _input_width(data: Mapping[str, Any]) -> tuple[int, list[str]]:

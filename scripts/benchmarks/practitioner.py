@@ -357,7 +357,7 @@ def world_of(experiment: str, link: str, trainers: int, batch_size: int) -> tupl
     if link == LOOPBACK:
         return one
     shared = machines(experiment, trainers) == trainers
-    placed = (f"parallel.machines={trainers}",) if shared else ()
+    placed = (f"parallel.machines={trainers}", "parallel.servers=1") if shared else ()
     return (*one, "network=emulated", f"network.rate={link}", *placed)
 
 

@@ -37,6 +37,7 @@ from dlrm_hybrid.telemetry.machine import describe
 from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
 from dlrm_hybrid.telemetry.traffic import Phase
 
+TWO = ("parallel.machines=2", "parallel.servers=1")
 SERVED = ("embedding=served", "parallel.table_servers=1")
 BOUNDED = "sync=bounded"
 
@@ -64,8 +65,8 @@ UNLIMITED = 1_000_000  # more rows than a trainer sees in so many batches
 BYTES_WORLDS: Mapping[str, Sequence[str]] = {
     "sharded": (),
     "served": SERVED,
-    "sharded, 2 machines": ("parallel.machines=2",),
-    "served, 2 machines": (*SERVED, "parallel.machines=2"),
+    "sharded, 2 machines": TWO,
+    "served, 2 machines": (*SERVED, *TWO),
 }
 CACHED_WORLDS: Mapping[str, Sequence[str]] = {
     "cached for 4": cached(10_000, 4),

@@ -10,7 +10,7 @@ from dlrm_hybrid.config.experiments.own import OwnExperiments
 from dlrm_hybrid.config.experiments.unfit import drop_unfit
 from dlrm_hybrid.config.identity import flat, with_value
 from dlrm_hybrid.config.keys import EXPERIMENT, all_groups, default_choices
-from dlrm_hybrid.config.model import with_input_width, with_table_servers, without_unread
+from dlrm_hybrid.config.model import with_input_width, with_world_size, without_unread
 from dlrm_hybrid.config.options import option
 from dlrm_hybrid.config.validate import all_faults
 from dlrm_hybrid.types import ConfigError
@@ -44,7 +44,7 @@ def test_an_experiment_goes_with_any_choice_or_says_what_does_not(experiment: st
         config = OmegaConf.create({**values, group: {**section, "name": name}})
         dropped = drop_unfit(config, [f"+experiment={experiment}", f"{group}={name}"])
         composed: Any = OmegaConf.to_container(config)
-        settled, unread = without_unread(with_table_servers(composed))
+        settled, unread = without_unread(with_world_size(composed))
         settled, wide = with_input_width(settled)
         told = [*unread, *wide, *all_faults(settled)]
         assert not [line for line in told for words in OF_A_VALUE if words in line], (group, name)

@@ -20,10 +20,13 @@ def test_the_plan_of_a_network() -> None:
 @pytest.mark.parametrize(
     ("overrides", "hosts"),
     [
-        ((*SERVED, "parallel.machines=2"), [0, 1, 0, 0, 1, 0]),
-        ((*SERVED, "parallel.machines=3", "parallel.trainers=3"), [0, 1, 2, 0, 0, 1, 2]),
-        ((*EMULATED, "parallel.machines=2", "parallel.servers=2"), [0, 0, 0, 1, 1, 1, 0, 1]),
-        ((*EMULATED, "parallel.machines=2", "parallel.trainers=3"), [0, 0, 0, 1, 1, 1, 0, 0, 0, 0]),
+        ((*SERVED, "parallel.machines=2"), [0, 1, 0, 1, 0, 1, 0]),
+        ((*SERVED, "parallel.machines=3", "parallel.servers=1"), [0, 1, 2, 0, 0, 1, 2]),
+        ((*EMULATED, "parallel.machines=2"), [0, 0, 0, 1, 1, 1, 0, 1]),
+        (
+            (*EMULATED, "parallel.machines=2", "parallel.trainers=3"),
+            [0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 1],
+        ),
     ],
 )
 def test_machines_hold_whole_trainers_and_servers_beside_them(

@@ -23,6 +23,7 @@ SIZE = 5
 STEPS = ("train.steps=10", "checkpoint.every=10")
 
 pytestmark = needs_namespaces
+ONE = ("parallel.servers=1",)  # as without `parallel.machines`
 
 
 def start(prefix: Sequence[str], *arguments: str) -> subprocess.Popen[str]:
@@ -60,7 +61,7 @@ def started(process: subprocess.Popen[str], folder: Path) -> dict[str, int]:
 def test_it_learns_the_same_as_on_the_hosts_own_network(
     machines: str, hosts: int, train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, folder = train("emulated", *EMULATED, *STEPS, f"parallel.machines={machines}")
+    code, folder = train("emulated", *EMULATED, *STEPS, f"parallel.machines={machines}", *ONE)
     assert code == 0
     assert f"emulated network: {hosts} hosts at 100 Mbit/s" in capsys.readouterr().out
     code, plain = train("plain", *WORLD, *STEPS)
@@ -82,7 +83,7 @@ def test_frames_between_a_trainer_and_tables_beside_it_cross_no_link(train: Trai
     served = ("parallel=hybrid", "parallel.cuts=[]", "embedding=served", "parallel.table_servers=1")
     emulated = (*served, "network=emulated", "network.rate=400mbit", "gradient=dct")
     steps = ("train.steps=30", "checkpoint.every=30")
-    code, folder = train("colocated", *emulated, *steps, "parallel.machines=2")
+    code, folder = train("colocated", *emulated, *steps, "parallel.machines=2", *ONE)
     assert code == 0
     code, dedicated = train("dedicated", *emulated, *steps)
     assert code == 0

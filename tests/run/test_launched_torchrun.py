@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from ipaddress import IPv4Address
@@ -13,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from launched_runs import (
+    POLL_SECONDS,
     SIZE,
     WORLD,
     Ended,
@@ -24,8 +26,11 @@ from launched_runs import (
     summary,
     two_machines,
 )
+from patience import HANG_SECONDS, PATIENT
 
 from dlrm_hybrid.cli.main import run
+from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.telemetry.events import Kind
 
 Train = Callable[..., tuple[int, Path]]
 PER_MACHINE = (3, 2)
@@ -59,7 +64,10 @@ def keys(tmp_path: Path) -> str:
 
 
 def launchers(
-    machines: Sequence[Sequence[str]], per_machine: Sequence[int], arguments: Sequence[str]
+    machines: Sequence[Sequence[str]],
+    per_machine: Sequence[int],
+    arguments: Sequence[str],
+    restarts: int = 0,
 ) -> list[list[str]]:
     """The commands; `{own}` in an argument is a machine's own address."""
     commands: list[list[str]] = []
@@ -68,7 +76,7 @@ def launchers(
         options = (
             f"--nnodes=2 --nproc-per-node={count} --rdzv-backend=c10d --rdzv-id=test "
             f"--rdzv-endpoint=10.77.0.1:{PORT} --rdzv-conf=is_host={number == 1} "
-            f"--local-addr={own} --monitor-interval=0.1"
+            f"--local-addr={own} --monitor-interval=0.1 --max-restarts={restarts}"
         )
         given = [argument.format(own=own) for argument in arguments]
         torchrun = [sys.executable, "-m", "torch.distributed.run", *options.split()]
@@ -81,6 +89,22 @@ def launch(
 ) -> list[Ended]:
     with started(launchers(machines, per_machine, arguments), [{}, {}]) as processes:
         return ended(processes)
+
+
+def await_saved(folder: Path) -> None:
+    until = time.monotonic() + HANG_SECONDS
+    while not list(folder.glob("checkpoints/step_*")):
+        assert time.monotonic() < until, "no checkpoint"
+        time.sleep(POLL_SECONDS)
+
+
+def pids_of(folder: Path) -> dict[str, int]:
+    return {path.stem: int(path.read_text()) for path in folder.glob("log/*.pid")}
+
+
+def home_of(pid: int) -> str:
+    """The network of a process, which is its machine's."""
+    return str(Path(f"/proc/{pid}/ns/net").readlink())
 
 
 def listens_on(pid: int) -> set[str]:
@@ -151,6 +175,42 @@ def test_a_world_of_another_size_is_refused_on_both_machines(
     for one in both:
         assert "WORLD_SIZE = 2: parallel.trainers = 2, parallel.cuts = [bottom.1]" in one.text
         assert "exitcode  : 2" in one.text
+
+
+def test_each_of_two_machines_holds_a_trainer_and_a_server_and_starts_again(
+    machines: list[list[str]], keys: str, small_rows: list[str], tmp_path: Path
+) -> None:
+    """As the program says it is started: one machine's ranks are killed, and the run goes on."""
+    folder = tmp_path / "run"
+    steps = ("train.epochs=1000", "train.steps=300", "checkpoint.every=20", "telemetry.every=10")
+    world = ("+experiment=dp_levels", "parallel.machines=2", PATIENT)
+    arguments = (*small_rows, *world, *steps, "network.bind=10.77.0.0/24", keys)
+    commands = launchers(machines, (2, 2), (*arguments, f"hydra.run.dir={folder}"), restarts=1)
+    with started(commands, [{}, {}]) as processes:
+        await_saved(folder)
+        pids = pids_of(folder)
+        homes = {name: home_of(pid) for name, pid in pids.items()}
+        lost = [name for name, home in homes.items() if home == homes["server-1"]]
+        for name in lost:
+            os.kill(pids[name], signal.SIGKILL)
+        both = ended(processes)
+    assert homes["worker-0.0"] == homes["server-0"] != homes["worker-1.0"] == homes["server-1"]
+    assert sorted(lost) == ["server-1", "worker-1.0"]
+    assert [one.code for one in both] == [0, 0], both
+    assert summary(folder)["status"] == "complete"
+    begun = [one.step for one in events.read(folder / "events.jsonl") if one.kind is Kind.STARTED]
+    assert len(begun) == 2 and begun[0] == 0 < begun[1]
+
+
+def test_a_machine_with_too_many_ranks_ends_the_run_on_both(
+    machines: list[list[str]], keys: str, small_rows: list[str], tmp_path: Path
+) -> None:
+    more = ("network.bind=10.77.0.0/24", keys, f"hydra.run.dir={tmp_path / 'run'}")
+    world = ("+experiment=dp_levels", "parallel.machines=2")
+    both = launch(machines, (3, 1), *small_rows, *world, *more)
+    assert [one.code for one in both] == [1, 1]
+    fault = "parallel.machines = 2: each has 2 of the processes, but "
+    assert all(fault in one.text and "--nproc-per-node=2" in one.text for one in both), both
 
 
 def test_one_process_of_torchrun_is_a_plain_run(small_rows: list[str], tmp_path: Path) -> None:

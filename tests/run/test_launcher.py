@@ -17,7 +17,7 @@ from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.run.launch import member as launched
 from dlrm_hybrid.run.launch.environment import Launch, find_launch
 from dlrm_hybrid.run.launch.member import open_rendezvous, own_network
-from dlrm_hybrid.run.launch.rules import check_versions, check_world, own_versions
+from dlrm_hybrid.run.launch.rules import check_versions, check_world, own_rank, own_versions
 from dlrm_hybrid.run.request import Arguments
 from dlrm_hybrid.types import ConfigError, DataError, ResourceError
 
@@ -42,6 +42,8 @@ SLURM = {
     "SLURM_NNODES": "2",
     "SLURM_JOB_NODELIST": "node[03-04]",
 }
+OPERATOR = {key: TORCHRUN[key] for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+TWO = ("+experiment=dp_levels", "parallel.machines=2")
 NOT_SHOWN = (quiet(), TerminalView(quiet()))
 
 
@@ -63,6 +65,7 @@ def test_torchrun_says_who_is_who() -> None:
         size=7,
         local_rank=1,
         node="1",
+        machine=1,
         num_nodes=3,
         host="10.0.0.1",
         port=29400,
@@ -73,8 +76,7 @@ def test_torchrun_says_who_is_who() -> None:
 
 
 def test_an_operator_sets_the_same_variables_and_serves_no_store() -> None:
-    keys = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    found = [find_launch({key: TORCHRUN[key] for key in keys} | {"RANK": rank}) for rank in "06"]
+    found = [find_launch({**OPERATOR, "RANK": rank}) for rank in "06"]
     assert [one and (one.serves_store, one.local_rank, one.node) for one in found] == [
         (True, 0, "0"),
         (False, 0, "6"),
@@ -183,7 +185,7 @@ def test_a_world_that_does_not_fit_is_refused(
 ) -> None:
     keys = ["network.keys=keys.json"]
     with pytest.raises(ConfigError) as caught:
-        check_world(config(*overrides, *keys), launch(**changes))
+        check_world(config(*overrides, *keys), launch(**changes), ())
     lines = str(caught.value).splitlines()[1:]
     assert len(lines) == len(faults)
     for line, fault in zip(lines, faults, strict=True):
@@ -192,14 +194,115 @@ def test_a_world_that_does_not_fit_is_refused(
 
 def test_a_network_is_not_emulated_under_a_launcher() -> None:
     with pytest.raises(ConfigError, match="network = emulated: .* launcher .*WORLD_SIZE = 7"):
-        check_world(config("parallel=hybrid", "network=emulated"), launch())
+        check_world(config("parallel=hybrid", "network=emulated"), launch(), ())
 
 
 def test_worlds_that_fit_are_let_pass() -> None:
     keys = ["network.keys=keys.json", "network.bind=10.0.0.0/24"]
-    check_world(config("parallel=hybrid", *keys), launch())
-    check_world(config("parallel=hybrid"), launch(LOCAL_WORLD_SIZE="7"))
-    check_world(config("parallel=single"), launch(WORLD_SIZE="1", RANK="0"))
+    check_world(config("parallel=hybrid", *keys), launch(), ())
+    check_world(config("parallel=hybrid"), launch(LOCAL_WORLD_SIZE="7"), ())
+    check_world(config("parallel=single"), launch(WORLD_SIZE="1", RANK="0"), ())
+    check_world(config("parallel=hybrid", "network=emulated", "parallel.machines=2"), None, ())
+    check_world(config(*TWO, *keys), launch(WORLD_SIZE="4", LOCAL_WORLD_SIZE="2"), ())
+
+
+TORCHRUN_OF_TWO = (
+    "torchrun --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-id=1 "
+    "--rdzv-endpoint=HOST:29400 -m dlrm_hybrid train +experiment=dp_levels network.bind=NETWORK "
+    "network.keys=keys.json hydra.run.dir=FOLDER"
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "changes", "fault"),
+    [
+        (
+            (),
+            None,
+            "parallel.machines = 2: this command starts processes on this machine alone; start on "
+            f"each machine: {TORCHRUN_OF_TWO}; or try it here with network=emulated",
+        ),
+        (
+            (),
+            {},
+            "WORLD_SIZE = 7: parallel.trainers = 2, parallel.cuts = [] (1 stages) and "
+            f"parallel.servers = 2 make 4 processes; start on each machine: {TORCHRUN_OF_TWO}",
+        ),
+        (
+            ("parallel.trainers=3",),
+            None,
+            "parallel.trainers = 3: launchers start as many processes on each machine, so it must "
+            "be a multiple of parallel.machines = 2",
+        ),
+        (
+            ("parallel.servers=1",),
+            {"WORLD_SIZE": "3"},
+            "parallel.servers = 1: launchers start as many processes on each machine, so it must "
+            "be a multiple of parallel.machines = 2",
+        ),
+    ],
+)
+def test_a_launch_that_does_not_fit_its_machines_names_the_command_that_does(
+    overrides: Sequence[str], changes: dict[str, str] | None, fault: str
+) -> None:
+    given = None if changes is None else launch(**changes)
+    with pytest.raises(ConfigError) as caught:
+        check_world(config(*TWO, *overrides), given, ("+experiment=dp_levels",))
+    assert caught.value.args[0].splitlines()[1].strip() == fault
+
+
+@pytest.mark.parametrize(
+    ("world", "expected"),
+    [
+        (TWO, [[0, 2], [1, 3]]),
+        ((*TWO, "parallel.trainers=4"), [[0, 2, 4], [1, 3, 5]]),
+        ((*TWO, "parallel.cuts=[bottom.2]"), [[0, 1, 4], [2, 3, 5]]),
+        (("+experiment=data_parallel", *TWO[1:], "embedding=served"), [[0, 2, 4], [1, 3, 5]]),
+    ],
+)
+def test_every_process_gets_a_rank_of_its_machine(
+    world: Sequence[str], expected: list[list[int]]
+) -> None:
+    """torchrun, SLURM that deals tasks in turn, and an operator that says only who is which."""
+    given, each = config(*world), len(expected[0])
+    torchrun = [
+        [
+            launch(RANK=str(machine * each + one), GROUP_RANK=str(machine), LOCAL_RANK=str(one))
+            for one in range(each)
+        ]
+        for machine in range(2)
+    ]
+    in_turn = [
+        [
+            find_launch(
+                {
+                    **SLURM,
+                    "SLURM_PROCID": str(2 * one + machine),
+                    "SLURM_NODEID": str(machine),
+                    "SLURM_LOCALID": str(one),
+                }
+            )
+            for one in range(each)
+        ]
+        for machine in range(2)
+    ]
+    operator = [
+        [
+            find_launch({**OPERATOR, "RANK": str(machine * each + one), "WORLD_SIZE": "9"})
+            for one in range(each)
+        ]
+        for machine in range(2)
+    ]
+    for machines in (torchrun, in_turn, operator):
+        found = [[own_rank(given, one, ()) for one in launches if one] for launches in machines]
+        assert found == expected
+    assert own_rank(config("parallel=hybrid"), launch(RANK="5", GROUP_RANK="1"), ()) == 5
+
+
+def test_a_machine_with_too_many_processes_is_named() -> None:
+    third = launch(RANK="2", WORLD_SIZE="4", GROUP_RANK="0", LOCAL_RANK="2", LOCAL_WORLD_SIZE="3")
+    with pytest.raises(ConfigError, match="parallel.machines = 2: each has 2 .* process 2 of mach"):
+        own_rank(config(*TWO), third, ())
 
 
 def test_the_network_is_each_machines_own() -> None:

@@ -83,8 +83,10 @@ def _of_choice(node: DictConfig, section: str, typed: set[str]) -> Iterator[str]
 
 def _is_met(config: DictConfig, anchor: str, wanted: str) -> bool:
     """Whether the value is there beside which a key has an effect."""
-    value: Any = OmegaConf.select(config, anchor if "." in anchor else f"{anchor}.name")
-    return bool(value) if not wanted else str(value) in wanted.split("|")
+    key = anchor if "." in anchor else f"{anchor}.name"
+    value: Any = OmegaConf.select(config, key, default=0)
+    # A number that is still to follow from others is one.
+    return value is None or bool(value) if not wanted else str(value) in wanted.split("|")
 
 
 def _plain(value: Any) -> Any:

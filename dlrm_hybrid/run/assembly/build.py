@@ -115,6 +115,15 @@ def host(config: Config, rank: int) -> int:
     return rank if machines is None else topology(config).machine(rank, machines)
 
 
+def placement(config: Config, machines: int) -> list[list[int]]:
+    """The ranks on each of so many machines, in order."""
+    world = topology(config)
+    placed: list[list[int]] = [[] for _ in range(machines)]
+    for rank in range(world.size):
+        placed[world.machine(rank, machines)].append(rank)
+    return placed
+
+
 def rank_names(config: Config) -> list[str]:
     """Names of the processes of a run; a world of one process has one."""
     if not many_processes(config):

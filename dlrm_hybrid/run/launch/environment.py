@@ -28,6 +28,7 @@ class Launch:
         size: number of processes.
         local_rank: number of this process on its machine.
         node: the launcher's name of its machine.
+        machine: number of its machine from 0; None if the launcher says none.
         num_nodes: least number of machines; 1 if unknown.
         host: that of the store.
         port: that of the store.
@@ -41,6 +42,7 @@ class Launch:
     size: int
     local_rank: int
     node: str
+    machine: int | None
     num_nodes: int
     host: str
     port: int
@@ -90,6 +92,7 @@ def _torchrun(environ: Mapping[str, str]) -> Launch:
         size=size,
         local_rank=local_rank,
         node=environ.get("GROUP_RANK", str(rank - local_rank)),
+        machine=_number(environ, "GROUP_RANK") if "GROUP_RANK" in environ else None,
         num_nodes=-(-size // max(1, local_size)),
         host=host,
         port=_number(environ, "MASTER_PORT"),
@@ -113,6 +116,7 @@ def _slurm(environ: Mapping[str, str]) -> Launch:
         size=_number(environ, size_key),
         local_rank=_number(environ, "SLURM_LOCALID", rank if num_nodes == 1 else None),
         node=environ.get("SLURM_NODEID", "0"),
+        machine=_number(environ, "SLURM_NODEID", 0 if num_nodes == 1 else None),
         num_nodes=num_nodes,
         host=environ.get("MASTER_ADDR") or (LOOPBACK if num_nodes == 1 else _first_host(environ)),
         port=_number(environ, "MASTER_PORT", own_port),

@@ -33,7 +33,7 @@ from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.display import Display, TrainingView
 from dlrm_hybrid.run.launch.environment import Launch
 from dlrm_hybrid.run.launch.rank import Part, silent, take_part, tell_failure
-from dlrm_hybrid.run.launch.rules import check_versions, check_world, own_versions
+from dlrm_hybrid.run.launch.rules import check_versions, check_world, own_rank, own_versions
 from dlrm_hybrid.run.readiness import no_empty_folder, ready_rows
 from dlrm_hybrid.run.request import Arguments, Request, TrainTask
 from dlrm_hybrid.run.rows import Command, prepared_rows
@@ -180,12 +180,13 @@ def _prepared(
     announced = Announcement(**json.loads(text))
     load_typed(arguments.overrides)
     config = own_network(validate(announced.values), arguments.overrides)
+    rank = own_rank(config, launch, announced.overrides)
     rows = _same_rows(launch, announced, config, display, rendezvous)
     task = TrainTask(
         run_folder=announced.run_folder,
         prepared=str(rows),
         resume_from=announced.resume_from,
-        rank=launch.rank,
+        rank=rank,
         attempt=announced.attempt,
         rendezvous=str(rendezvous),
     )
@@ -211,7 +212,7 @@ def _announce(
     request = _composed(arguments, own)
     if request is None:
         return None
-    check_world(request.config, launch)
+    check_world(request.config, launch, request.overrides)
     lock.enter_context(no_empty_folder(request.folder))
     lock.enter_context(run_folder.one_run(request.folder))
     if own and run_folder.is_complete(request):

@@ -14,7 +14,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from dlrm_hybrid.comm.rendezvous import Rendezvous
 from dlrm_hybrid.output import TERMINAL_LOG, log_losses
@@ -70,7 +70,7 @@ class Part:
     @property
     def leads(self) -> bool:
         """Whether this is the leader."""
-        return self.launch.rank == build.leader(self.request.config)
+        return self.task.rank == build.leader(self.request.config)
 
 
 def take_part(part: Part, view: TrainingView) -> int:
@@ -84,12 +84,13 @@ def take_part(part: Part, view: TrainingView) -> int:
         RunFailedError: the rank failed; has the message for its standard error.
     """
     rank = Rank(
-        index=part.launch.rank,
-        name=part.topology.name(part.launch.rank),
+        index=part.task.rank,
+        name=part.topology.name(part.task.rank),
         argument="",
         log_folder=part.request.folder / "log",
     )
-    machine = {"node": part.launch.node, "cores": len(os.sched_getaffinity(0))}
+    cores = len(os.sched_getaffinity(0))
+    machine = {"node": part.launch.node, "cores": cores, "process": part.launch.rank}
     part.rendezvous.put(f"machine-{rank.index}.json", json.dumps(machine))
     told: list[Event] = []
     with _logged(rank):
@@ -146,7 +147,7 @@ def _cause(part: Part, end: Ending) -> tuple[Ending, bool]:
         return end, True
     first, cause = end.lost.ranks[0], end.lost.cause
     try:
-        rendezvous.put(_lost(part.launch.rank), json.dumps(asdict(end.lost)))
+        rendezvous.put(_lost(part.task.rank), json.dumps(asdict(end.lost)))
         until = time.monotonic() + GRACE_SECONDS
         while time.monotonic() < until:
             failure = rendezvous.failure()
@@ -164,9 +165,10 @@ def _cause(part: Part, end: Ending) -> tuple[Ending, bool]:
 
 
 def silent(rendezvous: Rendezvous, size: int) -> set[int]:
-    """Ranks that others miss, and that report missing nobody: most likely they have died."""
+    """Processes whose ranks others miss and that report missing nobody: they have likely died."""
     failures = _failures(rendezvous, size)
-    return {rank for one in failures.values() for rank in one.ranks} - failures.keys()
+    missed = {rank for one in failures.values() for rank in one.ranks} - failures.keys()
+    return {_machine(rendezvous, rank).get("process", rank) for rank in missed}
 
 
 def _failures(rendezvous: Rendezvous, size: int) -> dict[int, PeerFailure]:
@@ -179,7 +181,7 @@ def _close(part: Part, end: Ending, told: list[Event], view: TrainingView) -> in
     """Finish as the leader: collect all ranks' counters, write the summary, show the result."""
     request, rendezvous = part.request, part.rendezvous
     if end.exit_code == ExitCode.DONE:
-        others = [rank for rank in range(part.launch.size) if rank != part.launch.rank]
+        others = [rank for rank in range(part.launch.size) if rank != part.task.rank]
         seconds = request.config.network.patience_seconds
         told += [from_json(rendezvous.wait(_told(rank), seconds)) for rank in others]
         told.sort(key=lambda event: event.values["rank"])
@@ -194,11 +196,14 @@ def _cores(part: Part) -> int:
     cores: dict[str, int] = {}
     with suppress(DlrmError):
         for rank in range(part.launch.size):
-            text = part.rendezvous.read(f"machine-{rank}.json")
-            if text is not None:
-                machine = json.loads(text)
+            if machine := _machine(part.rendezvous, rank):
                 cores[machine["node"]] = machine["cores"]
     return sum(cores.values()) or len(os.sched_getaffinity(0))
+
+
+def _machine(rendezvous: Rendezvous, rank: int) -> dict[str, Any]:
+    """What a rank has said of its machine; nothing if it has not joined."""
+    return json.loads(rendezvous.read(f"machine-{rank}.json") or "{}")
 
 
 def _lost(rank: int) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from socket import gethostname
@@ -21,15 +22,77 @@ from dlrm_hybrid.wire.frame import VERSION
 LIBRARIES = ("torch", "torchrec", "fbgemm-gpu", "numpy")  # they decide the bits
 
 
-def check_world(config: Config, launch: Launch) -> None:
+def check_world(config: Config, launch: Launch | None, overrides: Sequence[str]) -> None:
     """Refuse a launch that does not fit the configuration.
+
+    Args:
+        config: configuration of the run.
+        launch: place of a process that a launcher has started; None without one.
+        overrides: those of the run, for the command that would fit.
 
     Raises:
         ConfigError: the world has another number of processes, or its machines cannot meet.
     """
-    faults = list(_misfits(config, launch))
+    machines = None if config.network.name == "emulated" else config.parallel.machines
+    faults = [] if machines is None else list(_uneven(config, machines))
+    if launch is not None and not faults:
+        faults += _misfits(config, launch, overrides)
+    elif machines is not None and not faults:
+        faults.append(
+            f"parallel.machines = {machines}: this command starts processes on this machine "
+            f"alone; {_advice(config, overrides)}; or try it here with network=emulated"
+        )
     if faults:
         raise ConfigError(faults_text(faults))
+
+
+def own_rank(config: Config, launch: Launch, overrides: Sequence[str]) -> int:
+    """The rank of the world that a process is.
+
+    That of the launcher, but with `parallel.machines` one of those on its machine.
+
+    Raises:
+        ConfigError: its machine has more processes than ranks.
+    """
+    machines = config.parallel.machines
+    if machines is None:
+        return launch.rank
+    placed = build.placement(config, machines)
+    machine, number = launch.machine, launch.local_rank
+    if machine is None:
+        machine, number = divmod(launch.rank, len(placed[0]))
+    if machine >= machines or number >= len(placed[0]):
+        raise ConfigError(
+            faults_text(
+                [
+                    f"parallel.machines = {machines}: each has {len(placed[0])} of the processes, "
+                    f"but {gethostname()} has process {number} of machine {machine}, counted from "
+                    f"0; {_advice(config, overrides)}"
+                ]
+            )
+        )
+    return placed[machine][number]
+
+
+def start_command(config: Config, overrides: Sequence[str]) -> str:
+    """The command that starts a run of `parallel.machines`, the same on each of them.
+
+    In capitals is what only the user knows: address of the first machine, the network between
+    machines, and a folder that they share.
+    """
+    machines = config.parallel.machines or 1
+    each = build.topology(config).size // machines
+    beside = {"network.bind": "NETWORK", "network.keys": "keys.json"}
+    missing = {key: one for key, one in beside.items() if not getattr(config.network, key[8:])}
+    return shlex.join(
+        (
+            *("torchrun", f"--nnodes={machines}", f"--nproc-per-node={each}"),
+            *("--rdzv-backend=c10d", "--rdzv-id=1", "--rdzv-endpoint=HOST:29400"),
+            *("-m", "dlrm_hybrid", "train", *overrides),
+            *(f"{key}={one}" for key, one in missing.items()),
+            "hydra.run.dir=FOLDER",
+        )
+    )
 
 
 def own_versions() -> dict[str, str]:
@@ -67,7 +130,21 @@ def check_versions(rank: int, own: Mapping[str, str], of_rank_0: Mapping[str, st
         raise ConfigError(faults_text(faults))
 
 
-def _misfits(config: Config, launch: Launch) -> Iterator[str]:
+def _uneven(config: Config, machines: int) -> Iterator[str]:
+    parallel = config.parallel
+    for key in ("trainers", "servers", "table_servers"):
+        if (number := getattr(parallel, key)) % machines:
+            yield (
+                f"parallel.{key} = {number}: launchers start as many processes on each machine, so "
+                f"it must be a multiple of parallel.machines = {machines}"
+            )
+
+
+def _advice(config: Config, overrides: Sequence[str]) -> str:
+    return f"start on each machine: {start_command(config, overrides)}"
+
+
+def _misfits(config: Config, launch: Launch, overrides: Sequence[str]) -> Iterator[str]:
     parallel = config.parallel
     if config.network.name == "emulated":
         yield (
@@ -97,6 +174,7 @@ def _misfits(config: Config, launch: Launch) -> Iterator[str]:
             f"{launch.size_key} = {launch.size}: parallel.trainers = {parallel.trainers}, "
             f"parallel.cuts = [{', '.join(parallel.cuts)}] ({len(parallel.cuts) + 1} stages) and "
             f"{servers} make {size} processes"
+            + (f"; {_advice(config, overrides)}" if parallel.machines else "")
         )
     if launch.num_nodes > 1 and config.network.bind is None:
         yield (
