@@ -4,9 +4,9 @@
     python scripts/benchmarks/practitioner.py speed RUNS --links loopback 10mbit 100mbit 1gbit
 
 Each trainer is a process with all dense layers, in torch's DistributedDataParallel on gloo, and a
-part of the tables, sharded table-wise by TorchRec. Gradients are reduced in float32, or in bfloat16
-by torch's `bf16_compress_hook`; pooled rows and their gradients are exchanged all-to-all in either
-type.
+part of the tables, sharded table-wise by TorchRec. Gradients are reduced in float32, in bfloat16
+by torch's `bf16_compress_hook`, or as factors of a low rank by its `powerSGD_hook`; pooled rows and
+their gradients are exchanged all-to-all in float32 or bfloat16.
 
 `bytes` counts what the kernel counts in a network of its own, beside the formula of a ring. `speed`
 trains by turns on links of given rates, each trainer on a machine of its own, and beside it worlds
@@ -41,6 +41,10 @@ from plain_dlrm import PAPER_SPEC, draw_rows
 from torch import Tensor
 from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import (
+    PowerSGDState,
+    powerSGD_hook,
+)
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parallel import DistributedDataParallel
 
@@ -83,16 +87,24 @@ WORLD = (
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """In which types numbers travel: gradients of dense layers, and pooled rows both ways."""
+    """How numbers travel: gradients of dense layers, and pooled rows both ways.
+
+    Attributes:
+        gradients: type of the gradients, or of the factors in their place.
+        rows: type of pooled rows and their gradients.
+        rank: of PowerSGD's factors; 0 for whole gradients.
+    """
 
     gradients: CommPrecision
     rows: CommPrecision
+    rank: int = 0
 
 
 WIRES = {
     "float32": Wire(CommPrecision.FLOAT32, CommPrecision.FLOAT32),
     "bfloat16 gradients": Wire(CommPrecision.BFLOAT16, CommPrecision.FLOAT32),
     "bfloat16": Wire(CommPrecision.BFLOAT16, CommPrecision.BFLOAT16),
+    "PowerSGD": Wire(CommPrecision.FLOAT32, CommPrecision.BFLOAT16, rank=2),
 }
 
 
@@ -148,9 +160,16 @@ class Practitioner:
         (whole,) = Partition.of(spec, ()).stages
         self.layers = StageModel(spec, whole, Precision.FLOAT32, SEED)
         gloo = cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
-        self._dense = DistributedDataParallel(self.layers, process_group=gloo)
+        # PowerSGD reduces in callbacks: of two buckets gloo would mix up what belongs together.
+        one_bucket = 1024 if wire.rank else None
+        self._dense = DistributedDataParallel(
+            self.layers, process_group=gloo, bucket_cap_mb=one_bucket
+        )
         if wire.gradients is CommPrecision.BFLOAT16:
             self._dense.register_comm_hook(gloo, in_bfloat16)
+        if wire.rank:
+            state = PowerSGDState(gloo, wire.rank, start_powerSGD_iter=WARMUP_STEPS // 2)
+            self._dense.register_comm_hook(state, powerSGD_hook)
         self._optimizer = torch.optim.SGD(self._dense.parameters(), lr=LR)
         sharding = ShardingOptions(
             kind=ShardingKind.TABLE_WISE, comm_precision=wire.rows, deduplicate=False
@@ -280,8 +299,14 @@ def _interface(link: str, network: Network, trainer: int) -> tuple[str, str]:
 
 def ring_bytes(spec: ModelSpec, trainers: int, wire: Wire, batch_size: int) -> float:
     """Per sample: each trainer sends 2 (T - 1) / T of the gradients in a step."""
-    parameters = sum(prod(shape) for shape in spec.dense_shapes().values())
-    return 2 * (trainers - 1) / trainers * parameters * _width(wire.gradients) / batch_size
+    reduced = sum(_reduced(shape, wire.rank) for shape in spec.dense_shapes().values())
+    return 2 * (trainers - 1) / trainers * reduced * _width(wire.gradients) / batch_size
+
+
+def _reduced(shape: tuple[int, ...], rank: int) -> int:
+    """Elements of a gradient that are reduced: its own, or those of factors of less than half."""
+    factors = rank * sum(shape)
+    return factors if rank and len(shape) > 1 and 2 * factors < prod(shape) else prod(shape)
 
 
 def all_to_all_bytes(spec: ModelSpec, trainers: int, wire: Wire) -> float:
