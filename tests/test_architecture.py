@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,7 +16,6 @@ MAX_PARAMETERS = 8
 MAX_FOLDER_FILES = 15
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-NODES = {path: [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))] for path in SOURCES}
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in SOURCES}
 # To become empty: files whose only importer is a sibling of a like name, and crowded folders.
 CUT_OFF: set[str] = set()
@@ -24,12 +24,17 @@ Node = TypeVar("Node", bound=ast.AST)
 RECORDS = ("record.py", "config/choices.py", "compress/activation/methods.py")
 
 
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+
+
 def found(*kinds: type[Node]) -> list[tuple[Path, Node]]:
-    return [(path, node) for path, nodes in NODES.items() for node in nodes if type(node) in kinds]
+    return [(path, node) for path in SOURCES for node in nodes_of(path) if type(node) in kinds]
 
 
-FUNCTIONS = found(ast.FunctionDef, ast.AsyncFunctionDef)
-CLASSES = found(ast.ClassDef)
+def functions() -> list[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    return found(ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def test_files_are_short() -> None:
@@ -40,7 +45,7 @@ def test_files_are_short() -> None:
 def test_functions_are_short() -> None:
     assert [
         f"{path}: {node.name}"
-        for path, node in FUNCTIONS
+        for path, node in functions()
         if (node.end_lineno or 0) - node.lineno + 1 > MAX_FUNCTION_LINES
     ] == []
 
@@ -49,7 +54,7 @@ def test_functions_take_few_parameters() -> None:
     # A numba kernel cannot take a dataclass: its arrays come one by one.
     assert [
         f"{path}: {node.name}"
-        for path, node in FUNCTIONS
+        for path, node in functions()
         if "kernels" not in path.parts
         and len([*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs])
         - (bool(node.args.args) and node.args.args[0].arg in ("self", "cls"))
@@ -58,18 +63,19 @@ def test_functions_take_few_parameters() -> None:
 
 
 def test_no_class_inherits_from_one_of_this_package() -> None:
+    classes = found(ast.ClassDef)
     protocols = {
-        node.name for _, node in CLASSES if any(name(base) == "Protocol" for base in node.bases)
+        node.name for _, node in classes if any(name(base) == "Protocol" for base in node.bases)
     }
-    ours = {node.name for _, node in CLASSES}
+    ours = {node.name for _, node in classes}
     errors = {node for node in ours if node.endswith("Error")}
     # Choices of a section of the configuration: fields that several have stand in a common record.
     records = {
-        node.name for path, node in CLASSES if path.relative_to(PACKAGE).as_posix() in RECORDS
+        node.name for path, node in classes if path.relative_to(PACKAGE).as_posix() in RECORDS
     }
     assert [
         f"{path}: {node.name}({name(base)})"
-        for path, node in CLASSES
+        for path, node in classes
         for base in node.bases
         if name(base) in ours - protocols - errors - records
     ] == []
@@ -79,7 +85,7 @@ def imported(path: Path) -> set[Path]:
     """The files of this package that a file imports, at its head or inside a function."""
     names = {
         f"{node.module}.{alias.name}"
-        for node in NODES[path]
+        for node in nodes_of(path)
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dlrm_hybrid")
         for alias in node.names
     }

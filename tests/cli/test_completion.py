@@ -41,7 +41,9 @@ def test_words(line: str, expected: list[str]) -> None:
     assert words(line) == expected
 
 
-@pytest.mark.parametrize("program", ["dlrm_hybrid", "python -m dlrm_hybrid"])
+@pytest.mark.parametrize(
+    "program", ["dlrm_hybrid", pytest.param("python -m dlrm_hybrid", marks=pytest.mark.slow)]
+)
 def test_bash_completes(program: str, tmp_path: Path) -> None:
     bash = shutil.which("bash")
     if bash is None:

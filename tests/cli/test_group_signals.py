@@ -29,7 +29,7 @@ def trains(folder: Path) -> bool:
 @pytest.mark.parametrize(
     ("name", "phase", "world", "code"),
     [
-        ("SIGTERM", starts_ranks, (), 75),
+        pytest.param("SIGTERM", starts_ranks, (), 75, marks=pytest.mark.slow),
         ("SIGTERM", trains, WORLD, 75),
         pytest.param("SIGINT", trains, (), 130, marks=pytest.mark.slow),
     ],

@@ -465,6 +465,7 @@ def test_a_rank_of_another_attempt_is_not_let_in(tmp_path: Path) -> None:
     assert any("it is of attempt" in text for text in told)
 
 
+@pytest.mark.slow
 def test_importing_starts_no_thread() -> None:
     """A context made before a fork would be of no use after it."""
     program = "import os, dlrm_hybrid.comm.zmq.channel; print(len(os.listdir('/proc/self/task')))"

@@ -17,6 +17,8 @@ from dlrm_hybrid.types import ConfigError
 
 GROUPS = {group: names for group, names in all_groups().items() if group != EXPERIMENT}
 CHOICES = [(group, name) for group, names in GROUPS.items() for name in names]
+# Of experiments that set the same keys one is composed by every `make test`.
+QUICK = ("dct_levels", "dp_levels", "methods", "mlperf_v2", "bars_criteo_x1", "paper_table3")
 # What is said of a value, not of two choices that exclude each other.
 OF_A_VALUE = ("only applies to", "no effect", "cannot be composed", "Could not", "unknown key")
 
@@ -29,7 +31,13 @@ def faults(*overrides: str) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("experiment", all_groups()[EXPERIMENT])
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        pytest.param(one, marks=() if one in QUICK else pytest.mark.slow)
+        for one in all_groups()[EXPERIMENT]
+    ],
+)
 def test_an_experiment_goes_with_any_choice_or_says_what_does_not(experiment: str) -> None:
     """As Hydra would compose them, from one composition: an option below, the experiment above."""
     values = dict(compose.choice_of([f"+experiment={experiment}"]).values)

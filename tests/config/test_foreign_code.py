@@ -131,7 +131,7 @@ WAYS = (
     ("model={here}/model/evil",),
     ("+experiment=[baseline,../../{here}/evil]",),
     ("-m", "+experiment=baseline,../../{here}/evil"),
-    ("-m", "+experiment=glob(*,exclude=x)", "hydra.searchpath=[file://{here}]"),
+    ("-m", "+experiment=glob(b*,exclude=x)", "hydra.searchpath=[file://{here}]"),
     ("hydra.searchpath=[file://{here}]", "+experiment=evil"),
     ("'hydra.searchpath'=[file://{here}]", "+experiment=evil"),
     ("+hydra/launcher=evil",),

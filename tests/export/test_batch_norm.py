@@ -45,8 +45,8 @@ def shards(small_rows: list[str]) -> Shards:
     return open_shards(Path(small_rows[1].partition("=")[2]), None)
 
 
-# What a graph of torch's has, one of ONNX made of it has, too.
-QUICK = {("onnx", "crossed"), ("safetensors", "trainers")}
+# Making a graph takes seconds: test_export.py makes some of models without norms.
+QUICK = {("safetensors", "trainers")}
 
 
 def evaluated(folder: Path, output: Path, *options: str) -> dict[str, Any]:

@@ -174,7 +174,7 @@ def test_bfloat16_learns_as_well_as_float32():
     for precision in Precision:
         trainer = Trainer(_model(PAPER, precision), Sgd())
         results: list[float] = []
-        for step in range(200):
+        for step in range(150):
             dense_BI, ids_FB, _ = _batch(PAPER, step)
             label_B = (dense_BI[:, 0] + dense_BI[:, 1] > 1.5).float()
             result = trainer.step(dense_BI, ids_FB, label_B, lr=0.1, embedding_lr=0.1)

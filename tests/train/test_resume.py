@@ -227,6 +227,7 @@ def test_checkpoints_by_time_change_nothing_and_are_gone_on_from(
     assert_equal_runs(tmp_path / "unbroken", folder)
 
 
+@pytest.mark.slow
 def test_a_new_run_that_saved_nothing_begins_again_with_the_old_weights(
     train: Train, struck: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,7 +56,7 @@ def replicas(engine: "InProcessEngine") -> list[dict[str, bytes]]:
     return held
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
+@pytest.mark.parametrize("optimizer", [pytest.param("sgd", marks=pytest.mark.slow), "momentum"])
 def test_all_replicas_are_bit_identical_after_a_run(optimizer: str, small_rows: list[str]) -> None:
     engine = opened(small_rows, NEVER, f"optimizer={optimizer}", "optimizer.lr=0.02")
     before = replicas(engine)[0]

@@ -35,7 +35,6 @@ from dlrm_hybrid.world.processes import Processes
 from dlrm_hybrid.world.ranks import WorldRanks
 from dlrm_hybrid.world.world import World
 
-
 STAGES: dict[str, Any] = {"cuts": ["bottom.2"]}
 
 
@@ -276,7 +275,9 @@ def test_wrong_batches_of_a_loader_begin_no_step(shards: Shards, tmp_path: Path)
 def test_a_batch_that_one_stage_could_not_read_is_left_out_by_all(
     shards: Shards, tmp_path: Path
 ) -> None:
-    with world_of("processes", shards, partial(stumbling, str(tmp_path / "once")), **STAGES) as world:
+    with world_of(
+        "processes", shards, partial(stumbling, str(tmp_path / "once")), **STAGES
+    ) as world:
         world.step()
         with pytest.raises(DataError, match=r"trainer 0, epoch 1.*the disk is busy"):
             world.step()
