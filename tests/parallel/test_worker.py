@@ -199,7 +199,7 @@ def test_no_schedule_and_no_cut_changes_a_bit_of_microbatches_and_trainers():
     ]
     worlds = [TinyWorld(SMALL, layout, lr=0.5) for layout in layouts]
     first = _copy(worlds[0].tensors())
-    for step in range(6):
+    for step in range(8):
         batch = draw_batch(SMALL, 48, step)
         outcomes = [world.step(step, shares(batch, 2)) for world in worlds]
         losses = [[one.loss_sum for one in outcome if one.loss_sum] for outcome in outcomes]
