@@ -266,7 +266,7 @@ FAULTS = (
     ),
     Fault(
         "servers: the version of the first push instead of the last",
-        "dlrm_hybrid/parallel/sync/lockstep.py",
+        "dlrm_hybrid/parallel/policies.py",
         "return Version(min(self.pushed))",
         "return Version(max(self.pushed))",
         "tests/parallel/test_policies.py",
@@ -639,21 +639,21 @@ FAULTS = (
     ),
     Fault(
         "async: the rate follows pushes, not steps",
-        "dlrm_hybrid/parallel/sync/asynchronous.py",
+        "dlrm_hybrid/parallel/policies.py",
         "number=self.applied // self.policy.trainers",
         "number=self.applied",
         "tests/parallel/test_asynchronous.py -k rate",
     ),
     Fault(
         "async: staleness is counted from the newest answer",
-        "dlrm_hybrid/parallel/sync/asynchronous.py",
+        "dlrm_hybrid/parallel/policies.py",
         "staleness=self.applied - before.sent[0]",
         "staleness=self.applied - before.sent[-1]",
         "tests/parallel/test_asynchronous.py -k staleness",
     ),
     Fault(
         "async: a push more may be in flight",
-        "dlrm_hybrid/parallel/sync/asynchronous.py",
+        "dlrm_hybrid/parallel/policies.py",
         "pushed - self.most_in_flight + 1",
         "pushed - self.most_in_flight",
         "tests/parallel/test_asynchronous_servers.py -k one_trainer",
@@ -688,7 +688,7 @@ FAULTS = (
     ),
     Fault(
         "rounds: whoever has left is waited for",
-        "dlrm_hybrid/parallel/sync/rounds.py",
+        "dlrm_hybrid/parallel/policies.py",
         "replace(self, live=self.live - {worker})._ended()",
         "replace(self, live=self.live - {worker}), ()",
         "tests/parallel/test_live_rounds.py -k left",

@@ -17,7 +17,7 @@ from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.step import train_step
-from dlrm_hybrid.parallel.sync.policy import AtLeast, Average, BucketState, Pull, Push
+from dlrm_hybrid.parallel.sync import AtLeast, Average, BucketState, Pull, Push
 from dlrm_hybrid.parallel.tables.arrival import ArrivalOrder
 from dlrm_hybrid.parallel.tables.order import Answer, Apply, BatchOf, TableOrder
 from dlrm_hybrid.parallel.tables.versions import BatchOrder

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.parallel.sync.asynchronous import Asynchronous
-from dlrm_hybrid.parallel.sync.policy import Average, BucketState, Exactly, Publish, Pull, Push
+from dlrm_hybrid.parallel.policies import Asynchronous
+from dlrm_hybrid.parallel.sync import Average, BucketState, Exactly, Publish, Pull, Push
 from dlrm_hybrid.types import ConfigError, DlrmError
 
 

@@ -26,9 +26,8 @@ from dlrm_hybrid.compress.gradient.compressor import Compressor, Dense
 from dlrm_hybrid.compress.gradient.layout import Layout
 from dlrm_hybrid.compress.update import DenseUpdate, decode
 from dlrm_hybrid.model.optimizer import Adagrad, Adam, Constant, DenseOptimizer, Momentum, Sgd
-from dlrm_hybrid.parallel.sync.asynchronous import Asynchronous
-from dlrm_hybrid.parallel.sync.lockstep import Lockstep
-from dlrm_hybrid.parallel.sync.policy import SyncPolicy
+from dlrm_hybrid.parallel.policies import Asynchronous, Lockstep
+from dlrm_hybrid.parallel.sync import SyncPolicy
 from dlrm_hybrid.types import ConfigError, DlrmError
 from dlrm_hybrid.wire.frame import Frame, Kind
 from dlrm_hybrid.wire.section import Dtype

@@ -5,8 +5,7 @@ import torch
 from tiny_world import SMALL, Layout, TinyWorld, draw_batch, shares
 
 from dlrm_hybrid.parallel.dense.client import ServerClient
-from dlrm_hybrid.parallel.sync.asynchronous import Asynchronous
-from dlrm_hybrid.parallel.sync.lockstep import Lockstep
+from dlrm_hybrid.parallel.policies import Asynchronous, Lockstep
 
 
 def refresh(world: TinyWorld, *, whole: bool = False) -> None:

@@ -14,8 +14,8 @@ from dlrm_hybrid.parallel.dense.local_client import LocalClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
 from dlrm_hybrid.parallel.dense.server import ParameterServer, ServerOptions
 from dlrm_hybrid.parallel.effects import Outgoing, Port
-from dlrm_hybrid.parallel.sync.lockstep import Lockstep
-from dlrm_hybrid.parallel.sync.policy import SyncPolicy
+from dlrm_hybrid.parallel.policies import Lockstep
+from dlrm_hybrid.parallel.sync import SyncPolicy
 from dlrm_hybrid.parallel.topology import Topology, lay_out
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import DlrmError

@@ -37,8 +37,8 @@ from dlrm_hybrid.model.optimizer import Adagrad, Constant, DenseOptimizer, Momen
 from dlrm_hybrid.parallel.dense.master import MasterWeights, OptimizerConfig
 from dlrm_hybrid.parallel.dense.mirror import SUFFIX
 from dlrm_hybrid.parallel.effects import Outgoing
-from dlrm_hybrid.parallel.sync.lockstep import Lockstep
-from dlrm_hybrid.parallel.sync.policy import SyncPolicy
+from dlrm_hybrid.parallel.policies import Lockstep
+from dlrm_hybrid.parallel.sync import SyncPolicy
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.frame import Frame
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section

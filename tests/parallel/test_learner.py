@@ -13,7 +13,7 @@ from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.layout import Layout
 from dlrm_hybrid.compress.gradient.ternary import TernaryCompressor
 from dlrm_hybrid.model.optimizer import Adagrad, Adam, DenseOptimizer, Momentum, Sgd
-from dlrm_hybrid.parallel.sync.lockstep import Lockstep
+from dlrm_hybrid.parallel.policies import Lockstep
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.section import Encoding
 

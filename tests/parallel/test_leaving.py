@@ -10,7 +10,7 @@ from test_asynchronous_servers import HALF, Loose, assert_moved, dyadic, orders
 from test_compressed_servers import sparsifier
 
 from dlrm_hybrid.compress.gradient.layout import Layout
-from dlrm_hybrid.parallel.sync.asynchronous import Asynchronous
+from dlrm_hybrid.parallel.policies import Asynchronous
 
 
 @given(trainers=st.integers(1, 4), in_flight=st.integers(1, 2), choices=orders)

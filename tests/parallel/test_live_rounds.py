@@ -6,10 +6,8 @@ from server_world import World, assert_same, drawn, travel
 from torch import Tensor
 
 from dlrm_hybrid.model.optimizer import Adagrad, Constant
-from dlrm_hybrid.parallel.sync.asynchronous import Asynchronous
-from dlrm_hybrid.parallel.sync.lockstep import Lockstep
-from dlrm_hybrid.parallel.sync.policy import Average, BucketState, Publish, Pull, Push
-from dlrm_hybrid.parallel.sync.rounds import Rounds
+from dlrm_hybrid.parallel.policies import Asynchronous, Lockstep, Rounds
+from dlrm_hybrid.parallel.sync import Average, BucketState, Publish, Pull, Push
 from dlrm_hybrid.types import ConfigError, DlrmError
 from dlrm_hybrid.wire.section import Dtype
 

@@ -12,8 +12,8 @@ from test_policies import World
 from tiny_world import SMALL, Layout, TinyWorld, draw_batch, shares
 from typing_extensions import override
 
-from dlrm_hybrid.parallel.sync.lockstep import Lockstep
-from dlrm_hybrid.parallel.sync.policy import (
+from dlrm_hybrid.parallel.policies import Lockstep
+from dlrm_hybrid.parallel.sync import (
     Action,
     AtLeast,
     Average,

@@ -22,8 +22,8 @@ from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.model.optimizer import Adagrad, Adam, DenseOptimizer, Momentum, Sgd, init_state
 from dlrm_hybrid.parallel.dense.server import ParameterServer, serve
 from dlrm_hybrid.parallel.effects import Outgoing
-from dlrm_hybrid.parallel.sync.lockstep import Lockstep
-from dlrm_hybrid.parallel.sync.policy import SyncPolicy
+from dlrm_hybrid.parallel.policies import Lockstep
+from dlrm_hybrid.parallel.sync import SyncPolicy
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import DataError, DeadlineError, DivergedError, DlrmError
 from dlrm_hybrid.wire.frame import Frame, Kind

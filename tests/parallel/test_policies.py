@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.parallel.sync.asynchronous import Asynchronous
-from dlrm_hybrid.parallel.sync.lockstep import Lockstep
-from dlrm_hybrid.parallel.sync.policy import (
+from dlrm_hybrid.parallel.policies import Asynchronous, Lockstep
+from dlrm_hybrid.parallel.sync import (
     Average,
     BucketState,
     Exactly,

@@ -15,7 +15,7 @@ from dlrm_hybrid.compress.gradient.rule import target_k
 from dlrm_hybrid.compress.update import decode
 from dlrm_hybrid.model.optimizer import Adagrad, Adam, DenseOptimizer, Momentum, Sgd
 from dlrm_hybrid.parallel.dense.mirror import SUFFIX, SparseMirror, adds, fresh_thresholds
-from dlrm_hybrid.parallel.sync.lockstep import Lockstep
+from dlrm_hybrid.parallel.policies import Lockstep
 from dlrm_hybrid.types import DivergedError
 from dlrm_hybrid.wire.section import Dtype
 from dlrm_hybrid.wire.sparse import Destination

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from dlrm_hybrid.compress.activation.codec import Key, Mask, Sections
 from dlrm_hybrid.compress.activation.dct import ThresholdCodec
+from dlrm_hybrid.parallel.policies import Lockstep
 from dlrm_hybrid.parallel.schedule import DiverselyStale
-from dlrm_hybrid.parallel.sync.lockstep import Lockstep
-from dlrm_hybrid.parallel.sync.policy import SyncPolicy
+from dlrm_hybrid.parallel.sync import SyncPolicy
 from dlrm_hybrid.wire.frame import Kind
 from dlrm_hybrid.wire.section import Dtype
 

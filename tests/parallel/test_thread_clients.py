@@ -28,8 +28,8 @@ from dlrm_hybrid.parallel.dense.client import ClientOptions, ServerClient
 from dlrm_hybrid.parallel.dense.server import serve
 from dlrm_hybrid.parallel.dense.threads import thread_clients
 from dlrm_hybrid.parallel.effects import Port
+from dlrm_hybrid.parallel.policies import Asynchronous
 from dlrm_hybrid.parallel.runners import ProcessRunner
-from dlrm_hybrid.parallel.sync.asynchronous import Asynchronous
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import Counters
 from dlrm_hybrid.wire.frame import Frame, Kind

@@ -33,9 +33,9 @@ from dlrm_hybrid.model.optimizer import Adagrad, Adam, DenseOptimizer, Momentum
 from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.parallel.boundaries import EVALUATION
 from dlrm_hybrid.parallel.effects import Together
+from dlrm_hybrid.parallel.policies import Lockstep
 from dlrm_hybrid.parallel.schedule import SCHEDULES
 from dlrm_hybrid.parallel.step import StepMetrics, train_step
-from dlrm_hybrid.parallel.sync.lockstep import Lockstep
 from dlrm_hybrid.types import ConfigError, DlrmError, Tick
 from dlrm_hybrid.wire.frame import Kind
 

@@ -31,11 +31,11 @@ from dlrm_hybrid.parallel.dense.local_client import LocalClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
 from dlrm_hybrid.parallel.dense.server import ParameterServer, ServerOptions
 from dlrm_hybrid.parallel.effects import Effect, Port, Together
+from dlrm_hybrid.parallel.policies import Lockstep
 from dlrm_hybrid.parallel.schedule import SCHEDULES, Pipeline, Schedule
 from dlrm_hybrid.parallel.stage import Inputs, Stage
 from dlrm_hybrid.parallel.step import StepMetrics, drain, train_step
-from dlrm_hybrid.parallel.sync.lockstep import Lockstep
-from dlrm_hybrid.parallel.sync.policy import SyncPolicy
+from dlrm_hybrid.parallel.sync import SyncPolicy
 from dlrm_hybrid.parallel.tables.shared import AllIds, JointTables, SharedTables
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
 from dlrm_hybrid.parallel.worker import Worker, load_in_flight, predict_batch, state_in_flight

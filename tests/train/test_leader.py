@@ -21,8 +21,8 @@ from dlrm_hybrid.parallel.dense.bucket import BucketOptions
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
 from dlrm_hybrid.parallel.dense.server import ParameterServer, ServerOptions
 from dlrm_hybrid.parallel.messages import Messenger, message, values_of
+from dlrm_hybrid.parallel.policies import Rounds
 from dlrm_hybrid.parallel.step import StepMetrics
-from dlrm_hybrid.parallel.sync.rounds import Rounds
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.telemetry.rank_meter import Interval
 from dlrm_hybrid.telemetry.spans import SpanClock

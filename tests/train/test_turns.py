@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.parallel.sync.policy import Average, BucketState, Publish, Pull, Push
-from dlrm_hybrid.parallel.sync.rounds import Rounds, RoundsBucket
+from dlrm_hybrid.parallel.policies import Rounds, RoundsBucket
+from dlrm_hybrid.parallel.sync import Average, BucketState, Publish, Pull, Push
 from dlrm_hybrid.train.asynchronous.leases import MOST_AT_ONCE
 from dlrm_hybrid.train.asynchronous.turns import PASS, Turns
 

@@ -26,7 +26,7 @@ from dlrm_hybrid.parallel.dense.sections import (
     split_digest,
 )
 from dlrm_hybrid.parallel.effects import Port, Program
-from dlrm_hybrid.parallel.sync.policy import AtLeast, SyncPolicy, resumed_version
+from dlrm_hybrid.parallel.sync import AtLeast, SyncPolicy, resumed_version
 from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.telemetry.spans import Span, SpanClock, Within
 from dlrm_hybrid.types import DlrmError, Version

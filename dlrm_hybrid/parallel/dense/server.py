@@ -21,7 +21,7 @@ from dlrm_hybrid.parallel.dense.bucket import Bucket, BucketOptions, Change
 from dlrm_hybrid.parallel.dense.master import copy_into
 from dlrm_hybrid.parallel.dense.sections import DIFFERENCES, EVERYTHING, digest_section
 from dlrm_hybrid.parallel.effects import Outgoing
-from dlrm_hybrid.parallel.sync.policy import (
+from dlrm_hybrid.parallel.sync import (
     Action,
     Average,
     BucketState,

@@ -22,11 +22,9 @@ from dlrm_hybrid.data.schemas import reading as schemas
 from dlrm_hybrid.data.sources.paths import find
 from dlrm_hybrid.model.interaction import Cross, Dot, Fm, Interaction
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.parallel.policies import Asynchronous, Lockstep, Rounds
 from dlrm_hybrid.parallel.schedule import SCHEDULES, DiverselyStale, Pipeline
-from dlrm_hybrid.parallel.sync.asynchronous import Asynchronous
-from dlrm_hybrid.parallel.sync.lockstep import Lockstep
-from dlrm_hybrid.parallel.sync.policy import SyncPolicy
-from dlrm_hybrid.parallel.sync.rounds import Rounds
+from dlrm_hybrid.parallel.sync import SyncPolicy
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.types import ConfigError, DataError
 

@@ -1,7 +1,7 @@
 """Sync policies as protocols: rules for the age of weights, pure and without tensors.
 
 A policy owns both sides: what a worker needs before it computes, and what a server does with
-the pushes to one bucket. To add one: a file with such a class, and a row in the law tests.
+the pushes to one bucket. To add one: such a class, and a row in the law tests.
 """
 
 from __future__ import annotations

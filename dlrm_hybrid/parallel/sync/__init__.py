@@ -1,1 +1,0 @@
-"""Sync policies: when versions of the weights are made, and which one a step computes with."""
