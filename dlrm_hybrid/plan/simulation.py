@@ -18,9 +18,14 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.step import train_step
 from dlrm_hybrid.parallel.sync import AtLeast, Average, BucketState, Pull, Push
-from dlrm_hybrid.parallel.tables.arrival import ArrivalOrder
-from dlrm_hybrid.parallel.tables.order import Answer, Apply, BatchOf, TableOrder
-from dlrm_hybrid.parallel.tables.versions import BatchOrder
+from dlrm_hybrid.parallel.tables.order import (
+    Answer,
+    Apply,
+    ArrivalOrder,
+    BatchOf,
+    BatchOrder,
+    TableOrder,
+)
 from dlrm_hybrid.parallel.topology import ServerRole, WorkerRole
 from dlrm_hybrid.plan.costs import UnitCosts, compute_seconds
 from dlrm_hybrid.plan.layout import Layout

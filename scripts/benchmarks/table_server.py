@@ -35,8 +35,8 @@ from dlrm_hybrid.model.sharding import CommPrecision, casts
 from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.tables.lookups import id_sections, split_batch, value_section
+from dlrm_hybrid.parallel.tables.order import BatchOrder
 from dlrm_hybrid.parallel.tables.table_server import TableOptions, TableServer
-from dlrm_hybrid.parallel.tables.versions import BatchOrder
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.run.assembly import build, model
 from dlrm_hybrid.telemetry.machine import Machine

@@ -20,12 +20,10 @@ from dlrm_hybrid.model.tensors import Piece, draw_embeddings
 from dlrm_hybrid.parallel.effects import Outgoing, Port, Program
 from dlrm_hybrid.parallel.runners import InProcessRunner
 from dlrm_hybrid.parallel.tables.base import Tables
-from dlrm_hybrid.parallel.tables.cached import CachedTables
-from dlrm_hybrid.parallel.tables.order import TableOrder
-from dlrm_hybrid.parallel.tables.row_cache import CacheLimits
+from dlrm_hybrid.parallel.tables.cached import CachedTables, CacheLimits
+from dlrm_hybrid.parallel.tables.order import BatchOrder, TableOrder
 from dlrm_hybrid.parallel.tables.served import ServedTables, TableClient
 from dlrm_hybrid.parallel.tables.table_server import TableOptions, TableServer
-from dlrm_hybrid.parallel.tables.versions import BatchOrder
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import Counters

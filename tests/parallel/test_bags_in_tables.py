@@ -24,9 +24,9 @@ from torch import Tensor
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import tensor_bags
 from dlrm_hybrid.model.sharding import CommPrecision, Rounding
-from dlrm_hybrid.parallel.tables.arrival import ArrivalOrder
+from dlrm_hybrid.parallel.tables.cached import CacheLimits
 from dlrm_hybrid.parallel.tables.local import LocalTables
-from dlrm_hybrid.parallel.tables.row_cache import CacheLimits
+from dlrm_hybrid.parallel.tables.order import ArrivalOrder
 from dlrm_hybrid.parallel.tables.shared import AllIds, EachIdOnce, JointTables, SharedTables
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import Traffic

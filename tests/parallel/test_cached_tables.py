@@ -24,7 +24,7 @@ from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOption
 from dlrm_hybrid.model.table_rows import OwnedIds, TableRows
 from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.tables.base import Tables
-from dlrm_hybrid.parallel.tables.row_cache import CacheLimits
+from dlrm_hybrid.parallel.tables.cached import CacheLimits
 from dlrm_hybrid.types import BatchNumber, DataError, Version
 
 TABLES = len(SPEC.table_rows)

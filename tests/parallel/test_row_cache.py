@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import distinct_ids
-from dlrm_hybrid.parallel.tables.row_cache import (
+from dlrm_hybrid.parallel.tables.cached import (
     CacheLimits,
     CacheTurn,
     RowCache,

@@ -24,9 +24,14 @@ from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.model.optimizer import Linear
 from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.parallel.effects import Program
-from dlrm_hybrid.parallel.tables.arrival import ArrivalOrder
-from dlrm_hybrid.parallel.tables.order import Answer, Apply, BatchOf, Prediction
-from dlrm_hybrid.parallel.tables.versions import BatchOrder
+from dlrm_hybrid.parallel.tables.order import (
+    Answer,
+    Apply,
+    ArrivalOrder,
+    BatchOf,
+    BatchOrder,
+    Prediction,
+)
 from dlrm_hybrid.telemetry.traffic import Traffic
 from dlrm_hybrid.types import BatchNumber, DlrmError, Version
 from dlrm_hybrid.wire.frame import Frame

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.parallel.tables.order import Answer, Apply, BatchOf, Prediction, Resend
-from dlrm_hybrid.parallel.tables.versions import BatchOrder
+from dlrm_hybrid.parallel.tables.order import Answer, Apply, BatchOf, BatchOrder, Prediction, Resend
 from dlrm_hybrid.types import BatchNumber, DlrmError, Version
 
 SEEDS = st.integers(0, 2**32 - 1)

@@ -1,15 +1,16 @@
-"""Table orders as protocols: when a table server answers lookups and applies updates; no tensors.
+"""Table orders: when a table server answers lookups and applies updates; no tensors.
 
-An order owns a state machine that maps each message to actions. To add
-one: a file with such a class.
+An order owns a state machine that maps each message to actions.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol, final
 
-from dlrm_hybrid.types import BatchNumber, Version
+from typing_extensions import override
+
+from dlrm_hybrid.types import BatchNumber, DlrmError, Version
 
 
 class BatchOf(NamedTuple):
@@ -103,3 +104,212 @@ class TableOrder(Protocol):
     def begin(self, trainers: int, version: Version) -> TableState:
         """The initial state of tables at this version, with nothing under way."""
         ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TableVersions(TableState):
+    """A table server's immutable state of the trainers' messages.
+
+    Attributes:
+        staleness: how many batches a lookup may be ahead of the updates it sees.
+        first: the version this attempt began with.
+        updated: number of updates from each trainer, those of earlier attempts included.
+        waiting: questions whose version is not made yet, in order of arrival.
+        answered: batches whose rows were sent, but whose updates have not come.
+    """
+
+    staleness: int
+    first: Version
+    updated: tuple[int, ...]
+    waiting: tuple[Question, ...] = ()
+    answered: frozenset[BatchOf] = frozenset()
+
+    @property
+    @override
+    def version(self) -> Version:
+        return Version(min(self.updated))
+
+    @override
+    def version_at(self, step: int) -> Version:
+        return Version(step)
+
+    def needs(self, question: Question) -> Version:
+        """The version that answers a question; for a prediction the oldest that may."""
+        if isinstance(question, Prediction):
+            return question.version
+        return Version(max(self.first, question.batch - self.staleness))
+
+    @override
+    def on_question(self, question: Question) -> tuple[TableVersions, tuple[Action, ...]]:
+        if isinstance(question, BatchOf):
+            done = self.updated[question.trainer]
+            if question.batch < done:
+                return self, ()  # a repeat, whose rows nobody waits for
+            if question.batch > done + self.staleness:
+                raise DlrmError(
+                    f"lookup of batch {question.batch} by trainer {question.trainer}: too early, "
+                    f"its update of batch {done} is due and embedding.staleness = {self.staleness}"
+                )
+        needed = self.needs(question)
+        if needed > self.version:
+            if question in self.waiting:
+                return self, ()
+            return replace(self, waiting=(*self.waiting, question)), ()
+        if isinstance(question, BatchOf) and needed < self.version:
+            if question not in self.answered:
+                raise DlrmError(
+                    f"lookup of batch {question.batch} by trainer {question.trainer}: too late, it "
+                    f"needs version {needed} of the tables; they are at {self.version}"
+                )
+            return self, (Resend(question),)
+        return self._answering((question,)), (Answer((question,)),)
+
+    @override
+    def on_update(self, update: BatchOf) -> tuple[TableVersions, tuple[Action, ...]]:
+        due = self.updated[update.trainer]
+        if update.batch < due:
+            return self, ()
+        if update.batch > due or update.batch > self.version + self.staleness:
+            raise DlrmError(
+                f"update of batch {update.batch} by trainer {update.trainer}: too early, that of "
+                f"batch {due} is due and the tables are at version {self.version}"
+            )
+        updated = tuple(n + (one == update.trainer) for one, n in enumerate(self.updated))
+        after = replace(self, updated=updated, answered=self.answered - {update})
+        if after.version == self.version:
+            return after, ()
+        ready = tuple(one for one in after.waiting if after.needs(one) <= after.version)
+        waiting = tuple(one for one in after.waiting if one not in ready)
+        after = replace(after, waiting=waiting)._answering(ready)
+        number = self.version
+        updates = tuple(BatchOf(one, BatchNumber(number)) for one in range(len(updated)))
+        applied = Apply(updates, number)
+        return after, (applied, Answer(ready)) if ready else (applied,)
+
+    def _answering(self, questions: tuple[Question, ...]) -> TableVersions:
+        lookups = {one for one in questions if isinstance(one, BatchOf)}
+        return replace(self, answered=self.answered | lookups)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BatchOrder(TableOrder):
+    """Order by batch: each version is made of one batch of every trainer.
+
+    Version n + 1 is made of the updates of batch n from all trainers, summed in trainer order. Rows
+    of batch n are those of version max(first, n - staleness). So results do not depend on when
+    messages come, and a message that comes twice changes nothing.
+
+    A trainer asks for the rows of batch n + staleness before it sends its update of batch n, so
+    every lookup that needs a version is known when the next one is made.
+
+    Attributes:
+        staleness: how many batches a lookup may be ahead of the updates it sees.
+    """
+
+    staleness: int
+
+    @override
+    def begin(self, trainers: int, version: Version) -> TableVersions:
+        return TableVersions(self.staleness, version, (version,) * trainers)
+
+
+class Due(NamedTuple):
+    """A thread's turns that were looked up, but not updated: `begin` to `end - 1`."""
+
+    begin: int
+    end: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TableArrivals(TableState):
+    """A table server's immutable state, where trainers do not wait for each other.
+
+    A trainer counts its own batches, of which each of its threads has every H-th, and is in order
+    by itself. The first lookup of a thread says where it begins, as does one that leaves a gap: a
+    trainer that was lost and has rejoined.
+
+    Attributes:
+        applied: updates since the run began.
+        due: per thread, one trainer's after the other's; None before the first lookup.
+        threads: H, number per trainer.
+    """
+
+    applied: int
+    due: tuple[Due | None, ...]
+    threads: int = 1
+
+    @property
+    @override
+    def version(self) -> Version:
+        return Version(self.applied)
+
+    @override
+    def version_at(self, step: int) -> Version:
+        return Version(step * self._trainers)
+
+    @override
+    def on_question(self, question: Question) -> tuple[TableArrivals, tuple[Action, ...]]:
+        answer = Answer((question,), is_kept=False)
+        if isinstance(question, Prediction):
+            return self, (answer,)
+        thread, turn = self._turn(question)
+        due = self.due[thread]
+        if due is None or turn > due.end:
+            return self._with(thread, Due(turn, turn + 1)), (answer,)
+        if turn < due.begin:
+            return self, ()  # a repeat, whose rows nobody waits for
+        if turn < due.end:
+            return self, (answer,)  # a repeat, after a rest or a lost answer
+        return self._with(thread, Due(due.begin, turn + 1)), (answer,)
+
+    @override
+    def on_update(self, update: BatchOf) -> tuple[TableArrivals, tuple[Action, ...]]:
+        thread, turn = self._turn(update)
+        due = self.due[thread]
+        if due is not None and turn < due.begin:
+            return self, ()
+        if due is None or turn >= due.end:
+            looked_up = "none"
+            if due is not None and due.begin < due.end:
+                looked_up = str(due.begin * self.threads + thread % self.threads)
+            raise DlrmError(
+                f"update of batch {update.batch} by trainer {update.trainer}: too early, its rows "
+                f"were not looked up; the batch that is due: {looked_up}"
+            )
+        after = replace(self._with(thread, Due(turn + 1, due.end)), applied=self.applied + 1)
+        return after, (Apply((update,), self.applied // self._trainers),)
+
+    @property
+    def _trainers(self) -> int:
+        return len(self.due) // self.threads
+
+    def _turn(self, of: BatchOf) -> tuple[int, int]:
+        """The thread of a batch, and its turn: the number of batches it had before."""
+        turn, thread = divmod(of.batch, self.threads)
+        return of.trainer * self.threads + thread, turn
+
+    def _with(self, thread: int, due: Due) -> TableArrivals:
+        return replace(self, due=(*self.due[:thread], due, *self.due[thread + 1 :]))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ArrivalOrder(TableOrder):
+    """Order of arrival; as many updates as there are trainers are a step of the schedule.
+
+    Lookups see the newest rows, and each update is applied at once. The version is the number of
+    updates applied since the run began. So results depend on the order in which messages come, and
+    on nothing else.
+
+    Attributes:
+        threads: number per trainer.
+    """
+
+    threads: int = 1
+
+    @override
+    def begin(self, trainers: int, version: Version) -> TableArrivals:
+        return TableArrivals(version, (None,) * (trainers * self.threads), self.threads)

@@ -35,13 +35,11 @@ from dlrm_hybrid.parallel.dense.server import Handle, ParameterServer, ServerOpt
 from dlrm_hybrid.parallel.dense.threads import thread_clients
 from dlrm_hybrid.parallel.effects import Port, Send
 from dlrm_hybrid.parallel.stage import Stage
-from dlrm_hybrid.parallel.tables.arrival import ArrivalOrder
 from dlrm_hybrid.parallel.tables.base import Tables
-from dlrm_hybrid.parallel.tables.cached import CachedTables
-from dlrm_hybrid.parallel.tables.row_cache import CacheLimits
+from dlrm_hybrid.parallel.tables.cached import CachedTables, CacheLimits
+from dlrm_hybrid.parallel.tables.order import ArrivalOrder, BatchOrder
 from dlrm_hybrid.parallel.tables.served import ServedTables, TableClient
 from dlrm_hybrid.parallel.tables.table_server import TableOptions, TableServer
-from dlrm_hybrid.parallel.tables.versions import BatchOrder
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, WorkerRole, lay_out
 from dlrm_hybrid.parallel.worker import Worker
 from dlrm_hybrid.run.assembly import build
