@@ -15,7 +15,7 @@ from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, Feedback
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.compress.gradient.rule import target_k
 from dlrm_hybrid.compress.gradient.selector import FromLeader, LargestOfAll
-from dlrm_hybrid.parallel.collectives.server import CollectiveServer
+from dlrm_hybrid.parallel.collectives import CollectiveServer
 from dlrm_hybrid.parallel.dense.client import run_rounds
 from dlrm_hybrid.parallel.effects import Port, Program, Send
 from dlrm_hybrid.parallel.topology import Topology, lay_out

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.parallel.collectives.rounds import Contribution, Reduce, State, start, step
+from dlrm_hybrid.parallel.collectives import Contribution, Reduce, State, start, step
 from dlrm_hybrid.types import DlrmError
 
 

@@ -25,7 +25,7 @@ from dlrm_hybrid.model.sharding import CommPrecision
 from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.model.tensors import draw_dense
 from dlrm_hybrid.parallel.boundaries import Boundaries
-from dlrm_hybrid.parallel.collectives.server import CollectiveServer
+from dlrm_hybrid.parallel.collectives import CollectiveServer
 from dlrm_hybrid.parallel.compression import Compression
 from dlrm_hybrid.parallel.dense.bucket import BucketOptions
 from dlrm_hybrid.parallel.dense.client import Client, ClientOptions, ServerClient
