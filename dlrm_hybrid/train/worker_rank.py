@@ -18,8 +18,7 @@ from dlrm_hybrid.data.loader import Batch, LoaderState, ReadAhead
 from dlrm_hybrid.model.optimizer import Schedule
 from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.compression import Compression
-from dlrm_hybrid.parallel.dense.client import ServerClient
-from dlrm_hybrid.parallel.dense.local_client import LocalClient
+from dlrm_hybrid.parallel.dense.client import LocalClient, ServerClient
 from dlrm_hybrid.parallel.finite import check_weights, is_check_due
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import ProcessRunner

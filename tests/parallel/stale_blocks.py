@@ -19,7 +19,7 @@ from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Mask, Se
 from dlrm_hybrid.model.optimizer import Constant, DenseOptimizer, Momentum, Sgd
 from dlrm_hybrid.model.spec import ModelSpec, Partition, StagePart
 from dlrm_hybrid.parallel.boundaries import Boundaries
-from dlrm_hybrid.parallel.dense.local_client import LocalClient
+from dlrm_hybrid.parallel.dense.client import LocalClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
 from dlrm_hybrid.parallel.effects import Port, Program
 from dlrm_hybrid.parallel.schedule import Pipeline, Schedule

@@ -9,8 +9,7 @@ from torch import Tensor
 from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.model.optimizer import Constant, Momentum, Sgd, init_state
 from dlrm_hybrid.parallel.dense.bucket import BucketOptions
-from dlrm_hybrid.parallel.dense.client import Client, ClientOptions, ServerClient
-from dlrm_hybrid.parallel.dense.local_client import LocalClient
+from dlrm_hybrid.parallel.dense.client import Client, ClientOptions, LocalClient, ServerClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
 from dlrm_hybrid.parallel.dense.server import ParameterServer, ServerOptions
 from dlrm_hybrid.parallel.effects import Outgoing, Port

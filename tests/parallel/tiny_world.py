@@ -26,8 +26,7 @@ from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.model.tensors import draw_embeddings
 from dlrm_hybrid.parallel.boundaries import Boundaries
 from dlrm_hybrid.parallel.dense.bucket import BucketOptions
-from dlrm_hybrid.parallel.dense.client import ClientOptions, ServerClient
-from dlrm_hybrid.parallel.dense.local_client import LocalClient
+from dlrm_hybrid.parallel.dense.client import ClientOptions, LocalClient, ServerClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
 from dlrm_hybrid.parallel.dense.server import ParameterServer, ServerOptions
 from dlrm_hybrid.parallel.effects import Effect, Port, Together

@@ -24,13 +24,14 @@ from dlrm_hybrid.compress.host import require_host
 from dlrm_hybrid.compress.update import DenseUpdate, Update
 from dlrm_hybrid.kernels.scatter import collect, mean_of_all, put, scatter_add
 from dlrm_hybrid.model.optimizer import STEP
-from dlrm_hybrid.parallel.dense.followers import Follower, Stamps
 from dlrm_hybrid.parallel.dense.master import MasterWeights, OptimizerConfig
 from dlrm_hybrid.parallel.dense.mirror import (
+    Follower,
     Mirror,
     ReplicaMirror,
     SparseChange,
     SparseMirror,
+    Stamps,
 )
 from dlrm_hybrid.parallel.dense.sections import BucketReader, bucket_bytes, digest_of
 from dlrm_hybrid.parallel.finite import check_finite

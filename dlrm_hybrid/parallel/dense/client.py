@@ -6,14 +6,14 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, final
 
+import torch
 from torch import Tensor
 from typing_extensions import override
 
 from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.compress.gradient.collective import Collective, Sections
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Sent
-from dlrm_hybrid.parallel.dense.learner import Learner, holds_means
-from dlrm_hybrid.parallel.dense.master import OptimizerConfig, copy_into
+from dlrm_hybrid.parallel.dense.master import MasterWeights, OptimizerConfig, copy_into
 from dlrm_hybrid.parallel.dense.mirror import SUFFIX, adds
 from dlrm_hybrid.parallel.dense.sections import (
     DIFFERENCES,
@@ -30,11 +30,60 @@ from dlrm_hybrid.parallel.sync import AtLeast, SyncPolicy, resumed_version
 from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.telemetry.spans import Span, SpanClock, Within
 from dlrm_hybrid.types import DlrmError, Version
-from dlrm_hybrid.wire.dense import dense
+from dlrm_hybrid.wire.dense import array_of, dense
 from dlrm_hybrid.wire.frame import Frame, Kind
 from dlrm_hybrid.wire.gradient_levels import UpdateSender
-from dlrm_hybrid.wire.section import Section, SectionError
+from dlrm_hybrid.wire.section import Encoding, Section, SectionError
 from dlrm_hybrid.wire.sparse import Destination
+from dlrm_hybrid.wire.ternary import mean_of
+
+
+def holds_means(sections: Sequence[Section]) -> bool:
+    """Whether sections hold mean gradients, for `Learner.follow`."""
+    return any(section.encoding is Encoding.LEVELS for section in sections)
+
+
+@final
+class Learner:
+    """The optimizer of one worker's replica.
+
+    Args:
+        replica: by name, contiguous; updated in place.
+        optimizer: same as that of the servers.
+    """
+
+    def __init__(self, replica: Mapping[str, Tensor], optimizer: OptimizerConfig) -> None:
+        self._master = MasterWeights(replica, optimizer)
+
+    def follow(
+        self, bucket: Sequence[DenseTensor], sections: Sequence[Section], number: int, what: str
+    ) -> None:
+        """Apply the mean gradients of a push; overwrite tensors that come as weights.
+
+        Args:
+            bucket: tensors of the sections, in their order.
+            sections: LEVELS, or DENSE of float32.
+            number: push number, which sets the learning rate.
+            what: beginning of an error message.
+
+        Raises:
+            DlrmError: a section has another encoding or is malformed.
+        """
+        for tensor, section in zip(bucket, sections, strict=True):
+            try:
+                if section.encoding is not Encoding.LEVELS:
+                    weight = torch.from_numpy(array_of(section).copy()).view(tensor.shape)
+                    self._master.weights[tensor.name].copy_(weight)
+                    continue
+                mean = torch.from_numpy(mean_of(section)).view(tensor.shape)
+            except (SectionError, ValueError) as error:
+                raise DlrmError(f"{what}: {error}") from error
+            self._master.apply_gradient(tensor.name, mean, number)
+
+    def restart(self, values: Mapping[str, Tensor]) -> None:
+        """Resume from the servers' `tensors`; raises DataError if a value is missing."""
+        copy_into(self._master.tensors(), values)
+
 
 Result = TypeVar("Result")
 
@@ -370,3 +419,52 @@ def run_rounds(
         frame: Frame = yield Receive(Kind.RESULT, server, number, round=round_)
         result = frame.sections
         round_ += 1
+
+
+@final
+class LocalClient(Client):
+    """The only trainer of a world without servers: its own weights are the masters.
+
+    Args:
+        weights: this stage's parameters by name, updated in place.
+        optimizer: with its learning rates.
+        clock: measures updates of weights.
+    """
+
+    def __init__(
+        self, weights: Mapping[str, Tensor], optimizer: OptimizerConfig, clock: SpanClock
+    ) -> None:
+        self._master = MasterWeights(weights, optimizer)
+        self._applying = clock.within(Span.APPLY)
+        self._pushed = 0
+
+    @override
+    def pull(self) -> Program[None]:
+        """Do nothing: nobody else updates the weights."""
+        yield from ()
+
+    @override
+    def push(self, gradients: Mapping[str, Tensor]) -> Program[None]:
+        """Update the weights at once."""
+        yield from ()
+        with self._applying:
+            self._master.apply_gradients(gradients, self._pushed)
+        self._pushed += 1
+
+    @override
+    def settled(self) -> Version:
+        return Version(self._pushed)
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """The masters by name."""
+        return self._master.weights
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Views of all that a checkpoint must hold, named as a server's."""
+        return self._master.tensors()
+
+    @override
+    def restart(self, pushed: int, values: Mapping[str, Tensor]) -> None:
+        self._pushed = pushed
+        copy_into(self._master.tensors(), values)

@@ -28,8 +28,7 @@ from dlrm_hybrid.parallel.boundaries import Boundaries
 from dlrm_hybrid.parallel.collectives import CollectiveServer
 from dlrm_hybrid.parallel.compression import Compression
 from dlrm_hybrid.parallel.dense.bucket import BucketOptions
-from dlrm_hybrid.parallel.dense.client import Client, ClientOptions, ServerClient
-from dlrm_hybrid.parallel.dense.local_client import LocalClient
+from dlrm_hybrid.parallel.dense.client import Client, ClientOptions, LocalClient, ServerClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
 from dlrm_hybrid.parallel.dense.server import Handle, ParameterServer, ServerOptions
 from dlrm_hybrid.parallel.dense.threads import thread_clients

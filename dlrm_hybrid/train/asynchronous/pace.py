@@ -18,8 +18,7 @@ import numpy as np
 from typing_extensions import override
 
 from dlrm_hybrid.data.loader import Batch, LoaderState
-from dlrm_hybrid.parallel.dense.client import ServerClient
-from dlrm_hybrid.parallel.dense.local_client import LocalClient
+from dlrm_hybrid.parallel.dense.client import LocalClient, ServerClient
 from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.runners import InProcessRunner
 from dlrm_hybrid.parallel.step import StepMetrics, train_step
