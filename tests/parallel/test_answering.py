@@ -4,8 +4,7 @@ import pytest
 
 from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.comm.mailbox import Mailbox, Receive
-from dlrm_hybrid.parallel.dense.answering import Answering
-from dlrm_hybrid.parallel.dense.server import Handle
+from dlrm_hybrid.parallel.dense.server import Answering, Handle
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.types import DeadlineError
 from dlrm_hybrid.wire.frame import Frame, Kind

@@ -16,10 +16,9 @@ from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.data.loader import START, LoaderState
 from dlrm_hybrid.model.optimizer import Constant, Sgd
-from dlrm_hybrid.parallel.dense.answering import Answering
 from dlrm_hybrid.parallel.dense.bucket import BucketOptions
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
-from dlrm_hybrid.parallel.dense.server import ParameterServer, ServerOptions
+from dlrm_hybrid.parallel.dense.server import Answering, ParameterServer, ServerOptions
 from dlrm_hybrid.parallel.messages import Messenger, message, values_of
 from dlrm_hybrid.parallel.policies import Rounds
 from dlrm_hybrid.parallel.step import StepMetrics

@@ -18,7 +18,7 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import ReadAhead
 from dlrm_hybrid.model.sharding import CommPrecision, ShardingKind, ShardingOptions
 from dlrm_hybrid.model.tensors import Piece, full_pieces
-from dlrm_hybrid.parallel.dense.answering import Answering
+from dlrm_hybrid.parallel.dense.server import Answering
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import ProcessRunner
 from dlrm_hybrid.parallel.tables.base import Tables

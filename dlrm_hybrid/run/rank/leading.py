@@ -11,9 +11,8 @@ from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.comm.process_group import GroupOptions
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.parallel.dense.answering import Answering
 from dlrm_hybrid.parallel.dense.client import ServerClient
-from dlrm_hybrid.parallel.dense.server import Handle
+from dlrm_hybrid.parallel.dense.server import Answering, Handle
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.run.assembly import model as build_model
