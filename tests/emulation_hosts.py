@@ -14,9 +14,8 @@ import psutil
 import pytest
 from patience import HANG_SECONDS
 
-from dlrm_hybrid.comm.netem.namespaces import enter
+from dlrm_hybrid.comm.netem.namespaces import enter, find_tool
 from dlrm_hybrid.comm.netem.network import Network
-from dlrm_hybrid.comm.netem.tools import find_tool
 from dlrm_hybrid.types import DlrmError
 
 CHUNK_BYTES = 1 << 18

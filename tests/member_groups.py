@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 from patience import HANG_SECONDS
 
-from dlrm_hybrid.comm.counted_group import Count, CountedGroup
-from dlrm_hybrid.comm.process_group import GroupOptions, process_group
+from dlrm_hybrid.comm.group import Count, CountedGroup, GroupOptions, process_group
 from dlrm_hybrid.comm.rendezvous import share_folder
 from dlrm_hybrid.comm.zmq.channel import ZmqOptions, open_zmq_channel
 from dlrm_hybrid.telemetry.spans import SpanClock

@@ -17,7 +17,7 @@ from torchrec.distributed.embedding_sharding import EmbeddingShardingContext
 from torchrec.distributed.types import ShardingEnv
 
 from dlrm_hybrid.bags import Bags
-from dlrm_hybrid.comm.counted_group import CountedGroup
+from dlrm_hybrid.comm.group import CountedGroup
 from dlrm_hybrid.model.exchange.distinct import DistinctExchange
 from dlrm_hybrid.model.exchange.ids import IdExchange, check_ids
 from dlrm_hybrid.model.exchange.levels import LevelExchange

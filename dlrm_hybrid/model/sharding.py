@@ -14,7 +14,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.comm.counted_group import CountedGroup
+from dlrm_hybrid.comm.group import CountedGroup
 from dlrm_hybrid.compress.embedding.memory import LevelOptions
 from dlrm_hybrid.model.spec import ModelSpec
 

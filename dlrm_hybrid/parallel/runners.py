@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from dlrm_hybrid.comm.channel import Channel
-from dlrm_hybrid.comm.mailbox import Mailbox, Receive
-from dlrm_hybrid.comm.shared_mailbox import SharedMailbox
+from dlrm_hybrid.comm.mailbox import Mailbox, Receive, SharedMailbox
 from dlrm_hybrid.parallel.effects import Effect, Outgoing, Program, Result, Together
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.types import DeadlineError, DlrmError

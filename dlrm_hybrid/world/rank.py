@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
+from dlrm_hybrid.comm.group import GroupOptions
 from dlrm_hybrid.comm.metered import traffic_of
-from dlrm_hybrid.comm.process_group import GroupOptions
 from dlrm_hybrid.comm.rendezvous import share_folder
 from dlrm_hybrid.config.methods import load_method
 from dlrm_hybrid.config.validate import validate

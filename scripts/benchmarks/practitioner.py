@@ -49,10 +49,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parallel import DistributedDataParallel
 
 from dlrm_hybrid.bags import Bags
-from dlrm_hybrid.comm.counted_group import CountedGroup
+from dlrm_hybrid.comm.group import CountedGroup, GroupOptions, process_group
 from dlrm_hybrid.comm.netem.network import Network, open_network
 from dlrm_hybrid.comm.netem.plan import INTERFACE, Plan, bits_per_second
-from dlrm_hybrid.comm.process_group import GroupOptions, process_group
 from dlrm_hybrid.comm.rendezvous import share_folder
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.validate import validate

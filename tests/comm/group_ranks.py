@@ -10,7 +10,7 @@ import torch
 from member_groups import members_group
 from torch import distributed as dist
 
-from dlrm_hybrid.comm.group_messages import GroupMessages
+from dlrm_hybrid.comm.group import GroupMessages
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.types import DeadlineError, PeerLostError
 

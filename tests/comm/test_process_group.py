@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm_hybrid.comm.counted_group import CountedGroup
+from dlrm_hybrid.comm.group import CountedGroup
 from dlrm_hybrid.run.supervisor import Rank, run_ranks
 from dlrm_hybrid.telemetry.events import Event
 from dlrm_hybrid.types import DlrmError

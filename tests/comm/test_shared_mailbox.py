@@ -24,9 +24,14 @@ from patience import HANG_SECONDS
 
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.in_process import in_process_channels
-from dlrm_hybrid.comm.mailbox import Mailbox, Receive
+from dlrm_hybrid.comm.mailbox import (
+    ATTENTION_SECONDS,
+    GivenUpError,
+    Mailbox,
+    Receive,
+    SharedMailbox,
+)
 from dlrm_hybrid.comm.metered import MeteredChannel
-from dlrm_hybrid.comm.shared_mailbox import ATTENTION_SECONDS, GivenUpError, SharedMailbox
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import Counters, Traffic
 from dlrm_hybrid.types import DeadlineError, PeerLostError

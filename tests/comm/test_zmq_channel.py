@@ -31,7 +31,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.rendezvous import Endpoint, share_folder
-from dlrm_hybrid.comm.zmq import size, sockets
+from dlrm_hybrid.comm.zmq import sockets
 from dlrm_hybrid.comm.zmq.channel import ZmqChannel, open_zmq_channel
 from dlrm_hybrid.comm.zmq.curve import CurveKeys
 from dlrm_hybrid.comm.zmq.sockets import Sockets
@@ -212,7 +212,7 @@ def test_a_frame_of_another_attempt_is_not_sent(tmp_path: Path) -> None:
 def test_a_message_that_is_too_long_names_what_makes_it_shorter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(size, "MAX_MESSAGE_BYTES", 500_000)  # receivers' own limit stays
+    monkeypatch.setattr(sockets, "MAX_MESSAGE_BYTES", 500_000)
 
     def program(channel: Channel) -> None:
         if channel.rank == 0:

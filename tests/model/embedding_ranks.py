@@ -20,7 +20,7 @@ from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.checkpoint.folder import find
 from dlrm_hybrid.checkpoint.reader import open_checkpoint
 from dlrm_hybrid.checkpoint.writer import ShardWriter
-from dlrm_hybrid.comm.counted_group import CountedGroup
+from dlrm_hybrid.comm.group import CountedGroup
 from dlrm_hybrid.compress.embedding.memory import LevelOptions
 from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions

@@ -17,9 +17,8 @@ from test_compressed_servers import sparsifier
 from torch import Tensor
 
 from dlrm_hybrid.comm.in_process import in_process_channels
-from dlrm_hybrid.comm.mailbox import Mailbox
+from dlrm_hybrid.comm.mailbox import GivenUpError, Mailbox, SharedMailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
-from dlrm_hybrid.comm.shared_mailbox import GivenUpError, SharedMailbox
 from dlrm_hybrid.compress.gradient.error_feedback import Drain
 from dlrm_hybrid.compress.gradient.methods.thresholded import DrainMode
 from dlrm_hybrid.compress.update import DenseUpdate, decode

@@ -15,7 +15,6 @@ from dlrm_hybrid.comm.channel import Channel, check_outgoing
 from dlrm_hybrid.comm.rendezvous import Endpoint, Rendezvous
 from dlrm_hybrid.comm.zmq.curve import CurveKeys
 from dlrm_hybrid.comm.zmq.roster import ForeignError, Part, Peer, Roster, UnknownPeers, Word
-from dlrm_hybrid.comm.zmq.size import check_size
 from dlrm_hybrid.comm.zmq.sockets import (
     Answer,
     Change,
@@ -24,6 +23,7 @@ from dlrm_hybrid.comm.zmq.sockets import (
     Message,
     Refused,
     Sockets,
+    check_size,
     listen,
 )
 from dlrm_hybrid.types import ConfigError, DeadlineError, PeerLostError

@@ -19,7 +19,7 @@ import selectors
 import socket as sockets
 import struct
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -36,8 +36,35 @@ from dlrm_hybrid.comm.zmq.curve import (
     zap_reply,
 )
 from dlrm_hybrid.comm.zmq.roster import Part
-from dlrm_hybrid.comm.zmq.size import MAX_MESSAGE_BYTES
-from dlrm_hybrid.types import ResourceError
+from dlrm_hybrid.types import ConfigError, ResourceError
+from dlrm_hybrid.wire.frame import Frame, Kind
+
+MAX_MESSAGE_BYTES = 1 << 30
+_DENSE = "fewer weights in one message: more parallel.servers or parallel.cuts"
+_ROWS = "a smaller train.batch_size or evaluate.batch_size, or more parallel.table_servers"
+_ACTIVATIONS = "a smaller train.batch_size or evaluate.batch_size, or more schedule.microbatches"
+_SMALLER: Mapping[Kind, str] = {
+    **dict.fromkeys((Kind.PUSH, Kind.PARAMETERS, Kind.CONTRIBUTION, Kind.RESULT), _DENSE),
+    Kind.WEIGHTS: _DENSE,
+    **dict.fromkeys((Kind.LOOKUP, Kind.ROWS, Kind.UPDATE), _ROWS),
+    **dict.fromkeys((Kind.ACTIVATION, Kind.ACTIVATION_GRADIENT), _ACTIVATIONS),
+}
+
+
+def check_size(frame: Frame, to: int, num_bytes: int) -> None:
+    """Refuse a message that its receiver would drop.
+
+    Raises:
+        ConfigError: it is too long; names message and limit, and advises.
+    """
+    if num_bytes > MAX_MESSAGE_BYTES:
+        advice = _SMALLER.get(frame.kind)
+        raise ConfigError(
+            f"{frame.kind.name.lower()} {frame.number} of rank {frame.sender} to rank {to}: "
+            f"{num_bytes:,} bytes, and a message has at most {MAX_MESSAGE_BYTES:,}"
+            + (f"; needs {advice}" if advice else "")
+        )
+
 
 NO_COPY_BYTES = 1 << 16  # below this a copy is cheaper than tracking the buffer
 HEARTBEATS = 4  # per time of silence that ends a connection

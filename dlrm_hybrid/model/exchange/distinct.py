@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags, table_offsets
-from dlrm_hybrid.comm.counted_group import FLOAT_BYTES, CountedGroup
-from dlrm_hybrid.comm.group_messages import GroupMessages
+from dlrm_hybrid.comm.group import FLOAT_BYTES, CountedGroup, GroupMessages
 from dlrm_hybrid.compress.embedding.memory import Rows
 from dlrm_hybrid.kernels.gaps import (
     BITS_OF_A_COUNT,

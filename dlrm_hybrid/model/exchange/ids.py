@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags, in_order, jagged, joined, lengths_of, table_offsets
-from dlrm_hybrid.comm.counted_group import CountedGroup, split
+from dlrm_hybrid.comm.group import CountedGroup, split
 from dlrm_hybrid.model.embeddings import require_ids_on_cpu
 from dlrm_hybrid.model.sharding import Routes
 from dlrm_hybrid.types import DlrmError

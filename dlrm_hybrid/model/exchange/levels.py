@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dlrm_hybrid.comm.counted_group import CountedGroup, split
-from dlrm_hybrid.comm.group_messages import GroupMessages
+from dlrm_hybrid.comm.group import CountedGroup, GroupMessages, split
 from dlrm_hybrid.compress.embedding.memory import Copies, LevelOptions, Rows, values_of
 from dlrm_hybrid.compress.embedding.messages import LevelReceiver, LevelSender
 from dlrm_hybrid.compress.embedding.trainer import (

@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dlrm_hybrid.bags import Bags, joined
-from dlrm_hybrid.comm.counted_group import split
+from dlrm_hybrid.comm.group import split
 from dlrm_hybrid.compress.embedding.memory import Rows, values_of
 from dlrm_hybrid.compress.embedding.trainer import TrainerMemory
 from dlrm_hybrid.model.embeddings import (

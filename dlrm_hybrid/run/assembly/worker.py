@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, final
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
-from dlrm_hybrid.comm.mailbox import Mailbox
+from dlrm_hybrid.comm.group import GroupOptions, process_group
+from dlrm_hybrid.comm.mailbox import Mailbox, SharedMailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
-from dlrm_hybrid.comm.process_group import GroupOptions, process_group
-from dlrm_hybrid.comm.shared_mailbox import SharedMailbox
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import ReadAhead
 from dlrm_hybrid.model.sharding import CommPrecision, ShardingKind, ShardingOptions

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
 
+from dlrm_hybrid.comm.group import GroupOptions
 from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
-from dlrm_hybrid.comm.process_group import GroupOptions
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.parallel.dense.client import ServerClient
 from dlrm_hybrid.parallel.dense.server import Answering, Handle

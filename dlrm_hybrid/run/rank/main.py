@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from dlrm_hybrid.comm.group import GroupOptions
 from dlrm_hybrid.comm.metered import MeteredChannel
-from dlrm_hybrid.comm.process_group import GroupOptions
 from dlrm_hybrid.comm.rendezvous import Rendezvous, share_folder
 from dlrm_hybrid.comm.zmq.channel import ZmqChannel, ZmqOptions, open_zmq_channel
 from dlrm_hybrid.comm.zmq.curve import read_key_file

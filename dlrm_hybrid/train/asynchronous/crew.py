@@ -15,7 +15,7 @@ from typing import final
 
 import torch
 
-from dlrm_hybrid.comm.shared_mailbox import GivenUpError, SharedMailbox
+from dlrm_hybrid.comm.mailbox import GivenUpError, SharedMailbox
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.parallel.runners import ProcessRunner
 from dlrm_hybrid.parallel.step import StepMetrics, train_step

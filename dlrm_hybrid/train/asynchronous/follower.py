@@ -19,8 +19,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, final
 
 from dlrm_hybrid.checkpoint.writer import ShardWriter
-from dlrm_hybrid.comm.mailbox import Mailbox, Receive
-from dlrm_hybrid.comm.shared_mailbox import SharedMailbox
+from dlrm_hybrid.comm.mailbox import Mailbox, Receive, SharedMailbox
 from dlrm_hybrid.data.loader import Batch, LoaderState
 from dlrm_hybrid.parallel.dense.client import ServerClient
 from dlrm_hybrid.parallel.dense.server import IDLE_SECONDS, Handle

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.comm.netem.delay_line import DelayLine
+from dlrm_hybrid.comm.netem.relay import DelayLine
 
 DELAYS = st.integers(0, 10**10)
 PACKETS = st.binary(min_size=1, max_size=50)

@@ -24,7 +24,8 @@ from emulation_hosts import (
 )
 from patience import HANG_SECONDS
 
-from dlrm_hybrid.comm.netem import tools
+from dlrm_hybrid.comm.netem import namespaces
+from dlrm_hybrid.comm.netem.namespaces import find_tool
 from dlrm_hybrid.comm.netem.network import Network, open_network
 from dlrm_hybrid.comm.netem.plan import Method, Plan
 from dlrm_hybrid.types import ExitCode, ResourceError, RunFailedError
@@ -169,6 +170,6 @@ def test_it_says_that_the_process_that_held_it_was_killed() -> None:
 
 def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(tools, "TOOL_FOLDERS", ())
+    monkeypatch.setattr(namespaces, "TOOL_FOLDERS", ())
     with pytest.raises(ResourceError, match="needs the tool tc; install iproute2"):
-        tools.find_tool("tc")
+        find_tool("tc")

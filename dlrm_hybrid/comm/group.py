@@ -1,10 +1,19 @@
-"""A gloo process group that counts its bytes; it has only the collectives TorchRec needs."""
+"""The process group beneath TorchRec's collectives: gloo on one interface, every byte counted.
+
+It has only the collectives that TorchRec needs. Each member counts the tensor bytes it sends to
+others, without the part that stays with it or what gloo adds; so over all members each byte counts
+once.
+
+Shapes: T members.
+"""
 
 # pyright: reportIncompatibleMethodOverride=false
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, final
 
@@ -12,8 +21,9 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from dlrm_hybrid.telemetry.spans import Within
-from dlrm_hybrid.types import DlrmError
+from dlrm_hybrid.comm.rendezvous import Rendezvous
+from dlrm_hybrid.telemetry.spans import COLLECTIVE, SpanClock, Within
+from dlrm_hybrid.types import DeadlineError, DlrmError, PeerLostError
 
 Count = Callable[[int, int, int], None]
 """Called once per collective, with the bytes sent, their size as float32 and the bytes received."""
@@ -237,3 +247,176 @@ def split(tensor: Tensor, rows_T: Sequence[int]) -> tuple[Tensor, ...]:
     """Views of consecutive rows of a tensor, rows_T[t] each."""
     parts: tuple[Tensor, ...] = torch.split(tensor, list(rows_T))
     return parts
+
+
+_HEAD_BYTES = 4
+_LATEST = 2  # messages, the shortest of which sets the room: those with new tables are rare
+
+
+@final
+class GroupMessages:
+    """All-to-all of messages of one kind: each member sends one to every other per exchange.
+
+    Messages are of any length, without a round for lengths. A collective needs all sizes
+    beforehand. Both ends of a pair know the lengths of their last messages, so each part of the
+    collective has room for a slightly longer one. What does not fit follows, between these two
+    alone.
+
+        a part    length, u32 │ the first bytes of the message │ zeros up to its room
+
+    Args:
+        group: that of the members, which all make the same exchanges.
+        margin: the room is 1/margin longer than the latest messages.
+    """
+
+    def __init__(self, group: CountedGroup, margin: int) -> None:
+        self._group = group
+        self._given_T = [_Lengths(margin) for _ in range(group.size())]
+        self._taken_T = [_Lengths(margin) for _ in range(group.size())]
+
+    def exchange(self, messages_T: Sequence[bytes], dense_bytes: int) -> list[memoryview]:
+        """Exchange messages with all members; returns those for this member.
+
+        Args:
+            messages_T: one for each member; empty for itself.
+            dense_bytes: size of what is sent, uncompressed.
+
+        Raises:
+            DeadlineError: it took too long.
+            PeerLostError: a member has left.
+        """
+        rooms_T, given = [one.room for one in self._given_T], bytearray()
+        for room, message in zip(rooms_T, messages_T, strict=True):
+            given += len(message).to_bytes(_HEAD_BYTES, "little") + message[:room]
+            given += bytes(max(room - len(message), 0))
+        given_T, taken_T = _sizes(self._given_T), _sizes(self._taken_T)
+        buffer = torch.frombuffer(given, dtype=torch.uint8)
+        taken = self._group.exchange(buffer, given_T, taken_T, dense_bytes)
+        parts_T = [memoryview(part.numpy().data) for part in split(taken, taken_T)]
+        lengths_T = [int.from_bytes(part[:_HEAD_BYTES], "little") for part in parts_T]
+        firsts_T = [
+            part[_HEAD_BYTES:][:length] for part, length in zip(parts_T, lengths_T, strict=True)
+        ]
+        rests_T = self._group.swap(
+            [message[room:] for room, message in zip(rooms_T, messages_T, strict=True)],
+            [length - len(first) for length, first in zip(lengths_T, firsts_T, strict=True)],
+        )
+        for one, message in zip(self._given_T, messages_T, strict=True):
+            one.latest.append(len(message))
+        for one, length in zip(self._taken_T, lengths_T, strict=True):
+            one.latest.append(length)
+        return [
+            memoryview(bytes(first) + rest) if rest else first
+            for first, rest in zip(firsts_T, rests_T, strict=True)
+        ]
+
+
+class _Lengths:
+    """Lengths of the latest messages from one member to another, which both of them know."""
+
+    def __init__(self, margin: int) -> None:
+        self._margin = margin
+        self.latest = deque([0] * _LATEST, _LATEST)
+
+    @property
+    def room(self) -> int:
+        """Room for the next message in the collective, in bytes."""
+        shortest = min(self.latest)
+        return shortest + -(-shortest // self._margin)
+
+
+def _sizes(one_T: Sequence[_Lengths]) -> list[int]:
+    return [_HEAD_BYTES + one.room for one in one_T]
+
+
+BACKEND = "counted_gloo"
+PATIENCE_SECONDS = 0.5  # until a process whose connections broke is known to have ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOptions:
+    """Rendezvous, address and deadline of the members of a group.
+
+    Attributes:
+        rendezvous: that of the attempt.
+        lost_peer: the rank that has left or leaves within so many seconds, None if none does; a
+            connection may break a moment before this shows.
+        address: interface to listen on, 127.0.0.1 unless members are on several machines.
+        deadline_seconds: how long to wait for the others, at the start and in each collective.
+    """
+
+    rendezvous: Rendezvous
+    lost_peer: Callable[[float], int | None]
+    address: str
+    deadline_seconds: float
+
+
+@contextmanager
+def process_group(
+    members: Sequence[int], rank: int, options: GroupOptions, count: Count, clock: SpanClock
+) -> Generator[CountedGroup, None, None]:
+    """Open the default process group of this process, for as long as the context lasts.
+
+    All members must enter it, and no other process. A member's rank is its index in `members`.
+
+    Args:
+        members: ranks of the run, the same list for all.
+        rank: this process's rank in the run, one of `members`.
+        options: the same for all.
+        count: called for every collective.
+        clock: measures this member's waiting for collectives.
+
+    Raises:
+        DeadlineError: members did not join, or a collective took too long.
+        PeerLostError: a member left during a collective.
+    """
+    place, size = members.index(rank), len(members)
+    timeout = timedelta(seconds=options.deadline_seconds)
+    _meet(members, rank, options)
+
+    def explain(error: RuntimeError) -> Exception:
+        return _explain(error, [one for one in members if one != rank], options)
+
+    def create(given: Any, _: object) -> CountedGroup:
+        gloo_options: Any = dist.ProcessGroupGloo._Options()  # pyright: ignore
+        gloo_options._timeout = timeout
+        gloo_options._devices = [dist.ProcessGroupGloo.create_device(hostname=options.address)]
+        create_gloo: Any = dist.ProcessGroupGloo
+        gloo = create_gloo(given.store, place, size, gloo_options)
+        return CountedGroup(gloo, count, explain, clock.waiting(COLLECTIVE))
+
+    dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])
+    store = options.rendezvous.store("embeddings")
+    store.set_timeout(timeout)
+    dist.init_process_group(BACKEND, store=store, rank=place, world_size=size, timeout=timeout)
+    try:
+        group = dist.group.WORLD
+        assert isinstance(group, CountedGroup)
+        yield group
+    finally:
+        dist.destroy_process_group()
+
+
+def _meet(members: Sequence[int], rank: int, options: GroupOptions) -> None:
+    names = {member: f"embeddings-{member}" for member in members}
+    options.rendezvous.put(names[rank], "is here")
+    found = options.rendezvous.wait_for_all(names.values(), options.deadline_seconds)
+    missing = [member for member, name in names.items() if name not in found]
+    if missing:
+        raise DeadlineError(
+            f"ranks {missing} did not join the embeddings' process group within "
+            f"{options.deadline_seconds:g} s (network.patience_seconds)"
+        )
+
+
+def _explain(error: RuntimeError, others: Sequence[int], options: GroupOptions) -> Exception:
+    gone = options.lost_peer(PATIENCE_SECONDS)
+    if gone is not None:
+        return PeerLostError(gone, "its part of the embeddings' collectives broke off")
+    if "Timed out" in str(error):
+        return DeadlineError(
+            f"a collective of the embeddings with ranks {list(others)} took longer than "
+            f"{options.deadline_seconds:g} s (network.patience_seconds)",
+            others,
+        )
+    return DlrmError(f"a collective of the embeddings with ranks {list(others)} failed: {error}")
