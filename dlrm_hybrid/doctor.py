@@ -191,7 +191,7 @@ def _bfloat16() -> Finding:
     """Time both precisions on the layers of the paper's model, on one thread like a rank."""
     import torch
 
-    from dlrm_hybrid.model.layers.speed import measure_bfloat16
+    from dlrm_hybrid.model.layers.products import measure_bfloat16
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -23,8 +23,13 @@ from torch.nn import functional
 from dlrm_hybrid.bags import Bags, require_offsets, table_offsets
 from dlrm_hybrid.compress.host import require_cpu
 from dlrm_hybrid.kernels.gaps import bag_offsets, sum_rows, unique_ids
-from dlrm_hybrid.model.rows.fbgemm import SMALL_IDS, SmallBatches, fbgemm_kernel
-from dlrm_hybrid.model.rows.lookup import OwnKernel, TableKernel
+from dlrm_hybrid.model.rows.kernels import (
+    SMALL_IDS,
+    OwnKernel,
+    SmallBatches,
+    TableKernel,
+    fbgemm_kernel,
+)
 from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec
 

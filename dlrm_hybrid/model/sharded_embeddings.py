@@ -22,8 +22,7 @@ from dlrm_hybrid.model.exchange.distinct import DistinctExchange
 from dlrm_hybrid.model.exchange.ids import IdExchange, check_ids
 from dlrm_hybrid.model.exchange.levels import LevelExchange
 from dlrm_hybrid.model.optimizer import STEP
-from dlrm_hybrid.model.rows.fbgemm import FbgemmKernel, fbgemm_arguments
-from dlrm_hybrid.model.rows.lookup import OwnKernel, TableKernel
+from dlrm_hybrid.model.rows.kernels import FbgemmKernel, OwnKernel, TableKernel, fbgemm_arguments
 from dlrm_hybrid.model.rows.optimizer import EmbeddingOptions
 from dlrm_hybrid.model.rows.plan import (
     CPU,

@@ -38,8 +38,7 @@ from torch import Tensor
 from dlrm_hybrid.data.loader import START, Loader
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.model.dlrm import Dlrm
-from dlrm_hybrid.model.layers.products import Precision
-from dlrm_hybrid.model.layers.speed import layer_inputs, multiply
+from dlrm_hybrid.model.layers.products import Precision, layer_inputs, multiply
 from dlrm_hybrid.model.optimizer import Sgd
 from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec

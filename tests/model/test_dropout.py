@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.interaction import Fm
-from dlrm_hybrid.model.layers.dropout import Dropout
+from dlrm_hybrid.model.layers.mlp import Dropout
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec

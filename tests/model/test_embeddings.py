@@ -8,7 +8,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import DistinctBags, Embeddings
-from dlrm_hybrid.model.rows.fbgemm import SMALL_IDS
+from dlrm_hybrid.model.rows.kernels import SMALL_IDS
 from dlrm_hybrid.model.rows.optimizer import BY_FBGEMM, EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.tensors import draw_embeddings

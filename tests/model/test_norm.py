@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from dlrm_hybrid.model.dlrm import StageModel
 from dlrm_hybrid.model.interaction import Fm
-from dlrm_hybrid.model.layers.dropout import Dropout
-from dlrm_hybrid.model.layers.mlp import Mlp
+from dlrm_hybrid.model.layers.mlp import Dropout, Mlp
 from dlrm_hybrid.model.layers.norm import folded
 from dlrm_hybrid.model.layers.norm import statistics as statistics_of
 from dlrm_hybrid.model.layers.products import Precision

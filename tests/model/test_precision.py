@@ -1,6 +1,6 @@
 import torch
 
-from dlrm_hybrid.model.layers.speed import measure_bfloat16
+from dlrm_hybrid.model.layers.products import measure_bfloat16
 
 
 def test_measuring_both_precisions_changes_nothing_that_is_drawn_later() -> None:

@@ -13,8 +13,7 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Loader
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.embeddings import Embeddings
-from dlrm_hybrid.model.layers.products import Precision
-from dlrm_hybrid.model.layers.speed import Bfloat16, measure_bfloat16
+from dlrm_hybrid.model.layers.products import Bfloat16, Precision, measure_bfloat16
 from dlrm_hybrid.model.optimizer import (
     Adagrad,
     Adam,
