@@ -27,7 +27,7 @@ from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.model.tensors import full_pieces
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
-from dlrm_hybrid.run.assembly.compress import evaluation_masks
+from dlrm_hybrid.run.assembly.model import evaluation_masks
 from dlrm_hybrid.train import statistics
 
 BLOCK_ROWS = 1 << 20  # rows rounded at a time

@@ -20,7 +20,7 @@ from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import world as build_world
-from dlrm_hybrid.run.assembly.rows import RowSource
+from dlrm_hybrid.run.assembly.model import RowSource
 from dlrm_hybrid.run.folder import check_weights
 from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.request import TrainTask

@@ -65,7 +65,7 @@ from dlrm_hybrid.compress.gradient.selector import largest
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
-from dlrm_hybrid.run.assembly import compress as build_compress
+from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.telemetry.machine import Machine
 from dlrm_hybrid.wire.section import Section
 from dlrm_hybrid.wire.sparse import Elements, sparse_of
@@ -272,7 +272,7 @@ def _method_row(name: str, density: float, method: str, gradients: Iterator[Grad
 def _compressor(method: str, density: float, specs: Sequence[Spec]) -> Compressor:
     """Of the only trainer."""
     config = _configured(method, density if methods()[method].is_sparse else None)
-    return build_compress.compressor(
+    return build_model.compressor(
         config,
         Layout(specs),
         trainer=0,

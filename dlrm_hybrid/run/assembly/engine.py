@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
@@ -23,16 +26,19 @@ from dlrm_hybrid.parallel.tables.base import Remembered, Tables
 from dlrm_hybrid.parallel.tables.local import LocalTables
 from dlrm_hybrid.parallel.tables.shared import AllIds, EachIdOnce, JointTables, SharedTables
 from dlrm_hybrid.parallel.tables.table_server import TableServer
+from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.parallel.worker import Worker
+from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
-from dlrm_hybrid.run.assembly import pace as build_pace
-from dlrm_hybrid.run.assembly import rows as build_rows
 from dlrm_hybrid.run.assembly import world as build_world
-from dlrm_hybrid.run.assembly.rows import RowSource
+from dlrm_hybrid.run.assembly.model import RowSource
 from dlrm_hybrid.run.assembly.world import Layout
 from dlrm_hybrid.telemetry.histogram import IdSample
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.traffic import Counters
+from dlrm_hybrid.train.asynchronous.order_log import TAKEN, Gate, order_file, read_order
+from dlrm_hybrid.train.asynchronous.pace import Pace, SimulatedPace, Trainers
+from dlrm_hybrid.train.asynchronous.replay import RecordedPace
 from dlrm_hybrid.train.in_process import InProcessEngine, Ranks
 from dlrm_hybrid.wire.frame import Frame, Kind
 
@@ -49,7 +55,7 @@ def engine(
     config: Config, shards: Shards, steps: int, storage: RowStorage, clock: SpanClock
 ) -> InProcessEngine:
     """Build the engine of `engine_of`, for prepared rows."""
-    return engine_of(config, build_rows.prepared(config, shards), steps, storage, clock)
+    return engine_of(config, build_model.prepared(config, shards), steps, storage, clock)
 
 
 def engine_of(
@@ -79,7 +85,7 @@ def engine_of(
         for rank in range(topology.num_workers)
     }
     servers = _servers(config, layout, ranks, clock)
-    gates = build_pace.gates(config, topology, servers)
+    gates = _gates(config, topology, servers)
     if gates:
         servers = [(channel, gate.take) for (channel, _), gate in zip(servers, gates, strict=True)]
     runner = InProcessRunner(mailboxes=mailboxes, servers=servers, clock=clock)
@@ -103,16 +109,11 @@ def engine_of(
         lowered=layout.lowered,
         evaluators=_evaluators(config, layout, ranks, own),
         rows=rows.evaluated,
-        pace=(
-            rows.shards
-            and build_pace.pace(config, rows.shards, ranks, runner, gates, clock, sample)
-        ),
+        pace=(rows.shards and _pace(config, rows.shards, ranks, runner, gates, clock, sample)),
     )
 
 
-def _servers(
-    config: Config, layout: Layout, ranks: Ranks, clock: SpanClock
-) -> list[build_pace.Server]:
+def _servers(config: Config, layout: Layout, ranks: Ranks, clock: SpanClock) -> list[Server]:
     return [
         *(
             (channel, _handler(config, layout, index, server, clock))
@@ -238,4 +239,76 @@ def _served(
         training=own,
         evaluation=own,
         servers=servers,
+    )
+
+
+Server = tuple[Channel, Handle]
+
+
+def _gates(config: Config, topology: Topology, servers: Sequence[Server]) -> list[Gate]:
+    """Gates that keep the order of `sync.replay` at each server; none without it.
+
+    Raises:
+        DataError: a server's record is missing.
+    """
+    if config.sync.replay is None:
+        return []
+    record = [
+        read_order(order_file(Path(config.sync.replay), topology.name(channel.rank)))
+        for channel, _ in servers
+    ]
+    return [
+        Gate(handle, iter([one for one in order if one.kind in TAKEN]))
+        for (_, handle), order in zip(servers, record, strict=True)
+    ]
+
+
+def _pace(
+    config: Config,
+    shards: Shards,
+    ranks: Ranks,
+    runner: InProcessRunner,
+    gates: Sequence[Gate],
+    clock: SpanClock,
+    sample: IdSample,
+) -> Pace | None:
+    """The pace of asynchronous trainers; None in lockstep.
+
+    Args:
+        config: that of the run.
+        shards: prepared rows.
+        ranks: those of the world.
+        runner: that of their programs.
+        gates: those of the servers, for a replay.
+        clock: that of the process.
+        sample: counts the ids of batches.
+    """
+    if config.sync.name != "async":
+        return None
+    topology, loader = build.topology(config), build_model.loader(config, shards, sample=sample)
+    trainers = Trainers(
+        workers=[
+            [ranks.workers[topology.worker(trainer, stage)] for stage in range(topology.stages)]
+            for trainer in range(topology.trainers)
+        ],
+        clients=dict(enumerate(ranks.clients)),
+        runner=runner,
+        part=clock.timed(Span.READ, loader.part),
+        after=loader.after,
+    )
+    plan = build_model.plan(config, shards)
+    if config.sync.replay is None:
+        return SimulatedPace(
+            trainers=trainers, plan=plan, seed=config.train.seed, ahead=config.sync.ahead
+        )
+    leader = topology.name(build.leader(config))
+    order = read_order(order_file(Path(config.sync.replay), leader))
+    return RecordedPace(
+        trainers=trainers,
+        plan=plan,
+        rests_on_record=deque(one.number for one in order if one.kind is Kind.SAVE),
+        leases=deque(one for one in order if one.kind is Kind.DECISION),
+        ahead=config.embedding.staleness,
+        gates=gates,
+        source=config.sync.replay,
     )

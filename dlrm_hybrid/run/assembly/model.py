@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import final
 
 import torch
 
+from dlrm_hybrid.compress.activation.codec import ActivationCodec, DenseCodec
+from dlrm_hybrid.compress.activation.methods import BoundaryContext, Dct, Dense
 from dlrm_hybrid.compress.embedding.memory import LevelOptions
+from dlrm_hybrid.compress.gradient.collective import Op
+from dlrm_hybrid.compress.gradient.compressor import Compressor
+from dlrm_hybrid.compress.gradient.context import StageContext
+from dlrm_hybrid.compress.gradient.layout import Layout
+from dlrm_hybrid.compress.gradient.rule import target_k
 from dlrm_hybrid.config import choices
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.data.loader import Loader
+from dlrm_hybrid.data.loader import Loader, Read
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.embeddings import Embeddings
+from dlrm_hybrid.model.layers.keep_largest import KeepLargest
 from dlrm_hybrid.model.layers.products import Bfloat16, Precision, measure_bfloat16
 from dlrm_hybrid.model.optimizer import (
     Adagrad,
@@ -29,13 +39,15 @@ from dlrm_hybrid.model.optimizer import (
 )
 from dlrm_hybrid.model.row_storage import IN_MEMORY, InFiles, RowStorage
 from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
-from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.spec import ModelSpec, Partition, StagePart, microbatch_rows
 from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.model.tensors import draw_embeddings
 from dlrm_hybrid.run.assembly.build import model_spec
 from dlrm_hybrid.telemetry.histogram import IdSample
+from dlrm_hybrid.train.evaluation import EvaluatedRows
 from dlrm_hybrid.train.patience import Patience
 from dlrm_hybrid.train.progress import Plan
+from dlrm_hybrid.types import ScoredPart
 
 LIFESPAN = 1000  # most batches that a step of levels, or a probability table, serves
 
@@ -245,3 +257,132 @@ def patience(config: Config) -> Patience | None:
         lowers_after=optimizer.plateau_patience if optimizer.schedule == "plateau" else None,
         min_delta=train.min_delta,
     )
+
+
+def compressor(
+    config: Config,
+    layout: Layout,
+    *,
+    trainer: int,
+    stage: int,
+    model_elements: int,
+    steps: int,
+    lowered: Sequence[int] = (),
+) -> Compressor:
+    """The compressor of a worker's gradients.
+
+    Args:
+        config: that of the run.
+        layout: that of the dense tensors of the worker's stage.
+        trainer: number of the worker's trainer.
+        stage: that of the worker.
+        model_elements: number in all dense tensors of the model.
+        steps: number in the whole run.
+        lowered: see `model.schedule`.
+    """
+    context = StageContext(
+        layout=layout,
+        trainer=trainer,
+        trainers=config.parallel.trainers,
+        model_elements=model_elements,
+        last_layer=f"top.{len(config.model.top)}",
+        lr=dense_schedule(config, steps, stage, lowered).lr,
+        seed=config.train.seed,
+    )
+    return config.gradient.build(context)
+
+
+def rounds(config: Config) -> tuple[Op, ...]:
+    """The rounds of the compressor, which servers must know too."""
+    return tuple(Op(name) for name in config.gradient.rounds())
+
+
+def activations(config: Config, part: StagePart) -> dict[int, ActivationCodec]:
+    """The codecs of a worker's boundaries, by boundary number."""
+    method = config.activation
+    if isinstance(method, Dense):
+        return _dense(part, method.observe)
+    microbatches = config.schedule.microbatches
+    contexts = [
+        BoundaryContext(
+            boundary=boundary,
+            sends_gradients=boundary == part.index - 1,
+            width=part.input_width,
+            rows=microbatch_rows(config.train.batch_size, microbatches),
+            microbatches=microbatches,
+            seed=config.train.seed,
+        )
+        for boundary in (part.index - 1, part.index)
+        if 0 <= boundary < len(config.parallel.cuts)
+    ]
+    return {one.boundary: method.build(one) for one in contexts}
+
+
+def evaluation_activations(config: Config, part: StagePart) -> dict[int, ActivationCodec]:
+    """The codecs for evaluations, which send no gradients."""
+    if not (config.activation.compresses_activations and config.activation.evaluate_masked):
+        return _dense(part, None)
+    return activations(config, part)
+
+
+def evaluation_masks(config: Config, spec: ModelSpec, *, rounds: bool) -> dict[str, KeepLargest]:
+    """The masks of DCT-MP that evaluations apply, by the layer before; none with other methods.
+
+    Args:
+        config: that of a run.
+        spec: that of its model.
+        rounds: whether to round as on the wire, as evaluations do.
+    """
+    keys = config.activation
+    if not isinstance(keys, Dct) or not keys.evaluate_masked:
+        return {}
+    partition = Partition.of(spec, config.parallel.cuts)
+    masks: dict[str, KeepLargest] = {}
+    for boundary, cut in enumerate(partition.cuts):
+        k = target_k(partition.stages[boundary].output_width, keys.sparsity_at(boundary))
+        bits = keys.bits_at(boundary) if rounds else None
+        dtype = getattr(torch, keys.precision) if rounds and bits is None else None
+        masks[cut] = KeepLargest(k, dtype, bits)
+    return masks
+
+
+def _dense(part: StagePart, observe: float | None) -> dict[int, ActivationCodec]:
+    return {boundary: DenseCodec(observe) for boundary in (part.index - 1, part.index)}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSource:
+    """The rows of a run.
+
+    Attributes:
+        table_rows: rows of each embedding table.
+        reader: makes the reader of a trainer's batches; the sample, if any, counts ids.
+        evaluated: rows of each part that evaluations read.
+        shards: prepared rows; None if a program hands batches over.
+    """
+
+    table_rows: tuple[int, ...]
+    reader: Callable[[int, IdSample | None], Read]
+    evaluated: Mapping[ScoredPart, EvaluatedRows] = field(
+        default_factory=dict[ScoredPart, EvaluatedRows]
+    )
+    shards: Shards | None = None
+
+
+def prepared(config: Config, shards: Shards) -> RowSource:
+    """The prepared rows as the source of a run."""
+    return RowSource(
+        table_rows=shards.table_rows,
+        reader=lambda trainer, sample: loader(config, shards, trainer, sample).read,
+        evaluated=evaluated_rows(config, shards),
+        shards=shards,
+    )
+
+
+def evaluated_rows(config: Config, shards: Shards) -> dict[ScoredPart, EvaluatedRows]:
+    """The rows of each scored part, as evaluations read them."""
+    return {
+        part: EvaluatedRows(shards, rows, config.evaluate.batch_size)
+        for part, rows in shards.scored_rows(config.data.test_part).items()
+    }

@@ -26,7 +26,7 @@ from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.assembly.engine import mailbox_capacity
-from dlrm_hybrid.run.assembly.rows import RowSource
+from dlrm_hybrid.run.assembly.model import RowSource
 from dlrm_hybrid.run.assembly.world import Layout
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span, SpanClock

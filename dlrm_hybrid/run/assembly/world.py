@@ -42,7 +42,6 @@ from dlrm_hybrid.parallel.tables.table_server import TableOptions, TableServer
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, WorkerRole, lay_out
 from dlrm_hybrid.parallel.worker import Worker
 from dlrm_hybrid.run.assembly import build
-from dlrm_hybrid.run.assembly import compress as build_compress
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train.progress import Progress
@@ -136,7 +135,7 @@ def compression(config: Config, plan: Layout, rank: int) -> Compression:
             for tensor in plan.tensors
             if tensor.stage == stage
         ]
-        gradients = build_compress.compressor(
+        gradients = build_model.compressor(
             config,
             FlatLayout(specs),
             trainer=trainer,
@@ -145,7 +144,7 @@ def compression(config: Config, plan: Layout, rank: int) -> Compression:
             steps=plan.steps,
             lowered=plan.lowered,
         )
-    activations = build_compress.activations(config, plan.partition.stages[stage])
+    activations = build_model.activations(config, plan.partition.stages[stage])
     return Compression(trainer=trainer, gradients=gradients, activations=activations)
 
 
@@ -219,7 +218,7 @@ def evaluator(
     """Build a worker for evaluations: the stage of `owner`, with separate weights."""
     port = Port(topology=plan.topology, rank=owner.rank, attempt=plan.attempt, transmit=send)
     model = stage_model(config, plan, port.stage)
-    codecs = build_compress.evaluation_activations(config, model.part)
+    codecs = build_model.evaluation_activations(config, model.part)
     boundaries = Boundaries(port, model.part, codecs, SpanClock())
     return _worker(config, plan, model, boundaries, tables, owner.client)
 
@@ -322,7 +321,7 @@ def served_tables(
 
 def collectives(config: Config, layout: Layout, index: int) -> Handle | None:
     """The handler of contributions on a server; None if the method has no rounds."""
-    ops = build_compress.rounds(config)
+    ops = build_model.rounds(config)
     if not ops:
         return None
     return CollectiveServer(layout.topology, index, layout.tensors, ops, layout.attempt).handle

@@ -12,7 +12,7 @@ from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.row_storage import RowStorage
-from dlrm_hybrid.run.assembly.rows import RowSource
+from dlrm_hybrid.run.assembly.model import RowSource
 from dlrm_hybrid.run.assembly.world import Layout
 from dlrm_hybrid.run.folder import check_checkpoint, check_weights
 from dlrm_hybrid.run.request import TrainTask

@@ -19,7 +19,7 @@ from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import worker as build_worker
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.assembly.engine import mailbox_capacity
-from dlrm_hybrid.run.assembly.rows import evaluated_rows
+from dlrm_hybrid.run.assembly.model import evaluated_rows
 from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.run.rank.serving import answer, at_end, leave_servers, order_log, timed

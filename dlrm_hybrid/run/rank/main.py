@@ -25,7 +25,6 @@ from dlrm_hybrid.parallel.topology import ServerRole, TableServerRole
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import engine as build_engine
 from dlrm_hybrid.run.assembly import model as build_model
-from dlrm_hybrid.run.assembly import rows as build_rows
 from dlrm_hybrid.run.assembly import worker as build_worker
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.rank.facts import check_record
@@ -84,7 +83,7 @@ def be_rank(
         task=task,
         values=values,
         config=config,
-        rows=build_rows.prepared(config, shards),
+        rows=build_model.prepared(config, shards),
         plan=plan,
         layout=build_world.layout(config, shards.table_rows, plan.steps, task.attempt),
         clock=SpanClock(),

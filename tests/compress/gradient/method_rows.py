@@ -21,7 +21,7 @@ from dlrm_hybrid.compress.gradient.rule import target_k
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
-from dlrm_hybrid.run.assembly import compress as build_compress
+from dlrm_hybrid.run.assembly import model as build_model
 
 Float32s = NDArray[np.float32]
 # What joins a residual, of a tensor's gradient and of the state before the step.
@@ -68,7 +68,7 @@ class MethodRow:
 
     def make(self, specs: Sequence[Spec]) -> Compressor:
         """A fresh compressor of the only trainer for some tensors."""
-        return build_compress.compressor(
+        return build_model.compressor(
             configured(self),
             Layout(specs),
             trainer=0,
