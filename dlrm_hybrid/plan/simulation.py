@@ -128,13 +128,14 @@ class _Simulation:
         return self._serve_tables(rank, BatchOrder(config.embedding.staleness))
 
     def _train(self, rank: Rank, role: WorkerRole) -> Simulated:
-        worker, first = _Worker(self, rank, role.stage), 0.0
+        first, worker = 0.0, _Worker(self, rank, role.stage)
+        stand_in: Any = worker  # has what a step asks of a worker and of a batch
         for step in range(self.steps):
             if step == self.skipped:
                 first = yield NOW
             worker.pace = self._jitter(role, step)
             rank.work(self.units.loop * worker.pace)
-            yield from train_step(worker, Tick(step), worker)
+            yield from train_step(stand_in, Tick(step), stand_in)
         self.seconds[rank.rank] = (yield NOW) - first
 
     def _jitter(self, role: WorkerRole, step: int) -> float:
