@@ -21,7 +21,9 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path
 CUT_OFF: set[str] = set()
 CROWDED: set[str] = set()
 Node = TypeVar("Node", bound=ast.AST)
-RECORDS = ("record.py", "config/choices.py", "compress/activation/methods.py")
+RECORDS = (
+    *("record.py", "config/choices.py", "compress/activation/methods.py", "model/optimizer.py"),
+)
 
 
 @cache

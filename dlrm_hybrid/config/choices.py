@@ -10,12 +10,10 @@ from typing import Annotated, ClassVar, Literal
 
 from dlrm_hybrid.bounds import (
     BelowOne,
-    BetweenZeroAndOne,
     Bound,
     Count,
     Decay,
     Epsilon,
-    LearningRate,
     Name,
     Path,
     Paths,
@@ -499,88 +497,4 @@ class Served(Embedding):
         "where storage=mmap makes these files; null is the run folder",
         ROWS_FILES | Effect.PATH | Effect.PLACE,
         only="embedding.storage=mmap",
-    )
-
-
-class _Optimizer(Choice, effect=NEW, choice=WEIGHTS):
-    """Values of the choices of `optimizer` that have no such key."""
-
-    lr: LearningRate
-    decoupled_weight_decay: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Optimizer(_Optimizer):
-    """The optimizer of the dense layers and the learning rate over the steps."""
-
-    weight_decay: Decay = key(
-        0.0, "this times the weights is added to the gradients of dense layers (L2)"
-    )
-    schedule: Literal["constant", "linear", "warmup_decay", "plateau"] = key(
-        "constant",
-        "of the learning rates; linear decays to 0 over the run, plateau where scores get no "
-        "better",
-    )
-    warmup_steps: Count = key(0, "steps from 0 to lr", only="optimizer.schedule=warmup_decay")
-    decay_start_step: Count = key(
-        0, "first step of the quadratic decay", only="optimizer.schedule=warmup_decay"
-    )
-    decay_steps: Count = key(
-        0, "length of the decay; 0 never decays", only="optimizer.schedule=warmup_decay"
-    )
-    plateau_factor: BetweenZeroAndOne = key(
-        0.1, "rates are multiplied by this …", only="optimizer.schedule=plateau"
-    )
-    plateau_patience: Positive = key(
-        1,
-        "… after so many evaluations in a row without a better train.monitor",
-        only="optimizer.schedule=plateau",
-    )
-    staleness_warmup_steps: Positive | None = key(
-        None, "lr of stale dense gradients rises from lr / staleness in so many steps"
-    )
-
-
-LR = "learning rate of the dense layers"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sgd(Optimizer):
-    """Stochastic gradient descent."""
-
-    name: ClassVar[str] = "sgd"
-    lr: LearningRate = key(0.1, LR)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Momentum(Optimizer):
-    """Stochastic gradient descent with a velocity."""
-
-    name: ClassVar[str] = "momentum"
-    lr: LearningRate = key(0.01, LR)
-    momentum: BelowOne = key(0.9, "coefficient of the velocity")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Adagrad(Optimizer):
-    """Adagrad (Duchi et al., 2011)."""
-
-    name: ClassVar[str] = "adagrad"
-    lr: LearningRate = key(0.01, LR)
-    eps: Epsilon = key(1e-10, "added to the denominator")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Adam(Optimizer):
-    """Adam (Kingma and Ba, 2015); AdamW with weight_decay and decoupled_weight_decay=true."""
-
-    name: ClassVar[str] = "adam"
-    lr: LearningRate = key(0.001, LR)
-    betas: tuple[BelowOne, BelowOne] = key(
-        (0.9, 0.999), "coefficients of the running means of gradients and of their squares"
-    )
-    eps: Epsilon = key(1e-8, "added to the denominator")
-    decoupled_weight_decay: bool = key(
-        False,
-        "weights shrink by lr · weight_decay instead (AdamW); not with gradients sent sparsely",
     )

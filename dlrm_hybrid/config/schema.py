@@ -22,7 +22,7 @@ from dlrm_hybrid.bounds import (
 )
 from dlrm_hybrid.compress.activation.methods import ActivationMethod
 from dlrm_hybrid.compress.gradient.methods import GradientMethod
-from dlrm_hybrid.config.choices import Data, Embedding, Network, Optimizer, Parallel, Schedule, Sync
+from dlrm_hybrid.config.choices import Data, Embedding, Network, Parallel, Schedule, Sync
 from dlrm_hybrid.config.commands import (
     DoctorConfig,
     EvaluateConfig,
@@ -35,6 +35,7 @@ from dlrm_hybrid.config.commands import (
     SweepConfig,
     WatchConfig,
 )
+from dlrm_hybrid.model.optimizer import Optimizer
 from dlrm_hybrid.record import Effect, Record, key
 
 NEW = Effect.NEW_RUN

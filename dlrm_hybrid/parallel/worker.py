@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.embeddings import tensor_bags
-from dlrm_hybrid.model.optimizer import Schedule
+from dlrm_hybrid.model.optimizer import LrSchedule
 from dlrm_hybrid.model.spec import StagePart
 from dlrm_hybrid.parallel.boundaries import EVALUATION, Boundaries
 from dlrm_hybrid.parallel.dense.client import Client
@@ -48,7 +48,7 @@ class Worker:
     pipeline: Pipeline
     boundaries: Boundaries
     tables: Tables | None
-    embedding_schedule: Schedule
+    embedding_schedule: LrSchedule
     client: Client
 
     @property

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from dlrm_hybrid.data.loader import LoaderState
-from dlrm_hybrid.model.optimizer import Schedule
+from dlrm_hybrid.model.optimizer import LrSchedule
 from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.step import StepMetrics
@@ -79,7 +79,7 @@ class Engine(Holder, Protocol):
         schedule: learning rate of the dense parameters, to report it.
     """
 
-    schedule: Schedule
+    schedule: LrSchedule
 
     @property
     def looking_up(self) -> Sequence[int]:

@@ -13,7 +13,7 @@ from typing_extensions import override
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.data.loader import Batch, LoaderState, ReadAhead
-from dlrm_hybrid.model.optimizer import Schedule
+from dlrm_hybrid.model.optimizer import LrSchedule
 from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.compression import Compression
 from dlrm_hybrid.parallel.dense.client import LocalClient, ServerClient
@@ -94,7 +94,7 @@ class InProcessEngine(Engine):
     messenger: Messenger
     runner: InProcessRunner
     reads: Sequence[ReadAhead]
-    schedule: Schedule
+    schedule: LrSchedule
     evaluators: Sequence[Worker]
     rows: Mapping[ScoredPart, EvaluatedRows]
     pace: Pace | None

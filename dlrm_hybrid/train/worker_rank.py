@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dlrm_hybrid.data.loader import Batch, LoaderState, ReadAhead
-from dlrm_hybrid.model.optimizer import Schedule
+from dlrm_hybrid.model.optimizer import LrSchedule
 from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.compression import Compression
 from dlrm_hybrid.parallel.dense.client import LocalClient, ServerClient
@@ -84,7 +84,7 @@ class WorkerRank(Engine):
     compression: Compression
     tables: Sequence[Piece]
     read: ReadAhead
-    schedule: Schedule
+    schedule: LrSchedule
     evaluation: WorldEvaluation
     traffic: Callable[[], tuple[int, int]]
     leader: int

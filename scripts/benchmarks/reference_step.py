@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.dlrm import Dlrm
-from dlrm_hybrid.model.optimizer import DenseOptimizer, init_state
+from dlrm_hybrid.model.optimizer import Optimizer, init_state
 from dlrm_hybrid.parallel.stage import count_correct
 
 
@@ -43,7 +43,7 @@ class Trainer:
         optimizer: of the dense parameters; the tables have theirs fused into backward.
     """
 
-    def __init__(self, model: Dlrm, optimizer: DenseOptimizer) -> None:
+    def __init__(self, model: Dlrm, optimizer: Optimizer) -> None:
         self.model = model
         self._optimizer = optimizer
         self._weights = model.dense_parameters()

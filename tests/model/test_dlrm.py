@@ -10,7 +10,7 @@ from torch import Tensor
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.layers.products import Precision
-from dlrm_hybrid.model.optimizer import Adagrad, Adam, DenseOptimizer, Momentum, Sgd
+from dlrm_hybrid.model.optimizer import Adagrad, Adam, Momentum, Optimizer, Sgd
 from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.parallel.stage import count_correct
@@ -135,7 +135,7 @@ def test_initial_values_follow_the_laws_and_only_the_seed():
 )
 @pytest.mark.parametrize("precision", list(Precision))
 def test_resuming_from_saved_tensors_is_exact(
-    optimizer: DenseOptimizer, embedding: EmbeddingOptimizer, precision: Precision
+    optimizer: Optimizer, embedding: EmbeddingOptimizer, precision: Precision
 ):
     def learn(trainer: Trainer, steps: range) -> None:
         for step in steps:

@@ -11,14 +11,14 @@ from dlrm_hybrid.model.optimizer import (
     Adagrad,
     Adam,
     Constant,
-    DenseOptimizer,
     Momentum,
+    Optimizer,
     Sgd,
     init_state,
 )
 from dlrm_hybrid.parallel.dense.master import MasterWeights, OptimizerConfig
 
-OPTIMIZERS: list[DenseOptimizer] = [
+OPTIMIZERS: list[Optimizer] = [
     Sgd(),
     Momentum(momentum=0.9),
     Adagrad(eps=1e-10),
@@ -35,7 +35,7 @@ TORCH: list[Callable[[list[Tensor]], torch.optim.Optimizer]] = [
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: type(optimizer).__name__)
 @given(size=st.integers(1, 300), share=st.floats(0.01, 1.0), seed=st.integers(0, 2**32))
 def test_a_gathered_update_equals_the_dense_one_bit_for_bit(
-    optimizer: DenseOptimizer, size: int, share: float, seed: int
+    optimizer: Optimizer, size: int, share: float, seed: int
 ):
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(size, generator=generator)
@@ -61,7 +61,7 @@ def test_a_gathered_update_equals_the_dense_one_bit_for_bit(
     ids=[type(optimizer).__name__ for optimizer in OPTIMIZERS],
 )
 def test_steps_equal_those_of_torch(
-    optimizer: DenseOptimizer, torch_optimizer: Callable[[list[Tensor]], torch.optim.Optimizer]
+    optimizer: Optimizer, torch_optimizer: Callable[[list[Tensor]], torch.optim.Optimizer]
 ):
     torch.manual_seed(5)
     first = torch.randn(40, 7)
@@ -84,7 +84,7 @@ def test_decoupled_decay_equals_adamw_of_torch(betas: tuple[float, float], decay
     first = torch.randn(40, 7)
     mine, theirs = first.clone(), first.clone().requires_grad_()
     reference = torch.optim.AdamW([theirs], lr=0.1, betas=betas, eps=1e-6, weight_decay=decay)
-    optimizer = Adam(betas=betas, eps=1e-6, weight_decay=decay)
+    optimizer = Adam(betas=betas, eps=1e-6, weight_decay=decay, decoupled_weight_decay=True)
     state = init_state(optimizer, {"w": mine})["w"]
     for step in range(20):
         theirs.grad = torch.randn_like(first) * 10.0 ** (step % 5 - 3)

@@ -9,7 +9,7 @@ from torch import Tensor
 from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Dense
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
-from dlrm_hybrid.model.optimizer import DenseOptimizer, Linear, Schedule, Sgd
+from dlrm_hybrid.model.optimizer import Linear, LrSchedule, Optimizer, Sgd
 from dlrm_hybrid.parallel.dense.bucket import BucketOptions
 from dlrm_hybrid.parallel.dense.client import Client, ClientOptions, ServerClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
@@ -78,7 +78,7 @@ class World:
         trainers: int,
         policy: SyncPolicy,
         *,
-        optimizer: DenseOptimizer | None = None,
+        optimizer: Optimizer | None = None,
         servers: int = 1,
         stages: int = 1,
         check_every: int = 1,
@@ -87,7 +87,7 @@ class World:
         publishes_means: bool = False,
         make: Callable[[Layout], Compressor] = Dense,
         gradients: Gradients = gradients_of,
-        schedule: Schedule = SCHEDULE,
+        schedule: LrSchedule = SCHEDULE,
         values: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.pull_dtype, self.pull_sparsity = pull, pull_sparsity

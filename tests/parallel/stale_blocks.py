@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Mask, Sections
-from dlrm_hybrid.model.optimizer import Constant, DenseOptimizer, Momentum, Sgd
+from dlrm_hybrid.model.optimizer import Constant, Momentum, Optimizer, Sgd
 from dlrm_hybrid.model.spec import ModelSpec, Partition, StagePart
 from dlrm_hybrid.parallel.boundaries import Boundaries
 from dlrm_hybrid.parallel.dense.client import LocalClient
@@ -112,7 +112,7 @@ class Bytes(ActivationCodec):
 class PlainTables(Tables):
     """Tables in float64 with the optimizer of the dense weights."""
 
-    def __init__(self, values: dict[str, Tensor], optimizer: DenseOptimizer, lr: float) -> None:
+    def __init__(self, values: dict[str, Tensor], optimizer: Optimizer, lr: float) -> None:
         self.rows = [values[f"e{table}"].clone() for table in range(len(SPEC.table_rows))]
         self._state = [{k: torch.zeros_like(t) for k in optimizer.state_names} for t in self.rows]
         self._optimizer, self._lr = optimizer, lr

@@ -11,7 +11,7 @@ from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.model.embeddings import Embeddings
-from dlrm_hybrid.model.optimizer import Constant, Schedule
+from dlrm_hybrid.model.optimizer import Constant, LrSchedule
 from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.sharding import CommPrecision
 from dlrm_hybrid.model.spec import ModelSpec
@@ -63,7 +63,7 @@ class World:
         options: EmbeddingOptions = SGD,
         precision: CommPrecision = CommPrecision.FLOAT32,
         order: TableOrder | None = None,
-        schedule: Schedule = CONSTANT,
+        schedule: LrSchedule = CONSTANT,
         cache: CacheLimits | None = None,
     ) -> None:
         self.staleness = staleness

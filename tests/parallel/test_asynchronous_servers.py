@@ -25,14 +25,14 @@ from torch import Tensor
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Dense
 from dlrm_hybrid.compress.gradient.layout import Layout
 from dlrm_hybrid.compress.update import DenseUpdate, decode
-from dlrm_hybrid.model.optimizer import Adagrad, Adam, Constant, DenseOptimizer, Momentum, Sgd
+from dlrm_hybrid.model.optimizer import Adagrad, Adam, Constant, Momentum, Optimizer, Sgd
 from dlrm_hybrid.parallel.policies import Asynchronous, Lockstep
 from dlrm_hybrid.parallel.sync import SyncPolicy
 from dlrm_hybrid.types import ConfigError, DlrmError
 from dlrm_hybrid.wire.frame import Frame, Kind
 from dlrm_hybrid.wire.section import Dtype
 
-OPTIMIZERS: list[DenseOptimizer] = [
+OPTIMIZERS: list[Optimizer] = [
     Sgd(),
     Momentum(momentum=0.9),
     Adagrad(eps=1e-10),
@@ -89,7 +89,7 @@ def assert_moved(values: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> 
     ids=["dense", "sparse"],
 )
 def test_one_trainer_is_lockstep_bit_for_bit(
-    optimizer: DenseOptimizer,
+    optimizer: Optimizer,
     pull: Dtype,
     gradients: Callable[[int, int], Values],
     make: Callable[[Layout], Compressor],
@@ -121,7 +121,7 @@ def test_replicas_are_what_they_were_told_in_any_order(
     trainers: int,
     in_flight: int,
     pull: Dtype,
-    optimizer: DenseOptimizer,
+    optimizer: Optimizer,
     sparsity: float | None,
     choices: Random,
 ):
@@ -260,9 +260,7 @@ def test_pushes_of_one_version_are_one_synchronous_step(trainers: int, is_dyadic
 @pytest.mark.parametrize("pull", PULLS, ids=lambda one: one.name)
 @pytest.mark.parametrize("in_flight", [2])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
-def test_a_restarted_world_goes_on_bit_for_bit(
-    pull: Dtype, in_flight: int, optimizer: DenseOptimizer
-):
+def test_a_restarted_world_goes_on_bit_for_bit(pull: Dtype, in_flight: int, optimizer: Optimizer):
     order = Random(3).choices(range(3), k=40)
 
     def world() -> World:

@@ -33,7 +33,7 @@ from dlrm_hybrid.compress.gradient.methods.dct import Dct
 from dlrm_hybrid.compress.gradient.methods.thresholded import DrainMode
 from dlrm_hybrid.compress.gradient.methods.topk import CountedThreshold
 from dlrm_hybrid.compress.gradient.thresholded import ThresholdSelector
-from dlrm_hybrid.model.optimizer import Adagrad, Constant, DenseOptimizer, Momentum, Sgd
+from dlrm_hybrid.model.optimizer import Adagrad, Constant, Momentum, Optimizer, Sgd
 from dlrm_hybrid.parallel.dense.master import MasterWeights, OptimizerConfig
 from dlrm_hybrid.parallel.dense.mirror import SUFFIX
 from dlrm_hybrid.parallel.effects import Outgoing
@@ -45,14 +45,14 @@ from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 from dlrm_hybrid.wire.sparse import sparse_of
 
 # Not Adam: to it an element that is not sent is none whose gradient is zero.
-OPTIMIZERS: list[DenseOptimizer] = [Sgd(), Momentum(momentum=0.9), Adagrad(eps=1e-10)]
-STILL: list[DenseOptimizer] = [one for one in OPTIMIZERS if not one.moves_all]
+OPTIMIZERS: list[Optimizer] = [Sgd(), Momentum(momentum=0.9), Adagrad(eps=1e-10)]
+STILL: list[Optimizer] = [one for one in OPTIMIZERS if not one.moves_all]
 POLICIES: list[SyncPolicy] = [Lockstep(), Lockstep(1), Lockstep(2)]
 DTYPES = (Dtype.FLOAT32, Dtype.BFLOAT16, Dtype.FLOAT16, None)  # None: levels
 HALF_ULP = {Dtype.BFLOAT16: 2.0**-8, Dtype.FLOAT16: 2.0**-11}
 
 
-def kind(optimizer: DenseOptimizer) -> str:
+def kind(optimizer: Optimizer) -> str:
     return type(optimizer).__name__
 
 
@@ -77,7 +77,7 @@ def sparsifier(
 
 @pytest.mark.parametrize("optimizer", STILL, ids=kind)
 @pytest.mark.parametrize("count", [1, 3, 7, 8, 9, 15, 17, 33, 63, 65, 429, 1031])
-def test_a_sparse_gradient_is_a_dense_one_with_zeros(optimizer: DenseOptimizer, count: int):
+def test_a_sparse_gradient_is_a_dense_one_with_zeros(optimizer: Optimizer, count: int):
     rng = np.random.default_rng(count)
     weight_N = torch.from_numpy(rng.normal(size=count).astype(np.float32))
     config = OptimizerConfig(optimizer=optimizer, schedule=Constant(base_lr=0.037))
@@ -96,7 +96,7 @@ def test_a_sparse_gradient_is_a_dense_one_with_zeros(optimizer: DenseOptimizer, 
 @pytest.mark.parametrize(
     ("trainers", "optimizer"), [(1, Sgd()), (2, Momentum(momentum=0.9)), (3, Adagrad(eps=1e-10))]
 )
-def test_a_sparsity_of_0_is_no_compression_bit_for_bit(trainers: int, optimizer: DenseOptimizer):
+def test_a_sparsity_of_0_is_no_compression_bit_for_bit(trainers: int, optimizer: Optimizer):
     layout = {"optimizer": optimizer, "servers": 2, "stages": 2, "gradients": gappy_gradients_of}
     plain = World(trainers, Lockstep(), **layout)
     compressed = World(trainers, Lockstep(), **layout, make=sparsifier(0.0))
@@ -203,7 +203,7 @@ def test_whatever_the_arrivals_replicas_are_what_was_published_and_bits_are_the_
     policy: SyncPolicy,
     pull: Dtype | None,
     pull_sparsity: float | None,
-    optimizer: DenseOptimizer,
+    optimizer: Optimizer,
     choices: Random,
 ):
     def world() -> World:
@@ -229,7 +229,7 @@ def test_whatever_the_arrivals_replicas_are_what_was_published_and_bits_are_the_
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=kind)
 @pytest.mark.parametrize("dtype", HALF_ULP)
-def test_a_rounded_copy_stays_near_the_weights(dtype: Dtype, optimizer: DenseOptimizer):
+def test_a_rounded_copy_stays_near_the_weights(dtype: Dtype, optimizer: Optimizer):
     world = World(
         2,
         Lockstep(),

@@ -12,12 +12,12 @@ from torch import Tensor
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.layout import Layout
 from dlrm_hybrid.compress.gradient.ternary import TernaryCompressor
-from dlrm_hybrid.model.optimizer import Adagrad, Adam, DenseOptimizer, Momentum, Sgd
+from dlrm_hybrid.model.optimizer import Adagrad, Adam, Momentum, Optimizer, Sgd
 from dlrm_hybrid.parallel.policies import Lockstep
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.section import Encoding
 
-OPTIMIZERS: list[DenseOptimizer] = [
+OPTIMIZERS: list[Optimizer] = [
     Sgd(),
     Momentum(momentum=0.9),
     Adagrad(eps=1e-10),
@@ -56,7 +56,7 @@ def ternary(trainers: int) -> Callable[[Layout], Compressor]:
 
 
 def world(
-    optimizer: DenseOptimizer, *, publishes_means: bool, gradients=alike, staleness: int = 0
+    optimizer: Optimizer, *, publishes_means: bool, gradients=alike, staleness: int = 0
 ) -> World:
     return World(
         3,
@@ -70,7 +70,7 @@ def world(
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
-def test_replicas_learn_what_servers_learn(optimizer: DenseOptimizer) -> None:
+def test_replicas_learn_what_servers_learn(optimizer: Optimizer) -> None:
     told, learned = (world(optimizer, publishes_means=one) for one in (False, True))
     used = told.run(0, 9)
     for found, expected in zip(learned.run(0, 9), used, strict=True):
@@ -88,7 +88,7 @@ def test_replicas_learn_what_servers_learn(optimizer: DenseOptimizer) -> None:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_a_resumed_replica_remembers_what_its_server_does(
-    optimizer: DenseOptimizer, staleness: int
+    optimizer: Optimizer, staleness: int
 ) -> None:
     straight = world(optimizer, publishes_means=True, staleness=staleness)
     straight.run(0, 5)

@@ -19,7 +19,7 @@ from server_world import (
 from torch import Tensor
 
 from dlrm_hybrid.comm.in_process import in_process_channels
-from dlrm_hybrid.model.optimizer import Adagrad, Adam, DenseOptimizer, Momentum, Sgd, init_state
+from dlrm_hybrid.model.optimizer import Adagrad, Adam, Momentum, Optimizer, Sgd, init_state
 from dlrm_hybrid.parallel.dense.server import ParameterServer, serve
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.policies import Lockstep
@@ -28,7 +28,7 @@ from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import DataError, DeadlineError, DivergedError, DlrmError
 from dlrm_hybrid.wire.frame import Frame, Kind
 
-OPTIMIZERS: list[DenseOptimizer] = [
+OPTIMIZERS: list[Optimizer] = [
     Sgd(),
     Momentum(momentum=0.9),
     Adagrad(eps=1e-10),
@@ -36,7 +36,7 @@ OPTIMIZERS: list[DenseOptimizer] = [
 ]
 
 
-def plain(optimizer: DenseOptimizer, steps: int) -> dict[str, Tensor]:
+def plain(optimizer: Optimizer, steps: int) -> dict[str, Tensor]:
     """One trainer's steps without a server."""
     weights = drawn(0)
     state = init_state(optimizer, weights)
@@ -49,7 +49,7 @@ def plain(optimizer: DenseOptimizer, steps: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: type(optimizer).__name__)
 @pytest.mark.parametrize(("servers", "stages"), [(1, 1), (3, 1), (2, 2)])
 def test_one_trainer_with_servers_equals_none_bit_for_bit(
-    optimizer: DenseOptimizer, servers: int, stages: int
+    optimizer: Optimizer, servers: int, stages: int
 ):
     world = World(1, Lockstep(), optimizer=optimizer, servers=servers, stages=stages)
     world.run(0, 50)

@@ -13,7 +13,7 @@ from server_world import SHAPES, World, assert_same, drawn, gappy_gradients_of, 
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.compress.gradient.rule import target_k
 from dlrm_hybrid.compress.update import decode
-from dlrm_hybrid.model.optimizer import Adagrad, Adam, DenseOptimizer, Momentum, Sgd
+from dlrm_hybrid.model.optimizer import Adagrad, Adam, Momentum, Optimizer, Sgd
 from dlrm_hybrid.parallel.dense.mirror import SUFFIX, SparseMirror, adds, fresh_thresholds
 from dlrm_hybrid.parallel.policies import Lockstep
 from dlrm_hybrid.types import DivergedError
@@ -135,7 +135,7 @@ def test_fresh_thresholds_are_those_of_a_new_mirror() -> None:
     assert_same(held, mirrored | fresh_thresholds(weights, 0.9))
 
 
-OPTIMIZERS: list[DenseOptimizer] = [
+OPTIMIZERS: list[Optimizer] = [
     Sgd(),
     Momentum(momentum=0.9),
     Adagrad(eps=1e-10),
@@ -146,7 +146,7 @@ OPTIMIZERS: list[DenseOptimizer] = [
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("gradients", [gradients_of, gappy_gradients_of], ids=["dense", "gaps"])
 def test_a_sparsity_of_0_publishes_every_difference(
-    optimizer: DenseOptimizer, gradients: Callable[[int, int], dict[str, torch.Tensor]]
+    optimizer: Optimizer, gradients: Callable[[int, int], dict[str, torch.Tensor]]
 ) -> None:
     plain, sparse = (
         World(2, Lockstep(), optimizer=optimizer, pull_sparsity=sparsity, gradients=gradients)
@@ -162,7 +162,7 @@ def test_a_sparsity_of_0_publishes_every_difference(
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
-def test_dense_pushes_are_pulled_in_parts(optimizer: DenseOptimizer) -> None:
+def test_dense_pushes_are_pulled_in_parts(optimizer: Optimizer) -> None:
     world = World(2, Lockstep(), optimizer=optimizer, pull_sparsity=0.9)
     world.run(0, 50)
     (server,) = world.servers.values()

@@ -29,7 +29,7 @@ from torch import Tensor
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.layers.products import Precision
-from dlrm_hybrid.model.optimizer import Adagrad, Adam, DenseOptimizer, Momentum
+from dlrm_hybrid.model.optimizer import Adagrad, Adam, Momentum, Optimizer
 from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.parallel.boundaries import EVALUATION
 from dlrm_hybrid.parallel.effects import Together
@@ -48,7 +48,7 @@ GLOBAL_ROWS = 48
 def _plain(
     spec: ModelSpec = SMALL,
     precision: Precision = Precision.FLOAT32,
-    optimizer: DenseOptimizer = SGD,
+    optimizer: Optimizer = SGD,
 ) -> Trainer:
     return Trainer(Dlrm(spec, TABLES, precision, SEED), optimizer)
 
@@ -121,7 +121,7 @@ def test_no_cut_changes_a_bit_in_200_steps(spec: ModelSpec, precision: Precision
         (Adam(betas=(0.9, 0.999), eps=1e-8), 0.01),
     ],
 )
-def test_a_lone_trainer_with_servers_learns_the_same_bits(optimizer: DenseOptimizer, lr: float):
+def test_a_lone_trainer_with_servers_learns_the_same_bits(optimizer: Optimizer, lr: float):
     worlds = [
         TinyWorld(
             SMALL,

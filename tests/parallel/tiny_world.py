@@ -19,7 +19,7 @@ from dlrm_hybrid.model.dlrm import StageModel
 from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.interaction import Cross, Fm
 from dlrm_hybrid.model.layers.products import Precision
-from dlrm_hybrid.model.optimizer import Constant, DenseOptimizer, Sgd
+from dlrm_hybrid.model.optimizer import Constant, Optimizer, Sgd
 from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.sharding import CommPrecision, Rounding
 from dlrm_hybrid.model.spec import ModelSpec, Partition
@@ -95,7 +95,7 @@ class TinyWorld:
         layout: Layout,
         *,
         precision: Precision = Precision.FLOAT32,
-        optimizer: DenseOptimizer = SGD,
+        optimizer: Optimizer = SGD,
         lr: float = LR,
         table_lr: float | None = None,
         codec: Callable[[], ActivationCodec] = DenseCodec,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dlrm_hybrid.kernels.scatter import gather, put
-from dlrm_hybrid.model.optimizer import DenseOptimizer, Schedule, init_state
+from dlrm_hybrid.model.optimizer import LrSchedule, Optimizer, init_state
 from dlrm_hybrid.types import DataError
 
 Array = NDArray[np.float32]
@@ -27,8 +27,8 @@ class OptimizerConfig:
         schedule: learning rate of every push number.
     """
 
-    optimizer: DenseOptimizer
-    schedule: Schedule
+    optimizer: Optimizer
+    schedule: LrSchedule
 
 
 @final

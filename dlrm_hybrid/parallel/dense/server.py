@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.compress.update import Update
-from dlrm_hybrid.model.optimizer import Schedule
+from dlrm_hybrid.model.optimizer import LrSchedule
 from dlrm_hybrid.parallel.dense.bucket import Bucket, BucketOptions, Change
 from dlrm_hybrid.parallel.dense.master import copy_into
 from dlrm_hybrid.parallel.dense.sections import DIFFERENCES, EVERYTHING, digest_section
@@ -61,7 +61,7 @@ class ServerOptions:
     bucket: BucketOptions
     check_every: int
     attempt: int
-    schedules: Mapping[int, Schedule] = field(default_factory=dict[int, Schedule])
+    schedules: Mapping[int, LrSchedule] = field(default_factory=dict[int, LrSchedule])
 
     def of(self, stage: int) -> BucketOptions:
         """The options of a stage's bucket, with its learning rates."""

@@ -12,7 +12,7 @@ from typing import final
 import numpy as np
 from torch import Tensor
 
-from dlrm_hybrid.model.optimizer import Schedule
+from dlrm_hybrid.model.optimizer import LrSchedule
 from dlrm_hybrid.model.sharding import CommPrecision, casts
 from dlrm_hybrid.model.table_rows import OwnedIds, TableRows
 from dlrm_hybrid.model.tensors import Piece
@@ -49,7 +49,7 @@ class TableOptions:
 
     order: TableOrder
     precision: CommPrecision
-    schedule: Schedule
+    schedule: LrSchedule
     attempt: int
 
 

@@ -17,26 +17,13 @@ from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.context import StageContext
 from dlrm_hybrid.compress.gradient.layout import Layout
 from dlrm_hybrid.compress.gradient.rule import target_k
-from dlrm_hybrid.config import choices
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Loader, Read
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.layers.keep_largest import KeepLargest
 from dlrm_hybrid.model.layers.products import Bfloat16, Precision, measure_bfloat16
-from dlrm_hybrid.model.optimizer import (
-    Adagrad,
-    Adam,
-    Constant,
-    DenseOptimizer,
-    Linear,
-    Momentum,
-    Plateau,
-    Schedule,
-    Sgd,
-    StalenessWarmup,
-    WarmupDecay,
-)
+from dlrm_hybrid.model.optimizer import LrSchedule, StalenessWarmup
 from dlrm_hybrid.model.row_storage import IN_MEMORY, InFiles, RowStorage
 from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec, Partition, StagePart, microbatch_rows
@@ -123,10 +110,10 @@ def table_rows(config: Config, shape: ModelSpec, server: int, storage: RowStorag
     return rows
 
 
-def embedding_schedule(config: Config, steps: int, lowered: Sequence[int] = ()) -> Schedule:
-    """The learning rate of the tables over a run of `steps`; see `schedule`."""
+def embedding_schedule(config: Config, steps: int, lowered: Sequence[int] = ()) -> LrSchedule:
+    """The learning rate of the tables over a run of `steps`; see `Optimizer.rates`."""
     lr = config.embedding.lr or config.optimizer.lr
-    return schedule(config, lr / pushes_averaged(config), steps, lowered)
+    return config.optimizer.rates(lr / pushes_averaged(config), steps, lowered)
 
 
 def pushes_averaged(config: Config) -> int:
@@ -137,20 +124,22 @@ def pushes_averaged(config: Config) -> int:
 
 def dense_schedule(
     config: Config, steps: int, stage: int = -1, lowered: Sequence[int] = ()
-) -> Schedule:
+) -> LrSchedule:
     """The learning rate of the dense weights over a run of `steps`.
 
     Args:
         config: that of the run.
         steps: number in the whole run.
         stage: number of the stage; reports show the last one.
-        lowered: see `schedule`.
+        lowered: see `Optimizer.rates`.
     """
-    whole = schedule(config, config.optimizer.lr / pushes_averaged(config), steps, lowered)
-    warmup = config.optimizer.staleness_warmup_steps
-    if warmup is None:
+    keys = config.optimizer
+    whole = keys.rates(keys.lr / pushes_averaged(config), steps, lowered)
+    if keys.staleness_warmup_steps is None:
         return whole
-    return StalenessWarmup(schedule=whole, staleness=staleness(config, stage), steps=warmup)
+    return StalenessWarmup(
+        schedule=whole, staleness=staleness(config, stage), steps=keys.staleness_warmup_steps
+    )
 
 
 def staleness(config: Config, stage: int) -> int:
@@ -163,49 +152,6 @@ def staleness(config: Config, stage: int) -> int:
         return pushes - 1
     pipeline = config.schedule.staleness
     return config.sync.staleness + (pipeline[stage] if pipeline else 0)
-
-
-def dense_optimizer(config: Config) -> DenseOptimizer:
-    """The optimizer of the MLPs."""
-    options = config.optimizer
-    if isinstance(options, choices.Momentum):
-        return Momentum(momentum=options.momentum)
-    if isinstance(options, choices.Adagrad):
-        return Adagrad(eps=options.eps)
-    if isinstance(options, choices.Adam):
-        decay = weight_decay(config, decoupled=True)
-        return Adam(betas=options.betas, eps=options.eps, weight_decay=decay)
-    return Sgd()
-
-
-def weight_decay(config: Config, *, decoupled: bool) -> float:
-    """Weight decay of the dense weights that is decoupled from gradients, or that is not."""
-    options = config.optimizer
-    return options.weight_decay if options.decoupled_weight_decay is decoupled else 0.0
-
-
-def schedule(config: Config, base_lr: float, steps: int, lowered: Sequence[int] = ()) -> Schedule:
-    """The learning rate over a run.
-
-    Args:
-        config: that of the run.
-        base_lr: initial rate.
-        steps: number in the whole run.
-        lowered: first steps of lower rates of `optimizer.schedule=plateau`; appended to.
-    """
-    options = config.optimizer
-    if options.schedule == "plateau":
-        return Plateau(base_lr=base_lr, factor=options.plateau_factor, lowered=lowered)
-    if options.schedule == "linear":
-        return Linear(base_lr=base_lr, steps=steps)
-    if options.schedule == "warmup_decay":
-        return WarmupDecay(
-            base_lr=base_lr,
-            warmup_steps=options.warmup_steps,
-            decay_start_step=options.decay_start_step,
-            decay_steps=options.decay_steps,
-        )
-    return Constant(base_lr=base_lr)
 
 
 def loader(
@@ -278,7 +224,7 @@ def compressor(
         stage: that of the worker.
         model_elements: number in all dense tensors of the model.
         steps: number in the whole run.
-        lowered: see `model.schedule`.
+        lowered: see `Optimizer.rates`.
     """
     context = StageContext(
         layout=layout,

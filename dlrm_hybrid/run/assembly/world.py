@@ -122,7 +122,7 @@ def optimizer_config(config: Config, plan: Layout, stage: int) -> OptimizerConfi
     schedule = build_model.dense_schedule(config, plan.steps, stage, plan.lowered)
     if config.gradient.uses_lr:
         schedule = Constant(base_lr=1.0)
-    return OptimizerConfig(optimizer=build_model.dense_optimizer(config), schedule=schedule)
+    return OptimizerConfig(optimizer=config.optimizer, schedule=schedule)
 
 
 def compression(config: Config, plan: Layout, rank: int) -> Compression:
@@ -250,7 +250,7 @@ def _worker(
         stage=Stage(
             model,
             config.schedule.microbatches,
-            build_model.weight_decay(config, decoupled=False),
+            config.optimizer.l2,
             (port.rank // port.topology.stages, config.parallel.trainers),
         ),
         pipeline=build.pipeline(config),

@@ -16,7 +16,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dlrm_hybrid.data.loader import LoaderState
-from dlrm_hybrid.model.optimizer import Schedule
+from dlrm_hybrid.model.optimizer import LrSchedule
 from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.dense.server import ParameterServer
 from dlrm_hybrid.parallel.effects import Outgoing
@@ -70,7 +70,7 @@ class LeaderRank(Engine):
     server: ParameterServer
     plan: Plan
     after: Callable[[LoaderState], LoaderState]
-    schedule: Schedule
+    schedule: LrSchedule
     rows: Mapping[ScoredPart, EvaluatedRows]
     messenger: Messenger
     log: OrderLog | None
