@@ -134,6 +134,8 @@ def _digits(bound: float) -> str:
 Count = Annotated[int, Bound(ge=0, lt=2**63)]
 Positive = Annotated[int, Bound(ge=1, lt=2**63)]
 Seed = Annotated[int, Bound(ge=0, lt=2**63)]
+Several = Annotated[int, Bound(ge=1, le=1024)]
+Lag = Annotated[int, Bound(ge=0, le=1024)]
 # The range of float32, and a limit for factors whose product must stay in it.
 LARGEST, SMALLEST, MOST_FACTOR = (2 - 2.0**-23) * 2.0**127, 2.0**-126, 1e18
 Rate = Annotated[float, Bound(gt=0, le=LARGEST)]

@@ -14,6 +14,7 @@ from dlrm_hybrid.bounds import (
     Count,
     Decay,
     Epsilon,
+    Lag,
     Name,
     Path,
     Paths,
@@ -22,6 +23,7 @@ from dlrm_hybrid.bounds import (
     Rate,
     Seconds,
     Seed,
+    Several,
 )
 from dlrm_hybrid.record import WEIGHTS, Choice, Effect, key
 
@@ -30,13 +32,11 @@ CachedRows = Annotated[int, Bound(ge=0, le=2**31)]
 CopiedRows = Annotated[int, Bound(ge=1, le=2**31)]
 Days = Annotated[int, Bound(ge=2, le=1000)]
 DaySplit = Literal["equal_rows", "files"]
-Lag = Annotated[int, Bound(ge=0, le=1024)]
 Machines = Annotated[int, Bound(ge=2, le=4096)]
 Modulus = Annotated[int, Bound(ge=0, lt=2**32)]
 Pushes = Annotated[int, Bound(ge=1, le=64)]
 Scale = Literal["trainers", "one"]
 Servers = Annotated[int, Bound(ge=0, le=1024)]
-Several = Annotated[int, Bound(ge=1, le=1024)]
 Sharding = Literal["table_wise", "row_wise", "column_wise", "auto"]
 Storage = Literal["memory", "mmap"]
 Trainers = Annotated[int, Bound(ge=1, le=4096)]
@@ -296,51 +296,6 @@ class Asynchronous(Sync):
         None,
         "run folder whose recorded order parallel.world=in_process plays back",
         NEW | Effect.VERSIONS | Effect.PATH,
-    )
-
-
-class Schedule(Choice, effect=NEW | Effect.COMPRESSORS | Effect.FLIGHTS):
-    """The order in which batches and their parts pass through the stages."""
-
-    microbatches: Several = 1
-    delays: tuple[Lag, ...] = ()
-    staleness: tuple[Lag, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sequential(Schedule):
-    """A batch passes through all stages before the next one begins."""
-
-    name: ClassVar[str] = "sequential"
-    microbatches: Several = key(
-        1, "number of parts a trainer's batch is split into for pipelining", only=HYBRID
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gpipe(Sequential):
-    """All micro-batches go forward, then all go backward (Huang et al., 2019)."""
-
-    name: ClassVar[str] = "gpipe"
-
-
-@dataclass(frozen=True, kw_only=True)
-class OneForwardOneBackward(Sequential):
-    """Each stage alternates forward and backward once it is full (Narayanan et al., 2019)."""
-
-    name: ClassVar[str] = "one_f_one_b"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dsp(Schedule):
-    """Diversely stale parameters: stages work on different batches at once; docs/pipelines.md."""
-
-    name: ClassVar[str] = "dsp"
-    delays: tuple[Lag, ...] = key(
-        (1, 1, 0), "of each stage: steps from its forward of a batch to the next stage's"
-    )
-    staleness: tuple[Lag, ...] = key(
-        (4, 2, 0), "of each stage: updates between its forward and its backward of a batch"
     )
 
 

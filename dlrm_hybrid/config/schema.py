@@ -22,7 +22,7 @@ from dlrm_hybrid.bounds import (
 )
 from dlrm_hybrid.compress.activation.methods import ActivationMethod
 from dlrm_hybrid.compress.gradient.methods import GradientMethod
-from dlrm_hybrid.config.choices import Data, Embedding, Network, Parallel, Schedule, Sync
+from dlrm_hybrid.config.choices import Data, Embedding, Network, Parallel, Sync
 from dlrm_hybrid.config.commands import (
     DoctorConfig,
     EvaluateConfig,
@@ -36,6 +36,7 @@ from dlrm_hybrid.config.commands import (
     WatchConfig,
 )
 from dlrm_hybrid.model.optimizer import Optimizer
+from dlrm_hybrid.parallel.schedule import Schedule
 from dlrm_hybrid.record import Effect, Record, key
 
 NEW = Effect.NEW_RUN

@@ -1,4 +1,4 @@
-"""Pipeline schedules as data: the ops of a stage in a tick, in order, for an interpreter.
+"""Pipeline schedules, the section `schedule`: the ops of a stage in a tick, for an interpreter.
 
 In every schedule a stage goes through the micro-batches in ascending order, forward and backward,
 so gradients are summed in one order and all schedules give the same bits.
@@ -8,11 +8,15 @@ Legend: S stages, M micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Literal, NamedTuple, Self, final
+from typing import ClassVar, Literal, NamedTuple, Self, final
 
+from typing_extensions import override
+
+from dlrm_hybrid.bounds import Lag, Several
+from dlrm_hybrid.record import Choice, Effect, key
 from dlrm_hybrid.types import BatchNumber
 
 
@@ -31,7 +35,7 @@ class Op(NamedTuple):
     delay: int = 0
 
 
-Schedule = Callable[[int, int, int], tuple[Op, ...]]
+StageOps = Callable[[int, int, int], tuple[Op, ...]]
 """(stage, S, M) to the ops of that stage in every tick, in order."""
 
 
@@ -49,7 +53,7 @@ class Pipeline:
     microbatches: int
 
     @classmethod
-    def of(cls, schedule: Schedule, stages: int, microbatches: int) -> Self:
+    def of(cls, schedule: StageOps, stages: int, microbatches: int) -> Self:
         """The pipeline of a schedule."""
         ops = tuple(schedule(stage, stages, microbatches) for stage in range(stages))
         return cls(ops, microbatches)
@@ -93,60 +97,89 @@ class Pipeline:
                 yield BatchNumber(batch), microbatch
 
 
-def sequential(stage: int, stages: int, microbatches: int) -> tuple[Op, ...]:
-    """One micro-batch at a time: backward to the first stage before the next one starts."""
-    return tuple(
-        op
-        for microbatch in range(microbatches)
-        for op in (Op("F", microbatch), Op("B", microbatch))
+class Schedule(Choice, effect=Effect.NEW_RUN | Effect.COMPRESSORS | Effect.FLIGHTS):
+    """The order in which batches and their parts pass through the stages."""
+
+    microbatches: Several = 1
+    delays: tuple[Lag, ...] = ()
+    staleness: tuple[Lag, ...] = ()
+
+    @abstractmethod
+    def __call__(self, stage: int, stages: int, microbatches: int) -> tuple[Op, ...]:
+        """The ops of a stage in every tick, in order: a schedule is a `StageOps`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sequential(Schedule):
+    """A batch passes through all stages before the next one begins."""
+
+    name: ClassVar[str] = "sequential"
+    microbatches: Several = key(
+        1,
+        "number of parts a trainer's batch is split into for pipelining",
+        only="parallel=hybrid",
     )
 
-
-def gpipe(stage: int, stages: int, microbatches: int) -> tuple[Op, ...]:
-    """All forwards, then all backwards (Huang et al., 2019, arXiv 1811.06965)."""
-    forwards = tuple(Op("F", microbatch) for microbatch in range(microbatches))
-    return forwards + tuple(Op("B", microbatch) for microbatch in range(microbatches))
-
-
-def one_f_one_b(stage: int, stages: int, microbatches: int) -> tuple[Op, ...]:
-    """Alternate forward and backward once the pipe is full (Narayanan et al., 2019, PipeDream).
-
-    As fast as `gpipe`, but stage s never holds more than S - s micro-batches.
-    """
-    warmup = min(stages - 1 - stage, microbatches)
-    ops = [Op("F", microbatch) for microbatch in range(warmup)]
-    for microbatch in range(microbatches):
-        if warmup + microbatch < microbatches:
-            ops.append(Op("F", warmup + microbatch))
-        ops.append(Op("B", microbatch))
-    return tuple(ops)
+    @override
+    def __call__(self, stage: int, stages: int, microbatches: int) -> tuple[Op, ...]:
+        """One micro-batch at a time: backward to the first stage before the next one starts."""
+        return tuple(Op(kind, one) for one in range(microbatches) for kind in ("F", "B"))
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class DiverselyStale:
-    """DSP: in each tick a stage does the forward of one batch and the backward of an older one.
+@dataclass(frozen=True, kw_only=True)
+class Gpipe(Sequential):
+    """All micro-batches go forward, then all go backward (Huang et al., 2019)."""
 
-    A stage recomputes its forward at backward, with the weights of that time, and updates them at
-    once (Xu, Huo and Huang, CVPR 2020). Stages need no clock: each waits only for its input and
-    its gradients, so the bits do not depend on timing.
+    name: ClassVar[str] = "gpipe"
 
-    Attributes:
-        delays: p, ticks from a stage's forward of a batch to that of the next stage; 0 at the end.
-        staleness: m, updates of a stage between forward and backward of a batch; 0 at the end.
-            What p and the next stage's m leave of it is q, the ticks of a gradient.
+    @override
+    def __call__(self, stage: int, stages: int, microbatches: int) -> tuple[Op, ...]:
+        """All forwards, then all backwards (arXiv 1811.06965)."""
+        return tuple(Op(kind, one) for kind in ("F", "B") for one in range(microbatches))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class OneForwardOneBackward(Sequential):
+    """Each stage alternates forward and backward once it is full (Narayanan et al., 2019)."""
+
+    name: ClassVar[str] = "one_f_one_b"
+
+    @override
+    def __call__(self, stage: int, stages: int, microbatches: int) -> tuple[Op, ...]:
+        """As fast as `Gpipe`, but stage s never holds more than S - s micro-batches (PipeDream)."""
+        warmup = min(stages - 1 - stage, microbatches)
+        ops = [Op("F", microbatch) for microbatch in range(warmup)]
+        for microbatch in range(microbatches):
+            if warmup + microbatch < microbatches:
+                ops.append(Op("F", warmup + microbatch))
+            ops.append(Op("B", microbatch))
+        return tuple(ops)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Dsp(Schedule):
+    """Diversely stale parameters: stages work on different batches at once; docs/pipelines.md.
+
+    In each tick a stage does the forward of one batch and the backward of an older one. It
+    recomputes its forward at backward, with the weights of that time, and updates them at once (Xu,
+    Huo and Huang, CVPR 2020). Stages need no clock: each waits only for its input and its
+    gradients, so the bits do not depend on timing. With delays p and staleness m, what p and the
+    next stage's m leave of m is q, the ticks of a gradient.
     """
 
-    delays: tuple[int, ...]
-    staleness: tuple[int, ...]
+    name: ClassVar[str] = "dsp"
+    delays: tuple[Lag, ...] = key(
+        (1, 1, 0), "of each stage: steps from its forward of a batch to the next stage's"
+    )
+    staleness: tuple[Lag, ...] = key(
+        (4, 2, 0), "of each stage: updates between its forward and its backward of a batch"
+    )
 
+    @override
     def __call__(self, stage: int, stages: int, microbatches: int) -> tuple[Op, ...]:
-        """A `Schedule` for as many stages as there are delays, and batches in one part."""
+        """For as many stages as there are delays, and batches in one part."""
         forward = sum(self.delays[:stage])
         return (Op("F", 0, forward), Op("B", 0, forward + self.staleness[stage]))
-
-
-SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
-    {"sequential": sequential, "gpipe": gpipe, "one_f_one_b": one_f_one_b}
-)
-"""Schedules without parameters, by name."""

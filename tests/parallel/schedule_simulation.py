@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dlrm_hybrid.parallel.schedule import Op, Schedule
+from dlrm_hybrid.parallel.schedule import (
+    Op,
+    StageOps,
+)
 
 
 class StageOp(NamedTuple):
@@ -31,7 +34,7 @@ class Simulation:
 
 
 def simulate(
-    schedule: Schedule,
+    schedule: StageOps,
     stages: int,
     microbatches: int,
     *,
@@ -55,7 +58,7 @@ def simulate(
     )
 
 
-def global_order(schedule: Schedule, stages: int, microbatches: int) -> tuple[StageOp, ...]:
+def global_order(schedule: StageOps, stages: int, microbatches: int) -> tuple[StageOp, ...]:
     """All ops of all stages one after the other, none before what it needs; raises as `simulate`.
 
     The order in which they would start, the lower stage first.
@@ -65,7 +68,7 @@ def global_order(schedule: Schedule, stages: int, microbatches: int) -> tuple[St
 
 
 def _run(
-    schedule: Schedule, stages: int, microbatches: int, forward_ticks: int, backward_ticks: int
+    schedule: StageOps, stages: int, microbatches: int, forward_ticks: int, backward_ticks: int
 ) -> list[tuple[int, int, StageOp]]:
     """Start, end and op of everything; each op starts as soon as its stage and its input allow."""
     ops = [schedule(stage, stages, microbatches) for stage in range(stages)]

@@ -22,7 +22,7 @@ from dlrm_hybrid.parallel.boundaries import Boundaries
 from dlrm_hybrid.parallel.dense.client import LocalClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
 from dlrm_hybrid.parallel.effects import Port, Program
-from dlrm_hybrid.parallel.schedule import Pipeline, Schedule
+from dlrm_hybrid.parallel.schedule import Pipeline, StageOps
 from dlrm_hybrid.parallel.stage import Inputs, Stage
 from dlrm_hybrid.parallel.step import StepMetrics, train_step
 from dlrm_hybrid.parallel.tables.base import Tables
@@ -138,7 +138,7 @@ class Blocks:
         waited: by kind of frame and boundary, the most frames that have waited for their receiver.
     """
 
-    def __init__(self, schedule: Schedule, *, lr: float = 0.1, momentum: float = 0.0) -> None:
+    def __init__(self, schedule: StageOps, *, lr: float = 0.1, momentum: float = 0.0) -> None:
         values = initial()
         optimizer = Momentum(momentum=momentum) if momentum else Sgd()
         config = OptimizerConfig(optimizer=optimizer, schedule=Constant(base_lr=lr))

@@ -14,11 +14,11 @@ from dlrm_hybrid.bags import Bags, joined, part
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.embeddings import tensor_bags
 from dlrm_hybrid.model.layers.products import Precision
-from dlrm_hybrid.parallel.schedule import DiverselyStale
+from dlrm_hybrid.parallel.schedule import Dsp
 from dlrm_hybrid.parallel.stage import Inputs
 
 CUTS = ("bottom.2", "top.2")
-STALE = DiverselyStale((1, 1, 0), (4, 2, 0))
+STALE = Dsp(delays=(1, 1, 0), staleness=(4, 2, 0))
 ROWS = 12
 BagsOf = Callable[[int, int], Bags[Tensor]]  # of a batch, and its rows
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stale_blocks import Blocks, initial
 
-from dlrm_hybrid.parallel.schedule import DiverselyStale, Pipeline
+from dlrm_hybrid.parallel.schedule import Dsp, Pipeline
 
-NONE = DiverselyStale((0, 0, 0), (0, 0, 0))
-SHORT = DiverselyStale((1, 1, 0), (4, 2, 0))
-MIDDLE = DiverselyStale((2, 2, 0), (6, 3, 0))
-LONG = DiverselyStale((3, 3, 0), (10, 5, 0))
+NONE = Dsp(delays=(0, 0, 0), staleness=(0, 0, 0))
+SHORT = Dsp(delays=(1, 1, 0), staleness=(4, 2, 0))
+MIDDLE = Dsp(delays=(2, 2, 0), staleness=(6, 3, 0))
+LONG = Dsp(delays=(3, 3, 0), staleness=(10, 5, 0))
 # Of 10 batches: norm of all weights, loss of the last batch, one weight of each block and a row.
 GOLDEN = {
     NONE: (
@@ -55,7 +55,7 @@ def first(ready):
 
 
 @pytest.mark.parametrize("schedule", GOLDEN, ids=str)
-def test_ten_batches_give_the_numbers_of_another_implementation(schedule: DiverselyStale) -> None:
+def test_ten_batches_give_the_numbers_of_another_implementation(schedule: Dsp) -> None:
     blocks = Blocks(schedule)
     losses = blocks.run(10, first)
     weights = blocks.weights()
@@ -77,7 +77,7 @@ def test_ten_batches_with_momentum_give_the_numbers_of_another_implementation() 
 
 @pytest.mark.parametrize(("schedule", "seeds"), [(SHORT, 25), (MIDDLE, 3), (LONG, 3)], ids=str)
 def test_any_order_of_events_gives_the_same_bits_and_queues_stay_short(
-    schedule: DiverselyStale, seeds: int
+    schedule: Dsp, seeds: int
 ) -> None:
     orders = [first, *(random.Random(seed).choice for seed in range(seeds))]
     runs = [Blocks(schedule) for _ in orders]
@@ -93,7 +93,7 @@ def test_any_order_of_events_gives_the_same_bits_and_queues_stay_short(
 
 @pytest.mark.parametrize("schedule", [SHORT, MIDDLE, LONG], ids=str)
 def test_weights_that_do_not_move_give_the_losses_of_backpropagation(
-    schedule: DiverselyStale,
+    schedule: Dsp,
 ) -> None:
     runs = [Blocks(one, lr=0.0) for one in (NONE, schedule)]
     expected, found = (blocks.run(12, first) for blocks in runs)
@@ -119,19 +119,19 @@ def test_the_first_ticks_are_those_of_the_paper() -> None:
 
 
 @st.composite
-def stale(draw: st.DrawFn) -> DiverselyStale:
+def stale(draw: st.DrawFn) -> Dsp:
     """Any delays of activations and gradients; the staleness follows."""
     stages = draw(st.integers(2, 6))
     numbers = st.lists(st.integers(0, 4), min_size=stages - 1, max_size=stages - 1)
     delays, gradient_delays = draw(numbers), draw(numbers)
     staleness = [sum(delays[k:]) + sum(gradient_delays[k:]) for k in range(stages)]
-    return DiverselyStale((*delays, 0), tuple(staleness))
+    return Dsp(delays=(*delays, 0), staleness=tuple(staleness))
 
 
 @settings(max_examples=40)
 @given(stale(), st.integers(1, 30))
 def test_each_batch_is_so_stale_and_every_block_learns_from_it_once(
-    schedule: DiverselyStale, batches: int
+    schedule: Dsp, batches: int
 ) -> None:
     stages = len(schedule.delays)
     pipeline = Pipeline.of(schedule, stages, 1)

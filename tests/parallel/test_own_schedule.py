@@ -7,7 +7,7 @@ from tiny_world import SEED, SGD, SMALL, TABLES, Layout, TinyWorld, columns, dra
 
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.layers.products import Precision
-from dlrm_hybrid.parallel.schedule import Op, Schedule
+from dlrm_hybrid.parallel.schedule import Op, StageOps
 
 TICKS = 11
 
@@ -64,7 +64,7 @@ def relay(stage: int, stages: int, microbatches: int) -> tuple[Op, ...]:
     [(late_backward, 0, 2), (late_backward, 2, 1), (relay, 0, 1), (relay, 0, 2)],
 )
 def test_what_is_in_flight_is_saved_and_restored(
-    schedule: Schedule, servers: int, microbatches: int
+    schedule: StageOps, servers: int, microbatches: int
 ) -> None:
     cuts = ("bottom.2", "top.2")
     layout = Layout(cuts, servers=servers, microbatches=microbatches, schedule=schedule)

@@ -11,14 +11,14 @@ from torch import Tensor
 from dlrm_hybrid.compress.activation.codec import Key, Mask, Sections
 from dlrm_hybrid.compress.activation.dct import ThresholdCodec
 from dlrm_hybrid.parallel.policies import Lockstep
-from dlrm_hybrid.parallel.schedule import DiverselyStale
+from dlrm_hybrid.parallel.schedule import Dsp
 from dlrm_hybrid.parallel.sync import SyncPolicy
 from dlrm_hybrid.wire.frame import Kind
 from dlrm_hybrid.wire.section import Dtype
 
 CUTS = ("bottom.2", "top.2")
-NONE = DiverselyStale((0, 0, 0), (0, 0, 0))
-STALE = DiverselyStale((1, 1, 0), (4, 2, 0))
+NONE = Dsp(delays=(0, 0, 0), staleness=(0, 0, 0))
+STALE = Dsp(delays=(1, 1, 0), staleness=(4, 2, 0))
 ROWS = 12
 
 

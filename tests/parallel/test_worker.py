@@ -13,6 +13,7 @@ from tiny_world import (
     LR,
     MACHINE,
     PAPER,
+    SCHEDULES,
     SEED,
     SGD,
     SMALL,
@@ -34,7 +35,6 @@ from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.parallel.boundaries import EVALUATION
 from dlrm_hybrid.parallel.effects import Together
 from dlrm_hybrid.parallel.policies import Lockstep
-from dlrm_hybrid.parallel.schedule import SCHEDULES
 from dlrm_hybrid.parallel.step import StepMetrics, train_step
 from dlrm_hybrid.types import ConfigError, DlrmError, Tick
 from dlrm_hybrid.wire.frame import Kind

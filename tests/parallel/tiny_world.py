@@ -31,7 +31,13 @@ from dlrm_hybrid.parallel.dense.master import OptimizerConfig
 from dlrm_hybrid.parallel.dense.server import ParameterServer, ServerOptions
 from dlrm_hybrid.parallel.effects import Effect, Port, Together
 from dlrm_hybrid.parallel.policies import Lockstep
-from dlrm_hybrid.parallel.schedule import SCHEDULES, Pipeline, Schedule
+from dlrm_hybrid.parallel.schedule import (
+    Gpipe,
+    OneForwardOneBackward,
+    Pipeline,
+    Sequential,
+    StageOps,
+)
 from dlrm_hybrid.parallel.stage import Inputs, Stage
 from dlrm_hybrid.parallel.step import StepMetrics, drain, train_step
 from dlrm_hybrid.parallel.sync import SyncPolicy
@@ -59,6 +65,7 @@ LR = 0.1
 SEED = 1
 ATTEMPT = 3
 SGD = Sgd()
+SCHEDULES = {one.name: one() for one in (Sequential, Gpipe, OneForwardOneBackward)}
 TABLES = EmbeddingOptions(optimizer=EmbeddingOptimizer.SGD, eps=1e-8)
 
 
@@ -68,11 +75,11 @@ class Layout:
     trainers: int = 1
     servers: int = 0
     microbatches: int = 1
-    schedule: str | Schedule = "sequential"
+    schedule: str | StageOps = "sequential"
     policy: SyncPolicy = Lockstep()
 
     @property
-    def ops(self) -> Schedule:
+    def ops(self) -> StageOps:
         return SCHEDULES[self.schedule] if isinstance(self.schedule, str) else self.schedule
 
 

@@ -23,7 +23,7 @@ from dlrm_hybrid.data.sources.paths import find
 from dlrm_hybrid.model.interaction import Cross, Dot, Fm, Interaction
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.parallel.policies import Asynchronous, Lockstep, Rounds
-from dlrm_hybrid.parallel.schedule import SCHEDULES, DiverselyStale, Pipeline
+from dlrm_hybrid.parallel.schedule import Pipeline
 from dlrm_hybrid.parallel.sync import SyncPolicy
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.types import ConfigError, DataError
@@ -179,10 +179,8 @@ def policy(config: Config) -> SyncPolicy:
 
 def pipeline(config: Config) -> Pipeline:
     """The ops of all stages in a step."""
-    keys, stages = config.schedule, len(config.parallel.cuts) + 1
-    if keys.name == "dsp":
-        return Pipeline.of(DiverselyStale(keys.delays, keys.staleness), stages, keys.microbatches)
-    return Pipeline.of(SCHEDULES[keys.name], stages, keys.microbatches)
+    stages = len(config.parallel.cuts) + 1
+    return Pipeline.of(config.schedule, stages, config.schedule.microbatches)
 
 
 def leader(config: Config) -> int:
