@@ -7,12 +7,13 @@ from typing import Any, cast
 
 from dlrm_hybrid.config.choices import Criteo
 from dlrm_hybrid.config.keys import shown
-from dlrm_hybrid.config.schema import Config, CrossConfig, FmConfig, ModelConfig
+from dlrm_hybrid.config.schema import Config, ModelConfig
 from dlrm_hybrid.data.schemas.reading import builtin, named
+from dlrm_hybrid.model.interaction import Cross, Fm
 from dlrm_hybrid.record import defaults_of
 from dlrm_hybrid.types import ConfigError
 
-SECTIONS: Mapping[str, type] = {"cross": CrossConfig, "fm": FmConfig}
+SECTIONS: Mapping[str, type] = {"cross": Cross, "fm": Fm}
 """Of `model`, each read by the choice of `model.interaction` with its name."""
 
 

@@ -35,36 +35,13 @@ from dlrm_hybrid.config.commands import (
     SweepConfig,
     WatchConfig,
 )
+from dlrm_hybrid.model.interaction import Cross, Fm
 from dlrm_hybrid.model.optimizer import Optimizer
 from dlrm_hybrid.parallel.schedule import Schedule
 from dlrm_hybrid.record import Effect, Record, key
 
 NEW = Effect.NEW_RUN
 Dropout = Annotated[float, Bound(ge=0, le=0.99)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CrossConfig(Record):
-    """Cross layers, of low rank or full: x0 * (w v x + bias) + x; and what is beside."""
-
-    layers: Annotated[int, Bound(ge=1, le=64)] = key(3, "cross layers below the top MLP")
-    rank: Annotated[int, Bound(ge=1, le=65_536)] | None = key(
-        64,
-        "of w v; about a quarter of the width (tables + 1) · embedding_dim is usual; null: w is a "
-        "full matrix",
-    )
-    deep: tuple[Positive, ...] = key(
-        (), "widths of a deep network over all vectors, beside the cross layers"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class FmConfig(Record):
-    """The deep network beside a factorization machine: sum of all dots beside a deep network."""
-
-    deep: Annotated[tuple[Positive, ...], Bound(min_length=1)] = key(
-        (128, 64), "widths of the deep network over all vectors"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +64,8 @@ class ModelConfig(Record):
     interaction: Literal["dot", "cross", "fm"] = key(
         "dot", "how its vectors meet: dots of all pairs, cross layers, or a factorization machine"
     )
-    cross: CrossConfig | None = None
-    fm: FmConfig | None = None
+    cross: Cross | None = None
+    fm: Fm | None = None
     dropout: Dropout = key(
         0.0,
         "share of the activations of hidden layers that is dropped in training: of all layers of "

@@ -1,4 +1,4 @@
-"""Interactions of a model as data: widths and parameters of each kind; free of torch.
+"""Interactions of a model as data, the sections `model.cross` and `model.fm`; free of torch.
 
 Shapes: F vectors of a row that interact (bottom MLP first, then the tables), D their width,
 W = F D all of them one after the other, R rank. Without dense columns there is no bottom MLP: the
@@ -10,6 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Annotated
+
+from dlrm_hybrid.bounds import Bound, Positive
+from dlrm_hybrid.record import Record, key
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -27,19 +31,19 @@ class Dot:
         return {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cross:
-    """Cross layers: x' = x0 * (w (v x) + bias) + x (see `layers.interactions`).
+@dataclass(frozen=True, kw_only=True)
+class Cross(Record):
+    """Cross layers, of low rank or full: x0 * (w v x + bias) + x; and what is beside."""
 
-    Attributes:
-        layers: number of layers.
-        rank: R, columns of w and rows of v; None: w is a full matrix, and there is no v.
-        deep: layer widths of a parallel deep network, each with ReLU; empty for none.
-    """
-
-    layers: int
-    rank: int | None
-    deep: tuple[int, ...] = ()
+    layers: Annotated[int, Bound(ge=1, le=64)] = key(3, "cross layers below the top MLP")
+    rank: Annotated[int, Bound(ge=1, le=65_536)] | None = key(
+        64,
+        "of w v; about a quarter of the width (tables + 1) · embedding_dim is usual; null: w is a "
+        "full matrix",
+    )
+    deep: tuple[Positive, ...] = key(
+        (), "widths of a deep network over all vectors, beside the cross layers"
+    )
 
     def width(self, vectors: int, dim: int, has_bottom: bool) -> int:
         """Width of the output: W, and that of the deep network."""
@@ -59,15 +63,13 @@ class Cross:
         return {**of_layers, **_deep_shapes(width, self.deep)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fm:
-    """A factorization machine parallel to a deep network over the same vectors.
+@dataclass(frozen=True, kw_only=True)
+class Fm(Record):
+    """The deep network beside a factorization machine: sum of all dots beside a deep network."""
 
-    Attributes:
-        deep: widths of the deep network's layers, each with ReLU.
-    """
-
-    deep: tuple[int, ...]
+    deep: Annotated[tuple[Positive, ...], Bound(min_length=1)] = key(
+        (128, 64), "widths of the deep network over all vectors"
+    )
 
     def width(self, vectors: int, dim: int, has_bottom: bool) -> int:
         """Width of the output: the bottom MLP's vector, the deep network's output, one number."""

@@ -11,7 +11,7 @@ from dlrm_hybrid.checkpoint.folder import RetentionPolicy
 from dlrm_hybrid.comm.netem.plan import Plan, bits_per_second, seconds
 from dlrm_hybrid.config.choices import Criteo, Emulated, Synthetic
 from dlrm_hybrid.config.rules import server_leads
-from dlrm_hybrid.config.schema import Config, ModelConfig
+from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.manifest import Semantics
@@ -20,7 +20,7 @@ from dlrm_hybrid.data.profile import Profile, builtin, raw_name
 from dlrm_hybrid.data.schema import Schema
 from dlrm_hybrid.data.schemas import reading as schemas
 from dlrm_hybrid.data.sources.paths import find
-from dlrm_hybrid.model.interaction import Cross, Dot, Fm, Interaction
+from dlrm_hybrid.model.interaction import Dot
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.parallel.policies import Asynchronous, Lockstep, Rounds
 from dlrm_hybrid.parallel.schedule import Pipeline
@@ -149,22 +149,11 @@ def model_spec(config: Config, table_rows: tuple[int, ...]) -> ModelSpec:
         bottom=model.bottom,
         top=model.top,
         table_rows=table_rows,
-        interaction=_interaction(model),
+        interaction=model.cross or model.fm or Dot(),
         dropout=model.dropout,
         bottom_dropout=model.bottom_dropout,
         batch_norm=model.batch_norm,
     )
-
-
-def _interaction(model: ModelConfig) -> Interaction:
-    if model.interaction == "cross":
-        assert model.cross is not None, "validate() refuses it"
-        cross = model.cross
-        return Cross(layers=cross.layers, rank=cross.rank, deep=cross.deep)
-    if model.interaction == "fm":
-        assert model.fm is not None, "validate() refuses it"
-        return Fm(deep=model.fm.deep)
-    return Dot()
 
 
 def policy(config: Config) -> SyncPolicy:
