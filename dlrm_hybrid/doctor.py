@@ -170,12 +170,11 @@ def _fbgemm() -> Finding:
     import torch
 
     from dlrm_hybrid.model.embeddings import DistinctBags, Embeddings
-    from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
     from dlrm_hybrid.model.spec import ModelSpec
+    from dlrm_hybrid.model.tables import Fused
 
     spec = ModelSpec(embedding_dim=4, bottom=(1, 4), top=(1,), table_rows=(3,))
-    options = EmbeddingOptions(optimizer=EmbeddingOptimizer.SGD, eps=1e-8)
-    tables = Embeddings(spec, options)
+    tables = Embeddings(spec, Fused())
     (weights,) = tables.weights().values()
     weights.fill_(1.0)
     tables.set_lr(0.5)

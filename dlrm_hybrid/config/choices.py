@@ -9,18 +9,13 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from dlrm_hybrid.bounds import (
-    BelowOne,
     Bound,
     Count,
-    Decay,
-    Epsilon,
     Lag,
     Name,
     Path,
     Paths,
     Positive,
-    Precision,
-    Rate,
     Seconds,
     Seed,
     Several,
@@ -28,8 +23,6 @@ from dlrm_hybrid.bounds import (
 from dlrm_hybrid.record import WEIGHTS, Choice, Effect, key
 
 BlockRows = Annotated[int, Bound(ge=1, le=2**24)]
-CachedRows = Annotated[int, Bound(ge=0, le=2**31)]
-CopiedRows = Annotated[int, Bound(ge=1, le=2**31)]
 Days = Annotated[int, Bound(ge=2, le=1000)]
 DaySplit = Literal["equal_rows", "files"]
 Machines = Annotated[int, Bound(ge=2, le=4096)]
@@ -37,8 +30,6 @@ Modulus = Annotated[int, Bound(ge=0, lt=2**32)]
 Pushes = Annotated[int, Bound(ge=1, le=64)]
 Scale = Literal["trainers", "one"]
 Servers = Annotated[int, Bound(ge=0, le=1024)]
-Sharding = Literal["table_wise", "row_wise", "column_wise", "auto"]
-Storage = Literal["memory", "mmap"]
 Trainers = Annotated[int, Bound(ge=1, le=4096)]
 World = Literal["processes", "in_process"]
 
@@ -340,116 +331,3 @@ class Emulated(Network):
     )
     keys: Path | None = key(None, "file of CURVE keys; optional here", Effect.FREE | Effect.PATH)
     patience_seconds: Seconds = key(60.0, PATIENCE)
-
-
-TABLES = NEW | Effect.LOOKUPS | Effect.LEVELS | Effect.FLIGHTS
-TableOptimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "rowwise_adam"]
-
-
-class _Embedding(Choice, effect=WEIGHTS, choice=TABLES):
-    """Values of the choices of `embedding` that have no such key."""
-
-    sharding: Sharding = "table_wise"
-    deduplicate: bool = True
-    levels: bool = False
-    row_error: Rate = 0.0625
-    gradient_error: Rate = 2.0
-    copies_rows: CopiedRows = 262_144
-    staleness: Lag = 0
-    cache_rows: CachedRows = 0
-    cache_batches: Lag = 0
-    storage: Storage = "memory"
-    folder: Path | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Embedding(_Embedding):
-    """The optimizer of the tables, who owns their rows, and how these travel."""
-
-    optimizer: TableOptimizer = key("sgd", "optimizer of the tables")
-    lr: Rate | None = key(
-        None, "learning rate; null follows optimizer.lr; both follow optimizer.schedule", NEW
-    )
-    eps: Epsilon = key(1e-8, "added to the denominator by all but sgd")
-    betas: tuple[BelowOne, BelowOne] = key(
-        (0.9, 0.999),
-        "of the means of gradients and of their squares",
-        NEW,
-        only="embedding.optimizer=adam|rowwise_adam",
-    )
-    weight_decay: Decay = key(
-        0.0, "times a row is added to its gradient, whenever it is updated (L2)", NEW
-    )
-    init: Literal["uniform_rows", "uniform_width"] | Rate = key(
-        "uniform_rows",
-        "of rows: uniform_rows, U(±1/√rows of the table); uniform_width, U(±1/√width); or σ of "
-        "N(0, σ²)",
-        NEW,
-    )
-    comm_precision: Precision = key(
-        "float32",
-        "of rows, or pooled embeddings, and their gradients on the wire",
-        NEW,
-        only=HYBRID,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fused(Embedding):
-    """Tables within the trainers, which share them by collectives."""
-
-    name: ClassVar[str] = "fused"
-    sharding: Sharding = key("table_wise", "how tables are split over trainers", NEW)
-    deduplicate: bool = key(
-        False, "look up each distinct id of a batch once (table_wise only)", NEW, only=HYBRID
-    )
-    levels: bool = key(
-        False,
-        "rows and gradients as whole steps from what both ends remember",
-        NEW | Effect.LEVELS,
-        only=HYBRID,
-    )
-    row_error: Rate = key(
-        0.0625,
-        "levels: half a step of rows, over the root mean square of a trainer's rows",
-        NEW | Effect.LEVELS,
-    )
-    gradient_error: Rate = key(
-        2.0,
-        "levels: the same of gradients; what rounding leaves is sent later",
-        NEW | Effect.LEVELS,
-    )
-    copies_rows: CopiedRows = key(
-        262_144,
-        "levels: rows of each table that are remembered for each trainer",
-        NEW | Effect.LEVELS,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Served(Embedding):
-    """Tables on servers of their own (parallel.table_servers); trainers look up distinct ids."""
-
-    name: ClassVar[str] = "served"
-    staleness: Lag = key(
-        0, "a lookup sees all updates but those of so many batches before it", NEW | Effect.LOOKUPS
-    )
-    cache_rows: CachedRows = key(
-        0, "rows that a trainer keeps for later batches; 0 is off", NEW | Effect.LOOKUPS
-    )
-    cache_batches: Lag = key(
-        0,
-        "for so many: rows are older by as much, gradients are summed meanwhile",
-        NEW | Effect.LOOKUPS,
-    )
-    storage: Storage = key(
-        "memory",
-        "of rows on table servers; mmap keeps them in files, which may be larger than memory",
-        Effect.FREE | Effect.EVALUATION,
-    )
-    folder: Path | None = key(
-        None,
-        "where storage=mmap makes these files; null is the run folder",
-        ROWS_FILES | Effect.PATH | Effect.PLACE,
-        only="embedding.storage=mmap",
-    )

@@ -22,7 +22,7 @@ from dlrm_hybrid.bounds import (
 )
 from dlrm_hybrid.compress.activation.methods import ActivationMethod
 from dlrm_hybrid.compress.gradient.methods import GradientMethod
-from dlrm_hybrid.config.choices import Data, Embedding, Network, Parallel, Sync
+from dlrm_hybrid.config.choices import Data, Network, Parallel, Sync
 from dlrm_hybrid.config.commands import (
     DoctorConfig,
     EvaluateConfig,
@@ -37,6 +37,7 @@ from dlrm_hybrid.config.commands import (
 )
 from dlrm_hybrid.model.interaction import Cross, Fm
 from dlrm_hybrid.model.optimizer import Optimizer
+from dlrm_hybrid.model.tables import Embedding
 from dlrm_hybrid.parallel.schedule import Schedule
 from dlrm_hybrid.record import Effect, Record, key
 

@@ -18,8 +18,8 @@ from dlrm_hybrid.model.layers.interactions import DotInteraction, Interacting, i
 from dlrm_hybrid.model.layers.mlp import Mlp, hidden_dropout
 from dlrm_hybrid.model.layers.norm import statistics
 from dlrm_hybrid.model.layers.products import Precision
-from dlrm_hybrid.model.rows.optimizer import EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec, Partition, StagePart
+from dlrm_hybrid.model.tables import Embedding
 from dlrm_hybrid.model.tensors import draw_dense, draw_embeddings
 
 
@@ -35,7 +35,7 @@ class Dlrm(nn.Module):
     """
 
     def __init__(
-        self, spec: ModelSpec, embedding: EmbeddingOptions, precision: Precision, seed: int
+        self, spec: ModelSpec, embedding: Embedding, precision: Precision, seed: int
     ) -> None:
         super().__init__()
         self.spec = spec

@@ -1,6 +1,6 @@
 """The embedding tables of one process, with the optimizer fused into backward.
 
-FBGEMM holds them where it knows the optimizer and the width (`EmbeddingOptions.fit_fbgemm`).
+FBGEMM holds them where it knows the optimizer and the width (`Embedding.fit_fbgemm`).
 
 A batch's ids are looked up as they are, or without repetition: then each row is looked up once, and
 the gradients of equal ids are summed.
@@ -30,8 +30,8 @@ from dlrm_hybrid.model.rows.kernels import (
     TableKernel,
     fbgemm_kernel,
 )
-from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.tables import Embedding
 
 Int64s = NDArray[np.int64]
 
@@ -45,7 +45,7 @@ class Embeddings:
     Not a torch module: its tensors are views which no other optimizer may find among parameters.
     """
 
-    def __init__(self, spec: ModelSpec, options: EmbeddingOptions) -> None:
+    def __init__(self, spec: ModelSpec, options: Embedding) -> None:
         self._names = spec.table_names
         self._dim = spec.embedding_dim
         fits, dim = options.fit_fbgemm(spec.embedding_dim), spec.embedding_dim
@@ -53,7 +53,7 @@ class Embeddings:
         self._kernel: TableKernel = make(spec.table_rows, dim, options)
         self._offsets = torch.arange(1)
         self._lr = 0.0
-        is_plain = fits and options.optimizer is EmbeddingOptimizer.SGD
+        is_plain = fits and options.optimizer == "sgd"
         self._small = SmallBatches(list(self.weights().values())) if is_plain else None
 
     def __call__(self, bags: Bags[Tensor]) -> Tensor:

@@ -18,12 +18,12 @@ from torchrec.distributed.types import ShardingEnv
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.comm.group import CountedGroup
+from dlrm_hybrid.compress.embedding.memory import LevelOptions
 from dlrm_hybrid.model.exchange.distinct import DistinctExchange
 from dlrm_hybrid.model.exchange.ids import IdExchange, check_ids
 from dlrm_hybrid.model.exchange.levels import LevelExchange
 from dlrm_hybrid.model.optimizer import STEP
 from dlrm_hybrid.model.rows.kernels import FbgemmKernel, OwnKernel, TableKernel, fbgemm_arguments
-from dlrm_hybrid.model.rows.optimizer import EmbeddingOptions
 from dlrm_hybrid.model.rows.plan import (
     CPU,
     CpuSharder,
@@ -35,8 +35,9 @@ from dlrm_hybrid.model.rows.plan import (
     shards_of,
     unsharded_tables,
 )
-from dlrm_hybrid.model.sharding import Routes, ShardingOptions, casts, routes
+from dlrm_hybrid.model.sharding import Routes, casts, routes
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.tables import Embedding
 from dlrm_hybrid.model.tensors import Piece, TableInit, draw_embeddings
 
 
@@ -53,8 +54,8 @@ class ShardedEmbeddings:
 
     Args:
         spec: the tables, whose weights are not initialised here.
-        options: their optimizer.
-        sharding: how they are divided among trainers.
+        embedding: their optimizer, how they are divided among trainers, and how rows travel.
+        levels: resolution of distinct rows and gradients sent as levels; None casts them.
         group: that of the trainers; a trainer's rank in it is its number.
 
     Attributes:
@@ -66,8 +67,8 @@ class ShardedEmbeddings:
     def __init__(
         self,
         spec: ModelSpec,
-        options: EmbeddingOptions,
-        sharding: ShardingOptions,
+        embedding: Embedding,
+        levels: LevelOptions | None,
         group: CountedGroup,
     ) -> None:
         self._trainer, self._trainers = group.rank(), group.size()
@@ -75,13 +76,13 @@ class ShardedEmbeddings:
         self._group = group
         quiet()
         set_gradient_division(False)
-        fits = options.fit_fbgemm(spec.embedding_dim)
+        fits = embedding.fit_fbgemm(spec.embedding_dim)
         sharder = CpuSharder(
-            fused_params=fbgemm_arguments(options) if fits else {},
-            qcomm_codecs_registry=codec_registry(sharding.comm_precision),
+            fused_params=fbgemm_arguments(embedding) if fits else {},
+            qcomm_codecs_registry=codec_registry(embedding.comm_precision),
         )
         unsharded = unsharded_tables(spec)
-        plan = make_plan(unsharded, sharder, options, sharding, self._trainers)
+        plan = make_plan(unsharded, sharder, embedding, self._trainers)
         self.shards = shards_of(plan, spec)
         environment = ShardingEnv(self._trainers, self._trainer, None)
         environment.process_group = group
@@ -96,19 +97,17 @@ class ShardedEmbeddings:
         paths = routes(shardings, blocks, spec, group)
         held_L = _held(paths, self.shards, spec, self._trainer)
         self._kernels = [
-            _local_kernel(one) if fits else _own_kernel([shard for _, shard in held], options)
+            _local_kernel(one) if fits else _own_kernel([shard for _, shard in held], embedding)
             for one, held in zip(shardings.values(), held_L, strict=True)
         ]
         self.pieces: Sequence[Piece] = _pieces_of(self._kernels, held_L, spec)
         self._table_rows_F1 = torch.tensor(spec.table_rows).unsqueeze(1)
         self._ids = IdExchange(paths, group)
-        self.levels = (
-            LevelExchange(paths.wanted_T, spec, sharding.levels, group) if sharding.levels else None
-        )
-        cast_or_levels = (casts(sharding.comm_precision), group, self.levels)
+        self.levels = LevelExchange(paths.wanted_T, spec, levels, group) if levels else None
+        cast_or_levels = (casts(embedding.comm_precision), group, self.levels)
         self._distinct = (
             DistinctExchange(paths.wanted_T, spec, *cast_or_levels)
-            if sharding.deduplicate
+            if embedding.deduplicate
             else None
         )
         names = [name for one in shardings.values() for name in one.embedding_names()]
@@ -212,7 +211,7 @@ def _local_kernel(sharding: Any) -> TableKernel | None:
     return FbgemmKernel(tables[0].emb_module) if tables else None
 
 
-def _own_kernel(held: Sequence[Shard], options: EmbeddingOptions) -> TableKernel | None:
+def _own_kernel(held: Sequence[Shard], options: Embedding) -> TableKernel | None:
     """The tables of shards that FBGEMM cannot update; None if there are none."""
     if not held:
         return None

@@ -8,51 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
+from dlrm_hybrid.bounds import WirePrecision
 from dlrm_hybrid.comm.group import CountedGroup
-from dlrm_hybrid.compress.embedding.memory import LevelOptions
 from dlrm_hybrid.model.spec import ModelSpec
 
 NARROWEST_SHARD = 4  # columns, as FBGEMM needs; the configuration checks it too
-
-
-class ShardingKind(StrEnum):
-    """Parts of a table that one trainer holds; `auto` leaves the choice to TorchRec's planner."""
-
-    TABLE_WISE = "table_wise"
-    ROW_WISE = "row_wise"
-    COLUMN_WISE = "column_wise"
-    AUTO = "auto"
-
-
-class CommPrecision(StrEnum):
-    """Type of pooled embeddings and their gradients on the wire."""
-
-    FLOAT32 = "float32"
-    FLOAT16 = "float16"
-    BFLOAT16 = "bfloat16"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardingOptions:
-    """Sharding of the tables among trainers, and the precision of what they exchange.
-
-    Attributes:
-        kind: parts of a table that one trainer holds.
-        comm_precision: type of pooled embeddings and their gradients on the wire.
-        deduplicate: look up each distinct id of a trainer's batch once.
-        levels: resolution of distinct rows and gradients sent as levels; None casts them.
-    """
-
-    kind: ShardingKind
-    comm_precision: CommPrecision
-    deduplicate: bool
-    levels: LevelOptions | None = None
 
 
 def columns_of_a_shard(embedding_dim: int) -> int | None:
@@ -95,7 +60,7 @@ def routes(
     num_features_L: list[int] = []
     blocks_L: list[tuple[tuple[int, int], ...] | None] = []
     for kind, sharding in shardings.items():
-        by_rows = kind == ShardingKind.ROW_WISE
+        by_rows = kind == "row_wise"
         names_T: list[list[str]] = (
             [sharding.feature_names()] * group.size()
             if by_rows
@@ -154,17 +119,17 @@ def times(tensor: Tensor, factor: float) -> Tensor:
 
 
 _PLAIN = Cast(torch.float32, 1.0)
-_CASTS: Mapping[CommPrecision, tuple[Cast, Cast]] = {
-    CommPrecision.FLOAT32: (_PLAIN, _PLAIN),
-    CommPrecision.FLOAT16: (
+_CASTS: Mapping[WirePrecision, tuple[Cast, Cast]] = {
+    "float32": (_PLAIN, _PLAIN),
+    "float16": (
         Cast(torch.float16, 1.0),
         Cast(torch.float16, FLOAT16_GRADIENT_SCALE),
     ),
-    CommPrecision.BFLOAT16: (Cast(torch.bfloat16, 1.0), Cast(torch.bfloat16, 1.0)),
+    "bfloat16": (Cast(torch.bfloat16, 1.0), Cast(torch.bfloat16, 1.0)),
 }
 
 
-def casts(precision: CommPrecision) -> tuple[Cast, Cast]:
+def casts(precision: WirePrecision) -> tuple[Cast, Cast]:
     """The casts of rows, and of gradients, on the wire."""
     return _CASTS[precision]
 
@@ -174,7 +139,7 @@ def casts(precision: CommPrecision) -> tuple[Cast, Cast]:
 class Rounding:
     """The rounding of pooled rows and gradients on the wire, for tables in the same process."""
 
-    precision: CommPrecision
+    precision: WirePrecision
 
     def pooled(self, pooled: Tensor) -> Tensor:
         """Round rows as the trainers would receive them."""

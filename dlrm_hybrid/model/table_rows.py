@@ -19,8 +19,9 @@ from torch import Tensor
 from dlrm_hybrid.kernels.rows import Gradients
 from dlrm_hybrid.model.optimizer import STEP
 from dlrm_hybrid.model.row_storage import IN_MEMORY, RowStorage
-from dlrm_hybrid.model.rows.optimizer import EmbeddingOptions, Rows, row_keys
+from dlrm_hybrid.model.rows.optimizer import Rows, row_keys
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.tables import Embedding
 from dlrm_hybrid.model.tensors import Piece, TableInit, embedding_parts
 
 Int64s = NDArray[np.int64]
@@ -58,7 +59,7 @@ class TableRows:
     def __init__(
         self,
         spec: ModelSpec,
-        options: EmbeddingOptions,
+        options: Embedding,
         server: int = 0,
         servers: int = 1,
         storage: RowStorage = IN_MEMORY,

@@ -18,11 +18,11 @@ from typing import final
 import numpy as np
 
 from dlrm_hybrid.bags import table_offsets
-from dlrm_hybrid.config.choices import Fused
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import START
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.exchange.distinct import encoded_ids
+from dlrm_hybrid.model.tables import Fused
 from dlrm_hybrid.parallel.topology import Topology, WorkerRole
 from dlrm_hybrid.plan.layout import Layout, Sent, Way
 from dlrm_hybrid.run.assembly import build

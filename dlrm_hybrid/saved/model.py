@@ -22,11 +22,10 @@ from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.dlrm import Dlrm, StageModel
 from dlrm_hybrid.model.layers.keep_largest import KeepLargest
 from dlrm_hybrid.model.layers.products import Precision
-from dlrm_hybrid.model.sharding import CommPrecision, Rounding
+from dlrm_hybrid.model.sharding import Rounding
 from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.model.tensors import full_pieces
 from dlrm_hybrid.run.assembly import build
-from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly.model import evaluation_masks
 from dlrm_hybrid.train import statistics
 
@@ -79,9 +78,8 @@ class SavedModel:
             DataError: a file is missing, changed or does not fit.
         """
         spec = build.model_spec(config, padded_rows or table_rows)
-        options = build_model.embedding_options(config)
         masks = evaluation_masks(config, spec, rounds=rounds)
-        model = Dlrm(spec, options, precision, seed=0)
+        model = Dlrm(spec, config.embedding, precision, seed=0)
         rounding, of_rows = _rounding(config) if rounds else None, _rows_travel(config)
         stages = _stages(model, tuple(masks), precision)
         loaded = cls(model, stages, masks, None if of_rows else rounding)
@@ -138,7 +136,7 @@ def _rounding(config: Config) -> Rounding | None:
     """Rounding of table rows that are sent to trainers; None if they are not sent."""
     if config.parallel.trainers == 1 and config.embedding.name != "served":
         return None
-    return Rounding(CommPrecision(config.embedding.comm_precision))
+    return Rounding(config.embedding.comm_precision)
 
 
 def _rows_travel(config: Config) -> bool:

@@ -31,9 +31,9 @@ from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.data.profile import Profile, Staircase
 from dlrm_hybrid.model import row_storage
 from dlrm_hybrid.model.row_storage import IN_MEMORY, InFiles
-from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.table_rows import OwnedIds, TableRows
+from dlrm_hybrid.model.tables import Fused
 from dlrm_hybrid.parallel.tables.lookups import split_batch
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.telemetry.machine import Machine
@@ -156,7 +156,7 @@ def measured(case: Case) -> dict[str, float]:
     spec = ModelSpec(embedding_dim=DIM, bottom=(13, DIM), top=(1,), table_rows=table_rows)
     storage = IN_MEMORY if case.storage == "memory" else InFiles(build.RAW_FOLDER)
     begun = time.perf_counter()
-    options = EmbeddingOptions(optimizer=EmbeddingOptimizer.SGD, eps=1e-8)
+    options = Fused()
     rows = TableRows(spec, options, storage=storage)
     rows.draw(SEED)
     start_seconds = time.perf_counter() - begun

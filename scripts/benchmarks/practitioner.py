@@ -49,6 +49,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parallel import DistributedDataParallel
 
 from dlrm_hybrid.bags import Bags
+from dlrm_hybrid.bounds import WirePrecision
 from dlrm_hybrid.comm.group import CountedGroup, GroupOptions, process_group
 from dlrm_hybrid.comm.netem.network import Network, open_network
 from dlrm_hybrid.comm.netem.plan import INTERFACE, Plan, bits_per_second
@@ -57,9 +58,8 @@ from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.model.dlrm import StageModel
 from dlrm_hybrid.model.layers.products import Precision
-from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
-from dlrm_hybrid.model.sharding import CommPrecision, ShardingKind, ShardingOptions
 from dlrm_hybrid.model.spec import ModelSpec, Partition
+from dlrm_hybrid.model.tables import Fused
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.run.assembly.build import topology
 from dlrm_hybrid.run.rank.process import Rank, Report
@@ -94,16 +94,16 @@ class Wire:
         rank: of PowerSGD's factors; 0 for whole gradients.
     """
 
-    gradients: CommPrecision
-    rows: CommPrecision
+    gradients: WirePrecision
+    rows: WirePrecision
     rank: int = 0
 
 
 WIRES = {
-    "float32": Wire(CommPrecision.FLOAT32, CommPrecision.FLOAT32),
-    "bfloat16 gradients": Wire(CommPrecision.BFLOAT16, CommPrecision.FLOAT32),
-    "bfloat16": Wire(CommPrecision.BFLOAT16, CommPrecision.BFLOAT16),
-    "PowerSGD": Wire(CommPrecision.FLOAT32, CommPrecision.BFLOAT16, rank=2),
+    "float32": Wire("float32", "float32"),
+    "bfloat16 gradients": Wire("bfloat16", "float32"),
+    "bfloat16": Wire("bfloat16", "bfloat16"),
+    "PowerSGD": Wire("float32", "bfloat16", rank=2),
 }
 
 
@@ -164,17 +164,13 @@ class Practitioner:
         self._dense = DistributedDataParallel(
             self.layers, process_group=gloo, bucket_cap_mb=one_bucket
         )
-        if wire.gradients is CommPrecision.BFLOAT16:
+        if wire.gradients == "bfloat16":
             self._dense.register_comm_hook(gloo, in_bfloat16)
         if wire.rank:
             state = PowerSGDState(gloo, wire.rank, start_powerSGD_iter=WARMUP_STEPS // 2)
             self._dense.register_comm_hook(state, powerSGD_hook)
         self._optimizer = torch.optim.SGD(self._dense.parameters(), lr=LR)
-        sharding = ShardingOptions(
-            kind=ShardingKind.TABLE_WISE, comm_precision=wire.rows, deduplicate=False
-        )
-        sgd = EmbeddingOptions(optimizer=EmbeddingOptimizer.SGD, eps=0.0)
-        self.embeddings = ShardedEmbeddings(spec, sgd, sharding, group)
+        self.embeddings = ShardedEmbeddings(spec, Fused(comm_precision=wire.rows), None, group)
         self.embeddings.initialise(SEED)
         # Losses are means over a trainer's rows, and tables add what all trainers send.
         self.embeddings.set_lr(LR / group.size())
@@ -314,8 +310,8 @@ def all_to_all_bytes(spec: ModelSpec, trainers: int, wire: Wire) -> float:
     return (trainers - 1) / trainers * len(spec.table_rows) * one
 
 
-def _width(precision: CommPrecision) -> int:
-    return cast(torch.dtype, getattr(torch, precision.value)).itemsize
+def _width(precision: WirePrecision) -> int:
+    return cast(torch.dtype, getattr(torch, precision)).itemsize
 
 
 def bytes_rows(trainers: Sequence[int], steps: int, batch_size: int) -> list[Row]:

@@ -29,7 +29,8 @@ from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.model.embeddings import distinct_ids, tensor_bags
 from dlrm_hybrid.model.exchange.distinct import encoded_ids
 from dlrm_hybrid.model.table_rows import OwnedIds
-from dlrm_hybrid.parallel.tables.cached import CacheLimits, RowCache, ids_of, keys_of
+from dlrm_hybrid.model.tables import Served
+from dlrm_hybrid.parallel.tables.cached import RowCache, ids_of, keys_of
 from dlrm_hybrid.report.measures import mean_spread
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.run.assembly import build, model
@@ -221,7 +222,8 @@ def expected_bytes(config: Config, steps: int) -> tuple[float, float]:
     ways = np.zeros((2, 2), np.int64)  # rows there, gradients back: how many, bytes of their ids
     for trainer in range(trainers):
         state, loader = START, model.loader(config, shards, trainer)
-        cache = RowCache(CacheLimits(keys.cache_rows, max(keys.cache_batches, 1)))
+        batches = max(keys.cache_batches, 1)
+        cache = RowCache(Served(cache_rows=keys.cache_rows, cache_batches=batches))
         for step in range(steps):
             batch, state = loader.read(state)
             ids = distinct_ids(tensor_bags(batch.bags), np.arange(len(rows_F)))

@@ -41,7 +41,7 @@ from dlrm_hybrid.comm.zmq.channel import ZmqChannel, ZmqOptions, open_zmq_channe
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.optimizer import Sgd
-from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
+from dlrm_hybrid.model.tables import Fused
 from dlrm_hybrid.process import die_with_parent
 from dlrm_hybrid.run.assembly.model import keep_freed_memory
 from dlrm_hybrid.telemetry.machine import describe
@@ -255,7 +255,7 @@ def pause_rows(pauses: Sequence[float], turns: int) -> list[Row]:
 def works() -> dict[str, Work]:
     """What is done after pauses, each of it compiled and used once."""
     keep_freed_memory()
-    options = EmbeddingOptions(optimizer=EmbeddingOptimizer.SGD, eps=0.0)
+    options = Fused()
     trainer = Trainer(Dlrm(PAPER_SPEC, options, Precision.FLOAT32, SEED), Sgd())
     draw = np.random.default_rng(SEED)
     ids = np.stack([draw.integers(0, rows, ROWS) for rows in PAPER_SPEC.table_rows])

@@ -40,8 +40,8 @@ from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.layers.products import Precision, layer_inputs, multiply
 from dlrm_hybrid.model.optimizer import Sgd
-from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.tables import Fused
 from dlrm_hybrid.run.assembly.model import keep_freed_memory
 
 LR = 0.1
@@ -196,7 +196,7 @@ def _run(step: Callable[[AnyBatch], Tensor], batches: Iterable[AnyBatch]) -> flo
 
 def _our_step(spec: ModelSpec, precision: Precision) -> Callable[[Batch], Tensor]:
     keep_freed_memory()
-    options = EmbeddingOptions(optimizer=EmbeddingOptimizer.SGD, eps=0.0)
+    options = Fused()
     trainer = Trainer(Dlrm(spec, options, precision, SEED), Sgd())
     return lambda batch: trainer.step(*batch, lr=LR, embedding_lr=LR).loss
 

@@ -16,6 +16,7 @@ from itertools import product
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import get_args
 
 import numpy as np
 import torch
@@ -30,9 +31,9 @@ from dlrm_hybrid.data.prepare import prepare
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.model.embeddings import tensor_bags
 from dlrm_hybrid.model.optimizer import Constant
-from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
-from dlrm_hybrid.model.sharding import CommPrecision, casts
+from dlrm_hybrid.model.sharding import casts
 from dlrm_hybrid.model.table_rows import TableRows
+from dlrm_hybrid.model.tables import Fused, TableOptimizer
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.tables.lookups import id_sections, split_batch, value_section
 from dlrm_hybrid.parallel.tables.order import BatchOrder
@@ -47,7 +48,7 @@ BATCH_SIZES = (128, 2048)
 BATCH_ROWS = 65_536  # of a turn
 TRAINERS = 2
 LR = 1e-3
-PRECISION = CommPrecision.BFLOAT16
+PRECISION = "bfloat16"
 NOTE = f"""
 {TRAINERS} trainers, one server, staleness 0, rows and gradients as {PRECISION}, {{rows:,}} rows of
 {{dim}} numbers in all tables. Microseconds of CPU time per batch of one trainer, means over a turn:
@@ -115,8 +116,10 @@ def measure_rows(shards: Shards, batch_sizes: Sequence[int], repeats: int) -> It
     topology = Topology(
         trainers=TRAINERS, stages=1, servers=1, interaction_stage=0, table_servers=1
     )
-    for batch_size, optimizer in each("cases", list(product(batch_sizes, EmbeddingOptimizer))):
-        rows = TableRows(spec, EmbeddingOptions(optimizer=optimizer, eps=1e-8))
+    for batch_size, optimizer in each(
+        "cases", list(product(batch_sizes, get_args(TableOptimizer)))
+    ):
+        rows = TableRows(spec, Fused(optimizer=optimizer))
         rows.draw(SEED)
         messages = list(messages_of(shards, batch_size, topology, rows.rows_F, spec.embedding_dim))
         turns: list[tuple[float, float]] = []

@@ -12,13 +12,13 @@ from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.export.formats import ModelFile
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.layers.products import Precision
-from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.tables import Fused
 from dlrm_hybrid.saved.inputs import inputs_of
 from dlrm_hybrid.saved.model import SavedModel
 
 SPEC = ModelSpec(embedding_dim=4, bottom=(3, 8, 4), top=(8, 1), table_rows=(50, 60, 70))
-OPTIONS = EmbeddingOptions(optimizer=EmbeddingOptimizer.SGD, eps=1e-8)
+OPTIONS = Fused()
 TOLERANCE = 1e-5
 
 

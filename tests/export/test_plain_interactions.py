@@ -13,8 +13,8 @@ from dlrm_hybrid.export.plain import PlainDlrm
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.interaction import Cross, Dot, Fm, Interaction
 from dlrm_hybrid.model.layers.products import Precision
-from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.tables import Fused
 from dlrm_hybrid.types import ConfigError
 
 SPEC = ModelSpec(embedding_dim=4, bottom=(3, 8, 4), top=(6, 5, 1), table_rows=(7, 8, 9))
@@ -24,7 +24,7 @@ ROWS = 64
 
 
 def _model(chosen: Interaction) -> tuple[Dlrm, dict[str, Tensor]]:
-    options = EmbeddingOptions(optimizer=EmbeddingOptimizer.SGD, eps=1e-8)
+    options = Fused()
     model = Dlrm(replace(SPEC, interaction=chosen), options, Precision.FLOAT32, seed=3)
     dense = {name: one.detach() for name, one in model.dense_parameters().items()}
     return model, {**model.embeddings.weights(), **dense}

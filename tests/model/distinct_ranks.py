@@ -11,7 +11,7 @@ from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.compress.embedding.memory import LevelOptions
 from dlrm_hybrid.compress.embedding.trainer import TrainerMemory, tensors_of
 from dlrm_hybrid.model.exchange import distinct as exchanges
-from dlrm_hybrid.model.sharding import CommPrecision, Rounding
+from dlrm_hybrid.model.sharding import Rounding
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.parallel.effects import Program, Result
 from dlrm_hybrid.parallel.tables.local import LocalTables
@@ -55,7 +55,7 @@ def equals_one_set_of_tables(argument: str, report, stop) -> None:
         # Adagrad makes up for the scale of gradients, SGD does not.
         faster = 1.0 / SCALE if trainer.given["optimizer"] == "sgd" else 1.0
         first = {name: tensor.clone() for name, tensor in tensors(embeddings).items()}
-        precision = CommPrecision(trainer.given["precision"])
+        precision = trainer.given["precision"]
         memories = [
             TrainerMemory.of_one_part(SPEC.table_rows, SPEC.embedding_dim, LevelOptions(**levels))
             for _ in range(trainer.trainers)

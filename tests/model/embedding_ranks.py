@@ -23,10 +23,9 @@ from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.comm.group import CountedGroup
 from dlrm_hybrid.compress.embedding.memory import LevelOptions
 from dlrm_hybrid.model.embeddings import Embeddings
-from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings
-from dlrm_hybrid.model.sharding import CommPrecision, ShardingKind, ShardingOptions
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.tables import Fused
 from dlrm_hybrid.model.tensors import draw_embeddings, full_pieces
 from dlrm_hybrid.run.supervisor import Rank, run_ranks
 from dlrm_hybrid.telemetry.events import Event, Kind
@@ -74,16 +73,11 @@ def trainer_of(
     torch.set_num_threads(1)
     given = json.loads(argument)
     trainer = Trainer(given, report)
-    sharding = ShardingOptions(
-        kind=ShardingKind(given["kind"]),
-        comm_precision=CommPrecision(given.get("precision", "float32")),
-        deduplicate=given.get("deduplicate", False),
-        levels=LevelOptions(**given["levels"]) if "levels" in given else None,
-    )
+    levels = LevelOptions(**given["levels"]) if "levels" in given else None
     with members_group(argument, trainer.count) as group:
         trainer.group = group
         spec = trainer.spec if spec is None else spec
-        sharded = ShardedEmbeddings(spec, options_of(given), sharding, group)
+        sharded = ShardedEmbeddings(spec, embedding_of(given), levels, group)
         sharded.initialise(SEED)
         yield trainer, sharded
 
@@ -117,11 +111,13 @@ def gather(trainer: Trainer, sharded: ShardedEmbeddings, root: int) -> dict[str,
     return whole
 
 
-def options_of(given: dict) -> EmbeddingOptions:
-    return EmbeddingOptions(
-        optimizer=EmbeddingOptimizer(given["optimizer"]),
-        eps=1e-8,
+def embedding_of(given: dict) -> Fused:
+    return Fused(
+        optimizer=given["optimizer"],
         weight_decay=given.get("weight_decay", 0.0),
+        sharding=given["kind"],
+        comm_precision=given.get("precision", "float32"),
+        deduplicate=given.get("deduplicate", False),
     )
 
 
@@ -136,7 +132,7 @@ def batch(step: int, rows: int, spec: ModelSpec = SPEC) -> tuple[Tensor, Tensor]
 
 
 def unsharded(trainer: Trainer) -> Embeddings:
-    embeddings = Embeddings(trainer.spec, options_of(trainer.given))
+    embeddings = Embeddings(trainer.spec, embedding_of(trainer.given))
     draw_embeddings(embeddings.weights(), SEED)
     return embeddings
 

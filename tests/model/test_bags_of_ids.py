@@ -1,5 +1,7 @@
 """Bags of any size: pooled and learned as torch does, and as ids are where each bag has one."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 import torch
@@ -10,8 +12,8 @@ from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import Embeddings, distinct_ids, tensor_bags
-from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.tables import Fused, TableOptimizer
 from dlrm_hybrid.model.tensors import draw_embeddings
 
 SPEC = ModelSpec(embedding_dim=8, bottom=(13, 8), top=(4, 1), table_rows=(3, 50, 1, 17, 9))
@@ -19,8 +21,8 @@ TABLES, DIM, LR, EPS = 5, 8, 0.1, 1e-8
 STEPS, ROWS = 12, 33
 
 
-def embeddings_of(optimizer: EmbeddingOptimizer) -> Embeddings:
-    embeddings = Embeddings(SPEC, EmbeddingOptions(optimizer=optimizer, eps=EPS))
+def embeddings_of(optimizer: TableOptimizer) -> Embeddings:
+    embeddings = Embeddings(SPEC, Fused(optimizer=optimizer, eps=EPS))
     draw_embeddings(embeddings.weights(), seed=4)
     embeddings.set_lr(LR)
     return embeddings
@@ -36,9 +38,9 @@ def ids_of(step: int, rows: int) -> Tensor:
     return torch.from_numpy(np.stack([rng.integers(0, one, rows) for one in SPEC.table_rows]))
 
 
-@pytest.mark.parametrize("optimizer", list(EmbeddingOptimizer))
+@pytest.mark.parametrize("optimizer", get_args(TableOptimizer))
 @pytest.mark.parametrize("rows", [0, 1, ROWS])
-def test_bags_of_one_id_learn_the_bits_of_ids(optimizer: EmbeddingOptimizer, rows: int) -> None:
+def test_bags_of_one_id_learn_the_bits_of_ids(optimizer: TableOptimizer, rows: int) -> None:
     one, other = embeddings_of(optimizer), embeddings_of(optimizer)
     for step in range(STEPS):
         ids_FB, gradient_BFD = ids_of(step, rows), gradient_of(step, rows)
@@ -56,7 +58,7 @@ def test_bags_of_one_id_learn_the_bits_of_ids(optimizer: EmbeddingOptimizer, row
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 def test_bags_learn_what_torch_learns(optimizer: str) -> None:
-    ours = embeddings_of(EmbeddingOptimizer(optimizer))
+    ours = embeddings_of(optimizer)
     first = {name: weight.clone() for name, weight in ours.weights().items()}
     theirs = {name: torch.nn.Parameter(weight.clone()) for name, weight in first.items()}
     parameters = list(theirs.values())
@@ -87,7 +89,7 @@ def test_distinct_ids_pool_and_sum_what_all_ids_do(seed: int, rows: int, order: 
     ids = distinct_ids(bags, order_F)
     weights = {
         name: torch.nn.Parameter(weight.clone())
-        for name, weight in embeddings_of(EmbeddingOptimizer.SGD).weights().items()
+        for name, weight in embeddings_of("sgd").weights().items()
     }
     tables = list(weights.values())
     parts = np.split(ids.ids_K, np.cumsum(ids.counts_F)[:-1])
@@ -119,9 +121,9 @@ def test_distinct_ids_of_bags_of_one_id_are_those_of_ids(seed: int, rows: int) -
     assert torch.equal(one.sum_by_id(gradient_BFD), other.sum_by_id(gradient_BFD))
 
 
-@pytest.mark.parametrize("optimizer", list(EmbeddingOptimizer))
+@pytest.mark.parametrize("optimizer", get_args(TableOptimizer))
 @pytest.mark.parametrize("bad_id", [-1, 17])
-def test_an_id_outside_its_table_is_an_error(bad_id: int, optimizer: EmbeddingOptimizer) -> None:
+def test_an_id_outside_its_table_is_an_error(bad_id: int, optimizer: TableOptimizer) -> None:
     bags = tensor_bags(drawn_bags(1, SPEC.table_rows, ROWS))
     assert bags.offsets is not None
     bags.values[bags.offsets[4 * ROWS] - 1] = bad_id  # the last one of the fourth table
@@ -157,6 +159,6 @@ def test_offsets_that_are_none_are_an_error() -> None:
     bags = Bags(torch.zeros(6, dtype=torch.int64), torch.tensor([0, 1, 2, 3, 4, 7]), TABLES)
     message = "offsets of 5 bags of 5 tables"
     with pytest.raises(ValueError, match=message):
-        embeddings_of(EmbeddingOptimizer.SGD)(bags)
+        embeddings_of("sgd")(bags)
     with pytest.raises(ValueError, match=message):
         distinct_ids(bags, np.arange(TABLES))

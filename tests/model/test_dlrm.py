@@ -11,8 +11,8 @@ from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.optimizer import Adagrad, Adam, Momentum, Optimizer, Sgd
-from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.tables import Fused, TableOptimizer
 from dlrm_hybrid.parallel.stage import count_correct
 
 PAPER = ModelSpec(
@@ -30,10 +30,10 @@ Batch = tuple[Tensor, Tensor, Tensor]
 def _model(
     spec: ModelSpec,
     precision: Precision = Precision.FLOAT32,
-    optimizer: EmbeddingOptimizer = EmbeddingOptimizer.SGD,
+    optimizer: TableOptimizer = "sgd",
     seed: int = 1,
 ) -> Dlrm:
-    return Dlrm(spec, EmbeddingOptions(optimizer=optimizer, eps=1e-8), precision, seed)
+    return Dlrm(spec, Fused(optimizer=optimizer), precision, seed)
 
 
 def _batch(spec: ModelSpec, seed: int) -> Batch:
@@ -127,15 +127,15 @@ def test_initial_values_follow_the_laws_and_only_the_seed():
 @pytest.mark.parametrize(
     ("optimizer", "embedding"),
     [
-        (Sgd(), EmbeddingOptimizer.SGD),
-        (Momentum(momentum=0.9), EmbeddingOptimizer.ADAGRAD),
-        (Adagrad(eps=1e-10), EmbeddingOptimizer.ROWWISE_ADAGRAD),
-        (Adam(betas=(0.9, 0.999), eps=1e-8), EmbeddingOptimizer.SGD),
+        (Sgd(), "sgd"),
+        (Momentum(momentum=0.9), "adagrad"),
+        (Adagrad(eps=1e-10), "rowwise_adagrad"),
+        (Adam(betas=(0.9, 0.999), eps=1e-8), "sgd"),
     ],
 )
 @pytest.mark.parametrize("precision", list(Precision))
 def test_resuming_from_saved_tensors_is_exact(
-    optimizer: Optimizer, embedding: EmbeddingOptimizer, precision: Precision
+    optimizer: Optimizer, embedding: TableOptimizer, precision: Precision
 ):
     def learn(trainer: Trainer, steps: range) -> None:
         for step in steps:

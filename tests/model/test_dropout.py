@@ -13,8 +13,8 @@ from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.interaction import Fm
 from dlrm_hybrid.model.layers.mlp import Dropout
 from dlrm_hybrid.model.layers.products import Precision
-from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.tables import Fused
 
 SEED, ROWS = 5, 64
 SPEC = ModelSpec(
@@ -64,7 +64,7 @@ def test_layers_and_seeds_drop_otherwise():
 
 
 def _model(spec: ModelSpec = SPEC) -> Dlrm:
-    tables = EmbeddingOptions(optimizer=EmbeddingOptimizer.SGD, eps=1e-8)
+    tables = Fused()
     return Dlrm(spec, tables, Precision.FLOAT32, SEED)
 
 

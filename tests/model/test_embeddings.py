@@ -1,3 +1,5 @@
+from typing import get_args
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,21 +11,21 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import DistinctBags, Embeddings
 from dlrm_hybrid.model.rows.kernels import SMALL_IDS
-from dlrm_hybrid.model.rows.optimizer import BY_FBGEMM, EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.tables import BY_FBGEMM, Fused, TableOptimizer
 from dlrm_hybrid.model.tensors import draw_embeddings
 
 SPEC = ModelSpec(embedding_dim=8, bottom=(13, 8), top=(4, 1), table_rows=(3, 50, 1, 17))
 EPS = 1e-8
 TORCHREC_OPTIMIZERS = {
-    EmbeddingOptimizer.SGD: torch.optim.SGD,
-    EmbeddingOptimizer.ADAGRAD: torch.optim.Adagrad,
-    EmbeddingOptimizer.ROWWISE_ADAGRAD: RowWiseAdagrad,
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+    "rowwise_adagrad": RowWiseAdagrad,
 }
 
 
-def _embeddings(optimizer: EmbeddingOptimizer) -> Embeddings:
-    embeddings = Embeddings(SPEC, EmbeddingOptions(optimizer=optimizer, eps=EPS))
+def _embeddings(optimizer: TableOptimizer) -> Embeddings:
+    embeddings = Embeddings(SPEC, Fused(optimizer=optimizer, eps=EPS))
     draw_embeddings(embeddings.weights(), seed=4)
     embeddings.set_lr(0.1)
     return embeddings
@@ -48,7 +50,7 @@ def _state(embeddings: Embeddings) -> dict[str, Tensor]:
 
 
 def test_looks_up_the_row_of_every_id():
-    embeddings = _embeddings(EmbeddingOptimizer.SGD)
+    embeddings = _embeddings("sgd")
     tables = list(embeddings.weights().values())
     for rows in (5, 32, 1):
         ids_FB = _ids(rows, rows)
@@ -57,7 +59,7 @@ def test_looks_up_the_row_of_every_id():
 
 
 @pytest.mark.parametrize("optimizer", BY_FBGEMM)
-def test_learns_the_bits_that_torchrec_learns(optimizer: EmbeddingOptimizer):
+def test_learns_the_bits_that_torchrec_learns(optimizer: TableOptimizer):
     embeddings = _embeddings(optimizer)
     torchrec = FusedEmbeddingBagCollection(
         tables=[
@@ -92,7 +94,7 @@ def test_learns_the_bits_that_torchrec_learns(optimizer: EmbeddingOptimizer):
 
 @pytest.mark.parametrize("rows", [1, 32, SMALL_IDS // 4, SMALL_IDS // 4 + 1])
 def test_any_batch_learns_the_bits_that_fbgemm_learns(rows: int):
-    ours, fbgemm = _embeddings(EmbeddingOptimizer.SGD), _embeddings(EmbeddingOptimizer.SGD)
+    ours, fbgemm = _embeddings("sgd"), _embeddings("sgd")
     for step in range(3):
         ids_FB = _ids(step, rows)
         bags_K = torch.arange(ids_FB.numel())
@@ -100,16 +102,16 @@ def test_any_batch_learns_the_bits_that_fbgemm_learns(rows: int):
         gradient_BFD = torch.randn((rows, 4, 8), generator=torch.Generator().manual_seed(step))
         ours(Bags(ids_FB)).backward(gradient_BFD)
         fbgemm.pooled(bags).backward(gradient_BFD.view(rows, -1))
-    before = _embeddings(EmbeddingOptimizer.SGD).weights()
+    before = _embeddings("sgd").weights()
     for name, weight in ours.weights().items():
         assert not torch.equal(weight, before[name])
         assert torch.equal(weight, fbgemm.weights()[name])
 
 
-@pytest.mark.parametrize("optimizer", EmbeddingOptimizer)
+@pytest.mark.parametrize("optimizer", get_args(TableOptimizer))
 @pytest.mark.parametrize("rows", [32, SMALL_IDS])
 @pytest.mark.parametrize("bad_id", [-1, 17])
-def test_an_id_outside_its_table_is_an_error(bad_id: int, rows: int, optimizer: EmbeddingOptimizer):
+def test_an_id_outside_its_table_is_an_error(bad_id: int, rows: int, optimizer: TableOptimizer):
     ids_FB = _ids(1, rows)
     ids_FB[3, 5] = bad_id
     with pytest.raises(RuntimeError, match=r"out of bounds|num_rows"):
@@ -131,11 +133,11 @@ def _sgd_step(weight: Tensor, total: Tensor, gradient: Tensor) -> None:
 
 
 @pytest.mark.parametrize("optimizer", BY_FBGEMM)
-def test_learns_as_the_formula_says(optimizer: EmbeddingOptimizer):
+def test_learns_as_the_formula_says(optimizer: TableOptimizer):
     rule = {
-        EmbeddingOptimizer.SGD: _sgd_step,
-        EmbeddingOptimizer.ADAGRAD: _adagrad_step,
-        EmbeddingOptimizer.ROWWISE_ADAGRAD: _rowwise_step,
+        "sgd": _sgd_step,
+        "adagrad": _adagrad_step,
+        "rowwise_adagrad": _rowwise_step,
     }[optimizer]
     embeddings = _embeddings(optimizer)
     expected = [weight.clone() for weight in embeddings.weights().values()]
@@ -160,8 +162,8 @@ def test_learns_as_the_formula_says(optimizer: EmbeddingOptimizer):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("optimizer", list(EmbeddingOptimizer))
-def test_resuming_from_saved_tensors_is_exact(optimizer: EmbeddingOptimizer):
+@pytest.mark.parametrize("optimizer", get_args(TableOptimizer))
+def test_resuming_from_saved_tensors_is_exact(optimizer: TableOptimizer):
     unbroken = _embeddings(optimizer)
     _learn(unbroken, range(6))
     saved = {name: tensor.clone() for name, tensor in _state(unbroken).items()}
@@ -173,11 +175,11 @@ def test_resuming_from_saved_tensors_is_exact(optimizer: EmbeddingOptimizer):
     for name, tensor in _state(unbroken).items():
         assert not torch.equal(tensor, saved[name])
         assert torch.equal(tensor, _state(resumed)[name])
-    assert (len(saved) == 4) is (optimizer is EmbeddingOptimizer.SGD)
+    assert (len(saved) == 4) is (optimizer == "sgd")
 
 
 def test_the_learning_rate_can_change_between_steps():
-    embeddings = _embeddings(EmbeddingOptimizer.SGD)
+    embeddings = _embeddings("sgd")
     before = {name: weight.clone() for name, weight in embeddings.weights().items()}
     embeddings.set_lr(0.0)
     _learn(embeddings, range(1))
@@ -192,6 +194,6 @@ def test_the_learning_rate_can_change_between_steps():
 def test_building_and_learning_warn_of_nothing(
     recwarn: pytest.WarningsRecorder, caplog: pytest.LogCaptureFixture
 ):
-    _learn(_embeddings(EmbeddingOptimizer.ROWWISE_ADAGRAD), range(1))
+    _learn(_embeddings("rowwise_adagrad"), range(1))
     assert [str(warning.message) for warning in recwarn] == []
     assert caplog.records == []

@@ -9,16 +9,16 @@ from dlrm_hybrid.model.embeddings import Embeddings, distinct_ids
 from dlrm_hybrid.model.exchange.ids import check_ids
 from dlrm_hybrid.model.layers.mlp import Mlp
 from dlrm_hybrid.model.layers.products import Precision
-from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.tables import Fused, TableOptimizer
 
 SPEC = ModelSpec(embedding_dim=4, bottom=(13, 4), top=(8, 1), table_rows=(10, 20))
 IDS = Bags(torch.zeros(2, 3, dtype=torch.int64, device="meta"))
 
 
-@pytest.mark.parametrize("optimizer", [EmbeddingOptimizer.SGD, EmbeddingOptimizer.ADAGRAD])
-def test_tables_refuse_ids_of_another_device(optimizer: EmbeddingOptimizer):
-    embeddings = Embeddings(SPEC, EmbeddingOptions(optimizer=optimizer, eps=1e-8))
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_tables_refuse_ids_of_another_device(optimizer: TableOptimizer):
+    embeddings = Embeddings(SPEC, Fused(optimizer=optimizer))
     with pytest.raises(ValueError, match=r"bags is on meta, .* pass its \.cpu\(\)"):
         embeddings(IDS)
 

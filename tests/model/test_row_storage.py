@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,9 +13,9 @@ from small_disk import needs_mount, small_disk
 
 from dlrm_hybrid.model import tensors
 from dlrm_hybrid.model.row_storage import FEWEST_ROWS, IN_MEMORY, READERS, InFiles
-from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.table_rows import OwnedIds, TableRows
+from dlrm_hybrid.model.tables import Fused, TableOptimizer
 from dlrm_hybrid.model.tensors import draw_embeddings, embedding_parts
 from dlrm_hybrid.types import ResourceError
 
@@ -29,12 +30,12 @@ def asked(rows_F: tuple[int, ...], seed: int) -> OwnedIds:
     return OwnedIds(np.concatenate(found), np.array([len(one) for one in found]))
 
 
-@pytest.mark.parametrize("optimizer", list(EmbeddingOptimizer))
+@pytest.mark.parametrize("optimizer", get_args(TableOptimizer))
 @pytest.mark.parametrize("servers", [1, 3])
 def test_files_hold_the_bits_of_memory(
-    optimizer: EmbeddingOptimizer, servers: int, tmp_path: Path
+    optimizer: TableOptimizer, servers: int, tmp_path: Path
 ) -> None:
-    options = EmbeddingOptions(optimizer=optimizer, eps=1e-8)
+    options = Fused(optimizer=optimizer)
     for server in range(servers):
         both = [
             TableRows(SPEC, options, server, servers, storage)
@@ -86,7 +87,7 @@ def test_a_table_is_drawn_alike_in_parts(
     parts = list(embedding_parts("embedding.1.weight", 123, 8, SEED, init))
     assert max(len(part_RD) for part_RD in parts) == min(123, max(1, elements // 8))
     assert torch.equal(torch.cat(parts), full_RD)
-    options = EmbeddingOptions(optimizer=EmbeddingOptimizer.SGD, eps=1e-8)
+    options = Fused()
     spec = ModelSpec(embedding_dim=8, bottom=(13, 8), top=(1,), table_rows=(123,) * 26)
     for server in range(5):
         rows = TableRows(spec, options, server, 5)
@@ -132,12 +133,12 @@ import resource, sys
 from pathlib import Path
 import numpy as np
 import torch
-from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.row_storage import IN_MEMORY, InFiles
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.table_rows import OwnedIds, TableRows
+from dlrm_hybrid.model.tables import Fused
 
-options = EmbeddingOptions(optimizer=EmbeddingOptimizer.SGD, eps=1e-8)
+options = Fused()
 
 def learned(rows, storage):
     table_rows = (rows,) + (1,) * 25

@@ -1,5 +1,7 @@
 """Rows of table servers learn what tables of one process learn, whoever owns them."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 import torch
@@ -7,9 +9,9 @@ from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import Embeddings, distinct_bags, distinct_ids
-from dlrm_hybrid.model.rows.optimizer import BY_FBGEMM, EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.table_rows import OwnedIds, TableRows, owned_rows
+from dlrm_hybrid.model.tables import BY_FBGEMM, Fused, TableOptimizer
 from dlrm_hybrid.model.tensors import draw_embeddings
 
 SPEC = ModelSpec(embedding_dim=8, bottom=(13, 8), top=(1,), table_rows=(1, 2, 7, 50) + (20,) * 22)
@@ -42,12 +44,12 @@ def share(ids_K: np.ndarray, counts_F: np.ndarray, server: int, servers: int) ->
     return owned, np.flatnonzero(mine_K)
 
 
-@pytest.mark.parametrize("optimizer", list(EmbeddingOptimizer))
+@pytest.mark.parametrize("optimizer", get_args(TableOptimizer))
 @pytest.mark.parametrize(("trainers", "servers"), [(1, 1), (1, 3), (3, 1), (2, 2)])
 def test_learn_what_tables_in_one_process_learn(
-    optimizer: EmbeddingOptimizer, trainers: int, servers: int
+    optimizer: TableOptimizer, trainers: int, servers: int
 ) -> None:
-    options = EmbeddingOptions(optimizer=optimizer, eps=1e-8)
+    options = Fused(optimizer=optimizer)
     oracle = Embeddings(SPEC, options)
     draw_embeddings(oracle.weights(), 1)
     first = {name: table.clone() for name, table in oracle.weights().items()}
@@ -78,7 +80,7 @@ def test_learn_what_tables_in_one_process_learn(
     expected, learned = oracle.weights() | oracle.optimizer_state(), restored(rows)
     assert expected.keys() == learned.keys()
     for name, tensor in expected.items():
-        if optimizer is EmbeddingOptimizer.SGD or optimizer not in BY_FBGEMM:
+        if optimizer == "sgd" or optimizer not in BY_FBGEMM:
             assert torch.equal(tensor, learned[name]), name
         assert torch.allclose(tensor, learned[name], atol=1e-6, rtol=1e-6), name
     assert min((learned[name] - table).abs().max() for name, table in first.items()) > 0.1

@@ -7,20 +7,20 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
+from dlrm_hybrid.bounds import WirePrecision
 from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.optimizer import Constant, LrSchedule
-from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
-from dlrm_hybrid.model.sharding import CommPrecision
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.table_rows import OwnedIds, TableRows
+from dlrm_hybrid.model.tables import Embedding, Fused, Served
 from dlrm_hybrid.model.tensors import Piece, draw_embeddings
 from dlrm_hybrid.parallel.effects import Outgoing, Port, Program
 from dlrm_hybrid.parallel.runners import InProcessRunner
 from dlrm_hybrid.parallel.tables.base import Tables
-from dlrm_hybrid.parallel.tables.cached import CachedTables, CacheLimits
+from dlrm_hybrid.parallel.tables.cached import CachedTables
 from dlrm_hybrid.parallel.tables.order import BatchOrder, TableOrder
 from dlrm_hybrid.parallel.tables.served import ServedTables, TableClient
 from dlrm_hybrid.parallel.tables.table_server import TableOptions, TableServer
@@ -31,7 +31,7 @@ from dlrm_hybrid.types import BatchNumber
 from dlrm_hybrid.wire.frame import Frame
 
 SPEC = ModelSpec(embedding_dim=8, bottom=(13, 8), top=(1,), table_rows=(1, 2, 7, 50) + (20,) * 22)
-SGD = EmbeddingOptions(optimizer=EmbeddingOptimizer.SGD, eps=1e-8)
+SGD = Fused()
 ROWS, LR, SEED = 12, 32.0, 3
 CONSTANT = Constant(base_lr=LR)
 BagsOf = Callable[[int, int], Bags[Tensor]]  # of a trainer and a batch
@@ -60,11 +60,11 @@ class World:
         trainers: int = 1,
         servers: int = 1,
         staleness: int = 0,
-        options: EmbeddingOptions = SGD,
-        precision: CommPrecision = CommPrecision.FLOAT32,
+        options: Embedding = SGD,
+        precision: WirePrecision = "float32",
         order: TableOrder | None = None,
         schedule: LrSchedule = CONSTANT,
-        cache: CacheLimits | None = None,
+        cache: Served | None = None,
     ) -> None:
         self.staleness = staleness
         self.topology = Topology(

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import tensor_bags
-from dlrm_hybrid.model.sharding import CommPrecision, Rounding
-from dlrm_hybrid.parallel.tables.cached import CacheLimits
+from dlrm_hybrid.model.sharding import Rounding
+from dlrm_hybrid.model.tables import Served
 from dlrm_hybrid.parallel.tables.local import LocalTables
 from dlrm_hybrid.parallel.tables.order import ArrivalOrder
 from dlrm_hybrid.parallel.tables.shared import AllIds, EachIdOnce, JointTables, SharedTables
@@ -61,7 +61,7 @@ def local(bags_of: BagsOf, gradient: Gradient) -> dict[str, Tensor]:
 def shared(trainers: int, kind: type[AllIds] | type[EachIdOnce]) -> Learned:
     def learned(bags_of: BagsOf, gradient: Gradient) -> dict[str, Tensor]:
         embeddings, group = drawn(), tuple(range(trainers))
-        joint = JointTables(kind(embeddings, Rounding(CommPrecision.FLOAT32)), SpanClock())
+        joint = JointTables(kind(embeddings, Rounding("float32")), SpanClock())
         tables = [SharedTables(joint, group) for _ in group]
         programs = {n: learning(tables[n], n, range(BATCHES), 0, bags_of, gradient) for n in group}
         World(trainers).runner.run(programs)
@@ -74,7 +74,7 @@ def served(
     trainers: int,
     servers: int,
     staleness: int = 0,
-    cache: CacheLimits | None = None,
+    cache: Served | None = None,
     is_async: bool = False,
 ) -> Learned:
     def learned(bags_of: BagsOf, gradient: Gradient) -> dict[str, Tensor]:
@@ -93,7 +93,7 @@ KINDS: dict[str, Learned] = {
     "served": served(2, 1),
     "two servers": served(2, 2),
     "stale": served(2, 2, 3),
-    "cached": served(2, 2, 0, CacheLimits(60, 4)),
+    "cached": served(2, 2, 0, Served(cache_rows=60, cache_batches=4)),
     "async": served(2, 2, 1, is_async=True),
 }
 EXACT = {"local": 1, "all ids": 2, "each id once": 3, "served": 2, "two servers": 2}  # trainers
@@ -127,9 +127,9 @@ def test_tables_learn_from_bags_what_torch_learns(kind: str) -> None:
         assert bool((weight - first[name]).abs().max() > 0.05) is (name != last), name
 
 
-@pytest.mark.parametrize("cache", [None, CacheLimits(60, 4)])
+@pytest.mark.parametrize("cache", [None, Served(cache_rows=60, cache_batches=4)])
 @pytest.mark.parametrize("staleness", [0, 3])
-def test_a_world_goes_on_from_what_it_held(staleness: int, cache: CacheLimits | None) -> None:
+def test_a_world_goes_on_from_what_it_held(staleness: int, cache: Served | None) -> None:
     unbroken, world, resumed = (World(2, 2, staleness, cache=cache) for _ in range(3))
     unbroken.learn(0, BATCHES, jagged_bags)
     world.learn(0, 5, jagged_bags)
@@ -150,7 +150,7 @@ def test_a_world_goes_on_from_what_it_held(staleness: int, cache: CacheLimits | 
 
 @pytest.mark.parametrize("kind", ["served", "cached"])
 def test_predictions_are_pooled(kind: str) -> None:
-    world = World(1, 2, cache=CacheLimits(60, 4) if kind == "cached" else None)
+    world = World(1, 2, cache=Served(cache_rows=60, cache_batches=4) if kind == "cached" else None)
     world.learn(0, 5, jagged_bags)
     bags = jagged_bags(0, 99)
     (found_BFD,) = world.runner.run({0: world.tables[0].predict(bags)}).values()

@@ -20,16 +20,15 @@ from test_row_cache import Reference
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
-from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.table_rows import OwnedIds, TableRows
+from dlrm_hybrid.model.tables import Fused, Served, TableOptimizer
 from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.tables.base import Tables
-from dlrm_hybrid.parallel.tables.cached import CacheLimits
 from dlrm_hybrid.types import BatchNumber, DataError, Version
 
 TABLES = len(SPEC.table_rows)
 KEYS = 1000  # more than any table has rows
-MANY = CacheLimits(10_000, 3)
+MANY = Served(cache_rows=10_000, cache_batches=3)
 
 
 def named(key: int) -> tuple[str, int]:
@@ -40,7 +39,7 @@ def named(key: int) -> tuple[str, int]:
 class ReferenceTrainer:
     """Its cache as dictionaries: rows as they were fetched, and sums of their gradients."""
 
-    def __init__(self, limits: CacheLimits, trainer: int, trainers: int) -> None:
+    def __init__(self, limits: Served, trainer: int, trainers: int) -> None:
         self.reference = Reference(limits)
         self.rows: dict[int, Tensor] = {}
         self.sums: dict[int, Tensor] = {}
@@ -73,17 +72,17 @@ class ReferenceTrainer:
 @pytest.mark.parametrize(
     ("trainers", "servers", "staleness", "limits", "optimizer"),
     [
-        (1, 1, 0, MANY, EmbeddingOptimizer.SGD),
-        (1, 1, 0, MANY, EmbeddingOptimizer.ADAM),
-        (2, 2, 2, CacheLimits(150, 4), EmbeddingOptimizer.ADAGRAD),
-        (2, 2, 2, CacheLimits(150, 4), EmbeddingOptimizer.ROWWISE_ADAM),
-        (3, 1, 0, CacheLimits(20, 2), EmbeddingOptimizer.ROWWISE_ADAGRAD),
+        (1, 1, 0, MANY, "sgd"),
+        (1, 1, 0, MANY, "adam"),
+        (2, 2, 2, Served(cache_rows=150, cache_batches=4), "adagrad"),
+        (2, 2, 2, Served(cache_rows=150, cache_batches=4), "rowwise_adam"),
+        (3, 1, 0, Served(cache_rows=20, cache_batches=2), "rowwise_adagrad"),
     ],
 )
 def test_rows_are_as_old_and_sums_as_long_as_the_rule_says(
-    trainers: int, servers: int, staleness: int, limits: CacheLimits, optimizer: EmbeddingOptimizer
+    trainers: int, servers: int, staleness: int, limits: Served, optimizer: TableOptimizer
 ) -> None:
-    options = EmbeddingOptions(optimizer=optimizer, eps=1e-8)
+    options = Fused(optimizer=optimizer)
     world = World(trainers, servers, staleness, options, cache=limits)
     world.learn(0, 25)
     rows = TableRows(SPEC, options)
@@ -112,7 +111,7 @@ def steady_gradient(trainer: int, batch: int, shape: torch.Size) -> Tensor:
     return torch.from_numpy(rng.integers(-8, 9, shape).astype(np.float32)) / 64
 
 
-def steady_world(limits: CacheLimits, batches: range) -> tuple[World, dict[str, Tensor]]:
+def steady_world(limits: Served, batches: range) -> tuple[World, dict[str, Tensor]]:
     """One that has learned from rows of 0, and the sums of all its gradients."""
     world = World(2, 2, 0, cache=limits)
     for server in world.servers:
@@ -136,21 +135,23 @@ def assert_sent(world: World, sums: Mapping[str, Tensor]) -> None:
         assert table.abs().sum() > 0
 
 
-@pytest.mark.parametrize("limits", [CacheLimits(1, 1), CacheLimits(60, 4), MANY])
-def test_every_gradient_is_sent_once_or_held(limits: CacheLimits) -> None:
+@pytest.mark.parametrize(
+    "limits", [Served(cache_rows=1, cache_batches=1), Served(cache_rows=60, cache_batches=4), MANY]
+)
+def test_every_gradient_is_sent_once_or_held(limits: Served) -> None:
     world, expected = steady_world(limits, range(30))
     held = world.runner.run({n: one.state_ahead() for n, one in enumerate(world.tables)})
     for trainer, state in held.items():
         keys_N, sums_ND = state[f"lookups.{trainer}.keys"], state[f"lookups.{trainer}.sums"]
-        assert 0 < len(keys_N) <= limits.rows
+        assert 0 < len(keys_N) <= limits.cache_rows
         assert sums_ND.abs().sum() > 0
         for key, sum_D in zip(keys_N.tolist(), sums_ND, strict=True):
             expected[f"embedding.{(key >> 32) + 1}.weight"][key & 0xFFFFFFFF] -= sum_D
     assert_sent(world, expected)
 
 
-@pytest.mark.parametrize("limits", [CacheLimits(60, 4), MANY])
-def test_what_is_held_can_be_handed_over(limits: CacheLimits) -> None:
+@pytest.mark.parametrize("limits", [Served(cache_rows=60, cache_batches=4), MANY])
+def test_what_is_held_can_be_handed_over(limits: Served) -> None:
     """By a trainer that leaves; a checkpoint then says that nothing is kept."""
     world, expected = steady_world(limits, range(12))
     world.runner.run({n: one.flush() for n, one in enumerate(world.tables)})
@@ -162,10 +163,10 @@ def test_what_is_held_can_be_handed_over(limits: CacheLimits) -> None:
         }
 
 
-@pytest.mark.parametrize("limits", [CacheLimits(60, 4), MANY])
+@pytest.mark.parametrize("limits", [Served(cache_rows=60, cache_batches=4), MANY])
 @pytest.mark.parametrize(("trainers", "servers", "staleness"), [(1, 1, 0), (2, 2, 3)])
 def test_a_world_goes_on_from_what_it_held(
-    trainers: int, servers: int, staleness: int, limits: CacheLimits
+    trainers: int, servers: int, staleness: int, limits: Served
 ) -> None:
     unbroken, world = (World(trainers, servers, staleness, cache=limits) for _ in range(2))
     unbroken.learn(0, 20)
@@ -196,7 +197,7 @@ def held_by(world: World, trainer: int = 0) -> dict[str, Tensor]:
     return world.runner.run({trainer: world.tables[trainer].state_ahead()})[trainer]
 
 
-LONG = CacheLimits(60, 4)
+LONG = Served(cache_rows=60, cache_batches=4)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +238,7 @@ def test_what_no_cache_can_have_held_is_refused(
 def test_rows_of_another_batch_or_a_larger_cache_are_refused() -> None:
     world = World(1, 1, 2, cache=MANY)
     world.learn(0, 9)
-    held, small = held_by(world), World(1, 1, 2, cache=CacheLimits(5, 3))
+    held, small = held_by(world), World(1, 1, 2, cache=Served(cache_rows=5, cache_batches=3))
     with pytest.raises(DataError, match=r"lookups\.0\.keys: \d+ of embedding.cache_rows = 5"):
         small.tables[0].restart(Version(9), held)
     counts = held["lookups.0.counts"]
@@ -251,7 +252,9 @@ def test_rows_of_another_batch_or_a_larger_cache_are_refused() -> None:
 
 def test_a_rest_changes_nothing_that_is_kept() -> None:
     """Rows that were asked for ahead are asked for again, and here answered alike."""
-    unbroken, world = (World(2, 2, 3, cache=CacheLimits(60, 4)) for _ in range(2))
+    unbroken, world = (
+        World(2, 2, 3, cache=Served(cache_rows=60, cache_batches=4)) for _ in range(2)
+    )
     unbroken.learn(0, 20)
     world.learn(0, 9)
     world.runner.run({n: tables.settle() for n, tables in enumerate(world.tables)})

@@ -9,22 +9,22 @@ from hypothesis import strategies as st
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import distinct_ids
+from dlrm_hybrid.model.tables import Served
 from dlrm_hybrid.parallel.tables.cached import (
-    CacheLimits,
     CacheTurn,
     RowCache,
     ids_of,
     keys_of,
 )
 
-LIMITS = st.builds(CacheLimits, st.integers(1, 12), st.integers(1, 5))
+LIMITS = st.builds(Served, cache_rows=st.integers(1, 12), cache_batches=st.integers(1, 5))
 BATCHES = st.lists(st.sets(st.integers(0, 20), min_size=1).map(sorted), max_size=25)
 
 
 class Reference:
     """Keys to the batch they were fetched for and the last that used them."""
 
-    def __init__(self, limits: CacheLimits) -> None:
+    def __init__(self, limits: Served) -> None:
         self.limits = limits
         self.kept: dict[int, tuple[int, int]] = {}
 
@@ -33,10 +33,10 @@ class Reference:
         fetched = [key for key in keys if key not in self.kept]
         for key in keys:
             self.kept[key] = self.kept.get(key, (batch, batch))[0], batch
-        old = [key for key, (at, _) in self.kept.items() if at + self.limits.batches <= batch]
+        old = [key for key, (at, _) in self.kept.items() if at + self.limits.cache_batches <= batch]
         left = {key: self.kept.pop(key) for key in old}
         by_use = sorted(self.kept, key=lambda key: (self.kept[key][1], key))
-        for key in by_use[: max(len(by_use) - self.limits.rows, 0)]:
+        for key in by_use[: max(len(by_use) - self.limits.cache_rows, 0)]:
             left[key] = self.kept.pop(key)
         return fetched, sorted(left)
 
@@ -46,7 +46,7 @@ def taken(cache: RowCache, batch: int, keys: Sequence[int]) -> CacheTurn:
 
 
 @given(LIMITS, BATCHES)
-def test_a_cache_does_what_a_dictionary_does(limits: CacheLimits, batches: list[list[int]]) -> None:
+def test_a_cache_does_what_a_dictionary_does(limits: Served, batches: list[list[int]]) -> None:
     cache, reference = RowCache(limits), Reference(limits)
     for batch, keys in enumerate(batches):
         turn = taken(cache, batch, keys)
@@ -59,7 +59,7 @@ def test_a_cache_does_what_a_dictionary_does(limits: CacheLimits, batches: list[
 
 
 @given(LIMITS, BATCHES)
-def test_rows_are_young_few_and_leave_once(limits: CacheLimits, batches: list[list[int]]) -> None:
+def test_rows_are_young_few_and_leave_once(limits: Served, batches: list[list[int]]) -> None:
     cache = RowCache(limits)
     held: dict[int, int] = {}  # key to slot, from when a row is fetched to when it leaves
     fetched_for: dict[int, int] = {}
@@ -71,16 +71,16 @@ def test_rows_are_young_few_and_leave_once(limits: CacheLimits, batches: list[li
             held[keys[one]], fetched_for[keys[one]] = int(turn.slots_K[one]), batch
         for key, slot in zip(keys, turn.slots_K, strict=True):
             assert held[key] == slot < turn.slots
-            assert batch - fetched_for[key] <= limits.batches
+            assert batch - fetched_for[key] <= limits.cache_batches
         for key, _, _, slot in turn.left_L4.tolist():
             assert held.pop(key) == slot
-        assert len(held) <= limits.rows
+        assert len(held) <= limits.cache_rows
         assert {key: slot for key, _, _, slot in cache.kept_N4.tolist()} == held
 
 
 @given(LIMITS, BATCHES, st.integers(0, 25))
 def test_a_cache_that_goes_on_asks_for_the_same(
-    limits: CacheLimits, batches: list[list[int]], stop: int
+    limits: Served, batches: list[list[int]], stop: int
 ) -> None:
     """Also from a turn back, and with other slots."""
     unbroken, resumed = RowCache(limits), RowCache(limits)

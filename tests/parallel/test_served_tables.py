@@ -1,6 +1,7 @@
 """Tables on table servers learn what tables in the trainers learn, and see what they should."""
 
 from collections.abc import Sequence
+from typing import get_args
 
 import pytest
 import torch
@@ -21,9 +22,10 @@ from table_world import (
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
-from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
-from dlrm_hybrid.model.sharding import CommPrecision, Rounding
+from dlrm_hybrid.bounds import WirePrecision
+from dlrm_hybrid.model.sharding import Rounding
 from dlrm_hybrid.model.table_rows import TableRows
+from dlrm_hybrid.model.tables import Fused, TableOptimizer
 from dlrm_hybrid.parallel.effects import Outgoing, Port
 from dlrm_hybrid.parallel.runners import InProcessRunner
 from dlrm_hybrid.parallel.tables.local import LocalTables
@@ -46,10 +48,10 @@ def test_one_trainer_learns_the_bits_of_local_tables(servers: int) -> None:
     assert_moved(world.weights())
 
 
-@pytest.mark.parametrize("precision", list(CommPrecision))
+@pytest.mark.parametrize("precision", get_args(WirePrecision))
 @pytest.mark.parametrize(("trainers", "servers"), [(2, 1), (3, 2)])
 def test_trainers_learn_what_they_learn_from_shared_tables(
-    trainers: int, servers: int, precision: CommPrecision
+    trainers: int, servers: int, precision: WirePrecision
 ) -> None:
     """Those look up each id of a trainer once, too; FBGEMM updates them."""
     world, embeddings = World(trainers, servers, precision=precision), drawn()
@@ -66,18 +68,18 @@ def test_trainers_learn_what_they_learn_from_shared_tables(
 @pytest.mark.parametrize(
     ("trainers", "servers", "staleness", "optimizer"),
     [
-        (1, 1, 1, EmbeddingOptimizer.SGD),
-        (2, 2, 4, EmbeddingOptimizer.ADAGRAD),
-        (2, 2, 4, EmbeddingOptimizer.ADAM),
-        (3, 1, 0, EmbeddingOptimizer.ROWWISE_ADAGRAD),
-        (3, 1, 0, EmbeddingOptimizer.ROWWISE_ADAM),
+        (1, 1, 1, "sgd"),
+        (2, 2, 4, "adagrad"),
+        (2, 2, 4, "adam"),
+        (3, 1, 0, "rowwise_adagrad"),
+        (3, 1, 0, "rowwise_adam"),
     ],
 )
 def test_lookups_see_the_version_they_should(
-    trainers: int, servers: int, staleness: int, optimizer: EmbeddingOptimizer
+    trainers: int, servers: int, staleness: int, optimizer: TableOptimizer
 ) -> None:
     """Against one set of rows that keeps every version."""
-    options = EmbeddingOptions(optimizer=optimizer, eps=1e-8)
+    options = Fused(optimizer=optimizer)
     world = World(trainers, servers, staleness, options)
     world.learn(0, 25)
     rows = TableRows(SPEC, options)
@@ -198,7 +200,7 @@ def test_foreign_messages_are_refused() -> None:
         attempt=1,
         transmit=lambda to, frame, num_bytes: frames.append(frame),
     )
-    tables = ServedTables(TableClient(port, SPEC, CommPrecision.FLOAT32, SpanClock()), 1)
+    tables = ServedTables(TableClient(port, SPEC, "float32", SpanClock()), 1)
     tables.prefetch(BatchNumber(0), Bags(ids_of(0, 0)))
     with pytest.raises(DlrmError, match="lookup 0 of rank 1, attempt 1: .* of attempt 0"):
         world.servers[0].handle(frames[0])

@@ -1,14 +1,16 @@
 """One set of tables that several trainers ask for distinct ids only."""
 
+from typing import get_args
+
 import pytest
 import torch
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import Embeddings
-from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
-from dlrm_hybrid.model.sharding import CommPrecision, Rounding
+from dlrm_hybrid.model.sharding import Rounding
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.tables import Fused, TableOptimizer
 from dlrm_hybrid.model.tensors import draw_embeddings
 from dlrm_hybrid.parallel.tables.shared import (
     AllIds,
@@ -25,7 +27,7 @@ ROWS_T = (6, 0, 11)
 
 
 def embeddings_of(optimizer: str) -> Embeddings:
-    options = EmbeddingOptions(optimizer=EmbeddingOptimizer(optimizer), eps=1e-8)
+    options = Fused(optimizer=optimizer, eps=1e-8)
     embeddings = Embeddings(SPEC, options)
     draw_embeddings(embeddings.weights(), 1)
     return embeddings
@@ -46,11 +48,11 @@ def step_of(seed: int) -> tuple[list[LookupRequest], list[UpdateRequest]]:
     return lookups, [UpdateRequest(batch, gradient_BFD) for gradient_BFD in gradients]
 
 
-@pytest.mark.parametrize("optimizer", list(EmbeddingOptimizer))
+@pytest.mark.parametrize("optimizer", get_args(TableOptimizer))
 def test_distinct_ids_learn_what_all_ids_learn(optimizer: str) -> None:
     found, expected = embeddings_of(optimizer), embeddings_of(optimizer)
     first = {name: weight.clone() for name, weight in expected.weights().items()}
-    rounding = Rounding(CommPrecision.FLOAT32)
+    rounding = Rounding("float32")
     distinct = JointTables(EachIdOnce(found, rounding), SpanClock())
     plain = JointTables(AllIds(expected, rounding), SpanClock())
     for step in range(20):
@@ -67,7 +69,7 @@ def test_distinct_ids_learn_what_all_ids_learn(optimizer: str) -> None:
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_sums_of_equal_ids_are_rounded_not_their_parts(precision: str) -> None:
     embeddings = embeddings_of("sgd")
-    rounding = Rounding(CommPrecision(precision))
+    rounding = Rounding(precision)
     tables = JointTables(EachIdOnce(embeddings, rounding), SpanClock())
     ids_FB = torch.zeros(4, 3, dtype=torch.int64)
     # The second and third vanish beside the first in half precision, unless they are summed first.
@@ -89,7 +91,7 @@ def test_sums_of_equal_ids_are_rounded_not_their_parts(precision: str) -> None:
 def test_an_id_that_is_no_row_is_refused(bad_id: int) -> None:
     ids_FB = torch.zeros(4, 3, dtype=torch.int64)
     ids_FB[3, 1] = bad_id
-    rounding = Rounding(CommPrecision.FLOAT32)
+    rounding = Rounding("float32")
     for tables in (
         JointTables(AllIds(embeddings_of("sgd"), rounding), SpanClock()),
         JointTables(EachIdOnce(embeddings_of("sgd"), rounding), SpanClock()),

@@ -20,9 +20,9 @@ from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.interaction import Cross, Fm
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.optimizer import Constant, Optimizer, Sgd
-from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
-from dlrm_hybrid.model.sharding import CommPrecision, Rounding
+from dlrm_hybrid.model.sharding import Rounding
 from dlrm_hybrid.model.spec import ModelSpec, Partition
+from dlrm_hybrid.model.tables import Fused
 from dlrm_hybrid.model.tensors import draw_embeddings
 from dlrm_hybrid.parallel.boundaries import Boundaries
 from dlrm_hybrid.parallel.dense.bucket import BucketOptions
@@ -66,7 +66,7 @@ SEED = 1
 ATTEMPT = 3
 SGD = Sgd()
 SCHEDULES = {one.name: one() for one in (Sequential, Gpipe, OneForwardOneBackward)}
-TABLES = EmbeddingOptions(optimizer=EmbeddingOptimizer.SGD, eps=1e-8)
+TABLES = Fused()
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class TinyWorld:
         self.embeddings = Embeddings(spec, TABLES)
         draw_embeddings(self.embeddings.weights(), SEED)
         group = self.topology.interaction_group
-        look_up = AllIds(self.embeddings, Rounding(CommPrecision.FLOAT32))
+        look_up = AllIds(self.embeddings, Rounding("float32"))
         joint = JointTables(look_up, SpanClock())
         self._queues: list[deque[Frame]] = [deque() for _ in range(self.topology.size)]
         config = OptimizerConfig(optimizer=optimizer, schedule=Constant(base_lr=lr))

@@ -27,7 +27,8 @@ from torch.nn import functional
 from typing_extensions import override
 
 from dlrm_hybrid.kernels.rows import Gradients, bag_keys, look_up, update_sgd
-from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions, Rows, key_shift
+from dlrm_hybrid.model.rows.optimizer import Rows, key_shift
+from dlrm_hybrid.model.tables import Embedding, TableOptimizer
 
 Int64s = NDArray[np.int64]
 
@@ -63,7 +64,7 @@ class OwnKernel(TableKernel):
         options: their optimizer.
     """
 
-    def __init__(self, rows_F: Sequence[int], dim: int, options: EmbeddingOptions) -> None:
+    def __init__(self, rows_F: Sequence[int], dim: int, options: Embedding) -> None:
         self.rows = Rows(rows_F, dim, options)
         self._rows_F = np.array(rows_F, np.int64)
         self._lr = 0.0
@@ -132,22 +133,22 @@ class _BagLookup(torch.autograd.Function):
 # third of its time at batch 128; at batch 2048 neither is clearly ahead. Both give the same bits.
 SMALL_IDS = 2**14
 
-_OPTIMIZERS: Mapping[EmbeddingOptimizer, EmbOptimType] = {
-    EmbeddingOptimizer.SGD: EmbOptimType.EXACT_SGD,
-    EmbeddingOptimizer.ADAGRAD: EmbOptimType.EXACT_ADAGRAD,
-    EmbeddingOptimizer.ROWWISE_ADAGRAD: EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+_OPTIMIZERS: Mapping[TableOptimizer, EmbOptimType] = {
+    "sgd": EmbOptimType.EXACT_SGD,
+    "adagrad": EmbOptimType.EXACT_ADAGRAD,
+    "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
 }
 
 
-def fbgemm_arguments(options: EmbeddingOptions) -> dict[str, Any]:
-    """FBGEMM's arguments for options that fit; see `EmbeddingOptions.fit_fbgemm`."""
+def fbgemm_arguments(options: Embedding) -> dict[str, Any]:
+    """FBGEMM's arguments for options that fit; see `Embedding.fit_fbgemm`."""
     arguments: dict[str, Any] = {
         "optimizer": _OPTIMIZERS[options.optimizer],
         "learning_rate": 0.0,
         # FBGEMM's default reads row 0 in place of an id outside its table, and warns.
         "bounds_check_mode": BoundsCheckMode.FATAL,
     }
-    if options.optimizer is not EmbeddingOptimizer.SGD:
+    if options.optimizer != "sgd":
         arguments["eps"] = options.eps
     return arguments
 
@@ -181,7 +182,7 @@ class FbgemmKernel(TableKernel):
         ]
 
 
-def fbgemm_kernel(rows_F: Sequence[int], dim: int, options: EmbeddingOptions) -> FbgemmKernel:
+def fbgemm_kernel(rows_F: Sequence[int], dim: int, options: Embedding) -> FbgemmKernel:
     """Make tables with these numbers of rows, in this process."""
     return FbgemmKernel(
         SplitTableBatchedEmbeddingBagsCodegen(

@@ -1,13 +1,11 @@
-"""Optimizers of embedding tables, and rows that they update when these were looked up.
+"""Rows of embedding tables, updated by their optimizer when they were looked up.
 
 Shapes: F tables, R rows of all, D embedding dimension; G gradients of rows or of bags, K ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Sequence
 from math import sqrt
 from typing import final
 
@@ -25,6 +23,7 @@ from dlrm_hybrid.kernels.rows import (
 )
 from dlrm_hybrid.model.optimizer import STEP
 from dlrm_hybrid.model.row_storage import IN_MEMORY, RowStorage
+from dlrm_hybrid.model.tables import Embedding
 from dlrm_hybrid.types import ResourceError
 
 Float32s = NDArray[np.float32]
@@ -32,70 +31,6 @@ Float64s = NDArray[np.float64]
 Int64s = NDArray[np.int64]
 
 KEY_BITS = 63
-FBGEMM_COLUMNS = 4  # rows have a multiple of it; the configuration checks it too
-
-
-class EmbeddingOptimizer(StrEnum):
-    """Optimizers of tables; FBGEMM fuses those in `BY_FBGEMM` into backward on a CPU."""
-
-    SGD = "sgd"
-    ADAGRAD = "adagrad"
-    ROWWISE_ADAGRAD = "rowwise_adagrad"
-    ADAM = "adam"
-    ROWWISE_ADAM = "rowwise_adam"
-
-
-BY_FBGEMM = (
-    EmbeddingOptimizer.SGD,
-    EmbeddingOptimizer.ADAGRAD,
-    EmbeddingOptimizer.ROWWISE_ADAGRAD,
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingOptions:
-    """The optimizer of the tables, which moves only rows that were looked up.
-
-    With g the sum of a row's gradients and w the row, in update t of its table:
-
-        adam           m += (1 - b1) (g - m); v += (1 - b2) (g² - v)
-                       w -= lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps)
-        rowwise_adam   v is one number per row, from the mean of its g²
-                       w -= lr / (1 - b1^t) m / (sqrt(v / (1 - b2^t)) + eps)
-
-    as torch.optim.SparseAdam, and as FBGEMM's PARTIAL_ROWWISE_ADAM, without their weight decay.
-
-    Attributes:
-        optimizer: which optimizer; `sgd` has no state.
-        eps: added to the root of the squares by all other optimizers.
-        betas: b1 and b2 of both Adams.
-        weight_decay: its product with the row is added to g: L2 regularisation at each update.
-    """
-
-    optimizer: EmbeddingOptimizer
-    eps: float
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = 0.0
-
-    @property
-    def is_rowwise(self) -> bool:
-        """Whether state is one number per full row, so columns cannot be split."""
-        return any(_STATE[self.optimizer].values())
-
-    def fit_fbgemm(self, dim: int) -> bool:
-        """Whether FBGEMM can hold and update tables of this width on a CPU."""
-        is_known = self.optimizer in BY_FBGEMM and not self.weight_decay
-        return is_known and dim % FBGEMM_COLUMNS == 0
-
-
-_STATE: Mapping[EmbeddingOptimizer, Mapping[str, bool]] = {
-    EmbeddingOptimizer.SGD: {},
-    EmbeddingOptimizer.ADAGRAD: {"sum": False},
-    EmbeddingOptimizer.ROWWISE_ADAGRAD: {"sum": True},
-    EmbeddingOptimizer.ADAM: {"exp_avg": False, "exp_avg_sq": False},
-    EmbeddingOptimizer.ROWWISE_ADAM: {"exp_avg": False, "exp_avg_sq": True},
-}
-"""State of each row by name, and whether it is one number per row instead of D."""
 
 
 @final
@@ -116,7 +51,7 @@ class Rows:
         self,
         rows_F: Sequence[int],
         dim: int,
-        options: EmbeddingOptions,
+        options: Embedding,
         storage: RowStorage = IN_MEMORY,
     ) -> None:
         self._options = options
@@ -126,14 +61,14 @@ class Rows:
         self.weights_RD = storage.zeros(sum(rows_F), dim)
         self._state = {
             name: storage.zeros(sum(rows_F), 1 if is_rowwise else dim)
-            for name, is_rowwise in _STATE[options.optimizer].items()
+            for name, is_rowwise in options.row_state.items()
         }
         self._steps_F = torch.zeros(len(rows_F)) if "exp_avg" in self._state else None
 
     def tensors(self, table: int) -> dict[str, Tensor]:
         """Views of a table: `weight`, its state by name, and `step` if updates are counted."""
         rows = slice(self.starts_F[table], self._ends_F[table])
-        is_rowwise = _STATE[self._options.optimizer]
+        is_rowwise = self._options.row_state
         state = {
             name: one[rows, 0] if is_rowwise[name] else one[rows]
             for name, one in self._state.items()
@@ -168,7 +103,7 @@ class Rows:
         """Per table, the bias-corrected factor of m and term added to the root of v."""
         assert self._steps_F is not None
         (first, second), eps = self._options.betas, self._options.eps
-        is_torch = self._options.optimizer is EmbeddingOptimizer.ADAM  # adds eps before
+        is_torch = self._options.optimizer == "adam"  # adds eps before
         corrected: list[tuple[float, float]] = []
         for step in map(int, self._steps_F):
             root = sqrt(1 - second**step)

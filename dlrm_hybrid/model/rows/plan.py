@@ -32,19 +32,17 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from dlrm_hybrid.model.rows.optimizer import EmbeddingOptions
+from dlrm_hybrid.bounds import WirePrecision
 from dlrm_hybrid.model.sharding import (
     NARROWEST_SHARD,
-    CommPrecision,
-    ShardingKind,
-    ShardingOptions,
     casts,
     columns_of_a_shard,
 )
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.tables import Embedding, Sharding
 
 CPU = torch.device("cpu")
-_CHOICES = (ShardingKind.TABLE_WISE, ShardingKind.ROW_WISE, ShardingKind.COLUMN_WISE)
+_CHOICES: tuple[Sharding, ...] = ("table_wise", "row_wise", "column_wise")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +76,7 @@ class CpuSharder(EmbeddingBagCollectionSharder):
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """Kinds that the planner may choose from; its constraints narrow them down."""
-        return [kind.value for kind in _CHOICES]
+        return list(_CHOICES)
 
 
 def _torchrec_name(table: str) -> str:
@@ -105,8 +103,7 @@ def unsharded_tables(spec: ModelSpec) -> EmbeddingBagCollection:
 def make_plan(
     tables: EmbeddingBagCollection,
     sharder: CpuSharder,
-    options: EmbeddingOptions,
-    sharding: ShardingOptions,
+    embedding: Embedding,
     trainers: int,
 ) -> EmbeddingModuleShardingPlan:
     """Make TorchRec's plan: the same for the same arguments, so every trainer makes its own.
@@ -114,14 +111,14 @@ def make_plan(
     It balances the lookups of trainers with table-wise shards, and rows second. What it chooses
     for `auto` follows from TorchRec's guesses at the speed of machines and networks.
     """
-    kinds = _CHOICES if sharding.kind is ShardingKind.AUTO else (sharding.kind,)
+    kinds = _CHOICES if embedding.sharding == "auto" else (embedding.sharding,)
     (dim,) = {table.embedding_dim for table in tables.embedding_bag_configs()}
-    if options.is_rowwise or dim % NARROWEST_SHARD:
+    if embedding.is_rowwise or dim % NARROWEST_SHARD:
         # One number per full row, or a width without parts, rules column-wise shards out.
-        kinds = tuple(kind for kind in kinds if kind is not ShardingKind.COLUMN_WISE)
+        kinds = tuple(kind for kind in kinds if kind != "column_wise")
     constraints = {
         table.name: ParameterConstraints(
-            sharding_types=[kind.value for kind in kinds],
+            sharding_types=list(kinds),
             min_partition=columns_of_a_shard(dim),
         )
         for table in tables.embedding_bag_configs()
@@ -182,9 +179,9 @@ def shards_of(plan: EmbeddingModuleShardingPlan, spec: ModelSpec) -> dict[str, t
     return shards
 
 
-def codec_registry(precision: CommPrecision) -> dict[str, QuantizedCommCodecs] | None:
+def codec_registry(precision: WirePrecision) -> dict[str, QuantizedCommCodecs] | None:
     """Codecs for TorchRec's sharder; None for float32."""
-    if precision is CommPrecision.FLOAT32:
+    if precision == "float32":
         return None
     forward, backward = casts(precision)
     codecs = QuantizedCommCodecs(forward=forward, backward=backward)  # pyright: ignore

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import final
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.kernels.gaps import merge_rows, part_rows
 from dlrm_hybrid.model.embeddings import DistinctIds, distinct_ids
 from dlrm_hybrid.model.table_rows import OwnedIds
+from dlrm_hybrid.model.tables import Served
 from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.tables.base import Tables, mean_part
 from dlrm_hybrid.parallel.tables.lookups import (
@@ -42,18 +43,6 @@ from dlrm_hybrid.types import BatchNumber, DataError, Version
 
 _TABLE_SHIFT = 32  # tables have fewer than 2**31 rows
 _ID_MASK = (1 << _TABLE_SHIFT) - 1
-
-
-class CacheLimits(NamedTuple):
-    """Capacity of a cache, and how long it may keep a row.
-
-    Attributes:
-        rows: most rows kept.
-        batches: number that a row serves after the one it was fetched for; at least 1.
-    """
-
-    rows: int
-    batches: int
 
 
 @final
@@ -88,8 +77,8 @@ class RowCache:
         kept_N4: rows kept after the last turn, by key; never written to.
     """
 
-    def __init__(self, limits: CacheLimits) -> None:
-        self._limits = limits
+    def __init__(self, keys: Served) -> None:
+        self._keys = keys
         self.restart(np.empty((0, 4), np.int64))
 
     def turn(self, batch: int, keys_K: Int64s) -> CacheTurn:
@@ -110,7 +99,7 @@ class RowCache:
         slots_K, fetched_M = where_K2[:, 0].copy(), where_K2[:fetched, 1].copy()
         rows_M4 = rows_M4[: len(before_N4) + fetched]
         left_M4 = np.empty_like(rows_M4)
-        kept = part_rows(rows_M4, batch, self._limits.batches, self._limits.rows, left_M4)
+        kept = part_rows(rows_M4, batch, self._keys.cache_batches, self._keys.cache_rows, left_M4)
         left_L4 = left_M4[: len(rows_M4) - kept].copy()
         self.kept_N4 = rows_M4[:kept]
         self._free_S = np.concatenate([self._free_S[fetched:], left_L4[:, 3]])
@@ -166,11 +155,11 @@ class CachedTables(Tables):
         limits: of the cache.
     """
 
-    def __init__(self, client: TableClient, averaged: int, limits: CacheLimits) -> None:
+    def __init__(self, client: TableClient, averaged: int, keys: Served) -> None:
         self._client = client
         self._averaged = averaged
-        self._limits = limits
-        self._cache = RowCache(limits)
+        self._keys = keys
+        self._cache = RowCache(keys)
         self._rows_SD = torch.zeros(0, client.dim)
         self._sums_SD = torch.zeros(0, client.dim)  # 0 in free slots
         self._flying: dict[BatchNumber, _Flying] = {}
@@ -325,16 +314,18 @@ class CachedTables(Tables):
                 f"{head}keys[{wrong}] = {keys_N[wrong]}: is no row of a table, or not after the "
                 "one before it"
             )
-        limits = self._limits
-        if len(keys_N) > limits.rows:
-            raise DataError(f"{head}keys: {len(keys_N)} of embedding.cache_rows = {limits.rows}")
+        keys = self._keys
+        if len(keys_N) > keys.cache_rows:
+            raise DataError(
+                f"{head}keys: {len(keys_N)} of embedding.cache_rows = {keys.cache_rows}"
+            )
         fetched_N, used_N = ages_N2.T
-        is_age_N = (used_N >= 1) & (used_N <= fetched_N) & (fetched_N <= limits.batches)
+        is_age_N = (used_N >= 1) & (used_N <= fetched_N) & (fetched_N <= keys.cache_batches)
         if not is_age_N.all():
             wrong = int(np.flatnonzero(~is_age_N)[0])
             raise DataError(
                 f"{head}ages[{wrong}] = {ages_N2[wrong].tolist()}: batches since it was fetched, "
-                f"and used, with embedding.cache_batches = {limits.batches}"
+                f"and used, with embedding.cache_batches = {keys.cache_batches}"
             )
 
     def _receive(self, batch: BatchNumber) -> Program[None]:

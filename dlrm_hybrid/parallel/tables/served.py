@@ -19,9 +19,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from dlrm_hybrid.bags import Bags
+from dlrm_hybrid.bounds import WirePrecision
 from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.model.embeddings import DistinctIds
-from dlrm_hybrid.model.sharding import CommPrecision, casts
+from dlrm_hybrid.model.sharding import casts
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.table_rows import owned_rows
 from dlrm_hybrid.parallel.boundaries import EVALUATION
@@ -55,7 +56,7 @@ class TableClient:
     """
 
     def __init__(
-        self, port: Port, spec: ModelSpec, precision: CommPrecision, clock: SpanClock
+        self, port: Port, spec: ModelSpec, precision: WirePrecision, clock: SpanClock
     ) -> None:
         self._port = port
         self._group = port.topology.table_server_group

@@ -12,8 +12,9 @@ from typing import final
 import numpy as np
 from torch import Tensor
 
+from dlrm_hybrid.bounds import WirePrecision
 from dlrm_hybrid.model.optimizer import LrSchedule
-from dlrm_hybrid.model.sharding import CommPrecision, casts
+from dlrm_hybrid.model.sharding import casts
 from dlrm_hybrid.model.table_rows import OwnedIds, TableRows
 from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.boundaries import EVALUATION
@@ -48,7 +49,7 @@ class TableOptions:
     """
 
     order: TableOrder
-    precision: CommPrecision
+    precision: WirePrecision
     schedule: LrSchedule
     attempt: int
 

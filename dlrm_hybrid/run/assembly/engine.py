@@ -16,7 +16,7 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import ReadAhead
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.row_storage import RowStorage
-from dlrm_hybrid.model.sharding import CommPrecision, Rounding
+from dlrm_hybrid.model.sharding import Rounding
 from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.dense.server import Handle, ParameterServer
 from dlrm_hybrid.parallel.effects import Outgoing
@@ -194,7 +194,7 @@ def _shared(config: Config, layout: Layout, clock: SpanClock) -> _Access:
     if len(group) == 1:
         own = {group[0]: LocalTables(embeddings, 1, clock)}
         return _Access(pieces=pieces, training=own, evaluation=own)
-    rounding = Rounding(CommPrecision(config.embedding.comm_precision))
+    rounding = Rounding(config.embedding.comm_precision)
     options, spec = build_model.level_options(config), layout.spec
     memories = [
         TrainerMemory.of_one_part(spec.table_rows, spec.embedding_dim, options)

@@ -25,7 +25,6 @@ from dlrm_hybrid.model.layers.keep_largest import KeepLargest
 from dlrm_hybrid.model.layers.products import Bfloat16, Precision, measure_bfloat16
 from dlrm_hybrid.model.optimizer import LrSchedule, StalenessWarmup
 from dlrm_hybrid.model.row_storage import IN_MEMORY, InFiles, RowStorage
-from dlrm_hybrid.model.rows.optimizer import EmbeddingOptimizer, EmbeddingOptions
 from dlrm_hybrid.model.spec import ModelSpec, Partition, StagePart, microbatch_rows
 from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.model.tensors import draw_embeddings
@@ -65,16 +64,6 @@ def measured_bfloat16(config: Config, table_rows: tuple[int, ...]) -> Bfloat16 |
     return measure_bfloat16(layers, config.train.batch_size)
 
 
-def embedding_options(config: Config) -> EmbeddingOptions:
-    """The optimizer of the tables, with its options."""
-    return EmbeddingOptions(
-        optimizer=EmbeddingOptimizer(config.embedding.optimizer),
-        eps=config.embedding.eps,
-        betas=config.embedding.betas,
-        weight_decay=config.embedding.weight_decay,
-    )
-
-
 def level_options(config: Config) -> LevelOptions | None:
     """Resolution of rows and gradients sent as levels; None if they are not."""
     keys = config.embedding
@@ -90,7 +79,7 @@ def level_options(config: Config) -> LevelOptions | None:
 
 def embeddings(config: Config, shape: ModelSpec) -> Embeddings:
     """Make all tables in one process, with their initial values."""
-    tables = Embeddings(shape, embedding_options(config))
+    tables = Embeddings(shape, config.embedding)
     draw_embeddings(tables.weights(), config.train.seed, config.embedding.init)
     return tables
 
@@ -104,8 +93,7 @@ def row_storage(config: Config, run_folder: Path) -> RowStorage:
 
 def table_rows(config: Config, shape: ModelSpec, server: int, storage: RowStorage) -> TableRows:
     """Make the rows of one table server, with their initial values."""
-    options, servers = embedding_options(config), config.parallel.table_servers
-    rows = TableRows(shape, options, server, servers, storage)
+    rows = TableRows(shape, config.embedding, server, config.parallel.table_servers, storage)
     rows.draw(config.train.seed, config.embedding.init)
     return rows
 

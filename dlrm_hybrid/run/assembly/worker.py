@@ -15,7 +15,6 @@ from dlrm_hybrid.comm.mailbox import Mailbox, SharedMailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import ReadAhead
-from dlrm_hybrid.model.sharding import CommPrecision, ShardingKind, ShardingOptions
 from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.dense.server import Answering
 from dlrm_hybrid.parallel.messages import Messenger
@@ -197,14 +196,7 @@ def _sharded(
 
     members = layout.topology.interaction_group
     group = stack.enter_context(process_group(members, channel.rank, options, count, clock))
-    sharding = ShardingOptions(
-        kind=ShardingKind(config.embedding.sharding),
-        comm_precision=CommPrecision(config.embedding.comm_precision),
-        deduplicate=config.embedding.deduplicate,
-        levels=build_model.level_options(config),
-    )
-    embeddings = ShardedEmbeddings(
-        layout.spec, build_model.embedding_options(config), sharding, group
-    )
+    levels = build_model.level_options(config)
+    embeddings = ShardedEmbeddings(layout.spec, config.embedding, levels, group)
     embeddings.initialise(config.train.seed, config.embedding.init)
     return embeddings

@@ -21,8 +21,8 @@ from dlrm_hybrid.model.dlrm import StageModel
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.optimizer import Constant
 from dlrm_hybrid.model.row_storage import RowStorage
-from dlrm_hybrid.model.sharding import CommPrecision
 from dlrm_hybrid.model.spec import ModelSpec, Partition
+from dlrm_hybrid.model.tables import Served
 from dlrm_hybrid.model.tensors import draw_dense
 from dlrm_hybrid.parallel.boundaries import Boundaries
 from dlrm_hybrid.parallel.collectives import CollectiveServer
@@ -35,7 +35,7 @@ from dlrm_hybrid.parallel.dense.threads import thread_clients
 from dlrm_hybrid.parallel.effects import Port, Send
 from dlrm_hybrid.parallel.stage import Stage
 from dlrm_hybrid.parallel.tables.base import Tables
-from dlrm_hybrid.parallel.tables.cached import CachedTables, CacheLimits
+from dlrm_hybrid.parallel.tables.cached import CachedTables
 from dlrm_hybrid.parallel.tables.order import ArrivalOrder, BatchOrder
 from dlrm_hybrid.parallel.tables.served import ServedTables, TableClient
 from dlrm_hybrid.parallel.tables.table_server import TableOptions, TableServer
@@ -298,7 +298,7 @@ def table_server(
             if server_leads(config)
             else BatchOrder(config.embedding.staleness)
         ),
-        precision=CommPrecision(config.embedding.comm_precision),
+        precision=config.embedding.comm_precision,
         schedule=build_model.embedding_schedule(config, layout.steps, layout.lowered),
         attempt=layout.attempt,
     )
@@ -312,10 +312,10 @@ def served_tables(
     """Build a worker's access to served tables."""
     port = Port(topology=layout.topology, rank=rank, attempt=layout.attempt, transmit=send)
     keys = config.embedding
-    client = TableClient(port, layout.spec, CommPrecision(keys.comm_precision), clock)
+    client = TableClient(port, layout.spec, keys.comm_precision, clock)
     averaged = 1 if config.sync.name == "async" else config.parallel.trainers
-    if keys.cache_rows:
-        return CachedTables(client, averaged, CacheLimits(keys.cache_rows, keys.cache_batches))
+    if isinstance(keys, Served) and keys.cache_rows:
+        return CachedTables(client, averaged, keys)
     return ServedTables(client, averaged)
 
 
