@@ -287,7 +287,7 @@ FAULTS = (
     ),
     Fault(
         "pulls: what rounding leaves out is taken for published",
-        "dlrm_hybrid/parallel/dense/mirror.py",
+        "dlrm_hybrid/parallel/dense/published.py",
         "np.add(self.value_N, sent_N, out=self.value_N)",
         "np.copyto(self.value_N, self._weight_N)",
         "tests/parallel/test_compressed_servers.py",

@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Together:
+class GroupCall:
     """Compute once for all workers of a group in one process; each is sent its own result.
 
     Attributes:
@@ -34,7 +34,7 @@ class Together:
     value: Any
 
 
-Effect = Receive | Together
+Effect = Receive | GroupCall
 Program = Generator[Effect, Any, Result]
 """A worker's computation: yields effects, is sent their results, and returns its own."""
 

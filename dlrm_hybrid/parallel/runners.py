@@ -9,7 +9,7 @@ from typing import Any, final
 
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.mailbox import Mailbox, Receive, SharedMailbox
-from dlrm_hybrid.parallel.effects import Effect, Outgoing, Program, Result, Together
+from dlrm_hybrid.parallel.effects import Effect, GroupCall, Outgoing, Program, Result
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.types import DeadlineError, DlrmError
 from dlrm_hybrid.wire.frame import Frame
@@ -122,7 +122,7 @@ class _Turn:
         for rank, effect in list(self.waiting.items()):
             if self.waiting.get(rank) is not effect:
                 continue  # advanced with the rest of its group
-            if isinstance(effect, Together):
+            if isinstance(effect, GroupCall):
                 answered |= self._answer_group(effect)
                 continue
             frame = self.world.mailboxes[rank].take_now(effect)
@@ -131,10 +131,10 @@ class _Turn:
                 answered = True
         return answered
 
-    def _answer_group(self, effect: Together) -> bool:
+    def _answer_group(self, effect: GroupCall) -> bool:
         """Compute for a group once all its ranks have asked for it; False before that."""
         effects = [self.waiting.get(rank) for rank in effect.group]
-        asked = [one for one in effects if isinstance(one, Together)]
+        asked = [one for one in effects if isinstance(one, GroupCall)]
         if len(asked) < len(effects) or any(one.compute != effect.compute for one in asked):
             return False
         results = effect.compute([one.value for one in asked])

@@ -31,7 +31,7 @@ from dlrm_hybrid.train.signals import StopRequest
 # By module: functions as it calls them, and methods of its classes.
 PARTS = {
     "compress.gradient.error_feedback": ("ErrorFeedback._rounded",),
-    "parallel.dense.mirror": ("_published_levels",),
+    "parallel.dense.published": ("_published_levels",),
     "compress.gradient.compressor": ("Selected.elements", "sparse_all"),
     "wire.gradient_levels": (
         *("UpdateSender.encode", "quanta", "list_update", "write_update"),
@@ -49,7 +49,7 @@ PARTS = {
     ),
     "model.exchange.levels": (
         *("LevelExchange.rows", "LevelExchange.gradients", "GroupMessages.exchange"),
-        *("Answering.rows", "Answering.gradients", "Asking.rows", "Asking.gradients"),
+        *("RowResponder.rows", "RowResponder.gradients", "Asking.rows", "Asking.gradients"),
     ),
     "compress.embedding.memory": (
         *("take_slots", "find_slots", "row_levels", "rows_of_levels", "gradient_levels"),

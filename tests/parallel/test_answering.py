@@ -4,7 +4,7 @@ import pytest
 
 from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.comm.mailbox import Mailbox, Receive
-from dlrm_hybrid.parallel.dense.server import Answering, Handle
+from dlrm_hybrid.parallel.dense.server import Handle, HandlerTable
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.types import DeadlineError
 from dlrm_hybrid.wire.frame import Frame, Kind
@@ -22,7 +22,7 @@ def test_frames_with_a_handler_are_answered_and_others_kept() -> None:
         taken.append(one.number)
         return [Outgoing(1, frame(Kind.WEIGHTS, 0, one.number), 0)]
 
-    mailbox = Mailbox(server, 0, 9, Answering(server, {Kind.FETCH: handle}))
+    mailbox = Mailbox(server, 0, 9, HandlerTable(server, {Kind.FETCH: handle}))
     for kind, number in ((Kind.FETCH, 1), (Kind.REPORT, 2), (Kind.FETCH, 3), (Kind.REPORT, 4)):
         worker.send(0, frame(kind, 1, number), 0)
     assert mailbox.take(Receive(Kind.REPORT, 1, 2), 1.0).number == 2
@@ -39,7 +39,7 @@ def test_frames_with_a_handler_are_answered_and_others_kept() -> None:
 def test_what_a_handler_takes_in_while_it_waits_is_not_lost() -> None:
     server, worker = in_process_channels(2)
     handlers: dict[Kind, Handle] = {}
-    mailbox = Mailbox(server, 0, 9, Answering(server, handlers))
+    mailbox = Mailbox(server, 0, 9, HandlerTable(server, handlers))
 
     def handle(one: Frame) -> list[Outgoing]:
         awaited = mailbox.take(Receive(Kind.PARAMETERS, 1, 5), 1.0)

@@ -35,7 +35,7 @@ from dlrm_hybrid.compress.gradient.methods.topk import CountedThreshold
 from dlrm_hybrid.compress.gradient.thresholded import ThresholdSelector
 from dlrm_hybrid.model.optimizer import Adagrad, Constant, Momentum, Optimizer, Sgd
 from dlrm_hybrid.parallel.dense.master import MasterWeights, OptimizerConfig
-from dlrm_hybrid.parallel.dense.mirror import SUFFIX
+from dlrm_hybrid.parallel.dense.published import SUFFIX
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.policies import Lockstep
 from dlrm_hybrid.parallel.sync import SyncPolicy

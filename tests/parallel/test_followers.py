@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.parallel.dense.mirror import Stamps
+from dlrm_hybrid.parallel.dense.published import Stamps
 from dlrm_hybrid.types import DlrmError
 
 

@@ -14,7 +14,7 @@ from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.compress.gradient.rule import target_k
 from dlrm_hybrid.compress.update import decode
 from dlrm_hybrid.model.optimizer import Adagrad, Adam, Momentum, Optimizer, Sgd
-from dlrm_hybrid.parallel.dense.mirror import SUFFIX, SparseMirror, adds, fresh_thresholds
+from dlrm_hybrid.parallel.dense.published import SUFFIX, LargestChanges, adds, fresh_thresholds
 from dlrm_hybrid.parallel.policies import Lockstep
 from dlrm_hybrid.types import DivergedError
 from dlrm_hybrid.wire.section import Dtype
@@ -32,7 +32,7 @@ class Followed:
 
     def __init__(self, weight_N: Array, dtype: Dtype | None, sparsity: float) -> None:
         self.weight_N = weight_N
-        self.mirror = SparseMirror(
+        self.mirror = LargestChanges(
             LAYOUT, weight_N, dtype or Dtype.BFLOAT16, sparsity, levels=dtype is None
         )
         self.replica_N = weight_N.copy()
@@ -130,7 +130,7 @@ def test_weights_that_overflow_are_named() -> None:
 def test_fresh_thresholds_are_those_of_a_new_mirror() -> None:
     weights = drawn(0)
     weight_N = torch.cat([weight.reshape(-1) for weight in weights.values()]).numpy()
-    held = SparseMirror(LAYOUT, weight_N, Dtype.FLOAT32, 0.9).tensors()
+    held = LargestChanges(LAYOUT, weight_N, Dtype.FLOAT32, 0.9).tensors()
     mirrored = {f"{name}{SUFFIX}": weight for name, weight in weights.items()}
     assert_same(held, mirrored | fresh_thresholds(weights, 0.9))
 

@@ -33,7 +33,7 @@ from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.optimizer import Adagrad, Adam, Momentum, Optimizer
 from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.parallel.boundaries import EVALUATION
-from dlrm_hybrid.parallel.effects import Together
+from dlrm_hybrid.parallel.effects import GroupCall
 from dlrm_hybrid.parallel.policies import Lockstep
 from dlrm_hybrid.parallel.step import StepMetrics, train_step
 from dlrm_hybrid.types import ConfigError, DlrmError, Tick
@@ -282,11 +282,11 @@ def test_a_step_looks_up_first_and_updates_the_tables_last():
     batch = draw_batch(SMALL, ROWS, 0)
     run = train_step(worker, Tick(0), batch)
     lookup = next(run)
-    assert isinstance(lookup, Together)
+    assert isinstance(lookup, GroupCall)
     assert lookup.value.bags is batch.bags
     assert lookup.value.lr == LR
     update = run.send(torch.randn(ROWS, 26, 4))
-    assert isinstance(update, Together)
+    assert isinstance(update, GroupCall)
     assert update.value.gradient_BFD.shape == (ROWS, 26, 4)
     with pytest.raises(StopIteration) as end:
         run.send(None)

@@ -29,7 +29,7 @@ from dlrm_hybrid.parallel.dense.bucket import BucketOptions
 from dlrm_hybrid.parallel.dense.client import ClientOptions, LocalClient, ServerClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
 from dlrm_hybrid.parallel.dense.server import ParameterServer, ServerOptions
-from dlrm_hybrid.parallel.effects import Effect, Port, Together
+from dlrm_hybrid.parallel.effects import Effect, GroupCall, Port
 from dlrm_hybrid.parallel.policies import Lockstep
 from dlrm_hybrid.parallel.schedule import (
     Gpipe,
@@ -300,10 +300,10 @@ class TinyWorld:
         """Answers once all of a group have asked for the same."""
         answers: dict[int, Any] = {}
         for effect in asked.values():
-            if not isinstance(effect, Together) or effect.group[0] in answers:
+            if not isinstance(effect, GroupCall) or effect.group[0] in answers:
                 continue
             others = [asked.get(rank) for rank in effect.group]
-            same = [one for one in others if isinstance(one, Together)]
+            same = [one for one in others if isinstance(one, GroupCall)]
             if len(same) == len(others) and all(one.compute == effect.compute for one in same):
                 results = effect.compute([one.value for one in same])
                 answers |= zip(effect.group, results, strict=True)

@@ -18,7 +18,7 @@ from dlrm_hybrid.data.loader import START, LoaderState
 from dlrm_hybrid.model.optimizer import Constant, Sgd
 from dlrm_hybrid.parallel.dense.bucket import BucketOptions
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
-from dlrm_hybrid.parallel.dense.server import Answering, ParameterServer, ServerOptions
+from dlrm_hybrid.parallel.dense.server import HandlerTable, ParameterServer, ServerOptions
 from dlrm_hybrid.parallel.messages import Messenger, message, values_of
 from dlrm_hybrid.parallel.policies import Rounds
 from dlrm_hybrid.parallel.step import StepMetrics
@@ -188,7 +188,7 @@ def led(world: Simulation, steps: int, rest_every: int, begin: Begin) -> LeaderR
         checkpoint_minutes=0.0,
     )
     handlers: dict[Kind, Any] = {}
-    mailbox = Mailbox(world, 0, 99, Answering(world, handlers))
+    mailbox = Mailbox(world, 0, 99, HandlerTable(world, handlers))
     leader = LeaderRank(
         topology=world.topology,
         server=ParameterServer(world.topology, 0, (), {}, options, SpanClock()),

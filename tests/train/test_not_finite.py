@@ -13,7 +13,7 @@ from dlrm_hybrid.checkpoint.commit import Preparing, Shard
 from dlrm_hybrid.checkpoint.folder import find
 from dlrm_hybrid.checkpoint.reader import open_checkpoint
 from dlrm_hybrid.cli.main import run
-from dlrm_hybrid.parallel.dense.mirror import fresh_thresholds
+from dlrm_hybrid.parallel.dense.published import fresh_thresholds
 from dlrm_hybrid.parallel.finite import is_finite
 from dlrm_hybrid.run import training
 from dlrm_hybrid.train.progress import Progress

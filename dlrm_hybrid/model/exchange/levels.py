@@ -40,7 +40,7 @@ _MARGIN = 6  # of `GroupMessages`: nine of ten messages have room
 
 
 @final
-class Answering:
+class RowResponder:
     """A table holder's side of the exchange with one trainer that looks up.
 
     Args:
@@ -146,7 +146,7 @@ class LevelExchange:
             parts[self._rank].copies if trainer == self._rank else Copies(rows_L, self._dim, most)
             for trainer in range(len(held_T))
         ]
-        self._answering_T = [Answering(own, one, first, options.lifespan) for one in copies_T]
+        self._answering_T = [RowResponder(own, one, first, options.lifespan) for one in copies_T]
 
     def rows(
         self, given_KD: Tensor, theirs_T: Sequence[Rows], mine_T: Sequence[Rows], dense_bytes: int

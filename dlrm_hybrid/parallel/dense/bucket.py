@@ -25,12 +25,12 @@ from dlrm_hybrid.compress.update import DenseUpdate, Update
 from dlrm_hybrid.kernels.scatter import collect, mean_of_all, put, scatter_add
 from dlrm_hybrid.model.optimizer import STEP
 from dlrm_hybrid.parallel.dense.master import MasterWeights, OptimizerConfig
-from dlrm_hybrid.parallel.dense.mirror import (
-    Follower,
-    Mirror,
-    ReplicaMirror,
+from dlrm_hybrid.parallel.dense.published import (
+    EveryChange,
+    LargestChanges,
+    PublishedWeights,
+    ReplicaWeights,
     SparseChange,
-    SparseMirror,
     Stamps,
 )
 from dlrm_hybrid.parallel.dense.sections import BucketReader, bucket_bytes, digest_of
@@ -194,10 +194,10 @@ class Bucket:
         weight_N = torch.cat([values[tensor.name].detach().reshape(-1) for tensor in tensors])
         self._master = MasterWeights({_ALL: weight_N}, options.optimizer)
         layout = Layout([Spec(tensor.id, tensor.name, tensor.shape) for tensor in tensors])
-        self._mirror = _mirror(layout, weight_N.numpy(), options, bool(followers))
+        self._published = _published(layout, weight_N.numpy(), options, bool(followers))
         self._stamps = Stamps(weight_N.numpy())
         self._followers = {
-            worker: Follower(_replica_mirror(layout, weight_N.numpy(), options), self._stamps)
+            worker: ReplicaWeights(_every_change(layout, weight_N.numpy(), options), self._stamps)
             for worker in followers
         }
         self._senders = {
@@ -210,7 +210,7 @@ class Bucket:
         self._publishes_means = options.publishes_means
         self.num_bytes = bucket_bytes(tensors)
         self.versions = Versions()
-        self._older = deque(self._mirror.value_N.copy() for _ in range(options.history))
+        self._older = deque(self._published.value_N.copy() for _ in range(options.history))
 
     def gradients(self, sections: Sequence[Section], what: str, worker: int) -> Update:
         """Decode a worker's push; raises DlrmError, whose message begins with `what`."""
@@ -232,7 +232,7 @@ class Bucket:
         """
         if self._older:
             self._older.rotate()
-            np.copyto(self._older[0], self._mirror.value_N)
+            np.copyto(self._older[0], self._published.value_N)
         mean = self._aggregate.mean(pushes)
         if not mean.is_finite:
             self._blame(pushes, mean, number, sender)
@@ -261,8 +261,8 @@ class Bucket:
         if isinstance(change, TernaryMean):
             self._count(int(self._offsets_E[-1]))
             return self._means(change)
-        mirror = self._followers.get(worker, self._mirror)
-        sent, elements = mirror.publish(change, number)
+        published = self._followers.get(worker, self._published)
+        sent, elements = published.publish(change, number)
         self._count(elements)
         sender = self._senders.get(worker if self._followers else _EVERY_WORKER)
         if sender is None:
@@ -324,7 +324,7 @@ class Bucket:
             for end, flat_N in held.items()
             for name, view in self._named(end, flat_N).items()
         }
-        return views | self._mirror.tensors()
+        return views | self._published.tensors()
 
     def _named(self, end: str, flat_N: Tensor) -> dict[str, Tensor]:
         """Views of all tensors in `flat_N`, by their names, each followed by `end`.
@@ -340,7 +340,7 @@ class Bucket:
         }
 
     def _version(self, behind: int) -> Array:
-        return self._older[behind - 1] if behind else self._mirror.value_N
+        return self._older[behind - 1] if behind else self._published.value_N
 
     def _scattered(self, mean: Mean) -> Array:
         """The mean as a dense array, zeros written out."""
@@ -363,21 +363,23 @@ class Bucket:
             check_finite(name, number, mean.values_K[first:last], given, sender)
 
 
-def _mirror(layout: Layout, weight_N: Array, options: BucketOptions, has_followers: bool) -> Mirror:
-    """The mirror of workers without versions of their own; beside followers, the weights."""
+def _published(
+    layout: Layout, weight_N: Array, options: BucketOptions, has_followers: bool
+) -> PublishedWeights:
+    """What workers without versions of their own are sent; beside followers, the weights."""
     if has_followers and options.publishes_means:
         raise ConfigError("gradient.pull=levels: trainers must all be sent the same")
     if options.pull_sparsity is None:
         if has_followers:
-            return ReplicaMirror(layout, weight_N, Dtype.FLOAT32)
-        return _replica_mirror(layout, weight_N, options)
+            return EveryChange(layout, weight_N, Dtype.FLOAT32)
+        return _every_change(layout, weight_N, options)
     if has_followers:
         raise ConfigError(
             f"pull.sparsity = {options.pull_sparsity}: trainers must all be sent the same"
         )
     levels = options.pull_levels
-    return SparseMirror(layout, weight_N, options.pull, options.pull_sparsity, levels=levels)
+    return LargestChanges(layout, weight_N, options.pull, options.pull_sparsity, levels=levels)
 
 
-def _replica_mirror(layout: Layout, weight_N: Array, options: BucketOptions) -> ReplicaMirror:
-    return ReplicaMirror(layout, weight_N, options.pull, levels=options.pull_levels)
+def _every_change(layout: Layout, weight_N: Array, options: BucketOptions) -> EveryChange:
+    return EveryChange(layout, weight_N, options.pull, levels=options.pull_levels)

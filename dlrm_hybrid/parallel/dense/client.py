@@ -14,7 +14,7 @@ from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.compress.gradient.collective import Collective, Sections
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Sent
 from dlrm_hybrid.parallel.dense.master import MasterWeights, OptimizerConfig, copy_into
-from dlrm_hybrid.parallel.dense.mirror import SUFFIX, adds
+from dlrm_hybrid.parallel.dense.published import SUFFIX, adds
 from dlrm_hybrid.parallel.dense.sections import (
     DIFFERENCES,
     EVERYTHING,
@@ -39,12 +39,12 @@ from dlrm_hybrid.wire.ternary import mean_of
 
 
 def holds_means(sections: Sequence[Section]) -> bool:
-    """Whether sections hold mean gradients, for `Learner.follow`."""
+    """Whether sections hold mean gradients, for `TernaryReplica.follow`."""
     return any(section.encoding is Encoding.LEVELS for section in sections)
 
 
 @final
-class Learner:
+class TernaryReplica:
     """The optimizer of one worker's replica.
 
     Args:
@@ -174,8 +174,8 @@ class ServerClient(Client):
         self._senders = {
             owner: UpdateSender(shapes[owner]) for owner in shapes if compressor.sends_levels
         }
-        self._learner = (
-            None if options.optimizer is None else Learner(self._replica, options.optimizer)
+        self._ternary = (
+            None if options.optimizer is None else TernaryReplica(self._replica, options.optimizer)
         )
         self._applied = dict.fromkeys(self._buckets, Version(0))
         self._first = Version(0)  # what the replica began with or was last refreshed to
@@ -324,9 +324,9 @@ class ServerClient(Client):
             )
         with self._applying:
             sections, digest = split_digest(frame.sections)
-            if self._learner is not None and holds_means(sections):
+            if self._ternary is not None and holds_means(sections):
                 check_tensors(sections, bucket, what)
-                self._learner.follow(bucket, sections, frame.number - 1, what)
+                self._ternary.follow(bucket, sections, frame.number - 1, what)
             else:
                 with self._decoding:
                     update = self._readers[frame.sender].decode(sections, what)
@@ -360,8 +360,8 @@ class ServerClient(Client):
         suffix = f".behind{behind}" if behind else ""
         if not behind and any(f"{name}{SUFFIX}" in values for name in self._replica):
             suffix = SUFFIX
-        if self._learner is not None:
-            self._learner.restart(values)  # its weights are the newest; the replica's may be older
+        if self._ternary is not None:
+            self._ternary.restart(values)  # its weights are the newest; the replica's may be older
         older = {name: values[key] for name in self._replica if (key := name + suffix) in values}
         copy_into(self._replica, older)
         self._applied = dict.fromkeys(self._buckets, version)

@@ -52,7 +52,7 @@ class ServerOptions:
     Attributes:
         policy: when versions are made.
         bucket: how each is updated and published.
-        check_every: versions between two comparisons of the replicas with their mirror.
+        check_every: versions between two comparisons of the replicas with what was published.
         attempt: how often the run has been restarted.
         schedules: learning rates of the stages that differ from `bucket`.
     """
@@ -342,7 +342,7 @@ def serve(
 
 @final
 @dataclass(frozen=True, slots=True)
-class Answering:
+class HandlerTable:
     """Handler table of a `Mailbox` for the frames that nobody waits for.
 
     Attributes:

@@ -25,7 +25,7 @@ from dlrm_hybrid.model.embeddings import (
     distinct_ids,
     tensor_bags,
 )
-from dlrm_hybrid.parallel.effects import Program, Together
+from dlrm_hybrid.parallel.effects import GroupCall, Program
 from dlrm_hybrid.parallel.tables.base import Remembered, Tables, mean_part
 from dlrm_hybrid.parallel.tables.local import EmbeddingTables
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
@@ -138,16 +138,16 @@ class SharedTables(Tables):
     @override
     def lookup(self, batch: BatchNumber, bags: Bags[Tensor], lr: float) -> Program[Tensor]:
         request = LookupRequest(batch, bags, lr)
-        return (yield Together(self._group, self._joint.lookup, request))
+        return (yield GroupCall(self._group, self._joint.lookup, request))
 
     @override
     def update(self, batch: BatchNumber, gradient_BFD: Tensor) -> Program[None]:
         request = UpdateRequest(batch, gradient_BFD)
-        yield Together(self._group, self._joint.update, request)
+        yield GroupCall(self._group, self._joint.update, request)
 
     @override
     def predict(self, bags: Bags[Tensor]) -> Program[Tensor]:
-        return (yield Together(self._group, self._joint.predict, bags))
+        return (yield GroupCall(self._group, self._joint.predict, bags))
 
 
 @final

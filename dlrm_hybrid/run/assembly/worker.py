@@ -16,7 +16,7 @@ from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import ReadAhead
 from dlrm_hybrid.model.tensors import Piece, full_pieces
-from dlrm_hybrid.parallel.dense.server import Answering
+from dlrm_hybrid.parallel.dense.server import HandlerTable
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import ProcessRunner
 from dlrm_hybrid.parallel.tables.base import Tables
@@ -44,7 +44,7 @@ def worker_rank(
     layout: Layout,
     rows: RowSource,
     channel: MeteredChannel,
-    answers: Answering | None,
+    answers: HandlerTable | None,
     group: GroupOptions,
     meter: RankMeter,
 ) -> Generator[WorkerRank, None, None]:

@@ -35,7 +35,7 @@ from dlrm_hybrid.config.validate import own_values
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.disk import read_object
 from dlrm_hybrid.model.tensors import full_pieces
-from dlrm_hybrid.parallel.dense.mirror import SUFFIX, fresh_thresholds
+from dlrm_hybrid.parallel.dense.published import SUFFIX, fresh_thresholds
 from dlrm_hybrid.parallel.finite import LOOKUPS_PREFIX
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.request import TrainTask

@@ -12,7 +12,7 @@ from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.parallel.dense.client import ServerClient
-from dlrm_hybrid.parallel.dense.server import Answering, Handle
+from dlrm_hybrid.parallel.dense.server import Handle, HandlerTable
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.run.assembly import model as build_model
@@ -59,7 +59,10 @@ def lead(
                 attempt=layout.attempt,
                 channel=channel,
                 mailbox=Mailbox(
-                    channel, layout.attempt, mailbox_capacity(config), Answering(channel, handlers)
+                    channel,
+                    layout.attempt,
+                    mailbox_capacity(config),
+                    HandlerTable(channel, handlers),
                 ),
                 patience_seconds=config.network.patience_seconds,
                 clock=job.clock,
@@ -119,7 +122,7 @@ def follow(
     """Run a worker that the leader keeps busy, until it is ordered to end or leaves."""
     config, layout = job.config, job.layout
     handlers: dict[Kind, Handle] = {}
-    answers = Answering(channel, handlers)
+    answers = HandlerTable(channel, handlers)
     with (
         build_worker.worker_rank(
             config, layout, job.rows, channel, answers, group, meter

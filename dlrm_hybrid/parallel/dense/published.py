@@ -1,7 +1,7 @@
-"""Mirrors: the weights as published so far, which every replica equals bit for bit.
+"""Published weights: what servers have sent so far, which every replica equals bit for bit.
 
 Unless a sparsity is set, that is the weights themselves in float32; in half precision the rounded
-difference between weight and mirror is published, and both sides add it; levels round it to
+difference between weight and published weight is sent, and both sides add it; levels round it to
 integer multiples of a quantum. With a sparsity only the largest differences are published. Either
 way what is left out stays in the difference, which is error feedback without a residual of its own.
 
@@ -60,7 +60,7 @@ class SparseChange(NamedTuple):
 
 
 class Published(NamedTuple):
-    """The values that bring replicas up to a mirror, and their number.
+    """The values that bring replicas up to the published weights, and their number.
 
     Attributes:
         sent: values of the tensors; may view the weights.
@@ -71,7 +71,7 @@ class Published(NamedTuple):
     elements: int
 
 
-class Mirror(Protocol):
+class PublishedWeights(Protocol):
     """The published values of a bucket, which its replicas hold.
 
     Attributes:
@@ -98,7 +98,7 @@ class Mirror(Protocol):
 
 
 @final
-class ReplicaMirror(Mirror):
+class EveryChange(PublishedWeights):
     """Publishes every element that has changed.
 
     Args:
@@ -181,7 +181,7 @@ class ReplicaMirror(Mirror):
 
 
 @final
-class SparseMirror(Mirror):
+class LargestChanges(PublishedWeights):
     """Publishes the elements that differ most from the weights, however long ago they moved.
 
     In float32 it copies their weights, so that no remainder of them is left.
@@ -191,7 +191,7 @@ class SparseMirror(Mirror):
         weight_N: weights of all tensors, updated in place.
         dtype: of values on the wire.
         sparsity: fraction of each tensor's elements that is not published.
-        levels: as for `ReplicaMirror`.
+        levels: as for `EveryChange`.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ def _selected(layout: Layout, indices_K: Int32s, sent_K: Array, dtype: Dtype) ->
 def _published_levels(
     layout: Layout, indices: Indices, lacks_K: Array, value_N: Array, number: int
 ) -> Published:
-    """Move elements of a mirror towards the weights by levels, but not those that round to zero."""
+    """Move published weights towards the weights by levels, but not those that round to zero."""
     splits_E, local_K, rounded_K = indices.splits_E, indices.local_K, np.empty_like(lacks_K)
     fault = round_to_levels(splits_E, lacks_K, rounded_K)
     if fault >= 0:
@@ -256,11 +256,11 @@ def _published_levels(
 
 
 def fresh_thresholds(weights: Mapping[str, Tensor], sparsity: float) -> dict[str, Tensor]:
-    """The initial `SparseMirror.tensors` of these weights, without the mirror.
+    """The initial `LargestChanges.tensors` of these weights, without an object.
 
     Args:
         weights: by name.
-        sparsity: of the mirror.
+        sparsity: fraction of elements that is not published.
     """
     specs = [Spec(0, name, tuple(weight.shape)) for name, weight in weights.items()]
     return _selector(sparsity).init(Layout(specs)).tensors()
@@ -330,23 +330,23 @@ def _stamp(update: int) -> float:
 
 
 @final
-class Follower(Mirror):
+class ReplicaWeights(PublishedWeights):
     """The replica of one worker, which is sent what has moved since its last version.
 
     Args:
-        mirror: of the replica.
+        published: what the worker has been sent.
         stamps: of the bucket.
     """
 
-    def __init__(self, mirror: ReplicaMirror, stamps: Stamps) -> None:
-        self._mirror = mirror
+    def __init__(self, published: EveryChange, stamps: Stamps) -> None:
+        self._published = published
         self._stamps = stamps
         self._sent = stamps.updates
-        self.value_N = mirror.value_N
+        self.value_N = published.value_N
 
     @override
     def publish(self, change: SparseChange | None, number: int) -> Published:
-        return self._mirror.publish(self._lacks(), number)
+        return self._published.publish(self._lacks(), number)
 
     def equalize(self, *, everything: bool) -> Published:
         """Make the replica equal to the weights; returns the float32 values to send.
@@ -355,12 +355,12 @@ class Follower(Mirror):
             everything: send every element; else the replica is known to equal `value_N`.
         """
         lacks = self._lacks()
-        differs_N = self._mirror.differs()
+        differs_N = self._published.differs()
         if everything:
             lacks = None
         elif differs_N is not None:
             lacks = self._stamps.at(np.flatnonzero(differs_N).astype(np.int32))
-        return self._mirror.equalize(lacks)
+        return self._published.equalize(lacks)
 
     @override
     def tensors(self) -> dict[str, Tensor]:
