@@ -16,10 +16,10 @@ from typing import final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from dlrm_hybrid.arrays import Int64s
 from dlrm_hybrid.bags import Bags, require_offsets, table_offsets
 from dlrm_hybrid.compress.host import require_cpu
 from dlrm_hybrid.kernels.gaps import bag_offsets, sum_rows, unique_ids
@@ -32,8 +32,6 @@ from dlrm_hybrid.model.rows.kernels import (
 )
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.tables import Embedding
-
-Int64s = NDArray[np.int64]
 
 BITS_OF_AN_ID = 31
 

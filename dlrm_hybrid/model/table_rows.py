@@ -13,9 +13,9 @@ from typing import NamedTuple, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from dlrm_hybrid.arrays import Int64s
 from dlrm_hybrid.kernels.rows import Gradients
 from dlrm_hybrid.model.optimizer import STEP
 from dlrm_hybrid.model.row_storage import IN_MEMORY, RowStorage
@@ -23,8 +23,6 @@ from dlrm_hybrid.model.rows.optimizer import Rows, row_keys
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.tables import Embedding
 from dlrm_hybrid.model.tensors import Piece, TableInit, embedding_parts
-
-Int64s = NDArray[np.int64]
 
 
 class OwnedIds(NamedTuple):

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from dlrm_hybrid.arrays import Float32s
 from dlrm_hybrid.types import DivergedError
 
-Array = NDArray[np.float32]
 EMBEDDING_PREFIX = "embedding."
 LOOKUPS_PREFIX = "lookups."  # rows of tables, looked up for later batches
 # To check the dense weights takes 60 µs with the model of the paper: once in so many rows it is a
@@ -78,8 +77,8 @@ def is_check_due(step: int, rows: int) -> bool:
 def check_finite(
     name: str,
     step: int,
-    mean: Array,
-    gradients: Sequence[Array],
+    mean: Float32s,
+    gradients: Sequence[Float32s],
     sender: Callable[[int], str],
 ) -> None:
     """Refuse a mean that is not finite, and name the trainers whose gradients made it so.

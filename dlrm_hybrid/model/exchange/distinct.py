@@ -22,9 +22,9 @@ from typing import Any, cast, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from dlrm_hybrid.arrays import Bytes, Int64s
 from dlrm_hybrid.bags import Bags, table_offsets
 from dlrm_hybrid.comm.group import FLOAT_BYTES, CountedGroup, GroupMessages
 from dlrm_hybrid.compress.embedding.memory import Rows
@@ -45,9 +45,6 @@ from dlrm_hybrid.model.exchange.levels import LevelExchange
 from dlrm_hybrid.model.sharding import Cast
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.types import DlrmError
-
-Bytes = NDArray[np.uint8]
-Int64s = NDArray[np.int64]
 
 ID_BYTES = 4
 _MARGIN = 24  # of `GroupMessages`: nineteen of twenty messages have room

@@ -15,16 +15,14 @@ from typing import final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from dlrm_hybrid.arrays import Int64s
 from dlrm_hybrid.bags import Bags, in_order, jagged, joined, lengths_of, table_offsets
 from dlrm_hybrid.comm.group import CountedGroup, split
 from dlrm_hybrid.model.embeddings import require_ids_on_cpu
 from dlrm_hybrid.model.sharding import Routes
 from dlrm_hybrid.types import DlrmError
-
-Int64s = NDArray[np.int64]
 
 WIRE_DTYPE = torch.int32
 

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dlrm_hybrid.arrays import Float32s, Int32s
 from dlrm_hybrid.comm.group import CountedGroup, GroupMessages, split
 from dlrm_hybrid.compress.embedding.memory import Copies, LevelOptions, Rows, values_of
 from dlrm_hybrid.compress.embedding.messages import LevelReceiver, LevelSender
@@ -32,8 +33,6 @@ from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.section import SectionError
 
 Array = NDArray[np.generic]
-Float32s = NDArray[np.float32]
-Int32s = NDArray[np.int32]
 
 ROW_EXPONENTS, GRADIENT_EXPONENTS = 1, 2
 _MARGIN = 6  # of `GroupMessages`: nine of ten messages have room

@@ -21,16 +21,14 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 from typing_extensions import override
 
+from dlrm_hybrid.arrays import Int64s
 from dlrm_hybrid.kernels.rows import Gradients, bag_keys, look_up, update_sgd
 from dlrm_hybrid.model.rows.optimizer import Rows, key_shift
 from dlrm_hybrid.model.tables import Embedding, TableOptimizer
-
-Int64s = NDArray[np.int64]
 
 
 class TableKernel(Protocol):

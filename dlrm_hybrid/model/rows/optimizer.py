@@ -11,9 +11,9 @@ from typing import final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from dlrm_hybrid.arrays import Float64s, Int64s
 from dlrm_hybrid.kernels.rows import (
     AdamRates,
     Gradients,
@@ -25,10 +25,6 @@ from dlrm_hybrid.model.optimizer import STEP
 from dlrm_hybrid.model.row_storage import IN_MEMORY, RowStorage
 from dlrm_hybrid.model.tables import Embedding
 from dlrm_hybrid.types import ResourceError
-
-Float32s = NDArray[np.float32]
-Float64s = NDArray[np.float64]
-Int64s = NDArray[np.int64]
 
 KEY_BITS = 63
 

@@ -16,9 +16,9 @@ from typing import NamedTuple, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from dlrm_hybrid.arrays import Float32s, Int32s, Int64s
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.compress.host import require_host
 from dlrm_hybrid.compress.update import DenseUpdate, Update
@@ -44,10 +44,6 @@ from dlrm_hybrid.wire.section import Dtype, Section
 from dlrm_hybrid.wire.sparse import Elements, addresses_of
 from dlrm_hybrid.wire.ternary import levels
 
-Array = NDArray[np.float32]
-Int32s = NDArray[np.int32]
-Int64s = NDArray[np.int64]
-
 WORD_BITS = 64
 
 
@@ -62,7 +58,7 @@ class Mean(NamedTuple):
     """
 
     indices_K: Int32s | None
-    values_K: Array
+    values_K: Float32s
     is_finite: bool
     units: Sequence[float | None]
 
@@ -152,7 +148,7 @@ class TernaryMean(NamedTuple):
         trainers: number of trainers averaged.
     """
 
-    mean_N: Array
+    mean_N: Float32s
     units: Sequence[float | None]
     trainers: int
 
@@ -339,10 +335,10 @@ class Bucket:
             for tensor, (first, last) in zip(self._tensors, spans, strict=True)
         }
 
-    def _version(self, behind: int) -> Array:
+    def _version(self, behind: int) -> Float32s:
         return self._older[behind - 1] if behind else self._published.value_N
 
-    def _scattered(self, mean: Mean) -> Array:
+    def _scattered(self, mean: Mean) -> Float32s:
         """The mean as a dense array, zeros written out."""
         if mean.indices_K is None:
             return mean.values_K
@@ -364,7 +360,7 @@ class Bucket:
 
 
 def _published(
-    layout: Layout, weight_N: Array, options: BucketOptions, has_followers: bool
+    layout: Layout, weight_N: Float32s, options: BucketOptions, has_followers: bool
 ) -> PublishedWeights:
     """What workers without versions of their own are sent; beside followers, the weights."""
     if has_followers and options.publishes_means:
@@ -381,5 +377,5 @@ def _published(
     return LargestChanges(layout, weight_N, options.pull, options.pull_sparsity, levels=levels)
 
 
-def _every_change(layout: Layout, weight_N: Array, options: BucketOptions) -> EveryChange:
+def _every_change(layout: Layout, weight_N: Float32s, options: BucketOptions) -> EveryChange:
     return EveryChange(layout, weight_N, options.pull, levels=options.pull_levels)

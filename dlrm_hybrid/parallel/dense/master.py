@@ -8,14 +8,12 @@ from typing import final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from dlrm_hybrid.arrays import Float32s, Int32s
 from dlrm_hybrid.kernels.scatter import gather, put
 from dlrm_hybrid.model.optimizer import LrSchedule, Optimizer, init_state
 from dlrm_hybrid.types import DataError
-
-Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +51,8 @@ class MasterWeights:
             self._config.optimizer.apply(weight, gradients[name], self._state[name], lr)
 
     def apply_sparse(
-        self, name: str, index_K: NDArray[np.int32], gradient_K: Array, number: int
-    ) -> Array:
+        self, name: str, index_K: Int32s, gradient_K: Float32s, number: int
+    ) -> Float32s:
         """Move K elements of a flat weight as `apply_gradient` does; returns their new values.
 
         Args:
@@ -109,7 +107,7 @@ def copy_into(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> No
         tensor.copy_(value)
 
 
-def _at(tensor: Tensor, index_K: NDArray[np.int32]) -> Array:
+def _at(tensor: Tensor, index_K: Int32s) -> Float32s:
     out_K = np.empty(index_K.size, np.float32)
     gather(index_K, tensor.view(-1).numpy(), out_K)
     return out_K

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
+from dlrm_hybrid.arrays import Float32s, Int32s
 from dlrm_hybrid.compress.gradient.compressor import Selected, Sent, Whole
 from dlrm_hybrid.compress.gradient.layout import Indices, Layout, Spec
 from dlrm_hybrid.compress.gradient.methods.dct import Dct
@@ -31,10 +32,6 @@ from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import dense, narrow, packed
 from dlrm_hybrid.wire.section import Dtype, Section
 from dlrm_hybrid.wire.sparse import Elements
-
-Array = NDArray[np.float32]
-Int32s = NDArray[np.int32]
-Int64s = NDArray[np.int64]
 
 PUBLISHED = "published"
 SUFFIX = f".{PUBLISHED}"
@@ -56,7 +53,7 @@ class SparseChange(NamedTuple):
     """
 
     indices_K: Int32s
-    weight_K: Array
+    weight_K: Float32s
 
 
 class Published(NamedTuple):
@@ -78,7 +75,7 @@ class PublishedWeights(Protocol):
         value_N: values of all tensors; may be the weights themselves.
     """
 
-    value_N: Array
+    value_N: Float32s
 
     def publish(self, change: SparseChange | None, number: int) -> Published:
         """Follow the weights; returns what replicas need to follow too.
@@ -109,7 +106,7 @@ class EveryChange(PublishedWeights):
     """
 
     def __init__(
-        self, layout: Layout, weight_N: Array, dtype: Dtype, *, levels: bool = False
+        self, layout: Layout, weight_N: Float32s, dtype: Dtype, *, levels: bool = False
     ) -> None:
         self._layout = layout
         self._dtype = dtype
@@ -155,7 +152,7 @@ class EveryChange(PublishedWeights):
         parts = zip(self._layout.specs, self._layout.parts(sent_N), strict=True)
         return Whole({spec.name: packed(spec.id, part_N, self._dtype) for spec, part_N in parts})
 
-    def _some(self, indices_K: Int32s, weight_K: Array) -> Selected:
+    def _some(self, indices_K: Int32s, weight_K: Float32s) -> Selected:
         sent_K = weight_K
         if self._dtype is Dtype.BFLOAT16:
             sent_K = np.empty_like(weight_K)
@@ -197,7 +194,7 @@ class LargestChanges(PublishedWeights):
     def __init__(
         self,
         layout: Layout,
-        weight_N: Array,
+        weight_N: Float32s,
         dtype: Dtype,
         sparsity: float,
         *,
@@ -236,13 +233,13 @@ class LargestChanges(PublishedWeights):
         return self._layout.tensors(self.value_N, PUBLISHED) | self._thresholds.tensors()
 
 
-def _selected(layout: Layout, indices_K: Int32s, sent_K: Array, dtype: Dtype) -> Selected:
+def _selected(layout: Layout, indices_K: Int32s, sent_K: Float32s, dtype: Dtype) -> Selected:
     indices = Indices.of_flat(layout, indices_K)
     return Selected(layout, Elements(indices.splits_E, indices.local_K, sent_K), dtype)
 
 
 def _published_levels(
-    layout: Layout, indices: Indices, lacks_K: Array, value_N: Array, number: int
+    layout: Layout, indices: Indices, lacks_K: Float32s, value_N: Float32s, number: int
 ) -> Published:
     """Move published weights towards the weights by levels, but not those that round to zero."""
     splits_E, local_K, rounded_K = indices.splits_E, indices.local_K, np.empty_like(lacks_K)
@@ -288,7 +285,7 @@ class Stamps:
         updates: number of the last one.
     """
 
-    def __init__(self, weight_N: Array) -> None:
+    def __init__(self, weight_N: Float32s) -> None:
         self.updates = _FIRST
         self._weight_N = weight_N
         self._stamp_N = np.zeros(weight_N.size, np.float32)

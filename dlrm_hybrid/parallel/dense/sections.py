@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import final
 
-import numpy as np
 import xxhash
-from numpy.typing import NDArray
 from torch import Tensor
 
+from dlrm_hybrid.arrays import Float32s
 from dlrm_hybrid.compress.host import host_array
 from dlrm_hybrid.compress.update import Update, decode
 from dlrm_hybrid.parallel.topology import DenseTensor
@@ -27,10 +26,8 @@ DIGEST_TENSOR = 2**16 - 1  # `tensor` of the section with the digest of all othe
 EVERYTHING = 0
 DIFFERENCES = 1  # elements in which the replica is known to differ from the weights
 
-Array = NDArray[np.float32]
 
-
-def flat_views(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
+def flat_views(tensors: Mapping[str, Tensor]) -> dict[str, Float32s]:
     """Flat views of the tensors' memory.
 
     Raises:
@@ -87,7 +84,7 @@ def _are_coded(sections: Sequence[Section]) -> bool:
     return len(sections) == 1 and sections[0].encoding is Encoding.CODED
 
 
-def digest_of(arrays: Iterable[Array]) -> int:
+def digest_of(arrays: Iterable[Float32s]) -> int:
     """xxh3-64 of contiguous arrays, concatenated."""
     state = xxhash.xxh3_64()
     for array in arrays:

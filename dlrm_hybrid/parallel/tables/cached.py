@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from dlrm_hybrid.arrays import Int64s
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.kernels.gaps import merge_rows, part_rows
 from dlrm_hybrid.model.embeddings import DistinctIds, distinct_ids
@@ -32,7 +33,6 @@ from dlrm_hybrid.model.tables import Served
 from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.tables.base import Tables, mean_part
 from dlrm_hybrid.parallel.tables.lookups import (
-    Int64s,
     SplitIds,
     lookups_of,
     split_batch,

@@ -18,9 +18,9 @@ from typing import NamedTuple, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from dlrm_hybrid.arrays import Int64s
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import DistinctIds, distinct_ids
 from dlrm_hybrid.model.exchange.distinct import decoded_ids, encoded_ids
@@ -30,8 +30,6 @@ from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import array_of, dense, packed
 from dlrm_hybrid.wire.dense import values_of as floats_of
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
-
-Int64s = NDArray[np.int64]
 
 _DTYPES: Mapping[torch.dtype, Dtype] = {
     torch.float32: Dtype.FLOAT32,
