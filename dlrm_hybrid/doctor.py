@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from dlrm_hybrid.comm.netem.network import Network, open_network
-from dlrm_hybrid.comm.netem.plan import Method, Plan
+from dlrm_hybrid.comm.netem.network import EmulatedNetwork, open_network
+from dlrm_hybrid.comm.netem.plan import Method, NetworkPlan
 from dlrm_hybrid.data.shards import open_shards, verify
 from dlrm_hybrid.limits import INSTALL_TRAINER
 from dlrm_hybrid.types import DataError, ResourceError
@@ -29,7 +29,7 @@ KAGGLE_MEMORY_GIB, KAGGLE_DISK_GIB = 4, 26
 PAPER_LAYERS = ((13, 512), (512, 256), (256, 64), (64, 16), (367, 512), (512, 256), (256, 1))
 PAPER_BATCH = 128
 VECTOR_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve")
-EMULATED = Plan(hosts=2, rate_bits_per_second=10**8, latency_seconds=None)
+EMULATED = NetworkPlan(hosts=2, rate_bits_per_second=10**8, latency_seconds=None)
 DELAYED = replace(EMULATED, latency_seconds=0.001)
 
 
@@ -246,7 +246,7 @@ def _latency() -> Finding:
     return _emulated(DELAYED, _delay_text)
 
 
-def _delay_text(network: Network) -> str:
+def _delay_text(network: EmulatedNetwork) -> str:
     how = {
         Method.NETEM: "by the kernel (netem)",
         Method.USER_SPACE: "in user space: this kernel has no netem",
@@ -259,7 +259,7 @@ def _delay_text(network: Network) -> str:
     )
 
 
-def _emulated(plan: Plan, text: Callable[[Network], str]) -> Finding:
+def _emulated(plan: NetworkPlan, text: Callable[[EmulatedNetwork], str]) -> Finding:
     """A note, not a failure, where a network cannot be emulated: training works without."""
     try:
         with open_network(plan) as network:

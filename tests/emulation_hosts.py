@@ -15,7 +15,7 @@ import pytest
 from patience import HANG_SECONDS
 
 from dlrm_hybrid.comm.netem.namespaces import enter, find_tool
-from dlrm_hybrid.comm.netem.network import Network
+from dlrm_hybrid.comm.netem.network import EmulatedNetwork
 from dlrm_hybrid.types import DlrmError
 
 CHUNK_BYTES = 1 << 18
@@ -77,7 +77,7 @@ def network_namespaces(processes: Sequence[psutil.Process]) -> set[str]:
     return {name for name in found if name.startswith("net:")} - {own}
 
 
-def inside(network: Network, host: int, work: Callable[[], None]) -> Thread:
+def inside(network: EmulatedNetwork, host: int, work: Callable[[], None]) -> Thread:
     """A thread, started, that works in a host; the others stay where they are."""
 
     def run() -> None:
@@ -90,7 +90,7 @@ def inside(network: Network, host: int, work: Callable[[], None]) -> Thread:
     return thread
 
 
-def shaped_bytes(network: Network) -> list[int]:
+def shaped_bytes(network: EmulatedNetwork) -> list[int]:
     """What each host has received and sent, two numbers for each: every one passes a bucket."""
     counts: list[int] = []
 
@@ -105,7 +105,9 @@ def shaped_bytes(network: Network) -> list[int]:
     return counts
 
 
-def transfer_seconds(network: Network, ways: Sequence[tuple[int, int]], num_bytes: int) -> float:
+def transfer_seconds(
+    network: EmulatedNetwork, ways: Sequence[tuple[int, int]], num_bytes: int
+) -> float:
     """What it takes until so many bytes have gone each way at one time."""
     pairs = [_connected(network, *way) for way in ways]
     start = time.perf_counter()
@@ -128,7 +130,9 @@ def transfer_seconds(network: Network, ways: Sequence[tuple[int, int]], num_byte
     return time.perf_counter() - start
 
 
-def _connected(network: Network, sender: int, receiver: int) -> tuple[socket.socket, socket.socket]:
+def _connected(
+    network: EmulatedNetwork, sender: int, receiver: int
+) -> tuple[socket.socket, socket.socket]:
     made: dict[str, socket.socket] = {}
 
     def listen() -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 from patience import HANG_SECONDS
 
-from dlrm_hybrid.comm.group import Count, CountedGroup, GroupOptions, process_group
+from dlrm_hybrid.comm.group import CountBytes, CountedGroup, GroupOptions, process_group
 from dlrm_hybrid.comm.rendezvous import share_folder
 from dlrm_hybrid.comm.zmq.channel import ZmqOptions, open_zmq_channel
 from dlrm_hybrid.telemetry.spans import SpanClock
 
 
 @contextmanager
-def members_group(argument: str, count: Count) -> Generator[CountedGroup, None, None]:
+def members_group(argument: str, count: CountBytes) -> Generator[CountedGroup, None, None]:
     """The group of all members, each of which sees by a channel of its own when one is gone."""
     given = json.loads(argument)
     torch.set_num_threads(1)

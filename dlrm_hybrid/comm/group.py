@@ -25,7 +25,7 @@ from dlrm_hybrid.comm.rendezvous import Rendezvous
 from dlrm_hybrid.telemetry.spans import COLLECTIVE, SpanClock, Within
 from dlrm_hybrid.types import DeadlineError, DlrmError, PeerLostError
 
-Count = Callable[[int, int, int], None]
+CountBytes = Callable[[int, int, int], None]
 """Called once per collective, with the bytes sent, their size as float32 and the bytes received."""
 
 Explain = Callable[[RuntimeError], Exception]
@@ -50,7 +50,7 @@ class CountedGroup(dist.ProcessGroup):
         waiting: span entered while this member waits for a collective.
     """
 
-    def __init__(self, gloo: Any, count: Count, explain: Explain, waiting: Within) -> None:
+    def __init__(self, gloo: Any, count: CountBytes, explain: Explain, waiting: Within) -> None:
         super().__init__(gloo.rank(), gloo.size())  # pyright: ignore
         self._gloo = gloo
         self._rank: int = gloo.rank()
@@ -353,7 +353,7 @@ class GroupOptions:
 
 @contextmanager
 def process_group(
-    members: Sequence[int], rank: int, options: GroupOptions, count: Count, clock: SpanClock
+    members: Sequence[int], rank: int, options: GroupOptions, count: CountBytes, clock: SpanClock
 ) -> Generator[CountedGroup, None, None]:
     """Open the default process group of this process, for as long as the context lasts.
 

@@ -39,15 +39,15 @@ class Receive(NamedTuple):
     waits: bool = True
 
 
-Key = tuple[Kind, int, int, int, int, int]
+FrameKey = tuple[Kind, int, int, int, int, int]
 
 
-def key_of(one: Frame | Receive) -> Key:
+def key_of(one: Frame | Receive) -> FrameKey:
     """The fields in which a frame and its request agree."""
     return one.kind, one.sender, one.number, one.boundary, one.round, one.microbatch
 
 
-def _described(key: Key) -> str:
+def _described(key: FrameKey) -> str:
     kind, sender, number, boundary, round_, microbatch = key
     parts = {"boundary": boundary, "round": round_, "microbatch": microbatch}
     named = [f"{name} {value}" for name, value in parts.items() if value]
@@ -74,7 +74,7 @@ class Mailbox:
     attempt: int
     capacity: int
     answer: Callable[[Frame], bool] = _answers_none
-    _kept: dict[Key, Frame] = field(default_factory=dict[Key, Frame], repr=False)
+    _kept: dict[FrameKey, Frame] = field(default_factory=dict[FrameKey, Frame], repr=False)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -211,7 +211,7 @@ class SharedMailbox:
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
         self._turn = Lock()
-        self._waiting: dict[Key, Condition] = {}
+        self._waiting: dict[FrameKey, Condition] = {}
         self._receives = False  # whether a thread is receiving
         self._is_given_up = False
 
@@ -262,7 +262,7 @@ class SharedMailbox:
         if self._waiting and not self._receives:
             next(iter(self._waiting.values())).notify()
 
-    def _wait(self, key: Key, seconds: float) -> None:
+    def _wait(self, key: FrameKey, seconds: float) -> None:
         assert key not in self._waiting, f"two threads wait for {key}"
         waiting = self._waiting[key] = Condition(self._turn)
         try:

@@ -244,7 +244,7 @@ CHECK_EVERY = "steps between checks of the trainers' weights against the servers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lockstep(Sync):
+class SyncLockstep(Sync):
     """Lock-step: each step uses the weights of the previous one."""
 
     name: ClassVar[str] = "sync"
@@ -252,7 +252,7 @@ class Lockstep(Sync):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bounded(Sync):
+class SyncBounded(Sync):
     """Bounded staleness: steps use weights that are `staleness` steps old; push and pull overlap
     compute.
     """
@@ -263,7 +263,7 @@ class Bounded(Sync):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asynchronous(Sync):
+class SyncAsynchronous(Sync):
     """Asynchronous: servers apply each push when it comes, and answer it at once;
     docs/asynchronous.md.
     """

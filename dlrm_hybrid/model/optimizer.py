@@ -30,7 +30,7 @@ from dlrm_hybrid.record import WEIGHTS, Choice, Effect, key
 if TYPE_CHECKING:
     from torch import Tensor
 
-State = Mapping[str, "Tensor"]
+OptimizerState = Mapping[str, "Tensor"]
 STEP = "step"  # as in torch.optim.Adam
 
 
@@ -84,7 +84,7 @@ class Optimizer(_Optimizer):
     )
 
     @abstractmethod
-    def apply(self, weight: Tensor, gradient: Tensor, state: State, lr: float) -> None:
+    def apply(self, weight: Tensor, gradient: Tensor, state: OptimizerState, lr: float) -> None:
         """Update `weight` and `state` in place; float32, all of one shape except `STEP`."""
 
     @property
@@ -129,7 +129,7 @@ class Sgd(Optimizer):
     lr: LearningRate = key(0.1, LR)
 
     @override
-    def apply(self, weight: Tensor, gradient: Tensor, state: State, lr: float) -> None:
+    def apply(self, weight: Tensor, gradient: Tensor, state: OptimizerState, lr: float) -> None:
         weight.add_(gradient, alpha=-lr)
 
 
@@ -148,7 +148,7 @@ class Momentum(Optimizer):
     momentum: BelowOne = key(0.9, "coefficient of the velocity")
 
     @override
-    def apply(self, weight: Tensor, gradient: Tensor, state: State, lr: float) -> None:
+    def apply(self, weight: Tensor, gradient: Tensor, state: OptimizerState, lr: float) -> None:
         velocity = state["momentum"]
         velocity.mul_(self.momentum).add_(gradient)
         weight.add_(velocity, alpha=-lr)
@@ -168,7 +168,7 @@ class Adagrad(Optimizer):
     eps: Epsilon = key(1e-10, "added to the denominator")
 
     @override
-    def apply(self, weight: Tensor, gradient: Tensor, state: State, lr: float) -> None:
+    def apply(self, weight: Tensor, gradient: Tensor, state: OptimizerState, lr: float) -> None:
         total = state["sum"]
         total.addcmul_(gradient, gradient)
         weight.addcdiv_(gradient, total.sqrt().add_(self.eps), value=-lr)
@@ -204,7 +204,7 @@ class Adam(Optimizer):
     )
 
     @override
-    def apply(self, weight: Tensor, gradient: Tensor, state: State, lr: float) -> None:
+    def apply(self, weight: Tensor, gradient: Tensor, state: OptimizerState, lr: float) -> None:
         first, second = self.betas
         mean, square, step = (state[name] for name in (*self.state_names, STEP))
         step += 1
@@ -217,7 +217,7 @@ class Adam(Optimizer):
         weight.addcdiv_(mean, denominator, value=-lr / (1 - first**updates))
 
 
-def init_state(optimizer: Optimizer, weights: Mapping[str, Tensor]) -> dict[str, State]:
+def init_state(optimizer: Optimizer, weights: Mapping[str, Tensor]) -> dict[str, OptimizerState]:
     """Zeroed state of every weight by the weight's name, then by the state's."""
     return {
         name: {

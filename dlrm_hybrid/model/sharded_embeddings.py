@@ -27,7 +27,7 @@ from dlrm_hybrid.model.rows.kernels import FbgemmKernel, OwnKernel, TableKernel,
 from dlrm_hybrid.model.rows.plan import (
     CPU,
     CpuSharder,
-    Shard,
+    TableShard,
     codec_registry,
     make_plan,
     make_shardings,
@@ -211,7 +211,7 @@ def _local_kernel(sharding: Any) -> TableKernel | None:
     return FbgemmKernel(tables[0].emb_module) if tables else None
 
 
-def _own_kernel(held: Sequence[Shard], options: Embedding) -> TableKernel | None:
+def _own_kernel(held: Sequence[TableShard], options: Embedding) -> TableKernel | None:
     """The tables of shards that FBGEMM cannot update; None if there are none."""
     if not held:
         return None
@@ -220,8 +220,8 @@ def _own_kernel(held: Sequence[Shard], options: Embedding) -> TableKernel | None
 
 
 def _held(
-    paths: Routes, shards: Mapping[str, Sequence[Shard]], spec: ModelSpec, trainer: int
-) -> list[list[tuple[int, Shard]]]:
+    paths: Routes, shards: Mapping[str, Sequence[TableShard]], spec: ModelSpec, trainer: int
+) -> list[list[tuple[int, TableShard]]]:
     """Tables of each lookup of a trainer, with the shard that it looks up."""
     names = spec.table_names
     mine = [[one for one in shards[name] if one.trainer == trainer] for name in names]
@@ -235,7 +235,7 @@ def _held(
 
 def _pieces_of(
     kernels: Sequence[TableKernel | None],
-    held_L: Sequence[Sequence[tuple[int, Shard]]],
+    held_L: Sequence[Sequence[tuple[int, TableShard]]],
     spec: ModelSpec,
 ) -> list[Piece]:
     """The weights, then the optimizer states, that a trainer holds of sharded tables."""

@@ -19,7 +19,7 @@ from dlrm_hybrid.arrays import Int64s
 from dlrm_hybrid.kernels.rows import Gradients
 from dlrm_hybrid.model.optimizer import STEP
 from dlrm_hybrid.model.row_storage import IN_MEMORY, RowStorage
-from dlrm_hybrid.model.rows.optimizer import Rows, row_keys
+from dlrm_hybrid.model.rows.optimizer import UpdatedRows, row_keys
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.tables import Embedding
 from dlrm_hybrid.model.tensors import Piece, TableInit, embedding_parts
@@ -67,7 +67,7 @@ class TableRows:
         self._spec = spec
         self._storage = storage
         self._server, self._servers = server, servers
-        self._rows = Rows(self.rows_F, self.dim, options, storage)
+        self._rows = UpdatedRows(self.rows_F, self.dim, options, storage)
         self._tables = [self._rows.tensors(table) for table in range(len(self.rows_F))]
 
     def draw(self, seed: int, init: TableInit = "uniform_rows") -> None:

@@ -49,7 +49,7 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class StageRounds:
     """The workers of one stage.
 
     Attributes:
@@ -68,14 +68,14 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class RoundsState:
     """Progress of all stages that reduce on one server, with `rounds` before each push."""
 
     rounds: int
-    groups: tuple[Group, ...]
+    groups: tuple[StageRounds, ...]
 
 
-def start(rounds: int, workers: Mapping[int, Sequence[int]]) -> State:
+def begin_rounds(rounds: int, workers: Mapping[int, Sequence[int]]) -> RoundsState:
     """The state before the first contribution.
 
     Args:
@@ -83,13 +83,13 @@ def start(rounds: int, workers: Mapping[int, Sequence[int]]) -> State:
         workers: ranks of the workers of each stage that reduces here, in trainer order.
     """
     groups = (
-        Group(stage, tuple(ranks), push=None, round=0, contributed=frozenset())
+        StageRounds(stage, tuple(ranks), push=None, round=0, contributed=frozenset())
         for stage, ranks in sorted(workers.items())
     )
-    return State(rounds, tuple(groups))
+    return RoundsState(rounds, tuple(groups))
 
 
-def step(state: State, event: Contribution) -> tuple[State, Reduce | None]:
+def step(state: RoundsState, event: Contribution) -> tuple[RoundsState, Reduce | None]:
     """The state after an event, and the action it calls for, if any.
 
     Raises:
@@ -145,7 +145,7 @@ class CollectiveServer:
         self._counts = _elements(tensors)
         here = [stage for stage in self._counts if topology.collective_server(stage) == self._rank]
         groups = {stage: topology.stage_group(stage) for stage in here}
-        self._state = start(len(ops), groups)
+        self._state = begin_rounds(len(ops), groups)
         self._contributed: dict[int, Sections] = {}
 
     def handle(self, frame: Frame) -> Sequence[Outgoing]:

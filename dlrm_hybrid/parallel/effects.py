@@ -34,8 +34,8 @@ class GroupCall:
     value: Any
 
 
-Effect = Receive | GroupCall
-Program = Generator[Effect, Any, Result]
+StepEffect = Receive | GroupCall
+Program = Generator[StepEffect, Any, Result]
 """A worker's computation: yields effects, is sent their results, and returns its own."""
 
 Send = Callable[[int, Frame, int], None]

@@ -287,7 +287,7 @@ class Asynchronous(SyncPolicy):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class WorkerProgress:
     """Progress of a worker since its last pull.
 
     Attributes:
@@ -315,7 +315,7 @@ class AsynchronousBucket(BucketState):
     policy: Asynchronous
     workers: tuple[int, ...]
     applied: Version
-    progress: Mapping[int, Progress]
+    progress: Mapping[int, WorkerProgress]
 
     @property
     @override
@@ -326,7 +326,7 @@ class AsynchronousBucket(BucketState):
     def on_pull(self, pull: Pull) -> AsynchronousBucket:
         if pull.sender not in self.workers:
             raise DlrmError(f"pull of rank {pull.sender}: workers here are {self.workers}")
-        return self._with(pull.sender, Progress(pull.number, (self.applied,)))
+        return self._with(pull.sender, WorkerProgress(pull.number, (self.applied,)))
 
     @override
     def on_push(self, push: Push) -> tuple[AsynchronousBucket, tuple[Action, ...]]:
@@ -335,7 +335,7 @@ class AsynchronousBucket(BucketState):
         # No answer is kept to be sent again: channels neither lose nor repeat frames, and a worker
         # whose connection was lost pulls anew.
         sent = (*before.sent, after.applied)[-self.policy.most_in_flight :]
-        after = after._with(push.sender, Progress(push.number + 1, sent))
+        after = after._with(push.sender, WorkerProgress(push.number + 1, sent))
         average = Average(
             (push,),
             number=self.applied // self.policy.trainers,
@@ -351,7 +351,7 @@ class AsynchronousBucket(BucketState):
     def on_leave(self, worker: int) -> tuple[AsynchronousBucket, tuple[Action, ...]]:
         return self, ()
 
-    def _due(self, push: Push) -> Progress:
+    def _due(self, push: Push) -> WorkerProgress:
         """The progress of a push's worker, if that push is the next one."""
         what = f"push {push.number} of rank {push.sender}"
         progress = self.progress.get(push.sender)
@@ -360,5 +360,5 @@ class AsynchronousBucket(BucketState):
         check_due(what, push.number, progress.due)
         return progress
 
-    def _with(self, worker: int, progress: Progress) -> AsynchronousBucket:
+    def _with(self, worker: int, progress: WorkerProgress) -> AsynchronousBucket:
         return replace(self, progress={**self.progress, worker: progress})

@@ -9,7 +9,7 @@ from typing import Any, final
 
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.mailbox import Mailbox, Receive, SharedMailbox
-from dlrm_hybrid.parallel.effects import Effect, GroupCall, Outgoing, Program, Result
+from dlrm_hybrid.parallel.effects import GroupCall, Outgoing, Program, Result, StepEffect
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.types import DeadlineError, DlrmError
 from dlrm_hybrid.wire.frame import Frame
@@ -104,7 +104,7 @@ class _Turn:
 
     world: InProcessRunner
     programs: dict[int, Program[Any]]
-    waiting: dict[int, Effect] = field(default_factory=dict[int, Effect])
+    waiting: dict[int, StepEffect] = field(default_factory=dict[int, StepEffect])
     results: dict[int, Any] = field(default_factory=dict[int, Any])
 
     def advance(self, rank: int, value: Any) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, final
 
-from dlrm_hybrid.comm.mailbox import Key, Receive, key_of
+from dlrm_hybrid.comm.mailbox import FrameKey, Receive, key_of
 from dlrm_hybrid.plan.costs import UnitCosts
 from dlrm_hybrid.types import DlrmError
 
@@ -253,7 +253,9 @@ class Machine:
             for rank, machine in enumerate(hosts.machine)
         ]
 
-    def transmit(self, sender: int, to: int, key: Key, num_bytes: float, messages: float) -> None:
+    def transmit(
+        self, sender: int, to: int, key: FrameKey, num_bytes: float, messages: float
+    ) -> None:
         """Send a frame through the network threads of both ends.
 
         Args:
@@ -315,7 +317,7 @@ class Rank:
         self._carrying: deque[tuple[float, Then]] = deque()
         self._cold, self._since = 0.0, 0.0
         self._todo: deque[tuple[Any, ...]] = deque()
-        self._come: dict[Key, None] = {}
+        self._come: dict[FrameKey, None] = {}
         self._program: Any = None
 
     def work(self, seconds: float) -> None:
@@ -353,7 +355,7 @@ class Rank:
         if len(self._carrying) == 1:
             self._take(*self._carrying[0], self._carried)
 
-    def arrive(self, key: Key) -> None:
+    def arrive(self, key: FrameKey) -> None:
         """Take a frame that has arrived; wakes the program if it waits for it."""
         self._come[key] = None
         effect: Any = self.waits

@@ -19,11 +19,11 @@ from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.step import train_step
 from dlrm_hybrid.parallel.sync import AtLeast, Average, BucketState, Pull, Push
 from dlrm_hybrid.parallel.tables.order import (
-    Answer,
     Apply,
     ArrivalOrder,
     BatchOf,
     BatchOrder,
+    SendRows,
     TableOrder,
 )
 from dlrm_hybrid.parallel.topology import ServerRole, WorkerRole
@@ -198,7 +198,7 @@ class _Simulation:
             for action in actions:
                 if isinstance(action, Apply):
                     rank.work(seconds * len(action.updates))
-                elif isinstance(action, Answer):
+                elif isinstance(action, SendRows):
                     for question in action.questions:
                         assert isinstance(question, BatchOf)
                         rank.work(seconds)

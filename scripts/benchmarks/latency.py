@@ -22,8 +22,8 @@ from typing import Any
 from harness import Row, arguments, command, each, load, render
 
 from dlrm_hybrid.comm.netem.namespaces import enter
-from dlrm_hybrid.comm.netem.network import Network, open_network
-from dlrm_hybrid.comm.netem.plan import Plan, bits_per_second, seconds
+from dlrm_hybrid.comm.netem.network import EmulatedNetwork, open_network
+from dlrm_hybrid.comm.netem.plan import NetworkPlan, bits_per_second, seconds
 from dlrm_hybrid.process import die_with_parent
 from dlrm_hybrid.telemetry.machine import describe
 
@@ -53,7 +53,7 @@ def main() -> None:
 
 def measure(rate: str, latency: str, stream_seconds: float) -> Row:
     """One line of the table."""
-    plan = Plan(
+    plan = NetworkPlan(
         hosts=2,
         rate_bits_per_second=bits_per_second(rate),
         latency_seconds=seconds(latency) or None,
@@ -82,7 +82,7 @@ def measure(rate: str, latency: str, stream_seconds: float) -> Row:
     }
 
 
-def exchange(network: Network, stream_bytes: int) -> tuple[list[float], float]:
+def exchange(network: EmulatedNetwork, stream_bytes: int) -> tuple[list[float], float]:
     """Seconds of each round trip, and bits per second of a stream, between two hosts."""
     context = multiprocessing.get_context("spawn")
     ends = [context.Pipe() for _ in range(2)]

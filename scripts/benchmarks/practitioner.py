@@ -51,8 +51,8 @@ from torch.nn.parallel import DistributedDataParallel
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.bounds import WirePrecision
 from dlrm_hybrid.comm.group import CountedGroup, GroupOptions, process_group
-from dlrm_hybrid.comm.netem.network import Network, open_network
-from dlrm_hybrid.comm.netem.plan import INTERFACE, Plan, bits_per_second
+from dlrm_hybrid.comm.netem.network import EmulatedNetwork, open_network
+from dlrm_hybrid.comm.netem.plan import INTERFACE, NetworkPlan, bits_per_second
 from dlrm_hybrid.comm.rendezvous import share_folder
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.validate import validate
@@ -280,12 +280,12 @@ def measure(link: str, trainers: int, steps: int, wire: str, batch_size: int) ->
     )
 
 
-def _plan(link: str, trainers: int) -> Plan:
+def _plan(link: str, trainers: int) -> NetworkPlan:
     rate = bits_per_second("1gbit" if link == LOOPBACK else link)
-    return Plan(hosts=max(2, trainers), rate_bits_per_second=rate, latency_seconds=None)
+    return NetworkPlan(hosts=max(2, trainers), rate_bits_per_second=rate, latency_seconds=None)
 
 
-def _interface(link: str, network: Network, trainer: int) -> tuple[str, str]:
+def _interface(link: str, network: EmulatedNetwork, trainer: int) -> tuple[str, str]:
     """Name and address; on a loopback all trainers are on one host."""
     if link == LOOPBACK:
         return "lo", "127.0.0.1"

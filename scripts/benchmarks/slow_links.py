@@ -35,7 +35,7 @@ from reference_step import Trainer
 
 from dlrm_hybrid.comm.netem.namespaces import enter
 from dlrm_hybrid.comm.netem.network import open_network
-from dlrm_hybrid.comm.netem.plan import Plan, bits_per_second
+from dlrm_hybrid.comm.netem.plan import NetworkPlan, bits_per_second
 from dlrm_hybrid.comm.rendezvous import share_folder
 from dlrm_hybrid.comm.zmq.channel import ZmqChannel, ZmqOptions, open_zmq_channel
 from dlrm_hybrid.model.dlrm import Dlrm
@@ -121,7 +121,7 @@ class Spent:
 
 def stream_row(rate: str, seconds: float) -> Row:
     """A stream between two hosts, as long as the line takes so many seconds for it."""
-    plan = Plan(hosts=2, rate_bits_per_second=bits_per_second(rate), latency_seconds=None)
+    plan = NetworkPlan(hosts=2, rate_bits_per_second=bits_per_second(rate), latency_seconds=None)
     length = min(seconds * plan.rate_bits_per_second / 8, MOST_STREAM_BYTES)
     frames = int(length // FRAME_BYTES)
     with open_network(plan) as network:

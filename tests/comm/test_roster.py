@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mutated_bytes import mutated_frames
 
-from dlrm_hybrid.comm.zmq.roster import BrokenError, ForeignError, Part, Peer, Roster, Word
+from dlrm_hybrid.comm.zmq.roster import BrokenError, ForeignError, MessagePart, Peer, Roster, Word
 from dlrm_hybrid.wire.frame import Kind, encode
 
 TOKENS = ["00" * 16, "11" * 16, "22" * 16]
@@ -27,7 +27,7 @@ def met(rank: int, other: int) -> tuple[Roster, Roster]:
 
 
 @given(st.lists(st.binary(max_size=80), max_size=4))
-def test_random_messages_are_foreign(parts: list[Part]) -> None:
+def test_random_messages_are_foreign(parts: list[MessagePart]) -> None:
     one = roster(0)
     with pytest.raises(ForeignError):
         one.read(CONNECTION, parts)
@@ -44,7 +44,7 @@ def test_mutants_of_frames_are_foreign(case: tuple[bytes, bytes, bool], word: by
 
 
 @given(st.lists(st.binary(max_size=80), max_size=4))
-def test_random_messages_of_a_rank_are_an_error(parts: list[Part]) -> None:
+def test_random_messages_of_a_rank_are_an_error(parts: list[MessagePart]) -> None:
     one, _ = met(0, 1)
     with pytest.raises(BrokenError, match="rank 0: rank 1 sent a broken message: "):
         one.read(CONNECTION, parts)
@@ -71,7 +71,7 @@ def test_frames_are_counted() -> None:
         (roster(1).answer(Peer(0)), "says TAKEN when nobody can"),
     ],
 )
-def test_a_rank_that_says_what_it_cannot_is_an_error(parts: list[Part], reason: str) -> None:
+def test_a_rank_that_says_what_it_cannot_is_an_error(parts: list[MessagePart], reason: str) -> None:
     one, _ = met(0, 1)
     with pytest.raises(BrokenError, match=reason):
         one.read(CONNECTION, parts)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.parallel.collectives import Contribution, Reduce, State, start, step
+from dlrm_hybrid.parallel.collectives import Contribution, Reduce, RoundsState, begin_rounds, step
 from dlrm_hybrid.types import DlrmError
 
 
@@ -35,7 +35,7 @@ def test_all_interleavings_give_every_result_once_and_in_order(
     rounds: int, trainers: int, stages: int, first: int, steps: int, choices
 ) -> None:
     groups = {s: tuple(t * stages + s for t in range(trainers)) for s in range(stages)}
-    state = start(rounds, groups)
+    state = begin_rounds(rounds, groups)
     workers = {rank: Worker(rank, (first, 0)) for rank in range(trainers * stages)}
     made: dict[int, list[tuple[int, int]]] = {stage: [] for stage in groups}
 
@@ -78,8 +78,8 @@ def test_all_interleavings_give_every_result_once_and_in_order(
     assert all(worker.got == expected for worker in workers.values())
 
 
-def after(*events: Contribution) -> State:
-    state = start(2, {0: (0, 2), 1: (1, 3)})
+def after(*events: Contribution) -> RoundsState:
+    state = begin_rounds(2, {0: (0, 2), 1: (1, 3)})
     for event in events:
         state, _ = step(state, event)
     return state

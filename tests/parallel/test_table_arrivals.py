@@ -25,12 +25,12 @@ from dlrm_hybrid.model.optimizer import Linear
 from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.tables.order import (
-    Answer,
     Apply,
     ArrivalOrder,
     BatchOf,
     BatchOrder,
-    Prediction,
+    PredictionOf,
+    SendRows,
 )
 from dlrm_hybrid.telemetry.traffic import Traffic
 from dlrm_hybrid.types import BatchNumber, DlrmError, Version
@@ -84,7 +84,7 @@ def test_every_update_makes_one_version_whatever_comes_twice(
         if of in applied:
             assert (state, actions) == (before, ())
         elif kind == "lookup":
-            assert actions == (Answer((of,), is_kept=False),)
+            assert actions == (SendRows((of,), is_kept=False),)
             assert state.version == before.version
             assert state == before or not again
         else:
@@ -117,7 +117,7 @@ def test_each_thread_of_a_trainer_is_in_order_by_itself(
         before = state.version
         state, actions = (state.on_question if kind == "lookup" else state.on_update)(of)
         if kind == "lookup":
-            assert actions == (Answer((of,), is_kept=False),)
+            assert actions == (SendRows((of,), is_kept=False),)
         else:
             assert actions == (Apply((of,), before // trainers),)
     assert state.version == trainers * threads * 5
@@ -127,8 +127,8 @@ def test_each_thread_of_a_trainer_is_in_order_by_itself(
 
 def test_predictions_are_answered_at_once() -> None:
     state = ArrivalOrder().begin(2, Version(4))
-    asked = Prediction(1, Version(17))
-    assert state.on_question(asked) == (state, (Answer((asked,), is_kept=False),))
+    asked = PredictionOf(1, Version(17))
+    assert state.on_question(asked) == (state, (SendRows((asked,), is_kept=False),))
 
 
 def test_a_checkpoint_holds_what_has_been_applied() -> None:

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.parallel.tables.order import Answer, Apply, BatchOf, BatchOrder, Prediction, Resend
+from dlrm_hybrid.parallel.tables.order import (
+    Apply,
+    BatchOf,
+    BatchOrder,
+    PredictionOf,
+    Resend,
+    SendRows,
+)
 from dlrm_hybrid.types import BatchNumber, DlrmError, Version
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -86,7 +93,7 @@ def test_a_lookup_that_comes_again_gets_the_rows_of_then() -> None:
     for trainer in (0, 1):
         for batch in (0, 1):
             state, actions = state.on_question(BatchOf(trainer, BatchNumber(batch)))
-            assert isinstance(actions[0], Answer)
+            assert isinstance(actions[0], SendRows)
     for trainer in (0, 1):
         state, actions = state.on_update(BatchOf(trainer, BatchNumber(0)))
     assert actions == (Apply((BatchOf(0, BatchNumber(0)), BatchOf(1, BatchNumber(0))), 0),)
@@ -97,12 +104,12 @@ def test_a_lookup_that_comes_again_gets_the_rows_of_then() -> None:
 
 def test_a_prediction_waits_for_its_version() -> None:
     state = BatchOrder(0).begin(1, Version(4))
-    asked = Prediction(0, Version(5))
+    asked = PredictionOf(0, Version(5))
     state, actions = state.on_question(asked)
     assert not actions
     state, _ = state.on_question(BatchOf(0, BatchNumber(4)))
     state, actions = state.on_update(BatchOf(0, BatchNumber(4)))
-    assert actions == (Apply((BatchOf(0, BatchNumber(4)),), 4), Answer((asked,)))
+    assert actions == (Apply((BatchOf(0, BatchNumber(4)),), 4), SendRows((asked,)))
     assert not state.waiting
 
 

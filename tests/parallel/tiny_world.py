@@ -29,7 +29,7 @@ from dlrm_hybrid.parallel.dense.bucket import BucketOptions
 from dlrm_hybrid.parallel.dense.client import ClientOptions, LocalClient, ServerClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
 from dlrm_hybrid.parallel.dense.server import ParameterServer, ServerOptions
-from dlrm_hybrid.parallel.effects import Effect, GroupCall, Port
+from dlrm_hybrid.parallel.effects import GroupCall, Port, StepEffect
 from dlrm_hybrid.parallel.policies import Lockstep
 from dlrm_hybrid.parallel.schedule import (
     Gpipe,
@@ -247,7 +247,9 @@ class TinyWorld:
         return send
 
     def _run(
-        self, start: Callable[[Worker, Inputs], Generator[Effect, Any, Any]], batches: list[Inputs]
+        self,
+        start: Callable[[Worker, Inputs], Generator[StepEffect, Any, Any]],
+        batches: list[Inputs],
     ) -> list[Any]:
         return self._run_programs(
             [
@@ -256,10 +258,10 @@ class TinyWorld:
             ]
         )
 
-    def _run_programs(self, runs: list[Generator[Effect, Any, Any]]) -> list[Any]:
+    def _run_programs(self, runs: list[Generator[StepEffect, Any, Any]]) -> list[Any]:
         """Turns until all generators have returned; a round in which nothing moves is a fault."""
         results: dict[int, Any] = {}
-        asked: dict[int, Effect] = {}
+        asked: dict[int, StepEffect] = {}
         answers: dict[int, Any] = dict.fromkeys(range(len(runs)))
         while len(results) < len(runs):
             assert answers, f"deadlock: {asked}"
@@ -283,7 +285,7 @@ class TinyWorld:
                 for to, frame, num_bytes in server.handle(queue.popleft()):
                     self._sender(rank)(to, frame, num_bytes)
 
-    def _frames_for(self, asked: Mapping[int, Effect]) -> dict[int, Frame | None]:
+    def _frames_for(self, asked: Mapping[int, StepEffect]) -> dict[int, Frame | None]:
         found: dict[int, Frame | None] = {}
         for rank, effect in asked.items():
             if not isinstance(effect, Receive):
@@ -296,7 +298,7 @@ class TinyWorld:
                 found[rank] = frame
         return found
 
-    def _answer_groups(self, asked: Mapping[int, Effect]) -> dict[int, Any]:
+    def _answer_groups(self, asked: Mapping[int, StepEffect]) -> dict[int, Any]:
         """Answers once all of a group have asked for the same."""
         answers: dict[int, Any] = {}
         for effect in asked.values():

@@ -21,7 +21,7 @@ from threading import Thread
 
 from dlrm_hybrid.comm.netem import namespaces
 from dlrm_hybrid.comm.netem.namespaces import batch, find_tool
-from dlrm_hybrid.comm.netem.plan import MOST_DELAYED_BYTES, Method, Plan
+from dlrm_hybrid.comm.netem.plan import MOST_DELAYED_BYTES, Method, NetworkPlan
 from dlrm_hybrid.comm.netem.relay import Relay
 from dlrm_hybrid.process import die_with_parent
 from dlrm_hybrid.types import ResourceError
@@ -47,7 +47,7 @@ class _Held:
     relay: Relay | None
 
 
-def hold(plan: Plan, connection: Connection, parent: int) -> None:
+def hold(plan: NetworkPlan, connection: Connection, parent: int) -> None:
     """Make the network, report where it is or why not, and hold it until the other end closes.
 
     The report is JSON: `hosts`, for each the paths of the namespaces to enter in order,
@@ -99,7 +99,7 @@ def _answer(connection: Connection, values: object) -> None:
         connection.send_bytes(json.dumps(values).encode())
 
 
-def _make(plan: Plan) -> _Held:
+def _make(plan: NetworkPlan) -> _Held:
     for tool in ("ip", "tc"):
         find_tool(tool)
     try:
@@ -130,7 +130,7 @@ def _make(plan: Plan) -> _Held:
     return _Held(user, tuple(hosts), method, relay)
 
 
-def _method(plan: Plan) -> Method | None:
+def _method(plan: NetworkPlan) -> Method | None:
     """Find what can delay packets, in a trial that uses up this network namespace.
 
     Raises:
@@ -163,7 +163,7 @@ PATIENCE_SECONDS = 10.0
 CHUNK_BYTES = 1 << 20
 
 
-def fastest_seconds(plan: Plan, enter_host: Callable[[int], None]) -> tuple[float, float]:
+def fastest_seconds(plan: NetworkPlan, enter_host: Callable[[int], None]) -> tuple[float, float]:
     """The shortest of a few round trips of messages from host 1 to host 0 and back.
 
     Interference makes a round trip longer; only a link not shaped or delayed makes it shorter.

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any, final
 
 from dlrm_hybrid.comm.netem.holder import hold
-from dlrm_hybrid.comm.netem.plan import LEAST_ECHO_SHARE, RELAY_BITS_PER_SECOND, Method, Plan
+from dlrm_hybrid.comm.netem.plan import LEAST_ECHO_SHARE, RELAY_BITS_PER_SECOND, Method, NetworkPlan
 from dlrm_hybrid.comm.netem.relay import Figures
 from dlrm_hybrid.process import shielded
 from dlrm_hybrid.types import DlrmError, ResourceError
@@ -23,7 +23,7 @@ END_SECONDS = 5.0
 
 @final
 @dataclass(frozen=True, slots=True)
-class Network:
+class EmulatedNetwork:
     """An open emulated network.
 
     Attributes:
@@ -35,7 +35,7 @@ class Network:
         relay_figures: returns the figures of the relay so far; None without one.
     """
 
-    plan: Plan
+    plan: NetworkPlan
     namespaces: tuple[tuple[str, ...], ...]
     echo_seconds: float
     round_trip_seconds: float
@@ -49,7 +49,7 @@ class Network:
 
 
 @contextmanager
-def open_network(plan: Plan) -> Generator[Network, None, None]:
+def open_network(plan: NetworkPlan) -> Generator[EmulatedNetwork, None, None]:
     """Make the network, check that its links are shaped, and remove it in the end.
 
     The kernel removes it when this process dies. The machine's own links are never touched.
@@ -86,7 +86,7 @@ def open_network(plan: Plan) -> Generator[Network, None, None]:
             holder.join()
 
 
-def latency_remark(network: Network) -> str | None:
+def latency_remark(network: EmulatedNetwork) -> str | None:
     """A remark for the user on the latency of a network; None if it has none."""
     plan = network.plan
     if plan.latency_seconds is None:
@@ -106,7 +106,7 @@ def latency_remark(network: Network) -> str | None:
     return text
 
 
-def latency_figures(network: Network) -> dict[str, Any] | None:
+def latency_figures(network: EmulatedNetwork) -> dict[str, Any] | None:
     """Figures for the summary on how latency was emulated, and its cost so far; None without any.
 
     Raises:
@@ -123,7 +123,7 @@ def latency_figures(network: Network) -> dict[str, Any] | None:
     }
 
 
-def check_echo(network: Network) -> None:
+def check_echo(network: EmulatedNetwork) -> None:
     """Raise ResourceError if messages pass faster than the links allow."""
     plan = network.plan
     least_seconds = 2 * (plan.latency_seconds or 0.0)
@@ -142,7 +142,7 @@ def check_echo(network: Network) -> None:
     )
 
 
-def _opened(plan: Plan, connection: Connection) -> Network:
+def _opened(plan: NetworkPlan, connection: Connection) -> EmulatedNetwork:
     answer = _receive(connection, START_SECONDS)
     if "error" in answer:
         raise ResourceError(answer["error"])
@@ -157,7 +157,7 @@ def _opened(plan: Plan, connection: Connection) -> Network:
             raise _dead() from error
         return Figures(**_receive(connection, END_SECONDS))
 
-    return Network(
+    return EmulatedNetwork(
         plan=plan,
         namespaces=tuple(tuple(paths) for paths in answer["hosts"]),
         echo_seconds=answer["echo_seconds"],

@@ -91,7 +91,7 @@ class Method(StrEnum):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class NetworkPlan:
     """Size and speed of an emulated network, and the commands that make it.
 
     Attributes:

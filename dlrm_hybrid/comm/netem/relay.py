@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from threading import Event, Thread
 from typing import final
 
-from dlrm_hybrid.comm.netem.plan import Plan, host_of_address, port
+from dlrm_hybrid.comm.netem.plan import NetworkPlan, host_of_address, port
 from dlrm_hybrid.types import ResourceError
 
 
@@ -119,7 +119,7 @@ class Figures:
 class Relay:
     """Moves packets between ports until it is stopped."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: NetworkPlan) -> None:
         """Open the sockets, in the namespace of the hub and after `plan.relayed_links`.
 
         Raises:

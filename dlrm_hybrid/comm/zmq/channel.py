@@ -14,14 +14,14 @@ from typing_extensions import override
 from dlrm_hybrid.comm.channel import Channel, check_outgoing
 from dlrm_hybrid.comm.rendezvous import Endpoint, Rendezvous
 from dlrm_hybrid.comm.zmq.curve import CurveKeys
-from dlrm_hybrid.comm.zmq.roster import ForeignError, Part, Peer, Roster, UnknownPeers, Word
+from dlrm_hybrid.comm.zmq.roster import ForeignError, MessagePart, Peer, Roster, UnknownPeers, Word
 from dlrm_hybrid.comm.zmq.sockets import (
     Answer,
-    Change,
     Changed,
-    Event,
+    ConnectionChange,
     Message,
     Refused,
+    SocketEvent,
     Sockets,
     check_size,
     listen,
@@ -241,7 +241,7 @@ class ZmqChannel(Channel):
                 return done()
         return True
 
-    def _handle(self, one: Event) -> None:
+    def _handle(self, one: SocketEvent) -> None:
         match one:
             case Message(connection, parts):
                 self._read(connection, parts)
@@ -252,7 +252,7 @@ class ZmqChannel(Channel):
             case Refused():
                 self.unknown_peers.connection()
 
-    def _read(self, connection: bytes, parts: list[Part]) -> None:
+    def _read(self, connection: bytes, parts: list[MessagePart]) -> None:
         if self._roster.has_forgotten(connection):
             return
         try:
@@ -272,13 +272,13 @@ class ZmqChannel(Channel):
             endpoint = self._roster.come_again(connection, peer, frame)
             self._arrived.append(_Coming(peer, frame.number, endpoint))
 
-    def _note(self, peer: Peer, change: Change) -> None:
+    def _note(self, peer: Peer, change: ConnectionChange) -> None:
         address = self._endpoints[peer.rank].address
         if peer.gone:
             return  # a connection reports its end in several ways
-        if change is Change.UP:
+        if change is ConnectionChange.UP:
             peer.reached = True
-        elif change is Change.REFUSED and not peer.incarnation:
+        elif change is ConnectionChange.REFUSED and not peer.incarnation:
             raise ConfigError(
                 f"network.keys: rank {self.rank} and rank {peer.rank} at {address} do not admit "
                 "each other: all ranks need the same key file, or none"

@@ -29,7 +29,7 @@ from dlrm_hybrid.wire.dense import array_of, dense
 from dlrm_hybrid.wire.frame import Frame, FrameError, Kind, decode, encode
 from dlrm_hybrid.wire.section import Dtype
 
-Part = bytes | bytearray | memoryview
+MessagePart = bytes | bytearray | memoryview
 
 
 class Word(Enum):
@@ -132,7 +132,7 @@ class Roster:
         """Whether a connection is that of an incarnation that has left."""
         return connection in self._forgotten
 
-    def read(self, connection: bytes, parts: Sequence[Part]) -> tuple[Word, Peer, Frame]:
+    def read(self, connection: bytes, parts: Sequence[MessagePart]) -> tuple[Word, Peer, Frame]:
         """Read a message and its sender; counts it as taken.
 
         Args:
@@ -161,7 +161,7 @@ class Roster:
         peer.taken += 1
         return word, peer, frame
 
-    def hello(self, token: str) -> list[Part]:
+    def hello(self, token: str) -> list[MessagePart]:
         """Make the first message to the rank that has published `token`."""
         said = [np.frombuffer(bytes.fromhex(token), np.uint8)]
         if self.incarnation and self.endpoint is not None:
@@ -169,16 +169,16 @@ class Roster:
             said.append(np.frombuffer(text.encode(), np.uint8))
         return [Word.HELLO.value, self._control(*said)]
 
-    def goodbye(self, peer: Peer) -> list[Part]:
+    def goodbye(self, peer: Peer) -> list[MessagePart]:
         """Make the last message to another rank."""
         peer.sent += 1
         return [Word.GOODBYE.value, self._control(np.empty(0, np.int64))]
 
-    def answer(self, peer: Peer) -> list[Part]:
+    def answer(self, peer: Peer) -> list[MessagePart]:
         """Make the answer to a GOODBYE of `peer`."""
         return [Word.TAKEN.value, self._control(np.array([peer.sent], np.int64))]
 
-    def answered(self, peer: Peer, parts: Sequence[Part]) -> None:
+    def answered(self, peer: Peer, parts: Sequence[MessagePart]) -> None:
         """Record an answer to our GOODBYE.
 
         Raises:
@@ -194,7 +194,7 @@ class Roster:
             fault = str(error)
         raise BrokenError(f"rank {self.rank}: rank {peer.rank} sent a broken message: {fault}")
 
-    def _decoded(self, parts: Sequence[Part]) -> tuple[Word, Frame]:
+    def _decoded(self, parts: Sequence[MessagePart]) -> tuple[Word, Frame]:
         if not 1 <= len(parts) <= 2:
             raise ForeignError(f"it has {len(parts)} parts")
         try:
@@ -246,7 +246,7 @@ class Roster:
         given = b"".join(bytes(one.payload) for one in first)
         return hmac.compare_digest(given, bytes.fromhex(self.token))
 
-    def _control(self, *values: np.ndarray) -> Part:
+    def _control(self, *values: np.ndarray) -> MessagePart:
         return encode(
             Frame(
                 kind=Kind.HELLO,

@@ -35,7 +35,7 @@ from dlrm_hybrid.comm.zmq.curve import (
     check_listening,
     zap_reply,
 )
-from dlrm_hybrid.comm.zmq.roster import Part
+from dlrm_hybrid.comm.zmq.roster import MessagePart
 from dlrm_hybrid.types import ConfigError, ResourceError
 from dlrm_hybrid.wire.frame import Frame, Kind
 
@@ -85,7 +85,7 @@ _WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | _HANDSHAKE_FAILED | _ENDED
 _Socket = zmq.Socket[bytes]
 
 
-class Change(Enum):
+class ConnectionChange(Enum):
     """A change of the connection to another rank."""
 
     UP = "up"
@@ -98,7 +98,7 @@ class Message:
     """Event: a message came from another rank or an unknown peer."""
 
     connection: bytes
-    parts: list[Part]
+    parts: list[MessagePart]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Answer:
     """Event: an answer came back from a rank to which this rank has connected."""
 
     rank: int
-    parts: list[Part]
+    parts: list[MessagePart]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Changed:
     """Event: the connection to another rank has changed."""
 
     rank: int
-    change: Change
+    change: ConnectionChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Refused:
     """Event: a peer without the keys, or with another protocol, was refused."""
 
 
-Event = Message | Answer | Changed | Refused
+SocketEvent = Message | Answer | Changed | Refused
 
 
 @dataclass(slots=True)
@@ -212,16 +212,16 @@ class Sockets:
             self._watch(dealer, partial(self._answers, rank))
             self._answering.append(rank)
 
-    def send(self, rank: int, parts: Sequence[Part]) -> bool:
+    def send(self, rank: int, parts: Sequence[MessagePart]) -> bool:
         """Queue a message for another rank; False if the connection to it has ended."""
         dealer = self._dealers.get(rank)
         return dealer is not None and _send(dealer, parts)
 
-    def reply(self, connection: bytes, parts: Sequence[Part]) -> bool:
+    def reply(self, connection: bytes, parts: Sequence[MessagePart]) -> bool:
         """Queue a message for whoever sent over `connection`; False if that has ended."""
         return _send(self._router, [connection, *parts])
 
-    def wait(self, seconds: float) -> list[Event]:
+    def wait(self, seconds: float) -> list[SocketEvent]:
         """Collect events, oldest message first; waits up to `seconds` for the first one.
 
         Takes only one or two messages of other ranks at a time, to notice lost connections soon.
@@ -244,31 +244,31 @@ class Sockets:
         self._selector.close()
         self._context.destroy(linger=math.ceil(1000 * linger_seconds))
 
-    def _watch(self, socket: _Socket, happened: Callable[[], list[Event]]) -> None:
+    def _watch(self, socket: _Socket, happened: Callable[[], list[SocketEvent]]) -> None:
         # zmq.Poller would ask every socket two or three times: 25 µs more for each message.
         self._selector.register(socket, selectors.EVENT_READ, happened)
         socket.poll(0)  # a descriptor wakes up only for what comes after the socket was last asked
 
-    def _open_gate(self, gate: _Socket) -> list[Event]:
+    def _open_gate(self, gate: _Socket) -> list[SocketEvent]:
         assert self._keys is not None
         while gate.poll(0):
             gate.send_multipart(zap_reply(gate.recv_multipart(), self._keys))
         return []
 
-    def _message(self) -> list[Event]:
+    def _message(self) -> list[SocketEvent]:
         try:
             connection = self._router.recv(zmq.NOBLOCK)
         except zmq.Again:
             return []
         return [Message(connection, _parts(self._router))]
 
-    def _answers(self, rank: int) -> list[Event]:
-        found: list[Event] = []
+    def _answers(self, rank: int) -> list[SocketEvent]:
+        found: list[SocketEvent] = []
         while self._dealers[rank].poll(0):
             found.append(Answer(rank, _parts(self._dealers[rank])))
         return found
 
-    def _changes(self, rank: int, monitor: _Socket) -> list[Event]:
+    def _changes(self, rank: int, monitor: _Socket) -> list[SocketEvent]:
         changes = [Changed(rank, _change(event)) for event in _events(monitor)]
         # Answers from before the end of a connection must be handled before that end.
         return [*self._answers(rank), *changes]
@@ -320,7 +320,7 @@ def _socket(context: zmq.Context[_Socket], kind: int) -> _Socket:
     return socket
 
 
-def _send(socket: _Socket, parts: Sequence[Part]) -> bool:
+def _send(socket: _Socket, parts: Sequence[MessagePart]) -> bool:
     try:
         for part in parts[:-1]:
             socket.send(part, zmq.NOBLOCK | zmq.SNDMORE)
@@ -332,10 +332,10 @@ def _send(socket: _Socket, parts: Sequence[Part]) -> bool:
     return True
 
 
-def _change(event: int) -> Change:
+def _change(event: int) -> ConnectionChange:
     if event & _HANDSHAKE_FAILED:
-        return Change.REFUSED
-    return Change.ENDED if event & _ENDED else Change.UP
+        return ConnectionChange.REFUSED
+    return ConnectionChange.ENDED if event & _ENDED else ConnectionChange.UP
 
 
 def _events(monitor: _Socket) -> Iterator[int]:
@@ -343,9 +343,9 @@ def _events(monitor: _Socket) -> Iterator[int]:
         yield recv_monitor_message(monitor)["event"]
 
 
-def _parts(socket: _Socket) -> list[Part]:
+def _parts(socket: _Socket) -> list[MessagePart]:
     """Receive all parts of a message; large ones are views of ZeroMQ's memory."""
-    parts: list[Part] = []
+    parts: list[MessagePart] = []
     while True:
         part = socket.recv(copy=False)
         # A small message may lie at any byte of ZeroMQ's buffer; a copy is aligned.

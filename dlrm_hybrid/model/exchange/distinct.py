@@ -52,7 +52,7 @@ _MARGIN = 24  # of `GroupMessages`: nineteen of twenty messages have room
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
+class AskedRows:
     """The rows exchanged in one lookup.
 
     Attributes:
@@ -104,7 +104,7 @@ class DistinctExchange:
             slice(end - held, end) for held, end in zip(self._num_held_T, ends_T, strict=True)
         ]
 
-    def ask(self, bags: Bags[Tensor]) -> Asked:
+    def ask(self, bags: Bags[Tensor]) -> AskedRows:
         """Send every trainer the ids of its tables; receive those of the tables held here.
 
         Args:
@@ -131,9 +131,9 @@ class DistinctExchange:
                 raise DlrmError(f"trainer {trainer} sent invalid ids for the tables held here")
             ids_T.append(ids_K)
         theirs = distinct_bags(np.concatenate(ids_T), counts_TL)
-        return Asked(mine, mine_T, theirs, list(map(Rows, ids_T, counts_TL)), rows_T)
+        return AskedRows(mine, mine_T, theirs, list(map(Rows, ids_T, counts_TL)), rows_T)
 
-    def answer(self, pooled_NW: Tensor, asked: Asked) -> Tensor:
+    def answer(self, pooled_NW: Tensor, asked: AskedRows) -> Tensor:
         """Send the rows that were asked for; returns those of this trainer's batch (B, F, D).
 
         Without gradients, as in evaluations, rows are cast, not sent as levels.
@@ -146,7 +146,9 @@ class DistinctExchange:
             return self.send_rows(pooled_NW, asked, None)
         return cast(Tensor, _Travel.apply(pooled_NW, self, asked))
 
-    def send_rows(self, pooled_NW: Tensor, asked: Asked, levels: LevelExchange | None) -> Tensor:
+    def send_rows(
+        self, pooled_NW: Tensor, asked: AskedRows, levels: LevelExchange | None
+    ) -> Tensor:
         """Send rows from the holders of tables to the trainers that look up (B, F, D)."""
         others = sum(asked.rows_T) - asked.rows_T[self._rank]
         dense_bytes = FLOAT_BYTES * self._dim * self._num_held_T[self._rank] * others
@@ -160,7 +162,7 @@ class DistinctExchange:
         )
         return asked.mine.pool(codec.decode(taken_KD))
 
-    def send_gradients(self, gradient_BFD: Tensor, asked: Asked) -> Tensor:
+    def send_gradients(self, gradient_BFD: Tensor, asked: AskedRows) -> Tensor:
         """Send gradients to the holders of tables: sums for distinct ids (K, D)."""
         dense_bytes = FLOAT_BYTES * self._dim * self._num_elsewhere * len(gradient_BFD)
         given_KD = asked.mine.sum_by_id(gradient_BFD)
@@ -250,7 +252,9 @@ class _Travel(torch.autograd.Function):
     """Sends rows to the trainers that look up; backward returns gradients, summed by id."""
 
     @staticmethod
-    def forward(ctx: Any, pooled_NW: Tensor, exchange: DistinctExchange, asked: Asked) -> Tensor:
+    def forward(
+        ctx: Any, pooled_NW: Tensor, exchange: DistinctExchange, asked: AskedRows
+    ) -> Tensor:
         ctx.exchange, ctx.asked, ctx.shape = exchange, asked, pooled_NW.shape
         return exchange.send_rows(pooled_NW, asked, exchange.levels)
 

@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from dlrm_hybrid.arrays import Int64s
 from dlrm_hybrid.kernels.rows import Gradients, bag_keys, look_up, update_sgd
-from dlrm_hybrid.model.rows.optimizer import Rows, key_shift
+from dlrm_hybrid.model.rows.optimizer import UpdatedRows, key_shift
 from dlrm_hybrid.model.tables import Embedding, TableOptimizer
 
 
@@ -63,7 +63,7 @@ class OwnKernel(TableKernel):
     """
 
     def __init__(self, rows_F: Sequence[int], dim: int, options: Embedding) -> None:
-        self.rows = Rows(rows_F, dim, options)
+        self.rows = UpdatedRows(rows_F, dim, options)
         self._rows_F = np.array(rows_F, np.int64)
         self._lr = 0.0
         # Empty: it only makes autograd call backward.

@@ -30,7 +30,7 @@ KEY_BITS = 63
 
 
 @final
-class Rows:
+class UpdatedRows:
     """Rows of tables, one table after the other, with their optimizer's state; all initially 0.
 
     Args:

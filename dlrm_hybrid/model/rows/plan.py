@@ -46,7 +46,7 @@ _CHOICES: tuple[Sharding, ...] = ("table_wise", "row_wise", "column_wise")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
+class TableShard:
     """A rectangle of a table and the trainer that holds it.
 
     Attributes:
@@ -162,13 +162,15 @@ def make_shardings(
     }
 
 
-def shards_of(plan: EmbeddingModuleShardingPlan, spec: ModelSpec) -> dict[str, tuple[Shard, ...]]:
+def shards_of(
+    plan: EmbeddingModuleShardingPlan, spec: ModelSpec
+) -> dict[str, tuple[TableShard, ...]]:
     """All shards of each table by name, in the order of `spec`."""
-    shards: dict[str, tuple[Shard, ...]] = {}
+    shards: dict[str, tuple[TableShard, ...]] = {}
     for name in spec.table_names:
         specification: Any = plan[_torchrec_name(name)].sharding_spec
         shards[name] = tuple(
-            Shard(
+            TableShard(
                 trainer=shard.placement.rank(),
                 rows=(row, row + rows),
                 columns=(column, column + columns),

@@ -38,7 +38,7 @@ _DTYPES: Mapping[torch.dtype, Dtype] = {
 }
 
 
-class Asked(NamedTuple):
+class AskedIds(NamedTuple):
     """The ids of a batch in one message to one server.
 
     Attributes:
@@ -62,7 +62,7 @@ class SplitIds:
         where: per server, positions of its ids among all; None if one server owns all.
     """
 
-    asked: Sequence[Asked]
+    asked: Sequence[AskedIds]
     where: Sequence[Tensor] | None
 
     def part(self, values_KD: Tensor, server: int) -> Tensor:
@@ -84,17 +84,17 @@ def split_ids(ids: OwnedIds, most: int, lookups_S: Int64s) -> SplitIds:
 
     Args:
         ids: as trainers number rows; server s of S owns the ids s, s + S, ….
-        most: see `Asked`.
-        lookups_S: per server; see `Asked`.
+        most: see `AskedIds`.
+        lookups_S: per server; see `AskedIds`.
     """
     servers = len(lookups_S)
     if servers == 1:
-        return SplitIds([Asked(ids, most, int(lookups_S[0]))], None)
+        return SplitIds([AskedIds(ids, most, int(lookups_S[0]))], None)
     owner_K = ids.ids_K % servers
     table_K = np.repeat(np.arange(len(ids.counts_F)), ids.counts_F)
     where = [np.flatnonzero(owner_K == server) for server in range(servers)]
     asked = [
-        Asked(
+        AskedIds(
             OwnedIds(
                 ids.ids_K[one] // servers, np.bincount(table_K[one], minlength=len(ids.counts_F))
             ),
@@ -126,14 +126,14 @@ def lookups_of(ids: DistinctIds, servers: int) -> Int64s:
     return np.bincount(owner_K[ids.inverse.numpy().reshape(-1)], minlength=servers)
 
 
-def id_sections(asked: Asked, rows_F: Int64s) -> tuple[Section, Section]:
+def id_sections(asked: AskedIds, rows_F: Int64s) -> tuple[Section, Section]:
     """Encode ids for a server that owns so many rows of each table."""
     ids_K, counts_F = asked.ids
     sizes = np.array([asked.most, asked.lookups], np.int64)
     return dense(0, sizes), dense(1, encoded_ids(ids_K, counts_F, rows_F, asked.most))
 
 
-def asked_of(sections: Sequence[Section], rows_F: Int64s, what: str) -> Asked:
+def asked_of(sections: Sequence[Section], rows_F: Int64s, what: str) -> AskedIds:
     """Decode the ids of `id_sections`.
 
     Raises:
@@ -147,7 +147,7 @@ def asked_of(sections: Sequence[Section], rows_F: Int64s, what: str) -> Asked:
     ids_K = decoded_ids(array_of(sections[1]).copy(), counts_F, rows_F, most)
     if ids_K is None or not len(ids_K) <= lookups <= most * len(rows_F):
         raise DlrmError(f"{what}: not the ids of {lookups} lookups, {most} of any table")
-    return Asked(OwnedIds(ids_K, counts_F), most, lookups)
+    return AskedIds(OwnedIds(ids_K, counts_F), most, lookups)
 
 
 def value_section(values_KD: Tensor, cast: Cast) -> Section:

@@ -20,7 +20,7 @@ class BatchOf(NamedTuple):
     batch: BatchNumber
 
 
-class Prediction(NamedTuple):
+class PredictionOf(NamedTuple):
     """A question: rows of at least a version, for a prediction by a trainer.
 
     In order of arrival the number is not a version, and nothing waits for it.
@@ -30,11 +30,11 @@ class Prediction(NamedTuple):
     version: Version
 
 
-Question = BatchOf | Prediction
+Question = BatchOf | PredictionOf
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SendRows:
     """Action: look up the rows of these questions now and send them.
 
     Attributes:
@@ -66,7 +66,7 @@ class Apply:
     step: int
 
 
-Action = Answer | Resend | Apply
+TableAction = SendRows | Resend | Apply
 
 
 class TableState(Protocol):
@@ -81,7 +81,7 @@ class TableState(Protocol):
         """The version that a checkpoint of this step holds."""
         ...
 
-    def on_question(self, question: Question) -> tuple[TableState, tuple[Action, ...]]:
+    def on_question(self, question: Question) -> tuple[TableState, tuple[TableAction, ...]]:
         """The state after a question, and the actions to take.
 
         Raises:
@@ -89,7 +89,7 @@ class TableState(Protocol):
         """
         ...
 
-    def on_update(self, update: BatchOf) -> tuple[TableState, tuple[Action, ...]]:
+    def on_update(self, update: BatchOf) -> tuple[TableState, tuple[TableAction, ...]]:
         """The state after an update, and the actions to take in order: at most one `Apply`.
 
         Raises:
@@ -136,12 +136,12 @@ class TableVersions(TableState):
 
     def needs(self, question: Question) -> Version:
         """The version that answers a question; for a prediction the oldest that may."""
-        if isinstance(question, Prediction):
+        if isinstance(question, PredictionOf):
             return question.version
         return Version(max(self.first, question.batch - self.staleness))
 
     @override
-    def on_question(self, question: Question) -> tuple[TableVersions, tuple[Action, ...]]:
+    def on_question(self, question: Question) -> tuple[TableVersions, tuple[TableAction, ...]]:
         if isinstance(question, BatchOf):
             done = self.updated[question.trainer]
             if question.batch < done:
@@ -163,10 +163,10 @@ class TableVersions(TableState):
                     f"needs version {needed} of the tables; they are at {self.version}"
                 )
             return self, (Resend(question),)
-        return self._answering((question,)), (Answer((question,)),)
+        return self._answering((question,)), (SendRows((question,)),)
 
     @override
-    def on_update(self, update: BatchOf) -> tuple[TableVersions, tuple[Action, ...]]:
+    def on_update(self, update: BatchOf) -> tuple[TableVersions, tuple[TableAction, ...]]:
         due = self.updated[update.trainer]
         if update.batch < due:
             return self, ()
@@ -185,7 +185,7 @@ class TableVersions(TableState):
         number = self.version
         updates = tuple(BatchOf(one, BatchNumber(number)) for one in range(len(updated)))
         applied = Apply(updates, number)
-        return after, (applied, Answer(ready)) if ready else (applied,)
+        return after, (applied, SendRows(ready)) if ready else (applied,)
 
     def _answering(self, questions: tuple[Question, ...]) -> TableVersions:
         lookups = {one for one in questions if isinstance(one, BatchOf)}
@@ -251,9 +251,9 @@ class TableArrivals(TableState):
         return Version(step * self._trainers)
 
     @override
-    def on_question(self, question: Question) -> tuple[TableArrivals, tuple[Action, ...]]:
-        answer = Answer((question,), is_kept=False)
-        if isinstance(question, Prediction):
+    def on_question(self, question: Question) -> tuple[TableArrivals, tuple[TableAction, ...]]:
+        answer = SendRows((question,), is_kept=False)
+        if isinstance(question, PredictionOf):
             return self, (answer,)
         thread, turn = self._turn(question)
         due = self.due[thread]
@@ -266,7 +266,7 @@ class TableArrivals(TableState):
         return self._with(thread, Due(due.begin, turn + 1)), (answer,)
 
     @override
-    def on_update(self, update: BatchOf) -> tuple[TableArrivals, tuple[Action, ...]]:
+    def on_update(self, update: BatchOf) -> tuple[TableArrivals, tuple[TableAction, ...]]:
         thread, turn = self._turn(update)
         due = self.due[thread]
         if due is not None and turn < due.begin:

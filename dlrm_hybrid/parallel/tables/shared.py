@@ -25,6 +25,7 @@ from dlrm_hybrid.model.embeddings import (
     distinct_ids,
     tensor_bags,
 )
+from dlrm_hybrid.model.sharding import Rounding
 from dlrm_hybrid.parallel.effects import GroupCall, Program
 from dlrm_hybrid.parallel.tables.base import Remembered, Tables, mean_part
 from dlrm_hybrid.parallel.tables.local import EmbeddingTables
@@ -59,7 +60,7 @@ class LookedUp(Protocol):
         ...
 
 
-class Lookup(Protocol):
+class JointLookup(Protocol):
     """One way to look up the ids of all trainers together."""
 
     def set_lr(self, lr: float) -> None:
@@ -80,7 +81,7 @@ class JointTables:
         clock: measures the time it takes.
     """
 
-    def __init__(self, look_up: Lookup, clock: SpanClock) -> None:
+    def __init__(self, look_up: JointLookup, clock: SpanClock) -> None:
         self._look_up = look_up
         self._looking_up = clock.within(Span.EMBEDDING)
         self._batches: dict[BatchNumber, LookedUp] = {}
@@ -104,18 +105,6 @@ class JointTables:
         """Pooled rows of the ids of each trainer; no update follows."""
         with self._looking_up, torch.no_grad():
             return self._look_up(bags).rows()
-
-
-class Rounding(Protocol):
-    """The rounding that transport would apply to rows and gradients, float32 of any shape."""
-
-    def pooled(self, pooled: Tensor) -> Tensor:
-        """Round rows as the trainers would receive them."""
-        ...
-
-    def gradient(self, gradient: Tensor) -> Tensor:
-        """Round a trainer's share of the gradient as the tables would receive it."""
-        ...
 
 
 @final
@@ -152,7 +141,7 @@ class SharedTables(Tables):
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class AllIds(Lookup):
+class AllIds(JointLookup):
     """Looks up every id of every trainer.
 
     Attributes:
@@ -207,7 +196,7 @@ class BagTables(Protocol):
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class EachIdOnce(Lookup):
+class EachIdOnce(JointLookup):
     """Looks up each id of a trainer once, and sums its gradients before they would travel.
 
     Attributes:

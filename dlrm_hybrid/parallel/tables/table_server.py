@@ -19,14 +19,14 @@ from dlrm_hybrid.model.table_rows import OwnedIds, TableRows
 from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.boundaries import EVALUATION
 from dlrm_hybrid.parallel.effects import Outgoing
-from dlrm_hybrid.parallel.tables.lookups import Asked, asked_of, value_section, values_of
+from dlrm_hybrid.parallel.tables.lookups import AskedIds, asked_of, value_section, values_of
 from dlrm_hybrid.parallel.tables.order import (
-    Action,
-    Answer,
     Apply,
     BatchOf,
-    Prediction,
+    PredictionOf,
     Question,
+    SendRows,
+    TableAction,
     TableOrder,
 )
 from dlrm_hybrid.parallel.topology import Topology
@@ -82,7 +82,7 @@ class TableServer:
         self._row_cast, self._gradient_cast = casts(options.precision)
         self._looking_up = clock.within(Span.EMBEDDING)
         # Questions that wait, answers whose updates have not come, updates that wait.
-        self._asked: dict[Question, Asked] = {}
+        self._asked: dict[Question, AskedIds] = {}
         self._sent: dict[BatchOf, Outgoing] = {}
         self._gradients: dict[BatchOf, tuple[OwnedIds, Tensor]] = {}
         self.restart(Version(0))
@@ -132,17 +132,17 @@ class TableServer:
         with self._looking_up:
             return [outgoing for action in actions for outgoing in self._act(action)]
 
-    def _take_lookup(self, of: BatchOf, frame: Frame, what: str) -> Sequence[Action]:
+    def _take_lookup(self, of: BatchOf, frame: Frame, what: str) -> Sequence[TableAction]:
         question: Question = of
         if frame.microbatch == EVALUATION:
-            question = Prediction(of.trainer, Version(frame.number))
+            question = PredictionOf(of.trainer, Version(frame.number))
         after, actions = self._state.on_question(question)
         if after is not self._state or actions:
             self._asked[question] = asked_of(frame.sections, self._rows_F, what)
         self._state = after
         return actions
 
-    def _take_update(self, of: BatchOf, frame: Frame, what: str) -> Sequence[Action]:
+    def _take_update(self, of: BatchOf, frame: Frame, what: str) -> Sequence[TableAction]:
         after, actions = self._state.on_update(of)
         if after is not self._state:
             if len(frame.sections) != 3:
@@ -155,19 +155,19 @@ class TableServer:
         self._state = after
         return actions
 
-    def _act(self, action: Action) -> list[Outgoing]:
+    def _act(self, action: TableAction) -> list[Outgoing]:
         if isinstance(action, Apply):
             gradients = [self._gradients.pop(update) for update in action.updates]
             self._rows.update(gradients, self._options.schedule.lr(action.step))
             return []
-        if isinstance(action, Answer):
+        if isinstance(action, SendRows):
             return [self._answer(question, action.is_kept) for question in action.questions]
         self._asked.pop(action.of)
         return [self._sent[action.of]]
 
     def _answer(self, question: Question, is_kept: bool) -> Outgoing:
         asked = self._asked.pop(question)
-        is_prediction = isinstance(question, Prediction)
+        is_prediction = isinstance(question, PredictionOf)
         frame = Frame(
             kind=Kind.ROWS,
             sender=self._rank,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dlrm_hybrid.checkpoint.folder import RetentionPolicy
-from dlrm_hybrid.comm.netem.plan import Plan, bits_per_second, seconds
+from dlrm_hybrid.comm.netem.plan import NetworkPlan, bits_per_second, seconds
 from dlrm_hybrid.config.choices import Criteo, Emulated, Synthetic
 from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config
@@ -89,12 +89,12 @@ def many_processes(config: Config) -> bool:
     return config.parallel.name == "hybrid" and config.parallel.world == "processes"
 
 
-def emulation(config: Config) -> Plan | None:
+def emulation(config: Config) -> NetworkPlan | None:
     """The network to emulate for this machine's ranks; None if they use the machine's own."""
     network = config.network
     if not isinstance(network, Emulated) or network.rate is None:
         return None
-    return Plan(
+    return NetworkPlan(
         hosts=config.parallel.machines or topology(config).size,
         rate_bits_per_second=bits_per_second(network.rate),
         latency_seconds=None if network.latency is None else seconds(network.latency) or None,

@@ -26,8 +26,8 @@ from patience import HANG_SECONDS
 
 from dlrm_hybrid.comm.netem import namespaces
 from dlrm_hybrid.comm.netem.namespaces import find_tool
-from dlrm_hybrid.comm.netem.network import Network, open_network
-from dlrm_hybrid.comm.netem.plan import Method, Plan
+from dlrm_hybrid.comm.netem.network import EmulatedNetwork, open_network
+from dlrm_hybrid.comm.netem.plan import Method, NetworkPlan
 from dlrm_hybrid.types import ExitCode, ResourceError, RunFailedError
 
 pytestmark = needs_namespaces
@@ -41,17 +41,17 @@ HEADERS = 1.1  # times the bytes, at most, with all headers and what acknowledge
 in_user_space = pytest.mark.skipif(has_netem(), reason="this kernel delays packets itself")
 
 
-def plan(latency_seconds: float | None = None) -> Plan:
-    return Plan(hosts=3, rate_bits_per_second=RATE, latency_seconds=latency_seconds)
+def plan(latency_seconds: float | None = None) -> NetworkPlan:
+    return NetworkPlan(hosts=3, rate_bits_per_second=RATE, latency_seconds=latency_seconds)
 
 
 @pytest.fixture(scope="module")
-def network() -> Iterator[Network]:
+def network() -> Iterator[EmulatedNetwork]:
     with open_network(plan()) as network:
         yield network
 
 
-def test_an_echo_takes_the_time_of_the_line(network: Network) -> None:
+def test_an_echo_takes_the_time_of_the_line(network: EmulatedNetwork) -> None:
     assert network.echo_share >= 0.9
 
 
@@ -67,7 +67,7 @@ def test_an_echo_takes_the_time_of_the_line(network: Network) -> None:
     ids=["one way", "both ways", "a ring", "into one host", "out of one host"],
 )
 def test_each_direction_of_each_link_has_the_rate(
-    ways: list[tuple[int, int]], lines: int, network: Network
+    ways: list[tuple[int, int]], lines: int, network: EmulatedNetwork
 ) -> None:
     before = shaped_bytes(network)
     assert transfer_seconds(network, ways, NUM_BYTES) >= LEAST * lines * LINE_SECONDS
@@ -76,7 +76,7 @@ def test_each_direction_of_each_link_has_the_rate(
     assert lines * NUM_BYTES <= max(passed) <= HEADERS * lines * NUM_BYTES
 
 
-def test_a_host_has_its_own_interfaces_only(network: Network) -> None:
+def test_a_host_has_its_own_interfaces_only(network: EmulatedNetwork) -> None:
     found: list[str] = []
     text = Path("/proc/thread-self/net/dev")
     inside(network, 2, lambda: found.append(text.read_text())).join()
@@ -132,7 +132,7 @@ def test_delayed_links_have_the_rate(ways: list[tuple[int, int]], lines: int) ->
 
 @in_user_space
 def test_a_delay_of_too_many_bytes_is_refused() -> None:
-    much = Plan(hosts=2, rate_bits_per_second=10**11, latency_seconds=10)
+    much = NetworkPlan(hosts=2, rate_bits_per_second=10**11, latency_seconds=10)
     message = r"network.latency: .* no netem, and 10 s of 2 links .* at most 1,000,000,000"
     with pytest.raises(ResourceError, match=message), open_network(much):
         pass
@@ -145,7 +145,7 @@ def test_a_delay_of_too_many_bytes_is_refused() -> None:
 def test_without_root_a_delay_in_user_space_is_refused() -> None:
     program = (
         "from dlrm_hybrid.comm.netem.network import open_network as o\n"
-        "from dlrm_hybrid.comm.netem.plan import Plan as P\n"
+        "from dlrm_hybrid.comm.netem.plan import NetworkPlan as P\n"
         "o(P(hosts=2, rate_bits_per_second=10**8, latency_seconds=0.001)).__enter__()"
     )
     prefix = ["setpriv", "--bounding-set=-sys_admin"]

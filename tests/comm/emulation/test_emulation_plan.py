@@ -5,11 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.comm.netem.network import Network, check_echo, latency_figures, latency_remark
+from dlrm_hybrid.comm.netem.network import (
+    EmulatedNetwork,
+    check_echo,
+    latency_figures,
+    latency_remark,
+)
 from dlrm_hybrid.comm.netem.plan import (
     NETWORK,
     Method,
-    Plan,
+    NetworkPlan,
     hardware_address,
     host_of_address,
 )
@@ -20,17 +25,17 @@ RATES = st.integers(10**6, 10**11)
 FRAME_BYTES = 1_514
 
 
-def plan(hosts: int = 3, rate: int = 10**8, latency: float | None = None) -> Plan:
-    return Plan(hosts=hosts, rate_bits_per_second=rate, latency_seconds=latency)
+def plan(hosts: int = 3, rate: int = 10**8, latency: float | None = None) -> NetworkPlan:
+    return NetworkPlan(hosts=hosts, rate_bits_per_second=rate, latency_seconds=latency)
 
 
 def network(
-    plan: Plan,
+    plan: NetworkPlan,
     echo_seconds: float = 1.0,
     round_trip_seconds: float = 1.0,
     method: Method | None = None,
-) -> Network:
-    return Network(
+) -> EmulatedNetwork:
+    return EmulatedNetwork(
         plan=plan,
         namespaces=(),
         echo_seconds=echo_seconds,
