@@ -17,13 +17,10 @@ from dlrm_hybrid.model.spec import StagePart
 from dlrm_hybrid.parallel.effects import Port, Program
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.types import BatchNumber
-from dlrm_hybrid.wire.frame import Kind
+from dlrm_hybrid.wire.frame import EVALUATION, Kind
 
 Underway = Callable[[Literal["F", "B"], int, int], Iterable[tuple[BatchNumber, int]]]
 """(op, sending stage, receiving stage) to the (batch, micro-batch) messages still on the way."""
-
-EVALUATION = 2**16 - 1
-"""Micro-batch number of an evaluation batch, above all that a training step can have."""
 
 
 @final

@@ -16,7 +16,7 @@ from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.embeddings import tensor_bags
 from dlrm_hybrid.model.optimizer import LrSchedule
 from dlrm_hybrid.model.spec import StagePart
-from dlrm_hybrid.parallel.boundaries import EVALUATION, Boundaries
+from dlrm_hybrid.parallel.boundaries import Boundaries
 from dlrm_hybrid.parallel.dense.client import Client
 from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.schedule import Pipeline
@@ -24,6 +24,7 @@ from dlrm_hybrid.parallel.stage import Inputs, Stage, predict_stage
 from dlrm_hybrid.parallel.step import look_up
 from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.types import BatchNumber, DataError
+from dlrm_hybrid.wire.frame import EVALUATION
 
 FLIGHT_PREFIX = "flight."
 """Begins the name of every tensor that batches in flight leave in workers."""

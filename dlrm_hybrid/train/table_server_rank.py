@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import final
 
 from dlrm_hybrid.checkpoint.writer import ShardWriter
-from dlrm_hybrid.parallel.boundaries import EVALUATION
 from dlrm_hybrid.parallel.dense.server import Handle
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.messages import message, values_of
@@ -17,7 +16,7 @@ from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.saver import piece_groups
 from dlrm_hybrid.train.server_rank import lower, shard_answer
 from dlrm_hybrid.types import DlrmError, Version
-from dlrm_hybrid.wire.frame import Frame, Kind
+from dlrm_hybrid.wire.frame import EVALUATION, Frame, Kind
 
 
 @final

@@ -92,6 +92,14 @@ class Kind(IntEnum):
     LOWER = 27
 
 
+EVERYTHING, DIFFERENCES = 0, 1
+"""`round` of a PULL: it asks for all elements, or for those in which the replica is known to
+differ from the weights."""
+SAID_GOODBYE = 1
+"""`round` of a LEFT whose sender had said goodbye; else 0."""
+EVALUATION = 2**16 - 1
+"""`microbatch` of a batch of an evaluation, above all that a training step can have."""
+
 _KINDS = {int(kind): kind for kind in Kind if kind is not Kind.LEFT}
 
 
@@ -119,8 +127,9 @@ class Frame:
         attempt: how often the run has been restarted; frames of another attempt are refused.
         number: what it counts depends on the kind; see `Kind`.
         boundary: between stages `boundary` and `boundary + 1`, 0 where there is none.
-        round: of a contribution and its result before their push; what a pull asks for; else 0.
-        microbatch: 0 where there is none.
+        round: of a contribution and its result before their push; of a PULL and its answer
+            `EVERYTHING` or `DIFFERENCES`; of a LEFT `SAID_GOODBYE` or 0; else 0.
+        microbatch: 0 where there is none; `EVALUATION` outside training.
         sections: the tensors.
         encoded: the bytes, of a frame that is `sealed`; `replace` makes one that is not.
     """
@@ -134,6 +143,11 @@ class Frame:
     microbatch: int = 0
     sections: tuple[Section, ...] = ()
     encoded: bytes | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def is_pass(self) -> bool:
+        """Whether it is a PUSH of nothing, with which its sender passes."""
+        return self.kind is Kind.PUSH and not self.sections
 
 
 def encoded_bytes(frame: Frame) -> int:

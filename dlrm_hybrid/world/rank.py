@@ -16,7 +16,6 @@ from dlrm_hybrid.comm.rendezvous import share_folder
 from dlrm_hybrid.config.methods import load_method
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.loader import START
-from dlrm_hybrid.parallel.boundaries import EVALUATION
 from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.parallel.topology import ServerRole, TableServerRole
 from dlrm_hybrid.run.assembly import build
@@ -35,7 +34,7 @@ from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.train.worker_rank import WorkerRank
 from dlrm_hybrid.types import ConfigError, DataError
-from dlrm_hybrid.wire.frame import Frame, encoded_bytes
+from dlrm_hybrid.wire.frame import EVALUATION, Frame, encoded_bytes
 from dlrm_hybrid.wire.frame import Kind as FrameKind
 from dlrm_hybrid.world.body import added, job_of, progress_of, rows_of
 from dlrm_hybrid.world.orders import Arrays, Message, batch_of, connection_of, receive, send

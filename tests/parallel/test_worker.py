@@ -32,12 +32,11 @@ from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.optimizer import Adagrad, Adam, Momentum, Optimizer
 from dlrm_hybrid.model.spec import ModelSpec, Partition
-from dlrm_hybrid.parallel.boundaries import EVALUATION
 from dlrm_hybrid.parallel.effects import GroupCall
 from dlrm_hybrid.parallel.policies import Lockstep
 from dlrm_hybrid.parallel.step import StepMetrics, train_step
 from dlrm_hybrid.types import ConfigError, DlrmError, Tick
-from dlrm_hybrid.wire.frame import Kind
+from dlrm_hybrid.wire.frame import EVALUATION, Kind
 
 CUTS = [cuts for number in range(3) for cuts in combinations(SMALL.layer_names[:-1], number)]
 SOME_CUTS = [(), ("bottom.4",), ("bottom.2", "top.2"), ("bottom.1", "bottom.4", "top.3")]

@@ -12,7 +12,6 @@ from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import open_shards
-from dlrm_hybrid.parallel.boundaries import EVALUATION
 from dlrm_hybrid.parallel.dense.sections import split_digest
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import world as build_world
@@ -20,7 +19,7 @@ from dlrm_hybrid.run.rank.main import train_rank
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.compression import ACTIVATION, GRADIENT
 from dlrm_hybrid.train.signals import StopRequest
-from dlrm_hybrid.wire.frame import Frame, Kind
+from dlrm_hybrid.wire.frame import EVALUATION, Frame, Kind
 from dlrm_hybrid.wire.section import Encoding, Section
 from dlrm_hybrid.wire.sparse import rows_of, sparse_of
 

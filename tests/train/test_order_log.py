@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from small_disk import fill, needs_mount, small_disk
 
 from dlrm_hybrid.config import compose
-from dlrm_hybrid.parallel.boundaries import EVALUATION
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.run.rank.facts import check_record
 from dlrm_hybrid.train.asynchronous.order_log import Gate, OrderLog, Taken, read_order
 from dlrm_hybrid.types import DataError, ResourceError
-from dlrm_hybrid.wire.frame import Frame, Kind
+from dlrm_hybrid.wire.frame import EVALUATION, Frame, Kind
 
 VALUES = compose.values_of([])
 

@@ -27,7 +27,7 @@ from dlrm_hybrid.comm.zmq.sockets import (
     listen,
 )
 from dlrm_hybrid.types import ConfigError, DeadlineError, PeerLostError
-from dlrm_hybrid.wire.frame import Frame, Kind, encode
+from dlrm_hybrid.wire.frame import SAID_GOODBYE, Frame, Kind, encode
 
 TOKEN_BYTES = 16
 ENDED = "its connection ended or was silent for too long"
@@ -132,7 +132,7 @@ class ZmqChannel(Channel):
     def receive(self, deadline_seconds: float) -> Frame:
         """Receive the next frame from any rank; one of kind LEFT reports a rank that may rejoin.
 
-        If that rank left in order, `round` of the note is 1, else 0.
+        Its `round` is `SAID_GOODBYE` if that rank left in order, else 0.
 
         Raises:
             BrokenError: a rank sent a message that cannot be read.
@@ -308,7 +308,7 @@ class ZmqChannel(Channel):
                 sender=peer.rank,
                 attempt=self._roster.attempt,
                 number=peer.incarnation,
-                round=int(has_departed),
+                round=SAID_GOODBYE if has_departed else 0,
             )
             self._arrived.append(left)
 

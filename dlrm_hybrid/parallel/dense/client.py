@@ -16,8 +16,6 @@ from dlrm_hybrid.compress.gradient.compressor import Compressor, Sent
 from dlrm_hybrid.parallel.dense.master import MasterWeights, OptimizerConfig, copy_into
 from dlrm_hybrid.parallel.dense.published import SUFFIX, adds
 from dlrm_hybrid.parallel.dense.sections import (
-    DIFFERENCES,
-    EVERYTHING,
     BucketReader,
     bucket_bytes,
     check_tensors,
@@ -31,7 +29,7 @@ from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.telemetry.spans import Span, SpanClock, Within
 from dlrm_hybrid.types import DlrmError, Version
 from dlrm_hybrid.wire.dense import array_of, dense
-from dlrm_hybrid.wire.frame import Frame, Kind
+from dlrm_hybrid.wire.frame import DIFFERENCES, EVERYTHING, Frame, Kind
 from dlrm_hybrid.wire.gradient_levels import UpdateSender
 from dlrm_hybrid.wire.section import Encoding, Section, SectionError
 from dlrm_hybrid.wire.sparse import Destination

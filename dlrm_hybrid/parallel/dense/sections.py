@@ -1,7 +1,7 @@
 """Payload of PUSH and PARAMETERS frames: the tensors of a server and stage, in order.
 
 A PARAMETERS frame may end with a digest, which shows whether a replica equals the copy its server
-publishes. A PULL carries nothing; its `round` says what the answer shall hold.
+publishes. A PULL carries nothing.
 """
 
 from __future__ import annotations
@@ -21,10 +21,6 @@ from dlrm_hybrid.wire.gradient_levels import UpdateReceiver
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section, SectionError
 
 DIGEST_TENSOR = 2**16 - 1  # `tensor` of the section with the digest of all others
-
-# `round` of a PULL: what the answer holds.
-EVERYTHING = 0
-DIFFERENCES = 1  # elements in which the replica is known to differ from the weights
 
 
 def flat_views(tensors: Mapping[str, Tensor]) -> dict[str, Float32s]:

@@ -19,7 +19,7 @@ from dlrm_hybrid.compress.update import Update
 from dlrm_hybrid.model.optimizer import LrSchedule
 from dlrm_hybrid.parallel.dense.bucket import Bucket, BucketOptions, Change
 from dlrm_hybrid.parallel.dense.master import copy_into
-from dlrm_hybrid.parallel.dense.sections import DIFFERENCES, EVERYTHING, digest_section
+from dlrm_hybrid.parallel.dense.sections import digest_section
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.sync import (
     Action,
@@ -35,7 +35,7 @@ from dlrm_hybrid.telemetry.histogram import ByTrainer, Histogram
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.telemetry.traffic import Versions
 from dlrm_hybrid.types import DlrmError, Version
-from dlrm_hybrid.wire.frame import Frame, Kind, sealed
+from dlrm_hybrid.wire.frame import DIFFERENCES, EVERYTHING, Frame, Kind, sealed
 from dlrm_hybrid.wire.section import Section
 
 # A server may hear nothing for long; the channel notices the loss of other ranks.
@@ -133,7 +133,7 @@ class ParameterServer:
 
     def _take_push(self, stage: int, frame: Frame, what: str) -> list[Outgoing]:
         push, state = Push(frame.sender, frame.number), self._states[stage]
-        if not frame.sections:
+        if frame.is_pass:
             self._states[stage], actions = state.on_pass(push)
             return self._act(stage, actions)
         self._states[stage], actions = state.on_push(push)

@@ -25,7 +25,6 @@ from dlrm_hybrid.model.embeddings import DistinctIds
 from dlrm_hybrid.model.sharding import casts
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.table_rows import owned_rows
-from dlrm_hybrid.parallel.boundaries import EVALUATION
 from dlrm_hybrid.parallel.effects import Port, Program
 from dlrm_hybrid.parallel.finite import LOOKUPS_PREFIX
 from dlrm_hybrid.parallel.tables.base import Tables, mean_part
@@ -39,7 +38,7 @@ from dlrm_hybrid.parallel.tables.lookups import (
 from dlrm_hybrid.parallel.tables.table_server import FLOAT_BYTES
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.types import BatchNumber, DlrmError, Version
-from dlrm_hybrid.wire.frame import Kind
+from dlrm_hybrid.wire.frame import EVALUATION, Kind
 
 ID_BYTES = 4
 

@@ -17,7 +17,6 @@ from dlrm_hybrid.model.optimizer import LrSchedule
 from dlrm_hybrid.model.sharding import casts
 from dlrm_hybrid.model.table_rows import OwnedIds, TableRows
 from dlrm_hybrid.model.tensors import Piece
-from dlrm_hybrid.parallel.boundaries import EVALUATION
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.tables.lookups import AskedIds, asked_of, value_section, values_of
 from dlrm_hybrid.parallel.tables.order import (
@@ -32,7 +31,7 @@ from dlrm_hybrid.parallel.tables.order import (
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.types import BatchNumber, DlrmError, Version
-from dlrm_hybrid.wire.frame import Frame, Kind
+from dlrm_hybrid.wire.frame import EVALUATION, Frame, Kind
 
 FLOAT_BYTES = 4
 

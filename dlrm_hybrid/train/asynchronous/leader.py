@@ -36,7 +36,7 @@ from dlrm_hybrid.train.evaluation import EvaluatedRows, gathered_scores
 from dlrm_hybrid.train.progress import SYNC_EVERY, Decision, Plan, Progress
 from dlrm_hybrid.train.signals import PREEMPTION, StopRequest, obey
 from dlrm_hybrid.types import DlrmError, ScoredPart, Version
-from dlrm_hybrid.wire.frame import Frame, Kind
+from dlrm_hybrid.wire.frame import SAID_GOODBYE, Frame, Kind
 
 
 class _LeavingError(Exception):
@@ -126,7 +126,7 @@ class LeaderRank(Engine):
         """Handle the loss of a worker, and so of its trainer; others take over its batches."""
         self.messenger.mailbox.forget(frame.sender)
         trainer = frame.sender // self.topology.stages
-        has_left = frame.round == 1
+        has_left = frame.round == SAID_GOODBYE
         if frame.number < self.roll.incarnations[trainer] or (has_left and self._end is not None):
             return []  # its trainer is lost already, or was ordered to end
         if not has_left:

@@ -15,11 +15,10 @@ from typing import NamedTuple, final
 import numpy as np
 
 from dlrm_hybrid.disk import RUN_FOLDER_KEY, append, plain_file, writing
-from dlrm_hybrid.parallel.boundaries import EVALUATION
 from dlrm_hybrid.parallel.dense.server import Handle
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.types import DataError
-from dlrm_hybrid.wire.frame import Frame, Kind
+from dlrm_hybrid.wire.frame import EVALUATION, Frame, Kind
 
 TAKEN = (Kind.PUSH, Kind.PULL, Kind.LOOKUP, Kind.UPDATE)  # kinds that change or read state
 _RECORD = np.dtype([("kind", "<u2"), ("sender", "<u2"), ("count", "<u4"), ("number", "<u8")])
