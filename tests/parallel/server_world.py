@@ -11,7 +11,7 @@ from dlrm_hybrid.compress.gradient.compressor import Compressor, Dense
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.model.optimizer import Linear, LrSchedule, Optimizer, Sgd
 from dlrm_hybrid.parallel.dense.bucket import BucketOptions
-from dlrm_hybrid.parallel.dense.client import Client, ClientOptions, ServerClient
+from dlrm_hybrid.parallel.dense.client import Client, ServerClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
 from dlrm_hybrid.parallel.dense.server import ParameterServer, ServerOptions
 from dlrm_hybrid.parallel.effects import Outgoing, Port, Program
@@ -146,9 +146,7 @@ class World:
         return ServerClient(
             Port(topology=self.topology, rank=rank, attempt=0, transmit=self._transmit),
             *(self.tensors, replica),
-            ClientOptions(policy=self.policy, optimizer=optimizer),
-            self.compressors[rank],
-            SpanClock(),
+            *(self.policy, self.compressors[rank], SpanClock(), optimizer),
         )
 
     def _transmit(self, to: int, frame: Frame, dense_equivalent_bytes: int) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.model.optimizer import Constant, Momentum, Sgd, init_state
 from dlrm_hybrid.parallel.dense.bucket import BucketOptions
-from dlrm_hybrid.parallel.dense.client import Client, ClientOptions, LocalClient, ServerClient
+from dlrm_hybrid.parallel.dense.client import Client, LocalClient, ServerClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
 from dlrm_hybrid.parallel.dense.server import ParameterServer, ServerOptions
 from dlrm_hybrid.parallel.effects import Outgoing, Port
@@ -39,9 +39,7 @@ def drawn(seed: int) -> dict[str, Tensor]:
 def client(replica: dict[str, Tensor], policy: SyncPolicy) -> ServerClient:
     return ServerClient(
         Port(topology=TOPOLOGY, rank=0, attempt=1, transmit=transmit),
-        *(TENSORS, replica),
-        ClientOptions(policy=policy, optimizer=None),
-        *(uncompressed(TENSORS, 0), SpanClock()),
+        *(TENSORS, replica, policy, uncompressed(TENSORS, 0), SpanClock()),
     )
 
 

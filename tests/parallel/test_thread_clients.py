@@ -23,7 +23,7 @@ from dlrm_hybrid.compress.gradient.error_feedback import Drain
 from dlrm_hybrid.compress.gradient.methods.thresholded import DrainMode
 from dlrm_hybrid.compress.update import DenseUpdate, decode
 from dlrm_hybrid.model.optimizer import Constant
-from dlrm_hybrid.parallel.dense.client import ClientOptions, ServerClient
+from dlrm_hybrid.parallel.dense.client import ServerClient
 from dlrm_hybrid.parallel.dense.server import serve
 from dlrm_hybrid.parallel.dense.threads import thread_clients
 from dlrm_hybrid.parallel.effects import Port
@@ -70,10 +70,7 @@ class Process:
         self._ends = [MeteredChannel(end, Counters(), SpanClock()) for end in ends]
         self.client = ServerClient(
             Port(topology=world.topology, rank=0, attempt=0, transmit=self._ends[0].send),
-            *(world.tensors, world.replicas[0]),
-            ClientOptions(policy=policy, optimizer=None),
-            world.compressors[0],
-            SpanClock(),
+            *(world.tensors, world.replicas[0], policy, world.compressors[0], SpanClock()),
         )
         self.clients = thread_clients(self.client, threads, threading.Lock(), SpanClock())
         self.mailbox = SharedMailbox(Mailbox(self._ends[0], 0, 2 * threads))

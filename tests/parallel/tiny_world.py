@@ -26,7 +26,7 @@ from dlrm_hybrid.model.tables import Fused
 from dlrm_hybrid.model.tensors import draw_embeddings
 from dlrm_hybrid.parallel.boundaries import Boundaries
 from dlrm_hybrid.parallel.dense.bucket import BucketOptions
-from dlrm_hybrid.parallel.dense.client import ClientOptions, LocalClient, ServerClient
+from dlrm_hybrid.parallel.dense.client import LocalClient, ServerClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
 from dlrm_hybrid.parallel.dense.server import ParameterServer, ServerOptions
 from dlrm_hybrid.parallel.effects import GroupCall, Port, StepEffect
@@ -141,10 +141,8 @@ class TinyWorld:
             weights = model.dense_parameters()
             client = (
                 ServerClient(
-                    *(port, tensors, weights),
-                    ClientOptions(policy=layout.policy, optimizer=None),
-                    uncompressed(tensors, part.index),
-                    SpanClock(),
+                    *(port, tensors, weights, layout.policy),
+                    *(uncompressed(tensors, part.index), SpanClock()),
                 )
                 if layout.servers
                 else LocalClient(weights, config, SpanClock())

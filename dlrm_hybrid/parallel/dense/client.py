@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeVar, final
 
 import torch
@@ -110,19 +109,6 @@ class Client(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientOptions:
-    """Sync policy and optimizer of a worker's replica.
-
-    Attributes:
-        policy: decides the version that each push is computed with.
-        optimizer: that of servers that publish means; None where they publish weights.
-    """
-
-    policy: SyncPolicy
-    optimizer: OptimizerConfig | None
-
-
 @final
 class ServerClient(Client):
     """The replica of one stage, whose masters are on servers.
@@ -131,9 +117,10 @@ class ServerClient(Client):
         port: of the worker.
         tensors: all dense tensors of the model; those of this worker's stage are taken.
         replica: this stage's parameters by name, contiguous float32, never moved in memory.
-        options: how it follows the servers.
+        policy: decides the version that each push is computed with.
         compressor: that of this stage's tensors.
         clock: measures encoding of gradients, decoding and applying of versions.
+        optimizer: that of servers that publish means; None where they publish weights.
 
     Attributes:
         pushed: number of pushes, also before it joined; number of the next one.
@@ -144,12 +131,13 @@ class ServerClient(Client):
         port: Port,
         tensors: Sequence[DenseTensor],
         replica: Mapping[str, Tensor],
-        options: ClientOptions,
+        policy: SyncPolicy,
         compressor: Compressor,
         clock: SpanClock,
+        optimizer: OptimizerConfig | None = None,
     ) -> None:
         self._port, self._name = port, str(port)
-        self._policy = options.policy
+        self._policy = policy
         self._compressor = compressor
         self._encoding = clock.within(Span.ENCODE)
         self._decoding = clock.within(Span.DECODE)
@@ -172,9 +160,7 @@ class ServerClient(Client):
         self._senders = {
             owner: UpdateSender(shapes[owner]) for owner in shapes if compressor.sends_levels
         }
-        self._ternary = (
-            None if options.optimizer is None else TernaryReplica(self._replica, options.optimizer)
-        )
+        self._ternary = None if optimizer is None else TernaryReplica(self._replica, optimizer)
         self._applied = dict.fromkeys(self._buckets, Version(0))
         self._first = Version(0)  # what the replica began with or was last refreshed to
         self.pushed = 0

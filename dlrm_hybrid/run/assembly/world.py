@@ -28,7 +28,7 @@ from dlrm_hybrid.parallel.boundaries import Boundaries
 from dlrm_hybrid.parallel.collectives import CollectiveServer
 from dlrm_hybrid.parallel.compression import Compression
 from dlrm_hybrid.parallel.dense.bucket import BucketOptions
-from dlrm_hybrid.parallel.dense.client import Client, ClientOptions, LocalClient, ServerClient
+from dlrm_hybrid.parallel.dense.client import Client, LocalClient, ServerClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
 from dlrm_hybrid.parallel.dense.server import Handle, ParameterServer, ServerOptions
 from dlrm_hybrid.parallel.dense.threads import thread_clients
@@ -229,11 +229,10 @@ def _client(
     weights, optimizer = model.dense_parameters(), optimizer_config(config, plan, port.stage)
     if own.gradients is None:
         return LocalClient(weights, optimizer, clock)
-    options = ClientOptions(
-        policy=build.policy(config),
-        optimizer=optimizer if config.gradient.publishes_means else None,
+    means = optimizer if config.gradient.publishes_means else None
+    return ServerClient(
+        port, plan.tensors, weights, build.policy(config), own.gradients, clock, means
     )
-    return ServerClient(port, plan.tensors, weights, options, own.gradients, clock)
 
 
 def _worker(
