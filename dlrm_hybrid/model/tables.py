@@ -23,7 +23,6 @@ TableOptimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "rowwise_a
 NEW = Effect.NEW_RUN
 TABLES = NEW | Effect.LOOKUPS | Effect.LEVELS | Effect.FLIGHTS
 
-
 BY_FBGEMM: tuple[TableOptimizer, ...] = ("sgd", "adagrad", "rowwise_adagrad")
 """The optimizers that FBGEMM fuses into backward on a CPU."""
 FBGEMM_COLUMNS = 4  # rows have a multiple of it; the configuration checks it too
