@@ -273,6 +273,14 @@ def test_a_mutant_is_refused_or_read_as_what_it_says(case: tuple[bytes, bytes, b
         read_all(one)
 
 
+def test_a_mutant_of_one_byte_is_refused() -> None:
+    whole = encode(SAMPLE)
+    for place in range(len(whole)):
+        mutant = bytearray(whole)
+        mutant[place] ^= 1 << place % 8
+        assert decoded(mutant) is None, place
+
+
 def test_genuine_frames_are_read() -> None:
     for original in genuine_frames():
         one = decode(original)
