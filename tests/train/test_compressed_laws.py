@@ -10,8 +10,8 @@ from world_runs import Trained, assert_moved, assert_same, summary, tensors
 
 from dlrm_hybrid.cli.main import run
 
-STEPS = 40
-LENGTH = (f"train.steps={STEPS}", "checkpoint.every=20", "train.batch_size=16")
+STEPS = 24
+LENGTH = (f"train.steps={STEPS}", "checkpoint.every=12", "train.batch_size=16")
 WORLD = ("parallel=hybrid", "parallel.world=in_process")
 TOP_K = (
     *("gradient=dct", "gradient.threshold=exact", "gradient.lifespan=1", "gradient.renewal=fixed"),
@@ -38,7 +38,7 @@ def test_the_hybrid_that_leaves_nothing_out_is_the_baseline(
     everything = ("gradient=dct", "gradient.density=1", "activation=dct", "activation.sparsity=0")
     folder = trained("hybrid", *WORLD, *LENGTH, *layout, *everything)
     assert_same(folder, baseline, STEPS)
-    assert_moved(folder, 20, STEPS)
+    assert_moved(folder, 12, STEPS)
     assert summary(folder)["test"] == summary(baseline)["test"]
     # Zeros stay at home, so these were other messages.
     assert summary(folder)["compression"]["activation_density"] < 0.9
@@ -67,7 +67,7 @@ def test_a_compressed_world_is_its_textbook(
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
         np.testing.assert_array_equal(tensor, expected[name].numpy(), err_msg=name)
-    assert_moved(folder, 20, STEPS)
+    assert_moved(folder, 12, STEPS)
 
 
 def scored(folder: Path, *options: str) -> float:
@@ -78,7 +78,7 @@ def scored(folder: Path, *options: str) -> float:
     return json.loads(output.read_text())["log_loss"]
 
 
-SHORT = ("+experiment=dct_hybrid", "parallel.world=in_process", "train.steps=30")
+SHORT = ("+experiment=dct_hybrid", "parallel.world=in_process", "train.steps=12")
 
 
 def test_scores_with_masks_and_without_are_two_and_evaluate_repeats_both(trained: Trained) -> None:

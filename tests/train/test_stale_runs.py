@@ -14,13 +14,13 @@ from world_runs import (
     tensors,
 )
 
-STEPS = 40
+STEPS = 16
 IN_PROCESS = "parallel.world=in_process"
 SERVERS = ("parallel=hybrid", "parallel.servers=2", "optimizer.lr=0.2")
 STALE = (
     *(*SERVERS, f"train.steps={STEPS}", "schedule=dsp", "gradient=dct", "activation=dct"),
-    *("activation.sparsity=0.5", "train.evaluate_every=20"),
-    *("checkpoint.every=13", "checkpoint.keep=9"),
+    *("activation.sparsity=0.5", "train.evaluate_every=8"),
+    *("checkpoint.every=5", "checkpoint.keep=9"),
 )
 
 
@@ -33,11 +33,11 @@ def unbroken(small_rows: list[str], tmp_path_factory: pytest.TempPathFactory) ->
 def test_what_is_in_flight_belongs_to_its_schedule(
     train: Train, unbroken: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert all("flight" in saved_groups(checkpoint(unbroken, step)) for step in (13, 26, 39))
+    assert all("flight" in saved_groups(checkpoint(unbroken, step)) for step in (5, 10, 15))
     assert "flight" not in saved_groups(checkpoint(unbroken, STEPS))
     assert summary(unbroken)["samples"] == STEPS * 2 * 64
     other = "schedule.staleness=[3,1,0]"
-    code, _ = train("other", *STALE, IN_PROCESS, other, _from(unbroken, 13))
+    code, _ = train("other", *STALE, IN_PROCESS, other, _from(unbroken, 5))
     assert code == 3
     assert (
         "schedule.staleness = [3, 1, 0]: the checkpoint was made with [4, 2, 0], and holds batches "
@@ -47,11 +47,11 @@ def test_what_is_in_flight_belongs_to_its_schedule(
 
 @pytest.mark.slow
 def test_behind_the_end_of_a_run_any_schedule_may_go_on(train: Train, unbroken: Path) -> None:
-    more = (*SERVERS, IN_PROCESS, "train.steps=46", _from(unbroken, STEPS))
+    more = (*SERVERS, IN_PROCESS, "train.steps=22", _from(unbroken, STEPS))
     ends = [train(name, *more, f"schedule={name}") for name in ("sequential", "gpipe", "dsp")]
     assert [code for code, _ in ends] == [0, 0, 0]
-    assert_same(ends[0][1], ends[1][1], 46)
-    before, after = tensors(unbroken, STEPS), tensors(ends[2][1], 46)
+    assert_same(ends[0][1], ends[1][1], 22)
+    before, after = tensors(unbroken, STEPS), tensors(ends[2][1], 22)
     assert all(np.abs(after[name] - one).max() > 0 for name, one in before.items())
 
 

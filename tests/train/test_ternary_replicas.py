@@ -13,7 +13,7 @@ from dlrm_hybrid.types import DlrmError
 if TYPE_CHECKING:
     from dlrm_hybrid.train.in_process import InProcessEngine
 
-STEPS, TRAINERS, STAGES = 30, 3, 2
+STEPS, TRAINERS, STAGES = 20, 3, 2
 WORLD = (
     *("parallel=hybrid", "parallel.cuts=[bottom.2]", "parallel.servers=2"),
     *("parallel.world=in_process", f"parallel.trainers={TRAINERS}", "train.batch_size=8"),

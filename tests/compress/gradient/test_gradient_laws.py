@@ -51,8 +51,9 @@ def test_gradients_on_another_device_are_refused_by_name(row: Row | MethodRow) -
 
 @KEEPING_ROWS
 def test_sent_plus_kept_is_gradient_plus_kept_before(row: Row | MethodRow) -> None:
+    """And what stays is no larger than what leaves, in as few bytes as may be."""
     compressor = row.make(SPECS)
-    dropped = 0
+    dropped, counts = 0, dict.fromkeys((spec.name for spec in SPECS), 0)
     for step in range(STEPS):
         gradients = gradients_of(step)
         before = {name: one.clone() for name, one in gradients.items()}
@@ -61,17 +62,57 @@ def test_sent_plus_kept_is_gradient_plus_kept_before(row: Row | MethodRow) -> No
         drains = {spec: drains_of(compressor.tensors(), spec) for spec in SPECS}
         sections = encoded(compressor, gradients, step)
         assert list(sections) == [spec.name for spec in SPECS]
-        for spec in SPECS:
+        sent = {spec: decoded(sections[spec.name]) for spec in SPECS}
+        assert not row.sends_always or any(sent_N.any() for sent_N in sent.values())
+        for spec, sent_N in sent.items():
             if row.drops and drains_of(compressor.tensors(), spec) > drains[spec]:
                 kept[spec][:] = 0
                 dropped += 1
-            section = sections[spec.name]
+            section, left_N = sections[spec.name], residual_of(compressor, spec)
             assert (section.tensor, section.count) == (spec.id, spec.count)
-            left_N = decoded(section) + residual_of(compressor, spec)
-            total_N = joining[spec.name] + kept[spec]
-            np.testing.assert_array_equal(left_N, total_N)
+            np.testing.assert_array_equal(sent_N + left_N, joining[spec.name] + kept[spec])
             assert torch.equal(gradients[spec.name], before[spec.name])
+            assert_larger(row, sent_N, left_N)
+            assert_short(row, compressor, sent_N, len(section.payload))
+            counts[spec.name] += np.count_nonzero(sent_N)
     assert (dropped > 0) is row.drops
+    assert_reported(row, compressor, counts)
+
+
+def assert_larger(row: Row | MethodRow, sent_N: np.ndarray, left_N: np.ndarray) -> None:
+    """What was sent than what is left."""
+    if row.sends_largest and not row.rounds:
+        smallest = np.abs(sent_N[sent_N != 0]).min(initial=np.inf)
+        assert np.abs(left_N).max(initial=0) <= smallest
+        # So the residual is that much shorter than the sum: a contraction.
+        part = 1 - np.count_nonzero(sent_N) / max(1, sent_N.size)
+        assert square_of(left_N) <= part * square_of(sent_N + left_N) * (1 + 1e-6)
+
+
+def assert_short(
+    row: Row | MethodRow, compressor: Compressor, sent_N: np.ndarray, length: int
+) -> None:
+    """As any plain encoding."""
+    if not row.checks:
+        assert length == 4 * sent_N.size
+        return
+    width, sent = 2 if row.rounds else 4, np.count_nonzero(sent_N)
+    plain = [(4 + width) * sent, width * -(-sent_N.size // (8 * width)) + width * sent]
+    # Levels are coded again before they travel.
+    assert length <= (plain[0] if compressor.sends_levels else min(plain))
+
+
+def assert_reported(row: Row | MethodRow, compressor: Compressor, sent: dict[str, int]) -> None:
+    """What was sent, once."""
+    reports = compressor.report()
+    for spec in SPECS:
+        report = reports[spec.name]
+        assert report.elements == STEPS * spec.count
+        assert report.sent == (sent[spec.name] if row.checks else report.elements)
+        assert (report.threshold is None) is not row.has_threshold
+    assert {(one.elements, one.sent, one.renewals) for one in compressor.report().values()} == {
+        (0, 0, 0)
+    }
 
 
 @KEEPING_ROWS
@@ -164,59 +205,6 @@ def test_a_run_resumed_in_mid_cycle_is_the_run_itself(row: Row | MethodRow) -> N
             encoded(resumed, gradients, step)
         )
     assert state_of(straight) == state_of(resumed)
-
-
-@KEEPING_ROWS
-def test_a_report_counts_what_was_sent_and_begins_anew(row: Row | MethodRow) -> None:
-    compressor = row.make(SPECS)
-    sent = {spec.name: 0 for spec in SPECS}
-    for step in range(STEPS):
-        for name, section in encoded(compressor, gradients_of(step), step).items():
-            sent[name] += np.count_nonzero(decoded(section))
-    reports = compressor.report()
-    for spec in SPECS:
-        report = reports[spec.name]
-        assert report.elements == STEPS * spec.count
-        assert report.sent == (sent[spec.name] if row.checks else report.elements)
-        assert (report.threshold is None) is not row.has_threshold
-    assert {(one.elements, one.sent, one.renewals) for one in compressor.report().values()} == {
-        (0, 0, 0)
-    }
-
-
-@KEEPING_ROWS
-def test_what_stays_is_no_larger_than_what_leaves(row: Row | MethodRow) -> None:
-    compressor = row.make(SPECS)
-    for step in range(STEPS):
-        sections = encoded(compressor, gradients_of(step), step)
-        sent = {spec: decoded(sections[spec.name]) for spec in SPECS}
-        assert not row.sends_always or any(sent_N.any() for sent_N in sent.values())
-        for spec, sent_N in sent.items():
-            kept_N = residual_of(compressor, spec)
-            smallest = np.abs(sent_N[sent_N != 0]).min(initial=np.inf)
-            if row.sends_largest and not row.rounds:
-                assert np.abs(kept_N).max(initial=0) <= smallest
-                # So the residual is that much shorter than the sum: a contraction.
-                part = 1 - np.count_nonzero(sent_N) / max(1, spec.count)
-                assert square_of(kept_N) <= part * square_of(sent_N + kept_N) * (1 + 1e-6)
-
-
-@KEEPING_ROWS
-def test_a_section_is_no_longer_than_any_plain_encoding(row: Row | MethodRow) -> None:
-    compressor = row.make(SPECS)
-    width = 2 if row.rounds else 4
-    for step in range(STEPS):
-        sections = encoded(compressor, gradients_of(step), step)
-        for spec in SPECS:
-            length = len(sections[spec.name].payload)
-            if not row.checks:
-                assert length == 4 * spec.count
-                continue
-            sent = np.count_nonzero(decoded(sections[spec.name]))
-            bitmap = width * -(-spec.count // (8 * width))
-            plain = [(4 + width) * sent, bitmap + width * sent]
-            # Levels are coded again before they travel.
-            assert length <= (plain[0] if compressor.sends_levels else min(plain))
 
 
 @DRAWN_ROWS
