@@ -5,18 +5,17 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 from patience import HANG_SECONDS
+from world_runs import Train
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.config import compose
 
 ROOT = Path(__file__).parent.parent.parent
-Train = Callable[..., tuple[int, Path]]
 
 
 def test_usage_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:

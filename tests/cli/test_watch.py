@@ -8,20 +8,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 
 import psutil
 import pytest
 from patience import HANG_SECONDS
+from world_runs import Train
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.cli.verbs import watch as verb
 
 POLL_SECONDS = 0.02
 REFRESH = 'http-equiv="refresh"'
-Train = Callable[..., tuple[int, Path]]
 
 
 def watching(folder: Path, *more: str) -> int:

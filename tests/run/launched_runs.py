@@ -1,6 +1,5 @@
 """Starts the processes of a run as SLURM would, or torchrun on two machines of one kernel."""
 
-import json
 import os
 import socket
 import subprocess
@@ -11,9 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from patience import HANG_SECONDS, PATIENT
-from saved_tensors import saved_tensors
 
 POLL_SECONDS = 0.02
 WORLD = ("parallel=hybrid", "parallel.cuts=[bottom.1]", PATIENT)
@@ -103,21 +100,6 @@ def await_training(folder: Path, alive: Callable[[], bool]) -> dict[str, int]:
             return {path.stem: int(path.read_text()) for path in folder.glob("log/*.pid")}
         time.sleep(POLL_SECONDS)
     raise AssertionError("training did not begin")
-
-
-def tensors(folder: Path, step: int) -> dict[str, np.ndarray]:
-    return saved_tensors(folder, step)
-
-
-def assert_same(one: Path, other: Path, step: int) -> None:
-    first, second = tensors(one, step), tensors(other, step)
-    assert first.keys() == second.keys()
-    for name, tensor in first.items():
-        assert tensor.tobytes() == second[name].tobytes(), name
-
-
-def summary(folder: Path) -> dict:
-    return json.loads((folder / "summary.json").read_text())
 
 
 @contextmanager

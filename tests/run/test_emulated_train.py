@@ -6,17 +6,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from emulation_hosts import are_gone, family, has_netem, links, needs_namespaces, network_namespaces
-from launched_runs import assert_same, environment, program, summary
+from launched_runs import environment, program
 from patience import HANG_SECONDS
+from world_runs import Train, assert_same, summary
 
 from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
 
-Train = Callable[..., tuple[int, Path]]
 WORLD = ("parallel=hybrid", "parallel.cuts=[bottom.1]")
 EMULATED = (*WORLD, "network=emulated", "network.rate=100mbit")
 SIZE = 5

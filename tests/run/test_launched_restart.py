@@ -5,26 +5,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launched_runs import (
-    POLL_SECONDS,
-    SIZE,
-    WORLD,
-    assert_same,
-    ended,
-    program,
-    started,
-    summary,
-)
+from launched_runs import POLL_SECONDS, SIZE, WORLD, ended, program, started
 from patience import HANG_SECONDS
+from world_runs import Train, assert_same, summary
 
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
 
-Train = Callable[..., tuple[int, Path]]
 STEPS = 400
 LENGTH = ("train.epochs=1000", f"train.steps={STEPS}", "telemetry.every=10")
 

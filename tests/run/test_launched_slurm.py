@@ -4,28 +4,17 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
-from launched_runs import (
-    SIZE,
-    WORLD,
-    assert_same,
-    await_training,
-    ended,
-    slurm,
-    started,
-    summary,
-)
+from launched_runs import SIZE, WORLD, await_training, ended, slurm, started
+from world_runs import Train, assert_same, summary
 
 from dlrm_hybrid.data.manifest import MANIFEST_FILE, read, write
 from dlrm_hybrid.disk import locked
 from dlrm_hybrid.run.launch.member import FAREWELL_SECONDS
-
-Train = Callable[..., tuple[int, Path]]
 
 
 def run(*arguments: str, size: int = SIZE, **changes: str):

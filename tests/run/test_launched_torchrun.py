@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -18,21 +18,19 @@ from launched_runs import (
     SIZE,
     WORLD,
     Ended,
-    assert_same,
     await_training,
     ended,
     program,
     started,
-    summary,
     two_machines,
 )
 from patience import HANG_SECONDS, PATIENT
+from world_runs import Train, assert_same, summary
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
 
-Train = Callable[..., tuple[int, Path]]
 PER_MACHINE = (3, 2)
 PORT = 29_400  # in namespaces of our own every port is free
 LISTENS = "0A"  # in /proc/net/tcp

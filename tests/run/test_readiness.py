@@ -4,19 +4,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 from patience import HANG_SECONDS
+from world_runs import Train
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.run import training
 from dlrm_hybrid.run.readiness import no_empty_folder
-
-Train = Callable[..., tuple[int, Path]]
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,12 @@
 
 import os
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from launched_runs import slurm, started
 from patience import HANG_SECONDS
+from world_runs import Train
 
 from dlrm_hybrid.checkpoint.folder import read_facts
 from dlrm_hybrid.checkpoint.manifest import manifest_text
@@ -15,7 +15,6 @@ from dlrm_hybrid.disk import locked
 from dlrm_hybrid.run.folder import one_run
 from dlrm_hybrid.types import DataError
 
-Train = Callable[..., tuple[int, Path]]
 WORLD = ("parallel=hybrid", "parallel.trainers=1", "parallel.cuts=[bottom.1]", "train.steps=2")
 ELSEWHERE = "192.0.2.1"  # set apart for documentation (RFC 5737): no machine has it
 

@@ -3,18 +3,17 @@
 import json
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from world_runs import Train
 
 from dlrm_hybrid.telemetry import trackers
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.trackers import Guarded, open_trackers, require
 from dlrm_hybrid.types import ResourceError
-
-Train = Callable[..., tuple[int, Path]]
 
 
 def progress(step: int, loss: float) -> Event:

@@ -1,16 +1,14 @@
 """A disk that fills up: exit 5, file and key are named, and what was saved is whole."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from small_disk import enlarge, needs_mount, small_disk
-from world_runs import assert_same, checkpoint
+from world_runs import Train, assert_same, checkpoint
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.telemetry import events
 
-Train = Callable[..., tuple[int, Path]]
 MORE_ROOM = 100_000
 WORLD = ("parallel=hybrid", "parallel.trainers=1", "parallel.cuts=[bottom.1]")
 

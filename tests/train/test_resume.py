@@ -3,13 +3,12 @@
 import json
 import random
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from rank_faults import left, plan
-from saved_tensors import saved_tensors
+from world_runs import Train, assert_same, curve, summary, tensors
 
 from dlrm_hybrid.checkpoint.folder import find, read_facts
 from dlrm_hybrid.cli.main import run
@@ -18,26 +17,17 @@ from dlrm_hybrid.run.rank.facts import arithmetic, changes
 from dlrm_hybrid.telemetry import events
 
 STEPS = 93
-Train = Callable[..., tuple[int, Path]]
-
-
-def tensors(folder: Path, step: int = STEPS) -> dict[str, np.ndarray]:
-    return saved_tensors(folder, step)
 
 
 def assert_equal_runs(one: Path, other: Path) -> None:
-    first, second = tensors(one), tensors(other)
-    assert first.keys() == second.keys()
-    for name, tensor in first.items():
-        assert tensor.tobytes() == second[name].tobytes(), name
-    assert curve(one) == curve(other)
+    assert_same(one, other, STEPS)
+    assert learned(one) == learned(other)
 
 
-def curve(folder: Path) -> list[tuple[object, ...]]:
+def learned(folder: Path) -> list[tuple[object, ...]]:
+    """By step: an attempt that was broken off has told less of its rows."""
     return [
-        (event.step, event.values["loss"], event.values["accuracy"])
-        for event in events.read(folder / "events.jsonl")
-        if event.kind is events.Kind.PROGRESS
+        (step, told["loss"], told["accuracy"]) for step, told in curve(folder) if "loss" in told
     ]
 
 
@@ -47,10 +37,6 @@ def struck(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 EVERY = ("telemetry.every=1", "checkpoint.every=7")
-
-
-def summary(folder: Path) -> dict:
-    return json.loads((folder / "summary.json").read_text())
 
 
 def starts(folder: Path) -> list[int]:
@@ -91,8 +77,8 @@ def test_killed_runs_go_on_to_the_end_of_the_unbroken_one(
     choice = (f"optimizer={optimizer}", f"embedding.optimizer={tables}", "optimizer.lr=0.02")
     code, unbroken = train("unbroken", *EVERY, *choice)
     assert code == 0
-    moved = tensors(unbroken)
-    for name, before in tensors(unbroken, step=91).items():
+    moved = tensors(unbroken, STEPS)
+    for name, before in tensors(unbroken, 91).items():
         assert np.abs(moved[name] - before).max() > 0, name
     for step in random.Random(optimizer).sample(range(1, STEPS), 2):
         folder = tmp_path / f"killed-{step}"

@@ -1,7 +1,6 @@
 """Rows with a part to validate: it decides while a run trains, and the test part is for the end."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from patience import PATIENT
-from world_runs import assert_same, checkpoint, summary
+from world_runs import Train, assert_same, checkpoint, summary
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.predict.predictor import Predictor
@@ -30,7 +29,6 @@ HYBRID = ("parallel=hybrid", "parallel.trainers=2", PATIENT)
 IN_PROCESS = "parallel.world=in_process"
 APART = ("sync=async", "embedding=served", "parallel.table_servers=1", "parallel.elastic=true")
 VALIDATION, TEST = ScoredPart.VALIDATION, ScoredPart.TEST
-Train = Callable[..., tuple[int, Path]]
 
 
 @pytest.fixture(scope="module")
