@@ -6,7 +6,7 @@ A tensor's initial values depend on the seed and its name alone, not on order, l
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Literal, final
 
@@ -18,6 +18,7 @@ from dlrm_hybrid.rng import fold
 TableInit = Literal["uniform_rows", "uniform_width"] | float
 """Law of initial rows: U(-b, b), b = 1/sqrt(rows of the table) or 1/sqrt(width); or N(0, s²)."""
 PART_ELEMENTS = 1 << 20
+PART_BYTES = 1 << 25
 NORM = ".norm."  # in the names of the parameters of batch norm
 
 
@@ -62,10 +63,22 @@ def whole(pieces: Iterable[Piece]) -> dict[str, Tensor]:
     for piece in pieces:
         tensor = found.setdefault(piece.name, torch.empty(piece.shape, dtype=piece.view.dtype))
         places = [slice(a, a + n) for a, n in zip(piece.begin, piece.view.shape, strict=True)]
-        if piece.every > 1:
-            places[0] = slice(piece.begin[0], None, piece.every)
+        if places:
+            begin, rows = piece.begin[0], len(piece.view)
+            places[0] = slice(begin, begin + rows * piece.every, piece.every)
         tensor[tuple(places)] = piece.view
     return found
+
+
+def parts(piece: Piece, most_bytes: int = PART_BYTES) -> Iterator[Piece]:
+    """Split a piece into pieces of consecutive rows of it, of so many bytes or of one row."""
+    if not piece.shape:
+        yield piece
+        return
+    rows = max(1, most_bytes * len(piece.view) // max(1, piece.view.nbytes))
+    for row in range(0, len(piece.view), rows):
+        begin = (piece.begin[0] + row * piece.every, *piece.begin[1:])
+        yield replace(piece, begin=begin, view=piece.view[row : row + rows])
 
 
 def draw_dense(tensors: Mapping[str, Tensor], seed: int) -> None:

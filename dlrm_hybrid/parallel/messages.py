@@ -108,6 +108,11 @@ class Messenger:
         """Wait for the named tensors of a message from a rank."""
         return tensors_of(self._take(sender, kind, number))
 
+    def ask(self, to: int, kind: Kind, number: int, values: Mapping[str, Any], by: Kind) -> Frame:
+        """Send plain values, and wait for the frame of the kind `by` that answers them."""
+        self.send(to, kind, number, values)
+        return self._take(to, by, number)
+
     def receive_unless(
         self, sender: int, kind: Kind, number: int, is_off: Callable[[], bool]
     ) -> Frame | None:

@@ -79,7 +79,7 @@ class InProcessEngine(Engine):
         ranks: workers and servers.
         messenger: to other processes, of which there are none.
         runner: that of the workers' programs.
-        reads: per trainer, reads a training batch and those coming.
+        reads: per trainer, reads a training batch and those coming; none if a program has them.
         schedule: learning rate of the dense parameters, to report it.
         evaluators: workers of one trainer with separate stage models, for master weights.
         rows: those to evaluate, by part.
@@ -132,21 +132,33 @@ class InProcessEngine(Engine):
     def make_step(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
         if self.pace is not None:
             return self.pace.make_step(step, at)
-        stages = len(self.evaluators)
         reads = [read(at) for read in self.reads]
+        metrics = self.learn([one.batch for one in reads], [one.coming for one in reads])
+        return metrics, reads[0].after
+
+    def learn(
+        self, batches: Sequence[Batch], coming: Sequence[Sequence[Batch]] | None = None
+    ) -> StepMetrics:
+        """Make one step.
+
+        Args:
+            batches: one of each trainer.
+            coming: those of the trainers' next steps, as far as their tables look ahead.
+        """
+        step, stages = self.step, len(self.evaluators)
+        coming = coming or [()] * len(batches)
+        inputs = list(zip(batches, coming, strict=True))
         programs: dict[int, Program[StepMetrics]] = {
             worker.rank: train_step(
-                worker,
-                Tick(step),
-                stage_inputs(worker, reads[rank // stages].batch, reads[rank // stages].coming),
+                worker, Tick(step), stage_inputs(worker, *inputs[rank // stages])
             )
             for rank, worker in enumerate(self.ranks.workers)
         }
         outcomes = self.runner.run(programs)
-        if is_check_due(step, len(reads[0].batch.label_B)):
+        if is_check_due(step, len(batches[0].label_B)):
             self._check_weights(step)
         self.step = step + 1
-        return _summed(outcomes), reads[0].after
+        return _summed(outcomes)
 
     @override
     def lower(self, step: int) -> None:
@@ -270,7 +282,7 @@ class InProcessEngine(Engine):
     @property
     @override
     def looking_up(self) -> Sequence[int]:
-        return range(len(self.reads))
+        return range(len(self.ranks.workers) // len(self.evaluators))
 
     def _tables(self) -> dict[int, Tables]:
         workers = self.ranks.workers

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, final
+
+from torch import Tensor
 
 from dlrm_hybrid.checkpoint.writer import ShardWriter
-from dlrm_hybrid.model.tensors import full_pieces
+from dlrm_hybrid.model.tensors import Piece, full_pieces, parts
 from dlrm_hybrid.parallel.dense.server import Handle, ParameterServer
 from dlrm_hybrid.parallel.effects import Outgoing
-from dlrm_hybrid.parallel.messages import message, num_bytes, values_of
+from dlrm_hybrid.parallel.messages import message, num_bytes, tensors_of, values_of
 from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
 from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.saver import piece_groups
@@ -94,12 +96,15 @@ class ServerRank:
         if frame.kind is Kind.SAVE and self.elastic:
             return True  # all present workers had an answer after their last pushes
         values = values_of(frame)
-        if frame.kind is Kind.SAVE and values["pushed"] is not None:
-            return all(self.server.has_version(*one) for one in enumerate(values["pushed"]))
+        if (pushed := values.get("pushed")) is not None:
+            return all(self.server.has_version(*one) for one in enumerate(pushed))
         return self.server.has_version(values.get("stage"), frame.number)
 
     def _answer(self, frame: Frame) -> Outgoing:
         values = values_of(frame)
+        if frame.kind is Kind.FETCH and "part" in values:
+            groups = piece_groups(full_pieces(self.server.tensors()))
+            return part_answer(groups.get("dense", ()), frame, self.rank, self.attempt)
         if frame.kind is Kind.FETCH:
             tensors = self.server.weights(values["stage"])
             answer = message(Kind.WEIGHTS, self.rank, self.attempt, frame.number, {}, tensors)
@@ -128,3 +133,28 @@ def shard_answer(writer: ShardWriter, frame: Frame, rank: int, attempt: int) -> 
     shard = writer.take(values_of(frame)["wait_seconds"])
     values = {"shard": None if shard is None else shard.values}
     return Outgoing(frame.sender, message(Kind.SHARD, rank, attempt, frame.number, values), 0)
+
+
+def part_answer(pieces: Iterable[Piece], frame: Frame, rank: int, attempt: int) -> Outgoing:
+    """Answer a request for one of the parts of a server's state."""
+    several = [part for piece in pieces for part in parts(piece)]
+    values: dict[str, Any] = {"count": len(several)}
+    tensors: dict[str, Tensor] = {}
+    for part in several[(number := values_of(frame)["part"]) : number + 1]:
+        values |= {"shape": part.shape, "begin": part.begin, "every": part.every}
+        tensors = {part.name: part.view}
+    answer = message(Kind.WEIGHTS, rank, attempt, frame.number, values, tensors)
+    return Outgoing(frame.sender, answer, num_bytes(tensors))
+
+
+def answered_part(frame: Frame) -> Iterator[Piece]:
+    """The part of a server's state in an answer of `part_answer`; none if it holds no state."""
+    values = values_of(frame)
+    for name, tensor in tensors_of(frame).items():
+        yield Piece(
+            name=name,
+            shape=tuple(values["shape"]),
+            begin=tuple(values["begin"]),
+            every=values["every"],
+            view=tensor,
+        )

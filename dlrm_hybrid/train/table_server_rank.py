@@ -14,7 +14,7 @@ from dlrm_hybrid.parallel.tables.table_server import TableServer
 from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS, RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.saver import piece_groups
-from dlrm_hybrid.train.server_rank import lower, shard_answer
+from dlrm_hybrid.train.server_rank import lower, part_answer, shard_answer
 from dlrm_hybrid.types import DlrmError, Version
 from dlrm_hybrid.wire.frame import EVALUATION, Frame, Kind
 
@@ -51,7 +51,8 @@ class TableServerRank:
         return {
             Kind.LOOKUP: self._serve,
             Kind.UPDATE: self._serve,
-            Kind.SAVE: self._save,
+            Kind.FETCH: self._ask,
+            Kind.SAVE: self._ask,
             Kind.SHARD: self._shard,
             Kind.LOWER: self._lower,
         }
@@ -65,19 +66,22 @@ class TableServerRank:
         phase = Phase.TRAIN if is_warm else Phase.WARMUP
         self.meter.switch(Phase.EVALUATE if frame.microbatch == EVALUATION else phase)
         outgoing = self.server.handle(frame)
-        return [*outgoing, *self._saved()] if self._waiting else outgoing
+        return [*outgoing, *self._answers()] if self._waiting else outgoing
 
-    def _save(self, frame: Frame) -> Sequence[Outgoing]:
-        """Keep a SAVE until the tables have the version of the checkpoint."""
+    def _ask(self, frame: Frame) -> Sequence[Outgoing]:
+        """Keep a request about the tables until they have the version of its step."""
         self._waiting.append(frame)
-        return self._saved()
+        return self._answers()
 
-    def _saved(self) -> list[Outgoing]:
+    def _answers(self) -> list[Outgoing]:
         ready = [one for one in self._waiting if self._due(one) <= self.server.version]
         self._waiting = [one for one in self._waiting if one not in ready]
-        return [self._copied(frame) for frame in ready]
+        return [self._answer(frame) for frame in ready]
 
-    def _copied(self, frame: Frame) -> Outgoing:
+    def _answer(self, frame: Frame) -> Outgoing:
+        if frame.kind is Kind.FETCH:
+            self.meter.switch(Phase.EVALUATE)
+            return part_answer(self.server.pieces(), frame, self.rank, self.attempt)
         self.meter.switch(Phase.CHECKPOINT)
         step = values_of(frame)["step"]
         if self.server.version > self._due(frame):

@@ -7,7 +7,7 @@ the same steps, because these follow from the plan and from the leader's decisio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, final
 
@@ -20,7 +20,7 @@ from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.compression import Compression
 from dlrm_hybrid.parallel.dense.client import LocalClient, ServerClient
 from dlrm_hybrid.parallel.finite import check_weights, is_check_due
-from dlrm_hybrid.parallel.messages import Messenger
+from dlrm_hybrid.parallel.messages import Messenger, values_of
 from dlrm_hybrid.parallel.runners import ProcessRunner
 from dlrm_hybrid.parallel.step import StepMetrics, drain, train_step
 from dlrm_hybrid.parallel.topology import Topology
@@ -36,6 +36,7 @@ from dlrm_hybrid.train import statistics
 from dlrm_hybrid.train.engine import Engine, Show
 from dlrm_hybrid.train.evaluation import WorldEvaluation
 from dlrm_hybrid.train.progress import SYNC_EVERY, Decision, Plan, Progress
+from dlrm_hybrid.train.server_rank import answered_part
 from dlrm_hybrid.train.signals import StopRequest, obey
 from dlrm_hybrid.types import ScoredPart, Tick, Version
 from dlrm_hybrid.wire.frame import Kind
@@ -66,7 +67,7 @@ class WorkerRank(Engine):
         client: that of its weights.
         compression: its compressors.
         tables: the pieces of tables that it holds.
-        read: reads a training batch of its trainer, and those coming.
+        reads: reads a training batch of its trainer and those coming; none if orders bring them.
         schedule: learning rate of the dense parameters, to report it.
         evaluation: its part in evaluations.
         leader: rank that decides for all workers.
@@ -83,7 +84,7 @@ class WorkerRank(Engine):
     client: ServerClient | LocalClient
     compression: Compression
     tables: Sequence[Piece]
-    read: ReadAhead
+    reads: Sequence[ReadAhead]
     schedule: LrSchedule
     evaluation: WorldEvaluation
     traffic: Callable[[], tuple[int, int]]
@@ -95,10 +96,9 @@ class WorkerRank(Engine):
 
     @override
     def make_step(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
-        batch, after, coming = self.read(at)
-        metrics = self.learn(step, batch, coming)
-        self.step = step + 1
-        return metrics, after
+        (read,) = self.reads
+        batch, after, coming = read(at)
+        return self.learn(batch, coming), after
 
     @override
     def lower(self, step: int) -> None:
@@ -119,14 +119,14 @@ class WorkerRank(Engine):
         self.emptied = step
         return metrics
 
-    def learn(self, step: int, batch: Batch, coming: Sequence[Batch]) -> StepMetrics:
-        """Make one step, which the caller counts.
+    def learn(self, batch: Batch, coming: Sequence[Batch] = ()) -> StepMetrics:
+        """Make one step.
 
         Args:
-            step: number of steps done before it.
             batch: its rows.
             coming: those of the next steps, as far as its tables look ahead.
         """
+        step = self.step
         program = train_step(self.worker, Tick(step), stage_inputs(self.worker, batch, coming))
         metrics = self.runner.run(program)
         if isinstance(self.client, LocalClient) and is_check_due(step, len(batch.label_B)):
@@ -135,6 +135,7 @@ class WorkerRank(Engine):
                 "embedding.lr": self.worker.embedding_schedule.lr(step),
             }
             check_weights(step, self.worker.name, self.client.weights, self.client.tensors, rates)
+        self.step = step + 1
         return metrics
 
     @override
@@ -213,6 +214,18 @@ class WorkerRank(Engine):
             held |= self.client.tensors()
         held |= self.runner.run(flight(self.worker, self.step, self.emptied))
         return [*full_pieces(held), *self.tables]
+
+    def server_pieces(self) -> Iterator[Piece]:
+        """Yield copies of the weights and optimizer state that servers hold, in parts."""
+        for server in self.topology.all_servers:
+            number, count = 0, 1
+            while number < count:
+                wanted = {"part": number, "step": self.step, "pushed": self.pushed()}
+                frame = self.messenger.ask(
+                    server, Kind.FETCH, self.settled(), wanted, by=Kind.WEIGHTS
+                )
+                number, count = number + 1, values_of(frame)["count"]
+                yield from answered_part(frame)
 
     @property
     @override

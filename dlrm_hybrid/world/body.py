@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Protocol, final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,19 +15,23 @@ from torch import Tensor
 from dlrm_hybrid.checkpoint.folder import read
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
-from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import world as build_world
-from dlrm_hybrid.run.assembly.model import RowSource
 from dlrm_hybrid.run.folder import check_weights
 from dlrm_hybrid.run.rank.job import Job
+from dlrm_hybrid.run.rank.training import checkpoint_writer
 from dlrm_hybrid.run.request import TrainTask
+from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import SpanClock
+from dlrm_hybrid.telemetry.traffic import Phase
+from dlrm_hybrid.train.in_process import InProcessEngine
 from dlrm_hybrid.train.progress import Plan, Progress
+from dlrm_hybrid.train.saver import piece_groups
+from dlrm_hybrid.train.worker_rank import WorkerRank
 from dlrm_hybrid.types import DataError, DivergedError
-from dlrm_hybrid.world.rows.feed import Feed
 from dlrm_hybrid.world.settings import Settings
 
 Floats = npt.NDArray[np.float32]
@@ -75,23 +79,12 @@ class Body(Protocol):
         """Number of steps since the beginning of the run, including those before a checkpoint."""
         ...
 
-    def fill(self) -> bool:
-        """Take a batch from each trainer's loader unless one waits; False if a loader has no more.
-
-        Raises:
-            DataError: a loader failed, or its batch is malformed; no step has begun.
-        """
-        ...
-
-    def end_epoch(self) -> Sequence[int]:
-        """Start loaders anew; returns the trainers whose waiting batch is dropped."""
-        ...
-
-    def learn(self, batches: Sequence[Batch] | None) -> StepMetrics:
+    def learn(self, batches: Sequence[Batch], meanwhile: Callable[[], None]) -> StepMetrics:
         """Train on one batch per trainer.
 
         Args:
-            batches: one for each trainer; None for those that wait.
+            batches: one for each trainer.
+            meanwhile: called while other processes compute, if there are any.
         """
         ...
 
@@ -124,14 +117,14 @@ class Body(Protocol):
         ...
 
 
-def job_of(settings: Settings, task: TrainTask, rows: RowSource) -> Job:
+def job_of(settings: Settings, task: TrainTask) -> Job:
     """Make the job of a process of a world, as of a run."""
     config = settings.config
     return Job(
         task=task,
         values=settings.values,
         config=config,
-        rows=rows,
+        prepared=None,
         plan=Plan(
             steps=settings.steps,
             samples_per_step=config.parallel.trainers * config.train.batch_size,
@@ -140,29 +133,11 @@ def job_of(settings: Settings, task: TrainTask, rows: RowSource) -> Job:
             checkpoint_every=0,
             checkpoint_minutes=0.0,
         ),
-        layout=build_world.layout(config, rows.table_rows, settings.steps, task.attempt),
+        layout=build_world.layout(config, settings.spec.table_rows, settings.steps, task.attempt),
         clock=SpanClock(),
         names=dict(enumerate(build.rank_names(config))),
         storage=build_model.row_storage(config, Path(task.run_folder)),
     )
-
-
-def rows_of(spec: ModelSpec, feeds: Mapping[int, Feed]) -> RowSource:
-    """Rows that a program hands over; with the feeds of this process's trainers."""
-
-    def reader(trainer: int, sample: Any) -> Any:
-        feed = feeds[trainer]
-        if sample is None:
-            return feed.read
-
-        def read(at: Any) -> Any:
-            batch, after = feed.read(at)
-            sample.add(batch.bags)
-            return batch, after
-
-        return read
-
-    return RowSource(table_rows=spec.table_rows, reader=reader)
 
 
 def check_weights_of(folder: Path, settings: Settings) -> None:
@@ -180,9 +155,23 @@ def check_weights_of(folder: Path, settings: Settings) -> None:
             raise DataError(f"{folder}: {name} {has}, the model's {rows:,}")
 
 
-def progress_of(job: Job, steps: int, emptied: int) -> Progress:
-    """Progress of a world; the program keeps the position of its loaders."""
-    return Progress(step=steps, samples=steps * job.plan.samples_per_step, emptied=emptied)
+def save(job: Job, engine: InProcessEngine | WorkerRank, meter: RankMeter) -> Path | None:
+    """Write a checkpoint together with the other ranks; returns its folder at the leader.
+
+    The program keeps the position of its loaders.
+    """
+    writer, step = checkpoint_writer(job, engine), engine.step
+    samples = step * job.plan.samples_per_step
+    with meter.within(Phase.CHECKPOINT):
+        writer.save(Progress(step=step, samples=samples, emptied=engine.emptied))
+        saved = writer.finish()
+    return None if saved is None else saved.folder
+
+
+def weights(engine: InProcessEngine | WorkerRank) -> list[Piece]:
+    """The pieces of weights and optimizer state that a process holds."""
+    groups = piece_groups(engine.pieces())
+    return [piece for group in WEIGHTS for piece in groups.get(group, ())]
 
 
 def added(several: Iterable[Counts]) -> dict[str, dict[str, int]]:

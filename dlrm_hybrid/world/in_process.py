@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import count
 from pathlib import Path
@@ -13,30 +13,17 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dlrm_hybrid.data.loader import START, Batch
+from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.tensors import whole
 from dlrm_hybrid.parallel.step import StepMetrics
-from dlrm_hybrid.process import interrupts_wait
 from dlrm_hybrid.run.assembly import engine as build_engine
 from dlrm_hybrid.run.assembly import model as build_model
-from dlrm_hybrid.run.rank.training import checkpoint_writer, resume
+from dlrm_hybrid.run.rank.training import resume
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.engine import ignore
-from dlrm_hybrid.train.saver import piece_groups
-from dlrm_hybrid.types import DataError
-from dlrm_hybrid.world.body import (
-    WEIGHTS,
-    Body,
-    Counts,
-    Floats,
-    job_of,
-    progress_of,
-    rows_of,
-)
-from dlrm_hybrid.world.rows.batches import Loader
-from dlrm_hybrid.world.rows.feed import Feed
+from dlrm_hybrid.world.body import Body, Counts, Floats, job_of, save, weights
 from dlrm_hybrid.world.settings import Settings
 
 _MODES = threading.RLock()  # some are global to all threads
@@ -48,19 +35,13 @@ class InProcess(Body):
 
     Args:
         settings: those of the world.
-        loader: makes iterables of batches, or None.
         folder: folder for checkpoints.
         resume_from: run folder or checkpoint to resume from, or None.
     """
 
-    def __init__(
-        self, settings: Settings, loader: Loader | None, folder: Path, resume_from: Path | None
-    ) -> None:
-        config, trainers = settings.config, settings.config.parallel.trainers
+    def __init__(self, settings: Settings, folder: Path, resume_from: Path | None) -> None:
+        config = settings.config
         self._threads = config.threads
-        self._feeds = [
-            Feed(settings.columns, trainer, trainers, loader) for trainer in range(trainers)
-        ]
         task = TrainTask(
             run_folder=str(folder),
             prepared="",
@@ -69,12 +50,11 @@ class InProcess(Body):
             attempt=0,
             rendezvous="",
         )
-        rows = rows_of(settings.spec, dict(enumerate(self._feeds)))
-        self._job = job = job_of(settings, task, rows)
+        self._job = job = job_of(settings, task)
         build_model.keep_freed_memory()
         with _as_in_a_rank(self._threads):
             self._engine = engine = build_engine.engine_of(
-                config, rows, settings.steps, job.storage, job.clock
+                config, job.layout, None, job.storage, job.clock
             )
             self._meter = RankMeter(engine.count, job.clock, uncounted=engine.uncounted)
             progress = resume(job, engine, ignore)
@@ -87,30 +67,9 @@ class InProcess(Body):
         return self._engine.step
 
     @override
-    def fill(self) -> bool:
-        faults, filled = list[DataError](), True
-        with interrupts_wait():  # Ctrl-C would end a loader that is a generator
-            for feed in self._feeds:
-                try:
-                    filled &= feed.fill()
-                except DataError as fault:
-                    faults.append(fault)
-            if len(faults) > 1:
-                raise DataError("\n".join(map(str, faults))) from faults[0]
-            if faults:
-                raise faults[0]
-        return filled
-
-    @override
-    def end_epoch(self) -> list[int]:
-        return [feed.trainer for feed in self._feeds if feed.end_epoch()]
-
-    @override
-    def learn(self, batches: Sequence[Batch] | None) -> StepMetrics:
-        for feed, batch in zip(self._feeds, batches or (), strict=False):
-            feed.put(batch)
+    def learn(self, batches: Sequence[Batch], meanwhile: Callable[[], None]) -> StepMetrics:
         with _as_in_a_rank(self._threads):
-            metrics, _ = self._engine.make_step(self._engine.step, START)
+            metrics = self._engine.learn(batches)
         self._meter.step_done()
         return metrics
 
@@ -131,19 +90,15 @@ class InProcess(Body):
 
     @override
     def save(self) -> Path:
-        engine = self._engine
-        writer = checkpoint_writer(self._job, engine)
-        with _as_in_a_rank(self._threads), self._meter.within(Phase.CHECKPOINT):
-            writer.save(progress_of(self._job, engine.step, engine.emptied))
-            saved = writer.finish()
-        assert saved is not None
-        return saved.folder
+        with _as_in_a_rank(self._threads):
+            folder = save(self._job, self._engine, self._meter)
+        assert folder is not None
+        return folder
 
     @override
     def tensors(self) -> dict[str, Tensor]:
         with _as_in_a_rank(self._threads):
-            groups = piece_groups(self._engine.pieces())
-            return whole(piece for group in WEIGHTS for piece in groups[group])
+            return whole(weights(self._engine))
 
     @override
     def counts(self) -> Counts:
@@ -151,7 +106,7 @@ class InProcess(Body):
 
     @override
     def close(self) -> None:
-        self._feeds.clear()
+        pass
 
 
 @contextmanager

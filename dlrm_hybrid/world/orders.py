@@ -12,10 +12,13 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 import safetensors.numpy
+import torch
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.data.loader import Batch
+from dlrm_hybrid.model.tensors import Piece
 
+DONE, PART = "done", "part"
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
@@ -25,7 +28,7 @@ class Message:
     """An order of the program, or a rank's answer.
 
     Attributes:
-        name: the order, or `done`.
+        name: the order; of an answer `DONE`, or `PART` before that.
         number: that of the order.
         values: plain values.
         arrays: arrays by name.
@@ -74,3 +77,21 @@ def batch_of(arrays: Arrays, tables: int) -> Batch:
     offsets = arrays.get("offsets")
     bags = Bags(arrays["ids"], offsets, 0 if offsets is None else tables)
     return Batch(arrays["dense"], bags, arrays["label"])
+
+
+def piece_values(piece: Piece) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+    """Convert a piece of a tensor to values and an array, for a message."""
+    values = {"name": piece.name, "shape": piece.shape, "begin": piece.begin, "every": piece.every}
+    return values, {"view": piece.view.numpy()}
+
+
+def piece_of(message: Message) -> Piece:
+    """Convert a message back to the piece of `piece_values`."""
+    values = message.values
+    return Piece(
+        name=values["name"],
+        shape=tuple(values["shape"]),
+        begin=tuple(values["begin"]),
+        every=values["every"],
+        view=torch.from_numpy(message.arrays["view"]),
+    )

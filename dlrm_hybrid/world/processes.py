@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import reduce
 from itertools import count
 from pathlib import Path
 from typing import Any, final
@@ -16,19 +17,17 @@ from torch import Tensor
 from typing_extensions import override
 
 from dlrm_hybrid.bags import Bags
-from dlrm_hybrid.checkpoint.reader import open_checkpoint
 from dlrm_hybrid.data.loader import Batch
+from dlrm_hybrid.model.tensors import whole
 from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.rank.process import Rank
 from dlrm_hybrid.run.request import TrainTask
+from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.train.evaluation import without_rows
-from dlrm_hybrid.types import DataError
-from dlrm_hybrid.world.body import WEIGHTS, Body, Counts, Floats, added
-from dlrm_hybrid.world.orders import Arrays, Message, arrays_of
-from dlrm_hybrid.world.ranks import WorkersError, WorldRanks
-from dlrm_hybrid.world.rows.batches import Loader
-from dlrm_hybrid.world.rows.loaders import NamedLoader, require_guard
+from dlrm_hybrid.world.body import Body, Counts, Floats, added
+from dlrm_hybrid.world.orders import Arrays, Message, arrays_of, piece_of
+from dlrm_hybrid.world.ranks import WorldRanks
 from dlrm_hybrid.world.settings import Settings
 
 
@@ -38,18 +37,12 @@ class Processes(Body):
 
     Args:
         settings: of the world.
-        loader: of batches, or None.
         folder: for checkpoints, and logs of ranks.
         resume_from: a run folder or checkpoint to go on from, or None.
     """
 
-    def __init__(
-        self, settings: Settings, loader: Loader | None, folder: Path, resume_from: Path | None
-    ) -> None:
-        require_guard()
-        named = None if loader is None else NamedLoader.of(loader)
+    def __init__(self, settings: Settings, folder: Path, resume_from: Path | None) -> None:
         self._topology = build.topology(settings.config)
-        self._tables = len(settings.spec.table_rows)
         self._meeting = Path(tempfile.mkdtemp(prefix="m", dir=folder))
         task = TrainTask(
             run_folder=str(folder),
@@ -63,7 +56,6 @@ class Processes(Body):
             "values": settings.values,
             "table_rows": settings.spec.table_rows,
             "orders": str(self._meeting / "o"),
-            "loader": None if named is None else named.to_json(),
         }
         ranks = [
             Rank(
@@ -84,46 +76,14 @@ class Processes(Body):
         return self._steps
 
     @override
-    def fill(self) -> bool:
-        try:
-            answers = self._ranks.ask("fill")
-        except WorkersError as fault:
-            self._skip({rank // self._topology.stages for rank in fault.workers})
-            raise
-        of_trainers: dict[int, set[str | None]] = {}
-        for rank, answer in answers.items():
-            own = of_trainers.setdefault(rank // self._topology.stages, set())
-            own.add(answer.values["checksum"])
-        for trainer, checksums in of_trainers.items():
-            if len(checksums) > 1:
-                title = answers[self._topology.worker(trainer, 0)].values["title"]
-                self._skip({trainer})
-                raise DataError(
-                    f"trainer {trainer}, {title}: its stages have different "
-                    "batches. Each makes the loader for itself, which must give the same batches "
-                    "every time: seed what shuffles them"
-                )
-        return all(None not in one for one in of_trainers.values())
-
-    def _skip(self, trainers: Collection[int]) -> None:
-        """Drop what stages of these trainers have read where others of the same could not."""
-        self._ranks.ask("skip", {"trainers": sorted(trainers)})
-
-    @override
-    def end_epoch(self) -> list[int]:
-        answers = self._ranks.ask("end_epoch")
-        stages = self._topology.stages
-        return [rank // stages for rank in sorted(answers)[::stages] if _value(answers[rank])]
-
-    @override
-    def learn(self, batches: Sequence[Batch] | None) -> StepMetrics:
-        metrics = self._measured("learn", None if batches is None else self._parts(batches))
+    def learn(self, batches: Sequence[Batch], meanwhile: Callable[[], None]) -> StepMetrics:
+        metrics = self._measured("learn", self._parts(batches), meanwhile)
         self._steps += 1
         return metrics
 
     @override
     def drain(self) -> StepMetrics:
-        return self._measured("drain", None)
+        return self._measured("drain")
 
     @override
     def begin_evaluation(self) -> None:
@@ -145,11 +105,7 @@ class Processes(Body):
 
     @override
     def tensors(self) -> dict[str, Tensor]:
-        folder = self.save()
-        checkpoint = open_checkpoint(folder)
-        found = checkpoint.tensors(checkpoint.names(*WEIGHTS))
-        shutil.rmtree(folder, ignore_errors=True)
-        return found
+        return whole(map(piece_of, self._ranks.parts("state")))
 
     @override
     def counts(self) -> Counts:
@@ -160,13 +116,14 @@ class Processes(Body):
         self._ranks.close()
         shutil.rmtree(self._meeting, ignore_errors=True)
 
-    def _measured(self, order: str, arrays: dict[int, Arrays] | None) -> StepMetrics:
-        found = [one.values for one in self._ranks.ask(order, arrays=arrays).values()]
-        return StepMetrics(
-            loss_sum=sum(one["loss_sum"] for one in found),
-            correct=sum(one["correct"] for one in found),
-            rows=sum(one["rows"] for one in found),
-        )
+    def _measured(
+        self,
+        order: str,
+        arrays: dict[int, Arrays] | None = None,
+        meanwhile: Callable[[], None] = ignore,
+    ) -> StepMetrics:
+        answers = self._ranks.ask(order, arrays=arrays, meanwhile=meanwhile)
+        return reduce(StepMetrics.plus, (StepMetrics(**one.values) for one in answers.values()))
 
     def _parts(self, batches: Sequence[Batch]) -> dict[int, Arrays]:
         """What each worker reads of the batch of its trainer, by rank."""

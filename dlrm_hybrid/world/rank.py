@@ -6,7 +6,9 @@ import json
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from itertools import chain
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -15,7 +17,7 @@ from dlrm_hybrid.comm.metered import traffic_of
 from dlrm_hybrid.comm.rendezvous import share_folder
 from dlrm_hybrid.config.methods import load_method
 from dlrm_hybrid.config.validate import validate
-from dlrm_hybrid.data.loader import START
+from dlrm_hybrid.model.tensors import parts
 from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.parallel.topology import ServerRole, TableServerRole
 from dlrm_hybrid.run.assembly import build
@@ -26,21 +28,27 @@ from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.rank.main import world_channel
 from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.run.rank.serving import at_end, leave_servers, serve_dense, serve_tables
-from dlrm_hybrid.run.rank.training import checkpoint_writer, resume
+from dlrm_hybrid.run.rank.training import resume
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.rank_meter import TALLY_NAMES, RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase, Traffic
 from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.train.worker_rank import WorkerRank
-from dlrm_hybrid.types import ConfigError, DataError
 from dlrm_hybrid.wire.frame import EVALUATION, Frame, encoded_bytes
 from dlrm_hybrid.wire.frame import Kind as FrameKind
-from dlrm_hybrid.world.body import added, job_of, progress_of, rows_of
-from dlrm_hybrid.world.orders import Arrays, Message, batch_of, connection_of, receive, send
-from dlrm_hybrid.world.rows.batches import Loader
-from dlrm_hybrid.world.rows.feed import Feed
-from dlrm_hybrid.world.rows.loaders import NamedLoader
+from dlrm_hybrid.world.body import added, job_of, save, weights
+from dlrm_hybrid.world.orders import (
+    DONE,
+    PART,
+    Arrays,
+    Message,
+    batch_of,
+    connection_of,
+    piece_values,
+    receive,
+    send,
+)
 from dlrm_hybrid.world.settings import Settings
 
 FLOAT_BYTES = 4
@@ -56,14 +64,7 @@ def world_rank(argument: str, report: Report, stop: StopRequest) -> None:
     settings = Settings(spec=spec, values=known["values"], config=config)
     build_model.prepare_torch(config)
     topology = build.topology(config)
-    feeds: dict[int, Feed] = {}
-    if task.rank < topology.num_workers:
-        loader: Loader | None = None
-        if known["loader"] is not None:
-            loader = NamedLoader(**known["loader"]).load()
-        trainer = task.rank // topology.stages
-        feeds[trainer] = Feed(settings.columns, trainer, topology.trainers, loader)
-    job = job_of(settings, task, rows_of(spec, feeds))
+    job = job_of(settings, task)
     rendezvous = share_folder(Path(task.rendezvous), stop.check)
     with world_channel(job, rendezvous) as (channel, inner):
         meter = RankMeter(lambda counters: setattr(channel, "counters", counters), job.clock)
@@ -85,13 +86,16 @@ def world_rank(argument: str, report: Report, stop: StopRequest) -> None:
         )
         with (
             build_worker.worker_rank(
-                config, job.layout, job.rows, channel, None, group, meter
+                config, job.layout, None, channel, None, group, meter
             ) as worker,
             at_end(lambda: leave_servers(job, channel, worker.step)),
         ):
             resume(job, worker, ignore)
             meter.step = worker.step
-            _Worker(job, worker, feeds[role.trainer], meter, answers).obey(known["orders"])
+            one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            one.connect(known["orders"])
+            with closing(connection_of(one)) as connection:
+                _Worker(job, worker, meter, answers, connection).obey()
 
 
 @final
@@ -123,72 +127,37 @@ class _Worker:
 
     job: Job
     rank: WorkerRank
-    feed: Feed
     meter: RankMeter
     answers: _Answers
-    _fault: DataError | None = None
+    connection: Connection
+    _ids: int = 0
 
-    def obey(self, meeting: str) -> None:
-        """Connect to the program, and carry out its orders until `end`, or until it is gone."""
+    def obey(self) -> None:
+        """Carry out orders until `end`, or until the program is gone."""
         orders: Mapping[str, Callable[[Message], _Answer]] = {
-            "fill": self._fill,
-            "skip": self._skip,
-            "end_epoch": self._end_epoch,
             "learn": self._learn,
             "drain": self._drain,
             "begin_evaluation": self._begin_evaluation,
             "predict": self._predict,
             "save": self._save,
+            "state": self._state,
             "counts": self._counts,
         }
-        one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        one.connect(meeting)
-        with closing(connection_of(one)) as connection:
-            here = {"rank": self.job.task.rank, "steps": self.rank.step}
-            send(connection, Message("here", 0, here))
-            while (order := receive(connection)).name != "end":
-                try:
-                    answer = orders[order.name](order)
-                except (DataError, ConfigError) as error:
-                    if order.name != "fill":  # before a step, nothing is lost
-                        raise
-                    answer = _Answer({"fault": str(error)})
-                send(connection, Message("done", order.number, answer.values, answer.arrays))
-                if order.name == "learn" and not order.arrays:
-                    self._fill_ahead()
-
-    def _fill(self, order: Message) -> _Answer:
-        if (fault := self._fault) is not None:
-            self._fault = None
-            raise fault
-        checksum = self.feed.checksum() if self.feed.fill() else None
-        title = f"epoch {self.feed.epoch}, batch {self.feed.taken - 1}"  # the waiting one
-        return _Answer({"checksum": checksum, "title": title})
-
-    def _skip(self, order: Message) -> _Answer:
-        if self.feed.trainer in order.values["trainers"]:
-            self.feed.skip()
-        return _Answer({})
-
-    def _fill_ahead(self) -> None:
-        """Take the next batch while the program does other work."""
-        try:
-            self.feed.fill()
-        except DataError as error:
-            self._fault = error  # reported when the batch is requested
-
-    def _end_epoch(self, order: Message) -> _Answer:
-        return _Answer({"value": self.feed.end_epoch()})
+        here = {"rank": self.job.task.rank, "steps": self.rank.step}
+        send(self.connection, Message("here", 0, here))
+        while (order := receive(self.connection)).name != "end":
+            answer = orders[order.name](order)
+            send(self.connection, Message(DONE, order.number, answer.values, answer.arrays))
 
     def _learn(self, order: Message) -> _Answer:
-        if order.arrays:
-            self.feed.put(batch_of(order.arrays, len(self.job.layout.spec.table_rows)))
-        metrics, _ = self.rank.make_step(self.rank.step, START)
+        batch = batch_of(order.arrays, len(self.job.layout.spec.table_rows))
+        self._ids += batch.bags.num_ids
+        metrics = self.rank.learn(batch)
         self.meter.step_done()
-        return _measured(metrics)
+        return _Answer(asdict(metrics))
 
     def _drain(self, order: Message) -> _Answer:
-        return _measured(self.rank.drain(self.rank.step) or StepMetrics())
+        return _Answer(asdict(self.rank.drain(self.rank.step) or StepMetrics()))
 
     def _begin_evaluation(self, order: Message) -> _Answer:
         with self.meter.within(Phase.EVALUATE):
@@ -203,11 +172,16 @@ class _Worker:
         return _Answer({}, {} if logit_B is None else {"logits": logit_B.numpy()})
 
     def _save(self, order: Message) -> _Answer:
-        writer = checkpoint_writer(self.job, self.rank)
-        with self.meter.within(Phase.CHECKPOINT):
-            writer.save(progress_of(self.job, self.rank.step, self.rank.emptied))
-            saved = writer.finish()
-        return _Answer({"value": None if saved is None else str(saved.folder)})
+        folder = save(self.job, self.rank, self.meter)
+        return _Answer({"value": None if folder is None else str(folder)})
+
+    def _state(self, order: Message) -> _Answer:
+        with self.meter.within(Phase.EVALUATE):
+            own = [piece for piece in weights(self.rank) if not piece.is_copy]
+            of_servers = self.rank.server_pieces() if self.rank.leads else ()
+            for piece in chain(chain.from_iterable(map(parts, own)), of_servers):
+                send(self.connection, Message(PART, order.number, *piece_values(piece)))
+        return _Answer({})
 
     def _counts(self, order: Message) -> _Answer:
         with self.meter.within(Phase.EVALUATE):
@@ -217,9 +191,5 @@ class _Worker:
         if self.rank.topology.table_servers and self.rank.worker.tables is not None:
             # One row of float32 per id looked up.
             row_bytes = FLOAT_BYTES * self.job.layout.spec.embedding_dim
-            counts[Traffic.EMBEDDING]["dense_equivalent_bytes"] += row_bytes * self.feed.num_ids
+            counts[Traffic.EMBEDDING]["dense_equivalent_bytes"] += row_bytes * self._ids
         return _Answer({"value": counts})
-
-
-def _measured(metrics: StepMetrics) -> _Answer:
-    return _Answer({"loss_sum": metrics.loss_sum, "correct": metrics.correct, "rows": metrics.rows})

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -18,25 +18,13 @@ from dlrm_hybrid.run.rank.process import Rank
 from dlrm_hybrid.run.running import Forwarder, ensure_forkserver
 from dlrm_hybrid.run.supervisor import Outcome, run_attempts
 from dlrm_hybrid.train.engine import ignore
-from dlrm_hybrid.types import DataError, DlrmError, ExitCode, ResourceError, RunFailedError
-from dlrm_hybrid.world.orders import Arrays, Message, connection_of, receive, send
+from dlrm_hybrid.types import DlrmError, ExitCode, ResourceError, RunFailedError
+from dlrm_hybrid.world.orders import DONE, Arrays, Message, connection_of, receive, send
 
 ENTRY = "dlrm_hybrid.world.rank:world_rank"
 LEAVE_SECONDS = 10.0  # longest wait for goodbyes
 NOTICE_SECONDS = 10.0  # longest wait for the supervisor's reason why a rank has ended
 KILL_SECONDS = 0.1  # between attempts to kill ranks that were started meanwhile
-
-
-class WorkersError(DataError):
-    """Loaders have failed, or their batches are malformed, in these workers.
-
-    Attributes:
-        workers: ranks of the workers.
-    """
-
-    def __init__(self, message: str, workers: Sequence[int]) -> None:
-        super().__init__(message)
-        self.workers = workers
 
 
 @final
@@ -113,6 +101,7 @@ class WorldRanks:
         name: str,
         values: Mapping[str, Any] | None = None,
         arrays: Mapping[int, Arrays] | None = None,
+        meanwhile: Callable[[], None] = ignore,
     ) -> dict[int, Message]:
         """Give all workers an order, and wait for their answers; returns them by rank.
 
@@ -120,44 +109,49 @@ class WorldRanks:
             name: that of the order.
             values: values of the order.
             arrays: arrays for some workers, by rank.
+            meanwhile: called between the order and the answers.
 
         Raises:
-            WorkersError: some could not read their batch; all wait for the next order.
             RunFailedError: a rank has failed or died.
         """
-        self._number += 1
-        for rank, connection in self._workers.items():
-            order = Message(name, self._number, values or {}, (arrays or {}).get(rank, {}))
-            try:
-                send(connection, order)
-            except OSError:
-                self._fail()
-        answers: dict[int, Message] = {}
-        while len(answers) < len(self._workers):
-            self._take(answers)
-        faults: dict[str, str] = {}  # stages of a trainer report the same
-        faulty: list[int] = []
-        for rank in sorted(answers):
-            if (fault := answers[rank].values.get("fault")) is not None:
-                faults.setdefault(fault, f"{self._ranks[rank].name} (rank {rank}): {fault}")
-                faulty.append(rank)
-        if faults:
-            raise WorkersError("\n".join(faults.values()), faulty)
+        self._order(name, values or {}, arrays or {})
+        meanwhile()
+        answers = {rank: message for rank, message in self._answers() if message.name == DONE}
         return dict(sorted(answers.items()))
 
-    def _take(self, answers: dict[int, Message]) -> None:
-        owed = {one: rank for rank, one in self._workers.items() if rank not in answers}
-        for one in wait([*owed, self._ended]):
-            if one is self._ended:
-                self._fail()
-            assert isinstance(one, Connection)
+    def parts(self, name: str) -> Iterator[Message]:
+        """Give all workers an order, and yield the parts of their answers as they come."""
+        self._order(name, {}, {})
+        for _, message in self._answers():
+            if message.name != DONE:
+                yield message
+
+    def _order(self, name: str, values: Mapping[str, Any], arrays: Mapping[int, Arrays]) -> None:
+        self._number += 1
+        for rank, connection in self._workers.items():
             try:
-                with interrupts_wait():  # or a part of the message would be left
-                    message = receive(one)
-            except (EOFError, OSError):
+                send(connection, Message(name, self._number, values, arrays.get(rank, {})))
+            except OSError:
                 self._fail()
-            if message.number == self._number:  # else it answers an order that Ctrl-C has cut off
-                answers[owed[one]] = message
+
+    def _answers(self) -> Iterator[tuple[int, Message]]:
+        """Yield what workers answer to the last order, until all are done."""
+        owed = {one: rank for rank, one in self._workers.items()}
+        while owed:
+            for one in wait([*owed, self._ended]):
+                if one is self._ended:
+                    self._fail()
+                assert isinstance(one, Connection)
+                try:
+                    with interrupts_wait():  # or a part of the message would be left
+                        message = receive(one)
+                except (EOFError, OSError):
+                    self._fail()
+                if message.number != self._number:
+                    continue  # it answers an order that Ctrl-C has cut off
+                yield owed[one], message
+                if message.name == DONE:
+                    del owed[one]
 
     def _fail(self) -> Never:
         """Raise the supervisor's reason why a rank has ended."""

@@ -27,15 +27,17 @@ from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
-from dlrm_hybrid.types import DataError, ResourceError, RunFailedError
+from dlrm_hybrid.train.engine import ignore
+from dlrm_hybrid.types import DataError, ResourceError
 from dlrm_hybrid.world.body import Body, Floats, StepResult, check_weights_of, result_of
 from dlrm_hybrid.world.in_process import InProcess
 from dlrm_hybrid.world.life import Life
 from dlrm_hybrid.world.processes import Processes
 from dlrm_hybrid.world.rows.batches import Loader, is_one
+from dlrm_hybrid.world.rows.loaders import Loaders
 from dlrm_hybrid.world.settings import Keys, Settings, named_keys, settings_of
 
-Make = Callable[[Settings, Loader | None, Path, Path | None], Body]
+Make = Callable[[Settings, Path, Path | None], Body]
 
 
 @final
@@ -49,7 +51,8 @@ class World:
     def __init__(self, settings: Settings, loader: Loader | None, make: Make) -> None:
         self._settings = settings
         self._loader = loader
-        self._life = Life(lambda folder, source: make(settings, loader, folder, source))
+        self._loaders = self._first_epoch()
+        self._life = Life(lambda folder, source: make(settings, folder, source))
 
     @classmethod
     def in_process(
@@ -101,14 +104,12 @@ class World:
     ) -> World:
         """Create a world whose ranks are processes of this machine, which compute in parallel.
 
-        Every worker calls the loader itself to read its trainer's batches; batches passed to `step`
-        are sent to the workers. If a rank fails or is killed, the world ends; the error names it.
+        Batches are sent to the workers. If a rank fails or is killed, the world ends; the error
+        names it.
 
         Args:
             spec: the model.
-            loader: as for `in_process`; must be a top-level function of a module, or a
-                `functools.partial` of one with plain values, since ranks import it by name. It must
-                return the same batches each time.
+            loader: as for `in_process`; the next batches are read while workers compute.
             trainers: number of data-parallel replicas.
             cuts: layers after which the model is split into stages.
             servers: number of parameter servers of the dense weights.
@@ -117,7 +118,7 @@ class World:
             config: any other keys of the configuration, or overrides.
 
         Raises:
-            ConfigError: see `in_process`; or ranks cannot import the loader.
+            ConfigError: see `in_process`.
             RunFailedError: a rank could not start.
         """
         named = named_keys(trainers, cuts, servers, batch_size)
@@ -182,12 +183,14 @@ class World:
         with self._life.turn():
             if batches is not None:
                 columns, trainers = self._settings.columns, self.config.parallel.trainers
-                return self._learn(columns.of_trainers(batches, trainers, self.steps))
-            if not self._filled():
+                return self._learn(columns.of_trainers(batches, trainers, self.steps), ignore)
+            taken = self._source.take()
+            if taken is None:
                 self._end_epoch()
-                if not self._filled():
-                    raise DataError("loader: an epoch without a batch for each trainer")
-            return self._learn(None)
+                taken = self._source.take()
+            if taken is None:
+                raise DataError("loader: an epoch without a batch for each trainer")
+            return self._learn(taken, self._source.read_ahead)
 
     def epoch(self) -> Iterator[StepResult]:
         """Train until the first trainer's loader is exhausted; yields the result of each step.
@@ -200,10 +203,11 @@ class World:
         """
         while True:
             with self._life.turn():
-                if not self._filled():
+                taken = self._source.take()
+                if taken is None:
                     self._end_epoch()
                     return
-                result = self._learn(None)
+                result = self._learn(taken, self._source.read_ahead)
             yield result
 
     def drain(self) -> StepResult:
@@ -239,7 +243,7 @@ class World:
 
         `bottom.1.weight` (out, in), `top.2.bias`, `embedding.3.weight` (rows, dimension) …
         """
-        with self._life.going_on(harmless=ResourceError):
+        with self._life.going_on():
             return self._life.body.tensors()
 
     def save(self, folder: str | Path) -> Path:
@@ -280,6 +284,7 @@ class World:
             source = find(Path(folder)).absolute()
             check_weights_of(source, self._settings)  # before ranks are started with it
             self._life.begin_again(source)
+            self._loaders = self._first_epoch()
 
     def close(self) -> None:
         """End all ranks; a second call does nothing."""
@@ -296,25 +301,25 @@ class World:
     ) -> None:
         self.close()
 
-    def _learn(self, batches: Sequence[Batch] | None) -> StepResult:
+    def _learn(self, batches: Sequence[Batch], meanwhile: Callable[[], None]) -> StepResult:
         with self._life.going_on():
-            return self._result(self._life.body.learn(batches))
+            return self._result(self._life.body.learn(batches, meanwhile))
 
     def _result(self, metrics: StepMetrics) -> StepResult:
         return result_of(metrics, self.steps, self.config)
 
-    def _filled(self) -> bool:
-        if self._loader is None:
+    def _first_epoch(self) -> Loaders | None:
+        loader, trainers = self._loader, self.config.parallel.trainers
+        return loader and Loaders(loader, self._settings.columns, trainers)
+
+    @property
+    def _source(self) -> Loaders:
+        if self._loaders is None:
             raise DataError("loader = None: hand the batches to `step`, or give the world a loader")
-        try:
-            return self._life.body.fill()
-        except RunFailedError as error:
-            self._life.fail(error)
-            raise
+        return self._loaders
 
     def _end_epoch(self) -> None:
-        with self._life.going_on():
-            left_out = self._life.body.end_epoch()
+        left_out = self._source.end_epoch()
         if left_out:
             trainers = ", ".join(map(str, left_out))
             warnings.warn(

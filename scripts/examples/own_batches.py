@@ -48,10 +48,7 @@ class Clicks(Dataset[Row]):
 
 
 def load(trainer: int, trainers: int) -> Iterator[Row]:
-    """The batches of one trainer for one epoch: every T-th of a shuffled order.
-
-    Each rank calls it for itself, so the order is seeded.
-    """
+    """The batches of one trainer for one epoch: every T-th of an order that all draw alike."""
     order = torch.Generator().manual_seed(1)
     rows = Subset(Clicks(), range(ROWS))
     batches = DataLoader(rows, BATCH, shuffle=True, generator=order, drop_last=True)

@@ -513,7 +513,7 @@ def test_a_world_that_was_cut_off_says_so(shards: Shards, monkeypatch: Any) -> N
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(InProcessEngine, "make_step", interrupted)
+            patch.setattr(InProcessEngine, "learn", interrupted)
             world.step(batch)
         with pytest.raises(DlrmError, match="cannot go on: it was cut off by KeyboardInterrupt"):
             world.step(batch)

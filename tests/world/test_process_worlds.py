@@ -5,6 +5,7 @@ import shutil
 import signal
 import stat
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -17,21 +18,17 @@ import torch
 from torch import Tensor
 from world_rows import (
     BATCH,
-    dying,
     failing,
     global_batches,
     loader,
     short,
     small_spec,
-    stumbling,
     test_batches,
     uneven,
-    unseeded,
 )
 
 from dlrm_hybrid.data.shards import Shards
-from dlrm_hybrid.types import ConfigError, DataError, DlrmError, RunFailedError
-from dlrm_hybrid.world.processes import Processes
+from dlrm_hybrid.types import DataError, DlrmError, RunFailedError
 from dlrm_hybrid.world.ranks import WorldRanks
 from dlrm_hybrid.world.world import World
 
@@ -181,16 +178,6 @@ def test_a_stopped_rank_that_reads_no_order_ends_the_world_and_is_named(shards: 
         assert ranks() == []
 
 
-def test_a_loader_that_ends_its_process_ends_the_world(shards: Shards) -> None:
-    with world_of("processes", shards, dying, **STAGES) as world:
-        world.step()
-        with pytest.raises(RunFailedError, match=r"worker-1\.[01] .*ended with exit code 7; see"):
-            world.step()
-        assert "over: it was cut off by RunFailedError" in repr(world)
-        assert ranks() == []
-        shutil.rmtree(world._life.folder)
-
-
 def assert_log_stays(error: RunFailedError, world: World) -> None:
     """What a message names can be read when the world is closed."""
     world.close()
@@ -201,18 +188,12 @@ def assert_log_stays(error: RunFailedError, world: World) -> None:
     shutil.rmtree(log.parent.parent)
 
 
-def test_the_log_that_an_error_names_stays(shards: Shards, monkeypatch: Any) -> None:
-    world = world_of("processes", shards, uneven)
-    world.step()
-    end_epoch = Processes.end_epoch
-
-    def end_without_a_rank(self: Processes) -> list[int]:
-        ranks()[0].kill()
-        return end_epoch(self)
-
-    monkeypatch.setattr(Processes, "end_epoch", end_without_a_rank)
+def test_the_log_that_an_error_names_stays(shards: Shards) -> None:
+    world = world_of("processes", shards)
+    world.step(global_batches(shards, 1)[0])
+    ranks()[0].kill()
     with pytest.raises(RunFailedError, match="SIGKILL") as caught:
-        list(world.epoch())
+        world.state_dict()
     assert "over: it was cut off by RunFailedError" in repr(world)
     assert_log_stays(caught.value, world)
     assert ranks() == []
@@ -257,11 +238,13 @@ def test_what_cannot_be_loaded_leaves_the_world_as_it_was(shards: Shards, tmp_pa
     assert ranks() == []
 
 
-def test_wrong_batches_of_a_loader_begin_no_step(shards: Shards, tmp_path: Path) -> None:
-    with world_of("processes", shards, failing) as world:
+def test_a_loader_is_any_function_of_the_program(shards: Shards, tmp_path: Path) -> None:
+    def load(trainer: int, trainers: int) -> Iterator[tuple]:
+        return failing(str(shards.folder), trainer, trainers)
+
+    with World.processes(small_spec(shards), load, cuts=["bottom.2"], batch_size=BATCH) as world:
         world.step()
-        text = r"worker-1\.0 .*trainer 1, epoch 1, batch 1.*disk is gone"
-        with pytest.raises(DataError, match=text):
+        with pytest.raises(DataError, match=r"^trainer 1, epoch 1, batch 1.*disk is gone"):
             world.step()
         assert world.steps == 1
         assert world.save(tmp_path).is_dir()
@@ -269,25 +252,6 @@ def test_wrong_batches_of_a_loader_begin_no_step(shards: Shards, tmp_path: Path)
         with pytest.warns(UserWarning, match="trainers 1"):
             assert len(list(world.epoch())) == 2
         assert world.step().step == 3
-    assert ranks() == []
-
-
-def test_a_batch_that_one_stage_could_not_read_is_left_out_by_all(
-    shards: Shards, tmp_path: Path
-) -> None:
-    with world_of(
-        "processes", shards, partial(stumbling, str(tmp_path / "once")), **STAGES
-    ) as world:
-        world.step()
-        with pytest.raises(DataError, match=r"trainer 0, epoch 1.*the disk is busy"):
-            world.step()
-        assert [world.step().step for _ in range(3)] == [2, 3, 4]
-    with world_of("processes", shards, unseeded, **STAGES) as world:
-        world.step()
-        text = "^trainer 1, epoch 1, batch 1: its stages have different batches"
-        with pytest.raises(DataError, match=text):
-            world.step()
-        assert world.step().step == 2
     assert ranks() == []
 
 
@@ -312,12 +276,3 @@ def test_threads_that_share_a_world_take_turns(shards: Shards) -> None:
             done = [threads.submit(world.step, batch) for _ in range(12)]
             found = [one.result() for one in done]
         assert sorted(found, key=lambda one: one.step) == expected
-
-
-def test_loaders_that_no_rank_can_import_are_refused(shards: Shards) -> None:
-    spec = small_spec(shards)
-    with pytest.raises(ConfigError, match="function at the top of a module"):
-        World.processes(spec, lambda trainer, trainers: [])
-    with pytest.raises(ConfigError, match="must be texts, numbers"):
-        World.processes(spec, partial(loader, Path("rows"), 3))
-    assert ranks() == []

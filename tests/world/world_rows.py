@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,49 +71,6 @@ def failing(folder: str, trainer: int, trainers: int) -> Iterator[tuple]:
     if trainer:
         raise ValueError("the disk is gone")
     yield from loader(folder, 1, trainer, trainers)
-
-
-class Stumbling:
-    """Its second batch cannot be read by one of the stages of trainer 0, once."""
-
-    def __init__(self, once: str, folder: str, trainer: int, trainers: int) -> None:
-        self._batches = loader(folder, 5, trainer, trainers)
-        self._once = Path(once) if trainer == 0 else None
-        self._number = 0
-
-    def __iter__(self) -> Stumbling:
-        return self
-
-    def __next__(self) -> tuple:
-        batch, self._number = next(self._batches), self._number + 1
-        if self._number == 2 and self._once is not None:
-            try:
-                self._once.touch(exist_ok=False)
-            except FileExistsError:
-                return batch
-            raise OSError("the disk is busy")
-        return batch
-
-
-def stumbling(once: str, folder: str, trainer: int, trainers: int) -> Stumbling:
-    """See `Stumbling`; `once` is a file that says that it has been."""
-    return Stumbling(once, folder, trainer, trainers)
-
-
-def dying(folder: str, trainer: int, trainers: int) -> Iterator[tuple]:
-    """Trainer 1 takes its process along."""
-    yield from loader(folder, 1, trainer, trainers)
-    if trainer:
-        os._exit(7)
-    yield from loader(folder, 1, trainer, trainers)
-
-
-def unseeded(folder: str, trainer: int, trainers: int) -> Iterator[tuple]:
-    """The second batch of trainer 1 has its rows in another order in each process."""
-    order = np.argsort(np.frombuffer(os.urandom(4 * BATCH), np.uint32))
-    for number, batch in enumerate(loader(folder, 3, trainer, trainers)):
-        is_other = trainer == 1 and number == 1
-        yield tuple(array[order] for array in batch) if is_other else batch
 
 
 def short(folder: str, trainer: int, trainers: int) -> Iterator[tuple]:

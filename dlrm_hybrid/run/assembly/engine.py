@@ -13,7 +13,6 @@ from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.compress.embedding.trainer import KeptMemory, TrainerMemory
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.data.loader import ReadAhead
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.row_storage import RowStorage
 from dlrm_hybrid.model.sharding import Rounding
@@ -31,7 +30,6 @@ from dlrm_hybrid.parallel.worker import Worker
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import world as build_world
-from dlrm_hybrid.run.assembly.model import RowSource
 from dlrm_hybrid.run.assembly.world import Layout
 from dlrm_hybrid.telemetry.histogram import IdSample
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
@@ -54,23 +52,23 @@ def mailbox_capacity(config: Config) -> int:
 def engine(
     config: Config, shards: Shards, steps: int, storage: RowStorage, clock: SpanClock
 ) -> InProcessEngine:
-    """Build the engine of `engine_of`, for prepared rows."""
-    return engine_of(config, build_model.prepared(config, shards), steps, storage, clock)
+    """Build the engine of `engine_of` for prepared rows and so many steps in the whole run."""
+    layout = build_world.layout(config, shards.table_rows, steps, attempt=0)
+    return engine_of(config, layout, shards, storage, clock)
 
 
 def engine_of(
-    config: Config, rows: RowSource, steps: int, storage: RowStorage, clock: SpanClock
+    config: Config, layout: Layout, shards: Shards | None, storage: RowStorage, clock: SpanClock
 ) -> InProcessEngine:
     """Build a world in one process, with initial values; `parallel=single` is one rank.
 
     Args:
         config: that of the run.
-        rows: those of the run.
-        steps: number in the whole run, for learning rates.
+        layout: that of the world.
+        shards: prepared rows; None if a program hands batches over.
         storage: that of the rows of table servers.
         clock: that of the process.
     """
-    layout = build_world.layout(config, rows.table_rows, steps, attempt=0)
     topology = layout.topology
     channels = [
         MeteredChannel(channel, Counters(), clock) for channel in in_process_channels(topology.size)
@@ -101,15 +99,14 @@ def engine_of(
             clock=clock,
         ),
         runner=runner,
-        reads=[
-            ReadAhead(clock.timed(Span.READ, rows.reader(one, sample)), config.embedding.staleness)
-            for one in range(topology.trainers)
-        ],
-        schedule=build_model.dense_schedule(config, steps, lowered=layout.lowered),
+        reads=build_model.readers(
+            config, shards, range(topology.trainers), config.embedding.staleness, sample, clock
+        ),
+        schedule=build_model.dense_schedule(config, layout.steps, lowered=layout.lowered),
         lowered=layout.lowered,
         evaluators=_evaluators(config, layout, ranks, own),
-        rows=rows.evaluated,
-        pace=(rows.shards and _pace(config, rows.shards, ranks, runner, gates, clock, sample)),
+        rows=build_model.evaluated_rows(config, shards),
+        pace=shards and _pace(config, shards, ranks, runner, gates, clock, sample),
     )
 
 

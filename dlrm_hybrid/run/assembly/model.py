@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import final
 
 import torch
 
@@ -18,7 +16,7 @@ from dlrm_hybrid.compress.gradient.context import StageContext
 from dlrm_hybrid.compress.gradient.layout import Layout
 from dlrm_hybrid.compress.gradient.rule import target_k
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.data.loader import Loader, Read
+from dlrm_hybrid.data.loader import Loader, ReadAhead
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.layers.keep_largest import KeepLargest
@@ -30,6 +28,7 @@ from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.model.tensors import draw_embeddings
 from dlrm_hybrid.run.assembly.build import model_spec
 from dlrm_hybrid.telemetry.histogram import IdSample
+from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.train.evaluation import EvaluatedRows
 from dlrm_hybrid.train.patience import Patience
 from dlrm_hybrid.train.progress import Plan
@@ -161,6 +160,40 @@ def loader(
     return made
 
 
+def readers(
+    config: Config,
+    shards: Shards | None,
+    trainers: Iterable[int],
+    ahead: int,
+    sample: IdSample | None,
+    clock: SpanClock,
+) -> list[ReadAhead]:
+    """Make the readers of some trainers' batches in training order; none without rows.
+
+    Args:
+        config: that of the run.
+        shards: prepared rows; None if a program hands batches over.
+        trainers: their numbers.
+        ahead: number of batches read after each.
+        sample: counts the ids of batches.
+        clock: that of the process.
+    """
+    if shards is None:
+        return []
+    loaders = [loader(config, shards, trainer, sample) for trainer in trainers]
+    return [ReadAhead(clock.timed(Span.READ, one.read), ahead) for one in loaders]
+
+
+def evaluated_rows(config: Config, shards: Shards | None) -> dict[ScoredPart, EvaluatedRows]:
+    """The rows of each scored part, as evaluations read them; none without rows."""
+    if shards is None:
+        return {}
+    return {
+        part: EvaluatedRows(shards, rows, config.evaluate.batch_size)
+        for part, rows in shards.scored_rows(config.data.test_part).items()
+    }
+
+
 def plan(config: Config, shards: Shards) -> Plan:
     """The length of the run and the periods of what it does."""
     train = config.train
@@ -282,41 +315,3 @@ def evaluation_masks(config: Config, spec: ModelSpec, *, rounds: bool) -> dict[s
 
 def _dense(part: StagePart, observe: float | None) -> dict[int, ActivationCodec]:
     return {boundary: DenseCodec(observe) for boundary in (part.index - 1, part.index)}
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowSource:
-    """The rows of a run.
-
-    Attributes:
-        table_rows: rows of each embedding table.
-        reader: makes the reader of a trainer's batches; the sample, if any, counts ids.
-        evaluated: rows of each part that evaluations read.
-        shards: prepared rows; None if a program hands batches over.
-    """
-
-    table_rows: tuple[int, ...]
-    reader: Callable[[int, IdSample | None], Read]
-    evaluated: Mapping[ScoredPart, EvaluatedRows] = field(
-        default_factory=dict[ScoredPart, EvaluatedRows]
-    )
-    shards: Shards | None = None
-
-
-def prepared(config: Config, shards: Shards) -> RowSource:
-    """The prepared rows as the source of a run."""
-    return RowSource(
-        table_rows=shards.table_rows,
-        reader=lambda trainer, sample: loader(config, shards, trainer, sample).read,
-        evaluated=evaluated_rows(config, shards),
-        shards=shards,
-    )
-
-
-def evaluated_rows(config: Config, shards: Shards) -> dict[ScoredPart, EvaluatedRows]:
-    """The rows of each scored part, as evaluations read them."""
-    return {
-        part: EvaluatedRows(shards, rows, config.evaluate.batch_size)
-        for part, rows in shards.scored_rows(config.data.test_part).items()
-    }

@@ -14,7 +14,7 @@ from dlrm_hybrid.comm.group import GroupOptions, process_group
 from dlrm_hybrid.comm.mailbox import Mailbox, SharedMailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.data.loader import ReadAhead
+from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.dense.server import HandlerTable
 from dlrm_hybrid.parallel.messages import Messenger
@@ -25,10 +25,9 @@ from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.assembly.engine import mailbox_capacity
-from dlrm_hybrid.run.assembly.model import RowSource
 from dlrm_hybrid.run.assembly.world import Layout
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
-from dlrm_hybrid.telemetry.spans import Span, SpanClock
+from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import Traffic
 from dlrm_hybrid.train.asynchronous.crew import Crew
 from dlrm_hybrid.train.evaluation import WorldEvaluation
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 def worker_rank(
     config: Config,
     layout: Layout,
-    rows: RowSource,
+    shards: Shards | None,
     channel: MeteredChannel,
     answers: HandlerTable | None,
     group: GroupOptions,
@@ -53,7 +52,7 @@ def worker_rank(
     Args:
         config: that of the run.
         layout: that of the world.
-        rows: those of the run.
+        shards: prepared rows; None if orders bring batches along.
         channel: to the other ranks.
         answers: handlers of frames while it waits; None without any.
         group: options of the process group of workers that share the tables.
@@ -97,13 +96,13 @@ def worker_rank(
             patience_seconds=patience_seconds,
             clock=meter.clock,
         )
-        yield _worker(config, layout, rows, messenger, tables, pieces, meter)
+        yield _worker(config, layout, shards, messenger, tables, pieces, meter)
 
 
 def _worker(
     config: Config,
     layout: Layout,
-    rows: RowSource,
+    shards: Shards | None,
     messenger: Messenger,
     tables: tuple[Tables | None, Tables | None],
     pieces: Sequence[Piece],
@@ -112,8 +111,14 @@ def _worker(
     """Build the worker, with tables for training and for batches of any size."""
     rank, stages = messenger.rank, layout.topology.stages
     send = messenger.channel.send
-    sample = None if tables[0] is None else meter.sample_ids()
-    read = rows.reader(rank // stages, sample)
+    reads = build_model.readers(
+        config,
+        shards,
+        (rank // stages,),
+        0 if tables[0] is None else config.embedding.staleness,
+        None if tables[0] is None else meter.sample_ids(),
+        meter.clock,
+    )
     parts = build_world.worker(config, layout, rank, send, tables[0], meter.clock)
     runner = ProcessRunner(
         mailbox=messenger.mailbox,
@@ -125,7 +130,7 @@ def _worker(
         messenger=messenger,
         runner=runner,
         evaluator=build_world.evaluator(config, layout, parts.worker, send, tables[1]),
-        rows=rows.evaluated,
+        rows=build_model.evaluated_rows(config, shards),
     )
     return WorkerRank(
         topology=layout.topology,
@@ -135,10 +140,7 @@ def _worker(
         client=parts.client,
         compression=parts.compression,
         tables=pieces,
-        read=ReadAhead(
-            meter.clock.timed(Span.READ, read),
-            config.embedding.staleness if tables[0] is not None else 0,
-        ),
+        reads=reads,
         traffic=meter.steps_traffic,
         schedule=build_model.dense_schedule(config, layout.steps, lowered=layout.lowered),
         lowered=layout.lowered,

@@ -12,7 +12,6 @@ from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.row_storage import RowStorage
-from dlrm_hybrid.run.assembly.model import RowSource
 from dlrm_hybrid.run.assembly.world import Layout
 from dlrm_hybrid.run.folder import check_checkpoint, check_weights
 from dlrm_hybrid.run.request import TrainTask
@@ -27,7 +26,7 @@ class Job:
     task: TrainTask
     values: Mapping[str, Any]
     config: Config
-    rows: RowSource
+    prepared: Shards | None
     plan: Plan
     layout: Layout
     clock: SpanClock
@@ -37,8 +36,8 @@ class Job:
     @property
     def shards(self) -> Shards:
         """The prepared rows; not to be used if a program hands batches over."""
-        assert self.rows.shards is not None, "batches of a program's own"
-        return self.rows.shards
+        assert self.prepared is not None, "batches of a program's own"
+        return self.prepared
 
     @property
     def role(self) -> str:
@@ -60,7 +59,7 @@ class Job:
 
     def facts(self, folder: Path) -> Mapping[str, Any]:
         """Check and read the facts of a checkpoint that the run may resume from."""
-        new_run, shards = not self.task.goes_on, self.rows.shards
+        new_run, shards = not self.task.goes_on, self.prepared
         if shards is None:
             return check_weights(folder, self.values, new_run)
         return check_checkpoint(folder, self.values, shards, new_run)

@@ -19,7 +19,6 @@ from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import worker as build_worker
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.assembly.engine import mailbox_capacity
-from dlrm_hybrid.run.assembly.model import evaluated_rows
 from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.run.rank.serving import answer, at_end, leave_servers, order_log, timed
@@ -53,7 +52,7 @@ def lead(
             plan=job.plan,
             after=build_model.loader(config, job.shards).after,
             schedule=build_model.dense_schedule(config, layout.steps),
-            rows=evaluated_rows(config, job.shards),
+            rows=build_model.evaluated_rows(config, job.shards),
             threads=config.parallel.threads,
             messenger=Messenger(
                 attempt=layout.attempt,
@@ -125,7 +124,7 @@ def follow(
     answers = HandlerTable(channel, handlers)
     with (
         build_worker.worker_rank(
-            config, layout, job.rows, channel, answers, group, meter
+            config, layout, job.prepared, channel, answers, group, meter
         ) as worker,
         ExitStack() as stack,
     ):

@@ -83,7 +83,7 @@ def be_rank(
         task=task,
         values=values,
         config=config,
-        rows=build_model.prepared(config, shards),
+        prepared=shards,
         plan=plan,
         layout=build_world.layout(config, shards.table_rows, plan.steps, task.attempt),
         clock=SpanClock(),
@@ -141,7 +141,7 @@ def _be_one_of_many(job: Job, rendezvous: Rendezvous, report: Report, stop: Stop
                 return
             with (
                 build_worker.worker_rank(
-                    job.config, job.layout, job.rows, channel, None, group, meter
+                    job.config, job.layout, job.prepared, channel, None, group, meter
                 ) as worker,
                 at_end(lambda: leave_servers(job, channel, worker.step)),
             ):

@@ -74,7 +74,7 @@ def checkpoint_writer(job: Job, engine: Engine) -> CheckpointWriter:
     return CheckpointWriter(
         holder=engine,
         names=job.names,
-        committer=committer(task, job.config, job.values, job.rows.shards, title),
+        committer=committer(task, job.config, job.values, job.prepared, title),
         writer=job.writer,
     )
 

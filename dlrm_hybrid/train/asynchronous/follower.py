@@ -135,7 +135,7 @@ class Follower:
         rank, window = self.rank, deque[Batch]()
         self._reading = self._read(order)
         if self.crew is not None:
-            self.crew.learn(rank.step, self._next_batch, self._learned)
+            self.crew.learn(rank.step, self._next_batch, self._learned_by_thread)
             return
         while True:
             while len(window) <= self.ahead and (batch := self._next_batch()) is not None:
@@ -143,7 +143,7 @@ class Follower:
             if not window:
                 return
             batch = window.popleft()
-            self._learned(rank.learn(rank.step, batch, [*window]))
+            self._learned(rank.learn(batch, [*window]))
 
     def _next_batch(self) -> Batch | None:
         """Read the next batch of the orders that have arrived."""
@@ -156,14 +156,17 @@ class Follower:
         return due.batch
 
     def _learned(self, metrics: StepMetrics) -> None:
-        """Count the batch read first, and report if its order is done."""
-        self.rank.step += 1
+        """Report if the order of the batch read first is done."""
         self.meter.step_done()
         self._metrics = self._metrics.plus(metrics)
         if self._ends.popleft():
             self._done += 1
             metrics, self._metrics = self._metrics, StepMetrics()
             self._report(metrics)
+
+    def _learned_by_thread(self, metrics: StepMetrics) -> None:
+        self.rank.step += 1
+        self._learned(metrics)
 
     def _read(self, order: Order) -> Iterator[_Due]:
         batches = order["batches"]

@@ -1,135 +1,109 @@
-"""Loaders by name, which each rank imports and calls."""
+"""The loaders of a world's trainers, which the program's process reads."""
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from functools import partial
-from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-from types import ModuleType
-from typing import Any, cast, final
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, final
 
-from dlrm_hybrid.types import ConfigError
-from dlrm_hybrid.world.rows.batches import Loader
-
-MAIN = "__main__"
-MAIN_OF_RANKS = "__mp_main__"  # multiprocessing's name of the program's file in other processes
-FIX = (
-    "each rank imports the loader by its name: it must be a function at the top of a module, or a "
-    "functools.partial of one with plain values"
-)
-
-_LOADING: list[str] = []  # names of loaders being imported, in a rank
-
-
-def require_guard() -> None:
-    """Refuse to start a world in a rank of another world, which imports its program.
-
-    Raises:
-        ConfigError: this process is a rank.
-    """
-    if _LOADING:
-        raise ConfigError(
-            f"loader = {_LOADING[0]}: its module starts a world where it is imported, which every "
-            'rank does; put that below `if __name__ == "__main__":`'
-        )
+from dlrm_hybrid.data.loader import Batch
+from dlrm_hybrid.process import interrupts_wait
+from dlrm_hybrid.types import DataError
+from dlrm_hybrid.world.rows.batches import Columns, Loader
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class NamedLoader:
-    """Name of a loader for import, with arguments that precede trainer and trainers.
+class Loaders:
+    """The next batches of all trainers, each from an iterable of its own.
 
-    Attributes:
-        module: name of the module that defines it.
-        name: name of the function.
-        file: file of the module if it is the program itself; else None.
-        args: first positional arguments.
-        keywords: keyword arguments.
+    Args:
+        loader: makes the iterable of a trainer for one epoch.
+        columns: columns that batches must have.
+        trainers: number of trainers.
     """
 
-    module: str
-    name: str
-    file: str | None = None
-    args: list[Any] = field(default_factory=list[Any])
-    keywords: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    def __init__(self, loader: Loader, columns: Columns, trainers: int) -> None:
+        self._sources = [_Source(loader, columns, one, trainers) for one in range(trainers)]
+        self._fault: DataError | None = None
 
-    @classmethod
-    def of(cls, loader: Loader) -> NamedLoader:
-        """Name a function.
+    def take(self) -> list[Batch] | None:
+        """The next batch of each trainer; None if a trainer has no more in this epoch.
 
         Raises:
-            ConfigError: another process cannot import it.
+            DataError: loaders failed, or batches are malformed, of any trainers; the batches of
+                all others wait for the next call.
         """
-        args, keywords, function = list[Any](), dict[str, Any](), cast("Any", loader)
-        while isinstance(function, partial):
-            given = cast("partial[Any]", function)
-            args, keywords = [*given.args, *args], {**given.keywords, **keywords}
-            function = given.func
-        module, name = (getattr(function, key, None) for key in ("__module__", "__qualname__"))
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            raise fault
+        self._fill()
+        batches = [source.waiting for source in self._sources if source.waiting is not None]
+        if len(batches) < len(self._sources):
+            return None
+        for source in self._sources:
+            source.waiting = None
+        return batches
+
+    def read_ahead(self) -> None:
+        """Read the batches of the next call; a fault waits for it."""
         try:
-            if json.loads(json.dumps([args, keywords])) != [args, keywords]:
-                raise TypeError
-        except (TypeError, ValueError):
-            raise ConfigError(
-                f"loader = {loader!r:.200}: its arguments must be texts, numbers, lists and "
-                f"dictionaries; {FIX}"
-            ) from None
-        file = None
-        found = None if module is None else sys.modules.get(module)
-        if module == MAIN and (own := _module_of(sys.modules[MAIN])) is not None:
-            module = own
-        elif module == MAIN:
-            file = getattr(found, "__file__", None)
-            if file is None or not Path(file).is_file():  # such as `<stdin>`
-                raise ConfigError(
-                    f"loader = {name}: is defined in a notebook or an interactive session, which "
-                    f"ranks cannot import; put it into a file (%%writefile rows.py); {FIX}"
-                )
-        if not isinstance(name, str) or getattr(found, name, None) is not function:
-            raise ConfigError(f"loader = {loader!r:.200}: {FIX}")
-        return cls(cast("str", module), name, file, args, keywords)
+            self._fill()
+        except DataError as fault:
+            self._fault = fault
 
-    def to_json(self) -> Mapping[str, Any]:
-        """Plain values from which to make the object again."""
-        return asdict(self)
+    def end_epoch(self) -> list[int]:
+        """Start all iterables anew; returns the trainers whose waiting batch is dropped."""
+        return [source.trainer for source in self._sources if source.end_epoch()]
 
-    def load(self) -> Loader:
-        """Import the function.
+    def _fill(self) -> None:
+        faults = list[DataError]()
+        with interrupts_wait():  # Ctrl-C would end a loader that is a generator
+            for source in self._sources:
+                try:
+                    source.fill()
+                except DataError as fault:
+                    faults.append(fault)
+            if len(faults) > 1:
+                raise DataError("\n".join(map(str, faults))) from faults[0]
+            if faults:
+                raise faults[0]
 
-        Raises:
-            ConfigError: it cannot be imported.
-        """
-        _LOADING.append(self.name)
+
+@dataclass(slots=True)
+class _Source:
+    """The batches of one trainer, the next of which may wait here."""
+
+    loader: Loader
+    columns: Columns
+    trainer: int
+    trainers: int
+    waiting: Batch | None = None
+    _epoch: int = 0
+    _taken: int = 0
+    _batches: Iterator[Any] | None = None
+
+    def fill(self) -> None:
+        """Read a batch unless one waits, or none is left."""
+        if self.waiting is not None:
+            return
         try:
-            module = import_module(self.module) if self.file is None else _main(self.file)
-            return partial(getattr(module, self.name), *self.args, **self.keywords)
+            if self._batches is None:
+                self._epoch, self._taken = self._epoch + 1, 0
+                self._batches = iter(self.loader(self.trainer, self.trainers))
+            given = next(self._batches)
+        except StopIteration:
+            return
         except Exception as error:
-            raise ConfigError(
-                f"loader = {self.module}.{self.name}: cannot be imported: {error!r}"
-            ) from error
+            raise DataError(f"{self._title}: the loader failed: {error!r:.2000}") from error
+        title = self._title
+        self._taken += 1  # also if malformed: the loader goes on after it
+        self.waiting = self.columns.batch(given, title, self.columns.batch_size)
 
+    def end_epoch(self) -> bool:
+        left_out = self.waiting is not None
+        self.waiting = self._batches = None
+        return left_out
 
-def _module_of(main: ModuleType) -> str | None:
-    """Name of a program started by `python -m`, whose imports may be relative to it."""
-    name = getattr(getattr(main, "__spec__", None), "name", None)
-    return None if name == MAIN else name  # for a folder or zip file with a __main__.py
-
-
-def _main(file: str) -> ModuleType:
-    """Import the program's own file under another name, without what it guards by its name.
-
-    It does as multiprocessing does, so that processes started by a loader
-    (`DataLoader(num_workers=2)`) find what the file defines.
-    """
-    spec = spec_from_file_location(MAIN_OF_RANKS, file)
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    module.__spec__ = None  # as for a script, which is found by its file
-    sys.modules[MAIN] = sys.modules[MAIN_OF_RANKS] = module
-    spec.loader.exec_module(module)
-    return module
+    @property
+    def _title(self) -> str:
+        return f"trainer {self.trainer}, epoch {self._epoch}, batch {self._taken}"
