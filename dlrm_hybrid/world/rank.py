@@ -12,22 +12,17 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
-from dlrm_hybrid.comm.group import GroupOptions
-from dlrm_hybrid.comm.metered import traffic_of
+from dlrm_hybrid.comm.metered import MeteredChannel, traffic_of
 from dlrm_hybrid.comm.rendezvous import share_folder
 from dlrm_hybrid.config.methods import load_method
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.model.tensors import parts
 from dlrm_hybrid.parallel.step import StepMetrics
-from dlrm_hybrid.parallel.topology import ServerRole, TableServerRole
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
-from dlrm_hybrid.run.assembly import worker as build_worker
-from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.rank.job import Job
-from dlrm_hybrid.run.rank.main import world_channel
+from dlrm_hybrid.run.rank.main import be_one_of_many
 from dlrm_hybrid.run.rank.process import Report
-from dlrm_hybrid.run.rank.serving import at_end, leave_servers, serve_dense, serve_tables
 from dlrm_hybrid.run.rank.training import resume
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.rank_meter import TALLY_NAMES, RankMeter
@@ -63,39 +58,20 @@ def world_rank(argument: str, report: Report, stop: StopRequest) -> None:
     spec = build.model_spec(config, tuple(known["table_rows"]))
     settings = Settings(spec=spec, values=known["values"], config=config)
     build_model.prepare_torch(config)
-    topology = build.topology(config)
     job = job_of(settings, task)
-    rendezvous = share_folder(Path(task.rendezvous), stop.check)
-    with world_channel(job, rendezvous) as (channel, inner):
-        meter = RankMeter(lambda counters: setattr(channel, "counters", counters), job.clock)
-        meter.begin(0)
-        role = topology.role(task.rank)
-        if isinstance(role, ServerRole):
-            serve_dense(job, role.index, channel, meter)
-            return
-        if isinstance(role, TableServerRole):
-            serve_tables(job, role.index, channel, meter)
-            return
+
+    def obey(worker: WorkerRank, channel: MeteredChannel, meter: RankMeter) -> None:
         answers = _Answers()
         channel.watch = answers.watch
-        group = GroupOptions(
-            rendezvous=rendezvous,
-            lost_peer=inner.lost_peer,
-            address=build_world.address(config),
-            deadline_seconds=config.network.patience_seconds,
-        )
-        with (
-            build_worker.worker_rank(
-                config, job.layout, None, channel, None, group, meter
-            ) as worker,
-            at_end(lambda: leave_servers(job, channel, worker.step)),
-        ):
-            resume(job, worker, ignore)
-            meter.step = worker.step
-            one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            one.connect(known["orders"])
-            with closing(connection_of(one)) as connection:
-                _Worker(job, worker, meter, answers, connection).obey()
+        resume(job, worker, ignore)
+        meter.step = worker.step
+        one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        one.connect(known["orders"])
+        with closing(connection_of(one)) as connection:
+            _Worker(job, worker, meter, answers, connection).obey()
+
+    rendezvous = share_folder(Path(task.rendezvous), stop.check)
+    be_one_of_many(job, rendezvous, report, stop, obey)
 
 
 @final

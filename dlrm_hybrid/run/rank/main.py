@@ -40,6 +40,7 @@ from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import Counters
 from dlrm_hybrid.train.signals import StopRequest
+from dlrm_hybrid.train.worker_rank import WorkerRank
 
 
 def train_rank(argument: str, report: Report, stop: StopRequest) -> None:
@@ -91,7 +92,11 @@ def be_rank(
         storage=build_model.row_storage(config, Path(task.run_folder)),
     )
     if build.many_processes(config):
-        _be_one_of_many(job, rendezvous(), report, stop)
+
+        def train(worker: WorkerRank, channel: MeteredChannel, meter: RankMeter) -> None:
+            train_to_the_end(job, worker, meter, report, stop)
+
+        be_one_of_many(job, rendezvous(), report, stop, train)
     else:
         if config.sync.replay is not None:
             check_record(Path(config.sync.replay), values)
@@ -109,7 +114,22 @@ def be_rank(
             train_to_the_end(job, engine, meter, report, stop)
 
 
-def _be_one_of_many(job: Job, rendezvous: Rendezvous, report: Report, stop: StopRequest) -> None:
+def be_one_of_many(
+    job: Job,
+    rendezvous: Rendezvous,
+    report: Report,
+    stop: StopRequest,
+    work: Callable[[WorkerRank, MeteredChannel, RankMeter], None],
+) -> None:
+    """Run a rank of a world of processes, whatever its role.
+
+    Args:
+        job: that of the process.
+        rendezvous: that of the ranks.
+        report: called with events.
+        stop: stop request of signals.
+        work: what a worker in lock-step does, with its channel and meter.
+    """
     with (
         world_channel(job, rendezvous) as (channel, inner),
         sampled(build_world.address(job.config), build.link_rate(job.config)) as interface,
@@ -145,7 +165,7 @@ def _be_one_of_many(job: Job, rendezvous: Rendezvous, report: Report, stop: Stop
                 ) as worker,
                 at_end(lambda: leave_servers(job, channel, worker.step)),
             ):
-                train_to_the_end(job, worker, meter, report, stop)
+                work(worker, channel, meter)
 
 
 @contextmanager
