@@ -17,6 +17,7 @@ from torch import Tensor
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.mailbox import Mailbox, Receive
 from dlrm_hybrid.compress.host import require_cpu
+from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.telemetry.spans import SpanClock, Within
 from dlrm_hybrid.types import Version
 from dlrm_hybrid.wire.dense import array_of, dense
@@ -60,6 +61,27 @@ def tensors_of(frame: Frame) -> dict[str, Tensor]:
         name: torch.from_numpy(array_of(section).copy()).view(shape)
         for (name, shape), section in zip(shapes.items(), frame.sections[1:], strict=True)
     }
+
+
+def piece_message(
+    kind: Kind, sender: int, attempt: int, number: int, piece: Piece, values: Mapping[str, Any]
+) -> Frame:
+    """A frame that holds a piece of a tensor, and values."""
+    place = {"shape": piece.shape, "begin": piece.begin, "every": piece.every}
+    return message(kind, sender, attempt, number, {**values, **place}, {piece.name: piece.view})
+
+
+def piece_of(frame: Frame) -> Piece:
+    """The piece in a frame of `piece_message`, copied."""
+    values = values_of(frame)
+    ((name, view),) = tensors_of(frame).items()
+    return Piece(
+        name=name,
+        shape=tuple(values["shape"]),
+        begin=tuple(values["begin"]),
+        every=values["every"],
+        view=view,
+    )
 
 
 def num_bytes(tensors: Mapping[str, Tensor]) -> int:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, final
-
-from torch import Tensor
+from typing import final
 
 from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.model.tensors import Piece, full_pieces, parts
 from dlrm_hybrid.parallel.dense.server import Handle, ParameterServer
 from dlrm_hybrid.parallel.effects import Outgoing
-from dlrm_hybrid.parallel.messages import message, num_bytes, tensors_of, values_of
+from dlrm_hybrid.parallel.messages import message, num_bytes, piece_message, values_of
 from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
 from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.saver import piece_groups
@@ -136,25 +134,12 @@ def shard_answer(writer: ShardWriter, frame: Frame, rank: int, attempt: int) -> 
 
 
 def part_answer(pieces: Iterable[Piece], frame: Frame, rank: int, attempt: int) -> Outgoing:
-    """Answer a request for one of the parts of a server's state."""
+    """Answer a request for one of the parts of a server's state, with the number of all."""
     several = [part for piece in pieces for part in parts(piece)]
-    values: dict[str, Any] = {"count": len(several)}
-    tensors: dict[str, Tensor] = {}
-    for part in several[(number := values_of(frame)["part"]) : number + 1]:
-        values |= {"shape": part.shape, "begin": part.begin, "every": part.every}
-        tensors = {part.name: part.view}
-    answer = message(Kind.WEIGHTS, rank, attempt, frame.number, values, tensors)
-    return Outgoing(frame.sender, answer, num_bytes(tensors))
-
-
-def answered_part(frame: Frame) -> Iterator[Piece]:
-    """The part of a server's state in an answer of `part_answer`; none if it holds no state."""
-    values = values_of(frame)
-    for name, tensor in tensors_of(frame).items():
-        yield Piece(
-            name=name,
-            shape=tuple(values["shape"]),
-            begin=tuple(values["begin"]),
-            every=values["every"],
-            view=tensor,
-        )
+    number: int = values_of(frame)["part"]
+    count = {"count": len(several)}
+    if number == len(several):
+        return Outgoing(frame.sender, message(Kind.WEIGHTS, rank, attempt, frame.number, count), 0)
+    part = several[number]
+    answer = piece_message(Kind.WEIGHTS, rank, attempt, frame.number, part, count)
+    return Outgoing(frame.sender, answer, part.view.nbytes)

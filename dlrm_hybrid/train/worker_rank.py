@@ -20,7 +20,7 @@ from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.compression import Compression
 from dlrm_hybrid.parallel.dense.client import LocalClient, ServerClient
 from dlrm_hybrid.parallel.finite import check_weights, is_check_due
-from dlrm_hybrid.parallel.messages import Messenger, values_of
+from dlrm_hybrid.parallel.messages import Messenger, piece_of, values_of
 from dlrm_hybrid.parallel.runners import ProcessRunner
 from dlrm_hybrid.parallel.step import StepMetrics, drain, train_step
 from dlrm_hybrid.parallel.topology import Topology
@@ -36,7 +36,6 @@ from dlrm_hybrid.train import statistics
 from dlrm_hybrid.train.engine import Engine, Show
 from dlrm_hybrid.train.evaluation import WorldEvaluation
 from dlrm_hybrid.train.progress import SYNC_EVERY, Decision, Plan, Progress
-from dlrm_hybrid.train.server_rank import answered_part
 from dlrm_hybrid.train.signals import StopRequest, obey
 from dlrm_hybrid.types import ScoredPart, Tick, Version
 from dlrm_hybrid.wire.frame import Kind
@@ -218,14 +217,16 @@ class WorkerRank(Engine):
     def server_pieces(self) -> Iterator[Piece]:
         """Yield copies of the weights and optimizer state that servers hold, in parts."""
         for server in self.topology.all_servers:
-            number, count = 0, 1
-            while number < count:
+            number = 0
+            while True:
                 wanted = {"part": number, "step": self.step, "pushed": self.pushed()}
                 frame = self.messenger.ask(
                     server, Kind.FETCH, self.settled(), wanted, by=Kind.WEIGHTS
                 )
-                number, count = number + 1, values_of(frame)["count"]
-                yield from answered_part(frame)
+                if number == values_of(frame)["count"]:
+                    break
+                yield piece_of(frame)
+                number += 1
 
     @property
     @override

@@ -19,14 +19,16 @@ from typing_extensions import override
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.tensors import whole
+from dlrm_hybrid.parallel.messages import piece_of, tensors_of, values_of
 from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.rank.process import Rank
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.train.evaluation import without_rows
+from dlrm_hybrid.wire.frame import Frame
 from dlrm_hybrid.world.body import Body, Counts, Floats, added
-from dlrm_hybrid.world.orders import Arrays, Message, arrays_of, piece_of
+from dlrm_hybrid.world.orders import Tensors, tensors_of_batch
 from dlrm_hybrid.world.ranks import WorldRanks
 from dlrm_hybrid.world.settings import Settings
 
@@ -93,10 +95,10 @@ class Processes(Body):
     def predict(self, batches: Sequence[Batch]) -> list[Floats]:
         topology = self._topology
         nothing = [without_rows(batches[0])] * (topology.trainers - len(batches))
-        arrays = self._parts([*batches, *nothing])
-        answers = self._ranks.ask("predict", {"number": next(self._predicted)}, arrays)
+        tensors = self._parts([*batches, *nothing])
+        answers = self._ranks.ask("predict", {"number": next(self._predicted)}, tensors)
         last = [topology.worker(one, topology.stages - 1) for one in range(len(batches))]
-        return [answers[rank].arrays["logits"] for rank in last]
+        return [tensors_of(answers[rank])["logits"].numpy() for rank in last]
 
     @override
     def save(self) -> Path:
@@ -119,15 +121,16 @@ class Processes(Body):
     def _measured(
         self,
         order: str,
-        arrays: dict[int, Arrays] | None = None,
+        tensors: dict[int, Tensors] | None = None,
         meanwhile: Callable[[], None] = ignore,
     ) -> StepMetrics:
-        answers = self._ranks.ask(order, arrays=arrays, meanwhile=meanwhile)
-        return reduce(StepMetrics.plus, (StepMetrics(**one.values) for one in answers.values()))
+        answers = self._ranks.ask(order, tensors=tensors, meanwhile=meanwhile)
+        several = (StepMetrics(**values_of(one)["metrics"]) for one in answers.values())
+        return reduce(StepMetrics.plus, several)
 
-    def _parts(self, batches: Sequence[Batch]) -> dict[int, Arrays]:
+    def _parts(self, batches: Sequence[Batch]) -> dict[int, Tensors]:
         """What each worker reads of the batch of its trainer, by rank."""
-        found: dict[int, Arrays] = {}
+        found: dict[int, Tensors] = {}
         for trainer, batch in enumerate(batches):
             rows = len(batch.label_B)
             for stage in range(self._topology.stages):
@@ -136,9 +139,9 @@ class Processes(Body):
                     part = replace(part, dense_BI=np.empty((rows, 0), np.float32))
                 if stage != self._topology.interaction_stage:
                     part = replace(part, bags=Bags(np.empty((0, rows), np.int64)))
-                found[self._topology.worker(trainer, stage)] = arrays_of(part)
+                found[self._topology.worker(trainer, stage)] = tensors_of_batch(part)
         return found
 
 
-def _value(answer: Message) -> Any:
-    return answer.values["value"]
+def _value(answer: Frame) -> Any:
+    return values_of(answer)["value"]

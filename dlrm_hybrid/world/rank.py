@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, final
+
+from typing_extensions import override
 
 from dlrm_hybrid.comm.metered import MeteredChannel, traffic_of
 from dlrm_hybrid.comm.rendezvous import share_folder
 from dlrm_hybrid.config.methods import load_method
 from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.tensors import parts
+from dlrm_hybrid.parallel.messages import message, piece_message, tensors_of
 from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
@@ -28,26 +32,16 @@ from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.rank_meter import TALLY_NAMES, RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase, Traffic
 from dlrm_hybrid.train.engine import ignore
+from dlrm_hybrid.train.follower import Act, Answer, Due, Follower, Link, Order
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.train.worker_rank import WorkerRank
-from dlrm_hybrid.wire.frame import EVALUATION, Frame, encoded_bytes
-from dlrm_hybrid.wire.frame import Kind as FrameKind
+from dlrm_hybrid.wire.frame import EVALUATION, Frame, Kind, encoded_bytes
 from dlrm_hybrid.world.body import added, job_of, save, weights
-from dlrm_hybrid.world.orders import (
-    DONE,
-    PART,
-    Arrays,
-    Message,
-    batch_of,
-    connection_of,
-    piece_values,
-    receive,
-    send,
-)
+from dlrm_hybrid.world.orders import batch_of, connection_of, receive, send
 from dlrm_hybrid.world.settings import Settings
 
 FLOAT_BYTES = 4
-ANSWERS = (FrameKind.PARAMETERS, FrameKind.RESULT, FrameKind.ROWS)
+ANSWERS = (Kind.PARAMETERS, Kind.RESULT, Kind.ROWS)
 
 
 def world_rank(argument: str, report: Report, stop: StopRequest) -> None:
@@ -68,7 +62,8 @@ def world_rank(argument: str, report: Report, stop: StopRequest) -> None:
         one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         one.connect(known["orders"])
         with closing(connection_of(one)) as connection:
-            _Worker(job, worker, meter, answers, connection).obey()
+            link = _ProgramLink(job, worker, meter, answers, connection)
+            Follower(rank=worker, link=link, meter=meter).run()
 
     rendezvous = share_folder(Path(task.rendezvous), stop.check)
     be_one_of_many(job, rendezvous, report, stop, obey)
@@ -83,23 +78,16 @@ class _Answers:
 
     def watch(self, frame: Frame, dense_bytes: int) -> None:
         if frame.kind in ANSWERS and frame.microbatch != EVALUATION:
-            known = frame.kind is not FrameKind.ROWS  # the size of ROWS only their sender knows
+            known = frame.kind is not Kind.ROWS  # the size of ROWS only their sender knows
             values = (1, encoded_bytes(frame), dense_bytes if known else 0)
             one: dict[str, int] = dict(zip(TALLY_NAMES, values, strict=True))
             self.counts = added([self.counts, {traffic_of(frame.kind).value: one}])
 
 
-class _Answer(NamedTuple):
-    """A worker's answer to an order."""
-
-    values: Mapping[str, Any]
-    arrays: Arrays = {}  # noqa: RUF012 - nobody writes to it
-
-
 @final
 @dataclass(slots=True)
-class _Worker:
-    """Carries out a program's orders to a worker, one after the other."""
+class _ProgramLink(Link):
+    """The link of a worker to the program of its world, and its acts beside training."""
 
     job: Job
     rank: WorkerRank
@@ -108,58 +96,74 @@ class _Worker:
     connection: Connection
     _ids: int = 0
 
-    def obey(self) -> None:
-        """Carry out orders until `end`, or until the program is gone."""
-        orders: Mapping[str, Callable[[Message], _Answer]] = {
-            "learn": self._learn,
+    @override
+    def acts(self) -> Mapping[str, Act]:
+        return {
             "drain": self._drain,
             "begin_evaluation": self._begin_evaluation,
             "predict": self._predict,
             "save": self._save,
             "state": self._state,
             "counts": self._counts,
+            "end": ignore,
         }
-        here = {"rank": self.job.task.rank, "steps": self.rank.step}
-        send(self.connection, Message("here", 0, here))
-        while (order := receive(self.connection)).name != "end":
-            answer = orders[order.name](order)
-            send(self.connection, Message(DONE, order.number, answer.values, answer.arrays))
 
-    def _learn(self, order: Message) -> _Answer:
-        batch = batch_of(order.arrays, len(self.job.layout.spec.table_rows))
+    @override
+    def read(self, order: Order) -> Iterator[Due]:
+        """The batch that an order to train brings along."""
+        batch = self._batch(order)
         self._ids += batch.bags.num_ids
-        metrics = self.rank.learn(batch)
-        self.meter.step_done()
-        return _Answer(asdict(metrics))
+        yield Due(batch, is_last=True)
 
-    def _drain(self, order: Message) -> _Answer:
-        return _Answer(asdict(self.rank.drain(self.rank.step) or StepMetrics()))
+    def _batch(self, order: Order) -> Batch:
+        return batch_of(tensors_of(order.frame), len(self.job.layout.spec.table_rows))
 
-    def _begin_evaluation(self, order: Message) -> _Answer:
+    @override
+    def take(self) -> Frame:
+        return receive(self.connection)
+
+    @override
+    def take_now(self) -> Frame | None:
+        return receive(self.connection) if self.connection.poll() else None
+
+    @override
+    def report(self, done: int, answer: Answer) -> None:
+        values = {
+            "learned": self.rank.step,
+            "metrics": asdict(answer.metrics),
+            "value": answer.value,
+        }
+        rank = self.rank.messenger.rank
+        send(self.connection, message(Kind.REPORT, rank, 0, done, values, answer.tensors))
+
+    def _drain(self, order: Order) -> Answer:
+        return Answer(self.rank.drain(self.rank.step) or StepMetrics())
+
+    def _begin_evaluation(self, order: Order) -> Answer:
         with self.meter.within(Phase.EVALUATE):
             masters = self.rank.masters(range(self.rank.topology.trainers))
             self.rank.evaluation.evaluator.stage.model.fill(masters)
-        return _Answer({})
+        return Answer()
 
-    def _predict(self, order: Message) -> _Answer:
-        batch = batch_of(order.arrays, len(self.job.layout.spec.table_rows))
+    def _predict(self, order: Order) -> Answer:
         with self.meter.within(Phase.EVALUATE):
-            logit_B = self.rank.evaluation.predict(order.values["number"], batch)
-        return _Answer({}, {} if logit_B is None else {"logits": logit_B.numpy()})
+            logit_B = self.rank.evaluation.predict(order.values["number"], self._batch(order))
+        return Answer(tensors={} if logit_B is None else {"logits": logit_B})
 
-    def _save(self, order: Message) -> _Answer:
+    def _save(self, order: Order) -> Answer:
         folder = save(self.job, self.rank, self.meter)
-        return _Answer({"value": None if folder is None else str(folder)})
+        return Answer(value=None if folder is None else str(folder))
 
-    def _state(self, order: Message) -> _Answer:
+    def _state(self, order: Order) -> Answer:
+        rank, number = self.rank.messenger.rank, order.frame.number
         with self.meter.within(Phase.EVALUATE):
             own = [piece for piece in weights(self.rank) if not piece.is_copy]
             of_servers = self.rank.server_pieces() if self.rank.leads else ()
             for piece in chain(chain.from_iterable(map(parts, own)), of_servers):
-                send(self.connection, Message(PART, order.number, *piece_values(piece)))
-        return _Answer({})
+                send(self.connection, piece_message(Kind.WEIGHTS, rank, 0, number, piece, {}))
+        return Answer()
 
-    def _counts(self, order: Message) -> _Answer:
+    def _counts(self, order: Order) -> Answer:
         with self.meter.within(Phase.EVALUATE):
             # Servers answer in order, so all that they sent before has arrived then.
             self.rank.masters(range(self.rank.topology.trainers))
@@ -168,4 +172,4 @@ class _Worker:
             # One row of float32 per id looked up.
             row_bytes = FLOAT_BYTES * self.job.layout.spec.embedding_dim
             counts[Traffic.EMBEDDING]["dense_equivalent_bytes"] += row_bytes * self._ids
-        return _Answer({"value": counts})
+        return Answer(value=counts)

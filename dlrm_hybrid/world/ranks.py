@@ -13,13 +13,15 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Never, final
 
+from dlrm_hybrid.parallel.messages import values_of
 from dlrm_hybrid.process import interrupts_wait
 from dlrm_hybrid.run.rank.process import Rank
 from dlrm_hybrid.run.running import Forwarder, ensure_forkserver
 from dlrm_hybrid.run.supervisor import Outcome, run_attempts
 from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.types import DlrmError, ExitCode, ResourceError, RunFailedError
-from dlrm_hybrid.world.orders import DONE, Arrays, Message, connection_of, receive, send
+from dlrm_hybrid.wire.frame import Frame, Kind
+from dlrm_hybrid.world.orders import Tensors, connection_of, order, receive, send
 
 ENTRY = "dlrm_hybrid.world.rank:world_rank"
 LEAVE_SECONDS = 10.0  # longest wait for goodbyes
@@ -90,53 +92,50 @@ class WorldRanks:
                 here = receive(connection)
             except (EOFError, OSError):
                 self._fail()
-            self._workers[here.values["rank"]] = connection
-            steps.append(here.values["steps"])
+            self._workers[here.sender] = connection
+            steps.append(values_of(here)["learned"])
         if len(set(steps)) != 1:
             raise DlrmError(f"internal error: workers at steps {steps}")
         return steps[0]
 
     def ask(
         self,
-        name: str,
+        do: str,
         values: Mapping[str, Any] | None = None,
-        arrays: Mapping[int, Arrays] | None = None,
+        tensors: Mapping[int, Tensors] | None = None,
         meanwhile: Callable[[], None] = ignore,
-    ) -> dict[int, Message]:
+    ) -> dict[int, Frame]:
         """Give all workers an order, and wait for their answers; returns them by rank.
 
         Args:
-            name: that of the order.
+            do: what to do.
             values: values of the order.
-            arrays: arrays for some workers, by rank.
+            tensors: tensors for some workers, by rank.
             meanwhile: called between the order and the answers.
 
         Raises:
             RunFailedError: a rank has failed or died.
         """
-        self._order(name, values or {}, arrays or {})
+        self._order(do, values or {}, tensors or {})
         meanwhile()
-        answers = {rank: message for rank, message in self._answers() if message.name == DONE}
-        return dict(sorted(answers.items()))
+        return {one.sender: one for one in sorted(self._answers(), key=lambda one: one.sender)}
 
-    def parts(self, name: str) -> Iterator[Message]:
+    def parts(self, do: str) -> Iterator[Frame]:
         """Give all workers an order, and yield the parts of their answers as they come."""
-        self._order(name, {}, {})
-        for _, message in self._answers():
-            if message.name != DONE:
-                yield message
+        self._order(do, {}, {})
+        yield from (one for one in self._answers() if one.kind is not Kind.REPORT)
 
-    def _order(self, name: str, values: Mapping[str, Any], arrays: Mapping[int, Arrays]) -> None:
+    def _order(self, do: str, values: Mapping[str, Any], tensors: Mapping[int, Tensors]) -> None:
         self._number += 1
         for rank, connection in self._workers.items():
             try:
-                send(connection, Message(name, self._number, values, arrays.get(rank, {})))
+                send(connection, order(do, self._number, values, tensors.get(rank, {})))
             except OSError:
                 self._fail()
 
-    def _answers(self) -> Iterator[tuple[int, Message]]:
-        """Yield what workers answer to the last order, until all are done."""
-        owed = {one: rank for rank, one in self._workers.items()}
+    def _answers(self) -> Iterator[Frame]:
+        """Yield what workers answer to the last order, until all have reported on it."""
+        owed = set(self._workers.values())
         while owed:
             for one in wait([*owed, self._ended]):
                 if one is self._ended:
@@ -144,14 +143,14 @@ class WorldRanks:
                 assert isinstance(one, Connection)
                 try:
                     with interrupts_wait():  # or a part of the message would be left
-                        message = receive(one)
+                        answer = receive(one)
                 except (EOFError, OSError):
                     self._fail()
-                if message.number != self._number:
-                    continue  # it answers an order that Ctrl-C has cut off
-                yield owed[one], message
-                if message.name == DONE:
-                    del owed[one]
+                if answer.number != self._number:
+                    continue  # to an order that Ctrl-C has cut off
+                yield answer
+                if answer.kind is Kind.REPORT:
+                    owed.remove(one)
 
     def _fail(self) -> Never:
         """Raise the supervisor's reason why a rank has ended."""
@@ -184,7 +183,7 @@ class WorldRanks:
     def _send_home(self) -> None:
         for connection in self._workers.values():
             with suppress(OSError):
-                send(connection, Message("end", 0))
+                send(connection, order("end", 0, {}, {}))
         wait([self._ended], LEAVE_SECONDS if self._workers else 0.0)
 
     def _kill(self) -> None:

@@ -183,17 +183,18 @@ def test_ctrl_c_while_a_world_closes_leaves_nothing(tmp_path: Path, times: int) 
     body = f"""
 import os, signal
 import psutil
+from dlrm_hybrid.parallel.messages import values_of
 from dlrm_hybrid.world import ranks
 
 if __name__ == "__main__":
     send, told = ranks.send, []
 
-    def interrupted(connection, message):
-        if message.name == "end":
-            told.append(message)
+    def interrupted(connection, frame):
+        if values_of(frame)["do"] == "end":
+            told.append(frame)
             if len(told) <= {times}:
                 os.kill(os.getpid(), signal.SIGINT)
-        send(connection, message)
+        send(connection, frame)
 
     ranks.send = interrupted
     try:

@@ -27,11 +27,12 @@ from dlrm_hybrid.telemetry.events import Event
 from dlrm_hybrid.telemetry.events import Kind as EventKind
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span
-from dlrm_hybrid.train.asynchronous.follower import Follower
 from dlrm_hybrid.train.asynchronous.leader import LeaderRank
+from dlrm_hybrid.train.asynchronous.leader_link import LeaderLink
 from dlrm_hybrid.train.asynchronous.leases import Leases
 from dlrm_hybrid.train.asynchronous.turns import Turns
 from dlrm_hybrid.train.engine import ignore
+from dlrm_hybrid.train.follower import Follower
 from dlrm_hybrid.train.server_rank import ServerRank
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.wire.frame import Frame, Kind
@@ -137,26 +138,30 @@ def follow(
         crew = None
         if config.parallel.threads > 1:
             crew = stack.enter_context(build_worker.crew(config, layout, worker, meter))
-        follower = Follower(
+        link = LeaderLink(
             rank=worker,
             mailbox=worker.messenger.mailbox if crew is None else crew.mailbox,
             client=worker.client,
-            read=job.clock.timed(Span.READ, loader.part),
-            ahead=config.embedding.staleness if worker.worker.tables is not None else 0,
+            part=job.clock.timed(Span.READ, loader.part),
             stop=stop,
             meter=meter,
             writer=job.writer,
             say=partial(print, flush=True),
             incarnation=job.task.incarnation,
-            crew=crew,
         )
-        handlers |= follower.handlers()
+        handlers |= link.handlers()
 
         def leave() -> None:
-            if follower.has_left:  # servers learn it from the channel, as it may rejoin
+            if link.has_left:  # servers learn it from the channel, as it may rejoin
                 report(Event(EventKind.LEFT, worker.step, time.time(), {}))
             else:
                 leave_servers(job, channel, worker.step)
 
         with at_end(leave):
-            follower.run()
+            Follower(
+                rank=worker,
+                link=link,
+                meter=meter,
+                ahead=config.embedding.staleness if worker.worker.tables is not None else 0,
+                crew=crew,
+            ).run()
