@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from dlrm_hybrid.bounds import (
-    BelowOne,
     Bound,
     Count,
     Name,
     Path,
     Positive,
-    PrecisionOrLevels,
     Seconds,
     Seed,
 )
@@ -38,6 +36,7 @@ from dlrm_hybrid.config.commands import (
 from dlrm_hybrid.model.interaction import Cross, Fm
 from dlrm_hybrid.model.optimizer import Optimizer
 from dlrm_hybrid.model.tables import Embedding
+from dlrm_hybrid.parallel.dense.pulls import Pulls
 from dlrm_hybrid.parallel.schedule import Schedule
 from dlrm_hybrid.record import Effect, Record, key
 
@@ -75,28 +74,6 @@ class ModelConfig(Record):
     )
     bottom_dropout: Dropout | None = key(None, "of those of the bottom MLP; null: as many", NEW)
     batch_norm: bool = key(False, "normalise hidden layers between their products and their ReLUs")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PullConfig(Record, effect=NEW | Effect.VERSIONS):
-    """How new weights travel from the servers, which publish what has changed."""
-
-    precision: PrecisionOrLevels = key(
-        "float32",
-        "of weights on the wire: float32, bfloat16, float16, or levels; servers keep the rounding "
-        "error",
-        only="parallel.servers",
-    )
-    sparsity: BelowOne | None = key(
-        None,
-        "fraction of each tensor that a pull leaves for later ones; null sends all that changed",
-        only="parallel.servers",
-    )
-
-    @property
-    def left_out(self) -> float | None:
-        """The sparsity; None where every version publishes all that has changed."""
-        return self.sparsity or None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +178,7 @@ class Config(Record):
     parallel: Parallel
     gradient: GradientMethod
     activation: ActivationMethod
-    pull: PullConfig
+    pull: Pulls
     sync: Sync
     schedule: Schedule
     embedding: Embedding

@@ -37,7 +37,7 @@ from dlrm_hybrid.model.tables import Fused, TableOptimizer
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.tables.lookups import id_sections, split_batch, value_section
 from dlrm_hybrid.parallel.tables.order import BatchOrder
-from dlrm_hybrid.parallel.tables.table_server import TableOptions, TableServer
+from dlrm_hybrid.parallel.tables.table_server import TableServer
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.run.assembly import build, model
 from dlrm_hybrid.telemetry.machine import Machine
@@ -124,13 +124,14 @@ def measure_rows(shards: Shards, batch_sizes: Sequence[int], repeats: int) -> It
         messages = list(messages_of(shards, batch_size, topology, rows.rows_F, spec.embedding_dim))
         turns: list[tuple[float, float]] = []
         for _ in range(1 + repeats):  # the first turn pages memory in and is not counted
-            options = TableOptions(
+            server = TableServer(
+                *(topology, 0, rows),
                 order=BatchOrder(0),
                 precision=PRECISION,
                 schedule=Constant(base_lr=LR),
                 attempt=0,
+                clock=SpanClock(),
             )
-            server = TableServer(topology, 0, rows, options, SpanClock())
             turns.append(served(server, messages))
         yield row_of(batch_size, optimizer, messages, turns[1:])
 

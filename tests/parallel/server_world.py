@@ -10,10 +10,11 @@ from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Dense
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.model.optimizer import Linear, LrSchedule, Optimizer, Sgd
-from dlrm_hybrid.parallel.dense.bucket import BucketOptions
+from dlrm_hybrid.parallel.dense.bucket import ServerOptions
 from dlrm_hybrid.parallel.dense.client import Client, ServerClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
-from dlrm_hybrid.parallel.dense.server import ParameterServer, ServerOptions
+from dlrm_hybrid.parallel.dense.pulls import Pulls
+from dlrm_hybrid.parallel.dense.server import ParameterServer
 from dlrm_hybrid.parallel.effects import Outgoing, Port, Program
 from dlrm_hybrid.parallel.sync import SyncPolicy
 from dlrm_hybrid.parallel.topology import Topology, lay_out
@@ -90,7 +91,8 @@ class World:
         schedule: LrSchedule = SCHEDULE,
         values: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.pull_dtype, self.pull_sparsity = pull, pull_sparsity
+        precision = "levels" if pull is None else pull.name.lower()
+        self._pulls = Pulls(precision=precision, sparsity=pull_sparsity)
         self.publishes_means = publishes_means
         self.gradients = gradients
         self._values = drawn(0) if values is None else values
@@ -123,16 +125,11 @@ class World:
     def options(self, check_every: int = 1) -> ServerOptions:
         return ServerOptions(
             policy=self.policy,
-            bucket=BucketOptions(
-                optimizer=self.optimizer,
-                history=self.policy.history,
-                pull=self.pull_dtype or Dtype.BFLOAT16,
-                pull_sparsity=self.pull_sparsity,
-                publishes_means=self.publishes_means,
-                pull_levels=self.pull_dtype is None,
-            ),
+            optimizers=[self.optimizer] * self.topology.stages,
             check_every=check_every,
             attempt=0,
+            pull=self._pulls,
+            publishes_means=self.publishes_means,
         )
 
     def specs(self, rank: int) -> list[Spec]:

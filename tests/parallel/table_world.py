@@ -23,7 +23,7 @@ from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.parallel.tables.cached import CachedTables
 from dlrm_hybrid.parallel.tables.order import BatchOrder, TableOrder
 from dlrm_hybrid.parallel.tables.served import ServedTables, TableClient
-from dlrm_hybrid.parallel.tables.table_server import TableOptions, TableServer
+from dlrm_hybrid.parallel.tables.table_server import TableServer
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import Counters
@@ -79,17 +79,20 @@ class World:
             MeteredChannel(channel, self.counters, SpanClock())
             for channel in in_process_channels(self.topology.size)
         ]
-        table = TableOptions(
-            order=order or BatchOrder(staleness),
-            precision=precision,
-            schedule=schedule,
-            attempt=0,
-        )
         self.servers: list[TableServer] = []
         for index in range(servers):
             rows = TableRows(SPEC, options, index, servers)
             rows.draw(SEED)
-            self.servers.append(TableServer(self.topology, index, rows, table, SpanClock()))
+            self.servers.append(
+                TableServer(
+                    *(self.topology, index, rows),
+                    order=order or BatchOrder(staleness),
+                    precision=precision,
+                    schedule=schedule,
+                    attempt=0,
+                    clock=SpanClock(),
+                )
+            )
         ports = [
             Port(topology=self.topology, rank=rank, attempt=0, transmit=channels[rank].send)
             for rank in range(trainers)

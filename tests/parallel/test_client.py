@@ -8,10 +8,10 @@ from torch import Tensor
 
 from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.model.optimizer import Constant, Momentum, Sgd, init_state
-from dlrm_hybrid.parallel.dense.bucket import BucketOptions
+from dlrm_hybrid.parallel.dense.bucket import ServerOptions
 from dlrm_hybrid.parallel.dense.client import Client, LocalClient, ServerClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
-from dlrm_hybrid.parallel.dense.server import ParameterServer, ServerOptions
+from dlrm_hybrid.parallel.dense.server import ParameterServer
 from dlrm_hybrid.parallel.effects import Outgoing, Port
 from dlrm_hybrid.parallel.policies import Lockstep
 from dlrm_hybrid.parallel.sync import SyncPolicy
@@ -20,7 +20,6 @@ from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.frame import Frame, Kind, decode, encode
-from dlrm_hybrid.wire.section import Dtype
 
 SHAPES = {"bottom.1.weight": (6, 4), "bottom.1.bias": (6,), "top.1.weight": (1, 6)}
 STAGE_OF = {"bottom.1.weight": 0, "bottom.1.bias": 0, "top.1.weight": 1}
@@ -55,13 +54,7 @@ def versions(steps: int) -> list[Frame]:
     """Frames of server 0 for the first stage: versions 1 to `steps`."""
     options = ServerOptions(
         policy=Lockstep(),
-        bucket=BucketOptions(
-            optimizer=OPTIMIZER,
-            history=0,
-            pull=Dtype.FLOAT32,
-            pull_sparsity=None,
-            publishes_means=False,
-        ),
+        optimizers=[OPTIMIZER] * TOPOLOGY.stages,
         check_every=2,
         attempt=1,
     )

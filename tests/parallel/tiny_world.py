@@ -25,10 +25,10 @@ from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.model.tables import Fused
 from dlrm_hybrid.model.tensors import draw_embeddings
 from dlrm_hybrid.parallel.boundaries import Boundaries
-from dlrm_hybrid.parallel.dense.bucket import BucketOptions
+from dlrm_hybrid.parallel.dense.bucket import ServerOptions
 from dlrm_hybrid.parallel.dense.client import LocalClient, ServerClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
-from dlrm_hybrid.parallel.dense.server import ParameterServer, ServerOptions
+from dlrm_hybrid.parallel.dense.server import ParameterServer
 from dlrm_hybrid.parallel.effects import GroupCall, Port, StepEffect
 from dlrm_hybrid.parallel.policies import Lockstep
 from dlrm_hybrid.parallel.schedule import (
@@ -47,7 +47,6 @@ from dlrm_hybrid.parallel.worker import Worker, load_in_flight, predict_batch, s
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import Tick
 from dlrm_hybrid.wire.frame import Frame, decode, encode
-from dlrm_hybrid.wire.section import Dtype
 
 SMALL = ModelSpec(
     embedding_dim=4, bottom=(13, 32, 16, 8, 4), top=(32, 16, 8, 1), table_rows=(30,) * 26
@@ -161,13 +160,7 @@ class TinyWorld:
             )
         options = ServerOptions(
             policy=layout.policy,
-            bucket=BucketOptions(
-                optimizer=config,
-                history=layout.policy.history,
-                pull=Dtype.FLOAT32,
-                pull_sparsity=None,
-                publishes_means=False,
-            ),
+            optimizers=[config] * self.topology.stages,
             check_every=1,
             attempt=ATTEMPT,
         )

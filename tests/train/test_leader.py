@@ -16,9 +16,9 @@ from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.data.loader import START, LoaderState
 from dlrm_hybrid.model.optimizer import Constant, Sgd
-from dlrm_hybrid.parallel.dense.bucket import BucketOptions
+from dlrm_hybrid.parallel.dense.bucket import ServerOptions
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
-from dlrm_hybrid.parallel.dense.server import HandlerTable, ParameterServer, ServerOptions
+from dlrm_hybrid.parallel.dense.server import HandlerTable, ParameterServer
 from dlrm_hybrid.parallel.messages import Messenger, message, values_of
 from dlrm_hybrid.parallel.policies import Rounds
 from dlrm_hybrid.parallel.step import StepMetrics
@@ -170,15 +170,9 @@ def after(at: LoaderState) -> LoaderState:
 def led(world: Simulation, steps: int, rest_every: int, begin: Begin) -> LeaderRank:
     """Lead to the end of a run."""
     optimizer = OptimizerConfig(optimizer=Sgd(), schedule=Constant(base_lr=0.1))
-    bucket = BucketOptions(
-        optimizer=optimizer,
-        history=0,
-        pull=None,
-        pull_sparsity=None,
-        publishes_means=False,
-    )
     policy = Rounds(world.topology.trainers)
-    options = ServerOptions(policy=policy, bucket=bucket, check_every=1, attempt=0)
+    optimizers = [optimizer] * world.topology.stages
+    options = ServerOptions(policy=policy, optimizers=optimizers, check_every=1, attempt=0)
     plan = Plan(
         steps=steps,
         samples_per_step=ROWS * world.topology.trainers,

@@ -33,8 +33,10 @@ from dlrm_hybrid.parallel.dense.published import (
     SparseChange,
     Stamps,
 )
+from dlrm_hybrid.parallel.dense.pulls import Pulls
 from dlrm_hybrid.parallel.dense.sections import BucketReader, bucket_bytes, digest_of
 from dlrm_hybrid.parallel.finite import check_finite
+from dlrm_hybrid.parallel.sync import SyncPolicy
 from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.telemetry.traffic import Versions
 from dlrm_hybrid.types import ConfigError
@@ -118,25 +120,25 @@ _EVERY_WORKER = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BucketOptions:
-    """Optimizer of a bucket, and the form of its versions.
+class ServerOptions:
+    """How a parameter server makes, publishes and checks versions.
 
     Attributes:
-        optimizer: and its learning rates.
-        history: number of older versions kept, with which a worker may still have to compute.
-        pull: type of the values that are published.
-        pull_sparsity: fraction of each tensor's elements left out of a version; None for none.
-        publishes_means: publish means of ternary gradients instead where possible; `pull` must be
-            FLOAT32 and `pull_sparsity` None.
-        pull_levels: publish integer multiples of a quantum; `pull` must be BFLOAT16.
+        policy: when versions are made.
+        optimizers: of each stage, with its learning rates.
+        check_every: versions between two comparisons of the replicas with what was published.
+        attempt: how often the run has been restarted.
+        pull: how versions travel.
+        publishes_means: publish means of ternary gradients instead where possible; needs float32
+            pulls without sparsity.
     """
 
-    optimizer: OptimizerConfig
-    history: int
-    pull: Dtype
-    pull_sparsity: float | None
-    publishes_means: bool
-    pull_levels: bool = False
+    policy: SyncPolicy
+    optimizers: Sequence[OptimizerConfig]
+    check_every: int
+    attempt: int
+    pull: Pulls = Pulls()
+    publishes_means: bool = False
 
 
 class TernaryMean(NamedTuple):
@@ -180,7 +182,7 @@ class Bucket:
         self,
         tensors: Sequence[DenseTensor],
         values: Mapping[str, Tensor],
-        options: BucketOptions,
+        options: ServerOptions,
         followers: Sequence[int],
     ) -> None:
         for tensor in tensors:
@@ -188,7 +190,7 @@ class Bucket:
         self._tensors = tensors
         self._offsets_E = np.array([0, *accumulate(one.count for one in tensors)], np.int64)
         weight_N = torch.cat([values[tensor.name].detach().reshape(-1) for tensor in tensors])
-        self._master = MasterWeights({_ALL: weight_N}, options.optimizer)
+        self._master = MasterWeights({_ALL: weight_N}, options.optimizers[tensors[0].stage])
         layout = Layout([Spec(tensor.id, tensor.name, tensor.shape) for tensor in tensors])
         self._published = _published(layout, weight_N.numpy(), options, bool(followers))
         self._stamps = Stamps(weight_N.numpy())
@@ -199,14 +201,14 @@ class Bucket:
         self._senders = {
             worker: UpdateSender([tensor.shape for tensor in tensors])
             for worker in (followers or (_EVERY_WORKER,))
-            if options.pull_levels
+            if options.pull.levels
         }
         self._readers: dict[int, BucketReader] = {}
         self._aggregate = Aggregate(self._offsets_E)
         self._publishes_means = options.publishes_means
         self.num_bytes = bucket_bytes(tensors)
         self.versions = Versions()
-        self._older = deque(self._published.value_N.copy() for _ in range(options.history))
+        self._older = deque(self._published.value_N.copy() for _ in range(options.policy.history))
 
     def gradients(self, sections: Sequence[Section], what: str, worker: int) -> Update:
         """Decode a worker's push; raises DlrmError, whose message begins with `what`."""
@@ -360,22 +362,22 @@ class Bucket:
 
 
 def _published(
-    layout: Layout, weight_N: Float32s, options: BucketOptions, has_followers: bool
+    layout: Layout, weight_N: Float32s, options: ServerOptions, has_followers: bool
 ) -> PublishedWeights:
     """What workers without versions of their own are sent; beside followers, the weights."""
     if has_followers and options.publishes_means:
         raise ConfigError("gradient.pull=levels: trainers must all be sent the same")
-    if options.pull_sparsity is None:
+    if options.pull.left_out is None:
         if has_followers:
             return EveryChange(layout, weight_N, Dtype.FLOAT32)
         return _every_change(layout, weight_N, options)
     if has_followers:
         raise ConfigError(
-            f"pull.sparsity = {options.pull_sparsity}: trainers must all be sent the same"
+            f"pull.sparsity = {options.pull.sparsity}: trainers must all be sent the same"
         )
-    levels = options.pull_levels
-    return LargestChanges(layout, weight_N, options.pull, options.pull_sparsity, levels=levels)
+    pull, sparsity = options.pull, options.pull.left_out
+    return LargestChanges(layout, weight_N, pull.dtype, sparsity, levels=pull.levels)
 
 
-def _every_change(layout: Layout, weight_N: Float32s, options: BucketOptions) -> EveryChange:
-    return EveryChange(layout, weight_N, options.pull, levels=options.pull_levels)
+def _every_change(layout: Layout, weight_N: Float32s, options: ServerOptions) -> EveryChange:
+    return EveryChange(layout, weight_N, options.pull.dtype, levels=options.pull.levels)

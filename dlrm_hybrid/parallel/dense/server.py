@@ -8,7 +8,7 @@ makes a replica equal to the weights of that moment, bit for bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import final
 
@@ -16,8 +16,7 @@ from torch import Tensor
 
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.compress.update import Update
-from dlrm_hybrid.model.optimizer import LrSchedule
-from dlrm_hybrid.parallel.dense.bucket import Bucket, BucketOptions, Change
+from dlrm_hybrid.parallel.dense.bucket import Bucket, Change, ServerOptions
 from dlrm_hybrid.parallel.dense.master import copy_into
 from dlrm_hybrid.parallel.dense.sections import digest_section
 from dlrm_hybrid.parallel.effects import Outgoing
@@ -27,7 +26,6 @@ from dlrm_hybrid.parallel.sync import (
     BucketState,
     Pull,
     Push,
-    SyncPolicy,
     resumed_version,
 )
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology
@@ -43,31 +41,6 @@ IDLE_SECONDS = 86_400.0
 
 Handle = Callable[[Frame], Iterable[Outgoing]]
 """Handles one frame; the frames it returns must be sent before anything else."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOptions:
-    """Sync policy, buckets and checks of a parameter server.
-
-    Attributes:
-        policy: when versions are made.
-        bucket: how each is updated and published.
-        check_every: versions between two comparisons of the replicas with what was published.
-        attempt: how often the run has been restarted.
-        schedules: learning rates of the stages that differ from `bucket`.
-    """
-
-    policy: SyncPolicy
-    bucket: BucketOptions
-    check_every: int
-    attempt: int
-    schedules: Mapping[int, LrSchedule] = field(default_factory=dict[int, LrSchedule])
-
-    def of(self, stage: int) -> BucketOptions:
-        """The options of a stage's bucket, with its learning rates."""
-        optimizer = self.bucket.optimizer
-        schedule = self.schedules.get(stage, optimizer.schedule)
-        return replace(self.bucket, optimizer=replace(optimizer, schedule=schedule))
 
 
 @final
@@ -105,7 +78,7 @@ class ParameterServer:
             if tensor.server == index:
                 owned.setdefault(tensor.stage, []).append(tensor)
         self._buckets = {
-            stage: Bucket(tensors, values, options.of(stage), self._followers(stage))
+            stage: Bucket(tensors, values, options, self._followers(stage))
             for stage, tensors in owned.items()
         }
         self._pushed: dict[Push, Update] = {}

@@ -6,7 +6,6 @@ Its `TableOrder` says which version of the tables answers a lookup, and when upd
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import final
 
 import numpy as np
@@ -36,23 +35,6 @@ from dlrm_hybrid.wire.frame import EVALUATION, Frame, Kind
 FLOAT_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableOptions:
-    """Order, precision and learning rates of a table server.
-
-    Attributes:
-        order: that of lookups and updates.
-        precision: that of rows and gradients on the wire.
-        schedule: learning rate by step.
-        attempt: how often the run has been restarted.
-    """
-
-    order: TableOrder
-    precision: WirePrecision
-    schedule: LrSchedule
-    attempt: int
-
-
 @final
 class TableServer:
     """One table server without its receive loop.
@@ -61,7 +43,10 @@ class TableServer:
         topology: ranks and roles of the world.
         index: which server this is.
         rows: those that it owns.
-        options: how they are served.
+        order: that of lookups and updates.
+        precision: that of rows and gradients on the wire.
+        schedule: learning rate by step.
+        attempt: how often the run has been restarted.
         clock: measures looking up and updating.
     """
 
@@ -70,15 +55,19 @@ class TableServer:
         topology: Topology,
         index: int,
         rows: TableRows,
-        options: TableOptions,
+        *,
+        order: TableOrder,
+        precision: WirePrecision,
+        schedule: LrSchedule,
+        attempt: int,
         clock: SpanClock,
     ) -> None:
         self._topology = topology
         self._rank = topology.table_server(index)
         self._rows = rows
         self._rows_F = np.array(rows.rows_F, np.int64)
-        self._options = options
-        self._row_cast, self._gradient_cast = casts(options.precision)
+        self._order, self._schedule, self._attempt = order, schedule, attempt
+        self._row_cast, self._gradient_cast = casts(precision)
         self._looking_up = clock.within(Span.EMBEDDING)
         # Questions that wait, answers whose updates have not come, updates that wait.
         self._asked: dict[Question, AskedIds] = {}
@@ -105,7 +94,7 @@ class TableServer:
         Args:
             version: batches of each trainer so far; in order of arrival those of all together.
         """
-        self._state = self._options.order.begin(self._topology.trainers, version)
+        self._state = self._order.begin(self._topology.trainers, version)
         for held in (self._asked, self._sent, self._gradients):
             held.clear()
 
@@ -117,10 +106,10 @@ class TableServer:
         """
         group = self._topology.interaction_group
         what = f"{frame.kind.name.lower()} {frame.number} of rank {frame.sender}"
-        if frame.sender not in group or frame.attempt != self._options.attempt:
+        if frame.sender not in group or frame.attempt != self._attempt:
             raise DlrmError(
                 f"{what}, attempt {frame.attempt}: table servers answer ranks "
-                f"{', '.join(map(str, group))} of attempt {self._options.attempt}"
+                f"{', '.join(map(str, group))} of attempt {self._attempt}"
             )
         of = BatchOf(group.index(frame.sender), BatchNumber(frame.number))
         actions = (
@@ -157,7 +146,7 @@ class TableServer:
     def _act(self, action: TableAction) -> list[Outgoing]:
         if isinstance(action, Apply):
             gradients = [self._gradients.pop(update) for update in action.updates]
-            self._rows.update(gradients, self._options.schedule.lr(action.step))
+            self._rows.update(gradients, self._schedule.lr(action.step))
             return []
         if isinstance(action, SendRows):
             return [self._answer(question, action.is_kept) for question in action.questions]
@@ -170,7 +159,7 @@ class TableServer:
         frame = Frame(
             kind=Kind.ROWS,
             sender=self._rank,
-            attempt=self._options.attempt,
+            attempt=self._attempt,
             number=question.version if is_prediction else question.batch,
             microbatch=EVALUATION if is_prediction else 0,
             sections=(value_section(self._rows.look_up(asked.ids), self._row_cast),),

@@ -14,7 +14,6 @@ from dlrm_hybrid.comm.rendezvous import own_address
 from dlrm_hybrid.comm.zmq.channel import ALL_STAY, Membership
 from dlrm_hybrid.compress.gradient.layout import Layout as FlatLayout
 from dlrm_hybrid.compress.gradient.layout import Spec
-from dlrm_hybrid.compress.gradient.methods import dtype_of
 from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.model.dlrm import StageModel
@@ -27,10 +26,10 @@ from dlrm_hybrid.model.tensors import draw_dense
 from dlrm_hybrid.parallel.boundaries import Boundaries
 from dlrm_hybrid.parallel.collectives import CollectiveServer
 from dlrm_hybrid.parallel.compression import Compression
-from dlrm_hybrid.parallel.dense.bucket import BucketOptions
+from dlrm_hybrid.parallel.dense.bucket import ServerOptions
 from dlrm_hybrid.parallel.dense.client import Client, LocalClient, ServerClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
-from dlrm_hybrid.parallel.dense.server import Handle, ParameterServer, ServerOptions
+from dlrm_hybrid.parallel.dense.server import Handle, ParameterServer
 from dlrm_hybrid.parallel.dense.threads import thread_clients
 from dlrm_hybrid.parallel.effects import Port, Send
 from dlrm_hybrid.parallel.stage import Stage
@@ -38,7 +37,7 @@ from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.parallel.tables.cached import CachedTables
 from dlrm_hybrid.parallel.tables.order import ArrivalOrder, BatchOrder
 from dlrm_hybrid.parallel.tables.served import ServedTables, TableClient
-from dlrm_hybrid.parallel.tables.table_server import TableOptions, TableServer
+from dlrm_hybrid.parallel.tables.table_server import TableServer
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, WorkerRole, lay_out
 from dlrm_hybrid.parallel.worker import Worker
 from dlrm_hybrid.run.assembly import build
@@ -268,21 +267,15 @@ def server(config: Config, layout: Layout, index: int, clock: SpanClock) -> Para
         if tensor.server == index
     }
     draw_dense(values, config.train.seed)
-    sync = build.policy(config)
-    optimizers = [optimizer_config(config, layout, one) for one in range(layout.topology.stages)]
     options = ServerOptions(
-        policy=sync,
-        bucket=BucketOptions(
-            optimizer=optimizers[0],
-            history=sync.history,
-            pull=dtype_of(config.pull.precision),
-            pull_sparsity=config.pull.left_out,
-            publishes_means=config.gradient.publishes_means,
-            pull_levels=config.pull.precision == "levels",
-        ),
+        policy=build.policy(config),
+        optimizers=[
+            optimizer_config(config, layout, stage) for stage in range(layout.topology.stages)
+        ],
         check_every=config.sync.check_every,
         attempt=layout.attempt,
-        schedules={stage: one.schedule for stage, one in enumerate(optimizers)},
+        pull=config.pull,
+        publishes_means=config.gradient.publishes_means,
     )
     return ParameterServer(layout.topology, index, layout.tensors, values, options, clock)
 
@@ -291,18 +284,17 @@ def table_server(
     config: Config, layout: Layout, index: int, storage: RowStorage, clock: SpanClock
 ) -> TableServer:
     """Build a table server with the initial values of its rows."""
-    options = TableOptions(
-        order=(
-            ArrivalOrder(config.parallel.threads)
-            if server_leads(config)
-            else BatchOrder(config.embedding.staleness)
-        ),
+    order = BatchOrder(config.embedding.staleness)
+    return TableServer(
+        layout.topology,
+        index,
+        build_model.table_rows(config, layout.spec, index, storage),
+        order=ArrivalOrder(config.parallel.threads) if server_leads(config) else order,
         precision=config.embedding.comm_precision,
         schedule=build_model.embedding_schedule(config, layout.steps, layout.lowered),
         attempt=layout.attempt,
+        clock=clock,
     )
-    rows = build_model.table_rows(config, layout.spec, index, storage)
-    return TableServer(layout.topology, index, rows, options, clock)
 
 
 def served_tables(
