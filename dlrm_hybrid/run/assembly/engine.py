@@ -40,14 +40,6 @@ from dlrm_hybrid.train.asynchronous.replay import RecordedPace
 from dlrm_hybrid.train.in_process import InProcessEngine, Ranks
 from dlrm_hybrid.wire.frame import Frame, Kind
 
-FRAMES_BESIDE_ROWS = 4096  # far more than may wait for a worker
-
-
-def mailbox_capacity(config: Config) -> int:
-    """Capacity of a worker's mailbox: frames of rows requested ahead, and others."""
-    ahead = (config.embedding.staleness + 1) * config.parallel.table_servers
-    return FRAMES_BESIDE_ROWS + ahead
-
 
 def engine(
     config: Config, shards: Shards, steps: int, storage: RowStorage, clock: SpanClock
@@ -79,7 +71,7 @@ def engine_of(
         own = _shared(config, layout, clock)
     ranks = _ranks(config, layout, channels, own, clock)
     mailboxes = {
-        rank: Mailbox(channels[rank], layout.attempt, mailbox_capacity(config))
+        rank: Mailbox(channels[rank], layout.attempt, build_world.mailbox_capacity(config))
         for rank in range(topology.num_workers)
     }
     servers = _servers(config, layout, ranks, clock)

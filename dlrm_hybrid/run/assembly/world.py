@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor
 
+from dlrm_hybrid.bags import Bags
+from dlrm_hybrid.comm.group import GroupOptions, process_group
+from dlrm_hybrid.comm.mailbox import Mailbox, SharedMailbox
+from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.comm.netem.plan import NETWORK as EMULATED_NETWORK
 from dlrm_hybrid.comm.rendezvous import own_address
 from dlrm_hybrid.comm.zmq.channel import ALL_STAY, Membership
@@ -16,25 +22,29 @@ from dlrm_hybrid.compress.gradient.layout import Layout as FlatLayout
 from dlrm_hybrid.compress.gradient.layout import Spec
 from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.dlrm import StageModel
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.optimizer import Constant
 from dlrm_hybrid.model.row_storage import RowStorage
 from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.model.tables import Served
-from dlrm_hybrid.model.tensors import draw_dense
+from dlrm_hybrid.model.tensors import Piece, draw_dense, full_pieces
 from dlrm_hybrid.parallel.boundaries import Boundaries
 from dlrm_hybrid.parallel.collectives import CollectiveServer
 from dlrm_hybrid.parallel.compression import Compression
 from dlrm_hybrid.parallel.dense.bucket import ServerOptions
 from dlrm_hybrid.parallel.dense.client import Client, LocalClient, ServerClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
-from dlrm_hybrid.parallel.dense.server import Handle, ParameterServer
+from dlrm_hybrid.parallel.dense.server import Handle, HandlerTable, ParameterServer
 from dlrm_hybrid.parallel.dense.threads import thread_clients
 from dlrm_hybrid.parallel.effects import Port, Send
+from dlrm_hybrid.parallel.messages import Messenger
+from dlrm_hybrid.parallel.runners import ProcessRunner
 from dlrm_hybrid.parallel.stage import Stage
 from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.parallel.tables.cached import CachedTables
+from dlrm_hybrid.parallel.tables.local import LocalTables
 from dlrm_hybrid.parallel.tables.order import ArrivalOrder, BatchOrder
 from dlrm_hybrid.parallel.tables.served import ServedTables, TableClient
 from dlrm_hybrid.parallel.tables.table_server import TableServer
@@ -42,10 +52,19 @@ from dlrm_hybrid.parallel.topology import DenseTensor, Topology, WorkerRole, lay
 from dlrm_hybrid.parallel.worker import Worker
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
+from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import SpanClock
+from dlrm_hybrid.telemetry.traffic import Traffic
+from dlrm_hybrid.train.asynchronous.crew import Crew
+from dlrm_hybrid.train.evaluation import WorldEvaluation
 from dlrm_hybrid.train.progress import Progress
+from dlrm_hybrid.train.worker_rank import WorkerRank
+
+if TYPE_CHECKING:
+    from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings
 
 LOOPBACK = "127.0.0.1"
+FRAMES_BESIDE_ROWS = 4096  # far more than may wait for a worker
 
 
 def address(config: Config) -> str:
@@ -53,6 +72,12 @@ def address(config: Config) -> str:
     if config.network.name == "emulated":
         return own_address(str(EMULATED_NETWORK))
     return own_address(config.network.bind or LOOPBACK)
+
+
+def mailbox_capacity(config: Config) -> int:
+    """Capacity of a worker's mailbox: frames of rows requested ahead, and others."""
+    ahead = (config.embedding.staleness + 1) * config.parallel.table_servers
+    return FRAMES_BESIDE_ROWS + ahead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,22 +141,22 @@ def pushes(config: Config, progress: Progress) -> list[int]:
     return [order.pushed(stage, progress.step, progress.emptied) for stage in stages]
 
 
-def optimizer_config(config: Config, plan: Layout, stage: int) -> OptimizerConfig:
+def optimizer_config(config: Config, layout: Layout, stage: int) -> OptimizerConfig:
     """Optimizer and rates for a stage's pushes: gradients, or finished updates."""
-    schedule = build_model.dense_schedule(config, plan.steps, stage, plan.lowered)
+    schedule = build_model.dense_schedule(config, layout.steps, stage, layout.lowered)
     if config.gradient.uses_lr:
         schedule = Constant(base_lr=1.0)
     return OptimizerConfig(optimizer=config.optimizer, schedule=schedule)
 
 
-def compression(config: Config, plan: Layout, rank: int) -> Compression:
+def compression(config: Config, layout: Layout, rank: int) -> Compression:
     """Build the compressors of the worker with this rank."""
-    trainer, stage = divmod(rank, plan.topology.stages)
+    trainer, stage = divmod(rank, layout.topology.stages)
     gradients = None
-    if plan.topology.servers:
+    if layout.topology.servers:
         specs = [
             Spec(tensor.id, tensor.name, tensor.shape)
-            for tensor in plan.tensors
+            for tensor in layout.tensors
             if tensor.stage == stage
         ]
         gradients = build_model.compressor(
@@ -139,18 +164,18 @@ def compression(config: Config, plan: Layout, rank: int) -> Compression:
             FlatLayout(specs),
             trainer=trainer,
             stage=stage,
-            model_elements=sum(prod(tensor.shape) for tensor in plan.tensors),
-            steps=plan.steps,
-            lowered=plan.lowered,
+            model_elements=sum(prod(tensor.shape) for tensor in layout.tensors),
+            steps=layout.steps,
+            lowered=layout.lowered,
         )
-    activations = build_model.activations(config, plan.partition.stages[stage])
+    activations = build_model.activations(config, layout.partition.stages[stage])
     return Compression(trainer=trainer, gradients=gradients, activations=activations)
 
 
-def stage_model(config: Config, plan: Layout, stage: int) -> StageModel:
+def stage_model(config: Config, layout: Layout, stage: int) -> StageModel:
     """Build the layers of one stage, with their initial values."""
-    part = plan.partition.stages[stage]
-    return StageModel(plan.spec, part, Precision(config.precision), config.train.seed)
+    part = layout.partition.stages[stage]
+    return StageModel(layout.spec, part, Precision(config.precision), config.train.seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,35 +188,35 @@ class WorkerParts:
 
 
 def worker(
-    config: Config, plan: Layout, rank: int, send: Send, tables: Tables | None, clock: SpanClock
+    config: Config, layout: Layout, rank: int, send: Send, tables: Tables | None, clock: SpanClock
 ) -> WorkerParts:
     """Build the worker with this rank, with initial values.
 
     Args:
         config: that of the run.
-        plan: layout of the world.
+        layout: layout of the world.
         rank: that of the worker.
         send: sends a frame to any rank.
         tables: access to the tables; None at a stage without the interaction.
         clock: that of its process.
     """
-    port = Port(topology=plan.topology, rank=rank, attempt=plan.attempt, transmit=send)
-    model = stage_model(config, plan, port.stage)
-    own = replace(compression(config, plan, rank), tables=tables)
-    client = _client(config, plan, port, model, own, clock)
+    port = Port(topology=layout.topology, rank=rank, attempt=layout.attempt, transmit=send)
+    model = stage_model(config, layout, port.stage)
+    own = replace(compression(config, layout, rank), tables=tables)
+    client = _client(config, layout, port, model, own, clock)
     boundaries = Boundaries(port, model.part, own.activations, clock)
-    made = _worker(config, plan, model, boundaries, tables, client)
+    made = _worker(config, layout, model, boundaries, tables, client)
     return WorkerParts(worker=made, client=client, compression=own)
 
 
 def thread_workers(
-    config: Config, plan: Layout, parts: WorkerParts, send: Send, clock: SpanClock
+    config: Config, layout: Layout, parts: WorkerParts, send: Send, clock: SpanClock
 ) -> Sequence[Worker]:
     """Build a worker per thread, with its own batches and lookups, sharing all else.
 
     Args:
         config: that of the run.
-        plan: layout of the world.
+        layout: layout of the world.
         parts: those of the worker.
         send: sends a frame to any rank, from any thread.
         clock: that of its process.
@@ -204,7 +229,7 @@ def thread_workers(
             one,
             stage=one.stage.empty(),
             boundaries=Boundaries(one.boundaries.port, one.part, own.activations, clock),
-            tables=one.tables and served_tables(config, plan, one.rank, send, clock),
+            tables=one.tables and served_tables(config, layout, one.rank, send, clock),
             client=client,
         )
         for client in clients
@@ -212,31 +237,36 @@ def thread_workers(
 
 
 def evaluator(
-    config: Config, plan: Layout, owner: Worker, send: Send, tables: Tables | None
+    config: Config, layout: Layout, owner: Worker, send: Send, tables: Tables | None
 ) -> Worker:
     """Build a worker for evaluations: the stage of `owner`, with separate weights."""
-    port = Port(topology=plan.topology, rank=owner.rank, attempt=plan.attempt, transmit=send)
-    model = stage_model(config, plan, port.stage)
+    port = Port(topology=layout.topology, rank=owner.rank, attempt=layout.attempt, transmit=send)
+    model = stage_model(config, layout, port.stage)
     codecs = build_model.evaluation_activations(config, model.part)
     boundaries = Boundaries(port, model.part, codecs, SpanClock())
-    return _worker(config, plan, model, boundaries, tables, owner.client)
+    return _worker(config, layout, model, boundaries, tables, owner.client)
 
 
 def _client(
-    config: Config, plan: Layout, port: Port, model: StageModel, own: Compression, clock: SpanClock
+    config: Config,
+    layout: Layout,
+    port: Port,
+    model: StageModel,
+    own: Compression,
+    clock: SpanClock,
 ) -> ServerClient | LocalClient:
-    weights, optimizer = model.dense_parameters(), optimizer_config(config, plan, port.stage)
+    weights, optimizer = model.dense_parameters(), optimizer_config(config, layout, port.stage)
     if own.gradients is None:
         return LocalClient(weights, optimizer, clock)
     means = optimizer if config.gradient.publishes_means else None
     return ServerClient(
-        port, plan.tensors, weights, build.policy(config), own.gradients, clock, means
+        port, layout.tensors, weights, build.policy(config), own.gradients, clock, means
     )
 
 
 def _worker(
     config: Config,
-    plan: Layout,
+    layout: Layout,
     model: StageModel,
     boundaries: Boundaries,
     tables: Tables | None,
@@ -254,7 +284,7 @@ def _worker(
         pipeline=build.pipeline(config),
         boundaries=boundaries,
         tables=tables,
-        embedding_schedule=build_model.embedding_schedule(config, plan.steps, plan.lowered),
+        embedding_schedule=build_model.embedding_schedule(config, layout.steps, layout.lowered),
         client=client,
     )
 
@@ -316,3 +346,168 @@ def collectives(config: Config, layout: Layout, index: int) -> Handle | None:
     if not ops:
         return None
     return CollectiveServer(layout.topology, index, layout.tensors, ops, layout.attempt).handle
+
+
+@contextmanager
+def worker_rank(
+    config: Config,
+    layout: Layout,
+    shards: Shards | None,
+    channel: MeteredChannel,
+    answers: HandlerTable | None,
+    group: GroupOptions,
+    meter: RankMeter,
+) -> Generator[WorkerRank, None, None]:
+    """Build the worker of the channel's rank; its process group is open inside a `with`.
+
+    Args:
+        config: that of the run.
+        layout: that of the world.
+        shards: prepared rows; None if orders bring batches along.
+        channel: to the other ranks.
+        answers: handlers of frames while it waits; None without any.
+        group: options of the process group of workers that share the tables.
+        meter: that of the rank.
+
+    Raises:
+        DlrmError: the trainers that share the tables did not all join.
+    """
+    topology, rank = layout.topology, channel.rank
+    patience_seconds = config.network.patience_seconds
+    mailbox = Mailbox(channel, layout.attempt, mailbox_capacity(config))
+    if answers is not None:
+        mailbox.answer = answers
+    with ExitStack() as stack:
+        pieces: Sequence[Piece] = ()
+        tables: tuple[Tables | None, Tables | None] = (None, None)
+        if rank in topology.interaction_group and topology.table_servers:
+            served = served_tables(config, layout, rank, channel.send, meter.clock)
+            tables = (served, served)
+        elif rank in topology.interaction_group and topology.trainers == 1:
+            embeddings = build_model.embeddings(config, layout.spec)
+            pieces = full_pieces({**embeddings.weights(), **embeddings.optimizer_state()})
+            own = LocalTables(embeddings, 1, meter.clock)
+            tables = (own, own)
+        elif rank in topology.interaction_group:
+            sharded = _sharded(config, layout, channel, group, meter.clock, stack)
+            pieces = sharded.pieces
+            tables = (
+                LocalTables(
+                    _EqualBatches(sharded, topology.trainers),
+                    topology.trainers,
+                    meter.clock,
+                    sharded.levels,
+                ),
+                LocalTables(sharded, topology.trainers, meter.clock),
+            )
+        messenger = Messenger(
+            attempt=layout.attempt,
+            channel=channel,
+            mailbox=mailbox,
+            patience_seconds=patience_seconds,
+            clock=meter.clock,
+        )
+        yield _worker_rank(config, layout, shards, messenger, tables, pieces, meter)
+
+
+def _worker_rank(
+    config: Config,
+    layout: Layout,
+    shards: Shards | None,
+    messenger: Messenger,
+    tables: tuple[Tables | None, Tables | None],
+    pieces: Sequence[Piece],
+    meter: RankMeter,
+) -> WorkerRank:
+    """Build the worker, with tables for training and for batches of any size."""
+    rank, stages = messenger.rank, layout.topology.stages
+    send = messenger.channel.send
+    reads = build_model.readers(
+        config,
+        shards,
+        (rank // stages,),
+        0 if tables[0] is None else config.embedding.staleness,
+        None if tables[0] is None else meter.sample_ids(),
+        meter.clock,
+    )
+    parts = worker(config, layout, rank, send, tables[0], meter.clock)
+    runner = ProcessRunner(
+        mailbox=messenger.mailbox,
+        patience_seconds=messenger.patience_seconds,
+        clock=meter.clock,
+    )
+    evaluation = WorldEvaluation(
+        topology=layout.topology,
+        messenger=messenger,
+        runner=runner,
+        evaluator=evaluator(config, layout, parts.worker, send, tables[1]),
+        rows=build_model.evaluated_rows(config, shards),
+    )
+    return WorkerRank(
+        topology=layout.topology,
+        messenger=messenger,
+        runner=runner,
+        worker=parts.worker,
+        client=parts.client,
+        compression=parts.compression,
+        tables=pieces,
+        reads=reads,
+        traffic=meter.steps_traffic,
+        schedule=build_model.dense_schedule(config, layout.steps, lowered=layout.lowered),
+        lowered=layout.lowered,
+        evaluation=evaluation,
+        leader=build.leader(config),
+    )
+
+
+def crew(config: Config, layout: Layout, rank: WorkerRank, meter: RankMeter) -> Crew:
+    """Build the threads of a worker; use its own parts only while they are at rest."""
+    messenger = rank.messenger
+    parts = WorkerParts(worker=rank.worker, client=rank.client, compression=rank.compression)
+    mailbox, clock = SharedMailbox(messenger.mailbox), meter.clock
+    return Crew(
+        thread_workers(config, layout, parts, messenger.channel.send, clock),
+        ProcessRunner(mailbox=mailbox, patience_seconds=messenger.patience_seconds, clock=clock),
+        mailbox,
+        meter,
+    )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _EqualBatches:
+    """Shared tables for batches of one size, which trainers need not exchange."""
+
+    embeddings: ShardedEmbeddings
+    trainers: int
+
+    def __call__(self, bags: Bags[Tensor]) -> Tensor:
+        return self.embeddings(bags, [bags.rows] * self.trainers)
+
+    def set_lr(self, lr: float) -> None:
+        self.embeddings.set_lr(lr)
+
+
+def _sharded(
+    config: Config,
+    layout: Layout,
+    channel: MeteredChannel,
+    options: GroupOptions,
+    clock: SpanClock,
+    stack: ExitStack,
+) -> ShardedEmbeddings:
+    """Build the tables that all trainers share, with their initial values."""
+    # TorchRec takes a second to import, which only ranks that share tables need.
+    from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings
+
+    def count(sent_bytes: int, dense_equivalent_bytes: int, received_bytes: int) -> None:
+        counters = channel.counters
+        counters.sent.add(Traffic.EMBEDDING, sent_bytes, dense_equivalent_bytes)
+        counters.received.add(Traffic.EMBEDDING, received_bytes, 0)
+
+    members = layout.topology.interaction_group
+    group = stack.enter_context(process_group(members, channel.rank, options, count, clock))
+    levels = build_model.level_options(config)
+    embeddings = ShardedEmbeddings(layout.spec, config.embedding, levels, group)
+    embeddings.initialise(config.train.seed, config.embedding.init)
+    return embeddings

@@ -16,9 +16,7 @@ from dlrm_hybrid.parallel.dense.server import Handle, HandlerTable
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.run.assembly import model as build_model
-from dlrm_hybrid.run.assembly import worker as build_worker
 from dlrm_hybrid.run.assembly import world as build_world
-from dlrm_hybrid.run.assembly.engine import mailbox_capacity
 from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.run.rank.serving import answer, at_end, leave_servers, order_log, timed
@@ -61,7 +59,7 @@ def lead(
                 mailbox=Mailbox(
                     channel,
                     layout.attempt,
-                    mailbox_capacity(config),
+                    build_world.mailbox_capacity(config),
                     HandlerTable(channel, handlers),
                 ),
                 patience_seconds=config.network.patience_seconds,
@@ -124,7 +122,7 @@ def follow(
     handlers: dict[Kind, Handle] = {}
     answers = HandlerTable(channel, handlers)
     with (
-        build_worker.worker_rank(
+        build_world.worker_rank(
             config, layout, job.prepared, channel, answers, group, meter
         ) as worker,
         ExitStack() as stack,
@@ -137,7 +135,7 @@ def follow(
         loader = build_model.loader(config, job.shards, sample=sample)
         crew = None
         if config.parallel.threads > 1:
-            crew = stack.enter_context(build_worker.crew(config, layout, worker, meter))
+            crew = stack.enter_context(build_world.crew(config, layout, worker, meter))
         link = LeaderLink(
             rank=worker,
             mailbox=worker.messenger.mailbox if crew is None else crew.mailbox,

@@ -25,7 +25,6 @@ from dlrm_hybrid.parallel.topology import ServerRole, TableServerRole
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import engine as build_engine
 from dlrm_hybrid.run.assembly import model as build_model
-from dlrm_hybrid.run.assembly import worker as build_worker
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.rank.facts import check_record
 from dlrm_hybrid.run.rank.job import Job
@@ -160,7 +159,7 @@ def be_one_of_many(
                 follow(job, channel, group, meter, report, stop)
                 return
             with (
-                build_worker.worker_rank(
+                build_world.worker_rank(
                     job.config, job.layout, job.prepared, channel, None, group, meter
                 ) as worker,
                 at_end(lambda: leave_servers(job, channel, worker.step)),
