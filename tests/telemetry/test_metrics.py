@@ -1,12 +1,19 @@
+from importlib import import_module
+from types import ModuleType
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn import metrics as oracle
 
 from dlrm_hybrid.telemetry import metrics
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics
 from dlrm_hybrid.types import DivergedError
+
+
+def oracle() -> ModuleType:
+    """Imported when it is asked: each process that collects tests would wait for it."""
+    return import_module("sklearn.metrics")
 
 
 def score(logits, labels, max_bins=metrics.MAX_BINS):
@@ -32,9 +39,9 @@ def assert_like_oracle(found, logits, labels, auc_error):
     assert found.log_loss == pytest.approx(losses.mean(), rel=1e-12)
     predicted = np.exp(-np.logaddexp(0, -wide)).mean()
     assert found.calibration == pytest.approx(predicted / rate, rel=1e-6)
-    assert found.accuracy == pytest.approx(oracle.accuracy_score(labels, wide > 0), abs=1e-12)
-    assert found.auc == pytest.approx(oracle.roc_auc_score(labels, logits), abs=auc_error)
-    base_loss = oracle.log_loss(labels, np.full(len(labels), rate, np.float64))
+    assert found.accuracy == pytest.approx(oracle().accuracy_score(labels, wide > 0), abs=1e-12)
+    assert found.auc == pytest.approx(oracle().roc_auc_score(labels, logits), abs=auc_error)
+    base_loss = oracle().log_loss(labels, np.full(len(labels), rate, np.float64))
     assert found.normalized_entropy == pytest.approx(found.log_loss / base_loss, rel=1e-6)
 
 
@@ -58,7 +65,7 @@ def test_scores_equal_scikit_learn_on_many_rows(spread, mean, tail):
 @pytest.mark.parametrize(("spread", "tail"), [(0.0017, 0), (0.8, 0), (1, 3), (20, 0)])
 def test_more_different_logits_than_bins_keep_five_digits(spread, tail):
     logits, labels = draw(150_000, spread, seed=2, tail=tail)
-    exact = oracle.roc_auc_score(labels, logits)
+    exact = oracle().roc_auc_score(labels, logits)
     assert len(np.unique(logits)) > 1 << 13
     coarse = score(logits, labels, max_bins=1 << 13).auc
     assert coarse == pytest.approx(exact, abs=5e-6)
@@ -80,7 +87,7 @@ def test_any_rows_score_as_scikit_learn_says(rows):
     found = score(logits, labels)
     if len(set(labels)) == 2:
         wide = logits.astype(np.float64)
-        assert found.auc == pytest.approx(oracle.roc_auc_score(labels, wide), abs=1e-12)
+        assert found.auc == pytest.approx(oracle().roc_auc_score(labels, wide), abs=1e-12)
         loss = np.logaddexp(0, np.where(labels == 1, -wide, wide)).mean()
         assert found.log_loss == pytest.approx(loss, rel=1e-12)
     else:
@@ -138,7 +145,7 @@ def test_a_logit_that_is_not_finite_ends_the_scoring(logit):
 def test_log_loss_agrees_with_scikit_learn_where_it_does_not_clip():
     logits, labels = draw(10_000, 0.8, seed=4)
     probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
-    expected = oracle.log_loss(labels, probabilities)
+    expected = oracle().log_loss(labels, probabilities)
     assert score(logits, labels).log_loss == pytest.approx(expected, rel=1e-12)
 
 
