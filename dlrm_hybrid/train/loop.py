@@ -20,27 +20,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import asdict, replace
-from typing import Any, final
+from dataclasses import replace
+from typing import final
 
-from dlrm_hybrid.checkpoint.commit import Saved
 from dlrm_hybrid.checkpoint.manifest import Score
 from dlrm_hybrid.parallel.step import StepMetrics
-from dlrm_hybrid.telemetry import compression
-from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.rank_meter import Interval, RankMeter
-from dlrm_hybrid.telemetry.sinks import Sink
 from dlrm_hybrid.telemetry.traffic import Phase
-from dlrm_hybrid.train.engine import Engine, Show
+from dlrm_hybrid.train.engine import Engine
 from dlrm_hybrid.train.patience import Course, monitored
 from dlrm_hybrid.train.progress import Plan, Progress, is_due
+from dlrm_hybrid.train.recorder import Recorder, reporting
 from dlrm_hybrid.train.saver import CheckpointWriter
 from dlrm_hybrid.train.signals import StopRequest, obey
 from dlrm_hybrid.types import DivergedError, InterruptedRunError, PreemptedError, ScoredPart
 
 NEVER = (-1, -1, -1)
-TICK_SECONDS = 0.5  # between events that are only displayed
 
 
 @final
@@ -52,9 +47,8 @@ class Driver:
         plan: that of the run.
         progress: that of the run so far.
         saver: saves checkpoints.
-        sink: takes the events on record.
-        live: takes the events that are only displayed.
-        meter: of this process; counts every step, evaluation and checkpoint.
+        recorder: records and shows what happens.
+        meter: that of the process; counts every step, evaluation and checkpoint.
         stop: stop request of signals to this process.
     """
 
@@ -65,16 +59,14 @@ class Driver:
         progress: Progress,
         *,
         saver: CheckpointWriter,
-        sink: Sink,
-        live: Callable[[Event], None],
+        recorder: Recorder,
         meter: RankMeter,
         stop: StopRequest,
     ) -> None:
         self.progress = progress
         self._engine, self._plan, self._saver = engine, plan, saver
-        self._sink, self._live, self._meter, self._stop = sink, live, meter, stop
+        self._recorder, self._meter, self._stop = recorder, meter, stop
         self._ends_early = False
-        self._next_tick = 0.0
         self._saved = _moment(progress) if progress.step else NEVER
         self._save_at = self._next_save()
 
@@ -89,7 +81,7 @@ class Driver:
         try:
             self._to_the_end()
         except (PreemptedError, InterruptedRunError, DivergedError):
-            self._emit(Kind.STOPPED)
+            self._recorder.stopped(self.progress)
             raise
         return self.progress
 
@@ -98,7 +90,7 @@ class Driver:
         try:
             self._steps()
         except (PreemptedError, InterruptedRunError):
-            self._live(Event(Kind.STOPPING, self.progress.step, time.time(), {}))
+            self._recorder.stopping(self.progress)
             self._save()
             self._finish()
             raise
@@ -115,15 +107,16 @@ class Driver:
             if self._saver.pending and plan.meets(step):
                 with self._meter.within(Phase.CHECKPOINT):
                     saved = self._saver.poll()
-                self._record(saved, 0.0)
+                if saved is not None:
+                    self._recorder.saved(saved, 0.0)
             self._ends_early = decision.ends
             if decision.lowers:
                 self._lower(step)
             at_end = step >= plan.steps or decision.ends
             if at_end or is_due(step, plan.report_every):
-                self._report()
-            elif time.monotonic() >= self._next_tick:
-                self._tick()
+                self.progress = self._recorder.point(self.progress)
+            else:
+                self._recorder.tick(self.progress)
             obey(decision.severity)
             if at_end:  # a failure of the last evaluation must not cost the training
                 self._save()
@@ -145,12 +138,11 @@ class Driver:
         """
         start = time.perf_counter()
         with self._meter.within(Phase.EVALUATE):
-            show = reporting(self._live, "evaluate", "rows")
+            show = reporting(self._recorder.live, "evaluate", "rows")
             scores = self._engine.evaluate(part, self._stop, show)
         seconds = time.perf_counter() - start
         if scores is not None:
-            named = {} if self._plan.parts == (ScoredPart.TEST,) else {"part": part.value}
-            self._emit(Kind.EVALUATED, **named, seconds=seconds, **asdict(scores))
+            self._recorder.evaluated(self.progress, part, scores, seconds)
         if part != self._plan.parts[0]:
             self.progress = replace(self.progress, tested_step=self.progress.step)
             return False
@@ -176,27 +168,6 @@ class Driver:
         self._engine.lower(step)
         self.progress = replace(self.progress, course=self.progress.course.lowered_at(step))
 
-    def _report(self) -> None:
-        """Record a point of the loss curve, unless there was no step since the last one."""
-        interval = self.progress.interval
-        if interval.rows == 0:
-            return
-        timed = self._meter.take(self._plan.samples_per_step)
-        self._emit(
-            Kind.PROGRESS,
-            rows=interval.rows,
-            loss=interval.loss_sum / interval.rows,
-            accuracy=interval.correct / interval.rows,
-            lr=self._engine.schedule.lr(self.progress.step - 1),
-            samples_per_step=self._plan.samples_per_step,
-            is_short=self._plan.is_short(self.progress.step),
-            **timed,
-            **_sent(interval),
-        )
-        if interval.compression:
-            self._emit(Kind.COMPRESSION, of=compression.values_of(interval.compression))
-        self.progress = replace(self.progress, interval=Interval())
-
     def _save(self) -> None:
         """Begin a checkpoint of this step, or add scores to the one already there."""
         moment = _moment(self.progress)
@@ -218,21 +189,12 @@ class Driver:
             start = time.perf_counter()
             with self._meter.within(Phase.CHECKPOINT):
                 saved = self._saver.finish()
-            self._record(saved, time.perf_counter() - start)
+            if saved is not None:
+                self._recorder.saved(saved, time.perf_counter() - start)
 
     def _next_save(self) -> float:
         minutes = self._plan.checkpoint_minutes
         return time.monotonic() + 60 * minutes if minutes else math.inf
-
-    def _record(self, saved: Saved | None, waited_seconds: float) -> None:
-        if saved is not None:
-            values = {
-                "path": saved.folder.name,
-                "num_bytes": saved.num_bytes,
-                "seconds": saved.seconds + waited_seconds,
-                "background_seconds": saved.background_seconds,
-            }
-            self._sink.write(Event(Kind.SAVED, saved.step, time.time(), values))
 
     def _step(self) -> None:
         progress = self.progress
@@ -277,53 +239,7 @@ class Driver:
             correct=interval.correct + metrics.correct,
         )
 
-    def _tick(self) -> None:
-        interval = self.progress.interval
-        if interval.rows == 0:
-            return
-        values = {
-            "samples": self.progress.samples,
-            "loss": interval.loss_sum / interval.rows,
-            "accuracy": interval.correct / interval.rows,
-            **_sent(interval),
-        }
-        self._live(Event(Kind.TICK, self.progress.step, time.time(), values))
-        self._next_tick = time.monotonic() + TICK_SECONDS
-
-    def _emit(self, kind: Kind, **values: Any) -> None:
-        if self.progress.batches:
-            values["batches"] = self.progress.batches
-        values = {"samples": self.progress.samples, **values}
-        self._sink.write(Event(kind, self.progress.step, time.time(), values))
-
 
 def _moment(progress: Progress) -> tuple[int, int, int]:
     """Identity of a checkpoint of this progress: its step, and the last evaluations."""
     return progress.step, progress.evaluated_step, progress.tested_step
-
-
-def _sent(interval: Interval) -> dict[str, int | None]:
-    """Fields of events for the bytes sent in an interval; None if they are not counted."""
-    names = ("sent_bytes", "dense_equivalent_bytes", "sent_rows")
-    return {name: getattr(interval, name) if interval.sent_rows else None for name in names}
-
-
-def reporting(live: Callable[[Event], None], task: str, unit: str) -> Show:
-    """Make a function that reports, now and then, the progress of a long task.
-
-    Args:
-        live: called with the events.
-        task: its name, in a word.
-        unit: what is counted, rows or bytes.
-    """
-    next_tick = 0.0
-
-    def show(done: int, total: int) -> None:
-        nonlocal next_tick
-        now = time.monotonic()
-        if now >= next_tick:
-            next_tick = now + TICK_SECONDS
-            values = {"task": task, "done": done, "total": total, "unit": unit}
-            live(Event(Kind.WORKING, -1, time.time(), values))
-
-    return show

@@ -20,7 +20,7 @@ from dlrm_hybrid.run.request import EvaluateTask
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train import statistics
-from dlrm_hybrid.train.loop import reporting
+from dlrm_hybrid.train.recorder import reporting
 from dlrm_hybrid.train.saver import piece_groups
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.types import DataError

@@ -33,8 +33,9 @@ from dlrm_hybrid.telemetry.sinks import Call, Fanout, JsonLines, Sink, TensorBoa
 from dlrm_hybrid.telemetry.trackers import open_trackers
 from dlrm_hybrid.train import statistics
 from dlrm_hybrid.train.engine import Engine, ignore
-from dlrm_hybrid.train.loop import Driver, reporting
+from dlrm_hybrid.train.loop import Driver
 from dlrm_hybrid.train.progress import Progress
+from dlrm_hybrid.train.recorder import Recorder, reporting
 from dlrm_hybrid.train.saver import COMPRESSOR, FLIGHT, CheckpointWriter, piece_groups
 from dlrm_hybrid.train.signals import StopRequest
 
@@ -53,17 +54,14 @@ def train_to_the_end(
     with closing(sink):
         if engine.leads:
             sink.write(_started(job, progress))
+        recorder = Recorder(
+            plan=job.plan, schedule=engine.schedule, meter=meter, sink=sink, live=live
+        )
         saver = checkpoint_writer(job, engine)
-        progress = Driver(
-            engine,
-            job.plan,
-            progress,
-            saver=saver,
-            sink=sink,
-            live=live,
-            meter=meter,
-            stop=stop,
-        ).run()
+        driver = Driver(
+            engine, job.plan, progress, saver=saver, recorder=recorder, meter=meter, stop=stop
+        )
+        progress = driver.run()
         sink.write(Event(Kind.FINISHED, progress.step, time.time(), engine.attendance()))
 
 
