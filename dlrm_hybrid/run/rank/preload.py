@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dlrm_hybrid.process import FORKSERVER_ERRORS, die_with_parent
 
-SLOW = ("torch", "zmq", "dlrm_hybrid.model.sharded_embeddings", "dlrm_hybrid.train.loop")
+SLOW = ("torch", "zmq", "dlrm_hybrid.model.sharded_embeddings", "dlrm_hybrid.train.driver")
 
 
 def write_errors(parent: int) -> None:

@@ -32,8 +32,8 @@ from dlrm_hybrid.telemetry.rank_meter import Interval, RankMeter
 from dlrm_hybrid.telemetry.sinks import Call, Fanout, JsonLines, Sink, TensorBoard
 from dlrm_hybrid.telemetry.trackers import open_trackers
 from dlrm_hybrid.train import statistics
+from dlrm_hybrid.train.driver import Driver
 from dlrm_hybrid.train.engine import Engine, ignore
-from dlrm_hybrid.train.loop import Driver
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.train.recorder import Recorder, reporting
 from dlrm_hybrid.train.saver import COMPRESSOR, FLIGHT, CheckpointWriter, piece_groups
