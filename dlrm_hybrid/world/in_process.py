@@ -23,14 +23,14 @@ from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.engine import ignore
-from dlrm_hybrid.world.body import Body, Counts, Floats, job_of, save, weights
+from dlrm_hybrid.world.backend import Backend, Counts, Floats, job_of, save, weights
 from dlrm_hybrid.world.settings import Settings
 
 _MODES = threading.RLock()  # some are global to all threads
 
 
 @final
-class InProcess(Body):
+class InProcess(Backend):
     """All ranks of a world in one process; see `World.in_process`.
 
     Args:

@@ -27,14 +27,14 @@ from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.train.evaluation import without_rows
 from dlrm_hybrid.wire.frame import Frame
-from dlrm_hybrid.world.body import Body, Counts, Floats, added
+from dlrm_hybrid.world.backend import Backend, Counts, Floats, added
 from dlrm_hybrid.world.orders import Tensors, tensors_of_batch
 from dlrm_hybrid.world.ranks import WorldRanks
 from dlrm_hybrid.world.settings import Settings
 
 
 @final
-class Processes(Body):
+class Processes(Backend):
     """All ranks of a world; see `World.processes`.
 
     Args:

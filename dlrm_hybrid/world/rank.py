@@ -36,7 +36,7 @@ from dlrm_hybrid.train.follower import Act, Answer, Due, Follower, Link, Order
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.train.worker_rank import WorkerRank
 from dlrm_hybrid.wire.frame import EVALUATION, Frame, Kind, encoded_bytes
-from dlrm_hybrid.world.body import added, job_of, save, weights
+from dlrm_hybrid.world.backend import added, job_of, save, weights
 from dlrm_hybrid.world.orders import batch_of, connection_of, receive, send
 from dlrm_hybrid.world.settings import Settings
 

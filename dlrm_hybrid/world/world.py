@@ -29,15 +29,15 @@ from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
 from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.types import DataError, ResourceError
-from dlrm_hybrid.world.body import Body, Floats, StepResult, check_weights_of, result_of
+from dlrm_hybrid.world.backend import Backend, Floats, StepResult, check_weights_of, result_of
 from dlrm_hybrid.world.in_process import InProcess
-from dlrm_hybrid.world.life import Life
 from dlrm_hybrid.world.processes import Processes
 from dlrm_hybrid.world.rows.batches import Loader, is_one
 from dlrm_hybrid.world.rows.loaders import Loaders
+from dlrm_hybrid.world.session import Session
 from dlrm_hybrid.world.settings import Keys, Settings, named_keys, settings_of
 
-Make = Callable[[Settings, Path, Path | None], Body]
+Make = Callable[[Settings, Path, Path | None], Backend]
 
 
 @final
@@ -52,7 +52,7 @@ class World:
         self._settings = settings
         self._loader = loader
         self._loaders = self._first_epoch()
-        self._life = Life(lambda folder, source: make(settings, folder, source))
+        self._session = Session(lambda folder, source: make(settings, folder, source))
 
     @classmethod
     def in_process(
@@ -133,7 +133,9 @@ class World:
             "table server": parallel.table_servers,
         }
         named = [f"{count} {what}{'s' * (count > 1)}" for what, count in parts.items() if count]
-        state = f"step {self.steps:,}" if self._life.over is None else f"over: {self._life.over}"
+        state = (
+            f"step {self.steps:,}" if self._session.over is None else f"over: {self._session.over}"
+        )
         return f"<World {parallel.world}: {', '.join(named)}; {state}>"
 
     @property
@@ -149,7 +151,7 @@ class World:
     @property
     def steps(self) -> int:
         """Training steps done, including those before a checkpoint that was loaded."""
-        return self._life.body.steps
+        return self._session.backend.steps
 
     @property
     def bytes(self) -> dict[str, int]:
@@ -180,7 +182,7 @@ class World:
             DataError: a batch is malformed, or a loader failed; the step was not begun.
             DivergedError: the loss is not finite; the world has ended.
         """
-        with self._life.turn():
+        with self._session.turn():
             if batches is not None:
                 columns, trainers = self._settings.columns, self.config.parallel.trainers
                 return self._learn(columns.of_trainers(batches, trainers, self.steps), ignore)
@@ -202,7 +204,7 @@ class World:
             DataError, DivergedError: see `step`.
         """
         while True:
-            with self._life.turn():
+            with self._session.turn():
                 taken = self._source.take()
                 if taken is None:
                     self._end_epoch()
@@ -212,8 +214,8 @@ class World:
 
     def drain(self) -> StepResult:
         """Finish the batches in flight; with `schedule=dsp`, after the last step."""
-        with self._life.going_on():
-            return self._result(self._life.body.drain())
+        with self._session.going_on():
+            return self._result(self._session.backend.drain())
 
     def evaluate(self, batches: Iterable[Any]) -> BinaryScores:
         """Score the servers' weights.
@@ -243,8 +245,8 @@ class World:
 
         `bottom.1.weight` (out, in), `top.2.bias`, `embedding.3.weight` (rows, dimension) …
         """
-        with self._life.going_on():
-            return self._life.body.tensors()
+        with self._session.going_on():
+            return self._session.backend.tensors()
 
     def save(self, folder: str | Path) -> Path:
         """Write a checkpoint to continue from, residuals included; returns its folder.
@@ -255,8 +257,8 @@ class World:
         Raises:
             ResourceError: it cannot be written.
         """
-        with self._life.going_on(harmless=ResourceError):
-            saved = self._life.body.save()
+        with self._session.going_on(harmless=ResourceError):
+            saved = self._session.backend.save()
         target = Path(folder) / "checkpoints" / saved.name
         partial = target.with_name(f".{target.name}.partial")
         try:
@@ -280,15 +282,15 @@ class World:
         Raises:
             DataError: there is none, it is damaged, or of another model; names what differs.
         """
-        with self._life.turn():
+        with self._session.turn():
             source = find(Path(folder)).absolute()
             check_weights_of(source, self._settings)  # before ranks are started with it
-            self._life.begin_again(source)
+            self._session.begin_again(source)
             self._loaders = self._first_epoch()
 
     def close(self) -> None:
         """End all ranks; a second call does nothing."""
-        self._life.close()
+        self._session.close()
 
     def __enter__(self) -> Self:
         return self
@@ -302,8 +304,8 @@ class World:
         self.close()
 
     def _learn(self, batches: Sequence[Batch], meanwhile: Callable[[], None]) -> StepResult:
-        with self._life.going_on():
-            return self._result(self._life.body.learn(batches, meanwhile))
+        with self._session.going_on():
+            return self._result(self._session.backend.learn(batches, meanwhile))
 
     def _result(self, metrics: StepMetrics) -> StepResult:
         return result_of(metrics, self.steps, self.config)
@@ -332,8 +334,8 @@ class World:
         """Logits and labels of batches, in order."""
         if is_one(batches):
             raise DataError("evaluation: this is one batch, must be several, such as [batch]")
-        with self._life.going_on():
-            self._life.body.begin_evaluation()
+        with self._session.going_on():
+            self._session.backend.begin_evaluation()
         columns = self._settings.columns
         # A malformed batch is found here, while all ranks wait.
         given = (
@@ -343,10 +345,10 @@ class World:
         # A batch without rows has no logits.
         some = (batch for batch in given if len(batch.label_B))
         while group := list(islice(some, self.config.parallel.trainers)):
-            with self._life.going_on():
-                logits = self._life.body.predict(group)
+            with self._session.going_on():
+                logits = self._session.backend.predict(group)
             yield from ((one, batch.label_B) for one, batch in zip(logits, group, strict=True))
 
     def _counts(self) -> Mapping[str, Mapping[str, int]]:
-        with self._life.going_on():
-            return self._life.body.counts()
+        with self._session.going_on():
+            return self._session.backend.counts()

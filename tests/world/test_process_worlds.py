@@ -144,7 +144,7 @@ def test_predictions_need_no_labels(shards: Shards) -> None:
 
 def test_orders_go_through_a_folder_for_this_user_alone(shards: Shards) -> None:
     with world_of("processes", shards) as world:
-        folder = world._life.folder
+        folder = world._session.folder
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert [path for path in folder.rglob("*") if path.is_socket()]
     assert not folder.exists()
@@ -163,7 +163,7 @@ def test_a_killed_rank_ends_the_world_and_is_named(shards: Shards) -> None:
         with pytest.raises(DlrmError, match="cannot go on"):
             world.step(batch)
         assert ranks() == []
-        shutil.rmtree(world._life.folder)  # the logs, which stay
+        shutil.rmtree(world._session.folder)  # the logs, which stay
 
 
 @pytest.mark.slow
@@ -234,7 +234,7 @@ def test_what_cannot_be_loaded_leaves_the_world_as_it_was(shards: Shards, tmp_pa
             world.load(saved)
         assert world.step(batch).step == 2
         assert repr(world).endswith("2 trainers, 1 stage, 1 server; step 2>")
-    assert not world._life.folder.exists()
+    assert not world._session.folder.exists()
     assert ranks() == []
 
 

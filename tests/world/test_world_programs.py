@@ -203,7 +203,7 @@ if __name__ == "__main__":
     except KeyboardInterrupt:
         children = psutil.Process().children(recursive=True)
         left = [one.pid for one in children if one.parent().pid != os.getpid()]
-        print(len(told), left, one._life.folder.exists())
+        print(len(told), left, one._session.folder.exists())
 """
     program = start(tmp_path, body)
     out, err = program.communicate(timeout=HANG_SECONDS)
@@ -265,9 +265,9 @@ if __name__ == "__main__":
     if child == 0:
         {end}
     assert os.waitpid(child, 0)[1] == 0
-    print(one._life.folder.exists(), one.step().step)
+    print(one._session.folder.exists(), one.step().step)
     one.close()
-    print(one._life.folder.exists())
+    print(one._session.folder.exists())
 """
     program = start(tmp_path, body)
     out, err = program.communicate(timeout=HANG_SECONDS)

@@ -71,7 +71,7 @@ def result_of(metrics: StepMetrics, step: int, config: Config) -> StepResult:
     return StepResult(step, rows, metrics.loss_sum / rows, metrics.correct / rows)
 
 
-class Body(Protocol):
+class Backend(Protocol):
     """The ranks of a world, which make steps together on request."""
 
     @property

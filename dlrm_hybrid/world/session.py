@@ -14,15 +14,15 @@ from typing import final
 
 from dlrm_hybrid.process import interrupts_wait
 from dlrm_hybrid.types import DlrmError, RunFailedError
-from dlrm_hybrid.world.body import Body
+from dlrm_hybrid.world.backend import Backend
 
 CLOSE_SECONDS = 60.0  # longest wait for a step of another thread
-Make = Callable[[Path, Path | None], Body]
+Make = Callable[[Path, Path | None], Backend]
 """Makes the ranks of a world, given its folder, and a checkpoint to resume from or None."""
 
 
 @final
-class Life:
+class Session:
     """The ranks of a world, its folder, and access for one thread at a time.
 
     Attributes:
@@ -36,20 +36,20 @@ class Life:
         self._make = make
         self._process = os.getpid()
         self._turn = threading.RLock()
-        self._bodies: list[Body] = []
+        self._backends: list[Backend] = []
         # Also if the program forgets to close it, or ends.
-        self._end = weakref.finalize(self, _end, self._bodies, self.folder, self._process)
+        self._end = weakref.finalize(self, _end, self._backends, self.folder, self._process)
         try:
-            self._bodies.append(make(self.folder, None))
+            self._backends.append(make(self.folder, None))
         except BaseException as error:
             self._keep_log(error)
             self._end()
             raise
 
     @property
-    def body(self) -> Body:
+    def backend(self) -> Backend:
         """The ranks; while new ones are made from a checkpoint, the old ones."""
-        return self._bodies[0]
+        return self._backends[0]
 
     @contextmanager
     def turn(self) -> Generator[None, None, None]:
@@ -101,8 +101,8 @@ class Life:
             self._keep_log(error)
             raise
         with interrupts_wait():
-            self._bodies.append(made)
-            self._bodies.pop(0).close()
+            self._backends.append(made)
+            self._backends.pop(0).close()
 
     def close(self) -> None:
         """End all ranks, after another thread's step; has no effect a second time."""
@@ -119,14 +119,14 @@ class Life:
 
     def _keep_log(self, error: BaseException) -> None:
         if str(self.folder) in str(error) and self._end.detach():
-            self._end = weakref.finalize(self, _end, self._bodies, None, self._process)
+            self._end = weakref.finalize(self, _end, self._backends, None, self._process)
 
 
-def _end(bodies: list[Body], folder: Path | None, process: int) -> None:
+def _end(backends: list[Backend], folder: Path | None, process: int) -> None:
     if os.getpid() != process:
         return  # a fork of the program does not own the ranks
     with interrupts_wait(), ExitStack() as stack:  # all of it, in spite of a second Ctrl-C
         if folder is not None:
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        for body in bodies:
-            stack.callback(body.close)
+        for backend in backends:
+            stack.callback(backend.close)
