@@ -147,6 +147,6 @@ class Engine(Holder, Protocol):
         """Resume from the tensors of a checkpoint, except those of the tables."""
         ...
 
-    def attendance(self) -> Mapping[str, Any]:
+    def departures(self) -> Mapping[str, Any]:
         """Counts of trainers that were lost or left, for the last event of the run."""
         return {}

@@ -29,7 +29,7 @@ from dlrm_hybrid.parallel.finite import EMBEDDING_PREFIX, LOOKUPS_PREFIX
 from dlrm_hybrid.parallel.messages import values_of
 from dlrm_hybrid.parallel.worker import FLIGHT_PREFIX
 from dlrm_hybrid.train import statistics
-from dlrm_hybrid.train.asynchronous.roll import Since
+from dlrm_hybrid.train.asynchronous.attendance import LossesSince
 from dlrm_hybrid.train.engine import Holder
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.types import ResourceError
@@ -142,7 +142,7 @@ class CheckpointWriter:
     committer: Committer
     writer: ShardWriter
     _step: int | None = None
-    _since: Since = Since((), 0)
+    _since: LossesSince = LossesSince((), 0)
 
     @property
     def pending(self) -> bool:
@@ -155,7 +155,7 @@ class CheckpointWriter:
         away = holder.away
         asked = [rank for rank in holder.asked if rank not in away] if holder.leads else ()
         version, pushed = holder.settled(), holder.pushed()
-        self._since = Since.now(holder.losses)
+        self._since = LossesSince.now(holder.losses)
         for server in asked:
             holder.messenger.send(server, Kind.SAVE, version, {"step": step, "pushed": pushed})
         self.writer.begin(step, piece_groups(holder.pieces()))

@@ -62,7 +62,7 @@ def train_to_the_end(
             engine, job.plan, progress, saver=saver, recorder=recorder, meter=meter, stop=stop
         )
         progress = driver.run()
-        sink.write(Event(Kind.FINISHED, progress.step, time.time(), engine.attendance()))
+        sink.write(Event(Kind.FINISHED, progress.step, time.time(), engine.departures()))
 
 
 def checkpoint_writer(job: Job, engine: Engine) -> CheckpointWriter:

@@ -9,7 +9,7 @@ from typing import final
 
 @final
 @dataclass(slots=True)
-class Roll:
+class Attendance:
     """The trainers present in one attempt of a run, and those that are away.
 
     Attributes:
@@ -70,16 +70,16 @@ class Roll:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Since:
+class LossesSince:
     """The losses since a moment: later incarnations take no part in what began then."""
 
     losses: Sequence[int]
     mark: int
 
     @staticmethod
-    def now(losses: Sequence[int]) -> Since:
+    def now(losses: Sequence[int]) -> LossesSince:
         """Start at the present losses."""
-        return Since(losses, len(losses))
+        return LossesSince(losses, len(losses))
 
     def is_lost(self, rank: int) -> bool:
         """Whether a rank was lost since then."""

@@ -9,8 +9,8 @@ from typing import final
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.messages import Messenger, message
 from dlrm_hybrid.parallel.topology import Topology
+from dlrm_hybrid.train.asynchronous.attendance import Attendance
 from dlrm_hybrid.train.asynchronous.orders import Order, Orders
-from dlrm_hybrid.train.asynchronous.roll import Roll
 from dlrm_hybrid.types import DeadlineError
 from dlrm_hybrid.wire.frame import Kind
 
@@ -23,13 +23,13 @@ class Dispatch:
     Attributes:
         topology: ranks and roles of the world.
         messenger: to the other ranks; its mailbox handles the frames to this one.
-        roll: attendance of the trainers.
+        attendance: of the trainers.
         orders: those of each trainer.
     """
 
     topology: Topology
     messenger: Messenger
-    roll: Roll
+    attendance: Attendance
     orders: list[Orders] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -81,8 +81,8 @@ class Dispatch:
             ) from None
 
     def _all_wait(self) -> bool:
-        present = self.roll.present
-        return bool(present) and all(map(self._has_done, self.roll.workers(present)))
+        present = self.attendance.present
+        return bool(present) and all(map(self._has_done, self.attendance.workers(present)))
 
     def _has_done(self, rank: int) -> bool:
         return self.orders[rank // self.topology.stages].has_done(rank)

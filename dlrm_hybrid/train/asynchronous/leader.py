@@ -25,11 +25,11 @@ from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import Interval
+from dlrm_hybrid.train.asynchronous.attendance import Attendance, LossesSince
 from dlrm_hybrid.train.asynchronous.dispatch import Dispatch
 from dlrm_hybrid.train.asynchronous.leases import MOST_AT_ONCE, Leases, Positions
 from dlrm_hybrid.train.asynchronous.order_log import OrderLog, Taken
 from dlrm_hybrid.train.asynchronous.orders import AHEAD, Order, Orders
-from dlrm_hybrid.train.asynchronous.roll import Roll, Since
 from dlrm_hybrid.train.asynchronous.turns import PASS, Turns
 from dlrm_hybrid.train.engine import Engine, Show
 from dlrm_hybrid.train.evaluation import EvaluatedRows, gathered_scores
@@ -63,7 +63,7 @@ class LeaderRank(Engine):
         missed: called with rank and incarnation of a worker lost without a goodbye.
         threads: number per worker; a lease has so many times the batches.
         leader: rank of the leader: this one.
-        roll: attendance of the trainers.
+        attendance: of the trainers.
     """
 
     topology: Topology
@@ -80,7 +80,7 @@ class LeaderRank(Engine):
     missed: Callable[[int, int], None]
     threads: int = 1
     leader: int = field(init=False)
-    roll: Roll = field(init=False)
+    attendance: Attendance = field(init=False)
     _leases: Leases | Turns = field(init=False)
     _dispatch: Dispatch = field(init=False)
     _orders: list[Orders] = field(init=False)
@@ -93,16 +93,16 @@ class LeaderRank(Engine):
 
     def __post_init__(self) -> None:
         trainers, self.leader = self.topology.trainers, self.messenger.rank
-        self.roll = Roll(trainers, self.topology.stages)
+        self.attendance = Attendance(trainers, self.topology.stages)
         self._leases = self.begin((0,) * trainers)
         self._positions = Positions(self.after)
-        self._dispatch = Dispatch(self.topology, self.messenger, self.roll)
+        self._dispatch = Dispatch(self.topology, self.messenger, self.attendance)
         self._orders = self._dispatch.orders
 
     def report(self, frame: Frame) -> Sequence[Outgoing]:
         """Handle a worker's REPORT of orders done; returns the frames to send now."""
         trainer = frame.sender // self.topology.stages
-        values, known = values_of(frame), self.roll.incarnations[trainer]
+        values, known = values_of(frame), self.attendance.incarnations[trainer]
         if values["incarnation"] < known:
             return []  # another worker of its trainer was lost, so it will be ended
         lost: list[Outgoing] = []
@@ -127,7 +127,9 @@ class LeaderRank(Engine):
         self.messenger.mailbox.forget(frame.sender)
         trainer = frame.sender // self.topology.stages
         has_left = frame.round == SAID_GOODBYE
-        if frame.number < self.roll.incarnations[trainer] or (has_left and self._end is not None):
+        if frame.number < self.attendance.incarnations[trainer] or (
+            has_left and self._end is not None
+        ):
             return []  # its trainer is lost already, or was ordered to end
         if not has_left:
             self.missed(frame.sender, frame.number)
@@ -169,10 +171,10 @@ class LeaderRank(Engine):
         scores, rows = None, self.rows[part]
         while scores is None:
             self._dispatch.wait_for_all()
-            trainers, since = self.roll.present, Since.now(self.roll.losses)
+            trainers, since = self.attendance.present, LossesSince.now(self.attendance.losses)
             order = {"do": "evaluate", "part": part.value, "trainers": trainers}
             self._dispatch.command(order, trainers)
-            workers = self.roll.workers(trainers)
+            workers = self.attendance.workers(trainers)
             with suppress(_LeavingError):
                 scores = gathered_scores(
                     self.topology,
@@ -198,21 +200,21 @@ class LeaderRank(Engine):
     @property
     @override
     def away(self) -> Sequence[int]:
-        return self.roll.away_workers()
+        return self.attendance.away_workers()
 
     @property
     @override
     def losses(self) -> Sequence[int]:
-        return self.roll.losses
+        return self.attendance.losses
 
     @override
-    def attendance(self) -> Mapping[str, Any]:
+    def departures(self) -> Mapping[str, Any]:
         """Counts of this attempt, as a restarted one begins with all trainers."""
-        roll = self.roll
+        attendance = self.attendance
         return {
-            "lost_trainers": roll.lost,
-            "left_trainers": roll.left,
-            "redone_batches": roll.redone,
+            "lost_trainers": attendance.lost,
+            "left_trainers": attendance.left,
+            "redone_batches": attendance.redone,
         }
 
     @override
@@ -246,24 +248,24 @@ class LeaderRank(Engine):
         The supervisor forwards signals for the whole run to this rank before all workers.
         """
         if self.elastic and severity == PREEMPTION:
-            self.roll.leaving.add(trainer)
+            self.attendance.leaving.add(trainer)
         else:
             self._severity = max(self._severity, severity)
 
     def _may_leave(self, trainer: int) -> bool:
         """Whether a trainer is to leave now: it has begun, and no checkpoint waits for it."""
         stops = bool(self.stop.severity or self._severity) or self._end is not None
-        return trainer in self.roll.leaving and self._orders[trainer].may_leave and not stops
+        return trainer in self.attendance.leaving and self._orders[trainer].may_leave and not stops
 
     def _give(self, trainer: int, ahead: int = AHEAD) -> list[Outgoing]:
         """Order more batches, if any, for a trainer that has at most so many leases ahead."""
         given: list[Outgoing] = []
         orders = self._orders[trainer]
         while orders.can_have(self.topology.stages, ahead):
-            if trainer in self.roll.away:
+            if trainer in self.attendance.away:
                 if not orders.told:
                     return [*given, *self._let_join(trainer)]
-                self.roll.away.discard(trainer)
+                self.attendance.away.discard(trainer)
                 self._leases = self._leases.join(trainer)
             if self._may_leave(trainer):
                 if not orders.can_have(self.topology.stages, 0):
@@ -286,7 +288,9 @@ class LeaderRank(Engine):
 
     def _let_join(self, trainer: int) -> list[Outgoing]:
         """Let a trainer that joins at a rest do so now if none trains; else make a rest due."""
-        if not self.roll.present and not any(self._orders[one].told for one in self.roll.away):
+        if not self.attendance.present and not any(
+            self._orders[one].told for one in self.attendance.away
+        ):
             return self._dispatch.tell(trainer, self._orders[trainer].join)
         if (soon := self._leases.soon()).limit > self._leases.learned:
             self._leases = soon
@@ -294,7 +298,7 @@ class LeaderRank(Engine):
 
     def _join(self) -> None:
         """At rest, let all waiting trainers join, unless they are lost meanwhile."""
-        orders, away, stages = self._orders, self.roll.away, self.topology.stages
+        orders, away, stages = self._orders, self.attendance.away, self.topology.stages
         joining = [one for one in away if not orders[one].told and orders[one].can_have(stages, 0)]
         for trainer in joining:
             self._dispatch.send(self._dispatch.tell(trainer, self._orders[trainer].join))
@@ -313,7 +317,7 @@ class LeaderRank(Engine):
         under_way, done = self._leases.under_way[trainer], self._leases.done[trainer]
         at = done + self._orders[trainer].skipped + len(under_way) + 2 * self.threads - 1
         self._leases = self._leases.lose(trainer)
-        self.roll.lose(trainer, incarnation, len(under_way), has_left=has_left)
+        self.attendance.lose(trainer, incarnation, len(under_way), has_left=has_left)
         orders = self._orders[trainer] = Orders(skipped=at - done, join={"do": "join", "at": at})
         if self._end is not None:
             orders.told.append(self._end)
@@ -325,7 +329,7 @@ class LeaderRank(Engine):
         """Wait until all have trained on what they were given, and it has arrived everywhere."""
         self._dispatch.wait_for_all()
         # A trainer that joins meanwhile has just pulled everything, and sent nothing.
-        self._dispatch.command({"do": "settle"}, self.roll.present)
+        self._dispatch.command({"do": "settle"}, self.attendance.present)
         self._dispatch.wait_for_all()
         if self.log is not None:
             self.log.add(Taken(Kind.SAVE, self.leader, step))
@@ -339,7 +343,7 @@ class LeaderRank(Engine):
             for trainer in range(self.topology.trainers):
                 self._dispatch.send(self._give(trainer, ahead))
 
-    def _logits(self, since: Since, rank: int, number: int) -> Tensor | None:
+    def _logits(self, since: LossesSince, rank: int, number: int) -> Tensor | None:
         """Receive a rank's logits; None if it was lost."""
         frame = self.messenger.receive_unless(
             rank, Kind.LOGITS, number, partial(since.is_lost, rank)
@@ -352,7 +356,7 @@ class LeaderRank(Engine):
         show: Show,
         rows: int,
         workers: Sequence[int],
-        since: Since,
+        since: LossesSince,
         number: int,
         done_rows: int,
     ) -> None:
@@ -367,7 +371,7 @@ class LeaderRank(Engine):
             if asked is not None:
                 self._heed(rank // self.topology.stages, values_of(asked)["severity"])
         self._severity = severity = max(stop.severity, self._severity)
-        one_leaves = any(map(self._may_leave, self.roll.leaving))
+        one_leaves = any(map(self._may_leave, self.attendance.leaving))
         # Workers stop here in either case, and wait for their next order.
         decision = {"severity": PREEMPTION if one_leaves else severity}
         for rank in workers:
