@@ -25,7 +25,7 @@ from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.rank.job import Job
-from dlrm_hybrid.run.rank.main import be_one_of_many
+from dlrm_hybrid.run.rank.main import run_one_of_many
 from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.run.rank.training import resume
 from dlrm_hybrid.run.request import TrainTask
@@ -66,7 +66,7 @@ def world_rank(argument: str, report: Report, stop: StopRequest) -> None:
             Follower(rank=worker, link=link, meter=meter).run()
 
     rendezvous = share_folder(Path(task.rendezvous), stop.check)
-    be_one_of_many(job, rendezvous, report, stop, obey)
+    run_one_of_many(job, rendezvous, report, stop, obey)
 
 
 @final

@@ -23,7 +23,7 @@ from dlrm_hybrid.run import folder as run_folder
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.display import TrainingView
 from dlrm_hybrid.run.launch.environment import Launch
-from dlrm_hybrid.run.rank.main import be_rank
+from dlrm_hybrid.run.rank.main import run_rank
 from dlrm_hybrid.run.rank.process import (
     Ending,
     PeerFailure,
@@ -127,7 +127,7 @@ def _train(part: Part, rank: Rank, told: list[Event], view: TrainingView) -> End
         request = part.request
         return ending(
             rank,
-            lambda: be_rank(
+            lambda: run_rank(
                 part.task, request.values, request.config, lambda: rendezvous, report, stop
             ),
         )

@@ -55,10 +55,10 @@ def train_rank(argument: str, report: Report, stop: StopRequest) -> None:
         if not task.incarnation:
             stop.check()
 
-    be_rank(task, values, validate(values), lambda: share_folder(folder, check), report, stop)
+    run_rank(task, values, validate(values), lambda: share_folder(folder, check), report, stop)
 
 
-def be_rank(
+def run_rank(
     task: TrainTask,
     values: Mapping[str, Any],
     config: Config,
@@ -95,7 +95,7 @@ def be_rank(
         def train(worker: WorkerRank, channel: MeteredChannel, meter: RankMeter) -> None:
             train_to_the_end(job, worker, meter, report, stop)
 
-        be_one_of_many(job, rendezvous(), report, stop, train)
+        run_one_of_many(job, rendezvous(), report, stop, train)
     else:
         if config.sync.replay is not None:
             check_record(Path(config.sync.replay), values)
@@ -113,7 +113,7 @@ def be_rank(
             train_to_the_end(job, engine, meter, report, stop)
 
 
-def be_one_of_many(
+def run_one_of_many(
     job: Job,
     rendezvous: Rendezvous,
     report: Report,
