@@ -20,7 +20,7 @@ from dlrm_hybrid.model.interaction import Cross, Dot, Fm
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.run.readiness import require_memory
 from dlrm_hybrid.types import ConfigError
-from dlrm_hybrid.world.rows.batches import Columns
+from dlrm_hybrid.world.batches import Columns
 
 NO_ROWS = "batches of a Python program"  # in place of a folder of prepared rows
 ENDLESS = 2**62  # number of steps of a run of unknown length

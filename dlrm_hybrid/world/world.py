@@ -30,10 +30,10 @@ from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
 from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.types import DataError, ResourceError
 from dlrm_hybrid.world.backend import Backend, Floats, StepResult, check_weights_of, result_of
+from dlrm_hybrid.world.batches import Loader, is_one
 from dlrm_hybrid.world.in_process import InProcess
+from dlrm_hybrid.world.loaders import Loaders
 from dlrm_hybrid.world.processes import Processes
-from dlrm_hybrid.world.rows.batches import Loader, is_one
-from dlrm_hybrid.world.rows.loaders import Loaders
 from dlrm_hybrid.world.session import Session
 from dlrm_hybrid.world.settings import Keys, Settings, named_keys, settings_of
 

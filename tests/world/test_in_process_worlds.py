@@ -22,7 +22,7 @@ from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.train.in_process import InProcessEngine
 from dlrm_hybrid.types import ConfigError, DataError, DivergedError, DlrmError, ResourceError
-from dlrm_hybrid.world.rows.batches import KEYS
+from dlrm_hybrid.world.batches import KEYS
 from dlrm_hybrid.world.world import World
 
 STEPS = 20

@@ -9,7 +9,7 @@ from typing import Any, final
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.process import interrupts_wait
 from dlrm_hybrid.types import DataError
-from dlrm_hybrid.world.rows.batches import Columns, Loader
+from dlrm_hybrid.world.batches import Columns, Loader
 
 
 @final

@@ -1,1 +1,0 @@
-"""The rows of a world: a program's checked batches, and their loaders."""
