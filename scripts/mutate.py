@@ -591,8 +591,8 @@ FAULTS = (
     Fault(
         "tables: a server applies the rate of the first step for ever",
         "dlrm_hybrid/parallel/tables/table_server.py",
-        "self._options.schedule.lr(action.step)",
-        "self._options.schedule.lr(0)",
+        "self._schedule.lr(action.step)",
+        "self._schedule.lr(0)",
         'tests/train/test_world_matrix.py -k "plain_training and served-sgd-decay"',
     ),
     Fault(

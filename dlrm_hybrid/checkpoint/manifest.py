@@ -37,9 +37,9 @@ ELEMENT_BYTES: Mapping[str, int] = {
 OPEN = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
-Shape = Annotated[tuple[Count, ...], Field(max_length=4)]
+TensorShape = Annotated[tuple[Count, ...], Field(max_length=4)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,250}$")]
-Name = Annotated[str, Field(pattern=r"^[ -~]{1,1000}$")]
+TensorName = Annotated[str, Field(pattern=r"^[ -~]{1,1000}$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Monitor = Literal["log_loss", "auc"]
 DType = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"]
@@ -54,15 +54,15 @@ class FileEntry:
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
-class Part:
+class TensorBox:
     """A box of a tensor: its file, its begin in the tensor, its shape.
 
     Its rows, elements of the first dimension, are `every` rows apart in the tensor.
     """
 
     file: FileName
-    begin: Shape
-    shape: Shape
+    begin: TensorShape
+    shape: TensorShape
     every: Annotated[int, Field(ge=1, le=65_536)] = 1
 
 
@@ -70,10 +70,10 @@ class Part:
 class TensorEntry:
     """A tensor, and the parts that make it up."""
 
-    group: Name
+    group: TensorName
     dtype: DType
-    shape: Shape
-    parts: Annotated[tuple[Part, ...], Field(max_length=65_536)]
+    shape: TensorShape
+    parts: Annotated[tuple[TensorBox, ...], Field(max_length=65_536)]
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ class Manifest:
 
     step: Count
     files: Mapping[FileName, FileEntry]
-    tensors: Mapping[Name, TensorEntry]
+    tensors: Mapping[TensorName, TensorEntry]
     progress: Mapping[str, Any] | None = None
     config: Mapping[str, Any] | None = None
     config_hash: str | None = None
@@ -236,7 +236,7 @@ def _faults(folder: Path, manifest: Manifest) -> Iterator[str]:
             )
 
 
-def _tiles(shape: Sequence[int], parts: Sequence[Part]) -> bool:
+def _tiles(shape: Sequence[int], parts: Sequence[TensorBox]) -> bool:
     """Whether parts cover a tensor, each element exactly once.
 
     Parts with every n-th row must all be such; those of equal remainder make up a tensor.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.checkpoint.folder import instead_of, key_of, read
-from dlrm_hybrid.checkpoint.manifest import Manifest, Part, TensorEntry
+from dlrm_hybrid.checkpoint.manifest import Manifest, TensorBox, TensorEntry
 from dlrm_hybrid.checkpoint.writer import DTYPES
 from dlrm_hybrid.disk import Content, content, plain_file
 from dlrm_hybrid.model.tensors import Piece, full_pieces
@@ -23,7 +23,7 @@ from dlrm_hybrid.types import DataError
 
 # Residuals and their momenta, which can be averaged: a server averages what trainers push.
 PENDING = (".residual", ".momentum")
-Progress = Callable[[int, int], None]
+OnRead = Callable[[int, int], None]
 """Called with the number of bytes of a file verified so far, and its size."""
 
 Overlap = tuple[tuple[slice, ...], tuple[slice, ...]]
@@ -46,7 +46,7 @@ class Checkpoint:
 
     folder: Path
     manifest: Manifest
-    progress: Progress | None = None
+    progress: OnRead | None = None
     _opened: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
     def names(self, *groups: str) -> list[str]:
@@ -97,7 +97,9 @@ class Checkpoint:
                     )
                 piece.view[ours].copy_(values)
 
-    def _read(self, entry: TensorEntry, part: Part, key: str, box: tuple[slice, ...]) -> Tensor:
+    def _read(
+        self, entry: TensorEntry, part: TensorBox, key: str, box: tuple[slice, ...]
+    ) -> Tensor:
         path, opened = self.folder / part.file, self._open(part.file)
         try:
             found = opened.get_slice(key)
@@ -144,13 +146,13 @@ class Checkpoint:
         return path
 
 
-def open_checkpoint(folder: Path, progress: Progress | None = None) -> Checkpoint:
+def open_checkpoint(folder: Path, progress: OnRead | None = None) -> Checkpoint:
     """Read the manifest of a complete checkpoint; raises DataError if there is none."""
     return Checkpoint(folder, read(folder), progress)
 
 
 def load(
-    folder: Path, groups: Mapping[str, Mapping[str, Tensor]], progress: Progress | None = None
+    folder: Path, groups: Mapping[str, Mapping[str, Tensor]], progress: OnRead | None = None
 ) -> None:
     """Copy the tensors of a checkpoint into `groups`, whose names and shapes must be the same.
 
@@ -184,7 +186,7 @@ def _in_blocks(overlap: Overlap, piece: Piece) -> Iterator[Overlap]:
         yield (theirs_rows, *theirs[1:]), (ours_rows, *ours[1:])
 
 
-def _overlap(piece: Piece, part: Part) -> Overlap | None:
+def _overlap(piece: Piece, part: TensorBox) -> Overlap | None:
     """The intersection of a piece and a part: its slices of the part, and of the piece."""
     theirs: list[slice] = []
     ours: list[slice] = []

@@ -41,7 +41,7 @@ from dlrm_hybrid.parallel.schedule import Schedule
 from dlrm_hybrid.record import Effect, Record, key
 
 NEW = Effect.NEW_RUN
-Dropout = Annotated[float, Bound(ge=0, le=0.99)]
+DropoutShare = Annotated[float, Bound(ge=0, le=0.99)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +66,15 @@ class ModelConfig(Record):
     )
     cross: Cross | None = None
     fm: Fm | None = None
-    dropout: Dropout = key(
+    dropout: DropoutShare = key(
         0.0,
         "share of the activations of hidden layers that is dropped in training: of all layers of "
         "MLPs and deep networks but the last of each MLP",
         NEW,
     )
-    bottom_dropout: Dropout | None = key(None, "of those of the bottom MLP; null: as many", NEW)
+    bottom_dropout: DropoutShare | None = key(
+        None, "of those of the bottom MLP; null: as many", NEW
+    )
     batch_norm: bool = key(False, "normalise hidden layers between their products and their ReLUs")
 
 

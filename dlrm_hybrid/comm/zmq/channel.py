@@ -16,11 +16,11 @@ from dlrm_hybrid.comm.rendezvous import Endpoint, Rendezvous
 from dlrm_hybrid.comm.zmq.curve import CurveKeys
 from dlrm_hybrid.comm.zmq.roster import ForeignError, MessagePart, Peer, Roster, UnknownPeers, Word
 from dlrm_hybrid.comm.zmq.sockets import (
-    Answer,
     Changed,
     ConnectionChange,
-    Message,
+    PeerMessage,
     Refused,
+    RouterAnswer,
     SocketEvent,
     Sockets,
     check_size,
@@ -243,9 +243,9 @@ class ZmqChannel(Channel):
 
     def _handle(self, one: SocketEvent) -> None:
         match one:
-            case Message(connection, parts):
+            case PeerMessage(connection, parts):
                 self._read(connection, parts)
-            case Answer(rank, parts):
+            case RouterAnswer(rank, parts):
                 self._roster.answered(self._roster.peers[rank], parts)
             case Changed(rank, change):
                 self._note(self._roster.peers[rank], change)

@@ -94,7 +94,7 @@ class ConnectionChange(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class PeerMessage:
     """Event: a message came from another rank or an unknown peer."""
 
     connection: bytes
@@ -102,7 +102,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RouterAnswer:
     """Event: an answer came back from a rank to which this rank has connected."""
 
     rank: int
@@ -122,7 +122,7 @@ class Refused:
     """Event: a peer without the keys, or with another protocol, was refused."""
 
 
-SocketEvent = Message | Answer | Changed | Refused
+SocketEvent = PeerMessage | RouterAnswer | Changed | Refused
 
 
 @dataclass(slots=True)
@@ -260,12 +260,12 @@ class Sockets:
             connection = self._router.recv(zmq.NOBLOCK)
         except zmq.Again:
             return []
-        return [Message(connection, _parts(self._router))]
+        return [PeerMessage(connection, _parts(self._router))]
 
     def _answers(self, rank: int) -> list[SocketEvent]:
         found: list[SocketEvent] = []
         while self._dealers[rank].poll(0):
-            found.append(Answer(rank, _parts(self._dealers[rank])))
+            found.append(RouterAnswer(rank, _parts(self._dealers[rank])))
         return found
 
     def _changes(self, rank: int, monitor: _Socket) -> list[SocketEvent]:
