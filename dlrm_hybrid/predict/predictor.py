@@ -14,7 +14,7 @@ import torch
 
 from dlrm_hybrid.bags import Int64s, part
 from dlrm_hybrid.checkpoint.folder import find_best, read_facts
-from dlrm_hybrid.checkpoint.reader import Progress
+from dlrm_hybrid.checkpoint.reader import OnRead
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.data.preprocessing import NO_ROW, Keys, Lookup, Vocabulary
@@ -68,7 +68,7 @@ class Predictor:
         extra: Extra = "error",
         threads: int | None = None,
         batch_rows: int = BATCH_ROWS,
-        progress: Progress | None = None,
+        progress: OnRead | None = None,
     ) -> None:
         self.checkpoint = find_best(Path(run))
         facts = read_facts(self.checkpoint)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
-from dlrm_hybrid.checkpoint.reader import Progress, open_checkpoint
+from dlrm_hybrid.checkpoint.reader import OnRead, open_checkpoint
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.dlrm import Dlrm, StageModel
@@ -57,7 +57,7 @@ class SavedModel:
         folder: Path,
         table_rows: tuple[int, ...],
         precision: Precision,
-        progress: Progress | None = None,
+        progress: OnRead | None = None,
         *,
         padded_rows: tuple[int, ...] | None = None,
         rounds: bool = True,
