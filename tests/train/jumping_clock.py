@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from dlrm_hybrid.run.rank.main import train_rank
-from dlrm_hybrid.train import loop
+from dlrm_hybrid.train import driver
 from dlrm_hybrid.train.signals import StopRequest
 
 ENTRY = "jumping_clock:jumping_world_rank"
@@ -36,5 +36,5 @@ def hasty_world_rank(argument: str, report, stop: StopRequest) -> None:
     hasty = SimpleNamespace(**vars(time))
     if task["rank"] == 0:
         hasty.monotonic = lambda: time.monotonic() + DAY_SECONDS * next(days)
-    loop.time = hasty
+    driver.time = hasty
     train_rank(argument, report, stop)
