@@ -49,8 +49,7 @@ class Job:
         """The folder that holds all checkpoints of the run."""
         return Path(self.task.run_folder) / CHECKPOINTS
 
-    @property
-    def writer(self) -> ShardWriter:
+    def make_writer(self) -> ShardWriter:
         """Make the writer of this process's shards of checkpoints."""
         rank = self.names[self.task.rank]
         return ShardWriter(

@@ -77,7 +77,7 @@ def lead(
             rank=job.task.rank,
             attempt=job.task.attempt,
             switch=ignore,  # the driver switches phases
-            writer=job.writer,
+            writer=job.make_writer(),
         )
         own = answering.handlers()
 
@@ -143,7 +143,7 @@ def follow(
             part=job.clock.timed(Span.READ, loader.part),
             stop=stop,
             meter=meter,
-            writer=job.writer,
+            writer=job.make_writer(),
             say=partial(print, flush=True),
             incarnation=job.task.incarnation,
         )

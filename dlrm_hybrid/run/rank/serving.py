@@ -56,7 +56,7 @@ def serve_dense(job: Job, index: int, channel: MeteredChannel, meter: RankMeter)
         rank=job.task.rank,
         attempt=job.task.attempt,
         switch=meter.switch,
-        writer=job.writer,
+        writer=job.make_writer(),
         elastic=job.config.parallel.elastic,
         lowered=job.layout.lowered,
     )
@@ -79,7 +79,7 @@ def serve_tables(job: Job, index: int, channel: MeteredChannel, meter: RankMeter
         attempt=job.task.attempt,
         meter=meter,
         staleness=job.config.embedding.staleness,
-        writer=job.writer,
+        writer=job.make_writer(),
         elastic=job.config.parallel.elastic,
         lowered=job.layout.lowered,
     )

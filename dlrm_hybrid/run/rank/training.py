@@ -73,7 +73,7 @@ def checkpoint_writer(job: Job, engine: Engine) -> CheckpointWriter:
         holder=engine,
         names=job.names,
         committer=committer(task, job.config, job.values, job.prepared, title),
-        writer=job.writer,
+        writer=job.make_writer(),
     )
 
 
