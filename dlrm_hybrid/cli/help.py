@@ -121,7 +121,7 @@ EXAMPLES = {
         "plan +experiment=dct_hybrid plan.trainers=[1,2,4]",
         "plan parallel=hybrid plan.rates=[100mbit,1gbit]",
         "plan parallel=hybrid plan.calibration=runs/mine",
-        "plan parallel=hybrid plan.hosts=each plan.rates=[1gbit]",
+        "plan plan.machines=[2,4] plan.rates=[100mbit,1gbit]",
     ),
     "doctor": ("doctor", "doctor doctor.action=keys doctor.output=keys.json"),
 }

@@ -17,6 +17,8 @@ from dlrm_hybrid.bounds import (
 )
 from dlrm_hybrid.record import Effect, Record, key
 
+Few = Annotated[int, Bound(ge=2, le=8)]
+Machines = Few | Annotated[tuple[Few, ...], Bound(min_length=1)]
 Counts = Annotated[tuple[Positive, ...], Bound(min_length=1)]
 Names = Annotated[tuple[Name, ...], Bound(min_length=1)]
 Page = Annotated[str, Bound(pattern=PAGE_PATTERN)]
@@ -155,15 +157,13 @@ class PlanConfig(Record, effect=ANOTHER):
     latencies: Names | None = key(
         None, "list of one-way latencies to compare, such as [0ms,20ms]; null: network.latency"
     )
-    hosts: Literal["one", "each"] = key(
-        "one",
-        "one: all ranks share the cores of one machine, as here; each: every rank has a machine",
+    machines: Machines | None = key(
+        None,
+        "so many, or several numbers: [2,4]; which world is the fastest on them, how it is "
+        "started, and how much faster it is than plain data parallelism",
     )
     cores: Annotated[float, Bound(gt=0, le=1024)] | None = key(
         None, "of each machine; null: as many as where the calibration ran"
-    )
-    search: Annotated[int, Bound(ge=2, le=64)] | None = key(
-        None, "instead try all worlds with up to so many ranks, and show the fastest"
     )
     output: Path | None = key(None, "also write the predictions to this JSON file")
     picture: Path | None = key(

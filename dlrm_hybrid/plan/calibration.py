@@ -10,7 +10,6 @@ from typing import Any
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text, validate
 from dlrm_hybrid.report.runs import Run, is_run, read_run
-from dlrm_hybrid.run.assembly.build import many_processes
 from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.summary import COMPLETE
@@ -123,15 +122,15 @@ def check_same_model(calibration: Calibration, config: Config) -> None:
 
 
 def _ranks(run: Run, config: Config, what: str) -> dict[int, RankCosts]:
+    if config.parallel.name == "single":
+        return {}
     attempts = [event.values for event in run.events if event.kind is Kind.RANK]
     last = {values["rank"]: values for values in attempts}
     if not last:
-        if many_processes(config) or config.parallel.name == "hybrid":
-            raise ConfigError(
-                f"{what}: its ranks were in one process, or have not come to their end; what each "
-                "costs is only known of parallel.world=processes"
-            )
-        return {}
+        raise ConfigError(
+            f"{what}: its ranks were in one process, or have not come to their end; what each "
+            "costs is only known of parallel.world=processes"
+        )
     steps = max(int(values["timed_steps"]) for values in last.values())
     if steps < LEAST_STEPS:
         raise ConfigError(f"{what}: {steps} timed steps, at least {LEAST_STEPS} are needed")

@@ -83,15 +83,12 @@ class Counter:
         self._ids: dict[int, BatchIds] = {}
         self._tables: dict[int, Mapping[Way, Sent]] = {}
 
-    def layout(
-        self, config: Config, *, exactly: bool = True, most_steps: int | None = None
-    ) -> Layout:
+    def layout(self, config: Config, *, exactly: bool = True) -> Layout:
         """The layout of a world with what it sends.
 
         Args:
             config: configuration of the world.
             exactly: count this world, unless it has too many trainers; else extrapolate.
-            most_steps: limit of the steps to count in.
 
         Raises:
             ConfigError: its parts do not fit together.
@@ -99,7 +96,7 @@ class Counter:
         """
         trainers = config.parallel.trainers
         is_counted = exactly and trainers <= MOST_TRAINERS
-        sent = self._count(config, most_steps) if is_counted else self._stretched(config)
+        sent = self._count(config) if is_counted else self._stretched(config)
         shared = config.embedding.name == "fused" and trainers > 1
         exchange = exchange_bytes(config, self._batch_ids(config)) if shared else ()
         return replace(self.shape(config), sent=sent, exchange=exchange)

@@ -171,13 +171,16 @@ def remarks(costs: Sequence[Costs], config: Config) -> list[str]:
 
 
 def _name(config: Config, section: str) -> str:
-    return getattr(config, section).name
+    """The choice in a section, and whether it codes: that costs more than all else it does."""
+    chosen: Any = getattr(config, section)
+    codes = getattr(chosen, "precision", "") == "levels" or getattr(chosen, "levels", False)
+    return f"{chosen.name} as levels" if codes else chosen.name
 
 
 def predict(planned: Planned, world: Layout, costs: Costs, train_rows: int) -> Prediction:
     """Predict the speed and memory of a planned world, given its layout, by simulating it."""
     config, topology = planned.config, world.topology
-    outcome = simulate(world, costs.units, planned.hosts(_cores(config, costs)))
+    outcome = simulate(world, costs.units, planned.hosts(cores(config, costs)))
     step_rows = config.train.batch_size * topology.trainers
     steps = config.train.steps
     rows = train_rows * config.train.epochs if steps is None else steps * step_rows
@@ -198,7 +201,7 @@ def predict(planned: Planned, world: Layout, costs: Costs, train_rows: int) -> P
 
 def with_changes(prediction: Prediction, world: Layout, costs: Costs) -> Prediction:
     """Complete a prediction by `what_if`."""
-    hosts = prediction.planned.hosts(_cores(world.config, costs))
+    hosts = prediction.planned.hosts(cores(world.config, costs))
     slow = range(world.topology.stages) if world.topology.trainers > 1 else ()
     what_if = {
         change: simulate(world, costs.units, there).samples_per_second
@@ -208,7 +211,8 @@ def with_changes(prediction: Prediction, world: Layout, costs: Costs) -> Predict
     return replace(prediction, what_if={name: one / speed for name, one in what_if.items()})
 
 
-def _cores(config: Config, costs: Costs) -> float:
+def cores(config: Config, costs: Costs) -> float:
+    """Cores of each machine."""
     return config.plan.cores or costs.calibration.cores
 
 

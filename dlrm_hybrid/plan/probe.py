@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,16 +18,16 @@ STEPS = 300
 RATE = "1gbit"
 MOST_TRAINERS, MOST_SERVERS = 2, 1
 COMMON = ("data", "model", "optimizer", "precision", "threads", "train")
-FIRST = "plan.calibration: none given, so two short runs are made here"
+FIRST = "plan.calibration: none given, so short runs are made here"
 
 Values = Mapping[str, Any]
 
 
-def probe(request: Request, display: Display, view: TrainingView) -> list[Calibration]:
-    """Train the configured world and one process, some seconds each.
+def probe(worlds: Sequence[Values], display: Display, view: TrainingView) -> list[Calibration]:
+    """Train worlds and one process, some seconds each.
 
     Args:
-        request: the request of the command line.
+        worlds: configurations of one model.
         display: tells the user what is done.
         view: shows the runs.
 
@@ -38,8 +38,8 @@ def probe(request: Request, display: Display, view: TrainingView) -> list[Calibr
     display.line(FIRST)
     found: list[Calibration] = []
     with TemporaryDirectory(prefix="dlrm_hybrid-plan-") as folder:
-        for name, values in (("world", world_of(request.values)), ("one", alone(request.values))):
-            run = Path(folder) / name
+        for number, values in enumerate((*map(world_of, worlds), alone(worlds[0]))):
+            run = Path(folder) / str(number)
             train(Request(validate(values), values, run, ()), display, view)
             found.append(read(run))
     return found
@@ -55,7 +55,7 @@ def world_of(values: Values) -> dict[str, Any]:
     return _short(
         {
             **values,
-            "parallel": {**parallel, **few, "world": "processes"},
+            "parallel": {**parallel, **few, "world": "processes", "machines": None},
             "network": {**network, **({"rate": RATE, "latency": None} if emulated else {})},
             "sync": {**sync, **{key: off[key] for key in off.keys() & sync.keys()}},
         }

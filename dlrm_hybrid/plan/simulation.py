@@ -36,6 +36,7 @@ from dlrm_hybrid.types import BatchNumber, Tick, Version
 from dlrm_hybrid.wire.frame import Kind
 
 MOST_TRAINERS = 4  # that are simulated; in larger worlds each stands for several
+MOST_PLACED = 16  # the same with servers beside trainers, where no trainer is like another
 STEPS, WARMUP_SHARE = 9, 1 / 3
 JITTER, JITTER_STEPS = 0.25, 1 << 20  # of a step's time, unless trainers wait; assumed
 ONE_WAY_SHARE = 0.6
@@ -69,7 +70,8 @@ class Outcome:
 
 def simulated(config: Config) -> Config:
     """Configure a world with only as many of its trainers as are simulated."""
-    few = min(config.parallel.trainers, MOST_TRAINERS)
+    most = MOST_TRAINERS if config.parallel.machines is None else MOST_PLACED
+    few = min(config.parallel.trainers, most)
     return replace(config, parallel=config.parallel.having(trainers=few))
 
 

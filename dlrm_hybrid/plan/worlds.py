@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dlrm_hybrid.comm.netem.plan import bits_per_second, seconds
+from dlrm_hybrid.config.keys import shown
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text, validate
 from dlrm_hybrid.plan.machine import Hosts
@@ -30,18 +31,21 @@ class Planned:
         config: configuration of the run.
         rate: rate of links, such as `100mbit`; None if links are no limit.
         latency: latency of links, such as `20ms`; None for none.
+        overrides: those that lead to it, if it was chosen for its machines.
     """
 
     config: Config
     rate: str | None = None
     latency: str | None = None
+    overrides: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """Name of the world's shape: trainers × stages + servers + table servers."""
         parallel = self.config.parallel
         tables = f" + {parallel.table_servers}" if parallel.table_servers else ""
-        return f"{parallel.trainers} × {len(parallel.cuts) + 1} + {parallel.servers}{tables}"
+        kind = f"{self.config.name}: " if self.overrides else ""
+        return f"{kind}{parallel.trainers} × {len(parallel.cuts) + 1} + {parallel.servers}{tables}"
 
     @property
     def links(self) -> str:
@@ -49,15 +53,18 @@ class Planned:
         return " ".join(text for text in (self.rate, self.latency) if text)
 
     def hosts(self, cores: float) -> Hosts:
-        """Placement of the ranks that are simulated, on machines with this many cores."""
+        """Placement of the ranks that are simulated, on machines with this many cores.
+
+        Links are between machines, unless this one emulates them; without links all share it.
+        """
         config = simulated(self.config)
-        ranks = range(topology(config).size)
-        emulated, each = config.network.name == "emulated", config.plan.hosts == "each"
-        links = emulated or each or self.rate is not None or self.latency is not None
-        host = tuple(host_of(config, rank) if emulated else rank for rank in ranks)
+        host = tuple(host_of(config, rank) for rank in range(topology(config).size))
+        here = (0,) * len(host)
+        links = config.parallel.machines or self.rate is not None or self.latency is not None
+        emulated = config.network.name == "emulated"
         return Hosts(
-            machine=host if each else (0,) * len(ranks),
-            host=host if links else (0,) * len(ranks),
+            machine=host if links and not emulated else here,
+            host=host if links or emulated else here,
             cores=cores,
             bytes_per_second=None if self.rate is None else bits_per_second(self.rate) / 8,
             latency_seconds=0.0 if self.latency is None else seconds(self.latency),
@@ -67,7 +74,7 @@ class Planned:
 def as_configured(config: Config) -> Planned:
     """The world of a configuration, on the links that `train` would give it."""
     network = config.network
-    has_links = network.name == "emulated" or config.plan.hosts == "each"
+    has_links = network.name == "emulated" or config.parallel.machines is not None
     return Planned(config, network.rate if has_links else None, network.latency)
 
 
@@ -109,9 +116,10 @@ def changed(values: Values, changes: Values) -> dict[str, Any]:
 def check(config: Config) -> None:
     """Raise ConfigError, with a line for each fault, if a configuration cannot be predicted."""
     faults: list[str] = []
-    if config.parallel.name != "hybrid":
+    if config.parallel.name != "hybrid" and not config.plan.machines:
         faults.append(
-            "plan: parallel=single is what every prediction is compared with; add parallel=hybrid"
+            "plan: parallel=single is what every prediction is compared with; add "
+            "parallel=hybrid, or plan.machines=2 for the best world on two machines"
         )
     if config.parallel.threads > 1:
         faults.append(
@@ -122,10 +130,10 @@ def check(config: Config) -> None:
             f"embedding.cache_rows = {config.embedding.cache_rows}: `plan` does not know how often "
             "a cache has a row; predict with 0, which sends more"
         )
-    if config.plan.search is not None and (config.plan.trainers or config.plan.servers):
+    if config.plan.machines and (config.plan.trainers or config.plan.servers):
         faults.append(
-            f"plan.search = {config.plan.search}: tries all numbers of trainers and servers; leave "
-            "out plan.trainers and plan.servers"
+            f"plan.machines = {shown(config.plan.machines)}: decides numbers of trainers and "
+            "servers; leave out plan.trainers and plan.servers"
         )
     picture = config.plan.picture
     if picture is not None and Path(picture).suffix not in PICTURES:
@@ -146,5 +154,13 @@ def _link_faults(config: Config) -> Iterator[str]:
                 parse(text)
             except ValueError as error:
                 yield f"plan.{key} = {text}: {error}"
-    if plan.hosts == "each" and not plan.rates and config.network.rate is None:
-        yield "plan.hosts = each: how fast are the links? Set plan.rates or network.rate"
+    if not plan.rates and config.network.rate is None:
+        for key, machines in (
+            ("plan.machines", plan.machines),
+            ("parallel.machines", config.parallel.machines),
+        ):
+            if machines:
+                yield (
+                    f"{key} = {shown(machines)}: how fast are the links? Set plan.rates or "
+                    "network.rate"
+                )

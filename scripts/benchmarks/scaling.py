@@ -91,7 +91,7 @@ def far(kind: str, costs: Sequence[Costs], *, strong: bool) -> Iterator[Predicti
     for trainers, rate in product(TRAINERS, RATES):
         rows = STRONG_ROWS // trainers if strong else 128
         words = (*KINDS[kind], "data.rows=70000", f"parallel.trainers={trainers}")
-        values = values_of((*words, f"train.batch_size={rows}", "plan.hosts=each"))
+        values = values_of((*words, f"train.batch_size={rows}"))
         config = validate({**values, "network": {**values["network"], "rate": rate}})
         world = counter().layout(config)
         yield predict(Planned(config, rate), world, most_like(costs, config), counter().train_rows)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.plan.calibration import read
 from dlrm_hybrid.plan.costs import compute_seconds
 from dlrm_hybrid.plan.fit import fitted
+from dlrm_hybrid.plan.machines import ddp_seconds
 from dlrm_hybrid.plan.prediction import Costs, most_like, predict, remarks
-from dlrm_hybrid.plan.worlds import as_configured
+from dlrm_hybrid.plan.worlds import Planned, as_configured
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.traffic import Phase, Traffic
@@ -27,7 +29,7 @@ SPANS = {
 BESIDE = {Span.SEND: 4e-4, Span.REST: 3e-4, Span.READ: 1e-4}
 SERVED = ("embedding=served", "parallel.table_servers=1")
 
-Planned = Callable[..., dict]
+Plan = Callable[..., dict]
 
 
 def made(folder: Path, *overrides: str, status: str = "complete") -> Path:
@@ -76,7 +78,7 @@ def made(folder: Path, *overrides: str, status: str = "complete") -> Path:
 
 
 @pytest.fixture
-def plan(small_rows: list[str], tmp_path: Path) -> Planned:
+def plan(small_rows: list[str], tmp_path: Path) -> Plan:
     """What is written of worlds."""
 
     def planned(*overrides: str) -> dict:
@@ -111,7 +113,7 @@ def test_coefficients_are_found_again_and_never_negative() -> None:
 
 
 def test_worlds_are_printed_written_and_drawn(
-    plan: Planned, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, picture = made(tmp_path / "run", *SMALL), tmp_path / "plan.svg"
     lists = ("plan.trainers=[1,2,64]", "plan.rates=[10mbit,1gbit]", f"plan.picture={picture}")
@@ -140,10 +142,16 @@ def test_worlds_are_printed_written_and_drawn(
         ("complete", (), ("model=dlrm_small",), "model.bottom"),
         ("complete", ("precision=bfloat16",), (), "precision"),
         ("complete", (), ("plan.rates=[fast]",), "plan.rates = fast: must be a rate"),
-        ("complete", (), ("plan.hosts=each",), "plan.hosts = each: how fast are the links?"),
+        ("complete", (), ("plan.machines=2",), "plan.machines = 2: how fast are the links?"),
+        ("complete", (), ("plan.machines=1",), "plan.machines = 1: must be "),
+        ("complete", (), ("plan.machines=[2,9]",), "plan.machines[1] = 9: must be "),
+        ("complete", (), ("parallel.machines=2",), "parallel.machines = 2: how fast are the li"),
         ("complete", (), ("plan.trainers=[2,0]",), "plan.trainers[1] = 0"),
         ("complete", (), ("plan.picture=a.txt",), "plan.picture = a.txt: must end in .png"),
-        ("complete", (), ("plan.search=4", "plan.servers=[2]"), "plan.search = 4: tries all"),
+        (
+            *("complete", (), ("plan.machines=2", "plan.servers=[2]", "plan.rates=[1gbit]")),
+            "plan.machines = 2: decides numbers of trainers and servers",
+        ),
     ],
 )
 def test_what_says_too_little_is_refused(
@@ -162,7 +170,7 @@ def test_what_says_too_little_is_refused(
     assert fault in capsys.readouterr().err
 
 
-def test_latency_alone_is_of_links_without_a_rate(plan: Planned, tmp_path: Path) -> None:
+def test_latency_alone_is_of_links_without_a_rate(plan: Plan, tmp_path: Path) -> None:
     folder = made(tmp_path / "run", *SMALL)
     near, far = plan(f"plan.calibration={folder}", "plan.latencies=[0ms,20ms]")["worlds"]
     # Six ways through three stages and back, and two to the server.
@@ -184,25 +192,63 @@ def test_runs_say_of_each_other_what_they_do_not_know(tmp_path: Path) -> None:
     assert "gradient=topk (it had dct)" in remarks(costs, config("gradient=topk"))[0]
 
 
-def test_a_search_finds_the_fastest_of_all(
-    plan: Planned, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_best_world_on_some_machines_is_named_with_the_command_that_starts_it(
+    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    activation = ("activation=dct", "activation.precision=bfloat16")
-    given = f"plan.calibration={made(tmp_path / 'run', *SMALL, *activation)}"
-    hosts = ("plan.hosts=each", "plan.rates=[1gbit]")
-    found = plan(*activation, given, *hosts, "plan.search=4")["worlds"]
-    speeds = [one["samples_per_second"] for one in found]
-    assert speeds == sorted(speeds, reverse=True)
-    captured = capsys.readouterr()
-    assert f"fastest on 1gbit: {found[0]['name']}, " in captured.out
-    lines = [one for one in captured.out.splitlines() if one.endswith("steps to count its bytes")]
-    _, *counted = [one.partition(":")[0] for one in lines]  # the first one is the run's own
-    assert counted and len(set(counted)) == len(counted)
-    assert max(len(one["memory_bytes"]) for one in found) <= 4
-    # Each of one stage with a server, by itself.
-    one_stage = ("activation=none", "parallel.cuts=[]")
-    alone = plan(*one_stage, given, *hosts, "plan.trainers=[1,2,3]")["worlds"]
-    assert max(one["samples_per_second"] for one in alone) < 1.1 * speeds[0]
+    given = f"plan.calibration={made(tmp_path / 'run', *SMALL, 'gradient=dct')}"
+    written = plan(given, "plan.machines=[2,4]", "plan.rates=[1mbit,10gbit]")
+    shown = capsys.readouterr().out
+    choices = written["machines"]
+    assert [(one["machines"], one["rate"]) for one in choices] == list(
+        product((2, 4), ("1mbit", "10gbit"))
+    )
+    best = {one["name"] for one in choices[::2]}
+    assert all(name.startswith("dp_levels: ") for name in best), "fewest bytes on slow links"
+    for one in choices:
+        number = one["machines"]
+        rivals = [
+            world["samples_per_second"]
+            for world in written["worlds"]
+            if (world["rate"], world["servers"]) == (one["rate"], number)
+        ]
+        assert one["samples_per_second"] == max(rivals)
+        assert rivals == sorted(rivals, reverse=True)
+        assert f"torchrun --nnodes={number} " in one["command"]
+        assert f"parallel.machines={number}" in one["command"] and "plan." not in one["command"]
+        assert f"{number} machines on {one['rate']}: {one['name']}, " in shown
+    slow, fast = choices[:2]
+    assert slow["samples_per_second"] > 2 * slow["ddp_samples_per_second"]
+    assert fast["ddp_samples_per_second"] > 50 * slow["ddp_samples_per_second"]
+
+
+def test_an_experiment_of_the_command_line_is_the_only_one(plan: Plan, tmp_path: Path) -> None:
+    given = f"plan.calibration={made(tmp_path / 'run', *SMALL)}"
+    written = plan("+experiment=data_parallel", given, "plan.machines=2", "plan.rates=[1gbit]")
+    assert {one["name"].partition(":")[0] for one in written["worlds"]} == {"data_parallel"}
+    (choice,) = written["machines"]
+    assert "+experiment=data_parallel " in choice["command"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "alone", "rate", "measured"),
+    [
+        (128, 15_600, "10mbit", 228),
+        (128, 15_600, "100mbit", 2_134),
+        (128, 15_600, "1gbit", 8_315),
+        (2048, 26_600, "10mbit", 1_126),
+        (2048, 26_600, "100mbit", 8_954),
+        (2048, 26_600, "1gbit", 27_860),
+    ],
+)
+def test_plain_data_parallelism_is_as_fast_as_it_was_measured(
+    rows: int, alone: float, rate: str, measured: float
+) -> None:
+    """`scripts/benchmarks/practitioner.py speed` on a Xeon, two trainers, all in bfloat16."""
+    words = ("+experiment=dp_levels", "network=emulated", "parallel.machines=2")
+    world = dense(*words, f"train.batch_size={rows}")
+    hosts = Planned(world.config, rate).hosts(2)
+    seconds = ddp_seconds(world, hosts, rows / alone)
+    assert 2 * rows / seconds == pytest.approx(measured, rel=0.1)
 
 
 def test_rows_that_are_not_there_are_not_made_up(

@@ -97,8 +97,9 @@ KINDS = {
     "shared": (),
 }
 QUICK = {
-    *(("sync", "one", "100mbit"), ("async", "each", "1gbit"), ("bounded", "one", "10gbit")),
-    ("shared", "each", "100mbit"),
+    *(("sync", "emulated", "100mbit"), ("async", "host", "1gbit")),
+    ("bounded", "emulated", "10gbit"),
+    ("shared", "host", "100mbit"),
 }
 
 
@@ -106,13 +107,13 @@ QUICK = {
     ("kind", "hosts", "rate"),
     [
         pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
-        for case in product(KINDS, ("one", "each"), ("100mbit", "1gbit", "10gbit"))
+        for case in product(KINDS, ("emulated", "host"), ("100mbit", "1gbit", "10gbit"))
     ],
 )
 def test_few_trainers_stand_for_many(
     kind: str, hosts: str, rate: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = thinner(dense(*KINDS[kind], ALONE, "parallel.trainers=10", f"plan.hosts={hosts}"))
+    world = thinner(dense(*KINDS[kind], ALONE, "parallel.trainers=10", f"network={hosts}"))
     few = outcome(world, rate)
     monkeypatch.setattr(simulation, "MOST_TRAINERS", 10)
     assert few.samples_per_second == pytest.approx(outcome(world, rate).samples_per_second, rel=0.3)
@@ -125,7 +126,7 @@ def thinner(world: Layout) -> Layout:
 
 
 def test_thousands_of_trainers_are_simulated_in_no_more_time() -> None:
-    world = thinner(dense(*SERVED, ALONE, "parallel.trainers=4096", "plan.hosts=each"))
-    few = thinner(dense(*SERVED, ALONE, "parallel.trainers=256", "plan.hosts=each"))
+    world = thinner(dense(*SERVED, ALONE, "parallel.trainers=4096"))
+    few = thinner(dense(*SERVED, ALONE, "parallel.trainers=256"))
     rates = [outcome(one, "100gbit").samples_per_second for one in (few, world)]
     assert rates[1] == pytest.approx(rates[0], rel=0.05)  # one server is at its end with either

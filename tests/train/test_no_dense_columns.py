@@ -116,10 +116,10 @@ def test_rows_are_prepared_without_a_model(
 def test_plans_cut_only_where_layers_are(
     table: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    search = ("plan.search=3", "train.batch_size=32", "train.steps=60")
-    world = ("parallel=hybrid", "parallel.cuts=[top.1]")
-    assert run(["dlrm_hybrid", "plan", *table, *world, *search]) == 0
-    assert "× 2 +" in capsys.readouterr().out
+    search = ("plan.machines=2", "plan.rates=[1gbit]", "train.batch_size=32", "train.steps=60")
+    assert run(["dlrm_hybrid", "plan", *table, *search]) == 0
+    shown = capsys.readouterr().out
+    assert "dp_levels: 2 × 1 + 2" in shown and "dct_hybrid" not in shown
 
 
 @pytest.mark.parametrize(

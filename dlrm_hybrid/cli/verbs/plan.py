@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dlrm_hybrid.cli.terminal import Terminal, duration, quantity, quiet
 from dlrm_hybrid.cli.verbs.train import TerminalView
@@ -16,8 +17,17 @@ from dlrm_hybrid.disk import writing
 from dlrm_hybrid.plan import worlds
 from dlrm_hybrid.plan.calibration import Calibration, check_same_model, read
 from dlrm_hybrid.plan.costs import one_process_seconds
-from dlrm_hybrid.plan.prediction import Costs, Prediction, most_like, predict, remarks, with_changes
+from dlrm_hybrid.plan.prediction import (
+    Costs,
+    Prediction,
+    cores,
+    most_like,
+    predict,
+    remarks,
+    with_changes,
+)
 from dlrm_hybrid.plan.probe import probe
+from dlrm_hybrid.plan.worlds import Planned
 from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.run.assembly.build import semantics
 from dlrm_hybrid.run.folder import output_file, write_whole
@@ -31,7 +41,6 @@ if TYPE_CHECKING:
 
 OUTPUT_KEY, PICTURE_KEY = "plan.output", "plan.picture"
 HEAD = ("world", "links", "samples/s", "time", "B/sample", "cores", "fullest link", "limited by")
-SHOWN = 10  # worlds of a search
 
 
 def run(request: Request) -> int:
@@ -43,8 +52,8 @@ def run(request: Request) -> int:
         if name is not None:
             output_file(name, key)
     worlds.check(config)
-    worlds.compared(config, request.values)  # raises before any work is done
-    runs = _calibrations(request, terminal)
+    planned, probed = _planned(request)  # raises before any work is done
+    runs = _calibrations(config, probed, terminal)
     hybrid = [one for one in runs if one.ranks]
     if not hybrid:
         raise ConfigError(
@@ -55,7 +64,7 @@ def run(request: Request) -> int:
     counter = Counter(shards, config.plan.count_steps, terminal.line)
     known = [counter.layout(replace(one.config, data=config.data)) for one in hybrid]
     costs = list(map(Costs.of, hybrid, known))
-    predictions = _predictions(request, costs, counter, terminal)
+    predictions = _predictions(planned, costs, counter, terminal)
     configs = [one.planned.config for one in predictions]
     told = dict.fromkeys(remark for one in configs for remark in remarks(costs, one))
     measured = [one.samples_per_second for one in runs if not one.ranks]
@@ -66,7 +75,16 @@ def run(request: Request) -> int:
         terminal.line(line)
     how = "measured" if measured else "its parts added up"
     terminal.line(f"one process on one machine: {alone:,.0f} samples/s ({how})")
-    _write(config, predictions, runs, alone, terminal)
+    chosen = [_choice(one, costs, counter, alone) for one in _best(predictions)]
+    for one in chosen:
+        terminal.line(in_words(one))
+    values = {
+        "one_process_samples_per_second": alone,
+        "calibrations": [str(one.folder) for one in runs],
+        "worlds": [one.to_json() for one in predictions],
+        "machines": chosen,
+    }
+    _write(config, values, predictions, terminal)
     return ExitCode.DONE
 
 
@@ -78,7 +96,9 @@ def table(predictions: Sequence[Prediction]) -> Table:
 def lines(predictions: Sequence[Prediction]) -> list[str]:
     """A line for each world: what would make it faster, and how much memory it needs."""
     texts: list[str] = []
-    for one in predictions[:SHOWN]:
+    for one in predictions:
+        if not one.what_if:
+            continue
         changes = sorted(one.what_if.items(), key=lambda change: -change[1])
         faster = ", ".join(f"{change} {100 * (times - 1):+.0f} %" for change, times in changes)
         most = max(one.memory_bytes, key=lambda name: one.memory_bytes[name])
@@ -93,6 +113,8 @@ def fastest(predictions: Sequence[Prediction]) -> list[str]:
     texts: list[str] = []
     for links in dict.fromkeys(one.planned.links for one in predictions):
         compared = [one for one in predictions if one.planned.links == links]
+        if compared[0].planned.overrides:
+            continue  # each number of machines has its own
         best = max(compared, key=lambda one: one.samples_per_second)
         where = f" on {links}" if links else ""
         if len(compared) > 1:
@@ -101,37 +123,93 @@ def fastest(predictions: Sequence[Prediction]) -> list[str]:
     return texts
 
 
+def in_words(choice: Mapping[str, Any]) -> str:
+    """The best world on some machines, beside plain data parallelism and one machine."""
+    speed, ddp = choice["samples_per_second"], choice["ddp_samples_per_second"]
+    alone = choice["one_process_samples_per_second"]
+    links = " ".join(filter(None, (choice["rate"], choice["latency"])))
+    start = "start here" if choice["is_emulated"] else "start on each machine"
+    return (
+        f"{choice['machines']} machines on {links}: {choice['name']}, {speed:,.0f} samples/s; "
+        f"{speed / ddp:.2f} times DDP + TorchRec in bfloat16 ({ddp:,.0f}), "
+        f"{speed / alone:.2f} times one process{'' if speed > alone else ', which is faster'}; "
+        f"{start}: {choice['command']}"
+    )
+
+
+def _planned(request: Request) -> tuple[list[Planned], list[worlds.Values]]:
+    """The worlds to predict, and configurations of those to make runs of if there are none."""
+    numbers = request.config.plan.machines
+    if numbers is None:
+        return worlds.compared(request.config, request.values), [request.values]
+    from dlrm_hybrid.plan.machines import kinds, worlds_on
+
+    found = kinds(request)
+    several = numbers if isinstance(numbers, tuple) else (numbers,)
+    planned = [one for number, kind in product(several, found) for one in worlds_on(kind, number)]
+    return planned, [one.values for one in found]
+
+
 def _predictions(
-    request: Request, costs: Sequence[Costs], counter: Counter, terminal: Terminal
+    planned: Sequence[Planned], costs: Sequence[Costs], counter: Counter, terminal: Terminal
 ) -> list[Prediction]:
-    """Predict the worlds that are compared, or the fastest ones that a search has found."""
-    from dlrm_hybrid.plan.search import searched
-
-    config = request.config
-    if config.plan.search is None:
-        planned = worlds.compared(config, request.values)
-        found = [(one, counter.layout(one.config)) for one in planned]
-    else:
-        found = searched(request, most_like(costs, config), counter)
-    likes = [most_like(costs, one.config) for one, _ in found]
-    simulated: list[tuple[Prediction, Layout, Costs]] = []
+    """Predict worlds, of several for the same machines the fastest first."""
+    found: list[tuple[Prediction, Layout, Costs]] = []
     with terminal.counter("predict", "worlds", is_late=True) as show:
-        for (one, world), like in zip(found, likes, strict=True):
-            simulated.append((predict(one, world, like, counter.train_rows), world, like))
-            show(len(simulated), len(found))
-    if config.plan.search is not None:
-        simulated.sort(key=lambda one: -one[0].samples_per_second)
-        simulated = simulated[:SHOWN]
-    return [with_changes(*one) for one in simulated]
+        for one in planned:
+            world, like = counter.layout(one.config), most_like(costs, one.config)
+            found.append((predict(one, world, like, counter.train_rows), world, like))
+            show(len(found), len(planned))
+    if planned and planned[0].overrides:
+        order = list(dict.fromkeys(_rivals(one) for one, *_ in found))
+        found.sort(key=lambda one: (order.index(_rivals(one[0])), -one[0].samples_per_second))
+        best = _best([one for one, *_ in found])
+        return [with_changes(*one) if one[0] in best else one[0] for one in found]
+    return [with_changes(*one) for one in found]
 
 
-def _calibrations(request: Request, terminal: Terminal) -> list[Calibration]:
-    folders = request.config.plan.calibration
+def _rivals(one: Prediction) -> tuple[int, str]:
+    return one.planned.config.parallel.machines or 0, one.planned.links
+
+
+def _best(predictions: Sequence[Prediction]) -> list[Prediction]:
+    """The first of those for the same machines and links."""
+    first = {_rivals(one): one for one in reversed(predictions) if one.planned.overrides}
+    return list(first.values())[::-1]
+
+
+def _choice(
+    best: Prediction, costs: Sequence[Costs], counter: Counter, alone: float
+) -> dict[str, Any]:
+    from dlrm_hybrid.plan.machines import command, ddp_seconds
+
+    config, planned = best.planned.config, best.planned
+    rows = config.train.batch_size
+    hosts = planned.hosts(cores(config, most_like(costs, config)))
+    number = config.parallel.machines or 1
+    seconds = ddp_seconds(counter.shape(config), hosts, rows / alone)
+    return {
+        "machines": number,
+        "rate": planned.rate,
+        "latency": planned.latency,
+        "is_emulated": config.network.name == "emulated",
+        "name": planned.name,
+        "samples_per_second": best.samples_per_second,
+        "ddp_samples_per_second": config.parallel.trainers * rows / seconds,
+        "one_process_samples_per_second": alone,
+        "command": command(planned),
+    }
+
+
+def _calibrations(
+    config: Config, probed: Sequence[worlds.Values], terminal: Terminal
+) -> list[Calibration]:
+    folders = config.plan.calibration
     if folders is None:
-        return probe(request, terminal, TerminalView(quiet()))
+        return probe(probed, terminal, TerminalView(quiet()))
     runs = [read(Path(one)) for one in (folders if isinstance(folders, tuple) else (folders,))]
     for one in runs:
-        check_same_model(one, request.config)
+        check_same_model(one, config)
     return runs
 
 
@@ -151,17 +229,11 @@ def _cells(one: Prediction) -> list[str]:
 
 def _write(
     config: Config,
+    values: Mapping[str, Any],
     predictions: Sequence[Prediction],
-    runs: Sequence[Calibration],
-    alone: float,
     terminal: Terminal,
 ) -> None:
     if config.plan.output is not None:
-        values = {
-            "one_process_samples_per_second": alone,
-            "calibrations": [str(one.folder) for one in runs],
-            "worlds": [one.to_json() for one in predictions],
-        }
         write_whole(Path(config.plan.output), json.dumps(values, indent=1) + "\n", OUTPUT_KEY)
         terminal.line(f"wrote {config.plan.output}")
     if config.plan.picture is not None:

@@ -1,0 +1,112 @@
+"""Which world is the fastest on so many machines: the worlds worth trying, and their opponent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from dlrm_hybrid.config import compose
+from dlrm_hybrid.config.validate import all_faults, validate
+from dlrm_hybrid.plan.layout import Layout
+from dlrm_hybrid.plan.machine import LINE_SHARE, Hosts
+from dlrm_hybrid.plan.simulation import ONE_WAY_SHARE
+from dlrm_hybrid.plan.worlds import Planned, Values, changed, links
+from dlrm_hybrid.run.launch.rules import start_command
+from dlrm_hybrid.run.request import Request
+from dlrm_hybrid.types import ConfigError
+
+EXPERIMENTS = ("dp_levels", "dp_bfloat16", "dct_hybrid")
+TRAINERS_EACH = (1, 2)
+BFLOAT16_BYTES, ID_BYTES = 2, 4
+# Of a step of DDP + TorchRec in bfloat16, over one process at its batch size, and for each
+# parameter that is reduced: `scripts/benchmarks/practitioner.py speed` on loopback, Xeon.
+DDP_TIMES, DDP_PARAMETER_SECONDS = 1.36, 16e-9
+DDP_EXCHANGES = 3  # of ids, pooled rows and their gradients
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of world: the overrides that lead to it, and all values."""
+
+    overrides: tuple[str, ...]
+    values: Values
+
+
+def kinds(request: Request) -> list[Kind]:
+    """The experiment on the command line, or those to choose from where there is none.
+
+    Raises:
+        ConfigError: no experiment goes with what else is there.
+    """
+    given = [one for one in request.overrides if not one.startswith("parallel.machines=")]
+    chosen = any(one.startswith("+experiment=") for one in given)
+    found: list[Kind] = []
+    faults: list[ConfigError] = []
+    for words in [()] if chosen else [(f"+experiment={name}",) for name in EXPERIMENTS]:
+        overrides = (*words, *given)
+        try:
+            found.append(Kind(overrides, compose.values_of(overrides)))
+        except ConfigError as error:  # such as stages of a model that has no such layers
+            faults.append(error)
+    if not found:
+        raise faults[0]
+    return found
+
+
+def worlds_on(kind: Kind, machines: int) -> list[Planned]:
+    """Worlds of a kind that can be started on so many machines, on all links to compare."""
+    found: list[Planned] = []
+    for each in TRAINERS_EACH:
+        trainers = machines * each
+        size = {
+            "parallel.machines": machines,
+            "parallel.trainers": trainers,
+            "parallel.servers": machines,
+        }
+        if kind.values["embedding"]["name"] == "served":
+            size["parallel.table_servers"] = machines
+        if all_faults(values := changed(kind.values, size)):
+            continue
+        sizes = (f"parallel.machines={machines}",)
+        sizes += (f"parallel.trainers={trainers}",) * (each > 1)
+        config = validate(values)
+        found += [
+            Planned(config, rate, latency, (*kind.overrides, *sizes))
+            for rate, latency in links(config)
+        ]
+    return found
+
+
+def command(world: Planned) -> str:
+    """The command that starts a world: on each of its machines, or here where they are emulated."""
+    words = [one for one in world.overrides if not one.lstrip("+~").startswith("plan.")]
+    if world.config.network.name != "emulated":
+        return start_command(world.config, words)
+    rate = [f"network.rate={world.rate}"] * (world.rate is not None)
+    return " ".join(("python -m dlrm_hybrid train", *words, *rate))
+
+
+def ddp_seconds(world: Layout, hosts: Hosts, alone_seconds: float) -> float:
+    """Seconds of a step of DDP + TorchRec in bfloat16 with the trainers of a world, where they are.
+
+    Gradients go round a ring, ids, pooled rows and their gradients all-to-all.
+
+    Args:
+        world: a world on these machines.
+        hosts: its placement.
+        alone_seconds: of a step of one process.
+    """
+    config, trainers, machines = world.config, world.topology.trainers, len(set(hosts.host))
+    parameters = sum(prod(shape) for shape in world.spec.dense_shapes().values())
+    crowd = max(1.0, trainers / len(set(hosts.machine)) / hosts.cores)
+    seconds = crowd * (DDP_TIMES * alone_seconds + DDP_PARAMETER_SECONDS * parameters)
+    others = (trainers - 1) / trainers
+    pooled_bytes = ID_BYTES + 2 * world.spec.embedding_dim * BFLOAT16_BYTES
+    rows = config.train.batch_size * trainers / machines
+    exchanged = rows * len(world.table_rows) * pooled_bytes * (machines - 1) / machines
+    exchanged *= 1 + ONE_WAY_SHARE / (trainers - 1)
+    if hosts.bytes_per_second is not None:
+        reduced = 2 * others * parameters * BFLOAT16_BYTES
+        seconds += (reduced + exchanged) * LINE_SHARE / hosts.bytes_per_second
+    ways = 2 * (trainers - 1) + 2 * DDP_EXCHANGES
+    return seconds + ways * hosts.latency_seconds
