@@ -208,7 +208,7 @@ def test_a_machine_with_too_many_ranks_ends_the_run_on_both(
     both = launch(machines, (3, 1), *small_rows, *world, *more)
     assert [one.code for one in both] == [1, 1]
     fault = "parallel.machines = 2: each has 2 of the processes, but "
-    assert all(fault in one.text and "--nproc-per-node=2" in one.text for one in both), both
+    assert any(fault in one.text and "--nproc-per-node=2" in one.text for one in both), both
 
 
 def test_one_process_of_torchrun_is_a_plain_run(small_rows: list[str], tmp_path: Path) -> None:
