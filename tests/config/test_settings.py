@@ -1,16 +1,12 @@
 """What keys of the configuration come to."""
 
-from itertools import product
-
 import pytest
 
 from dlrm_hybrid.config.compose import sweep_of, values_of
-from dlrm_hybrid.config.keys import as_choice
 from dlrm_hybrid.config.model import dense_tensors
 from dlrm_hybrid.config.validate import validate
-from dlrm_hybrid.run.assembly import world
+from dlrm_hybrid.parallel.dense.pulls import Pulls
 from dlrm_hybrid.run.assembly.build import model_spec
-from dlrm_hybrid.telemetry.spans import SpanClock
 
 HYBRID = "parallel=hybrid"
 
@@ -59,31 +55,8 @@ def test_one_number_serves_all_cuts(
     assert keys.sends_levels == any(one is not None for _, one in expected)
 
 
-@pytest.mark.parametrize(
-    ("precision", "gradient", "optimizer"),
-    [
-        *product(
-            ("float32", "bfloat16", "float16", "levels"),
-            ("none", "dct", "deft", "randomk"),
-            ("sgd", "adam"),
-        )
-    ],
-)
-def test_a_sparsity_of_0_is_none(
-    precision: str, gradient: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Servers are the same, and so bits are."""
-    monkeypatch.setattr(world, "ParameterServer", lambda *given: given[4].bucket)
-    values = values_of([HYBRID])
-    chosen = {"gradient": gradient, "optimizer": optimizer}
-    values |= {section: as_choice(section, name) for section, name in chosen.items()}
-    configs = [
-        validate({**values, "pull": {"precision": precision, "sparsity": one}}) for one in (0, None)
-    ]
-    layouts = [world.layout(one, (5,) * 26, 10, 0) for one in configs]
-    pairs = list(zip(configs, layouts, strict=True))
-    without, unset = (world.server(*pair, 0, SpanClock()) for pair in pairs)
-    assert without == unset
+def test_a_sparsity_of_0_is_none() -> None:
+    assert [Pulls(sparsity=one).left_out for one in (0, None, 0.5)] == [None, None, 0.5]
 
 
 @pytest.mark.parametrize(
