@@ -61,12 +61,13 @@ def whole(pieces: Iterable[Piece]) -> dict[str, Tensor]:
     """Assemble copies of the tensors that pieces make up, by name."""
     found: dict[str, Tensor] = {}
     for piece in pieces:
-        tensor = found.setdefault(piece.name, torch.empty(piece.shape, dtype=piece.view.dtype))
+        if piece.name not in found:
+            found[piece.name] = torch.empty(piece.shape, dtype=piece.view.dtype)
         places = [slice(a, a + n) for a, n in zip(piece.begin, piece.view.shape, strict=True)]
         if places:
             begin, rows = piece.begin[0], len(piece.view)
             places[0] = slice(begin, begin + rows * piece.every, piece.every)
-        tensor[tuple(places)] = piece.view
+        found[piece.name][tuple(places)] = piece.view
     return found
 
 
