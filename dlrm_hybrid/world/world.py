@@ -285,8 +285,12 @@ class World:
         with self._session.turn():
             source = find(Path(folder)).absolute()
             check_weights_of(source, self._settings)  # before ranks are started with it
-            self._session.begin_again(source)
-            self._loaders = self._first_epoch()
+            before = self._session.backend
+            try:
+                self._session.begin_again(source)
+            finally:  # the new ranks may be there when Ctrl-C is seen
+                if self._session.backend is not before:
+                    self._loaders = self._first_epoch()
 
     def close(self) -> None:
         """End all ranks; a second call does nothing."""
@@ -311,8 +315,9 @@ class World:
         return result_of(metrics, self.steps, self.config)
 
     def _first_epoch(self) -> Loaders | None:
-        loader, trainers = self._loader, self.config.parallel.trainers
-        return loader and Loaders(loader, self._settings.columns, trainers)
+        if self._loader is None:
+            return None
+        return Loaders(self._loader, self._settings.columns, self.config.parallel.trainers)
 
     @property
     def _source(self) -> Loaders:

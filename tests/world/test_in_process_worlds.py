@@ -23,6 +23,7 @@ from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.train.in_process import InProcessEngine
 from dlrm_hybrid.types import ConfigError, DataError, DivergedError, DlrmError, ResourceError
 from dlrm_hybrid.world.batches import KEYS
+from dlrm_hybrid.world.in_process import InProcess
 from dlrm_hybrid.world.world import World
 
 STEPS = 20
@@ -275,6 +276,23 @@ def test_an_epoch_that_was_left_goes_on(shards: Shards) -> None:
     with small_world(shards, loader=load) as one, small_world(shards, loader=load) as other:
         first = next(iter(one.epoch()))
         assert [first, *one.epoch()] == list(other.epoch())
+
+
+def test_ctrl_c_while_the_old_ranks_end_leaves_loaders_at_their_first_epoch(
+    shards: Shards, tmp_path: Path, monkeypatch: Any
+) -> None:
+    batches = list(tuples_of(shards, 0, 1, 3))
+    with small_world(shards, trainers=1, loader=lambda *_: batches) as world:
+        world.step()
+        folder = world.save(tmp_path)
+        world.step()
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(InProcess, "close", lambda _: signal.raise_signal(signal.SIGINT))
+            world.load(folder)
+        assert world.steps == 1
+        loss = world.step().loss
+        world.load(folder)
+        assert world.step(batches[0]).loss == loss
 
 
 def test_bytes_begin_again_with_a_checkpoint(shards: Shards, tmp_path: Path) -> None:
