@@ -68,7 +68,7 @@ class WorldRanks:
         try:
             self._thread.start()
         except RuntimeError as error:
-            self._ending.close()
+            self._end()
             raise ResourceError(f"the ranks' supervisor: {error}") from error
 
     def _supervise(self) -> None:
@@ -79,7 +79,12 @@ class WorldRanks:
         except Exception as error:
             self._outcome = Outcome(ExitCode.FAILED, f"the ranks' supervisor failed: {error!r}")
         finally:
-            self._ending.close()
+            self._end()
+
+    def _end(self) -> None:
+        """Make `_ended` readable; closing alone does not if a fork of the program has it open."""
+        self._ending.send_bytes(b"")
+        self._ending.close()
 
     def _meet(self, workers: int) -> int:
         """Wait for the connections of all workers; returns their number of earlier steps."""
@@ -200,6 +205,6 @@ class WorldRanks:
 
 
 def _pipe() -> tuple[Connection, Connection]:
-    """Make two connections, of which one becomes readable when the other is closed."""
+    """Make two connections, of which one becomes readable when the other is written to."""
     reading, writing = os.pipe()
     return Connection(reading, writable=False), Connection(writing, readable=False)
