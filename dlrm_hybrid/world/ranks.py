@@ -141,18 +141,17 @@ class WorldRanks:
     def _answers(self) -> Iterator[Frame]:
         """Yield what workers answer to the last order, until all have reported on it."""
         owed = set(self._workers.values())
+        if not owed:
+            raise DlrmError("the world has been closed meanwhile")  # by a loader or another thread
         while owed:
             for one in wait([*owed, self._ended]):
                 if one is self._ended:
                     self._fail()
                 assert isinstance(one, Connection)
                 try:
-                    with interrupts_wait():  # or a part of the message would be left
-                        answer = receive(one)
+                    answer = receive(one)
                 except (EOFError, OSError):
                     self._fail()
-                if answer.number != self._number:
-                    continue  # to an order that Ctrl-C has cut off
                 yield answer
                 if answer.kind is Kind.REPORT:
                     owed.remove(one)

@@ -36,6 +36,7 @@ class Session:
         self._make = make
         self._process = os.getpid()
         self._turn = threading.RLock()
+        self._is_at_work = False
         self._backends: list[Backend] = []
         # Also if the program forgets to close it, or ends.
         self._end = weakref.finalize(self, _end, self._backends, self.folder, self._process)
@@ -76,8 +77,17 @@ class Session:
 
         Args:
             harmless: errors that leave all ranks as they were.
+
+        Raises:
+            DlrmError: see `turn`; or this thread is at such work already.
         """
         with self.turn(), interrupts_wait():
+            if self._is_at_work:
+                raise DlrmError(
+                    "this world is in the middle of a step: a loader, which is read meanwhile, or "
+                    "the handler of a signal cannot use it"
+                )
+            self._is_at_work = True
             try:
                 yield
             except harmless:
@@ -85,6 +95,8 @@ class Session:
             except BaseException as error:
                 self.fail(error)
                 raise
+            finally:
+                self._is_at_work = False
 
     def fail(self, error: BaseException) -> None:
         """End the world because of an error; a log that the error names is kept."""

@@ -1,5 +1,6 @@
 """Worlds whose ranks are processes, held against those of one process."""
 
+import multiprocessing
 import re
 import shutil
 import signal
@@ -252,6 +253,30 @@ def test_a_loader_is_any_function_of_the_program(shards: Shards, tmp_path: Path)
         with pytest.warns(UserWarning, match="trainers 1"):
             assert len(list(world.epoch())) == 2
         assert world.step().step == 3
+    assert ranks() == []
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_loader_may_have_processes_and_not_use_its_world(shards: Shards) -> None:
+    worlds: list[World] = []
+    helper = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+
+    def load(trainer: int, trainers: int) -> Iterator[tuple]:
+        yield from loader(str(shards.folder), 1, trainer, trainers)
+        if trainer:
+            helper.start()  # as a DataLoader does, with all that the program has open
+            worlds[0].predict([])
+
+    with World.processes(small_spec(shards), load, cuts=[], batch_size=BATCH) as world:
+        worlds.append(world)
+        world.step()
+        with pytest.raises(DataError, match="trainer 1, epoch 1, batch 1.*in the middle of a step"):
+            world.step()
+        assert world.predict([]).shape == (0,)
+    try:
+        assert helper.is_alive()  # nothing has waited for it
+    finally:
+        helper.kill()
     assert ranks() == []
 
 

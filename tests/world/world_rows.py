@@ -56,7 +56,7 @@ def losses(folder: Path) -> list[float]:
 
 
 def loader(folder: str, steps: int, trainer: int, trainers: int) -> Iterator[tuple]:
-    """Of a rank: some steps of the prepared rows of a folder."""
+    """Some steps of the prepared rows of a folder."""
     yield from tuples_of(open_shards(Path(folder), None), trainer, trainers, steps)
 
 
