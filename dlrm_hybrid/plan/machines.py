@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 
 from dlrm_hybrid.config import compose
-from dlrm_hybrid.config.validate import all_faults, validate
+from dlrm_hybrid.config.validate import all_faults, faults_text, validate
 from dlrm_hybrid.plan.layout import Layout
 from dlrm_hybrid.plan.machine import LINE_SHARE, Hosts
 from dlrm_hybrid.plan.simulation import ONE_WAY_SHARE
@@ -17,6 +20,7 @@ from dlrm_hybrid.types import ConfigError
 
 EXPERIMENTS = ("dp_levels", "dp_bfloat16", "dct_hybrid")
 TRAINERS_EACH = (1, 2)
+DECIDED = tuple(f"parallel.{key}" for key in ("machines", "trainers", "servers", "table_servers"))
 BFLOAT16_BYTES, ID_BYTES = 2, 4
 # Of a step of DDP + TorchRec in bfloat16, over one process at its batch size, and for each
 # parameter that is reduced: `scripts/benchmarks/practitioner.py speed` on loopback, Xeon.
@@ -36,9 +40,12 @@ def kinds(request: Request) -> list[Kind]:
     """The experiment on the command line, or those to choose from where there is none.
 
     Raises:
-        ConfigError: no experiment goes with what else is there.
+        ConfigError: no experiment goes with what else is there, or it says how many there are.
     """
-    given = [one for one in request.overrides if not one.startswith("parallel.machines=")]
+    given = request.overrides
+    if decided := [one for one in given if one.lstrip("+").partition("=")[0] in DECIDED]:
+        why = "plan.machines decides numbers of trainers and servers; leave it out"
+        raise ConfigError(faults_text([f"{one}: {why}" for one in decided]))
     chosen = any(one.startswith("+experiment=") for one in given)
     found: list[Kind] = []
     faults: list[ConfigError] = []
@@ -53,27 +60,37 @@ def kinds(request: Request) -> list[Kind]:
     return found
 
 
-def worlds_on(kind: Kind, machines: int) -> list[Planned]:
-    """Worlds of a kind that can be started on so many machines, on all links to compare."""
+def worlds_on(kinds: Sequence[Kind], machines: int) -> list[Planned]:
+    """Worlds of some kinds that can be started on so many machines, on all links to compare.
+
+    Raises:
+        ConfigError: there is none; says what is wrong with the smallest of the first kind.
+    """
     found: list[Planned] = []
-    for each in TRAINERS_EACH:
-        trainers = machines * each
+    faults: list[str] = []
+    for kind, each in product(kinds, TRAINERS_EACH):
         size = {
             "parallel.machines": machines,
-            "parallel.trainers": trainers,
+            "parallel.trainers": machines * each,
             "parallel.servers": machines,
         }
         if kind.values["embedding"]["name"] == "served":
             size["parallel.table_servers"] = machines
-        if all_faults(values := changed(kind.values, size)):
+        if wrong := all_faults(values := changed(kind.values, size)):
+            faults = faults or wrong
             continue
-        sizes = (f"parallel.machines={machines}",)
-        sizes += (f"parallel.trainers={trainers}",) * (each > 1)
         config = validate(values)
+        # The rest follows from the number of machines, if no file of an experiment says it.
+        said = {"parallel.machines", *compose.given_keys(kind.overrides)}
+        if each > 1:
+            said.add("parallel.trainers")
+        sizes = [f"{key}={number}" for key, number in size.items() if key in said]
         found += [
             Planned(config, rate, latency, (*kind.overrides, *sizes))
             for rate, latency in links(config)
         ]
+    if not found:
+        raise ConfigError(faults_text([f"plan.machines = {machines}: {one}" for one in faults]))
     return found
 
 
@@ -82,8 +99,10 @@ def command(world: Planned) -> str:
     words = [one for one in world.overrides if not one.lstrip("+~").startswith("plan.")]
     if world.config.network.name != "emulated":
         return start_command(world.config, words)
-    rate = [f"network.rate={world.rate}"] * (world.rate is not None)
-    return " ".join(("python -m dlrm_hybrid train", *words, *rate))
+    links = {"network.rate": world.rate, "network.latency": world.latency}
+    words = [one for one in words if one.partition("=")[0] not in links]
+    words += [f"{key}={one}" for key, one in links.items() if one is not None]
+    return shlex.join(("python", "-m", "dlrm_hybrid", "train", *words))
 
 
 def ddp_seconds(world: Layout, hosts: Hosts, alone_seconds: float) -> float:

@@ -1,6 +1,7 @@
 """`plan` from a run's costs to a table and a file, and what it refuses."""
 
 import json
+import shlex
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -10,12 +11,16 @@ from made_runs import BEGIN, make_run
 from planned import config, dense
 
 from dlrm_hybrid.cli.main import run
+from dlrm_hybrid.config.compose import values_of
+from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.plan.calibration import read
 from dlrm_hybrid.plan.costs import compute_seconds
 from dlrm_hybrid.plan.fit import fitted
-from dlrm_hybrid.plan.machines import ddp_seconds
+from dlrm_hybrid.plan.machines import command, ddp_seconds, kinds, worlds_on
 from dlrm_hybrid.plan.prediction import Costs, most_like, predict, remarks
 from dlrm_hybrid.plan.worlds import Planned, as_configured
+from dlrm_hybrid.run.assembly.build import topology
+from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.traffic import Phase, Traffic
@@ -27,6 +32,7 @@ SPANS = {
     "server": {Span.DECODE: 8e-4, Span.APPLY: 2e-3, Span.ENCODE: 6e-4},
 }
 BESIDE = {Span.SEND: 4e-4, Span.REST: 3e-4, Span.READ: 1e-4}
+FEW_TENSORS = ("+experiment=dp_levels", "model.bottom=[13,16]", "model.top=[8,1]")
 SERVED = ("embedding=served", "parallel.table_servers=1")
 
 Plan = Callable[..., dict]
@@ -152,6 +158,14 @@ def test_worlds_are_printed_written_and_drawn(
             *("complete", (), ("plan.machines=2", "plan.servers=[2]", "plan.rates=[1gbit]")),
             "plan.machines = 2: decides numbers of trainers and servers",
         ),
+        (
+            *("complete", (), ("plan.machines=7", "plan.rates=[1gbit]", *FEW_TENSORS)),
+            "plan.machines = 7: parallel.servers = 7: the model has only 6 dense tensors",
+        ),
+        (
+            *("complete", (), ("plan.machines=2", "parallel.trainers=6", "plan.rates=[1gbit]")),
+            "parallel.trainers=6: plan.machines decides numbers of trainers and servers",
+        ),
     ],
 )
 def test_what_says_too_little_is_refused(
@@ -227,6 +241,47 @@ def test_an_experiment_of_the_command_line_is_the_only_one(plan: Plan, tmp_path:
     assert {one["name"].partition(":")[0] for one in written["worlds"]} == {"data_parallel"}
     (choice,) = written["machines"]
     assert "+experiment=data_parallel " in choice["command"]
+
+
+def commands(*overrides: str) -> list[str]:
+    """The commands for all worlds on two machines."""
+    values = values_of(overrides)
+    request = Request(validate(values), values, Path(), overrides)
+    return [command(world) for world in worlds_on(kinds(request), 2)]
+
+
+def test_a_command_that_emulates_machines_has_the_links_of_its_world() -> None:
+    words = (
+        "parallel=hybrid",
+        "+experiment=dp_levels",
+        "network=emulated",
+        "parallel.cuts=[top.2]",
+    )
+    links = ("network.rate=1gbit", "plan.rates=[10mbit]", "plan.latencies=[20ms]")
+    for line in commands("plan.machines=2", *words, *links):
+        typed = shlex.split(line)
+        assert typed[-2:] == ["network.rate=10mbit", "network.latency=20ms"]
+        assert line.count("network.rate=") == 1 and "'parallel.cuts=[top.2]'" in line
+
+
+def test_a_command_starts_its_world_whatever_an_experiment_says_of_its_size(
+    tmp_path: Path,
+) -> None:
+    """Experiments of a user's own may set numbers of trainers and servers."""
+    (tmp_path / "experiment").mkdir()
+    text = "# @package _global_\ndefaults:\n  - override /parallel: hybrid\n"
+    text += "parallel: {trainers: 6, servers: 1}\n"
+    (tmp_path / "experiment" / "mine.yaml").write_text(text)
+    lines = commands(
+        f"conf={tmp_path}", "+experiment=mine", "plan.machines=2", "plan.rates=[1gbit]"
+    )
+    assert len(lines) == 2
+    for each, line in zip((1, 2), lines, strict=True):
+        words = shlex.split(line)
+        typed = [one for one in words[words.index("train") + 1 :] if not one.startswith("hydra.")]
+        world = topology(validate(values_of(typed)))
+        assert f"--nproc-per-node={world.size // 2}" in words
+        assert (world.trainers, world.servers) == (2 * each, 2)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,7 +145,7 @@ def _planned(request: Request) -> tuple[list[Planned], list[worlds.Values]]:
 
     found = kinds(request)
     several = numbers if isinstance(numbers, tuple) else (numbers,)
-    planned = [one for number, kind in product(several, found) for one in worlds_on(kind, number)]
+    planned = [one for number in several for one in worlds_on(found, number)]
     return planned, [one.values for one in found]
 
 
