@@ -207,6 +207,11 @@ def _faults(config: Config) -> Iterator[str]:
             f"embedding.staleness = {config.embedding.staleness}: rows of batches to come are "
             "looked up, which a program has not handed over yet; needs 0"
         )
+    if config.parallel.machines is not None:
+        yield (
+            f"parallel.machines = {config.parallel.machines}: a World starts its processes on this "
+            "machine alone; needs null, and numbers of trainers and servers"
+        )
     if config.network.name == "emulated":
         yield "network = 'emulated': only the command `train` makes networks; needs network=host"
     if config.train.patience is not None or config.optimizer.schedule == "plateau":

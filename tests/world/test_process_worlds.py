@@ -29,7 +29,7 @@ from world_rows import (
 )
 
 from dlrm_hybrid.data.shards import Shards
-from dlrm_hybrid.types import DataError, DlrmError, RunFailedError
+from dlrm_hybrid.types import ConfigError, DataError, DlrmError, RunFailedError
 from dlrm_hybrid.world.ranks import WorldRanks
 from dlrm_hybrid.world.world import World
 
@@ -65,6 +65,11 @@ def _is_rank(one: psutil.Process) -> bool:
         return parent is not None and parent.pid != psutil.Process().pid
     except psutil.NoSuchProcess:
         return False
+
+
+def test_several_machines_are_refused(shards: Shards) -> None:
+    with pytest.raises(ConfigError, match=r"parallel.machines = 2: .* on this machine alone"):
+        world_of("processes", shards, config={"parallel.machines": 2})
 
 
 def test_processes_are_objects_of_one_process(shards: Shards, tmp_path: Path) -> None:
