@@ -493,6 +493,12 @@ def sweep_rules(config: Config) -> Iterator[str]:
             f"sweep.jobs = {sweep.jobs}: only applies to jobs on this machine; SLURM decides how "
             "many run at one time"
         )
+    machines = config.parallel.machines
+    if sweep.submit is not None and machines is not None and config.network.name != "emulated":
+        yield (
+            f"parallel.machines = {machines}: a job of sweep.submit is one command on one machine; "
+            "needs null, or network=emulated"
+        )
     for option in sweep.sbatch:
         if option.partition("=")[0] in OF_THE_SWEEP:
             yield f"sweep.sbatch = [{option}]: the sweep sets this itself for each job"
