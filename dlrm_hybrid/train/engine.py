@@ -22,7 +22,7 @@ Show = Callable[[int, int], None]
 
 
 def ignore(*_: object) -> None:
-    """Do nothing: only the leader of a run shows and records."""
+    """Do nothing, where there is nothing to show, to record or to do."""
 
 
 class Holder(Protocol):

@@ -1,4 +1,4 @@
-"""The engine of a world, whether its ranks are objects of this process or processes."""
+"""The backend of a world, whether its ranks are objects of this process or processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine of a world whose ranks are objects of the program's process."""
+"""The backend of a world whose ranks are objects of the program's process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A world whose ranks are processes of this machine."""
+"""The backend of a world whose ranks are processes of this machine."""
 
 from __future__ import annotations
 
