@@ -243,6 +243,17 @@ def test_an_experiment_of_the_command_line_is_the_only_one(plan: Plan, tmp_path:
     assert "+experiment=data_parallel " in choice["command"]
 
 
+def test_one_process_is_as_fast_as_measured_with_batches_of_the_same_size(
+    plan: Plan, tmp_path: Path
+) -> None:
+    folders = made(tmp_path / "run", *SMALL), made(tmp_path / "alone", "parallel=single", *SMALL)
+    given = f"plan.calibration=[{folders[0]},{folders[1]}]"
+    same, larger = (plan(given, f"train.batch_size={rows}") for rows in (128, 1024))
+    measured = read(folders[1]).samples_per_second
+    assert same["one_process_samples_per_second"] == measured
+    assert larger["one_process_samples_per_second"] > 2 * measured, "its parts, of larger products"
+
+
 def commands(*overrides: str) -> list[str]:
     """The commands for all worlds on two machines."""
     values = values_of(overrides)

@@ -66,13 +66,14 @@ def run(request: Request) -> int:
     predictions = _predictions(planned, costs, counter, terminal)
     configs = [one.planned.config for one in predictions]
     told = dict.fromkeys(remark for one in configs for remark in remarks(costs, one))
-    measured = [one.samples_per_second for one in runs if not one.ranks]
+    rows = config.train.batch_size
+    same = [one for one in runs if not one.ranks and one.config.train.batch_size == rows]
     seconds = one_process_seconds(most_like(costs, config).units, counter.shape(config))
-    alone = measured[0] if measured else config.train.batch_size / seconds
+    alone = same[0].samples_per_second if same else rows / seconds
     terminal.table(table(predictions))
     for line in (*lines(predictions), *fastest(predictions), *told):
         terminal.line(line)
-    how = "measured" if measured else "its parts added up"
+    how = "measured" if same else "its parts added up"
     terminal.line(f"one process on one machine: {alone:,.0f} samples/s ({how})")
     chosen = [_choice(one, costs, counter, alone) for one in _best(predictions)]
     for one in chosen:
