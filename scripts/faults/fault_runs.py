@@ -85,10 +85,7 @@ def start(folder: Path, overrides: Sequence[str]) -> Program:
 def read(folder: Path) -> list[Event]:
     """The record of a run, as far as it has come."""
     path = folder / "events.jsonl"
-    try:
-        return list(events.read(path))
-    except FileNotFoundError:
-        return []
+    return list(events.read(path)) if path.exists() else []
 
 
 def digest(folder: Path, step: int) -> str:

@@ -34,7 +34,7 @@ def test_every_script_says_how_it_is_used(
 def worlds() -> list[Sequence[str]]:
     """What benchmarks train, each once."""
     dsp, plan, production, threads = map(import_module, ("dsp", "plan", "production", "threads"))
-    stale = ((*world, *dsp.SCHEDULES["4,2,0"]) for world in dsp.WORLDS.values())
+    stale = ((*world, *dsp.STALE["4,2,0"]) for world in dsp.WORLDS.values())
     parts = chain.from_iterable(part.values() for part in production.PARTS.values())
     found = [
         *stale,
