@@ -23,7 +23,8 @@ def test_a_plan_needs_figures(tmp_path: Path) -> None:
         "peak_rss_bytes": None,
         "seconds_by_span": {"nap": 1.0},
     }
-    make_run(tmp_path / "run", record=[*plain_events(), replace(rank, values=damaged)])
+    record = [*plain_events(), replace(rank, values=damaged)]
+    make_run(tmp_path / "run", ["parallel=hybrid"], record)
     with pytest.raises(ConfigError, match=f"plan.calibration = {tmp_path}/run: its record is "):
         calibration.read(tmp_path / "run")
 
