@@ -30,7 +30,7 @@ class Effect(Flag):
     EVALUATION = auto()
     """An evaluation takes it from its own command line."""
     ANOTHER = auto()
-    """It is another command's."""
+    """The key belongs to another command."""
     PATH = auto()
     """It names a file or folder: records have it from the root."""
     PLACE = auto()

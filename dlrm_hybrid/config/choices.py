@@ -36,7 +36,6 @@ World = Literal["processes", "in_process"]
 ANY = Effect.EVALUATION
 ROWS_FILES = Effect.NOTHING | Effect.EVALUATION
 NEW = Effect.NEW_RUN
-HYBRID = "parallel=hybrid"
 
 
 class _Data(Choice, effect=ANY):

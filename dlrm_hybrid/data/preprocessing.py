@@ -120,7 +120,7 @@ class Preprocessing:
 
     @property
     def schema(self) -> Schema:
-        """The columns."""
+        """The columns of the prepared rows, from their manifest."""
         return self.manifest.schema
 
     @property

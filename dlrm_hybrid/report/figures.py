@@ -43,7 +43,7 @@ class Over(Enum):
 
 
 class Range(Enum):
-    """Range of the y-axis."""
+    """What decides the range of a figure's y-axis."""
 
     LOSSES = auto()  # all but outliers far above
     MAGNITUDES = auto()  # from zero, or logarithmic if the values differ much

@@ -54,7 +54,7 @@ _LEVEL_SHIFT = 4
 
 
 class Levels(NamedTuple):
-    """Of rows.
+    """The levels of some rows, with the step of each row.
 
     Attributes:
         indices_K: flat, increasing.
@@ -68,7 +68,7 @@ class Levels(NamedTuple):
 
 
 class Format(NamedTuple):
-    """What messages hold.
+    """Width of rows, bits of levels, and whether messages hold gradients.
 
     Attributes:
         width: N.

@@ -81,7 +81,7 @@ class TableSource(Protocol):
 
     @property
     def names(self) -> Sequence[str]:
-        """Names of all columns."""
+        """Names of all columns, in their order."""
         ...
 
     @property
