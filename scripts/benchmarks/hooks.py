@@ -1,11 +1,14 @@
 """Measures the cost of DDP communication hooks per step, beside torch's fp16 and PowerSGD.
 
     python scripts/benchmarks/hooks.py
+    python scripts/benchmarks/hooks.py --links 10mbit 100mbit 1gbit --repeats 3
 
-Two ranks on gloo and the loopback train a plain network, each hook in processes of its own, in
-turns. On the loopback bytes cost nothing, so only the hook's computing shows: the time of a step
-and the peak memory of a rank, each less that of DDP without a hook. Bytes are those that TCP has
-sent (`struct tcp_info`), so include gloo's headers.
+Two ranks on gloo train a plain network, each hook in processes of its own, in turns. On the
+loopback bytes cost nothing, so only the hook's computing shows: the time of a step and the peak
+memory of a rank, each less that of DDP without a hook. With `--links` each rank has a host of its
+own behind a link of that rate (what this needs is what `network=emulated` needs), and fewer steps
+are measured where one takes long. Bytes are those that TCP has sent (`struct tcp_info`), so include
+gloo's headers.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ import resource
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -24,13 +29,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
-from harness import Row, arguments, command, load, render
+from harness import Row, arguments, command, load, render, spread, table
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from dlrm_hybrid.comm.netem.network import open_network
+from dlrm_hybrid.comm.netem.plan import INTERFACE, NetworkPlan, bits_per_second
 from dlrm_hybrid.compress import (
     CltK,
     Dct,
@@ -43,9 +49,15 @@ from dlrm_hybrid.compress import (
     TopK,
     ddp_hook,
 )
+from dlrm_hybrid.run.rank.process import Rank, Report
+from dlrm_hybrid.run.supervisor import run_ranks
+from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.machine import describe
+from dlrm_hybrid.train.signals import StopRequest
 
 RANKS, ROWS, WARM = 2, 64, 5
+LOOPBACK, ENTRY = "loopback", "hooks:be_rank"
+LINK_SECONDS = 20.0  # about as long is measured over a link
 PLAIN = "DDP, no hook"
 METHODS = {
     "NoCompression": NoCompression(),
@@ -61,6 +73,7 @@ METHODS = {
 }
 POWER_SGD = "torch PowerSGD, rank 1"
 CONTESTANTS = (PLAIN, "torch fp16", POWER_SGD, *METHODS)
+UNCHANGING = (PLAIN, "torch fp16", "NoCompression")  # a first step tells as much as a later one
 
 
 def register(name: str, ddp: DistributedDataParallel) -> None:
@@ -74,9 +87,12 @@ def register(name: str, ddp: DistributedDataParallel) -> None:
         ddp.register_comm_hook(METHODS[name].ddp_state(ddp), ddp_hook)
 
 
-def rank_main(rank: int, folder: str, name: str, width: int, steps: int) -> None:
-    """Train for some steps; the first rank writes what it has measured."""
+def be_rank(argument: str, report: Report, _: StopRequest) -> None:
+    """Train for some steps, and report what they took."""
+    rank, folder, interface, name, width, steps, warm = json.loads(argument)
     torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # hosts have no names
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
     torch.manual_seed(0)
@@ -91,8 +107,8 @@ def rank_main(rank: int, folder: str, name: str, width: int, steps: int) -> None
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
     seconds: list[float] = []
     sent = 0
-    for step in range(WARM + steps):
-        if step == WARM:
+    for step in range(warm + steps):
+        if step == warm:
             sent = sent_bytes()
         x = torch.randn(ROWS, width)
         dist.barrier()
@@ -102,13 +118,12 @@ def rank_main(rank: int, folder: str, name: str, width: int, steps: int) -> None
         optimizer.step()
         seconds.append(time.perf_counter() - begin)
     found = {
-        "seconds": median(seconds[WARM:]),
+        "seconds": median(seconds[warm:]),
         "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "sent": (sent_bytes() - sent) / steps,
-        "elements": sum(one.numel() for one in ddp.parameters()),
     }
     if rank == 0:
-        Path(folder, "found.json").write_text(json.dumps(found), encoding="utf-8")
+        report(Event(Kind.TICK, 0, 0.0, found))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -128,17 +143,46 @@ def sent_bytes() -> int:
     return total
 
 
-def measured(name: str, width: int, steps: int) -> dict[str, Any]:
-    """What one contestant takes, in processes of its own."""
-    spawn: Callable[..., object] = vars(mp)["spawn"]  # torch exports it, and does not say so
-    with TemporaryDirectory() as folder:
-        spawn(rank_main, (folder, name, width, steps), nprocs=RANKS)
-        return json.loads(Path(folder, "found.json").read_text(encoding="utf-8"))
+def measured(name: str, width: int, link: str, steps: int) -> dict[str, Any]:
+    """What one contestant takes, in processes of its own; SystemExit says why a rank fails."""
+    told: list[dict[str, Any]] = []
+    on_loopback = link == LOOPBACK
+    rate = bits_per_second("1gbit" if on_loopback else link)
+    if not on_loopback:
+        at_least_seconds = 8 * sent_by(name, width) / rate
+        steps = max(1, min(steps, int(LINK_SECONDS / at_least_seconds)))
+    warm = min(WARM, steps) if name in UNCHANGING else WARM
+    plan = NetworkPlan(hosts=RANKS, rate_bits_per_second=rate, latency_seconds=None)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="dlrm_hybrid-")))
+        network = stack.enter_context(open_network(plan))
+        interface = "lo" if on_loopback else INTERFACE
+        ranks = [
+            Rank(
+                index=rank,
+                name=f"rank-{rank}",
+                argument=json.dumps([rank, str(folder), interface, name, width, steps, warm]),
+                log_folder=folder,
+                namespaces=network.namespaces[0 if on_loopback else rank],
+            )
+            for rank in range(RANKS)
+        ]
+        outcome = run_ranks(ranks, ENTRY, lambda event: told.append(dict(event.values)))
+        if outcome.message:
+            logs = [path.read_text("utf-8") for path in sorted(folder.glob("*.log"))]
+            raise SystemExit("\n".join([outcome.message, *logs]))
+    return told[0]
 
 
-def rows(width: int, steps: int, repeats: int) -> list[Row]:
+def sent_by(name: str, width: int) -> int:
+    """About as many bytes as a step sends, to tell how many steps a link has time for."""
+    elements = 4 * width * (width + 1) + width + 1
+    return {PLAIN: 4, "NoCompression": 4, "torch fp16": 2}.get(name, 0) * elements or elements // 10
+
+
+def rows(width: int, link: str, steps: int, repeats: int, names: Sequence[str]) -> list[Row]:
     """A row for each contestant; the median of turns."""
-    turns = [{name: measured(name, width, steps) for name in CONTESTANTS} for _ in range(repeats)]
+    turns = [{name: measured(name, width, link, steps) for name in names} for _ in range(repeats)]
 
     def middle(name: str, key: str) -> float:
         return median(turn[name][key] for turn in turns)
@@ -148,24 +192,33 @@ def rows(width: int, steps: int, repeats: int) -> list[Row]:
 
     return [
         {
-            "hook": name,
-            "ms a step": f"{1000 * middle(name, 'seconds'):.1f}",
-            "more than DDP": f"{1000 * above(name, 'seconds'):+.1f}",
+            f"{link}, {width:,} wide": name,
+            "ms a step": spread([1000 * turn[name]["seconds"] for turn in turns], 1),
+            "more than DDP": f"{1000 * above(name, 'seconds'):+,.1f}",
+            "times as fast": f"{middle(PLAIN, 'seconds') / middle(name, 'seconds'):.2f}",
             "peak MB more than DDP": f"{above(name, 'peak') / 1e6:+.0f}",
             "bytes a step": f"{middle(name, 'sent'):,.0f}",
         }
-        for name in CONTESTANTS
+        for name in names
     ]
 
 
 def main() -> None:
     """Measure, print the page."""
     parser = arguments(__doc__)
-    parser.add_argument("--width", type=int, default=1024, help="of the layers; default 1024")
+    parser.add_argument("--widths", type=int, nargs="+", default=[1024], help="of the layers")
+    parser.add_argument("--links", nargs="+", default=[LOOPBACK], help="default loopback")
+    parser.add_argument("--hooks", nargs="+", default=CONTESTANTS, choices=CONTESTANTS)
     parser.add_argument("--steps", type=int, default=30, help="of each measurement; default 30")
     options = parser.parse_args()
-    found = rows(options.width, options.steps, options.repeats)
-    page = render("Communication hooks of DDP", describe(), command(), found) + f"\n{load()}\n"
+    names = [PLAIN, *(name for name in options.hooks if name != PLAIN)]
+    machine = describe()
+    first, *others = [
+        rows(width, link, options.steps, options.repeats, names)
+        for link, width in product(options.links, options.widths)
+    ]
+    page = render("Communication hooks of DDP", machine, command(), first)
+    page = "\n\n".join([page.rstrip(), *map(table, others), load()]) + "\n"
     print(page)
     if options.output is not None:
         options.output.write_text(page, encoding="utf-8")

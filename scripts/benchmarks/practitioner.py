@@ -10,8 +10,8 @@ their gradients are exchanged all-to-all in float32 or bfloat16.
 
 `bytes` counts what the kernel counts in a network of its own, beside the formula of a ring. `speed`
 trains by turns on links of given rates, each trainer on a machine of its own, and beside it worlds
-of as many trainers on as many machines, the server on the first of them; of worlds with stages
-every rank has a machine. What is complete in RUNS is not run again. Needs what `network=emulated`
+of as many trainers on as many machines, with `--servers` beside them; of worlds with stages every
+rank has a machine. What is complete in RUNS is not run again. Needs what `network=emulated`
 needs.
 
 Shapes: B rows of a trainer, I integer features, F tables, D embedding dimension, T trainers.
@@ -339,15 +339,19 @@ def bytes_rows(trainers: Sequence[int], steps: int, batch_size: int) -> list[Row
 def speed_rows(link: str, batch_size: int, options: argparse.Namespace) -> list[Row]:
     """What is reached at a rate, turn by turn, and how many times that of `OPPONENT` it is."""
     turns: dict[str, list[Measured]] = {}
-    trainers, worlds = options.trainers, options.worlds
+    trainers, servers, worlds = (
+        options.trainers,
+        options.servers or options.trainers,
+        options.worlds,
+    )
     for turn in range(options.repeats):
         for name in options.wires:
             file = options.runs / link / f"{slug(name)}-{trainers}-{batch_size}-{turn}.json"
             found = _kept(file, link, trainers, name, batch_size)
             turns.setdefault(name, []).append(found)
         for world in worlds:
-            folder = options.runs / link / f"{world}-{trainers}-{batch_size}-{turn}"
-            overrides = world_of(world, link, trainers, batch_size)
+            folder = options.runs / link / f"{world}-{trainers}-{servers}-{batch_size}-{turn}"
+            overrides = world_of(world, link, trainers, servers, batch_size)
             turns.setdefault(world, []).append(_of(train_once(folder, *overrides)))
     theirs = [one.samples_per_second for one in turns[OPPONENT]]
     return [
@@ -365,7 +369,9 @@ def speed_rows(link: str, batch_size: int, options: argparse.Namespace) -> list[
     ]
 
 
-def world_of(experiment: str, link: str, trainers: int, batch_size: int) -> tuple[str, ...]:
+def world_of(
+    experiment: str, link: str, trainers: int, servers: int, batch_size: int
+) -> tuple[str, ...]:
     """The overrides of a world on links of a rate."""
     size = (f"parallel.trainers={trainers}", f"train.batch_size={batch_size}")
     one = (
@@ -377,7 +383,7 @@ def world_of(experiment: str, link: str, trainers: int, batch_size: int) -> tupl
     if link == LOOPBACK:
         return one
     shared = machines(experiment, trainers) == trainers
-    placed = (f"parallel.machines={trainers}", "parallel.servers=1") if shared else ()
+    placed = (f"parallel.machines={trainers}", f"parallel.servers={servers}") if shared else ()
     return (*one, "network=emulated", f"network.rate={link}", *placed)
 
 
@@ -438,6 +444,7 @@ def main() -> None:
     of_speed.add_argument("runs", type=Path, help="folder of the runs")
     of_speed.add_argument("--links", nargs="+", default=[LOOPBACK, "10mbit", "100mbit", "1gbit"])
     of_speed.add_argument("--trainers", type=int, default=2)
+    of_speed.add_argument("--servers", type=int, help="of worlds without stages; default T")
     of_speed.add_argument("--worlds", nargs="+", default=WORLDS, help="experiments")
     of_speed.add_argument("--wires", nargs="+", default=[*WIRES], choices=WIRES, help="of DDP")
     of_speed.add_argument("--batch-sizes", type=int, nargs="+", default=[128, 2048])
