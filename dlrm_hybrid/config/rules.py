@@ -101,9 +101,14 @@ def _parallel(config: Config) -> Iterator[str]:
         yield f"{given}: name each cut once, in the order of the layers"
     tensors = dense_tensors(config.model)
     if parallel.servers > tensors:
+        of_machines = (
+            f"parallel.machines = {parallel.machines}: each gets a server, "
+            if parallel.servers == parallel.machines
+            else ""
+        )
         yield (
-            f"parallel.servers = {parallel.servers}: the model has only {tensors} dense tensors "
-            "to own"
+            f"{of_machines}parallel.servers = {parallel.servers}: the model has only {tensors} "
+            "dense tensors to own"
         )
 
 

@@ -160,7 +160,7 @@ def test_worlds_are_printed_written_and_drawn(
         ),
         (
             *("complete", (), ("plan.machines=7", "plan.rates=[1gbit]", *FEW_TENSORS)),
-            "plan.machines = 7: parallel.servers = 7: the model has only 6 dense tensors",
+            "plan.machines = 7: parallel.machines = 7: each gets a server, parallel.servers = 7:",
         ),
         (
             *("complete", (), ("plan.machines=2", "parallel.trainers=6", "plan.rates=[1gbit]")),

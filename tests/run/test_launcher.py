@@ -251,6 +251,18 @@ def test_a_launch_that_does_not_fit_its_machines_names_the_command_that_does(
     assert caught.value.args[0].splitlines()[1].strip() == fault
 
 
+def test_in_an_allocation_of_slurm_the_command_is_one_of_srun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    with pytest.raises(ConfigError) as caught:
+        check_world(config(*TWO), None, ("+experiment=dp_levels",))
+    assert (
+        "start once in this allocation: srun --nodes=2 --ntasks-per-node=2 --kill-on-bad-exit=1 "
+        "python -m dlrm_hybrid train +experiment=dp_levels network.bind=NETWORK "
+    ) in caught.value.args[0]
+
+
 @pytest.mark.parametrize(
     ("world", "expected"),
     [

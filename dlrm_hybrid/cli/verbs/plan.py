@@ -30,6 +30,7 @@ from dlrm_hybrid.plan.worlds import Planned
 from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.run.assembly.build import semantics
 from dlrm_hybrid.run.folder import output_file, write_whole
+from dlrm_hybrid.run.launch.environment import where_to_start
 from dlrm_hybrid.run.readiness import ready_rows
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.types import ConfigError, ExitCode
@@ -128,7 +129,7 @@ def in_words(choice: Mapping[str, Any]) -> str:
     speed, ddp = choice["samples_per_second"], choice["ddp_samples_per_second"]
     alone = choice["one_process_samples_per_second"]
     links = " ".join(filter(None, (choice["rate"], choice["latency"])))
-    start = "start here" if choice["is_emulated"] else "start on each machine"
+    start = "start here" if choice["is_emulated"] else where_to_start()
     return (
         f"{choice['machines']} machines on {links}: {choice['name']}, {speed:,.0f} samples/s; "
         f"{speed / ddp:.2f} times DDP + TorchRec in bfloat16 ({ddp:,.0f}), "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
@@ -70,6 +71,16 @@ def find_launch(environ: Mapping[str, str]) -> Launch | None:
         # One task may as well be a shell opened by `srun --pty`.
         return None if in_script or launch.size == 1 else launch
     return None
+
+
+def is_in_slurm() -> bool:
+    """Whether this process is in an allocation of SLURM, where `srun` starts ranks."""
+    return "SLURM_JOB_ID" in os.environ
+
+
+def where_to_start() -> str:
+    """Where the command that starts ranks on several machines is typed, for messages."""
+    return "start once in this allocation" if is_in_slurm() else "start on each machine"
 
 
 def prepare_environment(environ: MutableMapping[str, str]) -> None:

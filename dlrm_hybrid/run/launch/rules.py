@@ -15,7 +15,7 @@ import dlrm_hybrid
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.run.assembly import build
-from dlrm_hybrid.run.launch.environment import Launch
+from dlrm_hybrid.run.launch.environment import Launch, is_in_slurm, where_to_start
 from dlrm_hybrid.types import ConfigError
 from dlrm_hybrid.wire.frame import VERSION
 
@@ -75,20 +75,26 @@ def own_rank(config: Config, launch: Launch, overrides: Sequence[str]) -> int:
 
 
 def start_command(config: Config, overrides: Sequence[str]) -> str:
-    """The command that starts a run of `parallel.machines`, the same on each of them.
+    """The command that starts a run of `parallel.machines`.
 
-    In capitals is what only the user knows: address of the first machine, the network between
+    By torchrun it is typed on each of them; in an allocation of SLURM once, for its `srun` starts
+    all. In capitals is what only the user knows: address of the first machine, the network between
     machines, and a folder that they share.
     """
     machines = config.parallel.machines or 1
     each = build.topology(config).size // machines
     beside = {"network.bind": "NETWORK", "network.keys": "keys.json"}
     missing = {key: one for key, one in beside.items() if not getattr(config.network, key[8:])}
+    launcher = (
+        *("torchrun", f"--nnodes={machines}", f"--nproc-per-node={each}"),
+        *("--rdzv-backend=c10d", "--rdzv-id=1", "--rdzv-endpoint=HOST:29400"),
+    )
+    if is_in_slurm():
+        launcher = ("srun", f"--nodes={machines}", f"--ntasks-per-node={each}")
+        launcher += ("--kill-on-bad-exit=1", "python")
     return shlex.join(
         (
-            *("torchrun", f"--nnodes={machines}", f"--nproc-per-node={each}"),
-            *("--rdzv-backend=c10d", "--rdzv-id=1", "--rdzv-endpoint=HOST:29400"),
-            *("-m", "dlrm_hybrid", "train", *overrides),
+            *(*launcher, "-m", "dlrm_hybrid", "train", *overrides),
             *(f"{key}={one}" for key, one in missing.items()),
             "hydra.run.dir=FOLDER",
         )
@@ -141,7 +147,7 @@ def _uneven(config: Config, machines: int) -> Iterator[str]:
 
 
 def _advice(config: Config, overrides: Sequence[str]) -> str:
-    return f"start on each machine: {start_command(config, overrides)}"
+    return f"{where_to_start()}: {start_command(config, overrides)}"
 
 
 def _misfits(config: Config, launch: Launch, overrides: Sequence[str]) -> Iterator[str]:
