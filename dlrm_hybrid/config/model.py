@@ -16,6 +16,10 @@ from dlrm_hybrid.types import ConfigError
 SECTIONS: Mapping[str, type] = {"cross": Cross, "fm": Fm}
 """Of `model`, each read by the choice of `model.interaction` with its name."""
 
+NO_SCHEMA = (
+    "data.schema = null: name the schema of these columns, or let data.guess=FILE write a first one"
+)
+
 
 def without_unread(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The values without the sections that the interaction does not read; faults of those set."""
@@ -71,13 +75,11 @@ def with_input_width(
     width, faults = _input_width(rows)
     if has_model and not width and not faults:
         schema = rows.get("schema")
-        reason = (
-            "counts the dense columns of data.schema, which is null; name the schema, or write "
-            "their number"
+        faults = [
+            f"{NO_SCHEMA}; model.bottom[0] = null counts its dense ones"
             if schema is None
-            else f"{schema} has no dense columns; needs model.bottom=[]"
-        )
-        faults = [f"model.bottom[0] = null: {reason}"]
+            else f"model.bottom[0] = null: {schema} has no dense columns; needs model.bottom=[]"
+        ]
     rest = cast("list[Any]", bottom)[1:]
     return {**values, "model": {**shape, "bottom": [width or 1, *rest]}}, faults
 

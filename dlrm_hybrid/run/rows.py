@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlrm_hybrid.config.choices import Synthetic
+from dlrm_hybrid.config.model import NO_SCHEMA
 from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text
@@ -129,11 +130,7 @@ def prepare_rows(config: Config, display: Display, command: Command) -> Manifest
         raise ConfigError(faults_text([fault]))
     is_there = (build.prepared_folder(config) / MANIFEST_FILE).is_file()  # and has a schema
     if config.data.name == "table" and config.data.schema is None and not is_there:
-        fault = (
-            "data.schema = null: name the schema of these columns, or let data.guess=FILE write a "
-            "first one"
-        )
-        raise ConfigError(faults_text([fault]))
+        raise ConfigError(faults_text([NO_SCHEMA]))
     return _prepare(config, raw, command, display)
 
 

@@ -162,7 +162,10 @@ def test_a_schema_that_is_there_is_never_overwritten(
 
 
 FAULTS = [
-    (("data=table",), "model.bottom[0] = null: counts the dense columns of data.schema, which is"),
+    (
+        ("data=table",),
+        "data.schema = null: name the schema of these columns, or let data.guess=FILE",
+    ),
     (
         ("data=table", "data.schema=no.yaml"),
         "data.schema = 'no.yaml': no such file; the package has",
