@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dlrm_hybrid.compress.device.plain import ternary_codes
 from dlrm_hybrid.kernels import magnitudes, residual, ternary
 from dlrm_hybrid.kernels.magnitudes import Moments, RowSelection
 
@@ -91,9 +90,15 @@ def moments(values_N: Float32s, shift: float) -> Moments:
 def ternarise(
     values_N: Float32s, limit: float, scale: float, key: int, codes_N: NDArray[np.uint8]
 ) -> None:
-    limits = torch.tensor([limit, scale], dtype=torch.float32)
-    codes = ternary_codes(torch.from_numpy(values_N), limits[0], limits[1], *_scrambled(key))
-    codes_N[:] = codes.numpy()
+    limit_scale, (low, high) = torch.tensor([limit, scale], dtype=torch.float32), _scrambled(key)
+    x_N = torch.from_numpy(values_N)
+    # In int64 products wrap around, which leaves the low half right.
+    mixed_N = (torch.arange(x_N.numel()) * 0x9E3779B9 + low) & WORD
+    mixed_N = ((mixed_N ^ mixed_N >> 16) * 0x21F0AAAD) & WORD
+    mixed_N = ((mixed_N ^ mixed_N >> 15 ^ high) * 0xD35A2D97) & WORD
+    chance_N = ((mixed_N ^ mixed_N >> 15) >> 8).float() * 2.0**-24
+    fires_N = chance_N * limit_scale[1] < torch.minimum(x_N.abs(), limit_scale[0])
+    codes_N[:] = (1 + fires_N * x_N.sign()).to(torch.uint8).numpy()
 
 
 @contextmanager

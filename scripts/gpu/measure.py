@@ -43,13 +43,9 @@ from dlrm_hybrid.compress import (
     GradientMethod,
     RedSync,
     Sidco,
-    TernGrad,
     TopK,
     ddp_hook,
 )
-from dlrm_hybrid.compress.device.feedback import addresses
-from dlrm_hybrid.compress.device.ops import ops_for
-from dlrm_hybrid.compress.device.sums import Blocks, Sums, sent
 from dlrm_hybrid.compress.library.compressor import ParameterCompressor
 
 DEVICE = torch.device("cuda", 0)
@@ -180,27 +176,6 @@ def compressed(
     )
 
 
-def ternary(elements: int) -> Timing:
-    """TernGrad's operations: moments, scale, draws, and the mean of what was drawn."""
-    source = gradients_like([(elements,)], 0)[0]
-    given = [torch.empty_like(source)]
-    blocks = Blocks([elements], DEVICE)
-    ops, x = ops_for(blocks), Sums(blocks)
-    clip = TernGrad().clip or 0.0
-
-    def step(turn: int) -> None:
-        where_T = addresses(given, DEVICE)
-        total, _, squares, largest, _ = ops.moments(Sums(blocks, given[0]))
-        deviation = (squares / elements - (total / elements).square()).clamp(min=0).sqrt()
-        limits_T = torch.minimum(largest, clip * deviation).float()
-        x.begin(given, where_T)
-        codes_M = ops.ternarise(x, limits_T, limits_T, sent([[turn, 1]], torch.int64, DEVICE))
-        ops.read_codes(x, limits_T, codes_M[None])
-
-    taken = timed(step, lambda turn: given[0].copy_(source))
-    return Timing(elements=elements, density=None, name="TernGrad (operations)", time=taken)
-
-
 def torch_topk(elements: int, density: float) -> Timing:
     """torch.topk of the magnitudes alone, without residual, selection of values and decoding."""
     magnitudes = gradients_like([(elements,)], 0)[0].abs_()
@@ -275,7 +250,7 @@ def measured(until: float) -> tuple[list[Timing], dict[str, Any]]:
     timings: list[Timing] = []
     for elements in reversed(SIZES):
         torch.cuda.empty_cache()
-        timings += [half_precision(elements), power_sgd(elements), ternary(elements)]
+        timings += [half_precision(elements), power_sgd(elements)]
         for density in DENSITIES:
             timings.append(torch_topk(elements, density))
             for name, method in methods(density).items():

@@ -176,20 +176,6 @@ class TritonOps(DeviceOps):
             *(kernels.blend, x, *given, ahead_N), NESTEROV=is_nesterov, enable_fp_fusion=False
         )
 
-    @override
-    def ternarise(self, x: Sums, limits_T: Tensor, scales_T: Tensor, keys_T2: Tensor) -> Tensor:
-        blocks = self._blocks
-        packed_M = torch.zeros(blocks.size // 4, dtype=torch.uint8, device=blocks.device)
-        given = (blocks.table_C4, x.addresses_T, limits_T, scales_T, keys_T2, packed_M)
-        self._launch(kernels.ternarise, x, *given)
-        return packed_M
-
-    @override
-    def read_codes(self, x: Sums, scales_T: Tensor, codes_AM: Tensor) -> None:
-        trainers, bytes_ = codes_AM.shape
-        given = (self._blocks.table_C4, x.addresses_T, scales_T, codes_AM, bytes_)
-        self._launch(kernels.read_codes, x, *given, TRAINERS=trainers)
-
     def _look(self, kernel: Any, x: Sums, *given: Any, **constants: Any) -> None:
         """Launch a kernel that looks at the sums; the first of a step adds the gradients."""
         first = (self._blocks.table_C4, x.addresses_T, x.residual_N, x.fault)

@@ -175,14 +175,6 @@ class DeviceOps(Protocol):
         """u = m u + g; or with `ahead_N`, u = m (u + g), and u + g is written to it."""
         ...
 
-    def ternarise(self, x: Sums, limits_T: Tensor, scales_T: Tensor, keys_T2: Tensor) -> Tensor:
-        """Draw ternary codes of the gradients, four to a byte; see `ternary.ternarise`."""
-        ...
-
-    def read_codes(self, x: Sums, scales_T: Tensor, codes_AM: Tensor) -> None:
-        """Overwrite the gradients by the mean of what trainers have drawn."""
-        ...
-
 
 def ops_for(blocks: Blocks) -> DeviceOps:
     """The fastest that can run: Triton's kernels on CUDA, where Triton is there."""

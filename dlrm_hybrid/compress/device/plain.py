@@ -24,13 +24,10 @@ from dlrm_hybrid.compress.device.ops import (
     Moments,
     Ranks,
 )
-from dlrm_hybrid.compress.device.sums import PAD, Blocks, Sums
+from dlrm_hybrid.compress.device.sums import Blocks, Sums
 from dlrm_hybrid.rng import splitmix64
 
 _MAGNITUDE = 0x7FFFFFFF
-_QUARTERS = 4  # codes in a byte
-_WORD, _ODD = 0xFFFFFFFF, 0x9E3779B9
-_FIRST, _SECOND = 0x21F0AAAD, 0xD35A2D97
 
 
 @final
@@ -159,31 +156,6 @@ class PlainOps(DeviceOps):
                 own.add_(given.view(-1)).mul_(momentum)
                 torch.add(own, given.view(-1), out=ahead)
 
-    @override
-    def ternarise(self, x: Sums, limits_T: Tensor, scales_T: Tensor, keys_T2: Tensor) -> Tensor:
-        packed_M = torch.zeros(self._blocks.size // _QUARTERS, dtype=torch.uint8)
-        packed_M = packed_M.to(self._blocks.device)
-        rows = zip(x.gradients, self._blocks.places, limits_T, scales_T, keys_T2, strict=True)
-        for gradient, place, limit, scale, (low, high) in rows:
-            codes = ternary_codes(gradient.view(-1), limit, scale, low, high)
-            codes = torch.nn.functional.pad(codes, (0, -codes.numel() % _QUARTERS), value=1)
-            shifts = torch.arange(0, 2 * _QUARTERS, 2, device=codes.device)
-            bytes_ = (codes.view(-1, _QUARTERS).int() << shifts).sum(1)
-            packed_M[place // PAD : place // PAD + bytes_.numel()] = bytes_.to(torch.uint8)
-        return packed_M
-
-    @override
-    def read_codes(self, x: Sums, scales_T: Tensor, codes_AM: Tensor) -> None:
-        rows = zip(x.gradients, self._blocks.places, scales_T, strict=True)
-        for gradient, place, scale in rows:
-            total = torch.zeros_like(gradient).view(-1)
-            for codes_M in codes_AM:
-                own = codes_M[place // PAD : place // PAD + -(-total.numel() // _QUARTERS)].int()
-                shifts = torch.arange(0, 2 * _QUARTERS, 2, device=own.device)
-                codes = ((own[:, None] >> shifts) & 3).view(-1)[: total.numel()]
-                total += (codes - 1).float() * scale
-            gradient.view(-1).copy_(total / len(codes_AM))
-
 
 def _joined(x: Sums) -> Sequence[Tensor]:
     """The residuals, after the gradients have joined them; they do not where one is broken."""
@@ -205,19 +177,3 @@ def _largest(x_N: Tensor) -> Tensor:
 def _reaching(x_N: Tensor, tau: Tensor) -> Tensor:
     """Which magnitudes reach a threshold, but no zeros; NaN does always."""
     return _bits(x_N) >= _bits(tau).clamp(min=1)
-
-
-def ternary_codes(
-    x_N: Tensor, limit: Tensor, scale: Tensor, low: Tensor | int, high: Tensor | int
-) -> Tensor:
-    """Codes as of `kernels.ternary.ternarise`, uint8; of its scrambled key these are the halves.
-
-    In int64 products wrap around, which leaves the low half right.
-    """
-    mixed_N = (torch.arange(x_N.numel(), device=x_N.device) * _ODD + low) & _WORD
-    mixed_N = ((mixed_N ^ mixed_N >> 16) * _FIRST) & _WORD
-    mixed_N = ((mixed_N ^ mixed_N >> 15 ^ high) * _SECOND) & _WORD
-    mixed_N = mixed_N ^ mixed_N >> 15
-    chance_N = (mixed_N >> 8).float() * 2.0**-24
-    fires_N = chance_N * scale < torch.minimum(x_N.abs(), limit)
-    return (1 + fires_N * x_N.sign()).to(torch.uint8)

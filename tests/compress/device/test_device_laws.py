@@ -262,24 +262,6 @@ def test_what_was_not_delivered_returns(ops: Operations, device: torch.device) -
         assert torch.equal(one, compressor.tensors()[f"{name}.residual"].cpu())
 
 
-@ALL_PLACES
-def test_ternary_codes_are_those_of_plain_torch(ops: Operations, device: torch.device) -> None:
-    given = [one for one in gradients_of(1).values()]
-    made: list[tuple[Tensor, list[Tensor]]] = []
-    for kind, where in ((PlainOps, CPU), (ops, device)):
-        there = [one.to(where) for one in given]
-        blocks = Blocks([one.numel() for one in there], where)
-        x, own = Sums(blocks), kind(blocks)
-        x.begin(there, addresses(there, where))
-        limits_T = sent([1.5] * len(there), torch.float32, where)
-        keys_T2 = sent([[7 + index, 99] for index in range(len(there))], torch.int64, where)
-        codes_M = own.ternarise(x, limits_T, limits_T + 0.25, keys_T2)
-        own.read_codes(x, limits_T + 0.25, torch.stack([codes_M, codes_M, codes_M]))
-        made.append((codes_M.cpu(), [one.cpu() for one in there]))
-    assert torch.equal(made[0][0], made[1][0])
-    assert all(torch.equal(*pair) for pair in zip(made[0][1], made[1][1], strict=True))
-
-
 @pytest.fixture
 def waits() -> Iterator[list[object]]:
     """The times that torch makes the host wait for the GPU."""
