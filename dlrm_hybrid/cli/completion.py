@@ -95,7 +95,6 @@ def _arguments(verb: str, typed: Sequence[str], last: str) -> list[str]:
 
 
 def _values(verb: str, typed: Sequence[str], head: str) -> list[str]:
-    """The choices of a group or key; empty lets the shell list files."""
     group = head.lstrip("+")
     if group in groups_read(verb):
         return [*all_groups()[group], *(_own_experiments(typed) if group == EXPERIMENT else ())]

@@ -151,14 +151,7 @@ def help_text(
     ignored: Sequence[str] = (),
     faults: Sequence[str] = (),
 ) -> str:
-    """The help of a verb: groups, keys, flags, examples, and faults of the given arguments.
-
-    Args:
-        verb: a key of `VERBS`.
-        values: the composed configuration, for the keys of the choices made and their values.
-        ignored: a line for each argument that was not applied.
-        faults: a line for each value that the verb would refuse.
-    """
+    """The help of a verb: groups, keys, flags, examples, and faults of the given arguments."""
     flags = (SWEEP_FLAG, *FLAGS) if verb == "train" else FLAGS
     values = flat(values)
     blocks = [
@@ -236,7 +229,6 @@ def _own_experiments(folder: str | None) -> Iterator[str]:
 
 
 def _keys(verb: str, values: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Yield a block of lines for each section."""
     shown: dict[str, list[str]] = {}
     for key in keys_read(verb):
         group, _, name = key.name.rpartition(".")
@@ -263,7 +255,6 @@ def _choice(group: str, values: Mapping[str, Any]) -> str:
 
 
 def _text(value: Any) -> str:
-    """Format a value as it would be typed."""
     if isinstance(value, list):
         return f"[{','.join(map(_text, cast('list[Any]', value)))}]"
     words = {None: "null", True: "true", False: "false"}

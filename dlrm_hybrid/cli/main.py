@@ -125,7 +125,6 @@ def _refuse_unread(verb: str, given: Arguments) -> None:
 
 
 def _complete(arguments: Sequence[str]) -> int:
-    """Print the answer to a shell's request for completions or for the script."""
     from dlrm_hybrid.cli.completion import answer
 
     try:

@@ -11,11 +11,6 @@ from dlrm_hybrid.arrays import Float32s
 def require_cpu(tensor: Tensor, name: str, user: str) -> None:
     """Refuse a tensor of another device.
 
-    Args:
-        tensor: any.
-        name: of the tensor, for the message.
-        user: what computes on the CPU only, for the message.
-
     Raises:
         ValueError: it is not in the CPU's memory.
     """
@@ -27,11 +22,6 @@ def require_cpu(tensor: Tensor, name: str, user: str) -> None:
 
 def require_host(tensor: Tensor, what: str, which: object) -> None:
     """Require a tensor that kernels can read: contiguous float32 on the CPU.
-
-    Args:
-        tensor: any.
-        what: kind of tensor, for the message.
-        which: of its kind, for the message; only then made a text.
 
     Raises:
         ValueError: it is not contiguous float32 in the CPU's memory.

@@ -53,10 +53,6 @@ Update = DenseUpdate | Elements
 def decode(sections: Sequence[Section], what: str) -> Update:
     """Decode the sections of any gradient method to an update.
 
-    Args:
-        sections: one for each tensor.
-        what: begins the message of an error.
-
     Returns:
         a DenseUpdate where all sections are dense or ternary, else Elements.
 

@@ -291,12 +291,6 @@ def _composed(
 ) -> _Tree:
     """All that these overrides lead to.
 
-    Args:
-        overrides: of the command line.
-        faults: of the command line.
-        has_model: whether the command makes a model.
-        folder_key: names the folder of the run or sweep; None where there is none.
-
     Raises:
         ConfigError: with all faults, also those given.
         DataError: as `job_of`.
@@ -352,13 +346,7 @@ def _tried(
 def _going_on(
     tree: _Tree, overrides: Sequence[str], folder_key: str | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """The values of a run that goes on and why it cannot; those composed of any other.
-
-    Args:
-        tree: all that was composed.
-        overrides: that it was composed of.
-        folder_key: as of `_composed`.
-    """
+    """The values of a run that goes on and why it cannot; those composed of any other."""
     values = flat(tree.values)
     asked = [key for key, value in GOING_ON.items() if values.get(key) == value]
     if folder_key is None or not asked:
@@ -399,7 +387,6 @@ def _register_resolvers() -> None:
 
 
 def _rest(sparsity: float) -> float:
-    """The density that a sparsity leaves."""
     return float(1 - Decimal(str(sparsity)))
 
 
@@ -449,18 +436,15 @@ def _quickly(overrides: Sequence[str]) -> DictConfig | None:
 
 
 def _is_outside(choice: object) -> bool:
-    """Whether it is a method from outside the package, whose defaults may change."""
     return ":" in str(choice)
 
 
 @functools.lru_cache(maxsize=64)
 def _chosen(overrides: tuple[str, ...]) -> DictConfig:
-    """What choices of the package's own lead to."""
     return _by_hydra(overrides)
 
 
 def _by_hydra(overrides: Sequence[str]) -> DictConfig:
-    """What Hydra composes."""
     OwnExperiments.of(overrides).store(overrides)
     config = hydra.compose(ROOT, overrides=list(overrides), return_hydra_config=True)
     changed = _changed(_settings(config), _own_settings())
@@ -570,7 +554,6 @@ def _is_of(override: str, *sections: str) -> bool:
 
 
 def _head(override: str) -> str:
-    """The key or group of an override."""
     return override.lstrip("+~").partition("=")[0]
 
 

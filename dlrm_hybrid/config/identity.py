@@ -150,11 +150,6 @@ def evaluated(
     """What a checkpoint is scored with, and a line for each key that contradicts it.
 
     Of a command line only what was typed there counts, not what it leaves at its default.
-
-    Args:
-        saved: the values the checkpoint was made with.
-        now: the values of the command line.
-        given: keys and sections on it.
     """
     before, after = (_without(one, Effect.ANOTHER) for one in (saved, now))
     taken = tuple(key for key in given if Effect.EVALUATION in effect_of(key))

@@ -221,7 +221,6 @@ def line_of(key: str, choice: str = "") -> str:
 
 
 def _lines(record: type) -> Mapping[str, str]:
-    """A line for each field of a record: as `key` was told, or from its docstring."""
     told = {name: one["line"] for name, one in about(record).items() if "line" in one}
     return {**help_of(record), **told}
 
@@ -252,12 +251,7 @@ def readers_of(key: str) -> str | None:
 
 
 def unknown_key(key: str, value: str = "") -> str:
-    """The message for a key that does not exist, with what replaced it or the nearest that do.
-
-    Args:
-        key: dotted.
-        value: `=` and what was given, for the hint.
-    """
+    """The message for a key that does not exist, with what replaced it or the nearest that do."""
     for old in (key, key.partition(".")[0]):
         if old in REPLACED:
             return f"{key}: unknown key; {REPLACED[old]}"
@@ -317,12 +311,7 @@ def shown(value: Any) -> str:
 
 
 def with_whole_numbers(values: Any, prefix: str = "") -> Any:
-    """The values, with 1000 for 1e3 where a key takes integers and no other numbers.
-
-    Args:
-        values: of a configuration, not yet validated.
-        prefix: name of the section they are of, and a dot.
-    """
+    """The values, with 1000 for 1e3 where a key takes integers and no other numbers."""
     if not isinstance(values, Mapping):
         return values
     given = cast("Mapping[str, Any]", values)

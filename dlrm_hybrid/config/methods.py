@@ -60,12 +60,7 @@ def unloaded(path: str) -> str | None:
 
 
 def record_of(name: str, values: Mapping[str, Any]) -> GradientMethod | type[GradientMethod] | None:
-    """The record of a method; one from outside that is not loaded as data; None for any other name.
-
-    Args:
-        name: in a configuration.
-        values: the other keys of its section.
-    """
+    """The record of a method; of one from outside that is not loaded its data; else None."""
     found = find(name)
     if found is None and _OUTSIDE.fullmatch(name):
         return Unloaded(path=name, values=tuple(values.items()))

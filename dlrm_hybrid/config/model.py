@@ -56,10 +56,6 @@ def with_input_width(
 
     Null for all of `model.bottom` is the empty list, no bottom MLP.
 
-    Args:
-        values: not yet validated.
-        has_model: whether the command makes one; else any width does.
-
     Returns:
         the values, and faults: a schema that has some, or a model that does not fit it.
     """
@@ -85,11 +81,7 @@ def with_input_width(
 
 
 def with_world_size(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with numbers where `parallel` has null: one for each machine, or few.
-
-    Args:
-        values: not yet validated.
-    """
+    """The configuration with numbers where `parallel` has null: one for each machine, or few."""
     parallel, embedding = values.get("parallel"), values.get("embedding")
     if not isinstance(parallel, Mapping) or not isinstance(embedding, Mapping):
         return dict(values)

@@ -36,11 +36,7 @@ class _Options(dict[str, Any]):
 
 
 def store_options(hydras: Any) -> None:
-    """Put all options into Hydra's store, in place of what anybody else has put there.
-
-    Args:
-        hydras: what Hydra itself keeps in it.
-    """
+    """Put all options into Hydra's store, in place of what anybody else has put there."""
     store = ConfigStore.instance()
     packages = _of_package()
     store.repo = _Options({"hydra": hydras, **packages, EXPERIMENT: {**packages[EXPERIMENT]}})
@@ -87,7 +83,6 @@ def _of_package() -> dict[str, Any]:
 
 
 def _records() -> Iterator[tuple[str, str, Any]]:
-    """Name, group and values of each record of the package that is a choice."""
     for section in sections():
         for name, record in records(section).items():
             if name and ":" not in name:
@@ -95,7 +90,6 @@ def _records() -> Iterator[tuple[str, str, Any]]:
 
 
 def _single_keys() -> dict[str, Any]:
-    """The defaults of the keys that are in no section."""
     return {
         one.name: plain(one.default)
         for one in fields(Config)
@@ -104,7 +98,6 @@ def _single_keys() -> dict[str, Any]:
 
 
 def _over(values: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Values with others in their place, section by section."""
     found = {**values, **others}
     for key, below in values.items():
         if isinstance(below, Mapping):

@@ -91,12 +91,7 @@ def read_override(text: str) -> tuple[str, Any]:
 
 
 def points_of(text: str, own: Sequence[str] | None = ()) -> Points:
-    """An override that has no fault, taken apart.
-
-    Args:
-        text: as it was typed.
-        own: names of the user's experiments; None where they are not known.
-    """
+    """An override that has no fault, taken apart."""
     override = OverridesParser.create().parse_override(text)
     key = override.get_key_element()
     if not override.is_sweep_override():
@@ -145,7 +140,6 @@ def _quoted(value: str) -> str:
 
 
 def _swept(override: Override, own: Sequence[str] | None) -> list[str]:
-    """The values of a sweep."""
     glob: Any = override.value()
     if isinstance(glob, Glob):
         return glob.filter(list(_choices(override.key_or_group, own)))
@@ -244,12 +238,10 @@ def _key(text: str, override: Override) -> str | None:
 
 
 def _exists(name: str) -> bool:
-    """Whether it is a key, or something inside the value of one."""
     return is_below(name, tuple(all_keys()))
 
 
 def _hydra(name: str, value: Any, typed: str) -> str | None:
-    """What is wrong with a value of one of Hydra's keys."""
     if name.endswith(".dir"):
         if value == MISSING:  # to OmegaConf, quoted or not
             return f"{name} = {value}: is read as a missing value; write {name}=./{value}"

@@ -17,12 +17,7 @@ ROWS = "data.prepared"
 
 
 def recorded(values: Mapping[str, Any], rows: Path) -> dict[str, Any]:
-    """The values of a configuration as runs and checkpoints keep them.
-
-    Args:
-        values: of the run.
-        rows: the folder of its prepared rows, whatever the values say.
-    """
+    """The values of a configuration as runs and checkpoints keep them."""
     return with_value(absolute(values), ROWS, full(rows))
 
 
@@ -57,11 +52,6 @@ def resumed(
 
     A run folder may come from anyone: what it says is taken, but for places to write to. These are
     as the command line has them.
-
-    Args:
-        saved: the values in the folder of the run.
-        now: those of the command line.
-        given: keys and sections on it.
     """
     # Where `data.prepared` is null only what reads rows knows the folder, which a run that goes on
     # compares later.
@@ -80,13 +70,7 @@ def resumed(
 
 
 def elsewhere(key: str, before: str, after: str | None) -> str:
-    """The fault of a run that would go on with another place to write to than it had.
-
-    Args:
-        key: of the place.
-        before: what the run has.
-        after: what the command line says.
-    """
+    """The fault of a run that would go on with another place to write to than it had."""
     return (
         f"{key} = {'null' if after is None else after}: the run has {before}, but no run folder "
         f"decides where anything is written; to go on there, add {override_text(key, before)}"
@@ -94,5 +78,4 @@ def elsewhere(key: str, before: str, after: str | None) -> str:
 
 
 def _place(value: Any) -> Any:
-    """A path, however it is written."""
     return full(value) if isinstance(value, str) else value

@@ -49,7 +49,6 @@ def read(values: Mapping[str, Any]) -> Reading:
 
 
 def _record(record: Any, values: Mapping[str, Any], prefix: str, reading: Reading) -> Any:
-    """A record of the values of its section; None where one of them is wrong."""
     kinds = {name.rstrip("_"): kind for name, kind in types_of(record).items()}
     read: dict[str, Any] = {}
     before = len(reading.faults)
@@ -74,7 +73,6 @@ def _record(record: Any, values: Mapping[str, Any], prefix: str, reading: Readin
 
 
 def _unknown(record: Any, key: str, value: Any) -> str:
-    """The fault of a key that a record does not have."""
     readers = readers_of(key)
     if readers is None:
         return unknown_key(key)
@@ -83,7 +81,6 @@ def _unknown(record: Any, key: str, value: Any) -> str:
 
 
 def _value(kind: Any, value: Any, key: str, reading: Reading) -> Any:
-    """A value as its field has it, or a fault."""
     record = record_in(kind)
     if record is None:
         return _plain_value(kind, value, key, reading)
@@ -99,7 +96,6 @@ def _value(kind: Any, value: Any, key: str, reading: Reading) -> Any:
 
 
 def _choice(section: str, values: Mapping[str, Any], reading: Reading) -> Any:
-    """The record of the choice that a section names."""
     others = {**values}
     name = others.pop("name", None)
     found: Any = records(section).get(str(name))

@@ -179,7 +179,6 @@ def _led(config: Config) -> Iterator[str]:
 
 
 def _threads(config: Config) -> Iterator[str]:
-    """Faults of what threads of one worker cannot share."""
     given = f"parallel.threads = {config.parallel.threads}"
     if config.parallel.world != "processes":
         yield f"{given}: parallel.world=in_process lets workers take turns in one thread"
@@ -267,7 +266,6 @@ def _fused_tables(config: Config) -> Iterator[str]:
 
 
 def _network(config: Config) -> Iterator[str]:
-    """What the keys of `network` mean together, and with `parallel`."""
     network = config.network
     for key, parse in (("rate", bits_per_second), ("latency", seconds)):
         text: str | None = getattr(network, key)
@@ -313,7 +311,6 @@ def _no_cuts(config: Config) -> str:
 
 
 def _activation(config: Config) -> Iterator[str]:
-    """What keys of `activation` mean together, and with `parallel.cuts`."""
     keys, cuts = config.activation, config.parallel.cuts
     if keys.sends_levels and config.parallel.threads > 1:
         yield (
@@ -432,7 +429,6 @@ def stopping_rules(config: Config) -> Iterator[str]:
 
 
 def _judged(config: Config, given: str) -> Iterator[str]:
-    """Faults of what evaluations decide."""
     if not config.train.evaluate_every:
         yield f"{given}: counts evaluations; needs train.evaluate_every=epoch, or of 1 or more"
     if config.sync.name == "async" or config.parallel.elastic:

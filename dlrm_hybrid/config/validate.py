@@ -90,10 +90,6 @@ def _names(fault: str, key: str) -> bool:
 def own_values(path: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The configuration in a file of a run or checkpoint.
 
-    Args:
-        path: of the file, for messages.
-        values: what it says.
-
     Raises:
         DataError: that is no configuration of this version; names the keys.
     """
@@ -105,13 +101,7 @@ def own_values(path: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def unset_faults(section: str, options: object, wanted: Mapping[str, str]) -> list[str]:
-    """A fault for each key of a section that is null and must not be.
-
-    Args:
-        section: its name.
-        options: it.
-        wanted: what to do, by key.
-    """
+    """A fault for each key of a section that is null and must not be."""
     missing = (name for name in wanted if getattr(options, name) is None)
     return [f"{section}.{name} = null: {wanted[name]}" for name in missing]
 

@@ -20,10 +20,6 @@ def new_folder(target: Path, key: str) -> Generator[Path, None, None]:
 
     A killed process leaves a hidden folder beside it, which the next one removes.
 
-    Args:
-        target: the folder; nothing may exist there yet.
-        key: configuration key that names it.
-
     Raises:
         ConfigError: something exists there, or another process is making it.
         ResourceError: it cannot be written.

@@ -173,7 +173,6 @@ def _onnx_scorer(path: Path, multi_hot: Sequence[int]) -> Scorer:
 
 @contextmanager
 def _silent() -> Generator[None, None, None]:
-    """Suppress warnings of torch's exporter about its internals."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -63,10 +63,6 @@ class Imported:
 def import_weights(request: Request, display: Display) -> Imported:
     """Make a checkpoint of `import.file` for the configured model, with fresh optimizer state.
 
-    Args:
-        request: the command.
-        display: shows progress.
-
     Raises:
         ConfigError: a key is missing, or the folder exists.
         DataError: the file has no such weights, or not this model's; or the rows are missing.

@@ -46,11 +46,6 @@ def shapes_of(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 def names_of(naming: Naming, spec: ModelSpec, names: Iterable[str]) -> dict[str, str]:
     """Names of a model's tensors in another program, by their names here.
 
-    Args:
-        naming: the other program.
-        spec: architecture of the model.
-        names: names here.
-
     Raises:
         ConfigError: the other program has no such model.
     """

@@ -134,14 +134,7 @@ def with_sums(
     preprocessing: Preprocessing,
     tables: Collection[int],
 ) -> Mapping[str, Tensor]:
-    """Replace each row of some expanded tables by the sum of its whole bag.
-
-    Args:
-        tensors: tensors by their names in a checkpoint; unchanged.
-        spec: architecture of the model.
-        preprocessing: preprocessing of the model, which makes the bags.
-        tables: indices of the tables.
-    """
+    """Replace each row of some expanded tables by the sum of its whole bag."""
     summed = dict(tensors)
     for table in tables:
         name = f"{spec.table_names[table]}.weight"
@@ -244,10 +237,6 @@ def quantised(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> dict[str, Tenso
 
     value = offset + scale × integer, where the offset is the row's least value and 255 steps lead
     to its greatest: the error is at most half a step and float32's rounding.
-
-    Args:
-        spec: architecture of the model.
-        tensors: float32 tensors by their names in a checkpoint; dense ones are kept as they are.
     """
     quantised_tensors = dict(tensors)
     for name in spec.table_names:

@@ -84,12 +84,6 @@ def fitted(
 ) -> dict[str, Tensor]:
     """Convert a file's tensors to a model's float32 weights, by their names here.
 
-    Args:
-        path: path of the file, for messages.
-        tensors: tensors of the file.
-        naming: names used in the file.
-        spec: architecture of the model.
-
     Raises:
         DataError: they do not fit the model; a line for each tensor that is missing, unexpected,
             of another shape or type, or not finite.

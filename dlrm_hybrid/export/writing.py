@@ -110,15 +110,7 @@ def compare(
     *,
     labelled: bool = True,
 ) -> Comparison:
-    """Score rows with two models and compare the results.
-
-    Args:
-        before: scorer of the checkpoint.
-        after: scorer of the written model.
-        batches: the rows in batches, at least one.
-        progress: called with the number of rows done.
-        labelled: whether the rows have real labels.
-    """
+    """Score rows with two models and compare the results."""
     metrics, largest = (BinaryMetrics(), BinaryMetrics()), np.zeros(2)
     rows = rows_apart = 0
     for batch in batches:
@@ -185,10 +177,6 @@ class _Job:
 
 def export(request: Request, display: Display) -> Exported:
     """Write the model of `export.checkpoint` into the new folder `export.output`, and check it.
-
-    Args:
-        request: the command.
-        display: shows progress.
 
     Raises:
         ConfigError: a key is missing, or the folder exists.

@@ -28,7 +28,6 @@ _INFINITY = tl.constexpr(0x7F800000)
 
 @triton.jit
 def _bits(x):
-    """Magnitudes as int32."""
     return x.to(tl.int32, bitcast=True) & _MAGNITUDE
 
 
@@ -51,7 +50,6 @@ def _row(table_C4):
 
 @triton.jit
 def _pointer(addresses_T, tensor, ALIGNED: tl.constexpr):
-    """To the elements of a tensor that lies elsewhere."""
     base = tl.load(addresses_T + tensor).to(tl.pointer_type(tl.float32))
     if ALIGNED:
         base = tl.multiple_of(base, 16)

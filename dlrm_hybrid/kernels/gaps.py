@@ -45,7 +45,6 @@ def _code_bits(gap: int, parameter: int) -> int:
 
 @kernel
 def _code(gap: int, parameter: int) -> tuple[np.uint64, int]:
-    """The code of a gap and its length."""
     ones = gap >> parameter
     if ones >= _MOST_ONES:
         return _ONES | np.uint64(gap) << np.uint64(_MOST_ONES), _ESCAPE_BITS

@@ -291,7 +291,6 @@ class _Cache(caching.NullCache):
 
 
 def _say(text: str) -> None:
-    """A line for a person; in a rank it goes to its log."""
     sys.stderr.write(f"{text}\n")
 
 

@@ -175,7 +175,6 @@ def _read_index32(data: Bytes, count: int, indices_K: Int32s) -> bool:
 
 @kernel
 def _copy(data: Bytes, out: Bytes) -> None:
-    """All bytes of `data` to the beginning of `out`."""
     words = data.size // 8
     for word in range(words):
         store64(out, 8 * word, load64(data, 8 * word))

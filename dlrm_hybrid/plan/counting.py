@@ -68,13 +68,7 @@ class BatchIds:
 
 @final
 class Counter:
-    """Counts what worlds send on the same rows, each world once.
-
-    Args:
-        shards: the prepared rows.
-        steps: steps of each world, at most those of the run.
-        tell: called with a message for each world that is counted.
-    """
+    """Counts what worlds send on the same rows, each world once."""
 
     def __init__(self, shards: Shards, steps: int, tell: Callable[[str], object]) -> None:
         self.train_rows = len(shards.train_rows)
@@ -205,14 +199,7 @@ def smaller(config: Config, trainers: int) -> Config:
 
 
 def counted(config: Config, shards: Shards, steps: int, folder: Path) -> dict[Way, Sent]:
-    """Count the frames of a step of a world in one process, means after warm-up.
-
-    Args:
-        config: configuration of the world.
-        shards: the prepared rows.
-        steps: steps to train.
-        folder: for table rows that are not kept in memory.
-    """
+    """Count the frames of a step of a world in one process, means after warm-up."""
     build_model.prepare_torch(config)
     storage = build_model.row_storage(config, folder)
     engine = build_engine.engine(config, shards, steps, storage, SpanClock())

@@ -388,7 +388,6 @@ class Rank:
         self._do(effect)
 
     def _do(self, effect: Any) -> None:
-        """Carry out the queued work and frames, then the effect."""
         while self._todo:
             one = self._todo.popleft()
             if len(one) == 1:

@@ -109,11 +109,6 @@ def ddp_seconds(world: Layout, hosts: Hosts, alone_seconds: float) -> float:
     """Seconds of a step of DDP + TorchRec in bfloat16 with the trainers of a world, where they are.
 
     Gradients go round a ring, ids, pooled rows and their gradients all-to-all.
-
-    Args:
-        world: a world on these machines.
-        hosts: its placement.
-        alone_seconds: of a step of one process.
     """
     config, trainers, machines = world.config, world.topology.trainers, len(set(hosts.host))
     parameters = sum(prod(shape) for shape in world.spec.dense_shapes().values())

@@ -81,7 +81,6 @@ def _worker(world: Layout, stage: int) -> int:
 
 
 def _row_bytes(world: Layout) -> int:
-    """Bytes of a table's row, with its optimizer state."""
     dim = world.spec.embedding_dim
     state = {"sgd": 0, "rowwise_adagrad": 1, "adagrad": dim, "rowwise_adam": dim + 1}
     state["adam"] = 2 * dim

@@ -26,11 +26,6 @@ Values = Mapping[str, Any]
 def probe(worlds: Sequence[Values], display: Display, view: TrainingView) -> list[Calibration]:
     """Train worlds and one process, some seconds each.
 
-    Args:
-        worlds: configurations of one model.
-        display: tells the user what is done.
-        view: shows the runs.
-
     Raises:
         ConfigError: the rows are too few to time anything.
         RunFailedError: a run ended without a result.

@@ -76,13 +76,7 @@ def simulated(config: Config) -> Config:
 
 
 def simulate(world: Layout, units: UnitCosts, hosts: Hosts) -> Outcome:
-    """Simulate some steps of a world; if it has many trainers, each one stands for several.
-
-    Args:
-        world: layout of the whole world.
-        units: unit costs.
-        hosts: placement of the ranks of `simulated`.
-    """
+    """Simulate some steps of a world; if it has many trainers, each one stands for several."""
     few = simulated(world.config)
     crowd = world.topology.trainers / few.parallel.trainers
     simulation = _Simulation(replace(world, config=few), units, hosts, crowd)

@@ -81,10 +81,6 @@ def as_configured(config: Config) -> Planned:
 def compared(config: Config, values: Values) -> list[Planned]:
     """The configured world with every combination of the lists in section `plan`.
 
-    Args:
-        config: configuration of the command line.
-        values: the same as plain values.
-
     Raises:
         ConfigError: a combination is invalid; a line for each fault.
     """

@@ -43,9 +43,6 @@ class ScoreFile(Protocol):
 def score_file(path: Path) -> Generator[ScoreFile, None, None]:
     """Make or replace a file of scores; after an error in the `with` it is unchanged.
 
-    Args:
-        path: a `.parquet` or `.csv` file.
-
     Raises:
         ConfigError: it is neither, or another process is writing it.
         ResourceError: the disk refuses.

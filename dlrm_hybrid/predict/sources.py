@@ -142,7 +142,6 @@ def _table(
 def _names(
     source: str, present: Sequence[str], schema: Schema, keep: Sequence[str], extra: Extra
 ) -> list[str]:
-    """The columns to read: features, the label if there is one, and columns to keep."""
     key = EXTRA_KEY if source != FRAME else "extra"
     if fault := schema.columns_fault(present, extra, keep, key):
         raise DataError(f"{source}: {fault} ({ROWS_KEY})")

@@ -128,6 +128,5 @@ def _world(run: Run) -> str:
 
 
 def _at(run: Run, section: str, key: str) -> Any:
-    """Value of a key in the configuration; None if it is missing."""
     values = run.config.get(section)
     return cast("Mapping[str, Any]", values).get(key) if isinstance(values, Mapping) else None

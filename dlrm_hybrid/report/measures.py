@@ -139,12 +139,7 @@ def rows_of(found: pd.DataFrame) -> list[Row]:
 
 
 def means(groups: Sequence[str], rows: Sequence[Row]) -> list[dict[str, str]]:
-    """Mean ± sample standard deviation of each measure, as text, for groups of several rows.
-
-    Args:
-        groups: name of each row's group.
-        rows: rows of `figures`.
-    """
+    """Mean ± sample standard deviation of each measure, as text, for groups of several rows."""
     shown: list[dict[str, str]] = []
     for name in dict.fromkeys(groups):
         own = [row for group, row in zip(groups, rows, strict=True) if group == name]

@@ -213,7 +213,6 @@ def _section_html(section: Section, runs: Sequence[str]) -> str:
 
 
 def _key(runs: Sequence[str]) -> str:
-    """The key of the runs' styles."""
     items: list[str] = []
     for number, label in enumerate(runs):
         drawn = style(number)

@@ -243,7 +243,6 @@ def _rank_cells(several: Sequence[Summary]) -> tuple[str, ...]:
 
 
 def _span_of(values: Iterable[float | None], show: Callable[[float], str]) -> str:
-    """Format the least and the greatest of the measured values."""
     known = [value for value in values if value is not None]
     ends = dict.fromkeys(show(end) for end in (min(known), max(known))) if known else [MISSING]
     return " to ".join(ends)

@@ -296,7 +296,6 @@ class RankMeter:
             self._end_window()
 
     def _end_window(self) -> None:
-        """Add the time since the last window to the phase."""
         wall, cpu = time.perf_counter(), time.process_time()
         seconds, cpu_seconds = wall - self._wall, cpu - self._cpu
         self._seconds[self._phase] += seconds

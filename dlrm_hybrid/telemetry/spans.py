@@ -67,9 +67,6 @@ class SpanClock:
 
     Other threads that enter its spans are not counted. The time of a nested span belongs to the
     inner one only, so the spans add up to the time that passed.
-
-    Args:
-        now: reads the time in seconds.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:

@@ -53,11 +53,6 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
     `network`, `cpu` and `roles` only attempts that came to their end. So does the staleness in
     `sync`, but with warm-up. `train.loss` and `train.accuracy` are means over the last tenth of the
     steps. `validation` is there only if its rows were scored.
-
-    Args:
-        events: all events in order.
-        status: complete, failed, diverged, preempted or interrupted.
-        cores: cores of the machine, for the utilisation of the whole run.
     """
     record = list(events)
     points = [event for event in record if event.kind is Kind.PROGRESS]
@@ -133,7 +128,6 @@ def staleness_figures(by_trainer: ByTrainer) -> dict[str, Any]:
 
 
 def _failure_counts(record: Sequence[Event]) -> Mapping[str, int]:
-    """Trainers lost in the last attempt, which went on without them, and batches redone."""
     finished = [event.values for event in record if event.kind is Kind.FINISHED]
     return {
         name: value
@@ -166,7 +160,6 @@ def _timed(points: Sequence[Event]) -> tuple[int, float, float]:
 
 
 def _attempts(record: Sequence[Event]) -> list[list[Event]]:
-    """Split the events at each start of the run."""
     parts: list[list[Event]] = []
     for event in record:
         if event.kind is Kind.STARTED or not parts:
@@ -257,7 +250,6 @@ def _cpu(ranks: Sequence[RankValues], cores: int) -> dict[str, float | None]:
 
 
 def _roles(ranks: Sequence[RankValues]) -> dict[str, Any]:
-    """Figures of each rank, from its last attempt."""
     return {
         str(rank["rank"]): {
             "role": rank["role"],
@@ -412,9 +404,6 @@ def interface_figures(ranks: Sequence[RankValues]) -> dict[str, Any]:
     rate. `utilization` is that of the busiest link, `utilization_mean_direction` the same link's
     with both directions averaged. `interface_bytes` left all interfaces, with headers,
     acknowledgements and retransmissions.
-
-    Args:
-        ranks: reports of the ranks in all attempts.
     """
     reported = [(rank["rank"], link) for rank in ranks if (link := rank.get("interface"))]
     if not reported:

@@ -90,13 +90,6 @@ def open_trackers(
 ) -> Iterator[Sink]:
     """Yield the sinks of the chosen trackers, and keep the run's ids in them in its folder.
 
-    Args:
-        folder: folder of the run.
-        options: choices by key of `telemetry`.
-        config: configuration by dotted key.
-        name: name of the run.
-        say: called with the reason if a tracker is given up.
-
     Raises:
         ResourceError: a tracker cannot start; names its key.
     """

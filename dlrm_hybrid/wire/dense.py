@@ -78,12 +78,7 @@ def narrow(values_K: Float32s, dtype: Dtype) -> Float32s:
 
 
 def pack(values_K: Float32s, dtype: Dtype) -> Bytes:
-    """The bytes of values, rounded as `narrow` does; a view of them for FLOAT32.
-
-    Args:
-        values_K: float32, contiguous.
-        dtype: FLOAT32, BFLOAT16 or FLOAT16.
-    """
+    """The bytes of values, rounded as `narrow` does; a view of them for FLOAT32."""
     if dtype is Dtype.FLOAT32:
         return values_K.view(np.uint8)
     if dtype is Dtype.FLOAT16:
@@ -94,12 +89,7 @@ def pack(values_K: Float32s, dtype: Dtype) -> Bytes:
 
 
 def unpack(payload: Bytes, dtype: Dtype) -> Float32s:
-    """The values whose bytes `pack` gives, in memory of their own.
-
-    Args:
-        payload: as many bytes as some number of values has, at any address.
-        dtype: FLOAT32, BFLOAT16 or FLOAT16.
-    """
+    """The values whose bytes `pack` gives, in memory of their own."""
     if dtype is Dtype.FLOAT32:
         return payload.view(np.float32).copy()
     if dtype is Dtype.FLOAT16:
@@ -110,13 +100,7 @@ def unpack(payload: Bytes, dtype: Dtype) -> Float32s:
 
 
 def packed(tensor: int, values_K: Float32s, dtype: Dtype) -> Section:
-    """A dense section of K values, rounded as `narrow` does; FLOAT32 is a view of them.
-
-    Args:
-        tensor: number of the tensor.
-        values_K: float32, contiguous.
-        dtype: FLOAT32, BFLOAT16 or FLOAT16.
-    """
+    """A dense section of K values, rounded as `narrow` does; FLOAT32 is a view of them."""
     return Section(tensor, Encoding.DENSE, dtype, values_K.size, pack(values_K, dtype).data)
 
 

@@ -224,7 +224,6 @@ def _parts(frame: Frame) -> list[bytes | bytearray | memoryview]:
 
 
 def _head(frame: Frame) -> bytearray:
-    """Header and table of sections."""
     head = bytearray(_HEADER.size + len(frame.sections) * _SECTION.size)
     try:
         numbers = (frame.sender, frame.attempt, frame.number)

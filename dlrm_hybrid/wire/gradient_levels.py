@@ -52,11 +52,7 @@ _LOWEST, _HIGHEST = -149, 127
 
 @final
 class Matrices:
-    """The shapes of the tensors that are sent together; one of another rank is a row.
-
-    Args:
-        shapes: of the tensors.
-    """
+    """The shapes of the tensors that are sent together; one of another rank is a row."""
 
     def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
         pairs = [shape if len(shape) == 2 else (1, int(np.prod(shape))) for shape in shapes]
@@ -75,11 +71,7 @@ class Matrices:
 
 @final
 class Popularity:
-    """What was sent since this was last cleared.
-
-    Args:
-        matrices: that are sent together.
-    """
+    """What was sent since this was last cleared."""
 
     def __init__(self, matrices: Matrices) -> None:
         self._matrices = matrices
@@ -130,14 +122,7 @@ def read_payload(payload: Bytes, matrices: Matrices) -> tuple[Order, Int64s] | N
 
 
 def order_of(matrices: Matrices, rows_R: Int64s, cols_C: Int64s, rarity_T: Int64s) -> Order:
-    """The order of all elements.
-
-    Args:
-        matrices: that are sent together.
-        rows_R: classes of the rows.
-        cols_C: of the columns.
-        rarity_T: how seldom elements of each tensor are sent, as a power of two.
-    """
+    """The order of all elements."""
     tensors = len(matrices.counts_T)
     tensor_R = np.repeat(np.arange(tensors), matrices.sizes_T2[:, 0])
     tensor_C = np.repeat(np.arange(tensors), matrices.sizes_T2[:, 1])
@@ -209,11 +194,7 @@ _SKIPPED = 2**14  # elements that an event skips at most
 
 @final
 class UpdateSender:
-    """Codes updates of one bucket to receivers that get all of them.
-
-    Args:
-        shapes: of its tensors.
-    """
+    """Codes updates of one bucket to receivers that get all of them."""
 
     def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
         self._matrices = Matrices(shapes)
@@ -224,10 +205,6 @@ class UpdateSender:
 
     def encode(self, tensor: int, elements: Elements) -> Section:
         """One section of elements whose values are levels.
-
-        Args:
-            tensor: number of the bucket's first tensor.
-            elements: of all its tensors.
 
         Raises:
             ValueError: values of a tensor are no multiples, up to 32,767, of a power of two.

@@ -58,12 +58,7 @@ class Packet(NamedTuple):
 
 
 def encode_packet(fingerprint: int, sections: Sequence[Section]) -> bytes:
-    """The bytes of sections, whatever the numbers of their tensors.
-
-    Args:
-        fingerprint: 0 to 2**32 - 1.
-        sections: in the order of the tensors.
-    """
+    """The bytes of sections, whatever the numbers of their tensors."""
     parts: list[bytes | memoryview] = [_HEADER.pack(MAGIC, VERSION, len(sections), fingerprint)]
     parts += [_SECTION.pack(one[1], one[2], one[3], len(one[4])) for one in sections]
     body = b"".join(parts + payloads_of(sections))

@@ -299,10 +299,6 @@ def index_set(indices_K: Int32s, count: int) -> Section:
 def index_set_of(sections: Sequence[Section], count: int) -> Int32s:
     """Read the indices of a message that is one section of `index_set`.
 
-    Args:
-        sections: of the message.
-        count: N, elements of the vector, below 2**31.
-
     Raises:
         SectionError: there is not one such section, or none has this payload.
     """

@@ -37,14 +37,7 @@ _ZEROS = 0x55  # codes for zero in a byte of TERNARY
 
 
 def ternary(tensor: int, codes_N: Bytes, encoding: Encoding, scale: float) -> Section:
-    """A section of codes.
-
-    Args:
-        tensor: number of the tensor.
-        codes_N: 0, 1 or 2.
-        encoding: TERNARY or TRITS.
-        scale: float32.
-    """
+    """A section of codes."""
     codes_per_byte = _codes_per_byte(encoding)
     num_bytes = -(-codes_N.size // codes_per_byte)
     filled = np.ones(num_bytes * codes_per_byte, np.uint8)

@@ -61,7 +61,6 @@ def _compile(terminal: Terminal) -> int:
 
 
 def _check(rows: Path, terminal: Terminal) -> int:
-    """Print every check as it is made; exit 5 if training cannot run."""
     failed = 0
     for check in run_checks(Path.cwd(), lambda: _check_rows(rows, terminal)):
         terminal.line(f"{check.level:<4}  {check.name:<19}  {check.detail}")

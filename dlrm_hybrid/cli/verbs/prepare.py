@@ -63,7 +63,6 @@ def _guess(named: str | tuple[str, ...], config: Config, terminal: Terminal) -> 
 
 
 def _check(config: Config, folder: Path, terminal: Terminal) -> int:
-    """Verify all prepared rows, and the raw files if they are named."""
     shards = open_shards(folder, build.semantics(config))
     rows = shards.manifest.rows
     with terminal.counter("check", "rows") as show:

@@ -71,12 +71,6 @@ def watch(folder: Path, output: Path, seconds: float, say: Callable[[str], None]
 
     The last page, also after an interruption, does not reload itself.
 
-    Args:
-        folder: folder of the run.
-        output: file of the page.
-        seconds: seconds between two pages.
-        say: called with the place of the page once it exists.
-
     Returns:
         the status of the run at the end.
 

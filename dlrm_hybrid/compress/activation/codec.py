@@ -121,11 +121,6 @@ class DenseCodec(ActivationCodec):
 def largest_of_rows(x_BN: Tensor, sparsity: float, key: Key) -> RowSelection:
     """Select in every row the elements that reach its threshold, but no zeros (DCT-MP).
 
-    Args:
-        x_BN: float32, contiguous.
-        sparsity: fraction of a row that lies below its threshold, in [0, 1).
-        key: for messages.
-
     Raises:
         DivergedError: an activation is not finite; names batch, boundary and micro-batch.
         ValueError: the tensor is not contiguous float32 on the CPU.

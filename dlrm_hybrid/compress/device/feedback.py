@@ -198,11 +198,7 @@ class DeviceFeedback(Compressor):
         return [flag & USED > 0 for flag in numbers[: len(self.layout.specs)]]
 
     def finish(self, numbers: Sequence[int]) -> Selection:
-        """The elements that were selected; raises as `require_finite`.
-
-        Args:
-            numbers: of `begin`, on the host.
-        """
+        """The elements that were selected; raises as `require_finite`."""
         self.require_finite(numbers)
         done, self._step = self._step, None
         assert done is not None

@@ -165,11 +165,7 @@ class DeviceRedSync(DeviceRule):
 
 @final
 class DeviceDgc(DeviceRule):
-    """`dgc.SampledThreshold`: of the same sample, lowered or made exact on the device.
-
-    Args:
-        rule: the original.
-    """
+    """`dgc.SampledThreshold`: of the same sample, lowered or made exact on the device."""
 
     def __init__(self, rule: dgc.SampledThreshold) -> None:
         self._rule = rule

@@ -69,9 +69,6 @@ class Blocks:
 class Sums:
     """Residuals of all tensors, which the gradients of a step join when an operation first looks.
 
-    Args:
-        blocks: of the tensors.
-
     Attributes:
         blocks: as given.
         residual_N: float32, padded.

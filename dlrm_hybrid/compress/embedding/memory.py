@@ -78,12 +78,7 @@ class Rows:
 
 @final
 class Slots:
-    """Which rows of some tables are remembered, and where; see `kernels.levels.row_levels`.
-
-    Args:
-        rows_L: of the tables.
-        most: to be remembered of each.
-    """
+    """Which rows of some tables are remembered, and where; see `kernels.levels.row_levels`."""
 
     def __init__(self, rows_L: Sequence[int], most: int) -> None:
         sets_L = np.array([-(-min(rows, most) // WAYS) for rows in rows_L], np.int64)
@@ -171,13 +166,7 @@ def first_exponent(table_rows: Sequence[int], options: LevelOptions) -> int:
 
 @final
 class Copies:
-    """One end's copies of the rows of some tables, for one trainer.
-
-    Args:
-        rows_L: of the tables.
-        dim: of a row.
-        most: to be remembered of each table.
-    """
+    """One end's copies of the rows of some tables, for one trainer."""
 
     def __init__(self, rows_L: Sequence[int], dim: int, most: int) -> None:
         self.slots = Slots(rows_L, most)
@@ -217,12 +206,7 @@ class Copies:
 
 @final
 class Residuals:
-    """What rounding has left of the gradients of some tables' rows.
-
-    Args:
-        slots: of the copies of these rows.
-        dim: of a row.
-    """
+    """What rounding has left of the gradients of some tables' rows."""
 
     def __init__(self, slots: Slots, dim: int) -> None:
         self._slots = slots

@@ -29,12 +29,7 @@ from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 
 @final
 class LevelSender:
-    """Codes levels, by chances of its own for each table.
-
-    Args:
-        num_tables: L.
-        lifespan: messages that chances serve.
-    """
+    """Codes levels, by chances of its own for each table."""
 
     def __init__(self, num_tables: int, lifespan: int) -> None:
         self._tables = TableSender(Shape(num_tables, num_tables, SYMBOLS), lifespan)
@@ -58,12 +53,7 @@ class LevelSender:
 
 @final
 class LevelReceiver:
-    """Reads what a `LevelSender` has coded.
-
-    Args:
-        num_tables: L.
-        exponents: that a message begins with.
-    """
+    """Reads what a `LevelSender` has coded."""
 
     def __init__(self, num_tables: int, exponents: int) -> None:
         self._exponents = exponents

@@ -36,14 +36,7 @@ SENT, LOST = "rows.levels", "rows.lost_residuals"
 
 @final
 class Part:
-    """What a trainer remembers of tables that one end holds.
-
-    Args:
-        tables: their numbers.
-        rows_L: of the tables.
-        dim: of a row.
-        most: rows to be remembered of each table.
-    """
+    """What a trainer remembers of tables that one end holds."""
 
     def __init__(self, tables: Sequence[int], rows_L: Sequence[int], dim: int, most: int) -> None:
         self.tables = tuple(tables)
@@ -60,11 +53,6 @@ class Part:
 @final
 class TrainerMemory:
     """What a trainer remembers.
-
-    Args:
-        parts: of all tables.
-        table_rows: of all tables.
-        options: how finely rows and gradients are sent.
 
     Attributes:
         row_step: in which the next rows are to be sent to this trainer.
@@ -171,11 +159,6 @@ class TrainerMemory:
 
 def load_copies(copies: Copies, tables: Sequence[int], values: Mapping[str, Array]) -> int:
     """Make a holder's copies those that a trainer had; gives the exponent of the rows' step.
-
-    Args:
-        copies: of some tables.
-        tables: their numbers.
-        values: the trainer's `TrainerMemory.tensors`.
 
     Raises:
         DataError: one does not fit.

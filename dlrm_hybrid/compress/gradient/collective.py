@@ -50,12 +50,6 @@ class Collective(NamedTuple):
 def reduce(op: Op, contributions: Sequence[Sections], step: int, count: int) -> Sections:
     """Reduce the contributions of all trainers to the result of a round.
 
-    Args:
-        op: of the round.
-        contributions: of all trainers, in their order.
-        step: counted from 0.
-        count: N, elements of the stage.
-
     Raises:
         SectionError: a contribution is not what the operation takes.
     """

@@ -183,9 +183,6 @@ class Dense(Compressor):
     """Sends every element of every gradient as float32.
 
     Values that are not finite travel on to the server, which looks for them in every mean.
-
-    Args:
-        layout: of the tensors of a stage.
     """
 
     def __init__(self, layout: Layout) -> None:

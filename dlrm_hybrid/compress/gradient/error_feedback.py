@@ -91,11 +91,6 @@ class FeedbackOptions:
 class ErrorFeedback(Compressor):
     """Sends selected elements of gradient plus residual, and keeps the others for later steps.
 
-    Args:
-        layout: of the tensors of a stage.
-        selector: says what is sent.
-        options: all else.
-
     Attributes:
         layout, selector, options: as given.
         selected: the state of the selector.

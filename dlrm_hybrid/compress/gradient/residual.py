@@ -41,9 +41,6 @@ class Limits:
 class Residual:
     """The sum of residual and gradient, from which a selection is taken.
 
-    Args:
-        layout: of the tensors.
-
     Attributes:
         layout: as given.
         residual_N: float32; what is not sent.

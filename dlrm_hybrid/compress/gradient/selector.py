@@ -46,11 +46,6 @@ class Selector(Protocol):
     def select(self, x: Residual, state: Any, step: int) -> Selection:
         """Select the elements to send; yields the collectives of `rounds`.
 
-        Args:
-            x: residual plus gradient.
-            state: of `init`.
-            step: counted from 0.
-
         Raises:
             DivergedError: a value of `x` is not finite.
             SectionError: the result of a round is not what its operation gives.

@@ -149,13 +149,7 @@ class Thresholds(State):
     def end(
         self, renewed: Mapping[int, float], counts: Sequence[int], flushed: Sequence[int]
     ) -> None:
-        """Take note of a step: new thresholds of groups, how many elements of tensors reached them.
-
-        Args:
-            renewed: thresholds by group.
-            counts: of each tensor.
-            flushed: tensors that were sent in full.
-        """
+        """Take note of a step: new thresholds by group, and how much of each tensor has left."""
         for group, tau in renewed.items():
             # Nothing but zeros says nothing: a threshold of 0 from there would send all that
             # comes later.

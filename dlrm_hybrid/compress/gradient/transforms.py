@@ -132,9 +132,6 @@ class Momentum(Transform):
 class Momenta(State):
     """The state of `Momentum`: a momentum for each element.
 
-    Args:
-        layout: of the tensors.
-
     Attributes:
         layout: as given.
         momentum_N: float32, of all tensors.

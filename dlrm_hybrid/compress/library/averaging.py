@@ -69,11 +69,7 @@ class Averaging(Protocol):
 
 @final
 class ByPackets(Averaging):
-    """Every trainer gives a packet to every other, and adds up what it is given.
-
-    Args:
-        fingerprint: of the tensors.
-    """
+    """Every trainer gives a packet to every other, and adds up what it is given."""
 
     def __init__(self, fingerprint: int) -> None:
         self._fingerprint = fingerprint
@@ -98,12 +94,7 @@ class ByPackets(Averaging):
 
 @final
 class ByLevels(Averaging):
-    """Likewise, but levels are coded with tables that receivers keep; see `wire.gradient_levels`.
-
-    Args:
-        shapes: of the tensors.
-        fingerprint: of them.
-    """
+    """Likewise, but levels are coded with tables that receivers keep; `wire.gradient_levels`."""
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], fingerprint: int) -> None:
         self._shapes = [_matrix(shape) for shape in shapes]
@@ -205,13 +196,6 @@ def average_on_device(
     finds_unused: bool,
 ) -> NDArray[np.bool_]:
     """Overwrite gradients by the mean of what all trainers send.
-
-    Args:
-        exchange: between the trainers.
-        compressor: of this one.
-        gradients: float32 of all parameters, contiguous, on the compressor's device.
-        step: counted from 0.
-        finds_unused: whether gradients that are zero on all trainers count as unused.
 
     Returns:
         for each tensor whether it was used by any trainer, bool (T).

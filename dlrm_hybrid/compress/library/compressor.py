@@ -312,7 +312,6 @@ class ParameterCompressor:
         return {} if self._made is None else self._made.report()
 
     def _at(self, trainer: int, trainers: int) -> Compressor:
-        """The compressor of this trainer among so many."""
         if self._made is not None and self._place is not None:
             if self._place != (trainer, trainers):
                 raise ValueError(

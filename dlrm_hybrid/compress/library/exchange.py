@@ -171,7 +171,6 @@ class Exchange:
         return torch.cat(taken)
 
     def _raise_difference(self) -> Never:
-        """Raise ValueError in all members: their tags differ."""
         steps_T = self._gather_number(self._step)
         if len({*steps_T}) > 1:
             raise ValueError(
@@ -210,11 +209,6 @@ class Exchange:
         self, encoding: Generator[Collective, Sections, Result], step: int, count: int
     ) -> Result:
         """Run the rounds of a step to what is sent at its end.
-
-        Args:
-            encoding: of `Compressor.encode`.
-            step: counted from 0.
-            count: elements of all tensors.
 
         Raises:
             DivergedError: a gradient is not finite, here or at another trainer.

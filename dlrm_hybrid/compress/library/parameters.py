@@ -21,9 +21,6 @@ _FSDP = "_fsdp_wrapped_module"  # in the names of what FSDP's first version has 
 class Parameters:
     """Those of a model that are trained, by their names.
 
-    Args:
-        given: as of `model.named_parameters()`.
-
     Raises:
         ValueError: a name or a parameter is there twice, none needs a gradient, one cannot be
             compressed, they are too many, or these are no pairs of names and tensors.

@@ -79,10 +79,6 @@ class OwnExperiments:
     def check(self, overrides: Sequence[str], others: Sequence[str]) -> None:
         """Refuse a folder, or a file of the experiments that these overrides choose.
 
-        Args:
-            overrides: without faults.
-            others: faults to be listed before.
-
         Raises:
             ConfigError: there is a fault of the folder, or of a file with its line.
         """
@@ -105,12 +101,7 @@ class OwnExperiments:
             store_option(name, {NAME: name, **self._read(name).values}, EXPERIMENT)
 
     def located(self, fault: str, overrides: Sequence[str]) -> str:
-        """A fault of a value, with the file and line that sets it, if one of these does.
-
-        Args:
-            fault: begins with the key.
-            overrides: of the command line, which may set the key instead.
-        """
+        """A fault of a value, with the file and line that sets it, if one of these does."""
         typed = tuple(text.lstrip("+").partition("=")[0] for text in overrides)
         for name in self.chosen(overrides):
             for key, line in self._read(name).lines.items():
@@ -147,7 +138,6 @@ class OwnExperiments:
         return choices
 
     def _values(self, name: str) -> dict[str, Any]:
-        """All that is in the file of an experiment."""
         is_own = name in self.files
         return dict(self._read(name).values) if is_own else option(EXPERIMENT, name)
 
@@ -179,7 +169,6 @@ class OwnExperiments:
 
 
 def _named(overrides: Sequence[str]) -> list[str]:
-    """The experiments that overrides without faults choose."""
     names: list[str] = []
     for text in overrides:
         if text.startswith(f"+{EXPERIMENT}="):

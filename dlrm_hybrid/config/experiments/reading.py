@@ -57,10 +57,6 @@ class Experiment:
 def read(path: Path, known: tuple[str, ...]) -> Experiment:
     """Read the file of an experiment.
 
-    Args:
-        path: of the file.
-        known: experiments that it may build upon.
-
     Raises:
         ConfigError: it is no such file; one line for each fault, with file and line.
     """
@@ -104,14 +100,7 @@ def _parsed(path: str, text: str, known: tuple[str, ...]) -> Experiment:
 def _of_defaults(
     path: str, node: Node, known: tuple[str, ...], bases: dict[str, str]
 ) -> Iterator[str]:
-    """What is wrong with the choices of a file; notes in `bases` where each experiment is.
-
-    Args:
-        path: of the file.
-        node: its choices.
-        known: experiments that it may build upon.
-        bases: file and line by name.
-    """
+    """What is wrong with the choices of a file; notes in `bases` where each experiment is."""
     if node.tag == _NULL:
         return
     groups: set[str] = set()
@@ -140,14 +129,7 @@ def _of_defaults(
 
 
 def _of_keys(path: str, above: str, section: MappingNode, lines: dict[str, str]) -> Iterator[str]:
-    """What is wrong with the values of a section; notes in `lines` where each key is.
-
-    Args:
-        path: of the file.
-        above: name of the section and a dot; empty for the whole file.
-        section: of the file.
-        lines: file and line by key.
-    """
+    """What is wrong with the values of a section; notes in `lines` where each key is."""
     for name, node, where in _pairs(path, section):
         key = f"{above}{name}"
         if key == DEFAULTS:
@@ -165,12 +147,7 @@ def _of_keys(path: str, above: str, section: MappingNode, lines: dict[str, str])
 
 
 def _key_fault(key: str, name: str) -> str | None:
-    """What is wrong with a key, whatever its value.
-
-    Args:
-        key: dotted.
-        name: what stands in the file, below its section.
-    """
+    """What is wrong with a key, whatever its value."""
     if is_below(key, ("hydra",)):
         return f"{key}: of Hydra's own keys {', '.join(ALLOWED)} can be typed, none is here"
     if key == CONF:
@@ -188,7 +165,6 @@ def _key_fault(key: str, name: str) -> str | None:
 
 
 def _not_plain(node: Node) -> Iterator[tuple[Node, str]]:
-    """What is no plain value in the value of a key."""
     if node.tag.rpartition(":")[2] not in _PLAIN:
         yield node, f"{node.tag}: must be a plain value"
     elif isinstance(node, ScalarNode):
@@ -210,7 +186,6 @@ def _is_section(key: str) -> bool:
 
 
 def _pairs(path: str, node: MappingNode) -> Iterator[tuple[str, Node, str]]:
-    """Each key with its value, and where it is."""
     for key, value in node.value:
         name: str = key.value if isinstance(key, ScalarNode) else "?"
         yield name, value, _where(path, key)

@@ -26,10 +26,6 @@ def drop_unfit(config: DictConfig, overrides: Sequence[str]) -> list[str]:
 
     What was typed itself stays, to be refused.
 
-    Args:
-        config: as composed, with all values.
-        overrides: that it was composed of.
-
     Returns:
         a line for each value.
     """

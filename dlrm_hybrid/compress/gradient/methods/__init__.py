@@ -234,7 +234,6 @@ def help_of(record: type) -> Mapping[str, str]:
 
 
 def _classes() -> Iterator[type]:
-    """All classes of the files of this folder."""
     for file in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{file.name}")
         for one in vars(module).values():

@@ -142,13 +142,7 @@ class SampledThreshold(ThresholdFinder):
 
 
 def sample(values_N: Float32s, seed: int, drawn: int) -> Float32s:
-    """Draw random elements, in order: one of each of as many equal blocks, so none twice.
-
-    Args:
-        values_N: at least as many as are drawn.
-        seed: not negative; the same one draws the same indices.
-        drawn: how many, S.
-    """
+    """Draw random elements, in order: one of each of as many equal blocks, so none twice."""
     import numpy as np
 
     draws_S = splitmix64(seed, drawn)
