@@ -31,6 +31,7 @@ _DROPPED, _HALF, _LARGEST = np.uint32(0xFFFF), np.uint32(0x7FFF), np.uint32(0x7F
 _FLOAT = ir.FloatType()
 _INT32 = ir.IntType(32)
 _INT64 = ir.IntType(64)
+_NOT_ZERO = ir.Constant(ir.IntType(1), 1)
 
 
 @register_jitable
@@ -133,14 +134,18 @@ def mask64_ge_int16(_typing: Any, values: Any, first: Any, limit: Any) -> Any:
     return types.uint64(values, types.int64, types.int16), generate
 
 
+def _called(builder: Any, name: str, *arguments: Any) -> Any:
+    """What an intrinsic of LLVM on 64 bits gives."""
+    kind = ir.FunctionType(_INT64, [one.type for one in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+
 @intrinsic
 def trailing_zeros(_typing: Any, bits: Any) -> Any:
     """trailing_zeros(bits): index of the lowest set bit of a uint64 that is not 0, as int64."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(_INT64, [_INT64, ir.IntType(1)])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.cttz.i64")
-        return builder.call(function, [arguments[0], ir.Constant(ir.IntType(1), 1)])
+        return _called(builder, "llvm.cttz.i64", *arguments, _NOT_ZERO)
 
     return types.int64(types.uint64), generate
 
@@ -150,9 +155,7 @@ def highest_bit(_typing: Any, bits: Any) -> Any:
     """highest_bit(bits): index of the highest set bit of a uint64 that is not 0, as int64."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(_INT64, [_INT64, ir.IntType(1)])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.ctlz.i64")
-        zeros = builder.call(function, [arguments[0], ir.Constant(ir.IntType(1), 1)])
+        zeros = _called(builder, "llvm.ctlz.i64", *arguments, _NOT_ZERO)
         return builder.sub(ir.Constant(_INT64, 63), zeros)
 
     return types.int64(types.uint64), generate
@@ -163,9 +166,7 @@ def population(_typing: Any, bits: Any) -> Any:
     """population(bits): number of set bits of a uint64, as int64."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(_INT64, [_INT64])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.ctpop.i64")
-        return builder.call(function, [arguments[0]])
+        return _called(builder, "llvm.ctpop.i64", *arguments)
 
     return types.int64(types.uint64), generate
 

@@ -40,31 +40,6 @@ def gather(indices_K: Int32s, values_N: Float32s, out_K: Float32s) -> None:
 
 
 @kernel
-def split(offsets_E: Int64s, indices_K: Int32s, splits_E: Int64s, local_K: Int32s) -> None:
-    """Sort increasing flat indices by tensor.
-
-    Args:
-        offsets_E: of the tensors.
-        indices_K: among the elements of all.
-        splits_E: receives where those of each tensor begin among the K, then K.
-        local_K: receives the indices in their tensors.
-    """
-    splits_E[0] = 0
-    for tensor in range(offsets_E.size - 1):
-        start, end = np.int32(offsets_E[tensor]), offsets_E[tensor + 1]
-        low, high = splits_E[tensor], indices_K.size
-        while low < high:
-            middle = (low + high) >> 1
-            if indices_K[middle] < end:
-                low = middle + 1
-            else:
-                high = middle
-        for k in range(splits_E[tensor], low):
-            local_K[k] = indices_K[k] - start
-        splits_E[tensor + 1] = low
-
-
-@kernel
 def put(indices_K: Int32s, values_K: Float32s, out_N: Float32s) -> None:
     """Overwrite elements of `out_N`."""
     for k in range(indices_K.size):

@@ -32,8 +32,9 @@ from dlrm_hybrid.report.measures import (
 )
 from dlrm_hybrid.report.runs import Run, is_run, read_run
 from dlrm_hybrid.report.table import MISSING, Table
+from dlrm_hybrid.telemetry.compression import ratio
 from dlrm_hybrid.telemetry.spans import Span
-from dlrm_hybrid.telemetry.summary import COMPLETE, UNFINISHED, ratio, role_of, role_order
+from dlrm_hybrid.telemetry.summary import COMPLETE, UNFINISHED, role_of, role_order
 from dlrm_hybrid.types import ExitCode
 
 if TYPE_CHECKING:

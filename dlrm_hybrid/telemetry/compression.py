@@ -17,6 +17,11 @@ GRADIENT = "gradient."
 ACTIVATION = "activation."
 
 
+def ratio(part: float, whole: float) -> float | None:
+    """Quotient of part and whole; None if the whole is 0."""
+    return part / whole if whole else None
+
+
 def counted(elements: int, sent: int, threshold_sum: float, thresholds: int) -> dict[str, float]:
     """Make the counts of one name."""
     return {
@@ -44,8 +49,8 @@ def values_of(counts: Counts) -> dict[str, Any]:
         name: {
             "elements": one["elements"],
             "sent": one["sent"],
-            "density": _ratio(one["sent"], one["elements"]),
-            "threshold": _ratio(one["threshold_sum"], one["thresholds"]),
+            "density": ratio(one["sent"], one["elements"]),
+            "threshold": ratio(one["threshold_sum"], one["thresholds"]),
         }
         for name, one in counts.items()
     }
@@ -56,8 +61,4 @@ def density(several: Iterable[Mapping[str, Any]], prefix: str) -> float | None:
     tallies = [
         tally for values in several for name, tally in values.items() if name.startswith(prefix)
     ]
-    return _ratio(sum(one["sent"] for one in tallies), sum(one["elements"] for one in tallies))
-
-
-def _ratio(part: float, total: float) -> float | None:
-    return part / total if total else None
+    return ratio(sum(one["sent"] for one in tallies), sum(one["elements"] for one in tallies))

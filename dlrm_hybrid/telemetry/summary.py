@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dlrm_hybrid.telemetry import compression
+from dlrm_hybrid.telemetry.compression import ratio
 from dlrm_hybrid.telemetry.events import PHASES, Event, Kind, part_of
 from dlrm_hybrid.telemetry.histogram import ByTrainer, Histogram, merged_by_trainer
 from dlrm_hybrid.telemetry.spans import Span
@@ -110,11 +111,6 @@ def role_of(name: str) -> str:
 def role_order(role: str) -> tuple[int, str]:
     """Sort key for roles: stage after stage, then the servers."""
     return {SERVERS: 1, TABLE_SERVERS: 2}.get(role, 0), role
-
-
-def ratio(part: float, whole: float) -> float | None:
-    """Quotient of part and whole; None if the whole is 0."""
-    return part / whole if whole else None
 
 
 def staleness_figures(by_trainer: ByTrainer) -> dict[str, Any]:

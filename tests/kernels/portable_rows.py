@@ -45,7 +45,6 @@ from dlrm_hybrid.kernels.scatter import (
     put_all,
     round_bfloat16,
     scatter_add,
-    split,
 )
 from dlrm_hybrid.kernels.sections import Format, read_sections, write_sections
 from dlrm_hybrid.kernels.ternary import read_bits, read_levels, ternarise, write_levels
@@ -81,8 +80,8 @@ def scattered() -> Outputs:
     count, _ = collect(touched_W, sum_N, 1, union_N, taken_N)
     union_K, taken_K = union_N[:count], taken_N[:count].copy()
     put(union_K, taken_K, out_N)
-    splits_E, local_K = np.zeros(3, np.int64), np.empty_like(union_K)
-    split(np.array([0, 90, 200]), union_K, splits_E, local_K)
+    splits_E = np.searchsorted(union_K, [0, 90, 200])
+    local_K = union_K - np.repeat(np.array([0, 90], np.int32), np.diff(splits_E))
     addresses_T = np.array([out_N.ctypes.data, out_N[90:].ctypes.data], np.uint64)
     put_all(addresses_T, np.array([90, 110]), splits_E, local_K, taken_K, True)
     rest_N = np.zeros(200, np.float32)

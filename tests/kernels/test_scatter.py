@@ -15,7 +15,6 @@ from dlrm_hybrid.kernels.scatter import (
     put_all,
     round_bfloat16,
     scatter_add,
-    split,
 )
 from dlrm_hybrid.kernels.sections import scatter_bfloat16, widen
 
@@ -70,10 +69,6 @@ def test_what_was_added_is_listed_and_taken(case: tuple[int, list[Push]]) -> Non
     back_K = np.empty_like(taken_K)
     gather(union_K, out_N, back_K)
     assert back_K.tobytes() == taken_K.tobytes()
-    splits_E, local_K = np.empty_like(offsets_E), np.empty_like(union_K)
-    split(offsets_E, union_K, splits_E, local_K)
-    assert splits_E.tolist() == np.searchsorted(union_K, offsets_E).tolist()
-    assert (local_K + np.repeat(offsets_E[:-1], np.diff(splits_E))).tolist() == union_K.tolist()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])

@@ -30,7 +30,7 @@ from dlrm_hybrid.types import DataError
 
 Array = NDArray[np.generic]
 
-STEPS = "steps"
+STEPS, LEVELS_PREFIX = "steps", "levels."
 SENT, LOST = "rows.levels", "rows.lost_residuals"
 
 
@@ -192,11 +192,6 @@ def _of_table(part: Part, place: int) -> dict[str, Array]:
         "row_squares": part.of_rows.squares_L[place : place + 1],
         "gradient_squares": part.of_gradients.squares_L[place : place + 1],
     }
-
-
-Array = NDArray[np.generic]
-
-LEVELS_PREFIX = "levels."
 
 
 def tensors_of(trainer: int, memory: TrainerMemory) -> dict[str, Tensor]:

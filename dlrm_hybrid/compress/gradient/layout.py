@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.arrays import Float32s, Int32s, Int64s
-from dlrm_hybrid.kernels.scatter import split
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +114,9 @@ class Indices:
     @classmethod
     def of_flat(cls, layout: Layout, flat_K: Int32s) -> Indices:
         """Make it from increasing indices in the flat vector, int32 (K)."""
-        splits_E, local_K = np.empty_like(layout.offsets), np.empty_like(flat_K)
-        split(layout.offsets, flat_K, splits_E, local_K)
-        made = cls(layout, splits_E, local_K)
+        offsets_E = layout.offsets.astype(np.int32)  # of one type with the indices, none is copied
+        splits_E = np.searchsorted(flat_K, offsets_E)
+        made = cls(layout, splits_E, flat_K - np.repeat(offsets_E[:-1], np.diff(splits_E)))
         made.flat = flat_K
         return made
 
