@@ -137,7 +137,7 @@ def _draw(axes: Axes, found: Frame, values: Frame) -> None:
 
 def main() -> None:
     """Print the table, write the picture."""
-    study(__doc__, points, figure, table)
+    study(__doc__, points, table, figure)
 
 
 if __name__ == "__main__":

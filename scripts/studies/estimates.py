@@ -155,7 +155,7 @@ def _scale(axes: Axes) -> None:
 
 def main() -> None:
     """Print the table, write the picture."""
-    study(__doc__, estimates, figure, table)
+    study(__doc__, estimates, table, figure)
 
 
 if __name__ == "__main__":

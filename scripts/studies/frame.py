@@ -38,21 +38,15 @@ def frame(runs: Sequence[Run]) -> Frame:
     `cpu_microseconds` per sample of all ranks. What was not counted is NaN.
     """
     rows: list[dict[str, Any]] = [
-        _row(number, run.config, run.summary)
-        for number, run in enumerate(runs)
-        if run.status == COMPLETE
+        _row(number, run) for number, run in enumerate(runs) if run.status == COMPLETE
     ]
     found = pd.DataFrame(rows, columns=list(COLUMNS))
     names = dict.fromkeys([WHOLE, *(str(row["method"]) for row in rows)])
     return found.assign(method=pd.Categorical(found["method"], list(names), ordered=True))
 
 
-def _row(number: int, config: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
-    # Trained on while bytes and CPU time were counted.
-    samples = summary["samples_per_second"] * summary["seconds"]
-    network: Mapping[str, Any] = summary["network"]
-    counted: Mapping[str, Any] = network["by_class"] or {}
-    sent: dict[str, float] = {name: one["bytes"] / samples for name, one in counted.items()}
+def _row(number: int, run: Run) -> dict[str, Any]:
+    config, summary, sent = run.config, run.summary, sent_per_sample(run)
     return {
         "run": number,
         "method": method_of(config),
@@ -63,10 +57,10 @@ def _row(number: int, config: Mapping[str, Any], summary: Mapping[str, Any]) -> 
         "world": config["parallel"]["world"],
         "loss": summary["test"]["loss"],
         "sent": summary["compression"]["gradient_density"],
-        "pulled": network.get("pull_density"),
+        "pulled": summary["network"].get("pull_density"),
         "gradient_push": sent.get("gradient_push"),
         "parameter_pull": sent.get("parameter_pull"),
-        "cpu_microseconds": 1e6 * summary["cpu"]["seconds"] / samples,
+        "cpu_microseconds": cpu_microseconds(run),
     }
 
 
@@ -109,26 +103,55 @@ def estimator_of(config: Mapping[str, Any]) -> str:
     return f"{name}, {STAGE}" if gradient.get("scope") == STAGE else name
 
 
-def study(
-    about: str | None,
-    measure: Callable[[Sequence[Run]], Found],
-    picture: Callable[[Found], Figure],
-    table: Callable[[Found], Table],
-) -> None:
-    """Read the runs that the command line names, print a table, write a picture.
+def samples_of(run: Run) -> float:
+    """Rows trained on while bytes and CPU time were counted."""
+    return run.summary["samples_per_second"] * run.summary["seconds"]
+
+
+def sent_per_sample(run: Run) -> dict[str, float]:
+    """Bytes by class; empty where none were counted."""
+    counted: Mapping[str, Any] = run.summary["network"]["by_class"] or {}
+    return {name: one["bytes"] / samples_of(run) for name, one in counted.items()}
+
+
+def cpu_microseconds(run: Run) -> float:
+    """CPU time per sample, of all ranks."""
+    return 1e6 * run.summary["cpu"]["seconds"] / samples_of(run)
+
+
+def arguments(about: str | None, *, has_picture: bool = True) -> argparse.ArgumentParser:
+    """What a study takes: `--output`, where it draws one.
 
     Args:
-        about: the docstring of the study.
-        measure: what it looks at in the runs.
-        picture: of that.
-        table: of that.
+        about: the docstring of its file.
+        has_picture: whether it draws one.
     """
     parser = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    if has_picture:
+        parser.add_argument("--output", type=Path, required=True, help="a PNG or SVG file")
+    return parser
+
+
+def study(
+    about: str | None,
+    measure: Callable[[Sequence[Run]], Found],
+    table: Callable[[Found], Table],
+    picture: Callable[[Found], Figure] | None = None,
+) -> None:
+    """Read the runs that the command line names, write a picture, print a table.
+
+    Args:
+        about: the docstring of the study.
+        measure: what it looks at in the runs.
+        table: of that.
+        picture: of that; None for none.
+    """
+    parser = arguments(about, has_picture=picture is not None)
     parser.add_argument("folders", nargs="+", type=Path, help="of runs or sweeps")
-    parser.add_argument("--output", type=Path, required=True, help="a PNG or SVG file")
     options = parser.parse_args()
     found = measure(read_runs(options.folders))
-    save(picture(found), options.output)
+    if picture is not None:
+        save(picture(found), options.output)
     print(table(found).markdown(), end="")

@@ -9,13 +9,12 @@ in the final `_<seed>` are averaged.
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
-from frame import Frame
+from frame import Frame, arguments
 from matplotlib.figure import Figure
 
 from dlrm_hybrid.report.drawing import add_key, draw_line, drawing, panels, save
@@ -102,13 +101,12 @@ def _tested(run: Run) -> Frame:
 
 def main() -> None:
     """Read the run folders of the command line and write the picture."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__)
     parser.add_argument("--baseline", nargs="+", type=Path, required=True, help="run folders")
     parser.add_argument("--runs", nargs="+", type=Path, required=True, help="run folders")
-    parser.add_argument("--output", type=Path, required=True, help="a PNG or SVG file")
-    arguments = parser.parse_args()
-    drawn = gaps(read_runs(arguments.baseline), read_runs(arguments.runs))
-    save(figure(drawn), arguments.output)
+    options = parser.parse_args()
+    drawn = gaps(read_runs(options.baseline), read_runs(options.runs))
+    save(figure(drawn), options.output)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ among them; of several, from the one with the nearest number of trainers. Each o
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from dlrm_hybrid.report.runs import Run, read_runs
+from frame import sent_per_sample, study
+
+from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.telemetry.summary import COMPLETE
 from dlrm_hybrid.types import ConfigError
@@ -76,7 +76,7 @@ def table(found: Mapping[str, Mapping[int, Sent]]) -> Table:
 
 
 def _sent(run: Run, embedding: float) -> Sent:
-    per_sample = _per_sample(run) | {"embedding": embedding}
+    per_sample = sent_per_sample(run) | {"embedding": embedding}
     sent = {
         name: sum(per_sample.get(one, 0.0) for one in classes) for name, classes in CLASSES.items()
     }
@@ -100,7 +100,7 @@ def _embedding(run: Run, runs: Sequence[Run]) -> float:
         )
     nearest = min(counted, key=lambda other: abs(_trainers(other) - own))
     travels = 1 - 1 / _trainers(nearest)
-    return _per_sample(nearest)["embedding"] / travels * (1 - 1 / own)
+    return sent_per_sample(nearest)["embedding"] / travels * (1 - 1 / own)
 
 
 def _trainers(run: Run) -> int:
@@ -112,20 +112,9 @@ def _tables(run: Run) -> Any:
     return run.config["train"]["batch_size"], run.config["embedding"]
 
 
-def _per_sample(run: Run) -> dict[str, float]:
-    samples = run.summary["samples_per_second"] * run.summary["seconds"]
-    counted = run.summary["network"]["by_class"]
-    return {name: one["bytes"] / samples for name, one in counted.items()}
-
-
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folders", nargs="+", type=Path, help="of runs or sweeps")
-    found = sent_by_world(read_runs(parser.parse_args().folders))
-    print(table(found).markdown(), end="")
+    study(__doc__, sent_by_world, table)
 
 
 if __name__ == "__main__":

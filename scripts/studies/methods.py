@@ -129,7 +129,7 @@ def figure(found: Frame) -> Figure:
 
 def main() -> None:
     """Print the table, write the picture."""
-    study(__doc__, points, figure, table)
+    study(__doc__, points, table, figure)
 
 
 if __name__ == "__main__":

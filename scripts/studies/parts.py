@@ -10,9 +10,10 @@ time spent on encoding and decoding.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
+
+from frame import arguments, cpu_microseconds
 
 from dlrm_hybrid.report.measures import digits, mean_spread
 from dlrm_hybrid.report.runs import Run, read_runs
@@ -84,18 +85,14 @@ def _sent(run: Run) -> dict[str, float]:
 
 def _time(run: Run) -> tuple[str, str]:
     """CPU time per sample, and how much of it is for encoding and decoding."""
-    summary = run.summary
-    samples = summary["samples_per_second"] * summary["seconds"]
-    seconds: float = summary["cpu"]["seconds"]
-    spent = [rank["seconds_by_span"][span] for rank in summary["roles"].values() for span in CODES]
-    return digits(1e6 * seconds / samples), f"{sum(spent) / seconds:.1%}"
+    roles = run.summary["roles"].values()
+    spent = [rank["seconds_by_span"][span] for rank in roles for span in CODES]
+    return digits(cpu_microseconds(run)), f"{sum(spent) / run.summary['cpu']['seconds']:.1%}"
 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__, has_picture=False)
     parser.add_argument("--bytes", nargs="+", type=Path, required=True, help="folders of worlds")
     parser.add_argument("--quality", nargs="*", type=Path, default=[], help="folders NAME_SEED")
     options = parser.parse_args()

@@ -27,9 +27,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformer import Batch, Shape, Stage, State, loss_of, start
-from translation import Plan, Task, batches, build, rate, shape_of, task
+from translation import Plan, Task, batches, build, learn, optimizer_of, rate, shape_of, task
 
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.comm.rendezvous import share_folder
@@ -70,11 +70,6 @@ class Result:
     dense: Counter[tuple[Kind, str]] = field(default_factory=Counter[tuple[Kind, str]])
 
 
-def optimizer_of(stage: nn.Module) -> torch.optim.Optimizer:
-    """Adam, as `translation.train` has it."""
-    return torch.optim.Adam(stage.parameters(), betas=(0.9, 0.98))
-
-
 def hashes(stage: Stage) -> list[str]:
     """One for the weights of each block."""
     found: list[str] = []
@@ -89,15 +84,7 @@ def hashes(stage: Stage) -> list[str]:
 def together(plan: Plan, given: Task) -> Result:
     """Train in this process, with `SparseBoundary`."""
     whole = build(plan, given)
-    optimizer, result = optimizer_of(whole), Result()
-    for step, pairs in enumerate(islice(batches(given.train, plan.batch, plan.seed), plan.steps)):
-        batch = given.batch(pairs)
-        loss = loss_of(whole(start(), batch), batch)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.param_groups[0]["lr"] = rate(plan, step)
-        optimizer.step()
-        result.losses.append(float(loss.detach()))
+    result = Result(losses=learn(whole, plan, given))
     result.weights = hashes(whole)
     for boundary in whole.boundaries.values():
         report = boundary.report()

@@ -8,12 +8,13 @@ A row for each `data.raw` of the runs, a column for each `embedding.init`: mean 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from frame import study
+
 from dlrm_hybrid.report.measures import mean_spread
-from dlrm_hybrid.report.runs import Run, read_runs
+from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.types import ConfigError
 
@@ -42,11 +43,7 @@ def table(runs: Sequence[Run]) -> Table:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("runs", nargs="+", type=Path, help="run folders")
-    print(table(read_runs(parser.parse_args().runs)).markdown(), end="")
+    study(__doc__, list, table)
 
 
 if __name__ == "__main__":

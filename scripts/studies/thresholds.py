@@ -12,14 +12,13 @@ thresholds are.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 import pandas as pd
-from frame import Frame
+from frame import Frame, arguments
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -161,18 +160,14 @@ def _steadiness(one: Thresholds) -> tuple[str, ...]:
 
 def main() -> None:
     """Read the run folders of the command line, write the picture and print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--runs", nargs="+", type=Path, required=True, help="run folders")
     parser.add_argument("--names", nargs="+", required=True, help="of tensors or boundaries")
-    parser.add_argument("--output", type=Path, required=True, help="a PNG or SVG file")
-    arguments = parser.parse_args()
-    runs = read_runs(arguments.runs)
-    found = [thresholds(runs, name) for name in arguments.names]
-    save(figure(found), arguments.output)
-    shown = steadiness([one for panel in found for one in panel])
-    print(shown.markdown(), end="")
+    options = parser.parse_args()
+    runs = read_runs(options.runs)
+    found = [thresholds(runs, name) for name in options.names]
+    save(figure(found), options.output)
+    print(steadiness([one for panel in found for one in panel]).markdown(), end="")
 
 
 if __name__ == "__main__":

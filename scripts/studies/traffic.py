@@ -7,19 +7,17 @@ The others are compared with the first run.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 import pandas as pd
-from frame import Frame
+from frame import Frame, study
 from matplotlib.figure import Figure
 
-from dlrm_hybrid.report.drawing import KEY_COLUMNS, add_key, draw_bars, drawing, panels, save
+from dlrm_hybrid.report.drawing import KEY_COLUMNS, add_key, draw_bars, drawing, panels
 from dlrm_hybrid.report.figures import AxesText
 from dlrm_hybrid.report.labels import labels
 from dlrm_hybrid.report.measures import nonzero
-from dlrm_hybrid.report.runs import Run, read_runs
+from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.report.tables import bytes_by_class
 from dlrm_hybrid.types import ConfigError
@@ -85,17 +83,12 @@ def _ratio(base: float, num_bytes: float) -> str:
 
 def main() -> None:
     """Print the table, write the picture."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    study(
+        __doc__,
+        lambda runs: (runs, labels(runs)),
+        lambda named: against_first(*named),
+        lambda named: figure(*named),
     )
-    parser.add_argument("runs", nargs="+", type=Path, help="run folders, of worlds")
-    parser.add_argument("--output", type=Path, required=True, help="a PNG or SVG file")
-    options = parser.parse_args()
-    runs = read_runs(options.runs)
-    names = labels(runs)
-    save(figure(runs, names), options.output)
-    shown = against_first(runs, names)
-    print(shown.markdown(), end="")
 
 
 if __name__ == "__main__":

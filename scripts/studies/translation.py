@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from grammar import PAD, Grammar, Pair, Vocabulary, bleu
-from torch import Tensor
+from torch import Tensor, nn
 from transformer import Batch, Shape, Stage, cut_behind, loss_of, network, start, translate
 
 from dlrm_hybrid.compress import SparseBoundary
@@ -152,11 +152,9 @@ def build(plan: Plan, given: Task) -> Stage:
     return Stage(blocks, 0, boundaries)
 
 
-def train(plan: Plan, given: Task) -> dict[str, object]:
-    """Train, and say how well it translates."""
-    began = time.process_time()
-    whole = build(plan, given)
-    optimizer = torch.optim.Adam(whole.parameters(), betas=(0.9, 0.98))
+def learn(whole: Stage, plan: Plan, given: Task) -> list[float]:
+    """Train; gives the loss of every step."""
+    optimizer = optimizer_of(whole)
     losses: list[float] = []
     for step, pairs in enumerate(islice(batches(given.train, plan.batch, plan.seed), plan.steps)):
         batch = given.batch(pairs)
@@ -166,6 +164,19 @@ def train(plan: Plan, given: Task) -> dict[str, object]:
         optimizer.param_groups[0]["lr"] = rate(plan, step)
         optimizer.step()
         losses.append(float(loss.detach()))
+    return losses
+
+
+def optimizer_of(stage: nn.Module) -> torch.optim.Optimizer:
+    """Adam, whose rate `rate` says."""
+    return torch.optim.Adam(stage.parameters(), betas=(0.9, 0.98))
+
+
+def train(plan: Plan, given: Task) -> dict[str, object]:
+    """Train, and say how well it translates."""
+    began = time.process_time()
+    whole = build(plan, given)
+    losses = learn(whole, plan, given)
     reports = [one.report() for one in whole.boundaries.values()]
     trained = time.process_time() - began
     scores = scored(whole.eval(), given)

@@ -7,20 +7,19 @@ Takes pairs of runs that differ only in parallel.world, and compares their last 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from frame import frame, method_of
+from frame import cpu_microseconds, frame, method_of, sent_per_sample, study
 from numpy.typing import NDArray
 from safetensors.numpy import load_file  # pyright: ignore[reportUnknownVariableType]
 
 from dlrm_hybrid.checkpoint.folder import find, key_of, read
 from dlrm_hybrid.disk import plain_file
 from dlrm_hybrid.report.measures import digits
-from dlrm_hybrid.report.runs import Run, read_runs
+from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.report.table import Table
 from dlrm_hybrid.types import ConfigError
 
@@ -79,14 +78,14 @@ def differing(one: Path, other: Path) -> tuple[list[str], int]:
 
 def _row(one: Run, other: Run) -> tuple[str, ...]:
     unlike, num_tensors = differing(one.folder, other.folder)
-    costs = [1e6 * run.summary["cpu"]["seconds"] / _samples(run) for run in (one, other)]
+    costs = [cpu_microseconds(run) for run in (one, other)]
     return (
         method_of(one.config),
         str(one.config["train"]["seed"]),
         _both(*(f"{run.summary['test']['loss']:.17g}" for run in (one, other))),
         f"{len(unlike)} of {num_tensors} differ" if unlike else f"all {num_tensors} equal",
-        _both(*(_bytes(run, "gradient_push") for run in (one, other))),
-        _both(*(_bytes(run, "parameter_pull") for run in (one, other))),
+        _both(*(digits(sent_per_sample(run)["gradient_push"]) for run in (one, other))),
+        _both(*(digits(sent_per_sample(run)["parameter_pull"]) for run in (one, other))),
         *(digits(cost) for cost in costs),
         f"{costs[1] / costs[0]:.2f}",
     )
@@ -94,15 +93,6 @@ def _row(one: Run, other: Run) -> tuple[str, ...]:
 
 def _both(one: str, other: str) -> str:
     return one if one == other else f"{one}, {other}"
-
-
-def _bytes(run: Run, traffic: str) -> str:
-    return digits(run.summary["network"]["by_class"][traffic]["bytes"] / _samples(run))
-
-
-def _samples(run: Run) -> float:
-    """Trained on while bytes and CPU time were counted."""
-    return run.summary["samples_per_second"] * run.summary["seconds"]
 
 
 def _tensors(folder: Path) -> Mapping[str, NDArray[Any]]:
@@ -128,13 +118,7 @@ def _tensors(folder: Path) -> Mapping[str, NDArray[Any]]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folders", nargs="+", type=Path, help="of runs or sweeps")
-    options = parser.parse_args()
-    shown = table(pairs_of(read_runs(options.folders)))
-    print(shown.markdown(), end="")
+    study(__doc__, pairs_of, table)
 
 
 if __name__ == "__main__":
