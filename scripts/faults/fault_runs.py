@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import subprocess
@@ -80,6 +81,24 @@ def start(folder: Path, overrides: Sequence[str]) -> Program:
     with folder.with_suffix(".txt").open("ab") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
         return Program(process, folder)
+
+
+def unharmed(folder: Path, overrides: Sequence[str]) -> Path:
+    """The folder of a run that nothing is done to; SystemExit if it fails."""
+    if start(folder, overrides).end():
+        raise SystemExit(f"{folder}: the run that nobody has harmed failed")
+    return folder
+
+
+def arguments(about: str | None, **counts: int) -> argparse.ArgumentParser:
+    """What scripts of faults take: a folder for all their runs, and numbers with defaults."""
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="for all runs; they are not removed")
+    for name, default in counts.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    return parser
 
 
 def read(folder: Path) -> list[Event]:

@@ -11,7 +11,6 @@ Prints Markdown tables; exit code 1 if a run hung, left a process, or ended with
 
 from __future__ import annotations
 
-import argparse
 import signal
 import sys
 import time
@@ -21,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from fault_runs import HangError, Program, digest, send, start, wait_gone
+from fault_runs import HangError, Program, arguments, digest, send, start, unharmed, wait_gone
 
 from dlrm_hybrid.report.table import Table
 from dlrm_hybrid.rng import fold
@@ -74,15 +73,8 @@ class Told:
 
 def main() -> None:
     """Make the runs, print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path, help="for all runs; they are not removed")
+    parser = arguments(__doc__, runs=4, kills=3, steps=100, seed=0)
     parser.add_argument("--parallel", choices=tuple(ROLES), default="hybrid")
-    parser.add_argument("--runs", type=int, default=4)
-    parser.add_argument("--kills", type=int, default=3, help="in each run")
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     draw = np.random.default_rng(fold(options.seed, "kills"))
     kills: int = options.kills
@@ -123,9 +115,7 @@ def _drawn(draw: np.random.Generator, kinds: Sequence[Sequence[str]], kills: int
 
 def _unbroken(folder: Path, given: list[str], steps: int) -> str:
     world = [] if given[0] == "parallel=single" else ["parallel.world=in_process"]
-    if start(folder, [*given, *world]).end():
-        raise SystemExit(f"{folder}: the run that nobody has harmed failed")
-    return digest(folder, steps)
+    return digest(unharmed(folder, [*given, *world]), steps)
 
 
 def _harmed(folder: Path, given: list[str], kills: list[tuple[str, int]]) -> Told:

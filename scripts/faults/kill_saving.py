@@ -12,7 +12,6 @@ ended with other weights than an undisturbed run.
 
 from __future__ import annotations
 
-import argparse
 import signal
 import sys
 import time
@@ -20,7 +19,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from fault_runs import HangError, Program, digest, send, start, wait_gone
+from fault_runs import HangError, Program, arguments, digest, send, start, unharmed, wait_gone
 
 from dlrm_hybrid.checkpoint.folder import (
     BEST_FILE,
@@ -60,14 +59,8 @@ POLL_SECONDS = 0.0002
 
 def main() -> None:
     """Make the runs, print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path, help="for all runs; they are not removed")
+    parser = arguments(__doc__, runs=2, kills=10, seed=0)
     parser.add_argument("--parallel", choices=tuple(WORLDS), default="single")
-    parser.add_argument("--runs", type=int, default=2)
-    parser.add_argument("--kills", type=int, default=10, help="in each run")
-    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     draw = np.random.default_rng(fold(options.seed, "saving"))
     kills: int = options.kills
@@ -75,9 +68,7 @@ def main() -> None:
     given = [*WORLDS[options.parallel], f"train.steps={steps}", "train.epochs=100"]
     given += ["checkpoint.every=2", f"checkpoint.keep={KEEP}", "train.evaluate_every=0"]
     given += [f"checkpoint.max_restarts={kills}"]
-    whole = options.folder / f"unbroken-{options.parallel}-{kills}"
-    if start(whole, given).end():
-        raise SystemExit(f"{whole}: the run that nobody has harmed failed")
+    whole = unharmed(options.folder / f"unbroken-{options.parallel}-{kills}", given)
     found: Counter[tuple[str, str]] = Counter()
     faults: list[str] = []
     for number in range(options.runs):

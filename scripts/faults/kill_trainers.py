@@ -9,7 +9,6 @@ of leaves, and no process left. Prints a Markdown table; exit code 1 if anything
 
 from __future__ import annotations
 
-import argparse
 import json
 import signal
 import sys
@@ -17,11 +16,10 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import final
 
 import numpy as np
-from fault_runs import HangError, Program, read, send, start, wait_gone
+from fault_runs import HangError, Program, arguments, read, send, start, wait_gone
 
 from dlrm_hybrid.checkpoint.folder import find
 from dlrm_hybrid.report.table import Table
@@ -82,15 +80,7 @@ class Strikes:
 
 def main() -> None:
     """Make the run, print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path, help="of the run; it is not removed")
-    parser.add_argument("--kills", type=int, default=3)
-    parser.add_argument("--leaves", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=0, help="0: as many as the strikes need")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = arguments(__doc__, kills=3, leaves=0, steps=0, seed=0).parse_args()
     kills: int = options.kills
     hows = [KILL] * kills + [LEAVE] * options.leaves
     steps = options.steps or 100 + 400 * len(hows)

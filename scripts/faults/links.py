@@ -25,7 +25,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fault_runs import HangError, Program, digest, read, send, start, wait_gone
+from fault_runs import (
+    HangError,
+    Program,
+    arguments,
+    digest,
+    read,
+    send,
+    start,
+    unharmed,
+    wait_gone,
+)
 
 from dlrm_hybrid.report.table import Table
 from dlrm_hybrid.telemetry.events import Kind
@@ -90,20 +100,15 @@ FAULTS = (
 
 def main() -> None:
     """Make the runs, print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path, help="for all runs; they are not removed")
+    parser = arguments(__doc__)
     parser.add_argument("--roles", nargs="+", default=ROLES, help="ranks by name")
     parser.add_argument("--faults", nargs="+", choices=[one.name for one in FAULTS])
     parser.add_argument("--while", type=float, default=5.0, dest="seconds")
     parser.add_argument("--patience", type=float, default=60.0, help="where the fault ends")
     parser.add_argument("--last", type=float, default=10.0, help="patience where it does not")
     options, overrides = parser.parse_known_args()
-    whole = options.folder / "whole"
     in_process = (*WORLD, *overrides, "parallel.world=in_process")
-    if start(whole, in_process).end():
-        raise SystemExit(f"{whole}: the run that nobody has harmed failed")
+    whole = unharmed(options.folder / "whole", in_process)
     rows: list[list[str]] = []
     for role in options.roles:
         for injected in FAULTS:

@@ -14,7 +14,6 @@ again until it is complete, and compared with an undisturbed one. Prints a Markd
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
@@ -29,6 +28,7 @@ from fault_runs import (
     POLL_SECONDS,
     HangError,
     Program,
+    arguments,
     digest,
     read,
     send,
@@ -65,15 +65,10 @@ PHASE_SECONDS = {
 
 def main() -> None:
     """Stop runs, print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path, help="for all runs; they are not removed")
-    parser.add_argument("--each", type=int, default=2, help="signals in each phase")
+    parser = arguments(__doc__, each=2, seed=0)
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
     parser.add_argument("--group", action="store_true", help="signals go to the process group")
     parser.add_argument("--parallel", choices=("single", "hybrid"), default="hybrid")
-    parser.add_argument("--seed", type=int, default=0)
     options, overrides = parser.parse_known_args()
     given = [*GIVEN, f"parallel={options.parallel}", *overrides]
     draw = np.random.default_rng(fold(options.seed, "signals"))
