@@ -10,6 +10,7 @@ from math import prod
 
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.validate import all_faults, faults_text, validate
+from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.plan.layout import Layout
 from dlrm_hybrid.plan.machine import LINE_SHARE, Hosts
 from dlrm_hybrid.plan.simulation import ONE_WAY_SHARE
@@ -114,13 +115,22 @@ def ddp_seconds(world: Layout, hosts: Hosts, alone_seconds: float) -> float:
     parameters = sum(prod(shape) for shape in world.spec.dense_shapes().values())
     crowd = max(1.0, trainers / len(set(hosts.machine)) / hosts.cores)
     seconds = crowd * (DDP_TIMES * alone_seconds + DDP_PARAMETER_SECONDS * parameters)
-    others = (trainers - 1) / trainers
-    pooled_bytes = ID_BYTES + 2 * world.spec.embedding_dim * BFLOAT16_BYTES
     rows = config.train.batch_size * trainers / machines
-    exchanged = rows * len(world.table_rows) * pooled_bytes * (machines - 1) / machines
+    exchanged = rows * pooled_bytes(world.spec, machines, BFLOAT16_BYTES)
     exchanged *= 1 + ONE_WAY_SHARE / (trainers - 1)
     if hosts.bytes_per_second is not None:
-        reduced = 2 * others * parameters * BFLOAT16_BYTES
+        reduced = ring_bytes(parameters, trainers, BFLOAT16_BYTES)
         seconds += (reduced + exchanged) * LINE_SHARE / hosts.bytes_per_second
     ways = 2 * (trainers - 1) + 2 * DDP_EXCHANGES
     return seconds + ways * hosts.latency_seconds
+
+
+def ring_bytes(elements: int, members: int, width: int) -> float:
+    """What each member of a ring sends to reduce so many elements of `width` bytes."""
+    return 2 * (members - 1) / members * elements * width
+
+
+def pooled_bytes(spec: ModelSpec, members: int, width: int) -> float:
+    """Of a sample, where tables are spread: its ids, pooled rows of `width` and their gradients."""
+    each = ID_BYTES + 2 * spec.embedding_dim * width
+    return (members - 1) / members * len(spec.table_rows) * each

@@ -16,10 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
-from harness import Row, arguments, publish, render, spread
-
-from dlrm_hybrid.telemetry.machine import Machine
+from harness import Page, Row, arguments, publish, spread
 
 WORLDS: Mapping[str, tuple[str, ...]] = {
     "single, batch 128": ("train.batch_size=128", "train.steps=1500"),
@@ -30,10 +29,9 @@ WORLDS: Mapping[str, tuple[str, ...]] = {
 COMMON = ("train.evaluate_every=0", "telemetry.tensorboard=false", "checkpoint.every=0")
 
 
-def cpu_microseconds(checkout: Path, overrides: tuple[str, ...], run: Path) -> float:
-    """Of all ranks, per sample of the timed steps of one run."""
-    python = checkout / ".venv" / "bin" / "python"
-    command = [str(python), "-m", "dlrm_hybrid", "train", *overrides, *COMMON]
+def train_in(checkout: Path, run: Path, overrides: Sequence[str]) -> Mapping[str, Any] | str:
+    """The summary of a run that a checkout trains; why there is none."""
+    command = [str(checkout / ".venv" / "bin" / "python"), "-m", "dlrm_hybrid", "train", *overrides]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(
         [*command, f"hydra.run.dir={run}"],
@@ -44,10 +42,16 @@ def cpu_microseconds(checkout: Path, overrides: tuple[str, ...], run: Path) -> f
         check=False,
     )
     if ended.returncode:
-        sys.exit(f"{checkout}: exit {ended.returncode}\n{ended.stderr}")
-    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    samples = summary["samples_per_second"] * summary["seconds"]
-    return 1e6 * summary["cpu"]["seconds"] / samples
+        return f"exit {ended.returncode}: {ended.stderr.strip()}"
+    return json.loads((run / "summary.json").read_text(encoding="utf-8"))
+
+
+def cpu_microseconds(checkout: Path, overrides: Sequence[str], run: Path) -> float:
+    """Of all ranks, per sample of the timed steps of one run."""
+    summary = train_in(checkout, run, (*overrides, *COMMON))
+    if isinstance(summary, str):
+        sys.exit(f"{checkout}: {summary}")
+    return 1e6 * summary["cpu"]["seconds"] / summary["samples_per_second"] / summary["seconds"]
 
 
 def measure(old: Path, new: Path, repeats: int, worlds: Sequence[str]) -> list[Row]:
@@ -83,11 +87,11 @@ def main() -> None:
     if old == new:
         sys.exit(f"{old}: old and new are the same checkout")
 
-    def page(machine: Machine, command: str) -> str:
+    def page() -> Page:
         rows = measure(old, new, given.repeats, given.worlds)
-        return render("CPU time per sample of two checkouts", machine, command, rows)
+        return {"CPU time per sample of two checkouts": rows}
 
-    publish(page, given.output)
+    publish(page, given.output, compiles=True)
 
 
 if __name__ == "__main__":

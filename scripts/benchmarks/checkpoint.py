@@ -11,18 +11,15 @@ turn, including the cost of writing in the background. Other arguments are overr
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from harness import Row, command, load, render, spread
-from world import train
+from harness import Page, Row, arguments, publish, spread, train_once
 
-from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.telemetry.events import Kind
-from dlrm_hybrid.telemetry.machine import describe
 
 COMMON = ("data.rows=100000", "train.steps=3005", "train.epochs=100", "train.evaluate_every=0")
 WORLDS = {"single": ("parallel=single",), "hybrid": ("parallel=hybrid",)}
@@ -47,35 +44,37 @@ class Cost:
 
 def main() -> None:
     """Train by turns, print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = arguments(__doc__, repeats=3)
     parser.add_argument("--every", type=int, default=1000, help="steps")
-    parser.add_argument("--repeats", type=int, default=3, help="turns")
     parser.add_argument("--worlds", nargs="+", choices=tuple(WORLDS), default=tuple(WORLDS))
     options, overrides = parser.parse_known_args()
-    machine = describe()
-    found: dict[str, list[tuple[Cost, Cost]]] = {name: [] for name in options.worlds}
-    with TemporaryDirectory() as folder:
-        for turn in range(options.repeats):
-            for name, costs in found.items():
-                given = (*WORLDS[name], *COMMON, "checkpoint.minutes=0", *overrides)
-                never, every = (
-                    cost(train(Path(folder, f"{name}-{turn}-{each}"), *given, saving))
-                    for each, saving in (
-                        ("never", "checkpoint.every=0"),
-                        ("every", f"checkpoint.every={options.every}"),
+
+    def measure() -> Page:
+        found: dict[str, list[tuple[Cost, Cost]]] = {name: [] for name in options.worlds}
+        with TemporaryDirectory() as folder:
+            for turn in range(options.repeats):
+                for name, costs in found.items():
+                    given = (*WORLDS[name], *COMMON, "checkpoint.minutes=0", *overrides)
+                    never, every = (
+                        cost(
+                            train_once(
+                                Path(folder, f"{name}-{turn}-{steps}"),
+                                *given,
+                                f"checkpoint.every={steps}",
+                            )
+                        )
+                        for steps in (0, options.every)
                     )
-                )
-                costs.append((never, every))
-    rows = [row(name, costs) for name, costs in found.items()]
-    print(render("What checkpoints cost", machine, command(), rows))
-    print(load())
+                    costs.append((never, every))
+        return {"What checkpoints cost": [row(name, costs) for name, costs in found.items()]}
+
+    publish(measure, options.output)
 
 
-def cost(run: Path) -> Cost:
+def cost(run: Run) -> Cost:
     """What a run's record says; the checkpoint at its end is left out."""
-    record = list(events.read(run / "events.jsonl"))
-    points = [event for event in record if event.kind is Kind.PROGRESS]
-    saved = [event for event in record if event.kind is Kind.SAVED]
+    points = [event for event in run.events if event.kind is Kind.PROGRESS]
+    saved = [event for event in run.events if event.kind is Kind.SAVED]
     inside = [event.values for event in saved if event.step < points[-1].step]
     return Cost(
         num_bytes=saved[-1].values["num_bytes"],

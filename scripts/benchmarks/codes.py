@@ -1,25 +1,23 @@
 """Measures the CPU time of each part of every rank's encoding and decoding of levels.
 
-    python scripts/benchmarks/codes.py FOLDER +experiment=dct_hybrid activation.bits=4
+    python scripts/benchmarks/codes.py RUN +experiment=dct_hybrid activation.bits=4
 
-Arguments after FOLDER go to `train`. Each rank, a process, counts the calls of the functions below
-in timed steps and their own time, without that of each other. Some 0.5 µs of each call are the
+Arguments after RUN, its folder, go to `train`. Each rank, a process, counts the calls of functions
+below in timed steps, and their own time without that of each other. Some 0.5 µs of each are the
 clock's.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from harness import told_by_ranks
+from harness import Row, arguments, publish, told_by_ranks
 
 from dlrm_hybrid.report.runs import read_run
 from dlrm_hybrid.run.rank.main import train_rank
@@ -132,8 +130,14 @@ def timed_rank(argument: str, report: Report, stop: StopRequest) -> None:
     train_rank(argument, report, stop)
 
 
-def main(folder: Path, overrides: list[str]) -> int:
+def main() -> None:
     """Train, then print a row for each function that was called."""
+    options, overrides = arguments(__doc__, runs=True).parse_known_args()
+    publish(lambda: {"Levels, function by function": rows(options.runs, overrides)}, options.output)
+
+
+def rows(folder: Path, overrides: Sequence[str]) -> list[Row]:
+    """Of each function, and of all together."""
     ranks = told_by_ranks("codes:timed_rank", folder, overrides)
     steps = max(rank["timed_steps"] for rank in ranks)
     config = read_run(folder).config
@@ -143,21 +147,18 @@ def main(folder: Path, overrides: list[str]) -> int:
         for name, (calls, seconds) in rank["parts"].items():
             total[name].calls += calls
             total[name].seconds += seconds
-    print("| module | function | calls per step | µs each | µs per sample |")
-    print("|---|---|---:|---:|---:|")
-    for name, one in total.items():
-        module, function = name.split(" ")
-        each, share = 1e6 * one.seconds / max(one.calls, 1), 1e6 * one.seconds / samples
-        print(f"| {module} | {function} | {one.calls / steps:.1f} | {each:.1f} | {share:.2f} |")
-    whole = sum(one.seconds for one in total.values())
-    print(f"| all | | | | {1e6 * whole / samples:.2f} |")
-    return 0
+    whole = Spent(0, sum(one.seconds for one in total.values()))
+    return [
+        {
+            "module": name.partition(" ")[0],
+            "function": name.partition(" ")[2],
+            "calls per step": f"{one.calls / steps:.1f}" if one.calls else None,
+            "µs each": f"{1e6 * one.seconds / one.calls:.1f}" if one.calls else None,
+            "µs per sample": f"{1e6 * one.seconds / samples:.2f}",
+        }
+        for name, one in {**total, "all ": whole}.items()
+    ]
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path, help="of the run")
-    options, overrides = parser.parse_known_args()
-    sys.exit(main(options.folder, overrides))
+    main()

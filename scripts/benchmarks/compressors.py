@@ -24,6 +24,8 @@ from harness import (
     SEED,
     SHIFT,
     Float32s,
+    Page,
+    Part,
     Row,
     arguments,
     each,
@@ -34,9 +36,7 @@ from harness import (
     publish,
     ratio,
     reached,
-    render,
     seconds,
-    section,
 )
 from numpy.typing import NDArray
 from plain_dlrm import Gradients, add, layer_gradients, specs_of
@@ -66,7 +66,6 @@ from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.run.assembly import model as build_model
-from dlrm_hybrid.telemetry.machine import Machine
 from dlrm_hybrid.wire.section import Section
 from dlrm_hybrid.wire.sparse import Elements, sparse_of
 from dlrm_hybrid.wire.ternary import is_ternary, ternary_of
@@ -134,19 +133,18 @@ def main() -> None:
     options = arguments(__doc__).parse_args()
     repeats: int = options.repeats
 
-    def measure(machine: Machine, command: str) -> str:
+    def measure() -> Page:
         gradients = layer_gradients(SETTLING_STEPS + repeats, BATCH)
         of_drawn = [row for size in SIZES for row in drawn_rows(size, repeats)]
-        return (
-            render("CPU time of the compressors of gradients", machine, command, rule_rows(repeats))
-            + RULES_NOTE
-            + section("Methods on synthetic gradients", of_drawn, METHODS_NOTE)
-            + section("Methods on gradients of a DLRM", layer_rows(gradients), LAYERS_NOTE)
-            + section("Selecting in fragments", fragment_rows(gradients, repeats), FRAGMENTS_NOTE)
-        )
+        return {
+            "CPU time of the compressors of gradients": Part(rule_rows(repeats), RULES_NOTE),
+            "Methods on synthetic gradients": Part(of_drawn, METHODS_NOTE),
+            "Methods on gradients of a DLRM": Part(layer_rows(gradients), LAYERS_NOTE),
+            "Selecting in fragments": Part(fragment_rows(gradients, repeats), FRAGMENTS_NOTE),
+        }
 
     with one_thread():
-        publish(measure, options.output)
+        publish(measure, options.output, compiles=True)
 
 
 def rule_rows(repeats: int, sizes: Sequence[int] = SIZES) -> list[Row]:
@@ -180,10 +178,7 @@ def _rules(name: str, size: int, density: float, repeats: int) -> Iterator[Row]:
             "density": density,
             "rule": label,
             "µs": microseconds(own, "rule"),
-            **{
-                f"{one} / rule": ratio(own, one, "rule")
-                for one in ("topk", "kthvalue", "partition")
-            },
+            **{f"{one} / rule": ratio(own, one, "rule") for one in LIBRARIES},
             "rule / pass": ratio(own, "rule", "pass"),
             "k̂ / k": median(turn["k̂ / k"] for turn in own),
             "relative error": median(turn["error"] for turn in own),

@@ -10,15 +10,14 @@ word are overrides of every run.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from harness import Row, command, load, render, section, spread
-from world import CPU_SPANS, microseconds_by_role, microseconds_by_span, train
+from harness import Page, Row, arguments, publish, spread, train_once, trained
+from world import CPU_SPANS, microseconds_by_role, microseconds_by_span
 
-from dlrm_hybrid.telemetry.machine import describe
+from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.telemetry.spans import Span
 
 COMMON = ("data.rows=300000", "train.steps=605")
@@ -44,29 +43,31 @@ CODEC = ("encode", "decode")
 
 def main() -> None:
     """Measure what the first word says, print the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("what", choices=sorted(WORLDS))
-    parser.add_argument("--repeats", type=int, default=5, help="turns")
-    options, overrides = parser.parse_known_args()
-    worlds = {name: (*world, *COMMON, *overrides) for name, world in WORLDS[options.what].items()}
-    machine = describe()
-    with TemporaryDirectory() as folder:
-        costs: dict[str, list[float]] = {name: [] for name in worlds}
-        for turn in range(options.repeats):
-            for number, (name, world) in enumerate(worlds.items()):
-                run = train(Path(folder, f"{number}-{turn}"), *world)
-                costs[name].append(sum(microseconds_by_role(run).values()))
-        spans = {
-            name: microseconds_of(train(Path(folder, f"{number}-spans"), *world, program=CPU_SPANS))
-            for number, (name, world) in enumerate(worlds.items())
+    options, overrides = arguments(__doc__, *sorted(WORLDS)).parse_known_args()
+
+    def measure() -> Page:
+        worlds = {name: (*world, *COMMON) for name, world in WORLDS[options.what].items()}
+        with TemporaryDirectory() as folder:
+            turns = trained(Path(folder), worlds, overrides, turns=options.repeats)
+            spans = {
+                name: microseconds_of(
+                    train_once(Path(folder, f"spans-{k}"), *world, *overrides, start=CPU_SPANS)
+                )
+                for k, (name, world) in enumerate(worlds.items())
+            }
+        costs = {
+            name: [sum(microseconds_by_role(run).values()) for run in runs]
+            for name, runs in turns.items()
         }
-    more = section("Where it goes, µs per sample", shares(spans), load())
-    print(render("CPU time per sample", machine, command(), rows_of(costs, spans)) + more)
+        return {
+            "CPU time per sample": rows_of(costs, spans),
+            "Where it goes, µs per sample": shares(spans),
+        }
+
+    publish(measure, options.output)
 
 
-def microseconds_of(run: Path) -> dict[str, float]:
+def microseconds_of(run: Run) -> dict[str, float]:
     """CPU time per sample of all ranks by span."""
     return {span: sum(row.values()) for span, row in microseconds_by_span(run).items()}
 

@@ -14,27 +14,34 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import mean, median
 
 import slow_stages
-from harness import Row, command, load, render, section, slug, spread, train_once
+from harness import (
+    OURS,
+    Page,
+    Part,
+    Row,
+    losses_of,
+    percent_more,
+    publish,
+    scored,
+    slug,
+    spread,
+    train_once,
+    trained,
+)
 from slow_stages import PAPER, SLOW_PERCENT
 from utilisation import cpu_percent, faster, network_percent, speed
 
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.validate import validate
-from dlrm_hybrid.report.measures import Summary, mean_spread
-from dlrm_hybrid.report.runs import Run, is_run, read_run
+from dlrm_hybrid.report.measures import Summary
+from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.run.assembly.build import pipeline
-from dlrm_hybrid.telemetry.machine import describe
-from dlrm_hybrid.telemetry.summary import COMPLETE
-from dlrm_hybrid.types import ExitCode
 
 NO_CHECKPOINTS = ("checkpoint.every=0", "checkpoint.minutes=0")
 ALONE = ("parallel=hybrid", "parallel.trainers=1", "parallel.servers=0", *NO_CHECKPOINTS)
@@ -94,19 +101,18 @@ def main() -> None:
         each.add_argument("--steps", type=int, default=0, help="of every run")
         each.add_argument("--repeats", type=int, default=1, help="turns")
     options, overrides = parser.parse_known_args()
-    machine = describe()
-    if options.what == "simulate":
-        page = render("Slow stages, simulated", machine, command(), simulated())
-    elif options.what == "quality":
-        rows = quality(options.runs, options.seeds, options.warmup, overrides)
-        page = render("Log-loss by staleness", machine, command(), rows)
-    elif options.what == "speed":
-        (title, first), *others = speeds(options, overrides).items()
-        page = render(title, machine, command(), first)
-        page += "".join(section(name, rows) for name, rows in others) + SPEED_NOTE
-    else:
-        page = render("Slow stages", machine, command(), stragglers(options, overrides)) + SLOW_NOTE
-    print(f"{page}\n{load()}")
+
+    def measure() -> Page:
+        if options.what == "simulate":
+            return {"Slow stages, simulated": simulated()}
+        if options.what == "quality":
+            rows = quality(options.runs, options.seeds, options.warmup, overrides)
+            return {"Log-loss by staleness": rows}
+        if options.what == "speed":
+            return speeds(options, overrides)
+        return {"Slow stages": Part(stragglers(options, overrides), SLOW_NOTE)}
+
+    publish(measure)
 
 
 def quality(runs: Path, seeds: Sequence[int], warmup: int, overrides: Sequence[str]) -> list[Row]:
@@ -115,11 +121,9 @@ def quality(runs: Path, seeds: Sequence[int], warmup: int, overrides: Sequence[s
     cases: dict[str, Sequence[str]] = {"sequential": ()}
     cases |= {f"{name}, warm-up": (*words, warm) for name, words in STALE.items()}
     cases |= {name: STALE[name] for name in WITHOUT_WARMUP}
-    found: dict[str, list[Summary | None]] = {name: [] for name in cases}
-    for seed, (name, words) in product(seeds, cases.items()):
-        words = (*ALONE, *SCORED, *words, f"train.seed={seed}", *overrides)
-        found[name].append(scores(runs / f"{slug(name)}-{seed}", *words))
-    return [quality_row(name, found[name], found["sequential"], seeds) for name in cases]
+    worlds = {name: (*ALONE, *SCORED, *words, *overrides) for name, words in cases.items()}
+    found = scored(runs, worlds, seeds)
+    return [quality_row(name, own, found["sequential"], seeds) for name, own in found.items()]
 
 
 def quality_row(
@@ -130,66 +134,38 @@ def quality_row(
 ) -> Row:
     """Of one world: test part and last tenth by seed; means against sequential, seed by seed."""
     pairs = [(one, other) for one, other in zip(found, base, strict=True) if one and other]
-    behind = {
-        f"{title}, %": mean_spread(
-            [100 * (one[part]["loss"] / other[part]["loss"] - 1) for one, other in pairs], 2, "+"
-        )
-        if pairs
-        else None
-        for title, part in (("test", "test"), ("last tenth", "train"))
-    }
-    return {
-        "staleness": name,
-        **{
-            f"seed {seed}": f"{one['test']['loss']:.4f}, {one['train']['loss']:.4f}"
-            if one
-            else "diverged"
-            for seed, one in zip(seeds, found, strict=True)
-        },
-        **behind,
-    }
-
-
-def scores(folder: Path, *overrides: str) -> Summary | None:
-    """What a run has scored; None if it diverged.
-
-    Raises:
-        SystemExit: the run failed otherwise; it has said on standard error why.
-    """
-    if is_run(folder) and read_run(folder).status == "diverged":
-        return None
-    try:
-        return train_once(folder, *overrides).summary
-    except subprocess.CalledProcessError as failure:
-        if failure.returncode == ExitCode.DIVERGED:
-            return None
-        sys.exit(f"{folder}: exit code {failure.returncode}")
+    behind: dict[str, str | None] = {}
+    for title, part in (("test", "test"), ("last tenth", "train")):
+        own, other = ([pair[place][part]["loss"] for pair in pairs] for place in (0, 1))
+        behind[f"{title}, %"] = percent_more(own, other, 2) if pairs else None
+    return {"staleness": name, **losses_of(found, seeds), **behind}
 
 
 Case = tuple[str, str, str]
 """A schedule, what is compressed, a latency."""
 
 
-def speeds(options: argparse.Namespace, overrides: Sequence[str]) -> dict[str, list[Row]]:
+def speeds(options: argparse.Namespace, overrides: Sequence[str]) -> Page:
     """A table for each latency and compression; predicted first, then measured by turns."""
     predicted = predictions(options.runs, options.trainers, overrides)
-    cases = list(product(RUN_SCHEDULES, COMPRESSIONS, LINKS))
-    found: dict[Case, list[Run]] = {case: [] for case in cases}
-    for turn, case in product(range(options.repeats), cases):
-        schedule, compression, link = case
-        folder = options.runs / f"{options.trainers}-{link}" / f"{slug(' '.join(case[:2]))}-{turn}"
-        words = (*WORLDS[options.trainers, compression], *SCHEDULES[schedule], *EMULATED)
-        links = (f"network.rate={RATE}", *LINKS[link])
-        steps = f"train.steps={options.steps or steps_of(case)}"
-        found[case].append(train_once(folder, *words, *links, steps, *overrides))
-    return {
-        f"{compression} compressed, {link}, {options.trainers} × 3": [
-            speed_row(schedule, found[case], found[first], predicted[case])
-            for schedule in RUN_SCHEDULES
-            for case, first in [((schedule, compression, link), ("sequential", compression, link))]
+    tables: dict[str, Part] = {}
+    for compression, link in product(COMPRESSIONS, LINKS):
+        world = (*WORLDS[options.trainers, compression], *EMULATED, *LINKS[link])
+        worlds: dict[str, Sequence[str]] = {}
+        for schedule in RUN_SCHEDULES:
+            steps = options.steps or steps_of((schedule, compression, link))
+            words = (f"network.rate={RATE}", f"train.steps={steps}", *SCHEDULES[schedule])
+            worlds[f"{schedule} {compression}"] = (*world, *words)
+        folder = options.runs / f"{options.trainers}-{link}"
+        found = trained(folder, worlds, overrides, turns=options.repeats)
+        base = found[f"sequential {compression}"]
+        rows = [
+            speed_row(schedule, turns, base, predicted[schedule, compression, link])
+            for schedule, turns in zip(RUN_SCHEDULES, found.values(), strict=True)
         ]
-        for compression, link in product(COMPRESSIONS, LINKS)
-    }
+        title = f"{compression} compressed, {link}, {options.trainers} × 3"
+        tables[title] = Part(rows, "" if tables else SPEED_NOTE)
+    return tables
 
 
 def steps_of(case: Case) -> int:
@@ -213,8 +189,7 @@ def predictions(runs: Path, trainers: int, overrides: Sequence[str]) -> dict[Cas
             asked = (f"plan.rates=[{RATE}]", f"plan.latencies=[{','.join(LINKS)}]")
             told = (f"plan.calibration={calibration}", f"plan.output={output}", rate)
             output.parent.mkdir(parents=True, exist_ok=True)
-            argv = [sys.executable, "-m", "dlrm_hybrid", "plan", *world, *words, *asked, *told]
-            subprocess.run([*argv, *overrides], check=True, stdout=sys.stderr)
+            OURS(["plan", *world, *words, *asked, *told, *overrides])
         worlds = json.loads(output.read_text(encoding="utf-8"))["worlds"]
         for link, one in zip(LINKS, worlds, strict=True):
             found[schedule, compression, link] = one["samples_per_second"]
@@ -258,11 +233,10 @@ def stragglers(options: argparse.Namespace, overrides: Sequence[str]) -> list[Ro
     for turn, percent, name in product(range(options.repeats), percents, RUN_SCHEDULES):
         folder = options.runs / f"slow-{percent}" / f"{slug(name)}-{turn}"
         words = (*ALONE, *SCHEDULES[name], *EMULATED, f"network.rate={RATE}", "telemetry.every=5")
-        if not (is_run(folder) and read_run(folder).status == COMPLETE):
-            shutil.rmtree(folder, ignore_errors=True)
-            steps = f"train.steps={options.steps or 600}"
-            slow_stages.train_slowly(folder, percent, *words, steps, *overrides)
-        found.setdefault((name, percent), []).append(slow_stages.rate_of(folder))
+        steps = f"train.steps={options.steps or 600}"
+        start = slow_stages.with_slow_stages(percent)
+        run = train_once(folder, *words, steps, *overrides, start=start)
+        found.setdefault((name, percent), []).append(slow_stages.rate_of(run))
     return [
         {
             "schedule": name,

@@ -12,7 +12,6 @@ arguments are overrides of every run.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 import pandas as pd
 import torch
 from dsp import ALONE, STALE
-from harness import Row, command, each, load, render
+from harness import Page, Row, arguments, each, publish
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -37,7 +36,6 @@ from dlrm_hybrid.report.figures import AxesText
 from dlrm_hybrid.run.assembly import build, model
 from dlrm_hybrid.run.assembly import engine as build_engine
 from dlrm_hybrid.run.assembly import world as build_world
-from dlrm_hybrid.telemetry.machine import describe
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train.in_process import InProcessEngine
 from dlrm_hybrid.types import BatchNumber
@@ -53,20 +51,22 @@ Gaps = Any
 
 def main() -> None:
     """Train, print the table, write the picture."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--every", type=int, default=20, help="look at each so many batches")
     parser.add_argument("--warmup", type=int, default=2000, help="steps")
     parser.add_argument("--output", type=Path, required=True, help="a PNG or SVG file")
     options, overrides = parser.parse_known_args()
-    machine, found = describe(), dict[str, Gaps]()
-    for name, words in each("gradients", list(STALE.items())):
-        warm = f"optimizer.staleness_warmup_steps={options.warmup}"
-        config = validate(values_of([*TRAINED, *words, warm, *overrides]))
-        found[name] = gaps(config, options.every)
-    rows = [row for name, one in found.items() for row in rows_of(name, one)]
-    print(f"{render('Gradients of DSP against exact ones', machine, command(), rows)}\n{load()}")
+    found: dict[str, Gaps] = {}
+
+    def measure() -> Page:
+        for name, words in each("gradients", list(STALE.items())):
+            warm = f"optimizer.staleness_warmup_steps={options.warmup}"
+            config = validate(values_of([*TRAINED, *words, warm, *overrides]))
+            found[name] = gaps(config, options.every)
+        rows = [row for name, one in found.items() for row in rows_of(name, one)]
+        return {"Gradients of DSP against exact ones": rows}
+
+    publish(measure)
     save(figure(found), options.output)
 
 

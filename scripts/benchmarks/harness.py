@@ -12,9 +12,10 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -23,13 +24,15 @@ from rich.console import Console
 from rich.progress import track
 
 from dlrm_hybrid.cli.main import run
+from dlrm_hybrid.report.measures import Summary, mean_spread
 from dlrm_hybrid.report.runs import Run, is_run, read_run
 from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.run import training
 from dlrm_hybrid.telemetry import events
-from dlrm_hybrid.telemetry.events import Kind
-from dlrm_hybrid.telemetry.machine import Machine, describe
+from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.machine import describe
 from dlrm_hybrid.telemetry.summary import COMPLETE
+from dlrm_hybrid.types import ExitCode
 
 SEED = 0
 DENSITIES = (0.1, 0.01, 0.001)
@@ -41,33 +44,69 @@ Calls = Mapping[str, Callable[[], object]]
 Cell = str | int | float | None
 Row = Mapping[str, Cell]
 Case = TypeVar("Case")
+Start = Callable[[Sequence[str]], None]
+"""Runs a program with arguments, and waits for its end."""
 
 
-def arguments(about: str | None) -> argparse.ArgumentParser:
-    """What every benchmark takes: `--repeats` and `--output`.
+def arguments(
+    about: str | None, *what: str, runs: bool = False, repeats: int = 5
+) -> argparse.ArgumentParser:
+    """What every benchmark takes: `--repeats` and `--output`; each may be declared anew.
 
     Args:
         about: the docstring of its file.
+        what: the words of which the first argument is one; none for no such argument.
+        runs: whether it trains in a folder that is named then.
+        repeats: of each measurement, by default.
     """
     parser = argparse.ArgumentParser(
-        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        conflict_handler="resolve",
     )
-    parser.add_argument("--repeats", type=int, default=5, help="of each measurement; default 5")
+    if what:
+        parser.add_argument("what", choices=what)
+    if runs:
+        parser.add_argument("runs", type=Path, help="folder of the runs")
+    text = f"turns, or runs of each measurement; default {repeats}"
+    parser.add_argument("--repeats", type=int, default=repeats, help=text)
     parser.add_argument("--output", type=Path, help="also write the page to this Markdown file")
     return parser
 
 
-def publish(measure: Callable[[Machine, str], str], output: Path | None) -> None:
-    """Print the page of a benchmark, and write it to a file.
+class Part(NamedTuple):
+    """A table, and a paragraph below it."""
+
+    rows: Sequence[Row]
+    text: str
+
+
+Page = Mapping[str, Sequence[Row] | Part]
+"""Tables by heading; the first one's is the title of the page."""
+
+
+def publish(
+    measure: Callable[[], Page], output: Path | None = None, *, compiles: bool = False
+) -> None:
+    """Print a page of what is measured now, and write it to a file.
+
+    At its head are the machine as it was before and the command that was typed, at its end the load
+    after it.
 
     Args:
-        measure: makes the page, given the machine as it was before and the command that was typed.
+        measure: makes the tables.
         output: a Markdown file; None for none.
+        compiles: compile all kernels before, so that nothing measured here is a compiler.
     """
-    run(
-        ["dlrm_hybrid", "doctor", "doctor.action=compile"]
-    )  # so that nothing measured is a compiler
-    page = measure(describe(), command())
+    if compiles:
+        run(["dlrm_hybrid", "doctor", "doctor.action=compile"])
+    facts = "".join(f"- {name}: {value}\n" for name, value in describe().facts().items())
+    parts: list[str] = []
+    for heading, part in measure().items():
+        head = f"## {heading}\n" if parts else f"# {heading}\n\n```\n{command()}\n```\n\n{facts}"
+        rows, text = part if isinstance(part, Part) else (part, "")
+        parts.append("\n".join([head, table(rows), *([f"{text.strip()}\n"] if text else [])]))
+    page = "\n".join([*parts, load()]) + "\n"
     print(page)
     if output is not None:
         output.write_text(page, encoding="utf-8")
@@ -79,22 +118,116 @@ def command() -> str:
     return shlex.join(["python", os.path.relpath(script, script.parents[2]), *sys.argv[1:]])
 
 
-def train_once(folder: Path, *overrides: str) -> Run:
+def program(*words: str, **environment: str) -> Start:
+    """What runs one of Python's programs with the arguments that it is given.
+
+    What it prints goes to standard error.
+    """
+
+    def start(arguments: Sequence[str]) -> None:
+        argv = [sys.executable, *words, *arguments]
+        subprocess.run(argv, check=True, stdout=sys.stderr, env={**os.environ, **environment})
+
+    return start
+
+
+OURS = program("-m", "dlrm_hybrid")
+
+
+def train_once(folder: Path, *overrides: str, start: Start = OURS) -> Run:
     """The run in a folder, trained now unless it is complete there.
 
-    So a broken measurement goes on where it was. What the run says goes to standard error.
+    So a broken measurement goes on where it was.
 
     Args:
         folder: of the run; one that was broken off is removed.
         overrides: of the run.
+        start: trains it.
     """
     if is_run(folder):
         if (found := read_run(folder)).status == COMPLETE:
             return found
         shutil.rmtree(folder)
-    argv = [sys.executable, "-m", "dlrm_hybrid", "train", *overrides, f"hydra.run.dir={folder}"]
-    subprocess.run(argv, check=True, stdout=sys.stderr)
+    start(["train", *overrides, f"hydra.run.dir={folder}"])
     return read_run(folder)
+
+
+def trained(
+    runs: Path,
+    worlds: Mapping[str, Sequence[str]],
+    overrides: Sequence[str],
+    *,
+    turns: int = 1,
+    seeds: Sequence[int] = (),
+) -> dict[str, list[Run]]:
+    """Runs of each world, by turns or one of each seed.
+
+    Args:
+        runs: folder of them.
+        worlds: their overrides by name.
+        overrides: of all, which come last.
+        turns: how many, where there are no seeds.
+        seeds: of the runs.
+    """
+    found: dict[str, list[Run]] = {name: [] for name in worlds}
+    for number, (name, words) in product(seeds or range(turns), worlds.items()):
+        seed = [f"train.seed={number}"] * bool(seeds)
+        folder = runs / f"{slug(name)}-{number}"
+        found[name].append(train_once(folder, *words, *seed, *overrides))
+    return found
+
+
+def scored(
+    runs: Path, worlds: Mapping[str, Sequence[str]], seeds: Sequence[int]
+) -> dict[str, list[Summary | None]]:
+    """What a run of each world and seed has scored, None of what diverged; see `trained`.
+
+    Raises:
+        SystemExit: a run failed otherwise; it has said on standard error why.
+    """
+    found: dict[str, list[Summary | None]] = {name: [] for name in worlds}
+    for seed, (name, words) in product(seeds, worlds.items()):
+        folder, summary = runs / f"{slug(name)}-{seed}", None
+        if not (is_run(folder) and read_run(folder).status == "diverged"):
+            try:
+                summary = train_once(folder, *words, f"train.seed={seed}").summary
+            except subprocess.CalledProcessError as failure:
+                if failure.returncode != ExitCode.DIVERGED:
+                    sys.exit(f"{folder}: exit code {failure.returncode}")
+        found[name].append(summary)
+    return found
+
+
+def losses_of(found: Sequence[Summary | None], seeds: Sequence[int]) -> Row:
+    """Log-loss of the test part and of the last tenth of training, by seed."""
+    return {
+        f"seed {seed}": f"{one['test']['loss']:.4f}, {one['train']['loss']:.4f}"
+        if one
+        else "diverged"
+        for seed, one in zip(seeds, found, strict=True)
+    }
+
+
+def percent_more(found: Sequence[float], base: Sequence[float], digits: int) -> str:
+    """How much more each is than its pair in `base`: mean and standard deviation in percent."""
+    more = [100 * (one / other - 1) for one, other in zip(found, base, strict=True)]
+    return mean_spread(more, digits, "+")
+
+
+def samples_of(run: Run) -> float:
+    """Rows of all trainers in the steps that are timed."""
+    return run.summary["samples_per_second"] * run.summary["seconds"]
+
+
+def middle(run: Run, parts: tuple[float, float]) -> tuple[Event, Event]:
+    """The points of the loss curve at two parts of it."""
+    points = [one for one in run.events if one.kind is Kind.PROGRESS]
+    first, last = (points[round(part * (len(points) - 1))] for part in parts)
+    return first, last
+
+
+def silent(*_: object) -> None:
+    """Progress that nobody sees."""
 
 
 def told_by_ranks(rank: str, folder: Path, overrides: Sequence[str]) -> list[Mapping[str, Any]]:
@@ -120,7 +253,7 @@ def slug(name: str) -> str:
 
 
 def load() -> str:
-    """A sentence on the load of this machine, for the end of a page."""
+    """A sentence on the load of this machine."""
     return f"Load after it: {' '.join(f'{one:.2f}' for one in os.getloadavg())}."
 
 
@@ -176,22 +309,6 @@ def microseconds(turns: Sequence[Mapping[str, float]], name: str) -> float:
 def reached(is_so: bool | None) -> str | None:
     """Whether a goal was reached, None where there is none."""
     return None if is_so is None else "yes" if is_so else "no"
-
-
-def render(title: str, machine: Machine, command: str, rows: Sequence[Row]) -> str:
-    """A whole page: title, machine, command, and one table; `section` adds more to it.
-
-    Raises:
-        ValueError: there are no rows, or two rows have different columns.
-    """
-    facts = "\n".join(f"- {name}: {value}" for name, value in machine.facts().items())
-    return f"# {title}\n\n```\n{command}\n```\n\n{facts}\n\n{table(rows)}"
-
-
-def section(heading: str, rows: Sequence[Row], text: str = "") -> str:
-    """A further table with its heading and a paragraph below it; starts with an empty line."""
-    below = f"\n{text}\n" if text else ""
-    return f"\n## {heading}\n\n{table(rows)}{below}"
 
 
 def table(rows: Sequence[Row]) -> str:

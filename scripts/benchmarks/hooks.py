@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from harness import Row, arguments, command, load, render, spread, table
+from harness import Page, Row, arguments, publish, spread
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
@@ -52,7 +52,6 @@ from dlrm_hybrid.compress import (
 from dlrm_hybrid.run.rank.process import Rank, Report
 from dlrm_hybrid.run.supervisor import run_ranks
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.telemetry.machine import describe
 from dlrm_hybrid.train.signals import StopRequest
 
 RANKS, ROWS, WARM = 2, 64, 5
@@ -212,16 +211,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30, help="of each measurement; default 30")
     options = parser.parse_args()
     names = [PLAIN, *(name for name in options.hooks if name != PLAIN)]
-    machine = describe()
-    first, *others = [
-        rows(width, link, options.steps, options.repeats, names)
-        for link, width in product(options.links, options.widths)
-    ]
-    page = render("Communication hooks of DDP", machine, command(), first)
-    page = "\n\n".join([page.rstrip(), *map(table, others), load()]) + "\n"
-    print(page)
-    if options.output is not None:
-        options.output.write_text(page, encoding="utf-8")
+
+    def measure() -> Page:
+        return {
+            f"Communication hooks of DDP, {link}, width {width}": rows(
+                width, link, options.steps, options.repeats, names
+            )
+            for link, width in product(options.links, options.widths)
+        }
+
+    publish(measure, options.output)
 
 
 if __name__ == "__main__":

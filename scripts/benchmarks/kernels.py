@@ -24,6 +24,8 @@ from harness import (
     SHIFT,
     Calls,
     Float32s,
+    Page,
+    Part,
     Row,
     arguments,
     each,
@@ -34,10 +36,8 @@ from harness import (
     publish,
     ratio,
     reached,
-    render,
-    section,
 )
-from plain_dlrm import Gradients, add, layer_gradients
+from plain_dlrm import Gradients, add, layer_gradients, specs_of
 from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.collective import together
@@ -53,7 +53,6 @@ from dlrm_hybrid.kernels.gaps import STORE_BYTES, decode_gaps, encode_gaps, fit_
 from dlrm_hybrid.kernels.magnitudes import kth_magnitude, topk_rows
 from dlrm_hybrid.kernels.residual import accumulate_select
 from dlrm_hybrid.kernels.scatter import gather, put
-from dlrm_hybrid.telemetry.machine import Machine
 from dlrm_hybrid.wire.dense import narrow
 from dlrm_hybrid.wire.section import ELEMENT_BYTES, Dtype, Section
 from dlrm_hybrid.wire.sparse import sparse, sparse_of
@@ -124,19 +123,18 @@ def main() -> None:
     options = arguments(__doc__).parse_args()
     repeats: int = options.repeats
 
-    def measure(machine: Machine, command: str) -> str:
+    def measure() -> Page:
         gradients = layer_gradients(STEPS, BATCH)
-        return (
-            render("CPU time of the kernels", machine, command, select_rows(repeats))
-            + SELECT_NOTE
-            + section("Threshold", threshold_rows(accumulated(gradients), repeats), THRESHOLD_NOTE)
-            + section("Gradients of a step", encode_rows_of(gradients), ENCODE_NOTE)
-            + section("Sections", wire_rows(repeats), WIRE_NOTE)
-            + section("Activations", activation_rows(repeats), ACTIVATION_NOTE)
-        )
+        return {
+            "CPU time of the kernels": Part(select_rows(repeats), SELECT_NOTE),
+            "Threshold": Part(threshold_rows(accumulated(gradients), repeats), THRESHOLD_NOTE),
+            "Gradients of a step": Part(encode_rows_of(gradients), ENCODE_NOTE),
+            "Sections": Part(wire_rows(repeats), WIRE_NOTE),
+            "Activations": Part(activation_rows(repeats), ACTIVATION_NOTE),
+        }
 
     with one_thread():
-        publish(measure, options.output)
+        publish(measure, options.output, compiles=True)
 
 
 def select_rows(repeats: int, sizes: Sequence[int] = SELECT_SIZES) -> list[Row]:
@@ -253,10 +251,7 @@ def encode_rows_of(gradients: Sequence[Gradients]) -> list[Row]:
 
 
 def _encode_row(method: Method, dtype: Dtype, gradients: Sequence[Gradients]) -> Row:
-    specs = [
-        Spec(number, name, tuple(one.shape))
-        for number, (name, one) in enumerate(gradients[0].items())
-    ]
+    specs = specs_of(gradients[0])
     compressor, displaced = _compressor(specs, method, dtype), _compressor(specs, method, dtype)
     others_N = np.zeros(OTHERS, np.float32)
     sums = [torch.zeros(spec.shape) for spec in specs]

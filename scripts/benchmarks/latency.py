@@ -11,25 +11,20 @@ left. Needs what `network=emulated` needs.
 
 from __future__ import annotations
 
-import multiprocessing
 import socket
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from statistics import median
-from typing import Any
 
-from harness import Row, arguments, command, each, load, render
+from harness import Page, Row, arguments, each, publish
+from hosts import PATIENCE_SECONDS, answer, processes, settle
 
-from dlrm_hybrid.comm.netem.namespaces import enter
 from dlrm_hybrid.comm.netem.network import EmulatedNetwork, open_network
 from dlrm_hybrid.comm.netem.plan import NetworkPlan, bits_per_second, seconds
-from dlrm_hybrid.process import die_with_parent
-from dlrm_hybrid.telemetry.machine import describe
 
 PINGS = 30
 CHUNK_BYTES = 1 << 20
-PATIENCE_SECONDS = 60.0
 
 
 def main() -> None:
@@ -39,16 +34,14 @@ def main() -> None:
     parser.add_argument("--latencies", nargs="+", default=["0ms", "500us", "1ms", "10ms", "20ms"])
     parser.add_argument("--seconds", type=float, default=2.0, help="of the line, for a stream")
     options = parser.parse_args()
-    machine = describe()
     cases = [(rate, latency) for rate in options.rates for latency in options.latencies]
-    rows = [
-        measure(rate, latency, options.seconds)
-        for rate, latency in each("links", cases * options.repeats)
-    ]
-    page = f"{render('Latency of emulated links', machine, command(), rows)}\n{load()}"
-    print(page)
-    if options.output is not None:
-        options.output.write_text(page, encoding="utf-8")
+
+    def measured() -> Page:
+        links = each("links", cases * options.repeats)
+        rows = [measure(rate, latency, options.seconds) for rate, latency in links]
+        return {"Latency of emulated links": rows}
+
+    publish(measured, options.output)
 
 
 def measure(rate: str, latency: str, stream_seconds: float) -> Row:
@@ -84,28 +77,16 @@ def measure(rate: str, latency: str, stream_seconds: float) -> Row:
 
 def exchange(network: EmulatedNetwork, stream_bytes: int) -> tuple[list[float], float]:
     """Seconds of each round trip, and bits per second of a stream, between two hosts."""
-    context = multiprocessing.get_context("spawn")
-    ends = [context.Pipe() for _ in range(2)]
-    address = str(network.plan.address(0))
-    processes = [
-        context.Process(target=receive, args=(network.namespaces[0], address, ends[0][1])),
-        context.Process(target=send, args=(network.namespaces[1], stream_bytes, ends[1][1])),
-    ]
-    for process in processes:
-        process.start()
-    try:
-        ends[1][0].send((address, _answer(ends[0][0])))
-        trips = _answer(ends[1][0])
-        return trips, _answer(ends[0][0])
-    finally:
-        for process in processes:
-            process.join(PATIENCE_SECONDS)
-            process.kill()
+    address, (here, there) = str(network.plan.address(0)), network.namespaces[:2]
+    targets = [(receive, here, address), (send, there, stream_bytes)]
+    with processes("spawn", targets) as (receiver, sender):
+        sender.send((address, answer(receiver)))
+        return answer(sender), answer(receiver)
 
 
 def receive(namespaces: Sequence[str], address: str, parent: Connection) -> None:
     """Be host 0: send each byte back, then take a stream and report how fast it was."""
-    _settle(namespaces)
+    settle(namespaces)
     with socket.create_server((address, 0)) as listener:
         parent.send(listener.getsockname()[1])
         connection, _ = listener.accept()
@@ -123,7 +104,7 @@ def receive(namespaces: Sequence[str], address: str, parent: Connection) -> None
 
 def send(namespaces: Sequence[str], stream_bytes: int, parent: Connection) -> None:
     """Be host 1: report how long each byte took to host 0 and back, then send a stream."""
-    _settle(namespaces)
+    settle(namespaces)
     trips: list[float] = []
     with socket.create_connection(parent.recv(), PATIENCE_SECONDS) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -134,20 +115,6 @@ def send(namespaces: Sequence[str], stream_bytes: int, parent: Connection) -> No
             trips.append(time.perf_counter() - start)
         parent.send(trips)
         connection.sendall(bytes(stream_bytes))
-
-
-def _settle(namespaces: Sequence[str]) -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None and parent.pid is not None
-    die_with_parent(parent.pid)
-    for path in namespaces:
-        enter(path)
-
-
-def _answer(connection: Connection) -> Any:
-    if not connection.poll(PATIENCE_SECONDS):
-        raise SystemExit("a host does not answer")
-    return connection.recv()
 
 
 if __name__ == "__main__":

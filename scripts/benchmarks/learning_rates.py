@@ -12,18 +12,11 @@ beside the test loss, which single steps move by up to 5 % and back: a mean over
 
 from __future__ import annotations
 
-import argparse
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from itertools import product
-from pathlib import Path
 
-from harness import Row, command, load, render, train_once
+from harness import Page, Row, arguments, losses_of, publish, scored
 
 from dlrm_hybrid.report.measures import Summary, mean_spread
-from dlrm_hybrid.telemetry.machine import describe
-from dlrm_hybrid.types import ExitCode
 
 RUN = (
     *("parallel=hybrid", "parallel.world=in_process", "parallel.cuts=[]", "embedding=served"),
@@ -48,33 +41,20 @@ CASES: Mapping[str, Sequence[str]] = {
 
 def main() -> None:
     """Run what is missing, print the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("runs", type=Path, help="folder of the runs")
+    parser = arguments(__doc__, runs=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options, overrides = parser.parse_known_args()
-    machine = describe()
-    found: dict[str, list[Summary | None]] = {name: [] for name in CASES}
-    for seed, (name, words) in product(options.seeds, CASES.items()):
-        folder = options.runs / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}"
-        found[name].append(train(folder, *words, f"train.seed={seed}", *overrides))
-    rows = [row(name, runs, options.seeds) for name, runs in found.items()]
-    print(f"{render('Log-loss by learning rate', machine, command(), rows)}\n{load()}")
 
+    def measure() -> Page:
+        worlds = {name: (*RUN, *words, *overrides) for name, words in CASES.items()}
+        found = scored(options.runs, worlds, options.seeds)
+        return {
+            "Log-loss by learning rate": [
+                row(name, runs, options.seeds) for name, runs in found.items()
+            ]
+        }
 
-def train(folder: Path, *overrides: str) -> Summary | None:
-    """One run; None if it diverged.
-
-    Raises:
-        SystemExit: the run failed otherwise; it has said on standard error why.
-    """
-    try:
-        return train_once(folder, *RUN, *overrides).summary
-    except subprocess.CalledProcessError as failure:
-        if failure.returncode == ExitCode.DIVERGED:
-            return None
-        sys.exit(f"{folder}: exit code {failure.returncode}")
+    publish(measure, options.output)
 
 
 def row(name: str, found: Sequence[Summary | None], seeds: Sequence[int]) -> Row:
@@ -84,16 +64,7 @@ def row(name: str, found: Sequence[Summary | None], seeds: Sequence[int]) -> Row
         title: mean_spread([one[part]["loss"] for one in finite], 4) if finite else None
         for title, part in (("test", "test"), ("last tenth", "train"))
     }
-    return {
-        "world": name,
-        **{
-            f"seed {seed}": f"{one['test']['loss']:.4f}, {one['train']['loss']:.4f}"
-            if one
-            else "diverged"
-            for seed, one in zip(seeds, found, strict=True)
-        },
-        **means,
-    }
+    return {"world": name, **losses_of(found, seeds), **means}
 
 
 if __name__ == "__main__":

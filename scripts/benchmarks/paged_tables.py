@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from harness import SEED, Row, arguments, each, load, one_thread, publish, render
+from harness import SEED, Page, Part, Row, arguments, each, one_thread, publish
 from numpy.typing import NDArray
 
 from dlrm_hybrid.bags import Bags
@@ -36,7 +36,6 @@ from dlrm_hybrid.model.table_rows import OwnedIds, TableRows
 from dlrm_hybrid.model.tables import Fused
 from dlrm_hybrid.parallel.tables.lookups import split_batch
 from dlrm_hybrid.run.assembly import build
-from dlrm_hybrid.telemetry.machine import Machine
 
 DIM = 16
 BATCH = 128
@@ -89,11 +88,11 @@ def main() -> None:
             print(json.dumps(measured(Case(**json.loads(options.case)))))
         return
 
-    def measure(machine: Machine, command: str) -> str:
+    def measure() -> Page:
         rows = [row_of(case) for case in each("cases", list(cases(options)))]
-        return render("Tables larger than memory", machine, command, rows) + NOTE + load() + "\n"
+        return {"Tables larger than memory": Part(rows, NOTE)}
 
-    publish(measure, options.output)
+    publish(measure, options.output, compiles=True)
 
 
 def cases(options: Namespace) -> Iterator[Case]:

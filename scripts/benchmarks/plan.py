@@ -12,7 +12,6 @@ some worlds. `measure` needs what `network=emulated` needs.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,18 @@ from pathlib import Path
 from statistics import median
 from typing import final
 
-from harness import Row, command, each, load, render, section, slug, train_once
+from harness import (
+    Page,
+    Part,
+    Row,
+    arguments,
+    each,
+    load,
+    publish,
+    samples_of,
+    slug,
+    train_once,
+)
 
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.validate import validate
@@ -32,7 +42,6 @@ from dlrm_hybrid.plan.prediction import Costs, Prediction, most_like, predict
 from dlrm_hybrid.plan.worlds import as_configured
 from dlrm_hybrid.report.runs import Run, read_run
 from dlrm_hybrid.run.assembly.build import prepared_folder, semantics
-from dlrm_hybrid.telemetry.machine import describe
 from dlrm_hybrid.telemetry.traffic import Traffic
 
 RUN = (
@@ -165,11 +174,7 @@ GOALS = {"samples/s": (5.0, 12.0), "bytes": (None, 1.0), "memory": (None, 15.0)}
 
 def main() -> None:
     """Do what the first word says."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("what", choices=("measure", "compare"))
-    parser.add_argument("runs", type=Path, help="folder of the runs")
+    parser = arguments(__doc__, "measure", "compare", runs=True)
     parser.add_argument(
         "--calibrations",
         nargs="+",
@@ -181,7 +186,7 @@ def main() -> None:
     if options.what == "measure":
         train_all(options.runs)
     else:
-        print(compare(options.runs, options.calibrations))
+        publish(lambda: compare(options.runs, options.calibrations), options.output)
 
 
 def train_all(runs: Path) -> None:
@@ -191,31 +196,26 @@ def train_all(runs: Path) -> None:
     print(f"all is measured. {load()}")
 
 
-def compare(runs: Path, calibrations: Sequence[str]) -> str:
-    """The page that holds predictions against runs: speed, bytes and memory of every world."""
+def compare(runs: Path, calibrations: Sequence[str]) -> Page:
+    """Predictions beside runs: speed, bytes and memory of every world."""
     choices = list(dict.fromkeys((tuple(calibrations[:1]), tuple(calibrations))))
     found = {world: read_run(world.folder(runs)) for world in WORLDS}
-    predicted = {
-        names: {world: predicted_run(found[world], costs_of(runs, names)) for world in WORLDS}
-        for names in each("calibrations", choices)
+    tables: dict[str, Part] = {}
+    predicted: Predicted = {}
+    for names in each("calibrations", choices):
+        costs = costs_of(runs, names)
+        predicted = {world: predicted_run(run, costs) for world, run in found.items()}
+        tables[f"Samples per second, costs from {', '.join(names)}"] = Part(
+            speed_rows(found, predicted), summary(speed_errors(found, predicted), "samples/s")
+        )
+    return tables | {
+        "Bytes per sample": Part(
+            byte_rows(found, predicted), summary(byte_errors(found, predicted), "bytes")
+        ),
+        "Peak memory, all ranks": Part(
+            memory_rows(found, predicted), summary(memory_errors(found, predicted), "memory")
+        ),
     }
-    first, *others = choices
-    page = render(
-        heading(first), describe(), command(), speed_rows(found, predicted[first])
-    ) + summary(speed_errors(found, predicted[first]), "samples/s")
-    for names in others:
-        page += section(heading(names), speed_rows(found, predicted[names]))
-        page += summary(speed_errors(found, predicted[names]), "samples/s")
-    last = predicted[choices[-1]]
-    page += section("Bytes per sample", byte_rows(found, last))
-    page += summary(byte_errors(found, last), "bytes")
-    page += section("Peak memory, all ranks", memory_rows(found, last))
-    return page + summary(memory_errors(found, last), "memory")
-
-
-def heading(names: Sequence[str]) -> str:
-    """Of a table of predictions."""
-    return f"Samples per second, costs from {', '.join(names)}"
 
 
 MOST_STEPS = 1_000  # to count: of every world all of its run
@@ -277,8 +277,7 @@ def speed_rows(found: Found, predicted: Predicted) -> list[Row]:
 
 def sent_per_sample(run: Run) -> dict[Traffic, float]:
     """Bytes that a run has sent, by class, without its control messages."""
-    samples = run.summary["samples_per_second"] * run.summary["seconds"]
-    sent = run.summary["network"]["by_class"]
+    sent, samples = run.summary["network"]["by_class"], samples_of(run)
     return {one: sent[one]["bytes"] / samples for one in CLASSES if one in sent}
 
 

@@ -36,7 +36,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from harness import Row, command, load, render, section, slug, spread, train_once
+from harness import Page, Row, publish, samples_of, slug, spread, train_once
 from plain_dlrm import PAPER_SPEC, draw_rows
 from torch import Tensor
 from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportUsage]
@@ -60,13 +60,13 @@ from dlrm_hybrid.model.dlrm import StageModel
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.model.tables import Fused
+from dlrm_hybrid.plan.machines import pooled_bytes, ring_bytes
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.run.assembly.build import topology
 from dlrm_hybrid.run.rank.process import Rank, Report
 from dlrm_hybrid.run.supervisor import run_ranks
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.interface import read_counters
-from dlrm_hybrid.telemetry.machine import describe
 from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train.signals import StopRequest
@@ -292,22 +292,17 @@ def _interface(link: str, network: EmulatedNetwork, trainer: int) -> tuple[str, 
     return INTERFACE, str(network.plan.address(trainer))
 
 
-def ring_bytes(spec: ModelSpec, trainers: int, wire: Wire, batch_size: int) -> float:
-    """Per sample: each trainer sends 2 (T - 1) / T of the gradients in a step."""
-    reduced = sum(_reduced(shape, wire.rank) for shape in spec.dense_shapes().values())
-    return 2 * (trainers - 1) / trainers * reduced * _width(wire.gradients) / batch_size
+def formula(trainers: int, wire: Wire, batch_size: int) -> tuple[float, float]:
+    """Bytes per sample of gradients in a ring, and of what tables exchange."""
+    reduced = sum(_reduced(shape, wire.rank) for shape in PAPER_SPEC.dense_shapes().values())
+    ring = ring_bytes(reduced, trainers, _width(wire.gradients))
+    return ring / batch_size, pooled_bytes(PAPER_SPEC, trainers, _width(wire.rows))
 
 
 def _reduced(shape: tuple[int, ...], rank: int) -> int:
     """Elements of a gradient that are reduced: its own, or those of factors of less than half."""
     factors = rank * sum(shape)
     return factors if rank and len(shape) > 1 and 2 * factors < prod(shape) else prod(shape)
-
-
-def all_to_all_bytes(spec: ModelSpec, trainers: int, wire: Wire) -> float:
-    """Per sample: ids to the other trainers' tables, pooled rows and their gradients."""
-    one = torch.int32.itemsize + 2 * spec.embedding_dim * _width(wire.rows)
-    return (trainers - 1) / trainers * len(spec.table_rows) * one
 
 
 def _width(precision: WirePrecision) -> int:
@@ -320,8 +315,7 @@ def bytes_rows(trainers: Sequence[int], steps: int, batch_size: int) -> list[Row
     for number in trainers:
         for name, wire in WIRES.items():
             found = measure(LOOPBACK, number, steps, name, batch_size)
-            ring = ring_bytes(PAPER_SPEC, number, wire, batch_size)
-            tables = all_to_all_bytes(PAPER_SPEC, number, wire)
+            ring, tables = formula(number, wire, batch_size)
             rows.append(
                 {
                     "trainers": str(number),
@@ -402,10 +396,9 @@ def machines(name: str, trainers: int) -> int:
 
 
 def _of(run: Run) -> Measured:
-    network, seconds = run.summary["network"], run.summary["seconds"]
-    samples = run.summary["samples_per_second"] * seconds
+    network, samples = run.summary["network"], samples_of(run)
     return Measured(
-        samples_per_second=samples / seconds,
+        samples_per_second=run.summary["samples_per_second"],
         cpu_microseconds=1e6 * run.summary["cpu"]["seconds"] / samples,
         # On a loopback that all share nothing tells whose bytes they are: frames without headers.
         bytes=(network["interface_bytes"] or network["bytes_total"]) / samples,
@@ -427,8 +420,7 @@ def steps_on(link: str, trainers: int, wire: Wire, batch_size: int) -> int:
     """Up to MOST_STEPS, fewer where a line would take more than LINE_SECONDS for them."""
     if link == LOOPBACK:
         return MOST_STEPS
-    ring = ring_bytes(PAPER_SPEC, trainers, wire, batch_size)
-    sent_bits = 8 * batch_size * (ring + all_to_all_bytes(PAPER_SPEC, trainers, wire))
+    sent_bits = 8 * batch_size * sum(formula(trainers, wire, batch_size))
     return max(1, min(MOST_STEPS, int(LINE_SECONDS * bits_per_second(link) / sent_bits)))
 
 
@@ -450,18 +442,17 @@ def main() -> None:
     of_speed.add_argument("--batch-sizes", type=int, nargs="+", default=[128, 2048])
     of_speed.add_argument("--repeats", type=int, default=3, help="turns; default 3")
     options = parser.parse_args()
-    machine, title = describe(), "A practitioner's baseline"
-    if options.what == "bytes":
-        rows = bytes_rows(options.trainers, options.steps, options.batch_size)
-        print(render(title, machine, command(), rows))
-        return
-    tables = {
-        f"{link}, batch {size}": speed_rows(link, size, options)
-        for size, link in product(options.batch_sizes, options.links)
-    }
-    (first, *others) = tables
-    page = render(title, machine, command(), tables[first])
-    print(page + "".join(section(link, tables[link]) for link in others) + f"\n{load()}")
+
+    def measure() -> Page:
+        if options.what == "bytes":
+            rows = bytes_rows(options.trainers, options.steps, options.batch_size)
+            return {"A practitioner's baseline": rows}
+        return {
+            f"{link}, batch {size}": speed_rows(link, size, options)
+            for size, link in product(options.batch_sizes, options.links)
+        }
+
+    publish(measure)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 import psutil
-from harness import Row, arguments, each, publish, render, section, spread
+from harness import Page, Part, Row, arguments, each, publish, silent, spread
 
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
@@ -32,7 +32,6 @@ from dlrm_hybrid.data.loader import Loader, LoaderState
 from dlrm_hybrid.data.prepare import prepare
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.run.assembly import build
-from dlrm_hybrid.telemetry.machine import Machine
 from dlrm_hybrid.types import DlrmError
 
 KAGGLE_ROWS = 45_840_617
@@ -95,17 +94,15 @@ def main() -> None:
     options, overrides = parser.parse_known_args()
     config = validate(values_of(overrides))
 
-    def measure(machine: Machine, command: str) -> str:
+    def measure() -> Page:
         build.RAW_FOLDER.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix="bench-", dir=build.RAW_FOLDER) as folder:
-            return page(config, options.rows, options.repeats, Path(folder), machine, command)
+            return page(config, options.rows, options.repeats, Path(folder))
 
-    publish(measure, options.output)
+    publish(measure, options.output, compiles=True)
 
 
-def page(
-    config: Config, rows: int, repeats: int, folder: Path, machine: Machine, command: str
-) -> str:
+def page(config: Config, rows: int, repeats: int, folder: Path) -> Page:
     """Generate rows, prepare them in all ways, read the last shards; minutes long.
 
     Args:
@@ -113,8 +110,6 @@ def page(
         rows: of the largest raw file; a half and a quarter of it are prepared as well.
         repeats: of every figure but memory, which is watched once, in a run of its own.
         folder: where raw files and shards are made.
-        machine: where it runs.
-        command: that was typed.
 
     Raises:
         DlrmError: no room on the disk, or `prepare` failed.
@@ -134,12 +129,11 @@ def page(
         memory[size, processes] = run_prepare(raw, _fresh(output), own, watches=True)[1]
     loader = list(loader_rows(open_shards(output, None), config, repeats))
     kind = next(iter(memory.values())).kind
-    return (
-        render("Preparing raw rows", machine, command, run_rows(runs))
-        + RUNS_NOTE
-        + section("Memory", memory_rows(runs, memory), MEMORY_NOTE.format(kind=kind))
-        + section("Loader", loader, LOADER_NOTE)
-    )
+    return {
+        "Preparing raw rows": Part(run_rows(runs), RUNS_NOTE),
+        "Memory": Part(memory_rows(runs, memory), MEMORY_NOTE.format(kind=kind)),
+        "Loader": Part(loader, LOADER_NOTE),
+    }
 
 
 def run_rows(runs: Mapping[Case, Sequence[PrepareRun]]) -> list[Row]:
@@ -256,7 +250,7 @@ def run_prepare(
 def _child(connection: Connection, raw: Path, output: Path, options: PrepareOptions) -> None:
     before, started = _cpu_seconds(), time.perf_counter()
     try:
-        manifest = prepare([raw], output, options, _silent, _silent).manifest
+        manifest = prepare([raw], output, options, silent, silent).manifest
     except DlrmError as error:
         connection.send(error)
         return
@@ -266,10 +260,6 @@ def _child(connection: Connection, raw: Path, output: Path, options: PrepareOpti
         ids=sum(manifest.table_rows),
     )
     connection.send(run)
-
-
-def _silent(*_: object) -> None:
-    """Progress that nobody sees."""
 
 
 def _cpu_seconds() -> float:

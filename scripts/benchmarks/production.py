@@ -11,20 +11,27 @@ before the options are overrides of every run. `time` needs what `network=emulat
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from statistics import median
 from typing import final
 
-from harness import Row, command, load, render, section, slug, spread, train_once
+from harness import (
+    Page,
+    Part,
+    Row,
+    arguments,
+    percent_more,
+    publish,
+    slug,
+    spread,
+    trained,
+)
 from utilisation import bytes_per_sample, cpu_percent, faster, network_percent, speed
 
 from dlrm_hybrid.report.measures import mean_spread
 from dlrm_hybrid.report.runs import Run
-from dlrm_hybrid.telemetry.machine import describe
 
 WORLD = (
     *("parallel=hybrid", "embedding=served", "parallel.table_servers=1", "sync=async"),
@@ -106,57 +113,36 @@ compressed is compared turn by turn. Network use is that of the busiest link."""
 
 def main() -> None:
     """Run what is missing of what the first word says, print the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("what", choices=("time", "loss"))
-    parser.add_argument("runs", type=Path, help="folder of the runs")
+    parser = arguments(__doc__, "time", "loss", runs=True, repeats=3)
     parser.add_argument("--rates", nargs="+", choices=STEPS, default=list(STEPS), help="of time")
     parser.add_argument("--threads", nargs="+", type=int, default=[1], help="of a worker; of time")
-    parser.add_argument("--repeats", type=int, default=3, help="turns of time")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1], help="of loss")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     options, overrides = parser.parse_known_args()
-    machine = describe()
-    tables: dict[str, list[Row]] = {}
-    for part in options.parts:
-        if options.what == "loss":
-            tables[part] = loss_rows(part, run_losses(options.runs, part, options.seeds, overrides))
-            continue
-        for rate, threads in product(options.rates, options.threads):
-            setting = (*TIMED, f"network.rate={rate}", f"train.steps={STEPS[rate]}")
-            if threads > 1:
-                setting = (*setting, f"parallel.threads={threads}")
-            folder = options.runs / rate / f"{threads}-threads"
-            runs = run_turns(folder, part, options.repeats, (*setting, *overrides))
-            tables[f"{part}: {rate}, threads: {threads}"] = time_rows(part, runs)
-    first, *others = tables
-    page = f"{render(first, machine, command(), tables[first])}"
-    page += "".join(section(title, tables[title]) for title in others)
-    print(f"{page}{NOTE * (options.what == 'time')}\n{load()}")
 
+    def measure() -> Page:
+        tables: dict[str, Part] = {}
+        for part in options.parts:
+            # Parts share worlds that are alike.
+            names = {world_slug(name, case): name for name, case in PARTS[part].items()}
+            worlds = {key: (*WORLD, *PARTS[part][name].words) for key, name in names.items()}
+            if options.what == "loss":
+                runs = trained(
+                    options.runs / "loss", worlds, (*SCORED, *overrides), seeds=options.seeds
+                )
+                rows = loss_rows(part, {names[key]: own for key, own in runs.items()})
+                tables[part] = Part(rows, "")
+                continue
+            for rate, threads in product(options.rates, options.threads):
+                setting = (*TIMED, f"network.rate={rate}", f"train.steps={STEPS[rate]}")
+                setting += (f"parallel.threads={threads}",) * (threads > 1)
+                folder = options.runs / rate / f"{threads}-threads"
+                runs = trained(folder, worlds, (*setting, *overrides), turns=options.repeats)
+                rows = time_rows(part, {names[key]: own for key, own in runs.items()})
+                tables[f"{part}: {rate}, threads: {threads}"] = Part(rows, "" if tables else NOTE)
+        return tables
 
-def run_turns(
-    folder: Path, part: str, repeats: int, overrides: Sequence[str]
-) -> dict[str, list[Run]]:
-    """Runs of each world of a part, by turns; parts share worlds that are alike."""
-    found: dict[str, list[Run]] = {name: [] for name in PARTS[part]}
-    for turn, (name, case) in product(range(repeats), PARTS[part].items()):
-        run = folder / f"{world_slug(name, case)}-{turn}"
-        found[name].append(train_once(run, *WORLD, *case.words, *overrides))
-    return found
-
-
-def run_losses(
-    runs: Path, part: str, seeds: Sequence[int], overrides: Sequence[str]
-) -> dict[str, list[Run]]:
-    """Runs of each world of a part, one of each seed."""
-    found: dict[str, list[Run]] = {name: [] for name in PARTS[part]}
-    for seed, (name, case) in product(seeds, PARTS[part].items()):
-        run = runs / "loss" / f"{world_slug(name, case)}-{seed}"
-        words = (*WORLD, *SCORED, *case.words, f"train.seed={seed}")
-        found[name].append(train_once(run, *words, *overrides))
-    return found
+    publish(measure, options.output)
 
 
 def world_slug(name: str, case: Case) -> str:
@@ -188,14 +174,7 @@ def loss_rows(part: str, runs: Mapping[str, Sequence[Run]]) -> list[Row]:
         {
             "compressed": name,
             "test log-loss": mean_spread(losses[name], 4),
-            "to nothing, %": mean_spread(
-                [
-                    100 * (one / base - 1)
-                    for one, base in zip(losses[name], losses[NOTHING], strict=True)
-                ],
-                3,
-                "+",
-            ),
+            "to nothing, %": percent_more(losses[name], losses[NOTHING], 3),
             "paper": case.loss,
             "sent, %": sent_percent(runs[name]),
         }

@@ -9,15 +9,14 @@ one process; each checkout has its own `.venv`. Exit code 1: something differs.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from checkouts import train_in
 
 COMMON = (
     "train.evaluate_every=0",
@@ -45,15 +44,9 @@ RUNS: Mapping[str, Sequence[str]] = {
 
 def results(checkout: Path, overrides: Sequence[str], folder: Path) -> Mapping[str, Any]:
     """Losses and counted bytes by class of a run with these overrides."""
-    program = [str(checkout / ".venv" / "bin" / "python"), "-m", "dlrm_hybrid", "train"]
-    command = [*program, *COMMON, *overrides, f"hydra.run.dir={folder}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=checkout, env=environment, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        return {"failed": f"exit {done.returncode}: {done.stderr.strip().splitlines()[-1:]}"}
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    summary = train_in(checkout, folder, (*COMMON, *overrides))
+    if isinstance(summary, str):
+        return {"failed": summary.splitlines()[-1:]}
     return {
         "training loss": summary["train"]["loss"],
         "test loss": summary["test"]["loss"],

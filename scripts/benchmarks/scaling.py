@@ -8,12 +8,11 @@ a machine of its own, with as many cores.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
-from harness import Row, command, each, render, section
+from harness import Page, Row, arguments, each, publish
 from plan import (
     CALIBRATIONS,
     KINDS,
@@ -29,7 +28,6 @@ from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.plan.prediction import Costs, Prediction, most_like, predict
 from dlrm_hybrid.plan.worlds import Planned
 from dlrm_hybrid.report.runs import read_run
-from dlrm_hybrid.telemetry.machine import describe
 
 RATES = ("100mbit", "1gbit", "10gbit", "100gbit")
 TRAINERS = tuple(4**power for power in range(7))
@@ -39,19 +37,16 @@ KNEE = 0.05  # more speed for any more trainers: less than that is none
 
 def main() -> None:
     """Predict, print the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("runs", type=Path, help="folder of the runs")
+    parser = arguments(__doc__, runs=True)
     parser.add_argument(
         "--calibrations", nargs="+", choices=CALIBRATIONS, default=list(CALIBRATIONS)
     )
     options = parser.parse_args()
-    print(scaling(options.runs, options.calibrations))
+    publish(lambda: scaling(options.runs, options.calibrations), options.output)
 
 
-def scaling(runs: Path, calibrations: Sequence[str]) -> str:
-    """The page of more and more trainers: measured beside predicted here, and far beyond."""
+def scaling(runs: Path, calibrations: Sequence[str]) -> Page:
+    """More and more trainers: measured beside predicted here, and far beyond."""
     costs = costs_of(runs, tuple(calibrations))
     tables = {
         f"{scale.capitalize()} scaling on this machine, 100 Mbit/s": scale_rows(runs, scale, costs)
@@ -61,9 +56,7 @@ def scaling(runs: Path, calibrations: Sequence[str]) -> str:
         name = f"strong, {STRONG_ROWS:,} rows for all" if strong else "weak, 128 rows each"
         worlds = list(each(f"{name}, {kind}", [*far(kind, costs, strong=strong)]))
         tables[f"{kind}, {name}"] = far_rows(worlds)
-    first, *others = tables
-    page = render(first, describe(), command(), tables[first])
-    return page + "".join(section(name, tables[name]) for name in others)
+    return tables
 
 
 def scale_rows(runs: Path, scale: str, costs: Sequence[Costs]) -> list[Row]:

@@ -10,14 +10,25 @@ Other arguments are overrides of every run. `bytes` and `links` need what `netwo
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import mean, median
 
 import numpy as np
-from harness import Row, command, load, render, section, slug, spread, train_once
+from harness import (
+    Page,
+    Part,
+    Row,
+    arguments,
+    percent_more,
+    publish,
+    samples_of,
+    slug,
+    spread,
+    train_once,
+    trained,
+)
 from utilisation import cpu_percent, faster, network_percent, speed
 from world import ranks
 
@@ -34,7 +45,6 @@ from dlrm_hybrid.parallel.tables.cached import RowCache, ids_of, keys_of
 from dlrm_hybrid.report.measures import mean_spread
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.run.assembly import build, model
-from dlrm_hybrid.telemetry.machine import describe
 from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
 from dlrm_hybrid.telemetry.traffic import Phase
 
@@ -113,56 +123,51 @@ the busiest link, CPU use that of all cores, without what emulating takes."""
 
 def main() -> None:
     """Run what is missing of what the first word says, print the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("what", choices=("quality", "bytes", "links"))
-    parser.add_argument("runs", type=Path, help="folder of the runs")
-    parser.add_argument("--repeats", type=int, default=3, help="turns of links")
+    parser = arguments(__doc__, "quality", "bytes", "links", runs=True, repeats=3)
     parser.add_argument("--links", nargs="+", choices=LINKS, default=list(LINKS))
     parser.add_argument("--stages", nargs="+", choices=CUTS, default=["3"], help="of links")
     parser.add_argument(
         "--worlds", nargs="+", choices=LINK_WORLDS, default=list(LINK_WORLDS), help="of links"
     )
     options, overrides = parser.parse_known_args()
-    machine = describe()
-    if options.what == "quality":
-        page = render("Test scores", machine, command(), quality(options.runs, overrides))
-    elif options.what == "bytes":
-        found = run_bytes(options.runs, overrides)
-        rows = [bytes_row(*one) for one in found.items()]
-        page = render("Bytes of tables", machine, command(), rows)
-        page += section("CPU time of the table server", [cpu_row(*one) for one in found.items()])
-    else:
-        cases = list(product(options.links, options.stages))
-        worlds = {name: LINK_WORLDS[name] for name in options.worlds}
-        turns = [run_links(options.runs, *one, worlds, options.repeats, overrides) for one in cases]
-        tables = [link_rows(*case, *one) for case, one in zip(cases, turns, strict=True)]
-        page = render("Speed on late links", machine, command(), tables[0])
-        for (link, stages), rows in list(zip(cases, tables, strict=True))[1:]:
-            page += section(f"{link}, {stages} stages", rows)
-        page += LINKS_NOTE
-    print(f"{page}\n{load()}")
+
+    def measure() -> Page:
+        if options.what == "quality":
+            return {"Test scores": quality(options.runs, overrides)}
+        if options.what == "bytes":
+            found = run_bytes(options.runs, overrides).items()
+            return {
+                "Bytes of tables": [bytes_row(*one) for one in found],
+                "CPU time of the table server": [cpu_row(*one) for one in found],
+            }
+        tables: dict[str, Part] = {}
+        for link, stages in product(options.links, options.stages):
+            words = (*LATE, *LINKS[link], *CUTS[stages])
+            worlds = {name: (*words, *LINK_WORLDS[name]) for name in options.worlds}
+            folder = options.runs / link / f"{stages}-stages"
+            turns = trained(folder, worlds, overrides, turns=options.repeats)
+            tables[f"{link}, {stages} stages"] = Part(
+                link_rows(turns), "" if tables else LINKS_NOTE
+            )
+        return tables
+
+    publish(measure, options.output)
 
 
 def quality(runs: Path, overrides: Sequence[str]) -> list[Row]:
     """Test log-loss of each world by seed, and against the first world's of the same seed."""
-    losses: dict[str, list[float]] = {name: [] for name in QUALITY_WORLDS}
-    for seed, (name, world) in product(SEEDS, QUALITY_WORLDS.items()):
-        folder = runs / "quality" / f"{name}-{seed}"
-        run = train_once(folder, *QUALITY, *world, f"train.seed={seed}", *overrides)
-        losses[name].append(run.summary["test"]["loss"])
+    worlds = {name: (*QUALITY, *world) for name, world in QUALITY_WORLDS.items()}
+    found = trained(runs / "quality", worlds, overrides, seeds=SEEDS)
+    losses = {name: [run.summary["test"]["loss"] for run in own] for name, own in found.items()}
     first = next(iter(losses.values()))
     return [
         {
             "world": name,
-            **{f"seed {seed}": f"{loss:.4f}" for seed, loss in zip(SEEDS, found, strict=True)},
-            "mean": mean_spread(found, 4),
-            "to the first, %": mean_spread(
-                [100 * (one / base - 1) for one, base in zip(found, first, strict=True)], 2, "+"
-            ),
+            **{f"seed {seed}": f"{loss:.4f}" for seed, loss in zip(SEEDS, own, strict=True)},
+            "mean": mean_spread(own, 4),
+            "to the first, %": percent_more(own, first, 2),
         }
-        for name, found in losses.items()
+        for name, own in losses.items()
     ]
 
 
@@ -188,7 +193,7 @@ def bytes_row(case: Case, run: Run) -> Row:
     Frames are counted wherever they go. On links they have headers, and are acknowledged.
     """
     name, batch_size = case
-    samples = run.summary["samples_per_second"] * run.summary["seconds"]
+    samples = samples_of(run)
     counted = run.summary["network"]["by_class"]["embedding"]["bytes"] / samples
     crossed = run.summary["network"]["interface_bytes"]
     config = validate(run.config)
@@ -264,9 +269,9 @@ def fetched_by_profile(batch_size: int, batches: int) -> float:
 def cpu_row(case: Case, run: Run) -> Row:
     """CPU time of all ranks of a kind with their threads, for each batch of a trainer."""
     name, batch_size = case
-    samples = run.summary["samples_per_second"] * run.summary["seconds"]
+    samples = samples_of(run)
     spent = dict.fromkeys(("tables", "worker", "server"), 0.0)
-    for rank in ranks(run.folder):
+    for rank in ranks(run):
         spent[rank["role"].partition("-")[0]] += rank["cpu_seconds"][Phase.TRAIN]
     microseconds = {kind: 1e6 * batch_size * of / samples for kind, of in spent.items()}
     return {
@@ -279,32 +284,13 @@ def cpu_row(case: Case, run: Run) -> Row:
     }
 
 
-def run_links(
-    runs: Path,
-    link: str,
-    stages: str,
-    worlds: Mapping[str, Sequence[str]],
-    repeats: int,
-    overrides: Sequence[str],
-) -> tuple[dict[str, list[Run]], float]:
-    """Runs of each world by turns, and the one-way delay in seconds."""
-    turns: dict[str, list[Run]] = {name: [] for name in worlds}
-    for turn, (name, world) in product(range(repeats), worlds.items()):
-        folder = runs / link / f"{stages}-stages" / f"{slug(name)}-{turn}"
-        words = (*LATE, *LINKS[link], *CUTS[stages], *world)
-        turns[name].append(train_once(folder, *words, *overrides))
-    first = next(iter(turns.values()))[0]
-    return turns, first.summary["network"]["latency"]["one_way_seconds"]
-
-
-def link_rows(
-    link: str, stages: str, turns: Mapping[str, Sequence[Run]], one_way_seconds: float
-) -> list[Row]:
+def link_rows(turns: Mapping[str, Sequence[Run]]) -> list[Row]:
     """What each world reaches on one kind of links."""
     first = next(iter(turns.values()))
+    one_way_seconds = first[0].summary["network"]["latency"]["one_way_seconds"]
     return [
         {
-            f"{link}, {stages} stages": name,
+            "world": name,
             "samples/s": spread([speed(run) for run in runs], 0),
             "to the first": spread(faster(runs, first), 2),
             "ms per step": f"{1e3 * step_seconds(runs):.1f}",

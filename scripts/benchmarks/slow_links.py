@@ -13,7 +13,6 @@ counted. Streams need what `network=emulated` needs.
 
 from __future__ import annotations
 
-import multiprocessing
 import resource
 import time
 from collections import defaultdict
@@ -29,11 +28,11 @@ from typing import Any
 import numba
 import numpy as np
 import torch
-from harness import SEED, Row, arguments, command, load, one_thread, render, section
+from harness import SEED, Page, Row, arguments, one_thread, publish
+from hosts import PATIENCE_SECONDS, answer, processes, settle
 from plain_dlrm import PAPER_SPEC
 from reference_step import Trainer
 
-from dlrm_hybrid.comm.netem.namespaces import enter
 from dlrm_hybrid.comm.netem.network import open_network
 from dlrm_hybrid.comm.netem.plan import NetworkPlan, bits_per_second
 from dlrm_hybrid.comm.rendezvous import share_folder
@@ -42,16 +41,13 @@ from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.optimizer import Sgd
 from dlrm_hybrid.model.tables import Fused
-from dlrm_hybrid.process import die_with_parent
 from dlrm_hybrid.run.assembly.model import keep_freed_memory
-from dlrm_hybrid.telemetry.machine import describe
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.frame import Frame, Kind
 
 FRAME_BYTES = 32_000
 MOST_STREAM_BYTES = 20_000_000
 ECHO_BYTES = 8_000
-PATIENCE_SECONDS = 60.0
 ROWS = 128
 LR = 0.1
 
@@ -67,20 +63,20 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=30, help="of each pause")
     parser.add_argument("--only", choices=("packets", "pauses"))
     options = parser.parse_args()
-    tables: dict[str, list[Row]] = {}
-    if options.only != "pauses":
-        rates = [rate for rate in options.rates for _ in range(options.repeats)]
-        tables["Streams"] = [stream_row(rate, options.seconds) for rate in rates]
-    if options.only != "packets":
-        with one_thread():
+
+    def measure() -> Page:
+        tables: dict[str, list[Row]] = {}
+        if options.only != "pauses":
+            rates = [rate for rate in options.rates for _ in range(options.repeats)]
+            tables["Streams"] = [stream_row(rate, options.seconds) for rate in rates]
+        if options.only != "packets":
             pauses = [one / 1e3 for one in options.pauses]
-            tables["CPU ms after a pause, more than without"] = pause_rows(pauses, options.turns)
-    (first, rows), *others = tables.items()
-    page = render(first, describe(), command(), rows)
-    page += "".join(map(section, dict(others), dict(others).values())) + f"\n{load()}"
-    print(page)
-    if options.output is not None:
-        options.output.write_text(page, encoding="utf-8")
+            with one_thread():
+                rows = pause_rows(pauses, options.turns)
+            tables["CPU ms after a pause, more than without"] = rows
+        return tables
+
+    publish(measure, options.output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +124,7 @@ def stream_row(rate: str, seconds: float) -> Row:
         hosts = [
             Host(str(plan.address(host)), network.namespaces[host], frames) for host in range(2)
         ]
-        with processes(hosts, stream) as ends:
+        with channel_ends(hosts, stream) as ends:
             sender, receiver = (answer(end) for end in ends)
     sent = frames * FRAME_BYTES
     row: Row = {"rate": rate, "MB": f"{sent / 1e6:.1f}"}
@@ -193,11 +189,7 @@ def frame_of(sender: int, number: int, num_bytes: int) -> Frame:
 
 def join(rank: int, folder: Path, host: Host) -> ZmqChannel:
     """An end of the channel, in its host."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None and parent.pid is not None
-    die_with_parent(parent.pid)
-    for path in host.namespaces:
-        enter(path)
+    settle(host.namespaces)
     options = ZmqOptions(
         address=host.address,
         keys=None,
@@ -210,30 +202,13 @@ def join(rank: int, folder: Path, host: Host) -> ZmqChannel:
 
 
 @contextmanager
-def processes(hosts: Sequence[Host], target: Callable[..., None]) -> Generator[list[Connection]]:
-    """Two processes, and our ends of what connects us to them."""
-    context = multiprocessing.get_context("fork")  # of one thread; others would import torch first
-    pipes = [context.Pipe() for _ in hosts]
+def channel_ends(hosts: Sequence[Host], target: Callable[..., None]) -> Generator[list[Connection]]:
+    """Two processes with the ends of a channel, and our ends of what connects us to them."""
     with TemporaryDirectory(prefix="dlrm_hybrid-links-") as folder:
-        started = [
-            context.Process(target=target, args=(rank, Path(folder), host, pipes[rank][1]))
-            for rank, host in enumerate(hosts)
-        ]
-        for process in started:
-            process.start()
-        try:
-            yield [ours for ours, _ in pipes]
-        finally:
-            for process in started:
-                process.join(PATIENCE_SECONDS)
-                process.kill()
-
-
-def answer(connection: Connection) -> Any:
-    """What a process has sent."""
-    if not connection.poll(PATIENCE_SECONDS):
-        raise SystemExit("a host does not answer")
-    return connection.recv()
+        targets = [(target, rank, Path(folder), host) for rank, host in enumerate(hosts)]
+        # Forks of one thread; others would import torch first.
+        with processes("fork", targets) as ends:
+            yield ends
 
 
 def pause_rows(pauses: Sequence[float], turns: int) -> list[Row]:
@@ -301,7 +276,7 @@ def echo_after_pauses(pauses: Sequence[float], turns: int) -> dict[str, dict[flo
     order = list(shuffled(pauses, turns))
     spent: dict[float, list[Spent]] = defaultdict(list)
     hosts = [Host("127.0.0.1", (), 3 * len(order))] * 2
-    with processes(hosts, echo) as (sender, receiver):
+    with channel_ends(hosts, echo) as (sender, receiver):
         for pause in order:
             for before in (0.0, 0.0, pause):
                 time.sleep(before)

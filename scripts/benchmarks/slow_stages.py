@@ -12,14 +12,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from harness import Start, middle
 
 from dlrm_hybrid.parallel.schedule import Op, Pipeline
 from dlrm_hybrid.plan.simulation import FORWARD_SHARE
-from dlrm_hybrid.report.runs import read_run
+from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.telemetry.events import Kind, read
 
 SLOW_PERCENT = (20, 50, 100, 150)
@@ -88,39 +89,57 @@ def _share(pipeline: Pipeline, stage: int, op: Op) -> float:
     return 1 - FORWARD_SHARE + again * FORWARD_SHARE
 
 
-def train_slowly(folder: Path, slow_percent: float, *overrides: str) -> None:
+def with_slow_stages(slow_percent: float) -> Start:
     """Train, with every worker stopped at times from its first step to the end of the run.
 
     In each slot of time each of them is slow with the probability of the paper, and then stopped
     for as much of it as makes its work take so many percent longer.
-
-    Raises:
-        SystemExit: the run failed; it has said on standard error why.
     """
-    argv = [sys.executable, "-m", "dlrm_hybrid", "train", *overrides, f"hydra.run.dir={folder}"]
-    process = subprocess.Popen(argv, stdout=sys.stderr)
-    record = folder / "events.jsonl"
-    while process.poll() is None and not _has_begun(record):
-        time.sleep(0.05)
-    share = slow_percent / (100 + slow_percent)
-    pids = [int(one.read_text()) for one in sorted((folder / "log").glob("worker-*.pid"))]
-    threads = [
-        threading.Thread(target=_slow_down, args=(process, pid, share, seed))
-        for seed, pid in enumerate(pids)
-    ]
-    for thread in threads:
-        thread.start()
-    code = process.wait()
-    for thread in threads:
-        thread.join()
-    if code:
-        sys.exit(f"{folder}: exit code {code}")
+    stopped = SLOT_SECONDS * slow_percent / (100 + slow_percent)
+    return slowed(
+        "worker-*", SLOT_SECONDS, lambda random: stopped * (random.random() < PROBABILITY)
+    )
 
 
-def rate_of(folder: Path) -> float:
+def slowed(
+    ranks: str, slot_seconds: float, stopped_seconds: Callable[[np.random.Generator], float]
+) -> Start:
+    """Train, with some ranks stopped by signals from the first step to the end of the run.
+
+    Args:
+        ranks: pattern of their names.
+        slot_seconds: in each such slot each of them is stopped anew.
+        stopped_seconds: for how much of it.
+    """
+
+    def start(arguments: Sequence[str]) -> None:
+        argv = [sys.executable, "-m", "dlrm_hybrid", *arguments]
+        folder = Path(arguments[-1].partition("=")[2])
+        process = subprocess.Popen(argv, stdout=sys.stderr)
+        while process.poll() is None and not _has_begun(folder / "events.jsonl"):
+            time.sleep(0.05)
+        pids = [int(one.read_text()) for one in sorted((folder / "log").glob(f"{ranks}.pid"))]
+        given = (slot_seconds, stopped_seconds)
+        threads = [
+            threading.Thread(
+                target=_slow_down, args=(process, pid, np.random.default_rng(k), *given)
+            )
+            for k, pid in enumerate(pids)
+        ]
+        for thread in threads:
+            thread.start()
+        code = process.wait()
+        for thread in threads:
+            thread.join()
+        if code:
+            sys.exit(f"{folder}: exit code {code}")
+
+    return start
+
+
+def rate_of(run: Run) -> float:
     """Samples per second in the middle of a run, by the clock of its record."""
-    points = [one for one in read_run(folder).events if one.kind is Kind.PROGRESS]
-    first, last = (points[round(part * (len(points) - 1))] for part in MIDDLE)
+    first, last = middle(run, MIDDLE)
     samples = last.values["samples"] - first.values["samples"]
     return samples / (last.time_seconds - first.time_seconds)
 
@@ -129,10 +148,15 @@ def _has_begun(record: Path) -> bool:
     return record.exists() and any(one.kind is Kind.PROGRESS for one in read(record))
 
 
-def _slow_down(process: subprocess.Popen[bytes], pid: int, share: float, seed: int) -> None:
-    random = np.random.default_rng(seed)
+def _slow_down(
+    process: subprocess.Popen[bytes],
+    pid: int,
+    random: np.random.Generator,
+    slot_seconds: float,
+    stopped_seconds: Callable[[np.random.Generator], float],
+) -> None:
     while process.poll() is None:
-        stopped = share * SLOT_SECONDS if random.random() < PROBABILITY else 0.0
+        stopped = stopped_seconds(random)
         try:
             if stopped:
                 os.kill(pid, signal.SIGSTOP)
@@ -140,4 +164,4 @@ def _slow_down(process: subprocess.Popen[bytes], pid: int, share: float, seed: i
             os.kill(pid, signal.SIGCONT)
         except ProcessLookupError:
             return
-        time.sleep(SLOT_SECONDS - stopped)
+        time.sleep(slot_seconds - stopped)

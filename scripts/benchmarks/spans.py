@@ -1,21 +1,21 @@
 """Measures the cost of time spans, as a share of the training steps they measure.
 
-    python scripts/benchmarks/spans.py FOLDER +experiment=dct_hybrid train.steps=100
+    python scripts/benchmarks/spans.py RUN +experiment=dct_hybrid train.steps=100
 
-Arguments after FOLDER go to `train`, whose ranks count how often they enter a span in training.
+Arguments after RUN, its folder, go to `train`, whose ranks count how often they enter a span.
 Every rank also measures an empty span before and after its steps, and reports the larger cost. The
 share is of the rank's CPU time in training.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import told_by_ranks
+from harness import Row, arguments, publish, told_by_ranks
 
 from dlrm_hybrid.run.rank.main import train_rank
 from dlrm_hybrid.run.rank.process import Report
@@ -64,29 +64,35 @@ def _span_seconds() -> float:
     return (time.thread_time() - start) / EMPTY_SPANS
 
 
-def main(folder: Path, overrides: list[str]) -> int:
-    """Train, then print a row for each rank; 1 if a share is more than is allowed."""
+def main() -> None:
+    """Train, then print a row for each rank; ends with 1 if a share is more than is allowed."""
+    options, overrides = arguments(__doc__, runs=True).parse_known_args()
+    shares: list[float] = []
+    publish(lambda: {"Spans": rows(options.runs, overrides, shares)}, options.output)
+    sys.exit(max(shares) > ALLOWED_SHARE)
+
+
+def rows(folder: Path, overrides: Sequence[str], shares: list[float]) -> list[Row]:
+    """Of each rank; adds its share to `shares`."""
     ranks = told_by_ranks("spans:counted_rank", folder, overrides)
     steps = max(rank["timed_steps"] for rank in ranks)
-    print("| rank | spans per step | µs each | µs per step | CPU µs per step | share |")
-    print("|---|---:|---:|---:|---:|---:|")
-    worst = 0.0
+    found: list[Row] = []
     for rank in sorted(ranks, key=lambda one: one["rank"]):
         cost_seconds = rank["spans"] * rank["span_seconds"] / steps
         cpu_seconds = rank["cpu_seconds"][Phase.TRAIN] / steps
-        worst = max(worst, cost_seconds / cpu_seconds)
-        print(
-            f"| {rank['role']} | {rank['spans'] / steps:.0f} | {1e6 * rank['span_seconds']:.2f} "
-            f"| {1e6 * cost_seconds:.0f} | {1e6 * cpu_seconds:,.0f} "
-            f"| {cost_seconds / cpu_seconds:.2%} |"
+        shares.append(cost_seconds / cpu_seconds)
+        found.append(
+            {
+                "rank": rank["role"],
+                "spans per step": f"{rank['spans'] / steps:.0f}",
+                "µs each": f"{1e6 * rank['span_seconds']:.2f}",
+                "µs per step": f"{1e6 * cost_seconds:.0f}",
+                "CPU µs per step": f"{1e6 * cpu_seconds:,.0f}",
+                "share": f"{shares[-1]:.2%}",
+            }
         )
-    return int(worst > ALLOWED_SHARE)
+    return found
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path, help="of the run")
-    options, overrides = parser.parse_known_args()
-    sys.exit(main(options.folder, overrides))
+    main()

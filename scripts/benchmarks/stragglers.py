@@ -9,24 +9,13 @@ repeated. Needs what `network=emulated` needs. Other arguments are overrides of 
 
 from __future__ import annotations
 
-import argparse
-import os
-import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from harness import Row, command, load, render, spread
+from harness import OURS, Page, Part, Row, arguments, middle, publish, slug, spread, train_once
+from slow_stages import slowed
 
-from dlrm_hybrid.report.runs import is_run, read_run
-from dlrm_hybrid.telemetry import events
-from dlrm_hybrid.telemetry.events import Kind
-from dlrm_hybrid.telemetry.machine import describe
-from dlrm_hybrid.telemetry.summary import COMPLETE
 from dlrm_hybrid.train.asynchronous.order_log import order_file, read_order
 from dlrm_hybrid.wire.frame import Kind as FrameKind
 
@@ -56,27 +45,26 @@ highest) of the turns. `kept` is their rate beside a slow trainer to that withou
 
 def main() -> None:
     """Run what is missing, print the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("runs", type=Path, help="folder of the runs")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser = arguments(__doc__, runs=True, repeats=3)
     parser.add_argument(
         "--steps", type=int, nargs=2, default=(150, 60), help="even, with a slow one"
     )
     parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS))
     options, overrides = parser.parse_known_args()
-    machine = describe()
-    worlds = {name: WORLDS[name] for name in options.worlds}
-    rates: dict[str, list[tuple[float, float, float]]] = {name: [] for name in worlds}
-    for turn in range(options.repeats):
-        for name, world in worlds.items():
-            folder = options.runs / f"{name.replace(', ', '-').replace(' ', '-')}-{turn}"
-            even, _ = measured(folder / "even", (*world, *overrides), options.steps[0], slow=False)
-            rest, own = measured(folder / "slow", (*world, *overrides), options.steps[1], slow=True)
-            rates[name].append((even, rest, own))
-    rows = [row(name, found) for name, found in rates.items()]
-    print(f"{render('One slow trainer of four', machine, command(), rows)}{NOTE}\n{load()}")
+
+    def measure() -> Page:
+        rates: dict[str, list[tuple[float, float, float]]] = {name: [] for name in options.worlds}
+        for turn in range(options.repeats):
+            for name in options.worlds:
+                folder = options.runs / f"{slug(name)}-{turn}"
+                words = (*WORLDS[name], *overrides)
+                even, _ = measured(folder / "even", words, options.steps[0], slow=False)
+                rest, own = measured(folder / "slow", words, options.steps[1], slow=True)
+                rates[name].append((even, rest, own))
+        rows = [row(name, found) for name, found in rates.items()]
+        return {"One slow trainer of four": Part(rows, NOTE)}
+
+    publish(measure, options.output)
 
 
 def row(name: str, found: Sequence[tuple[float, float, float]]) -> Row:
@@ -94,18 +82,9 @@ def measured(
     folder: Path, overrides: Sequence[str], steps: int, *, slow: bool
 ) -> tuple[float, float]:
     """Batches per second in the middle of a run: of all but the slow trainer, and of that one."""
-    if not (is_run(folder) and read_run(folder).status == COMPLETE):
-        shutil.rmtree(folder, ignore_errors=True)
-        argv = [sys.executable, "-m", "dlrm_hybrid", "train", *RUN, f"train.steps={steps}"]
-        process = subprocess.Popen(
-            [*argv, *overrides, f"hydra.run.dir={folder}"], stdout=sys.stderr
-        )
-        if slow:
-            slow_down(process, folder)
-        if process.wait():
-            sys.exit(f"{folder}: exit code {process.returncode}")
-    points = [one for one in events.read(folder / "events.jsonl") if one.kind is Kind.PROGRESS]
-    first, last = (points[round(part * (len(points) - 1))] for part in MIDDLE)
+    start = slowed(f"worker-{SLOW}*", PERIOD_SECONDS, lambda random: STOPPED) if slow else OURS
+    run = train_once(folder, *RUN, f"train.steps={steps}", *overrides, start=start)
+    first, last = middle(run, MIDDLE)
     batches = (last.step - first.step) * TRAINERS
     seconds = last.time_seconds - first.time_seconds
     share = share_of_the_slow(folder, first.step, last.step)
@@ -120,23 +99,6 @@ def share_of_the_slow(folder: Path, first: int, last: int) -> float:
     pushes = [one.sender for one in read_order(path) if one.kind is FrameKind.PUSH]
     middle = pushes[first * TRAINERS : last * TRAINERS]
     return middle.count(SLOW) / len(middle)
-
-
-def slow_down(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """Stop one trainer for most of each second, from its first steps to the end of the run."""
-    record = folder / "events.jsonl"
-    while process.poll() is None and not (
-        record.exists() and any(one.kind is Kind.PROGRESS for one in events.read(record))
-    ):
-        time.sleep(0.05)
-    (pid,) = (int(one.read_text()) for one in (folder / "log").glob(f"worker-{SLOW}*.pid"))
-    while process.poll() is None:
-        for number, part in ((signal.SIGSTOP, STOPPED), (signal.SIGCONT, 1 - STOPPED)):
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                return
-            time.sleep(PERIOD_SECONDS * part)
 
 
 if __name__ == "__main__":

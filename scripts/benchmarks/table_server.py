@@ -20,7 +20,19 @@ from typing import get_args
 
 import numpy as np
 import torch
-from harness import SEED, Row, arguments, each, one_thread, publish, render, seconds, spread
+from harness import (
+    SEED,
+    Page,
+    Part,
+    Row,
+    arguments,
+    each,
+    one_thread,
+    publish,
+    seconds,
+    silent,
+    spread,
+)
 
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
@@ -40,7 +52,6 @@ from dlrm_hybrid.parallel.tables.order import BatchOrder
 from dlrm_hybrid.parallel.tables.table_server import TableServer
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.run.assembly import build, model
-from dlrm_hybrid.telemetry.machine import Machine
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.wire.frame import Frame, Kind, decode, encode
 
@@ -80,17 +91,17 @@ def main() -> None:
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=BATCH_SIZES)
     options = parser.parse_args()
 
-    def measure(machine: Machine, command: str) -> str:
+    def measure() -> Page:
         build.RAW_FOLDER.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix="bench-", dir=build.RAW_FOLDER) as folder:
             shards = shards_of(options.rows, Path(folder))
             rows = list(measure_rows(shards, options.batch_sizes, options.repeats))
         table_rows, dim = sum(shards.manifest.table_rows), configured(BATCH_SIZES[0]).model
         note = NOTE.format(rows=table_rows, dim=dim.embedding_dim)
-        return render("CPU time of a table server", machine, command, rows) + note
+        return {"CPU time of a table server": Part(rows, note)}
 
     with one_thread():
-        publish(measure, options.output)
+        publish(measure, options.output, compiles=True)
 
 
 def configured(batch_size: int) -> Config:
@@ -102,12 +113,8 @@ def shards_of(rows: int, folder: Path) -> Shards:
     """Synthetic rows, prepared in a folder."""
     raw, output = folder / "train.txt", folder / "shards"
     synthetic.generate(raw, rows, SEED, build.profile(), lambda done: None)
-    prepare([raw], output, build.prepare_options(configured(1), advice=""), _silent, _silent)
+    prepare([raw], output, build.prepare_options(configured(1), advice=""), silent, silent)
     return open_shards(output, None)
-
-
-def _silent(*_: object) -> None:
-    """Progress that nobody sees."""
 
 
 def measure_rows(shards: Shards, batch_sizes: Sequence[int], repeats: int) -> Iterator[Row]:

@@ -13,14 +13,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from harness import Row, arguments, publish, render, spread
+from harness import Page, Row, arguments, publish, silent, spread
 
 from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.manifest import Semantics
 from dlrm_hybrid.data.prepare import prepare
 from dlrm_hybrid.data.schemas.reading import loads
 from dlrm_hybrid.data.sources.arrow import pa, pa_csv, parquet
-from dlrm_hybrid.telemetry.machine import Machine
 
 SCHEMA = """
 label: label
@@ -46,12 +45,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=500_000)
     options = parser.parse_args()
 
-    def measure(machine: Machine, command: str) -> str:
+    def measure() -> Page:
         with TemporaryDirectory(prefix="bench-", dir=".") as folder:
-            rows = table_rows(options.rows, options.repeats, Path(folder))
-            return render("Preparing a table", machine, command, rows)
+            return {"Preparing a table": table_rows(options.rows, options.repeats, Path(folder))}
 
-    publish(measure, options.output)
+    publish(measure, options.output, compiles=True)
 
 
 def table_rows(rows: int, repeats: int, folder: Path) -> list[Row]:
@@ -61,7 +59,7 @@ def table_rows(rows: int, repeats: int, folder: Path) -> list[Row]:
         speeds: list[float] = []
         for repeat in range(repeats + 1):  # the first one imports
             before = time.process_time()
-            prepare([path], folder / f"{path.suffix}{repeat}", options(), _silent, _silent)
+            prepare([path], folder / f"{path.suffix}{repeat}", options(), silent, silent)
             speeds.append(rows / (time.process_time() - before) / 1000)
         found.append(
             {
@@ -121,10 +119,6 @@ def write_files(rows: int, folder: Path) -> list[Path]:
     index = table.schema.get_field_index("tags")
     pa_csv.write_csv(table.set_column(index, "tags", joined), folder / "rows.csv")
     return [folder / "rows.parquet", folder / "rows.csv"]
-
-
-def _silent(*_: object) -> None:
-    """Progress that nobody sees."""
 
 
 if __name__ == "__main__":

@@ -8,17 +8,13 @@ complete runs are not repeated. Other arguments are overrides of every run.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
-from itertools import product
-from pathlib import Path
 from statistics import median
 
-from harness import Row, command, load, render, spread, train_once
+from harness import Page, Part, Row, arguments, publish, spread, trained
 
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.telemetry.events import Kind
-from dlrm_hybrid.telemetry.machine import describe
 
 WORLDS: Mapping[str, tuple[int, int]] = {
     "1 thread": (1, 1),
@@ -37,24 +33,22 @@ taken turn by turn. `CPU` is that of all workers for a thousand samples, in mill
 
 def main() -> None:
     """Run what is missing, print the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("runs", type=Path, help="folder of the runs")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser = arguments(__doc__, runs=True, repeats=3)
     parser.add_argument("--batches", type=int, nargs="+", default=[128, 512])
     parser.add_argument("--samples", type=int, default=200_000, help="of a run; default 200,000")
     options, overrides = parser.parse_known_args()
-    machine = describe()
-    batches: list[int] = options.batches
-    cases = [(batch, name) for batch in batches for name in WORLDS]
-    runs: dict[tuple[int, str], list[Run]] = {case: [] for case in cases}
-    for turn, (batch, name) in product(range(options.repeats), cases):
-        folder = options.runs / f"{batch}-{name.replace(' ', '-')}-{turn}"
-        words = of_world(name, batch, options.samples)
-        runs[batch, name].append(train_once(folder, *RUN, *words, *overrides))
-    rows = [row(batch, name, runs) for batch, name in cases]
-    print(f"{render('Threads and trainers', machine, command(), rows)}{NOTE}\n{load()}")
+
+    def measure() -> Page:
+        worlds = {
+            f"{batch}-{name}": (*RUN, *of_world(name, batch, options.samples))
+            for batch in options.batches
+            for name in WORLDS
+        }
+        runs = trained(options.runs, worlds, overrides, turns=options.repeats)
+        rows = [row(batch, name, runs) for batch in options.batches for name in WORLDS]
+        return {"Threads and trainers": Part(rows, NOTE)}
+
+    publish(measure, options.output)
 
 
 def of_world(name: str, batch: int, samples: int) -> tuple[str, ...]:
@@ -66,16 +60,15 @@ def of_world(name: str, batch: int, samples: int) -> tuple[str, ...]:
     )
 
 
-def row(batch: int, name: str, runs: Mapping[tuple[int, str], Sequence[Run]]) -> Row:
+def row(batch: int, name: str, runs: Mapping[str, Sequence[Run]]) -> Row:
     """Of one world at one batch size."""
-    own = [rate(one) for one in runs[batch, name]]
-    first = [rate(one) for one in runs[batch, "1 thread"]]
+    own, first = ([rate(run) for run in runs[f"{batch}-{one}"]] for one in (name, "1 thread"))
     return {
         "batch": batch,
         "world": name,
         "samples/s": spread(own, 0),
         "to 1 thread": f"{median(a / b for a, b in zip(own, first, strict=True)):.2f}",
-        "CPU": spread([cpu(one) for one in runs[batch, name]], 1),
+        "CPU": spread([cpu(run) for run in runs[f"{batch}-{name}"]], 1),
     }
 
 

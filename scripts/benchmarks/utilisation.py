@@ -9,21 +9,19 @@ arguments are overrides of every run. Needs what `network=emulated` needs.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, final
 
-from harness import Row, command, load, render, section, spread, train_once
+from harness import Page, Row, arguments, publish, spread, trained
 from matplotlib.axes import Axes
 
 from dlrm_hybrid.report.drawing import add_key, drawing, panels, save
 from dlrm_hybrid.report.figures import AxesText
-from dlrm_hybrid.report.runs import Run, read_run
+from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.report.tables import SPANS, microseconds_by_role
-from dlrm_hybrid.telemetry.machine import describe
 
 WORLDS = ("baseline", "dct_dp", "dct_mp", "dct_hybrid")
 COMMON = (
@@ -42,46 +40,26 @@ Turns = Mapping[str, Sequence[Run]]
 
 def main() -> None:
     """Run what is missing, print the tables, write the picture."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("runs", type=Path, help="folder of the runs")
+    parser = arguments(__doc__, runs=True, repeats=3)
     parser.add_argument("--rates", nargs="+", default=["50mbit", "100mbit", "1gbit"])
     more = (*WORLDS, "dct_levels")
     parser.add_argument("--worlds", nargs="+", choices=more, default=WORLDS)
-    parser.add_argument("--repeats", type=int, default=3, help="turns")
     parser.add_argument("--output", type=Path, required=True, help="a PNG or SVG file")
     options, overrides = parser.parse_known_args()
-    machine = describe()
-    for rate in options.rates:
-        for turn in range(options.repeats):
-            for world in options.worlds:
-                link = ("network=emulated", f"network.rate={rate}")
-                folder = folder_of(options.runs, rate, world, turn)
-                train_once(folder, f"+experiment={world}", *link, *COMMON, *overrides)
-    found = {
-        rate: turns_of(options.runs, rate, options.worlds, options.repeats)
-        for rate in options.rates
-    }
-    first, *others = found
-    page = render("Utilisation", machine, command(), speeds(first, found[first]))
-    for rate in others:
-        page += section(rate, speeds(rate, found[rate]))
-    for rate in found:
-        page += section(f"Where the time goes at {rate}", shares(found[rate]))
-    print(f"{page}\n{load()}")
+    found: dict[str, Turns] = {}
+
+    def measure() -> Page:
+        for rate in options.rates:
+            link = ("network=emulated", f"network.rate={rate}", *COMMON)
+            worlds = {name: (f"+experiment={name}", *link) for name in options.worlds}
+            found[rate] = trained(options.runs / rate, worlds, overrides, turns=options.repeats)
+        tables = {f"Utilisation at {rate}": speeds(rate, turns) for rate, turns in found.items()}
+        return tables | {
+            f"Where the time goes at {rate}": shares(turns) for rate, turns in found.items()
+        }
+
+    publish(measure)
     draw(found, options.output)
-
-
-def folder_of(runs: Path, rate: str, world: str, turn: int) -> Path:
-    """Of one run."""
-    return runs / rate / f"{world}-{turn}"
-
-
-def turns_of(runs: Path, rate: str, worlds: Sequence[str], repeats: int) -> dict[str, list[Run]]:
-    """All runs at one rate."""
-    return {
-        world: [read_run(folder_of(runs, rate, world, turn)) for turn in range(repeats)]
-        for world in worlds
-    }
 
 
 def speeds(rate: str, turns: Turns) -> list[Row]:

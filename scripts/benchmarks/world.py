@@ -11,11 +11,7 @@ Arguments after the first word are overrides of every run.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,12 +19,11 @@ from statistics import mean
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from harness import Row, command, load, render, section, spread
+from harness import Page, Part, Row, arguments, program, publish, samples_of, spread, train_once
 from plain_ranks import cpu_microseconds
 
-from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.telemetry.events import Kind
-from dlrm_hybrid.telemetry.machine import describe
 from dlrm_hybrid.telemetry.traffic import Phase
 
 FLOAT_BYTES = 4
@@ -40,50 +35,30 @@ CPU_WORLD = ("+experiment=baseline", "parallel.cuts=[]", "train.batch_size=64", 
 PLAIN_RANKS, PLAIN_ROWS, PLAIN_STEPS = 2, 64, 1500
 START_WORLD = ("train.steps=1", "telemetry.every=1")
 SEEDS = (0, 1, 2)
-PLAIN = ("-m", "dlrm_hybrid")
-CPU_SPANS = (str(Path(__file__).with_name("cpu_spans.py")),)
+CPU_SPANS = program(str(Path(__file__).with_name("cpu_spans.py")))
 OTHER_THREADS = "other threads: ZeroMQ, gloo"
 
 
 def main() -> None:
     """Measure what the first word says, print the page."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=sorted(MEASURES))
-    parser.add_argument("--repeats", type=int, default=5, help="runs of cpu and start")
-    options, overrides = parser.parse_known_args()
-    machine = describe()
+    options, overrides = arguments(__doc__, *sorted(MEASURES)).parse_known_args()
     with TemporaryDirectory() as folder:
-        title, rows, more = MEASURES[options.what](Path(folder), options.repeats, overrides)
-    print(render(title, machine, command(), rows) + more)
+        measure = MEASURES[options.what]
+        publish(lambda: measure(Path(folder), options.repeats, overrides), options.output)
 
 
-def train(
-    folder: Path,
-    *overrides: str,
-    program: Sequence[str] = PLAIN,
-    environment: Mapping[str, str] | None = None,
-) -> Path:
-    """Train in `folder`; what the run says goes to standard error."""
-    argv = [sys.executable, *program, "train", *overrides, f"hydra.run.dir={folder}"]
-    subprocess.run(argv, check=True, stdout=sys.stderr, env=os.environ | dict(environment or {}))
-    return folder
-
-
-def measure_bytes(
-    folder: Path, repeats: int, overrides: Sequence[str]
-) -> tuple[str, list[Row], str]:
+def measure_bytes(folder: Path, repeats: int, overrides: Sequence[str]) -> Page:
     """Bytes per sample by class, beside the formulas of dense float32."""
-    run = train(folder / "run", *BYTES_WORLD, *overrides)
-    network = read(run / "summary.json")["network"]
-    expected = expected_bytes(read(run / "config.json"))
-    samples = network["bytes_total"] / network["bytes_per_sample"]
-    rows: list[Row] = []
-    for name, tally in network["by_class"].items():
-        rows.append(_bytes_row(name, tally["messages"], tally["bytes"] / samples, expected[name]))
-    messages = sum(tally["messages"] for tally in network["by_class"].values())
-    total = sum(expected.values())
-    rows.append(_bytes_row("all", messages, network["bytes_per_sample"], total))
-    return "Bytes per sample", rows, ""
+    run = train_once(folder / "run", *BYTES_WORLD, *overrides)
+    network, expected = run.summary["network"], expected_bytes(run.config)
+    samples, by_class = samples_of(run), network["by_class"]
+    rows = [
+        _bytes_row(name, tally["messages"], tally["bytes"] / samples, expected[name])
+        for name, tally in by_class.items()
+    ]
+    messages = sum(tally["messages"] for tally in by_class.values())
+    rows.append(_bytes_row("all", messages, network["bytes_per_sample"], sum(expected.values())))
+    return {"Bytes per sample": rows}
 
 
 def _bytes_row(name: str, messages: int, counted: float, formula: float) -> Row:
@@ -124,12 +99,12 @@ def expected_bytes(config: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def measure_cpu(folder: Path, repeats: int, overrides: Sequence[str]) -> tuple[str, list[Row], str]:
+def measure_cpu(folder: Path, repeats: int, overrides: Sequence[str]) -> Page:
     """CPU microseconds per sample by role, in turns with a plain DLRM; where they go."""
     by_role: dict[str, list[float]] = {}
     plain: list[float] = []
     for turn in range(repeats):
-        run = train(folder / f"{turn}", *CPU_WORLD, *overrides)
+        run = train_once(folder / f"{turn}", *CPU_WORLD, *overrides)
         plain.append(cpu_microseconds(PLAIN_RANKS, PLAIN_ROWS, PLAIN_STEPS))
         for role, spent in microseconds_by_role(run).items():
             by_role.setdefault(role, []).append(spent)
@@ -142,29 +117,27 @@ def measure_cpu(folder: Path, repeats: int, overrides: Sequence[str]) -> tuple[s
     ]
     ratios = [ours / theirs for ours, theirs in zip(totals, plain, strict=True)]
     rows.append({"role": "all to plain", "runs": repeats, "µs per sample": spread(ratios, 2)})
-    run = train(folder / "spans", *CPU_WORLD, *overrides, program=CPU_SPANS)
-    return "CPU time per sample", rows, section("Where it goes", shares(run), load())
+    run = train_once(folder / "spans", *CPU_WORLD, *overrides, start=CPU_SPANS)
+    return {"CPU time per sample": rows, "Where it goes": shares(run)}
 
 
-def ranks(run: Path) -> list[Mapping[str, Any]]:
+def ranks(run: Run) -> list[Mapping[str, Any]]:
     """What each rank of a run has told at its end."""
-    found = events.read(run / "events.jsonl")
-    return [event.values for event in found if event.kind is Kind.RANK]
+    return [event.values for event in run.events if event.kind is Kind.RANK]
 
 
-def trained_samples(run: Path) -> float:
+def trained_samples(run: Run) -> float:
     """Rows of all trainers in the steps that are measured."""
-    found = events.read(run / "events.jsonl")
-    return sum(event.values["timed_rows"] for event in found if event.kind is Kind.PROGRESS)
+    return sum(one.values["timed_rows"] for one in run.events if one.kind is Kind.PROGRESS)
 
 
-def microseconds_by_role(run: Path) -> dict[str, float]:
+def microseconds_by_role(run: Run) -> dict[str, float]:
     """CPU time per sample of each rank in training."""
     samples = trained_samples(run)
     return {rank["role"]: 1e6 * rank["cpu_seconds"][Phase.TRAIN] / samples for rank in ranks(run)}
 
 
-def microseconds_by_span(run: Path) -> dict[str, dict[str, float]]:
+def microseconds_by_span(run: Run) -> dict[str, dict[str, float]]:
     """CPU time per sample in training, by span and then by `workers` and `servers`.
 
     Args:
@@ -181,7 +154,7 @@ def microseconds_by_span(run: Path) -> dict[str, dict[str, float]]:
     return dict(sorted(spent.items(), key=lambda item: -sum(item[1].values())))
 
 
-def shares(run: Path) -> list[Row]:
+def shares(run: Run) -> list[Row]:
     """CPU microseconds per sample of all ranks by what they do, most first."""
     spent = microseconds_by_span(run)
     total = sum(sum(row.values()) for row in spent.values())
@@ -196,20 +169,18 @@ def shares(run: Path) -> list[Row]:
     ]
 
 
-def measure_start(
-    folder: Path, repeats: int, overrides: Sequence[str]
-) -> tuple[str, list[Row], str]:
+def measure_start(folder: Path, repeats: int, overrides: Sequence[str]) -> Page:
     """Seconds from the command until ranks are born, the leader is ready, a step is made."""
-    train(folder / "warm", *START_WORLD, *overrides)
+    train_once(folder / "warm", *START_WORLD, *overrides)
     rows: list[Row] = []
     for number in range(repeats):
         empty = {"NUMBA_CACHE_DIR": str(folder / f"kernels-{number}")}
         for kernels, environment in (("compiled", {}), ("none compiled", empty)):
-            run = folder / f"{number}-{kernels}"
-            began = time.time()
-            train(run, *START_WORLD, *overrides, environment=environment)
-            found = {event.kind: event.time_seconds for event in events.read(run / "events.jsonl")}
-            born = [path.stat().st_mtime for path in run.glob("log/*.pid")]
+            began, start = time.time(), program("-m", "dlrm_hybrid", **environment)
+            path = folder / f"{number}-{kernels}"
+            run = train_once(path, *START_WORLD, *overrides, start=start)
+            found = {event.kind: event.time_seconds for event in run.events}
+            born = [one.stat().st_mtime for one in path.glob("log/*.pid")]
             rows.append(
                 {
                     "run": number + 1,
@@ -220,12 +191,10 @@ def measure_start(
                     "load": f"{os.getloadavg()[0]:.1f}",
                 }
             )
-    return "Seconds from the command to the first step", rows, ""
+    return {"Seconds from the command to the first step": rows}
 
 
-def measure_quality(
-    folder: Path, repeats: int, overrides: Sequence[str]
-) -> tuple[str, list[Row], str]:
+def measure_quality(folder: Path, repeats: int, overrides: Sequence[str]) -> Page:
     """Test scores of a world of processes and of one process at the same global batch."""
     rows: list[Row] = []
     losses: dict[str, list[float]] = {"world": [], "one process": []}
@@ -233,20 +202,14 @@ def measure_quality(
         for name, options in (("world", "hybrid"), ("one process", "single")):
             batch = 128 if name == "world" else 256
             layout = (f"parallel={options}", f"train.batch_size={batch}", f"train.seed={seed}")
-            run = train(folder / f"{options}-{seed}", *overrides, *layout)
-            test = read(run / "summary.json")["test"]
+            run = train_once(folder / f"{options}-{seed}", *overrides, *layout)
+            test = run.summary["test"]
             losses[name].append(test["loss"])
             row: Row = {"seed": seed, "run": name, "rows per step": 256}
             rows.append({**row, **{key: f"{test[key]:.4f}" for key in ("loss", "auc")}})
     world, plain = mean(losses["world"]), mean(losses["one process"])
-    text = f"\nMeans: {world:.4f} and {plain:.4f}, {world / plain - 1:+.3%}.\n"
-    return "Test scores", rows, text
-
-
-def read(path: Path) -> dict[str, Any]:
-    """An object of JSON."""
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    text = f"Means: {world:.4f} and {plain:.4f}, {world / plain - 1:+.3%}."
+    return {"Test scores": Part(rows, text)}
 
 
 MEASURES = {
