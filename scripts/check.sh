@@ -1,23 +1,26 @@
 #!/usr/bin/env bash
 # Everything that must pass, cheapest first. With --quick only rooms without processes, files of runs
-# or whole commands, and few examples of hypothesis; with --all many, and tests marked slow.
+# or whole commands, few examples of hypothesis, and types and imports checked beside them; with --all
+# many, and tests marked slow.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-tests=(tests) markers="not slow" profile=fixed
+tests=(tests) markers="not slow" profile=fixed quick=
 case "${1:-}" in
     --quick)
-        profile=quick
-        tests=(tests/{compress,config,telemetry,wire} tests/test_architecture.py)
-        tests+=(--ignore=tests/config/test_foreign_code.py --ignore=tests/config/test_any_overrides.py)
+        quick=yes profile=quick
+        tests=(tests/{config,telemetry,wire} tests/compress/{activation,gradient,library}/test_*.py)
+        tests+=(tests/test_architecture.py)
         ;;
     --all) markers="" profile=thorough ;;
 esac
 export OMP_NUM_THREADS=1
 trap wait EXIT
-pyright & types=$!
 ruff check .
 ruff format --check .
-lint-imports --no-cache
-wait "$types"
+pyright & types=$!
+lint-imports --no-cache & imports=$!
+checked() { wait "$types" && wait "$imports"; }
+[ -n "$quick" ] || checked
 # Two at a time: each may be a world of processes. A file's tests stay together for their fixtures.
 pytest "${tests[@]}" -m "$markers" --hypothesis-profile="$profile" --numprocesses 2 --dist loadfile
+checked

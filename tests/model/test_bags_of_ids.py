@@ -56,33 +56,6 @@ def test_bags_of_one_id_learn_the_bits_of_ids(optimizer: TableOptimizer, rows: i
         assert torch.equal(state, other.optimizer_state()[name])
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
-def test_bags_learn_what_torch_learns(optimizer: str) -> None:
-    ours = embeddings_of(optimizer)
-    first = {name: weight.clone() for name, weight in ours.weights().items()}
-    theirs = {name: torch.nn.Parameter(weight.clone()) for name, weight in first.items()}
-    parameters = list(theirs.values())
-    torch_optimizer = (
-        torch.optim.SGD(parameters, lr=LR)
-        if optimizer == "sgd"
-        else torch.optim.Adagrad(parameters, lr=LR, eps=EPS)
-    )
-    for step in range(STEPS):
-        bags = tensor_bags(drawn_bags(step, SPEC.table_rows, ROWS))
-        gradient_BFD = gradient_of(step, ROWS) / ROWS  # of a mean loss
-        pooled_BFD, expected_BFD = ours(bags), pooled_by_torch(theirs, bags)
-        assert (pooled_BFD - expected_BFD).abs().max() <= 1e-6
-        assert not pooled_BFD[:, -1].any()
-        torch_optimizer.zero_grad()
-        pooled_BFD.backward(gradient_BFD)
-        expected_BFD.backward(gradient_BFD)
-        torch_optimizer.step()
-    for name, weight in ours.weights().items():
-        assert (weight - theirs[name]).abs().max() <= 1e-6, name
-        is_empty = name == f"embedding.{TABLES}.weight"
-        assert bool((weight - first[name]).abs().max() > 0.01) is not is_empty, name
-
-
 @given(st.integers(0, 2**32 - 1), st.integers(0, 12), st.permutations(range(TABLES)))
 def test_distinct_ids_pool_and_sum_what_all_ids_do(seed: int, rows: int, order: list[int]) -> None:
     bags, order_F = tensor_bags(drawn_bags(seed, SPEC.table_rows, rows)), np.array(order)
@@ -119,16 +92,6 @@ def test_distinct_ids_of_bags_of_one_id_are_those_of_ids(seed: int, rows: int) -
     assert torch.equal(one.pool(rows_KD), other.pool(rows_KD))
     gradient_BFD = gradient_of(seed, rows)
     assert torch.equal(one.sum_by_id(gradient_BFD), other.sum_by_id(gradient_BFD))
-
-
-@pytest.mark.parametrize("optimizer", get_args(TableOptimizer))
-@pytest.mark.parametrize("bad_id", [-1, 17])
-def test_an_id_outside_its_table_is_an_error(bad_id: int, optimizer: TableOptimizer) -> None:
-    bags = tensor_bags(drawn_bags(1, SPEC.table_rows, ROWS))
-    assert bags.offsets is not None
-    bags.values[bags.offsets[4 * ROWS] - 1] = bad_id  # the last one of the fourth table
-    with pytest.raises(RuntimeError, match="out of bounds|num_rows"):
-        embeddings_of(optimizer)(bags)
 
 
 def test_ids_of_the_largest_tables_are_told_apart() -> None:

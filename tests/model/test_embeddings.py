@@ -118,50 +118,6 @@ def test_an_id_outside_its_table_is_an_error(bad_id: int, rows: int, optimizer: 
         _embeddings(optimizer)(Bags(ids_FB))
 
 
-def _rowwise_step(weight: Tensor, total: Tensor, gradient: Tensor) -> None:
-    total += gradient.square().mean(1)
-    weight -= 0.1 * gradient / (total.sqrt() + EPS).unsqueeze(1)
-
-
-def _adagrad_step(weight: Tensor, total: Tensor, gradient: Tensor) -> None:
-    total += gradient.square()
-    weight -= 0.1 * gradient / (total.sqrt() + EPS)
-
-
-def _sgd_step(weight: Tensor, total: Tensor, gradient: Tensor) -> None:
-    weight -= 0.1 * gradient
-
-
-@pytest.mark.parametrize("optimizer", BY_FBGEMM)
-def test_learns_as_the_formula_says(optimizer: TableOptimizer):
-    rule = {
-        "sgd": _sgd_step,
-        "adagrad": _adagrad_step,
-        "rowwise_adagrad": _rowwise_step,
-    }[optimizer]
-    embeddings = _embeddings(optimizer)
-    expected = [weight.clone() for weight in embeddings.weights().values()]
-    first = [weight.clone() for weight in expected]
-    totals = [
-        torch.zeros(len(weight)) if rule is _rowwise_step else torch.zeros_like(weight)
-        for weight in expected
-    ]
-    _learn(embeddings, range(5))
-    for step in range(5):
-        ids_FB = _ids(step)
-        gradient_BFD = torch.randn((32, 4, 8), generator=torch.Generator().manual_seed(step))
-        for table, (weight, total) in enumerate(zip(expected, totals, strict=True)):
-            gradient = torch.zeros_like(weight)
-            gradient.index_add_(0, ids_FB[table], gradient_BFD[:, table])
-            touched = torch.unique(ids_FB[table])
-            moved, summed = weight[touched], total[touched]
-            rule(moved, summed, gradient[touched])
-            weight[touched], total[touched] = moved, summed
-    for mine, theirs, start in zip(embeddings.weights().values(), expected, first, strict=True):
-        assert (theirs - start).abs().max() > 0.05
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=2e-6)
-
-
 @pytest.mark.parametrize("optimizer", get_args(TableOptimizer))
 def test_resuming_from_saved_tensors_is_exact(optimizer: TableOptimizer):
     unbroken = _embeddings(optimizer)
@@ -176,19 +132,6 @@ def test_resuming_from_saved_tensors_is_exact(optimizer: TableOptimizer):
         assert not torch.equal(tensor, saved[name])
         assert torch.equal(tensor, _state(resumed)[name])
     assert (len(saved) == 4) is (optimizer == "sgd")
-
-
-def test_the_learning_rate_can_change_between_steps():
-    embeddings = _embeddings("sgd")
-    before = {name: weight.clone() for name, weight in embeddings.weights().items()}
-    embeddings.set_lr(0.0)
-    _learn(embeddings, range(1))
-    assert all(torch.equal(before[name], weight) for name, weight in embeddings.weights().items())
-    embeddings.set_lr(0.1)
-    _learn(embeddings, range(1))
-    assert not any(
-        torch.equal(before[name], weight) for name, weight in embeddings.weights().items()
-    )
 
 
 def test_building_and_learning_warn_of_nothing(

@@ -114,45 +114,6 @@ def test_rows_that_were_looked_up_learn_what_torch_learns(
     assert 0 < sum(int(rows.sum()) for rows in seen.values()) < sum(ROWS)
 
 
-def test_where_all_rows_are_looked_up_it_is_adam_of_torch_with_its_weight_decay() -> None:
-    ours, decay = tables_of(10, ADAM, 0.1), 0.1
-    first = {name: weight.clone() for name, weight in ours.weights().items()}
-    theirs = {name: torch.nn.Parameter(weight.clone()) for name, weight in first.items()}
-    rule = torch.optim.Adam(theirs.values(), lr=LR, betas=BETAS, eps=EPS, weight_decay=decay)
-    bags = all_ids()
-    for step in range(STEPS):
-        pooled_BFD, expected_BFD = ours(bags), pooled_by_torch(theirs, bags)
-        rule.zero_grad()
-        # None is near 0, where rounding is as large as g: Adam's step forgets how large that is.
-        gradient_BFD = gradient_of(pooled_BFD.shape, step)
-        gradient_BFD += 0.5 * gradient_BFD.sign()
-        pooled_BFD.backward(gradient_BFD)
-        expected_BFD.backward(gradient_BFD)
-        rule.step()
-    for name, weight in ours.weights().items():
-        assert (weight - theirs[name]).abs().max() <= 1e-6, name
-        assert (weight - first[name]).abs().min() > 1e-4, name
-
-
-@pytest.mark.parametrize("optimizer", [SGD, "adagrad"])
-def test_narrow_rows_learn_what_fbgemm_learns_of_padded_ones(optimizer: TableOptimizer) -> None:
-    narrow, padded = tables_of(10, optimizer), tables_of(12, optimizer)
-    for name, weight in padded.weights().items():
-        weight.zero_()[:, :10] = narrow.weights()[name]
-    first = {name: weight.clone() for name, weight in narrow.weights().items()}
-    for step in range(STEPS):
-        bags = tensor_bags(drawn_bags(step, ROWS, 12))
-        narrow_BFD, padded_BFD = narrow(bags), padded(bags)
-        gradient_BFD = gradient_of(padded_BFD.shape, step)
-        gradient_BFD[:, :, 10:] = 0
-        narrow_BFD.backward(gradient_BFD[:, :, :10])
-        padded_BFD.backward(gradient_BFD)
-    for name, weight in narrow.weights().items():
-        torch.testing.assert_close(weight, padded.weights()[name][:, :10], rtol=0, atol=1e-6)
-    moved = [(weight - first[name]).abs().max() for name, weight in narrow.weights().items()]
-    assert sorted(moved)[1] > 0.01
-
-
 def test_a_table_counts_its_updates_and_its_bias_corrections_follow() -> None:
     """Two tables with counts of their own, as a checkpoint of another program may have them."""
     ours = tables_of(8, ADAM)

@@ -50,10 +50,6 @@ def dyadic(values: Mapping[str, Tensor]) -> Values:
     return {name: ((value * 64).round() / 64).clamp(-8, 8) for name, value in values.items()}
 
 
-def copied(values: Mapping[str, Tensor]) -> Values:
-    return {name: value.clone() for name, value in values.items()}
-
-
 class Loose:
     """A world whose workers go on in any order; each answer is taken when it is needed."""
 
@@ -255,49 +251,6 @@ def test_pushes_of_one_version_are_one_synchronous_step(trainers: int, is_dyadic
         assert torch.equal(found[name], expected) or not exact
         torch.testing.assert_close(found[name], expected, rtol=1e-7, atol=2.5e-7)
     assert_moved(found, values)
-
-
-@pytest.mark.parametrize("pull", PULLS, ids=lambda one: one.name)
-@pytest.mark.parametrize("in_flight", [2])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
-def test_a_restarted_world_goes_on_bit_for_bit(pull: Dtype, in_flight: int, optimizer: Optimizer):
-    order = Random(3).choices(range(3), k=40)
-
-    def world() -> World:
-        policy = Asynchronous(3, in_flight)
-        return World(
-            *(3, policy),
-            optimizer=optimizer,
-            servers=2,
-            pull=pull,
-            gradients=gappy_gradients_of,
-        )
-
-    unbroken = Loose(world())
-    for rank in order[:17]:
-        unbroken.step(rank)
-    for rank in range(3):  # at rest: what a checkpoint needs
-        unbroken.world.refresh(rank)
-    saved = unbroken.world.held()
-    assert set(SHAPES) <= set(saved)
-    assert not any(name.endswith(".published") for name in saved)
-    resumed = Loose(world())
-    for server in resumed.world.servers.values():
-        assert server.restart(17, saved) == []
-        assert server.has_version(0, 17)
-    resumed.pushed = dict(unbroken.pushed)
-    for rank, client in resumed.world.clients.items():
-        client.restart(unbroken.pushed[rank], saved)
-        assert client.settled() == unbroken.pushed[rank]
-        resumed.world.refresh(rank)
-    assert_same(resumed.world.held(), saved)
-    for rank in order[17:]:
-        for loose in (unbroken, resumed):
-            loose.step(rank)
-    assert_same(resumed.world.held(), unbroken.world.held())
-    for found, expected in zip(resumed.world.replicas, unbroken.world.replicas, strict=True):
-        assert_same(found, expected)
-    assert_moved(resumed.weights(), {name: saved[name] for name in SHAPES})
 
 
 @given(trainers=st.integers(1, 4), in_flight=st.integers(1, 3), choices=orders)

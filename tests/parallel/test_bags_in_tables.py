@@ -30,7 +30,7 @@ from dlrm_hybrid.parallel.tables.order import ArrivalOrder
 from dlrm_hybrid.parallel.tables.shared import AllIds, EachIdOnce, JointTables, SharedTables
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import Traffic
-from dlrm_hybrid.types import BatchNumber, Version
+from dlrm_hybrid.types import BatchNumber
 
 BATCHES = 12
 Learned = Callable[[BagsOf, Gradient], dict[str, Tensor]]
@@ -125,27 +125,6 @@ def test_tables_learn_from_bags_what_torch_learns(kind: str) -> None:
     for name, weight in found.items():
         assert (weight - expected[name]).abs().max() <= 1e-6, name
         assert bool((weight - first[name]).abs().max() > 0.05) is (name != last), name
-
-
-@pytest.mark.parametrize("cache", [None, Served(cache_rows=60, cache_batches=4)])
-@pytest.mark.parametrize("staleness", [0, 3])
-def test_a_world_goes_on_from_what_it_held(staleness: int, cache: Served | None) -> None:
-    unbroken, world, resumed = (World(2, 2, staleness, cache=cache) for _ in range(3))
-    unbroken.learn(0, BATCHES, jagged_bags)
-    world.learn(0, 5, jagged_bags)
-    states = world.runner.run({n: tables.state_ahead() for n, tables in enumerate(world.tables)})
-    ahead = {name: one.clone() for state in states.values() for name, one in state.items()}
-    for server, other in zip(resumed.servers, world.servers, strict=True):
-        for piece, saved in zip(server.pieces(), other.pieces(), strict=True):
-            piece.view.copy_(saved.view)
-        server.restart(Version(5))
-    for tables in resumed.tables:
-        tables.restart(Version(5), ahead)
-    resumed.learn(5, BATCHES - 5, jagged_bags)
-    first, last = drawn().weights(), f"embedding.{len(SPEC.table_rows)}.weight"
-    for name, table in unbroken.weights().items():
-        assert torch.equal(table, resumed.weights()[name]), name
-        assert torch.equal(table, first[name]) is (name == last), name
 
 
 @pytest.mark.parametrize("kind", ["served", "cached"])

@@ -16,7 +16,6 @@ from server_world import (
     World,
     arrived,
     assert_same,
-    drawn,
     gappy_gradients_of,
     travel,
 )
@@ -91,26 +90,6 @@ def test_a_sparse_gradient_is_a_dense_one_with_zeros(optimizer: Optimizer, count
         assert_same(sparse.tensors(), dense.tensors())
         assert moved_K.tobytes() == sparse.weights["w"].numpy()[index_K].tobytes()
     assert not torch.equal(sparse.weights["w"], weight_N)
-
-
-@pytest.mark.parametrize(
-    ("trainers", "optimizer"), [(1, Sgd()), (2, Momentum(momentum=0.9)), (3, Adagrad(eps=1e-10))]
-)
-def test_a_sparsity_of_0_is_no_compression_bit_for_bit(trainers: int, optimizer: Optimizer):
-    layout = {"optimizer": optimizer, "servers": 2, "stages": 2, "gradients": gappy_gradients_of}
-    plain = World(trainers, Lockstep(), **layout)
-    compressed = World(trainers, Lockstep(), **layout, make=sparsifier(0.0))
-    sent: set[Encoding] = set()
-    for step in range(100):
-        (used,) = compressed.run(step, step + 1)
-        assert_same(used, plain.run(step, step + 1)[0])
-        sent |= {section.encoding for one in compressed.mail for section in one.frame.sections}
-    assert_same(compressed.held(), plain.held())
-    before = drawn(0)
-    moved = [float((used[name] - tensor).abs().max()) for name, tensor in before.items()]
-    assert min(moved) >= 1e-3
-    # Where every element moves all are told; elsewhere these are really other messages.
-    assert (sent == {Encoding.DENSE}) == optimizer.moves_all
 
 
 class Scrambled:
@@ -253,61 +232,6 @@ def test_a_rounded_copy_stays_near_the_weights(dtype: Dtype, optimizer: Optimize
     half_ulp = HALF_ULP[dtype]
     weights = max(float(held[name].abs().max()) for name in SHAPES)
     assert 0 < max(distances) <= largest_step * half_ulp / (1 - half_ulp) + weights * 2.0**-23
-
-
-DRAINS = [("discard", None), ("flush", None), ("flush", 0.9)]
-
-
-@pytest.mark.parametrize(
-    ("policy", "pull", "drains"),
-    [
-        (POLICIES[number % 3], pull, DRAINS[(number + turn) % 3])
-        for turn in range(2)
-        for number, pull in enumerate(DTYPES)
-    ],
-    ids=str,
-)
-def test_a_compressed_world_goes_on_bit_for_bit_from_any_step(
-    policy: SyncPolicy, pull: Dtype | None, drains: tuple[DrainMode, float | None]
-):
-    drain, pull_sparsity = drains
-
-    def world() -> World:
-        return World(
-            2,
-            policy,
-            optimizer=Adagrad(eps=1e-10),
-            servers=2,
-            stages=2,
-            pull=pull,
-            pull_sparsity=pull_sparsity,
-            make=sparsifier(0.9, dtype=pull, drain=drain),
-            gradients=gappy_gradients_of,
-        )
-
-    def remembered(one: World) -> dict[int, dict[str, Tensor]]:
-        return {
-            rank: {name: tensor.clone() for name, tensor in compressor.tensors().items()}
-            for rank, compressor in one.compressors.items()
-        }
-
-    unbroken = world()
-    states = [(unbroken.held(), remembered(unbroken))]
-    used: list[dict[str, Tensor]] = []
-    for step in range(12):
-        used += unbroken.run(step, step + 1)
-        states.append((unbroken.held(), remembered(unbroken)))
-    for pause, (held, memories) in enumerate(states[:-1]):
-        resumed = world()
-        for rank, memory in memories.items():
-            for name, tensor in resumed.compressors[rank].tensors().items():
-                tensor.copy_(memory[name])
-        resumed.restart(pause, held)
-        for found, expected in zip(resumed.run(pause, 12), used[pause:], strict=True):
-            assert_same(found, expected)
-        assert_same(resumed.held(), states[-1][0])
-        for rank, memory in remembered(resumed).items():
-            assert_same(memory, states[-1][1][rank])
 
 
 def elements(section: Section) -> set[int]:

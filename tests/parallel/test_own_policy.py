@@ -6,8 +6,6 @@ from random import Random
 
 import pytest
 import torch
-from server_world import World as Servers
-from server_world import assert_same
 from test_policies import World
 from tiny_world import SMALL, Layout, TinyWorld, draw_batch, shares
 from typing_extensions import override
@@ -102,18 +100,3 @@ def test_no_interleaving_is_a_deadlock_or_loses_a_push(trainers: int) -> None:
         assert all(one.pushed == world.end and not one.sent for one in world.workers.values())
         assert world.state.version == 6 * trainers
         assert len(set(world.averaged)) == len(world.averaged) == 4 * trainers
-
-
-def test_a_restarted_world_goes_on() -> None:
-    unbroken = Servers(2, OnArrival(2))
-    unbroken.run(0, 3)
-    for one in unbroken.mail:
-        unbroken.clients[one.to].apply(one.frame)
-    saved = unbroken.held()
-    resumed = Servers(2, OnArrival(2))
-    resumed.restart(3, saved)
-    unbroken.mail.clear()
-    expected = unbroken.run(3, 6)
-    for found, one in zip(resumed.run(3, 6), expected, strict=True):
-        assert_same(found, one)
-    assert_same(resumed.held(), unbroken.held())

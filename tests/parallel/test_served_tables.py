@@ -1,7 +1,6 @@
 """Tables on table servers learn what tables in the trainers learn, and see what they should."""
 
 from collections.abc import Sequence
-from typing import get_args
 
 import pytest
 import torch
@@ -12,57 +11,23 @@ from table_world import (
     SPEC,
     World,
     assert_moved,
-    drawn,
     ids_of,
     joined,
-    learning,
     reference_gradient,
     repeat,
 )
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
-from dlrm_hybrid.bounds import WirePrecision
-from dlrm_hybrid.model.sharding import Rounding
 from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.model.tables import Fused, TableOptimizer
 from dlrm_hybrid.parallel.effects import Outgoing, Port
 from dlrm_hybrid.parallel.runners import InProcessRunner
-from dlrm_hybrid.parallel.tables.local import LocalTables
 from dlrm_hybrid.parallel.tables.served import ServedTables, TableClient
-from dlrm_hybrid.parallel.tables.shared import EachIdOnce, JointTables, SharedTables
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import Tally, Traffic
 from dlrm_hybrid.types import BatchNumber, DlrmError, Version
 from dlrm_hybrid.wire.frame import Frame, Kind
-
-
-@pytest.mark.parametrize("servers", [1, 2])
-def test_one_trainer_learns_the_bits_of_local_tables(servers: int) -> None:
-    world, embeddings = World(servers=servers), drawn()
-    world.learn(0, 200)
-    local = LocalTables(embeddings, 1, SpanClock())
-    world.runner.run({0: learning(local, 0, range(200), 0)})
-    for name, table in world.weights().items():
-        assert torch.equal(table, embeddings.weights()[name]), name
-    assert_moved(world.weights())
-
-
-@pytest.mark.parametrize("precision", get_args(WirePrecision))
-@pytest.mark.parametrize(("trainers", "servers"), [(2, 1), (3, 2)])
-def test_trainers_learn_what_they_learn_from_shared_tables(
-    trainers: int, servers: int, precision: WirePrecision
-) -> None:
-    """Those look up each id of a trainer once, too; FBGEMM updates them."""
-    world, embeddings = World(trainers, servers, precision=precision), drawn()
-    world.learn(0, 30)
-    joint = JointTables(EachIdOnce(embeddings, Rounding(precision)), SpanClock())
-    group = tuple(range(trainers))
-    shared = {rank: SharedTables(joint, group) for rank in group}
-    world.runner.run({n: learning(one, n, range(30), 0) for n, one in shared.items()})
-    for name, table in world.weights().items():
-        assert torch.allclose(table, embeddings.weights()[name], atol=1e-6), name
-    assert_moved(world.weights())
 
 
 @pytest.mark.parametrize(

@@ -239,41 +239,6 @@ def test_the_order_of_messages_decides_the_bits(
     assert_moved(world.weights())
 
 
-@pytest.mark.parametrize("staleness", [0, 3])
-def test_a_world_at_rest_goes_on_from_its_tables_alone(staleness: int) -> None:
-    before, after = (drawn_order(2, 15, seed) for seed in (0, 1))
-    worlds = [World(2, 2, staleness, order=ArrivalOrder(), schedule=FALLING) for _ in range(2)]
-    unbroken = Uneven(worlds[0], [0, 0])
-    unbroken.learn(before)
-    unbroken.settle()
-    assert [server.version for server in worlds[0].servers] == [15, 15]
-    assert not any(len(one) for one in worlds[0].runner.mailboxes.values())
-    resumed = Uneven(worlds[1], list(unbroken.counts))
-    for server, other in zip(worlds[1].servers, worlds[0].servers, strict=True):
-        for piece, saved in zip(server.pieces(), other.pieces(), strict=True):
-            piece.view.copy_(saved.view)
-        server.restart(Version(15))
-    for tables, count in zip(worlds[1].tables, unbroken.counts, strict=True):
-        tables.restart(Version(count), {})
-    for uneven in (unbroken, resumed):
-        uneven.learn(after)
-    resumed_weights = worlds[1].weights()
-    for name, table in worlds[0].weights().items():
-        assert torch.equal(table, resumed_weights[name]), name
-    assert_moved(resumed_weights)
-
-
-def test_trainers_that_rest_in_batch_order_get_the_same_rows_again() -> None:
-    unbroken, resting = (World(2, 2, 3) for _ in range(2))
-    unbroken.learn(0, 20)
-    resting.learn(0, 10)
-    Uneven(resting, [10, 10]).settle()
-    resting.learn(10, 10)
-    for name, table in unbroken.weights().items():
-        assert torch.equal(table, resting.weights()[name]), name
-    assert_moved(resting.weights())
-
-
 def test_a_trainer_at_rest_has_been_answered_by_every_table_server() -> None:
     """They take its messages in order, so its updates are applied when it goes on."""
     world = World(1, 3, order=ArrivalOrder())

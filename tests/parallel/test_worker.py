@@ -3,7 +3,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, product
 
-import numpy as np
 import pytest
 import torch
 from reference_step import Trainer, predict
@@ -30,7 +29,7 @@ from torch import Tensor
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.layers.products import Precision
-from dlrm_hybrid.model.optimizer import Adagrad, Adam, Momentum, Optimizer
+from dlrm_hybrid.model.optimizer import Optimizer
 from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.parallel.effects import GroupCall
 from dlrm_hybrid.parallel.policies import Lockstep
@@ -41,7 +40,6 @@ from dlrm_hybrid.wire.frame import EVALUATION, Kind
 CUTS = [cuts for number in range(3) for cuts in combinations(SMALL.layer_names[:-1], number)]
 SOME_CUTS = [(), ("bottom.4",), ("bottom.2", "top.2"), ("bottom.1", "bottom.4", "top.3")]
 ROWS = 16
-GLOBAL_ROWS = 48
 
 
 def _plain(
@@ -101,93 +99,6 @@ def test_no_cut_changes_a_bit_in_the_paper_model(precision: Precision):
         TinyWorld(PAPER, Layout(cuts=cuts), precision=precision, lr=0.5) for cuts in SOME_CUTS
     ]
     _check_equal(_plain(PAPER, precision), worlds, PAPER, steps=10)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", list(Precision))
-@pytest.mark.parametrize("spec", [SMALL, PAPER], ids=["small", "paper"])
-def test_no_cut_changes_a_bit_in_200_steps(spec: ModelSpec, precision: Precision):
-    worlds = [TinyWorld(spec, Layout(cuts=cuts), precision=precision) for cuts in CUTS]
-    _check_equal(_plain(spec, precision), worlds, spec, steps=200)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "lr"),
-    [
-        (SGD, 1.0),
-        (Momentum(momentum=0.9), 0.2),
-        (Adagrad(eps=1e-10), 0.01),
-        (Adam(betas=(0.9, 0.999), eps=1e-8), 0.01),
-    ],
-)
-def test_a_lone_trainer_with_servers_learns_the_same_bits(optimizer: Optimizer, lr: float):
-    worlds = [
-        TinyWorld(
-            SMALL,
-            Layout(cuts=cuts, servers=servers),
-            optimizer=optimizer,
-            lr=lr,
-            table_lr=1.0,
-        )
-        for cuts in SOME_CUTS
-        for servers in (0, 3)
-    ]
-    _check_equal(_plain(optimizer=optimizer), worlds, SMALL, steps=10)
-    for world in worlds:
-        # Of every server and stage the last version, which no further step has wanted.
-        assert all(frame.number == 10 for frame in world.waiting())
-        assert (len(world.waiting()) == 0) == (world.layout.servers == 0)
-
-
-def _check_close(layouts: Sequence[Layout]) -> None:
-    """20 steps of several trainers against plain training with the same global batch."""
-    plain, lr = _plain(), 0.4
-    first = _copy(plain.tensors())
-    worlds = [TinyWorld(SMALL, layout, lr=lr) for layout in layouts]
-    for step in range(20):
-        batch = draw_batch(SMALL, GLOBAL_ROWS, step)
-        result = plain.step(*columns(batch), lr=lr, embedding_lr=lr)
-        for world in worlds:
-            outcomes = world.step(step, shares(batch, world.layout.trainers))
-            assert sum(one.loss_sum for one in outcomes) == pytest.approx(
-                float(result.loss) * GLOBAL_ROWS, abs=1e-4
-            )
-            assert sum(one.correct for one in outcomes) == int(result.correct)
-            assert sum(one.rows for one in outcomes) == GLOBAL_ROWS
-    last = plain.tensors()
-    assert min(_distance(first, last).values()) >= 1e-3
-    for world in worlds:
-        for name, distance in _distance(world.tensors(), last).items():
-            # 1e-7 is less than the last bit of a weight near 1; machines round sums differently.
-            last_bits = 2 * float(np.spacing(last[name].abs().max().numpy()))
-            limit = 1e-6 if name.startswith("embedding") else max(1e-7, last_bits)
-            assert distance <= limit, world.layout
-
-
-def _layouts() -> list[Layout]:
-    """T = 1 … 3, M = 1, 2, 4 and W = 1 … 4, by every schedule."""
-    return [
-        Layout(
-            cuts=cuts,
-            trainers=trainers,
-            servers=servers,
-            microbatches=microbatches,
-            schedule=schedule,
-        )
-        for trainers, cuts, microbatches, schedule in product(
-            (1, 2, 3), SOME_CUTS, (1, 2, 4), SCHEDULES
-        )
-        for servers in ((0, 1) if trainers == 1 else (1,))
-    ]
-
-
-@pytest.mark.slow
-def test_all_layouts_stay_close_to_plain_training():
-    """Few of them, as worlds of the program, are in test_world_matrix.py."""
-    layouts = _layouts()
-    assert {len(layout.cuts) for layout in layouts} == {0, 1, 2, 3}
-    assert len({(layout.trainers, layout.microbatches) for layout in layouts}) == 9
-    _check_close(layouts)
 
 
 def test_no_schedule_and_no_cut_changes_a_bit_of_microbatches_and_trainers():

@@ -142,13 +142,6 @@ def test_a_logit_that_is_not_finite_ends_the_scoring(logit):
         score([0.0, logit], [0, 1])
 
 
-def test_log_loss_agrees_with_scikit_learn_where_it_does_not_clip():
-    logits, labels = draw(10_000, 0.8, seed=4)
-    probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
-    expected = oracle().log_loss(labels, probabilities)
-    assert score(logits, labels).log_loss == pytest.approx(expected, rel=1e-12)
-
-
 def test_no_rows_have_no_scores():
     with pytest.raises(ValueError, match="no rows"):
         BinaryMetrics().scores()

@@ -180,47 +180,6 @@ def test_a_run_that_did_nothing_claims_nothing() -> None:
     assert set(summary["test"].values()) == {None}
 
 
-def test_the_names_of_the_design_are_all_there() -> None:
-    summary = summarise([started(0, 1.0), point(10, 2.0, 0.5)], "failed", cores=1)
-    assert set(summary) == {
-        "status",
-        "steps",
-        "steps_planned",
-        "steps_saved",
-        "first_step",
-        "arithmetic_changes",
-        "samples",
-        "seconds",
-        "samples_per_second",
-        "wall_seconds",
-        *("step_milliseconds", "distinct_ids_per_batch"),
-        "train",
-        "test",
-        "network",
-        "cpu",
-        "roles",
-        "sync",
-        "compression",
-        "restarts",
-    }
-    assert set(summary["network"]) == {
-        "bytes_total",
-        "bytes_per_sample",
-        "counted_bytes_per_sample",
-        "dense_equivalent_bytes",
-        "pull_density",
-        "utilization",
-        "utilization_by_rank",
-        "utilization_mean_direction",
-        "rate_bits_per_second",
-        "interface_bytes",
-        "by_class",
-        "foreign_messages",
-        "refused_connections",
-        "by_phase",
-    }
-
-
 def test_steps_are_timed_by_the_last_stage_of_each_trainer() -> None:
     """Of all attempts and incarnations that came to their end."""
     ranks: list[Event] = []

@@ -1,9 +1,8 @@
 """Optimizers of layers and of tables: what worlds keep of their state, and where rows begin."""
 
-import numpy as np
 import pytest
 from patience import PATIENT
-from world_runs import PlainRuns, Train, Trained, assert_same, tensors
+from world_runs import Train, Trained, assert_same, tensors
 
 WORLD = (
     *("parallel=hybrid", "parallel.cuts=[]", PATIENT),
@@ -51,11 +50,6 @@ def test_tables_begin_with_the_same_bits_in_every_layout(
             assert tensor.tobytes() == found[table].tobytes(), (name, table)
 
 
-@pytest.fixture(scope="module")
-def plain(small_rows: list[str], tmp_path_factory: pytest.TempPathFactory) -> PlainRuns:
-    return PlainRuns(small_rows, tmp_path_factory.mktemp("plain"))
-
-
 def test_moments_move_with_the_weights_to_other_servers(trained: Trained) -> None:
     world = (*WORLD, IN_PROCESS, *ADAM)
     trained("unbroken", *world, CUTS, "parallel.servers=3", "train.steps=14")
@@ -63,16 +57,3 @@ def test_moments_move_with_the_weights_to_other_servers(trained: Trained) -> Non
     other = ("parallel.servers=1", "parallel.cuts=[bottom.1]", f"checkpoint.resume={first}")
     second = trained("second", *world, *other, "train.steps=14")
     assert_same(second.with_name("unbroken"), second, 14)
-
-
-def test_decay_is_that_of_torch(plain: PlainRuns) -> None:
-    """One step of SGD from the same weights: w - lr (g + decay w)."""
-    options = ("train.steps=1", "optimizer.lr=0.5")
-    bare, decayed = plain(*options), plain(*options, "optimizer.weight_decay=0.1")
-    first = plain("train.steps=1", "optimizer.lr=1e-30")
-    for name, weight in tensors(first, 1).items():
-        if name.startswith("embedding"):
-            continue
-        expected = tensors(bare, 1)[name] - np.float32(0.5 * 0.1) * weight
-        np.testing.assert_allclose(tensors(decayed, 1)[name], expected, rtol=0, atol=1e-6)
-        assert np.abs(weight).max() > 1e-2

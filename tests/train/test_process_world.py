@@ -19,26 +19,6 @@ from dlrm_hybrid.run import training
 WORLD = ("parallel=hybrid", PATIENT)
 
 
-def test_the_network_is_counted_by_class_and_rank(trained: Trained) -> None:
-    folder = trained("run", *WORLD, "train.steps=15")
-    told = summary(folder)
-    network, roles = told["network"], told["roles"]
-    assert [roles[str(rank)]["role"] for rank in range(7)] == [
-        *("worker-0.0", "worker-0.1", "worker-0.2"),
-        *("worker-1.0", "worker-1.1", "worker-1.2", "server-0"),
-    ]
-    assert network["bytes_total"] == sum(role["bytes_sent"] for role in roles.values())
-    assert network["bytes_total"] == sum(one["bytes"] for one in network["by_class"].values())
-    for name in ("gradient_push", "parameter_pull", "activation", "activation_gradient"):
-        tally = network["by_class"][name]
-        overhead = tally["bytes"] - tally["dense_equivalent_bytes"]
-        assert 0 < overhead <= 300 * tally["messages"], name
-    # Three stages of two trainers push and pull once in each of 10 steps that are counted.
-    assert network["by_class"]["gradient_push"]["messages"] == 6 * 10
-    assert network["by_phase"]["evaluate"]["bytes"] > 0
-    assert network["by_phase"]["checkpoint"]["bytes"] > 0
-
-
 class Watcher(threading.Thread):
     """Acts on a run from outside, once all its ranks train."""
 
@@ -98,26 +78,3 @@ def test_sigterm_stops_all_at_one_step_and_the_run_goes_on(
     trained("run", *options, "checkpoint.resume=auto")
     unbroken = trained("unbroken", *options, "parallel.world=in_process")
     assert_same(folder, unbroken, 20)
-
-
-def test_every_socket_listens_on_loopback_only(train: Train, tmp_path: Path) -> None:
-    found: dict[int, list[str]] = {}
-
-    def look(ranks: dict[str, int]) -> None:
-        for pid in ranks.values():
-            found[pid] = [
-                connection.laddr.ip
-                for connection in psutil.Process(pid).net_connections(kind="inet")
-                if connection.status == psutil.CONN_LISTEN
-            ]
-        os.kill(os.getpid(), signal.SIGINT)
-
-    watcher = Watcher(tmp_path / "run", RANKS, look)
-    watcher.start()
-    code, _ = train("run", *LONG)
-    watcher.join()
-    assert code == 130
-    assert len(found) == RANKS
-    for addresses in found.values():
-        assert addresses
-        assert set(addresses) <= {"127.0.0.1", "::1"}

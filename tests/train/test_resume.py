@@ -5,10 +5,9 @@ import random
 import shlex
 from pathlib import Path
 
-import numpy as np
 import pytest
 from rank_faults import left, plan
-from world_runs import Train, assert_same, curve, summary, tensors
+from world_runs import Train, assert_same, curve, summary
 
 from dlrm_hybrid.checkpoint.folder import find, read_facts
 from dlrm_hybrid.cli.main import run
@@ -66,30 +65,6 @@ def test_a_run_killed_again_and_again_ends_like_the_unbroken_one(
         assert f"; restart {restart} of 3 from step {begun}\n" in told
     assert summary(folder)["restarts"] == 3
     assert_equal_runs(unbroken, folder)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adagrad", "momentum"])
-def test_killed_runs_go_on_to_the_end_of_the_unbroken_one(
-    optimizer: str, train: Train, struck: None, tmp_path: Path
-) -> None:
-    tables = {"adagrad": "adagrad", "momentum": "rowwise_adagrad"}[optimizer]
-    choice = (f"optimizer={optimizer}", f"embedding.optimizer={tables}", "optimizer.lr=0.02")
-    code, unbroken = train("unbroken", *EVERY, *choice)
-    assert code == 0
-    moved = tensors(unbroken, STEPS)
-    for name, before in tensors(unbroken, 91).items():
-        assert np.abs(moved[name] - before).max() > 0, name
-    for step in random.Random(optimizer).sample(range(1, STEPS), 2):
-        folder = tmp_path / f"killed-{step}"
-        plan(folder, "SIGKILL", step)
-        code, _ = train(folder.name, *EVERY, *choice, "checkpoint.max_restarts=0")
-        assert code == 1
-        assert left(folder) == []
-        assert summary(folder)["status"] == "failed"
-        code, _ = train(folder.name, *EVERY, *choice, "checkpoint.resume=auto")
-        assert code == 0
-        assert_equal_runs(unbroken, folder)
 
 
 def test_a_run_killed_just_before_its_end_still_ends_well(

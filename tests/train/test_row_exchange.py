@@ -2,13 +2,10 @@
 
 from patience import PATIENT
 from world_runs import (
-    Train,
     Trained,
-    assert_moved,
     assert_same,
     checkpoint,
     curve,
-    largest_difference,
     summary,
     tensors,
 )
@@ -17,20 +14,6 @@ WORLD = ("parallel=hybrid", "parallel.cuts=[]", PATIENT)
 DISTINCT = "embedding.deduplicate=true"
 LEVELS = (DISTINCT, "embedding.levels=true")
 IN_PROCESS = "parallel.world=in_process"
-
-
-def test_in_float32_only_the_order_of_sums_differs(train: Train) -> None:
-    layout = (*WORLD, IN_PROCESS, "parallel.trainers=3", "train.steps=20")
-    runs = {}
-    for deduplicate in ("false", "true"):
-        options = ("checkpoint.every=10", f"embedding.deduplicate={deduplicate}")
-        code, runs[deduplicate] = train(deduplicate, *layout, *options)
-        assert code == 0
-        assert_moved(runs[deduplicate], 10, 20)
-    first, second = (tensors(folder, 20) for folder in runs.values())
-    for prefix in ("bottom", "top", "embedding"):
-        assert largest_difference(first, second, prefix) <= 1e-6, prefix
-    assert largest_difference(first, second, "embedding") > 0
 
 
 def test_one_trainer_sends_nothing_whatever_the_options(trained: Trained) -> None:

@@ -48,29 +48,6 @@ def test_a_server_may_own_nothing_of_a_batch(trained: Trained) -> None:
     assert summary(one)["test"] == summary(many)["test"]
 
 
-OTHERS = ("sgd", "adagrad", "adam", "rowwise_adam")
-
-
-@pytest.mark.parametrize(
-    "optimizer",
-    ["rowwise_adagrad", *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)],
-)
-def test_trainers_learn_what_they_learn_from_shared_tables(
-    optimizer: str, trained: Trained
-) -> None:
-    # With a small eps Adagrad and Adam make large steps of the rounding of tiny gradients.
-    options = (f"embedding.optimizer={optimizer}", "embedding.eps=0.001", "train.steps=16")
-    options = (*SERVED, IN_PROCESS, *options, "checkpoint.every=8")
-    served = trained("served", *options, *layout(2, 2, 0))
-    shared = ("embedding=fused", "embedding.deduplicate=true", "parallel.trainers=2")
-    fused = trained("fused", *options, *shared)
-    first, second = tensors(served, 16), tensors(fused, 16)
-    assert first.keys() == second.keys()
-    for name, tensor in first.items():
-        assert np.allclose(tensor, second[name], atol=1e-5), name
-    assert_moved(served, 8, 16)
-
-
 def test_rows_looked_up_ahead_are_in_every_checkpoint_but_that_of_step_0(
     trained: Trained, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -156,6 +156,12 @@ def test_processes_measure_everything_and_each_byte_twice(trained: Trained) -> N
     samples = (STEPS - WARMUP_STEPS) * TRAINERS * BATCH
     assert network["bytes_per_sample"] == network["bytes_total"] / samples
     assert min(one["bytes"] for one in network["by_phase"].values()) > 0
+    pushes = network["by_class"]["gradient_push"]["messages"]
+    assert pushes == 2 * TRAINERS * (STEPS - WARMUP_STEPS)  # of each worker in each counted step
+    for name in ("activation", "activation_gradient"):
+        tally = network["by_class"][name]
+        heads = tally["bytes"] - tally["dense_equivalent_bytes"]
+        assert 0 < heads <= 300 * tally["messages"], name
     assert_sent_is_received(folder)
 
 

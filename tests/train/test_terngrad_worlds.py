@@ -1,6 +1,6 @@
 """Worlds of TernGrad: with scales of their own, late, and with replicas that learn."""
 
-from world_runs import Trained, assert_moved, assert_same_state, summary
+from world_runs import Trained, summary
 
 WORLD = (
     *("parallel=hybrid", "parallel.cuts=[bottom.2]", "parallel.servers=2"),
@@ -19,11 +19,3 @@ def test_without_clipping_or_sharing_or_in_time_other_things_are_learned(trained
         folder = trained(str(number), *WORLD, "train.steps=8", *ablation)
         losses.add(summary(folder)["test"]["loss"])
     assert len(losses) == 4
-
-
-def test_replicas_that_learn_are_those_that_are_told_weights(trained: Trained) -> None:
-    length = ("train.steps=12", "checkpoint.every=6", "optimizer=momentum", "optimizer.lr=0.02")
-    learned = trained("learned", *WORLD, *length)
-    told = trained("told", *WORLD, *length, WEIGHTS)
-    assert_same_state(learned, told, 12)
-    assert_moved(learned, 6, 12)

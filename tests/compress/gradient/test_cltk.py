@@ -122,16 +122,6 @@ def test_a_leaders_thresholds_and_momenta_keep_the_law(
     assert renewals > 6, "thresholds were never renewed"
 
 
-def test_gradients_of_many_trainers_do_not_build_up() -> None:
-    world = group(8)
-    for step in range(10):
-        gradients_T = [gradients_of(100 * trainer + step) for trainer in range(8)]
-        touched_N = np.zeros(COUNT, bool)
-        for sections in world.encode(gradients_T, step):
-            touched_N |= flat_sent(sections) != 0
-        assert touched_N.sum() == KEEP
-
-
 def test_the_leader_alone_speaks() -> None:
     world = group(3)
     for step in range(6):

@@ -8,22 +8,17 @@ import pytest
 import torch
 from agreeing import encoded
 from gradient_rows import (
-    SPECS,
     Options,
     decoded,
     gradients_of,
     options_of,
     residual_of,
     sparsifier,
-    state_of,
 )
 
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback
 from dlrm_hybrid.compress.gradient.layout import Spec
 from dlrm_hybrid.compress.gradient.methods.thresholded import DrainMode, Renewal
-from dlrm_hybrid.compress.gradient.transforms import Scale
-from dlrm_hybrid.wire.section import Dtype
-from dlrm_hybrid.wire.sparse import sparse_of
 
 GOLDEN = Spec(0, "x", (8,))
 LARGE = Spec(0, "x", (40, 50))
@@ -33,83 +28,6 @@ def sent_of(compressor: ErrorFeedback, gradient: Sequence[float], step: int) -> 
     sections = encoded(compressor, {"x": torch.tensor(gradient, dtype=torch.float32)}, step)
     sent_N = decoded(sections["x"])
     return {int(index): float(sent_N[index]) for index in np.flatnonzero(sent_N)}
-
-
-@pytest.mark.parametrize("rule", ["exact", "histogram"])
-def test_golden_trace(rule: str) -> None:
-    options = options_of(sparsity=0.75, rule=rule, steps=2, renewal="fixed")
-    compressor = sparsifier([GOLDEN], options)
-    steps = [
-        (
-            [0.125, -1, 0.25, 0.0625, -0.1875, 0.75, 0, -0.5],
-            0.75,
-            {1: -1, 5: 0.75},
-            [0.125, 0, 0.25, 0.0625, -0.1875, 0, 0, -0.5],
-        ),
-        (
-            [0.5, 0.125, -0.5, 0.0625, 0.25, -0.125, 0.1875, 0.125],
-            0.75,
-            {},
-            [0.625, 0.125, -0.25, 0.125, 0.0625, -0.125, 0.1875, -0.375],
-        ),
-        (
-            [0] * 8,
-            0.375,
-            {0: 0.625, 7: -0.375},
-            [0, 0.125, -0.25, 0.125, 0.0625, -0.125, 0.1875, 0],
-        ),
-        ([0] * 8, 0.375, {}, [0, 0.125, -0.25, 0.125, 0.0625, -0.125, 0.1875, 0]),
-    ]
-    for step, (gradient, tau, sent, residual) in enumerate(steps):
-        assert sent_of(compressor, gradient, step) == sent
-        assert compressor.report()["x"].threshold == tau
-        assert residual_of(compressor, GOLDEN).tolist() == residual
-
-
-def test_the_exact_threshold_of_every_step_is_top_k() -> None:
-    options = options_of(sparsity=0.95, rule="exact", steps=1, renewal="fixed")
-    compressor = sparsifier([LARGE], options)
-    residual_N = torch.zeros(2000)
-    for step in range(20):
-        gradients = {"x": torch.from_numpy(np.random.default_rng(step).laplace(size=(40, 50)))}
-        gradients = {"x": gradients["x"].float()}
-        accumulated_N = residual_N + gradients["x"].view(-1)
-        top_K = torch.topk(accumulated_N.abs(), 100).indices
-        expected_N = torch.zeros(2000).index_copy(0, top_K, accumulated_N[top_K])
-        sent_N = decoded(encoded(compressor, gradients, step)["x"])
-        assert sent_N.tobytes() == expected_N.numpy().tobytes()
-        residual_N = accumulated_N - expected_N
-
-
-@pytest.mark.parametrize("renewal", get_args(Renewal))
-def test_without_sparsity_all_of_every_gradient_is_sent(renewal: Renewal) -> None:
-    compressor = sparsifier(SPECS, options_of(sparsity=0, renewal=renewal))
-    for step in range(8):
-        gradients = gradients_of(step)
-        for name, section in encoded(compressor, gradients, step).items():
-            np.testing.assert_array_equal(decoded(section), gradients[name].view(-1).numpy())
-    assert not any(residual_of(compressor, spec).any() for spec in SPECS)
-
-
-@pytest.mark.parametrize("renewal", get_args(Renewal))
-def test_between_renewals_the_threshold_divides_sent_from_kept(renewal: Renewal) -> None:
-    compressor = sparsifier([LARGE], options_of(sparsity=0.9, steps=4, renewal=renewal))
-    renewals: list[int] = []
-    before = None
-    for step in range(24):
-        gradient = np.random.default_rng(step).standard_normal((40, 50)).astype(np.float32)
-        sent_N = decoded(encoded(compressor, {"x": torch.from_numpy(gradient)}, step)["x"])
-        report = compressor.report()["x"]
-        assert report.threshold is not None
-        assert np.abs(sent_N[sent_N != 0]).min() >= report.threshold
-        assert np.abs(residual_of(compressor, LARGE)).max() < report.threshold
-        assert report.renewals == 1 or report.threshold == before
-        before = report.threshold
-        renewals += [step] * report.renewals
-    if renewal == "fixed":
-        assert renewals == [0, 4, 8, 12, 16, 20]
-    else:
-        assert len(renewals) >= 6
 
 
 def test_controlled_renewals_hold_the_density_that_fixed_ones_lose() -> None:
@@ -138,38 +56,6 @@ def test_a_threshold_of_zero_sends_all_that_is_not_zero() -> None:
     compressor = sparsifier([GOLDEN], options_of(sparsity=0.25, steps=9, renewal="fixed"))
     assert sent_of(compressor, [0, 0, 3, 0, 0, -1, 0, 0], 0) == {2: 3, 5: -1}
     assert compressor.report()["x"].threshold == 0
-
-
-@pytest.mark.parametrize("dtype", [Dtype.BFLOAT16, Dtype.FLOAT16])
-def test_what_rounding_takes_away_is_sent_later(dtype: Dtype) -> None:
-    options = options_of(sparsity=0, dtype=dtype, steps=1)
-    compressor = sparsifier([GOLDEN], options)
-    total, sent_N = 1 + 2**-13, np.zeros(8, np.float32)
-    for step in range(3):
-        sections = encoded(compressor, {"x": torch.full((8,), total if step == 0 else 0.0)}, step)
-        sent_N += decoded(sections["x"])
-    assert (sent_N == total).all()
-    assert sparse_of(sections["x"]).indices_K.size == 0
-
-
-def test_values_that_round_to_zero_are_not_sent() -> None:
-    compressor = sparsifier([GOLDEN], options_of(sparsity=0.5, dtype=Dtype.FLOAT16))
-    tiny = float(np.float32(1e-9))
-    assert sent_of(compressor, [tiny, 0, 0, 0, 1, 0, 0, 0], 0) == {4: 1}
-    assert residual_of(compressor, GOLDEN).tolist() == [tiny, 0, 0, 0, 0, 0, 0, 0]
-    assert compressor.report()["x"].sent == 1
-
-
-def test_gradients_are_scaled_before_they_join() -> None:
-    plain = sparsifier(SPECS, options_of())
-    scaled = sparsifier(SPECS, options_of(transforms=(Scale(lambda step: 1 / (step + 3)),)))
-    for step in range(6):
-        gradients = gradients_of(step)
-        factor = np.float32(1 / (step + 3))
-        made = encoded(scaled, gradients, step)
-        expected = encoded(plain, {name: one * factor for name, one in gradients.items()}, step)
-        assert all((decoded(made[name]) == decoded(expected[name])).all() for name in made)
-    assert state_of(plain) == state_of(scaled)
 
 
 @pytest.mark.parametrize("mode", ["discard", "flush"])

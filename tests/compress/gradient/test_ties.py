@@ -54,13 +54,6 @@ def test_exactly_the_largest_of_a_stage_leave_the_first_of_equals(
         np.testing.assert_array_equal(flat(kept), np.concatenate(sums) - sent_N)
 
 
-@given(arrays(np.float32, 40, elements=st.sampled_from([0.0, 0.5, -0.5, 1.0])))
-def test_exactly_the_largest_of_a_tensor_leave(gradient_N: np.ndarray) -> None:
-    compressor = sparsifier(PAIR[:1], topk("tensor", 0.75))
-    section = encoded(compressor, {"a": torch.from_numpy(gradient_N)}, 0)["a"]
-    np.testing.assert_array_equal(decoded(section), by_sorting([gradient_N], 10))
-
-
 def test_a_stage_has_one_threshold_and_one_life() -> None:
     options = options_of(scope="stage", steps=4)
     compressor = sparsifier(SPECS, options)

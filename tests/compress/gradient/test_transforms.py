@@ -7,9 +7,7 @@ import pytest
 import torch
 from agreeing import encoded
 from gradient_rows import (
-    SPECS,
     decoded,
-    gradients_of,
     options_of,
     residual_of,
     sparsifier,
@@ -47,15 +45,6 @@ def sent_by(compressor: ErrorFeedback, gradient_N: np.ndarray, step: int) -> np.
     return decoded(encoded(compressor, {"x": torch.from_numpy(gradient_N)}, step)["x"])
 
 
-def test_no_momentum_is_error_feedback() -> None:
-    plain, own = sparsifier(SPECS, EVERY_STEP), corrected(0.0, specs=SPECS)
-    for step in range(12):
-        expected, made = (encoded(one, gradients_of(step), step) for one in (plain, own))
-        assert {name: bytes(one.payload) for name, one in made.items()} == {
-            name: bytes(one.payload) for name, one in expected.items()
-        }
-
-
 @pytest.mark.parametrize("masking", [True, False])
 def test_sent_elements_have_neither_residual_nor_momentum(masking: bool) -> None:
     compressor = corrected(0.5, masking=masking)
@@ -81,14 +70,6 @@ def test_all_momenta_are_sent_in_the_end_or_wait() -> None:
         momenta_N += momentum_N
         sent_N += sent_by(compressor, drawn(step), step)
     np.testing.assert_array_equal(momenta_N, sent_N + residual_of(compressor, SPEC))
-
-
-def test_nesterov_looks_ahead() -> None:
-    compressor = corrected(0.5, nesterov=True, masking=False)
-    gradient_N = drawn(3)
-    sent_N = sent_by(compressor, gradient_N, 0)
-    np.testing.assert_array_equal(sent_N + residual_of(compressor, SPEC), 1.5 * gradient_N)
-    np.testing.assert_array_equal(compressor.tensors()["x.momentum"].numpy(), 0.5 * gradient_N)
 
 
 def test_long_gradients_are_cut_to_the_bound() -> None:

@@ -73,14 +73,6 @@ def test_all_send_what_anybody_chose(trainers: int, dtype: Dtype) -> None:
     assert trainers == 1 or grown < 0, "no element was chosen twice"
 
 
-def test_one_trainer_sends_its_own_choice() -> None:
-    world, alone = group(1, Dtype.FLOAT32), sparsifier(SPECS, options_of(steps=1))
-    for step in range(6):
-        (sections,) = world.encode([gradients_of(step)], step)
-        for name, section in encoded(alone, gradients_of(step), step).items():
-            assert bytes(sections[name].payload) == bytes(section.payload)
-
-
 @pytest.mark.parametrize("broken", [(), (index_set(np.array([COUNT], np.int32), COUNT + 1),)])
 def test_what_is_no_choice_is_refused(broken: tuple[Section, ...]) -> None:
     good = (index_set(np.array([3], np.int32), COUNT),)
