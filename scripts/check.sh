@@ -13,7 +13,8 @@ case "${1:-}" in
         ;;
     --all) markers="" profile=thorough ;;
 esac
-export OMP_NUM_THREADS=1
+# Bytecode is kept: tests start dozens of interpreters, each of which would compile the package.
+export OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 trap wait EXIT
 ruff check .
 ruff format --check .

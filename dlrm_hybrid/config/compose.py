@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import hydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import OverrideType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -45,6 +44,7 @@ from dlrm_hybrid.config.overrides import (
     UNCHECKED,
     Points,
     override_fault,
+    parsed,
     points_of,
     read_override,
     with_density,
@@ -413,7 +413,7 @@ def _quickly(overrides: Sequence[str]) -> DictConfig | None:
     chosen: list[str] = []
     values: list[tuple[str, Any]] = []
     for text in overrides:
-        override = OverridesParser.create().parse_override(text)
+        override = parsed(text)
         key = override.key_or_group
         value: Any = override.value()
         if "${" in text or key == CONF or (key == GROUP and _is_outside(value)):

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -84,15 +85,25 @@ def with_density(overrides: Sequence[str]) -> list[str]:
     return [density(typed) if (typed := _SPARSITY.fullmatch(text)) else text for text in overrides]
 
 
+@lru_cache(maxsize=1024)
+def parsed(text: str) -> Override:
+    """An override as Hydra's parser reads it; not to be changed.
+
+    Raises:
+        HydraException: it is not key=value.
+    """
+    return OverridesParser.create().parse_override(text)
+
+
 def read_override(text: str) -> tuple[str, Any]:
     """Key, or group, and value of an override that has no fault, as Hydra reads them."""
-    override = OverridesParser.create().parse_override(text)
+    override = parsed(text)
     return override.key_or_group, cast("Any", override.value())
 
 
 def points_of(text: str, own: Sequence[str] | None = ()) -> Points:
     """An override that has no fault, taken apart."""
-    override = OverridesParser.create().parse_override(text)
+    override = parsed(text)
     key = override.get_key_element()
     if not override.is_sweep_override():
         return Points(key, (text,))
@@ -114,7 +125,7 @@ def override_fault(text: str, is_sweep: bool = False, own: Sequence[str] | None 
     if _depth(text) > MOST_NESTED:
         return f"{text[:MOST_SHOWN]}…: more than {MOST_NESTED} nested brackets"
     try:
-        override = OverridesParser.create().parse_override(text)
+        override = parsed(text)
         several = _sweep(text, override, is_sweep)
         faults = (_place(text, override), several, _group(text, override, own))
         return next((fault for fault in faults if fault), None) or _key(text, override)

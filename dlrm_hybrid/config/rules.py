@@ -26,6 +26,7 @@ Rule = Callable[[Config], Iterator[str]]
 
 # A job of the sweep is one job of SLURM, and its script comes from here.
 OF_THE_SWEEP = ("--array", "--wrap", "--parsable", "--output", "--open-mode", "--test-only")
+WAITING = "needs schedule=sequential, gpipe or one_f_one_b"  # schedules with nothing in flight
 
 
 def _beside(config: Config) -> Iterator[str]:
@@ -96,7 +97,8 @@ def _parallel(config: Config) -> Iterator[str]:
     unknown = [cut for cut in parallel.cuts if cut not in known]
     if unknown:
         missing, choices = ", ".join(unknown), ", ".join(known)
-        yield f"{given}: no layer {missing} to cut after; choose from {choices}"
+        choose = f"choose from {choices}" if known else "this model has none; needs []"
+        yield f"{given}: no layer {missing} to cut after; {choose}"
     elif list(parallel.cuts) != sorted(set(parallel.cuts), key=known.index):
         yield f"{given}: name each cut once, in the order of the layers"
     tensors = dense_tensors(config.model)
@@ -224,7 +226,7 @@ def _row_levels(config: Config) -> Iterator[str]:
         if (found := _at(config, key)) != value:
             yield f"{given}: {why}; needs {key}={shown(value)}, not {shown(found)}"
     if config.schedule.name == "dsp":
-        yield f"{given}: schedule=dsp looks up batches in flight again when it resumes"
+        yield f"{given}: schedule=dsp looks up batches in flight again when it resumes; {WAITING}"
 
 
 def _served_tables(config: Config) -> Iterator[str]:
@@ -437,7 +439,7 @@ def _judged(config: Config, given: str) -> Iterator[str]:
             "sync=sync or bounded, and parallel.elastic=false"
         )
     if config.schedule.name == "dsp":
-        yield f"{given}: schedule=dsp has batches in flight where evaluations decide"
+        yield f"{given}: schedule=dsp has batches in flight where evaluations decide; {WAITING}"
 
 
 def gradient_rules(config: Config) -> Iterator[str]:

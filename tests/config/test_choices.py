@@ -1,5 +1,6 @@
 """Every experiment with every choice of every group: they compose, or a sentence says why not."""
 
+import re
 from typing import Any
 
 import pytest
@@ -17,10 +18,10 @@ from dlrm_hybrid.types import ConfigError
 
 GROUPS = {group: names for group, names in all_groups().items() if group != EXPERIMENT}
 CHOICES = [(group, name) for group, names in GROUPS.items() for name in names]
-# Of experiments that set the same keys one is composed by every `make test`.
-QUICK = ("dct_levels", "dp_levels", "methods", "mlperf_v2", "bars_criteo_x1", "paper_table3")
 # What is said of a value, not of two choices that exclude each other.
 OF_A_VALUE = ("only applies to", "no effect", "cannot be composed", "Could not", "unknown key")
+# What a sentence says of two choices that exclude each other: what to choose instead.
+INSTEAD = r"needs? .|use .|add .|set .|must |choose from ."
 
 
 def faults(*overrides: str) -> list[str]:
@@ -31,33 +32,31 @@ def faults(*overrides: str) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize(
-    "experiment",
-    [
-        pytest.param(one, marks=() if one in QUICK else pytest.mark.slow)
-        for one in all_groups()[EXPERIMENT]
-    ],
-)
+@pytest.mark.parametrize("experiment", all_groups()[EXPERIMENT])
 def test_an_experiment_goes_with_any_choice_or_says_what_does_not(experiment: str) -> None:
     """As Hydra would compose them, from one composition: an option below, the experiment above."""
     values = dict(compose.choice_of([f"+experiment={experiment}"]).values)
     if values["parallel"]["name"] == "hybrid":  # as it was before it followed from `embedding`
         values = with_value(values, "parallel.table_servers", None)
-    set_there = OwnExperiments().keys_of(experiment)
+    set_there, config = OwnExperiments().keys_of(experiment), OmegaConf.create(values)
     for group, name in CHOICES:
         section: dict[str, Any] = option(group, name)
         for key, value in flat({group: values[group]}).items():
             if key in set_there:
                 section = with_value(section, key.partition(".")[2], value)
-        config = OmegaConf.create({**values, group: {**section, "name": name}})
+        config[group] = {**section, "name": name}
         dropped = drop_unfit(config, [f"+experiment={experiment}", f"{group}={name}"])
         composed: Any = OmegaConf.to_container(config)
         settled, unread = without_unread(with_world_size(composed))
         settled, wide = with_input_width(settled)
         told = [*unread, *wide, *all_faults(settled)]
         assert not [line for line in told for words in OF_A_VALUE if words in line], (group, name)
+        assert all(re.search(INSTEAD, line) for line in told), told
         if values[group]["name"] == name and group in default_choices():
             assert not dropped
+        if dropped:  # from other groups, too
+            config = OmegaConf.create(values)
+        config[group] = values[group]
 
 
 @pytest.mark.parametrize(
