@@ -21,6 +21,7 @@ from dlrm_hybrid.data.manifest import (
     Semantics,
     SourceFile,
 )
+from dlrm_hybrid.data.preprocessing import Preprocessing
 from dlrm_hybrid.disk import HeldError, append, flush, locked, read_text
 from dlrm_hybrid.types import DataError, ResourceError
 
@@ -63,6 +64,8 @@ class PrepareOptions:
         block_bytes: bytes of text parsed at a time.
         overwrite: whether to replace an output that was prepared differently.
         advice: what the user can do about such an output; ends the error message.
+        base: earlier rows whose vocabularies and scales to use; None for new ones.
+        grows: whether categories that the base lacks get rows behind its own.
     """
 
     semantics: Semantics
@@ -71,6 +74,20 @@ class PrepareOptions:
     block_bytes: int
     overwrite: bool
     advice: str
+    base: Preprocessing | None = None
+    grows: bool = True
+
+    def base_fault(self, prepared: Manifest) -> str | None:
+        """How the base of prepared rows differs from that of these options; None if it does not."""
+        base, found = self.base, prepared.base
+        if base is None:
+            return "it has vocabularies of an earlier run (data.base)" if found else None
+        if found and found.fits(base.manifest.meaning_xxh3, self.grows):
+            return None
+        return (
+            f"its vocabularies are not on those of {base.folder}, data.grow = {self.grows} "
+            "(data.base)"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +186,7 @@ def _read(output: Path, raw: Raw | None, options: PrepareOptions, say: Say) -> M
     differences = prepared.semantics.differences(options.semantics)
     sources = prepared.sources
     if raw is not None:
+        differences += [fault] if (fault := options.base_fault(prepared)) else []
         names = [source.stamp.name for source in sources]
         asked = [raw.name] if isinstance(raw, Generated) else [path.name for path in raw]
         if names != asked:
@@ -220,6 +238,20 @@ def _checked(path: Path, source: SourceFile, say: Say) -> SourceFile | None:
     if manifest.file_xxh3(path) != source.xxh3:
         return None
     return replace(source, copies=(now, *source.copies)[:_MOST_COPIES])
+
+
+def look_like(raw: Sequence[Path], sources: Sequence[SourceFile]) -> bool:
+    """Whether raw files look like those that rows were prepared from: by name, size and sample.
+
+    Missing ones are known by their names alone.
+    """
+    if [path.name for path in raw] != [source.stamp.name for source in sources]:
+        return False
+    known = [(source.stamp.num_bytes, source.stamp.sample_xxh3) for source in sources]
+    there = [
+        (manifest.stamp(path), one) for path, one in zip(raw, known, strict=True) if path.exists()
+    ]
+    return all((now.num_bytes, now.sample_xxh3) == one for now, one in there)
 
 
 def _remember(output: Path, before: Manifest, sources: Sequence[SourceFile]) -> Manifest:

@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -68,7 +68,7 @@ class Semantics:
             return (shares,) * len(self.schema.categorical)
         is_partial = self.schema.vocabulary == "train"
         return tuple(
-            is_partial or one.min_count > 1 or one.missing == "shared"
+            is_partial or one.min_count > 1 or one.missing == "shared" or one.max_rows is not None
             for one in self.schema.categorical
         )
 
@@ -152,6 +152,40 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """Distinct categories of one column in rows that were prepared on a base.
+
+    Attributes:
+        reused: those that the base has rows for.
+        appended: new ones, with rows behind those of the base.
+        unknown: new ones without a row, which share id 0.
+    """
+
+    reused: _Count
+    appended: _Count
+    unknown: _Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """The earlier rows whose vocabularies and scales rows were prepared with.
+
+    Attributes:
+        meaning_xxh3: `meaning_xxh3` of those rows.
+        grows: whether new categories were appended.
+        growth: what became of the categories of each categorical column.
+    """
+
+    meaning_xxh3: _Xxh3
+    grows: bool
+    growth: tuple[Growth, ...]
+
+    def fits(self, meaning_xxh3: str, grows: bool) -> bool:
+        """Whether these rows have this base, and grow it or not."""
+        return (self.meaning_xxh3, self.grows) == (meaning_xxh3, grows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """Description and checksums of a folder of shards.
 
@@ -166,6 +200,7 @@ class Manifest:
         scales: scale of each dense column, null if it was not standardised.
         bad_rows: raw rows that were left out.
         zero_keys: fields that literally held 00000000 and share the id of a missing value.
+        base: rows whose vocabularies these begin with; None without any.
     """
 
     format: Literal[3]
@@ -179,6 +214,7 @@ class Manifest:
     scales: tuple[Scale | None, ...]
     bad_rows: _Count
     zero_keys: _Count
+    base: Base | None = None
 
     @property
     def schema(self) -> Schema:
@@ -224,6 +260,17 @@ class Manifest:
         )
 
     @property
+    def meaning_xxh3(self) -> str:
+        """Identifies `meaning`."""
+        return meaning_xxh3(self.meaning)
+
+    def begins_with(self, meaning: Mapping[str, Any]) -> bool:
+        """Whether each id of an earlier `meaning` stands for the same category here."""
+        return self.meaning == meaning or (
+            self.base is not None and self.base.meaning_xxh3 == meaning_xxh3(meaning)
+        )
+
+    @property
     def rows(self) -> int:
         """Number of rows of all parts."""
         return sum(part.rows for part in self.parts)
@@ -231,6 +278,11 @@ class Manifest:
     def array(self, file: str) -> StoredArray:
         """The array of a file name."""
         return next(array for array in self.arrays if array.file == file)
+
+
+def meaning_xxh3(meaning: Mapping[str, Any]) -> str:
+    """Identifies a `Manifest.meaning`, as it is or read from JSON."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(meaning, sort_keys=True).encode())
 
 
 def array_shapes(schema: Schema, rows: int) -> dict[str, tuple[str, tuple[int | None, ...]]]:
@@ -314,6 +366,8 @@ def _contradiction(manifest: Manifest) -> str | None:
     ):
         if len(values) != expected:
             return f"{name}: {len(values)} values for {expected} columns"
+    if (base := manifest.base) and len(base.growth) != len(schema.categorical):
+        return f"base.growth: {len(base.growth)} values for {len(schema.categorical)} columns"
     for name, part in zip(("train", "validation", "test"), manifest.parts, strict=True):
         if part.clicks > part.rows:
             return f"parts.{name}.clicks: {part.clicks} of {part.rows} rows"

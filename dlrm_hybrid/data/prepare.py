@@ -19,7 +19,7 @@ import numpy as np
 from dlrm_hybrid.data import folder, manifest
 from dlrm_hybrid.data.arrays import StoredArray, open_array
 from dlrm_hybrid.data.folder import QUARANTINE_FILE, Generated, PrepareOptions, Raw, Say
-from dlrm_hybrid.data.manifest import FileStamp, Manifest, Part, Parts, SourceFile
+from dlrm_hybrid.data.manifest import Base, FileStamp, Manifest, Part, Parts, SourceFile
 from dlrm_hybrid.data.schema import Schema
 from dlrm_hybrid.data.sources.raw import BadRowPolicy, Prepared, PrepareJob, Progress, RowCounts
 from dlrm_hybrid.threads import Threads
@@ -99,6 +99,8 @@ def _make(
             counts=counts,
             progress=progress,
             check_unchanged=check_unchanged,
+            base=options.base,
+            grows=options.grows,
         )
         prepared = _reader(semantics.schema)(job)
         counts.flush()
@@ -126,11 +128,17 @@ def _manifest(job: PrepareJob, prepared: Prepared, stamps: Sequence[FileStamp]) 
         parts=count_clicks(job.result, prepared.arrays[0], prepared.rows),
         arrays=prepared.arrays,
         table_rows=prepared.table_rows,
-        out_of_vocabulary=job.semantics.shares_id,
+        out_of_vocabulary=job.shares_id,
         vocabulary_xxh3=prepared.vocabulary_xxh3,
         scales=prepared.scales,
         bad_rows=job.counts.bad,
         zero_keys=prepared.zero_keys,
+        base=job.base
+        and Base(
+            meaning_xxh3=job.base.manifest.meaning_xxh3,
+            grows=job.grows,
+            growth=prepared.growth,
+        ),
     )
 
 

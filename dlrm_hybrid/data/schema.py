@@ -7,8 +7,9 @@ schema they were made with.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field, TypeAdapter
@@ -18,6 +19,10 @@ from dlrm_hybrid.bounds import STRICT, Count, Seed
 MOST_COLUMNS = 10_000
 MOST_IDS = 1 << 16  # of one row of a multi-hot column
 _SHOWN_NAMES = 8
+_MEANING = re.compile(
+    r"data\.schema\.(missing_values\[|dense\[\d+\]\.(name|transform|missing):"
+    r"|categorical\[\d+\]\.(name|kind|bucket|missing|hash_size|truncate|expand_to):)"
+)
 ColumnName = Annotated[str, Field(min_length=1, max_length=1000)]
 Integer = Annotated[int, Field(gt=-(2**63), lt=2**63)]
 HashSize = Annotated[int, Field(ge=0, lt=2**31 - 1)]  # int32 ids, two of them not for buckets
@@ -60,6 +65,8 @@ class CategoricalColumn:
         bucket: of an integer column: `log_squared` takes ⌊ln(x)²⌋ for x > 2, others as they are.
         missing: an empty value is a category of its own (`own`), shares id 0 (`shared`), or is
             this whole number, before `bucket`.
+        max_rows: most rows of its table, with that of id 0; the most frequent categories have them,
+            and others share id 0. Null for any number.
         hash_size: number of buckets that categories are hashed into, each with a row of the table
             even if no category was seen in it; 0 keeps categories as they are.
         default: value of rows to score that lack the column, "" for a missing one; null refuses
@@ -88,6 +95,8 @@ class CategoricalColumn:
     separator: Annotated[str, Field(min_length=1, max_length=8)] | None = None
     expand_to: Annotated[int, Field(ge=1, le=1 << 16)] = 1
     embedding_dim: Annotated[int, Field(ge=1, le=4096)] | None = None
+    # In no `repr`: folders of prepared rows are named after that.
+    max_rows: Annotated[int, Field(ge=1, lt=2**31)] | None = field(default=None, repr=False)
 
     @property
     def has_texts(self) -> bool:
@@ -280,6 +289,13 @@ class Schema:
             for key in dict.fromkeys((*before, *now))
             if before.get(key) != now.get(key)
         ]
+
+    def other_meaning(self, other: Schema) -> list[str]:
+        """The `differences` that give values another meaning, so that no model has both schemas.
+
+        Not where rows come from, which are for what, and which of their categories are new.
+        """
+        return [line for line in self.differences(other) if _MEANING.match(line)]
 
 
 def some_names(names: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.manifest import Manifest, Semantics
 from dlrm_hybrid.data.prepare import prepare
+from dlrm_hybrid.data.preprocessing import Preprocessing
 from dlrm_hybrid.data.schema import Schema
 from dlrm_hybrid.data.schemas import reading as schemas
 
@@ -128,6 +129,8 @@ def run_prepare(
     on_bad_row: str = "error",
     max_bad_rows: int = 1000,
     block_bytes: int = 1 << 16,
+    base: Preprocessing | None = None,
+    grows: bool = True,
 ) -> Manifest:
     options = PrepareOptions(
         semantics=semantics(schema, on_bad_row),
@@ -136,6 +139,8 @@ def run_prepare(
         block_bytes=block_bytes,
         overwrite=False,
         advice="ADVICE",
+        base=base,
+        grows=grows,
     )
     return prepare(raw, output, options, lambda *_: None, lambda line: None).manifest
 

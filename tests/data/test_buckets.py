@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from table_rows import run_prepare
 
+from dlrm_hybrid.data.preprocessing import Vocabulary
 from dlrm_hybrid.data.schema import CategoricalColumn
 from dlrm_hybrid.data.schemas import reading
 from dlrm_hybrid.data.shards import open_shards
@@ -88,7 +89,7 @@ def test_a_hashed_column_has_a_row_for_every_bucket(
     index_M = np.array([distinct.index(key) for key in keys], np.int32)
     coded = Coded(index_M, distinct)
     number_M = numbers.add(coded, np.array([is_known for _, is_known in seen]))
-    found, id_V = numbers.vocabulary(column, shared)
+    found, id_V, _ = numbers.vocabulary(column, shared)
     own = [*range(size), MISSING_INTEGER] if missing == "own" else [*range(size)]
     assert sorted(found) == sorted(own)
     for key, id in zip(keys, id_V[number_M].tolist(), strict=True):
@@ -98,3 +99,10 @@ def test_a_hashed_column_has_a_row_for_every_bucket(
     known = [key for key, (_, is_known) in zip(keys, seen, strict=True) if is_known]
     first = [key for key in dict.fromkeys(keys) if key in known and key in own]
     assert list(found[: len(first)]) == first
+    # On some of them as a base the others come behind.
+    base = Vocabulary(column, np.array(found[::2], np.int64), int(shared))
+    grown, grown_V, growth = numbers.vocabulary(column, shared, base)
+    assert list(grown[: len(base.keys)]) == list(base.keys)
+    assert sorted(grown) == sorted(own) and growth.unknown == 0
+    for key, id in zip(keys, grown_V[number_M].tolist(), strict=True):
+        assert id == 0 if key not in own else grown[id - shared] == key

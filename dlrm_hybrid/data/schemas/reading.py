@@ -277,6 +277,9 @@ def _value_faults(schema: Schema) -> Iterator[str]:
     for i, dense in enumerate(schema.dense):
         if dense.default not in (None, "") and not is_number(dense.default):
             yield f"dense[{i}].default = {dense.default!r}: is no number"
+    for i, column in enumerate(schema.categorical):
+        if column.max_rows is not None and column.hash_size:
+            yield f"categorical[{i}].max_rows = {column.max_rows}: not with hash_size"
 
 
 def _column_faults(key: str, column: CategoricalColumn) -> Iterator[str]:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import BinaryIO, final
 
 from dlrm_hybrid.data.arrays import StoredArray
-from dlrm_hybrid.data.manifest import Scale, Semantics
+from dlrm_hybrid.data.manifest import Growth, Scale, Semantics
+from dlrm_hybrid.data.preprocessing import Preprocessing
 from dlrm_hybrid.threads import Threads
 from dlrm_hybrid.types import DataError
 
@@ -139,6 +140,8 @@ class PrepareJob:
         counts: counts the rows.
         progress: called with the progress of each stage.
         check_unchanged: raises DataError if a file has changed since the start.
+        base: earlier rows whose vocabularies and scales to use; None for new ones.
+        grows: whether categories that the base lacks get rows behind its own.
     """
 
     raw: Sequence[Path]
@@ -151,6 +154,16 @@ class PrepareJob:
     counts: RowCounts
     progress: Progress
     check_unchanged: Callable[[], None]
+    base: Preprocessing | None = None
+    grows: bool = True
+
+    @property
+    def shares_id(self) -> tuple[bool, ...]:
+        """Whether id 0 is all categories without a row of their own, for each categorical column.
+
+        A base decides it: its row 0 has that meaning, or is that of a category.
+        """
+        return self.base.manifest.out_of_vocabulary if self.base else self.semantics.shares_id
 
     def counter(self, stage: str, total: int | None) -> Callable[[int], None]:
         """A function that adds up the amounts done in a stage and reports their sum."""
@@ -172,6 +185,7 @@ class Prepared:
     Attributes:
         xxh3: checksum of each raw file.
         rows: number of training, validation and test rows.
+        growth: of each categorical column; empty without a base.
     """
 
     xxh3: Sequence[str]
@@ -181,3 +195,4 @@ class Prepared:
     vocabulary_xxh3: str
     scales: tuple[Scale | None, ...]
     zero_keys: int = 0
+    growth: tuple[Growth, ...] = ()

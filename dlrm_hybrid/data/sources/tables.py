@@ -14,21 +14,24 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from dlrm_hybrid.bags import Int64s
 from dlrm_hybrid.data.arrays import Array, ArrayWriter, StoredArray
 from dlrm_hybrid.data.manifest import (
     VOCABULARY_FOLDER,
+    Growth,
+    Manifest,
     Scale,
     file_xxh3,
     offsets_file,
     values_file,
 )
-from dlrm_hybrid.data.preprocessing import Keys, write_vocabulary
+from dlrm_hybrid.data.preprocessing import NO_ROW, Keys, Vocabulary, write_vocabulary
 from dlrm_hybrid.data.schema import ByFile, ByFraction, ByTime, CategoricalColumn, Schema
 from dlrm_hybrid.data.sources.cells import FORM, MISSING_INTEGER, Key, instant, missing_key
 from dlrm_hybrid.data.sources.columns import Coded, Values, standardised
@@ -77,6 +80,20 @@ class _Moments:
         return tuple(scales)
 
 
+class Numbered(NamedTuple):
+    """The categories of a column that have rows of its table.
+
+    Attributes:
+        keys: those categories, in the order of their ids.
+        id_V: int32, the id of each number; 0 without a row.
+        growth: what became of the categories of these rows.
+    """
+
+    keys: Keys
+    id_V: npt.NDArray[np.int32]
+    growth: Growth
+
+
 @final
 class Numbering:
     """Numbers the categories of a column by first appearance and counts them in known rows."""
@@ -101,35 +118,74 @@ class Numbering:
         return number_D[coded.index_M].astype(np.int32)
 
     def vocabulary(
-        self, column: CategoricalColumn, shared: bool
-    ) -> tuple[Keys, npt.NDArray[np.int32]]:
-        """The categories that get rows of the table, and the id of each number.
+        self,
+        column: CategoricalColumn,
+        shared: bool,
+        base: Vocabulary | None = None,
+        grows: bool = True,
+    ) -> Numbered:
+        """Decide which categories get rows of the table.
 
-        These are the categories counted often enough and, after them, all other buckets of a hashed
-        column, as later rows may have values in them.
+        These are those of the base, then those counted often enough and, after them, all other
+        buckets of a hashed column, as later rows may have values in them.
 
         Args:
             column: the column in the schema.
             shared: whether id 0 is for all other categories.
+            base: categories of earlier rows, which keep their ids.
+            grows: whether others than those of the base get rows.
         """
-        kept_V = self._counts[: len(self._numbers)] >= max(1, column.min_count)
+        seen = list(self._numbers)
+        has_own_V = np.ones(len(seen), bool)  # not what shares id 0 by the schema
         if column.missing == "shared" and (key := missing_key(column)) in self._numbers:
-            kept_V[self._numbers[key]] = False
-        id_V = (np.cumsum(kept_V) - 1 + shared) * kept_V
-        keys = [key for key, kept in zip(self._numbers, kept_V.tolist(), strict=True) if kept]
-        if not column.hash_size or column.min_count > 1:
-            return keys, id_V.astype(np.int32)
-        missing = column.hash_size  # its place, behind the buckets
-        seen_V = np.array(list(self._numbers), np.int64)
-        place_V = np.where(seen_V == MISSING_INTEGER, missing, seen_V)
-        is_new = np.arange(missing + 1) < missing + (column.missing == "own")
-        is_new[place_V[kept_V]] = False
-        new = np.flatnonzero(is_new)
-        id_of_place = np.zeros(missing + 1, np.int64)
-        id_of_place[new] = np.arange(len(new)) + len(keys) + shared
-        new_keys = np.where(new == missing, MISSING_INTEGER, new)
-        id_V = np.where(kept_V, id_V, id_of_place[place_V])
-        return np.concatenate([np.array(keys, np.int64), new_keys]), id_V.astype(np.int32)
+            has_own_V[self._numbers[key]] = False
+        known_V = np.full(len(seen), NO_ROW) if base is None else base.lookup()(seen)
+        is_new_V = has_own_V & (known_V == NO_ROW) & grows
+        counts_V = self._counts[: len(seen)]
+        is_new_V &= counts_V >= max(1, column.min_count)
+        first = shared if base is None else base.table_rows
+        if column.max_rows is not None:
+            candidates = np.flatnonzero(is_new_V)
+            by_count = candidates[np.argsort(-counts_V[candidates], kind="stable")]
+            is_new_V[by_count[max(0, column.max_rows - first) :]] = False
+        has_row_V = is_new_V | (known_V != NO_ROW)
+        id_V = np.where(is_new_V, first - 1 + np.cumsum(is_new_V), known_V) * has_row_V
+        new = [key for key, is_new in zip(seen, is_new_V.tolist(), strict=True) if is_new]
+        keys: Keys = new if base is None else _appended(base.keys, new, column)
+        if column.hash_size and column.min_count <= 1 and grows:
+            keys, id_of_place = _all_buckets(np.array(keys, np.int64), column, shared)
+            id_V = np.where(has_row_V, id_V, id_of_place[_places(seen, column)])
+            has_row_V = has_own_V
+        reused, unknown, every = (
+            int(np.count_nonzero(one))
+            for one in (known_V != NO_ROW, has_own_V & ~has_row_V, has_own_V)
+        )
+        growth = Growth(reused=reused, appended=every - reused - unknown, unknown=unknown)
+        return Numbered(keys, id_V.astype(np.int32), growth)
+
+
+def _appended(keys: Keys, more: Sequence[Key], column: CategoricalColumn) -> Keys:
+    """The categories of a column with more behind them."""
+    if column.has_texts:
+        return [*keys, *more]
+    return np.concatenate([np.asarray(keys, np.int64), np.array(more, np.int64)])
+
+
+def _places(keys: Keys, column: CategoricalColumn) -> Int64s:
+    """The places of a hashed column's keys: buckets, and behind them that of a missing value."""
+    keys_V = np.asarray(keys, np.int64)
+    return np.where(keys_V == MISSING_INTEGER, column.hash_size, keys_V)
+
+
+def _all_buckets(held_V: Int64s, column: CategoricalColumn, shared: bool) -> tuple[Int64s, Int64s]:
+    """The keys of a hashed column with all other buckets behind them, and ids of these by place."""
+    size = column.hash_size
+    is_other = np.arange(size + 1) < size + (column.missing == "own")
+    is_other[_places(held_V, column)] = False
+    others = np.flatnonzero(is_other)
+    id_of_place = np.zeros(size + 1, np.int64)
+    id_of_place[others] = np.arange(len(others)) + len(held_V) + shared
+    return np.append(held_V, np.where(others == size, MISSING_INTEGER, others)), id_of_place
 
 
 def _by_appearance(coded: Coded) -> list[int]:
@@ -180,23 +236,32 @@ def prepare_tables(job: PrepareJob) -> Prepared:
         DataError: a file is damaged or has other columns; a bad row is not allowed; a part that
             the split needs has no rows.
     """
-    schema = job.semantics.schema
+    schema, base = job.semantics.schema, job.base
+    if base is not None and (faults := list(_base_faults(job, base.manifest))):
+        raise DataError(
+            "\n  ".join([f"{base.folder}: no base for these rows (data.base)", *faults])
+        )
+    earlier = [None] * len(schema.categorical) if base is None else base.vocabularies()
     numberings = tuple(Numbering() for _ in schema.categorical)
     moments = _Moments()
     with Spill(job.spill / "columns.bin") as spill:
         rows, xxh3 = _read(job, spill, numberings, moments)
         job.check_unchanged()
-        folder, scales = job.result / VOCABULARY_FOLDER, moments.scales(schema)
+        folder = job.result / VOCABULARY_FOLDER
+        scales = moments.scales(schema) if base is None else base.manifest.scales
         folder.mkdir()
-        table_rows: list[int] = []
-        id_of: list[npt.NDArray[np.int32]] = []
-        digests: list[bytes] = []
-        for index, column in enumerate(schema.categorical):
-            shared = job.semantics.shares_id[index]
-            keys, id_V = numberings[index].vocabulary(column, shared)
-            table_rows.append(max(1, len(keys) + shared))
-            id_of.append(id_V)
-            digests.append(write_vocabulary(folder, index + 1, keys, column))
+        columns = zip(numberings, schema.categorical, job.shares_id, earlier, strict=True)
+        numbered = [
+            one.vocabulary(column, shared, known, job.grows)
+            for one, column, shared, known in columns
+        ]
+        id_of = [one.id_V for one in numbered]
+        digests = [
+            write_vocabulary(folder, number, one.keys, column)
+            for number, (one, column) in enumerate(
+                zip(numbered, schema.categorical, strict=True), 1
+            )
+        ]
         arrays = list(_single(job, spill, scales, id_of, job.counter("assemble", sum(rows))))
         for index in schema.multi_hot:
             arrays += _multi_hot(index, spill, job.result, id_of[index])
@@ -204,10 +269,31 @@ def prepare_tables(job: PrepareJob) -> Prepared:
         xxh3=xxh3,
         rows=rows,
         arrays=tuple(arrays),
-        table_rows=tuple(table_rows),
+        table_rows=tuple(
+            max(1, len(one.keys) + shared)
+            for one, shared in zip(numbered, job.shares_id, strict=True)
+        ),
         vocabulary_xxh3=xxhash.xxh3_128_hexdigest(b"".join(digests)),
         scales=scales,
+        growth=() if base is None else tuple(one.growth for one in numbered),
     )
+
+
+def _base_faults(job: PrepareJob, base: Manifest) -> Iterator[str]:
+    """Why rows cannot have the vocabularies and scales of earlier ones, each with its key."""
+    schema = job.semantics.schema
+    yield from base.schema.other_meaning(schema)
+    if len(schema.categorical) != len(base.schema.categorical):
+        return
+    columns = zip(schema.categorical, job.semantics.shares_id, base.out_of_vocabulary, strict=True)
+    for index, (column, shares, theirs) in enumerate(columns):
+        if theirs or not (shares or (not job.grows and not column.hash_size)):
+            continue
+        yield (
+            f"data.schema.categorical[{index}]: {column.name!r} may have categories without a row "
+            "(min_count, max_rows, missing: shared, vocabulary: train, data.grow=false), and the "
+            "base has none that they share"
+        )
 
 
 def _read(
