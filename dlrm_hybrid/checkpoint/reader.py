@@ -18,7 +18,7 @@ from dlrm_hybrid.checkpoint.writer import DTYPES
 from dlrm_hybrid.disk import Content, content, plain_file
 from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.compression import PREFIX
-from dlrm_hybrid.parallel.finite import first_not_finite
+from dlrm_hybrid.parallel.finite import EMBEDDING_PREFIX, first_not_finite
 from dlrm_hybrid.types import DataError
 
 # Residuals and their momenta, which can be averaged: a server averages what trainers push.
@@ -42,11 +42,13 @@ class Checkpoint:
         folder: that of the checkpoint.
         manifest: that of the checkpoint.
         progress: called while a file is verified.
+        grows: whether tables may have more rows than saved, which `fill` leaves as they are.
     """
 
     folder: Path
     manifest: Manifest
     progress: OnRead | None = None
+    grows: bool = False
     _opened: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
     def names(self, *groups: str) -> list[str]:
@@ -80,7 +82,10 @@ class Checkpoint:
         if entry is None:
             raise DataError(f"{self.folder}: no tensor {piece.name} in this checkpoint")
         dtype = TYPES[entry.dtype]
-        if entry.shape != piece.shape or dtype != piece.view.dtype:
+        shape = entry.shape
+        if self.grows and piece.name.startswith(EMBEDDING_PREFIX) and piece.shape[:1] > shape[:1]:
+            shape = (*piece.shape[:1], *shape[1:])
+        if shape != piece.shape or dtype != piece.view.dtype:
             raise DataError(
                 f"{self.folder}: {piece.name} is {dtype} {list(entry.shape)}, "
                 f"the model's is {piece.view.dtype} {list(piece.shape)}"
@@ -146,9 +151,11 @@ class Checkpoint:
         return path
 
 
-def open_checkpoint(folder: Path, progress: OnRead | None = None) -> Checkpoint:
+def open_checkpoint(
+    folder: Path, progress: OnRead | None = None, *, grows: bool = False
+) -> Checkpoint:
     """Read the manifest of a complete checkpoint; raises DataError if there is none."""
-    return Checkpoint(folder, read(folder), progress)
+    return Checkpoint(folder, read(folder), progress, grows)
 
 
 def load(

@@ -21,7 +21,7 @@ from dlrm_hybrid.config.identity import CONFIG_FILE
 from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.config.validate import faults_text, validate
 from dlrm_hybrid.disk import SWEEP_FOLDER_KEY, refusals
-from dlrm_hybrid.run.folder import claim, is_complete, one_run, write_whole
+from dlrm_hybrid.run.folder import claim, is_complete, one_run, with_base, write_whole
 from dlrm_hybrid.run.jobs import slurm
 from dlrm_hybrid.run.jobs.pool import Pool
 from dlrm_hybrid.run.jobs.process import JobProcess
@@ -194,7 +194,7 @@ def submit_each(sweep: Sweep, points: compose.Sweep) -> int:
 def _require_place(request: Request) -> None:
     """Refuse a folder that the job would refuse: of another run, or in use."""
     with no_empty_folder(request.folder), one_run(request.folder):
-        claim(request)
+        claim(with_base(request))
 
 
 @contextmanager

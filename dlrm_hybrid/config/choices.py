@@ -41,6 +41,8 @@ NEW = Effect.NEW_RUN
 class _Data(Choice, effect=ANY):
     """Values of the choices of `data` that have no such key."""
 
+    base: Path | None = None
+    grow: bool = True
     guess: Paths | None = None
     raw: Paths | None = None
     schema: Path | None = None
@@ -163,6 +165,17 @@ class Table(Data):
         "YAML file that says what the columns are, or one of the package's: bars_criteo_x1; null "
         "takes that of prepared rows",
         Effect.FREE | Effect.EVALUATION | Effect.PATH,
+    )
+    base: Path | None = key(
+        None,
+        "run or checkpoint whose vocabularies and scales rows are prepared with; null takes that "
+        "of checkpoint.resume for rows of other files",
+        ROWS_FILES | Effect.PATH,
+    )
+    grow: bool = key(
+        True,
+        "categories that data.base lacks get rows behind its own; false leaves them unknown",
+        ROWS_FILES,
     )
 
 

@@ -7,8 +7,8 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,23 @@ from pydantic_core import from_json
 
 from dlrm_hybrid.checkpoint.folder import find, has_checkpoint, later, read_facts
 from dlrm_hybrid.checkpoint.manifest import MANIFEST_FILE, Score
+from dlrm_hybrid.config.choices import Table
 from dlrm_hybrid.config.identity import (
     CONFIG_FILE,
     FROM_ITSELF,
     config_hash,
     differences,
+    flat,
+    in_flight,
     other_flights,
     same_results,
+    with_value,
 )
 from dlrm_hybrid.config.paths import ROWS, absolute, elsewhere, full, recorded
 from dlrm_hybrid.config.validate import faults_text, own_values
-from dlrm_hybrid.data.folder import note_run
-from dlrm_hybrid.data.preprocessing import PREPROCESSING_FOLDER, keep
+from dlrm_hybrid.data.folder import look_like, note_run
+from dlrm_hybrid.data.manifest import Manifest
+from dlrm_hybrid.data.preprocessing import PREPROCESSING_FOLDER, keep, read_kept
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.disk import (
     MOST_JSON_BYTES,
@@ -53,6 +58,8 @@ LOCK_FILE = ".lock"
 TRACKERS = ("wandb",)  # they link to files of their own elsewhere
 OUTPUT_FILE = "output.log"  # output of a job that runs beside others
 OVERRIDES_FILE = "overrides.yaml"
+BASE = "data.base"
+ANCESTORS = "ancestors"
 ORIGIN_FILE = "origin.json"  # names the checkpoint of another run that this one began from
 
 
@@ -138,6 +145,42 @@ def resume_point(request: Request) -> Path | None:
     return Path(began)
 
 
+def with_base(request: Request) -> Request:
+    """The run with the vocabularies that its rows are to be prepared with (`data.base`).
+
+    One that goes on has those that it began with. A new one has those of the checkpoint that it
+    starts from, or, with the same rows as that, those that these were prepared with.
+
+    Raises:
+        DataError: the checkpoint is missing or damaged.
+    """
+    data, values = request.config.data, request.values
+    if not isinstance(data, Table) or data.base is not None:
+        return request
+    own = _read(request.folder / CONFIG_FILE)
+    base: Any = _new_base(request) if own is None else flat(own).get(BASE)
+    if not isinstance(base, str):
+        return request
+    config = replace(request.config, data=replace(data, base=base))
+    return replace(request, config=config, values=with_value(values, BASE, base))
+
+
+def _new_base(request: Request) -> str | None:
+    config, resume = request.config, request.config.checkpoint.resume
+    if resume in FROM_ITSELF or config.data.raw is None:
+        return None
+    checkpoint = find(Path(resume)).absolute()
+    if not (checkpoint / PREPROCESSING_FOLDER).is_dir():  # of a program's own batches
+        return None
+    kept = read_kept(checkpoint).manifest
+    if kept.schema.format != "table":
+        return None
+    now = kept.semantics if config.data.schema is None else build.semantics(config)
+    if look_like(build.raw_paths(config), kept.sources) and not kept.semantics.differences(now):
+        return flat(read_facts(checkpoint)["config"]).get(BASE)
+    return str(checkpoint)
+
+
 def check_checkpoint(
     folder: Path, values: Mapping[str, Any], shards: Shards | None, new_run: bool
 ) -> Mapping[str, Any]:
@@ -156,12 +199,37 @@ def check_checkpoint(
     saved = own_values(folder / MANIFEST_FILE, facts["config"])
     lines = differences(saved, absolute(values), new_run=new_run)
     lines = lines or other_flights(facts, values)
-    if shards is not None and facts["rows"] != shards.manifest.identity:
-        lines.append(f"data.prepared = {shards.folder}: the checkpoint was made from other rows")
-    elif shards is not None and facts.get("vocabulary") != shards.manifest.meaning:
-        lines.append(f"data.prepared = {shards.folder}: its ids are of other categories or columns")
+    if shards is not None:
+        may_be_others = new_run and values["data"]["name"] == "table"
+        fault = _rows_fault(facts, shards.manifest, may_be_others)
+        lines += [f"data.prepared = {shards.folder}: {fault}"] if fault else []
     _refuse(folder, lines)
     return facts
+
+
+def _rows_fault(facts: Mapping[str, Any], rows: Manifest, may_be_others: bool) -> str | None:
+    """Why a checkpoint with these facts cannot be trained on with some rows; None if it can."""
+    if has_rows(facts, rows):
+        is_same = facts.get("vocabulary") == rows.meaning
+        return None if is_same else "its ids are of other categories or columns"
+    if not may_be_others:
+        return "the checkpoint was made from other rows"
+    if not rows.begins_with(facts.get("vocabulary") or {}):
+        return (
+            "the checkpoint was made from other rows, and these were prepared without its "
+            "vocabularies; data.raw=FILES, without data.prepared, prepares them with these"
+        )
+    if in_flight(facts):
+        return (
+            "the checkpoint holds batches in flight of other rows; that at the end of its run "
+            "holds none"
+        )
+    return None
+
+
+def has_rows(facts: Mapping[str, Any], rows: Manifest) -> bool:
+    """Whether a checkpoint with these facts was made from these rows, not from earlier ones."""
+    return facts["rows"] == rows.identity
 
 
 def check_weights(folder: Path, values: Mapping[str, Any], new_run: bool) -> Mapping[str, Any]:
@@ -220,7 +288,8 @@ def write_facts(request: Request, rows: Path) -> None:
     overrides = "".join(f"- {json.dumps(override)}\n" for override in texts)
     began = resume_point(request)
     if began is not None and began != folder:
-        write_whole(folder / ORIGIN_FILE, json.dumps({"checkpoint": str(began)}))
+        origin = {"checkpoint": str(began), ANCESTORS: [*_ancestors(began), str(began)]}
+        write_whole(folder / ORIGIN_FILE, json.dumps(origin))
     write_whole(folder / CONFIG_FILE, json.dumps(recorded(request.values, rows), indent=1))
     write_whole(folder / OVERRIDES_FILE, overrides or "[]\n")
     write_whole(folder / "environment.json", json.dumps(environment, indent=1))
@@ -228,6 +297,14 @@ def write_facts(request: Request, rows: Path) -> None:
         keep(rows, folder)
     note_run(rows, folder)
     (folder / SUMMARY_FILE).unlink(missing_ok=True)  # that of an earlier attempt
+
+
+def _ancestors(checkpoint: Path) -> list[str]:
+    """The checkpoints that a checkpoint's run began from, oldest first, as far as it says."""
+    with suppress(DataError):
+        origin = _read(checkpoint.parent.parent / ORIGIN_FILE) or {}
+        return [str(one) for one in origin.get(ANCESTORS, [])]
+    return []
 
 
 def _earlier_overrides(request: Request) -> list[str]:
@@ -280,6 +357,7 @@ def write_summary(
     teacher: Any,
     latency: Any,
     best: tuple[int, Score] | None = None,
+    rows: Manifest | None = None,
 ) -> dict[str, Any]:
     """Write `summary.json` from the events so far; returns it.
 
@@ -290,14 +368,26 @@ def write_summary(
         teacher: scores of the teacher model of synthetic rows, else None.
         latency: figures of emulated latency since the last start; else None.
         best: step and score of the best checkpoint, if the run had evaluations before its end.
+        rows: those it was trained on, if it came to its end.
     """
     path = folder / EVENTS_FILE
     summary = summarise(events.read(path) if path.exists() else [], status, cores)
     summary["test"]["best_reachable"] = teacher
     summary["network"]["latency"] = latency
     summary["best"] = None if best is None else {"step": best[0], **asdict(best[1])}
+    origin = _read(folder / ORIGIN_FILE) or {}
+    summary["descends_from"] = origin.get(ANCESTORS)
+    summary["growth"] = None if rows is None else _growth(rows)
     write_whole(folder / SUMMARY_FILE, json.dumps(summary, indent=1))
     return summary
+
+
+def _growth(rows: Manifest) -> dict[str, Any] | None:
+    """By categorical column the rows of its table, and how many categories gave it them."""
+    if rows.base is None:
+        return None
+    columns = zip(rows.schema.categorical, rows.table_rows, rows.base.growth, strict=True)
+    return {column.name: {"rows": count, **asdict(one)} for column, count, one in columns}
 
 
 def _check_same_run(request: Request) -> None:

@@ -17,7 +17,7 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.display import Display
-from dlrm_hybrid.run.folder import check_checkpoint
+from dlrm_hybrid.run.folder import check_checkpoint, has_rows
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.run.rows import Command, prepared_rows
 from dlrm_hybrid.telemetry.trackers import require
@@ -74,7 +74,12 @@ def ready_rows(request: Request, resume_from: Path | None, display: Display) -> 
     shards.steps_per_epoch(config.train.batch_size, config.parallel.trainers)
     if resume_from is not None:
         checkpoint = checkpoint_folder.find(resume_from)
-        check_checkpoint(checkpoint, request.values, shards, is_new)
+        facts = check_checkpoint(checkpoint, request.values, shards, is_new)
+        if not has_rows(facts, shards.manifest):
+            display.line(
+                f"the rows are others than those of {checkpoint}: its weights and optimizers go "
+                "on; steps, rates and best scores begin anew"
+            )
     return rows
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.data import folder as folders
 from dlrm_hybrid.data.folder import Generated, Raw
-from dlrm_hybrid.data.manifest import MANIFEST_FILE, Manifest, stamp
+from dlrm_hybrid.data.manifest import MANIFEST_FILE, Growth, Manifest, stamp
 from dlrm_hybrid.data.manifest import read as read_manifest
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.display import Display
@@ -30,6 +30,7 @@ UNITS = {
     "read": "rows",
     "assemble": "rows",
 }  # of the stages of `prepare`; others: values
+MOST_COLUMNS = 5  # in a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,8 @@ def prepare_rows(config: Config, display: Display, command: Command) -> Manifest
         fault = "data.raw = null: name the raw file, data.raw=train.txt (or .gz, .zst)"
         raise ConfigError(faults_text([fault]))
     is_there = (build.prepared_folder(config) / MANIFEST_FILE).is_file()  # and has a schema
-    if config.data.name == "table" and config.data.schema is None and not is_there:
+    has_schema = config.data.schema is not None or config.data.base is not None or is_there
+    if config.data.name == "table" and not has_schema:
         raise ConfigError(faults_text([NO_SCHEMA]))
     return _prepare(config, raw, command, display)
 
@@ -172,9 +174,30 @@ def _show_prepared(result: PrepareResult, folder: Path, display: Display) -> Non
         f"{clicks / rows:.2%} clicks, {sum(manifest.table_rows):,} categories; "
         f"{result.seconds:.1f} s, {result.rows_per_second:,.0f} rows/s"
     )
+    if manifest.base is not None:
+        names = [one.name for one in manifest.schema.categorical]
+        for line in _growth_lines(names, manifest.base.growth):
+            display.line(line)
     if manifest.bad_rows:
         display.line(f"  {manifest.bad_rows:,} bad rows were dropped (data.on_bad_row)")
     if manifest.zero_keys:
         display.line(
             f"  {manifest.zero_keys:,} fields contain 00000000 and share the id of missing values"
         )
+
+
+def _growth_lines(names: Sequence[str], growth: Sequence[Growth]) -> Iterator[str]:
+    """The sums of what became of categories, and the columns with most new ones."""
+    reused, appended, unknown = (
+        sum(getattr(one, name) for one in growth) for name in ("reused", "appended", "unknown")
+    )
+    yield (
+        f"  of the categories in them the base has {reused:,}, {appended:,} are appended, "
+        f"{unknown:,} stay unknown"
+    )
+    order = sorted(range(len(growth)), key=lambda index: -growth[index].appended)[:MOST_COLUMNS]
+    most = [
+        f"{names[index]} {growth[index].appended:,}" for index in order if growth[index].appended
+    ]
+    if len(growth) > 1 and most:
+        yield f"  appended most: {', '.join(most)}"

@@ -73,6 +73,7 @@ def train(request: Request, display: Display, view: TrainingView) -> int:
         StoppedLateError: a signal came after the result.
     """
     with no_empty_folder(request.folder), run_folder.one_run(request.folder):
+        request = run_folder.with_base(request)
         resume_from = run_folder.claim(request)
         log_losses(request.folder / "log" / TERMINAL_LOG)
         if lost := lost_latest(request.folder):
@@ -183,7 +184,9 @@ def close(
     shards = open_shards(rows, expected=None)
     teacher = teacher_scores(request.config, shards)
     best = best_score(request.folder / CHECKPOINTS) if request.config.train.evaluate_every else None
-    summary = run_folder.write_summary(request.folder, status, cores, teacher, latency, best)
+    summary = run_folder.write_summary(
+        request.folder, status, cores, teacher, latency, best, shards.manifest
+    )
     view.result(request.folder / run_folder.SUMMARY_FILE, summary, teacher)
 
 

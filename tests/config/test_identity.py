@@ -28,7 +28,7 @@ EFFECTS: Mapping[Effect, tuple[str, ...]] = {
         *("checkpoint.every", "checkpoint.minutes", "checkpoint.keep", "checkpoint.keep_best"),
         *("checkpoint.max_restarts", "checkpoint.restart_window_seconds", "sync.record"),
         *("data.prepared", "data.raw", "data.max_bad_rows", "data.processes", "data.block_bytes"),
-        *("data.guess", "embedding.folder"),
+        *("data.guess", "data.base", "data.grow", "embedding.folder"),
     ),
     Effect.FREE: (
         *("checkpoint.resume", "threads", "data.test_part", "data.schema", "network"),
@@ -46,7 +46,7 @@ EFFECTS: Mapping[Effect, tuple[str, ...]] = {
         *("report", "plan", "doctor", "predict", "export", "import", "conf", "sweep", "watch"),
     ),
     Effect.PATH: (
-        *("conf", "data.raw", "data.schema", "data.prepared", "embedding.folder"),
+        *("conf", "data.raw", "data.schema", "data.prepared", "data.base", "embedding.folder"),
         *("sync.replay", "network.keys", "checkpoint.resume"),
     ),
     Effect.PLACE: ("embedding.folder", "telemetry.wandb", "telemetry.mlflow"),

@@ -34,7 +34,7 @@ KEYS = {
     *(f"network.by_phase.{phase}.bytes" for phase in ("train", "evaluate", "checkpoint")),
     *(f"step_milliseconds.{name}" for name in ("steps", *STEP_FIGURES)),
     "distinct_ids_per_batch.mean",
-    *("cpu.utilization", "cpu.seconds", "sync", "best"),
+    *("cpu.utilization", "cpu.seconds", "sync", "best", "growth", "descends_from"),
     *("compression.gradient_density", "compression.activation_density"),
 }
 TRAINER_KEYS = {

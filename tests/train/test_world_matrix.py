@@ -59,6 +59,8 @@ COVERING, SINGLES = covering()
 PLAIN_COVERING, PLAIN_SINGLES = covering(PLAIN, PLAIN_FORBIDDEN)
 WAITING = [one for one in COVERING if one["sync"] in ("sync", "bounded")]
 APART = [one for one in COVERING if one not in WAITING]
+# One with each kind of tables, of rows whose columns may grow.
+SECOND_DAYS = [*{one["tables"]: one for one in WAITING if one["rows"] != "clicks"}.values()]
 SCHEMA = """
 label: click
 dense: [{dense}]
@@ -80,9 +82,14 @@ def rows(
         "lists": {**columns, "price": draw.random(1500), "tags": lists},
         "bare": {**columns, "tags": draw.integers(0, 40, 1500)},
     }
+    columns = {"click": draw.integers(0, 2, 1500), "shop": draw.integers(30, 130, 1500)}
+    lists = [draw.integers(10, 60, draw.integers(0, 6)).tolist() for _ in range(1500)]
+    tables["next lists"] = {**columns, "price": draw.random(1500), "tags": lists}
+    tables["next bare"] = {**columns, "tags": draw.integers(10, 60, 1500)}
+    for name, table in tables.items():
+        pq.write_table(pa.table(table), folder / f"{name}.parquet")
     made: dict[str, tuple[str, ...]] = {"clicks": tuple(small_rows)}
     for name, dense, length in (("lists", "{name: price}", ", max_length: 5"), ("bare", "", "")):
-        pq.write_table(pa.table(tables[name]), folder / f"{name}.parquet")
         (folder / f"{name}.yaml").write_text(SCHEMA.format(dense=dense, length=length))
         made[name] = (
             *("data=table", f"data.schema={folder / name}.yaml"),
@@ -193,6 +200,30 @@ def assert_same_traffic(processes: dict, in_process: dict) -> None:
     for traffic in ("gradient_push", "parameter_pull", "activation", "activation_gradient"):
         assert counted.get(traffic) == sent.get(traffic), traffic
     assert counted["gradient_push"]["bytes"] > 0
+
+
+@pytest.mark.parametrize("world", parameters(SECOND_DAYS, 3))
+def test_a_second_day_in_processes_is_one_process(
+    world: Composition, train: Train, rows: dict[str, tuple[str, ...]], tmp_path: Path
+) -> None:
+    given = (*HYBRID, *options(world))
+    first = train("first", world, *given, IN_PROCESS)
+    (raw,) = (one for one in rows[world["rows"]] if one.startswith("data.raw="))
+    new = raw.replace(f"{world['rows']}.parquet", f"next {world['rows']}.parquet")
+    later = (new, f"data.prepared={tmp_path / 'rows'}", f"checkpoint.resume={first}")
+    in_process = train("in-process", world, *given, *later, IN_PROCESS)
+    processes = train("processes", world, *given, *later)
+    for step in (SAVED, 2 * SAVED, STEPS):
+        assert_same_state(processes, in_process, step)
+    one, other = summary(processes), summary(in_process)
+    assert (one["first_step"], one["test"]) == (0, other["test"])
+    assert one["growth"] == other["growth"]
+    assert min(of["appended"] for of in one["growth"].values()) > 5
+    shapes = [
+        {name: of.shape for name, of in tensors(one, STEPS).items()} for one in (first, processes)
+    ]
+    assert shapes[0].keys() == shapes[1].keys()
+    assert shapes[0]["embedding.1.weight"] < shapes[1]["embedding.1.weight"]
 
 
 @pytest.mark.parametrize("world", parameters(APART, 2))

@@ -8,14 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dlrm_hybrid.checkpoint.folder import RetentionPolicy
+from dlrm_hybrid.checkpoint.folder import find as find_checkpoint
 from dlrm_hybrid.comm.netem.plan import NetworkPlan, bits_per_second, seconds
 from dlrm_hybrid.config.choices import Criteo, Emulated, Synthetic
 from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.data.folder import PrepareOptions
-from dlrm_hybrid.data.manifest import Semantics
+from dlrm_hybrid.data.manifest import MANIFEST_FILE, Semantics
 from dlrm_hybrid.data.manifest import read as read_manifest
+from dlrm_hybrid.data.preprocessing import PREPROCESSING_FOLDER, Preprocessing, read_kept
 from dlrm_hybrid.data.profile import Profile, builtin, raw_name
 from dlrm_hybrid.data.schema import Schema
 from dlrm_hybrid.data.schemas import reading as schemas
@@ -61,7 +63,25 @@ def schema(config: Config) -> Schema:
         return schemas.builtin("criteo_kaggle" if data.name == "synthetic" else data.name)
     if data.schema is not None:
         return schemas.named(data.schema)
+    there = data.prepared is not None and (Path(data.prepared) / MANIFEST_FILE).is_file()
+    if not there and (earlier := base(config)):
+        return earlier.schema
     return read_manifest(prepared_folder(config)).schema
+
+
+def base(config: Config) -> Preprocessing | None:
+    """The preprocessing of the run or checkpoint that `data.base` names; None for null.
+
+    Raises:
+        DataError: there is none, or it is damaged.
+    """
+    if config.data.base is None:
+        return None
+    path = Path(config.data.base)
+    try:
+        return read_kept(path if (path / PREPROCESSING_FOLDER).is_dir() else find_checkpoint(path))
+    except DataError as error:
+        raise DataError(f"data.base = {path}: {error}") from None
 
 
 def prepare_options(config: Config, advice: str) -> PrepareOptions:
@@ -81,6 +101,8 @@ def prepare_options(config: Config, advice: str) -> PrepareOptions:
         block_bytes=data.block_bytes,
         overwrite=config.prepare.overwrite or has_own_name,
         advice=advice,
+        base=base(config),
+        grows=data.grow,
     )
 
 
@@ -210,13 +232,16 @@ def prepared_folder(config: Config) -> Path:
     if data.name == "synthetic":
         options = repr((*semantics(config).options.values(),))
         return PREPARED_FOLDER / f"{Path(synthetic_name(config)).stem}-{_digest(options)}"
-    raw = raw_paths(config)
-    if not raw or (data.name == "table" and data.schema is None):
+    raw, earlier = raw_paths(config), base(config)
+    if not raw or (data.name == "table" and data.schema is None and earlier is None):
         return _one_prepared(config, [path.name for path in raw])
     what = semantics(config)
     files = [os.path.relpath(path) for path in raw]
     stem = raw[0].name.partition(".")[0][:MOST_STEM]
-    decided = repr((*what.options.values(), what.schema, files))
+    more = [] if earlier is None else [earlier.manifest.meaning_xxh3, data.grow]
+    most_rows = [one.max_rows for one in what.schema.categorical]
+    more += most_rows if any(most_rows) else []
+    decided = repr((*what.options.values(), what.schema, files, *more))
     return PREPARED_FOLDER / f"{data.name}-{stem}-{_digest(decided)}"
 
 

@@ -217,6 +217,7 @@ def _announce(
     lock.enter_context(run_folder.one_run(request.folder))
     if own and run_folder.is_complete(request):
         return None
+    request = run_folder.with_base(request)
     resume_from = run_folder.claim(request, is_restart=bool(own))
     rows = ready_rows(request, resume_from, display)
     run_folder.write_facts(request, rows)

@@ -169,12 +169,13 @@ def lookups_ahead(
     values: Mapping[str, Any],
     trainers: Sequence[int],
     num_tables: int,
+    anew: bool = False,
 ) -> dict[str, Tensor]:
     """Rows that trainers had looked up ahead, named as by `Tables.state_ahead`.
 
     Empty if the keys that decide how far ahead have changed, which it logs: they are then looked
-    up again. At step 0 there are none yet. If trainers come to rest for a checkpoint there are
-    only those of a cache.
+    up again; and if the batches to come are others. At step 0 there are none yet. If trainers come
+    to rest for a checkpoint there are only those of a cache.
 
     Args:
         checkpoint: the one to resume from.
@@ -183,6 +184,7 @@ def lookups_ahead(
         values: the same, as plain values.
         trainers: those that look up in this process.
         num_tables: number in the model.
+        anew: whether the run has other rows than the checkpoint.
 
     Raises:
         DataError: the checkpoint lacks them.
@@ -191,16 +193,17 @@ def lookups_ahead(
     rests, keeps = server_leads(config), config.embedding.cache_rows > 0
     if not trainers or not facts["step"]:
         return {}
-    if not same_lookups(saved, values):
-        if saved["embedding"].get("staleness") and not rests:
+    if anew or not same_lookups(saved, values):
+        others = "rows" if anew else "parallel.trainers, parallel.elastic, sync or embedding"
+        if saved["embedding"].get("staleness") and not rests and not anew:
             print(
-                f"{checkpoint.folder}: saved with other parallel.trainers, parallel.elastic, sync "
-                "or embedding; rows that were looked up ahead are looked up again, with all updates"
+                f"{checkpoint.folder}: saved with other {others}; rows that were looked up ahead "
+                "are looked up again, with all updates"
             )
         if saved["embedding"].get("cache_rows"):
             print(
-                f"{checkpoint.folder}: saved with other parallel.trainers, parallel.elastic, sync "
-                "or embedding; caches begin empty, and the gradients they held are lost"
+                f"{checkpoint.folder}: saved with other {others}; caches begin empty, and the "
+                "gradients they held are lost"
             )
         return {}
     if config.embedding.name != "served" or (rests and not keeps):
@@ -224,11 +227,12 @@ def row_levels(
     values: Mapping[str, Any],
     trainers: Sequence[int],
     tables: Collection[str],
+    anew: bool = False,
 ) -> dict[str, Tensor]:
     """State of rows sent as levels, as far as it fits this run.
 
-    If the keys that decide it have changed, which it logs, all rows are sent anew, and residuals
-    are lost: less than half a step of each gradient.
+    If rows or the keys that decide it have changed, which it logs, all rows are sent anew, and
+    residuals are lost: less than half a step of each gradient.
 
     Args:
         checkpoint: the one to resume from.
@@ -236,13 +240,15 @@ def row_levels(
         values: configuration of this run.
         trainers: those that look up in this process.
         tables: those held by this process, named as pieces of a checkpoint.
+        anew: whether the run has other rows than the checkpoint.
     """
     names = checkpoint.names(LEVELS)
     if not names or not trainers:
         return {}
-    if not same_levels(facts["config"], values):
+    if anew or not same_levels(facts["config"], values):
+        others = "rows" if anew else "trainers or options of embedding.levels"
         print(
-            f"{checkpoint.folder}: saved with other trainers or options of embedding.levels; "
+            f"{checkpoint.folder}: saved with other {others}; "
             "residuals of row gradients are dropped, and rows are sent anew"
         )
         return {}
@@ -278,18 +284,20 @@ def check_record(record: Path, values: Mapping[str, Any]) -> None:
 
 
 def dense_values(
-    checkpoint: Checkpoint, saved: Mapping[str, Any], now: Mapping[str, Any]
+    checkpoint: Checkpoint, saved: Mapping[str, Any], now: Mapping[str, Any], anew: bool
 ) -> dict[str, Tensor]:
     """Weights, their optimizers' state, and the versions that workers hold, by name.
 
-    If the keys that decide the versions have changed, all versions start as the weights.
+    If the keys that decide the versions have changed, or steps are counted anew, all versions start
+    as the weights.
 
     Args:
         checkpoint: the one to resume from.
         saved: configuration it was made with.
         now: configuration of this run.
+        anew: whether steps are counted from 0.
     """
-    if same_versions(saved, now):
+    if not anew and same_versions(saved, now):
         return checkpoint.tensors(checkpoint.names("dense", "versions"))
     weights = checkpoint.tensors(checkpoint.names("dense"))
     ends = [f".behind{number}" for number in range(1, now["sync"].get("staleness", 0) + 1)]

@@ -13,7 +13,7 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.row_storage import RowStorage
 from dlrm_hybrid.run.assembly.world import Layout
-from dlrm_hybrid.run.folder import check_checkpoint, check_weights
+from dlrm_hybrid.run.folder import check_checkpoint, check_weights, has_rows
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train.progress import Plan
@@ -62,3 +62,10 @@ class Job:
         if shards is None:
             return check_weights(folder, self.values, new_run)
         return check_checkpoint(folder, self.values, shards, new_run)
+
+    def begins_anew(self, facts: Mapping[str, Any]) -> bool:
+        """Whether the run takes only what a checkpoint with these facts has learned.
+
+        Its rows are then others, so steps, rates and scores begin anew; tables may have more rows.
+        """
+        return self.prepared is not None and not has_rows(facts, self.prepared.manifest)

@@ -19,6 +19,7 @@ from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.train.asynchronous.order_log import OrderLog, order_file
+from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.train.server_rank import ServerRank
 from dlrm_hybrid.train.table_server_rank import TableServerRank
 from dlrm_hybrid.types import InterruptedRunError, PreemptedError
@@ -44,8 +45,9 @@ def serve_dense(job: Job, index: int, channel: MeteredChannel, meter: RankMeter)
     if job.task.resume_from is not None:
         folder = checkpoint_folder.find(Path(job.task.resume_from))
         facts = job.facts(folder)
-        dense = dense_values(open_checkpoint(folder), facts["config"], job.values)
-        progress = resumed(job.task, facts, job.values)
+        anew = job.begins_anew(facts)
+        dense = dense_values(open_checkpoint(folder), facts["config"], job.values, anew)
+        progress = Progress() if anew else resumed(job.task, facts, job.values)
         job.layout.lowered[:] = progress.course.lowered
         pushed = build_world.pushes(job.config, progress)
         for outgoing in server.restart(pushed, dense):
@@ -69,8 +71,10 @@ def serve_tables(job: Job, index: int, channel: MeteredChannel, meter: RankMeter
     server = build_world.table_server(job.config, job.layout, index, job.storage, job.clock)
     if job.task.resume_from is not None:
         folder = checkpoint_folder.find(Path(job.task.resume_from))
-        open_checkpoint(folder).fill(server.pieces())
-        progress = resumed(job.task, job.facts(folder), job.values)
+        facts = job.facts(folder)
+        anew = job.begins_anew(facts)
+        open_checkpoint(folder, grows=anew).fill(server.pieces())
+        progress = Progress() if anew else resumed(job.task, facts, job.values)
         job.layout.lowered[:] = progress.course.lowered
         server.restart(server.version_at(progress.step))
     answering = TableServerRank(

@@ -83,18 +83,19 @@ def resume(job: Job, engine: Engine, live: Report) -> Progress:
         return Progress()
     folder = checkpoint_folder.find(Path(job.task.resume_from))
     facts = job.facts(folder)
-    progress = resumed(job.task, facts, job.values)
+    anew = job.begins_anew(facts)
+    progress = Progress() if anew else resumed(job.task, facts, job.values)
     if not server_leads(job.config) or len(progress.batches) != job.config.parallel.trainers:
         progress = replace(progress, batches=())  # all have done the same number
-    saved = open_checkpoint(folder, reporting(live, "checkpoint", "bytes"))
+    saved = open_checkpoint(folder, reporting(live, "checkpoint", "bytes"), grows=anew)
     held = piece_groups(engine.pieces())
-    dense = dense_values(saved, facts["config"], job.values)
+    dense = dense_values(saved, facts["config"], job.values, anew)
     compressors = {piece.name: piece.view for piece in held.get(COMPRESSOR, [])}
     trainers = other_compressors(folder, facts, job.values)
     tables = len(job.layout.spec.table_rows)
-    ahead = lookups_ahead(saved, facts, job.config, job.values, engine.looking_up, tables)
+    ahead = lookups_ahead(saved, facts, job.config, job.values, engine.looking_up, tables, anew)
     names = [piece.name for piece in held.get("embeddings", [])]
-    levels = row_levels(saved, facts, job.values, engine.looking_up, names)
+    levels = row_levels(saved, facts, job.values, engine.looking_up, names, anew)
     kept = remembered(saved, compressors, trainers)
     was_elastic = facts["config"]["parallel"].get("elastic", False)
     if job.config.parallel.elastic or was_elastic:  # trainers that were away have none

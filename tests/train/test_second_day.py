@@ -1,0 +1,225 @@
+"""A run that goes on with the rows of another day: what it takes over, and what begins anew."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from drifting import Log, write
+from world_runs import assert_same_state, summary, tensors
+
+from dlrm_hybrid.cli.main import run
+from dlrm_hybrid.data.preprocessing import read_kept
+from dlrm_hybrid.model.tensors import draw_embeddings
+from dlrm_hybrid.predict import Predictor
+from dlrm_hybrid.telemetry import events
+
+COLUMNS = ("user", "item", "shop", "city")
+STEPS = 20
+Train = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four days, of which each is learned and the next one scored."""
+    folder = tmp_path_factory.mktemp("log")
+    write(Log(rows=2000, days=4, new=0.2), folder)
+    return folder
+
+
+def of_day(log: Path, day: int) -> tuple[str, ...]:
+    files = ",".join(str(log / f"day{one}.parquet") for one in (day, day + 1))
+    return ("data=table", f"data.raw=[{files}]", f"data.schema={log}/day{day}.yaml")
+
+
+@pytest.fixture
+def train(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
+    monkeypatch.chdir(tmp_path)
+
+    def train_here(name: str, day: int, *options: str, code: int = 0) -> Path:
+        given = (*of_day(log, day), "model=dlrm_small", "train.batch_size=64")
+        given += (f"train.steps={STEPS}", "checkpoint.every=1", "checkpoint.keep=99")
+        folder = tmp_path / name
+        more = ("telemetry.tensorboard=false", f"hydra.run.dir={folder}", *options)
+        assert run(["dlrm_hybrid", "train", *given, *more]) == code
+        return folder
+
+    return train_here
+
+
+STATE = ("optimizer=adam", "optimizer.lr=0.01", "embedding.lr=0.1")
+
+
+@pytest.mark.parametrize("kind", ["rowwise_adagrad", "adam"])
+def test_rows_keep_what_they_learned_and_new_ones_are_those_of_a_fresh_table(
+    kind: str, train: Train
+) -> None:
+    options = (*STATE, f"embedding.optimizer={kind}")
+    first = train("day1", 1, *options)
+    second = train("day2", 2, *options, f"checkpoint.resume={first}")
+    before, after = tensors(first, STEPS), tensors(second, 1)
+    fresh = {
+        name: torch.zeros(tensor.shape)
+        for name, tensor in after.items()
+        if name.startswith("embedding") and tensor.ndim == 2
+    }
+    draw_embeddings({one: fresh[one] for one in fresh if one.endswith(".weight")}, seed=0)
+    growth = summary(second)["growth"]
+    for number, column in enumerate(COLUMNS, 1):
+        name = f"embedding.{number}.weight"
+        known = len(before[name])
+        assert len(after[name]) == growth[column]["rows"] == known + growth[column]["appended"]
+        expected = np.concatenate([before[name], fresh[name][known:].numpy()])
+        moved = (expected != after[name]).any(axis=1)
+        assert 0 < moved.sum() <= 64
+        assert column != "user" or not (moved[:known].all() or moved[known:].all())
+        for state in after.keys() - {name}:
+            if not state.startswith(f"embedding.{number}.") or state.endswith(".step"):
+                continue
+            more = np.zeros((len(after[name]) - known, *after[state].shape[1:]), np.float32)
+            rest = np.concatenate([before[state], more])
+            np.testing.assert_array_equal(after[state][~moved], rest[~moved], state)
+    assert growth["user"]["appended"] > 30 < growth["user"]["reused"]
+    for name, tensor in before.items():
+        if name.startswith("embedding"):
+            continue
+        change = after[name] - tensor
+        if name.endswith(".exp_avg_sq"):
+            assert (change >= -0.0011 * tensor).all() and tensor.max() > 0, name
+        elif not name.endswith(".exp_avg"):
+            assert (change == 1 if name.endswith(".step") else abs(change) < 0.05).all(), name
+
+
+def test_steps_rates_and_scores_begin_anew(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("optimizer.schedule=linear", "train.evaluate_every=10", "optimizer.lr=0.5")
+    first = train("day1", 1, *options)
+    kept = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
+    rows = {path: path.read_bytes() for path in Path("data/prepared").rglob("*.npy")}
+    capsys.readouterr()
+    second = train("day2", 2, *options, f"checkpoint.resume={first}")
+    told = capsys.readouterr().out
+    assert "are appended" in told
+    assert "the rows are others than those of" in told
+    started, *_ = events.read(second / "events.jsonl")
+    assert (started.step, started.values["steps_total"]) == (0, STEPS)
+    found = summary(second)
+    assert (found["first_step"], found["steps"], found["samples"]) == (0, STEPS, STEPS * 64)
+    rates = [
+        [event.values["lr"] for event in events.read(one / "events.jsonl") if "lr" in event.values]
+        for one in (first, second)
+    ]
+    assert rates[0] == rates[1]
+    assert {path: path.read_bytes() for path in kept} == kept
+    assert {path: path.read_bytes() for path in rows} == rows
+    third = train("day3", 3, *options, f"checkpoint.resume={second}")
+    ancestors = [f"{one}/checkpoints/step_{STEPS:08d}" for one in (first, second)]
+    assert summary(third)["descends_from"] == ancestors
+    assert json.loads((third / "origin.json").read_text())["ancestors"] == ancestors
+    assert summary(first)["descends_from"] is summary(first)["growth"] is None
+    kept_rows = [read_kept(one).table_rows for one in (first, second, third)]
+    assert all(a < b < c for a, b, c in zip(*kept_rows, strict=True))
+
+
+def test_a_broken_second_day_goes_on_as_the_unbroken_one(train: Train) -> None:
+    options = (*STATE, "embedding.optimizer=adam")
+    first = train("day1", 1, *options)
+    unbroken = train("unbroken", 2, *options, f"checkpoint.resume={first}")
+    broken = train("broken", 2, *options, f"checkpoint.resume={first}")
+    (broken / "summary.json").unlink()  # as if it had been killed
+    for step in range(8, STEPS + 1):
+        shutil.rmtree(broken / f"checkpoints/step_{step:08d}")
+    train("broken", 2, *options, "checkpoint.resume=auto")
+    assert_same_state(broken, unbroken, STEPS)
+    assert summary(broken)["growth"] == summary(unbroken)["growth"]
+    alone = ["dlrm_hybrid", "train", f"hydra.run.dir={broken}", "checkpoint.resume=auto"]
+    (broken / "summary.json").unlink()
+    shutil.rmtree(broken / f"checkpoints/step_{STEPS:08d}")
+    assert run(alone) == 0
+    assert_same_state(broken, unbroken, STEPS)
+
+
+def test_the_same_rows_are_gone_on_with_to_the_last_bit(train: Train) -> None:
+    """Also by a second day's run: its rows keep their base."""
+    first = train("day1", 1, *STATE)
+    begun = train("begun", 2, *STATE, f"checkpoint.resume={first}")
+    half = begun / "checkpoints/step_00000009"
+    again = train("again", 2, *STATE, f"checkpoint.resume={half}")
+    assert_same_state(again, begun, STEPS)
+    assert summary(again)["first_step"] == 9
+
+
+def test_without_growth_a_second_day_is_an_import(train: Train, log: Path) -> None:
+    """Of weights that have no other state: exported, imported for the new rows, gone on with."""
+    sgd = ("optimizer.lr=0.5", "checkpoint.keep_best=false")
+    first = train("day1", 1, *sgd)
+    resumed = train("resumed", 2, *sgd, "data.grow=false", f"checkpoint.resume={first}")
+    assert {one["appended"] for one in summary(resumed)["growth"].values()} == {0}
+    assert sum(one["unknown"] for one in summary(resumed)["growth"].values()) > 50
+    out = ("export.format=safetensors", "export.output=out")
+    assert run(["dlrm_hybrid", "export", f"export.checkpoint={first}", *out]) == 0
+    given = ("model=dlrm_small", "train.batch_size=64", f"data.base={first}", "data.grow=false")
+    weights = ("import.file=out/model.safetensors", "import.output=imported", "import.names=ours")
+    assert run(["dlrm_hybrid", "import", *of_day(log, 2), *given, *weights]) == 0
+    alike = train("alike", 2, *sgd, *given[2:], "checkpoint.resume=imported")
+    for step in (1, STEPS):
+        assert_same_state(resumed, alike, step)
+
+
+def test_new_ids_are_scored_and_exported(train: Train, log: Path) -> None:
+    first = train("day1", 1)
+    second = train("day2", 2, f"checkpoint.resume={first}")
+    user = read_kept(second).vocabularies()[0]
+    new = [one for one in user.keys if one not in {*read_kept(first).vocabularies()[0].keys}]
+    row = {"age": 0.1, "price": 0.2, "hour": 0.3, "item": "item 1", "shop": "", "city": ""}
+    rows = pd.DataFrame([{**row, "user": new[0]}, {**row, "user": "nobody"}])
+    old, grown = (Predictor(one).predict(rows) for one in (first, second))
+    assert old[0] == old[1]
+    assert grown[0] != grown[1]
+    out = ("export.format=onnx", f"export.output={second}-onnx")
+    assert run(["dlrm_hybrid", "export", f"export.checkpoint={second}", *out]) == 0
+    assert run(["dlrm_hybrid", "evaluate", f"evaluate.checkpoint={second}"]) == 0
+
+
+def test_what_cannot_go_on_is_told_in_one_message(
+    train: Train, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = train("day1", 1)
+
+    def told(*options: str, code: int = 3) -> str:
+        capsys.readouterr()
+        folder = train("refused", 2, f"checkpoint.resume={first}", *options, code=code)
+        assert not folder.exists()
+        return capsys.readouterr().err
+
+    wide = ("model.embedding_dim=8", "model.bottom=[3,8,8]")
+    assert "model.embedding_dim = 8: the checkpoint was made with 4" in told(*wide)
+    text = (log / "day2.yaml").read_text()
+    Path("other.yaml").write_text(text.replace("name: shop", "name: shop, hash_size: 9"))
+    fault = told("data.schema=other.yaml")
+    assert "no base for these rows (data.base)\n" in fault
+    assert "categorical[2].hash_size: prepared with 0, the schema says 9" in fault
+    given = of_day(log, 2)
+    assert run(["dlrm_hybrid", "prepare", *given, "data.prepared=own"]) == 0
+    fault = told("data.prepared=own")
+    assert "was prepared differently: its vocabularies are not on those of" in fault
+    fault = told("data.prepared=own", "data.raw=null")
+    assert "prepared without its vocabularies; data.raw=FILES, without data.prepared" in fault
+    assert "data.base = nowhere: nowhere: no checkpoint" in told("data.base=nowhere")
+
+
+def test_rows_may_be_prepared_before(train: Train, log: Path) -> None:
+    """With a schema of the base where none is named."""
+    first = train("day1", 1)
+    raw = f"data.raw=[{log}/day3.parquet,{log}/day2.parquet]"  # the base tests on the latter
+    prepare = ("prepare", "data=table", raw, "data.prepared=rows", f"data.base={first}")
+    assert run(["dlrm_hybrid", *prepare]) == 0
+    given = ("data.schema=null", "model.bottom=[3,32,16,8,4]", f"checkpoint.resume={first}")
+    named = train("named", 2, *given, "data.prepared=rows", "data.raw=null")
+    straight = train("straight", 2, *given, raw)
+    assert_same_state(named, straight, STEPS)
