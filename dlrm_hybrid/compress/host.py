@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -37,3 +39,16 @@ def host_array(tensor: Tensor, what: str, which: object) -> Float32s:
     """A numpy view of a tensor; raises as `require_host`."""
     require_host(tensor, what, which)
     return tensor.numpy()
+
+
+def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copy tensors of one device to the CPU's memory; the host waits once for all of them."""
+    pins = torch.cuda.is_available()
+    copies = [
+        torch.empty(one.shape, dtype=one.dtype, device="cpu", pin_memory=pins) for one in tensors
+    ]
+    for copy, one in zip(copies, tensors, strict=True):
+        copy.copy_(one.detach(), non_blocking=True)
+    if pins:
+        torch.cuda.current_stream(tensors[0].device).synchronize()
+    return copies

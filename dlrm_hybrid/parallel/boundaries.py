@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Mask, Sections
+from dlrm_hybrid.compress.host import fetched
 from dlrm_hybrid.model.spec import StagePart
 from dlrm_hybrid.parallel.effects import Port, Program
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
@@ -77,7 +78,8 @@ class Boundaries:
             return
         key = self._after(batch, microbatch)
         with self._encoding:
-            sections, mask = self._codecs[key.boundary].encode(left_bM, key)
+            codec = self._codecs[key.boundary]
+            sections, mask = codec.encode(_given(left_bM, codec), key)
         self._sent[batch, microbatch] = mask
         self._send(self.port.rank + 1, Kind.ACTIVATION, key, sections, left_bM)
 
@@ -106,7 +108,8 @@ class Boundaries:
         key = self._before(batch, microbatch)
         mask = self._received.pop((batch, microbatch))
         with self._encoding:
-            sections = self._codecs[key.boundary].encode_gradient(gradient_bN, mask, key)
+            codec = self._codecs[key.boundary]
+            sections = codec.encode_gradient(_given(gradient_bN, codec), mask, key)
         self._send(self.port.rank - 1, Kind.ACTIVATION_GRADIENT, key, sections, gradient_bN)
 
     def confirm(self, batch: BatchNumber) -> None:
@@ -191,3 +194,8 @@ class Boundaries:
             microbatch=key.microbatch,
             dense_bytes=0 if of is None else 4 * of.numel(),
         )
+
+
+def _given(tensor: Tensor, codec: ActivationCodec) -> Tensor:
+    """A tensor that a stage has computed, where the codec takes it."""
+    return tensor if tensor.is_cpu or codec.selects_anywhere else fetched([tensor])[0]

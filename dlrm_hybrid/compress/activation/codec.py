@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import NamedTuple, Protocol, final
+from typing import ClassVar, NamedTuple, Protocol, final
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dlrm_hybrid.arrays import Float32s, Int32s
+from dlrm_hybrid.compress.device import rows as device_rows
 from dlrm_hybrid.compress.gradient.rule import target_k
 from dlrm_hybrid.compress.host import host_array, require_host
 from dlrm_hybrid.compress.report import SentReport, Tally
@@ -49,12 +50,16 @@ class Key(NamedTuple):
 class ActivationCodec(Protocol):
     """Compresses what crosses one boundary between pipeline stages, at both of its ends.
 
-    What it leaves alone travels dense. All tensors are float32 (B, N), detached and contiguous.
+    What it leaves alone travels dense. All tensors are float32 (B, N), detached and contiguous, and
+    on the host.
 
     What `decode` and `decode_gradient` return is memory allocated by torch, never a view of the
     payload: MKL rounds products differently where an operand lies at an address that is no
     multiple of 16, and a payload may lie anywhere.
     """
+
+    selects_anywhere: ClassVar[bool] = False
+    """Whether it encodes tensors on a device too, and copies to the host what it has selected."""
 
     def encode(self, x_BN: Tensor, key: Key) -> tuple[Sections, Mask]:
         """Encode activations at their sender; the sections may view x_BN.
@@ -108,10 +113,11 @@ class DenseCodec(ActivationCodec):
 
     @override
     def encode(self, x_BN: Tensor, key: Key) -> tuple[Sections, Mask]:
+        section = dense(0, host_array(x_BN, "activation", key))
         if self._observe is not None:
             largest = largest_of_rows(x_BN, self._observe, key)
             self._tally.add(x_BN.numel(), x_BN.numel(), largest.tau_B)
-        return (dense(0, host_array(x_BN, "activation", key)),), None
+        return (section,), None
 
     @override
     def report(self) -> SentReport | None:
@@ -123,12 +129,15 @@ def largest_of_rows(x_BN: Tensor, sparsity: float, key: Key) -> RowSelection:
 
     Raises:
         DivergedError: an activation is not finite; names batch, boundary and micro-batch.
-        ValueError: the tensor is not contiguous float32 on the CPU.
+        ValueError: the tensor is on the CPU, and not contiguous float32.
 
     Source: Gupta et al., KDD 2021, algorithm 2.
     """
-    x = host_array(x_BN, "activation", key)
-    selected = magnitudes.largest_of_rows(x, target_k(x_BN.shape[1], sparsity))
+    k = target_k(x_BN.shape[1], sparsity)
+    if x_BN.is_cpu:
+        selected = magnitudes.largest_of_rows(host_array(x_BN, "activation", key), k)
+    else:
+        selected = device_rows.largest_of_rows(x_BN, k)
     if selected is None:
         raise DivergedError(f"{key}: an activation is not finite")
     return selected
@@ -137,6 +146,8 @@ def largest_of_rows(x_BN: Tensor, sparsity: float, key: Key) -> RowSelection:
 def kept_gradients(g_BN: Tensor, mask: Mask, key: Key) -> tuple[Int32s, Float32s]:
     """A mask that is there, and the gradients of what it keeps; raises as `largest_of_rows`."""
     assert mask is not None
+    if not g_BN.is_cpu:
+        return mask, device_rows.elements_at(g_BN, mask)
     values_K = np.empty(mask.size, np.float32)
     gather(mask, host_array(g_BN, "gradient of activations", key).reshape(-1), values_K)
     return mask, values_K

@@ -50,6 +50,8 @@ class ThresholdCodec(ActivationCodec):
         allow_rice: take fewer bytes for indices where that takes more CPU time.
     """
 
+    selects_anywhere = True
+
     def __init__(self, *, sparsity: float, dtype: Dtype, allow_rice: bool) -> None:
         self._sparsity = sparsity
         self._dtype = dtype

@@ -49,6 +49,8 @@ class LevelCodec(ActivationCodec):
             of them is its sign. From 3 to 8.
     """
 
+    selects_anywhere = True
+
     def __init__(self, *, sparsity: float, bits: int) -> None:
         self._sparsity = sparsity
         self._bits = bits
