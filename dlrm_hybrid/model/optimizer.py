@@ -222,7 +222,8 @@ def init_state(optimizer: Optimizer, weights: Mapping[str, Tensor]) -> dict[str,
     return {
         name: {
             **{state: weight.detach().new_zeros(weight.shape) for state in optimizer.state_names},
-            **({STEP: weight.detach().new_zeros(1)} if optimizer.counts else {}),
+            # On the host, which reads it.
+            **({STEP: weight.detach().new_zeros(1, device="cpu")} if optimizer.counts else {}),
         }
         for name, weight in weights.items()
     }

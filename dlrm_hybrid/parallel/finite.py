@@ -17,6 +17,7 @@ LOOKUPS_PREFIX = "lookups."  # rows of tables, looked up for later batches
 # To check the dense weights takes 60 µs with the model of the paper: once in so many rows it is a
 # thousandth of the step. What is not finite stays so, so a late check still finds it.
 CHECKED_ROWS = 1024
+CHECKED_STEPS = 32  # on a device, which must be waited for
 
 
 def is_finite(tensor: Tensor) -> bool:
@@ -59,6 +60,12 @@ def check_weights(
     Raises:
         DivergedError: names step, tensor, worker and rates.
     """
+    there = [weight for weight in weights.values() if not weight.is_cpu]
+    if there and (step + 1) % CHECKED_STEPS:
+        return
+    # One look at all of them on a device; a look at each tells a sum that overflows.
+    if there and math.isfinite(float(torch.stack([one.sum() for one in there]).sum())):
+        return
     if first_not_finite(weights.items()) is None:
         return
     found = [name for name, tensor in tensors().items() if not is_finite(tensor)]

@@ -68,7 +68,8 @@ def piece_message(
 ) -> Frame:
     """A frame that holds a piece of a tensor, and values."""
     place = {"shape": piece.shape, "begin": piece.begin, "every": piece.every}
-    return message(kind, sender, attempt, number, {**values, **place}, {piece.name: piece.view})
+    held = {piece.name: piece.view.cpu()}
+    return message(kind, sender, attempt, number, {**values, **place}, held)
 
 
 def piece_of(frame: Frame) -> Piece:

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.dlrm import StageModel
+from dlrm_hybrid.model.placement import HOST, Placement
 from dlrm_hybrid.model.spec import microbatch_rows
 from dlrm_hybrid.types import BatchNumber, DlrmError
 
@@ -104,6 +105,8 @@ class Stage:
         weight_decay: factor of half the squared norm of the weights in the loss whose gradients are
             taken; the reported loss is without it.
         trainer: its index and the number of trainers, which number the rows.
+        placement: where the model is, and so all that it computes; what it is given is on the host,
+            and so are pooled gradients and sums of a result.
     """
 
     def __init__(
@@ -112,9 +115,11 @@ class Stage:
         microbatches: int,
         weight_decay: float = 0.0,
         trainer: tuple[int, int] = (0, 1),
+        placement: Placement = HOST,
     ) -> None:
         self.model = model
         self.microbatches = microbatches
+        self.placement = placement
         self._weight_decay = weight_decay
         self._trainer = trainer
         self._weights = model.dense_parameters()
@@ -122,7 +127,8 @@ class Stage:
 
     def empty(self) -> Stage:
         """Make a stage of the same model with no batch in flight, for another thread."""
-        return Stage(self.model, self.microbatches, self._weight_decay, self._trainer)
+        own = self.model, self.microbatches, self._weight_decay, self._trainer, self.placement
+        return Stage(*own)
 
     def begin(self, batch: BatchNumber, inputs: Inputs, pooled_BFD: Tensor | None = None) -> None:
         """Take a batch into flight.
@@ -136,7 +142,11 @@ class Stage:
             ConfigError: the batch does not divide into micro-batches.
         """
         rows = microbatch_rows(inputs.rows, self.microbatches)
-        self._batches[batch] = _Batch(inputs=inputs, pooled_BFD=pooled_BFD, rows=rows)
+        self._batches[batch] = _Batch(
+            inputs=_placed(inputs, self.placement),
+            pooled_BFD=None if pooled_BFD is None else self.placement.up(pooled_BFD),
+            rows=rows,
+        )
 
     def __contains__(self, batch: BatchNumber) -> bool:
         """Whether a batch is in flight."""
@@ -150,7 +160,7 @@ class Stage:
 
     def take_rows(self, batch: BatchNumber, pooled_BFD: Tensor) -> None:
         """Set the pooled rows of a batch in flight, before its first forward."""
-        self._batches[batch].pooled_BFD = pooled_BFD
+        self._batches[batch].pooled_BFD = self.placement.up(pooled_BFD)
 
     def rows(self, batch: BatchNumber) -> int:
         """Rows b per micro-batch of a batch in flight."""
@@ -205,7 +215,7 @@ class Stage:
             for microbatch in range(self.microbatches):
                 entered_bN = state.get(f"{batch}.entered.{microbatch}")
                 if entered_bN is not None:
-                    graphs[microbatch] = _Graph(entered_bN, None, None)
+                    graphs[microbatch] = _Graph(self.placement.up(entered_bN), None, None)
 
     def forward(
         self, batch: BatchNumber, microbatch: int, received_bN: Tensor | None
@@ -215,14 +225,21 @@ class Stage:
         Args:
             batch: in flight.
             microbatch: its number in the batch.
-            received_bN: from the stage before, a leaf of the graph from now on; None in the first.
+            received_bN: from the stage before; None in the first.
         """
+        entered_bN = None if received_bN is None else self.placement.up(received_bN)
+        return self._forward(batch, microbatch, entered_bN)
+
+    def _forward(
+        self, batch: BatchNumber, microbatch: int, entered_bN: Tensor | None
+    ) -> Tensor | None:
+        """`forward`; what entered is where the stage is, and a leaf of the graph from now on."""
         part, flying = self.model.part, self._batches[batch]
         if part.is_first:
             entered_bN = aligned(flying.of(flying.inputs.dense_BI, microbatch))
         else:
-            assert received_bN is not None
-            entered_bN = received_bN.requires_grad_()
+            assert entered_bN is not None
+            entered_bN.requires_grad_()
         pooled_bFD = None
         if part.has_interaction:
             pooled_bFD = flying.of(flying.pooled_BFD, microbatch).detach().requires_grad_()
@@ -261,11 +278,13 @@ class Stage:
         part, flying = self.model.part, self._batches[batch]
         graph = flying.graphs.pop(microbatch)
         if graph.left is None:
-            self.forward(batch, microbatch, graph.entered_bN)
+            self._forward(batch, microbatch, graph.entered_bN)
             graph = flying.graphs.pop(microbatch)
         assert graph.left is not None
         if part.is_last:
-            received_bM = torch.tensor(1 / self.microbatches, dtype=graph.left.dtype)
+            received_bM = torch.full_like(graph.left, 1 / self.microbatches)
+        elif received_bM is not None:
+            received_bM = self.placement.up(received_bM)
         leaves: list[Tensor] = list(self._weights.values())
         if graph.pooled_bFD is not None:
             leaves.append(graph.pooled_bFD)
@@ -287,37 +306,54 @@ class Stage:
         """Remove a batch after the backward of its last micro-batch; returns its results."""
         flying = self._batches.pop(batch)
         assert not flying.graphs
-        pooled = [gradient for _, gradient in sorted(flying.pooled_gradients.items())]
         gradients = dict(zip(self._weights, flying.gradients, strict=True))
         if self._weight_decay:
             for name, gradient in gradients.items():
                 gradient.add_(self._weights[name].detach(), alpha=self._weight_decay)
+        pooled = [gradient for _, gradient in sorted(flying.pooled_gradients.items())]
+        pooled = [torch.cat(pooled)] if len(pooled) > 1 else pooled
+        correct = [
+            count_correct(logit_b, flying.of(flying.inputs.label_B, microbatch))
+            for microbatch, logit_b in flying.logits.items()
+        ]
+        numbers = len(correct)
+        left = self.placement.down([*flying.losses.values(), *correct, *pooled])
         return StageResult(
             gradients=gradients,
-            pooled_gradient_BFD=torch.cat(pooled) if len(pooled) > 1 else next(iter(pooled), None),
-            loss_sum=sum(float(loss) * flying.rows for loss in flying.losses.values()),
-            correct=sum(
-                int(count_correct(logit_b, flying.of(flying.inputs.label_B, microbatch)))
-                for microbatch, logit_b in flying.logits.items()
-            ),
+            pooled_gradient_BFD=left[-1] if pooled else None,
+            loss_sum=sum(float(loss) * flying.rows for loss in left[:numbers]),
+            correct=sum(map(int, left[numbers : 2 * numbers])),
             rows=flying.inputs.rows if self.model.part.is_last else 0,
         )
 
 
 def predict_stage(
-    model: StageModel, inputs: Inputs, received_BN: Tensor | None, pooled_BFD: Tensor | None
+    stage: Stage, inputs: Inputs, received_BN: Tensor | None, pooled_BFD: Tensor | None
 ) -> Tensor:
-    """The stage's output (B, M), without a graph; the logits (B,) in the last stage."""
+    """The stage's output (B, M), without a graph; in the last stage logits (B,), on the host."""
     entered_BN = inputs.dense_BI if received_BN is None else received_BN
     assert entered_BN is not None
+    up, model = stage.placement.up, stage.model
     with torch.no_grad():
-        left_BM: Tensor = model(aligned(entered_BN), pooled_BFD)
-    return left_BM.squeeze(1) if model.part.is_last else left_BM
+        pooled_BFD = None if pooled_BFD is None else up(pooled_BFD)
+        left_BM: Tensor = model(aligned(up(entered_BN)), pooled_BFD)
+    return stage.placement.down([left_BM.squeeze(1)])[0] if model.part.is_last else left_BM
+
+
+def _placed(inputs: Inputs, placement: Placement) -> Inputs:
+    """The batch with its dense features and labels where a stage computes."""
+    if not placement.is_apart:
+        return inputs
+    dense_BI, label_B = (
+        None if one is None else placement.up(one) for one in (inputs.dense_BI, inputs.label_B)
+    )
+    return replace(inputs, dense_BI=dense_BI, label_B=label_B)
 
 
 def aligned(tensor: Tensor) -> Tensor:
     """Copy a tensor unless its address makes products round the same in every run."""
-    return tensor.clone() if tensor.data_ptr() % ALIGNMENT_BYTES else tensor
+    is_apart = tensor.is_cpu and tensor.data_ptr() % ALIGNMENT_BYTES
+    return tensor.clone() if is_apart else tensor
 
 
 def count_correct(logit_B: Tensor, label_B: Tensor) -> Tensor:

@@ -151,7 +151,7 @@ def predict_batch(worker: Worker, number: int, inputs: Inputs) -> Program[Tensor
         pooled_BFD = yield from worker.tables.predict(inputs.bags)
     received_BN = yield from boundaries.receive_activations(batch, EVALUATION, inputs.rows)
     boundaries.confirm(batch)
-    left = predict_stage(worker.stage.model, inputs, received_BN, pooled_BFD)
+    left = predict_stage(worker.stage, inputs, received_BN, pooled_BFD)
     if worker.part.is_last:
         return left
     boundaries.send_activations(left, batch, EVALUATION)

@@ -44,7 +44,7 @@ def exchanged(
         model: that of this rank.
         step: number of the exchange.
     """
-    own = model.statistics()
+    own = {name: one.cpu() for name, one in model.statistics().items()}
     if len(ranks) == 1 or not own:
         return own
     first, *others = ranks

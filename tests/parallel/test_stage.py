@@ -133,7 +133,7 @@ def test_bits_do_not_depend_on_where_the_features_lie(offset: int):
     assert left_BN is not None
     for same_BN in (
         _begun(first, moved, None, 1).forward(NUMBER, 0, None),
-        predict_stage(first, moved, None, None),
+        predict_stage(Stage(first, 1), moved, None, None),
     ):
         assert same_BN is not None
         assert torch.equal(same_BN, left_BN)

@@ -12,6 +12,7 @@ from typing_extensions import override
 from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.compress.gradient.collective import Collective, Sections
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Sent
+from dlrm_hybrid.model.placement import Placement
 from dlrm_hybrid.parallel.dense.master import MasterWeights, OptimizerConfig, copy_into
 from dlrm_hybrid.parallel.dense.published import SUFFIX, adds
 from dlrm_hybrid.parallel.dense.sections import (
@@ -452,3 +453,53 @@ class LocalClient(Client):
     def restart(self, pushed: int, values: Mapping[str, Tensor]) -> None:
         self._pushed = pushed
         copy_into(self._master.tensors(), values)
+
+
+@final
+class DeviceClient(Client):
+    """A client whose weights are on a device; its replica, for messages, stays on the host.
+
+    Args:
+        client: that of the replica.
+        weights: on the device, by name, updated in place.
+        replica: on the host, by name.
+        placement: of the stage.
+        compresses: whether gradients are compressed on the device.
+    """
+
+    def __init__(
+        self,
+        client: ServerClient,
+        weights: Mapping[str, Tensor],
+        replica: Mapping[str, Tensor],
+        placement: Placement,
+        *,
+        compresses: bool,
+    ) -> None:
+        self._client = client
+        self._pairs = [(weight.detach(), replica[name]) for name, weight in weights.items()]
+        self._placement = placement
+        self._compresses = compresses
+
+    @override
+    def pull(self) -> Program[None]:
+        """Bring the replica to a version, then the weights to the replica."""
+        self._placement.wait()  # what was copied of the replica is there before it changes
+        yield from self._client.pull()
+        for weight, value in self._pairs:
+            weight.copy_(value, non_blocking=True)
+
+    @override
+    def push(self, gradients: Mapping[str, Tensor]) -> Program[None]:
+        if not self._compresses:
+            values = self._placement.down([*gradients.values()])
+            gradients = dict(zip(gradients, values, strict=True))
+        yield from self._client.push(gradients)
+
+    @override
+    def settled(self) -> Version:
+        return self._client.settled()
+
+    @override
+    def restart(self, pushed: int, values: Mapping[str, Tensor]) -> None:
+        self._client.restart(pushed, values)

@@ -1,0 +1,53 @@
+"""Where a stage computes: on the host, or on a device to which its tensors are copied.
+
+Tables, parameter servers and the network are on the host whatever computes the dense layers.
+
+    host                                         device
+    dense features, labels, pooled rows  ──up──▶  layers, loss, backward
+    gradients of pooled rows, losses    ◀─down──
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from dlrm_hybrid.compress.host import fetched
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The device of a stage, and the copies between it and the host.
+
+    Attributes:
+        device: where the layers and what they are given are.
+        is_apart: whether tensors of the host must be copied there; `cpu` with copies is for tests.
+    """
+
+    device: torch.device
+    is_apart: bool
+
+    def up(self, tensor: Tensor) -> Tensor:
+        """Copy a tensor of the host to the device; nobody waits for it."""
+        if not self.is_apart:
+            return tensor
+        if self.device.type == "cuda" and torch.cuda.is_available():
+            tensor = tensor.pin_memory()
+        return tensor.to(self.device, non_blocking=True, copy=True)
+
+    def down(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Copy tensors of the device to the host, which waits once for all of them."""
+        return fetched(tensors) if self.is_apart and tensors else tensors
+
+    def wait(self) -> None:
+        """Wait until the device has done what it was given."""
+        if self.device.type == "cuda" and torch.cuda.is_available():
+            torch.cuda.current_stream(self.device).synchronize()
+
+
+HOST = Placement(torch.device("cpu"), is_apart=False)

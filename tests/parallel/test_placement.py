@@ -1,0 +1,136 @@
+"""A stage on a device: all that it computes is there, and the host waits once for what it needs.
+
+Fake tensors stand for a GPU: an operation on tensors of two devices, and each hidden wait for a
+number, is an error.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_world import CROSS, DROPPING, MACHINE, PAPER, SEED, SMALL, draw_batch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from dlrm_hybrid.compress.device import rows
+from dlrm_hybrid.model import dlrm, placement
+from dlrm_hybrid.model.dlrm import StageModel
+from dlrm_hybrid.model.layers.products import Precision
+from dlrm_hybrid.model.optimizer import Adagrad, Adam, Constant, Momentum, Optimizer, Sgd
+from dlrm_hybrid.model.placement import Placement
+from dlrm_hybrid.model.spec import ModelSpec, Partition
+from dlrm_hybrid.parallel.dense.client import LocalClient
+from dlrm_hybrid.parallel.dense.master import OptimizerConfig
+from dlrm_hybrid.parallel.stage import Stage
+from dlrm_hybrid.telemetry.spans import SpanClock
+from dlrm_hybrid.types import BatchNumber
+
+# Torch without CUDA can neither index nor differentiate fake tensors of a GPU.
+DEVICE = torch.device("meta")
+ROWS, NUMBER = 24, BatchNumber(0)
+SPECS = {
+    **{"small": SMALL, "paper": PAPER, "cross": CROSS, "machine": MACHINE, "dropping": DROPPING},
+    "norm": replace(SMALL, batch_norm=True),
+}
+
+
+class _Zeros:
+    """An array of zeros that is no tensor: fake tensors go with no others."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        self.shape = shape
+
+    def numpy(self) -> np.ndarray:
+        return np.zeros(self.shape, np.int32)
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Numbers of tensors that were fetched at a time from a fake GPU; zeros come in their place."""
+    fetched: list[int] = []
+
+    def zeros(tensors: Sequence[Tensor]) -> list[Any]:
+        assert all(one.device == DEVICE for one in tensors)
+        fetched.append(len(tensors))
+        return [_Zeros(one.shape) if one.dim() else 0 for one in tensors]
+
+    monkeypatch.setattr(dlrm, "draw_dense", lambda tensors, seed: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # with a GPU too all is fake
+    for module in (placement, rows):
+        monkeypatch.setattr(module, "fetched", zeros)
+    with FakeTensorMode(allow_non_fake_inputs=False):
+        yield fetched
+
+
+def put(model: StageModel) -> StageModel:
+    """The layers on a fake GPU, as `to` does it with tensors that are none."""
+    moved: dict[Tensor, torch.nn.Parameter] = {}
+    for module in model.modules():
+        for name, one in module.named_parameters(recurse=False):
+            moved[one] = torch.nn.Parameter(torch.empty(one.shape, device=DEVICE))
+            setattr(module, name, moved[one])
+        for name, one in module.named_buffers(recurse=False):
+            setattr(module, name, one.to(DEVICE))
+    for module in model.modules():
+        if flat := getattr(module, "_flat", ()):
+            module._flat = tuple(moved[one] for one in flat)
+    model._dense_parameters = dict(model.named_parameters())
+    return model
+
+
+def up(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else torch.empty(tuple(tensor.shape), dtype=tensor.dtype)
+
+
+CUTS = [(), ("bottom.1",), ("top.1",), ("bottom.1", "top.1")]
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.parametrize("cuts", CUTS, ids=",".join)
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_all_of_a_stage_is_on_its_device(
+    spec: ModelSpec, cuts: tuple[str, ...], precision: Precision, waits: list[int]
+) -> None:
+    where = Placement(DEVICE, is_apart=True)
+    pooled_BFD = torch.empty(ROWS, len(spec.table_rows), spec.embedding_dim)
+    carried: Tensor | None = None
+    stages: list[Stage] = []
+    for part in Partition.of(spec, cuts).stages:
+        stage = Stage(put(StageModel(spec, part, precision, SEED)), 1, 1e-3, placement=where)
+        inputs = draw_batch(spec, ROWS, 0)
+        inputs = replace(
+            inputs, dense_BI=up(inputs.dense_BI), label_B=up(inputs.label_B), bags=None
+        )
+        stage.begin(NUMBER, inputs, pooled_BFD)
+        carried = stage.forward(NUMBER, 0, None if carried is None else carried.cpu())
+        stages.append(stage)
+    assert waits == []
+    for stage in reversed(stages):
+        carried = stage.backward(NUMBER, 0, None if carried is None else carried.cpu())
+        assert carried is None or carried.device == DEVICE
+        assert waits == []
+        result = stage.finish(NUMBER)
+        assert {one.device for one in result.gradients.values()} == {DEVICE}
+        assert len(waits) == (stage.model.part.is_last or stage.model.part.has_interaction)
+        waits.clear()
+
+
+OPTIMIZERS = [
+    Sgd(),
+    Momentum(),
+    Adagrad(),
+    Adam(),
+    Adam(weight_decay=0.1, decoupled_weight_decay=True),
+]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: one.name)
+def test_optimizers_wait_for_no_device(optimizer: Optimizer) -> None:
+    weight, gradient = (torch.empty(4, 3, device=DEVICE) for _ in range(2))
+    schedule = OptimizerConfig(optimizer=optimizer, schedule=Constant(base_lr=0.1))
+    client = LocalClient({"one": weight}, schedule, SpanClock())
+    for _ in range(2):  # a number of a meta tensor cannot be read
+        assert not [*client.push({"one": gradient})]
