@@ -16,6 +16,7 @@ from dlrm_hybrid.record import WEIGHTS, Choice, Effect, key
 
 CachedRows = Annotated[int, Bound(ge=0, le=2**31)]
 CopiedRows = Annotated[int, Bound(ge=1, le=2**31)]
+Kernel = Literal["fbgemm", "numba"]
 Sharding = Literal["table_wise", "row_wise", "column_wise", "auto"]
 Storage = Literal["memory", "mmap"]
 TableOptimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "rowwise_adam"]
@@ -38,6 +39,7 @@ _ROW_STATE: Mapping[TableOptimizer, Mapping[str, bool]] = {
 class _Embedding(Choice, effect=WEIGHTS, choice=TABLES):
     """Values of the choices of `embedding` that have no such key."""
 
+    kernel: Kernel = "fbgemm"
     sharding: Sharding = "table_wise"
     deduplicate: bool = True
     levels: bool = False
@@ -104,8 +106,8 @@ class Embedding(_Embedding):
         return any(self.row_state.values())
 
     def fit_fbgemm(self, dim: int) -> bool:
-        """Whether FBGEMM can hold and update tables of this width on a CPU."""
-        is_known = self.optimizer in BY_FBGEMM and not self.weight_decay
+        """Whether FBGEMM holds and updates tables of this width on a CPU."""
+        is_known = self.optimizer in BY_FBGEMM and not self.weight_decay and self.kernel == "fbgemm"
         return is_known and dim % FBGEMM_COLUMNS == 0
 
 
@@ -114,6 +116,11 @@ class Fused(Embedding):
     """Tables within the trainers, which share them by collectives."""
 
     name: ClassVar[str] = "fused"
+    kernel: Kernel = key(
+        "fbgemm",
+        "of lookups and updates: fbgemm, where it knows optimizer and width; or numba, our own",
+        Effect.FREE | Effect.EVALUATION,
+    )
     sharding: Sharding = key("table_wise", "how tables are split over trainers", NEW)
     deduplicate: bool = key(
         False,

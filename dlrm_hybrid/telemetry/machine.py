@@ -63,7 +63,7 @@ def describe() -> Machine:
         load_average=psutil.getloadavg(),
         versions={
             "Python": platform.python_version(),
-            **{name: _version(name) for name in PACKAGES},
+            **{name: version_of(name) for name in PACKAGES},
         },
         git_sha=_git_sha(Path(__file__).parent),
     )
@@ -88,7 +88,8 @@ def cpu_model() -> str:
     return next(models, platform.machine())
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """The version of a package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

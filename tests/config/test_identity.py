@@ -32,6 +32,7 @@ EFFECTS: Mapping[Effect, tuple[str, ...]] = {
     ),
     Effect.FREE: (
         *("checkpoint.resume", "threads", "data.test_part", "data.schema", "network"),
+        "embedding.kernel",
         *("activation.allow_rice", "activation.evaluate_masked", "activation.observe"),
         *("parallel.machines", "parallel.world", "parallel.elastic", "embedding.storage"),
         "sync.check_every",
@@ -40,7 +41,7 @@ EFFECTS: Mapping[Effect, tuple[str, ...]] = {
     Effect.SEED: ("train.seed", "data.seed"),
     Effect.EVALUATION: (
         *("evaluate", "prepare", "threads", "activation.evaluate_masked", "embedding.storage"),
-        *("embedding.folder", "data"),
+        *("embedding.folder", "embedding.kernel", "data"),
     ),
     Effect.ANOTHER: (
         *("report", "plan", "doctor", "predict", "export", "import", "conf", "sweep", "watch"),

@@ -136,6 +136,7 @@ def test_fbgemm_holds_what_it_can(optimizer: TableOptimizer) -> None:
     options = Fused(optimizer=optimizer, eps=EPS)
     assert options.fit_fbgemm(8) is (optimizer in BY_FBGEMM)
     assert not options.fit_fbgemm(10)
+    assert not Fused(optimizer=optimizer, kernel="numba").fit_fbgemm(8)
     assert not Fused(optimizer=optimizer, eps=EPS, weight_decay=0.1).fit_fbgemm(8)
 
 

@@ -8,19 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast, final
+from typing import TYPE_CHECKING, Any, Protocol, cast, final
 
 import numpy as np
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
-    BoundsCheckMode,
-    ComputeDevice,
-    EmbeddingLocation,
-)
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-    SplitTableBatchedEmbeddingBagsCodegen,
-)
 from torch import Tensor
 from torch.nn import functional
 from typing_extensions import override
@@ -29,6 +20,11 @@ from dlrm_hybrid.arrays import Int64s
 from dlrm_hybrid.kernels.rows import Gradients, bag_keys, look_up, update_sgd
 from dlrm_hybrid.model.rows.optimizer import UpdatedRows, key_shift
 from dlrm_hybrid.model.tables import Embedding, TableOptimizer
+
+if TYPE_CHECKING:
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
 
 
 class TableKernel(Protocol):
@@ -131,17 +127,21 @@ class _BagLookup(torch.autograd.Function):
 # third of its time at batch 128; at batch 2048 neither is clearly ahead. Both give the same bits.
 SMALL_IDS = 2**14
 
-_OPTIMIZERS: Mapping[TableOptimizer, EmbOptimType] = {
-    "sgd": EmbOptimType.EXACT_SGD,
-    "adagrad": EmbOptimType.EXACT_ADAGRAD,
-    "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+_OPTIMIZERS: Mapping[TableOptimizer, str] = {
+    "sgd": "EXACT_SGD",
+    "adagrad": "EXACT_ADAGRAD",
+    "rowwise_adagrad": "EXACT_ROWWISE_ADAGRAD",
 }
 
 
 def fbgemm_arguments(options: Embedding) -> dict[str, Any]:
     """FBGEMM's arguments for options that fit; see `Embedding.fit_fbgemm`."""
+    # Not everybody who needs other tables has FBGEMM.
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
+
     arguments: dict[str, Any] = {
-        "optimizer": _OPTIMIZERS[options.optimizer],
+        "optimizer": EmbOptimType[_OPTIMIZERS[options.optimizer]],
         "learning_rate": 0.0,
         # FBGEMM's default reads row 0 in place of an id outside its table, and warns.
         "bounds_check_mode": BoundsCheckMode.FATAL,
@@ -182,6 +182,14 @@ class FbgemmKernel(TableKernel):
 
 def fbgemm_kernel(rows_F: Sequence[int], dim: int, options: Embedding) -> FbgemmKernel:
     """Make tables with these numbers of rows, in this process."""
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
+        ComputeDevice,
+        EmbeddingLocation,
+    )
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
+
     return FbgemmKernel(
         SplitTableBatchedEmbeddingBagsCodegen(
             [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU) for rows in rows_F],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, astuple, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,7 +38,7 @@ from dlrm_hybrid.parallel.dense.published import SUFFIX, fresh_thresholds
 from dlrm_hybrid.parallel.finite import LOOKUPS_PREFIX
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.request import TrainTask
-from dlrm_hybrid.telemetry.machine import cpu_model
+from dlrm_hybrid.telemetry.machine import cpu_model, version_of
 from dlrm_hybrid.train.patience import Course
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.train.saver import LEVELS, LOOKUPS, Committer
@@ -56,7 +55,7 @@ def arithmetic() -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "ATen": torch.backends.cpu.get_cpu_capability(),
         "processor": cpu_model(),
-        **{package: version(package) for package in PACKAGES},
+        **{package: one for package in PACKAGES if (one := version_of(package))},
         **{name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
 
