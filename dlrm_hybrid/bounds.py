@@ -30,12 +30,14 @@ if TYPE_CHECKING:
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 PAGE_PATTERN = r"[^/]\.html$"
+DEVICE_PATTERN = r"^(cpu|cuda(:[0-9]{1,3})?)$"
 OPTION_PATTERN = r"^--[a-z][a-z-]*(=[^\n]*)?$"
 # Error messages by pattern.
 PATTERNS = {
     NAME_PATTERN: "must be letters, digits and . _ - only, and begin with a letter or digit",
     OPTION_PATTERN: "must be an option in its long form, such as --time=1:00:00",
     PAGE_PATTERN: "must be a file whose name ends in .html",
+    DEVICE_PATTERN: "must be cpu, cuda or one of its devices, such as cuda:1",
 }
 
 STRICT: ConfigDict = {"strict": True, "extra": "forbid", "allow_inf_nan": False}

@@ -161,8 +161,13 @@ def check_rows(folder: Path, progress: Callable[[int, int], None]) -> Finding:
 def _torch() -> Finding:
     import torch
 
-    device = "CUDA build" if torch.version.cuda else "CPU build"
-    return Level.OK, f"{torch.__version__}, {device}; computes on the CPU"
+    if not torch.version.cuda:
+        return Level.OK, f"{torch.__version__}, CPU build: device=cpu only"
+    build = f"{torch.__version__}, CUDA {torch.version.cuda}"
+    names = [torch.cuda.get_device_name(one) for one in range(torch.cuda.device_count())]
+    if not names:
+        return Level.NOTE, f"{build}, but it sees no GPU: device=cpu only"
+    return Level.OK, f"{build}, {', '.join(names)}: device=cuda works"
 
 
 def _fbgemm() -> Finding:

@@ -36,7 +36,16 @@ VERBS = {
     "doctor": "check this machine and report problems; make key files",
 }
 TRAIN_READS = (
-    *("name", "precision", "threads", "skip_completed", "conf", "train", "prepare.overwrite"),
+    *(
+        "name",
+        "precision",
+        "device",
+        "threads",
+        "skip_completed",
+        "conf",
+        "train",
+        "prepare.overwrite",
+    ),
     *("data", "model", "optimizer"),
     *("embedding", "parallel", "schedule", "sync", "gradient", "activation", "pull", "network"),
     *("evaluate.batch_size", "checkpoint", "telemetry"),
@@ -45,7 +54,7 @@ TRAIN_READS = (
 READS: Mapping[str, tuple[str, ...]] = {
     "prepare": ("prepare", "data"),
     "train": (*TRAIN_READS, "sweep"),
-    "evaluate": ("evaluate", "activation.evaluate_masked", "data", "threads"),
+    "evaluate": ("evaluate", "activation.evaluate_masked", "data", "device", "threads"),
     "predict": (
         *("predict", "threads", "evaluate.batch_size", "data.prepared", "data.block_bytes"),
     ),

@@ -180,6 +180,14 @@ def _led(config: Config) -> Iterator[str]:
         yield from _threads(config)
 
 
+def _device(config: Config) -> Iterator[str]:
+    if config.device != "cpu" and config.parallel.threads > 1:
+        yield (
+            f"device = {config.device!r}: threads of a worker share one replica, on the CPU; "
+            "needs parallel.threads=1"
+        )
+
+
 def _threads(config: Config) -> Iterator[str]:
     given = f"parallel.threads = {config.parallel.threads}"
     if config.parallel.world != "processes":
@@ -510,5 +518,5 @@ def sweep_rules(config: Config) -> Iterator[str]:
 RULES: tuple[Rule, ...] = (
     *(_beside, data_rules, _model, interaction_rules, batch_norm_rules, dropout_rules),
     *(optimizer_rules, _parallel, stopping_rules, schedule_rules, _sync, _tables, _network),
-    *(gradient_rules, _activation, sweep_rules),
+    *(gradient_rules, _activation, sweep_rules, _device),
 )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from dlrm_hybrid.bounds import (
+    DEVICE_PATTERN,
     Bound,
     Count,
     Name,
@@ -158,6 +159,12 @@ class Config(Record):
     precision: Literal["float32", "bfloat16"] = key(
         "float32",
         "of the MLPs' matrix products; with bfloat16, each MLP's last layer stays float32",
+    )
+    device: Annotated[str, Bound(pattern=DEVICE_PATTERN)] = key(
+        "cpu",
+        "that computes the dense layers: cpu; cuda, of which the workers of a machine take one "
+        "each; or cuda:1. Tables and servers stay on the CPU",
+        Effect.FREE | Effect.EVALUATION,
     )
     threads: Annotated[int, Bound(ge=1, le=1024)] = key(
         1,

@@ -117,6 +117,8 @@ def check(config: Config) -> None:
             "plan: parallel=single is what every prediction is compared with; add "
             "parallel=hybrid, or plan.machines=2 for the best world on two machines"
         )
+    if config.device != "cpu":
+        faults.append(f"device = {config.device}: `plan` knows worlds of CPUs only; leave it out")
     if config.parallel.threads > 1:
         faults.append(
             f"parallel.threads = {config.parallel.threads}: `plan` knows workers of one thread only"

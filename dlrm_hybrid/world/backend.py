@@ -133,7 +133,9 @@ def job_of(settings: Settings, task: TrainTask) -> Job:
             checkpoint_every=0,
             checkpoint_minutes=0.0,
         ),
-        layout=build_world.layout(config, settings.spec.table_rows, settings.steps, task.attempt),
+        layout=build_world.layout(
+            config, settings.spec.table_rows, settings.steps, task.attempt, task.rank
+        ),
         clock=SpanClock(),
         names=dict(enumerate(build.rank_names(config))),
         storage=build_model.row_storage(config, Path(task.run_folder)),

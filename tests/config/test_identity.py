@@ -31,7 +31,7 @@ EFFECTS: Mapping[Effect, tuple[str, ...]] = {
         *("data.guess", "data.base", "data.grow", "embedding.folder"),
     ),
     Effect.FREE: (
-        *("checkpoint.resume", "threads", "data.test_part", "data.schema", "network"),
+        *("checkpoint.resume", "device", "threads", "data.test_part", "data.schema", "network"),
         "embedding.kernel",
         *("activation.allow_rice", "activation.evaluate_masked", "activation.observe"),
         *("parallel.machines", "parallel.world", "parallel.elastic", "embedding.storage"),
@@ -41,7 +41,7 @@ EFFECTS: Mapping[Effect, tuple[str, ...]] = {
     Effect.SEED: ("train.seed", "data.seed"),
     Effect.EVALUATION: (
         *("evaluate", "prepare", "threads", "activation.evaluate_masked", "embedding.storage"),
-        *("embedding.folder", "embedding.kernel", "data"),
+        *("embedding.folder", "embedding.kernel", "data", "device"),
     ),
     Effect.ANOTHER: (
         *("report", "plan", "doctor", "predict", "export", "import", "conf", "sweep", "watch"),

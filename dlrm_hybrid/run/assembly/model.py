@@ -55,8 +55,8 @@ def keep_freed_memory() -> None:
 
 
 def measured_bfloat16(config: Config, table_rows: tuple[int, ...]) -> Bfloat16 | None:
-    """Measure the speed of bfloat16 for this model on this processor; None for float32."""
-    if config.precision != Precision.BFLOAT16:
+    """Measure the speed of bfloat16 for this model on this processor; None if it is not asked."""
+    if config.precision != Precision.BFLOAT16 or config.device != "cpu":
         return None
     shapes = model_spec(config, table_rows).dense_shapes().values()
     layers = [(shape[1], shape[0]) for shape in shapes if len(shape) == 2]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, final
 
@@ -18,6 +19,7 @@ from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.comm.netem.plan import NETWORK as EMULATED_NETWORK
 from dlrm_hybrid.comm.rendezvous import own_address
 from dlrm_hybrid.comm.zmq.channel import ALL_STAY, Membership
+from dlrm_hybrid.compress.device.feedback import DeviceFeedback, can_move
 from dlrm_hybrid.compress.gradient.layout import Layout as FlatLayout
 from dlrm_hybrid.compress.gradient.layout import Spec
 from dlrm_hybrid.config.rules import server_leads
@@ -26,6 +28,7 @@ from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.dlrm import StageModel
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.optimizer import Constant
+from dlrm_hybrid.model.placement import HOST, Placement
 from dlrm_hybrid.model.row_storage import RowStorage
 from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.model.tables import Served
@@ -34,7 +37,7 @@ from dlrm_hybrid.parallel.boundaries import Boundaries
 from dlrm_hybrid.parallel.collectives import CollectiveServer
 from dlrm_hybrid.parallel.compression import Compression
 from dlrm_hybrid.parallel.dense.bucket import ServerOptions
-from dlrm_hybrid.parallel.dense.client import Client, LocalClient, ServerClient
+from dlrm_hybrid.parallel.dense.client import Client, DeviceClient, LocalClient, ServerClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
 from dlrm_hybrid.parallel.dense.server import Handle, HandlerTable, ParameterServer
 from dlrm_hybrid.parallel.dense.threads import thread_clients
@@ -59,6 +62,7 @@ from dlrm_hybrid.train.asynchronous.crew import Crew
 from dlrm_hybrid.train.evaluation import WorldEvaluation
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.train.worker_rank import WorkerRank
+from dlrm_hybrid.types import ResourceError
 
 if TYPE_CHECKING:
     from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings
@@ -91,6 +95,7 @@ class Layout:
         tensors: all dense parameters with their stages and servers.
         steps: number in the whole run, for learning rates.
         attempt: how often the run has been restarted.
+        placement: where the workers of this process compute.
         lowered: first steps of lower learning rates; appended to with `schedule=plateau`.
     """
 
@@ -100,11 +105,18 @@ class Layout:
     tensors: tuple[DenseTensor, ...]
     steps: int
     attempt: int
+    placement: Placement = HOST
     lowered: list[int] = field(default_factory=list[int])
 
 
-def layout(config: Config, table_rows: tuple[int, ...], steps: int, attempt: int) -> Layout:
-    """Lay out the world that the configuration describes."""
+def layout(
+    config: Config, table_rows: tuple[int, ...], steps: int, attempt: int, rank: int = 0
+) -> Layout:
+    """Lay out the world that the configuration describes, for the process with this rank.
+
+    Raises:
+        ResourceError: its device is not there.
+    """
     spec = build.model_spec(config, table_rows)
     partition = Partition.of(spec, config.parallel.cuts)
     topology = build.topology(config)
@@ -117,7 +129,28 @@ def layout(config: Config, table_rows: tuple[int, ...], steps: int, attempt: int
         tensors=tensors,
         steps=steps,
         attempt=attempt,
+        placement=placement(config, topology, rank),
     )
+
+
+def placement(config: Config, topology: Topology, rank: int) -> Placement:
+    """Where a worker computes; `device=cuda` gives the workers of a machine its devices in turn.
+
+    Raises:
+        ResourceError: the device is not there.
+    """
+    kind, _, number = config.device.partition(":")
+    if kind == "cpu" or not isinstance(topology.role(rank), WorkerRole):
+        return HOST
+    devices = torch.cuda.device_count()
+    if int(number or 0) >= devices:
+        raise ResourceError(
+            f"device = {config.device}: torch {torch.__version__} sees {devices} CUDA devices "
+            "here; needs device=cpu, or a build of torch that fits the GPU and its driver"
+        )
+    machine = partial(topology.machine, machines=config.parallel.machines or 1)
+    beside = [one for one in range(rank) if machine(one) == machine(rank)]
+    return Placement(torch.device(kind, int(number or len(beside) % devices)), is_apart=True)
 
 
 def membership(config: Config, topology: Topology, rank: int, incarnation: int) -> Membership:
@@ -159,7 +192,7 @@ def compression(config: Config, layout: Layout, rank: int) -> Compression:
             for tensor in layout.tensors
             if tensor.stage == stage
         ]
-        gradients = build_model.compressor(
+        gradients = made = build_model.compressor(
             config,
             FlatLayout(specs),
             trainer=trainer,
@@ -168,14 +201,17 @@ def compression(config: Config, layout: Layout, rank: int) -> Compression:
             steps=layout.steps,
             lowered=layout.lowered,
         )
+        if layout.placement.is_apart and can_move(made):
+            gradients = DeviceFeedback(made, layout.placement.device)
     activations = build_model.activations(config, layout.partition.stages[stage])
     return Compression(trainer=trainer, gradients=gradients, activations=activations)
 
 
 def stage_model(config: Config, layout: Layout, stage: int) -> StageModel:
-    """Build the layers of one stage, with their initial values."""
+    """Build the layers of one stage, with their initial values, where it computes."""
     part = layout.partition.stages[stage]
-    return StageModel(layout.spec, part, Precision(config.precision), config.train.seed)
+    model = StageModel(layout.spec, part, Precision(config.precision), config.train.seed)
+    return model.to(layout.placement.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,10 +239,10 @@ def worker(
     port = Port(topology=layout.topology, rank=rank, attempt=layout.attempt, transmit=send)
     model = stage_model(config, layout, port.stage)
     own = replace(compression(config, layout, rank), tables=tables)
-    client = _client(config, layout, port, model, own, clock)
+    client, own_client = _clients(config, layout, port, model, own, clock)
     boundaries = Boundaries(port, model.part, own.activations, clock)
     made = _worker(config, layout, model, boundaries, tables, client)
-    return WorkerParts(worker=made, client=client, compression=own)
+    return WorkerParts(worker=made, client=own_client, compression=own)
 
 
 def thread_workers(
@@ -247,21 +283,31 @@ def evaluator(
     return _worker(config, layout, model, boundaries, tables, owner.client)
 
 
-def _client(
+def _clients(
     config: Config,
     layout: Layout,
     port: Port,
     model: StageModel,
     own: Compression,
     clock: SpanClock,
-) -> ServerClient | LocalClient:
+) -> tuple[Client, ServerClient | LocalClient]:
+    """The client that steps use, and the one of the worker's masters or servers."""
     weights, optimizer = model.dense_parameters(), optimizer_config(config, layout, port.stage)
-    if own.gradients is None:
-        return LocalClient(weights, optimizer, clock)
+    compressor, placement = own.gradients, layout.placement
+    if compressor is None:
+        local = LocalClient(weights, optimizer, clock)
+        return local, local
     means = optimizer if config.gradient.publishes_means else None
-    return ServerClient(
-        port, layout.tensors, weights, build.policy(config), own.gradients, clock, means
+    replica: Mapping[str, Tensor] = weights
+    if placement.is_apart:
+        replica = dict(zip(weights, placement.down([*weights.values()]), strict=True))
+    client = ServerClient(
+        port, layout.tensors, replica, build.policy(config), compressor, clock, means
     )
+    if not placement.is_apart:
+        return client, client
+    compresses = isinstance(compressor, DeviceFeedback)
+    return DeviceClient(client, weights, replica, placement, compresses=compresses), client
 
 
 def _worker(
@@ -280,6 +326,7 @@ def _worker(
             config.schedule.microbatches,
             config.optimizer.l2,
             (port.rank // port.topology.stages, config.parallel.trainers),
+            layout.placement,
         ),
         pipeline=build.pipeline(config),
         boundaries=boundaries,

@@ -57,6 +57,7 @@ def arithmetic() -> dict[str, str]:
         "processor": cpu_model(),
         **{package: one for package in PACKAGES if (one := version_of(package))},
         **{name: os.environ[name] for name in VARIABLES if name in os.environ},
+        **({"GPU": torch.cuda.get_device_name()} if torch.cuda.is_initialized() else {}),
     }
 
 

@@ -85,7 +85,7 @@ def run_rank(
         config=config,
         prepared=shards,
         plan=plan,
-        layout=build_world.layout(config, shards.table_rows, plan.steps, task.attempt),
+        layout=build_world.layout(config, shards.table_rows, plan.steps, task.attempt, task.rank),
         clock=SpanClock(),
         names=dict(enumerate(build.rank_names(config))),
         storage=build_model.row_storage(config, Path(task.run_folder)),
