@@ -123,15 +123,3 @@ def hears_no_lengths(argument: str, report, stop) -> None:
             sharded(tensor_bags(drawn_bags(0, SPEC.table_rows, 4)), [4, 4])
         except DlrmError as error:
             trainer.tell(message=str(error))
-
-
-def refuses_a_bad_id(argument: str, report, stop) -> None:
-    """Only the trainer that gives the id sends nothing, and says so."""
-    with trainer_of(argument, report) as (trainer, sharded):
-        for bad_id in (-1, 17, 2**32):
-            bags = drawn_bags(0, SPEC.table_rows, 4)
-            bags.values[bags.offsets[4 * 4] - 1] = bad_id  # the last one of the fourth table
-            try:
-                sharded(tensor_bags(bags))
-            except RuntimeError as error:
-                trainer.tell(message=str(error))

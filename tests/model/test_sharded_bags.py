@@ -78,14 +78,3 @@ def test_bytes_of_bags_are_counted(tmp_path: Path, given: dict) -> None:
 def test_lengths_that_are_none_are_named(tmp_path: Path) -> None:
     told = run(tmp_path, "hears_no_lengths", 2, module=MODULE, **TABLE)
     assert [one["message"] for one in told] == ["trainer 1 sent bags of fewer ids than none"] * 2
-
-
-@pytest.mark.parametrize("given", [ROW, DISTINCT])
-def test_an_id_outside_its_table_is_not_sent(tmp_path: Path, given: dict) -> None:
-    told = run(tmp_path, "refuses_a_bad_id", 2, module=MODULE, **given)
-    for trainer in (0, 1):
-        messages = [one["message"] for one in told if one["trainer"] == trainer]
-        assert messages == [
-            f"id {bad_id} is out of bounds: embedding.4 has num_rows = 17"
-            for bad_id in (-1, 17, 2**32)
-        ]

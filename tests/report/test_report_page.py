@@ -205,13 +205,6 @@ def test_steps_are_whole_numbers_also_around_a_single_point() -> None:
     assert {place % 100 for place in labels.values()} == {0}
 
 
-def test_ticks_of_points_that_are_alike_do_not_meet() -> None:
-    places = [(875.0, 0.5), (942.0, 0.6)]
-    text = AxesText("bytes/sample", "log-loss", "B")
-    labels = tick_labels(drawn(Points(places, ["a", "b"], [0, 1], text)).axes[0].xaxis)
-    assert 2 <= len([place for place in labels.values() if 860 < place < 960]) <= 6
-
-
 def test_outliers_do_not_hide_a_line() -> None:
     dots = Series([0.6], index=[40])
     losses = line(0.7, 900.0, 0.6, 0.5, 0.5, index=range(0, 50, 10), dots=dots)
@@ -278,19 +271,6 @@ def test_every_text_is_escaped(tmp_path: Path) -> None:
     assert "&lt;script&gt;" in page
     widths = {line.count("|") - line.count("\\|") for line in markdown(document, None).splitlines()}
     assert widths == {0, *(len(table.columns) + 1 for s in document.sections if (table := s.table))}
-
-
-def test_one_run_alone_has_no_differences(tmp_path: Path) -> None:
-    make_run(tmp_path / "a", [], plain_events())
-    document = report([tmp_path / "a"])
-    assert document.title == "Run default"
-    assert [section.heading for section in document.sections] == [
-        "Comparison",
-        "Loss",
-        "Time",
-        "Network and CPU",
-        "Runs",
-    ]
 
 
 def test_the_same_runs_make_the_same_file(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ import errno
 import json
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,9 @@ from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.in_process import InProcessEngine
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.types import ScoredPart
+
+Strike = Callable[[], None]
+Entry = Callable[..., None]
 
 
 def full_disk_rank(argument: str, report, stop: StopRequest) -> None:
@@ -33,60 +38,38 @@ def full_disk_rank(argument: str, report, stop: StopRequest) -> None:
     train_rank(json.dumps(task), report, stop)
 
 
-def evaluation_rank(argument: str, report, stop: StopRequest) -> None:
-    """Train; SIGTERM comes in the first evaluation of the first attempt."""
+def _striking(is_due: Callable[[InProcessEngine, ScoredPart, int], bool], strike: Strike) -> Entry:
+    """Train; in the first attempt something happens in an evaluation, of which it knows how many
+    there were with this one."""
     real = InProcessEngine.evaluate
 
-    def evaluate(engine: InProcessEngine, *rest: Any) -> object:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return real(engine, *rest)
+    def rank(argument: str, report, stop: StopRequest) -> None:
+        made = count(1)
 
-    if json.loads(argument)["attempt"] == 0:
-        InProcessEngine.evaluate = evaluate
-    train_rank(argument, report, stop)
+        def evaluate(engine: InProcessEngine, part: ScoredPart, *rest: Any) -> object:
+            if is_due(engine, part, next(made)):
+                strike()
+            return real(engine, part, *rest)
 
+        if json.loads(argument)["attempt"] == 0:
+            InProcessEngine.evaluate = evaluate
+        train_rank(argument, report, stop)
 
-def sixth_evaluation_rank(argument: str, report, stop: StopRequest) -> None:
-    """Train; SIGTERM comes in the sixth evaluation of the first attempt."""
-    real, made = InProcessEngine.evaluate, []
-
-    def evaluate(engine: InProcessEngine, *rest: Any) -> object:
-        made.append(engine)
-        if len(made) == 6:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return real(engine, *rest)
-
-    if json.loads(argument)["attempt"] == 0:
-        InProcessEngine.evaluate = evaluate
-    train_rank(argument, report, stop)
+    return rank
 
 
-def failing_rank(argument: str, report, stop: StopRequest) -> None:
-    """Train; the last evaluation of the first attempt finds no memory."""
-    real = InProcessEngine.evaluate
-
-    def evaluate(engine: InProcessEngine, part: ScoredPart, *rest: Any) -> object:
-        if engine.step == 20:
-            raise MemoryError("no memory to evaluate")
-        return real(engine, part, *rest)
-
-    if json.loads(argument)["attempt"] == 0:
-        InProcessEngine.evaluate = evaluate
-    train_rank(argument, report, stop)
+def _sigterm() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
-def testing_rank(argument: str, report, stop: StopRequest) -> None:
-    """Train; SIGTERM comes while the test part is scored in the first attempt."""
-    real = InProcessEngine.evaluate
+def _no_memory() -> None:
+    raise MemoryError("no memory to evaluate")
 
-    def evaluate(engine: InProcessEngine, part: ScoredPart, *rest: Any) -> object:
-        if part is ScoredPart.TEST:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return real(engine, part, *rest)
 
-    if json.loads(argument)["attempt"] == 0:
-        InProcessEngine.evaluate = evaluate
-    train_rank(argument, report, stop)
+evaluation_rank = _striking(lambda engine, part, made: made == 1, _sigterm)
+sixth_evaluation_rank = _striking(lambda engine, part, made: made == 6, _sigterm)
+testing_rank = _striking(lambda engine, part, made: part is ScoredPart.TEST, _sigterm)
+failing_rank = _striking(lambda engine, part, made: engine.step == 20, _no_memory)
 
 
 def damaging_rank(argument: str, report, stop: StopRequest) -> None:

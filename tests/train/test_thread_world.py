@@ -84,21 +84,6 @@ def test_a_signal_stops_threads_at_rest_and_the_run_goes_on(train: Train, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("role", ["worker-0.0", "worker-1.1", "server-0", "tables-0"])
-def test_a_killed_rank_ends_all_threads(
-    role: str, train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    watcher = Watcher(tmp_path / "run", RANKS, lambda ranks: os.kill(ranks[role], signal.SIGKILL))
-    watcher.start()
-    code, folder = train("run", *HOGWILD, "train.steps=2000", "checkpoint.max_restarts=0")
-    watcher.join()
-    assert watcher.acted, "the fault did not strike"
-    assert code == 1
-    assert f"{role} (rank " in capsys.readouterr().err
-    assert not any(psutil.pid_exists(pid) for pid in pids(folder).values())
-
-
-@pytest.mark.slow
 def test_a_gradient_that_is_not_finite_ends_all_threads(
     train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -94,6 +94,7 @@ def test_processes_score_what_one_process_does(train: Train) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_trainers_that_do_not_wait_for_each_other_score_both_parts_too(train: Train) -> None:
     code, folder = train("apart", *HYBRID, *APART)
     assert code == 0
