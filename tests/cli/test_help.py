@@ -95,7 +95,7 @@ def test_help_is_given_wherever_it_is_asked_for(
             ["`train` would refuse", "gradient = 'dct': needs a parameter server"],
         ),
         ("prepare data=table", ["data=table: Rows of your own"], []),
-        ("train data=table", ["data=table: Rows of your own"], ["model.bottom[0] = null:"]),
+        ("train data=table", ["data=table: Rows of your own"], ["data.schema = null:"]),
         ("train -m gradient=dct,topk train.seed=5,6", ["gradient=dct", "train.seed=5"], []),
         (
             "train conf=/nowhere +experiment=mine gradient=topk train.seed=x oops=1 --gpu",
