@@ -228,7 +228,7 @@ def sweep_of(overrides: Sequence[str], faults: Sequence[str] = ()) -> Sweep:
         try:
             options.append(_composed(point, (), folder_key=SWEEP_FOLDER_KEY).values[SWEEP])
         except ConfigError as error:
-            found += _lines(error)
+            found += map(str.strip, str(error).splitlines()[1:])
     found += _of_one_job(options)
     if found:
         raise ConfigError(faults_text(found))
@@ -412,11 +412,12 @@ def _quickly(overrides: Sequence[str]) -> DictConfig | None:
     """
     chosen: list[str] = []
     values: list[tuple[str, Any]] = []
+    # The defaults of a method from outside the package may change.
     for text in overrides:
         override = parsed(text)
         key = override.key_or_group
         value: Any = override.value()
-        if "${" in text or key == CONF or (key == GROUP and _is_outside(value)):
+        if "${" in text or key == CONF or (key == GROUP and ":" in str(value)):
             return None
         if is_below(key, ("hydra",)) and key not in ALLOWED:
             return None
@@ -433,10 +434,6 @@ def _quickly(overrides: Sequence[str]) -> DictConfig | None:
     except OmegaConfBaseException:
         return None
     return config
-
-
-def _is_outside(choice: object) -> bool:
-    return ":" in str(choice)
 
 
 @functools.lru_cache(maxsize=64)
@@ -566,7 +563,3 @@ def _folder(tree: _Tree, key: str) -> Path:
     if not isinstance(name, str) or not name:
         raise ConfigError(faults_text([f"{key} = {name}: must be a path"]))
     return Path(os.path.abspath(name))  # noqa: PTH100 - without following links
-
-
-def _lines(error: ConfigError) -> list[str]:
-    return [line.strip() for line in str(error).splitlines()[1:]]

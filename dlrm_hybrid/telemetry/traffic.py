@@ -64,15 +64,13 @@ Tallies = Mapping[Traffic, Tally]
 """A tally for each class of traffic."""
 
 
-def _zeros() -> dict[Traffic, list[int]]:
-    return {traffic: [0, 0, 0] for traffic in Traffic}
-
-
 @dataclass(slots=True)
 class TrafficCounter:
     """Counts the messages of one rank in one phase."""
 
-    _sums: dict[Traffic, list[int]] = field(default_factory=_zeros)
+    _sums: dict[Traffic, list[int]] = field(
+        default_factory=lambda: {traffic: [0, 0, 0] for traffic in Traffic}
+    )
 
     def add(self, traffic: Traffic, num_bytes: int, dense_equivalent_bytes: int) -> None:
         """Count one message of a class of traffic."""

@@ -238,12 +238,9 @@ def _head(frame: Frame) -> bytearray:
             if fault := size_fault(one.encoding, one.dtype, one.count, size):
                 raise ValueError(f"tensor {one.tensor}: {fault}")
     except struct.error as error:
-        raise ValueError(f"a number of {_summary(frame)} does not fit its place") from error
+        summary = f"{replace(frame, sections=())} with {len(frame.sections)} sections"
+        raise ValueError(f"a number of {summary} does not fit its place") from error
     return head
-
-
-def _summary(frame: Frame) -> str:
-    return f"{replace(frame, sections=())} with {len(frame.sections)} sections"
 
 
 def _check_seal(view: memoryview) -> None:

@@ -89,7 +89,8 @@ def scale_of(section: Section) -> float:
     """
     if not is_ternary(section) or section.dtype is not Dtype.FLOAT32:
         raise section.error(f"it holds {section.encoding.name} {section.dtype.name.lower()}")
-    if len(section.payload) != SCALE_BYTES + _packed_bytes(section):
+    packed_bytes = -(-section.count // _codes_per_byte(section.encoding))
+    if len(section.payload) != SCALE_BYTES + packed_bytes:
         raise section.error(f"{len(section.payload)} bytes for {section.count} elements")
     scale = float(np.frombuffer(section.payload, np.float32, 1)[0])
     if not (math.isfinite(scale) and scale >= 0):
@@ -152,10 +153,6 @@ def mean_of(section: Section) -> Float32s:
 
 def _codes_per_byte(encoding: Encoding) -> int:
     return _QUADS if encoding is Encoding.TERNARY else _TRITS
-
-
-def _packed_bytes(section: Section) -> int:
-    return -(-section.count // _codes_per_byte(section.encoding))
 
 
 @cache

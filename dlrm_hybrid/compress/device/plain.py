@@ -55,7 +55,7 @@ class PlainOps(DeviceOps):
             total=torch.stack([one.sum() for one in wide]),
             excess=torch.stack([one.abs().sum() for one in wide]),
             squares=torch.stack([one.square().sum() for one in wide]),
-            largest=torch.stack([_largest(one) for one in wide]),
+            largest=torch.stack([one.abs().max() if one.numel() else one.sum() for one in wide]),
             nonzero=torch.stack([one.count_nonzero() for one in wide]),
         )
 
@@ -168,10 +168,6 @@ def _joined(x: Sums) -> Sequence[Tensor]:
 def _bits(x_N: Tensor) -> Tensor:
     """Magnitudes as int32, which order alike; NaN above infinity."""
     return x_N.view(torch.int32) & _MAGNITUDE
-
-
-def _largest(x_N: Tensor) -> Tensor:
-    return x_N.abs().max() if x_N.numel() else x_N.new_zeros(())
 
 
 def _reaching(x_N: Tensor, tau: Tensor) -> Tensor:

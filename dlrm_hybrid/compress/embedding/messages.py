@@ -41,7 +41,8 @@ class LevelSender:
         rows = count_levels(levels_KD, counts_L, *counted)
         head = np.array(exponents, np.int8).tobytes() + self._tables.begin()
         events = len(levels_KD) + EVENTS_OF_A_LEVEL * rows * levels_KD.shape[1]
-        events_S, out = np.empty(events, np.uint32), np.empty(_room(events), np.uint8)
+        events_S = np.empty(events, np.uint32)
+        out = np.empty(EVENT_BYTES * events + STATE_BYTES, np.uint8)
         tables = self._tables.tables
         size = encode_levels(levels_KD, counts_L, tables.chance_C, tables.starts_CE, events_S, out)
         return head + out[:size].tobytes()
@@ -76,7 +77,3 @@ class LevelReceiver:
         if not decode_levels(data, counts_L, tables.chance_C, tables.starts_CE, levels_KD):
             raise section.error(f"{len(data)} bytes are not the levels of {len(levels_KD)} rows")
         return levels_KD, exponents
-
-
-def _room(events: int) -> int:
-    return EVENT_BYTES * events + STATE_BYTES

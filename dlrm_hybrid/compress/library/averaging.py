@@ -28,7 +28,7 @@ from dlrm_hybrid.compress.device.feedback import DeviceFeedback, Selection
 from dlrm_hybrid.compress.gradient.collective import Op
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Sent
 from dlrm_hybrid.compress.library.exchange import Exchange
-from dlrm_hybrid.compress.library.packets import decode, require_own
+from dlrm_hybrid.compress.library.packets import decode
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import pack, unpack
 from dlrm_hybrid.wire.gradient_levels import UpdateReceiver, UpdateSender
@@ -270,3 +270,9 @@ def _by_packets(
         given.append(compressor.received(sparse_of_all(found.sections)))
     heads = [np.frombuffer(packet[: len(head)], np.uint8) for packet in packets]
     return given, heads if head else []
+
+
+def require_own(given: int, own: int) -> None:
+    """Raise DlrmError if a packet has another fingerprint than the own parameters."""
+    if given != own:
+        raise DlrmError("a trainer has sent a packet of other parameters than this one's")

@@ -24,19 +24,17 @@ from dlrm_hybrid.compress.gradient.context import Builder, StageContext, module_
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.compress.library.averaging import Averaging, average_on_device, averaging_of
 from dlrm_hybrid.compress.library.exchange import Exchange, Traffic
-from dlrm_hybrid.compress.library.packets import (
-    Gradients,
-    fingerprint_of_layout,
-    is_plain,
-    tensors_of,
-)
+from dlrm_hybrid.compress.library.packets import fingerprint_of
 from dlrm_hybrid.compress.library.parameters import (
+    Gradients,
     Parameters,
     copies,
     home_of,
+    is_plain,
     require_finite,
     require_gradients,
     require_state,
+    tensors_of,
 )
 from dlrm_hybrid.compress.report import SentReport
 from dlrm_hybrid.wire.packet import encode_packet
@@ -114,7 +112,7 @@ class ParameterCompressor:
         named = enumerate(zip(self._given.names, self.parameters, strict=True))
         self._layout = Layout([Spec(index, name, tuple(one.shape)) for index, (name, one) in named])
         options.check_layer(self._given.names)
-        self._fingerprint = fingerprint_of_layout(self._layout)
+        self._fingerprint = fingerprint_of([(one.name, one.shape) for one in self._layout.specs])
         self._place: tuple[int, int] | None = None
         self._made: Compressor | None = None
         self._averaging: Averaging | None = None

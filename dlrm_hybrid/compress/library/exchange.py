@@ -112,7 +112,9 @@ class Exchange:
             return [b""] * self.size
         splits = [len(given)] * self.size
         splits[self.rank] = 0
-        sent = torch.frombuffer(bytearray(given), dtype=torch.uint8) if given else _nothing()
+        sent = torch.empty(0, dtype=torch.uint8, device="cpu")
+        if given:
+            sent = torch.frombuffer(bytearray(given), dtype=torch.uint8)
         taken = torch.empty(sum(sizes_T), dtype=torch.uint8, device=self._device)
         sent = sent.to(self._device).repeat(self.size - 1)
         dist.all_to_all_single(taken, sent, sizes_T, splits, group=self.group)
@@ -227,16 +229,9 @@ class Exchange:
                 given = encode_packet(0, round_.value) if round_.value else b""
                 contributions = self.gather(given)
                 with self.shares_failure():
-                    agreed = reduce(round_.op, _sections(contributions), step, count)
+                    read = [decode_packet(one).sections if one else () for one in contributions]
+                    agreed = reduce(round_.op, read, step, count)
 
     def _count(self, sent: int, received: int) -> None:
         self.traffic.sent += sent
         self.traffic.received += received
-
-
-def _sections(given: Sequence[bytes]) -> list[Sections]:
-    return [decode_packet(one).sections if one else () for one in given]
-
-
-def _nothing() -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device="cpu")

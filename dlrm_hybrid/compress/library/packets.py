@@ -7,17 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import final
 
 import torch
-from torch import Tensor
 
-from dlrm_hybrid.compress.gradient.compressor import CPU
-from dlrm_hybrid.compress.gradient.layout import Layout
+from dlrm_hybrid.compress.library.parameters import Gradients, is_plain, tensors_of
 from dlrm_hybrid.compress.update import decode as decode_sections
-from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.packet import decode_packet
 from dlrm_hybrid.wire.section import FLOATS, Encoding
 from dlrm_hybrid.wire.sparse import Destination, Elements
-
-Gradients = Sequence[Tensor] | Mapping[str, Tensor]
 
 
 @final
@@ -98,28 +93,6 @@ def decode(packet: bytes | bytearray | memoryview) -> Decoded:
     return Decoded(packet)
 
 
-def is_plain(tensor: Tensor, home: torch.device = CPU) -> bool:
-    """Whether kernels can read and write it: contiguous float32 on their device."""
-    is_float32 = tensor.dtype is torch.float32
-    return tensor.device == home and is_float32 and tensor.is_contiguous()
-
-
-def tensors_of(gradients: Gradients) -> list[Tensor]:
-    """The tensors in their order."""
-    return [*(gradients.values() if isinstance(gradients, Mapping) else gradients)]
-
-
 def fingerprint_of(named: Sequence[tuple[str, tuple[int, ...]]]) -> int:
     """A number of 32 bits that names and shapes have, in this order."""
     return zlib.crc32(repr([(name, tuple(map(int, shape))) for name, shape in named]).encode())
-
-
-def fingerprint_of_layout(layout: Layout) -> int:
-    """The fingerprint of all tensors of a layout."""
-    return fingerprint_of([(spec.name, spec.shape) for spec in layout.specs])
-
-
-def require_own(given: int, own: int) -> None:
-    """Raise DlrmError if a packet has another fingerprint than the own parameters."""
-    if given != own:
-        raise DlrmError("a trainer has sent a packet of other parameters than this one's")

@@ -11,10 +11,13 @@ from torch import Tensor
 from torch.nn import Module
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from dlrm_hybrid.types import DivergedError
+from dlrm_hybrid.compress.gradient.compressor import CPU
+from dlrm_hybrid.compress.gradient.residual import not_finite
 from dlrm_hybrid.wire.section import MAX_COUNT
 
 _FSDP = "_fsdp_wrapped_module"  # in the names of what FSDP's first version has wrapped
+
+Gradients = Sequence[Tensor] | Mapping[str, Tensor]
 
 
 @final
@@ -79,6 +82,17 @@ def require_whole(name: str, parameter: Tensor) -> None:
             f"{name} is {kind}: FSDP and tensor parallelism spread parameters over ranks; "
             "compression is for plain tensors, as in DDP"
         )
+
+
+def is_plain(tensor: Tensor, home: torch.device = CPU) -> bool:
+    """Whether kernels can read and write it: contiguous float32 on their device."""
+    is_float32 = tensor.dtype is torch.float32
+    return tensor.device == home and is_float32 and tensor.is_contiguous()
+
+
+def tensors_of(gradients: Gradients) -> list[Tensor]:
+    """The tensors in their order."""
+    return [*(gradients.values() if isinstance(gradients, Mapping) else gradients)]
 
 
 def home_of(parameters: Sequence[Tensor]) -> torch.device | None:
@@ -147,10 +161,7 @@ def require_finite(gradients: Mapping[str, Tensor], step: int) -> None:
     for name, one in gradients.items():
         # A sum is one pass that allocates nothing; of finite numbers it can overflow.
         if not math.isfinite(float(one.sum())) and not bool(one.isfinite().all()):
-            raise DivergedError(
-                f"step {step + 1}: the gradient of {name} is not finite; "
-                "the learning rate may be too high"
-            )
+            raise not_finite(step, name, "the learning rate")
 
 
 def _pairs(given: Iterable[object]) -> Iterator[tuple[str, Tensor]]:
