@@ -43,7 +43,7 @@ def host_array(tensor: Tensor, what: str, which: object) -> Float32s:
 
 def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copy tensors of one device to the CPU's memory; the host waits once for all of them."""
-    pins = torch.cuda.is_available()
+    pins = tensors[0].is_cuda
     copies = [
         torch.empty(one.shape, dtype=one.dtype, device="cpu", pin_memory=pins) for one in tensors
     ]

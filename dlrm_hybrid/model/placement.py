@@ -36,7 +36,7 @@ class Placement:
         """Copy a tensor of the host to the device; nobody waits for it."""
         if not self.is_apart:
             return tensor
-        if self.device.type == "cuda" and torch.cuda.is_available():
+        if self.device.type == "cuda":
             tensor = tensor.pin_memory()
         return tensor.to(self.device, non_blocking=True, copy=True)
 
@@ -46,7 +46,7 @@ class Placement:
 
     def wait(self) -> None:
         """Wait until the device has done what it was given."""
-        if self.device.type == "cuda" and torch.cuda.is_available():
+        if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 
 

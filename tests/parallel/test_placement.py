@@ -58,7 +58,6 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return [_Zeros(one.shape) if one.dim() else 0 for one in tensors]
 
     monkeypatch.setattr(dlrm, "draw_dense", lambda tensors, seed: None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # with a GPU too all is fake
     for module in (placement, rows):
         monkeypatch.setattr(module, "fetched", zeros)
     with FakeTensorMode(allow_non_fake_inputs=False):
