@@ -64,13 +64,7 @@ def genuine_frames() -> list[bytes]:
 
 
 def _frame(*sections: Section) -> Frame:
-    return Frame(
-        kind=Kind.PUSH,
-        sender=1,
-        attempt=0,
-        number=7,
-        sections=sections,
-    )
+    return Frame(kind=Kind.PUSH, sender=1, attempt=0, number=7, sections=sections)
 
 
 @st.composite

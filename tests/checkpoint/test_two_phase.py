@@ -158,9 +158,7 @@ def test_a_process_may_die_at_any_operation_of_a_save(tmp_path: Path) -> None:
     found: list[int] = []
     rank = Rank(index=0, name="worker-0", argument=str(tmp_path), log_folder=tmp_path / "log")
     outcome = run_ranks(
-        [rank],
-        "saver_kills:is_killed_anywhere",
-        lambda event: found.append(event.values["code"]),
+        [rank], "saver_kills:is_killed_anywhere", lambda event: found.append(event.values["code"])
     )
     assert outcome.exit_code == ExitCode.DONE, outcome.message
     assert found[-1] == 0

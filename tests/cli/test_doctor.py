@@ -35,9 +35,7 @@ def test_a_build_of_fbgemm_that_torch_cannot_load_is_named(monkeypatch: pytest.M
     assert advice in found["packages"].detail
 
 
-def test_a_broken_probe_is_a_finding_and_the_others_go_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_broken_probe_is_a_finding_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_device(*_: object) -> NoReturn:
         raise OSError("no such device")
 

@@ -140,11 +140,7 @@ def test_what_contradicts_the_checkpoint_is_refused_with_its_value(
 def test_keys_of_other_commands_are_noted_and_what_the_run_reads_is_compared(
     trained: Path, evaluate: Evaluate, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    others = (
-        "report.output=x.html",
-        "doctor.output=k.json",
-        "prepare.check=true",
-    )
+    others = ("report.output=x.html", "doctor.output=k.json", "prepare.check=true")
     assert evaluate(trained, *others, "train.seed=5") == 2
     note, head, *told = capsys.readouterr().err.splitlines()
     assert note == f"not read by `evaluate`: {' '.join(others)}"

@@ -9,15 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from channel_rows import (
-    ATTEMPT,
-    Row,
-    frame,
-    in_process,
-    metered,
-    run_ranks_as_threads,
-    zmq,
-)
+from channel_rows import ATTEMPT, Row, frame, in_process, metered, run_ranks_as_threads, zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from patience import HANG_SECONDS

@@ -17,14 +17,7 @@ import numpy as np
 import psutil
 import pytest
 import zmq
-from channel_rows import (
-    ATTEMPT,
-    KEYS,
-    frame,
-    open_zmq,
-    options,
-    run_ranks_as_threads,
-)
+from channel_rows import ATTEMPT, KEYS, frame, open_zmq, options, run_ranks_as_threads
 from patience import HANG_SECONDS
 from slow_link import SlowLink
 from zmq.utils.monitor import recv_monitor_message

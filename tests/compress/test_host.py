@@ -12,10 +12,7 @@ from dlrm_hybrid.compress.host import host_array
     ("tensor", "reason"),
     [
         (torch.empty(3, device="meta"), r"bias is on meta, .*: pass its .cpu\(\)"),
-        (
-            torch.empty(3, dtype=torch.float64),
-            r"bias: torch.float64 \[3\] is not",
-        ),
+        (torch.empty(3, dtype=torch.float64), r"bias: torch.float64 \[3\] is not"),
         (torch.empty(3, 2).T, r"bias: torch.float32 \[2, 3\] is not contiguous float32"),
     ],
 )

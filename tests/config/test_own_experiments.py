@@ -233,7 +233,7 @@ def test_a_sweep_runs_over_own_experiments(own: Write) -> None:
     swept = compose.sweep_of([conf, "+experiment=mine,other,baseline", "train.epochs=1,2"])
     jobs = [swept.job(number) for number in range(len(swept.points))]
     assert [(job.values["name"], job.values["train"]["epochs"]) for job in jobs] == [
-        *(("mine", 1), ("mine", 2), ("other", 1), ("other", 2), ("baseline", 1), ("baseline", 2)),
+        *(("mine", 1), ("mine", 2), ("other", 1), ("other", 2), ("baseline", 1), ("baseline", 2))
     ]
     assert all(conf in job.overrides for job in jobs)
     assert swept.keys == ("experiment", "train.epochs")

@@ -14,10 +14,7 @@ from dlrm_hybrid.data.loader import START, Batch, Loader, sequential_batches
 from dlrm_hybrid.data.shards import open_shards
 
 ROWS = 5_000
-TABLE_ROWS_XXH3 = {
-    "all_days": "49b8e033e7f0e67d",
-    "train_days": "25ef9213dfcf3f39",
-}
+TABLE_ROWS_XXH3 = {"all_days": "49b8e033e7f0e67d", "train_days": "25ef9213dfcf3f39"}
 BATCHES_XXH3 = {
     ("all_days", True): "ff1bc99ac2f964fc",
     ("all_days", False): "1c7c223e6cdae307",

@@ -7,14 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
-from criteo_rows import (
-    day_lengths,
-    make_lines,
-    read_plainly,
-    run_prepare,
-    semantics,
-    stored,
-)
+from criteo_rows import day_lengths, make_lines, read_plainly, run_prepare, semantics, stored
 
 from dlrm_hybrid.data import manifest
 from dlrm_hybrid.data.folder import PrepareOptions

@@ -98,10 +98,7 @@ FAULTS = [
     (GOOD + "split: {by: fraction, test: 0}", "split.test = 0: some rows must test"),
     (GOOD + "split: {by: fraction, test: 0.5, validation: 0.5}", "no rows are left to train"),
     (GOOD + "split: {by: file, test: []}", "split.test = "),
-    (
-        GOOD + "split: {by: time, column: t, test_from: 5, validation_from: 6}",
-        "after test_from =",
-    ),
+    (GOOD + "split: {by: time, column: t, test_from: 5, validation_from: 6}", "after test_from ="),
     (GOOD + "split: {by: time, column: t, test_from: a, validation_from: 6}", "not of the type"),
     (GOOD + "labels: y", "labels: unknown key"),
     (GOOD + "delimiter: →", "delimiter = '→': must be a tab, or a character of ASCII"),
@@ -159,10 +156,7 @@ FAULTS = [
         " test_from: '2024-01-01T03:00:00Z'}",
         "after test_from =",
     ),
-    (
-        GOOD.replace("c}", f"c, min_count: 0x{'F' * 4000}}}"),
-        "m.yaml:3:36: .* 0xFFF.* of 400",
-    ),
+    (GOOD.replace("c}", f"c, min_count: 0x{'F' * 4000}}}"), "m.yaml:3:36: .* 0xFFF.* of 400"),
     (GOOD.replace("c}", f"c, min_count: {'9' * 5000}}}"), "m.yaml:3:36: not YAML: 999.* of 5000"),
     (GOOD + f"split: {{by: time, column: t, test_from: {'9' * 400}}}", "not YAML: 999.* is no num"),
     (GOOD + "2024-01-01: 1", "m.yaml: 2024-01-01: unknown key"),

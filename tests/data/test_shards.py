@@ -154,12 +154,7 @@ def test_a_value_that_no_model_can_take_is_named_with_its_row(tmp_path, word, va
     with pytest.raises(DataError, match=found):
         list(sequential_batches(shards, range(40), 5))
     loader = Loader(
-        shards,
-        batch_size=4,
-        seed=3,
-        shuffle=True,
-        shuffle_block_rows=9,
-        shuffle_read_rows=3,
+        shards, batch_size=4, seed=3, shuffle=True, shuffle_block_rows=9, shuffle_read_rows=3
     )
     state = START
     with pytest.raises(DataError, match=found):

@@ -164,10 +164,7 @@ def test_any_file_of_torch_save_will_do(
 
 
 def test_torchrecs_model_scores_the_same(
-    shards: Shards,
-    batch: Batch,
-    import_: Callable[..., tuple[int, Path]],
-    tmp_path: Path,
+    shards: Shards, batch: Batch, import_: Callable[..., tuple[int, Path]], tmp_path: Path
 ) -> None:
     torch.manual_seed(6)
     net = DLRM(torchrec_tables(shards.table_rows, 4), BOTTOM[0], [*BOTTOM[1:]], [*TOP])
@@ -231,10 +228,7 @@ class Evil:
     ],
 )
 def test_a_file_that_is_none_is_refused_and_never_executed(
-    content: bytes | None,
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    content: bytes | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "dlrm.pt"

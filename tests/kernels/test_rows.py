@@ -121,8 +121,7 @@ Run = Callable[[Float32s, list[Float32s], Gradients, float], None]
 
 @pytest.mark.parametrize("decay", [0.0, 0.25])
 @pytest.mark.parametrize(
-    ("rule", "widths"),
-    [(sgd, ""), (adagrad, "D"), (adagrad, "1"), (adam, "DD"), (adam, "D1")],
+    ("rule", "widths"), [(sgd, ""), (adagrad, "D"), (adagrad, "1"), (adam, "DD"), (adam, "D1")]
 )
 @given(case=cases())
 def test_rows_move_by_the_sums_of_their_gradients(

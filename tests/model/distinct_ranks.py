@@ -15,12 +15,7 @@ from dlrm_hybrid.model.sharding import Rounding
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.parallel.effects import Program, Result
 from dlrm_hybrid.parallel.tables.local import LocalTables
-from dlrm_hybrid.parallel.tables.shared import (
-    EachIdOnce,
-    JointTables,
-    LookupRequest,
-    UpdateRequest,
-)
+from dlrm_hybrid.parallel.tables.shared import EachIdOnce, JointTables, LookupRequest, UpdateRequest
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import BatchNumber, DlrmError
 

@@ -22,11 +22,7 @@ WIDTH = (TABLES + 1) * DIM
 
 def _spec(chosen: Interaction) -> ModelSpec:
     return ModelSpec(
-        embedding_dim=DIM,
-        bottom=(3, DIM),
-        top=(1,),
-        table_rows=(5,) * TABLES,
-        interaction=chosen,
+        embedding_dim=DIM, bottom=(3, DIM), top=(1,), table_rows=(5,) * TABLES, interaction=chosen
     )
 
 
@@ -180,11 +176,7 @@ def test_bfloat16_is_near_and_gradients_stay_float32(chosen: Interaction):
 )
 def test_a_spec_knows_width_and_parameters(tables: int, dim: int, chosen: Interaction):
     spec = ModelSpec(
-        embedding_dim=dim,
-        bottom=(2, dim),
-        top=(3, 1),
-        table_rows=(4,) * tables,
-        interaction=chosen,
+        embedding_dim=dim, bottom=(2, dim), top=(3, 1), table_rows=(4,) * tables, interaction=chosen
     )
     module = interaction(spec, Precision.FLOAT32, seed=0)
     out_BW = module(torch.ones(2, dim), torch.ones(2, tables, dim))

@@ -8,10 +8,7 @@ from dlrm_hybrid.model.spec import ModelSpec, Partition, microbatch_rows
 from dlrm_hybrid.types import ConfigError
 
 PAPER = ModelSpec(
-    embedding_dim=16,
-    bottom=(13, 512, 256, 64, 16),
-    top=(512, 256, 128, 1),
-    table_rows=(10,) * 26,
+    embedding_dim=16, bottom=(13, 512, 256, 64, 16), top=(512, 256, 128, 1), table_rows=(10,) * 26
 )
 PAPER_CUTS = ("bottom.1", "bottom.2", "bottom.3", "bottom.4", "top.1", "top.2", "top.3")
 ALL_LISTS = [cuts for number in range(8) for cuts in combinations(PAPER_CUTS, number)]

@@ -98,23 +98,13 @@ def test_widths_and_decay_that_fbgemm_does_not_know(
     [
         ("row_wise", "float16", 1e-3, 1e-3),
         ("column_wise", "bfloat16", 1e-2, 5e-3),
-        *slow(
-            ("table_wise", "float16", 1e-3, 1e-3),
-            ("table_wise", "bfloat16", 1e-2, 5e-3),
-        ),
+        *slow(("table_wise", "float16", 1e-3, 1e-3), ("table_wise", "bfloat16", 1e-2, 5e-3)),
     ],
 )
 def test_half_precision_costs_little(
     tmp_path: Path, kind: str, precision: str, forward: float, update: float, scale: float
 ):
-    told = run(
-        tmp_path,
-        "equals_one_table",
-        2,
-        kind=kind,
-        precision=precision,
-        scale=scale,
-    )
+    told = run(tmp_path, "equals_one_table", 2, kind=kind, precision=precision, scale=scale)
     assert 0 < max(one["forward"] for one in told) <= forward
     for difference, moved in told[-1]["values"].values():
         assert 0 < difference <= update * moved

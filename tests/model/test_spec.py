@@ -6,10 +6,7 @@ from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.types import ConfigError
 
 PAPER = ModelSpec(
-    embedding_dim=16,
-    bottom=(13, 512, 256, 64, 16),
-    top=(512, 256, 128, 1),
-    table_rows=(10,) * 26,
+    embedding_dim=16, bottom=(13, 512, 256, 64, 16), top=(512, 256, 128, 1), table_rows=(10,) * 26
 )
 
 

@@ -10,15 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from server_world import (
-    SHAPES,
-    World,
-    assert_same,
-    drawn,
-    gappy_gradients_of,
-    gradients_of,
-    travel,
-)
+from server_world import SHAPES, World, assert_same, drawn, gappy_gradients_of, gradients_of, travel
 from test_compressed_servers import sparsifier
 from torch import Tensor
 

@@ -6,16 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from table_world import (
-    LR,
-    SEED,
-    SPEC,
-    World,
-    assert_moved,
-    ids_of,
-    joined,
-    reference_gradient,
-)
+from table_world import LR, SEED, SPEC, World, assert_moved, ids_of, joined, reference_gradient
 from test_row_cache import Reference
 from torch import Tensor
 

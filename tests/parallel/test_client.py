@@ -53,10 +53,7 @@ def push(one: Client, gradients: dict[str, Tensor]) -> list[Outgoing]:
 def versions(steps: int) -> list[Frame]:
     """Frames of server 0 for the first stage: versions 1 to `steps`."""
     options = ServerOptions(
-        policy=Lockstep(),
-        optimizers=[OPTIMIZER] * TOPOLOGY.stages,
-        check_every=2,
-        attempt=1,
+        policy=Lockstep(), optimizers=[OPTIMIZER] * TOPOLOGY.stages, check_every=2, attempt=1
     )
     server = ParameterServer(TOPOLOGY, 0, TENSORS, drawn(0), options, SpanClock())
     pusher = client(drawn(0), Lockstep())

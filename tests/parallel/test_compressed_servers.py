@@ -11,22 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from server_world import (
-    SHAPES,
-    World,
-    arrived,
-    assert_same,
-    gappy_gradients_of,
-    travel,
-)
+from server_world import SHAPES, World, arrived, assert_same, gappy_gradients_of, travel
 from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.compressor import Compressor
-from dlrm_hybrid.compress.gradient.error_feedback import (
-    Drain,
-    ErrorFeedback,
-    FeedbackOptions,
-)
+from dlrm_hybrid.compress.gradient.error_feedback import Drain, ErrorFeedback, FeedbackOptions
 from dlrm_hybrid.compress.gradient.layout import Layout
 from dlrm_hybrid.compress.gradient.methods.dct import Dct
 from dlrm_hybrid.compress.gradient.methods.thresholded import DrainMode
@@ -63,8 +52,7 @@ def sparsifier(
     `dtype` is None for levels.
     """
     selector = ThresholdSelector(
-        Dct(density=1 - sparsity, lifespan=4, renewal="controlled"),
-        CountedThreshold(),
+        Dct(density=1 - sparsity, lifespan=4, renewal="controlled"), CountedThreshold()
     )
     options = FeedbackOptions(
         dtype=dtype or Dtype.BFLOAT16,

@@ -92,9 +92,7 @@ def test_any_order_of_events_gives_the_same_bits_and_queues_stay_short(
 
 
 @pytest.mark.parametrize("schedule", [SHORT, MIDDLE, LONG], ids=str)
-def test_weights_that_do_not_move_give_the_losses_of_backpropagation(
-    schedule: Dsp,
-) -> None:
+def test_weights_that_do_not_move_give_the_losses_of_backpropagation(schedule: Dsp) -> None:
     runs = [Blocks(one, lr=0.0) for one in (NONE, schedule)]
     expected, found = (blocks.run(12, first) for blocks in runs)
     assert found == expected and len(set(found)) == 12

@@ -11,14 +11,7 @@ from tiny_world import SMALL, Layout, TinyWorld, draw_batch, shares
 from typing_extensions import override
 
 from dlrm_hybrid.parallel.policies import Lockstep
-from dlrm_hybrid.parallel.sync import (
-    Action,
-    AtLeast,
-    Average,
-    Publish,
-    Push,
-    SyncPolicy,
-)
+from dlrm_hybrid.parallel.sync import Action, AtLeast, Average, Publish, Push, SyncPolicy
 from dlrm_hybrid.types import Version
 
 

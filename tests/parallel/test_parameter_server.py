@@ -6,16 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from server_world import (
-    SCHEDULE,
-    SHAPES,
-    World,
-    arrived,
-    assert_same,
-    drawn,
-    gradients_of,
-    travel,
-)
+from server_world import SCHEDULE, SHAPES, World, arrived, assert_same, drawn, gradients_of, travel
 from torch import Tensor
 
 from dlrm_hybrid.comm.in_process import in_process_channels

@@ -98,19 +98,10 @@ def test_the_last_contribution_to_a_round_makes_its_result() -> None:
     ("events", "message"),
     [
         ([Contribution(4, 0, 0)], "rank 4 to push 0, round 0: the stage of that rank"),
-        (
-            [Contribution(0, 0, 0), Contribution(0, 0, 0)],
-            "rank 0 to push 0, .*: it came before",
-        ),
+        ([Contribution(0, 0, 0), Contribution(0, 0, 0)], "rank 0 to push 0, .*: it came before"),
         ([Contribution(0, 0, 1)], "rank 0 to push 0, round 1: push 0, round 0 is due"),
-        (
-            [Contribution(0, 3, 0), Contribution(2, 4, 0)],
-            "rank 2 to push 4, .*: push 3, round 0",
-        ),
-        (
-            [Contribution(0, 3, 0), Contribution(2, 3, 0), Contribution(0, 4, 0)],
-            "push 3, round 1",
-        ),
+        ([Contribution(0, 3, 0), Contribution(2, 4, 0)], "rank 2 to push 4, .*: push 3, round 0"),
+        ([Contribution(0, 3, 0), Contribution(2, 3, 0), Contribution(0, 4, 0)], "push 3, round 1"),
     ],
 )
 def test_contributions_out_of_turn_are_refused(events: list[Contribution], message: str) -> None:

@@ -85,16 +85,12 @@ def test_impossible_counts_are_refused(counts: tuple[int, int, int, int], messag
     trainers, stages, servers, interaction_stage = counts
     with pytest.raises(ConfigError, match=message):
         Topology(
-            trainers=trainers,
-            stages=stages,
-            servers=servers,
-            interaction_stage=interaction_stage,
+            trainers=trainers, stages=stages, servers=servers, interaction_stage=interaction_stage
         )
 
 
 @given(
-    st.dictionaries(st.text(min_size=1, max_size=4), st.integers(1, 1000), min_size=1),
-    st.data(),
+    st.dictionaries(st.text(min_size=1, max_size=4), st.integers(1, 1000), min_size=1), st.data()
 )
 def test_tensors_are_placed_once_and_in_balance(sizes_bytes: dict[str, int], data: st.DataObject):
     servers = data.draw(st.integers(1, len(sizes_bytes)))

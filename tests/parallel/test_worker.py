@@ -43,9 +43,7 @@ ROWS = 16
 
 
 def _plain(
-    spec: ModelSpec = SMALL,
-    precision: Precision = Precision.FLOAT32,
-    optimizer: Optimizer = SGD,
+    spec: ModelSpec = SMALL, precision: Precision = Precision.FLOAT32, optimizer: Optimizer = SGD
 ) -> Trainer:
     return Trainer(Dlrm(spec, TABLES, precision, SEED), optimizer)
 

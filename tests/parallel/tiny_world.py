@@ -131,10 +131,7 @@ class TinyWorld:
         for rank in range(self.topology.num_workers):
             part = stages[rank % len(stages)]
             port = Port(
-                topology=self.topology,
-                rank=rank,
-                attempt=ATTEMPT,
-                transmit=self._sender(rank),
+                topology=self.topology, rank=rank, attempt=ATTEMPT, transmit=self._sender(rank)
             )
             model = StageModel(spec, part, precision, SEED)
             weights = model.dense_parameters()
@@ -167,8 +164,7 @@ class TinyWorld:
         whole = StageModel(spec, Partition.of(spec, ()).stages[0], precision, SEED)
         self.servers = [
             ParameterServer(
-                *(self.topology, index, tensors),
-                *(whole.dense_parameters(), options, SpanClock()),
+                *(self.topology, index, tensors), *(whole.dense_parameters(), options, SpanClock())
             )
             for index in range(layout.servers)
         ]

@@ -275,9 +275,7 @@ def test_a_command_that_emulates_machines_has_the_links_of_its_world() -> None:
         assert line.count("network.rate=") == 1 and "'parallel.cuts=[top.2]'" in line
 
 
-def test_a_command_starts_its_world_whatever_an_experiment_says_of_its_size(
-    tmp_path: Path,
-) -> None:
+def test_a_command_starts_its_world_whatever_an_experiment_says_of_its_size(tmp_path: Path) -> None:
     """Experiments of a user's own may set numbers of trainers and servers."""
     (tmp_path / "experiment").mkdir()
     text = "# @package _global_\ndefaults:\n  - override /parallel: hybrid\n"

@@ -90,9 +90,7 @@ def test_as_many_run_at_one_time_as_are_wanted_and_no_more(here: Path) -> None:
         assert running <= 2
 
 
-def test_a_failure_does_not_stop_the_others_and_its_code_is_the_first_by_number(
-    here: Path,
-) -> None:
+def test_a_failure_does_not_stop_the_others_and_its_code_is_the_first_by_number(here: Path) -> None:
     codes = {
         0: "while not told('-2'): time.sleep(0.01)",
         1: "while not told('-2'): time.sleep(0.01)\nprint('why', file=sys.stderr); sys.exit(4)",

@@ -10,15 +10,7 @@ import pytest
 import world_faults
 from patience import PATIENT
 from test_process_world import Watcher
-from world_runs import (
-    Train,
-    Trained,
-    assert_moved,
-    assert_same,
-    checkpoint,
-    summary,
-    tensors,
-)
+from world_runs import Train, Trained, assert_moved, assert_same, checkpoint, summary, tensors
 
 from dlrm_hybrid.data.profile import NUM_CATEGORICAL
 from dlrm_hybrid.run import training

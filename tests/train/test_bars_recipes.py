@@ -24,11 +24,7 @@ NARROW = {
     "bars_avazu_x1": ("model.top=[64,1]",),
 }
 # Parameters, those of tables too, that FuxiCTR counts.
-COUNTED = {
-    "bars_criteo_x1": 21_664_241,
-    "bars_criteo_x4": 20_382_577,
-    "bars_avazu_x1": 13_402_391,
-}
+COUNTED = {"bars_criteo_x1": 21_664_241, "bars_criteo_x4": 20_382_577, "bars_avazu_x1": 13_402_391}
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)

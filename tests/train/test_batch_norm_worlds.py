@@ -7,11 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from saved_tensors import saved_groups
-from world_runs import (
-    Trained,
-    checkpoint,
-    summary,
-)
+from world_runs import Trained, checkpoint, summary
 
 from dlrm_hybrid.checkpoint.reader import open_checkpoint
 from dlrm_hybrid.cli.main import run

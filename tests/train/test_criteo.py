@@ -18,13 +18,7 @@ def prepared(criteo_rows: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("seed", "precision"),
-    [
-        (0, "float32"),
-        (0, "bfloat16"),
-        (1, "float32"),
-        (2, "float32"),
-    ],
+    ("seed", "precision"), [(0, "float32"), (0, "bfloat16"), (1, "float32"), (2, "float32")]
 )
 def test_one_epoch_reaches_the_reference(
     seed: int, precision: str, prepared: list[str], tmp_path: Path

@@ -40,9 +40,7 @@ GPU = Placement(torch.device("cuda", 0), is_apart=True)
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 PLACES = [pytest.param(DEVICE, id="cpu"), pytest.param(GPU, marks=NO_GPU, id="gpu")]
 SPEC = ModelSpec(embedding_dim=8, bottom=(13, 32, 16, 8), top=(32, 16, 1), table_rows=(40, 7, 300))
-SPECS = {
-    "cross": replace(SPEC, interaction=Cross(layers=2, rank=8), dropout=0.2, batch_norm=True),
-}
+SPECS = {"cross": replace(SPEC, interaction=Cross(layers=2, rank=8), dropout=0.2, batch_norm=True)}
 STEPS, FEW_STEPS, ROWS = 200, 40, 16
 LONG = ("single", "dct")
 Keys = Mapping[str, Any]

@@ -9,10 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from patience import PATIENT
-from world_runs import (
-    checkpoint,
-    summary,
-)
+from world_runs import checkpoint, summary
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.data.profile import builtin
@@ -80,8 +77,7 @@ def slow(*options: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [slow("pt2"), slow("onnx"), ("safetensors",), slow("pt2", "int8")],
+    "options", [slow("pt2"), slow("onnx"), ("safetensors",), slow("pt2", "int8")]
 )
 def test_files_score_as_the_checkpoint_with_one_id_or_with_bags(
     options: tuple[str, ...], recipe: tuple[str, ...], single: Path, tmp_path: Path

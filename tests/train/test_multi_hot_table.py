@@ -7,10 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from world_runs import (
-    assert_moved,
-    summary,
-)
+from world_runs import assert_moved, summary
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics

@@ -63,8 +63,7 @@ def test_one_bad_shard_of_a_world_stops_the_commit(
 
 @pytest.mark.parametrize("poison", [NAN, INF, -INF])
 @pytest.mark.parametrize(
-    ("name", "key"),
-    [("bottom.1.weight", "optimizer.lr"), ("embedding.1.weight", "embedding.lr")],
+    ("name", "key"), [("bottom.1.weight", "optimizer.lr"), ("embedding.1.weight", "embedding.lr")]
 )
 def test_what_is_not_finite_is_never_written(
     name: str, key: str, poison: float, tmp_path: Path

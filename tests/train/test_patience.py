@@ -132,8 +132,7 @@ def rates(folder: Path) -> dict[int, float]:
         (),
         pytest.param((*WORLD, IN_PROCESS), marks=pytest.mark.slow),
         pytest.param(
-            ("parallel=hybrid", "parallel.trainers=1", "parallel.servers=0"),
-            marks=pytest.mark.slow,
+            ("parallel=hybrid", "parallel.trainers=1", "parallel.servers=0"), marks=pytest.mark.slow
         ),
     ],
     ids=["one", "all", "ranks"],

@@ -1,14 +1,7 @@
 """What trainers send each other for rows of tables: every id or distinct ones, halves, levels."""
 
 from patience import PATIENT
-from world_runs import (
-    Trained,
-    assert_same,
-    checkpoint,
-    curve,
-    summary,
-    tensors,
-)
+from world_runs import Trained, assert_same, checkpoint, curve, summary, tensors
 
 WORLD = ("parallel=hybrid", "parallel.cuts=[]", PATIENT)
 DISTINCT = "embedding.deduplicate=true"

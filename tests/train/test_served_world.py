@@ -5,14 +5,7 @@ import json
 import numpy as np
 import pytest
 from patience import PATIENT
-from world_runs import (
-    Trained,
-    assert_moved,
-    assert_same,
-    checkpoint,
-    summary,
-    tensors,
-)
+from world_runs import Trained, assert_moved, assert_same, checkpoint, summary, tensors
 
 from dlrm_hybrid.checkpoint.reader import open_checkpoint
 from dlrm_hybrid.cli.main import run

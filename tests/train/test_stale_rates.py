@@ -21,14 +21,8 @@ SERVED = ("embedding=served", "parallel.table_servers=1")
         ((*STALE, "sync=bounded", "sync.staleness=3"), (7, 5, 3)),
         (("parallel=hybrid", WARM, "sync=bounded", "sync.staleness=3"), (3, 3, 3)),
         (("parallel=hybrid", WARM, "sync=async", "parallel.trainers=5", *SERVED), (4, 4, 4)),
-        (
-            ("parallel=hybrid", WARM, "sync=async", "parallel.threads=3", *SERVED),
-            (5, 5, 5),
-        ),
-        (
-            ("parallel=hybrid", WARM, "sync=async", "sync.in_flight=2", *SERVED),
-            (3, 3, 3),
-        ),
+        (("parallel=hybrid", WARM, "sync=async", "parallel.threads=3", *SERVED), (5, 5, 5)),
+        (("parallel=hybrid", WARM, "sync=async", "sync.in_flight=2", *SERVED), (3, 3, 3)),
     ],
 )
 def test_the_rate_is_divided_by_the_staleness_at_first(

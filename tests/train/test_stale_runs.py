@@ -5,14 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from saved_tensors import saved_groups
-from world_runs import (
-    PlainRuns,
-    Train,
-    assert_same,
-    checkpoint,
-    summary,
-    tensors,
-)
+from world_runs import PlainRuns, Train, assert_same, checkpoint, summary, tensors
 
 STEPS = 16
 IN_PROCESS = "parallel.world=in_process"

@@ -139,8 +139,7 @@ def test_processes_measure_everything_and_each_byte_twice(trained: Trained) -> N
     first = {"parameters", "activation_gradient", "decision"}
     last = {"parameters", "activation", "collective", "decision"}
     assert_waits_are(
-        told,
-        {"0": first, "1": last - {"decision"}, "2": first, "3": last, "4": {"push"}},
+        told, {"0": first, "1": last - {"decision"}, "2": first, "3": last, "4": {"push"}}
     )
     assert set(keys(told)) == KEYS | BEST | CLASS_KEYS | TRAINER_KEYS | roles_keys(len(roles))
     assert_steps_add_up(told, TRAINERS)

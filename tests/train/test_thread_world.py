@@ -9,14 +9,7 @@ import psutil
 import pytest
 from test_async_world import ASYNC, IN_PROCESS, layout, progress
 from test_process_world import Watcher
-from world_runs import (
-    Train,
-    Trained,
-    assert_moved,
-    checkpoint,
-    pids,
-    summary,
-)
+from world_runs import Train, Trained, assert_moved, checkpoint, pids, summary
 
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind

@@ -27,8 +27,7 @@ def evaluated(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("name", "exit_code"),
-    [pytest.param("SIGTERM", 75, marks=pytest.mark.slow), ("SIGINT", 130)],
+    ("name", "exit_code"), [pytest.param("SIGTERM", 75, marks=pytest.mark.slow), ("SIGINT", 130)]
 )
 def test_a_signal_stops_all_between_the_batches_of_an_evaluation(
     name: str,

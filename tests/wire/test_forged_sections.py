@@ -49,10 +49,7 @@ NO_INT32 = Section(6, Encoding.INDEX32, Dtype.INT32, 9, b"?" * 8)
         (section(Encoding.BITMAP, 9, b"\x01\0\0\0\0"), "5 bytes hold no choice"),
         (section(Encoding.BITMAP, 9, b"\x01\0\0\0"), "the bitmap does not choose as many"),
         (section(Encoding.BITMAP, 9, bytes(8)), "the bitmap does not choose as many"),
-        (
-            section(Encoding.BITMAP, 9, b"\0\x02" + bytes(6)),
-            "the bitmap does not choose as many",
-        ),
+        (section(Encoding.BITMAP, 9, b"\0\x02" + bytes(6)), "the bitmap does not choose as many"),
         (section(Encoding.BITMAP, 9, bytes(400)), "400 bytes hold no choice"),
         (section(Encoding.RICE, 9, b"\0\0\0"), "3 bytes hold no choice"),
         (rice(1), "4 bytes hold no choice"),

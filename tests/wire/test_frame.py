@@ -91,13 +91,7 @@ def test_decoding_gives_what_was_encoded(one: Frame) -> None:
 
 def test_a_sealed_frame_is_what_it_was_when_it_was_sealed() -> None:
     values = np.arange(5, dtype=np.float32)
-    one = Frame(
-        kind=Kind.PARAMETERS,
-        sender=3,
-        attempt=0,
-        number=7,
-        sections=(dense(0, values),),
-    )
+    one = Frame(kind=Kind.PARAMETERS, sender=3, attempt=0, number=7, sections=(dense(0, values),))
     before = bytes(encode(one))
     told = seal(one)
     values[:] = 9

@@ -114,10 +114,7 @@ def test_keyed_jagged_tensors_say_what_would_be_ignored() -> None:
         COLUMNS.batch((DENSE, Keyed(["a", "b"], [0] * 7, [1] * 7), LABEL), "batch")
 
 
-@given(
-    lengths=st.lists(st.integers(0, 3), min_size=8, max_size=8),
-    seed=st.integers(0, 2**32 - 1),
-)
+@given(lengths=st.lists(st.integers(0, 3), min_size=8, max_size=8), seed=st.integers(0, 2**32 - 1))
 def test_a_batch_arrives_as_it_was_sent(lengths: list[int], seed: int) -> None:
     draw = np.random.default_rng(seed)
     values = [*draw.integers(0, 5, sum(lengths[:4])), *draw.integers(0, 7, sum(lengths[4:]))]

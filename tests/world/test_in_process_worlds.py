@@ -357,10 +357,7 @@ def test_numbers_of_numpy_are_numbers(shards: Shards) -> None:
 @pytest.mark.parametrize(
     ("keys", "text"),
     [
-        (
-            ["embedding=served", "parallel.table_servers=1", "sync=async"],
-            "sync = 'async'",
-        ),
+        (["embedding=served", "parallel.table_servers=1", "sync=async"], "sync = 'async'"),
         (["optimizer.schedule=linear"], "needs train.steps"),
         (["parallel.elastic=true", "embedding=served", "parallel.table_servers=1"], "elastic"),
         (["train.patience=3", "train.evaluate_every=5"], "train.patience"),

@@ -246,14 +246,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "end",
-    [
-        "sys.exit(0)",
-        "one.close(); sys.exit(0)",
-        "del one; sys.exit(0)",
-    ],
-)
+@pytest.mark.parametrize("end", ["sys.exit(0)", "one.close(); sys.exit(0)", "del one; sys.exit(0)"])
 def test_a_fork_of_the_program_ends_no_world(tmp_path: Path, end: str) -> None:
     body = f"""
 import os

@@ -18,10 +18,7 @@ BATCH = 64
 def small_spec(shards: Shards) -> ModelSpec:
     """conf/model/dlrm_small."""
     return ModelSpec(
-        embedding_dim=4,
-        bottom=(13, 32, 16, 8, 4),
-        top=(32, 16, 8, 1),
-        table_rows=shards.table_rows,
+        embedding_dim=4, bottom=(13, 32, 16, 8, 4), top=(32, 16, 8, 1), table_rows=shards.table_rows
     )
 
 

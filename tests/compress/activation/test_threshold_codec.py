@@ -36,8 +36,7 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("width", "counts"),
-    [(256, [64, 26, 13, 6, 2]), (16, [4, 2, 1, 1, 1]), (1, [1, 1, 1, 1, 1])],
+    ("width", "counts"), [(256, [64, 26, 13, 6, 2]), (16, [4, 2, 1, 1, 1]), (1, [1, 1, 1, 1, 1])]
 )
 def test_as_many_are_kept_of_every_row_as_the_golden_vector_says(
     width: int, counts: list[int]

@@ -15,16 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.compress import (
-    Dct,
-    Dgc,
-    Gaussian,
-    GradientMethod,
-    Hard,
-    RedSync,
-    Sidco,
-    TopK,
-)
+from dlrm_hybrid.compress import Dct, Dgc, Gaussian, GradientMethod, Hard, RedSync, Sidco, TopK
 from dlrm_hybrid.compress.device import feedback
 from dlrm_hybrid.compress.device.feedback import DeviceFeedback, Selection, addresses, can_move
 from dlrm_hybrid.compress.device.ops import DeviceOps, Ranks

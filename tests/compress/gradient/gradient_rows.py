@@ -15,11 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.compressor import Compressor
-from dlrm_hybrid.compress.gradient.error_feedback import (
-    Drain,
-    ErrorFeedback,
-    FeedbackOptions,
-)
+from dlrm_hybrid.compress.gradient.error_feedback import Drain, ErrorFeedback, FeedbackOptions
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.compress.gradient.methods.dct import Dct
 from dlrm_hybrid.compress.gradient.methods.dgc import Dgc

@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 import torch
 from agreeing import encoded
-from gradient_rows import (
-    Options,
-    decoded,
-    gradients_of,
-    options_of,
-    residual_of,
-    sparsifier,
-)
+from gradient_rows import Options, decoded, gradients_of, options_of, residual_of, sparsifier
 
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback
 from dlrm_hybrid.compress.gradient.layout import Spec
@@ -97,12 +90,7 @@ def test_a_flush_does_not_put_off_a_fixed_renewal() -> None:
 def test_what_is_flushed_takes_nobodys_place_in_a_stage() -> None:
     specs = [Spec(place, f"x{place}", (30,)) for place in range(4)]
     options = options_of(
-        drain="flush",
-        renewal="fixed",
-        rule="exact",
-        steps=1,
-        scope="stage",
-        sends_ties=False,
+        drain="flush", renewal="fixed", rule="exact", steps=1, scope="stage", sends_ties=False
     )
     compressor, drained = sparsifier(specs, options), 0
     rng = np.random.default_rng(5)

@@ -176,12 +176,7 @@ def test_a_fixed_number_of_stages_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "k"),
-    [
-        ([1.0] * 50, 5),
-        ([0.0] * 40 + [0.5, 3, 2, 1], 2),
-        ([5.0], 1),
-    ],
+    ("values", "k"), [([1.0] * 50, 5), ([0.0] * 40 + [0.5, 3, 2, 1], 2), ([5.0], 1)]
 )
 def test_where_nothing_can_be_fitted_exactly_as_many_leave(values: list[float], k: int) -> None:
     values_N = np.array(values, np.float32)

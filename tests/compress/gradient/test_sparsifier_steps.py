@@ -69,11 +69,7 @@ def test_sums_of_thresholds_do_not_depend_on_when_they_are_reported() -> None:
             before, thresholds, renewals = sums[name]
             tau = 0.0 if report.threshold is None else report.threshold
             assert report.threshold_sum == tau
-            sums[name] = (
-                before + tau,
-                thresholds + report.thresholds,
-                renewals + report.renewals,
-            )
+            sums[name] = (before + tau, thresholds + report.thresholds, renewals + report.renewals)
     assert sums == {
         name: (report.threshold_sum, report.thresholds, report.renewals)
         for name, report in once.report().items()

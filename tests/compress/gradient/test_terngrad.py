@@ -133,8 +133,7 @@ def scales(*values: float) -> tuple[Section, ...]:
 
 
 @pytest.mark.parametrize(
-    "broken",
-    [(), scales(1.0) * 2, scales(math.nan), scales(-1.0), (dense(0, np.ones(1)),)],
+    "broken", [(), scales(1.0) * 2, scales(math.nan), scales(-1.0), (dense(0, np.ones(1)),)]
 )
 def test_what_are_no_scales_is_refused(broken: tuple[Section, ...]) -> None:
     with pytest.raises(SectionError):

@@ -23,8 +23,7 @@ COUNTS = [
 
 
 @pytest.mark.parametrize(
-    ("count", "kept"),
-    [(256, [64, 26, 13, 6, 2]), (16, [4, 2, 1, 1, 1]), (1, [1, 1, 1, 1, 1])],
+    ("count", "kept"), [(256, [64, 26, 13, 6, 2]), (16, [4, 2, 1, 1, 1]), (1, [1, 1, 1, 1, 1])]
 )
 def test_kept_elements_of_the_papers_sparsities(count: int, kept: list[int]) -> None:
     assert [target_k(count, sparsity) for sparsity in (0.75, 0.9, 0.95, 0.98, 0.995)] == kept

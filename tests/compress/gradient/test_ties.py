@@ -39,9 +39,7 @@ def by_sorting(sums: list[np.ndarray], keep: int) -> np.ndarray:
         elements=st.sampled_from([0.0, 0.5, -0.5, 1.0, 2.0]),
     )
 )
-def test_exactly_the_largest_of_a_stage_leave_the_first_of_equals(
-    gradients_SN: np.ndarray,
-) -> None:
+def test_exactly_the_largest_of_a_stage_leave_the_first_of_equals(gradients_SN: np.ndarray) -> None:
     compressor = sparsifier(PAIR, topk("stage"))
     for step, gradient_N in enumerate(gradients_SN):
         parts = {"a": torch.from_numpy(gradient_N[:40]), "b": torch.from_numpy(gradient_N[40:])}

@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 import torch
 from agreeing import encoded
-from gradient_rows import (
-    decoded,
-    options_of,
-    residual_of,
-    sparsifier,
-)
+from gradient_rows import decoded, options_of, residual_of, sparsifier
 
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback
 from dlrm_hybrid.compress.gradient.layout import Spec

@@ -72,12 +72,7 @@ def steps_of(method: GradientMethod, way: str, rank: int) -> dict[str, object]:
                 failures.append(str(error))
             means.append([None if one.grad is None else one.grad.cpu() for _, one in named])
         tensors = {name: one.cpu() for name, one in compressor.state_dict()["tensors"].items()}
-    return {
-        "means": means,
-        "failures": failures,
-        "state": tensors,
-        "sent": compressor.traffic.sent,
-    }
+    return {"means": means, "failures": failures, "state": tensors, "sent": compressor.traffic.sent}
 
 
 def every_way(rank: int) -> dict[str, dict[str, dict[str, object]]]:
