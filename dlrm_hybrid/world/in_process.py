@@ -120,6 +120,7 @@ def _as_in_a_rank(threads: int) -> Generator[None, None, None]:
         before = torch.get_num_threads(), torch.get_default_dtype()
         # A device mode would cost each call of torch something.
         is_elsewhere = torch.get_default_device().type != "cpu"
+        is_mixed = torch.is_autocast_enabled("cuda")
         torch.set_num_threads(threads)
         torch.set_default_dtype(torch.float32)
         try:
@@ -127,6 +128,7 @@ def _as_in_a_rank(threads: int) -> Generator[None, None, None]:
                 torch.inference_mode(False),
                 torch.enable_grad(),
                 torch.autocast("cpu", enabled=False),
+                torch.autocast("cuda", enabled=False) if is_mixed else nullcontext(),
                 torch.device("cpu") if is_elsewhere else nullcontext(),
             ):
                 yield

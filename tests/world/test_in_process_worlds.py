@@ -269,6 +269,26 @@ def test_the_modes_of_the_program_change_nothing(shards: Shards, tmp_path: Path)
             assert now == before
 
 
+def test_a_step_is_not_mixed_with_half_precision_on_a_gpu(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU autocast can be set for one all the same."""
+    mixed: list[bool] = []
+    learn = InProcessEngine.learn
+
+    def watched(*arguments: Any) -> Any:
+        mixed.append(torch.is_autocast_enabled("cuda"))
+        return learn(*arguments)
+
+    monkeypatch.setattr(InProcessEngine, "learn", watched)
+    with (
+        small_world(shards) as world,
+        default(partial(torch.set_autocast_enabled, "cuda"), True, False),
+    ):
+        world.step(next(iter(global_batches(shards, 1))))
+    assert mixed == [False]
+
+
 def test_an_epoch_that_was_left_goes_on(shards: Shards) -> None:
     def load(trainer: int, trainers: int) -> Iterator[tuple]:
         return tuples_of(shards, trainer, trainers, 3)
