@@ -112,7 +112,8 @@ class _Chain(torch.autograd.Function):
                 of_norms += kept
             if kind.dropout is not None and rows is not None:
                 dropped = kind.dropout.dropped(rows, x_BN.shape[1])
-                x_BN.masked_fill_(dropped.to(x_BN.device), 0).mul_(kind.dropout.scale)
+                there = dropped.to(x_BN.device, non_blocking=True)
+                x_BN.masked_fill_(there, 0).mul_(kind.dropout.scale)
         ctx.kinds, ctx.trains = kinds, rows is not None
         ctx.save_for_backward(*saved, x_BN, *of_norms)
         return as_type(x_BN, torch.float32)

@@ -231,7 +231,7 @@ class ServerClient(Client):
         if held:
             number, self.pushed = self.pushed, self.pushed + 1
             ids = {spec.name: spec.id for spec in self._compressor.layout.specs}
-            sections = {name: dense(ids[name], one.numpy()) for name, one in held.items()}
+            sections = {name: dense(ids[name], one.cpu().numpy()) for name, one in held.items()}
             self._send_sections(number, sections)
         yield from self._receive_answers()
 
