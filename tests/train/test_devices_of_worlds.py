@@ -32,6 +32,7 @@ from dlrm_hybrid.run.assembly import engine as build_engine
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train.in_process import InProcessEngine
+from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.types import ResourceError
 from dlrm_hybrid.world.settings import settings_of
 
@@ -210,3 +211,22 @@ def test_a_device_that_is_not_there_is_named(
     config = validate(compose.values_of([f"device={device}"]))
     with pytest.raises(ResourceError, match=rf"^device = {device}: .* sees {devices} CUDA devices"):
         build_world.placement(config, build.topology(config), 0)
+
+
+@pytest.mark.parametrize("after", [HOST, DEVICE], ids=["host", "device"])
+@pytest.mark.parametrize("name", ["adam", "dct", "levels", "dsp, bounded"])
+def test_a_run_resumes_on_the_device_or_on_the_host(name: str, after: Placement) -> None:
+    unbroken, first, second = (engine_of(name, one) for one in (DEVICE, DEVICE, after))
+    steps, saved = 14, 9
+    expected = losses(unbroken, steps)[saved:]
+    losses(first, saved)
+    values = weights(first)
+    for piece in second.ranks.tables:
+        piece.view.copy_(values[piece.name])
+    second.restart(Progress(step=saved, samples=0), values)
+    trainers = len(second.ranks.workers) // len(second.evaluators)
+    found = [
+        metrics.loss_sum / max(1, metrics.rows)
+        for metrics in map(second.learn, islice(batches(trainers), saved, steps))
+    ]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0 if after is DEVICE else 1e-5)
