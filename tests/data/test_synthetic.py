@@ -25,7 +25,6 @@ from dlrm_hybrid.data.profile import (
     raw_name,
 )
 from dlrm_hybrid.kernels import synthesize
-from dlrm_hybrid.kernels.bits import mix64
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.types import ResourceError
 
@@ -190,45 +189,6 @@ def test_every_row_has_the_official_form(fields: np.ndarray) -> None:
         assert 0 not in values
 
 
-def test_missing_fields_follow_the_profile(fields: np.ndarray) -> None:
-    columns = (*PROFILE.integers, *PROFILE.categoricals)
-    empty_RC = fields[:, 1:] == ""
-    for number, column in enumerate(columns):
-        p = column.missing / WEIGHT_ONE
-        bound = 5 * math.sqrt(p * (1 - p) / ROWS) + 1e-12
-        assert abs(empty_RC[:, number].mean() - p) <= bound, number
-        # columns with one draw differ only as far as their shares do
-        differ = (empty_RC[:, number] != empty_RC[:, column.missing_with]).mean()
-        assert (
-            differ <= abs(column.missing - columns[column.missing_with].missing) / WEIGHT_ONE + 1e-3
-        )
-    assert empty_RC.any()
-
-
-def test_integers_follow_their_quantiles(fields: np.ndarray) -> None:
-    for number, column in enumerate(PROFILE.integers):
-        cells = fields[:, 1 + number]
-        values = cells[cells != ""].astype(np.int64)
-        assert column.starts[0] <= values.min() <= values.max() < column.stop
-        below = np.cumsum(column.weights[:-1]) / WEIGHT_ONE
-        seen = (values[:, None] < np.array(column.starts[1:])).mean(0)
-        # Kolmogorov's bound for one chance in 10**6
-        assert np.abs(seen - below).max() < 2.7 / math.sqrt(len(values)), number
-    assert (fields[:, 2].astype(np.int64) < 0).mean() > 0.05, "I2 has negative values"
-
-
-def test_the_head_of_each_frequency_curve_follows_the_profile(fields: np.ndarray) -> None:
-    for categorical, column in enumerate(PROFILE.categoricals):
-        cells = fields[:, 1 + NUM_DENSE + categorical]
-        present = cells[cells != ""]
-        widths = np.diff((*column.starts, column.stop))
-        for rank in range(min(8, len(widths))):
-            assert widths[rank] == 1
-            p = column.weights[rank] / WEIGHT_ONE
-            share = (present == f"{plain_category(rank, categorical):08x}").mean()
-            assert abs(share - p) <= 5 * math.sqrt(p * (1 - p) / len(present)) + 1 / len(present)
-
-
 def test_categories_are_one_to_one_and_differ_between_columns() -> None:
     ranks = range(200_000)
     odd_F = TABLES.odd_F
@@ -236,20 +196,6 @@ def test_categories_are_one_to_one_and_differ_between_columns() -> None:
     assert len(first) == len(ranks)
     assert 0 not in first
     assert len(set(odd_F.tolist())) == NUM_CATEGORICAL
-
-
-def test_draws_are_unbiased_and_independent() -> None:
-    # 64 bits of neighbouring rows and columns: each bit a fair coin, no two columns alike
-    row_keys = [plain_mix((1234 + row * int(synthesize.GAMMA)) & MASK) for row in range(4000)]
-    draws_RC = np.array([[plain_draw(key, n) for n in range(12)] for key in row_keys], np.uint64)
-    with np.errstate(over="ignore"):  # as Python: kernels take it in and wrap
-        assert mix64(np.uint64(99)) == plain_mix(99)
-    bits = np.unpackbits(draws_RC.view(np.uint8)).reshape(4000, 12 * 64).astype(np.float64)
-    assert np.abs(bits.mean(0) - 0.5).max() < 5 * 0.5 / math.sqrt(4000)
-    correlation = np.corrcoef(bits.T) - np.eye(12 * 64)
-    assert np.abs(correlation).max() < 6.5 / math.sqrt(4000)
-    neighbour = (2 * bits[1:] - 1) * (2 * bits[:-1] - 1)
-    assert np.abs(neighbour.mean(0)).max() < 5 / math.sqrt(4000)
 
 
 def teacher_p(rows: int, seed: int, which: Profile = PROFILE) -> tuple[np.ndarray, np.ndarray]:

@@ -295,13 +295,6 @@ def test_staleness_is_told_of_runs_that_have_it(tmp_path: Path) -> None:
     assert "Staleness" in [section.heading for section in report([tmp_path / "a"]).sections]
 
 
-def test_roles_are_stages_and_servers(tmp_path: Path) -> None:
-    make_run(tmp_path / "a", [], world_events())
-    summary = read_run(tmp_path / "a").summary
-    assert tables.cpu_seconds_by_role(summary) == {"stage 0": 1.0, "stage 1": 2.0, "servers": 3.0}
-    assert tables.bytes_by_class(summary)["gradient push"] == 10.0
-
-
 def test_pictures_as_files_have_their_key_and_stand_in_the_text(
     four: Document, png_files: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""Whoever is no rank of the run finds every port shut while it trains, and changes nothing."""
+"""Whoever is no rank of the run finds every port shut while it trains."""
 
 import json
 import socket
