@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from dlrm_hybrid.report.measures import BYTES, TEST_LOSS
-from dlrm_hybrid.report.runs import Run
+from dlrm_hybrid.report.runs import Run, steps_before
 from dlrm_hybrid.report.tables import by_run, bytes_by_class, cpu_seconds_by_role, span_bars
 from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.events import Event, Kind, curve, part_of
@@ -162,7 +162,8 @@ class Picture:
 
 LOSS_CAPTIONS = {
     Over.STEPS: "Lines: mean training loss since the point before; diamonds: log-loss on the test "
-    "part, or on the part to validate where that is scored.",
+    "part, or on the part to validate where that is scored. A run with new rows goes on where the "
+    "one that it began from ends.",
     Over.SECONDS: "Evaluation, checkpoints and the first five steps of an attempt do not count.",
     Over.BYTES: "Samples times the mean bytes per sample of the whole run.",
 }
@@ -176,15 +177,16 @@ def losses(
     runs: Sequence[Run], labels: Sequence[str], axes: Sequence[Over] = tuple(Over)
 ) -> Iterator[Picture]:
     """Yield pictures of the loss over steps, seconds and bytes; none where nothing is known."""
+    before = steps_before(runs)
     for over in axes:
         lines = [
             Line(
                 label=label,
                 number=number,
-                curve=training_loss(run, over),
-                dots=evaluated_loss(run, over),
+                curve=_after(training_loss(run, over), start if over is Over.STEPS else 0),
+                dots=_after(evaluated_loss(run, over), start if over is Over.STEPS else 0),
             )
-            for number, (label, run) in enumerate(zip(labels, runs, strict=True))
+            for number, (label, run, start) in enumerate(zip(labels, runs, before, strict=True))
         ]
         unit = "B" if over is Over.BYTES else ""
         text = AxesText(over.value, "log-loss", unit, x_is_whole=over is Over.STEPS)
@@ -300,6 +302,11 @@ def _lines(
         line, band = (shape["middle"], shape) if isinstance(shape, Mapping) else (shape, None)
         lines.append(Line(label=label, number=number, curve=line, band=band))
     return lines
+
+
+def _after(curve: Curve | None, start: int) -> Curve | None:
+    """A curve that begins at `start`, not at 0."""
+    return curve if curve is None or not start else curve.set_axis(curve.index + start)
 
 
 def training_loss(run: Run, over: Over) -> Curve | None:

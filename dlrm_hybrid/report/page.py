@@ -56,6 +56,10 @@ STALENESS = (
     "How many updates the weights of a push had missed when it was applied itself. The mean of all "
     "hides a slow trainer; means and batches of trainers are from the least to the most."
 )
+GROWTH = (
+    "Categories of rows that go on from another run's: those it has rows for, new ones with rows "
+    "behind these, and new ones without; of the columns with most new ones."
+)
 DIFFERENCES = "Keys that are not the same in all runs."
 
 
@@ -137,6 +141,7 @@ def build_report(runs: Sequence[Run], subtitle: str) -> Document:
         Section("Ranks", RANKS, tables.ranks(*given)),
         Section("Compression", "", None, tuple(figures.compressed(*given))),
         Section("Staleness", STALENESS, tables.staleness(*given)),
+        Section("New categories", GROWTH, tables.growth(*given)),
         Section("Configuration", DIFFERENCES, tables.differences(*given)),
         Section("Runs", "", tables.origins(*given)),
     )

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+from dlrm_hybrid.checkpoint.folder import step_of
+from dlrm_hybrid.checkpoint.manifest import is_folder_name
 from dlrm_hybrid.config.identity import CONFIG_FILE
 from dlrm_hybrid.disk import read_object
 from dlrm_hybrid.run.folder import OVERRIDES_FILE, read_overrides
@@ -102,6 +104,25 @@ def read_run(folder: Path) -> Run:
         summary=_summary(folder, record, environment.get("cores", 1)),
         events=record,
     )
+
+
+def steps_before(runs: Sequence[Run]) -> list[int]:
+    """The steps that each run goes on after: those of the runs here that it descends from.
+
+    A run that goes on with new rows counts its own from 0.
+    """
+    here = {run.folder.resolve(): run for run in runs}
+    return [_before(run, here) for run in runs]
+
+
+def _before(run: Run, here: Mapping[Path, Run]) -> int:
+    ancestors: Sequence[str] = run.summary.get("descends_from") or [""]
+    folder = Path(ancestors[-1])
+    parent = here.get(folder.parent.parent.resolve())
+    if parent is None or run.summary["first_step"] or not is_folder_name(folder.name):
+        return 0
+    others = {path: one for path, one in here.items() if one is not run}
+    return step_of(folder) + _before(parent, others)
 
 
 def _summary(folder: Path, record: Sequence[Event], cores: int) -> Mapping[str, Any]:

@@ -55,6 +55,8 @@ MEGABYTE = 1e6
 ALL = "all"
 STEP_FIGURES = ("mean", "p50", "p95", "p99", "max")
 MAX_BARS = 16  # with more roles in all, each run has one bar, the mean of its roles
+GROWTH = ("rows", "reused", "appended", "unknown")
+MOST_COLUMNS = 8  # of a run's table of new categories
 SPANS = [span.value for span in Span if span is not Span.WAIT] + [Span.WAIT.value]
 
 
@@ -164,6 +166,23 @@ def staleness(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
         if run.summary["sync"] is not None
     ]
     return Table(columns, rows) if rows else None
+
+
+def growth(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
+    """What became of categories in runs whose rows were prepared on another's; None without any."""
+    rows = [
+        (label, column, *(integer(number) for number in counts))
+        for label, run in zip(labels, runs, strict=True)
+        for column, counts in _most_new(run.summary)
+    ]
+    return Table(("run", "column", *GROWTH), rows, "llr") if rows else None
+
+
+def _most_new(summary: Summary) -> list[tuple[str, list[int]]]:
+    """The columns with most new categories, each with the counts of `GROWTH`."""
+    found: Mapping[str, Mapping[str, int]] = summary.get("growth") or {}
+    columns = sorted(found, key=lambda name: -found[name]["appended"])[:MOST_COLUMNS]
+    return [(name, [found[name][of] for of in GROWTH]) for name in columns]
 
 
 def _staleness(sync: Summary) -> list[str]:

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from typing import Any
 
@@ -6,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import SAMPLES_PER_STEP, make_run, plain_events, progress, world_events
 
-from dlrm_hybrid.report import figures
-from dlrm_hybrid.report.figures import MAX_POINTS, Curve, Over
-from dlrm_hybrid.report.runs import Run, read_run
+from dlrm_hybrid.report import figures, tables
+from dlrm_hybrid.report.figures import MAX_POINTS, Curve, Lines, Over
+from dlrm_hybrid.report.runs import Run, read_run, steps_before
 from dlrm_hybrid.telemetry.events import Event
 
 
@@ -33,6 +34,29 @@ def test_loss_over_each_axis(tmp_path: Path) -> None:
     for axis, x in places.items():
         assert points(figures.training_loss(run, axis)) == list(zip(x, (0.6, 0.5), strict=True))
         assert points(figures.evaluated_loss(run, axis)) == [(x[1], 0.51)]
+
+
+def test_days_are_one_curve_where_their_runs_are_together(tmp_path: Path) -> None:
+    runs: list[Run] = []
+    for day in (1, 2, 3):
+        folder = tmp_path / f"day{day}"
+        make_run(folder, record=plain_events())
+        of = {"rows": 7, "reused": 3, "appended": 2, "unknown": 1}
+        last = [f"{one.folder}/checkpoints/step_00000020" for one in runs]
+        text = json.loads((folder / "summary.json").read_text())
+        text |= {"descends_from": last or None, "growth": {"shop": of} if last else None}
+        (folder / "summary.json").write_text(json.dumps(text))
+        runs.append(read_run(folder))
+    (picture,) = figures.losses(runs, ["a", "b", "c"], [Over.STEPS])
+    assert isinstance(picture.content, Lines)
+    drawn = [[x for x, _ in points(line.curve)] for line in picture.content.lines]
+    assert drawn == [[10, 20], [30, 40], [50, 60]]
+    assert [points(line.dots) for line in picture.content.lines][2] == [(60, 0.51)]
+    assert steps_before(runs[1:]) == [0, 20]
+    table = tables.growth(runs, ["a", "b", "c"])
+    assert table is not None
+    assert table.rows == [(day, "shop", "7", "3", "2", "1") for day in "bc"]
+    assert tables.growth(runs[:1], ["a"]) is None
 
 
 def test_a_mean_of_fewer_steps_is_no_point(tmp_path: Path) -> None:
