@@ -44,6 +44,7 @@ from world_runs import (
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.compress.gradient.methods import methods
+from dlrm_hybrid.data.preprocessing import read_kept
 from dlrm_hybrid.run import training
 from dlrm_hybrid.train.asynchronous.order_log import order_file, read_order
 from dlrm_hybrid.wire.frame import Kind as FrameKind
@@ -61,6 +62,8 @@ WAITING = [one for one in COVERING if one["sync"] in ("sync", "bounded")]
 APART = [one for one in COVERING if one not in WAITING]
 # One with each kind of tables, of rows whose columns may grow.
 SECOND_DAYS = [*{one["tables"]: one for one in WAITING if one["rows"] != "clicks"}.values()]
+NEXT_SHOPS = 30  # the first shop of the next day's rows
+DAYS_APART = [*{one["tables"]: one for one in APART if one["rows"] != "clicks"}.values()]
 SCHEMA = """
 label: click
 dense: [{dense}]
@@ -82,7 +85,7 @@ def rows(
         "lists": {**columns, "price": draw.random(1500), "tags": lists},
         "bare": {**columns, "tags": draw.integers(0, 40, 1500)},
     }
-    columns = {"click": draw.integers(0, 2, 1500), "shop": draw.integers(30, 130, 1500)}
+    columns = {"click": draw.integers(0, 2, 1500), "shop": draw.integers(NEXT_SHOPS, 130, 1500)}
     lists = [draw.integers(10, 60, draw.integers(0, 6)).tolist() for _ in range(1500)]
     tables["next lists"] = {**columns, "price": draw.random(1500), "tags": lists}
     tables["next bare"] = {**columns, "tags": draw.integers(10, 60, 1500)}
@@ -202,15 +205,21 @@ def assert_same_traffic(processes: dict, in_process: dict) -> None:
     assert counted["gradient_push"]["bytes"] > 0
 
 
+def next_day(first: Path, rows: tuple[str, ...]) -> tuple[str, ...]:
+    """Overrides of a run that goes on from one of a table's rows, with those of the day after."""
+    raw = next(Path(one.partition("=")[2]) for one in rows if one.startswith("data.raw="))
+    new = raw.with_name(f"next {raw.name}")
+    prepared = first.with_name("rows")
+    return (f"data.raw={new}", f"data.prepared={prepared}", f"checkpoint.resume={first}")
+
+
 @pytest.mark.parametrize("world", parameters(SECOND_DAYS, 3))
 def test_a_second_day_in_processes_is_one_process(
-    world: Composition, train: Train, rows: dict[str, tuple[str, ...]], tmp_path: Path
+    world: Composition, train: Train, rows: dict[str, tuple[str, ...]]
 ) -> None:
     given = (*HYBRID, *options(world))
     first = train("first", world, *given, IN_PROCESS)
-    (raw,) = (one for one in rows[world["rows"]] if one.startswith("data.raw="))
-    new = raw.replace(f"{world['rows']}.parquet", f"next {world['rows']}.parquet")
-    later = (new, f"data.prepared={tmp_path / 'rows'}", f"checkpoint.resume={first}")
+    later = next_day(first, rows[world["rows"]])
     in_process = train("in-process", world, *given, *later, IN_PROCESS)
     processes = train("processes", world, *given, *later)
     for step in (SAVED, 2 * SAVED, STEPS):
@@ -224,6 +233,22 @@ def test_a_second_day_in_processes_is_one_process(
     ]
     assert shapes[0].keys() == shapes[1].keys()
     assert shapes[0]["embedding.1.weight"] < shapes[1]["embedding.1.weight"]
+
+
+@pytest.mark.parametrize("world", parameters(DAYS_APART, 1))
+def test_a_second_day_of_trainers_that_do_not_wait_keeps_the_rows_that_it_lacks(
+    world: Composition, train: Train, rows: dict[str, tuple[str, ...]]
+) -> None:
+    given = (*HYBRID, *options(world))
+    first = train("first", world, *given)
+    second = train("second", world, *given, *next_day(first, rows[world["rows"]]))
+    assert summary(second)["first_step"] == 0
+    shops = read_kept(first).vocabularies()[1]
+    ids = [id for id, key in enumerate(shops.keys, shops.first_id) if int(key) < NEXT_SHOPS]
+    before, after = (tensors(one, STEPS)["embedding.2.weight"] for one in (first, second))
+    assert len(before) < len(after)
+    assert before[ids].tobytes() == after[ids].tobytes()
+    assert (before != after[: len(before)]).any()
 
 
 @pytest.mark.parametrize("world", parameters(APART, 2))
