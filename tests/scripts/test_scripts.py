@@ -71,6 +71,15 @@ def test_killed_runs_end_equal(parallel: str, seed: str, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+def test_a_model_of_yesterday_is_worth_something(tmp_path: Path) -> None:
+    rows = rows_of("studies/second_day.py", tmp_path, "--days", "3", "--rows", "4000")
+    grown, fixed, alone, _, best = ([float(cell) for cell in row[1:4]] for row in rows)
+    assert grown[0] == fixed[0] == alone[0]  # on the first day all learn the same
+    assert best[1] < grown[1] < alone[1]
+    assert int(rows[0][6]) > 0 == int(rows[1][6])
+
+
+@pytest.mark.slow
 def test_stopped_runs_end_equal(tmp_path: Path) -> None:
     options = ("--each", "1", "--group", "--phases", "imports", "training", "closing")
     rows = rows_of("faults/terminate.py", tmp_path / "runs", *options)
