@@ -13,7 +13,9 @@ from matplotlib.figure import Figure
 from dlrm_hybrid.report.drawing import save
 from dlrm_hybrid.report.runs import Run, read_runs
 from dlrm_hybrid.report.table import Table
+from dlrm_hybrid.report.tables import bytes_by_class
 from dlrm_hybrid.telemetry.summary import COMPLETE
+from dlrm_hybrid.types import ConfigError
 
 Found = TypeVar("Found")
 Frame: TypeAlias = Any
@@ -112,6 +114,14 @@ def sent_per_sample(run: Run) -> dict[str, float]:
     """Bytes by class; empty where none were counted."""
     counted: Mapping[str, Any] = run.summary["network"]["by_class"] or {}
     return {name: one["bytes"] / samples_of(run) for name, one in counted.items()}
+
+
+def counted_bytes(run: Run) -> dict[str, float]:
+    """Bytes per sample by class; raises ConfigError where none were counted."""
+    sent = bytes_by_class(run.summary)
+    if not sent:
+        raise ConfigError(f"{run.folder}: no bytes were counted, it is no world")
+    return sent
 
 
 def cpu_microseconds(run: Run) -> float:

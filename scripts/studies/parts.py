@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from frame import arguments, cpu_microseconds
+from frame import arguments, counted_bytes, cpu_microseconds
 
 from dlrm_hybrid.report.measures import digits, mean_spread
 from dlrm_hybrid.report.runs import Run, read_runs
 from dlrm_hybrid.report.table import MISSING, Table
-from dlrm_hybrid.report.tables import bytes_by_class
 from dlrm_hybrid.types import ConfigError
 
 CODES = ("encode", "decode")
@@ -36,7 +35,7 @@ def table(counted: Sequence[Run], trained: Sequence[Run]) -> Table:
     """
     names = [run.folder.name for run in counted]
     gaps = gaps_by_name(names, trained)
-    sent = [_sent(run) for run in counted]
+    sent = [counted_bytes(run) for run in counted]
     whole = sum(sent[0].values())
     rows = [
         (
@@ -74,13 +73,6 @@ def gaps_by_name(names: Sequence[str], trained: Sequence[Run]) -> dict[str, list
             raise ConfigError(f"{name}_{seed}: no run of {names[0]} has its train.seed = {seed}")
         found.setdefault(name, []).append(100 * (loss / losses[names[0], seed] - 1))
     return found
-
-
-def _sent(run: Run) -> dict[str, float]:
-    sent = bytes_by_class(run.summary)
-    if not sent:
-        raise ConfigError(f"{run.folder}: no bytes were counted, it is no world")
-    return sent
 
 
 def _time(run: Run) -> tuple[str, str]:

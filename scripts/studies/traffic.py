@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pandas as pd
-from frame import Frame, study
+from frame import Frame, counted_bytes, study
 from matplotlib.figure import Figure
 
 from dlrm_hybrid.report.drawing import KEY_COLUMNS, add_key, draw_bars, drawing, panels
@@ -19,8 +19,6 @@ from dlrm_hybrid.report.labels import labels
 from dlrm_hybrid.report.measures import nonzero
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.report.table import MISSING, Table
-from dlrm_hybrid.report.tables import bytes_by_class
-from dlrm_hybrid.types import ConfigError
 
 ALL = "all"
 X_TEXT = "bytes per training sample"
@@ -33,7 +31,7 @@ def against_first(runs: Sequence[Run], labels: Sequence[str]) -> Table:
     Raises:
         ConfigError: a run has counted no bytes.
     """
-    first, *others = ({**values, ALL: sum(values.values())} for values in map(_sent, runs))
+    first, *others = ({**values, ALL: sum(values.values())} for values in map(counted_bytes, runs))
     columns = [labels[0], *(c for label in labels[1:] for c in (label, f"{labels[0]} / {label}"))]
     rows = [
         (
@@ -56,7 +54,7 @@ def figure(runs: Sequence[Run], labels: Sequence[str]) -> Figure:
     Raises:
         ConfigError: a run has counted no bytes.
     """
-    sent: Frame = nonzero(pd.DataFrame(map(_sent, runs), index=list(labels))).fillna(0.0)
+    sent: Frame = nonzero(pd.DataFrame(map(counted_bytes, runs), index=list(labels))).fillna(0.0)
     sums = sent.sum(axis="columns")
     short: Frame = sent.loc[CLOSER * sums < sums.max()]
     drawn: list[Frame] = [sent, short] if len(short) else [sent]
@@ -68,13 +66,6 @@ def figure(runs: Sequence[Run], labels: Sequence[str]) -> Figure:
             draw_bars(axes, parts)
         add_key(picture, 2 * KEY_COLUMNS)
         return picture
-
-
-def _sent(run: Run) -> dict[str, float]:
-    sent = bytes_by_class(run.summary)
-    if not sent:
-        raise ConfigError(f"{run.folder}: no bytes were counted, it is no world")
-    return sent
 
 
 def _ratio(base: float, num_bytes: float) -> str:
