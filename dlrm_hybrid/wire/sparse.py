@@ -118,9 +118,8 @@ def rows(
     Raises:
         ValueError: some but not all elements, and indices that do not increase from 0 to N - 1.
     """
-    wanted = Format(shape[1], allow_rice, ELEMENT_BYTES[dtype])
-    counts_1, offsets_2 = np.array([shape[0] * shape[1]]), np.array([0, indices_K.size])
-    return _written((tensor,), counts_1, offsets_2, indices_K, values_K, dtype, wanted)[0]
+    given = (np.array([shape[0] * shape[1]]), np.array([0, indices_K.size]), indices_K, values_K)
+    return sparse_all((tensor,), *given, dtype, width=shape[1], allow_rice=allow_rice)[0]
 
 
 def sparse_all(
@@ -130,6 +129,9 @@ def sparse_all(
     indices_K: Int32s,
     values_K: Float32s,
     dtype: Dtype,
+    *,
+    width: int = 0,
+    allow_rice: bool = True,
 ) -> list[Section]:
     """The smallest section of some elements of each of T tensors, in one go.
 
@@ -142,60 +144,14 @@ def sparse_all(
         indices_K: int32, contiguous, those of each tensor increasing from 0 to its count - 1.
         values_K: float32, contiguous, rounded as `wire.dense.narrow` does.
         dtype: FLOAT32, BFLOAT16 or FLOAT16.
+        width: of the matrices that all tensors are, for ROWS; 0 for none.
+        allow_rice: whether RICE may be used.
 
     Raises:
         ValueError: some but not all elements of a tensor, and indices that do not increase from 0
             to its count - 1.
     """
-    wanted = Format(0, allow_rice=True, value_bytes=ELEMENT_BYTES[dtype])
-    return _written(tensors, counts_T, offsets_E, indices_K, values_K, dtype, wanted)
-
-
-def sparse_of(section: Section) -> Elements:
-    """The elements of a section that `sparse` made, or of a dense one.
-
-    Raises:
-        SectionError: no such section has this payload.
-    """
-    return _read((section,), 0)
-
-
-def sparse_of_all(sections: Sequence[Section]) -> Elements:
-    """The elements of sections that `sparse_all` made, or of dense ones, in one go.
-
-    Raises:
-        SectionError: no such section has the payload of one, or another type than the first.
-    """
-    return _read(sections, 0)
-
-
-def rows_of(section: Section, shape: tuple[int, int]) -> tuple[Int32s, Float32s]:
-    """Flat indices and values of a section that `rows` made of a matrix of this shape.
-
-    Raises:
-        SectionError: no such section has this payload, or it is of another size.
-    """
-    if section.count != shape[0] * shape[1]:
-        raise section.error(f"{section.count} elements are no matrix of {shape[0]} × {shape[1]}")
-    found = _read((section,), shape[1])
-    return found.indices_K, found.values_K
-
-
-def addresses_of(arrays: Sequence[Float32s]) -> UInt64s:
-    """The addresses of contiguous arrays, for kernels; arrays must outlive the call."""
-    addresses = [array.__array_interface__["data"][0] for array in arrays]
-    return np.array(addresses, np.uint64)
-
-
-def _written(
-    tensors: Sequence[int],
-    counts_T: Int64s,
-    offsets_E: Int64s,
-    indices_K: Int32s,
-    values_K: Float32s,
-    dtype: Dtype,
-    wanted: Format,
-) -> list[Section]:
+    wanted = Format(width, allow_rice, ELEMENT_BYTES[dtype])
     # The kernel rounds to bfloat16 by the way: no pass of its own.
     values = pack(values_K, dtype) if dtype is Dtype.FLOAT16 else values_K.view(np.uint8)
     forms_T2 = np.empty((len(tensors), 2), np.int64)
@@ -213,11 +169,42 @@ def _written(
     return made
 
 
-def _read(sections: Sequence[Section], width: int) -> Elements:
-    """The elements of sections of one type; `width` is that of their matrices, for ROWS, or 0.
+def sparse_of(section: Section) -> Elements:
+    """The elements of a section that `sparse` made, or of a dense one.
 
     Raises:
-        SectionError: no such section has the payload of one.
+        SectionError: no such section has this payload.
+    """
+    return sparse_of_all((section,))
+
+
+def rows_of(section: Section, shape: tuple[int, int]) -> tuple[Int32s, Float32s]:
+    """Flat indices and values of a section that `rows` made of a matrix of this shape.
+
+    Raises:
+        SectionError: no such section has this payload, or it is of another size.
+    """
+    if section.count != shape[0] * shape[1]:
+        raise section.error(f"{section.count} elements are no matrix of {shape[0]} × {shape[1]}")
+    found = sparse_of_all((section,), shape[1])
+    return found.indices_K, found.values_K
+
+
+def addresses_of(arrays: Sequence[Float32s]) -> UInt64s:
+    """The addresses of contiguous arrays, for kernels; arrays must outlive the call."""
+    addresses = [array.__array_interface__["data"][0] for array in arrays]
+    return np.array(addresses, np.uint64)
+
+
+def sparse_of_all(sections: Sequence[Section], width: int = 0) -> Elements:
+    """The elements of sections that `sparse_all` made, or of dense ones, in one go.
+
+    Args:
+        sections: all of one type.
+        width: of the matrices that their tensors are, for ROWS; 0 for none.
+
+    Raises:
+        SectionError: no such section has the payload of one, or another type than the first.
     """
     dtype = sections[0].dtype if sections else Dtype.FLOAT32
     last = Encoding.ROWS if width else Encoding.RICE
