@@ -51,12 +51,14 @@ class Log:
         rows: of each day.
         days: their number.
         new: share of the ids of a column that are new each day.
+        drift: how fast effects swing and weights turn, times `SWING` and `TURN`.
         seed: of everything drawn.
     """
 
     rows: int
     days: int
     new: float = 0.03
+    drift: float = 1.0
     seed: int = 0
 
     def day(self, number: int) -> tuple[Any, float]:
@@ -82,7 +84,8 @@ class Log:
         return max(20, size * self.rows // ROWS_OF_IDS)
 
     def _weights(self, day: int) -> Floats:
-        first, second = np.cos(TURN * day), np.sin(TURN * day)
+        turned = TURN * self.drift * day
+        first, second = np.cos(turned), np.sin(turned)
         return 0.6 * np.array([first, second, first - second])
 
     def _drawn(
@@ -98,7 +101,7 @@ class Log:
         there: Floats = np.cumsum(popularity_V[first : first + size])
         drawn_N: Floats = draw.random(self.rows) * float(there[-1])
         ids_N = first + np.searchsorted(there, drawn_N).astype(np.int64)
-        effect_V = amplitude_V * np.cos(phase_V + SWING * day)
+        effect_V = amplitude_V * np.cos(phase_V + SWING * self.drift * day)
         return ids_N, effect_V[ids_N], vector_VL[ids_N]
 
 
@@ -128,13 +131,20 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--days", type=int, default=3)
     parser.add_argument("--rows", type=int, default=4_000, help="of a day")
     parser.add_argument("--new", type=float, default=0.03, help="share of new ids a day")
+    parser.add_argument("--drift", type=float, default=1.0, help="0 for a log that stays as it is")
     parser.add_argument("--seed", type=int, default=0)
     return parser
 
 
 def log_of(options: argparse.Namespace) -> Log:
     """The log that arguments ask for."""
-    return Log(rows=options.rows, days=options.days, new=options.new, seed=options.seed)
+    return Log(
+        rows=options.rows,
+        days=options.days,
+        new=options.new,
+        drift=options.drift,
+        seed=options.seed,
+    )
 
 
 def main() -> None:
