@@ -35,7 +35,7 @@ def test_the_first_pushes_of_each_worker_are_warm_up(starts: tuple[int, int]) ->
 @pytest.mark.parametrize("ahead", [0, 3])
 @pytest.mark.parametrize("starts", [(0, 0), (90, 12)])
 def test_so_are_its_lookups_and_updates(starts: tuple[int, int], ahead: int) -> None:
-    from dlrm_hybrid.train.table_server_rank import TableServerRank
+    from dlrm_hybrid.train.server_rank import TableServerRank
 
     phases: list[Phase] = []
     rank = TableServerRank(

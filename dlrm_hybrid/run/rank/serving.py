@@ -20,8 +20,7 @@ from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.train.asynchronous.order_log import OrderLog, order_file
 from dlrm_hybrid.train.progress import Progress
-from dlrm_hybrid.train.server_rank import ServerRank
-from dlrm_hybrid.train.table_server_rank import TableServerRank
+from dlrm_hybrid.train.server_rank import ServerRank, TableServerRank
 from dlrm_hybrid.types import InterruptedRunError, PreemptedError
 from dlrm_hybrid.wire.frame import Frame
 from dlrm_hybrid.wire.frame import Kind as FrameKind
