@@ -7,25 +7,45 @@ its batches, or brings a batch along.
 
 It takes the next batches before it is done with the last ones, where their orders have arrived. Its
 threads, if it has several, train on them at the same time.
+
+What goes over the link to a leader:
+
+it sends:      how many orders it has done, with metrics            REPORT
+it receives:   orders to train on batches, to pass, to settle,      DECISION
+               to evaluate, to leave after a signal to its trainer,
+               to end; first, after a restart, to join at a batch
+while waiting: copies what a checkpoint must hold, reports whether  SAVE, COPIED;
+               that is written                                      SHARD
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol, final
 
 from torch import Tensor
+from typing_extensions import override
 
-from dlrm_hybrid.data.loader import Batch
-from dlrm_hybrid.parallel.messages import values_of
+from dlrm_hybrid.checkpoint.writer import ShardWriter
+from dlrm_hybrid.comm.mailbox import Mailbox, Receive, SharedMailbox
+from dlrm_hybrid.data.loader import Batch, LoaderState
+from dlrm_hybrid.parallel.dense.client import ServerClient
+from dlrm_hybrid.parallel.dense.server import IDLE_SECONDS, Handle
+from dlrm_hybrid.parallel.effects import Outgoing
+from dlrm_hybrid.parallel.messages import message, values_of
 from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
+from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.asynchronous.crew import Crew
+from dlrm_hybrid.train.engine import ignore
+from dlrm_hybrid.train.saver import piece_groups
+from dlrm_hybrid.train.server_rank import shard_answer
+from dlrm_hybrid.train.signals import StopRequest, obey
 from dlrm_hybrid.train.worker_rank import WorkerRank
-from dlrm_hybrid.types import DlrmError
-from dlrm_hybrid.wire.frame import Frame
+from dlrm_hybrid.types import DlrmError, InterruptedRunError, PreemptedError, ScoredPart
+from dlrm_hybrid.wire.frame import Frame, Kind
 
 LEARN = "learn"
 
@@ -182,3 +202,152 @@ class Follower:
 
 def _order_in(frame: Frame) -> Order:
     return Order(values_of(frame), frame)
+
+
+ReadPart = Callable[[LoaderState, int], Batch]
+"""`Loader.part`."""
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class LeaderLink(Link):
+    """The link of a worker to the leader.
+
+    Attributes:
+        rank: the worker.
+        mailbox: source of orders; the rank's, shared if there are threads.
+        client: that of its weights.
+        part: reads a trainer's rows of a batch.
+        stop: stop request of signals.
+        meter: that of the process.
+        writer: writer of its shards of checkpoints.
+        say: writes a line to the log.
+        incarnation: how often this worker was started before in this attempt.
+        has_left: whether it has left before the end of the run.
+    """
+
+    rank: WorkerRank
+    mailbox: Mailbox | SharedMailbox
+    client: ServerClient
+    part: ReadPart
+    stop: StopRequest
+    meter: RankMeter
+    writer: ShardWriter
+    say: Callable[[str], None]
+    incarnation: int = 0
+    has_left: bool = False
+    _taken: int = 0
+
+    def handlers(self) -> Mapping[Kind, Handle]:
+        """Handlers for requests of the leader while the worker waits."""
+        return {Kind.SAVE: self._save, Kind.SHARD: self._shard}
+
+    @override
+    def acts(self) -> Mapping[str, Act]:
+        return {
+            "settle": self._settle,
+            "evaluate": self._evaluate,
+            "join": self._join,
+            "leave": self._leave,
+            "pass": self._pass,
+            "end": self._end,
+        }
+
+    @override
+    def read(self, order: Order) -> Iterator[Due]:
+        batches = order.values["batches"]
+        for number, (*at, part) in enumerate(batches, start=1):
+            yield Due(self.part(LoaderState(*at), part), is_last=number == len(batches))
+
+    @override
+    def take(self) -> Frame:
+        # A rest may take long; the channel notices the loss of the leader.
+        with self.meter.clock.waiting(Kind.DECISION.name.lower()):
+            frame = self.mailbox.take(self._due(), IDLE_SECONDS)
+        self._taken += 1
+        return frame
+
+    @override
+    def take_now(self) -> Frame | None:
+        frame = self.mailbox.take_now(self._due())
+        self._taken += frame is not None
+        return frame
+
+    def _due(self) -> Receive:
+        return Receive(Kind.DECISION, self.rank.leader, self._taken)
+
+    @override
+    def report(self, done: int, answer: Answer) -> None:
+        rank = self.rank
+        report = {
+            "learned": rank.step,
+            "metrics": asdict(answer.metrics),
+            "interval": asdict(rank.since_last_met(rank.step, 0)),
+            "severity": self.stop.severity,
+            "incarnation": self.incarnation,
+            "writing": self.writer.pending,
+        }
+        rank.messenger.send(rank.leader, Kind.REPORT, done, report)
+
+    def _evaluate(self, order: Order) -> Answer:
+        part, trainers = ScoredPart(order.values["part"]), order.values["trainers"]
+        try:
+            with self.meter.within(Phase.EVALUATE):
+                self.rank.evaluate(part, self.stop, ignore, trainers)
+        except (PreemptedError, InterruptedRunError):
+            pass  # all have stopped at the same batch; the leader's next order decides
+        return Answer()
+
+    def _settle(self, order: Order) -> Answer:
+        """At rest, fetch the servers' weights, and wait until all sent to tables has arrived."""
+        runner, tables = self.rank.runner, self.rank.worker.tables
+        runner.run(self.client.refresh(whole=False))
+        if tables is not None:
+            runner.run(tables.settle())
+        return Answer()
+
+    def _pass(self, order: Order) -> Answer:
+        """Take part in a round without a batch."""
+        self.rank.runner.run(self.client.skip())
+        return Answer()
+
+    def _join(self, order: Order) -> Answer:
+        at = order.values["at"]
+        self.rank.join(at)
+        self.rank.runner.run(self.client.refresh(whole=True))
+        self.say(f"{self._name} has been started again and goes on at batch {at}")
+        return Answer()
+
+    def _leave(self, order: Order) -> None:
+        """Hand over the residual of weight gradients, where that is possible, and leave.
+
+        In round-robin order others would wait for it as for a batch. Residuals of activations are
+        lost: they would be added to those of later batches.
+        """
+        rank = self.rank
+        if rank.worker.tables is not None:
+            rank.runner.run(rank.worker.tables.flush())
+            rank.runner.run(rank.worker.tables.settle())
+        hands_over = order.values["hands_over"]
+        rank.runner.run(self.client.flush() if hands_over else self.client.pull())
+        self.has_left = True
+        self.say(f"{self._name} leaves after SIGTERM to its trainer")
+
+    def _end(self, order: Order) -> None:
+        """End; raises PreemptedError or InterruptedRunError if the leader stops the run."""
+        obey(order.values["severity"])
+
+    @property
+    def _name(self) -> str:
+        return self.rank.topology.name(self.rank.messenger.rank)
+
+    def _save(self, frame: Frame) -> Sequence[Outgoing]:
+        with self.meter.within(Phase.CHECKPOINT):
+            self.writer.begin(values_of(frame)["step"], piece_groups(self.rank.pieces()))
+        messenger = self.rank.messenger
+        answer = message(Kind.COPIED, messenger.rank, messenger.attempt, frame.number, {})
+        return [Outgoing(frame.sender, answer, 0)]
+
+    def _shard(self, frame: Frame) -> Sequence[Outgoing]:
+        messenger = self.rank.messenger
+        return [shard_answer(self.writer, frame, messenger.rank, messenger.attempt)]

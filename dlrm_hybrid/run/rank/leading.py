@@ -26,11 +26,10 @@ from dlrm_hybrid.telemetry.events import Kind as EventKind
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.train.asynchronous.leader import LeaderRank
-from dlrm_hybrid.train.asynchronous.leader_link import LeaderLink
 from dlrm_hybrid.train.asynchronous.leases import Leases
 from dlrm_hybrid.train.asynchronous.turns import Turns
 from dlrm_hybrid.train.engine import ignore
-from dlrm_hybrid.train.follower import Follower
+from dlrm_hybrid.train.follower import Follower, LeaderLink
 from dlrm_hybrid.train.server_rank import ServerRank
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.wire.frame import Frame, Kind
