@@ -39,7 +39,6 @@ class Held(Holder):
     """What a process without servers holds."""
 
     messenger: Messenger
-    leader: int
     tensors: dict[str, Tensor]
 
     def pieces(self) -> list[Piece]:
@@ -59,7 +58,7 @@ def saver(root: Path, held: dict[str, Tensor]) -> CheckpointWriter:
         clock=SpanClock(),
     )
     return CheckpointWriter(
-        holder=Held(messenger, 0, held),
+        holder=Held(messenger, held),
         names={0: "worker-0"},
         committer=Committer(
             root=root,

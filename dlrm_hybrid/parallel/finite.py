@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.arrays import Float32s
+from dlrm_hybrid.model.optimizer import LrSchedule
 from dlrm_hybrid.types import DivergedError
 
 EMBEDDING_PREFIX = "embedding."
@@ -39,6 +40,24 @@ def first_not_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
 def key_of_rate(name: str) -> str:
     """The configuration key of a tensor's learning rate."""
     return "embedding.lr" if name.startswith((EMBEDDING_PREFIX, LOOKUPS_PREFIX)) else "optimizer.lr"
+
+
+def check_loss(step: int, loss_sum: float, schedule: LrSchedule) -> None:
+    """Refuse a loss that is not finite.
+
+    Args:
+        step: counted from 0.
+        loss_sum: that of its rows.
+        schedule: learning rate of the dense parameters.
+
+    Raises:
+        DivergedError: names step, loss and rate.
+    """
+    if not math.isfinite(loss_sum):
+        raise DivergedError(
+            f"step {step + 1}: the loss is {loss_sum} at a learning rate of {schedule.lr(step)}; "
+            "optimizer.lr or embedding.lr may be too high"
+        )
 
 
 def check_weights(

@@ -194,6 +194,10 @@ class RankMeter:
         finally:
             self.switch(before)
 
+    def train(self) -> None:
+        """Go back to training, or its warm-up, from whichever phase."""
+        self.switch(Phase.TRAIN if self._warm_steps >= WARMUP_STEPS else Phase.WARMUP)
+
     def take(self, samples_per_step: int) -> dict[str, Any]:
         """Rows, and wall, CPU and span seconds, of timed steps since the last call."""
         self._end_window()

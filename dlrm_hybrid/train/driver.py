@@ -12,8 +12,8 @@
         train on a batch, refuse a loss that is not finite
     at the end: meet, a point, a checkpoint; once it is valid, scores on all parts, added to it
 
-One process runs it alone. In a world of processes every worker runs it, in step: what is due
-follows from the plan, and `meet` exchanges what each worker knows.
+One process of a run has it. Its engine trains all that is in this process, and gives the orders to
+all others; `meet` adds what they report.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dataclasses import replace
 from typing import final
 
 from dlrm_hybrid.checkpoint.manifest import Score
+from dlrm_hybrid.parallel.finite import check_loss
 from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.telemetry.rank_meter import Interval, RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
@@ -122,7 +123,7 @@ class Driver:
                 self._save()
                 self._finish()
             scored = [self._evaluate(part) for part in plan.evaluations(self.progress, at_end)]
-            is_best = plan.saves_best(step) and self._engine.agree(step, any(scored))
+            is_best = plan.saves_best(step) and any(scored)
             due = is_due(step, plan.checkpoint_every) or decision.save or is_best
             if at_end or due or step == self._saved[0]:
                 self._save()
@@ -134,26 +135,25 @@ class Driver:
         """Score the model on a part; scores on the plan's first part decide, others are recorded.
 
         Returns:
-            Whether the scores are the best so far, as far as this process knows.
+            Whether the scores are the best so far, on the part that decides.
         """
         start = time.perf_counter()
         with self._meter.within(Phase.EVALUATE):
             show = reporting(self._recorder.live, "evaluate", "rows")
             scores = self._engine.evaluate(part, self._stop, show)
         seconds = time.perf_counter() - start
-        if scores is not None:
-            self._recorder.evaluated(self.progress, part, scores, seconds)
+        self._recorder.evaluated(self.progress, part, scores, seconds)
         if part != self._plan.parts[0]:
             self.progress = replace(self.progress, tested_step=self.progress.step)
             return False
-        score = None if scores is None else monitored(scores, part, self._plan.monitor)
+        score = monitored(scores, part, self._plan.monitor)
         is_best = score is not None and score.is_best(self.progress.best)
         self.progress = replace(
             self.progress,
             evaluated_step=self.progress.step,
             score=score,
             best=score if is_best else self.progress.best,
-            course=self.progress.course if scores is None else self._judged(score),
+            course=self._judged(score),
         )
         return is_best
 
@@ -219,7 +219,7 @@ class Driver:
         step = self.progress.step
         if step < self._plan.steps or self.progress.emptied == step:
             return
-        metrics = self._engine.drain(step)
+        metrics = self._engine.drain()
         if metrics is not None:
             interval = self._with(metrics)
             self.progress = replace(self.progress, interval=interval, emptied=step)
@@ -227,11 +227,7 @@ class Driver:
     def _with(self, metrics: StepMetrics) -> Interval:
         """The sums since the last point, with the metrics of a step added."""
         step, interval = self.progress.step, self.progress.interval
-        if not math.isfinite(metrics.loss_sum):
-            raise DivergedError(
-                f"step {step + 1}: the loss is {metrics.loss_sum} at a learning rate of "
-                f"{self._engine.schedule.lr(step)}; optimizer.lr or embedding.lr may be too high"
-            )
+        check_loss(step, metrics.loss_sum, self._engine.schedule)
         return replace(
             interval,
             rows=interval.rows + metrics.rows,

@@ -1,4 +1,4 @@
-"""What trains in one process of a run, as its driver and its checkpoints see it."""
+"""What trains in a run, as its driver and its checkpoints see it."""
 
 from __future__ import annotations
 
@@ -30,20 +30,13 @@ class Holder(Protocol):
 
     Attributes:
         messenger: to the other ranks.
-        leader: rank of the process that decides, records events and commits checkpoints.
     """
 
     messenger: Messenger
-    leader: int
-
-    @property
-    def leads(self) -> bool:
-        """Whether this process is the leader."""
-        return self.messenger.rank == self.leader
 
     @property
     def asked(self) -> Sequence[int]:
-        """Ranks without an engine, which copy their tensors for a checkpoint on request."""
+        """The other ranks, which copy their tensors for a checkpoint on request."""
         return ()
 
     @property
@@ -68,12 +61,20 @@ class Holder(Protocol):
         """Pushes per worker of each stage so far; None if stages agree."""
         return None
 
+    @property
+    def looking_up(self) -> Sequence[int]:
+        """The trainers that look up rows in this process."""
+        return ()
 
-class Engine(Holder, Protocol):
-    """Trains in one process: all ranks of a world, one worker, or the server that leads.
+    def restart(self, progress: Progress, values: Mapping[str, Tensor]) -> None:
+        """Resume from the tensors of a checkpoint, except those of the tables."""
+        ...
 
-    Every process of a run that has an engine calls the same methods at the same steps. By default
-    none of them waits for another, and a step leaves nothing to finish.
+
+class Engine(Protocol):
+    """Trains: all ranks of a world, or one that gives orders to the workers in other processes.
+
+    By default there are no others, and a step leaves nothing to finish.
 
     Attributes:
         schedule: learning rate of the dense parameters, to report it.
@@ -82,9 +83,9 @@ class Engine(Holder, Protocol):
     schedule: LrSchedule
 
     @property
-    def looking_up(self) -> Sequence[int]:
-        """The trainers that look up rows in this process."""
-        return ()
+    def holder(self) -> Holder:
+        """What holds this process's tensors."""
+        ...
 
     def make_step(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
         """Train on one batch per trainer.
@@ -94,35 +95,35 @@ class Engine(Holder, Protocol):
             at: position of the batches.
 
         Returns:
-            This process's metrics, and the position of the next batches.
+            Its metrics, as far as they are known here, and the position of the next batches.
         """
         ...
 
-    def drain(self, step: int) -> StepMetrics | None:
+    def drain(self) -> StepMetrics | None:
         """Finish the batches in flight after the last step; None if steps leave none there."""
         return None
 
     def lower(self, step: int) -> None:
-        """Lower learning rates from this step on, here and on servers."""
+        """Lower learning rates from this step on, in all processes."""
 
     def meet(
         self, progress: Progress, plan: Plan, stop: StopRequest, is_late: bool
     ) -> tuple[Progress, Decision]:
-        """Decide together with the other processes, before every step and at the end.
+        """Decide before every step and at the end, where due from what other processes report.
 
         Args:
-            progress: that of this process.
+            progress: that of the run, as far as it is known.
             plan: that of the run.
             stop: stop request of signals to this process.
-            is_late: whether a checkpoint is due by this process's clock.
+            is_late: whether a checkpoint is due by the clock.
 
         Returns:
-            The progress with what other processes know, and the decision for all.
+            The progress with what other processes have reported, and the decision.
         """
         ...
 
-    def evaluate(self, part: ScoredPart, stop: StopRequest, show: Show) -> BinaryScores | None:
-        """Score the master weights on a part of the rows; None in a process without scores.
+    def evaluate(self, part: ScoredPart, stop: StopRequest, show: Show) -> BinaryScores:
+        """Score the master weights on a part of the rows.
 
         Args:
             part: the rows to score.
@@ -130,21 +131,8 @@ class Engine(Holder, Protocol):
             show: called with the rows done and their number.
 
         Raises:
-            PreemptedError, InterruptedRunError: in all processes between the same batches.
+            PreemptedError, InterruptedRunError: all processes have stopped at the same batch.
         """
-        ...
-
-    def agree(self, step: int, is_best: bool) -> bool:
-        """Whether the scores of this step are the best so far, as the process that has them found.
-
-        Args:
-            step: number of steps done.
-            is_best: what this process found.
-        """
-        return is_best
-
-    def restart(self, progress: Progress, values: Mapping[str, Tensor]) -> None:
-        """Resume from the tensors of a checkpoint, except those of the tables."""
         ...
 
     def departures(self) -> Mapping[str, Any]:

@@ -1,9 +1,9 @@
 """A follower: a worker that carries out the orders of its driver, and reports on each.
 
-The driver is the leader of a run whose trainers do not wait for each other, or the program of a
-world. An order is a frame of the kind DECISION whose values say what to `do`; a report is one of
-the kind REPORT, whose number is that of the orders done. An order to learn names the positions of
-its batches, or brings a batch along.
+The driver is in the leader of a run, or it is the program of a world. An order is a frame of the
+kind DECISION whose values say what to `do`; a report is one of the kind REPORT, whose number is
+that of the orders done. An order to learn names the positions of its batches, or brings a batch
+along.
 
 It takes the next batches before it is done with the last ones, where their orders have arrived. Its
 threads, if it has several, train on them at the same time.
@@ -11,9 +11,11 @@ threads, if it has several, train on them at the same time.
 What goes over the link to a leader:
 
 it sends:      how many orders it has done, with metrics            REPORT
-it receives:   orders to train on batches, to pass, to settle,      DECISION
-               to evaluate, to leave after a signal to its trainer,
-               to end; first, after a restart, to join at a batch
+it receives:   orders to train on batches, to evaluate, to end      DECISION
+               in lock-step, to lower rates and to empty the
+               pipeline; else to pass, to settle, to leave after
+               a signal to its trainer, and first, after a
+               restart, to join at a batch
 while waiting: copies what a checkpoint must hold, reports whether  SAVE, COPIED;
                that is written                                      SHARD
 """
@@ -22,6 +24,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol, final
 
@@ -30,16 +33,16 @@ from typing_extensions import override
 
 from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.comm.mailbox import Mailbox, Receive, SharedMailbox
-from dlrm_hybrid.data.loader import Batch, LoaderState
+from dlrm_hybrid.data.loader import Batch, LoaderState, ReadAhead
 from dlrm_hybrid.parallel.dense.client import ServerClient
-from dlrm_hybrid.parallel.dense.server import IDLE_SECONDS, Handle
+from dlrm_hybrid.parallel.dense.server import IDLE_SECONDS, HandlerTable
 from dlrm_hybrid.parallel.effects import Outgoing
+from dlrm_hybrid.parallel.finite import check_loss
 from dlrm_hybrid.parallel.messages import message, values_of
 from dlrm_hybrid.parallel.step import StepMetrics
-from dlrm_hybrid.telemetry.rank_meter import RankMeter
+from dlrm_hybrid.telemetry.rank_meter import Interval, RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.asynchronous.crew import Crew
-from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.train.saver import piece_groups
 from dlrm_hybrid.train.server_rank import shard_answer
 from dlrm_hybrid.train.signals import StopRequest, obey
@@ -66,10 +69,17 @@ class Answer(NamedTuple):
 
 
 class Due(NamedTuple):
-    """A batch to train on, and whether it is the last of its order."""
+    """A batch to train on.
+
+    Attributes:
+        batch: its rows.
+        is_last: whether it is the last of its order.
+        coming: batches of later orders that were read ahead.
+    """
 
     batch: Batch
     is_last: bool
+    coming: Sequence[Batch] = ()
 
 
 Act = Callable[[Order], Answer | None]
@@ -86,6 +96,9 @@ class Link(Protocol):
     def read(self, order: Order) -> Iterator[Due]:
         """Read the batches of an order to train."""
         ...
+
+    def check(self, step: int, metrics: StepMetrics) -> None:
+        """Check the metrics of a step, or of batches in flight; by default the driver does it."""
 
     def take(self) -> Frame:
         """Wait for the next order."""
@@ -109,7 +122,7 @@ class Follower:
         rank: the worker.
         link: to its driver.
         meter: that of the process.
-        ahead: number of batches whose rows are prefetched from the tables.
+        ahead: number of batches of other orders whose rows are prefetched from the tables.
         crew: its threads; None if it has one.
     """
 
@@ -126,7 +139,7 @@ class Follower:
 
     def run(self) -> None:
         """Carry out orders until an act was the last one; raises what acts raise."""
-        acts = self.link.acts()
+        acts: Mapping[str, Act] = {"drain": self._drain, **self.link.acts()}
         self.link.report(0, Answer())
         while True:
             order = self._order()
@@ -141,6 +154,11 @@ class Follower:
                 return
             self._finish(answer)
 
+    def _drain(self, order: Order) -> Answer:
+        metrics = self.rank.drain() or StepMetrics()
+        self.link.check(self.rank.step, metrics)
+        return Answer(metrics)
+
     def _finish(self, answer: Answer) -> None:
         self._done += 1
         self.link.report(self._done, answer)
@@ -150,20 +168,26 @@ class Follower:
 
         Rows are prefetched across the ends of orders as long as batches are there.
         """
-        rank, window = self.rank, deque[Batch]()
+        rank, window = self.rank, deque[Due]()
         self._reading = self.link.read(order)
         if self.crew is not None:
             self.crew.learn(rank.step, self._next_batch, self._learned_by_thread)
             return
         while True:
-            while len(window) <= self.ahead and (batch := self._next_batch()) is not None:
-                window.append(batch)
+            while len(window) <= self.ahead and (due := self._next_due()) is not None:
+                window.append(due)
             if not window:
                 return
-            batch = window.popleft()
-            self._learned(rank.learn(batch, [*window]))
+            batch, _, coming = window.popleft()
+            metrics = rank.learn(batch, [*(one.batch for one in window), *coming])
+            self.link.check(rank.step - 1, metrics)
+            self._learned(metrics)
 
     def _next_batch(self) -> Batch | None:
+        due = self._next_due()
+        return None if due is None else due.batch
+
+    def _next_due(self) -> Due | None:
         """Read the next batch of the orders that have arrived."""
         while (due := next(self._reading, None)) is None:
             come = self._next_lease()
@@ -171,7 +195,7 @@ class Follower:
                 return None
             self._reading = self.link.read(come)
         self._ends.append(due.is_last)
-        return due.batch
+        return due
 
     def _learned_by_thread(self, metrics: StepMetrics) -> None:
         self.rank.step += 1
@@ -188,7 +212,9 @@ class Follower:
     def _order(self) -> Order:
         """Wait for the next order."""
         order, self._held = self._held, None
-        return order or _order_in(self.link.take())
+        order = order or _order_in(self.link.take())
+        self.meter.train()  # until an act, or a handler while it waits, begins another phase
+        return order
 
     def _next_lease(self) -> Order | None:
         """The next order if it has arrived and is to train."""
@@ -208,6 +234,67 @@ ReadPart = Callable[[LoaderState, int], Batch]
 """`Loader.part`."""
 
 
+def read_lease(part: ReadPart, order: Order) -> Iterator[Due]:
+    """Read the batches of an order that names the position and the trainer of each."""
+    batches = order.values["batches"]
+    for number, (*at, trainer) in enumerate(batches, start=1):
+        yield Due(part(LoaderState(*at), trainer), is_last=number == len(batches))
+
+
+def read_steps(read: ReadAhead, order: Order) -> Iterator[Due]:
+    """Read the batches of an order to make so many steps from a position."""
+    at, steps = LoaderState(*order.values["at"]), order.values["steps"]
+    for number in range(1, steps + 1):
+        batch, at, coming = read(at)
+        yield Due(batch, number == steps, coming)
+
+
+@final
+@dataclass(slots=True)
+class WorkerShards:
+    """A worker's shards of checkpoints, which its leader asks for while it waits.
+
+    Attributes:
+        rank: the worker.
+        writer: writes them.
+        meter: that of the process.
+        rests: whether the leader asks for them only while the worker waits for orders.
+        taken: number of shards that the leader has taken.
+    """
+
+    rank: WorkerRank
+    writer: ShardWriter
+    meter: RankMeter
+    rests: bool = True
+    taken: int = 0
+
+    def answer(self) -> None:
+        """Answer the leader from now on, whenever the worker waits for frames."""
+        handlers = {Kind.SAVE: self._save, Kind.SHARD: self._shard}
+        messenger = self.rank.messenger
+        messenger.mailbox.answer = HandlerTable(messenger.channel, handlers)
+
+    def wait_until_taken(self) -> None:
+        """Wait until the leader has taken the next shard."""
+        messenger, before = self.rank.messenger, self.taken
+        messenger.mailbox.wait_until(lambda: self.taken > before, messenger.patience_seconds)
+
+    def _save(self, frame: Frame) -> Sequence[Outgoing]:
+        self.meter.switch(Phase.CHECKPOINT)  # until the next order
+        self.writer.begin(values_of(frame)["step"], piece_groups(self.rank.pieces()))
+        messenger = self.rank.messenger
+        answer = message(Kind.COPIED, messenger.rank, messenger.attempt, frame.number, {})
+        return [Outgoing(frame.sender, answer, 0)]
+
+    def _shard(self, frame: Frame) -> Sequence[Outgoing]:
+        if self.rests:
+            self.meter.switch(Phase.CHECKPOINT)
+        messenger = self.rank.messenger
+        answer = shard_answer(self.writer, frame, messenger.rank, messenger.attempt)
+        self.taken += not self.writer.pending
+        return [answer]
+
+
 @final
 @dataclass(slots=True, kw_only=True)
 class LeaderLink(Link):
@@ -216,11 +303,11 @@ class LeaderLink(Link):
     Attributes:
         rank: the worker.
         mailbox: source of orders; the rank's, shared if there are threads.
-        client: that of its weights.
-        part: reads a trainer's rows of a batch.
+        reads: reads the batches of an order to train.
+        in_lockstep: whether all workers make the same steps.
         stop: stop request of signals.
         meter: that of the process.
-        writer: writer of its shards of checkpoints.
+        shards: its shards of checkpoints.
         say: writes a line to the log.
         incarnation: how often this worker was started before in this attempt.
         has_left: whether it has left before the end of the run.
@@ -228,23 +315,20 @@ class LeaderLink(Link):
 
     rank: WorkerRank
     mailbox: Mailbox | SharedMailbox
-    client: ServerClient
-    part: ReadPart
+    reads: Callable[[Order], Iterator[Due]]
+    in_lockstep: bool
     stop: StopRequest
     meter: RankMeter
-    writer: ShardWriter
+    shards: WorkerShards
     say: Callable[[str], None]
     incarnation: int = 0
     has_left: bool = False
     _taken: int = 0
 
-    def handlers(self) -> Mapping[Kind, Handle]:
-        """Handlers for requests of the leader while the worker waits."""
-        return {Kind.SAVE: self._save, Kind.SHARD: self._shard}
-
     @override
     def acts(self) -> Mapping[str, Act]:
         return {
+            "lower": self._lower,
             "settle": self._settle,
             "evaluate": self._evaluate,
             "join": self._join,
@@ -255,9 +339,12 @@ class LeaderLink(Link):
 
     @override
     def read(self, order: Order) -> Iterator[Due]:
-        batches = order.values["batches"]
-        for number, (*at, part) in enumerate(batches, start=1):
-            yield Due(self.part(LoaderState(*at), part), is_last=number == len(batches))
+        return self.reads(order)
+
+    @override
+    def check(self, step: int, metrics: StepMetrics) -> None:
+        if self.in_lockstep:  # else the leader knows the loss of a step, which several may share
+            check_loss(step, metrics.loss_sum, self.rank.schedule)
 
     @override
     def take(self) -> Frame:
@@ -279,42 +366,45 @@ class LeaderLink(Link):
     @override
     def report(self, done: int, answer: Answer) -> None:
         rank = self.rank
-        report = {
-            "learned": rank.step,
-            "metrics": asdict(answer.metrics),
-            "interval": asdict(rank.since_last_met(rank.step, 0)),
-            "severity": self.stop.severity,
-            "incarnation": self.incarnation,
-            "writing": self.writer.pending,
-        }
+        interval = rank.take_interval().plus(Interval(**asdict(answer.metrics)))
+        report = {"interval": asdict(interval), "severity": self.stop.severity}
+        if not self.in_lockstep:
+            report |= {
+                "learned": rank.step,
+                "incarnation": self.incarnation,
+                "writing": self.shards.writer.pending,
+            }
         rank.messenger.send(rank.leader, Kind.REPORT, done, report)
 
     def _evaluate(self, order: Order) -> Answer:
         part, trainers = ScoredPart(order.values["part"]), order.values["trainers"]
-        try:
-            with self.meter.within(Phase.EVALUATE):
-                self.rank.evaluate(part, self.stop, ignore, trainers)
-        except (PreemptedError, InterruptedRunError):
-            pass  # all have stopped at the same batch; the leader's next order decides
+        self.meter.switch(Phase.EVALUATE)
+        # All stop at the same batch, and the leader's next order decides.
+        with suppress(PreemptedError, InterruptedRunError):
+            self.rank.evaluate(part, self.stop, trainers)
+        return Answer()
+
+    def _lower(self, order: Order) -> Answer:
+        self.rank.lower(order.values["step"])
         return Answer()
 
     def _settle(self, order: Order) -> Answer:
         """At rest, fetch the servers' weights, and wait until all sent to tables has arrived."""
         runner, tables = self.rank.runner, self.rank.worker.tables
-        runner.run(self.client.refresh(whole=False))
+        runner.run(self._client.refresh(whole=False))
         if tables is not None:
             runner.run(tables.settle())
         return Answer()
 
     def _pass(self, order: Order) -> Answer:
         """Take part in a round without a batch."""
-        self.rank.runner.run(self.client.skip())
+        self.rank.runner.run(self._client.skip())
         return Answer()
 
     def _join(self, order: Order) -> Answer:
         at = order.values["at"]
         self.rank.join(at)
-        self.rank.runner.run(self.client.refresh(whole=True))
+        self.rank.runner.run(self._client.refresh(whole=True))
         self.say(f"{self._name} has been started again and goes on at batch {at}")
         return Answer()
 
@@ -329,7 +419,7 @@ class LeaderLink(Link):
             rank.runner.run(rank.worker.tables.flush())
             rank.runner.run(rank.worker.tables.settle())
         hands_over = order.values["hands_over"]
-        rank.runner.run(self.client.flush() if hands_over else self.client.pull())
+        rank.runner.run(self._client.flush() if hands_over else self._client.pull())
         self.has_left = True
         self.say(f"{self._name} leaves after SIGTERM to its trainer")
 
@@ -338,16 +428,10 @@ class LeaderLink(Link):
         obey(order.values["severity"])
 
     @property
+    def _client(self) -> ServerClient:
+        assert isinstance(self.rank.client, ServerClient), "sync=async needs servers"
+        return self.rank.client
+
+    @property
     def _name(self) -> str:
         return self.rank.topology.name(self.rank.messenger.rank)
-
-    def _save(self, frame: Frame) -> Sequence[Outgoing]:
-        with self.meter.within(Phase.CHECKPOINT):
-            self.writer.begin(values_of(frame)["step"], piece_groups(self.rank.pieces()))
-        messenger = self.rank.messenger
-        answer = message(Kind.COPIED, messenger.rank, messenger.attempt, frame.number, {})
-        return [Outgoing(frame.sender, answer, 0)]
-
-    def _shard(self, frame: Frame) -> Sequence[Outgoing]:
-        messenger = self.rank.messenger
-        return [shard_answer(self.writer, frame, messenger.rank, messenger.attempt)]

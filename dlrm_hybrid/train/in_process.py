@@ -39,7 +39,7 @@ from dlrm_hybrid.telemetry.rank_meter import Interval
 from dlrm_hybrid.telemetry.traffic import Counters, Traffic, Versions
 from dlrm_hybrid.train import statistics
 from dlrm_hybrid.train.asynchronous.pace import Pace
-from dlrm_hybrid.train.engine import Engine, Show
+from dlrm_hybrid.train.engine import Engine, Holder, Show
 from dlrm_hybrid.train.evaluation import EvaluatedRows
 from dlrm_hybrid.train.progress import Decision, Plan, Progress
 from dlrm_hybrid.train.signals import StopRequest
@@ -72,7 +72,7 @@ class Ranks:
 
 @final
 @dataclass(slots=True, kw_only=True)
-class InProcessEngine(Engine):
+class InProcessEngine(Engine, Holder):
     """Runs the steps of all workers, interleaved in one process.
 
     Attributes:
@@ -87,7 +87,6 @@ class InProcessEngine(Engine):
         id_sample: counts the ids of training batches.
         step: number of steps done.
         emptied: the last step at which no batch was in flight.
-        leader: rank of the leading process: this one.
     """
 
     ranks: Ranks
@@ -102,7 +101,11 @@ class InProcessEngine(Engine):
     lowered: list[int]
     step: int = 0
     emptied: int = 0
-    leader: int = 0
+
+    @property
+    @override
+    def holder(self) -> Holder:
+        return self
 
     @property
     def uncounted(self) -> frozenset[Traffic]:
@@ -166,12 +169,12 @@ class InProcessEngine(Engine):
         self.lowered.append(step)
 
     @override
-    def drain(self, step: int) -> StepMetrics | None:
+    def drain(self) -> StepMetrics | None:
         if not self.ranks.workers[0].pipeline.most_in_flight:
             return None
-        programs = {worker.rank: drain(worker, step) for worker in self.ranks.workers}
+        programs = {worker.rank: drain(worker, self.step) for worker in self.ranks.workers}
         outcomes = self.runner.run(programs)
-        self.emptied = step
+        self.emptied = self.step
         return _summed(outcomes)
 
     @override

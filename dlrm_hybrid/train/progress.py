@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,9 @@ class Progress:
         interval: sums since the last point of the loss curve.
         evaluated_step: step of the last recorded evaluation on the part that decides, or -1.
         tested_step: step of the last one on the other part, or -1.
-        score: that of the last deciding evaluation; None in a process without scores.
+        score: that of the last deciding evaluation; None before the first.
         best: the best deciding score; None as for `score`.
-        course: that of all evaluations, in the process with scores.
+        course: that of all evaluations.
         batches: number done by each trainer; empty if each step has one of each.
         emptied: last step with no batch in flight, if steps leave any there.
     """
@@ -80,7 +81,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A decision for all processes before a step.
+    """A decision before a step.
 
     Attributes:
         severity: the highest `StopRequest.severity` of all processes.
@@ -102,8 +103,7 @@ class Plan:
     Attributes:
         steps: number in the whole run, including those before a resume.
         samples_per_step: number of rows of all trainers.
-        checkpoint_minutes: longest time between checkpoints, up to the next meeting of processes;
-            the leader's clock decides.
+        checkpoint_minutes: longest time between checkpoints, up to the next meeting.
         patience: rule for scores that no longer improve; None for none.
         parts: parts of the rows to score; evaluations score the first one, which decides what is
             best, and the last evaluation all.
@@ -123,7 +123,7 @@ class Plan:
     keeps_best: bool = False
 
     def decision(self, progress: Progress, severity: int, is_late: bool) -> Decision:
-        """Decide from what the leader knows.
+        """Decide from what is known.
 
         Args:
             progress: that of the run.
@@ -156,9 +156,13 @@ class Plan:
         return step > self.report_every > 0 and step % self.report_every > 0
 
     def meets(self, step: int) -> bool:
-        """Whether processes meet to decide before this step, or at the end."""
+        """Whether reports come together before this step, or at the end, to decide."""
         judges = self.patience is not None and is_due(step - 1, self.evaluate_every)
         return self.anything_due(step) or judges or step % SYNC_EVERY == 0
+
+    def next_meeting(self, step: int) -> int:
+        """The first step after this one before which reports come together."""
+        return next(later for later in count(step + 1) if self.meets(later))
 
     def next_rest(self, step: int) -> int:
         """The next step with an evaluation or a checkpoint, or the end of the run.

@@ -1,12 +1,11 @@
 """Saves checkpoints of a world of processes, or of a single one, while training goes on.
 
-    save:   the leader makes servers copy                      SAVE, COPIED
-            every rank copies its tensors, and begins to write
-    round:  every rank reports its shard, if written           SHARD
-            the leader begins to commit the checkpoint once all have
-            the leader reports whether it is valid             COMMIT
+    save:   the process with the driver asks every rank to copy its tensors, and copies its own;
+            each begins to write                               SAVE, COPIED
+    round:  it asks every rank for its shard, if written       SHARD
+            once it has all of them, it commits the checkpoint in the background
 
-Workers make a round whenever they meet, while a checkpoint is under way.
+It makes a round whenever workers meet, while a checkpoint is under way.
 """
 
 from __future__ import annotations
@@ -126,14 +125,12 @@ class Committer:
 @final
 @dataclass(slots=True, kw_only=True)
 class CheckpointWriter:
-    """Saves checkpoints of a run, one at a time; one process's side of it.
-
-    All processes with an engine call the same methods at the same steps.
+    """Saves checkpoints of a run, one at a time, while workers wait for orders.
 
     Attributes:
         holder: holds this process's tensors.
         names: those of all ranks of the world, in order.
-        committer: commits checkpoints, if this process leads.
+        committer: commits checkpoints.
         writer: writes this process's shards.
     """
 
@@ -153,23 +150,20 @@ class CheckpointWriter:
         """Copy the tensors of a checkpoint; the rest is done in the background."""
         begun, step, holder = time.perf_counter(), progress.step, self.holder
         away = holder.away
-        asked = [rank for rank in holder.asked if rank not in away] if holder.leads else ()
+        asked = [rank for rank in holder.asked if rank not in away]
         version, pushed = holder.settled(), holder.pushed()
         self._since = LossesSince.now(holder.losses)
-        for server in asked:
-            holder.messenger.send(server, Kind.SAVE, version, {"step": step, "pushed": pushed})
+        for rank in asked:
+            holder.messenger.send(rank, Kind.SAVE, version, {"step": step, "pushed": pushed})
         self.writer.begin(step, piece_groups(holder.pieces()))
-        for server in asked:
-            self._from(server, Kind.COPIED, version)
-        if pushed is not None:
-            self._release_workers(step)
-        if holder.leads:
-            there = {rank: name for rank, name in self.names.items() if rank not in away}
-            self.committer.begin(progress, there, begun)
+        for rank in asked:
+            self._from(rank, Kind.COPIED, version)
+        there = {rank: name for rank, name in self.names.items() if rank not in away}
+        self.committer.begin(progress, there, begun)
         self._step = step
 
     def poll(self) -> Saved | None:
-        """The checkpoint under way if it has become valid and this process leads; does not wait.
+        """The checkpoint under way if it has become valid; does not wait.
 
         Raises:
             ResourceError: a rank cannot write; names it, the file and the key.
@@ -186,56 +180,29 @@ class CheckpointWriter:
 
     def amend(self, progress: Progress) -> None:
         """Update the facts of this step's checkpoint, which is valid."""
-        if self.holder.leads:
-            self.committer.amend(progress)
-
-    def _release_workers(self, step: int) -> None:
-        """Let workers go on once servers have copied: with batches in flight they could push."""
-        holder = self.holder
-        if not holder.leads:
-            holder.messenger.receive(holder.leader, Kind.COPIED, step)
-            return
-        for rank in self._followers:
-            holder.messenger.send(rank, Kind.COPIED, step, {})
-
-    @property
-    def _followers(self) -> list[int]:
-        """The other ranks with an engine."""
-        holder = self.holder
-        return [rank for rank in self.names if rank not in (*holder.asked, holder.leader)]
+        self.committer.amend(progress)
 
     def _round(self, wait_seconds: float) -> Saved | None:
-        step, saved, holder = self._step, None, self.holder
+        step, messenger = self._step, self.holder.messenger
         assert step is not None
-        if holder.leads:
-            saved = self._lead(step, wait_seconds)
-            done = saved is not None
-        else:
-            holder.messenger.send(holder.leader, Kind.SHARD, step, self._written(wait_seconds))
-            done = holder.messenger.receive(holder.leader, Kind.COMMIT, step)["done"]
-        if done:
-            self._step = None
-        return saved
-
-    def _lead(self, step: int, wait_seconds: float) -> Saved | None:
         for rank in self.committer.owed:
             if self._since.is_lost(rank):
                 self.committer.lose(rank)
-        messenger, followers = self.holder.messenger, self._followers
         asked = [rank for rank in self.holder.asked if rank in self.committer.owed]
         for rank in asked:
             messenger.send(rank, Kind.SHARD, step, {"wait_seconds": wait_seconds})
-        written: dict[int, dict[str, Any] | None] = {messenger.rank: self._written(wait_seconds)}
-        for rank in (*followers, *asked):
-            written[rank] = self._from(rank, Kind.SHARD, step)
-        for rank, values in written.items():
+        shard = self.writer.take(wait_seconds)
+        if shard is not None:
+            self.committer.take(messenger.rank, shard)
+        for rank in asked:
+            values = self._from(rank, Kind.SHARD, step)
             if values is None:
                 self.committer.lose(rank)
             elif values["shard"] is not None:
                 self.committer.take(rank, Shard(**values["shard"]))
         saved = self.committer.poll(wait_seconds)
-        for rank in followers:
-            messenger.send(rank, Kind.COMMIT, step, {"done": saved is not None})
+        if saved is not None:
+            self._step = None
         return saved
 
     def _from(self, rank: int, kind: Kind, number: int) -> dict[str, Any] | None:
@@ -244,10 +211,6 @@ class CheckpointWriter:
             rank, kind, number, lambda: self._since.is_lost(rank)
         )
         return None if frame is None else values_of(frame)
-
-    def _written(self, wait_seconds: float) -> dict[str, Any]:
-        shard = self.writer.take(wait_seconds)
-        return {"shard": None if shard is None else shard.values}
 
 
 def piece_groups(pieces: Iterable[Piece]) -> dict[str, list[Piece]]:

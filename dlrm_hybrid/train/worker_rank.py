@@ -1,20 +1,15 @@
-"""A worker process: its part in steps, decisions, evaluations and checkpoints.
-
-The worker of trainer 0 that holds tables leads: it receives the reports of the others, decides,
-commits checkpoints, gathers scores, and alone has something to record. All do the same things at
-the same steps, because these follow from the plan and from the leader's decisions.
-"""
+"""A worker process: its part in steps, evaluations and checkpoints, whoever drives it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, final
+from dataclasses import dataclass
+from typing import final
 
 from torch import Tensor
 from typing_extensions import override
 
-from dlrm_hybrid.data.loader import Batch, LoaderState, ReadAhead
+from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.optimizer import LrSchedule
 from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.compression import Compression
@@ -30,33 +25,20 @@ from dlrm_hybrid.parallel.worker import (
     load_flight,
     stage_inputs,
 )
-from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import Interval
 from dlrm_hybrid.train import statistics
-from dlrm_hybrid.train.engine import Engine, Show
+from dlrm_hybrid.train.engine import Holder
 from dlrm_hybrid.train.evaluation import WorldEvaluation
-from dlrm_hybrid.train.progress import SYNC_EVERY, Decision, Plan, Progress
+from dlrm_hybrid.train.progress import SYNC_EVERY, Progress
 from dlrm_hybrid.train.signals import StopRequest, obey
 from dlrm_hybrid.types import ScoredPart, Tick, Version
 from dlrm_hybrid.wire.frame import Kind
 
-Values = Mapping[str, Any]
-Reports = Sequence[Values]
-
-
-@dataclass(frozen=True, slots=True)
-class _Met:
-    """Step and traffic of a worker at the last meeting."""
-
-    step: int = 0
-    sent_bytes: int = 0
-    dense_bytes: int = 0
-
 
 @final
 @dataclass(slots=True, kw_only=True)
-class WorkerRank(Engine):
-    """The engine of one worker in a world of processes.
+class WorkerRank(Holder):
+    """One worker in a world of processes.
 
     Attributes:
         topology: ranks and roles of the world.
@@ -66,10 +48,9 @@ class WorkerRank(Engine):
         client: that of its weights.
         compression: its compressors.
         tables: the pieces of tables that it holds.
-        reads: reads a training batch of its trainer and those coming; none if orders bring them.
         schedule: learning rate of the dense parameters, to report it.
         evaluation: its part in evaluations.
-        leader: rank that decides for all workers.
+        leader: rank of the process that gives orders, or asks for shards of checkpoints.
         lowered: first steps of lower learning rates.
         traffic: that of training steps so far; see `RankMeter.steps_traffic`.
         step: number of steps done.
@@ -83,7 +64,6 @@ class WorkerRank(Engine):
     client: ServerClient | LocalClient
     compression: Compression
     tables: Sequence[Piece]
-    reads: Sequence[ReadAhead]
     schedule: LrSchedule
     evaluation: WorldEvaluation
     traffic: Callable[[], tuple[int, int]]
@@ -91,15 +71,13 @@ class WorkerRank(Engine):
     lowered: list[int]
     step: int = 0
     emptied: int = 0
-    _met: _Met = _Met()
+    _sent: tuple[int, int] = (0, 0)
 
-    @override
-    def make_step(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
-        (read,) = self.reads
-        batch, after, coming = read(at)
-        return self.learn(batch, coming), after
+    @property
+    def leads(self) -> bool:
+        """Whether it is the leader itself."""
+        return self.messenger.rank == self.leader
 
-    @override
     def lower(self, step: int) -> None:
         """Lower learning rates from this step on; servers know before they can apply it.
 
@@ -110,12 +88,12 @@ class WorkerRank(Engine):
             for server in self.topology.all_servers:
                 self.messenger.send(server, Kind.LOWER, step, {})
 
-    @override
-    def drain(self, step: int) -> StepMetrics | None:
-        if not self._is_stale:
+    def drain(self) -> StepMetrics | None:
+        """Finish the batches in flight; None if steps leave none there."""
+        if not self.is_stale:
             return None
-        metrics = self.runner.run(drain(self.worker, step))
-        self.emptied = step
+        metrics = self.runner.run(drain(self.worker, self.step))
+        self.emptied = self.step
         return metrics
 
     def learn(self, batch: Batch, coming: Sequence[Batch] = ()) -> StepMetrics:
@@ -137,57 +115,21 @@ class WorkerRank(Engine):
         self.step = step + 1
         return metrics
 
-    @override
-    def meet(
-        self, progress: Progress, plan: Plan, stop: StopRequest, is_late: bool
-    ) -> tuple[Progress, Decision]:
-        """Send the sums of all workers to the leader; see `Engine.meet`.
+    def evaluate(self, part: ScoredPart, stop: StopRequest, trainers: Sequence[int]) -> None:
+        """Take part in an evaluation by these trainers, in which another rank leads.
 
-        All workers get the same decision at the same step; only the leader's clock counts.
+        Raises:
+            PreemptedError, InterruptedRunError: all workers have stopped at the same batch.
         """
-        step = progress.step
-        if not plan.meets(step):
-            return progress, Decision()
-        progress = progress.plus(self.since_last_met(step, plan.samples_per_step))
-
-        def decide(reports: Reports) -> Values:
-            nonlocal progress
-            progress = progress.plus(*(Interval(**report["interval"]) for report in reports))
-            return asdict(plan.decision(progress, _highest(stop, reports), is_late))
-
-        report = {"interval": asdict(progress.interval), "severity": stop.severity}
-        decision = self._decision(Kind.REPORT, Kind.DECISION, step, report, decide)
-        if not self.leads:
-            progress = replace(progress, interval=Interval())
-        return progress, Decision(*(decision[one.name] for one in fields(Decision)))
-
-    @override
-    def evaluate(
-        self,
-        part: ScoredPart,
-        stop: StopRequest,
-        show: Show,
-        trainers: Sequence[int] | None = None,
-    ) -> BinaryScores | None:
-        """Score as `Engine.evaluate`, by these trainers; None: all."""
-        rows = len(self.evaluation.rows[part].rows)
 
         def meet(number: int, done_rows: int) -> None:
-            show(done_rows, rows)
-            self._meet_evaluating(number, stop)
+            if number % SYNC_EVERY == 0:
+                request = {"severity": stop.severity}
+                self.messenger.send(self.leader, Kind.STOP_REQUEST, number, request)
+                decision = self.messenger.receive(self.leader, Kind.STOP_DECISION, number)
+                obey(decision["severity"])
 
-        if trainers is None:
-            trainers = range(self.topology.trainers)
-        return self.evaluation.scores(part, self.leader, self.masters(trainers), trainers, meet)
-
-    @override
-    def agree(self, step: int, is_best: bool) -> bool:
-        if not self.leads:
-            return self.messenger.receive(self.leader, Kind.DECISION, step)["is_best"]
-        for rank in range(self.topology.num_workers):
-            if rank != self.leader:
-                self.messenger.send(rank, Kind.DECISION, step, {"is_best": is_best})
-        return is_best
+        self.evaluation.scores(part, self.leader, self.masters(trainers), trainers, meet)
 
     def masters(self, trainers: Sequence[int]) -> Mapping[str, Tensor]:
         """The master weights and mean statistics of its stage, for evaluations by these trainers.
@@ -231,16 +173,16 @@ class WorkerRank(Engine):
     @property
     @override
     def asked(self) -> Sequence[int]:
-        return self.topology.all_servers
+        return [rank for rank in range(self.topology.size) if rank != self.messenger.rank]
 
     @property
-    def _is_stale(self) -> bool:
+    def is_stale(self) -> bool:
         """Whether steps leave batches in flight."""
         return self.worker.pipeline.most_in_flight > 0
 
     @override
     def pushed(self) -> Sequence[int] | None:
-        if not self._is_stale:
+        if not self.is_stale:
             return None
         stages, pushed = range(self.topology.stages), self.worker.pipeline.pushed
         return [pushed(stage, self.step, self.emptied) for stage in stages]
@@ -258,7 +200,6 @@ class WorkerRank(Engine):
     def restart(self, progress: Progress, values: Mapping[str, Tensor]) -> None:
         self.lowered[:] = progress.course.lowered
         self.step = step = progress.batches_of(self.worker.rank // self.topology.stages)
-        self._met = _Met(step)
         self.emptied = progress.emptied
         self.compression.load(values)
         pipeline, stage = self.worker.pipeline, self.worker.part.index
@@ -274,52 +215,16 @@ class WorkerRank(Engine):
         """
         assert isinstance(self.client, ServerClient)
         self.step = step
-        self._met = replace(self._met, step=step)
         self.client.join(step)
         if self.worker.tables is not None:
             self.worker.tables.restart(Version(step), {})
 
-    def _meet_evaluating(self, number: int, stop: StopRequest) -> None:
-        """Stop all together, before the group of batches of this number, if one of them must."""
-        if number % SYNC_EVERY:
-            return
-
-        def decide(reports: Reports) -> Values:
-            return {"severity": _highest(stop, reports)}
-
-        report = {"severity": stop.severity}
-        decision = self._decision(Kind.STOP_REQUEST, Kind.STOP_DECISION, number, report, decide)
-        obey(decision["severity"])
-
-    def _decision(
-        self,
-        request: Kind,
-        answer: Kind,
-        number: int,
-        report: Values,
-        decide: Callable[[Reports], Values],
-    ) -> Values:
-        """Let the leader decide from the reports of all others; the same in all workers."""
-        if not self.leads:
-            self.messenger.send(self.leader, request, number, report)
-            return self.messenger.receive(self.leader, answer, number)
-        others = [rank for rank in range(self.topology.num_workers) if rank != self.leader]
-        decision = decide([self.messenger.receive(rank, request, number) for rank in others])
-        for rank in others:
-            self.messenger.send(rank, answer, number, decision)
-        return decision
-
-    def since_last_met(self, step: int, samples_per_step: int) -> Interval:
-        """This worker's sums since the last meeting, except those over its rows."""
-        before, self._met = self._met, _Met(step, *self.traffic())
-        steps = step - before.step
+    def take_interval(self) -> Interval:
+        """This worker's sums since the last call, except those over its rows."""
+        before, self._sent = self._sent, self.traffic()
+        sent_bytes, dense_bytes = (now - then for now, then in zip(self._sent, before, strict=True))
         return Interval(
             compression=self.compression.counts(),
-            sent_bytes=self._met.sent_bytes - before.sent_bytes,
-            dense_equivalent_bytes=self._met.dense_bytes - before.dense_bytes,
-            sent_rows=samples_per_step * steps if self.leads else 0,
+            sent_bytes=sent_bytes,
+            dense_equivalent_bytes=dense_bytes,
         )
-
-
-def _highest(stop: StopRequest, reports: Reports) -> int:
-    return max([stop.severity, *(report["severity"] for report in reports)])

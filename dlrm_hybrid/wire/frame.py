@@ -53,9 +53,9 @@ class Kind(IntEnum):
         CONTRIBUTION, RESULT: the push before which trainers reduce something through a server.
         LOOKUP, ROWS, UPDATE: the batch; to predict, the version that tables are of at least.
     Of the run; a question and its answer have the same number:
-        REPORT, DECISION: the tick at which workers meet; of one that is led, its orders.
+        DECISION: the orders before it to this worker. REPORT: the orders that its sender has done.
         FETCH, WEIGHTS, SAVE, COPIED: the version that is there at least when it is answered.
-        SHARD, COMMIT: the tick of the checkpoint. STATISTICS: the tick of the evaluation.
+        SHARD: the tick of the checkpoint. STATISTICS: the tick of the evaluation.
         LOGITS, STOP_REQUEST, STOP_DECISION: the group of test batches.
         LOWER: the tick from which on learning rates are lower. GOODBYE: the ticks that its sender
         has done.
@@ -81,7 +81,6 @@ class Kind(IntEnum):
     SAVE = 16
     COPIED = 17
     SHARD = 18
-    COMMIT = 19
     LOGITS = 20
     STOP_REQUEST = 21
     STOP_DECISION = 22

@@ -157,8 +157,8 @@ def check_weights_of(folder: Path, settings: Settings) -> None:
             raise DataError(f"{folder}: {name} {has}, the model's {rows:,}")
 
 
-def save(job: Job, engine: InProcessEngine | WorkerRank, meter: RankMeter) -> Path | None:
-    """Write a checkpoint together with the other ranks; returns its folder at the leader.
+def save(job: Job, engine: InProcessEngine | WorkerRank, meter: RankMeter) -> Path:
+    """Write a checkpoint with the shards of the other ranks; returns its folder.
 
     The program keeps the position of its loaders.
     """
@@ -167,7 +167,8 @@ def save(job: Job, engine: InProcessEngine | WorkerRank, meter: RankMeter) -> Pa
     with meter.within(Phase.CHECKPOINT):
         writer.save(Progress(step=step, samples=samples, emptied=engine.emptied))
         saved = writer.finish()
-    return None if saved is None else saved.folder
+    assert saved is not None, "it has been begun"
+    return saved.folder
 
 
 def weights(engine: InProcessEngine | WorkerRank) -> list[Piece]:

@@ -76,7 +76,7 @@ class InProcess(Backend):
     @override
     def drain(self) -> StepMetrics:
         with _as_in_a_rank(self._threads):
-            return self._engine.drain(self._engine.step) or StepMetrics()
+            return self._engine.drain() or StepMetrics()
 
     @override
     def begin_evaluation(self) -> None:
@@ -91,9 +91,7 @@ class InProcess(Backend):
     @override
     def save(self) -> Path:
         with _as_in_a_rank(self._threads):
-            folder = save(self._job, self._engine, self._meter)
-        assert folder is not None
-        return folder
+            return save(self._job, self._engine, self._meter)
 
     @override
     def tensors(self) -> dict[str, Tensor]:

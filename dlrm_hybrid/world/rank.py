@@ -21,18 +21,18 @@ from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.tensors import parts
 from dlrm_hybrid.parallel.messages import message, piece_message, tensors_of
-from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.rank.main import run_one_of_many
 from dlrm_hybrid.run.rank.process import Report
+from dlrm_hybrid.run.rank.serving import at_end, leave_servers
 from dlrm_hybrid.run.rank.training import resume
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.rank_meter import TALLY_NAMES, RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase, Traffic
 from dlrm_hybrid.train.engine import ignore
-from dlrm_hybrid.train.follower import Act, Answer, Due, Follower, Link, Order
+from dlrm_hybrid.train.follower import Act, Answer, Due, Follower, Link, Order, WorkerShards
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.train.worker_rank import WorkerRank
 from dlrm_hybrid.wire.frame import EVALUATION, Frame, Kind, encoded_bytes
@@ -55,14 +55,19 @@ def world_rank(argument: str, report: Report, stop: StopRequest) -> None:
     job = job_of(settings, task)
 
     def obey(worker: WorkerRank, channel: MeteredChannel, meter: RankMeter) -> None:
-        answers = _Answers()
+        answers, shards = _Answers(), WorkerShards(worker, job.make_writer(), meter)
         channel.watch = answers.watch
+        if not worker.leads:
+            shards.answer()
         resume(job, worker, ignore)
         meter.step = worker.step
         one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         one.connect(known["orders"])
-        with closing(connection_of(one)) as connection:
-            link = _ProgramLink(job, worker, meter, answers, connection)
+        with (
+            at_end(lambda: leave_servers(job, channel, worker.step)),
+            closing(connection_of(one)) as connection,
+        ):
+            link = _ProgramLink(job, worker, meter, answers, shards, connection)
             Follower(rank=worker, link=link, meter=meter).run()
 
     rendezvous = share_folder(Path(task.rendezvous), stop.check)
@@ -93,13 +98,13 @@ class _ProgramLink(Link):
     rank: WorkerRank
     meter: RankMeter
     answers: _Answers
+    shards: WorkerShards
     connection: Connection
     _ids: int = 0
 
     @override
     def acts(self) -> Mapping[str, Act]:
         return {
-            "drain": self._drain,
             "begin_evaluation": self._begin_evaluation,
             "predict": self._predict,
             "save": self._save,
@@ -136,9 +141,6 @@ class _ProgramLink(Link):
         rank = self.rank.messenger.rank
         send(self.connection, message(Kind.REPORT, rank, 0, done, values, answer.tensors))
 
-    def _drain(self, order: Order) -> Answer:
-        return Answer(self.rank.drain(self.rank.step) or StepMetrics())
-
     def _begin_evaluation(self, order: Order) -> Answer:
         with self.meter.within(Phase.EVALUATE):
             masters = self.rank.masters(range(self.rank.topology.trainers))
@@ -151,8 +153,10 @@ class _ProgramLink(Link):
         return Answer(tensors={} if logit_B is None else {"logits": logit_B})
 
     def _save(self, order: Order) -> Answer:
-        folder = save(self.job, self.rank, self.meter)
-        return Answer(value=None if folder is None else str(folder))
+        if self.rank.leads:
+            return Answer(value=str(save(self.job, self.rank, self.meter)))
+        self.shards.wait_until_taken()
+        return Answer()
 
     def _state(self, order: Order) -> Answer:
         rank, number = self.rank.messenger.rank, order.frame.number

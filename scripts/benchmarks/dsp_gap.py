@@ -83,7 +83,7 @@ def gaps(config: Config, every: int) -> Gaps:
     at = START
     for step in range(steps):
         _, at = engine.make_step(step, at)
-    engine.drain(steps)
+    engine.drain()
     return pd.DataFrame(probes.found).sort_index().T.sort_index()
 
 

@@ -21,7 +21,6 @@ from dlrm_hybrid.parallel.dense.master import OptimizerConfig
 from dlrm_hybrid.parallel.dense.server import HandlerTable, ParameterServer
 from dlrm_hybrid.parallel.messages import Messenger, message, values_of
 from dlrm_hybrid.parallel.policies import Rounds
-from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.telemetry.rank_meter import Interval
 from dlrm_hybrid.telemetry.spans import SpanClock
@@ -118,8 +117,7 @@ class Simulation(Channel):
         worker = self.workers[rank]
         told = {
             "learned": worker.learned,
-            "metrics": asdict(StepMetrics(rows=ROWS * batches * (rank % STAGES))),
-            "interval": asdict(Interval()),
+            "interval": asdict(Interval(rows=ROWS * batches * (rank % STAGES))),
             "severity": worker.severity,
             "incarnation": worker.incarnation,
             "writing": False,

@@ -44,6 +44,15 @@ LONG = (*SMALL, "train.epochs=400", "telemetry.every=10")
 RANKS = 5
 
 
+def test_orders_are_for_many_steps(trained: Trained) -> None:
+    folder = trained(
+        "run", *SMALL, "train.steps=45", "checkpoint.every=20", "train.evaluate_every=20"
+    )
+    # Of the 40 steps that are counted: each of three workers gets orders to train at steps 10, 20,
+    # 30 and 40, and one to end, and reports at 10, 20, 30, 40 and 45; four say goodbye.
+    assert summary(folder)["network"]["by_class"]["control"]["messages"] == 3 * (5 + 5) + 4
+
+
 @pytest.mark.parametrize(
     "role",
     [

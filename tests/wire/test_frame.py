@@ -129,7 +129,6 @@ def test_numbers_on_the_wire_are_fixed() -> None:
         ("SAVE", 16),
         ("COPIED", 17),
         ("SHARD", 18),
-        ("COMMIT", 19),
         ("LOGITS", 20),
         ("STOP_REQUEST", 21),
         ("STOP_DECISION", 22),

@@ -39,7 +39,7 @@ from dlrm_hybrid.parallel.compression import Compression
 from dlrm_hybrid.parallel.dense.bucket import ServerOptions
 from dlrm_hybrid.parallel.dense.client import Client, DeviceClient, LocalClient, ServerClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
-from dlrm_hybrid.parallel.dense.server import Handle, HandlerTable, ParameterServer
+from dlrm_hybrid.parallel.dense.server import Handle, ParameterServer
 from dlrm_hybrid.parallel.dense.threads import thread_clients
 from dlrm_hybrid.parallel.effects import Port, Send
 from dlrm_hybrid.parallel.messages import Messenger
@@ -401,7 +401,6 @@ def worker_rank(
     layout: Layout,
     shards: Shards | None,
     channel: MeteredChannel,
-    answers: HandlerTable | None,
     group: GroupOptions,
     meter: RankMeter,
 ) -> Generator[WorkerRank, None, None]:
@@ -412,7 +411,6 @@ def worker_rank(
         layout: that of the world.
         shards: prepared rows; None if orders bring batches along.
         channel: to the other ranks.
-        answers: handlers of frames while it waits; None without any.
         group: options of the process group of workers that share the tables.
         meter: that of the rank.
 
@@ -422,8 +420,6 @@ def worker_rank(
     topology, rank = layout.topology, channel.rank
     patience_seconds = config.network.patience_seconds
     mailbox = Mailbox(channel, layout.attempt, mailbox_capacity(config))
-    if answers is not None:
-        mailbox.answer = answers
     with ExitStack() as stack:
         pieces: Sequence[Piece] = ()
         tables: tuple[Tables | None, Tables | None] = (None, None)
@@ -467,17 +463,8 @@ def _worker_rank(
     meter: RankMeter,
 ) -> WorkerRank:
     """Build the worker, with tables for training and for batches of any size."""
-    rank, stages = messenger.rank, layout.topology.stages
     send = messenger.channel.send
-    reads = build_model.readers(
-        config,
-        shards,
-        (rank // stages,),
-        0 if tables[0] is None else config.embedding.staleness,
-        None if tables[0] is None else meter.sample_ids(),
-        meter.clock,
-    )
-    parts = worker(config, layout, rank, send, tables[0], meter.clock)
+    parts = worker(config, layout, messenger.rank, send, tables[0], meter.clock)
     runner = ProcessRunner(
         mailbox=messenger.mailbox,
         patience_seconds=messenger.patience_seconds,
@@ -498,7 +485,6 @@ def _worker_rank(
         client=parts.client,
         compression=parts.compression,
         tables=pieces,
-        reads=reads,
         traffic=meter.steps_traffic,
         schedule=build_model.dense_schedule(config, layout.steps, lowered=layout.lowered),
         lowered=layout.lowered,

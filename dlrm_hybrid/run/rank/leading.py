@@ -1,17 +1,17 @@
-"""Leading and following, where trainers do not wait for each other or for a lost one."""
+"""Leading by a server, where trainers do not wait for each other; following any leader."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 
-from dlrm_hybrid.comm.group import GroupOptions
 from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
+from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.parallel.dense.client import ServerClient
+from dlrm_hybrid.data.loader import ReadAhead
 from dlrm_hybrid.parallel.dense.server import Handle, HandlerTable
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.messages import Messenger
@@ -29,9 +29,18 @@ from dlrm_hybrid.train.asynchronous.leader import LeaderRank
 from dlrm_hybrid.train.asynchronous.leases import Leases
 from dlrm_hybrid.train.asynchronous.turns import Turns
 from dlrm_hybrid.train.engine import ignore
-from dlrm_hybrid.train.follower import Follower, LeaderLink
+from dlrm_hybrid.train.follower import (
+    Due,
+    Follower,
+    LeaderLink,
+    Order,
+    WorkerShards,
+    read_lease,
+    read_steps,
+)
 from dlrm_hybrid.train.server_rank import ServerRank
 from dlrm_hybrid.train.signals import StopRequest
+from dlrm_hybrid.train.worker_rank import WorkerRank
 from dlrm_hybrid.wire.frame import Frame, Kind
 
 
@@ -109,44 +118,31 @@ def _report_missed(report: Report, meter: RankMeter, rank: int, incarnation: int
 
 
 def follow(
-    job: Job,
-    channel: MeteredChannel,
-    group: GroupOptions,
-    meter: RankMeter,
-    report: Report,
-    stop: StopRequest,
+    job: Job, worker: WorkerRank, meter: RankMeter, report: Report, stop: StopRequest
 ) -> None:
     """Run a worker that the leader keeps busy, until it is ordered to end or leaves."""
-    config, layout = job.config, job.layout
-    handlers: dict[Kind, Handle] = {}
-    answers = HandlerTable(channel, handlers)
-    with (
-        build_world.worker_rank(
-            config, layout, job.prepared, channel, answers, group, meter
-        ) as worker,
-        ExitStack() as stack,
-    ):
-        assert isinstance(worker.client, ServerClient), "sync=async needs servers"
-        if not job.task.incarnation:
-            resume(job, worker, ignore)
-        meter.step = worker.step
-        sample = None if worker.worker.tables is None else meter.sample_ids()
-        loader = build_model.loader(config, job.shards, sample=sample)
+    config, layout, channel = job.config, job.layout, worker.messenger.channel
+    in_lockstep = not server_leads(config)
+    shards = WorkerShards(worker, job.make_writer(), meter, in_lockstep)
+    shards.answer()
+    if not job.task.incarnation:
+        resume(job, worker, ignore)
+    meter.step = worker.step
+    with ExitStack() as stack:
         crew = None
         if config.parallel.threads > 1:
             crew = stack.enter_context(build_world.crew(config, layout, worker, meter))
         link = LeaderLink(
             rank=worker,
             mailbox=worker.messenger.mailbox if crew is None else crew.mailbox,
-            client=worker.client,
-            part=job.clock.timed(Span.READ, loader.part),
+            reads=_reads(job, worker, meter),
+            in_lockstep=in_lockstep,
             stop=stop,
             meter=meter,
-            writer=job.make_writer(),
+            shards=shards,
             say=partial(print, flush=True),
             incarnation=job.task.incarnation,
         )
-        handlers |= link.handlers()
 
         def leave() -> None:
             if link.has_left:  # servers learn it from the channel, as it may rejoin
@@ -155,10 +151,29 @@ def follow(
                 leave_servers(job, channel, worker.step)
 
         with at_end(leave):
-            Follower(
-                rank=worker,
-                link=link,
-                meter=meter,
-                ahead=config.embedding.staleness if worker.worker.tables is not None else 0,
-                crew=crew,
-            ).run()
+            # In lock-step it reads the batches of later orders itself.
+            ahead = 0 if in_lockstep or worker.worker.tables is None else config.embedding.staleness
+            Follower(rank=worker, link=link, meter=meter, ahead=ahead, crew=crew).run()
+
+
+def _reads(job: Job, worker: WorkerRank, meter: RankMeter) -> Callable[[Order], Iterator[Due]]:
+    """What reads the batches of an order to train."""
+    if not server_leads(job.config):
+        return partial(read_steps, reader(job, worker, meter))
+    sample = None if worker.worker.tables is None else meter.sample_ids()
+    loader = build_model.loader(job.config, job.shards, sample=sample)
+    return partial(read_lease, job.clock.timed(Span.READ, loader.part))
+
+
+def reader(job: Job, worker: WorkerRank, meter: RankMeter) -> ReadAhead:
+    """Make what reads a worker's batches in lock-step."""
+    holds_tables = worker.worker.tables is not None
+    (read,) = build_model.readers(
+        job.config,
+        job.shards,
+        (job.task.rank // job.layout.topology.stages,),
+        job.config.embedding.staleness if holds_tables else 0,
+        meter.sample_ids() if holds_tables else None,
+        meter.clock,
+    )
+    return read

@@ -17,7 +17,6 @@ from dlrm_hybrid.comm.zmq.curve import read_key_file
 from dlrm_hybrid.comm.zmq.roster import UnknownPeers
 from dlrm_hybrid.config.identity import CONFIG_FILE
 from dlrm_hybrid.config.methods import load_method
-from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import open_shards
@@ -28,7 +27,7 @@ from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.rank.facts import check_record
 from dlrm_hybrid.run.rank.job import Job
-from dlrm_hybrid.run.rank.leading import follow, lead
+from dlrm_hybrid.run.rank.leading import follow, lead, reader
 from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.run.rank.serving import at_end, leave_servers, serve_dense, serve_tables
 from dlrm_hybrid.run.rank.training import train_to_the_end
@@ -38,6 +37,7 @@ from dlrm_hybrid.telemetry.interface import sampled
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import Counters
+from dlrm_hybrid.train.lockstep import LockstepLeader
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.train.worker_rank import WorkerRank
 
@@ -93,7 +93,10 @@ def run_rank(
     if build.many_processes(config):
 
         def train(worker: WorkerRank, channel: MeteredChannel, meter: RankMeter) -> None:
-            train_to_the_end(job, worker, meter, report, stop)
+            if worker.leads:
+                _lead_workers(job, worker, meter, report, stop)
+            else:
+                follow(job, worker, meter, report, stop)
 
         run_one_of_many(job, rendezvous(), report, stop, train)
     else:
@@ -113,12 +116,26 @@ def run_rank(
             train_to_the_end(job, engine, meter, report, stop)
 
 
+def _lead_workers(
+    job: Job, worker: WorkerRank, meter: RankMeter, report: Report, stop: StopRequest
+) -> None:
+    """Run the worker that leads the others in lock-step, until the end of the run."""
+    leader = LockstepLeader(own=worker, plan=job.plan, read=reader(job, worker, meter))
+
+    def end() -> None:
+        leader.end()
+        leave_servers(job, worker.messenger.channel, worker.step)
+
+    with at_end(end):
+        train_to_the_end(job, leader, meter, report, stop)
+
+
 def run_one_of_many(
     job: Job,
     rendezvous: Rendezvous,
     report: Report,
     stop: StopRequest,
-    work: Callable[[WorkerRank, MeteredChannel, RankMeter], None],
+    use: Callable[[WorkerRank, MeteredChannel, RankMeter], None],
 ) -> None:
     """Run a rank of a world of processes, whatever its role.
 
@@ -127,7 +144,7 @@ def run_one_of_many(
         rendezvous: that of the ranks.
         report: called with events.
         stop: stop request of signals.
-        work: what a worker in lock-step does, with its channel and meter.
+        use: what a worker does, with its channel and meter.
     """
     with (
         world_channel(job, rendezvous) as (channel, inner),
@@ -139,12 +156,11 @@ def run_one_of_many(
         meter.begin(0)
         role = job.layout.topology.role(job.task.rank)
         with _telling(job, report, meter, inner.unknown_peers):
-            follows = server_leads(job.config)
-            if follows and job.task.rank == build.leader(job.config):
-                lead(job, channel, meter, report, stop)
-                return
             if isinstance(role, ServerRole):
-                serve_dense(job, role.index, channel, meter)
+                if job.task.rank == build.leader(job.config):
+                    lead(job, channel, meter, report, stop)
+                else:
+                    serve_dense(job, role.index, channel, meter)
                 return
             if isinstance(role, TableServerRole):
                 serve_tables(job, role.index, channel, meter)
@@ -155,16 +171,10 @@ def run_one_of_many(
                 address=build_world.address(job.config),
                 deadline_seconds=job.config.network.patience_seconds,
             )
-            if follows:
-                follow(job, channel, group, meter, report, stop)
-                return
-            with (
-                build_world.worker_rank(
-                    job.config, job.layout, job.prepared, channel, None, group, meter
-                ) as worker,
-                at_end(lambda: leave_servers(job, channel, worker.step)),
-            ):
-                work(worker, channel, meter)
+            with build_world.worker_rank(
+                job.config, job.layout, job.prepared, channel, group, meter
+            ) as worker:
+                use(worker, channel, meter)
 
 
 @contextmanager

@@ -129,7 +129,7 @@ def answer(
     return serve(channel, handlers, asking - {channel.rank}, IDLE_SECONDS, gone)
 
 
-def leave_servers(job: Job, channel: MeteredChannel, step: int) -> None:
+def leave_servers(job: Job, channel: Channel, step: int) -> None:
     """Say goodbye to all servers, after so many ticks."""
     rank, attempt = job.task.rank, job.task.attempt
     goodbye = Frame(kind=FrameKind.GOODBYE, sender=rank, attempt=attempt, number=step)

@@ -28,12 +28,12 @@ from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import EVENTS_FILE, Event, Kind
-from dlrm_hybrid.telemetry.rank_meter import Interval, RankMeter
+from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.sinks import Call, Fanout, JsonLines, Sink, TensorBoard
 from dlrm_hybrid.telemetry.trackers import open_trackers
 from dlrm_hybrid.train import statistics
 from dlrm_hybrid.train.driver import Driver
-from dlrm_hybrid.train.engine import Engine, ignore
+from dlrm_hybrid.train.engine import Engine, Holder
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.train.recorder import Recorder, reporting
 from dlrm_hybrid.train.saver import COMPRESSOR, FLIGHT, CheckpointWriter, piece_groups
@@ -43,21 +43,17 @@ from dlrm_hybrid.train.signals import StopRequest
 def train_to_the_end(
     job: Job, engine: Engine, meter: RankMeter, report: Report, stop: StopRequest
 ) -> None:
-    """Train to the end; only the leader records events and shows progress."""
-    live = report if engine.leads else ignore
-    progress = resume(job, engine, live)
+    """Resume, then train to the end, record events and show progress."""
+    progress = resume(job, engine.holder, report)
     meter.step = progress.step
-    sink: Sink = Fanout([])
-    if engine.leads:
-        clean(job.checkpoints)
-        sink = _open_sink(job, report, progress)
+    clean(job.checkpoints)
+    sink = _open_sink(job, report, progress)
     with closing(sink):
-        if engine.leads:
-            sink.write(_started(job, progress))
+        sink.write(_started(job, progress))
         recorder = Recorder(
-            plan=job.plan, schedule=engine.schedule, meter=meter, sink=sink, live=live
+            plan=job.plan, schedule=engine.schedule, meter=meter, sink=sink, live=report
         )
-        saver = checkpoint_writer(job, engine)
+        saver = checkpoint_writer(job, engine.holder)
         driver = Driver(
             engine, job.plan, progress, saver=saver, recorder=recorder, meter=meter, stop=stop
         )
@@ -65,19 +61,19 @@ def train_to_the_end(
         sink.write(Event(Kind.FINISHED, progress.step, time.time(), engine.departures()))
 
 
-def checkpoint_writer(job: Job, engine: Engine) -> CheckpointWriter:
-    """Make the writer of the run's checkpoints, in a process that trains."""
+def checkpoint_writer(job: Job, holder: Holder) -> CheckpointWriter:
+    """Make the writer of the run's checkpoints."""
     task = job.task
     title = f"{job.names[task.rank]} (rank {task.rank})"
     return CheckpointWriter(
-        holder=engine,
+        holder=holder,
         names=job.names,
         committer=committer(task, job.config, job.values, job.prepared, title),
         writer=job.make_writer(),
     )
 
 
-def resume(job: Job, engine: Engine, live: Report) -> Progress:
+def resume(job: Job, holder: Holder, live: Report) -> Progress:
     """Resume from the checkpoint of the task, if it names one."""
     if job.task.resume_from is None:
         return Progress()
@@ -88,14 +84,14 @@ def resume(job: Job, engine: Engine, live: Report) -> Progress:
     if not server_leads(job.config) or len(progress.batches) != job.config.parallel.trainers:
         progress = replace(progress, batches=())  # all have done the same number
     saved = open_checkpoint(folder, reporting(live, "checkpoint", "bytes"), grows=anew)
-    held = piece_groups(engine.pieces())
+    held = piece_groups(holder.pieces())
     dense = dense_values(saved, facts["config"], job.values, anew)
     compressors = {piece.name: piece.view for piece in held.get(COMPRESSOR, [])}
     trainers = other_compressors(folder, facts, job.values)
     tables = len(job.layout.spec.table_rows)
-    ahead = lookups_ahead(saved, facts, job.config, job.values, engine.looking_up, tables, anew)
+    ahead = lookups_ahead(saved, facts, job.config, job.values, holder.looking_up, tables, anew)
     names = [piece.name for piece in held.get("embeddings", [])]
-    levels = row_levels(saved, facts, job.values, engine.looking_up, names, anew)
+    levels = row_levels(saved, facts, job.values, holder.looking_up, names, anew)
     kept = remembered(saved, compressors, trainers)
     was_elastic = facts["config"]["parallel"].get("elastic", False)
     if job.config.parallel.elastic or was_elastic:  # trainers that were away have none
@@ -103,9 +99,8 @@ def resume(job: Job, engine: Engine, live: Report) -> Progress:
     flying = saved.tensors(saved.names(FLIGHT)) if progress.emptied < progress.step else {}
     statistics.resume(saved, held.get(statistics.GROUP, []), job.config.parallel.trainers)
     saved.fill(held.get("embeddings", []))  # before batches in flight look up rows to update
-    engine.restart(progress, {**dense, **kept, **ahead, **levels, **flying})
-    # The sums of all workers are counted once.
-    return progress if engine.leads else replace(progress, interval=Interval())
+    holder.restart(progress, {**dense, **kept, **ahead, **levels, **flying})
+    return progress
 
 
 def _open_sink(job: Job, report: Report, progress: Progress) -> Sink:

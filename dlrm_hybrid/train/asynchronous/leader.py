@@ -31,7 +31,7 @@ from dlrm_hybrid.train.asynchronous.leases import MOST_AT_ONCE, Leases, Position
 from dlrm_hybrid.train.asynchronous.order_log import OrderLog, Taken
 from dlrm_hybrid.train.asynchronous.orders import AHEAD, Order, Orders
 from dlrm_hybrid.train.asynchronous.turns import PASS, Turns
-from dlrm_hybrid.train.engine import Engine, Show
+from dlrm_hybrid.train.engine import Engine, Holder, Show
 from dlrm_hybrid.train.evaluation import EvaluatedRows, gathered_scores
 from dlrm_hybrid.train.progress import SYNC_EVERY, Decision, Plan, Progress
 from dlrm_hybrid.train.signals import PREEMPTION, StopRequest, obey
@@ -45,7 +45,7 @@ class _LeavingError(Exception):
 
 @final
 @dataclass(slots=True, kw_only=True)
-class LeaderRank(Engine):
+class LeaderRank(Engine, Holder):
     """The engine of the leader, server 0, whose workers follow its orders.
 
     Attributes:
@@ -62,7 +62,6 @@ class LeaderRank(Engine):
         elastic: whether trainers may leave and join.
         missed: called with rank and incarnation of a worker lost without a goodbye.
         threads: number per worker; a lease has so many times the batches.
-        leader: rank of the leader: this one.
         attendance: of the trainers.
     """
 
@@ -79,7 +78,6 @@ class LeaderRank(Engine):
     elastic: bool
     missed: Callable[[int, int], None]
     threads: int = 1
-    leader: int = field(init=False)
     attendance: Attendance = field(init=False)
     _leases: Leases | Turns = field(init=False)
     _dispatch: Dispatch = field(init=False)
@@ -92,12 +90,17 @@ class LeaderRank(Engine):
     _severity: int = 0
 
     def __post_init__(self) -> None:
-        trainers, self.leader = self.topology.trainers, self.messenger.rank
+        trainers = self.topology.trainers
         self.attendance = Attendance(trainers, self.topology.stages)
         self._leases = self.begin((0,) * trainers)
         self._positions = Positions(self.after)
         self._dispatch = Dispatch(self.topology, self.messenger, self.attendance)
         self._orders = self._dispatch.orders
+
+    @property
+    @override
+    def holder(self) -> Holder:
+        return self
 
     def report(self, frame: Frame) -> Sequence[Outgoing]:
         """Handle a worker's REPORT of orders done; returns the frames to send now."""
@@ -195,7 +198,7 @@ class LeaderRank(Engine):
     @property
     @override
     def asked(self) -> Sequence[int]:
-        return [rank for rank in range(self.topology.size) if rank != self.leader]
+        return [rank for rank in range(self.topology.size) if rank != self.messenger.rank]
 
     @property
     @override
@@ -234,9 +237,15 @@ class LeaderRank(Engine):
         self.server.restart(self._leases.given, values)
 
     def _note(self, rank: int, trainer: int, values: Mapping[str, Any]) -> None:
-        self._interval = self._interval.plus(Interval(**values["interval"]))
+        interval = Interval(**values["interval"])
+        metrics = StepMetrics(
+            loss_sum=interval.loss_sum, correct=interval.correct, rows=interval.rows
+        )
+        # Metrics count once all workers of the trainer have done the batches.
+        interval = replace(interval, loss_sum=0.0, correct=0, rows=0)
+        self._interval = self._interval.plus(interval)
         orders = self._orders[trainer]
-        orders.note(rank, values["learned"], StepMetrics(**values["metrics"]))
+        orders.note(rank, values["learned"], metrics)
         if len(orders.learned) == self.topology.stages:
             by_all = min(orders.learned.values())
             self._leases = self._leases.finish(trainer, by_all)
@@ -332,7 +341,7 @@ class LeaderRank(Engine):
         self._dispatch.command({"do": "settle"}, self.attendance.present)
         self._dispatch.wait_for_all()
         if self.log is not None:
-            self.log.add(Taken(Kind.SAVE, self.leader, step))
+            self.log.add(Taken(Kind.SAVE, self.messenger.rank, step))
 
     def _go_on(self, step: int, at: LoaderState) -> None:
         """Give out batches up to the next step where something is due."""
