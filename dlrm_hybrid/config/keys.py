@@ -95,6 +95,27 @@ def as_choice(
     return {key: values.get(key, one) for key, one in defaults.items()} | {"name": name}
 
 
+def with_new_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What an earlier version has written, with keys that have come since.
+
+    These get their defaults: a new key's does what was done before there was one.
+    """
+    filled = {**_defaults(Config), **values}
+    for section in sections():
+        given, choices = values.get(section, {}), records(section)
+        if isinstance(given, Mapping):
+            known = cast("Mapping[str, Any]", given)
+            record = choices.get("") or choices.get(str(known.get("name")))
+            filled |= {section: {**_defaults(record), **known}} if record else {}
+    return filled
+
+
+def _defaults(record: type) -> dict[str, Any]:
+    """Those of a record's own keys; not of sections, which may be left out."""
+    told = about(record)
+    return {name: one for name, one in defaults_of(record).items() if told.get(name)}
+
+
 def _below(base: type[Choice]) -> Iterator[type[Choice]]:
     for one in base.__subclasses__():
         yield one

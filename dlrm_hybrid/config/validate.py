@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from dlrm_hybrid.config.keys import with_new_keys
 from dlrm_hybrid.config.reading import read
 from dlrm_hybrid.config.rules import RULES
 from dlrm_hybrid.config.schema import Config
@@ -88,16 +89,17 @@ def _names(fault: str, key: str) -> bool:
 
 
 def own_values(path: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration in a file of a run or checkpoint.
+    """The configuration in a file of a run or checkpoint, perhaps of an earlier version.
 
     Raises:
-        DataError: that is no configuration of this version; names the keys.
+        DataError: it has other keys than this version; names them.
     """
+    filled = with_new_keys(values)
     try:
-        validate(values)
+        validate(filled)
     except ConfigError as error:
         raise DataError(f"{path}: config: {error}") from None
-    return values
+    return filled
 
 
 def unset_faults(section: str, options: object, wanted: Mapping[str, str]) -> list[str]:

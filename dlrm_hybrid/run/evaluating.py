@@ -16,6 +16,7 @@ from typing import Any, cast, final
 from dlrm_hybrid.checkpoint.folder import find_best, read_facts
 from dlrm_hybrid.checkpoint.manifest import MANIFEST_FILE
 from dlrm_hybrid.config import compose
+from dlrm_hybrid.config.choices import Table
 from dlrm_hybrid.config.identity import evaluated, flat, with_value
 from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.config.schema import Config
@@ -27,6 +28,7 @@ from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.model.row_storage import FOLDER_KEY
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.display import Display
+from dlrm_hybrid.run.folder import base_of
 from dlrm_hybrid.run.rank.process import Rank
 from dlrm_hybrid.run.request import EvaluateTask, Request
 from dlrm_hybrid.run.rows import Command, prepared_rows
@@ -110,7 +112,12 @@ def open_source(request: Request, path: Path) -> Source:
     if faults:
         raise ConfigError(faults_text(faults))
     _require_columns(checkpoint, facts)
-    return Source(checkpoint, facts, values, validate(values), given)
+    config = validate(values)
+    if isinstance(config.data, Table) and config.data.base is None and "data.prepared" not in given:
+        base = base_of(config, checkpoint)
+        values = with_value(with_value(values, "data.base", base), "data.grow", base is None)
+        config = validate(values)
+    return Source(checkpoint, facts, values, config, given)
 
 
 def trained_on_are_here(source: Source) -> bool:

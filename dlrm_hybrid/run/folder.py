@@ -29,6 +29,7 @@ from dlrm_hybrid.config.identity import (
     with_value,
 )
 from dlrm_hybrid.config.paths import ROWS, absolute, elsewhere, full, recorded
+from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text, own_values
 from dlrm_hybrid.data.folder import look_like, note_run
 from dlrm_hybrid.data.manifest import Manifest
@@ -166,10 +167,19 @@ def with_base(request: Request) -> Request:
 
 
 def _new_base(request: Request) -> str | None:
-    config, resume = request.config, request.config.checkpoint.resume
-    if resume in FROM_ITSELF or config.data.raw is None:
+    resume = request.config.checkpoint.resume
+    return None if resume in FROM_ITSELF else base_of(request.config, find(Path(resume)))
+
+
+def base_of(config: Config, checkpoint: Path) -> str | None:
+    """The `data.base` of raw rows for a checkpoint's model; None for vocabularies of their own.
+
+    Raises:
+        DataError: the checkpoint is damaged.
+    """
+    if config.data.raw is None:
         return None
-    checkpoint = find(Path(resume)).absolute()
+    checkpoint = checkpoint.absolute()
     if not (checkpoint / PREPROCESSING_FOLDER).is_dir():  # of a program's own batches
         return None
     kept = read_kept(checkpoint).manifest

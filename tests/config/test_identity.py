@@ -1,4 +1,5 @@
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +19,9 @@ from dlrm_hybrid.config.identity import (
     with_value,
 )
 from dlrm_hybrid.config.keys import all_keys, keys_of
+from dlrm_hybrid.config.validate import own_values
 from dlrm_hybrid.record import Effect
+from dlrm_hybrid.types import DataError
 
 # Sections and keys by what they decide; every other key decides none of it.
 EFFECTS: Mapping[Effect, tuple[str, ...]] = {
@@ -265,3 +268,16 @@ def test_only_a_new_run_may_send_otherwise_and_then_remembers_nothing() -> None:
         assert not differences(values, other, new_run=True)
         assert not same_levels(values, other)
     assert same_levels(values, values_of([*LEVELS, "optimizer.lr=0.01"]))
+
+
+def test_keys_that_an_earlier_version_lacked_get_their_defaults() -> None:
+    now = values_of(["+experiment=dct_hybrid", "data=table", "data.schema=bars_criteo_x1"])
+    before = {**now, "data": {**now["data"]}, "embedding": {**now["embedding"]}}
+    del before["device"], before["telemetry"], before["data"]["base"], before["embedding"]["kernel"]
+    assert own_values(Path("config.json"), before) == now
+    del before["gradient"]
+    with pytest.raises(DataError, match=r"^config\.json: config: .*\n  gradient: missing$"):
+        own_values(Path("config.json"), before)
+    before["gradient"] = {**now["gradient"], "sparsity": 0.99}
+    with pytest.raises(DataError, match=r"gradient\.sparsity"):
+        own_values(Path("config.json"), before)

@@ -186,6 +186,19 @@ def test_new_ids_are_scored_and_exported(train: Train, log: Path) -> None:
     assert run(["dlrm_hybrid", "evaluate", f"evaluate.checkpoint={second}"]) == 0
 
 
+def test_a_model_is_scored_on_the_next_day_before_it_learns_it(train: Train, log: Path) -> None:
+    first = train("day1", 1)
+    scored = ["dlrm_hybrid", "evaluate", f"evaluate.checkpoint={first}", "evaluate.output=scores"]
+    assert run([*scored, *of_day(log, 2)]) == 0
+    found = json.loads(Path("scores").read_text())
+    frame = pd.read_parquet(log / "day3.parquet")  # what day 2 is tested on
+    clicks = frame.pop("clicked").to_numpy(np.float64)
+    p = Predictor(first, extra="ignore").predict(frame).astype(np.float64)
+    assert found["log_loss"] == pytest.approx(
+        -np.mean(np.log(np.where(clicks == 1, p, 1 - p))), abs=1e-6
+    )
+
+
 def test_what_cannot_go_on_is_told_in_one_message(
     train: Train, log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
