@@ -35,11 +35,6 @@ class Holder(Protocol):
     messenger: Messenger
 
     @property
-    def asked(self) -> Sequence[int]:
-        """The other ranks, which copy their tensors for a checkpoint on request."""
-        return ()
-
-    @property
     def away(self) -> Collection[int]:
         """Lost ranks that may rejoin, without whose shards checkpoints are complete."""
         return ()

@@ -129,7 +129,7 @@ class CheckpointWriter:
 
     Attributes:
         holder: holds this process's tensors.
-        names: those of all ranks of the world, in order.
+        names: those of all ranks whose tensors are saved, in order.
         committer: commits checkpoints.
         writer: writes this process's shards.
     """
@@ -150,7 +150,8 @@ class CheckpointWriter:
         """Copy the tensors of a checkpoint; the rest is done in the background."""
         begun, step, holder = time.perf_counter(), progress.step, self.holder
         away = holder.away
-        asked = [rank for rank in holder.asked if rank not in away]
+        there = {rank: name for rank, name in self.names.items() if rank not in away}
+        asked = [rank for rank in there if rank != holder.messenger.rank]
         version, pushed = holder.settled(), holder.pushed()
         self._since = LossesSince.now(holder.losses)
         for rank in asked:
@@ -158,7 +159,6 @@ class CheckpointWriter:
         self.writer.begin(step, piece_groups(holder.pieces()))
         for rank in asked:
             self._from(rank, Kind.COPIED, version)
-        there = {rank: name for rank, name in self.names.items() if rank not in away}
         self.committer.begin(progress, there, begun)
         self._step = step
 
@@ -188,7 +188,7 @@ class CheckpointWriter:
         for rank in self.committer.owed:
             if self._since.is_lost(rank):
                 self.committer.lose(rank)
-        asked = [rank for rank in self.holder.asked if rank in self.committer.owed]
+        asked = [rank for rank in self.committer.owed if rank != messenger.rank]
         for rank in asked:
             messenger.send(rank, Kind.SHARD, step, {"wait_seconds": wait_seconds})
         shard = self.writer.take(wait_seconds)

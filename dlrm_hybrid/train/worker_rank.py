@@ -171,11 +171,6 @@ class WorkerRank(Holder):
                 number += 1
 
     @property
-    @override
-    def asked(self) -> Sequence[int]:
-        return [rank for rank in range(self.topology.size) if rank != self.messenger.rank]
-
-    @property
     def is_stale(self) -> bool:
         """Whether steps leave batches in flight."""
         return self.worker.pipeline.most_in_flight > 0

@@ -197,11 +197,6 @@ class LeaderRank(Engine, Holder):
 
     @property
     @override
-    def asked(self) -> Sequence[int]:
-        return [rank for rank in range(self.topology.size) if rank != self.messenger.rank]
-
-    @property
-    @override
     def away(self) -> Sequence[int]:
         return self.attendance.away_workers()
 
