@@ -37,6 +37,7 @@ from dlrm_hybrid.model.tensors import full_pieces
 from dlrm_hybrid.parallel.dense.published import SUFFIX, fresh_thresholds
 from dlrm_hybrid.parallel.finite import LOOKUPS_PREFIX
 from dlrm_hybrid.run.assembly import build
+from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.machine import cpu_model, version_of
 from dlrm_hybrid.train.patience import Course
@@ -102,12 +103,12 @@ def committer(
     )
 
 
-def changed_arithmetic(task: TrainTask) -> list[str]:
-    """Differences of this machine's arithmetic from that of the checkpoint to resume from."""
-    if task.resume_from is None:
+def changed_arithmetic(job: Job) -> list[str]:
+    """Differences of this machine's arithmetic from that of the checkpoint whose steps go on."""
+    if job.task.resume_from is None:
         return []
-    facts = checkpoint_folder.read_facts(checkpoint_folder.find(Path(task.resume_from)))
-    return changes(facts.get("arithmetic", {}), arithmetic())
+    facts = checkpoint_folder.read_facts(checkpoint_folder.find(Path(job.task.resume_from)))
+    return [] if job.begins_anew(facts) else changes(facts.get("arithmetic", {}), arithmetic())
 
 
 def resumed(task: TrainTask, facts: Mapping[str, Any], values: Mapping[str, Any]) -> Progress:

@@ -135,7 +135,7 @@ def _started(job: Job, progress: Progress) -> Event:
         "samples": progress.samples,
         "batches": progress.batches,
         "samples_per_step": job.plan.samples_per_step,
-        "changed_arithmetic": changed_arithmetic(job.task),
+        "changed_arithmetic": changed_arithmetic(job),
         "bfloat16_speed": None if measured is None else measured.speed,
         "bfloat16_repeats": None if measured is None else measured.repeats,
         "train_rows": len(shards.train_rows),
