@@ -84,6 +84,9 @@ class PrepareOptions:
             return "it has vocabularies of an earlier run (data.base)" if found else None
         if found and found.fits(base.manifest.meaning_xxh3, self.grows):
             return None
+        own = (base.manifest.identity, base.manifest.meaning)
+        if own == (prepared.identity, prepared.meaning):  # the base was made from these rows
+            return None
         return (
             f"its vocabularies are not on those of {base.folder}, data.grow = {self.grows} "
             "(data.base)"

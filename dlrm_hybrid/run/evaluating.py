@@ -115,7 +115,8 @@ def open_source(request: Request, path: Path) -> Source:
     config = validate(values)
     if isinstance(config.data, Table) and config.data.base is None and "data.prepared" not in given:
         base = base_of(config, checkpoint)
-        values = with_value(with_value(values, "data.base", base), "data.grow", base is None)
+        grows = base != str(checkpoint.absolute()) and flat(saved).get("data.grow", True)
+        values = with_value(with_value(values, "data.base", base), "data.grow", grows)
         config = validate(values)
     return Source(checkpoint, facts, values, config, given)
 

@@ -159,11 +159,19 @@ def with_base(request: Request) -> Request:
     if not isinstance(data, Table) or data.base is not None:
         return request
     own = _read(request.folder / CONFIG_FILE)
-    base: Any = _new_base(request) if own is None else flat(own).get(BASE)
-    if not isinstance(base, str):
+    folder = request.folder.absolute()
+    base = _new_base(request) if own is None else _recorded_base(own, folder)
+    if base is None:
         return request
     config = replace(request.config, data=replace(data, base=base))
     return replace(request, config=config, values=with_value(values, BASE, base))
+
+
+def _recorded_base(values: Mapping[str, Any], own: Path) -> str | None:
+    """The `data.base` of a run's rows; if that is gone, the run or checkpoint with them, `own`."""
+    base = flat(values).get(BASE)
+    is_gone = isinstance(base, str) and not Path(base).exists()
+    return str(own) if is_gone and (own / PREPROCESSING_FOLDER).is_dir() else base
 
 
 def _new_base(request: Request) -> str | None:
@@ -187,7 +195,7 @@ def base_of(config: Config, checkpoint: Path) -> str | None:
         return None
     now = kept.semantics if config.data.schema is None else build.semantics(config)
     if look_like(build.raw_paths(config), kept.sources) and not kept.semantics.differences(now):
-        return flat(read_facts(checkpoint)["config"]).get(BASE)
+        return _recorded_base(read_facts(checkpoint)["config"], checkpoint)
     return str(checkpoint)
 
 
@@ -210,20 +218,25 @@ def check_checkpoint(
     lines = differences(saved, absolute(values), new_run=new_run)
     lines = lines or other_flights(facts, values)
     if shards is not None:
-        may_be_others = new_run and values["data"]["name"] == "table"
-        fault = _rows_fault(facts, shards.manifest, may_be_others)
+        fault = _rows_fault(facts, shards.manifest, values["data"]["name"], new_run)
         lines += [f"data.prepared = {shards.folder}: {fault}"] if fault else []
     _refuse(folder, lines)
     return facts
 
 
-def _rows_fault(facts: Mapping[str, Any], rows: Manifest, may_be_others: bool) -> str | None:
-    """Why a checkpoint with these facts cannot be trained on with some rows; None if it can."""
+def _rows_fault(facts: Mapping[str, Any], rows: Manifest, data: str, new_run: bool) -> str | None:
+    """Why a run cannot go on from a checkpoint with rows of this `data`; None if it can."""
     if has_rows(facts, rows):
         is_same = facts.get("vocabulary") == rows.meaning
         return None if is_same else "its ids are of other categories or columns"
-    if not may_be_others:
+    if not new_run:
         return "the checkpoint was made from other rows"
+    if data != "table":
+        return (
+            "the checkpoint was made from other rows; only data=table goes on with those of "
+            f"another day: with data={data} name the checkpoint's own (data.raw or data.prepared), "
+            "or train from nothing, without checkpoint.resume"
+        )
     if not rows.begins_with(facts.get("vocabulary") or {}):
         return (
             "the checkpoint was made from other rows, and these were prepared without its "

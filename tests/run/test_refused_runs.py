@@ -93,7 +93,9 @@ def test_a_checkpoint_of_another_model_or_of_other_rows_is_refused(
     facts["rows"][0] = "others"
     (saved / "manifest.json").write_text(manifest_text(facts))
     assert train("third", *from_it)[0] == 3
-    assert "data.prepared = " in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "data.prepared = " in told
+    assert "only data=table goes on with those of another day: with data=synthetic name the" in told
 
 
 @pytest.mark.parametrize("resume", ["never", "auto"])

@@ -102,9 +102,11 @@ def test_steps_rates_and_scores_begin_anew(
     kept = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
     rows = {path: path.read_bytes() for path in Path("data/prepared").rglob("*.npy")}
     capsys.readouterr()
-    second = train("day2", 2, *options, f"checkpoint.resume={first}")
+    second = train("day2", 2, *options, "threads=2", f"checkpoint.resume={first}")
     told = capsys.readouterr().out
     assert "are appended" in told
+    assert "bit-identical" not in told
+    assert summary(second)["arithmetic_changes"] == []
     assert "the rows are others than those of" in told
     started, *_ = events.read(second / "events.jsonl")
     assert (started.step, started.values["steps_total"]) == (0, STEPS)
@@ -142,6 +144,31 @@ def test_a_broken_second_day_goes_on_as_the_unbroken_one(train: Train) -> None:
     shutil.rmtree(broken / f"checkpoints/step_{STEPS:08d}")
     assert run(alone) == 0
     assert_same_state(broken, unbroken, STEPS)
+
+
+def test_a_second_day_needs_no_first_one_once_it_has_begun(
+    train: Train, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = train("day1", 1)
+    unbroken = train("unbroken", 2, f"checkpoint.resume={first}")
+    broken = train("broken", 2, f"checkpoint.resume={first}")
+    scored = ["dlrm_hybrid", "evaluate", f"evaluate.checkpoint={unbroken}", *of_day(log, 2)]
+    assert run([*scored, "evaluate.output=before"]) == 0
+    (broken / "summary.json").unlink()  # as if it had been killed
+    for step in range(8, STEPS + 1):
+        shutil.rmtree(broken / f"checkpoints/step_{step:08d}")
+    shutil.rmtree(first)
+    rows = json.loads((broken / "config.json").read_text())["data"]["prepared"]
+    capsys.readouterr()
+    train("broken", 2, "checkpoint.resume=auto", code=2)
+    assert f"to go on there, add data.prepared={rows}\n" in capsys.readouterr().err
+    train("broken", 2, "checkpoint.resume=auto", f"data.prepared={rows}")
+    assert_same_state(broken, unbroken, STEPS)
+    again = train("again", 2, f"checkpoint.resume={unbroken}/checkpoints/step_00000009")
+    assert_same_state(again, unbroken, STEPS)
+    assert run([*scored, "evaluate.output=after"]) == 0
+    before, after = (json.loads(Path(one).read_text()) for one in ("before", "after"))
+    assert before["log_loss"] == after["log_loss"] == summary(unbroken)["test"]["loss"]
 
 
 def test_the_same_rows_are_gone_on_with_to_the_last_bit(train: Train) -> None:

@@ -292,7 +292,7 @@ def _base_faults(job: PrepareJob, base: Manifest) -> Iterator[str]:
         yield (
             f"data.schema.categorical[{index}]: {column.name!r} may have categories without a row "
             "(min_count, max_rows, missing: shared, vocabulary: train, data.grow=false), and the "
-            "base has none that they share"
+            "base has none that they share: give it none of these, and vocabulary: all"
         )
 
 
