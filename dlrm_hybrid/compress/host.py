@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.arrays import Float32s
+from dlrm_hybrid.types import DivergedError
+
+CPU = torch.device("cpu")
 
 
 def require_cpu(tensor: Tensor, name: str, user: str) -> None:
@@ -52,3 +55,10 @@ def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
     if pins:
         torch.cuda.current_stream(tensors[0].device).synchronize()
     return copies
+
+
+def not_finite(step: int, name: str, cause: str = "optimizer.lr or embedding.lr") -> DivergedError:
+    """The error for a gradient that is not finite; `step` is counted from 0."""
+    return DivergedError(
+        f"step {step + 1}: the gradient of {name} is not finite; {cause} may be too high"
+    )

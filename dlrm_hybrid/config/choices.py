@@ -175,7 +175,7 @@ class Table(Data):
     grow: bool = key(
         True,
         "categories that data.base lacks get rows behind its own; false leaves them unknown",
-        ROWS_FILES,
+        Effect.FREE | Effect.EVALUATION,
     )
 
 

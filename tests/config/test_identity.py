@@ -31,11 +31,11 @@ EFFECTS: Mapping[Effect, tuple[str, ...]] = {
         *("checkpoint.every", "checkpoint.minutes", "checkpoint.keep", "checkpoint.keep_best"),
         *("checkpoint.max_restarts", "checkpoint.restart_window_seconds", "sync.record"),
         *("data.prepared", "data.raw", "data.max_bad_rows", "data.processes", "data.block_bytes"),
-        *("data.guess", "data.base", "data.grow", "embedding.folder"),
+        *("data.guess", "data.base", "embedding.folder"),
     ),
     Effect.FREE: (
         *("checkpoint.resume", "device", "threads", "data.test_part", "data.schema", "network"),
-        "embedding.kernel",
+        *("embedding.kernel", "data.grow"),
         *("activation.allow_rice", "activation.evaluate_masked", "activation.observe"),
         *("parallel.machines", "parallel.world", "parallel.elastic", "embedding.storage"),
         "sync.check_every",

@@ -138,8 +138,9 @@ def test_equal_ids_of_other_categories_are_other_rows(
     assert "their vocabulary differs: vocabulary_xxh3" in capsys.readouterr().err
     more = (there, *STEPS, f"checkpoint.resume={made / 'run'}", "hydra.run.dir=on")
     assert command("train", *rows, *more) == 3
-    told = "data.prepared = there: its ids are of other categories or columns"
-    assert told in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "there was prepared differently: its vocabularies are not on those of" in told
+    assert told.endswith("prepare.overwrite=true\n")
 
 
 def flip(folder: Path) -> None:

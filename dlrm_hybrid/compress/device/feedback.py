@@ -30,9 +30,9 @@ from dlrm_hybrid.compress.device.sums import Blocks, Sums, current, sent
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Encoding, Selected, Sent
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, FeedbackOptions
 from dlrm_hybrid.compress.gradient.layout import Indices
-from dlrm_hybrid.compress.gradient.residual import not_finite
 from dlrm_hybrid.compress.gradient.thresholded import Thresholds, ThresholdSelector
 from dlrm_hybrid.compress.gradient.transforms import Momentum
+from dlrm_hybrid.compress.host import not_finite
 from dlrm_hybrid.compress.report import SentReport
 from dlrm_hybrid.wire.section import Dtype
 from dlrm_hybrid.wire.sparse import Elements

@@ -14,13 +14,11 @@ from typing_extensions import override
 
 from dlrm_hybrid.compress.gradient.collective import Collective, Op, Sections
 from dlrm_hybrid.compress.gradient.layout import Layout
-from dlrm_hybrid.compress.host import host_array
+from dlrm_hybrid.compress.host import CPU, host_array
 from dlrm_hybrid.compress.report import SentReport
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.section import Dtype, Section
 from dlrm_hybrid.wire.sparse import Elements, sparse_all, sparse_of_all
-
-CPU = torch.device("cpu")
 
 
 class Sent(Protocol):

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dlrm_hybrid.arrays import Float32s, Int64s
 from dlrm_hybrid.compress.gradient.layout import Indices, Layout
+from dlrm_hybrid.compress.host import not_finite
 from dlrm_hybrid.kernels import residual
 from dlrm_hybrid.types import DivergedError
 
@@ -190,10 +191,3 @@ class Residual:
 
     def _diverged(self, tensor: int) -> DivergedError:
         return not_finite(self._step, self.layout.specs[tensor].name)
-
-
-def not_finite(step: int, name: str, cause: str = "optimizer.lr or embedding.lr") -> DivergedError:
-    """The error for a gradient that is not finite; `step` is counted from 0."""
-    return DivergedError(
-        f"step {step + 1}: the gradient of {name} is not finite; {cause} may be too high"
-    )

@@ -25,8 +25,7 @@ from dlrm_hybrid.arrays import Float32s
 from dlrm_hybrid.compress.gradient.collective import Collective, Op, round_fault, scales_of
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Encoding, Whole, all_sent
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
-from dlrm_hybrid.compress.gradient.residual import not_finite
-from dlrm_hybrid.compress.host import host_array
+from dlrm_hybrid.compress.host import host_array, not_finite
 from dlrm_hybrid.compress.report import SentReport
 from dlrm_hybrid.kernels import magnitudes
 from dlrm_hybrid.kernels import ternary as kernels

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from dlrm_hybrid.compress.gradient.compressor import CPU
-from dlrm_hybrid.compress.gradient.residual import not_finite
+from dlrm_hybrid.compress.host import CPU, not_finite
 from dlrm_hybrid.wire.section import MAX_COUNT
 
 _FSDP = "_fsdp_wrapped_module"  # in the names of what FSDP's first version has wrapped
