@@ -34,7 +34,7 @@ Extra = Literal["error", "ignore"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseColumn:
-    """A column of numbers.
+    """A column of numbers, one input of the bottom MLP.
 
     Attributes:
         name: name of the column.

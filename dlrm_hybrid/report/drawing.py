@@ -109,7 +109,7 @@ def drawing() -> Generator[None, None, None]:
 
 
 def figure(picture: Picture, *, is_alone: bool = False) -> Figure:
-    """Draw a picture.
+    """Draw a picture of a report with matplotlib.
 
     Args:
         picture: the picture.

@@ -30,7 +30,7 @@ OF_MAIN = ("init_main_from_name", "init_main_from_path")  # what a child imports
 
 @dataclass(slots=True)
 class Running:
-    """A started rank.
+    """A rank that was started: its process, its connection, and what it has said.
 
     Attributes:
         log_begin: bytes that earlier attempts have written to its log.

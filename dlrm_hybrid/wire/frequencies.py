@@ -113,7 +113,7 @@ def hints_of(starts_CE: Halves) -> Halves:
 @final
 @dataclass(slots=True)
 class TableSender:
-    """The sender's side.
+    """Makes the tables of a stream of messages, and sends them when they are renewed.
 
     Attributes:
         shape: of the tables.
@@ -159,7 +159,7 @@ class TableSender:
 @final
 @dataclass(slots=True)
 class TableReceiver:
-    """The receiver's side.
+    """Keeps the tables that a `TableSender` has sent, for the messages that need them.
 
     Attributes:
         shape: of the tables.

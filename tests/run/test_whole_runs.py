@@ -141,6 +141,9 @@ def test_equal_ids_of_other_categories_are_other_rows(
     told = capsys.readouterr().err
     assert "there was prepared differently: its vocabularies are not on those of" in told
     assert told.endswith("prepare.overwrite=true\n")
+    assert command("train", *rows[:2], *more) == 3
+    told = "data.prepared = there: its ids are of other categories or columns"
+    assert told in capsys.readouterr().err
 
 
 def flip(folder: Path) -> None:

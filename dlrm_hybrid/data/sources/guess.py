@@ -81,7 +81,7 @@ class _Column:
 
 
 class Guess(NamedTuple):
-    """A guessed schema.
+    """A schema that was guessed from the first rows of a file.
 
     Attributes:
         text: content of the schema file.
