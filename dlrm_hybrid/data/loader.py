@@ -19,11 +19,18 @@ from typing import NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
-from dlrm_hybrid.bags import Bags, in_order, jagged, joined, lengths_of
-from dlrm_hybrid.data.shards import ListRecords, Shards
+from dlrm_hybrid.bags import Bags, in_order, jagged, joined, lengths_of, part
+from dlrm_hybrid.data.shards import ListRecords, Shards, bad_weights
 from dlrm_hybrid.kernels.criteo import gather, pack
 from dlrm_hybrid.rng import fold, splitmix64
 from dlrm_hybrid.types import DataError
+
+
+class Outcomes(NamedTuple):
+    """Labels and weights of rows, in the order of the arguments of `BinaryMetrics.add`."""
+
+    label_B: npt.NDArray[np.float32]
+    weight_B: npt.NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +41,24 @@ class Batch:
         dense_BI: float32, transformed dense columns.
         bags: int64, ids: row numbers of the embedding tables.
         label_B: float32, 0 or 1.
+        weight_B: float32, how much each row counts in losses and scores; None for 1 each.
     """
 
     dense_BI: npt.NDArray[np.float32]
     bags: Bags[npt.NDArray[np.int64]]
     label_B: npt.NDArray[np.float32]
+    weight_B: npt.NDArray[np.float32] | None = None
+
+    @property
+    def outcomes(self) -> Outcomes:
+        """What predictions are scored against."""
+        return Outcomes(self.label_B, self.weight_B)
+
+    def part(self, some: slice) -> Batch:
+        """Some of the rows; arrays are views where they can be."""
+        weight_B = None if self.weight_B is None else self.weight_B[some]
+        bags = part(self.bags, some)
+        return Batch(self.dense_BI[some], bags, self.label_B[some], weight_B)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +322,7 @@ def _empty_batch(shards: Shards, rows: int) -> Batch:
         dense_BI=np.empty((rows, shards.schema.num_dense), np.float32),
         bags=Bags(np.empty((shards.rows.ids_RF.shape[1], rows), np.int64)),
         label_B=np.empty(rows, np.float32),
+        weight_B=None if shards.rows.weight_R is None else np.empty(rows, np.float32),
     )
 
 
@@ -310,7 +331,10 @@ ListBags = list[Bags[npt.NDArray[np.int64]]]  # the bags of some rows, by multi-
 
 @final
 class _Records:
-    """A buffer of rows as 4-byte words side by side: label, dense values, ids; and of lists."""
+    """A buffer of rows as 4-byte words side by side: label, dense values, ids.
+
+    Lists and weights, which few tables have, lie beside it.
+    """
 
     def __init__(self, shards: Shards, rows: int) -> None:
         single, self._multi_hot = shards.schema.single, shards.schema.multi_hot
@@ -319,6 +343,7 @@ class _Records:
         self._integers_RW = self._floats_RW.view(np.int32)
         self._table_rows_F = np.array([shards.table_rows[one] for one in single], np.int64)
         self._lists = [ListRecords(rows) for _ in self._multi_hot]
+        self._weight_R = np.empty(rows if shards.rows.weight_R is not None else 0, np.float32)
         self._order_F = np.argsort([*single, *self._multi_hot])
 
     def __len__(self) -> int:
@@ -328,6 +353,8 @@ class _Records:
         """Copy rows in from record `first` on, the only ones if 0; DataError if lists are bad."""
         stored = self._shards.read(rows)
         pack(*stored[:3], first, self._floats_RW, self._integers_RW)
+        if stored.weight_R is not None:
+            self._weight_R[first : first + len(rows)] = stored.weight_R
         if self._shards.bad_lists(stored):
             raise self._shards.fault(rows)
         for records, lists in zip(self._lists, stored.lists, strict=True):
@@ -352,7 +379,12 @@ class _Records:
 
     def gather(self, order_B: npt.NDArray[np.uint32], first: int, batch: Batch) -> bool:
         """Copy records to a batch from its row `first` on; False if a model cannot take one."""
-        return gather(
+        has_weights = True
+        if batch.weight_B is not None:
+            weight_B = self._weight_R[order_B]
+            has_weights = not bad_weights(weight_B).any()
+            batch.weight_B[first : first + len(order_B)] = weight_B
+        return has_weights and gather(
             self._floats_RW,
             self._integers_RW,
             order_B,

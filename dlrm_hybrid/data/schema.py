@@ -185,6 +185,8 @@ class Schema:
         format: `table` for columns with names; `criteo` for text of Criteo's challenges, without a
             header: label, 13 integers, 26 categories, in this order.
         label: column of 0 and 1.
+        weight: column of numbers ≥ 0: how much each row counts in losses and scores; null for 1
+            each.
         dense: columns of numbers, in the order of the model's input.
         categorical: columns of categories, in the order of the embedding tables.
         ignore: columns that are not read, "" for one without a name; unknown columns are an error.
@@ -212,6 +214,15 @@ class Schema:
     quote: Literal["double", "none"] = "double"
     names: Annotated[tuple[ColumnName, ...], Field(max_length=MOST_COLUMNS)] = ()
     missing_values: tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...] = ()
+    # In no `repr`, as above.
+    weight: ColumnName | None = field(default=None, repr=False)
+
+    @property
+    def beside_repr(self) -> list[Any]:
+        """Values of the keys that are in no `repr`, by place; empty if none is set."""
+        most_rows = [one.max_rows for one in self.categorical]
+        found = [*(most_rows if any(most_rows) else []), self.weight]
+        return found if any(found) else []
 
     @property
     def dialect(self) -> Dialect:
@@ -242,17 +253,20 @@ class Schema:
     @property
     def read_columns(self) -> tuple[str, ...]:
         """Names of all columns that are read from a file, the label first."""
-        names = [self.label, *(one.name for one in (*self.dense, *self.categorical))]
+        weight = [] if self.weight is None else [self.weight]
+        features = (one.name for one in (*self.dense, *self.categorical))
+        names = [self.label, *weight, *features]
         if isinstance(self.split, ByTime) and self.split.column not in names:
             names.append(self.split.column)
         return tuple(names)
 
     @property
     def for_scoring(self) -> Schema:
-        """The schema of rows to score, which have no split."""
+        """The schema of rows to score, which have neither split nor weight."""
         split = self.split
         unread = (*self.ignore, *([split.column] if isinstance(split, ByTime) else []))
-        return replace(self, split=None, ignore=unread)
+        unread = (*unread, *([] if self.weight is None else [self.weight]))
+        return replace(self, split=None, weight=None, ignore=unread)
 
     @property
     def defaults(self) -> dict[str, Default]:

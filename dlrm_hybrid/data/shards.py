@@ -89,12 +89,14 @@ class StoredRows(NamedTuple):
         dense_RI: float32.
         ids_RF: int32, ids of the columns with one id per row.
         lists: ids of each multi-hot column.
+        weight_R: float32, weights of the rows; None without a column of weights.
     """
 
     label_R: npt.NDArray[np.float32]
     dense_RI: npt.NDArray[np.float32]
     ids_RF: npt.NDArray[np.int32]
     lists: tuple[Lists, ...] = ()
+    weight_R: npt.NDArray[np.float32] | None = None
 
     def slice(self, first: int, stop: int) -> StoredRows:
         """The rows from `first` to before `stop`, without a copy."""
@@ -103,6 +105,7 @@ class StoredRows(NamedTuple):
             self.dense_RI[first:stop],
             self.ids_RF[first:stop],
             tuple(Lists(one.offsets_E[first : stop + 1], one.values_N) for one in self.lists),
+            None if self.weight_R is None else self.weight_R[first:stop],
         )
 
 
@@ -228,6 +231,11 @@ def _bad_lists(
     ]
 
 
+def bad_weights(weight_R: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+    """Mask of the weights that are negative or not finite."""
+    return ~((weight_R >= 0) & np.isfinite(weight_R))
+
+
 class _Fault(NamedTuple):
     """A damaged value, on which no model can be trained: its row, its file and what is wrong."""
 
@@ -241,8 +249,10 @@ def _first_fault(rows: StoredRows, schema: Schema, table_rows: Sequence[int]) ->
     single = schema.single
     sizes_F = np.array([table_rows[column] for column in single], np.int64)
     lists = _bad_lists(rows, schema, table_rows)
+    weight_R = np.ones_like(rows.label_R) if rows.weight_R is None else rows.weight_R
     wrong = (
         ((rows.label_R != 0) & (rows.label_R != 1))[:, None],
+        bad_weights(weight_R)[:, None],
         ~np.isfinite(rows.dense_RI),
         (rows.ids_RF < 0) | (rows.ids_RF >= sizes_F),
     )
@@ -252,7 +262,10 @@ def _first_fault(rows: StoredRows, schema: Schema, table_rows: Sequence[int]) ->
     row = int(faulty[0])
     if wrong[0][row, 0]:
         return _Fault(row, "label.npy", f"label {rows.label_R[row]:g} is neither 0 nor 1")
-    for number in np.flatnonzero(wrong[1][row]):
+    if wrong[1][row, 0]:
+        what = f"weight {weight_R[row]:g} is not finite, or below 0"
+        return _Fault(row, manifests.WEIGHT_FILE, what)
+    for number in np.flatnonzero(wrong[2][row]):
         name = schema.dense[int(number)].name
         return _Fault(row, "dense.npy", f"{name} is {rows.dense_RI[row, number]:g}")
     for column, bad_R in zip(schema.multi_hot, lists, strict=True):
@@ -263,7 +276,7 @@ def _first_fault(rows: StoredRows, schema: Schema, table_rows: Sequence[int]) ->
                 f"has no row: it has {table_rows[column]}"
             )
             return _Fault(row, manifests.values_file(column), what)
-    number = int(np.flatnonzero(wrong[2][row])[0])
+    number = int(np.flatnonzero(wrong[3][row])[0])
     name, size = schema.categorical[single[number]].name, sizes_F[number]
     what = f"{name} is {rows.ids_RF[row, number]}, its table has {size} rows"
     return _Fault(row, "ids.npy", what)
@@ -294,7 +307,9 @@ def open_shards(folder: Path, expected: Semantics | None) -> Shards:
         Lists(*(open_array(folder, manifest.array(file(column))) for file in _LIST_FILES))
         for column in manifest.schema.multi_hot
     )
-    shards = Shards(folder, manifest, StoredRows(label_R, dense_RI, ids_RF, lists))
+    has_weight = manifest.schema.weight is not None
+    weight_R = open_array(folder, manifest.array(manifests.WEIGHT_FILE)) if has_weight else None
+    shards = Shards(folder, manifest, StoredRows(label_R, dense_RI, ids_RF, lists, weight_R))
     blocks = [
         (file, block)
         for file, array in enumerate(manifest.arrays)

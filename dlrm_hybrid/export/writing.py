@@ -117,7 +117,7 @@ def compare(
         logit_B, score_B = before(batch)
         other_B, other_score_B = after(batch)
         for one, found_B in zip(metrics, (logit_B, other_B), strict=True):
-            one.add(found_B, batch.label_B)
+            one.add(found_B, *batch.outcomes)
         apart_B = np.abs(other_B - logit_B) / np.maximum(np.abs(logit_B), 1)
         score_apart_B = np.abs(other_score_B - score_B)
         worst = apart_B.max(), score_apart_B.max()

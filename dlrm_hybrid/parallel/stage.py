@@ -38,6 +38,7 @@ class Inputs:
         bags: ids of the tables; the stage with the interaction needs them.
         label_B: float32, 0 or 1; the last stage needs it to train.
         coming: `bags` of the batches after it, as far as the tables look ahead.
+        weight_B: float32, factors of the rows' losses in the last stage; None for 1 each.
     """
 
     rows: int
@@ -45,6 +46,7 @@ class Inputs:
     bags: Bags[Tensor] | None
     label_B: Tensor | None
     coming: Sequence[Bags[Tensor]] = ()
+    weight_B: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,9 +54,10 @@ class StageResult:
     """Results of one batch in one stage: gradients, loss and counts.
 
     Attributes:
-        gradients: of the mean loss of the trainer's batch, by parameter, float32.
+        gradients: of the mean of the (weighted) losses of the trainer's rows, by parameter,
+            float32.
         pooled_gradient_BFD: that of the pooled rows; None at a stage without the interaction.
-        loss_sum: binary cross-entropy, summed over the rows; 0 except in the last stage.
+        loss_sum: (weighted) binary cross-entropy, summed over the rows; 0 except in the last stage.
         correct: rows on the right side of one half; 0 except in the last stage.
         rows: B; 0 except in the last stage.
     """
@@ -190,6 +193,7 @@ class Stage:
                 "ids": None if inputs.bags is None else inputs.bags.values,
                 "offsets": None if inputs.bags is None else inputs.bags.offsets,
                 "label": inputs.label_B,
+                "weight": inputs.weight_B,
                 "pooled": flying.pooled_BFD,
                 **{f"entered.{number}": one.entered_bN for number, one in flying.graphs.items()},
             }
@@ -203,13 +207,13 @@ class Stage:
         self._batches.clear()
         for batch in sorted({int(name.split(".")[0]) for name in state}):
             rows = int(state[f"{batch}.rows"])
-            dense, ids, offsets, label, pooled = (
+            dense, ids, offsets, label, weight, pooled = (
                 state.get(f"{batch}.{name}")
-                for name in ("dense", "ids", "offsets", "label", "pooled")
+                for name in ("dense", "ids", "offsets", "label", "weight", "pooled")
             )
             tables = 0 if offsets is None else (len(offsets) - 1) // rows
             bags = None if ids is None else Bags(ids, offsets, tables)
-            inputs = Inputs(rows=rows, dense_BI=dense, bags=bags, label_B=label)
+            inputs = Inputs(rows=rows, dense_BI=dense, bags=bags, label_B=label, weight_B=weight)
             self.begin(BatchNumber(batch), inputs, pooled)
             graphs = self._batches[BatchNumber(batch)].graphs
             for microbatch in range(self.microbatches):
@@ -250,7 +254,9 @@ class Stage:
         if part.is_last:
             logit_b = left.squeeze(1)
             label_b = flying.of(flying.inputs.label_B, microbatch)
-            left = functional.binary_cross_entropy_with_logits(logit_b, label_b)
+            weight_B = flying.inputs.weight_B
+            weight_b = None if weight_B is None else flying.of(weight_B, microbatch)
+            left = functional.binary_cross_entropy_with_logits(logit_b, label_b, weight_b)
             flying.logits[microbatch] = logit_b.detach()
             flying.losses[microbatch] = left.detach()
         flying.graphs[microbatch] = _Graph(entered_bN, pooled_bFD, left)
@@ -341,13 +347,12 @@ def predict_stage(
 
 
 def _placed(inputs: Inputs, placement: Placement) -> Inputs:
-    """The batch with its dense features and labels where a stage computes."""
+    """The batch with its dense features, labels and weights where a stage computes."""
     if not placement.is_apart:
         return inputs
-    dense_BI, label_B = (
-        None if one is None else placement.up(one) for one in (inputs.dense_BI, inputs.label_B)
-    )
-    return replace(inputs, dense_BI=dense_BI, label_B=label_B)
+    names = ("dense_BI", "label_B", "weight_B")
+    given = {name: getattr(inputs, name) for name in names}
+    return replace(inputs, **{k: placement.up(v) for k, v in given.items() if v is not None})
 
 
 def aligned(tensor: Tensor) -> Tensor:

@@ -65,12 +65,13 @@ class Worker:
 
 def stage_inputs(worker: Worker, batch: Batch, coming: Sequence[Batch] = ()) -> Inputs:
     """The parts of a batch, and of those coming, that a worker's stage reads."""
-    part = worker.part
+    part, weight_B = worker.part, batch.weight_B
     return Inputs(
         rows=len(batch.label_B),
         dense_BI=torch.from_numpy(batch.dense_BI) if part.is_first else None,
         bags=tensor_bags(batch.bags) if part.has_interaction else None,
         label_B=torch.from_numpy(batch.label_B) if part.is_last else None,
+        weight_B=torch.from_numpy(weight_B) if part.is_last and weight_B is not None else None,
         coming=[tensor_bags(later.bags) for later in coming if part.has_interaction],
     )
 

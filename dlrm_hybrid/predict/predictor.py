@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dlrm_hybrid.bags import Int64s, part
+from dlrm_hybrid.bags import Int64s
 from dlrm_hybrid.checkpoint.folder import find_best, read_facts
 from dlrm_hybrid.checkpoint.reader import OnRead
 from dlrm_hybrid.config.schema import Config
@@ -138,8 +138,7 @@ class Predictor:
         logit_R = np.empty(len(batch.label_B), np.float32)
         for first in range(0, len(logit_R), self._batch_rows):
             some = slice(first, first + self._batch_rows)
-            bags, label_B = part(batch.bags, some), batch.label_B[some]
-            logit_R[some] = self._model.logits(Batch(batch.dense_BI[some], bags, label_B))
+            logit_R[some] = self._model.logits(batch.part(some))
         for row in np.flatnonzero(~np.isfinite(logit_R))[:1].tolist():
             raise DataError(f"{block.where(row)}: the logit is not finite: values are too large")
         return logit_R

@@ -92,12 +92,15 @@ def _require_monitor(config: Config, shards: Shards) -> None:
     part, rows = next(iter(shards.scored_rows(config.data.test_part).items()))
     if config.train.monitor != "auc":
         return
-    clicks = int(np.count_nonzero(shards.read(rows).label_R))
-    if clicks in (0, len(rows)):
+    found = shards.read(rows)
+    counts_R = slice(None) if found.weight_R is None else found.weight_R > 0
+    label_R = found.label_R[counts_R]
+    clicks = int(np.count_nonzero(label_R))
+    if clicks in (0, len(label_R)):
         raise ConfigError(
-            f"train.monitor = auc: of the {len(rows):,} rows of the {part} part of {shards.folder} "
-            f"{clicks:,} are clicks, and AUC needs rows of both labels; train.monitor=log_loss "
-            "does not"
+            f"train.monitor = auc: of the {len(label_R):,} rows of the {part} part of "
+            f"{shards.folder} {clicks:,} are clicks, and AUC needs rows of both labels; "
+            "train.monitor=log_loss does not"
         )
 
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dlrm_hybrid.types import DivergedError
+from dlrm_hybrid.types import DataError, DivergedError
 
+Counts = npt.NDArray[np.int64 | np.float64]
 MAX_BINS = 1 << 20
 # Rows buffered before they are counted, so that a step's batch costs little more than a copy.
 # Fixed, so that the sums do not depend on the batch size.
@@ -26,7 +28,7 @@ PENDING_ROWS = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class BinaryScores:
-    """Scores of predictions of a binary label.
+    """Scores of predictions of a binary label; where rows have weights, all but `rows` count these.
 
     Attributes:
         rows: number of rows.
@@ -52,23 +54,34 @@ class BinaryMetrics:
 
     def __init__(self, max_bins: int = MAX_BINS) -> None:
         self._max_bins = max_bins
-        self._totals = _Totals(0, 0, 0.0, 0.0, 0, _NO_BINS, _NO_BINS)
+        self._totals = _Totals(0, 0, 0, 0.0, 0.0, 0, _NO_BINS, _NO_BINS)
         self._logit_N = np.empty(PENDING_ROWS, np.float32)
         self._label_N = np.empty(PENDING_ROWS, np.bool_)
+        self._weight_N: npt.NDArray[np.float64] | None = None
         self._pending = 0
 
-    def add(self, logit_B: npt.NDArray[np.float32], label_B: npt.NDArray[np.float32]) -> None:
-        """Count the rows of a batch; both arrays are copied.
+    def add(
+        self,
+        logit_B: npt.NDArray[np.float32],
+        label_B: npt.NDArray[np.float32],
+        weight_B: npt.NDArray[np.float32] | None = None,
+    ) -> None:
+        """Count the rows of a batch, each as its weight or 1; the arrays are copied.
 
         Raises:
             DivergedError: a logit is not finite; raised late, at the latest by `scores`.
         """
+        if weight_B is not None and self._weight_N is None:
+            self._weight_N = np.ones(PENDING_ROWS)
         start = 0
         while start < len(logit_B):
             end = min(self._pending + len(logit_B) - start, PENDING_ROWS)
             stop = start + end - self._pending
             self._logit_N[self._pending : end] = logit_B[start:stop]
             self._label_N[self._pending : end] = label_B[start:stop]
+            if self._weight_N is not None:
+                given = 1 if weight_B is None else weight_B[start:stop]
+                self._weight_N[self._pending : end] = given
             start, self._pending = stop, end
             if end == PENDING_ROWS:
                 self._totals, self._pending = self._all(), 0
@@ -78,18 +91,22 @@ class BinaryMetrics:
 
         Raises:
             ValueError: there are no rows.
+            DataError: all weights are 0.
             DivergedError: a logit is not finite.
         """
         totals = self._all()
         if totals.rows == 0:
             raise ValueError("no rows to score")
-        base_rate = totals.clicks / totals.rows
-        log_loss = totals.loss / totals.rows
-        one_class = totals.clicks in (0, totals.rows)
+        weight = totals.clicks + totals.skips
+        if weight == 0:
+            raise DataError(f"{totals.rows:,} rows to score, none with a weight above 0")
+        base_rate = totals.clicks / weight
+        log_loss = totals.loss / weight
+        one_class = totals.clicks in (0, weight)
         return BinaryScores(
             rows=totals.rows,
             log_loss=log_loss,
-            accuracy=totals.correct / totals.rows,
+            accuracy=totals.correct / weight,
             auc=None if one_class else _auc(totals.clicked, totals.skipped),
             normalized_entropy=None if one_class else log_loss / _entropy(base_rate),
             base_rate=base_rate,
@@ -97,16 +114,18 @@ class BinaryMetrics:
         )
 
     def _all(self) -> _Totals:
-        pending = _count(self._logit_N[: self._pending], self._label_N[: self._pending])
+        some = slice(self._pending)
+        weight_N = None if self._weight_N is None else self._weight_N[some]
+        pending = _count(self._logit_N[some], self._label_N[some], weight_N)
         return self._totals.plus(pending, self._max_bins)
 
 
 @dataclass(frozen=True, slots=True)
 class _Bins:
-    """A histogram: distinct keys in increasing order, and the number of rows of each."""
+    """A histogram: distinct keys in increasing order, and the rows of each or their weight."""
 
     key_K: npt.NDArray[np.uint32]
-    rows_K: npt.NDArray[np.int64]
+    rows_K: Counts
     shift: int
 
     def coarser(self, shift: int) -> _Bins:
@@ -125,13 +144,14 @@ _NO_BINS = _Bins(np.empty(0, np.uint32), np.empty(0, np.int64), 0)
 
 @dataclass(frozen=True, slots=True)
 class _Totals:
-    """Sufficient statistics of rows for their scores."""
+    """Sufficient statistics of rows for their scores: all but `rows` are sums of weights."""
 
     rows: int
-    clicks: int
+    clicks: float
+    skips: float
     loss: float
     predicted: float
-    correct: int
+    correct: float
     clicked: _Bins
     skipped: _Bins
 
@@ -145,6 +165,7 @@ class _Totals:
         return _Totals(
             self.rows + other.rows,
             self.clicks + other.clicks,
+            self.skips + other.skips,
             self.loss + other.loss,
             self.predicted + other.predicted,
             self.correct + other.correct,
@@ -153,7 +174,14 @@ class _Totals:
         )
 
 
-def _count(logit_N: npt.NDArray[np.float32], label_N: npt.NDArray[np.bool_]) -> _Totals:
+def _count(
+    logit_N: npt.NDArray[np.float32],
+    label_N: npt.NDArray[np.bool_],
+    weight_N: npt.NDArray[np.float64] | None,
+) -> _Totals:
+    def total(x_N: npt.NDArray[Any]) -> Any:
+        return (x_N if weight_N is None else x_N * weight_N).sum().item()
+
     finite_N = np.isfinite(logit_N)
     if not finite_N.all():
         raise DivergedError(f"a prediction is not finite: logit {logit_N[~finite_N][0]}")
@@ -164,12 +192,13 @@ def _count(logit_N: npt.NDArray[np.float32], label_N: npt.NDArray[np.bool_]) -> 
     key_N = _keys(logit_N)
     return _Totals(
         rows=len(logit_N),
-        clicks=int(label_N.sum()),
-        loss=float(loss_N.sum()),
-        predicted=float((np.where(wide_N < 0, small_N, 1) / (1 + small_N)).sum()),
-        correct=int(((logit_N > 0) == label_N).sum()),
-        clicked=_sort(key_N[label_N]),
-        skipped=_sort(key_N[~label_N]),
+        clicks=total(label_N),
+        skips=total(~label_N),
+        loss=total(loss_N),
+        predicted=total(np.where(wide_N < 0, small_N, 1) / (1 + small_N)),
+        correct=total((logit_N > 0) == label_N),
+        clicked=_sort(key_N[label_N], None if weight_N is None else weight_N[label_N]),
+        skipped=_sort(key_N[~label_N], None if weight_N is None else weight_N[~label_N]),
     )
 
 
@@ -179,11 +208,14 @@ def _keys(logit_N: npt.NDArray[np.float32]) -> npt.NDArray[np.uint32]:
     return pattern_N.view(np.uint32) ^ ((pattern_N >> 31).view(np.uint32) | np.uint32(1 << 31))
 
 
-def _sort(key_N: npt.NDArray[np.uint32]) -> _Bins:
-    return _sum_up(np.sort(key_N), np.ones(len(key_N), np.int64), 0)
+def _sort(key_N: npt.NDArray[np.uint32], weight_N: npt.NDArray[np.float64] | None) -> _Bins:
+    if weight_N is None:
+        return _sum_up(np.sort(key_N), np.ones(len(key_N), np.int64), 0)
+    order_N = np.argsort(key_N, kind="stable")
+    return _sum_up(key_N[order_N], weight_N[order_N], 0)
 
 
-def _sum_up(key_N: npt.NDArray[np.uint32], rows_N: npt.NDArray[np.int64], shift: int) -> _Bins:
+def _sum_up(key_N: npt.NDArray[np.uint32], rows_N: Counts, shift: int) -> _Bins:
     """Merge equal keys, which are sorted, and add up their rows."""
     if len(key_N) == 0:
         return _Bins(key_N, rows_N, shift)
@@ -192,12 +224,15 @@ def _sum_up(key_N: npt.NDArray[np.uint32], rows_N: npt.NDArray[np.int64], shift:
 
 
 def _auc(clicked: _Bins, skipped: _Bins) -> float:
-    """Share of (clicked, skipped) pairs in the right order; exact in integers up to 4e9 rows."""
+    """Share of (clicked, skipped) pairs in the right order; exact in integers up to 4e9 rows.
+
+    A pair of rows with weights counts as their product.
+    """
     before = np.concatenate([[0], np.cumsum(skipped.rows_K)])
     below_K = before[np.searchsorted(skipped.key_K, clicked.key_K, side="left")]
     up_to_K = before[np.searchsorted(skipped.key_K, clicked.key_K, side="right")]
-    doubled = int((clicked.rows_K * (below_K + up_to_K)).sum())
-    return doubled / (2 * int(clicked.rows_K.sum()) * int(before[-1]))
+    doubled = (clicked.rows_K * (below_K + up_to_K)).sum().item()
+    return doubled / (2 * clicked.rows_K.sum().item() * before[-1].item())
 
 
 def _entropy(rate: float) -> float:

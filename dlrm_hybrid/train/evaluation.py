@@ -12,7 +12,6 @@ from typing import final
 
 from torch import Tensor
 
-from dlrm_hybrid import bags
 from dlrm_hybrid.data.loader import Batch, sequential_batches
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.embeddings import tensor_bags
@@ -95,17 +94,17 @@ class WorldEvaluation:
         place = trainers.index(self.messenger.rank // self.topology.stages)
         for number, done_rows, group in self.rows[part].groups(len(trainers)):
             meet(number, done_rows)
-            own = group[place] if place < len(group) else without_rows(group[0])
+            own = group[place] if place < len(group) else group[0].part(slice(0))
             logit_B = self.predict(number, own)
             if self.messenger.rank == leader:
                 for trainer, batch in zip(trainers, group, strict=False):
                     rank = self.topology.worker(trainer, self.topology.stages - 1)
                     if rank != leader:
                         got = self.messenger.receive_tensors(rank, Kind.LOGITS, number)
-                        metrics.add(got["logits"].numpy(), batch.label_B)
+                        metrics.add(got["logits"].numpy(), *batch.outcomes)
                     else:
                         assert logit_B is not None
-                        metrics.add(logit_B.numpy(), batch.label_B)
+                        metrics.add(logit_B.numpy(), *batch.outcomes)
             elif logit_B is not None:
                 self.messenger.send_tensors(leader, Kind.LOGITS, number, {"logits": logit_B})
         return metrics.scores() if self.messenger.rank == leader else None
@@ -124,12 +123,6 @@ class WorldEvaluation:
             # Sharded tables serve all trainers together, so one without rows looks up none.
             self.runner.run(self.evaluator.tables.predict(tensor_bags(batch.bags)))
         return None
-
-
-def without_rows(batch: Batch) -> Batch:
-    """An empty batch with the columns of this one."""
-    none = slice(0)
-    return Batch(batch.dense_BI[none], bags.part(batch.bags, none), batch.label_B[none])
 
 
 def gathered_scores(
@@ -159,5 +152,5 @@ def gathered_scores(
             if logit_B is None:
                 is_whole = False
             elif is_whole:
-                metrics.add(logit_B.numpy(), batch.label_B)
+                metrics.add(logit_B.numpy(), *batch.outcomes)
     return metrics.scores() if is_whole else None

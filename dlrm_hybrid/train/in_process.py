@@ -199,7 +199,7 @@ class InProcessEngine(Engine, Holder):
         for number, batch in enumerate(rows.batches()):
             stop.check()
             show(number * rows.batch_size, len(rows.rows))
-            metrics.add(self.predict(number, batch).numpy(), batch.label_B)
+            metrics.add(self.predict(number, batch).numpy(), *batch.outcomes)
         return metrics.scores()
 
     def take_masters(self) -> None:

@@ -13,15 +13,17 @@ from typing import Any, cast, final
 import numpy as np
 import numpy.typing as npt
 
-from dlrm_hybrid.bags import Bags, jagged, lengths_of, part, require_offsets, table_offsets
+from dlrm_hybrid.bags import Bags, jagged, lengths_of, require_offsets, table_offsets
 from dlrm_hybrid.data.loader import Batch
+from dlrm_hybrid.data.shards import bad_weights
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.types import DataError
 
 Loader = Callable[[int, int], Any]
 """`loader(trainer, trainers)`: an iterable of the batches of one trainer, for one epoch."""
-WHAT = "a batch is (dense, ids, label), or a mapping with these keys"
+WHAT = "a batch is (dense, ids, label), or a mapping with these keys and perhaps weight"
 KEYS = ("dense", "ids", "label")
+WEIGHT = "weight"
 
 
 @final
@@ -45,7 +47,7 @@ class Columns:
         Args:
             given: `(dense, ids, label)` or a mapping: float (B, I), None for a model without dense
                 columns; ids int (B, F), or `Bags`, or a KeyedJaggedTensor of F keys; label 0 or
-                1 (B,).
+                1 (B,); a mapping may have `weight` ≥ 0 (B,), which multiplies the rows' losses.
             title: name of the batch, for error messages.
             rows: number that it must have; None for any.
             labelled: whether it must have a label; else a missing label, or None, is read as 0.
@@ -61,8 +63,9 @@ class Columns:
     def _batch(self, given: Any, rows: int | None, labelled: bool) -> Batch:
         if isinstance(given, Batch):
             dense, ids, label = given.dense_BI, given.bags, given.label_B
+            weight = given.weight_B
         else:
-            dense, ids, label = _parts(given if labelled else _with_label(given))
+            dense, ids, label, weight = _parts(given if labelled else _with_label(given))
         if label is None and not labelled:
             label = np.zeros(_bags(ids, self.spec.table_names).rows)
         label_B = _array("label", label, np.float32)
@@ -79,7 +82,8 @@ class Columns:
         if wrong.any():
             row = int(wrong.argmax())
             raise _FaultError(f"label of row {row} is {label_B[row]:g}, must be 0 or 1")
-        return Batch(self._dense(dense, len(label_B)), self._bags(ids, len(label_B)), label_B)
+        bags, weight_B = self._bags(ids, len(label_B)), _weights(weight, len(label_B))
+        return Batch(self._dense(dense, len(label_B)), bags, label_B, weight_B)
 
     def _dense(self, given: Any, rows: int) -> npt.NDArray[np.float32]:
         if given is None and not self.spec.num_dense:
@@ -132,7 +136,8 @@ class Columns:
         title = f"step {step}"
         if is_one(given):
             whole = self.batch(given, title, rows=trainers * self.batch_size)
-            return [_rows(whole, one, self.batch_size) for one in range(trainers)]
+            size = self.batch_size
+            return [whole.part(slice(one * size, (one + 1) * size)) for one in range(trainers)]
         if isinstance(given, str) or not isinstance(given, Iterable):
             kind = type(given).__name__
             raise DataError(f"{title}: {kind}; {WHAT}; or a list of one for each trainer")
@@ -183,17 +188,30 @@ def _with_label(given: Any) -> Any:
     return cast("Any", given)
 
 
-def _parts(given: Any) -> tuple[Any, Any, Any]:
+def _parts(given: Any) -> tuple[Any, Any, Any, Any]:
     if isinstance(given, Mapping):
         known = cast("Mapping[Any, Any]", given)
-        if set(known) != set(KEYS):
+        if set(known) - {WEIGHT} != set(KEYS):
             raise _FaultError(f"keys {', '.join(map(str, known))}; {WHAT}")
-        return known["dense"], known["ids"], known["label"]
+        return known["dense"], known["ids"], known["label"], known.get(WEIGHT)
     parts: Any = given
     if not isinstance(given, Sequence) or len(parts) != len(KEYS):
         raise _FaultError(f"{type(parts).__name__}; {WHAT}")
     dense, ids, label = parts
-    return dense, ids, label
+    return dense, ids, label, None
+
+
+def _weights(given: Any, rows: int) -> npt.NDArray[np.float32] | None:
+    if given is None:
+        return None
+    weight_B = _array(WEIGHT, given, np.float32)
+    if weight_B.shape != (rows,):
+        raise _FaultError(f"weight has shape {_shape(weight_B)}, must be ({rows},)")
+    for row in np.flatnonzero(bad_weights(weight_B))[:1].tolist():
+        raise _FaultError(
+            f"weight of row {row} is {weight_B[row]:g}, must be finite and at least 0"
+        )
+    return weight_B
 
 
 def _array(name: str, given: Any, dtype: Any) -> npt.NDArray[Any]:
@@ -241,11 +259,6 @@ def _bags(given: Any, names: Sequence[str]) -> Bags[npt.NDArray[np.int64]]:
     except ValueError as error:
         raise _FaultError(f"ids: {error}") from None
     return bags
-
-
-def _rows(batch: Batch, number: int, size: int) -> Batch:
-    some = slice(number * size, (number + 1) * size)
-    return Batch(batch.dense_BI[some], part(batch.bags, some), batch.label_B[some])
 
 
 def _shape(array: npt.NDArray[Any]) -> str:

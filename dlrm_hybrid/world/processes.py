@@ -25,7 +25,6 @@ from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.rank.process import Rank
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.train.engine import ignore
-from dlrm_hybrid.train.evaluation import without_rows
 from dlrm_hybrid.wire.frame import Frame
 from dlrm_hybrid.world.backend import Backend, Counts, Floats, added
 from dlrm_hybrid.world.orders import Tensors, tensors_of_batch
@@ -94,7 +93,7 @@ class Processes(Backend):
     @override
     def predict(self, batches: Sequence[Batch]) -> list[Floats]:
         topology = self._topology
-        nothing = [without_rows(batches[0])] * (topology.trainers - len(batches))
+        nothing = [batches[0].part(slice(0))] * (topology.trainers - len(batches))
         tensors = self._parts([*batches, *nothing])
         answers = self._ranks.ask("predict", {"number": next(self._predicted)}, tensors)
         last = [topology.worker(one, topology.stages - 1) for one in range(len(batches))]

@@ -227,8 +227,8 @@ class World:
             DataError: a batch is malformed, or there are no rows.
         """
         metrics, is_empty = BinaryMetrics(), True
-        for logit_B, label_B in self._scored(batches, labelled=True):
-            metrics.add(logit_B, label_B)
+        for logit_B, batch in self._scored(batches, labelled=True):
+            metrics.add(logit_B, *batch.outcomes)
             is_empty = False
         if is_empty:
             raise DataError("evaluate: no batch with a row to score")
@@ -335,8 +335,8 @@ class World:
                 stacklevel=3,
             )
 
-    def _scored(self, batches: Iterable[Any], labelled: bool) -> Iterator[tuple[Floats, Floats]]:
-        """Logits and labels of batches, in order."""
+    def _scored(self, batches: Iterable[Any], labelled: bool) -> Iterator[tuple[Floats, Batch]]:
+        """Batches with their logits, in order."""
         if is_one(batches):
             raise DataError("evaluation: this is one batch, must be several, such as [batch]")
         with self._session.going_on():
@@ -352,7 +352,7 @@ class World:
         while group := list(islice(some, self.config.parallel.trainers)):
             with self._session.going_on():
                 logits = self._session.backend.predict(group)
-            yield from ((one, batch.label_B) for one, batch in zip(logits, group, strict=True))
+            yield from zip(logits, group, strict=True)
 
     def _counts(self) -> Mapping[str, Mapping[str, int]]:
         with self._session.going_on():

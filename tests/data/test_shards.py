@@ -19,7 +19,7 @@ def test_rows_of_every_run_equal_what_was_written(tmp_path):
     verify(shards, lambda rows: None)
     for start in range(13):
         for stop in range(start, 13):
-            label, dense, ids, _ = shards.read(range(start, stop))
+            label, dense, ids, *_ = shards.read(range(start, stop))
             wanted = records[start:stop]
             assert np.array_equal(label, wanted.view(np.float32)[:, 0])
             assert np.array_equal(dense, wanted.view(np.float32)[:, 1:14])

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -105,6 +106,33 @@ def test_microbatches_sum_to_the_gradients_of_the_batch(microbatches: int, spec:
         assert expected[name].abs().max() > 1e-5
         torch.testing.assert_close(gradient, expected[name], rtol=0, atol=1e-7, msg=name)
     assert results[-1].loss_sum == pytest.approx(loss.item() * ROWS, rel=1e-6)
+
+
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_weights_multiply_the_losses_of_their_rows(microbatches: int):
+    """The loss of a batch is Σ w l / B, whatever the sum of the weights."""
+    batch = draw_batch(SMALL, ROWS, 0)
+    dense_BI, ids_FB, label_B = columns(batch)
+    weight_B = torch.rand(ROWS, generator=torch.Generator().manual_seed(0)) * 3
+    weight_B[::5] = 0
+    model = Dlrm(SMALL, TABLES, Precision.FLOAT32, SEED)
+    pooled_BFD = model.embeddings(Bags(ids_FB)).detach().requires_grad_()
+    chance_B = model.logits(dense_BI, pooled_BFD).sigmoid()
+    losses_B = -(label_B * chance_B.log() + (1 - label_B) * (1 - chance_B).log())
+    loss = (weight_B * losses_B).sum() / ROWS
+    loss.backward()
+    expected = {name: weight.grad for name, weight in model.dense_parameters().items()}
+    weighted = replace(batch, weight_B=weight_B)
+    models = _models(SMALL, ("bottom.2", "top.1"))
+    results = _step(models, weighted, pooled_BFD.detach(), microbatches)
+    assert results[-1].loss_sum == pytest.approx(loss.item() * ROWS, rel=1e-6)
+    for name, gradient in _gathered(results).items():
+        wanted = pooled_BFD.grad if name == "pooled" else expected[name]
+        assert wanted is not None and wanted.abs().max() > 1e-5
+        torch.testing.assert_close(gradient, wanted, rtol=0, atol=1e-6, msg=name)
+    unweighted = _gathered(_step(models, batch, pooled_BFD.detach(), microbatches))
+    assert not torch.allclose(unweighted["pooled"], pooled_BFD.grad, atol=1e-3)
+    assert results[-1].correct == int(((chance_B >= 0.5) == (label_B == 1)).sum())
 
 
 def test_correct_rows_are_counted_in_the_last_stage():

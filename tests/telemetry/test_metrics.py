@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dlrm_hybrid.telemetry import metrics
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics
-from dlrm_hybrid.types import DivergedError
+from dlrm_hybrid.types import DataError, DivergedError
 
 
 def oracle() -> ModuleType:
@@ -111,6 +111,65 @@ def test_neither_order_nor_parts_change_the_auc(rows, max_bins, cut, seed):
     assert found.auc == whole.auc
     assert found.accuracy == whole.accuracy
     assert found.log_loss == pytest.approx(whole.log_loss, rel=1e-12)
+
+
+@pytest.mark.parametrize("max_bins", [metrics.MAX_BINS, 1 << 13])
+def test_weighted_scores_equal_scikit_learn(max_bins, monkeypatch):
+    monkeypatch.setattr(metrics, "PENDING_ROWS", 1 << 14)
+    logits, labels = draw(50_000, 0.8, seed=4)
+    generator = np.random.default_rng(5)
+    weights = (generator.exponential(size=50_000) * (generator.random(50_000) < 0.9)).astype(
+        np.float32
+    )
+    total = BinaryMetrics(max_bins)
+    for start in range(0, 50_000, 1700):
+        some = slice(start, start + 1700)
+        total.add(logits[some], labels[some], weights[some])
+    found, wide = total.scores(), logits.astype(np.float64)
+    losses = np.logaddexp(0, np.where(labels == 1, -wide, wide))
+    rate = np.average(labels, weights=weights.astype(np.float64))
+    predicted = np.average(1 / (1 + np.exp(-wide)), weights=weights)
+    right = oracle().accuracy_score(labels, wide > 0, sample_weight=weights)
+    auc = oracle().roc_auc_score(labels, wide, sample_weight=weights)
+    assert found.rows == 50_000
+    assert found.base_rate == pytest.approx(rate, rel=1e-9)
+    assert found.log_loss == pytest.approx(np.average(losses, weights=weights), rel=1e-9)
+    assert found.calibration == pytest.approx(predicted / rate, rel=1e-9)
+    assert found.accuracy == pytest.approx(right, rel=1e-9)
+    assert found.auc == pytest.approx(auc, abs=1e-9 if max_bins > 1 << 13 else 5e-6)
+    base_loss = oracle().log_loss(labels, np.full(50_000, rate), sample_weight=weights)
+    assert found.normalized_entropy == pytest.approx(found.log_loss / base_loss, rel=1e-6)
+    assert found.log_loss != pytest.approx(losses.mean(), rel=1e-3)
+
+
+@settings(deadline=None)
+@given(rows, st.data())
+def test_a_weight_is_a_number_of_copies(rows, data):
+    copies = data.draw(st.lists(st.integers(0, 3), min_size=len(rows), max_size=len(rows)))
+    logits, labels = (np.array(column, np.float32) for column in zip(*rows, strict=True))
+    total = BinaryMetrics()
+    total.add(logits, labels, np.array(copies, np.float32))
+    if not any(copies):
+        with pytest.raises(DataError, match=f"{len(rows)} rows to score, none with a weight above"):
+            total.scores()
+        return
+    found = total.scores()
+    copied = score(np.repeat(logits, copies), np.repeat(labels, copies))
+    for name in ("accuracy", "auc", "base_rate"):
+        assert getattr(found, name) == getattr(copied, name), name
+    for name in ("log_loss", "calibration", "normalized_entropy"):
+        one, other = getattr(found, name), getattr(copied, name)
+        assert one == other or one == pytest.approx(other, rel=1e-12), name
+
+
+def test_rows_without_weights_among_others_have_the_weight_one():
+    logits, labels = draw(600, 0.8, seed=6)
+    total, expected = BinaryMetrics(), BinaryMetrics()
+    total.add(logits[:200], labels[:200])
+    total.add(logits[200:400], labels[200:400], np.full(200, 2, np.float32))
+    total.add(logits[400:], labels[400:])
+    expected.add(logits, labels, np.repeat(np.array([1, 2, 1], np.float32), 200))
+    assert total.scores() == expected.scores()
 
 
 @pytest.mark.parametrize("batch_size", [1000, 4096, 70_001, 140_000])

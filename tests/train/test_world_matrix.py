@@ -69,6 +69,7 @@ label: click
 dense: [{dense}]
 categorical: [{{name: tags, kind: integer{length}}}, {{name: shop, kind: integer}}]
 split: {{by: fraction, test: 0.2, seed: 1}}
+{more}
 """
 Train = Callable[..., Path]
 
@@ -77,23 +78,25 @@ Train = Callable[..., Path]
 def rows(
     small_rows: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, tuple[str, ...]]:
-    """Overrides by name: Criteo's columns, columns of lists, or no numbers."""
+    """Overrides by name: Criteo's columns, columns of lists and weights, or no numbers."""
     folder, draw = tmp_path_factory.mktemp("tables"), np.random.default_rng(0)
     columns = {"click": draw.integers(0, 2, 1500), "shop": draw.integers(0, 90, 1500)}
     lists = [draw.integers(0, 40, draw.integers(0, 6)).tolist() for _ in range(1500)]
+    much = np.arange(1500) % 7 / 3
     tables = {
-        "lists": {**columns, "price": draw.random(1500), "tags": lists},
+        "lists": {**columns, "price": draw.random(1500), "tags": lists, "much": much},
         "bare": {**columns, "tags": draw.integers(0, 40, 1500)},
     }
     columns = {"click": draw.integers(0, 2, 1500), "shop": draw.integers(NEXT_SHOPS, 130, 1500)}
     lists = [draw.integers(10, 60, draw.integers(0, 6)).tolist() for _ in range(1500)]
-    tables["next lists"] = {**columns, "price": draw.random(1500), "tags": lists}
+    tables["next lists"] = {**columns, "price": draw.random(1500), "tags": lists, "much": much}
     tables["next bare"] = {**columns, "tags": draw.integers(10, 60, 1500)}
     for name, table in tables.items():
         pq.write_table(pa.table(table), folder / f"{name}.parquet")
     made: dict[str, tuple[str, ...]] = {"clicks": tuple(small_rows)}
-    for name, dense, length in (("lists", "{name: price}", ", max_length: 5"), ("bare", "", "")):
-        (folder / f"{name}.yaml").write_text(SCHEMA.format(dense=dense, length=length))
+    schemas = (("lists", "{name: price}", ", max_length: 5", "weight: much"), ("bare", "", "", ""))
+    for name, dense, length, more in schemas:
+        (folder / f"{name}.yaml").write_text(SCHEMA.format(dense=dense, length=length, more=more))
         made[name] = (
             *("data=table", f"data.schema={folder / name}.yaml"),
             *(f"data.raw={folder / name}.parquet", f"data.prepared={folder / name}"),

@@ -36,6 +36,24 @@ def test_tensors_of_batch_any_library_become_the_same_batch() -> None:
             assert one[1].numpy().tobytes() == other[1].numpy().tobytes()
 
 
+def test_a_mapping_may_have_weights() -> None:
+    given = dict(zip(KEYS, (DENSE, IDS, LABEL), strict=True))
+    found = COLUMNS.of_trainers({**given, "weight": [0, 1, 2.5, 3]}, 1, 0)[0]
+    again = batch_of(tensors_of_batch(found), len(IDS.T))
+    for batch in (found, again, COLUMNS.batch(found, "batch")):
+        assert batch.weight_B is not None
+        assert batch.weight_B.tolist() == [0, 1, 2.5, 3]
+    assert COLUMNS.batch({**given, "weight": None}, "batch").weight_B is None
+    for weight, message in (
+        ([0, 1, -2, 3], "weight of row 2 is -2, must be finite and at least 0"),
+        ([0, 1, 2, np.nan], "weight of row 3 is nan"),
+        ([0, 1], r"weight has shape \(2,\), must be \(4,\)"),
+        ("much", "weight is of .*, must be numbers"),
+    ):
+        with pytest.raises(DataError, match=f"step 7, trainer 0: {message}"):
+            COLUMNS.of_trainers([{**given, "weight": weight}], 1, 7)
+
+
 def test_a_batch_is_a_copy() -> None:
     dense = np.zeros((4, 3), np.float32)
     batch = COLUMNS.batch((dense, IDS, LABEL), "batch")

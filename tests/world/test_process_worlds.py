@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -30,6 +31,7 @@ from world_rows import (
 
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.types import ConfigError, DataError, DlrmError, RunFailedError
+from dlrm_hybrid.world.batches import KEYS
 from dlrm_hybrid.world.ranks import WorldRanks
 from dlrm_hybrid.world.world import World
 
@@ -87,7 +89,10 @@ def test_processes_are_objects_of_one_process(shards: Shards, tmp_path: Path) ->
         ) as world:
             before = world.state_dict()
             steps = [*world.epoch(), *(world.step(batch) for batch in batches[6:8])]
-            steps += [world.step(), world.step(batches[8]), world.step()]
+            weighted = dict(zip(KEYS, batches[8], strict=True)) | {
+                "weight": np.arange(2 * BATCH) % 3
+            }
+            steps += [world.step(), world.step(weighted), world.step()]
             scores = world.evaluate(test_batches(shards, 300))
             saved = world.save(tmp_path / kind)
             rest = [world.step(batch) for batch in batches[9:]]

@@ -231,6 +231,7 @@ def _fault(error: ErrorDetails) -> tuple[str, str]:
 def _faults(schema: Schema) -> Iterator[str]:
     named = [
         ("label", schema.label),
+        *([] if schema.weight is None else [("weight", schema.weight)]),
         *((f"dense[{i}].name", one.name) for i, one in enumerate(schema.dense)),
         *((f"categorical[{i}].name", one.name) for i, one in enumerate(schema.categorical)),
         *((f"ignore[{i}]", name) for i, name in enumerate(schema.ignore)),
@@ -351,6 +352,8 @@ def _order(border: Border) -> float:
 
 
 def _criteo_faults(schema: Schema) -> Iterator[str]:
+    if schema.weight is not None:
+        yield "weight: not with format: criteo, whose rows have none"
     if schema.split is not None:
         yield "split: not with format: criteo; data.days and data.day_split say it"
     if schema.multi_hot:

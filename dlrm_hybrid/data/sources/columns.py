@@ -44,6 +44,7 @@ class Values:
         dense_NI: dense values: missing ones replaced, `log1p` applied, `standardise` not yet.
         categories: categories of each categorical column.
         time_N: the column that splits by time, comparable with its borders; else None.
+        weight_N: float32, weights of the rows if the schema has them and labels were asked for.
     """
 
     row_N: npt.NDArray[np.int64]
@@ -51,6 +52,7 @@ class Values:
     dense_NI: npt.NDArray[np.floating[Any]]
     categories: tuple[Coded, ...]
     time_N: npt.NDArray[Any] | None = None
+    weight_N: npt.NDArray[np.float32] | None = None
 
 
 class ReadNumbers(NamedTuple):

@@ -24,6 +24,7 @@ from dlrm_hybrid.bags import Int64s
 from dlrm_hybrid.data.arrays import Array, ArrayWriter, StoredArray
 from dlrm_hybrid.data.manifest import (
     VOCABULARY_FOLDER,
+    WEIGHT_FILE,
     Growth,
     Manifest,
     Scale,
@@ -301,7 +302,7 @@ def _read(
 ) -> tuple[tuple[int, int, int], list[str]]:
     """Read all files into the spill; returns rows of each part and xxh3 of each file."""
     schema, counts, report = job.semantics.schema, job.counts, job.counter("read", None)
-    rows_3 = np.zeros(3, np.int64)
+    rows_3, weights_3 = np.zeros(3, np.int64), np.zeros(3)
     digests: list[str] = []
     for file, (path, name) in enumerate(zip(job.raw, below(job.raw), strict=True)):
         digest = xxhash.xxh3_128()
@@ -314,11 +315,18 @@ def _read(
             part_N = parts(values, schema, name, before)
             _put(spill, values, part_N, numberings, schema, moments)
             rows_3 += np.bincount(part_N, minlength=3)
+            weights_3 += np.bincount(part_N, values.weight_N, minlength=3)
             counts.keep(file, len(values.row_N), block.remark)
             report(len(values.row_N) + len(bad))
         digests.append(digest.hexdigest() if source.is_text else file_xxh3(path))
     train, validation, test = rows_3.tolist()
     _check_parts({"train": train, "validation": validation, "test": test}, schema, job.raw)
+    for part, rows, weight in zip(PARTS, rows_3, weights_3, strict=True):
+        if rows and not weight:
+            raise DataError(
+                f"{job.raw[0]}: column {schema.weight!r}: no row of the part `{part}` has a weight "
+                "above 0 (weight, data.schema)"
+            )
     return (train, validation, test), digests
 
 
@@ -408,6 +416,8 @@ def _put(
     for name, mask in masks:
         spill.write(name, "label", values.label_N[mask])
         spill.write(name, "dense", values.dense_NI[mask])
+        if values.weight_N is not None:
+            spill.write(name, "weight", values.weight_N[mask])
     for index, coded in enumerate(values.categories):
         length_N = coded.length_N
         known_M = train_N if length_N is None else np.repeat(train_N, length_N)
@@ -449,6 +459,12 @@ def _single(
                 ids.append(ids_NF)
                 report(rows)
         yield from (label.finish(), dense.finish(), ids.finish())
+    if schema.weight is not None:
+        with ArrayWriter(result / WEIGHT_FILE, np.float32) as weight:
+            for part in PARTS:
+                for weight_N in spill.read(part, "weight", np.float32):
+                    weight.append(weight_N)
+            yield weight.finish()
 
 
 def _standardised(

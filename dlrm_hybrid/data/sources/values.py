@@ -115,6 +115,7 @@ def read_values(
         dense_NI=np.stack(dense, axis=1) if dense else np.empty((len(row_N), 0)),
         categories=tuple(results[one.name].values for one in schema.categorical),
         time_N=results[_TIME].values if _TIME in results else None,
+        weight_N=results[schema.weight].values if labels and schema.weight else None,
     )
     return values, sorted([*odd, *bad], key=lambda one: one.row)
 
@@ -176,6 +177,8 @@ def _columns(batch: Batch, schema: Schema, path: str, labels: bool) -> dict[str,
 
     if labels:
         take(schema.label, schema.label, lambda array: _label(plain(array)))
+    if labels and schema.weight is not None:
+        take(schema.weight, schema.weight, lambda array: _weight(plain(array)))
     for dense in schema.dense:
         take(dense.name, dense.name, lambda array, column=dense: _dense(plain(array), column))
     for one in schema.categorical:
@@ -220,6 +223,17 @@ def _label(array: Any) -> _Found:
         reason = "is empty" if value in (None, b"") else f"{shown(value)} is neither 0 nor 1"
         bad.setdefault(index, reason)
     return _Found(label_N.astype(np.float32), bad)
+
+
+def _weight(array: Any) -> _Found:
+    weight_N, bad = _numbers(array)
+    bad = dict(bad)
+    with np.errstate(over="ignore"):
+        narrow_N = weight_N.astype(np.float32)
+    for index in np.flatnonzero(~((narrow_N >= 0) & np.isfinite(narrow_N))).tolist():
+        reason = f"{shown(array[index].as_py())} is no weight: it must be finite and at least 0"
+        bad.setdefault(index, "is empty" if np.isnan(weight_N[index]) else reason)
+    return _Found(narrow_N, bad)
 
 
 def _dense(array: Any, column: DenseColumn) -> _Found:

@@ -239,8 +239,7 @@ def prepared_folder(config: Config) -> Path:
     files = [os.path.relpath(path) for path in raw]
     stem = raw[0].name.partition(".")[0][:MOST_STEM]
     more = [] if earlier is None else [earlier.manifest.meaning_xxh3, data.grow]
-    most_rows = [one.max_rows for one in what.schema.categorical]
-    more += most_rows if any(most_rows) else []
+    more += what.schema.beside_repr
     decided = repr((*what.options.values(), what.schema, files, *more))
     return PREPARED_FOLDER / f"{data.name}-{stem}-{_digest(decided)}"
 

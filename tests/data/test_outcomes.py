@@ -1,0 +1,153 @@
+"""Weights of rows: from files of any kind to batches, and every fault with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+from table_rows import run_prepare, semantics
+
+from dlrm_hybrid.data.loader import START, Loader, sequential_batches
+from dlrm_hybrid.data.schema import Schema
+from dlrm_hybrid.data.schemas import reading as schemas
+from dlrm_hybrid.data.shards import Shards, open_shards, verify
+from dlrm_hybrid.types import ConfigError, DataError
+
+ROWS = 300
+SCHEMA = """
+label: bought
+dense: [{name: number}]
+categorical: [{name: shop, kind: integer}]
+ignore: [other]
+split: {by: fraction, validation: 0.2, test: 0.2, seed: 3}
+"""
+
+
+def schema(more: str = "weight: other\n") -> Schema:
+    return schemas.loads(SCHEMA.replace("ignore: [other]\n", more), "mine.yaml")
+
+
+def columns(other: Any) -> dict[str, Any]:
+    """Each row has its number, so that it is found again after a split and a shuffle."""
+    draw = np.random.default_rng(0)
+    return {
+        "bought": draw.integers(0, 2, ROWS),
+        "number": np.arange(ROWS),
+        "shop": draw.integers(0, 9, ROWS),
+        "other": other,
+    }
+
+
+def weights() -> np.ndarray:
+    drawn = np.random.default_rng(1).exponential(size=ROWS).astype(np.float32)
+    drawn[::7] = 0
+    return drawn
+
+
+def prepared(folder: Path, other: Any, **options: Any) -> Shards:
+    pq.write_table(pa.table(columns(other)), folder / "rows.parquet")
+    run_prepare([folder / "rows.parquet"], folder / "out", schema(), **options)
+    return open_shards(folder / "out", semantics(schema(), options.get("on_bad_row", "error")))
+
+
+def test_each_row_keeps_its_weight_in_batches_of_any_order(tmp_path: Path) -> None:
+    shards = prepared(tmp_path, weights())
+    verify(shards, lambda done: None)
+    loader = Loader(
+        shards, batch_size=7, seed=5, shuffle=True, shuffle_block_rows=50, shuffle_read_rows=10
+    )
+    batches, state = list(sequential_batches(shards, range(ROWS), 41)), START
+    for _ in range(2 * loader.steps_per_epoch):
+        batch, state = loader.read(state)
+        batches.append(batch)
+    for batch in batches:
+        number_B = batch.dense_BI[:, 0].astype(int)
+        assert batch.weight_B is not None
+        np.testing.assert_array_equal(batch.weight_B, weights()[number_B])
+        some = batch.part(slice(1, 3))
+        assert some.weight_B is not None and len(some.weight_B) == len(some.label_B) == 2
+    sums = [batch.weight_B.sum() for batch in batches if batch.weight_B is not None]
+    assert len(set(sums)) > ROWS / 10
+
+
+def test_csv_has_the_same_weights_and_arrays_without_are_as_they_were(tmp_path: Path) -> None:
+    prepared(tmp_path, weights())
+    pa_csv.write_csv(pa.table(columns(weights())), tmp_path / "rows.csv")
+    run_prepare([tmp_path / "rows.csv"], tmp_path / "csv", schema())
+    plain = schema("ignore: [other]\n")
+    made = run_prepare([tmp_path / "rows.parquet"], tmp_path / "plain", plain)
+    assert [one.file for one in made.arrays] == ["label.npy", "dense.npy", "ids.npy"]
+    assert not (tmp_path / "plain" / "weight.npy").exists()
+    for name in ("label", "dense", "ids", "weight"):
+        wanted = (tmp_path / "out" / f"{name}.npy").read_bytes()
+        assert (tmp_path / "csv" / f"{name}.npy").read_bytes() == wanted
+        if name != "weight":
+            assert (tmp_path / "plain" / f"{name}.npy").read_bytes() == wanted
+    assert plain.beside_repr == [] and schema().beside_repr == [None, "other"]
+    assert repr(plain) == repr(schema()).replace("ignore=()", "ignore=('other',)")
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (-0.5, "-0.5 is no weight: it must be finite and at least 0"),
+        (float("inf"), "inf is no weight"),
+        (1e39, r"1e\+39 is no weight"),
+        (None, "is empty"),
+        ("much", r"'much' is not a number"),
+    ],
+)
+def test_a_bad_weight_is_a_bad_row(value: Any, reason: str, tmp_path: Path) -> None:
+    other: list[Any] = weights().tolist()
+    other[6] = value
+    if isinstance(value, str):
+        other = [str(one) for one in other]
+    with pytest.raises(DataError, match=rf"rows.parquet: row 7: column 'other': {reason}"):
+        prepared(tmp_path, other)
+    shards = prepared(tmp_path, other, on_bad_row="skip")
+    assert (shards.manifest.rows, shards.manifest.bad_rows) == (ROWS - 1, 1)
+    assert shards.rows.weight_R is not None
+    assert shards.rows.weight_R.sum() == pytest.approx(weights().sum() - weights()[6], rel=1e-6)
+
+
+def test_a_part_without_any_weight_is_refused(tmp_path: Path) -> None:
+    shards = prepared(tmp_path, weights())
+    other = weights()
+    tested = shards.rows.dense_RI[shards.test_rows("day").start :, 0].astype(int)
+    other[tested] = 0
+    (tmp_path / "again").mkdir()
+    message = r"column 'other': no row of the part `test` has a weight above 0 \(weight, data.sch"
+    with pytest.raises(DataError, match=message):
+        prepared(tmp_path / "again", other)
+
+
+@pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf])
+def test_a_damaged_weight_is_found_where_it_is_read(bad: float, tmp_path: Path) -> None:
+    shards = prepared(tmp_path, weights())
+    stored = np.load(tmp_path / "out" / "weight.npy", mmap_mode="r+")
+    stored[3] = bad
+    stored.flush()
+    with pytest.raises(DataError, match=r"weight.npy: row 3 .*: weight -?(1|nan|inf) is not finit"):
+        list(sequential_batches(shards, range(ROWS), 41))
+    with pytest.raises(DataError, match=r"weight.npy: rows 0 to 299 .*: checksum differs"):
+        verify(shards, lambda done: None)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("weight: bought\n", "weight = 'bought': is label too"),
+        ("weight: shop\n", r"categorical\[0\].name = 'shop': is weight too"),
+        ("weight: other\nignore: [other]\n", r"ignore\[0\] = 'other': is weight too"),
+        ("weight: 3\n", "weight = 3: must be a valid string"),
+        ("weight: other\nformat: criteo\n", "weight: not with format: criteo"),
+    ],
+)
+def test_faults_of_the_schema_name_its_keys(more: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        schema(more)
