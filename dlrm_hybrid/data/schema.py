@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import Field, TypeAdapter
+from pydantic import Discriminator, Field, Tag, TypeAdapter
 
 from dlrm_hybrid.bounds import STRICT, Count, Seed
 
@@ -171,6 +171,30 @@ class Dialect:
     names: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """A label that is made of a column: 1 for some of its values, 0 for all others.
+
+    Attributes:
+        column: name of the column.
+        positive: texts or whole numbers that are 1; None without.
+        above: numbers greater than this are 1; None without.
+    """
+
+    __pydantic_config__: ClassVar = STRICT
+
+    column: ColumnName
+    positive: Annotated[tuple[str | int, ...], Field(min_length=1)] | None = None
+    above: Annotated[float, Field(allow_inf_nan=False)] | None = None
+
+
+def _form(label: object) -> str:
+    return "text" if isinstance(label, str) else "mapping"
+
+
+LabelColumn = Annotated[
+    Annotated[ColumnName, Tag("text")] | Annotated[Label, Tag("mapping")], Discriminator(_form)
+]
 Split = Annotated[ByFile | ByFraction | ByTime, Field(discriminator="by")]
 Categoricals = Annotated[
     tuple[CategoricalColumn, ...], Field(min_length=1, max_length=MOST_COLUMNS)
@@ -184,7 +208,7 @@ class Schema:
     Attributes:
         format: `table` for columns with names; `criteo` for text of Criteo's challenges, without a
             header: label, 13 integers, 26 categories, in this order.
-        label: column of 0 and 1.
+        label: column of 0 and 1, or how a column becomes that.
         weight: column of numbers ≥ 0: how much each row counts in losses and scores; null for 1
             each.
         dense: columns of numbers, in the order of the model's input.
@@ -204,7 +228,7 @@ class Schema:
     __pydantic_config__: ClassVar = STRICT
 
     format: Literal["table", "criteo"] = "table"
-    label: ColumnName
+    label: LabelColumn
     dense: Annotated[tuple[DenseColumn, ...], Field(max_length=MOST_COLUMNS)]
     categorical: Categoricals
     ignore: tuple[Annotated[str, Field(max_length=1000)], ...] = ()
@@ -223,6 +247,11 @@ class Schema:
         most_rows = [one.max_rows for one in self.categorical]
         found = [*(most_rows if any(most_rows) else []), self.weight]
         return found if any(found) else []
+
+    @property
+    def label_column(self) -> str:
+        """Name of the column with the label."""
+        return self.label.column if isinstance(self.label, Label) else self.label
 
     @property
     def dialect(self) -> Dialect:
@@ -255,7 +284,7 @@ class Schema:
         """Names of all columns that are read from a file, the label first."""
         weight = [] if self.weight is None else [self.weight]
         features = (one.name for one in (*self.dense, *self.categorical))
-        names = [self.label, *weight, *features]
+        names = [self.label_column, *weight, *features]
         if isinstance(self.split, ByTime) and self.split.column not in names:
             names.append(self.split.column)
         return tuple(names)
@@ -289,7 +318,7 @@ class Schema:
         defaults = self.defaults
         required = [one for one in features if one not in defaults]
         missing = [one for one in dict.fromkeys((*required, *keep)) if one not in names]
-        named = {self.label, *features, *self.ignore, *keep}
+        named = {self.label_column, *features, *self.ignore, *keep}
         foreign = [one for one in names if one not in named] if extra == "error" else []
         lacks = f"no column {some_names(missing)}" if missing else ""
         has = f"column {some_names(foreign)} is not in the schema ({key}=ignore leaves it)"

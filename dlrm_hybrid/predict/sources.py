@@ -146,7 +146,7 @@ def _names(
     if fault := schema.columns_fault(present, extra, keep, key):
         raise DataError(f"{source}: {fault} ({ROWS_KEY})")
     features = [one.name for one in (*schema.dense, *schema.categorical) if one.name in present]
-    label = [schema.label] if schema.label in present else []
+    label = [schema.label_column] if schema.label_column in present else []
     names = list(dict.fromkeys((*features, *label, *keep)))
     twice = [name for name in names if present.count(name) > 1]
     if twice:
@@ -166,7 +166,8 @@ def _of_columns(block: files.Block, schema: Schema, source: str, keep: Sequence[
     block = replace(block, columns=_with_defaults(block.columns, len(block.row_N), schema))
     names: list[str] = block.columns.schema.names
     # Rows whose labels are partly missing are scored as rows without labels.
-    labels = schema.label in names and not _has_missing(block.columns.column(schema.label), schema)
+    label = schema.label_column
+    labels = label in names and not _has_missing(block.columns.column(label), schema)
     values, bad = read_values(block, schema, source, labels=labels)
     if bad:
         raise DataError(f"{source}: {bad[0].where} ({ROWS_KEY})")

@@ -1,7 +1,8 @@
-"""Weights of rows: from files of any kind to batches, and every fault with its place."""
+"""Weights and labels of rows: from files of any kind to batches, and faults with their place."""
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from dlrm_hybrid.data.shards import Shards, open_shards, verify
 from dlrm_hybrid.types import ConfigError, DataError
 
 ROWS = 300
+LABEL = "label: "
+DAYS = [datetime.date(2024, 3, 1), datetime.date(2024, 3, 2)] + 2 * [datetime.date(2023, 3, 1)]
+ARRAYS = {"label.npy", "dense.npy", "ids.npy"}
 SCHEMA = """
 label: bought
 dense: [{name: number}]
@@ -146,8 +150,83 @@ def test_a_damaged_weight_is_found_where_it_is_read(bad: float, tmp_path: Path) 
         ("weight: other\nignore: [other]\n", r"ignore\[0\] = 'other': is weight too"),
         ("weight: 3\n", "weight = 3: must be a valid string"),
         ("weight: other\nformat: criteo\n", "weight: not with format: criteo"),
+        (LABEL + "{column: y}", "label: 'y' needs either `positive` or `above`"),
+        (LABEL + "{column: y, positive: [a], above: 1}", "label: 'y' needs either `positive` or"),
+        (LABEL + "{column: shop, above: 1}", r"categorical\[0\].name = 'shop': is label too"),
+        (LABEL + "{column: y, positive: []}", r"label.positive = \[\]: .* at least 1 item"),
+        (
+            LABEL + "{column: y, positive: [yes]}",
+            r"label.positive\[0\] = True: must be a valid str",
+        ),
+        (LABEL + "{column: y, above: .nan}", "label.above = nan: must be a finite number"),
+        (LABEL + "{column: y, upon: 1}", "mine.yaml: label.upon: unknown key$"),
+        (LABEL + "{above: 1}", "mine.yaml: label.column: missing$"),
+        (LABEL + "3", "label = 3: must be "),
+        (LABEL + "{column: y, above: 1}\nformat: criteo", "label: not with format: criteo"),
     ],
 )
 def test_faults_of_the_schema_name_its_keys(more: str, message: str) -> None:
+    text = SCHEMA.replace("label: bought", "") if LABEL in more else SCHEMA
     with pytest.raises(ConfigError, match=message):
-        schema(more)
+        schemas.loads(text.replace("ignore: [other]\n", f"{more}\n"), "mine.yaml")
+
+
+@pytest.mark.parametrize(
+    ("label", "other", "expected"),
+    [
+        (
+            "{column: other, positive: [click, buy]}",
+            ["view", "click", "buy", "Click"],
+            [0, 1, 1, 0],
+        ),
+        ("{column: other, positive: [7, x]}", ["7", "x", "07", "7.0"], [1, 1, 0, 0]),
+        ("{column: other, positive: [7, x]}", [7, -7, 70, 0], [1, 0, 0, 0]),
+        ("{column: other, positive: ['true']}", [True, False, False, True], [1, 0, 0, 1]),
+        ("{column: other, positive: ['2024-03-01']}", DAYS, [1, 0, 0, 0]),
+        ("{column: other, above: 3.5}", [3.5, 3.6, -1, 1e300], [0, 1, 0, 1]),
+        ("{column: other, above: 0}", ["1", "0", " 2e0 ", "-3"], [1, 0, 1, 0]),
+        ("{column: other, above: 0.5}", [True, False, False, True], [1, 0, 0, 1]),
+    ],
+)
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_a_label_is_made_of_a_column(
+    label: str, other: list[Any], expected: list[int], kind: str, tmp_path: Path
+) -> None:
+    table = pa.table(columns(other * (ROWS // 4)) | {"bought": [None] * ROWS})
+    path = tmp_path / f"rows.{kind}"
+    pq.write_table(table, path) if kind == "parquet" else pa_csv.write_csv(table, path)
+    text = SCHEMA.replace("bought", label).replace("[other]", "[bought]")
+    run_prepare([path], tmp_path / "out", schemas.loads(text, "mine.yaml"))
+    shards = open_shards(tmp_path / "out", semantics(schemas.loads(text, "mine.yaml")))
+    wanted = np.array(expected)[shards.rows.dense_RI[:, 0].astype(int) % 4]
+    assert shards.rows.label_R.tolist() == wanted.tolist()
+    assert {one.name for one in (tmp_path / "out").glob("*.npy")} == ARRAYS
+
+
+@pytest.mark.parametrize(
+    ("label", "value", "reason"),
+    [
+        ("{column: other, positive: [a]}", None, "is empty"),
+        ("{column: other, positive: [a]}", "", "is empty"),
+        ("{column: other, above: 1}", "b", "'b' is not a number"),
+        ("{column: other, above: 1}", "nan", "'nan' is neither 0 nor 1"),
+        ("{column: other, above: 1}", "", "is empty"),
+    ],
+)
+def test_a_label_that_is_none_is_a_bad_row(
+    label: str, value: Any, reason: str, tmp_path: Path
+) -> None:
+    other: list[Any] = ["1", "3"] * (ROWS // 2)
+    other[4] = value
+    pq.write_table(pa.table(columns(other)), tmp_path / "rows.parquet")
+    text = SCHEMA.replace("bought", label).replace("[other]", "[bought]")
+    with pytest.raises(DataError, match=rf"row 5: column 'other': ({reason})"):
+        run_prepare([tmp_path / "rows.parquet"], tmp_path / "out", schemas.loads(text, "mine.yaml"))
+
+
+def test_floats_are_no_texts_to_choose_from(tmp_path: Path) -> None:
+    pq.write_table(pa.table(columns([0.5, 1.0] * (ROWS // 2))), tmp_path / "rows.parquet")
+    text = SCHEMA.replace("bought", "{column: other, positive: [1]}")
+    found = schemas.loads(text.replace("[other]", "[bought]"), "mine.yaml")
+    with pytest.raises(DataError, match="row 1: column 'other': 0.5 is a float, not text"):
+        run_prepare([tmp_path / "rows.parquet"], tmp_path / "out", found)

@@ -26,6 +26,7 @@ from dlrm_hybrid.data.schema import (
     ByTime,
     CategoricalColumn,
     Default,
+    Label,
     Schema,
     Split,
     adapter,
@@ -208,7 +209,7 @@ def _lines(errors: Sequence[ErrorDetails]) -> list[str]:
 
 def _fault(error: ErrorDetails) -> tuple[str, str]:
     """An error as key with value, and reason: `categorical[2].min_count = -3`, `must be …`."""
-    tags = ("file", "fraction", "time")
+    tags = ("file", "fraction", "time", "text", "mapping")
     path = [one for i, one in enumerate(error["loc"]) if not (one in tags and i == 1)]
     kind = error["type"]
     is_unknown = kind in ("unexpected_keyword_argument", "extra_forbidden")
@@ -230,7 +231,7 @@ def _fault(error: ErrorDetails) -> tuple[str, str]:
 
 def _faults(schema: Schema) -> Iterator[str]:
     named = [
-        ("label", schema.label),
+        ("label", schema.label_column),
         *([] if schema.weight is None else [("weight", schema.weight)]),
         *((f"dense[{i}].name", one.name) for i, one in enumerate(schema.dense)),
         *((f"categorical[{i}].name", one.name) for i, one in enumerate(schema.categorical)),
@@ -243,6 +244,9 @@ def _faults(schema: Schema) -> Iterator[str]:
         first.setdefault(name, key)
     yield from _name_faults(schema, first)
     yield from _value_faults(schema)
+    label = schema.label
+    if isinstance(label, Label) and (label.positive is None) == (label.above is None):
+        yield f"label: {label.column!r} needs either `positive` or `above`"
     for i, column in enumerate(schema.categorical):
         yield from _column_faults(f"categorical[{i}]", column)
     delimiter = schema.delimiter
@@ -354,6 +358,8 @@ def _order(border: Border) -> float:
 def _criteo_faults(schema: Schema) -> Iterator[str]:
     if schema.weight is not None:
         yield "weight: not with format: criteo, whose rows have none"
+    if isinstance(schema.label, Label):
+        yield "label: not with format: criteo, whose labels are 0 and 1"
     if schema.split is not None:
         yield "split: not with format: criteo; data.days and data.day_split say it"
     if schema.multi_hot:

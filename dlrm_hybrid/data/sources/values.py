@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dlrm_hybrid.data.schema import ByTime, CategoricalColumn, DenseColumn, Schema
+from dlrm_hybrid.data.schema import ByTime, CategoricalColumn, DenseColumn, Label, Schema
 from dlrm_hybrid.data.sources.arrow import (
     ArrowError,
     Batch,
@@ -111,7 +111,7 @@ def read_values(
     dense = [results[one.name].values for one in schema.dense]
     values = Values(
         row_N=row_N,
-        label_N=results[schema.label].values if labels else None,
+        label_N=results[schema.label_column].values if labels else None,
         dense_NI=np.stack(dense, axis=1) if dense else np.empty((len(row_N), 0)),
         categories=tuple(results[one.name].values for one in schema.categorical),
         time_N=results[_TIME].values if _TIME in results else None,
@@ -176,7 +176,8 @@ def _columns(batch: Batch, schema: Schema, path: str, labels: bool) -> dict[str,
         results[key] = _at(name, path, read, array)
 
     if labels:
-        take(schema.label, schema.label, lambda array: _label(plain(array)))
+        name = schema.label_column
+        take(name, name, lambda array: _label(plain(array), schema.label))
     if labels and schema.weight is not None:
         take(schema.weight, schema.weight, lambda array: _weight(plain(array)))
     for dense in schema.dense:
@@ -215,14 +216,31 @@ def _numbers(array: Any) -> _Found:
     return _Found(x_N, bad)
 
 
-def _label(array: Any) -> _Found:
-    label_N, bad = _numbers(array)
-    bad = dict(bad)
+def _label(array: Any, label: str | Label) -> _Found:
+    if isinstance(label, Label) and label.positive is not None:
+        return _is_positive(array, label.column, label.positive)
+    found = _numbers(array)
+    label_N: npt.NDArray[np.float64] = found.values
+    bad = dict(found.bad)
+    if isinstance(label, Label):
+        assert label.above is not None
+        label_N = np.where(np.isnan(label_N), label_N, label_N > label.above)
     for index in np.flatnonzero((label_N != 0) & (label_N != 1)).tolist():
         value = array[index].as_py()
         reason = "is empty" if value in (None, b"") else f"{shown(value)} is neither 0 nor 1"
         bad.setdefault(index, reason)
     return _Found(label_N.astype(np.float32), bad)
+
+
+def _is_positive(array: Any, name: str, positive: Sequence[str | int]) -> _Found:
+    column = CategoricalColumn(name=name)
+    coded, bad = _coded(array, column, None)
+    wanted, _ = keys_of(positive, column)
+    is_positive_D = np.isin(np.array(coded.keys, object), wanted)
+    bad = dict(bad)
+    for index in np.flatnonzero(_is_empty(array)).tolist():
+        bad.setdefault(index, "is empty")
+    return _Found(is_positive_D[coded.index_M].astype(np.float32), bad)
 
 
 def _weight(array: Any) -> _Found:
