@@ -27,10 +27,11 @@ from dlrm_hybrid.types import DataError
 
 
 class Outcomes(NamedTuple):
-    """Labels and weights of rows, in the order of the arguments of `BinaryMetrics.add`."""
+    """Labels, weights and groups of rows, in the order of arguments of `BinaryMetrics.add`."""
 
     label_B: npt.NDArray[np.float32]
-    weight_B: npt.NDArray[np.float32] | None = None
+    weight_B: npt.NDArray[np.float32] | None
+    group_B: npt.NDArray[np.int64] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +43,30 @@ class Batch:
         bags: int64, ids: row numbers of the embedding tables.
         label_B: float32, 0 or 1.
         weight_B: float32, how much each row counts in losses and scores; None for 1 each.
+        group_B: int64, hashes of the rows' groups, 0 without one; None but in evaluations of rows
+            with a column of groups.
     """
 
     dense_BI: npt.NDArray[np.float32]
     bags: Bags[npt.NDArray[np.int64]]
     label_B: npt.NDArray[np.float32]
     weight_B: npt.NDArray[np.float32] | None = None
+    group_B: npt.NDArray[np.int64] | None = None
 
     @property
     def outcomes(self) -> Outcomes:
         """What predictions are scored against."""
-        return Outcomes(self.label_B, self.weight_B)
+        return Outcomes(self.label_B, self.weight_B, self.group_B)
 
     def part(self, some: slice) -> Batch:
         """Some of the rows; arrays are views where they can be."""
-        weight_B = None if self.weight_B is None else self.weight_B[some]
-        bags = part(self.bags, some)
-        return Batch(self.dense_BI[some], bags, self.label_B[some], weight_B)
+        return Batch(
+            dense_BI=self.dense_BI[some],
+            bags=part(self.bags, some),
+            label_B=self.label_B[some],
+            weight_B=None if self.weight_B is None else self.weight_B[some],
+            group_B=None if self.group_B is None else self.group_B[some],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +321,9 @@ def sequential_batches(shards: Shards, rows: range, batch_size: int) -> Iterator
         records.put(0, range(start, stop))
         if not records.gather(order_B[: stop - start], 0, batch):
             raise shards.fault(range(start, stop))
-        yield records.with_lists(batch, [records.lists(order_B[: stop - start])])
+        batch = records.with_lists(batch, [records.lists(order_B[: stop - start])])
+        group_R = shards.rows.group_R
+        yield replace(batch, group_B=None if group_R is None else group_R[start:stop].copy())
 
 
 def _empty_batch(shards: Shards, rows: int) -> Batch:

@@ -24,6 +24,7 @@ UNFINISHED_FILE = f".{MANIFEST_FILE}.partial"  # left by a writer that was kille
 FORMAT: Final = 3
 VOCABULARY_FOLDER = "vocabulary"
 WEIGHT_FILE = "weight.npy"
+GROUP_FILE = "group.npy"
 MOST_BYTES = 1 << 28  # limit of the file: a terabyte of rows has 100 MB of checksums
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Xxh3 = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -193,9 +194,9 @@ class Manifest:
     Attributes:
         parts: sizes of the parts.
         arrays: the files with the rows: `label.npy`, `dense.npy`, `ids.npy` for the categorical
-            columns with one id a row, `weight.npy` if the schema has weights, and
-            `ids.<n>.values.npy` and `ids.<n>.offsets.npy` for each multi-hot one, where n counts
-            all categorical columns from 1.
+            columns with one id a row, `weight.npy` and `group.npy` (hashes) if the schema
+            has these, and `ids.<n>.values.npy` and `ids.<n>.offsets.npy` for each multi-hot one,
+            where n counts all categorical columns from 1.
         table_rows: ids in use per categorical column, the shared id 0 included.
         out_of_vocabulary: per categorical column, whether id 0 represents unknown categories.
         vocabulary_xxh3: xxh3-128 over the xxh3-128 digests of the vocabularies.
@@ -296,6 +297,8 @@ def array_shapes(schema: Schema, rows: int) -> dict[str, tuple[str, tuple[int | 
     }
     if schema.weight is not None:
         shapes[WEIGHT_FILE] = ("<f4", (rows,))
+    if schema.group is not None:
+        shapes[GROUP_FILE] = ("<i8", (rows,))
     for column in schema.multi_hot:
         shapes[values_file(column)] = ("<i4", (None,))
         shapes[offsets_file(column)] = ("<i8", (rows + 1,))

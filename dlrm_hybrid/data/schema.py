@@ -134,7 +134,11 @@ class ByFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByFraction:
-    """Random split: a hash of `seed` and the row's number over all files draws its part."""
+    """Random split: a hash of `seed` and the row's number over all files draws its part.
+
+    With a `column`, a hash of its value in place of the number does, so that rows of the same user
+    are in the same part.
+    """
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -142,6 +146,7 @@ class ByFraction:
     validation: Share = 0.0
     test: Share
     seed: Seed = 0
+    column: ColumnName | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +216,7 @@ class Schema:
         label: column of 0 and 1, or how a column becomes that.
         weight: column of numbers ≥ 0: how much each row counts in losses and scores; null for 1
             each.
+        group: column whose values group the rows, as users do, for GAUC; null for none.
         dense: columns of numbers, in the order of the model's input.
         categorical: columns of categories, in the order of the embedding tables.
         ignore: columns that are not read, "" for one without a name; unknown columns are an error.
@@ -240,12 +246,14 @@ class Schema:
     missing_values: tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...] = ()
     # In no `repr`, as above.
     weight: ColumnName | None = field(default=None, repr=False)
+    group: ColumnName | None = field(default=None, repr=False)
 
     @property
     def beside_repr(self) -> list[Any]:
         """Values of the keys that are in no `repr`, by place; empty if none is set."""
         most_rows = [one.max_rows for one in self.categorical]
-        found = [*(most_rows if any(most_rows) else []), self.weight]
+        drawn_by = self.split.column if isinstance(self.split, ByFraction) else None
+        found = [*(most_rows if any(most_rows) else []), self.weight, self.group, drawn_by]
         return found if any(found) else []
 
     @property
@@ -282,20 +290,20 @@ class Schema:
     @property
     def read_columns(self) -> tuple[str, ...]:
         """Names of all columns that are read from a file, the label first."""
-        weight = [] if self.weight is None else [self.weight]
         features = (one.name for one in (*self.dense, *self.categorical))
-        names = [self.label_column, *weight, *features]
-        if isinstance(self.split, ByTime) and self.split.column not in names:
-            names.append(self.split.column)
-        return tuple(names)
+        return tuple(dict.fromkeys((self.label_column, *features, *self._only_prepared)))
+
+    @property
+    def _only_prepared(self) -> tuple[str, ...]:
+        """Columns besides the label that rows to score need not have."""
+        split = None if isinstance(self.split, ByFile | None) else self.split.column
+        return tuple(one for one in (self.weight, self.group, split) if one is not None)
 
     @property
     def for_scoring(self) -> Schema:
-        """The schema of rows to score, which have neither split nor weight."""
-        split = self.split
-        unread = (*self.ignore, *([split.column] if isinstance(split, ByTime) else []))
-        unread = (*unread, *([] if self.weight is None else [self.weight]))
-        return replace(self, split=None, weight=None, ignore=unread)
+        """The schema of rows to score, which have neither split, weights nor groups."""
+        unread = (*self.ignore, *self._only_prepared)
+        return replace(self, split=None, weight=None, group=None, ignore=unread)
 
     @property
     def defaults(self) -> dict[str, Default]:

@@ -90,6 +90,7 @@ class StoredRows(NamedTuple):
         ids_RF: int32, ids of the columns with one id per row.
         lists: ids of each multi-hot column.
         weight_R: float32, weights of the rows; None without a column of weights.
+        group_R: int64, a hash of each row's group, 0 without one; None without such a column.
     """
 
     label_R: npt.NDArray[np.float32]
@@ -97,6 +98,7 @@ class StoredRows(NamedTuple):
     ids_RF: npt.NDArray[np.int32]
     lists: tuple[Lists, ...] = ()
     weight_R: npt.NDArray[np.float32] | None = None
+    group_R: npt.NDArray[np.int64] | None = None
 
     def slice(self, first: int, stop: int) -> StoredRows:
         """The rows from `first` to before `stop`, without a copy."""
@@ -106,6 +108,7 @@ class StoredRows(NamedTuple):
             self.ids_RF[first:stop],
             tuple(Lists(one.offsets_E[first : stop + 1], one.values_N) for one in self.lists),
             None if self.weight_R is None else self.weight_R[first:stop],
+            None if self.group_R is None else self.group_R[first:stop],
         )
 
 
@@ -307,9 +310,14 @@ def open_shards(folder: Path, expected: Semantics | None) -> Shards:
         Lists(*(open_array(folder, manifest.array(file(column))) for file in _LIST_FILES))
         for column in manifest.schema.multi_hot
     )
-    has_weight = manifest.schema.weight is not None
-    weight_R = open_array(folder, manifest.array(manifests.WEIGHT_FILE)) if has_weight else None
-    shards = Shards(folder, manifest, StoredRows(label_R, dense_RI, ids_RF, lists, weight_R))
+    schema = manifest.schema
+    beside = ((manifests.WEIGHT_FILE, schema.weight), (manifests.GROUP_FILE, schema.group))
+    weight_R, group_R = (
+        None if column is None else open_array(folder, manifest.array(file))
+        for file, column in beside
+    )
+    rows = StoredRows(label_R, dense_RI, ids_RF, lists, weight_R, group_R)
+    shards = Shards(folder, manifest, rows)
     blocks = [
         (file, block)
         for file, array in enumerate(manifest.arrays)

@@ -3,16 +3,17 @@
 The AUC comes from a histogram of the logits. Its bins are ranges of 2**shift adjacent float32
 numbers; shift is the smallest that leaves at most `max_bins` bins in use. So the AUC is exact up to
 that many distinct logits, however close they are, and it never depends on the order of the rows or
-on their division among ranks.
+on their division among ranks. GAUC is exact: it keeps the rows that have a group.
 
 Shapes: B rows of a batch, N rows counted at once, K bins in use.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from math import log
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,8 @@ class BinaryScores:
         normalized_entropy: log-loss over that of always predicting the base rate; None like auc.
         base_rate: share of rows with label 1.
         calibration: mean prediction over the base rate, 1 at best; None if no label is 1.
+        gauc: mean of the AUC in each group of rows with both labels, by the groups' rows; None
+            without such groups.
     """
 
     rows: int
@@ -47,6 +50,14 @@ class BinaryScores:
     normalized_entropy: float | None
     base_rate: float
     calibration: float | None
+    gauc: float | None = None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The scores by name; `gauc` only if there is one."""
+        return {
+            name: one for name, one in asdict(self).items() if name != "gauc" or one is not None
+        }
 
 
 class BinaryMetrics:
@@ -59,20 +70,34 @@ class BinaryMetrics:
         self._label_N = np.empty(PENDING_ROWS, np.bool_)
         self._weight_N: npt.NDArray[np.float64] | None = None
         self._pending = 0
+        self._grouped: list[_Grouped] = []
 
     def add(
         self,
         logit_B: npt.NDArray[np.float32],
         label_B: npt.NDArray[np.float32],
         weight_B: npt.NDArray[np.float32] | None = None,
+        group_B: npt.NDArray[np.int64] | None = None,
     ) -> None:
         """Count the rows of a batch, each as its weight or 1; the arrays are copied.
+
+        Args:
+            logit_B: predictions.
+            label_B: 0 or 1.
+            weight_B: weights; None for 1 each.
+            group_B: groups, whose rows are all kept until the end; 0 for rows without one.
 
         Raises:
             DivergedError: a logit is not finite; raised late, at the latest by `scores`.
         """
         if weight_B is not None and self._weight_N is None:
             self._weight_N = np.ones(PENDING_ROWS)
+        if group_B is not None:
+            count_B = np.ones(len(label_B), np.int64)
+            weights_B = count_B if weight_B is None else weight_B.astype(np.float64)
+            some = group_B != 0
+            grouped = group_B[some], logit_B[some], label_B[some] > 0.5, weights_B[some]
+            self._grouped.append(_Grouped(*grouped))
         start = 0
         while start < len(logit_B):
             end = min(self._pending + len(logit_B) - start, PENDING_ROWS)
@@ -111,6 +136,7 @@ class BinaryMetrics:
             normalized_entropy=None if one_class else log_loss / _entropy(base_rate),
             base_rate=base_rate,
             calibration=totals.predicted / totals.clicks if totals.clicks else None,
+            gauc=_gauc(self._grouped) if self._grouped else None,
         )
 
     def _all(self) -> _Totals:
@@ -233,6 +259,46 @@ def _auc(clicked: _Bins, skipped: _Bins) -> float:
     up_to_K = before[np.searchsorted(skipped.key_K, clicked.key_K, side="right")]
     doubled = (clicked.rows_K * (below_K + up_to_K)).sum().item()
     return doubled / (2 * clicked.rows_K.sum().item() * before[-1].item())
+
+
+class _Grouped(NamedTuple):
+    """Rows with their groups."""
+
+    group_N: npt.NDArray[np.int64]
+    logit_N: npt.NDArray[np.float32]
+    label_N: npt.NDArray[np.bool_]
+    weight_N: Counts
+
+
+def _gauc(rows: Sequence[_Grouped]) -> float | None:
+    """Mean of the AUC in each group with both labels, weighted by the groups' rows.
+
+    Source: Zhou et al., Deep Interest Network for Click-Through Rate Prediction, KDD 2018.
+
+    Shapes: N rows; K distinct logits of groups, ascending in each; G groups.
+    """
+    group_N, logit_N, label_N, weight_N = map(np.concatenate, zip(*rows, strict=True))
+    order_N = np.lexsort((logit_N, group_N))
+    group_N, logit_N, label_N, weight_N = (
+        one[order_N] for one in (group_N, logit_N, label_N, weight_N)
+    )
+    if not len(group_N):
+        return None
+    is_group_N = np.append(True, group_N[1:] != group_N[:-1])
+    first_K = np.flatnonzero(is_group_N | np.append(True, logit_N[1:] != logit_N[:-1]))
+    first_G = np.flatnonzero(is_group_N[first_K])
+    clicks_K, skips_K = (
+        np.add.reduceat(weight_N * is_one_N, first_K) for is_one_N in (label_N, ~label_N)
+    )
+    clicks_G, skips_G = (np.add.reduceat(one, first_G) for one in (clicks_K, skips_K))
+    ends_K, before_G = np.cumsum(skips_K), np.append(0, np.cumsum(skips_G)[:-1])
+    below_K = ends_K - skips_K - np.repeat(before_G, np.diff(first_G, append=len(first_K)))
+    doubled_G = np.add.reduceat(clicks_K * (2 * below_K + skips_K), first_G)
+    both_G = (clicks_G > 0) & (skips_G > 0)
+    if not both_G.any():
+        return None
+    auc_G = doubled_G[both_G] / (2.0 * clicks_G[both_G] * skips_G[both_G])
+    return float(np.average(auc_G, weights=(clicks_G + skips_G)[both_G]))
 
 
 def _entropy(rate: float) -> float:

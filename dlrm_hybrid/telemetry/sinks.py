@@ -147,7 +147,9 @@ def scalars(event: Event) -> Iterator[tuple[str, float]]:
         group = "test" if values.get("part") == ScoredPart.TEST else "val"
         yield f"{group}/loss", values["log_loss"]
         yield f"{group}/accuracy", values["accuracy"]
-        named = {"auc": "auc", "ne": "normalized_entropy", "calibration": "calibration"}
+        named = {name: name for name in ("auc", "gauc", "calibration")} | {
+            "ne": "normalized_entropy"
+        }
         for tag, name in named.items():
             if values.get(name) is not None:
                 yield f"{group}/{tag}", values[name]

@@ -202,10 +202,12 @@ def _train_scores(points: Sequence[Event]) -> dict[str, float | None]:
 
 
 def _scores(record: Sequence[Event], part: ScoredPart) -> dict[str, Any]:
-    """Scores of the last evaluation of a part; all None without one."""
+    """Scores of the last evaluation of a part; all None without one, GAUC only if there is one."""
     evaluated = [event for event in record if event.kind is Kind.EVALUATED]
     scores = [event.values for event in evaluated if part_of(event) is part]
-    return {name: scores[-1].get(source) if scores else None for name, source in SCORES.items()}
+    last: Mapping[str, Any] = scores[-1] if scores else {}
+    found = {name: last.get(source) for name, source in SCORES.items()}
+    return found | ({"gauc": last["gauc"]} if "gauc" in last else {})
 
 
 def _leader(record: Sequence[Event], points: Sequence[Event]) -> list[RankValues]:

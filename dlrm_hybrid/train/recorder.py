@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 from dlrm_hybrid.checkpoint.commit import Saved
@@ -86,7 +86,7 @@ class Recorder:
     ) -> None:
         """Record scores of a part of the rows."""
         named = {} if self.plan.parts == (ScoredPart.TEST,) else {"part": part.value}
-        self._write(Kind.EVALUATED, progress, **named, seconds=seconds, **asdict(scores))
+        self._write(Kind.EVALUATED, progress, **named, seconds=seconds, **scores.values)
 
     def saved(self, saved: Saved, waited_seconds: float) -> None:
         """Record a checkpoint that has become valid, for which training waited so long."""

@@ -1,4 +1,4 @@
-"""Weights and labels of rows: from files of any kind to batches, and faults with their place."""
+"""Weights, labels and groups of rows: from files to batches, and faults with their place."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_csv_has_the_same_weights_and_arrays_without_are_as_they_were(tmp_path: 
         assert (tmp_path / "csv" / f"{name}.npy").read_bytes() == wanted
         if name != "weight":
             assert (tmp_path / "plain" / f"{name}.npy").read_bytes() == wanted
-    assert plain.beside_repr == [] and schema().beside_repr == [None, "other"]
+    assert plain.beside_repr == [] and schema().beside_repr == ["other", None, None]
     assert repr(plain) == repr(schema()).replace("ignore=()", "ignore=('other',)")
 
 
@@ -150,6 +150,8 @@ def test_a_damaged_weight_is_found_where_it_is_read(bad: float, tmp_path: Path) 
         ("weight: other\nignore: [other]\n", r"ignore\[0\] = 'other': is weight too"),
         ("weight: 3\n", "weight = 3: must be a valid string"),
         ("weight: other\nformat: criteo\n", "weight: not with format: criteo"),
+        ("group: shop\nformat: criteo\n", "group: not with format: criteo"),
+        ("group: [shop]\n", "group = \\['shop'\\]: must be a valid string"),
         (LABEL + "{column: y}", "label: 'y' needs either `positive` or `above`"),
         (LABEL + "{column: y, positive: [a], above: 1}", "label: 'y' needs either `positive` or"),
         (LABEL + "{column: shop, above: 1}", r"categorical\[0\].name = 'shop': is label too"),
@@ -230,3 +232,92 @@ def test_floats_are_no_texts_to_choose_from(tmp_path: Path) -> None:
     found = schemas.loads(text.replace("[other]", "[bought]"), "mine.yaml")
     with pytest.raises(DataError, match="row 1: column 'other': 0.5 is a float, not text"):
         run_prepare([tmp_path / "rows.parquet"], tmp_path / "out", found)
+
+
+def grouped(folder: Path, users: Any, more: str = "group: other\n", split: str = "") -> Shards:
+    pq.write_table(pa.table(columns(users)), folder / "rows.parquet")
+    text = SCHEMA.replace("ignore: [other]\n", more).replace("seed: 3", f"seed: 3{split}")
+    found = schemas.loads(text, "mine.yaml")
+    run_prepare([folder / "rows.parquet"], folder / "out", found)
+    shards = open_shards(folder / "out", semantics(found))
+    verify(shards, lambda done: None)
+    return shards
+
+
+def partition(keys: list[Any]) -> list[int]:
+    """The first place of each key: equal for equal groups, whatever they are called."""
+    return [keys.index(key) for key in keys]
+
+
+TEXTS = [f"u{one % 40}" for one in range(ROWS)]
+NUMBERS = [one % 40 for one in range(ROWS)]
+
+
+@pytest.mark.parametrize(
+    "users",
+    [
+        TEXTS,
+        NUMBERS,
+        [float(one) for one in NUMBERS],
+        pa.array(TEXTS).dictionary_encode(),
+        [datetime.date(2024, 1, 1) + datetime.timedelta(one) for one in NUMBERS],
+    ],
+    ids=["texts", "integers", "whole floats", "dictionary", "dates"],
+)
+def test_batches_to_score_know_the_groups_of_their_rows(users: Any, tmp_path: Path) -> None:
+    shards = grouped(tmp_path, users)
+    batches = list(sequential_batches(shards, range(ROWS), 41))
+    groups = [one for batch in batches if batch.group_B is not None for one in batch.group_B]
+    numbers = [int(one) for batch in batches for one in batch.dense_BI[:, 0]]
+    assert partition(groups) == partition([NUMBERS[one] for one in numbers])
+    assert 0 not in groups
+    assert batches[0].part(slice(2, 5)).outcomes.group_B.tolist() == groups[2:5]  # type: ignore
+    loader = Loader(
+        shards, batch_size=7, seed=5, shuffle=True, shuffle_block_rows=50, shuffle_read_rows=10
+    )
+    assert loader.read(START)[0].group_B is None  # training needs none
+
+
+@pytest.mark.parametrize(
+    ("users", "reason"),
+    [
+        ([0.5, 1.0] * 150, "row 1: column 'other': 0.5 is not an integer"),
+        ([[1], [2]] * 150, "column 'other': .*list"),
+        (pa.array([1, 2] * 150, pa.duration("s")), "column 'other': .*no categories are of this"),
+    ],
+)
+def test_what_groups_no_rows_is_refused(users: Any, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=reason):
+        grouped(tmp_path, users)
+
+
+@pytest.mark.parametrize("more", ["ignore: [other]\n", "group: other\n", "weight: other\n"])
+def test_all_rows_of_a_user_are_in_one_part(more: str, tmp_path: Path) -> None:
+    shards = grouped(tmp_path, NUMBERS, more, ", column: other")
+    number_R = shards.rows.dense_RI[:, 0].astype(int)
+    parts = [shards.train_rows, shards.validation_rows, shards.test_rows("day")]
+    users = [{NUMBERS[one] for one in number_R[part.start : part.stop]} for part in parts]
+    assert sum(map(len, users)) == len(set().union(*users)) == 40
+    assert 15 <= len(users[0]) <= 33 and users[1] and users[2]
+    # By the value alone, whatever its rows' numbers are.
+    columns_backwards = {name: one[::-1] for name, one in columns(np.array(NUMBERS)).items()}
+    pq.write_table(pa.table(columns_backwards), tmp_path / "back.parquet")
+    run_prepare([tmp_path / "back.parquet"], tmp_path / "back", shards.schema)
+    again = open_shards(tmp_path / "back", None)
+    tested = again.rows.dense_RI[again.test_rows("day").start :, 0].astype(int)
+    assert {NUMBERS[one] for one in tested} == users[2]
+
+
+def test_rows_without_a_user_are_drawn_by_their_numbers(tmp_path: Path) -> None:
+    users = [None if one % 3 else f"u{one % 40}" for one in range(ROWS)]
+    shards = grouped(tmp_path, users, split=", column: other")
+    (tmp_path / "plain").mkdir()
+    plain = grouped(tmp_path / "plain", users)
+    for found, rows in ((shards, 0), (plain, 0)):
+        assert found.rows.group_R is not None
+        assert (found.rows.group_R == 0).sum() == 200, rows
+    tested = [
+        {int(one) for one in found.rows.dense_RI[found.test_rows("day").start :, 0] if one % 3}
+        for found in (shards, plain)
+    ]
+    assert tested[0] == tested[1] and 20 < len(tested[0]) < 60

@@ -172,6 +172,46 @@ def test_rows_without_weights_among_others_have_the_weight_one():
     assert total.scores() == expected.scores()
 
 
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_gauc_is_the_mean_auc_of_the_groups_by_their_rows(is_weighted):
+    logits, labels = draw(20_000, 0.8, seed=7)
+    logits = np.round(logits, 1)  # ties
+    generator = np.random.default_rng(8)
+    groups = (generator.zipf(1.3, 20_000) % 4000).astype(np.int64) * 2**50
+    weights = generator.exponential(size=20_000).astype(np.float32) if is_weighted else None
+    total = BinaryMetrics()
+    for start in range(0, 20_000, 1700):
+        some = slice(start, start + 1700)
+        weight = None if weights is None else weights[some]
+        total.add(logits[some], labels[some], weight, groups[some])
+    aucs, sizes = [], []
+    for group in set(groups.tolist()) - {0}:
+        own = groups == group
+        if len(set(labels[own])) == 2:
+            weight = None if weights is None else weights[own].astype(np.float64)
+            aucs.append(oracle().roc_auc_score(labels[own], logits[own], sample_weight=weight))
+            sizes.append(own.sum() if weight is None else weight.sum())
+    found = total.scores()
+    assert len(aucs) > 100 and (groups == 0).any()
+    assert found.gauc == pytest.approx(np.average(aucs, weights=sizes), abs=1e-10)
+    assert found.values["gauc"] == found.gauc
+    assert abs(found.gauc - found.auc) > 1e-4
+    plain = BinaryMetrics()
+    plain.add(logits, labels, weights)
+    assert "gauc" not in plain.scores().values
+    assert {**plain.scores().values, "gauc": found.gauc} == found.values
+
+
+@pytest.mark.parametrize("groups", [[1, 1, 2, 2], [0, 0, 0, 0], [0, 1, 1, 2]])
+def test_without_a_group_of_both_labels_there_is_no_gauc(groups):
+    total = BinaryMetrics()
+    logits, labels = np.arange(4, dtype=np.float32), np.array([1, 1, 0, 0], np.float32)
+    labels = labels if groups[1] != 1 or groups[0] == 1 else np.array([1, 0, 0, 1], np.float32)
+    total.add(logits, labels, None, np.array(groups, np.int64))
+    assert total.scores().gauc is None
+    assert total.scores().auc is not None
+
+
 @pytest.mark.parametrize("batch_size", [1000, 4096, 70_001, 140_000])
 def test_batch_size_does_not_change_a_bit(batch_size, monkeypatch):
     monkeypatch.setattr(metrics, "PENDING_ROWS", 1 << 16)

@@ -94,7 +94,10 @@ def rows(
     for name, table in tables.items():
         pq.write_table(pa.table(table), folder / f"{name}.parquet")
     made: dict[str, tuple[str, ...]] = {"clicks": tuple(small_rows)}
-    schemas = (("lists", "{name: price}", ", max_length: 5", "weight: much"), ("bare", "", "", ""))
+    schemas = (
+        ("lists", "{name: price}", ", max_length: 5", "weight: much\ngroup: shop"),
+        ("bare", "", "", ""),
+    )
     for name, dense, length, more in schemas:
         (folder / f"{name}.yaml").write_text(SCHEMA.format(dense=dense, length=length, more=more))
         made[name] = (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from dlrm_hybrid.checkpoint.folder import shown
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.cli.verbs.train import show_scores
@@ -18,7 +16,7 @@ def run(request: Request) -> int:
     done = predict(request, terminal)
     terminal.line(shown(done.checkpoint, done.step))
     if done.scores is not None:
-        values = {**asdict(done.scores), "loss": done.scores.log_loss}
+        values = {**done.scores.values, "loss": done.scores.log_loss}
         show_scores(terminal, f"{done.rows:,} rows", values, None)
     if done.unknown:
         counts = ", ".join(f"{name} {count:,}" for name, count in done.unknown.items())

@@ -210,12 +210,15 @@ def show_scores(terminal: Terminal, title: str, scores: Values, teacher: Values 
     def cell(value: float | None) -> str:
         return MISSING if value is None else f"{value:.4f}"
 
-    names = ("loss", "auc", "accuracy", "normalized_entropy", "base_rate", "calibration")
+    columns = {
+        **{"loss": "log-loss", "auc": "AUC", "gauc": "GAUC", "accuracy": "accuracy"},
+        **{"normalized_entropy": "NE", "base_rate": "clicks", "calibration": "calibration"},
+    }
+    names = [name for name in columns if name != "gauc" or name in scores]
     rows = [["model", *(cell(scores.get(name)) for name in names)]]
     if teacher is not None:
         rows.append(["Bayes optimum", *(cell(teacher.get(name)) for name in names)])
-    columns = (title, "log-loss", "AUC", "accuracy", "NE", "clicks", "calibration")
-    terminal.table(Table(columns, rows))
+    terminal.table(Table((title, *(columns[name] for name in names)), rows))
 
 
 def show_run(terminal: Terminal, summary: Values) -> None:

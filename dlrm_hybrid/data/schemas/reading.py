@@ -266,9 +266,7 @@ def _name_faults(schema: Schema, columns: Collection[str]) -> Iterator[str]:
     for i, name in enumerate(schema.names):
         if name in schema.names[:i]:
             yield f"names[{i}] = {name!r}: is names[{schema.names.index(name)}] too"
-        elif name not in columns and not (
-            isinstance(schema.split, ByTime) and schema.split.column == name
-        ):
+        elif name not in columns and name not in schema.read_columns:
             yield f"names[{i}] = {name!r}: no column of the schema; use it or name it in `ignore`"
     required = dict.fromkeys((*schema.read_columns, *schema.ignore))
     if missing := [name for name in required if name not in schema.names]:
@@ -358,6 +356,8 @@ def _order(border: Border) -> float:
 def _criteo_faults(schema: Schema) -> Iterator[str]:
     if schema.weight is not None:
         yield "weight: not with format: criteo, whose rows have none"
+    if schema.group is not None:
+        yield "group: not with format: criteo, whose rows have none"
     if isinstance(schema.label, Label):
         yield "label: not with format: criteo, whose labels are 0 and 1"
     if schema.split is not None:

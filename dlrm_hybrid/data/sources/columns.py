@@ -45,6 +45,8 @@ class Values:
         categories: categories of each categorical column.
         time_N: the column that splits by time, comparable with its borders; else None.
         weight_N: float32, weights of the rows if the schema has them and labels were asked for.
+        group_N: int64, a hash of each row's group, likewise; 0 without a group.
+        drawn_N: int64, likewise of the column whose values draw the parts.
     """
 
     row_N: npt.NDArray[np.int64]
@@ -53,6 +55,8 @@ class Values:
     categories: tuple[Coded, ...]
     time_N: npt.NDArray[Any] | None = None
     weight_N: npt.NDArray[np.float32] | None = None
+    group_N: npt.NDArray[np.int64] | None = None
+    drawn_N: npt.NDArray[np.int64] | None = None
 
 
 class ReadNumbers(NamedTuple):

@@ -23,6 +23,7 @@ import xxhash
 from dlrm_hybrid.bags import Int64s
 from dlrm_hybrid.data.arrays import Array, ArrayWriter, StoredArray
 from dlrm_hybrid.data.manifest import (
+    GROUP_FILE,
     VOCABULARY_FOLDER,
     WEIGHT_FILE,
     Growth,
@@ -40,7 +41,7 @@ from dlrm_hybrid.data.sources.files import Block, TableSource, check_names, open
 from dlrm_hybrid.data.sources.paths import below, folder_values
 from dlrm_hybrid.data.sources.raw import Prepared, PrepareJob
 from dlrm_hybrid.data.sources.values import read_values
-from dlrm_hybrid.rng import fold, splitmix64
+from dlrm_hybrid.rng import fold, hashed
 from dlrm_hybrid.types import DataError
 
 PARTS = ("train", "validation", "test")
@@ -371,7 +372,7 @@ def parts(values: Values, schema: Schema, name: str, before: int) -> npt.NDArray
                 return np.full(count, part, np.int8)
         return np.zeros(count, np.int8)
     if isinstance(split, ByFraction):
-        drawn_N = _drawn(split, values.row_N + before)
+        drawn_N = _drawn(split, values.row_N + before, values.drawn_N)
         test_N = drawn_N < split.test
         return np.where(test_N, 2, drawn_N < split.test + split.validation).astype(np.int8)
     assert isinstance(split, ByTime) and values.time_N is not None
@@ -382,12 +383,15 @@ def parts(values: Values, schema: Schema, name: str, before: int) -> npt.NDArray
     return part_N
 
 
-def _drawn(split: ByFraction, number_N: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    if not len(number_N):
-        return np.empty(0)
-    first = int(number_N[0])
-    drawn = splitmix64(fold(split.seed, "split"), int(number_N[-1]) - first + 1, first)
-    return (drawn[number_N - first] >> np.uint64(11)).astype(np.float64) * 2.0**-53
+def _drawn(
+    split: ByFraction, number_N: npt.NDArray[np.int64], hash_N: npt.NDArray[np.int64] | None
+) -> npt.NDArray[np.float64]:
+    """Numbers in [0, 1) by the rows' numbers, or by hashes where these are not 0."""
+    bits_N = hashed(fold(split.seed, "split"), number_N.view(np.uint64))
+    if hash_N is not None:
+        by_value_N = hashed(fold(split.seed, "split by value"), hash_N.view(np.uint64))
+        bits_N = np.where(hash_N, by_value_N, bits_N)
+    return (bits_N >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _comparable(border: float | str) -> float:
@@ -416,8 +420,9 @@ def _put(
     for name, mask in masks:
         spill.write(name, "label", values.label_N[mask])
         spill.write(name, "dense", values.dense_NI[mask])
-        if values.weight_N is not None:
-            spill.write(name, "weight", values.weight_N[mask])
+        for file, beside_N in ((WEIGHT_FILE, values.weight_N), (GROUP_FILE, values.group_N)):
+            if beside_N is not None:
+                spill.write(name, file, beside_N[mask])
     for index, coded in enumerate(values.categories):
         length_N = coded.length_N
         known_M = train_N if length_N is None else np.repeat(train_N, length_N)
@@ -459,12 +464,15 @@ def _single(
                 ids.append(ids_NF)
                 report(rows)
         yield from (label.finish(), dense.finish(), ids.finish())
-    if schema.weight is not None:
-        with ArrayWriter(result / WEIGHT_FILE, np.float32) as weight:
+    beside = ((WEIGHT_FILE, schema.weight, np.float32), (GROUP_FILE, schema.group, np.int64))
+    for file, column, dtype in beside:
+        if column is None:
+            continue
+        with ArrayWriter(result / file, dtype) as array:
             for part in PARTS:
-                for weight_N in spill.read(part, "weight", np.float32):
-                    weight.append(weight_N)
-            yield weight.finish()
+                for values_N in spill.read(part, file, dtype):
+                    array.append(values_N)
+            yield array.finish()
 
 
 def _standardised(

@@ -14,8 +14,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
 
-from dlrm_hybrid.data.schema import ByTime, CategoricalColumn, DenseColumn, Label, Schema
+from dlrm_hybrid.data.schema import (
+    ByFraction,
+    ByTime,
+    CategoricalColumn,
+    DenseColumn,
+    Label,
+    Schema,
+)
 from dlrm_hybrid.data.sources.arrow import (
     ArrowError,
     Batch,
@@ -35,6 +43,7 @@ from dlrm_hybrid.data.sources.cells import (
     instant,
     is_missing,
     keys_of,
+    missing_key,
     number,
     shown,
     split_list,
@@ -94,10 +103,9 @@ def read_values(
     columns = _usual(block.columns, path, schema.missing_values)
     results = _columns(columns, schema, path, labels)
     faults: dict[int, tuple[str, str]] = {}
-    time_name = schema.split.column if isinstance(schema.split, ByTime) else ""
     for name, column in results.items():
         for index, reason in column.bad.items():
-            faults.setdefault(index, (time_name if name == _TIME else name, reason))
+            faults.setdefault(index, (name.partition("\0")[0], reason))
     row_N = block.row_N
     bad = [
         BadRow(int(row_N[index]), name, reason, _raw(columns.slice(index, 1)))
@@ -114,8 +122,8 @@ def read_values(
         label_N=results[schema.label_column].values if labels else None,
         dense_NI=np.stack(dense, axis=1) if dense else np.empty((len(row_N), 0)),
         categories=tuple(results[one.name].values for one in schema.categorical),
-        time_N=results[_TIME].values if _TIME in results else None,
         weight_N=results[schema.weight].values if labels and schema.weight else None,
+        **{role: one.values for name, one in results.items() if (role := name.partition("\0")[2])},
     )
     return values, sorted([*odd, *bad], key=lambda one: one.row)
 
@@ -163,11 +171,8 @@ def _at(name: str, path: str, read: Callable[[Any], Any], array: Any) -> Any:
         raise DataError(f"{path}: column {name!r}: {array.type}: {first} (data.schema)") from error
 
 
-_TIME = "\0time"
-
-
 def _columns(batch: Batch, schema: Schema, path: str, labels: bool) -> dict[str, _Found]:
-    """Parse all columns, by name; the one that splits by time is `_TIME`."""
+    """Parse all columns, by name; those that may be features too, by name and field of `Values`."""
     results: dict[str, _Found] = {}
     words = schema.missing_values
 
@@ -184,9 +189,14 @@ def _columns(batch: Batch, schema: Schema, path: str, labels: bool) -> dict[str,
         take(dense.name, dense.name, lambda array, column=dense: _dense(plain(array), column))
     for one in schema.categorical:
         take(one.name, one.name, lambda array, column=one: _categories(array, column, path, words))
-    if labels and isinstance(schema.split, ByTime):
-        border = schema.split.test_from
-        take(schema.split.column, _TIME, lambda array: _time(plain(array), isinstance(border, str)))
+    split = schema.split if labels else None
+    if isinstance(split, ByTime):
+        is_text = isinstance(split.test_from, str)
+        take(split.column, f"{split.column}\0time_N", lambda array: _time(plain(array), is_text))
+    if isinstance(split, ByFraction) and split.column is not None:
+        take(split.column, f"{split.column}\0drawn_N", _hashes)
+    if labels and schema.group is not None:
+        take(schema.group, f"{schema.group}\0group_N", _hashes)
     return results
 
 
@@ -278,6 +288,22 @@ def _time(array: Any, is_instant: bool) -> _Found:
         raise pa.ArrowInvalid(f"no times are of this type, but text is as {FORM}")
     time_N, faults = _each_time(array)
     return _Found(time_N, {**faults, **bad})
+
+
+def _hashes(array: Any) -> _Found:
+    """Hash values to int64, equal for equal texts; missing ones to 0."""
+    kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    # Whole numbers are floats where pandas had missing ones among them.
+    column = CategoricalColumn(
+        name="group", kind="integer" if pa.types.is_floating(kind) else "string"
+    )
+    coded, bad = _coded(array, column, None)
+    missing = missing_key(column)
+    hash_D = np.array(
+        [0 if one == missing else xxh3_64_intdigest(str(one).encode()) for one in coded.keys],
+        np.uint64,
+    )
+    return _Found(hash_D.view(np.int64)[coded.index_M], bad)
 
 
 def _arrow_times(array: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
@@ -50,7 +50,7 @@ def evaluate_rank(argument: str, report: Report, stop: StopRequest) -> None:
     part, _ = shards.scored_rows(config.data.test_part).popitem()
     scores = engine.evaluate(part, stop, reporting(report, "evaluate", "rows"))
     step = checkpoint_folder.read_facts(folder)["step"]
-    report(Event(Kind.EVALUATED, step, time.time(), asdict(scores)))
+    report(Event(Kind.EVALUATED, step, time.time(), scores.values))
 
 
 def _small_world(parallel: Parallel) -> Parallel:
