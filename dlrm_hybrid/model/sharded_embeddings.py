@@ -155,6 +155,14 @@ class ShardedEmbeddings:
         pooled_NW = _looked_up(kernel, asked.bags.ids_K, asked.bags.offsets, 0)
         return exchange.answer(pooled_NW, asked)
 
+    def keep_rows(self) -> None:
+        """Fetch each row once in the lookups without gradients that follow; tables must not change.
+
+        Only distinct ids are kept, and up to the next lookup with gradients.
+        """
+        if self._distinct is not None:
+            self._distinct.keep_rows()
+
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of the rows of the next lookups, the same for all trainers."""
         for kernel in self._kernels:

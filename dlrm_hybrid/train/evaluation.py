@@ -89,7 +89,7 @@ class WorldEvaluation:
             meet: called by all workers before each group of batches, with its number and the rows
                 done; an error that it raises in all of them ends the evaluation.
         """
-        self.evaluator.stage.model.fill(masters)
+        self.begin(masters)
         metrics = BinaryMetrics()
         place = trainers.index(self.messenger.rank // self.topology.stages)
         for number, done_rows, group in self.rows[part].groups(len(trainers)):
@@ -108,6 +108,12 @@ class WorldEvaluation:
             elif logit_B is not None:
                 self.messenger.send_tensors(leader, Kind.LOGITS, number, {"logits": logit_B})
         return metrics.scores() if self.messenger.rank == leader else None
+
+    def begin(self, masters: Mapping[str, Tensor]) -> None:
+        """Take the weights to score; no table may change until the last `predict`."""
+        self.evaluator.stage.model.fill(masters)
+        if self.evaluator.tables is not None:
+            self.evaluator.tables.begin_evaluation()
 
     def predict(self, number: int, batch: Batch) -> Tensor | None:
         """Compute logits of this trainer's batch in the last stage, with the evaluated weights.

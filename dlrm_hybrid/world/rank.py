@@ -144,7 +144,7 @@ class _ProgramLink(Link):
     def _begin_evaluation(self, order: Order) -> Answer:
         with self.meter.within(Phase.EVALUATE):
             masters = self.rank.masters(range(self.rank.topology.trainers))
-            self.rank.evaluation.evaluator.stage.model.fill(masters)
+            self.rank.evaluation.begin(masters)
         return Answer()
 
     def _predict(self, order: Order) -> Answer:

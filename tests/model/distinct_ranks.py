@@ -11,6 +11,7 @@ from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.compress.embedding.memory import LevelOptions
 from dlrm_hybrid.compress.embedding.trainer import TrainerMemory, tensors_of
 from dlrm_hybrid.model.exchange import distinct as exchanges
+from dlrm_hybrid.model.exchange import kept
 from dlrm_hybrid.model.sharding import Rounding
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.parallel.effects import Program, Result
@@ -135,6 +136,36 @@ def counts_distinct(argument: str, report, stop) -> None:
             sent_later=recorder.sent_later,
             holders=holders,
         )
+
+
+def keeps_rows(argument: str, report, stop) -> None:
+    """Look up batches without gradients, with rows kept or not, before and after a step."""
+    with trainer_of(argument, report) as (trainer, sharded):
+        kept.MOST_BYTES = trainer.given["most_bytes"]
+        rows_T = [30, 20, 10][: trainer.trainers]
+        mine = trainer.mine(rows_T)
+
+        def looked_up() -> tuple[list[Tensor], list[int]]:
+            rows, sent = [], [trainer.sent_bytes]
+            for number in (0, 1, 0, 1):
+                ids_FB, _ = batch(number, sum(rows_T))
+                with torch.no_grad():
+                    rows.append(sharded(Bags(ids_FB[:, mine].contiguous())))
+                sent.append(trainer.sent_bytes)
+            return rows, np.diff(sent).tolist()
+
+        before: list[Tensor] = []
+        for step in range(2):
+            rows, _ = looked_up()
+            moved = step > 0 and not torch.equal(rows[0], before[0])
+            sharded.keep_rows()
+            again, sent = looked_up()
+            same = all(map(torch.equal, rows, again))
+            trainer.tell(same=same, moved=moved, sent=sent)
+            before = rows
+            ids_FB, gradient_BFD = batch(0, sum(rows_T))
+            sharded.set_lr(0.5)
+            sharded(Bags(ids_FB[:, mine].contiguous())).backward(gradient_BFD[mine])
 
 
 def hears_no_ids(argument: str, report, stop) -> None:

@@ -87,6 +87,19 @@ def test_what_is_counted_is_what_the_group_is_given(tmp_path: Path, precision: s
         assert one["dense"] == 4 * asked + 4 * DIM * (asked + answered)
 
 
+@pytest.mark.parametrize("room", ["of all", "of eight rows"])
+def test_rows_that_do_not_change_travel_once(tmp_path: Path, room: str) -> None:
+    most_bytes = {"of all": 2**20, "of eight rows": 1}[room]
+    given = {**DISTINCT, "precision": "float32", "most_bytes": most_bytes}
+    told = run(tmp_path, "keeps_rows", 2, module=MODULE, **given)
+    assert len(told) == 4
+    for one in told:
+        assert one["same"]
+        first, _, *again = one["sent"]
+        assert (sum(again) < 0.1 * first) == (room == "of all")
+    assert [one["moved"] for one in told].count(True) == 2  # each trainer after its step
+
+
 @pytest.mark.parametrize("trainers", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_distinct_batches_may_differ_and_be_empty(tmp_path: Path, trainers: int) -> None:
     told = run(tmp_path, "looks_up_uneven_batches", trainers, **DISTINCT)

@@ -3,6 +3,9 @@
 from patience import PATIENT
 from world_runs import Trained, assert_same, checkpoint, curve, summary, tensors
 
+from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.telemetry.events import Kind
+
 WORLD = ("parallel=hybrid", "parallel.cuts=[]", PATIENT)
 DISTINCT = "embedding.deduplicate=true"
 LEVELS = (DISTINCT, "embedding.levels=true")
@@ -42,6 +45,26 @@ def test_bytes_get_fewer_and_count_as_much(trained: Trained) -> None:
     told = [values["of"] for _, values in curve(folder) if "of" in values]
     assert sum(one["rows.lost_residuals"]["sent"] for one in told) > 0  # few are remembered
     assert all(0 < one["rows.levels"]["density"] < 1 for one in told)
+
+
+def test_an_evaluation_sends_each_row_once_and_scores_the_same(trained: Trained) -> None:
+    options = (*WORLD, *LEVELS, "train.batch_size=16", "train.steps=12")
+    scores, sent = [], {}
+    for name, more in {
+        "here": (IN_PROCESS,),
+        "one batch": (),
+        "many batches": ("evaluate.batch_size=8",),
+    }.items():
+        folder = trained(name, *options, *more)
+        scores.append(summary(folder)["test"])
+        traffic = [
+            event.values["traffic"]["evaluate"]
+            for event in events.read(folder / "events.jsonl")
+            if event.kind is Kind.RANK
+        ]
+        sent[name] = sum(one["embedding"]["bytes"] for one in traffic if "embedding" in one)
+    assert scores[0] == scores[1] == scores[2]
+    assert 0 < sent["many batches"] < 1.5 * sent["one batch"]
 
 
 def test_with_other_trainers_all_is_sent_anew(trained: Trained) -> None:

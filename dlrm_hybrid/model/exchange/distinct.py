@@ -41,6 +41,7 @@ from dlrm_hybrid.model.embeddings import (
     distinct_bags,
     distinct_ids,
 )
+from dlrm_hybrid.model.exchange.kept import KeptRows, not_found
 from dlrm_hybrid.model.exchange.levels import LevelExchange
 from dlrm_hybrid.model.sharding import Cast
 from dlrm_hybrid.model.spec import ModelSpec
@@ -57,7 +58,8 @@ class AskedRows:
 
     Attributes:
         mine: ids that this trainer looks up, by the trainers that hold the tables.
-        mine_T: those of them that each trainer holds.
+        mine_T: those of them that are asked of each trainer.
+        found_K: where an evaluation keeps rows of `mine`; below 0 for those asked. None: all are.
         bags: bags that all trainers look up in the tables held here.
         theirs_T: ids of them that each trainer looks up.
         rows_T: number of rows of every trainer's batch.
@@ -65,6 +67,7 @@ class AskedRows:
 
     mine: DistinctIds
     mine_T: list[Rows]
+    found_K: Int64s | None
     bags: DistinctBags
     theirs_T: list[Rows]
     rows_T: list[int]
@@ -96,6 +99,7 @@ class DistinctExchange:
         self._dim = spec.embedding_dim
         self._casts = casts
         self.levels = levels
+        self._kept: KeptRows | None = None
         self._order_F = np.array([table for held in wanted_T for table in held], np.int64)
         self._rows_F = np.array(spec.table_rows, np.int64)[self._order_F]
         self._num_held_T = [len(held) for held in wanted_T]
@@ -103,6 +107,15 @@ class DistinctExchange:
         self._held_T = [
             slice(end - held, end) for held, end in zip(self._num_held_T, ends_T, strict=True)
         ]
+
+    def keep_rows(self) -> None:
+        """Keep rows that are looked up without gradients, until the next lookup with gradients.
+
+        No table may change before.
+        """
+        rows_F = self._rows_F.copy()
+        rows_F[self._held_T[self._rank]] = 1  # they are here
+        self._kept = KeptRows(rows_F.tolist(), self._dim)
 
     def ask(self, bags: Bags[Tensor]) -> AskedRows:
         """Send every trainer the ids of its tables; receive those of the tables held here.
@@ -114,8 +127,14 @@ class DistinctExchange:
             DlrmError: a trainer sent invalid ids.
         """
         mine = distinct_ids(bags, self._order_F)
-        counts_T = [mine.counts_F[held] for held in self._held_T]
-        parts_T = np.split(mine.ids_K, np.cumsum([counts_L.sum() for counts_L in counts_T])[:-1])
+        wanted, found_K = Rows(mine.ids_K, mine.counts_F), None
+        if torch.is_grad_enabled():
+            self._kept = None
+        elif self._kept is not None:
+            found_K = self._kept.find(wanted)
+            wanted = not_found(wanted, found_K)
+        counts_T = [wanted.counts_L[held] for held in self._held_T]
+        parts_T = np.split(wanted.ids_K, np.cumsum([counts_L.sum() for counts_L in counts_T])[:-1])
         mine_T = list(map(Rows, parts_T, counts_T))
         messages_T = [
             encoded_ids(rows.ids_K, rows.counts_L, self._rows_F[held], mine.most)
@@ -131,7 +150,8 @@ class DistinctExchange:
                 raise DlrmError(f"trainer {trainer} sent invalid ids for the tables held here")
             ids_T.append(ids_K)
         theirs = distinct_bags(np.concatenate(ids_T), counts_TL)
-        return AskedRows(mine, mine_T, theirs, list(map(Rows, ids_T, counts_TL)), rows_T)
+        theirs_T = list(map(Rows, ids_T, counts_TL))
+        return AskedRows(mine, mine_T, found_K, theirs, theirs_T, rows_T)
 
     def answer(self, pooled_NW: Tensor, asked: AskedRows) -> Tensor:
         """Send the rows that were asked for; returns those of this trainer's batch (B, F, D).
@@ -160,7 +180,12 @@ class DistinctExchange:
         taken_KD = self._group.exchange(
             codec.encode(given_KD), _sizes(asked.theirs_T), _sizes(asked.mine_T), dense_bytes
         )
-        return asked.mine.pool(codec.decode(taken_KD))
+        rows_KD = codec.decode(taken_KD)
+        if asked.found_K is not None and self._kept is not None:
+            mine = Rows(asked.mine.ids_K, asked.mine.counts_F)
+            all_KD = self._kept.complete(mine, asked.found_K, rows_KD.numpy())
+            rows_KD = torch.from_numpy(all_KD)
+        return asked.mine.pool(rows_KD)
 
     def send_gradients(self, gradient_BFD: Tensor, asked: AskedRows) -> Tensor:
         """Send gradients to the holders of tables: sums for distinct ids (K, D)."""

@@ -67,6 +67,9 @@ class Tables(Protocol):
         """
         ...
 
+    def begin_evaluation(self) -> None:
+        """Let `predict` keep the rows that it fetches, as no table changes before `lookup`."""
+
     def predict(self, bags: Bags[Tensor]) -> Program[Tensor]:
         """Pooled rows as from `lookup`, without an update to follow."""
         ...

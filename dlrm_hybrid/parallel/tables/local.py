@@ -7,6 +7,7 @@ Shapes: B batch, F tables, D embedding dimension.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, final
 
 import torch
@@ -41,6 +42,7 @@ class LocalTables(Tables):
         trainers: number that share them.
         clock: measures the time they take.
         remembered: compression state of exchanged rows; None without any.
+        keep_rows: called before an evaluation; None where no row is exchanged.
     """
 
     def __init__(
@@ -49,11 +51,13 @@ class LocalTables(Tables):
         trainers: int,
         clock: SpanClock,
         remembered: Remembered | None = None,
+        keep_rows: Callable[[], None] | None = None,
     ) -> None:
         self._embeddings = embeddings
         self._trainers = trainers
         self._looking_up = clock.within(Span.EMBEDDING)
         self.remembered = remembered
+        self._keep_rows = keep_rows
         self._pooled: dict[BatchNumber, Tensor] = {}
 
     @override
@@ -69,6 +73,11 @@ class LocalTables(Tables):
         yield from ()
         with self._looking_up:
             self._pooled.pop(batch).backward(mean_part(gradient_BFD, self._trainers))
+
+    @override
+    def begin_evaluation(self) -> None:
+        if self._keep_rows is not None:
+            self._keep_rows()
 
     @override
     def predict(self, bags: Bags[Tensor]) -> Program[Tensor]:

@@ -441,7 +441,7 @@ def worker_rank(
                     meter.clock,
                     sharded.levels,
                 ),
-                LocalTables(sharded, topology.trainers, meter.clock),
+                LocalTables(sharded, topology.trainers, meter.clock, keep_rows=sharded.keep_rows),
             )
         messenger = Messenger(
             attempt=layout.attempt,
