@@ -20,23 +20,21 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from harness import Page, Row, arguments, publish, spread
+from hosts import LOOPBACK, told_on
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from dlrm_hybrid.comm.netem.network import open_network
-from dlrm_hybrid.comm.netem.plan import INTERFACE, NetworkPlan, bits_per_second
+from dlrm_hybrid.comm.netem.plan import bits_per_second
 from dlrm_hybrid.compress import (
     CltK,
     Dct,
@@ -49,13 +47,12 @@ from dlrm_hybrid.compress import (
     TopK,
     ddp_hook,
 )
-from dlrm_hybrid.run.rank.process import Rank, Report
-from dlrm_hybrid.run.supervisor import run_ranks
+from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.signals import StopRequest
 
 RANKS, ROWS, WARM = 2, 64, 5
-LOOPBACK, ENTRY = "loopback", "hooks:be_rank"
+ENTRY = "hooks:be_rank"
 LINK_SECONDS = 20.0  # about as long is measured over a link
 PLAIN = "DDP, no hook"
 METHODS = {
@@ -86,9 +83,9 @@ def register(name: str, ddp: DistributedDataParallel) -> None:
         ddp.register_comm_hook(METHODS[name].ddp_state(ddp), ddp_hook)
 
 
-def be_rank(argument: str, report: Report, _: StopRequest) -> None:
+def be_rank(argument: str, report: Report, __: StopRequest) -> None:
     """Train for some steps, and report what they took."""
-    rank, folder, interface, name, width, steps, warm = json.loads(argument)
+    rank, folder, interface, _, name, width, steps, warm = json.loads(argument)
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = interface
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # hosts have no names
@@ -144,33 +141,11 @@ def sent_bytes() -> int:
 
 def measured(name: str, width: int, link: str, steps: int) -> dict[str, Any]:
     """What one contestant takes, in processes of its own; SystemExit says why a rank fails."""
-    told: list[dict[str, Any]] = []
-    on_loopback = link == LOOPBACK
-    rate = bits_per_second("1gbit" if on_loopback else link)
-    if not on_loopback:
-        at_least_seconds = 8 * sent_by(name, width) / rate
+    if link != LOOPBACK:
+        at_least_seconds = 8 * sent_by(name, width) / bits_per_second(link)
         steps = max(1, min(steps, int(LINK_SECONDS / at_least_seconds)))
     warm = min(WARM, steps) if name in UNCHANGING else WARM
-    plan = NetworkPlan(hosts=RANKS, rate_bits_per_second=rate, latency_seconds=None)
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="dlrm_hybrid-")))
-        network = stack.enter_context(open_network(plan))
-        interface = "lo" if on_loopback else INTERFACE
-        ranks = [
-            Rank(
-                index=rank,
-                name=f"rank-{rank}",
-                argument=json.dumps([rank, str(folder), interface, name, width, steps, warm]),
-                log_folder=folder,
-                namespaces=network.namespaces[0 if on_loopback else rank],
-            )
-            for rank in range(RANKS)
-        ]
-        outcome = run_ranks(ranks, ENTRY, lambda event: told.append(dict(event.values)))
-        if outcome.message:
-            logs = [path.read_text("utf-8") for path in sorted(folder.glob("*.log"))]
-            raise SystemExit("\n".join([outcome.message, *logs]))
-    return told[0]
+    return told_on(link, RANKS, ENTRY, name, width, steps, warm)[0]
 
 
 def sent_by(name: str, width: int) -> int:

@@ -2,16 +2,63 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from dlrm_hybrid.comm.netem.namespaces import enter
+from dlrm_hybrid.comm.netem.network import open_network
+from dlrm_hybrid.comm.netem.plan import INTERFACE, NetworkPlan, bits_per_second
 from dlrm_hybrid.process import die_with_parent
+from dlrm_hybrid.run.rank.process import Rank
+from dlrm_hybrid.run.supervisor import run_ranks
 
 PATIENCE_SECONDS = 60.0
+LOOPBACK = "loopback"
+
+
+def told_on(link: str, ranks: int, entry: str, *job: Any) -> list[dict[str, Any]]:
+    """What ranks report, each on a host behind a link of its own, or all on one host's loopback.
+
+    Args:
+        link: rate of the links, or LOOPBACK.
+        ranks: their number.
+        entry: the body of a rank, as "module:function". Its argument is JSON: its number, a folder
+            that all share, name and address of its interface, and the job.
+        job: what else they are told.
+
+    Raises:
+        SystemExit: a rank failed; with its log.
+    """
+    told: list[dict[str, Any]] = []
+    on_loopback = link == LOOPBACK
+    rate = bits_per_second("1gbit" if on_loopback else link)
+    plan = NetworkPlan(hosts=max(2, ranks), rate_bits_per_second=rate, latency_seconds=None)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="dlrm_hybrid-")))
+        network = stack.enter_context(open_network(plan))
+        started: list[Rank] = []
+        for rank in range(ranks):
+            own = ("lo", "127.0.0.1") if on_loopback else (INTERFACE, str(plan.address(rank)))
+            started.append(
+                Rank(
+                    index=rank,
+                    name=f"rank-{rank}",
+                    argument=json.dumps([rank, str(folder), *own, *job]),
+                    log_folder=folder,
+                    namespaces=network.namespaces[0 if on_loopback else rank],
+                )
+            )
+        outcome = run_ranks(started, entry, lambda event: told.append(dict(event.values)))
+        if outcome.message:
+            logs = [path.read_text("utf-8") for path in sorted(folder.glob("*.log"))]
+            raise SystemExit("\n".join([outcome.message, *logs]))
+    return told
 
 
 @contextmanager

@@ -25,18 +25,18 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import product
 from math import prod
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
 from harness import Page, Row, publish, samples_of, slug, spread, train_once
+from hosts import LOOPBACK, told_on
 from plain_dlrm import PAPER_SPEC, draw_rows
 from torch import Tensor
 from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportUsage]
@@ -51,8 +51,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.bounds import WirePrecision
 from dlrm_hybrid.comm.group import CountedGroup, GroupOptions, process_group
-from dlrm_hybrid.comm.netem.network import EmulatedNetwork, open_network
-from dlrm_hybrid.comm.netem.plan import INTERFACE, NetworkPlan, bits_per_second
+from dlrm_hybrid.comm.netem.plan import bits_per_second
 from dlrm_hybrid.comm.rendezvous import share_folder
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.validate import validate
@@ -63,8 +62,7 @@ from dlrm_hybrid.model.tables import Fused
 from dlrm_hybrid.plan.machines import pooled_bytes, ring_bytes
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.run.assembly.build import topology
-from dlrm_hybrid.run.rank.process import Rank, Report
-from dlrm_hybrid.run.supervisor import run_ranks
+from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.interface import read_counters
 from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
@@ -72,7 +70,7 @@ from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train.signals import StopRequest
 
 LR, SEED, BATCHES = 0.1, 0, 50  # batches are drawn before, and used again and again
-LOOPBACK, ENTRY = "loopback", "practitioner:be_rank"
+ENTRY = "practitioner:be_rank"
 DEADLINE_SECONDS = 300.0
 MOST_STEPS, LINE_SECONDS = 150, 12.0
 OPPONENT = "bfloat16"  # a key of WIRES: the fastest of these on any link
@@ -105,25 +103,6 @@ WIRES = {
     "bfloat16": Wire("bfloat16", "bfloat16"),
     "PowerSGD": Wire("float32", "bfloat16", rank=2),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What all trainers do.
-
-    Attributes:
-        trainers: how many there are.
-        batch_size: rows of each in a step.
-        steps: that are measured, after WARMUP_STEPS.
-        wire: a key of WIRES.
-        folder: to meet in.
-    """
-
-    trainers: int
-    batch_size: int
-    steps: int
-    wire: str
-    folder: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +192,7 @@ def batches(spec: ModelSpec, batch_size: int, seed: int) -> list[tuple[Tensor, T
 
 def be_rank(argument: str, report: Report, _: StopRequest) -> None:
     """Train, and report what it took."""
-    trainer, given, interface, address = json.loads(argument)
-    job = Job(**given)
+    trainer, folder, interface, address, trainers, batch_size, steps, wire = json.loads(argument)
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = interface
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # hosts have no names
@@ -224,22 +202,22 @@ def be_rank(argument: str, report: Report, _: StopRequest) -> None:
         counted[0] += sent_bytes
 
     options = GroupOptions(
-        rendezvous=share_folder(Path(job.folder)),
+        rendezvous=share_folder(Path(folder) / "meeting"),
         lost_peer=lambda seconds: None,
         address=address,
         deadline_seconds=DEADLINE_SECONDS,
     )
     with (
-        process_group(range(job.trainers), trainer, options, count, SpanClock()) as group,
-        closing(Practitioner(PAPER_SPEC, WIRES[job.wire], group, job.batch_size)) as practitioner,
+        process_group(range(trainers), trainer, options, count, SpanClock()) as group,
+        closing(Practitioner(PAPER_SPEC, WIRES[wire], group, batch_size)) as practitioner,
     ):
-        drawn = batches(PAPER_SPEC, job.batch_size, seed=trainer)
+        drawn = batches(PAPER_SPEC, batch_size, seed=trainer)
         for step in range(WARMUP_STEPS):
             practitioner.step(*drawn[step % BATCHES])
         group.barrier().wait()
         counted[0], sent_before = 0, read_counters(interface)[1]
         start, cpu_before = time.perf_counter(), time.process_time()
-        for step in range(job.steps):
+        for step in range(steps):
             practitioner.step(*drawn[step % BATCHES])
         values = {"cpu": time.process_time() - cpu_before, "embedding": counted[0]}
         group.barrier().wait()
@@ -251,25 +229,7 @@ def be_rank(argument: str, report: Report, _: StopRequest) -> None:
 
 def measure(link: str, trainers: int, steps: int, wire: str, batch_size: int) -> Measured:
     """Train on links of a rate, or all on one host's loopback; SystemExit says why a rank fails."""
-    told: list[dict[str, Any]] = []
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="dlrm_hybrid-")))
-        network = stack.enter_context(open_network(_plan(link, trainers)))
-        job = Job(trainers, batch_size, steps, wire, str(folder / "meeting"))
-        ranks = [
-            Rank(
-                index=trainer,
-                name=f"trainer-{trainer}",
-                argument=json.dumps([trainer, asdict(job), *_interface(link, network, trainer)]),
-                log_folder=folder,
-                namespaces=network.namespaces[0 if link == LOOPBACK else trainer],
-            )
-            for trainer in range(trainers)
-        ]
-        outcome = run_ranks(ranks, ENTRY, lambda event: told.append(dict(event.values)))
-        if outcome.message:
-            logs = [path.read_text("utf-8") for path in sorted(folder.glob("*.log"))]
-            raise SystemExit("\n".join([outcome.message, *logs]))
+    told = told_on(link, trainers, ENTRY, trainers, batch_size, steps, wire)
     samples = steps * batch_size * trainers
     sent = [one["sent"] for one in told]
     return Measured(
@@ -278,18 +238,6 @@ def measure(link: str, trainers: int, steps: int, wire: str, batch_size: int) ->
         bytes=(max(sent) if link == LOOPBACK else sum(sent)) / samples,
         embedding_bytes=sum(one["embedding"] for one in told) / samples,
     )
-
-
-def _plan(link: str, trainers: int) -> NetworkPlan:
-    rate = bits_per_second("1gbit" if link == LOOPBACK else link)
-    return NetworkPlan(hosts=max(2, trainers), rate_bits_per_second=rate, latency_seconds=None)
-
-
-def _interface(link: str, network: EmulatedNetwork, trainer: int) -> tuple[str, str]:
-    """Name and address; on a loopback all trainers are on one host."""
-    if link == LOOPBACK:
-        return "lo", "127.0.0.1"
-    return INTERFACE, str(network.plan.address(trainer))
 
 
 def formula(trainers: int, wire: Wire, batch_size: int) -> tuple[float, float]:
