@@ -42,13 +42,14 @@ class Checkpoint:
         folder: that of the checkpoint.
         manifest: that of the checkpoint.
         progress: called while a file is verified.
-        grows: whether tables may have more rows than saved, which `fill` leaves as they are.
+        fresh: ids, int64 (K,), of rows that `fill` leaves as they are, by name of the table; not
+            None if tables may have more rows than saved, which it leaves as well.
     """
 
     folder: Path
     manifest: Manifest
     progress: OnRead | None = None
-    grows: bool = False
+    fresh: Mapping[str, Tensor] | None = None
     _opened: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
     def names(self, *groups: str) -> list[str]:
@@ -83,13 +84,16 @@ class Checkpoint:
             raise DataError(f"{self.folder}: no tensor {piece.name} in this checkpoint")
         dtype = TYPES[entry.dtype]
         shape = entry.shape
-        if self.grows and piece.name.startswith(EMBEDDING_PREFIX) and piece.shape[:1] > shape[:1]:
+        is_table = piece.name.startswith(EMBEDDING_PREFIX)
+        if self.fresh is not None and is_table and piece.shape[:1] > shape[:1]:
             shape = (*piece.shape[:1], *shape[1:])
         if shape != piece.shape or dtype != piece.view.dtype:
             raise DataError(
                 f"{self.folder}: {piece.name} is {dtype} {list(entry.shape)}, "
                 f"the model's is {piece.view.dtype} {list(piece.shape)}"
             )
+        fresh_K = self._fresh_rows(piece)
+        kept_K = piece.view[fresh_K] if len(fresh_K) else None
         for part in entry.parts:
             overlap = _overlap(piece, part)
             key = key_of(piece.name, part.begin, part.shape == entry.shape)
@@ -101,6 +105,17 @@ class Checkpoint:
                         f"finite{instead_of(self.folder)}"
                     )
                 piece.view[ours].copy_(values)
+        if kept_K is not None:
+            piece.view[fresh_K] = kept_K
+
+    def _fresh_rows(self, piece: Piece) -> Tensor:
+        """The rows of a piece's view that stay as they are, int64 (K,)."""
+        ids_K = (self.fresh or {}).get(piece.name.rpartition(".")[0])
+        if ids_K is None:
+            return torch.empty(0, dtype=torch.int64)
+        places_K = ids_K - piece.begin[0]
+        rows_K = places_K[places_K % piece.every == 0] // piece.every
+        return rows_K[(rows_K >= 0) & (rows_K < len(piece.view))]
 
     def _read(
         self, entry: TensorEntry, part: TensorBox, key: str, box: tuple[slice, ...]
@@ -152,10 +167,13 @@ class Checkpoint:
 
 
 def open_checkpoint(
-    folder: Path, progress: OnRead | None = None, *, grows: bool = False
+    folder: Path,
+    progress: OnRead | None = None,
+    *,
+    fresh: Mapping[str, Tensor] | None = None,
 ) -> Checkpoint:
     """Read the manifest of a complete checkpoint; raises DataError if there is none."""
-    return Checkpoint(folder, read(folder), progress, grows)
+    return Checkpoint(folder, read(folder), progress, fresh)
 
 
 def load(

@@ -160,12 +160,14 @@ class Growth:
     Attributes:
         reused: those that the base has rows for.
         appended: new ones, with rows behind those of the base.
-        unknown: new ones without a row, which share id 0.
+        unknown: those without a row, which share id 0.
+        evicted: those of the base whose rows new ones have taken.
     """
 
     reused: _Count
     appended: _Count
     unknown: _Count
+    evicted: _Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,7 +270,7 @@ class Manifest:
         return meaning_xxh3(self.meaning)
 
     def begins_with(self, meaning: Mapping[str, Any]) -> bool:
-        """Whether each id of an earlier `meaning` stands for the same category here."""
+        """Whether these rows have an earlier `meaning`, or were prepared on one that has it."""
         return self.meaning == meaning or (
             self.base is not None and self.base.meaning_xxh3 == meaning_xxh3(meaning)
         )

@@ -6,7 +6,7 @@ file system has these. So a model can score new rows even when its training rows
 `vocabulary/<n>.npy` has the categories of categorical column n, from 1, in the order of their ids,
 none for a shared id 0: text as concatenated UTF-8 bytes, with `<n>.offsets.npy` (V + 1) for where
 each begins; whole numbers and hashes as int64; `hash8` as uint32. A missing value is the empty
-text, -2**63 or 0.
+text, -2**63 or 0. A column with `evict` has its categories' `<n>.use.npy` too, int64.
 
 Shapes: V categories of a column, D keys that are looked up.
 """
@@ -50,11 +50,14 @@ class Vocabulary:
         keys: categories by id: texts, or an array of uint32 for Criteo's hashes and of int64 for
             other numbers.
         first_id: 1 if id 0 is all other categories, else 0.
+        use_V: of a column with `evict`, what decides who keeps a row: how often a category was seen
+            on all days (`rarest`), or the last day of it, the first being 1 (`least_recent`).
     """
 
     column: CategoricalColumn
     keys: Keys
     first_id: int
+    use_V: Int64s | None = None
 
     @property
     def table_rows(self) -> int:
@@ -79,7 +82,13 @@ class Vocabulary:
         return find
 
 
-def write_vocabulary(folder: Path, number: int, keys: Keys, column: CategoricalColumn) -> bytes:
+def write_vocabulary(
+    folder: Path,
+    number: int,
+    keys: Keys,
+    column: CategoricalColumn,
+    use_V: Int64s | None = None,
+) -> bytes:
     """Write the categories of column `number`, from 1; returns the xxh3-128 of the content."""
     arrays: dict[str, npt.NDArray[Any]]
     if column.has_texts:
@@ -90,6 +99,8 @@ def write_vocabulary(folder: Path, number: int, keys: Keys, column: CategoricalC
         arrays = {f"{number}.npy": content, f"{number}.offsets.npy": offsets}
     else:
         arrays = {f"{number}.npy": np.asarray(keys, column.key_type)}
+    if use_V is not None:
+        arrays[f"{number}.use.npy"] = use_V
     digest = xxhash.xxh3_128()
     for name, array in arrays.items():
         payload = array.reshape(-1).view(np.uint8).data
@@ -137,7 +148,12 @@ class Preprocessing:
             strict=True,
         )
         return [
-            Vocabulary(column, _keys(contents, column), int(is_shared))
+            Vocabulary(
+                column,
+                _keys(contents, column),
+                int(is_shared),
+                None if column.evict is None else np.frombuffer(contents[-1], "<i8"),
+            )
             for column, contents, is_shared in columns
         ]
 
@@ -145,7 +161,9 @@ class Preprocessing:
         """Content of each column's vocabulary files, verified; raises like `vocabularies`."""
         folder = self.folder / VOCABULARY_FOLDER
         files = [
-            [f"{number}.npy", f"{number}.offsets.npy"][: 1 + column.has_texts]
+            [f"{number}.npy"]
+            + [f"{number}.offsets.npy"] * column.has_texts
+            + [f"{number}.use.npy"] * (column.evict is not None)
             for number, column in enumerate(self.schema.categorical, 1)
         ]
         try:
@@ -160,6 +178,20 @@ class Preprocessing:
         if xxhash.xxh3_128_hexdigest(b"".join(digests)) != self.manifest.vocabulary_xxh3:
             raise DataError(f"{folder}: does not match {MANIFEST_FILE}; {DAMAGED}")
         return columns
+
+    def replaced(self, base: Preprocessing) -> list[Int64s]:
+        """Ids of each column that stand for another category than in its base, in order."""
+        counts = () if self.manifest.base is None else self.manifest.base.growth
+        if not any(one.evicted for one in counts):
+            return [np.empty(0, np.int64) for _ in self.schema.categorical]
+        pairs = zip(base.vocabularies(), self.vocabularies(), strict=True)
+        return [
+            np.flatnonzero(
+                [one != other for one, other in zip(before.keys, now.keys, strict=False)]
+            )
+            + now.first_id
+            for before, now in pairs
+        ]
 
     def expanded(self, bags: Bags[Int64s]) -> Bags[Int64s]:
         """Expand the bags of the columns that have `expand_to` in the schema."""

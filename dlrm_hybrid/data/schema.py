@@ -67,6 +67,9 @@ class CategoricalColumn:
             this whole number, before `bucket`.
         max_rows: most rows of its table, with that of id 0; the most frequent categories have them,
             and others share id 0. Null for any number.
+        evict: whose row a new category takes where the table of an earlier day is full: that of
+            the category seen least often on all days (`rarest`), or longest ago (`least_recent`).
+            Null for nobody's.
         hash_size: number of buckets that categories are hashed into, each with a row of the table
             even if no category was seen in it; 0 keeps categories as they are.
         default: value of rows to score that lack the column, "" for a missing one; null refuses
@@ -97,6 +100,7 @@ class CategoricalColumn:
     embedding_dim: Annotated[int, Field(ge=1, le=4096)] | None = None
     # In no `repr`: folders of prepared rows are named after that.
     max_rows: Annotated[int, Field(ge=1, lt=2**31)] | None = field(default=None, repr=False)
+    evict: Literal["rarest", "least_recent"] | None = field(default=None, repr=False)
 
     @property
     def has_texts(self) -> bool:
@@ -251,9 +255,10 @@ class Schema:
     @property
     def beside_repr(self) -> list[Any]:
         """Values of the keys that are in no `repr`, by place; empty if none is set."""
-        most_rows = [one.max_rows for one in self.categorical]
+        by_column = zip(*((one.max_rows, one.evict) for one in self.categorical), strict=True)
+        limits = [value for values in by_column if any(values) for value in values]
         drawn_by = self.split.column if isinstance(self.split, ByFraction) else None
-        found = [*(most_rows if any(most_rows) else []), self.weight, self.group, drawn_by]
+        found = [*limits, self.weight, self.group, drawn_by]
         return found if any(found) else []
 
     @property

@@ -55,7 +55,7 @@ MEGABYTE = 1e6
 ALL = "all"
 STEP_FIGURES = ("mean", "p50", "p95", "p99", "max")
 MAX_BARS = 16  # with more roles in all, each run has one bar, the mean of its roles
-GROWTH = ("rows", "reused", "appended", "unknown")
+GROWTH = ("rows", "reused", "appended", "evicted", "unknown")
 MOST_COLUMNS = 8  # of a run's table of new categories
 SPANS = [span.value for span in Span if span is not Span.WAIT] + [Span.WAIT.value]
 
@@ -182,7 +182,7 @@ def _most_new(summary: Summary) -> list[tuple[str, list[int]]]:
     """The columns with most new categories, each with the counts of `GROWTH`."""
     found: Mapping[str, Mapping[str, int]] = summary.get("growth") or {}
     columns = sorted(found, key=lambda name: -found[name]["appended"])[:MOST_COLUMNS]
-    return [(name, [found[name][of] for of in GROWTH]) for name in columns]
+    return [(name, [found[name].get(of, 0) for of in GROWTH]) for name in columns]
 
 
 def _staleness(sync: Summary) -> list[str]:

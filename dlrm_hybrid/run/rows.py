@@ -188,13 +188,16 @@ def _show_prepared(result: PrepareResult, folder: Path, display: Display) -> Non
 
 def _growth_lines(names: Sequence[str], growth: Sequence[Growth]) -> Iterator[str]:
     """The sums of what became of categories, and the columns with most new ones."""
-    reused, appended, unknown = (
-        sum(getattr(one, name) for one in growth) for name in ("reused", "appended", "unknown")
+    reused, appended, unknown, evicted = (
+        sum(getattr(one, name) for one in growth)
+        for name in ("reused", "appended", "unknown", "evicted")
     )
     yield (
         f"  of the categories in them the base has {reused:,}, {appended:,} are appended, "
         f"{unknown:,} stay unknown"
     )
+    if evicted:
+        yield f"  {evicted:,} others took the rows of those least in use (evict)"
     order = sorted(range(len(growth)), key=lambda index: -growth[index].appended)[:MOST_COLUMNS]
     most = [
         f"{names[index]} {growth[index].appended:,}" for index in order if growth[index].appended

@@ -89,7 +89,7 @@ def test_a_hashed_column_has_a_row_for_every_bucket(
     index_M = np.array([distinct.index(key) for key in keys], np.int32)
     coded = Coded(index_M, distinct)
     number_M = numbers.add(coded, np.array([is_known for _, is_known in seen]))
-    found, id_V, _ = numbers.vocabulary(column, shared)
+    found, id_V, _, _ = numbers.vocabulary(column, shared)
     own = [*range(size), MISSING_INTEGER] if missing == "own" else [*range(size)]
     assert sorted(found) == sorted(own)
     for key, id in zip(keys, id_V[number_M].tolist(), strict=True):
@@ -101,7 +101,7 @@ def test_a_hashed_column_has_a_row_for_every_bucket(
     assert list(found[: len(first)]) == first
     # On some of them as a base the others come behind.
     base = Vocabulary(column, np.array(found[::2], np.int64), int(shared))
-    grown, grown_V, growth = numbers.vocabulary(column, shared, base)
+    grown, grown_V, growth, _ = numbers.vocabulary(column, shared, base)
     assert list(grown[: len(base.keys)]) == list(base.keys)
     assert sorted(grown) == sorted(own) and growth.unknown == 0
     for key, id in zip(keys, grown_V[number_M].tolist(), strict=True):

@@ -178,6 +178,50 @@ def test_a_table_that_is_full_takes_the_most_frequent_new_categories(tmp_path: P
     assert keys_of(less)[1] == keys_of(base)[1]
 
 
+@pytest.mark.parametrize("evict", ["rarest", "least_recent"])
+def test_in_a_full_table_new_categories_take_rows_that_are_least_in_use(
+    tmp_path: Path, evict: str
+) -> None:
+    text = (COLUMNS + BY_TIME).replace(
+        "kind: integer", f"kind: integer, max_rows: 5, evict: {evict}"
+    )
+    schema = schemas.loads(text, "a.yaml")
+    when = [row["when"] for row in make_rows(700) if part_of(row) == 0][0]
+
+    def day(name: str, shops: str, base: Preprocessing | None) -> Preprocessing:
+        others = [row for row in make_rows(700) if part_of(row) != 0]
+        train = [{**others[0], "when": when, "shop": int(one)} for one in shops]
+        tested = [{**one, "shop": 1} for one in others]
+        raw = write_csv(tmp_path / f"{name}.csv", [*train, *tested])
+        manifest = run_prepare([raw], tmp_path / name, schema, base=base)
+        return Preprocessing(tmp_path / name, manifest)
+
+    def shops(of: Preprocessing) -> str:
+        return "".join(map(str, keys_of(of)[1]))
+
+    first = day("first", "1112223344", None)
+    second = day("second", "115667", first)
+    third = day("third", "88822", second)
+    assert shops(first) == "1234"
+    if evict == "rarest":  # 1 has 5 in all, 2 has 3, 3 and 4 have 2, like 6
+        assert (shops(second), shops(third)) == ("1234", "1238")
+    else:
+        assert (shops(second), shops(third)) == ("1756", "1728")
+    growth = second.manifest.base.growth[1], third.manifest.base.growth[1]
+    if evict == "rarest":
+        assert growth[0] == Growth(reused=1, appended=0, unknown=3, evicted=0)
+    else:
+        assert growth[0] == Growth(reused=1, appended=0, unknown=0, evicted=3)
+    replaced = third.replaced(second)
+    assert replaced[1].tolist() == ([4] if evict == "rarest" else [3, 4])
+    assert all(not len(one) for index, one in enumerate(replaced) if index != 1)
+    ids = ids_of(second, 1)[: len("115667")]
+    expected = [one if one in "".join(shops(second)) else None for one in "115667"]
+    told = categories(second.vocabularies()[1], ids)
+    assert [None if one is None else str(one) for one in told] == expected
+    assert categories(third.vocabularies()[1], ids_of(third, 1)[:5]) == [8, 8, 8, 2, 2]
+
+
 def test_days_follow_days(tmp_path: Path) -> None:
     """A base may have grown itself; the third day's vocabulary begins with the second's."""
     first = first_day(tmp_path)

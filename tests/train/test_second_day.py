@@ -94,6 +94,32 @@ def test_rows_keep_what_they_learned_and_new_ones_are_those_of_a_fresh_table(
             assert (change == 1 if name.endswith(".step") else abs(change) < 0.05).all(), name
 
 
+def test_rows_that_change_hands_are_those_of_a_fresh_table(train: Train, log: Path) -> None:
+    for day in (1, 2):
+        schema = (log / f"day{day}.yaml").read_text()
+        full = schema.replace("{name: user,", "{name: user, max_rows: 60, evict: rarest,")
+        assert full != schema
+        (log / f"full{day}.yaml").write_text(full)
+    options = (*STATE, "embedding.optimizer=adam")
+    first = train("day1", 1, *options, f"data.schema={log}/full1.yaml")
+    begun = (f"data.schema={log}/full2.yaml", f"checkpoint.resume={first}")
+    second = train("day2", 2, *options, *begun)
+    evicted = read_kept(second).replaced(read_kept(first))[0]
+    assert len(evicted) == summary(second)["growth"]["user"]["evicted"] > 5
+    before, after = tensors(first, STEPS), tensors(second, 1)
+    assert before["embedding.1.weight"].shape == after["embedding.1.weight"].shape
+    fresh = torch.zeros(after["embedding.1.weight"].shape)
+    draw_embeddings({"embedding.1.weight": fresh}, seed=0)
+    expected = {name: before[name].copy() for name in before if name.startswith("embedding.1.")}
+    del expected["embedding.1.step"]
+    for name, tensor in expected.items():
+        tensor[evicted] = fresh[evicted] if name.endswith(".weight") else 0
+    moved = (expected["embedding.1.weight"] != after["embedding.1.weight"]).any(axis=1)
+    assert 0 < moved.sum() <= 64 and not moved[evicted].all()
+    for name, tensor in expected.items():
+        np.testing.assert_array_equal(after[name][~moved], tensor[~moved], name)
+
+
 def test_steps_rates_and_scores_begin_anew(
     train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:

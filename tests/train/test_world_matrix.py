@@ -67,7 +67,9 @@ DAYS_APART = [*{one["tables"]: one for one in APART if one["rows"] != "clicks"}.
 SCHEMA = """
 label: click
 dense: [{dense}]
-categorical: [{{name: tags, kind: integer{length}}}, {{name: shop, kind: integer}}]
+categorical:
+  - {{name: tags, kind: integer{length}, max_rows: 48, evict: least_recent}}
+  - {{name: shop, kind: integer}}
 split: {{by: fraction, test: 0.2, seed: 1}}
 {more}
 """
@@ -234,6 +236,7 @@ def test_a_second_day_in_processes_is_one_process(
     assert (one["first_step"], one["test"]) == (0, other["test"])
     assert one["growth"] == other["growth"]
     assert min(of["appended"] for of in one["growth"].values()) > 5
+    assert one["growth"]["tags"]["evicted"] == 10  # those of the first day alone
     before, begun = tensors(first, STEPS), tensors(processes, SAVED)
     after = tensors(processes, STEPS)
     assert before.keys() == after.keys()

@@ -283,6 +283,8 @@ def _value_faults(schema: Schema) -> Iterator[str]:
     for i, column in enumerate(schema.categorical):
         if column.max_rows is not None and column.hash_size:
             yield f"categorical[{i}].max_rows = {column.max_rows}: not with hash_size"
+        if column.evict is not None and column.max_rows is None:
+            yield f"categorical[{i}].evict = {column.evict}: only with max_rows, a table that fills"
 
 
 def _column_faults(key: str, column: CategoricalColumn) -> Iterator[str]:

@@ -89,11 +89,13 @@ class Numbered(NamedTuple):
         keys: those categories, in the order of their ids.
         id_V: int32, the id of each number; 0 without a row.
         growth: what became of the categories of these rows.
+        use_V: see `Vocabulary`.
     """
 
     keys: Keys
     id_V: npt.NDArray[np.int32]
     growth: Growth
+    use_V: Int64s | None
 
 
 @final
@@ -129,7 +131,8 @@ class Numbering:
         """Decide which categories get rows of the table.
 
         These are those of the base, then those counted often enough and, after them, all other
-        buckets of a hashed column, as later rows may have values in them.
+        buckets of a hashed column, as later rows may have values in them. Where the table is full,
+        the most frequent new ones take the rows of those least in use (`evict`).
 
         Args:
             column: the column in the schema.
@@ -145,28 +148,86 @@ class Numbering:
         is_new_V = has_own_V & (known_V == NO_ROW) & grows
         counts_V = self._counts[: len(seen)]
         is_new_V &= counts_V >= max(1, column.min_count)
-        first = shared if base is None else base.table_rows
+        first = int(shared) if base is None else base.table_rows
+        late = np.empty(0, np.int64)  # the new ones that the table has no more rows for
         if column.max_rows is not None:
-            candidates = np.flatnonzero(is_new_V)
-            by_count = candidates[np.argsort(-counts_V[candidates], kind="stable")]
-            is_new_V[by_count[max(0, column.max_rows - first) :]] = False
+            by_count = np.argsort(np.where(is_new_V, -counts_V, 1), kind="stable")
+            late = by_count[max(0, column.max_rows - first) : np.count_nonzero(is_new_V)]
+            is_new_V[late] = False
         has_row_V = is_new_V | (known_V != NO_ROW)
         id_V = np.where(is_new_V, first - 1 + np.cumsum(is_new_V), known_V) * has_row_V
         new = [key for key, is_new in zip(seen, is_new_V.tolist(), strict=True) if is_new]
-        keys: Keys = new if base is None else _appended(base.keys, new, column)
+        keys = new if base is None else _appended(base.keys, new, column)
+        use_V, evicted = None, 0
+        if column.evict is not None:
+            use_V, seen_use_V = _use(column, base, known_V, counts_V, is_new_V)
+            rows = _rows_to_take(use_V[: len(keys) - len(new)], seen_use_V[late])
+            evicted, late = len(rows), late[: len(rows)]
+            for row, number in zip(rows.tolist(), late.tolist(), strict=True):
+                keys[row] = seen[number]
+            use_V[rows] = seen_use_V[late]
+            has_row_V &= ~np.isin(known_V, rows + int(shared))
+            id_V *= has_row_V
+            has_row_V[late], id_V[late] = True, rows + int(shared)
         if column.hash_size and column.min_count <= 1 and grows:
             keys, id_of_place = _all_buckets(np.array(keys, np.int64), column, shared)
             id_V = np.where(has_row_V, id_V, id_of_place[_places(seen, column)])
             has_row_V = has_own_V
         reused, unknown, every = (
             int(np.count_nonzero(one))
-            for one in (known_V != NO_ROW, has_own_V & ~has_row_V, has_own_V)
+            for one in ((known_V != NO_ROW) & has_row_V, has_own_V & ~has_row_V, has_own_V)
         )
-        growth = Growth(reused=reused, appended=every - reused - unknown, unknown=unknown)
-        return Numbered(keys, id_V.astype(np.int32), growth)
+        appended = every - reused - unknown - evicted
+        growth = Growth(reused=reused, appended=appended, unknown=unknown, evicted=evicted)
+        return Numbered(keys, id_V.astype(np.int32), growth, use_V)
 
 
-def _appended(keys: Keys, more: Sequence[Key], column: CategoricalColumn) -> Keys:
+def _use(
+    column: CategoricalColumn,
+    base: Vocabulary | None,
+    known_V: Int64s,
+    counts_V: Int64s,
+    is_new_V: npt.NDArray[np.bool_],
+) -> tuple[Int64s, Int64s]:
+    """The use of a column's categories after these rows; see `Vocabulary.use_V`.
+
+    Args:
+        column: the column in the schema.
+        base: categories of earlier rows.
+        known_V: id in the base of each category that was seen.
+        counts_V: how often it was seen where rows are counted.
+        is_new_V: whether it gets a row behind those of the base.
+
+    Returns:
+        That of all categories with rows, the base's first, and that of each one that was seen.
+    """
+    before_V = np.zeros(0 if base is None else len(base.keys), np.int64)
+    if base is not None and base.use_V is not None and base.column.evict == column.evict:
+        before_V = base.use_V.copy()
+    is_known_V = known_V != NO_ROW
+    row_V = known_V[is_known_V] - (0 if base is None else base.first_id)
+    use_V = counts_V.copy()
+    if column.evict == "rarest":
+        use_V[is_known_V] += before_V[row_V]
+    else:
+        use_V = np.where(counts_V > 0, before_V.max(initial=0) + 1, 0)
+        use_V[is_known_V] = np.maximum(use_V[is_known_V], before_V[row_V])
+    before_V[row_V] = use_V[is_known_V]
+    return np.concatenate([before_V, use_V[is_new_V]]), use_V
+
+
+def _rows_to_take(use_V: Int64s, more_N: Int64s) -> Int64s:
+    """The rows of the categories least in use that N others take, by falling use, if it is more.
+
+    Of rows as little in use the last are taken: what came early is seen often.
+    """
+    least_V = np.lexsort((-np.arange(len(use_V)), use_V))[: len(more_N)]
+    return least_V[more_N[: len(least_V)] > use_V[least_V]]
+
+
+def _appended(
+    keys: Keys, more: Sequence[Key], column: CategoricalColumn
+) -> list[Key] | npt.NDArray[Any]:
     """The categories of a column with more behind them."""
     if column.has_texts:
         return [*keys, *more]
@@ -259,7 +320,7 @@ def prepare_tables(job: PrepareJob) -> Prepared:
         ]
         id_of = [one.id_V for one in numbered]
         digests = [
-            write_vocabulary(folder, number, one.keys, column)
+            write_vocabulary(folder, number, one.keys, column, one.use_V)
             for number, (one, column) in enumerate(
                 zip(numbered, schema.categorical, strict=True), 1
             )

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dlrm_hybrid.checkpoint.folder import CHECKPOINTS
+from dlrm_hybrid.checkpoint.reader import Checkpoint, OnRead, open_checkpoint
 from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.data.preprocessing import read_kept
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.row_storage import RowStorage
 from dlrm_hybrid.run.assembly.world import Layout
@@ -69,3 +73,18 @@ class Job:
         Its rows are then others, so steps, rates and scores begin anew; tables may have more rows.
         """
         return self.prepared is not None and not has_rows(facts, self.prepared.manifest)
+
+    def saved(self, folder: Path, anew: bool, progress: OnRead | None = None) -> Checkpoint:
+        """Open a checkpoint to fill tables from, which have their own rows for new categories.
+
+        Args:
+            folder: that of the checkpoint.
+            anew: whether its rows are others; see `begins_anew`.
+            progress: called while a file is verified.
+        """
+        if not anew:
+            return open_checkpoint(folder, progress)
+        replaced = self.shards.preprocessing.replaced(read_kept(folder))
+        tables = zip(self.layout.spec.table_names, replaced, strict=True)
+        fresh = {name: torch.from_numpy(ids_K) for name, ids_K in tables}
+        return open_checkpoint(folder, progress, fresh=fresh)

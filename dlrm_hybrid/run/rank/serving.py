@@ -72,7 +72,7 @@ def serve_tables(job: Job, index: int, channel: MeteredChannel, meter: RankMeter
         folder = checkpoint_folder.find(Path(job.task.resume_from))
         facts = job.facts(folder)
         anew = job.begins_anew(facts)
-        open_checkpoint(folder, grows=anew).fill(server.pieces())
+        job.saved(folder, anew).fill(server.pieces())
         progress = Progress() if anew else resumed(job.task, facts, job.values)
         job.layout.lowered[:] = progress.course.lowered
         server.restart(server.version_at(progress.step))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
 from dlrm_hybrid.checkpoint.commit import clean
-from dlrm_hybrid.checkpoint.reader import open_checkpoint, remembered
+from dlrm_hybrid.checkpoint.reader import remembered
 from dlrm_hybrid.config.identity import flat
 from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.run.assembly import model as build_model
@@ -83,7 +83,7 @@ def resume(job: Job, holder: Holder, live: Report) -> Progress:
     progress = Progress() if anew else resumed(job.task, facts, job.values)
     if not server_leads(job.config) or len(progress.batches) != job.config.parallel.trainers:
         progress = replace(progress, batches=())  # all have done the same number
-    saved = open_checkpoint(folder, reporting(live, "checkpoint", "bytes"), grows=anew)
+    saved = job.saved(folder, anew, reporting(live, "checkpoint", "bytes"))
     held = piece_groups(holder.pieces())
     dense = dense_values(saved, facts["config"], job.values, anew)
     compressors = {piece.name: piece.view for piece in held.get(COMPRESSOR, [])}
