@@ -87,6 +87,14 @@ def table_offsets(bags: Bags[Int64s]) -> Int64s:
     return first_bags if bags.offsets is None else bags.offsets[first_bags]
 
 
+def known(bags: Bags[Int64s], is_known: Sequence[NDArray[np.bool_]]) -> Bags[Int64s]:
+    """The bags with 0 instead of each id that its table says is not known."""
+    first_F = np.cumsum([0, *map(len, is_known)])[:-1]
+    first_N = np.repeat(first_F, np.diff(table_offsets(bags))).reshape(bags.values.shape)
+    known_N = np.concatenate(is_known)[first_N + bags.values]
+    return Bags(np.where(known_N, bags.values, 0), bags.offsets, bags.jagged_tables)
+
+
 def require_offsets(bags: Bags[Int64s]) -> None:
     """Refuse offsets that do not fit the ids.
 

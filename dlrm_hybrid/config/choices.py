@@ -44,6 +44,7 @@ class _Data(Choice, effect=ANY):
     base: Path | None = None
     grow: bool = True
     guess: Paths | None = None
+    progressive: bool = False
     raw: Paths | None = None
     schema: Path | None = None
 
@@ -175,6 +176,12 @@ class Table(Data):
     grow: bool = key(
         True,
         "categories that data.base lacks get rows behind its own; false leaves them unknown",
+        Effect.FREE | Effect.EVALUATION,
+    )
+    progressive: bool = key(
+        False,
+        "score all rows before the first step, then learn all of them: the schema's split has no "
+        "say",
         Effect.FREE | Effect.EVALUATION,
     )
 

@@ -198,3 +198,17 @@ def data_rules(config: Config) -> Iterator[str]:
             f"data.day_split = 'files': data.raw must list data.days = {data.days} files, "
             f"but lists {files}"
         )
+    if data.progressive:
+        yield from _progressive_rules(config)
+
+
+def _progressive_rules(config: Config) -> Iterator[str]:
+    train, scored = config.train, "rows are scored once, before they are learned (data.progressive)"
+    if train.evaluate_every:
+        yield f"train.evaluate_every = {train.evaluate_every}: {scored}"
+    if train.patience is not None:
+        yield f"train.patience = {train.patience}: {scored}"
+    if config.optimizer.schedule == "plateau":
+        yield f"optimizer.schedule = plateau: {scored}"
+    if config.data.test_part != "day":
+        yield f"data.test_part = {config.data.test_part}: all {scored}"

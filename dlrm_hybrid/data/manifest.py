@@ -232,7 +232,9 @@ class Manifest:
         borders = "-".join(str(part.rows) for part in self.parts)
         expanded = [f"{i}: {size}" for i, size in self.schema.expanded.items()]  # as it is read
         lists = [f"{i}: lists" for i in self.schema.multi_hot]  # tells whose lists the arrays are
-        return [borders, *(array.xxh3 for array in self.arrays), *lists, *expanded]
+        # Each file is learned, the same rows under another name too.
+        names = [one.stamp.name for one in self.sources] if self.schema.is_progressive else []
+        return [borders, *(array.xxh3 for array in self.arrays), *lists, *expanded, *names]
 
     @property
     def vocabulary(self) -> dict[str, Any]:

@@ -224,7 +224,8 @@ class Schema:
         dense: columns of numbers, in the order of the model's input.
         categorical: columns of categories, in the order of the embedding tables.
         ignore: columns that are not read, "" for one without a name; unknown columns are an error.
-        split: which rows train, validate and test; null with `criteo`, where `data.days` decides.
+        split: which rows train, validate and test; null with `criteo`, where `data.days` decides,
+            and where all rows are scored, then learned.
         vocabulary: rows whose categories get ids: those of the `train` part, or `all`; categories
             found only in other rows share id 0.
         delimiter: separates the columns of CSV files, an ASCII character.
@@ -301,8 +302,25 @@ class Schema:
     @property
     def _only_prepared(self) -> tuple[str, ...]:
         """Columns besides the label that rows to score need not have."""
-        split = None if isinstance(self.split, ByFile | None) else self.split.column
-        return tuple(one for one in (self.weight, self.group, split) if one is not None)
+        return tuple(
+            one for one in (self.weight, self.group, self._split_column) if one is not None
+        )
+
+    @property
+    def _split_column(self) -> str | None:
+        return None if isinstance(self.split, ByFile | None) else self.split.column
+
+    @property
+    def without_split(self) -> Schema:
+        """The schema of rows all of which are scored, then learned."""
+        column = self._split_column
+        ignore = self.ignore if column is None else (*self.ignore, column)
+        return replace(self, split=None, ignore=ignore)
+
+    @property
+    def is_progressive(self) -> bool:
+        """Whether all rows are scored before they are learned, as no split tells them apart."""
+        return self.format == "table" and self.split is None
 
     @property
     def for_scoring(self) -> Schema:

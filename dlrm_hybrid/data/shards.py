@@ -150,8 +150,8 @@ class Shards:
     def test_rows(self, part: str) -> range:
         """The rows that evaluations score: by `part`, `day`, `first_half` or `validation`.
 
-        `day` is the whole test part. `first_half`, on which facebookresearch/dlrm tests, includes
-        the middle row of an odd number, like np.array_split.
+        `day` is the whole test part; without a split, all rows. `first_half`, on which
+        facebookresearch/dlrm tests, includes the middle row of an odd number, like np.array_split.
 
         Raises:
             ConfigError: `part` is `validation`, and there are no such rows.
@@ -164,6 +164,8 @@ class Shards:
                 )
             return self.validation_rows
         start, stop = self.validation_rows.stop, self.manifest.rows
+        if self.schema.is_progressive:
+            start = 0
         if part == "day":
             return range(start, stop)
         if part == "first_half":

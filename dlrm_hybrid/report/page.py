@@ -56,6 +56,7 @@ STALENESS = (
     "How many updates the weights of a push had missed when it was applied itself. The mean of all "
     "hides a slow trainer; means and batches of trainers are from the least to the most."
 )
+BEFORE = "Scores of all rows of a file with the model as it was before it learned them."
 GROWTH = (
     "Categories of rows that go on from another run's: those it has rows for, new ones with rows "
     "behind these, and new ones without; of the columns with most new ones."
@@ -141,6 +142,7 @@ def build_report(runs: Sequence[Run], subtitle: str) -> Document:
         Section("Ranks", RANKS, tables.ranks(*given)),
         Section("Compression", "", None, tuple(figures.compressed(*given))),
         Section("Staleness", STALENESS, tables.staleness(*given)),
+        Section("Before learning", BEFORE, tables.progressive(*given)),
         Section("New categories", GROWTH, tables.growth(*given)),
         Section("Configuration", DIFFERENCES, tables.differences(*given)),
         Section("Runs", "", tables.origins(*given)),

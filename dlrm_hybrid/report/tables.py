@@ -7,6 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -56,6 +57,12 @@ ALL = "all"
 STEP_FIGURES = ("mean", "p50", "p95", "p99", "max")
 MAX_BARS = 16  # with more roles in all, each run has one bar, the mean of its roles
 GROWTH = ("rows", "reused", "appended", "evicted", "unknown")
+BEFORE = {
+    "loss": "log-loss",
+    "normalized_entropy": "NE",
+    "auc": "AUC",
+    "calibration": "calibration",
+}
 MOST_COLUMNS = 8  # of a run's table of new categories
 SPANS = [span.value for span in Span if span is not Span.WAIT] + [Span.WAIT.value]
 
@@ -176,6 +183,21 @@ def growth(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
         for column, counts in _most_new(run.summary)
     ]
     return Table(("run", "column", *GROWTH), rows, "llr") if rows else None
+
+
+def progressive(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
+    """Scores of rows before they were learned (`data.progressive`); None without such runs."""
+    rows = [
+        (label, Path(str(run.config["data"]["raw"])).name, *_before(run.summary["test"]))
+        for label, run in zip(labels, runs, strict=True)
+        if run.config["data"].get("progressive")
+    ]
+    return Table(("run", "file", *BEFORE.values()), rows, "ll") if rows else None
+
+
+def _before(scores: Summary) -> list[str]:
+    values = [scores[name] for name in BEFORE]
+    return [MISSING if value is None else f"{value:.4f}" for value in values]
 
 
 def _most_new(summary: Summary) -> list[tuple[str, list[int]]]:

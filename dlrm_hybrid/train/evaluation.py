@@ -6,12 +6,15 @@ Each trainer predicts every T-th batch; the leader scores all.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import final
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
+from dlrm_hybrid import bags
 from dlrm_hybrid.data.loader import Batch, sequential_batches
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.embeddings import tensor_bags
@@ -32,15 +35,21 @@ class EvaluatedRows:
         shards: prepared rows.
         rows: numbers of the rows to evaluate.
         batch_size: number of rows predicted at once; scores do not depend on it.
+        known: of each table, which ids are known, the others being 0; None for all.
     """
 
     shards: Shards
     rows: range
     batch_size: int
+    known: Sequence[npt.NDArray[np.bool_]] | None = None
 
     def batches(self) -> Iterator[Batch]:
         """Read all rows in batches; the last may be smaller."""
-        return sequential_batches(self.shards, self.rows, self.batch_size)
+        batches = sequential_batches(self.shards, self.rows, self.batch_size)
+        if self.known is None:
+            return batches
+        known = self.known
+        return (replace(one, bags=bags.known(one.bags, known)) for one in batches)
 
     def groups(self, trainers: int) -> Iterator[tuple[int, int, list[Batch]]]:
         """Yield groups of one batch per trainer, at the end fewer: number, rows before, batches."""

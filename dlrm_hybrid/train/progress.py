@@ -107,6 +107,7 @@ class Plan:
         patience: rule for scores that no longer improve; None for none.
         parts: parts of the rows to score; evaluations score the first one, which decides what is
             best, and the last evaluation all.
+        scores_first: whether the only evaluation is that before the first step.
         monitor: the score that decides.
         keeps_best: whether an evaluation with the best score saves a checkpoint.
     """
@@ -119,6 +120,7 @@ class Plan:
     checkpoint_minutes: float
     patience: Patience | None = None
     parts: tuple[ScoredPart, ...] = (ScoredPart.TEST,)
+    scores_first: bool = False
     monitor: Monitor = "log_loss"
     keeps_best: bool = False
 
@@ -139,7 +141,11 @@ class Plan:
     def evaluations(self, progress: Progress, at_end: bool) -> tuple[ScoredPart, ...]:
         """The parts to score now, each once per step where it is due."""
         due = self.parts if at_end else self.parts[:1]
-        if not (at_end or is_due(progress.step, self.evaluate_every)):
+        if self.scores_first:
+            is_now = progress.step == 0
+        else:
+            is_now = at_end or is_due(progress.step, self.evaluate_every)
+        if not is_now:
             return ()
         before = (progress.evaluated_step, progress.tested_step)
         return tuple(part for part, step in zip(due, before, strict=False) if step != progress.step)

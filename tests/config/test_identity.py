@@ -35,7 +35,7 @@ EFFECTS: Mapping[Effect, tuple[str, ...]] = {
     ),
     Effect.FREE: (
         *("checkpoint.resume", "device", "threads", "data.test_part", "data.schema", "network"),
-        *("embedding.kernel", "data.grow"),
+        *("embedding.kernel", "data.grow", "data.progressive"),
         *("activation.allow_rice", "activation.evaluate_masked", "activation.observe"),
         *("parallel.machines", "parallel.world", "parallel.elastic", "embedding.storage"),
         "sync.check_every",

@@ -17,6 +17,7 @@ from dlrm_hybrid.data.preprocessing import read_kept
 from dlrm_hybrid.model.tensors import draw_embeddings
 from dlrm_hybrid.predict import Predictor
 from dlrm_hybrid.telemetry import events
+from dlrm_hybrid.telemetry.events import Kind
 
 COLUMNS = ("user", "item", "shop", "city")
 STEPS = 20
@@ -289,3 +290,24 @@ def test_rows_may_be_prepared_before(train: Train, log: Path) -> None:
     named = train("named", 2, *given, "data.prepared=rows", "data.raw=null")
     straight = train("straight", 2, *given, raw)
     assert_same_state(named, straight, STEPS)
+
+
+def test_rows_may_be_scored_and_then_learned_all_of_them(train: Train, log: Path) -> None:
+    """With what the checkpoint knows of them, as `evaluate` does."""
+    first = train("day1", 1)
+    raw = f"data.raw={log}/day2.parquet"
+    more = ("data.progressive=true", f"checkpoint.resume={first}")
+    second = train("day2", 2, raw, *more)
+    (scored,) = (
+        event for event in events.read(second / "events.jsonl") if event.kind is Kind.EVALUATED
+    )
+    assert scored.step == 0
+    assert summary(second)["test"]["loss"] == summary(first)["test"]["loss"]
+    assert summary(second)["growth"]["user"]["appended"] > 0
+    started = next(events.read(second / "events.jsonl"))
+    assert [started.values[name] for name in ("train_rows", "test_rows")] == [2000, 2000]
+    given = ("data=table", raw, "evaluate.output=again", "data.progressive=true")
+    given += (f"data.schema={log}/day2.yaml",)
+    assert run(["dlrm_hybrid", "evaluate", f"evaluate.checkpoint={second}", *given]) == 0
+    again = json.loads(Path("again").read_text())
+    assert (again["rows"], again["log_loss"] < scored.values["log_loss"]) == (2000, True)

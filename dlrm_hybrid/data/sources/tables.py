@@ -401,7 +401,7 @@ def _blocks(source: TableSource, path: Path, schema: Schema) -> Iterator[Block]:
 
 def _check_parts(rows: dict[str, int], schema: Schema, raw: Sequence[Path]) -> None:
     split = schema.split
-    needed = ["train", "test"]
+    needed = ["train"] if split is None else ["train", "test"]
     if (
         (isinstance(split, ByFile) and split.validation)
         or (isinstance(split, ByFraction) and split.validation)
@@ -412,7 +412,9 @@ def _check_parts(rows: dict[str, int], schema: Schema, raw: Sequence[Path]) -> N
         if not rows[part]:
             count = ", ".join(f"{number:,} to {name}" for name, number in rows.items())
             raise DataError(
-                f"{raw[0]}: no rows for the part `{part}` ({count}): see split (data.schema)"
+                f"{raw[0]}: no rows (data.raw)"
+                if split is None
+                else f"{raw[0]}: no rows for the part `{part}` ({count}): see split (data.schema)"
             )
 
 
@@ -426,6 +428,8 @@ def parts(values: Values, schema: Schema, name: str, before: int) -> npt.NDArray
         before: number of rows in the files before it.
     """
     split, count = schema.split, len(values.row_N)
+    if split is None:
+        return np.zeros(count, np.int8)
     if isinstance(split, ByFile):
         names = (name, name.rpartition("/")[2])
         for part, patterns in ((2, split.test), (1, split.validation)):

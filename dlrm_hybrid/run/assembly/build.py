@@ -61,6 +61,12 @@ def schema(config: Config) -> Schema:
     data = config.data
     if data.name != "table":
         return schemas.builtin("criteo_kaggle" if data.name == "synthetic" else data.name)
+    named = _table_schema(config)
+    return named.without_split if data.progressive else named
+
+
+def _table_schema(config: Config) -> Schema:
+    data = config.data
     if data.schema is not None:
         return schemas.named(data.schema)
     there = data.prepared is not None and (Path(data.prepared) / MANIFEST_FILE).is_file()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from dlrm_hybrid.compress.activation.codec import ActivationCodec, DenseCodec
@@ -26,7 +28,7 @@ from dlrm_hybrid.model.row_storage import IN_MEMORY, InFiles, RowStorage
 from dlrm_hybrid.model.spec import ModelSpec, Partition, StagePart, microbatch_rows
 from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.model.tensors import draw_embeddings
-from dlrm_hybrid.run.assembly.build import model_spec
+from dlrm_hybrid.run.assembly.build import base, model_spec
 from dlrm_hybrid.telemetry.histogram import IdSample
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.train.evaluation import EvaluatedRows
@@ -188,10 +190,28 @@ def evaluated_rows(config: Config, shards: Shards | None) -> dict[ScoredPart, Ev
     """The rows of each scored part, as evaluations read them; none without rows."""
     if shards is None:
         return {}
+    known = _known_rows(config, shards) if shards.schema.is_progressive else None
     return {
-        part: EvaluatedRows(shards, rows, config.evaluate.batch_size)
+        part: EvaluatedRows(shards, rows, config.evaluate.batch_size, known)
         for part, rows in shards.scored_rows(config.data.test_part).items()
     }
+
+
+def _known_rows(config: Config, shards: Shards) -> list[npt.NDArray[np.bool_]] | None:
+    """Of each table the ids that rows are scored with before they are learned; None for all.
+
+    Categories that came with these rows are unknown until then, if there is an id for such.
+    """
+    earlier = base(config)
+    if earlier is None:
+        return None
+    known = [np.ones(rows, bool) for rows in shards.table_rows]
+    replaced = shards.preprocessing.replaced(earlier)
+    for table, shares_id in enumerate(earlier.manifest.out_of_vocabulary):
+        if shares_id:
+            known[table][earlier.table_rows[table] :] = False
+            known[table][replaced[table]] = False
+    return known
 
 
 def plan(config: Config, shards: Shards) -> Plan:
@@ -209,6 +229,7 @@ def plan(config: Config, shards: Shards) -> Plan:
         checkpoint_minutes=config.checkpoint.minutes,
         patience=patience(config),
         parts=tuple(shards.scored_rows(config.data.test_part)),
+        scores_first=shards.schema.is_progressive,
         monitor=train.monitor,
         keeps_best=config.checkpoint.keep_best,
     )

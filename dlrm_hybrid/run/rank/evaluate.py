@@ -36,7 +36,9 @@ def evaluate_rank(argument: str, report: Report, stop: StopRequest) -> None:
     if list(task.rows) != shards.manifest.identity:
         raise DataError(f"{task.prepared}: the rows changed after the run started")
     sync = config.sync.having(replay=None)
-    scored = replace(config, parallel=_small_world(config.parallel), sync=sync)
+    # All that the checkpoint has learned is known to it, its newest categories too.
+    data = config.data.having(base=None)
+    scored = replace(config, parallel=_small_world(config.parallel), sync=sync, data=data)
     storage = build_model.row_storage(config, Path())
     engine = build_engine.engine(scored, shards, 1, storage, SpanClock())
     groups = piece_groups(engine.pieces())
