@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from enum import IntEnum, StrEnum
 from typing import NewType
@@ -90,9 +91,17 @@ class InterruptedRunError(DlrmError):
 
 
 class StoppedLateError(DlrmError):
-    """A signal came after a run was complete: the run is valid, but no other begins."""
+    """A signal came after a run was complete: the run is valid, but no other begins.
+
+    Attributes:
+        number: of the signal.
+    """
 
     exit_code = ExitCode.DONE
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.number = number
 
 
 class RunFailedError(DlrmError):

@@ -6,6 +6,8 @@ checkpoints/step_00001024/preprocessing/         schema, vocabularies and scales
 checkpoints/step_00001024/manifest.json          step, files and their tensors, facts
 checkpoints/latest                               name of the newest complete folder
 checkpoints/best                                 name of the folder with the best score
+
+files/000003-day8/checkpoints/…                  of the run of a file, where a folder is followed
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ POINTER_BYTES = 100  # most bytes of `latest` and `best`
 NEEDED = ("progress", "config", "config_hash", "rows")
 PARTIAL = ".partial"
 CHECKPOINTS = "checkpoints"
+FILES = "files"  # beside no checkpoints: the folder has a run for each file, in order of name
 
 
 @final
@@ -72,7 +75,8 @@ def find(path: Path) -> Path:
     """Resolve `path` to a checkpoint folder: itself, or the latest of a run folder.
 
     The files `latest` and `best` stand for the checkpoint they name. If `latest` is missing or
-    names none that exists, it is the newest checkpoint with a valid manifest.
+    names none that exists, it is the newest checkpoint with a valid manifest. For a folder with a
+    run for each file it is that of the newest run that has one.
 
     Raises:
         DataError: there is none; the message lists those that exist.
@@ -84,7 +88,7 @@ def find(path: Path) -> Path:
         if named is None:
             raise DataError(f"{path}: does not name a checkpoint beside it")
         return named
-    root = _root(path)
+    root = _root(_newest_run(path))
     latest = pointed(root / LATEST_FILE)
     return _newest(path, root) if latest is None else latest
 
@@ -128,6 +132,12 @@ def shown(folder: Path, step: int) -> str:
     if step != best_step:
         return line
     return f"{line}, the best: {score.text}; {root / LATEST_FILE} is step {step_of(latest):,}"
+
+
+def _newest_run(path: Path) -> Path:
+    """The folder itself, or the newest run of a file in it that has a checkpoint."""
+    runs = sorted((path / FILES).glob(f"*/{CHECKPOINTS}"))
+    return next((one.parent for one in reversed(runs) if complete(one)), path)
 
 
 def _root(path: Path) -> Path:

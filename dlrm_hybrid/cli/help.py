@@ -50,10 +50,11 @@ TRAIN_READS = (
     *("embedding", "parallel", "schedule", "sync", "gradient", "activation", "pull", "network"),
     *("evaluate.batch_size", "checkpoint", "telemetry"),
 )
+EXPORTS = ("output", "format", "names", "int8", "check_rows")  # of each file of `data.follow`
 # Sections, or single keys of others, that each verb reads.
 READS: Mapping[str, tuple[str, ...]] = {
     "prepare": ("prepare", "data"),
-    "train": (*TRAIN_READS, "sweep"),
+    "train": (*TRAIN_READS, "sweep", *(f"export.{one}" for one in EXPORTS)),
     "evaluate": ("evaluate", "activation.evaluate_masked", "data", "device", "threads"),
     "predict": (
         *("predict", "threads", "evaluate.batch_size", "data.prepared", "data.block_bytes"),
@@ -102,6 +103,7 @@ EXAMPLES = {
         "train -m +experiment=baseline,dct_hybrid train.seed=1,2",
         "train -m sweep.jobs=2 gradient=dct,topk train.seed=1,2",
         "train hydra.run.dir=runs/mine checkpoint.resume=auto",
+        "train data=table data.schema=a.yaml data.follow=FOLDER",
         "train conf=FOLDER +experiment=NAME",
         "train gradient=dct --help",
     ),

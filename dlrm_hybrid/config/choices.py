@@ -43,6 +43,7 @@ class _Data(Choice, effect=ANY):
 
     base: Path | None = None
     grow: bool = True
+    follow: Path | None = None
     guess: Paths | None = None
     progressive: bool = False
     raw: Paths | None = None
@@ -183,6 +184,21 @@ class Table(Data):
         "score all rows before the first step, then learn all of them: the schema's split has no "
         "say",
         Effect.FREE | Effect.EVALUATION,
+    )
+    follow: Path | None = key(
+        None,
+        "folder whose files are learned one after the other, in order of name, as they appear; "
+        "each is scored first (data.progressive)",
+        ROWS_FILES | Effect.PATH,
+    )
+    follow_files: Positive | None = key(
+        None, "end once so many files are learned; null goes on", ROWS_FILES, only="data.follow"
+    )
+    follow_idle_seconds: Annotated[float, Bound(ge=0)] | None = key(
+        None,
+        "end once no file has come for so long; 0 ends with the last that is there; null waits",
+        ROWS_FILES,
+        only="data.follow",
     )
 
 

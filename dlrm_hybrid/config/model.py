@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from dlrm_hybrid.config.choices import Criteo
+from dlrm_hybrid.config.identity import FROM_ITSELF
 from dlrm_hybrid.config.keys import shown
 from dlrm_hybrid.config.schema import Config, ModelConfig
 from dlrm_hybrid.data.schemas.reading import builtin, named
@@ -198,8 +199,20 @@ def data_rules(config: Config) -> Iterator[str]:
             f"data.day_split = 'files': data.raw must list data.days = {data.days} files, "
             f"but lists {files}"
         )
-    if data.progressive:
+    if data.follow is not None:
+        yield from _follow_rules(config, files)
+    if data.follow is not None or data.progressive:
         yield from _progressive_rules(config)
+
+
+def _follow_rules(config: Config, files: int) -> Iterator[str]:
+    data, given = config.data, f"data.follow = {config.data.follow}"
+    if files:
+        yield f"{given}: names the files, so data.raw must be null"
+    if data.prepared is not None:
+        yield f"{given}: each file has prepared rows of its own, so data.prepared must be null"
+    if (data.schema, data.base) == (None, None) and config.checkpoint.resume in FROM_ITSELF:
+        yield NO_SCHEMA
 
 
 def _progressive_rules(config: Config) -> Iterator[str]:

@@ -42,12 +42,15 @@ class Request:
         values: the same as plain values, for `config.json`.
         folder: the run folder; the working folder for verbs without one.
         overrides: those of the command line.
+        again: those of the command that goes on with it once it was stopped; empty if they are
+            its own, in its folder.
     """
 
     config: Config
     values: Mapping[str, Any]
     folder: Path
     overrides: tuple[str, ...]
+    again: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -93,7 +92,7 @@ def train(request: Request, display: Display, view: TrainingView) -> int:
                 latency = links.latency() if outcome.exit_code == ExitCode.DONE else None
                 close(request, rows, outcome, cores, view, latency)
     if forwarder.received:
-        raise StoppedLateError(f"stopped by {signal.Signals(forwarder.received[0]).name}")
+        raise StoppedLateError(forwarder.received[0])
     return ExitCode.DONE
 
 
@@ -209,7 +208,7 @@ def _error(outcome: Outcome, request: Request) -> RunFailedError:
     if stopped and has_checkpoint(request.folder):
         with suppress(DataError):
             message += f"; checkpoint saved at step {saved_step(request.folder):,}"
-        arguments = [
+        arguments = request.again or [
             *(text for text in request.overrides if not text.startswith(NOT_REPEATED)),
             override_text(RUN_FOLDER_KEY, str(request.folder)),
             "checkpoint.resume=auto",

@@ -31,7 +31,14 @@ EFFECTS: Mapping[Effect, tuple[str, ...]] = {
         *("checkpoint.every", "checkpoint.minutes", "checkpoint.keep", "checkpoint.keep_best"),
         *("checkpoint.max_restarts", "checkpoint.restart_window_seconds", "sync.record"),
         *("data.prepared", "data.raw", "data.max_bad_rows", "data.processes", "data.block_bytes"),
-        *("data.guess", "data.base", "embedding.folder"),
+        *(
+            "data.guess",
+            "data.base",
+            "data.follow",
+            "data.follow_files",
+            "data.follow_idle_seconds",
+        ),
+        "embedding.folder",
     ),
     Effect.FREE: (
         *("checkpoint.resume", "device", "threads", "data.test_part", "data.schema", "network"),
@@ -50,7 +57,8 @@ EFFECTS: Mapping[Effect, tuple[str, ...]] = {
         *("report", "plan", "doctor", "predict", "export", "import", "conf", "sweep", "watch"),
     ),
     Effect.PATH: (
-        *("conf", "data.raw", "data.schema", "data.prepared", "data.base", "embedding.folder"),
+        *("conf", "data.raw", "data.schema", "data.prepared", "data.base", "data.follow"),
+        "embedding.folder",
         *("sync.replay", "network.keys", "checkpoint.resume"),
     ),
     Effect.PLACE: ("embedding.folder", "telemetry.wandb", "telemetry.mlflow"),

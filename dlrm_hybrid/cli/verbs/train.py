@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any, final
@@ -12,14 +13,17 @@ from typing import Any, final
 from dlrm_hybrid.checkpoint.folder import BEST_FILE, CHECKPOINTS
 from dlrm_hybrid.checkpoint.manifest import Score
 from dlrm_hybrid.cli.terminal import Terminal, quantity
+from dlrm_hybrid.config.identity import with_value
+from dlrm_hybrid.config.validate import faults_text, validate
 from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.run.display import Bar, Count
+from dlrm_hybrid.run.following import follow
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.run.training import train
 from dlrm_hybrid.telemetry.events import Event, Kind, part_of
 from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.summary import role_of, role_order
-from dlrm_hybrid.types import ScoredPart
+from dlrm_hybrid.types import ConfigError, ScoredPart
 
 FEW_REPEATS = 5  # the best of fewer repeats is a rough figure
 SAVES_FROM = 1.05  # a smaller ratio would read 1.0
@@ -32,8 +36,26 @@ Values = Mapping[str, Any]
 
 def run(request: Request) -> int:
     """Train as configured and return the exit code of the run."""
-    terminal = Terminal()
+    terminal, exports = Terminal(), request.config.export.output
+    if request.config.data.follow is not None:
+        publish = None if exports is None else partial(_export, request, Path(exports), terminal)
+        return follow(request, terminal, FileView(terminal), publish)
+    if exports is not None:
+        fault = f"export.output = {exports}: `train` exports only what it learns of data.follow"
+        raise ConfigError(faults_text([fault]))
     return train(request, terminal, TerminalView(terminal))
+
+
+def _export(request: Request, folder: Path, terminal: Terminal, run: Path) -> None:
+    """Export the model of a file's run to a folder in this one, unless it is there."""
+    from dlrm_hybrid.export.writing import export  # imports torch
+
+    if (folder / run.name).exists():
+        return
+    values = with_value(request.values, "export.checkpoint", str(run))
+    values = with_value(values, "export.output", str(folder / run.name))
+    done = export(Request(validate(values), values, request.folder, ()), terminal)
+    terminal.line(f"wrote {done.folder}")
 
 
 @final
@@ -66,6 +88,28 @@ class TerminalView:
             folder = path.parent / CHECKPOINTS / BEST_FILE
             self.terminal.line(f"best: step {best['step']:,}, {score.text}: {folder}")
         self.terminal.line(f"summary {path}")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FileView:
+    """Shows the runs of files that are followed: each run as any, its result in a line."""
+
+    terminal: Terminal
+
+    def live(self) -> AbstractContextManager[Callable[[Event], None]]:
+        """Show events inside a `with`."""
+        return TerminalView(self.terminal).live()
+
+    def result(self, path: Path, summary: Values, teacher: Values | None) -> None:
+        """Show the scores before the file was learned, and the speed."""
+        scores, speed = summary["test"], summary["samples_per_second"]
+        auc = MISSING if scores["auc"] is None else f"{scores['auc']:.4f}"
+        rate = "" if speed is None else f", {speed:,.0f} samples/s"
+        self.terminal.line(
+            f"{path.parent.name}: log-loss {scores['loss']:.4f}, AUC {auc} before, "
+            f"then {summary['samples']:,} samples learned{rate}"
+        )
 
 
 @final

@@ -33,6 +33,12 @@ def check_world(config: Config, launch: Launch | None, overrides: Sequence[str])
     Raises:
         ConfigError: the world has another number of processes, or its machines cannot meet.
     """
+    if launch is not None and config.data.follow is not None:
+        fault = (
+            f"data.follow = {config.data.follow}: one command starts the runs of all files, on its "
+            "machine; a launcher starts one run, of data.raw"
+        )
+        raise ConfigError(faults_text([fault]))
     machines = None if config.network.name == "emulated" else config.parallel.machines
     faults = [] if machines is None else list(_uneven(config, machines))
     if launch is not None and not faults:
