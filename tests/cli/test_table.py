@@ -229,3 +229,107 @@ def test_prepared_rows_are_named_after_schema_and_files(
     assert program("prepare", "data=table", "prepare.check=true") == 2
     told = capsys.readouterr().err
     assert f"data.prepared = null: {there}/table-more-" in told and "fit; name one of them" in told
+
+
+OUTCOMES = """
+label: {column: action, positive: [click, buy]}
+weight: importance
+group: user
+dense: [{name: price}]
+categorical: [{name: kind, kind: integer}, {name: user}]
+split: {by: fraction, validation: 0.2, test: 0.3, seed: 1, column: session}
+"""
+NEEDED = ["price", "kind", "user"]
+
+
+def outcomes(seed: int) -> pd.DataFrame:
+    """Users click on other kinds, so that each has an order of their own; some have no name."""
+    rng = np.random.default_rng(seed)
+    user, kind = rng.integers(0, 60, ROWS), rng.integers(0, 20, ROWS)
+    clicks = rng.random(ROWS) < 1 / (1 + np.exp(1.5 * np.sin(kind + user % 3) + (user % 5) / 2))
+    return pd.DataFrame(
+        {
+            "action": np.where(clicks, np.where(kind % 2, "click", "buy"), "view"),
+            "importance": rng.exponential(size=ROWS).round(3) * (rng.random(ROWS) < 0.9),
+            "user": np.where(user == 7, None, [f"user {one}" for one in user]),
+            "session": rng.integers(0, 500, ROWS),
+            "price": rng.permutation(ROWS) / ROWS,
+            "kind": kind + 3 * seed,
+        }
+    )
+
+
+def plain_scores(frame: pd.DataFrame) -> dict[str, float]:
+    """Weighted scores by their definitions, pair by pair; `score` is the probability."""
+    label, weight, chance = frame["label"].to_numpy(), frame["importance"], frame["score"]
+    losses = -np.log(np.where(label, chance, 1 - chance).astype(float))
+
+    def auc(rows: pd.DataFrame) -> float:
+        one, other = rows[rows["label"]], rows[~rows["label"]]
+        scores = one["score"].to_numpy()[:, None], other["score"].to_numpy()[None]
+        right = (scores[0] > scores[1]) + 0.5 * (scores[0] == scores[1])
+        return float(np.average(right, weights=np.outer(one["importance"], other["importance"])))
+
+    def has_both(rows: pd.DataFrame) -> bool:
+        return set(rows.loc[rows["importance"] > 0, "label"]) == {True, False}
+
+    users = [rows for _, rows in frame.groupby("user") if has_both(rows)]
+    sizes = [rows["importance"].sum() for rows in users]
+    base_rate = float(np.average(label, weights=weight))
+    return {
+        "loss": float(np.average(losses, weights=weight)),
+        "accuracy": float(np.average((chance > 0.5) == label, weights=weight)),
+        "auc": auc(frame),
+        "base_rate": base_rate,
+        "calibration": float(np.average(chance, weights=weight)) / base_rate,
+        "gauc": float(np.average([*map(auc, users)], weights=sizes)),
+    }
+
+
+def scored_parts(day: int, frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Rows of each part, in the order of the prepared ones, with their labels and scores."""
+    scored = frame.assign(
+        score=pd.read_csv(f"s{day}.csv")["score"], label=frame["action"] != "view"
+    )
+    price = np.load(f"rows{day}/dense.npy")[:, 0]  # no two rows have the same
+    place = {np.float32(one): row for row, one in enumerate(frame["price"])}
+    ordered = scored.iloc[[place[one] for one in price]]
+    assert ordered["label"].tolist() == (np.load(f"rows{day}/label.npy") == 1).tolist()
+    sizes = json.loads(Path(f"rows{day}/manifest.json").read_text())["parts"]
+    ends = np.cumsum([one["rows"] for one in sizes.values()]).tolist()
+    borders = zip(sizes, [0, *ends], ends, strict=False)
+    return {part: ordered.iloc[first:end] for part, first, end in borders}
+
+
+def test_weights_groups_and_labels_of_texts_in_every_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(OUTCOMES)
+    sessions: list[set[int]] = []
+    for day, more in enumerate([(), ("checkpoint.resume=run0",)]):
+        frame = outcomes(day)
+        frame.to_parquet(f"day{day}.parquet")
+        frame[NEEDED].to_csv(f"features{day}.csv", index=False)
+        given = ("data=table", "data.schema=mine.yaml", f"data.raw=day{day}.parquet", *more)
+        places = (f"data.prepared=rows{day}", f"hydra.run.dir=run{day}")
+        learning = ("train.epochs=2", "optimizer.lr=0.3")
+        assert program("train", *given, *SMALL, *places, *learning) == 0
+        assert "GAUC" in capsys.readouterr().out
+        scores = (f"predict.checkpoint=run{day}/checkpoints/latest", f"predict.output=s{day}.csv")
+        assert program("predict", f"predict.rows=features{day}.csv", *scores) == 0
+        parts = scored_parts(day, frame)
+        summary = json.loads(Path(f"run{day}/summary.json").read_text())
+        for part in ("validation", "test"):
+            found, expected = summary[part], plain_scores(parts[part])
+            assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-6)
+        assert abs(summary["test"]["gauc"] - summary["test"]["auc"]) > 1e-3
+        sessions += [set(parts["train"]["session"]), set(parts["test"]["session"])]
+    assert not (sessions[0] | sessions[2]) & (sessions[1] | sessions[3])
+    latest = "run1/checkpoints/latest"
+    assert program("evaluate", f"evaluate.checkpoint={latest}", "evaluate.output=all.json") == 0
+    evaluated = json.loads(Path("all.json").read_text())
+    for name in ("gauc", "auc", "base_rate"):
+        assert evaluated[name] == pytest.approx(summary["test"][name], abs=1e-12)
+    outputs = (f"export.checkpoint={latest}", "export.output=out", "export.format=safetensors")
+    assert program("export", *outputs) == 0
