@@ -41,7 +41,7 @@ TensorShape = Annotated[tuple[Count, ...], Field(max_length=4)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,250}$")]
 TensorName = Annotated[str, Field(pattern=r"^[ -~]{1,1000}$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
-Monitor = Literal["log_loss", "auc"]
+Monitor = Literal["log_loss", "auc", "gauc"]
 DType = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"]
 
 
@@ -82,7 +82,7 @@ class Score:
 
     Attributes:
         part: the rows that were scored.
-        monitor: kind of score; a lower log-loss is better, or a higher AUC.
+        monitor: kind of score; a lower log-loss is better, or a higher AUC or GAUC.
         value: the score.
     """
 
@@ -97,7 +97,7 @@ class Score:
     @property
     def text(self) -> str:
         """The score as text for the user."""
-        name = "log-loss" if self.monitor == "log_loss" else "AUC"
+        name = "log-loss" if self.monitor == "log_loss" else self.monitor.upper()
         return f"{self.part} {name} {self.value:.4f}"
 
     def is_best(self, best: Score | None) -> bool:

@@ -98,10 +98,10 @@ class TrainConfig(Record):
     min_delta: Annotated[float, Bound(ge=0)] = key(
         0.0, "a score is better if it is by more than this", NEW
     )
-    monitor: Literal["log_loss", "auc"] = key(
+    monitor: Literal["log_loss", "auc", "gauc"] = key(
         "log_loss",
         "the score that train.patience and checkpoints/best follow: a lower log_loss, or a higher "
-        "auc",
+        "auc, or gauc of a table with groups",
         NEW,
     )
 

@@ -93,6 +93,7 @@ VALIDATION = (
 """Measures of the validation part, which most data sets lack."""
 TEST_LOSS = Measure("test_loss", "test log-loss", _at("test", "loss"), score)
 AUC = Measure("test_auc", "AUC", _at("test", "auc"), score)
+GAUC = Measure("test_gauc", "GAUC", lambda summary: summary["test"].get("gauc"), score)
 ACCURACY = Measure("test_accuracy", "accuracy", _at("test", "accuracy"), score)
 BYTES = Measure("bytes_per_sample", "bytes/sample", _at("network", "bytes_per_sample"), digits)
 COUNTED = Measure(
@@ -110,13 +111,13 @@ SPEED = Measure(
 )
 SECONDS = Measure("seconds", "training s", lambda summary: summary["seconds"], digits)
 
-SWEEP = (*VALIDATION, TEST_LOSS, AUC, ACCURACY, BYTES, COUNTED, RATIO, SPEED)
+SWEEP = (*VALIDATION, TEST_LOSS, AUC, GAUC, ACCURACY, BYTES, COUNTED, RATIO, SPEED)
 COMPARISON = (
-    *(STEPS, TRAIN_LOSS, *VALIDATION, TEST_LOSS, AUC, ACCURACY),
+    *(STEPS, TRAIN_LOSS, *VALIDATION, TEST_LOSS, AUC, GAUC, ACCURACY),
     *(BYTES, COUNTED, RATIO, NETWORK_USE, CPU_USE, SPEED, SECONDS),
 )
 
-RARE = (*VALIDATION, COUNTED)
+RARE = (*VALIDATION, GAUC, COUNTED)
 """Measures that have columns only if a run has values."""
 
 

@@ -87,10 +87,10 @@ def _require_monitor(config: Config, shards: Shards) -> None:
     """Check that evaluations of these rows give the deciding score.
 
     Raises:
-        ConfigError: all rows have the same label, and so no AUC.
+        ConfigError: all rows, or those of each group, have the same label, and so no AUC.
     """
     part, rows = next(iter(shards.scored_rows(config.data.test_part).items()))
-    if config.train.monitor != "auc":
+    if config.train.monitor == "log_loss":
         return
     found = shards.read(rows)
     counts_R = slice(None) if found.weight_R is None else found.weight_R > 0
@@ -98,9 +98,22 @@ def _require_monitor(config: Config, shards: Shards) -> None:
     clicks = int(np.count_nonzero(label_R))
     if clicks in (0, len(label_R)):
         raise ConfigError(
-            f"train.monitor = auc: of the {len(label_R):,} rows of the {part} part of "
-            f"{shards.folder} {clicks:,} are clicks, and AUC needs rows of both labels; "
+            f"train.monitor = {config.train.monitor}: of the {len(label_R):,} rows of the {part} "
+            f"part of {shards.folder} {clicks:,} are clicks, and AUC needs rows of both labels; "
             "train.monitor=log_loss does not"
+        )
+    if config.train.monitor != "gauc":
+        return
+    if found.group_R is None:
+        raise ConfigError(
+            f"train.monitor = gauc: {shards.folder} was prepared without a column of groups (group "
+            "of data.schema); train.monitor=auc needs none"
+        )
+    group_R = found.group_R[counts_R]
+    if not np.intersect1d(group_R[label_R == 1], group_R[label_R == 0]).any():
+        raise ConfigError(
+            f"train.monitor = gauc: no group of {shards.schema.group!r} in the {part} part of "
+            f"{shards.folder} has rows of both labels; train.monitor=auc needs none"
         )
 
 

@@ -11,8 +11,8 @@ from dlrm_hybrid.types import ScoredPart
 
 
 def monitored(scores: BinaryScores, part: ScoredPart, monitor: Monitor) -> Score | None:
-    """The score that decides which model is better; None if the AUC is undefined (one class)."""
-    value = scores.log_loss if monitor == "log_loss" else scores.auc
+    """The score that decides which model is better; None if it is undefined (one class)."""
+    value: float | None = getattr(scores, monitor)
     return None if value is None else Score(part=part, monitor=monitor, value=value)
 
 

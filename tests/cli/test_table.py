@@ -314,8 +314,9 @@ def test_weights_groups_and_labels_of_texts_in_every_command(
         given = ("data=table", "data.schema=mine.yaml", f"data.raw=day{day}.parquet", *more)
         places = (f"data.prepared=rows{day}", f"hydra.run.dir=run{day}")
         learning = ("train.epochs=2", "optimizer.lr=0.3")
-        assert program("train", *given, *SMALL, *places, *learning) == 0
-        assert "GAUC" in capsys.readouterr().out
+        monitor = ("train.monitor=gauc", "train.evaluate_every=20")
+        assert program("train", *given, *SMALL, *places, *learning, *monitor) == 0
+        assert re.search(r"best: step \d+, validation GAUC 0\.\d{4}:", capsys.readouterr().out)
         scores = (f"predict.checkpoint=run{day}/checkpoints/latest", f"predict.output=s{day}.csv")
         assert program("predict", f"predict.rows=features{day}.csv", *scores) == 0
         parts = scored_parts(day, frame)
@@ -331,5 +332,8 @@ def test_weights_groups_and_labels_of_texts_in_every_command(
     evaluated = json.loads(Path("all.json").read_text())
     for name in ("gauc", "auc", "base_rate"):
         assert evaluated[name] == pytest.approx(summary["test"][name], abs=1e-12)
+    capsys.readouterr()
+    assert program("report", "report.runs=[run0,run1]") == 0
+    assert re.search(r" AUC\W+GAUC\W+accuracy ", capsys.readouterr().out)
     outputs = (f"export.checkpoint={latest}", "export.output=out", "export.format=safetensors")
     assert program("export", *outputs) == 0

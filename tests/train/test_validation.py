@@ -1,6 +1,7 @@
 """Rows with a part to validate: it decides while a run trains, and the test part is for the end."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -157,6 +158,33 @@ def test_an_auc_of_rows_with_one_label_is_refused_before_the_first_step(
     ) in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
     assert run(argv) == 0
+
+
+@pytest.mark.parametrize(
+    ("group", "reason"),
+    [
+        ("", r"ROWS was prepared without a column of groups \(group of data.schema\)"),
+        ("group: shop\n", "no group of 'shop' in the test part of ROWS has rows of both labels"),
+    ],
+)
+def test_a_gauc_without_groups_of_both_labels_is_refused_before_the_first_step(
+    group: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.csv").write_text(
+        "bought,price,shop\n" + "1,0.5,a\n0,0.25,b\n1,1,\n0,1,\n" * 40
+    )
+    columns = "label: bought\ndense: [{name: price}]\ncategorical: [{name: shop}]\n"
+    split = "split: {by: fraction, test: 0.2}\n"
+    (tmp_path / "mine.yaml").write_text(f"{columns}{group}{split}")
+    given = ("data=table", f"data.schema={tmp_path}/mine.yaml", f"data.raw={tmp_path}/rows.csv")
+    places = (f"data.prepared={tmp_path / 'rows'}", f"hydra.run.dir={tmp_path / 'run'}")
+    argv = ["dlrm_hybrid", "train", *given, *places, "model=dlrm_small", "train.batch_size=16"]
+    assert run([*argv, "train.monitor=gauc"]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert re.search(
+        f"train.monitor = gauc: {reason}".replace("ROWS", str(tmp_path / "rows")), told
+    )
+    assert not (tmp_path / "run").exists()
 
 
 def plan(*parts: ScoredPart, every: int = 4) -> Plan:

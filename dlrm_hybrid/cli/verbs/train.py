@@ -183,8 +183,9 @@ class LiveTraining:
         elif event.kind is Kind.EVALUATED:
             auc = MISSING if values["auc"] is None else f"{values['auc']:.4f}"
             loss = f"{part_of(event)} log-loss {values['log_loss']:.4f}"
+            gauc = f", GAUC {values['gauc']:.4f}" if "gauc" in values else ""
             self._terminal.line(
-                f"step {event.step:,}: {loss}, AUC {auc}, "
+                f"step {event.step:,}: {loss}, AUC {auc}{gauc}, "
                 f"accuracy {values['accuracy']:.2%} (base rate {values['base_rate']:.2%})"
             )
 
