@@ -318,7 +318,9 @@ def test_weights_groups_and_labels_of_texts_in_every_command(
         assert program("train", *given, *SMALL, *places, *learning, *monitor) == 0
         assert re.search(r"best: step \d+, validation GAUC 0\.\d{4}:", capsys.readouterr().out)
         scores = (f"predict.checkpoint=run{day}/checkpoints/latest", f"predict.output=s{day}.csv")
-        assert program("predict", f"predict.rows=features{day}.csv", *scores) == 0
+        new = "day1.parquet" if day else "features0.csv"  # with labels, and without
+        assert program("predict", f"predict.rows={new}", *scores) == 0
+        assert ("log-loss" in capsys.readouterr().out) == (day == 1)
         parts = scored_parts(day, frame)
         summary = json.loads(Path(f"run{day}/summary.json").read_text())
         for part in ("validation", "test"):
