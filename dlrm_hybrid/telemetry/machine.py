@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -78,6 +79,7 @@ def peak_rss_bytes() -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
+@cache
 def cpu_model() -> str:
     """Model name of the first processor."""
     try:
@@ -88,6 +90,7 @@ def cpu_model() -> str:
     return next(models, platform.machine())
 
 
+@cache
 def version_of(package: str) -> str | None:
     """The version of a package; None if it is not installed."""
     try:
@@ -96,6 +99,7 @@ def version_of(package: str) -> str | None:
         return None
 
 
+@cache  # what runs is what was there when the process began
 def _git_sha(folder: Path) -> str | None:
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(folder), *arguments]
