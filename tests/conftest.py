@@ -1,5 +1,6 @@
 """One thread for everything, hypothesis profiles, real rows only from CRITEO_TRAIN_TXT."""
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -11,6 +12,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+gc.disable()  # until all is imported, which stays
 
 settings.register_profile(
     "fixed",
@@ -27,6 +30,12 @@ settings.register_profile(
 settings.register_profile("thorough", settings.get_profile("fixed"), max_examples=300)
 settings.register_profile("quick", settings.get_profile("fixed"), max_examples=20)
 settings.load_profile("fixed")
+
+
+def pytest_collection_finish() -> None:
+    """Garbage is looked for among what tests make, not among what they have imported."""
+    gc.enable()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
