@@ -1,7 +1,7 @@
 """Servers that answer each push at once: any order of the pushes, workers that pull anew."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
 
@@ -10,12 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from server_world import SHAPES, World, assert_same, drawn, gappy_gradients_of, gradients_of, travel
+from server_world import SHAPES, World, assert_same, drawn, gappy_gradients_of, travel
 from test_compressed_servers import sparsifier
 from torch import Tensor
 
-from dlrm_hybrid.compress.gradient.compressor import Compressor, Dense
-from dlrm_hybrid.compress.gradient.layout import Layout
+from dlrm_hybrid.compress.gradient.compressor import Dense
 from dlrm_hybrid.compress.update import DenseUpdate, decode
 from dlrm_hybrid.model.optimizer import Adagrad, Adam, Constant, Momentum, Optimizer, Sgd
 from dlrm_hybrid.parallel.policies import Asynchronous, Lockstep
@@ -66,33 +65,6 @@ class Loose:
 def assert_moved(values: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> None:
     for name, value in before.items():
         assert float((values[name] - value).abs().max()) > 1e-3, name
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
-@pytest.mark.parametrize("pull", PULLS, ids=lambda one: one.name)
-@pytest.mark.parametrize(
-    ("gradients", "make"),
-    [(gradients_of, Dense), (gappy_gradients_of, sparsifier(0.9))],
-    ids=["dense", "sparse"],
-)
-def test_one_trainer_is_lockstep_bit_for_bit(
-    optimizer: Optimizer,
-    pull: Dtype,
-    gradients: Callable[[int, int], Values],
-    make: Callable[[Layout], Compressor],
-):
-    layout = {"optimizer": optimizer, "pull": pull, "gradients": gradients, "make": make}
-    sync = World(1, Lockstep(), servers=2, stages=2, **layout)
-    loose = Loose(World(1, Asynchronous(trainers=1), servers=2, stages=2, **layout))
-    for step in range(20):
-        (used,) = sync.run(step, step + 1)
-        for rank in (0, 1):
-            loose.world.pull(rank)
-        assert_same(loose.world.replicas[0], used)
-        for rank in (0, 1):
-            loose.step(rank)
-    assert_same(loose.weights(), {name: sync.held()[name] for name in SHAPES})
-    assert_moved(loose.weights(), drawn(0))
 
 
 @given(

@@ -154,36 +154,6 @@ def test_what_is_held_can_be_handed_over(limits: Served) -> None:
         }
 
 
-@pytest.mark.parametrize("limits", [Served(cache_rows=60, cache_batches=4), MANY])
-@pytest.mark.parametrize(("trainers", "servers", "staleness"), [(1, 1, 0), (2, 2, 3)])
-def test_a_world_goes_on_from_what_it_held(
-    trainers: int, servers: int, staleness: int, limits: Served
-) -> None:
-    unbroken, world = (World(trainers, servers, staleness, cache=limits) for _ in range(2))
-    unbroken.learn(0, 20)
-    world.learn(0, 9)
-    states = world.runner.run({n: tables.state_ahead() for n, tables in enumerate(world.tables)})
-    held = {name: one for state in states.values() for name, one in state.items()}
-
-    def from_there(values: dict[str, Tensor]) -> dict[str, Tensor]:
-        resumed = World(trainers, servers, staleness, cache=limits)
-        for server, other in zip(resumed.servers, world.servers, strict=True):
-            for piece, saved in zip(server.pieces(), other.pieces(), strict=True):
-                piece.view.copy_(saved.view)
-            server.restart(Version(9))
-        for tables in resumed.tables:
-            tables.restart(Version(9), values)
-        resumed.learn(9, 11)
-        return resumed.weights()
-
-    resumed, anew = from_there(held), from_there({})
-    for name, table in unbroken.weights().items():
-        assert torch.equal(table, resumed[name]), name
-    assert any(not torch.equal(table, anew[n]) for n, table in unbroken.weights().items())
-    with pytest.raises(DataError, match=r"lookups\.0\.\*: 0 keys and other numbers"):
-        from_there({name: one for name, one in held.items() if not name.endswith("keys")})
-
-
 def held_by(world: World, trainer: int = 0) -> dict[str, Tensor]:
     return world.runner.run({trainer: world.tables[trainer].state_ahead()})[trainer]
 

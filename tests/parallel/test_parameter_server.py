@@ -3,11 +3,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from server_world import SCHEDULE, SHAPES, World, assert_same, drawn, gradients_of, travel
+from server_world import SHAPES, World, assert_same, drawn, gradients_of, travel
 from torch import Tensor
 
 from dlrm_hybrid.comm.in_process import in_process_channels
-from dlrm_hybrid.model.optimizer import Adagrad, Adam, Momentum, Optimizer, Sgd, init_state
+from dlrm_hybrid.model.optimizer import Adagrad, Adam, Momentum, Optimizer, Sgd
 from dlrm_hybrid.parallel.dense.server import ParameterServer, serve
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.policies import Lockstep
@@ -22,30 +22,6 @@ OPTIMIZERS: list[Optimizer] = [
     Adagrad(eps=1e-10),
     Adam(betas=(0.9, 0.999), eps=1e-8),
 ]
-
-
-def plain(optimizer: Optimizer, steps: int) -> dict[str, Tensor]:
-    """One trainer's steps without a server."""
-    weights = drawn(0)
-    state = init_state(optimizer, weights)
-    for step in range(steps):
-        for name, gradient in gradients_of(0, step).items():
-            optimizer.apply(weights[name], gradient, state[name], SCHEDULE.lr(step))
-    return weights
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: type(optimizer).__name__)
-@pytest.mark.parametrize(("servers", "stages"), [(1, 1), (3, 1), (2, 2)])
-def test_one_trainer_with_servers_equals_none_bit_for_bit(
-    optimizer: Optimizer, servers: int, stages: int
-):
-    world = World(1, Lockstep(), optimizer=optimizer, servers=servers, stages=stages)
-    world.run(0, 50)
-    for rank in world.clients:
-        world.pull(rank)
-    assert_same(world.replicas[0], plain(optimizer, 50))
-    moved = {name: (tensor - drawn(0)[name]).abs() for name, tensor in world.replicas[0].items()}
-    assert min(float(tensor.mean()) for tensor in moved.values()) > 1e-2
 
 
 def test_the_order_of_arrival_changes_no_bit():

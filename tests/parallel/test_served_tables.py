@@ -26,7 +26,7 @@ from dlrm_hybrid.parallel.runners import InProcessRunner
 from dlrm_hybrid.parallel.tables.served import ServedTables, TableClient
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import Tally, Traffic
-from dlrm_hybrid.types import BatchNumber, DlrmError, Version
+from dlrm_hybrid.types import BatchNumber, DlrmError
 from dlrm_hybrid.wire.frame import Frame, Kind
 
 
@@ -61,38 +61,6 @@ def test_lookups_see_the_version_they_should(
     for name, table in world.weights().items():
         assert torch.equal(table, versions[-1][name]), name
     assert_moved(world.weights())
-
-
-@pytest.mark.parametrize(("trainers", "servers", "staleness"), [(1, 1, 0), (2, 2, 4)])
-def test_a_world_goes_on_from_what_it_held(trainers: int, servers: int, staleness: int) -> None:
-    unbroken, world = (World(trainers, servers, staleness) for _ in range(2))
-    unbroken.learn(0, 20)
-    world.learn(0, 9)
-    states = world.runner.run({n: tables.state_ahead() for n, tables in enumerate(world.tables)})
-    ahead = {name: one for state in states.values() for name, one in state.items()}
-    assert len(ahead) == trainers * staleness
-    resumed = World(trainers, servers, staleness)
-    for server, other in zip(resumed.servers, world.servers, strict=True):
-        for piece, saved in zip(server.pieces(), other.pieces(), strict=True):
-            piece.view.copy_(saved.view)
-        server.restart(Version(9))
-    for tables in resumed.tables:
-        tables.restart(Version(9), ahead)
-    resumed.learn(9, 11)
-    for name, table in unbroken.weights().items():
-        assert torch.equal(table, resumed.weights()[name]), name
-    if staleness:
-        anew = World(trainers, servers, staleness)
-        for server, other in zip(anew.servers, world.servers, strict=True):
-            for piece, saved in zip(server.pieces(), other.pieces(), strict=True):
-                piece.view.copy_(saved.view)
-            server.restart(Version(9))
-        for tables in anew.tables:
-            tables.restart(Version(9), {})
-        anew.learn(9, 11)
-        assert any(
-            not torch.equal(table, anew.weights()[n]) for n, table in unbroken.weights().items()
-        )
 
 
 def test_messages_that_come_twice_change_nothing() -> None:

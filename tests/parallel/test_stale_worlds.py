@@ -10,10 +10,7 @@ from torch import Tensor
 
 from dlrm_hybrid.compress.activation.codec import Key, Mask, Sections
 from dlrm_hybrid.compress.activation.dct import ThresholdCodec
-from dlrm_hybrid.parallel.policies import Lockstep
 from dlrm_hybrid.parallel.schedule import Dsp
-from dlrm_hybrid.parallel.sync import SyncPolicy
-from dlrm_hybrid.wire.frame import Kind
 from dlrm_hybrid.wire.section import Dtype
 
 CUTS = ("bottom.2", "top.2")
@@ -27,49 +24,6 @@ def step(world: TinyWorld, tick: int) -> float:
     trainers = world.layout.trainers
     batches = shares(draw_batch(SMALL, ROWS * trainers, tick), trainers)
     return sum(one.loss_sum for one in world.step(tick, batches))
-
-
-@pytest.mark.parametrize("servers", [0, 2])
-def test_without_any_delay_it_is_the_sequential_schedule(servers: int) -> None:
-    worlds = [
-        TinyWorld(SMALL, Layout(CUTS, servers=servers, schedule=schedule))
-        for schedule in ("sequential", NONE)
-    ]
-    first = {name: tensor.clone() for name, tensor in worlds[0].tensors().items()}
-    for tick in range(10):
-        one, other = (step(world, tick) for world in worlds)
-        assert one == other
-    expected = worlds[0].tensors()
-    for name, tensor in worlds[1].tensors().items():
-        assert torch.equal(tensor, expected[name]) and not torch.equal(tensor, first[name]), name
-
-
-@pytest.mark.parametrize(
-    ("trainers", "servers", "policy"),
-    [(1, 0, Lockstep()), (1, 2, Lockstep()), (2, 2, Lockstep()), (2, 1, Lockstep(2))],
-)
-@pytest.mark.parametrize("paused", [3, 9])
-def test_what_is_in_flight_is_saved_and_restored(
-    trainers: int, servers: int, policy: SyncPolicy, paused: int
-) -> None:
-    layout = Layout(CUTS, trainers, servers, schedule=STALE, policy=policy)
-    unbroken = TinyWorld(SMALL, layout)
-    for tick in range(paused):
-        step(unbroken, tick)
-    saved = unbroken.save(paused)
-    resumed = TinyWorld(SMALL, layout)
-    resumed.load(paused, saved)
-    for tick in range(paused, 2 * paused):
-        assert step(unbroken, tick) == step(resumed, tick) > 0
-    ends = [world.drain(2 * paused) for world in (unbroken, resumed)]
-    assert ends[0] == ends[1]
-    assert [one.rows for one in ends[0][:3]] == [0, 0, 2 * ROWS]
-    found, first = resumed.tensors(), TinyWorld(SMALL, layout).tensors()
-    for name, tensor in unbroken.tensors().items():
-        assert torch.equal(found[name], tensor) and not torch.equal(first[name], tensor), name
-    assert {frame.kind for frame in unbroken.waiting()} <= {Kind.PARAMETERS}
-    ended = unbroken.save(2 * paused, emptied=2 * paused)
-    assert not any(ended[str(worker.rank)] for worker in unbroken.workers)
 
 
 def test_inputs_that_wait_are_as_many_as_the_staleness() -> None:

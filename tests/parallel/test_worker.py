@@ -1,17 +1,13 @@
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import product
 
 import pytest
 import torch
 from reference_step import Trainer, predict
 from tiny_world import (
     ATTEMPT,
-    CROSS,
     LR,
-    MACHINE,
-    PAPER,
     SCHEDULES,
     SEED,
     SGD,
@@ -33,11 +29,10 @@ from dlrm_hybrid.model.optimizer import Optimizer
 from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.parallel.effects import GroupCall
 from dlrm_hybrid.parallel.policies import Lockstep
-from dlrm_hybrid.parallel.step import StepMetrics, train_step
+from dlrm_hybrid.parallel.step import train_step
 from dlrm_hybrid.types import ConfigError, DlrmError, Tick
 from dlrm_hybrid.wire.frame import EVALUATION, Kind
 
-CUTS = [cuts for number in range(3) for cuts in combinations(SMALL.layer_names[:-1], number)]
 SOME_CUTS = [(), ("bottom.4",), ("bottom.2", "top.2"), ("bottom.1", "bottom.4", "top.3")]
 ROWS = 16
 
@@ -54,49 +49,6 @@ def _copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, float]:
     return {name: float((one[name] - other[name]).abs().max()) for name in one}
-
-
-def _check_equal(plain: Trainer, worlds: Sequence[TinyWorld], spec: ModelSpec, steps: int) -> None:
-    """Every world of one trainer makes the plain trainer's steps, bit for bit."""
-    first = _copy(worlds[0].tensors())
-    for step in range(steps):
-        batch = draw_batch(spec, ROWS, step)
-        result = plain.step(*columns(batch), lr=worlds[0].lr, embedding_lr=worlds[0].table_lr)
-        expected = StepMetrics(
-            loss_sum=float(result.loss) * ROWS, correct=int(result.correct), rows=ROWS
-        )
-        for world in worlds:
-            assert world.step(step, [batch])[-1] == expected, (world.layout, step)
-    last = plain.tensors()
-    assert min(_distance(first, last).values()) >= 1e-3
-    for world in worlds:
-        tensors = world.tensors()
-        assert tensors.keys() <= last.keys()
-        assert len(tensors) == len(spec.dense_shapes()) + len(spec.table_names)
-        for name, tensor in tensors.items():
-            assert torch.equal(tensor, last[name]), (world.layout, name)
-
-
-@pytest.mark.parametrize("precision", list(Precision))
-def test_no_cut_changes_a_bit(precision: Precision):
-    assert len(CUTS) == 29
-    worlds = [TinyWorld(SMALL, Layout(cuts=cuts), precision=precision, lr=1.0) for cuts in CUTS]
-    _check_equal(_plain(SMALL, precision), worlds, SMALL, steps=6)
-
-
-@pytest.mark.parametrize("spec", [CROSS, MACHINE], ids=["cross", "machine"])
-def test_no_cut_changes_a_bit_with_other_interactions(spec: ModelSpec):
-    layouts = [Layout(cuts=cuts, servers=len(cuts) % 3) for cuts in SOME_CUTS]
-    worlds = [TinyWorld(spec, layout, lr=0.5) for layout in layouts]
-    _check_equal(_plain(spec), worlds, spec, steps=10)
-
-
-@pytest.mark.parametrize("precision", list(Precision))
-def test_no_cut_changes_a_bit_in_the_paper_model(precision: Precision):
-    worlds = [
-        TinyWorld(PAPER, Layout(cuts=cuts), precision=precision, lr=0.5) for cuts in SOME_CUTS
-    ]
-    _check_equal(_plain(PAPER, precision), worlds, PAPER, steps=10)
 
 
 def test_no_schedule_and_no_cut_changes_a_bit_of_microbatches_and_trainers():

@@ -19,7 +19,6 @@ from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.predict import Predictor
 from dlrm_hybrid.predict.sources import frame_block
 from dlrm_hybrid.saved.inputs import ModelInputs, inputs_of
-from dlrm_hybrid.telemetry.metrics import BinaryMetrics
 from dlrm_hybrid.types import DataError
 
 ROWS = 1500
@@ -409,24 +408,3 @@ def test_weights_of_bags_are_not_fed_with_single_ids(served: Path, tmp_path: Pat
     (tmp_path / "model.json").write_text(json.dumps(about))
     with pytest.raises(DataError, match="the ids of tags stand for bags"):
         ModelInputs(tmp_path)
-
-
-@pytest.mark.parametrize("deduplicate", [False, True])
-def test_scores_are_those_of_evaluate_where_rows_or_sums_of_bags_are_rounded(
-    deduplicate: bool, own: Path, tmp_path: Path
-) -> None:
-    rows = ["data=table", f"data.schema={own / 'schema.yaml'}", f"data.prepared={own / 'prepared'}"]
-    world = ["parallel=hybrid", "parallel.world=in_process", "parallel.trainers=2"]
-    given = [f"embedding.deduplicate={deduplicate}", "embedding.comm_precision=bfloat16"]
-    more = ["model=dlrm_small", "train.steps=10", "telemetry.tensorboard=false", "optimizer.lr=0.5"]
-    folder, output = tmp_path / "run", tmp_path / "scores.json"
-    argv = ["train", *rows, *world, *given, *more, f"hydra.run.dir={folder}"]
-    assert run(["dlrm_hybrid", *argv]) == 0
-    told = (f"evaluate.checkpoint={folder}", f"evaluate.output={output}")
-    assert run(["dlrm_hybrid", "evaluate", *told]) == 0
-    shards, metrics = open_shards(own / "prepared", None), BinaryMetrics()
-    model = Predictor(folder)._model  # type: ignore[reportPrivateUsage]
-    for batch in sequential_batches(shards, shards.test_rows("day"), 500):
-        metrics.add(model.logits(batch), batch.label_B)
-    wanted, found = json.loads(output.read_text()), metrics.scores()
-    assert (found.log_loss, found.auc) == (wanted["log_loss"], wanted["auc"])

@@ -1,6 +1,5 @@
 """Batch norm through the command line: whose statistics there are, and that all see the same."""
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from saved_tensors import saved_groups
 from world_runs import Trained, checkpoint, summary
 
 from dlrm_hybrid.checkpoint.reader import open_checkpoint
-from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
@@ -42,17 +40,6 @@ def scores(folder: Path) -> list[tuple[int, list[float]]]:
         for one in found
         if one.kind is Kind.EVALUATED
     ]
-
-
-def test_checkpoints_are_scored_as_the_run_has_scored(trained: Trained, tmp_path: Path) -> None:
-    layout = ("parallel.trainers=3", "parallel.servers=1", CUTS)
-    folder = trained("world", *NORM, *WORLD, *layout, "train.steps=15")
-    output = tmp_path / "scores.json"
-    given = (f"evaluate.checkpoint={folder}", f"evaluate.output={output}")
-    assert run(["dlrm_hybrid", "evaluate", *given]) == 0
-    found = json.loads(output.read_text())
-    ((step, wanted),) = scores(folder)
-    assert (step, [found[name] for name in SCORES]) == (15, wanted)
 
 
 def test_other_trainers_begin_with_the_mean(trained: Trained) -> None:

@@ -90,20 +90,3 @@ def test_scores_with_masks_and_without_are_two_and_evaluate_repeats_both(trained
     for masked, loss in losses.items():
         # Both from the same run, which scored itself without masks.
         assert scored(folder, f"activation.evaluate_masked={masked}") == loss
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("activation=gradient_topk", "parallel.trainers=3"),
-        ("activation=sketch", "optimizer=adagrad"),
-        ("sync=bounded", "sync.staleness=2", "parallel.servers=2"),
-        ("activation=none",),
-    ],
-)
-def test_evaluate_repeats_the_scores_of_any_method(
-    options: tuple[str, ...], trained: Trained
-) -> None:
-    folder = trained("run", *SHORT, *options)
-    assert scored(folder) == summary(folder)["test"]["loss"]

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from world_runs import assert_moved, summary
+from world_runs import summary
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics
@@ -55,21 +55,6 @@ def train(table: tuple[tuple[str, ...], float], tmp_path: Path) -> Train:
         return folder
 
     return train_here
-
-
-def test_all_categories_may_be_lists(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    lists = pa.array([rng.integers(0, TAGS, one % 4).tolist() for one in range(500)])
-    columns = {"bought": np.arange(500) % 2, "price": rng.random(500), "tags": lists}
-    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
-    schema = SCHEMA.replace("  - {name: shop}\n", "")
-    (tmp_path / "mine.yaml").write_text(schema)
-    rows = ("data=table", f"data.schema={tmp_path / 'mine.yaml'}", f"data.raw={tmp_path}/*.parquet")
-    folder = (f"data.prepared={tmp_path / 'rows'}", f"hydra.run.dir={tmp_path / 'run'}")
-    short = ("train.batch_size=32", "train.steps=20", "train.epochs=9")
-    short += ("checkpoint.every=5", "checkpoint.keep=9")
-    assert run(["dlrm_hybrid", "train", *rows, *folder, *short, "model=dlrm_small"]) == 0
-    assert_moved(tmp_path / "run", 5, 20)
 
 
 def test_scores_are_as_good_as_can_be(table: tuple[tuple[str, ...], float], train: Train) -> None:

@@ -1,10 +1,12 @@
 """The laws of worlds, over compositions that have every pair of their choices.
 
 One process and many do the same; a run that is resumed or killed ends as the unbroken one; what
-trainers recorded that wait for nobody is played back; one trainer, wherever the model is cut, is
-plain training. Each holds bit for bit, but where sums have another order.
+trainers recorded that wait for nobody is played back; what a run has scored is scored again by
+`evaluate` and by a predictor; one trainer, wherever the model is cut, is plain training. Each holds
+bit for bit, but where sums have another order.
 """
 
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -44,8 +46,12 @@ from world_runs import (
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.compress.gradient.methods import methods
+from dlrm_hybrid.data.loader import sequential_batches
 from dlrm_hybrid.data.preprocessing import read_kept
+from dlrm_hybrid.data.shards import open_shards
+from dlrm_hybrid.predict import Predictor
 from dlrm_hybrid.run import training
+from dlrm_hybrid.telemetry.metrics import BinaryMetrics
 from dlrm_hybrid.train.asynchronous.order_log import order_file, read_order
 from dlrm_hybrid.wire.frame import Kind as FrameKind
 
@@ -173,6 +179,26 @@ def test_a_resumed_run_is_the_unbroken_one(
     before, after = tensors(unbroken, SAVED), tensors(unbroken, STEPS)
     for part in ("top", "embedding"):
         assert largest_difference(before, after, part) > 1e-5, part
+
+
+@pytest.mark.parametrize("world", parameters(COVERING, 9))
+def test_other_commands_score_as_the_run_has_scored(
+    world: Composition, train: Train, made: dict[str, Path], tmp_path: Path
+) -> None:
+    given = (*HYBRID, *options(world), IN_PROCESS)
+    folder, output = made.get(str(world)) or train("run", world, *given), tmp_path / "scores.json"
+    last = checkpoint(folder, STEPS)  # of which the best of its evaluations need not be
+    wish = (f"evaluate.checkpoint={last}", f"evaluate.output={output}")
+    assert run(["dlrm_hybrid", "evaluate", *wish]) == 0
+    evaluated, metrics = json.loads(output.read_text()), BinaryMetrics()
+    assert evaluated["log_loss"] == summary(folder)["test"]["loss"]
+    if world["activation"] == "sketch":  # a negative control, which predictors leave out
+        return
+    prepared = json.loads((folder / "config.json").read_text())["data"]["prepared"]
+    shards, model = open_shards(Path(prepared), None), Predictor(last)._model
+    for batch in sequential_batches(shards, shards.test_rows("day"), 500):
+        metrics.add(model.logits(batch), *batch.outcomes)
+    assert metrics.scores().log_loss == evaluated["log_loss"]
 
 
 @pytest.mark.parametrize("world", parameters(WAITING, 3))
