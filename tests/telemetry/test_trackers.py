@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import HANG_SECONDS
 from world_runs import Train
 
 from dlrm_hybrid.telemetry import trackers
@@ -62,7 +63,7 @@ def test_training_does_not_wait_for_a_server(monkeypatch: pytest.MonkeyPatch) ->
 
     class Slow:
         def write(self, event: Event) -> None:
-            assert answers.wait(60)
+            assert answers.wait(HANG_SECONDS)
 
         def close(self) -> None:
             pass

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from patience import HANG_SECONDS
 from small_disk import needs_mount, small_disk
 from torch import Tensor
 from world_rows import BATCH, global_batches, losses, small_spec, test_batches, tuples_of
@@ -404,9 +405,9 @@ def test_closing_waits_for_what_another_thread_does(shards: Shards) -> None:
 
     thread = threading.Thread(target=train)
     thread.start()
-    assert begun.wait(60)
+    assert begun.wait(HANG_SECONDS)
     world.close()
-    thread.join(60)
+    thread.join(HANG_SECONDS)
     assert said == ["this world cannot go on: it has been closed"]
 
 
