@@ -26,8 +26,8 @@ def test_others_go_on_without_a_killed_trainer(
 ) -> None:
     """It strikes in a step of its own, so however slow the machine is it is in the middle of it."""
     monkeypatch.setattr(training, "TRAIN_RANK", world_faults.ENTRY)
-    world_faults.plan(tmp_path / "run", world_faults.Fault(rank=3, step=20))
-    folder, told = run(train, tmp_path, [], "train.steps=80")
+    world_faults.plan(tmp_path / "run", world_faults.Fault(rank=3, step=10))
+    folder, told = run(train, tmp_path, [], "train.steps=40")
     assert world_faults.planned(folder) == []
     assert_all_learned(folder, told, 1)
 

@@ -192,9 +192,6 @@ def test_rates_of_servers_in_processes_fall_as_those_of_one_process(
     assert_same_state(processes, alone, 8)
     assert rates(processes) == rates(alone)
     assert len(set(rates(processes).values())) == 3
-    broken = broken_at(6, 8, processes)
-    trained("broken", *options, "checkpoint.resume=auto")
-    assert_same_state(broken, alone, 8)
 
 
 def test_scores_that_get_better_end_nothing(trained: Trained) -> None:

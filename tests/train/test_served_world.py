@@ -1,14 +1,11 @@
 """Worlds with table servers: other owners, and what a checkpoint holds of lookups ahead."""
 
-import json
-
 import numpy as np
 import pytest
 from patience import PATIENT
 from world_runs import Trained, assert_moved, assert_same, checkpoint, summary, tensors
 
 from dlrm_hybrid.checkpoint.reader import open_checkpoint
-from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.run.rank.facts import lookups_ahead
@@ -87,19 +84,3 @@ def test_a_checkpoint_goes_on_with_other_owners(trained: Trained) -> None:
     )
     two, fused = tensors(folders[0], 16), tensors(folders[2], 16)
     assert max(np.abs(two[name] - fused[name]).max() for name in two) < 1e-5
-    again = ("fused-first", "embedding=fused", "parallel.trainers=1", "parallel.servers=0")
-    fused_first = trained(again[0], *options, *again[1:], "train.steps=10")
-    source = f"checkpoint.resume={checkpoint(fused_first, 10)}"
-    folder = trained("served-then", *options, *layout(1, 3, 0), source, "train.steps=16")
-    whole = trained("fused-whole", *options, *again[1:], source, "train.steps=16")
-    assert_same(folder, whole, 16)
-
-
-def test_a_checkpoint_is_scored_as_the_run_scored_it(
-    trained: Trained, small_rows: list[str]
-) -> None:
-    folder = trained("served", *SERVED, IN_PROCESS, *layout(2, 2, 1), "train.steps=10")
-    output = folder.parent / "scores.json"
-    argv = ["dlrm_hybrid", "evaluate", f"evaluate.checkpoint={folder}", f"evaluate.output={output}"]
-    assert run(argv) == 0
-    assert json.loads(output.read_text())["log_loss"] == summary(folder)["test"]["loss"]

@@ -26,7 +26,7 @@ dense: [{name: price}]
 categorical: [{name: shop}, {name: city}]
 split: {by: fraction, validation: 0.2, test: 0.3, seed: 1}
 """
-HYBRID = ("parallel=hybrid", "parallel.trainers=2", PATIENT)
+HYBRID = ("parallel=hybrid", "parallel.trainers=2", "parallel.cuts=[]", PATIENT)
 IN_PROCESS = "parallel.world=in_process"
 APART = ("sync=async", "embedding=served", "parallel.table_servers=1", "parallel.elastic=true")
 VALIDATION, TEST = ScoredPart.VALIDATION, ScoredPart.TEST
@@ -222,7 +222,7 @@ WORLDS = {
     "processes": HYBRID,
     "stages": (*HYBRID, "parallel.trainers=1", "parallel.cuts=[bottom.2]"),
     "asynchronous": (*HYBRID, *APART),
-    "batches in flight": (*HYBRID, IN_PROCESS, "schedule=dsp"),
+    "batches in flight": (*HYBRID, IN_PROCESS, "parallel.cuts=[bottom.2,top.2]", "schedule=dsp"),
 }
 NOISY = ("train.evaluate_every=2", "checkpoint.every=0", "checkpoint.keep=1", "optimizer.lr=2.0")
 
