@@ -36,7 +36,7 @@ from dlrm_hybrid.config.keys import (
     readers_of,
     with_whole_numbers,
 )
-from dlrm_hybrid.config.methods import GROUP, load_typed, unloaded
+from dlrm_hybrid.config.outside import GROUP, load_typed, unloaded
 from dlrm_hybrid.config.model import with_input_width, with_world_size, without_unread
 from dlrm_hybrid.config.overrides import (
     ALLOWED,

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from dlrm_hybrid.bounds import NAME_PATTERN, Bound, OneOf, types_of
 from dlrm_hybrid.compress.gradient.methods import GradientMethod, help_of
-from dlrm_hybrid.config import methods
+from dlrm_hybrid.config import outside as methods
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.record import WEIGHTS, Choice, Effect, about, defaults_of
 

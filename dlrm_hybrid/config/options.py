@@ -20,7 +20,7 @@ from dlrm_hybrid.config.keys import (
     records,
     sections,
 )
-from dlrm_hybrid.config.methods import GROUP
+from dlrm_hybrid.config.outside import GROUP
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.record import defaults_of, plain
 

@@ -30,7 +30,7 @@ from dlrm_hybrid.config.keys import (
     no_such_choice,
     unknown_key,
 )
-from dlrm_hybrid.config.methods import GROUP, fault_of
+from dlrm_hybrid.config.outside import GROUP, fault_of
 
 ALLOWED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweeper.params")
 MOST_JOBS = 10_000  # of a sweep

@@ -8,7 +8,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Union, cast, get_args, get_origin
 
 from dlrm_hybrid.bounds import SettingsError, described, fits, types_of
-from dlrm_hybrid.config import methods
+from dlrm_hybrid.config import outside as methods
 from dlrm_hybrid.config.keys import (
     no_such_choice,
     readers_of,

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from dlrm_hybrid.comm.metered import MeteredChannel, traffic_of
 from dlrm_hybrid.comm.rendezvous import share_folder
-from dlrm_hybrid.config.methods import load_method
+from dlrm_hybrid.config.outside import load_method
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.tensors import parts

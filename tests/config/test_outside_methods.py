@@ -35,7 +35,7 @@ def my_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     (tmp_path / "mine" / "my_package" / "__init__.py").touch()
     shutil.copy(FILE, tmp_path / "mine" / "my_package" / "signsgd.py")
     monkeypatch.syspath_prepend(tmp_path / "mine")
-    monkeypatch.setattr("dlrm_hybrid.config.methods._loaded", {})
+    monkeypatch.setattr("dlrm_hybrid.config.outside._loaded", {})
     yield
     for name in [one for one in sys.modules if one.partition(".")[0] == "my_package"]:
         del sys.modules[name]

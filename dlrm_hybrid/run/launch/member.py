@@ -21,7 +21,7 @@ from typing import Any
 from dlrm_hybrid.checkpoint.folder import lost_latest, saved_step
 from dlrm_hybrid.comm.rendezvous import Rendezvous, reach_store, serve_store
 from dlrm_hybrid.config import compose
-from dlrm_hybrid.config.methods import load_typed
+from dlrm_hybrid.config.outside import load_typed
 from dlrm_hybrid.config.overrides import override_fault, override_text, read_override
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text, validate

@@ -16,7 +16,7 @@ from dlrm_hybrid.comm.zmq.channel import ZmqChannel, ZmqOptions, open_zmq_channe
 from dlrm_hybrid.comm.zmq.curve import read_key_file
 from dlrm_hybrid.comm.zmq.roster import UnknownPeers
 from dlrm_hybrid.config.identity import CONFIG_FILE
-from dlrm_hybrid.config.methods import load_method
+from dlrm_hybrid.config.outside import load_method
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import open_shards
