@@ -9,7 +9,9 @@ __version__ = "0.1.0"
 
 # Imported on first use: torch and all that the trainer needs take a second. Types: __init__.pyi.
 _NAMES = {
+    "Features": "dlrm_hybrid.model.own",
     "ModelSpec": "dlrm_hybrid.model.spec",
+    "OwnModel": "dlrm_hybrid.model.own",
     "Predictor": "dlrm_hybrid.predict.predictor",
     "World": "dlrm_hybrid.world.world",
     "objective": "dlrm_hybrid.run.jobs.objective",

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self, cast
 from typing_extensions import override
 
 from dlrm_hybrid.bounds import check
+from dlrm_hybrid.outside import path_of
 
 
 class Effect(Flag):
@@ -105,7 +106,12 @@ class Choice(Record):
     """
 
     name: ClassVar[str]
-    """Its name."""
+    """Its name; that of one from outside the package is its import path."""
+
+    def __init_subclass__(cls, *, effect: Effect | None = None, choice: Effect | None = None):
+        super().__init_subclass__(effect=effect, choice=choice)
+        if not cls.__module__.startswith("dlrm_hybrid."):
+            cls.name = path_of(cls)
 
     @override
     def settings(self) -> dict[str, Any]:

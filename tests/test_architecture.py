@@ -22,8 +22,8 @@ CUT_OFF: set[str] = set()
 CROWDED: set[str] = set()
 Node = TypeVar("Node", bound=ast.AST)
 RECORDS = (
-    *("record.py", "config/choices.py", "compress/activation/methods.py", "model/optimizer.py"),
-    "model/tables.py",
+    *("record.py", "config/choices.py", "config/outside.py", "config/schema.py"),
+    *("compress/activation/methods.py", "model/optimizer.py", "model/tables.py"),
     "parallel/schedule.py",
 )
 

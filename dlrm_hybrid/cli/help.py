@@ -78,6 +78,7 @@ READS: Mapping[str, tuple[str, ...]] = {
 # These verbs accept the unchanged command line of a run. `evaluate` compares all of it with its
 # checkpoint's, and refuses the rest.
 TAKE_A_RUN = ("prepare", "train", "evaluate", "plan", "doctor")
+TAKE_A_MODEL = ("evaluate", "predict", "export")
 FOLDERS = {
     "train": (
         ("hydra.run.dir=FOLDER", "the run's folder; default runs/<name>/<stamp>-<id>"),
@@ -203,7 +204,10 @@ def unread(verb: str, overrides: Sequence[str]) -> dict[str, str]:
     """Overrides of known keys that a verb does not read, with a message for each."""
     messages: dict[str, str] = {}
     for text in overrides:
-        name = text.lstrip("+~").partition("=")[0].partition("@")[0]
+        name, _, value = text.lstrip("+~").partition("=")
+        name = name.partition("@")[0]
+        if name == "model" and ":" in value and verb in TAKE_A_MODEL:
+            continue  # lets the model of a run be imported
         readers = [f"`{one}`" for one in VERBS if _reads(one, name)]
         if readers and f"`{verb}`" not in readers:
             *others, last = readers

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+from typing_extensions import override
+
 from dlrm_hybrid.bounds import (
     Bound,
     Count,
@@ -20,6 +22,8 @@ from dlrm_hybrid.bounds import (
     Seed,
     Several,
 )
+from dlrm_hybrid.parallel.policies import Asynchronous, Lockstep, Rounds
+from dlrm_hybrid.parallel.sync import SyncPolicy
 from dlrm_hybrid.record import WEIGHTS, Choice, Effect, key
 
 BlockRows = Annotated[int, Bound(ge=1, le=2**24)]
@@ -267,12 +271,16 @@ class Sync(Choice, effect=NEW | Effect.VERSIONS, choice=NEW | Effect.VERSIONS | 
     """How old the weights may be that a step is computed with."""
 
     staleness: Lag = 0
-    check_every: Positive
+    check_every: Positive = 100
     lr_scale: Scale = "one"
     in_flight: Pushes = 1
     ahead: Positive | None = None
     record: bool = False
     replay: Path | None = None
+
+    def policy(self, parallel: Parallel) -> SyncPolicy:
+        """Make the rules by which the workers of a world push, and its servers make versions."""
+        raise NotImplementedError
 
 
 CHECK_EVERY = "steps between checks of the trainers' weights against the servers'"
@@ -285,6 +293,10 @@ class SyncLockstep(Sync):
     name: ClassVar[str] = "sync"
     check_every: Positive = key(100, CHECK_EVERY, Effect.FREE)
 
+    @override
+    def policy(self, parallel: Parallel) -> SyncPolicy:
+        return Rounds(parallel.trainers) if parallel.elastic else Lockstep()
+
 
 @dataclass(frozen=True, kw_only=True)
 class SyncBounded(Sync):
@@ -295,6 +307,10 @@ class SyncBounded(Sync):
     name: ClassVar[str] = "bounded"
     staleness: Several = key(1, "age, in steps, of the weights that a step uses")
     check_every: Positive = key(100, CHECK_EVERY, Effect.FREE)
+
+    @override
+    def policy(self, parallel: Parallel) -> SyncPolicy:
+        return Lockstep(self.staleness)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,6 +339,10 @@ class SyncAsynchronous(Sync):
         "run folder whose recorded order parallel.world=in_process plays back",
         NEW | Effect.VERSIONS | Effect.PATH,
     )
+
+    @override
+    def policy(self, parallel: Parallel) -> SyncPolicy:
+        return Asynchronous(parallel.trainers, self.in_flight, parallel.threads)
 
 
 class Network(Choice, effect=Effect.FREE):

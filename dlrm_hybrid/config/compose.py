@@ -36,8 +36,8 @@ from dlrm_hybrid.config.keys import (
     readers_of,
     with_whole_numbers,
 )
-from dlrm_hybrid.config.outside import GROUP, load_typed, unloaded
 from dlrm_hybrid.config.model import with_input_width, with_world_size, without_unread
+from dlrm_hybrid.config.outside import GROUPS, load_typed, unloaded
 from dlrm_hybrid.config.overrides import (
     ALLOWED,
     MOST_JOBS,
@@ -243,6 +243,8 @@ def given_keys(overrides: Sequence[str]) -> list[str]:
     own = OwnExperiments.of(overrides)
     for text in overrides:
         key, value = read_override(text)
+        if key in GROUPS and ":" in str(value):  # lets it be imported, and has no say on settings
+            key = f"{key}.name"
         if key != EXPERIMENT or value is None:
             keys.append(key)
             continue
@@ -358,10 +360,14 @@ def _going_on(
     if folder_key != RUN_FOLDER_KEY or RESUME not in asked or not (folder / CONFIG_FILE).exists():
         return tree.values, []
     saved = own_values(folder / CONFIG_FILE, read_object(folder, CONFIG_FILE))
-    values, faults = resumed(saved, tree.values, given_keys(overrides))
-    if fault := unloaded(str(values[GROUP]["name"])):
-        faults = [*faults, f"{GROUP} = {values[GROUP]['name']!r}: {fault}"]
-    return values, faults
+    before, given = flat(saved), given_keys(overrides)
+    for name in [f"{one}.name" for one in GROUPS]:  # another choice has other settings
+        if name in given and values[name] != before.get(name):
+            given.append(name.partition(".")[0])
+    values, faults = resumed(saved, tree.values, given)
+    chosen = {group: str(values[group]["name"]) for group in GROUPS}
+    lacking = {group: fault for group, one in chosen.items() if (fault := unloaded(group, one))}
+    return values, [*faults, *(f"{one} = {chosen[one]!r}: {why}" for one, why in lacking.items())]
 
 
 def _settled(values: dict[str, Any], has_model: bool = True) -> tuple[dict[str, Any], list[str]]:
@@ -412,12 +418,12 @@ def _quickly(overrides: Sequence[str]) -> DictConfig | None:
     """
     chosen: list[str] = []
     values: list[tuple[str, Any]] = []
-    # The defaults of a method from outside the package may change.
+    # The defaults of a choice from outside the package may change.
     for text in overrides:
         override = parsed(text)
         key = override.key_or_group
         value: Any = override.value()
-        if "${" in text or key == CONF or (key == GROUP and ":" in str(value)):
+        if "${" in text or key == CONF or (key in GROUPS and ":" in str(value)):
             return None
         if is_below(key, ("hydra",)) and key not in ALLOWED:
             return None

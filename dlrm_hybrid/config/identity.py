@@ -101,7 +101,8 @@ def same_levels(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 def in_flight(facts: Mapping[str, Any]) -> bool:
     """Whether a checkpoint with these facts was made while batches were between two stages."""
     progress, schedule = facts["progress"], facts["config"].get("schedule", {})
-    is_late = schedule.get("name") == STALE_SCHEDULE and any(schedule["staleness"])
+    name = str(schedule.get("name"))
+    is_late = ":" in name or (name == STALE_SCHEDULE and any(schedule["staleness"]))
     return is_late and progress["step"] > progress.get("emptied", 0)
 
 

@@ -15,9 +15,9 @@ from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from dlrm_hybrid.bounds import NAME_PATTERN, Bound, OneOf, types_of
-from dlrm_hybrid.compress.gradient.methods import GradientMethod, help_of
-from dlrm_hybrid.config import outside as methods
-from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.compress.gradient.methods import GradientMethod, help_of, methods
+from dlrm_hybrid.config import outside
+from dlrm_hybrid.config.schema import Config, Model, ModelConfig
 from dlrm_hybrid.record import WEIGHTS, Choice, Effect, about, defaults_of
 
 ROOT = "config"
@@ -78,13 +78,17 @@ def sections() -> Mapping[str, Any]:
 
 
 def records(section: str) -> Mapping[str, type]:
-    """The records that a section may be, by the name of the choice; "" where it has no choices."""
-    base = sections()[section]
+    """The records that a section may be, by the name of the choice; "" where it has no choices.
+
+    What was typed from outside the package is a choice of any section that can have such.
+    """
+    base, own = sections()[section], outside.loaded(section)
     if base is GradientMethod:
-        return methods.choices()
+        return {**methods(), **own}
     if not issubclass(base, Choice):
-        return {"": base}
-    return {one.name: one for one in _below(base) if "name" in vars(one)}
+        return {"": ModelConfig if base is Model else base, **own}
+    found = {one.name: one for one in _below(base) if "name" in vars(one)}
+    return {**{name: one for name, one in found.items() if ":" not in name}, **own}
 
 
 def as_choice(
@@ -105,7 +109,8 @@ def with_new_keys(values: Mapping[str, Any]) -> dict[str, Any]:
         given, choices = values.get(section, {}), records(section)
         if isinstance(given, Mapping):
             known = cast("Mapping[str, Any]", given)
-            record = choices.get("") or choices.get(str(known.get("name")))
+            name = str(known.get("name"))
+            record = choices.get(name if ":" in name or "" not in choices else "")
             filled |= {section: {**_defaults(record), **known}} if record else {}
     return filled
 
@@ -124,12 +129,12 @@ def _below(base: type[Choice]) -> Iterator[type[Choice]]:
 
 def all_keys() -> Mapping[str, Key]:
     """All keys by name, in the order of the schema."""
-    return _keys_with(tuple(methods.choices()))
+    return _keys_with(outside.all_loaded())
 
 
 def all_groups() -> Mapping[str, tuple[str, ...]]:
     """Groups and the names of their choices."""
-    return _groups_with(tuple(methods.choices()))
+    return _groups_with(outside.all_loaded())
 
 
 def effect_of(key: str) -> Effect:
@@ -147,7 +152,7 @@ def keys_of(effect: Effect) -> tuple[str, ...]:
 
 
 @functools.cache
-def _keys_with(outside: tuple[str, ...]) -> Mapping[str, Key]:
+def _keys_with(loaded: tuple[tuple[str, str], ...]) -> Mapping[str, Key]:
     found: dict[str, Key] = {}
     for name, kind in types_of(Config).items():
         if (section := name.rstrip("_")) not in sections():
@@ -200,12 +205,14 @@ def _add(found: dict[str, Key], name: str, kind: Any, about: Mapping[str, Any], 
 
 
 @functools.cache
-def _groups_with(outside: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:
+def _groups_with(loaded: tuple[tuple[str, str], ...]) -> Mapping[str, tuple[str, ...]]:
     folders = (path for path in conf_folder().iterdir() if path.is_dir())
     names = {path.name: [one.stem for one in path.glob("*.yaml")] for path in folders}
     for section in sections():
         if "" not in (choices := records(section)):
             names[section] = [*choices]
+        elif section in names:
+            names[section] += filter(None, choices)
     return {group: tuple(sorted(names[group])) for group in sorted(names)}
 
 
@@ -338,7 +345,7 @@ def with_whole_numbers(values: Any, prefix: str = "") -> Any:
     given = cast("Mapping[str, Any]", values)
     return {
         name: _whole(value)
-        if f"{prefix}{name}" in _integer_keys()
+        if f"{prefix}{name}" in _integer_keys(outside.all_loaded())
         else with_whole_numbers(value, f"{prefix}{name}.")
         for name, value in given.items()
     }
@@ -352,7 +359,7 @@ def _whole(value: Any) -> Any:
 
 
 @functools.cache
-def _integer_keys() -> frozenset[str]:
+def _integer_keys(loaded: tuple[tuple[str, str], ...]) -> frozenset[str]:
     kinds = {name: key.kind for name, key in all_keys().items()}
     return frozenset(one for one in kinds if "integer" in kinds[one] and "number" not in kinds[one])
 

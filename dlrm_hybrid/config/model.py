@@ -8,9 +8,13 @@ from typing import Any, cast
 from dlrm_hybrid.config.choices import Criteo
 from dlrm_hybrid.config.identity import FROM_ITSELF
 from dlrm_hybrid.config.keys import shown
-from dlrm_hybrid.config.schema import Config, ModelConfig
+from dlrm_hybrid.config.outside import UnloadedModel
+from dlrm_hybrid.config.schema import Config, Model, OwnModelConfig
 from dlrm_hybrid.data.schemas.reading import builtin, named
 from dlrm_hybrid.model.interaction import Cross, Fm
+from dlrm_hybrid.model.own import INTERACTION, OwnModel
+from dlrm_hybrid.model.spec import Partition
+from dlrm_hybrid.parallel.schedule import Pipeline
 from dlrm_hybrid.record import defaults_of
 from dlrm_hybrid.types import ConfigError
 
@@ -64,12 +68,14 @@ def with_input_width(
     if not isinstance(data, Mapping) or not isinstance(model, Mapping):
         return dict(values), []
     rows, shape = cast("Mapping[str, Any]", data), cast("Mapping[str, Any]", model)
+    if ":" in str(shape.get("name")):
+        return _with_columns(values, rows, shape, has_model)
     bottom = shape.get("bottom", [])
     if bottom is None:
         return {**values, "model": {**shape, "bottom": []}}, []
     if not isinstance(bottom, list) or not bottom or bottom[0] is not None:
         return dict(values), []
-    width, faults = _input_width(rows)
+    width, _, faults = _columns(rows)
     if has_model and not width and not faults:
         schema = rows.get("schema")
         faults = [
@@ -79,6 +85,21 @@ def with_input_width(
         ]
     rest = cast("list[Any]", bottom)[1:]
     return {**values, "model": {**shape, "bottom": [width or 1, *rest]}}, faults
+
+
+def _with_columns(
+    values: Mapping[str, Any], rows: Mapping[str, Any], model: Mapping[str, Any], has_model: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """As `with_input_width`, for a model of the user's own."""
+    unknown = [one for one in ("dense", "tables") if one in model and model[one] is None]
+    if not has_model or not unknown:
+        return dict(values), []
+    dense, tables, faults = _columns(rows)
+    if not tables and not faults:
+        faults = [f"{NO_SCHEMA}; model.{unknown[0]} = null counts them"]
+    found = {"dense": dense, "tables": tables or None}
+    filled = {**model, **{name: found[name] for name in unknown}}
+    return {**values, "model": filled}, faults
 
 
 def with_world_size(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,18 +120,18 @@ def with_world_size(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, "parallel": {**world, **filled}}
 
 
-def _input_width(data: Mapping[str, Any]) -> tuple[int, list[str]]:
-    """Dense columns of the rows, 0 where nothing says how many; and faults of their schema."""
-    if data.get("name") != "table":
-        return builtin("criteo_kaggle").num_dense, []
+def _columns(data: Mapping[str, Any]) -> tuple[int, int, list[str]]:
+    """Dense and categorical columns of the rows, 0 if unknown; and faults of their schema."""
     if data.get("guess") is not None:  # the schema is still to be written
-        return 1, []
-    if not isinstance(schema := data.get("schema"), str):
-        return 0, []
+        return 1, 1, []
+    name = data.get("schema") if data.get("name") == "table" else "criteo_kaggle"
+    if not isinstance(name, str):
+        return 0, 0, []
     try:
-        return named(schema).num_dense, []
+        schema = builtin(name) if name == "criteo_kaggle" else named(name)
     except ConfigError as error:
-        return 0, str(error).splitlines()
+        return 0, 0, str(error).splitlines()
+    return schema.num_dense, len(schema.categorical), []
 
 
 def interaction_rules(config: Config) -> Iterator[str]:
@@ -134,8 +155,80 @@ def dropout_rules(config: Config) -> Iterator[str]:
         )
 
 
-def dense_tensors(model: ModelConfig) -> int:
+def is_known(model: Model) -> bool:
+    """Whether it can be said what a model consists of: of one's own, where it is loaded."""
+    if not isinstance(model, OwnModelConfig):
+        return True
+    return not isinstance(model, UnloadedModel) and model.tables is not None
+
+
+def own_model(model: OwnModelConfig) -> OwnModel:
+    """A model of the user's own with tables of one row; raises ConfigError."""
+    if isinstance(model, UnloadedModel):
+        model.refuse()
+    return model.spec((1,) * (model.tables or 1))
+
+
+def layer_names(model: Model) -> tuple[str, ...]:
+    """Names of all layers, or of all parts, in the order of the forward pass."""
+    if isinstance(model, OwnModelConfig):
+        return own_model(model).layer_names
+    bottom = (f"bottom.{layer}" for layer in range(1, len(model.bottom)))
+    return (*bottom, *(f"top.{layer}" for layer in range(1, len(model.top) + 1)))
+
+
+def interaction_stage(config: Config) -> int:
+    """The stage with the tables: in a DLRM it follows the last layer of the bottom MLP."""
+    model, cuts = config.model, config.parallel.cuts
+    if not isinstance(model, OwnModelConfig):
+        return sum(cut.startswith("bottom.") for cut in cuts)
+    names = own_model(model).layer_names if cuts else (INTERACTION,)
+    return sum(cut in cuts for cut in names[: names.index(INTERACTION)])
+
+
+def own_model_rules(config: Config) -> Iterator[str]:
+    """Faults of a model of the user's own: what it is, and what only a DLRM has."""
+    model = config.model
+    if not isinstance(model, OwnModelConfig):
+        return
+    if config.precision != "float32":
+        yield (
+            f"precision = {config.precision!r}: a model of your own computes in what its parts "
+            "say, and takes and gives float32; needs float32"
+        )
+    if not is_known(model):
+        return
+    try:
+        own = own_model(model)
+        partition = Partition.of(own, config.parallel.cuts)
+    except ConfigError as error:  # cuts that there are not have a rule of their own
+        if not str(error).startswith("parallel.cuts"):
+            yield str(error)
+        return
+    for part in partition.stages:
+        if not part.parameter_names:
+            yield (
+                f"parallel.cuts = {shown(config.parallel.cuts)}: {', '.join(part.layer_names)} "
+                "would be a stage without parameters; leave out a cut"
+            )
+
+
+def pipeline(config: Config) -> Pipeline:
+    """The ops of all stages in a step."""
+    stages = len(config.parallel.cuts) + 1
+    return Pipeline.of(config.schedule, stages, config.schedule.microbatches)
+
+
+def is_late(config: Config) -> bool:
+    """Whether batches are in flight between two steps."""
+    name = config.schedule.name
+    return name == "dsp" or (":" in name and pipeline(config).most_in_flight > 0)
+
+
+def dense_tensors(model: Model) -> int:
     """How many dense parameters a model has."""
+    if isinstance(model, OwnModelConfig):
+        return len(own_model(model).dense_shapes())
     of_mlps = 2 * (len(model.bottom[1:]) + len(model.top))
     if model.batch_norm:  # a norm has two in the place of a bias
         of_mlps += _hidden_layers(model)
@@ -146,7 +239,7 @@ def dense_tensors(model: ModelConfig) -> int:
     return of_mlps + of_layer * model.cross.layers + 2 * len(model.cross.deep)
 
 
-def _hidden_layers(model: ModelConfig) -> int:
+def _hidden_layers(model: Model) -> int:
     """How many layers have dropout or batch norm where the model does."""
     of_mlps = len(model.bottom[1:-1]) + len(model.top[:-1])
     return of_mlps + sum(len(one.deep) for one in (model.fm, model.cross) if one is not None)
@@ -166,10 +259,11 @@ def batch_norm_rules(config: Config) -> Iterator[str]:
             f"schedule.microbatches = {config.schedule.microbatches}: statistics would be those of "
             f"a micro-batch, not of a trainer's batch; {wanted} needs 1"
         )
-    if config.schedule.name == "dsp":
+    if is_late(config):
         yield (
-            "schedule = 'dsp': backward computes forward again, with other weights, and would "
-            f"count a batch twice; {wanted} needs sequential, gpipe or one_f_one_b"
+            f"schedule = {config.schedule.name!r}: backward computes forward again, with other "
+            f"weights, and would count a batch twice; {wanted} needs sequential, gpipe or "
+            "one_f_one_b"
         )
     if config.sync.name == "async":
         yield (

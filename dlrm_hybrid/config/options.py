@@ -20,7 +20,7 @@ from dlrm_hybrid.config.keys import (
     records,
     sections,
 )
-from dlrm_hybrid.config.outside import GROUP
+from dlrm_hybrid.config.outside import GROUPS, loaded
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.record import defaults_of, plain
 
@@ -40,11 +40,11 @@ def store_options(hydras: Any) -> None:
     store = ConfigStore.instance()
     packages = _of_package()
     store.repo = _Options({"hydra": hydras, **packages, EXPERIMENT: {**packages[EXPERIMENT]}})
-    outside = {name: record for name, record in records(GROUP).items() if ":" in name}
-    if outside:
-        store.repo[GROUP] = {**packages[GROUP]}
-    for name, record in outside.items():
-        store_option(name, defaults_of(record), GROUP)
+    for group in GROUPS:
+        if own := loaded(group):
+            store.repo[group] = {**packages[group]}
+        for path, record in own.items():
+            store_option(path, defaults_of(record), group)
 
 
 def store_option(name: str, values: Any, group: str | None) -> None:
@@ -65,7 +65,7 @@ def option(group: str, name: str) -> dict[str, Any]:
 
 def defaults(section: str) -> dict[str, Any]:
     """The defaults of a section without choices, with those of the sections in it."""
-    record = sections()[section]
+    record = records(section)[""]
     inside = {name: record_in(kind) for name, kind in types_of(record).items()}
     below = {name: defaults_of(one) for name, one in inside.items() if one is not None}
     return {**defaults_of(record), **below}

@@ -1,34 +1,41 @@
-"""Methods of `gradient` from outside the package: their records, and who may have them imported.
+"""Choices from outside the package: their records, and who may have them imported.
 
-Such a method is chosen by its import path, `gradient=my_package.signsgd:SignSGD`, and imported for
-who types it.
+Such a choice is an import path, `gradient=my_package.signsgd:SignSGD`, and imported for who types
+it. What a file names is data: a run folder or a checkpoint makes nothing run.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Never, cast, final
 
 from typing_extensions import override
 
-from dlrm_hybrid.compress.gradient.methods import GradientMethod, find, load, methods
+from dlrm_hybrid.compress.gradient import methods
+from dlrm_hybrid.compress.gradient.methods import GradientMethod
+from dlrm_hybrid.config.choices import Sync
+from dlrm_hybrid.config.schema import OwnModelConfig
+from dlrm_hybrid.model.own import settings_of
+from dlrm_hybrid.outside import imported, is_path
+from dlrm_hybrid.parallel.schedule import Op, Schedule
+from dlrm_hybrid.record import Choice
 from dlrm_hybrid.types import ConfigError
 
 if TYPE_CHECKING:
     from dlrm_hybrid.compress.gradient.compressor import Compressor
     from dlrm_hybrid.compress.gradient.context import StageContext
 
-GROUP = "gradient"
+GROUPS = ("gradient", "model", "schedule", "sync")
+"""Groups that have choices from outside."""
 _OUTSIDE = re.compile(r"[\w.]+:[\w.]+")
-_loaded: dict[str, type[GradientMethod]] = {}
+_loaded: dict[tuple[str, str], type] = {}
 
 
-@final
-@dataclass(frozen=True)
-class Unloaded(GradientMethod):
-    """A method from outside the package that a file names and nobody here has loaded: data only.
+@dataclass(frozen=True, kw_only=True)
+class Unloaded:
+    """A choice from outside that a file names and nobody here has loaded: data only.
 
     Attributes:
         path: its import path.
@@ -36,61 +43,177 @@ class Unloaded(GradientMethod):
     """
 
     name: ClassVar[str] = "unloaded"
+    group: ClassVar[str]
     path: str = ""
     values: tuple[tuple[str, Any], ...] = ()
 
-    @override
     def __post_init__(self) -> None:
         """Nobody knows what its settings may be."""
 
-    @override
     def settings(self) -> dict[str, Any]:
+        """The section as it was read."""
         return {"name": self.path, **dict(self.values)}
+
+    def refuse(self) -> Never:
+        """Raise ConfigError: it is asked for what only the loaded choice can do."""
+        raise ConfigError(f"{self.group} = {self.path!r}: {unloaded(self.group, self.path)}")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class UnloadedMethod(Unloaded, GradientMethod):
+    """A method of gradient compression that nobody has loaded."""
+
+    group: ClassVar[str] = "gradient"
 
     @override
     def build(self, context: StageContext) -> Compressor:
-        raise ConfigError(f"{GROUP} = {self.path!r}: {unloaded(self.path)}")
+        self.refuse()
 
 
-def unloaded(path: str) -> str | None:
-    """What to do for a method from outside the package that is not loaded; None where none is."""
-    if not _OUTSIDE.fullmatch(path) or find(path) is not None:
+@final
+@dataclass(frozen=True, kw_only=True)
+class UnloadedModel(Unloaded, OwnModelConfig):
+    """A model that nobody has loaded."""
+
+    group: ClassVar[str] = "model"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class UnloadedSchedule(Unloaded, Schedule):
+    """A schedule that nobody has loaded."""
+
+    group: ClassVar[str] = "schedule"
+
+    @override
+    def __call__(self, stage: int, stages: int, microbatches: int) -> tuple[Op, ...]:
+        self.refuse()
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class UnloadedSync(Unloaded, Sync):
+    """A sync policy that nobody has loaded."""
+
+    group: ClassVar[str] = "sync"
+
+
+_DATA: Mapping[str, type[Unloaded]] = {
+    one.group: one for one in (UnloadedMethod, UnloadedModel, UnloadedSchedule, UnloadedSync)
+}
+_BASES: Mapping[str, type[Choice]] = {"schedule": Schedule, "sync": Sync}
+
+
+def loaded(group: str) -> dict[str, type]:
+    """The records of a group's choices from outside that were typed, by path."""
+    return {path: record for (of, path), record in _loaded.items() if of == group}
+
+
+def all_loaded() -> tuple[tuple[str, str], ...]:
+    """Group and path of all choices from outside that were typed."""
+    return tuple(_loaded)
+
+
+def unloaded(group: str, path: str) -> str | None:
+    """What to do for a choice from outside that is not loaded; None where there is none."""
+    if not _OUTSIDE.fullmatch(path) or record_of(group, path) is not None:
         return None
-    return f"is from outside the package, and imported only where {GROUP}={path} is typed"
+    return f"is from outside the package, and imported only where {group}={path} is typed"
 
 
-def record_of(name: str, values: Mapping[str, Any]) -> GradientMethod | type[GradientMethod] | None:
-    """The record of a method; of one from outside that is not loaded its data; else None."""
-    found = find(name)
-    if found is None and _OUTSIDE.fullmatch(name):
-        return Unloaded(path=name, values=tuple(values.items()))
-    return found
+def record_of(group: str, path: str) -> type | None:
+    """The record of a choice from outside; None if it is not loaded.
+
+    A gradient method is one if its module is: it is a record itself, and says so by its base.
+    """
+    return methods.find(path) if group == "gradient" else _loaded.get((group, path))
 
 
-def choices() -> Mapping[str, type[GradientMethod]]:
-    """All choices of `gradient` that are records: the package's, and what was typed besides."""
-    return {**methods(), **_loaded}
+def as_data(group: str, path: str, values: Mapping[str, Any]) -> Unloaded | None:
+    """The data of a choice from outside that is not loaded; None if a name is no path."""
+    if group not in GROUPS or not _OUTSIDE.fullmatch(path):
+        return None
+    data = _DATA[group](path=path, values=tuple(values.items()))
+    sizes = ("embedding_dim", "dense", "tables")  # which others ask for
+    return (
+        data
+        if group != "model"
+        else replace(
+            data, **{name: values[name] for name in sizes if isinstance(values.get(name), int)}
+        )
+    )
 
 
 def load_typed(overrides: Iterable[str]) -> None:
-    """Import the methods from outside that overrides name; what cannot be is left to `fault_of`."""
+    """Import what overrides name from outside; what cannot be is left to `fault_of`."""
     for text in overrides:
         head, _, value = text.partition("=")
-        if head == GROUP:
-            for name in _OUTSIDE.findall(value.replace("\\", "")):
-                fault_of(name)
+        if head in GROUPS:
+            for path in _OUTSIDE.findall(value.replace("\\", "")):
+                fault_of(head, path)
 
 
-def load_method(values: Mapping[str, Any]) -> None:
-    """Import the method of a configuration that the parent of this process has checked."""
-    if ":" in (name := str(values[GROUP]["name"])):
-        fault_of(name)
+def load_chosen(values: Mapping[str, Any], groups: Iterable[str] = GROUPS) -> None:
+    """Import the choices of a configuration that the parent of this process has checked."""
+    for group in groups:
+        if ":" in (path := str(values[group]["name"])):
+            fault_of(group, path)
 
 
-def fault_of(name: str) -> str | None:
-    """Why a name is no method from outside the package; None where it is one."""
+def fault_of(group: str, path: str) -> str | None:
+    """Why a path is no choice of a group; None where it is one, which is loaded then."""
     try:
-        _loaded[name] = load(name)
+        _loaded[group, path] = _record(group, path)
     except ValueError as error:
         return str(error)
     return None
+
+
+def _record(group: str, path: str) -> type:
+    """Import a path and make the record of a group's choice; raises ValueError."""
+    if group == "gradient":
+        return methods.load(path)
+    found: object = imported(path) if is_path(path) else None
+    if group == "model":
+        known = _loaded.get((group, path))
+        same = known is not None and cast(type[OwnModelConfig], known).module is found
+        return known if known is not None and same else _of_module(path, found)
+    base = _BASES[group]
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ValueError(f"is no subclass of {base.__module__}.{base.__name__}")
+    if found.policy is Sync.policy if issubclass(found, Sync) else found.__call__ is base.__call__:
+        raise ValueError(f"has no method {'policy' if base is Sync else '__call__'}")
+    if "__dataclass_params__" not in vars(found):
+        raise ValueError("must be a dataclass: @dataclass(frozen=True, kw_only=True)")
+    return _with_defaults(found)
+
+
+def _of_module(path: str, module: object) -> type[OwnModelConfig]:
+    """The record of a model: what all have, and the settings of its constructor."""
+    own = settings_of(module)
+    taken = {one.name for one in fields(OwnModelConfig)} | {"name"}
+    for name, _, _ in own:
+        if name in taken:
+            raise ValueError(f"setting `{name}`: every model has a key of this name; rename it")
+    assert isinstance(module, type)
+    record = make_dataclass(
+        module.__name__,
+        [(name, kind, field(default=default)) for name, kind, default in own],
+        bases=(OwnModelConfig,),
+        namespace={"name": path, "module": module, "__doc__": module.__doc__ or ""},
+        frozen=True,
+        kw_only=True,
+    )
+    record.__module__ = module.__module__
+    return cast("type[OwnModelConfig]", _with_defaults(record))
+
+
+def _with_defaults(record: type) -> type:
+    if without := [one.name for one in fields(record) if one.default is MISSING]:
+        raise ValueError(f"must have defaults, also of {', '.join(without)}")
+    try:
+        record()
+    except Exception as error:
+        raise ValueError(f"must have defaults that go together: {error}") from error
+    return record

@@ -30,7 +30,7 @@ from dlrm_hybrid.config.keys import (
     no_such_choice,
     unknown_key,
 )
-from dlrm_hybrid.config.outside import GROUP, fault_of
+from dlrm_hybrid.config.outside import GROUPS, fault_of
 
 ALLOWED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweeper.params")
 MOST_JOBS = 10_000  # of a sweep
@@ -210,9 +210,9 @@ def _group(text: str, override: Override, own: Sequence[str] | None) -> str | No
     names = cast("list[Any]", given) if isinstance(given, list) else [given]
     is_checked = own is not None or group != EXPERIMENT
     others = [name for name in names if name not in choices] if is_checked else []
-    outside = [name for name in others if group == GROUP and ":" in str(name)]
+    outside = [name for name in others if group in GROUPS and ":" in str(name)]
     if outside:
-        return f"{text}: {fault_of(outside[0])}"
+        return f"{text}: {fault_of(group, outside[0])}"
     if not names or others:
         return f"{text}: {no_such_choice(group, others, choices)}"
     if (group == EXPERIMENT) != override.is_add():

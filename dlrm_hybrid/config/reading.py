@@ -8,7 +8,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Union, cast, get_args, get_origin
 
 from dlrm_hybrid.bounds import SettingsError, described, fits, types_of
-from dlrm_hybrid.config import outside as methods
+from dlrm_hybrid.config import outside
 from dlrm_hybrid.config.keys import (
     no_such_choice,
     readers_of,
@@ -90,17 +90,20 @@ def _value(kind: Any, value: Any, key: str, reading: Reading) -> Any:
         reading.refuse(key, f"{key} = {shown(value)}: must be keys with values")
         return None
     values = cast("Mapping[str, Any]", value)
-    if "." in key or "" in records(key):
+    if "." in key:
         return _record(record, values, f"{key}.", reading)
+    alone = records(key).get("")
+    if alone is not None and ":" not in str(values.get("name")):
+        return _record(alone, values, f"{key}.", reading)
     return _choice(key, values, reading)
 
 
 def _choice(section: str, values: Mapping[str, Any], reading: Reading) -> Any:
     others = {**values}
     name = others.pop("name", None)
-    found: Any = records(section).get(str(name))
-    if found is None and section == methods.GROUP:
-        found = methods.record_of(str(name), others)
+    found: Any = records(section).get(str(name)) or outside.record_of(section, str(name))
+    if found is None:
+        found = outside.as_data(section, str(name), others)
     if found is None:
         fault = no_such_choice(section, [name], [*records(section)])
         reading.refuse(f"{section}.name", f"{section}.name = {shown(name)}: {fault}")

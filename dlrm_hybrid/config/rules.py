@@ -17,9 +17,15 @@ from dlrm_hybrid.config.model import (
     dense_tensors,
     dropout_rules,
     interaction_rules,
+    is_known,
+    is_late,
+    layer_names,
+    own_model_rules,
+    pipeline,
 )
-from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.config.schema import Config, OwnModelConfig
 from dlrm_hybrid.data.schemas.reading import builtin
+from dlrm_hybrid.parallel.schedule import fault_of
 
 Rule = Callable[[Config], Iterator[str]]
 
@@ -60,6 +66,9 @@ def _at(config: Config, key: str) -> Any:
 
 def _model(config: Config) -> Iterator[str]:
     model = config.model
+    if isinstance(model, OwnModelConfig):
+        yield from own_model_rules(config)
+        return
     width = builtin("criteo_kaggle").num_dense
     if config.data.name != "table" and model.bottom[:1] != (width,):
         given = f"[0] = {model.bottom[0]}" if model.bottom else " = []"
@@ -77,9 +86,7 @@ def _model(config: Config) -> Iterator[str]:
 
 def layer_cuts(config: Config) -> tuple[str, ...]:
     """The names of all layers that a cut may follow, in the order of the forward pass."""
-    bottom = (f"bottom.{layer}" for layer in range(1, len(config.model.bottom)))
-    top = (f"top.{layer}" for layer in range(1, len(config.model.top)))
-    return (*bottom, *top)
+    return layer_names(config.model)[:-1]
 
 
 def _parallel(config: Config) -> Iterator[str]:
@@ -93,6 +100,8 @@ def _parallel(config: Config) -> Iterator[str]:
         )
     if parallel.machines is not None:
         yield from _machines(parallel, parallel.machines)
+    if not is_known(config.model) or any(own_model_rules(config)):
+        return
     known, given = layer_cuts(config), f"parallel.cuts = {shown(parallel.cuts)}"
     unknown = [cut for cut in parallel.cuts if cut not in known]
     if unknown:
@@ -122,13 +131,30 @@ def _machines(parallel: Parallel, machines: int) -> Iterator[str]:
         yield f"{given}: parallel.trainers = {parallel.trainers} leave machines without a rank"
 
 
+def _own_sync(config: Config) -> Iterator[str]:
+    """Faults of a sync policy from outside the package."""
+    if ":" not in (name := config.sync.name):
+        return
+    try:
+        shares = config.sync.policy(config.parallel).shares_versions
+    except Exception as error:
+        yield f"sync = {name!r}: raised {type(error).__name__}: {error}"
+        return
+    if not shares:
+        yield (
+            f"sync = {name!r}: its workers have versions of their own, and trainers that make the "
+            "same steps share them; needs a policy with shares_versions"
+        )
+
+
 def _sync(config: Config) -> Iterator[str]:
+    yield from _own_sync(config)
     if config.sync.name != "sync" and config.parallel.servers == 0:
         yield f"sync = {config.sync.name}: needs parallel.servers of 1 or more"
     if config.sync.name == "sync" and config.parallel.elastic and not config.parallel.servers:
         yield "parallel.elastic = True: needs parallel.servers of 1 or more"
-    elif config.parallel.elastic and config.sync.name == "bounded":
-        yield "parallel.elastic = True: needs sync=sync or async, not bounded"
+    elif config.parallel.elastic and config.sync.name not in ("sync", "async"):
+        yield f"parallel.elastic = True: needs sync=sync or async, not {config.sync.name}"
     elif server_leads(config):
         yield from _led(config)
 
@@ -233,8 +259,11 @@ def _row_levels(config: Config) -> Iterator[str]:
     for key, (value, why) in wanted.items():
         if (found := _at(config, key)) != value:
             yield f"{given}: {why}; needs {key}={shown(value)}, not {shown(found)}"
-    if config.schedule.name == "dsp":
-        yield f"{given}: schedule=dsp looks up batches in flight again when it resumes; {WAITING}"
+    if is_late(config):
+        yield (
+            f"{given}: schedule={config.schedule.name} looks up batches in flight again when it "
+            f"resumes; {WAITING}"
+        )
 
 
 def _served_tables(config: Config) -> Iterator[str]:
@@ -343,33 +372,47 @@ def schedule_rules(config: Config) -> Iterator[str]:
     microbatches, batch = config.schedule.microbatches, config.train.batch_size
     if batch % microbatches:
         yield f"schedule.microbatches = {microbatches}: must divide train.batch_size = {batch}"
-    is_stale = config.schedule.name == "dsp"
-    if is_stale:
-        yield from _pipeline(config)
+    if config.schedule.name == "dsp":
         yield from _numbers(config)
+    yield from (wrong := [*_own_schedule(config)])
+    if not wrong and is_late(config):
+        yield from _pipeline(config)
     warmup = config.optimizer.staleness_warmup_steps
-    is_late = any(config.schedule.staleness)
-    if warmup is not None and not is_late and config.sync.name == "sync":
+    has_stale = is_late(config) and any(config.schedule.staleness)
+    if warmup is not None and not has_stale and config.sync.name == "sync":
         yield (
             f"optimizer.staleness_warmup_steps = {warmup}: no gradient is stale; needs "
             "schedule=dsp with a schedule.staleness above 0, sync=bounded or sync=async"
         )
 
 
+def _own_schedule(config: Config) -> Iterator[str]:
+    """Faults of a schedule from outside the package."""
+    if ":" not in (name := config.schedule.name):
+        return
+    try:
+        fault = fault_of(pipeline(config))
+    except Exception as error:
+        fault = f"raised {type(error).__name__}: {error}"
+    if fault is not None:
+        yield f"schedule = {name!r}: {fault}"
+
+
 def _pipeline(config: Config) -> Iterator[str]:
     """Faults of what cannot keep several batches of a trainer in flight."""
-    if not config.parallel.cuts:
+    given = f"schedule = {config.schedule.name!r}"
+    if not config.parallel.cuts and config.schedule.name == "dsp":
         needed = "parallel=hybrid" if config.parallel.name == "single" else "parallel.cuts"
-        yield f"schedule = 'dsp': needs {needed}: a lone stage has no neighbour to run ahead of"
+        yield f"{given}: needs {needed}: a lone stage has no neighbour to run ahead of"
     mode = "sync=async" if config.sync.name == "async" else "parallel.elastic=true"
     if config.sync.name == "async" or config.parallel.elastic:
         yield (
-            f"schedule = 'dsp': with {mode} trainers are given batches one by one, and come to "
+            f"{given}: with {mode} trainers are given batches one by one, and come to "
             "rest without any in flight; needs sync=sync or bounded, and parallel.elastic=false"
         )
     if config.embedding.name == "served":
         yield (
-            "schedule = 'dsp': embedding=served updates a batch before the next one is looked up; "
+            f"{given}: embedding=served updates a batch before the next one is looked up; "
             "needs embedding=fused"
         )
 
@@ -446,8 +489,11 @@ def _judged(config: Config, given: str) -> Iterator[str]:
             f"{given}: trainers that do not wait for others have no step in common; needs "
             "sync=sync or bounded, and parallel.elastic=false"
         )
-    if config.schedule.name == "dsp":
-        yield f"{given}: schedule=dsp has batches in flight where evaluations decide; {WAITING}"
+    if is_late(config):
+        yield (
+            f"{given}: schedule={config.schedule.name} has batches in flight where evaluations "
+            f"decide; {WAITING}"
+        )
 
 
 def gradient_rules(config: Config) -> Iterator[str]:

@@ -6,8 +6,10 @@ the sections of single commands in `commands`. What two keys mean together is ch
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from typing_extensions import override
 
 from dlrm_hybrid.bounds import (
     DEVICE_PATTERN,
@@ -36,24 +38,43 @@ from dlrm_hybrid.config.commands import (
 )
 from dlrm_hybrid.model.interaction import Cross, Fm
 from dlrm_hybrid.model.optimizer import Optimizer
+from dlrm_hybrid.model.own import OwnModel
 from dlrm_hybrid.model.tables import Embedding
 from dlrm_hybrid.parallel.dense.pulls import Pulls
 from dlrm_hybrid.parallel.schedule import Schedule
 from dlrm_hybrid.record import Effect, Record, key
 
 NEW = Effect.NEW_RUN
+EMBEDDING_DIM = "columns of each embedding table"
+Width = Annotated[int, Bound(ge=1, le=4096)]
 DropoutShare = Annotated[float, Bound(ge=0, le=0.99)]
 
 
+class Model(Record):
+    """What is true of a model that has no such key."""
+
+    if TYPE_CHECKING:
+        name: Any  # a key, or of the class
+    embedding_dim: int
+    bottom: tuple[Positive, ...] = ()
+    top: tuple[Positive, ...] = ()
+    interaction: Literal["dot", "cross", "fm"] = "dot"
+    cross: Cross | None = None
+    fm: Fm | None = None
+    dropout: float = 0.0
+    bottom_dropout: float | None = None
+    batch_norm: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(Record):
+class ModelConfig(Model):
     """Widths of the network, input first; the top network's input follows from the rest.
 
     Only the interaction with its name has the section `cross` or `fm`.
     """
 
     name: Name = key("dlrm_paper", "of the choice")
-    embedding_dim: Annotated[int, Bound(ge=1, le=4096)] = key(16, "columns of each embedding table")
+    embedding_dim: Width = key(16, EMBEDDING_DIM)
     bottom: tuple[Positive, ...] = key(
         (),
         "widths of the bottom MLP, input first; null: as many as there are dense columns; [] "
@@ -77,6 +98,33 @@ class ModelConfig(Record):
         None, "of those of the bottom MLP; null: as many", NEW
     )
     batch_norm: bool = key(False, "normalise hidden layers between their products and their ReLUs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnModelConfig(Model):
+    """A `torch.nn.Module` of your own; docs/extending.md."""
+
+    name: ClassVar[str]  # pyright: ignore[reportIncompatibleVariableOverride]
+    module: ClassVar[Any]
+    embedding_dim: Width = key(16, EMBEDDING_DIM)
+    dense: Count | None = key(None, "dense columns; null: as many as the rows have")
+    tables: Positive | None = key(None, "categorical columns; null: as many as the rows have")
+
+    @override
+    def settings(self) -> dict[str, Any]:
+        return {"name": self.name, **super().settings()}
+
+    def spec(self, table_rows: tuple[int, ...]) -> OwnModel:
+        """The model with tables of so many rows."""
+        common = {one.name for one in fields(OwnModelConfig)}
+        own = [one.name for one in fields(self) if one.name not in common]
+        return OwnModel(
+            module=self.module,
+            table_rows=table_rows,
+            num_dense=self.dense or 0,
+            embedding_dim=self.embedding_dim,
+            settings={name: getattr(self, name) for name in own},
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +231,7 @@ class Config(Record):
     )
     sweep: SweepConfig
     data: Data
-    model: ModelConfig
+    model: Model
     parallel: Parallel
     gradient: GradientMethod
     activation: ActivationMethod

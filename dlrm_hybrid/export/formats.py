@@ -25,9 +25,10 @@ from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.export.names import Naming, shapes_of, to_ours, to_theirs
 from dlrm_hybrid.export.plain import INT8_KINDS, PlainDlrm, quantised
 from dlrm_hybrid.model.layers.keep_largest import KeepLargest
-from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.own import OwnModel
+from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.saved.inputs import inputs_of, list_name
-from dlrm_hybrid.types import ResourceError
+from dlrm_hybrid.types import ConfigError, ResourceError
 
 Format = Literal["pt2", "onnx", "safetensors"]
 OUTPUTS = ("logit", "score")
@@ -67,7 +68,7 @@ class ModelFile:
 
     format: Format
     naming: Naming
-    spec: ModelSpec
+    spec: ModelShape
     int8: bool
     multi_hot: tuple[int, ...] = ()
     masks: Mapping[str, KeepLargest] = field(default_factory=dict[str, KeepLargest])
@@ -135,7 +136,16 @@ class ModelFile:
         if self.multi_hot:
             examples["lists"] = [torch.zeros(2, 3, dtype=torch.int64) for _ in self.multi_hot]
             sizes["lists"] = [{0: dynamic, 1: dynamic} for _ in self.multi_hot]
-        return torch.export.export(model, (), kwargs=examples, dynamic_shapes=sizes)
+        try:
+            return torch.export.export(model, (), kwargs=examples, dynamic_shapes=sizes)
+        except Exception as error:
+            if not isinstance(self.spec, OwnModel):
+                raise
+            raise ConfigError(
+                f"export.format = {self.format}: torch.export cannot write "
+                f"{self.spec.path} as a graph: {type(error).__name__}: "
+                f"{next(iter(str(error).splitlines()), '')}; needs export.format=safetensors"
+            ) from error
 
 
 def _tensors_of(path: Path) -> dict[str, Tensor]:

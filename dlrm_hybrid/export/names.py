@@ -25,9 +25,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import TypeIs
 
 from dlrm_hybrid.model.interaction import Cross, Dot
-from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.spec import ModelShape, ModelSpec
 from dlrm_hybrid.types import ConfigError
 
 Naming = Literal["ours", "torchrec", "dlrm"]
@@ -36,14 +37,14 @@ TORCHREC_TABLES = "sparse_arch.embedding_bag_collection.embedding_bags"
 MIXED = "top.1.weight"  # the tensor whose columns TorchRec orders differently
 
 
-def shapes_of(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+def shapes_of(spec: ModelShape) -> dict[str, tuple[int, ...]]:
     """Shapes of all tensors of a model, by their names here."""
     rows = zip(spec.table_names, spec.table_rows, strict=True)
     tables = {f"{table}.weight": (count, spec.embedding_dim) for table, count in rows}
     return {**tables, **spec.dense_shapes(), **spec.statistics_shapes()}
 
 
-def names_of(naming: Naming, spec: ModelSpec, names: Iterable[str]) -> dict[str, str]:
+def names_of(naming: Naming, spec: ModelShape, names: Iterable[str]) -> dict[str, str]:
     """Names of a model's tensors in another program, by their names here.
 
     Raises:
@@ -51,6 +52,10 @@ def names_of(naming: Naming, spec: ModelSpec, names: Iterable[str]) -> dict[str,
     """
     if naming == "ours":
         return {name: name for name in names}
+    if not isinstance(spec, ModelSpec):
+        raise ConfigError(
+            f"{naming!r} (export.names, import.names): has no model of your own; use ours"
+        )
     has_model = {"dlrm": (Dot,), "torchrec": (Dot, Cross)}[naming]
     chosen = spec.interaction
     is_other = isinstance(chosen, Cross) and (chosen.rank is None or chosen.deep)
@@ -78,20 +83,20 @@ def names_of(naming: Naming, spec: ModelSpec, names: Iterable[str]) -> dict[str,
     return {name: _in_torchrec(name, len(spec.top)) for name in names}
 
 
-def to_theirs(naming: Naming, spec: ModelSpec, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_theirs(naming: Naming, spec: ModelShape, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert tensors to the names and layout of `naming`; raises like `names_of`."""
     ours = dict(tensors)
-    if naming == "torchrec" and isinstance(spec.interaction, Dot):
+    if naming == "torchrec" and _is_dot(spec):
         ours[MIXED] = ours[MIXED][:, columns_in_torchrec(spec)]
     return {their: ours[our] for our, their in names_of(naming, spec, tensors).items()}
 
 
 def to_ours(
-    naming: Naming, spec: ModelSpec, names: Iterable[str], tensors: Mapping[str, Tensor]
+    naming: Naming, spec: ModelShape, names: Iterable[str], tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """The inverse of `to_theirs`, for the tensors with these names here."""
     ours = {our: tensors[their] for our, their in names_of(naming, spec, names).items()}
-    if naming == "torchrec" and isinstance(spec.interaction, Dot):
+    if naming == "torchrec" and _is_dot(spec):
         mixed_MW = torch.empty_like(ours[MIXED])
         mixed_MW[:, columns_in_torchrec(spec)] = ours[MIXED]
         ours[MIXED] = mixed_MW
@@ -103,6 +108,10 @@ def columns_in_torchrec(spec: ModelSpec) -> Tensor:
     first_P, second_P = torch.triu_indices(spec.num_vectors, spec.num_vectors, offset=1)
     pairs_P = spec.embedding_dim + second_P * (second_P - 1) // 2 + first_P
     return torch.cat((torch.arange(spec.embedding_dim), pairs_P))
+
+
+def _is_dot(spec: ModelShape) -> TypeIs[ModelSpec]:
+    return isinstance(spec, ModelSpec) and isinstance(spec.interaction, Dot)
 
 
 def _in_dlrm(name: str) -> str:

@@ -19,7 +19,9 @@ from torch.nn import functional
 from dlrm_hybrid.data.preprocessing import Preprocessing
 from dlrm_hybrid.model.interaction import Cross, Dot, Fm
 from dlrm_hybrid.model.layers.norm import folded
-from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.layers.own import made
+from dlrm_hybrid.model.own import INTERACTION, OwnModel
+from dlrm_hybrid.model.spec import ModelShape, ModelSpec
 
 
 def plain_interaction(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -130,7 +132,7 @@ class _Machine(nn.Module):
 
 def with_sums(
     tensors: Mapping[str, Tensor],
-    spec: ModelSpec,
+    spec: ModelShape,
     preprocessing: Preprocessing,
     tables: Collection[int],
 ) -> Mapping[str, Tensor]:
@@ -157,7 +159,7 @@ INT8_KINDS = ("weight_scale", "weight_offset")  # tensors beside an 8-bit `weigh
 
 @final
 class PlainDlrm(nn.Module):
-    """Bottom MLP and tables → interaction → top MLP, with named inputs and outputs.
+    """Bottom MLP and tables → interaction → top MLP, or a user's parts, with named inputs.
 
     Args:
         spec: architecture of the model.
@@ -168,7 +170,7 @@ class PlainDlrm(nn.Module):
 
     def __init__(
         self,
-        spec: ModelSpec,
+        spec: ModelShape,
         tensors: Mapping[str, Tensor],
         multi_hot: Collection[int] = (),
         masks: Mapping[str, nn.Module] | None = None,
@@ -176,10 +178,12 @@ class PlainDlrm(nn.Module):
         super().__init__()
         self._multi_hot = frozenset(multi_hot)
         self.embedding = nn.ModuleList(_table(tensors, name) for name in spec.table_names)
-        layers = len(spec.bottom[1:])
-        self.bottom = plain_mlp("bottom", layers, tensors, relu_last=True, masks=masks)
-        self.interaction = plain_interaction(spec, tensors)
-        self.top = plain_mlp("top", len(spec.top), tensors, relu_last=False, masks=masks)
+        self.own = PlainParts(spec, tensors, masks or {}) if isinstance(spec, OwnModel) else None
+        if isinstance(spec, ModelSpec):
+            layers = len(spec.bottom[1:])
+            self.bottom = plain_mlp("bottom", layers, tensors, relu_last=True, masks=masks)
+            self.interaction = plain_interaction(spec, tensors)
+            self.top = plain_mlp("top", len(spec.top), tensors, relu_last=False, masks=masks)
         self.requires_grad_(False)
         self.eval()
 
@@ -200,10 +204,37 @@ class PlainDlrm(nn.Module):
             else _rows(table, ids[:, next(single)])
             for number, table in enumerate(self.embedding)
         ]
+        if self.own is not None:
+            logit_B = self.own(dense, torch.stack(rows, 1)).squeeze(1)
+            return logit_B, torch.sigmoid(logit_B)
         first = [] if dense is None else [self.bottom(dense)]
         z_BVD = torch.stack([*first, *rows], 1)
         logit_B = self.top(self.interaction(z_BVD)).squeeze(1)
         return logit_B, torch.sigmoid(logit_B)
+
+
+@final
+class PlainParts(nn.Module):
+    """The parts of a model of the user's own, with trained values and masks between them."""
+
+    def __init__(
+        self, spec: OwnModel, tensors: Mapping[str, Tensor], masks: Mapping[str, nn.Module]
+    ) -> None:
+        super().__init__()
+        self.model = made(spec, seed=0)
+        self._names, self._masks = spec.layer_names, dict(masks)
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(tensors[name])
+
+    def forward(self, dense_BI: Tensor | None, pooled_BFD: Tensor) -> Tensor:
+        """Logits (B, 1) of dense columns, None without any, and rows of all tables."""
+        x_BN = pooled_BFD.new_zeros(pooled_BFD.shape[0], 0) if dense_BI is None else dense_BI
+        for name in self._names:
+            part = self.model.get_submodule(name)
+            x_BN = part(x_BN, pooled_BFD) if name == INTERACTION else part(x_BN)
+            x_BN = self._masks[name](x_BN) if name in self._masks else x_BN
+        return x_BN
 
 
 def _rows(table: nn.Module, ids: Tensor) -> Tensor:
@@ -232,7 +263,7 @@ class Int8Table(nn.Module):
         return steps * scale.unsqueeze(-1) + offset.unsqueeze(-1)
 
 
-def quantised(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def quantised(spec: ModelShape, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Quantise the tables of a model to 8-bit integers, with a scale and an offset for each row.
 
     value = offset + scale × integer, where the offset is the row's least value and 255 steps lead

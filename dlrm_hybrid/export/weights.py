@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dlrm_hybrid.disk import plain_file
 from dlrm_hybrid.export.names import Naming, names_of, shapes_of, to_ours
-from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.parallel.finite import first_not_finite
 from dlrm_hybrid.types import DataError
 
@@ -80,7 +80,7 @@ def _loaded(path: Path) -> object:
 
 
 def fitted(
-    path: Path, tensors: Mapping[str, Tensor], naming: Naming, spec: ModelSpec
+    path: Path, tensors: Mapping[str, Tensor], naming: Naming, spec: ModelShape
 ) -> dict[str, Tensor]:
     """Convert a file's tensors to a model's float32 weights, by their names here.
 
@@ -97,7 +97,7 @@ def fitted(
     return {name: tensor.detach().float() for name, tensor in ours.items()}
 
 
-def _faults(tensors: Mapping[str, Tensor], naming: Naming, spec: ModelSpec) -> Iterator[str]:
+def _faults(tensors: Mapping[str, Tensor], naming: Naming, spec: ModelShape) -> Iterator[str]:
     shapes = shapes_of(spec)
     expected = {their: shapes[our] for our, their in names_of(naming, spec, shapes).items()}
     for name, shape in expected.items():

@@ -25,6 +25,8 @@ from dlrm_hybrid.export.formats import ModelFile, Scorer, require
 from dlrm_hybrid.export.names import names_of, shapes_of
 from dlrm_hybrid.export.plain import with_sums
 from dlrm_hybrid.model.layers.products import Precision
+from dlrm_hybrid.model.own import OwnModel
+from dlrm_hybrid.model.spec import ModelShape, ModelSpec
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.display import Display
 from dlrm_hybrid.run.evaluating import (
@@ -322,6 +324,24 @@ def _remarks(job: _Job, file: ModelFile) -> Iterator[str]:
         yield f"the ids of {names} stand for bags (expand_to); who reads weights makes them, too"
 
 
+def _of_model(spec: ModelShape) -> dict[str, Any]:
+    if isinstance(spec, OwnModel):
+        return {
+            "name": spec.path,
+            "settings": dict(spec.settings),
+            "embedding_dim": spec.embedding_dim,
+            "parts": spec.layer_names,
+        }
+    assert isinstance(spec, ModelSpec)
+    return {
+        "embedding_dim": spec.embedding_dim,
+        "bottom": spec.bottom,
+        "top": spec.top,
+        "interaction": {"name": type(spec.interaction).__name__.lower()} | asdict(spec.interaction),
+        "batch_norm": spec.batch_norm,
+    }
+
+
 def _description(
     job: _Job,
     file: ModelFile,
@@ -344,12 +364,7 @@ def _description(
         "inputs": inputs,
         "outputs": {"logit": {"dtype": "float32"}, "score": {"dtype": "float32"}},
         "model": {
-            "embedding_dim": spec.embedding_dim,
-            "bottom": spec.bottom,
-            "top": spec.top,
-            "interaction": {"name": type(spec.interaction).__name__.lower()}
-            | asdict(spec.interaction),
-            "batch_norm": spec.batch_norm,
+            **_of_model(spec),
             "kept_after": {layer: mask.k for layer, mask in file.masks.items()},
         },
         "data": {**asdict(manifest.semantics), **manifest.vocabulary},

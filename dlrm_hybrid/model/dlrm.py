@@ -17,8 +17,10 @@ from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.layers.interactions import DotInteraction, Interacting, interaction
 from dlrm_hybrid.model.layers.mlp import Mlp, hidden_dropout
 from dlrm_hybrid.model.layers.norm import statistics
+from dlrm_hybrid.model.layers.own import OwnLayers, initial
 from dlrm_hybrid.model.layers.products import Precision
-from dlrm_hybrid.model.spec import ModelSpec, Partition, StagePart
+from dlrm_hybrid.model.own import OwnModel
+from dlrm_hybrid.model.spec import ModelShape, ModelSpec, Partition, StagePart
 from dlrm_hybrid.model.tables import Embedding
 from dlrm_hybrid.model.tensors import draw_dense, draw_embeddings
 
@@ -72,26 +74,48 @@ class Dlrm(nn.Module):
 
 
 @final
+class DlrmLayers(nn.Module):
+    """The layers of one stage of a `Dlrm`, with its initial values and bits; see `StageModel`."""
+
+    def __init__(self, spec: ModelSpec, part: StagePart, precision: Precision, seed: int) -> None:
+        super().__init__()
+        self.bottom = _bottom(spec, part.bottom, precision, seed) if part.bottom else None
+        self.interaction = interaction(spec, precision, seed) if part.has_interaction else None
+        self.top = _top(spec, part.top, precision, seed) if part.top else None
+        draw_dense(dict(self.named_parameters()), seed)
+
+    def forward(self, x_BN: Tensor, pooled_BFD: Tensor | None, rows: range | None = None) -> Tensor:
+        """Compute the output, as `StageModel`."""
+        if self.bottom is not None:
+            x_BN = self.bottom(x_BN, rows)
+        if self.interaction is not None:
+            assert pooled_BFD is not None
+            x_BN = _interacted(self.interaction, x_BN, pooled_BFD, rows)
+        return x_BN if self.top is None else self.top(x_BN, rows)
+
+
+@final
 class StageModel(nn.Module):
-    """The dense layers of one stage, with names, initial values and bits of the full `Dlrm`.
+    """The dense layers of one stage, with names, initial values and bits of the full model.
 
     It has no tables: the stage with the interaction is given their pooled rows.
 
     Args:
         spec: the full model.
         part: the stage, from `Partition.of(spec, …)`.
-        precision: type of the products in the MLPs; inputs and outputs are float32.
+        precision: type of the products in a DLRM's MLPs; inputs and outputs are float32.
         seed: that of the initial values and of dropout.
     """
 
-    def __init__(self, spec: ModelSpec, part: StagePart, precision: Precision, seed: int) -> None:
+    def __init__(self, spec: ModelShape, part: StagePart, precision: Precision, seed: int) -> None:
         super().__init__()
         self.part = part
-        self.bottom = _bottom(spec, part.bottom, precision, seed) if part.bottom else None
-        self.interaction = interaction(spec, precision, seed) if part.has_interaction else None
-        self.top = _top(spec, part.top, precision, seed) if part.top else None
-        self._dense_parameters = dict(self.named_parameters())
-        draw_dense(self._dense_parameters, seed)
+        if isinstance(spec, OwnModel):
+            self.layers = OwnLayers(spec, part.layer_names, seed)
+        else:
+            assert isinstance(spec, ModelSpec)
+            self.layers = DlrmLayers(spec, part, precision, seed)
+        self._dense_parameters = dict(self.layers.named_parameters())
 
     def forward(self, x_BN: Tensor, pooled_BFD: Tensor | None, rows: range | None = None) -> Tensor:
         """Compute the stage's output, float32 (B, M).
@@ -101,12 +125,7 @@ class StageModel(nn.Module):
             pooled_BFD: float32 rows of all tables; not None at the stage with the interaction.
             rows: as for `Mlp.forward`.
         """
-        if self.bottom is not None:
-            x_BN = self.bottom(x_BN, rows)
-        if self.interaction is not None:
-            assert pooled_BFD is not None
-            x_BN = _interacted(self.interaction, x_BN, pooled_BFD, rows)
-        return x_BN if self.top is None else self.top(x_BN, rows)
+        return self.layers.forward(x_BN, pooled_BFD, rows)
 
     def dense_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters by name, in the order of `ModelSpec.dense_shapes()`."""
@@ -114,12 +133,22 @@ class StageModel(nn.Module):
 
     def statistics(self) -> dict[str, Tensor]:
         """Running means and variances of the stage's layers by name."""
-        return statistics(self)
+        return statistics(self.layers)
 
     def fill(self, values: Mapping[str, Tensor]) -> None:
         """Copy parameters and statistics from tensors by name; others among them are ignored."""
         for name, tensor in (*self._dense_parameters.items(), *self.statistics().items()):
             tensor.detach().copy_(values[name])
+
+
+def draw_initial(spec: ModelShape, tensors: Mapping[str, Tensor], seed: int) -> None:
+    """Fill some of a model's dense parameters, by name, with their initial values."""
+    if not isinstance(spec, OwnModel):
+        draw_dense(tensors, seed)
+        return
+    values = initial(spec, seed)
+    for name, tensor in tensors.items():
+        tensor.copy_(values[name])
 
 
 def _bottom(spec: ModelSpec, layers: range, precision: Precision, seed: int) -> Mlp:

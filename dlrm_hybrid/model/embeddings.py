@@ -30,7 +30,7 @@ from dlrm_hybrid.model.rows.kernels import (
     TableKernel,
     fbgemm_kernel,
 )
-from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.model.tables import Embedding
 
 BITS_OF_AN_ID = 31
@@ -43,7 +43,7 @@ class Embeddings:
     Not a torch module: its tensors are views which no other optimizer may find among parameters.
     """
 
-    def __init__(self, spec: ModelSpec, options: Embedding) -> None:
+    def __init__(self, spec: ModelShape, options: Embedding) -> None:
         self._names = spec.table_names
         self._dim = spec.embedding_dim
         fits, dim = options.fit_fbgemm(spec.embedding_dim), spec.embedding_dim

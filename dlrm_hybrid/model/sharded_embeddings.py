@@ -36,7 +36,7 @@ from dlrm_hybrid.model.rows.plan import (
     unsharded_tables,
 )
 from dlrm_hybrid.model.sharding import Routes, casts, routes
-from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.model.tables import Embedding
 from dlrm_hybrid.model.tensors import Piece, TableInit, draw_embeddings
 
@@ -66,7 +66,7 @@ class ShardedEmbeddings:
 
     def __init__(
         self,
-        spec: ModelSpec,
+        spec: ModelShape,
         embedding: Embedding,
         levels: LevelOptions | None,
         group: CountedGroup,
@@ -228,7 +228,7 @@ def _own_kernel(held: Sequence[TableShard], options: Embedding) -> TableKernel |
 
 
 def _held(
-    paths: Routes, shards: Mapping[str, Sequence[TableShard]], spec: ModelSpec, trainer: int
+    paths: Routes, shards: Mapping[str, Sequence[TableShard]], spec: ModelShape, trainer: int
 ) -> list[list[tuple[int, TableShard]]]:
     """Tables of each lookup of a trainer, with the shard that it looks up."""
     names = spec.table_names
@@ -244,7 +244,7 @@ def _held(
 def _pieces_of(
     kernels: Sequence[TableKernel | None],
     held_L: Sequence[Sequence[tuple[int, TableShard]]],
-    spec: ModelSpec,
+    spec: ModelShape,
 ) -> list[Piece]:
     """The weights, then the optimizer states, that a trainer holds of sharded tables."""
     found: list[tuple[str, int, tuple[int, int], Tensor]] = []
@@ -259,7 +259,7 @@ def _pieces_of(
     ]
 
 
-def _piece(name: str, rows: int, spec: ModelSpec, begin: tuple[int, int], view: Tensor) -> Piece:
+def _piece(name: str, rows: int, spec: ModelShape, begin: tuple[int, int], view: Tensor) -> Piece:
     if name.endswith(f".{STEP}"):  # every shard has it; one trainer saves it
         return Piece(name=name, shape=(1,), begin=(0,), view=view, is_copy=begin != (0, 0))
     dims = view.dim()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dlrm_hybrid.bounds import WirePrecision
 from dlrm_hybrid.comm.group import CountedGroup
-from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.spec import ModelShape
 
 NARROWEST_SHARD = 4  # columns, as FBGEMM needs; the configuration checks it too
 
@@ -44,7 +44,7 @@ class Routes:
 def routes(
     shardings: Mapping[str, Any],
     blocks: Mapping[str, tuple[int, int]],
-    spec: ModelSpec,
+    spec: ModelShape,
     group: CountedGroup,
 ) -> Routes:
     """Find the routes to the lookups of sharded tables, one lookup per kind of sharding.

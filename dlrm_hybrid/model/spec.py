@@ -9,19 +9,64 @@ MLP if there are dense columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, cast
-
-import numpy as np
+from numbers import Integral
+from typing import Any, Protocol, cast
 
 from dlrm_hybrid.model.interaction import Dot, Interaction
 from dlrm_hybrid.types import ConfigError
 
 
 def _is_number(one: Any) -> bool:
-    return isinstance(one, (int, np.integer)) and not isinstance(one, bool)
+    return not isinstance(one, bool) and isinstance(one, Integral)  # numpy's too
+
+
+class ModelShape(Protocol):
+    """What tables, stages and servers ask of a model: this package's, or a user's own."""
+
+    @property
+    def embedding_dim(self) -> int:
+        """Width D of every table."""
+        ...
+
+    @property
+    def table_rows(self) -> tuple[int, ...]:
+        """Rows of every table."""
+        ...
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """Names of the tables, `embedding.1` …, in the order of the categorical columns."""
+        ...
+
+    @property
+    def num_dense(self) -> int:
+        """Width of the dense input."""
+        ...
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """Names that cuts go by, in the order of the forward pass."""
+        ...
+
+    @property
+    def last_layer(self) -> str:
+        """Name of the last module with parameters."""
+        ...
+
+    def dense_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape of every dense parameter by name, in the order of the forward pass."""
+        ...
+
+    def statistics_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of running statistics by name; a user's own model has none."""
+        ...
+
+    def part(self, index: int, layers: range) -> StagePart:
+        """Make the stage of some layers, indices in `layer_names`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +160,11 @@ class ModelSpec:
         return tuple(f"embedding.{table}" for table in range(1, len(self.table_rows) + 1))
 
     @property
+    def last_layer(self) -> str:
+        """Name of the layer with the logit."""
+        return self.layer_names[-1]
+
+    @property
     def normed_layers(self) -> dict[str, int]:
         """Width by name of every layer with batch norm, which are all hidden layers of MLPs."""
         if not self.batch_norm:
@@ -161,6 +211,29 @@ class ModelSpec:
             for kind in ("running_mean", "running_var")
         }
 
+    def part(self, index: int, layers: range) -> StagePart:
+        """Make the stage of some layers, indices in `layer_names`."""
+        num_bottom, names = len(self.bottom[1:]), self.layer_names
+        bottom = range(layers.start + 1, min(layers.stop, num_bottom) + 1)
+        top = range(max(layers.start - num_bottom, 0) + 1, layers.stop - num_bottom + 1)
+        outputs = (*self.bottom[1:], *self.top)
+        roots = [f"{name}." for name in names[layers.start : layers.stop]]
+        roots += ["interaction."] * (1 in top)
+        return StagePart(
+            index=index,
+            layer_names=names[layers.start : layers.stop],
+            bottom=bottom,
+            top=top,
+            is_first=layers.start == 0,
+            has_interaction=1 in top,
+            is_last=layers.stop == len(names),
+            input_width=outputs[layers.start - 1] if layers.start else self.num_dense,
+            output_width=outputs[layers.stop - 1],
+            parameter_names=tuple(
+                one for one in self.dense_shapes() if one.startswith(tuple(roots))
+            ),
+        )
+
 
 def _shapes(mlp: str, widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
     return {
@@ -172,12 +245,11 @@ def _shapes(mlp: str, widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePart:
-    """The layers of one stage, numbered as in the full model.
+    """The layers of one stage, named and numbered as in the full model.
 
     Attributes:
         index: number of the stage, from 0.
-        bottom: numbers of its layers of the bottom MLP, may be empty.
-        top: numbers of its layers of the top MLP, may be empty.
+        layer_names: `bottom.3` …, in the order of the forward pass.
         is_first: whether it reads the integer features.
         has_interaction: whether it reads the ids and has the interaction before its top layers.
         is_last: whether it reads the labels and computes the logits.
@@ -185,24 +257,21 @@ class StagePart:
             stage before.
         output_width: width of an output row: activations for the next stage, or 1, the logit.
         parameter_names: `bottom.3.weight`, `bottom.3.bias` …, by order of
-            `ModelSpec.dense_shapes()`, with those of the interaction.
+            `ModelShape.dense_shapes()`, with those of the interaction.
+        bottom: numbers of its layers of the bottom MLP, may be empty.
+        top: numbers of its layers of the top MLP, may be empty.
     """
 
     index: int
-    bottom: range
-    top: range
+    layer_names: tuple[str, ...]
     is_first: bool
     has_interaction: bool
     is_last: bool
     input_width: int
     output_width: int
     parameter_names: tuple[str, ...]
-
-    @property
-    def layer_names(self) -> tuple[str, ...]:
-        """Names of the MLPs' layers, `bottom.3` …, in the order of the forward pass."""
-        bottom = (f"bottom.{layer}" for layer in self.bottom)
-        return (*bottom, *(f"top.{layer}" for layer in self.top))
+    bottom: range = range(0)
+    top: range = range(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +287,7 @@ class Partition:
     stages: tuple[StagePart, ...]
 
     @classmethod
-    def of(cls, spec: ModelSpec, cuts: Sequence[str]) -> Partition:
+    def of(cls, spec: ModelShape, cuts: Sequence[str]) -> Partition:
         """Cut `spec` after the layers named by `cuts`, given in any order.
 
         Raises:
@@ -236,7 +305,7 @@ class Partition:
         ordered = tuple(cut for cut in layers if cut in cuts)
         ends = (0, *(layers.index(cut) + 1 for cut in ordered), len(layers))
         parts = tuple(
-            _part(spec, index, range(start, stop))
+            spec.part(index, range(start, stop))
             for index, (start, stop) in enumerate(pairwise(ends))
         )
         return cls(ordered, parts)
@@ -264,24 +333,3 @@ def microbatch_rows(batch_size: int, microbatches: int) -> int:
             f"schedule.microbatches={microbatches}"
         )
     return batch_size // microbatches
-
-
-def _part(spec: ModelSpec, index: int, layers: range) -> StagePart:
-    """Make the stage of `layers`, indices in `ModelSpec.layer_names`."""
-    num_bottom, num_all = len(spec.bottom[1:]), len(spec.layer_names)
-    bottom = range(layers.start + 1, min(layers.stop, num_bottom) + 1)
-    top = range(max(layers.start - num_bottom, 0) + 1, layers.stop - num_bottom + 1)
-    outputs = (*spec.bottom[1:], *spec.top)
-    roots = [f"{name}." for name in spec.layer_names[layers.start : layers.stop]]
-    roots += ["interaction."] * (1 in top)
-    return StagePart(
-        index=index,
-        bottom=bottom,
-        top=top,
-        is_first=layers.start == 0,
-        has_interaction=1 in top,
-        is_last=layers.stop == num_all,
-        input_width=outputs[layers.start - 1] if layers.start else spec.num_dense,
-        output_width=outputs[layers.stop - 1],
-        parameter_names=tuple(one for one in spec.dense_shapes() if one.startswith(tuple(roots))),
-    )

@@ -20,7 +20,7 @@ from dlrm_hybrid.kernels.rows import Gradients
 from dlrm_hybrid.model.optimizer import STEP
 from dlrm_hybrid.model.row_storage import IN_MEMORY, RowStorage
 from dlrm_hybrid.model.rows.optimizer import UpdatedRows, row_keys
-from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.model.tables import Embedding
 from dlrm_hybrid.model.tensors import Piece, TableInit, embedding_parts
 
@@ -56,7 +56,7 @@ class TableRows:
 
     def __init__(
         self,
-        spec: ModelSpec,
+        spec: ModelShape,
         options: Embedding,
         server: int = 0,
         servers: int = 1,

@@ -9,6 +9,7 @@ Legend: S stages, M micro-batches.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, Self, final
@@ -95,6 +96,40 @@ class Pipeline:
             sent = self.done(sender, kind, microbatch, ticks, emptied)
             for batch in range(received, sent):
                 yield BatchNumber(batch), microbatch
+
+
+def fault_of(pipeline: Pipeline) -> str | None:
+    """Why stages cannot work by these ops, tick after tick; None if they can.
+
+    Channels keep what came early, and a stage waits for what is to come.
+    """
+    stages, numbers = len(pipeline.ops), [*range(pipeline.microbatches)]
+    for stage, ops in enumerate(pipeline.ops):
+        for kind in ("F", "B"):
+            found = [op.microbatch for op in ops if op.kind == kind]
+            if found != numbers or any(op.delay < 0 for op in ops):
+                return f"stage {stage} has {kind} of {found}, must be {numbers}, once and in order"
+    ticks = range(pipeline.most_in_flight + 2)
+    ahead = [
+        [(op.kind, op.microbatch, tick - op.delay) for tick in ticks for op in ops]
+        for ops in pipeline.ops
+    ]
+    due = [deque(op for op in ops if op[2] >= 0) for ops in ahead]
+    done: set[tuple[int, str, int, int]] = set()
+    moved = True
+    while moved:
+        moved = False
+        for stage, ops in enumerate(due):
+            while ops:
+                kind, *of = ops[0]
+                before = stage - 1 if kind == "F" else stage + 1
+                waits = 0 <= before < stages and (before, kind, *of) not in done
+                if waits or (kind == "B" and (stage, "F", *of) not in done):
+                    break
+                done.add((stage, *ops.popleft()))
+                moved = True
+    stuck = [f"stage {stage} for {ops[0][0]}" for stage, ops in enumerate(due) if ops]
+    return f"stages wait for each other: {', '.join(stuck)}" if stuck else None
 
 
 class Schedule(Choice, effect=Effect.NEW_RUN | Effect.COMPRESSORS | Effect.FLIGHTS):

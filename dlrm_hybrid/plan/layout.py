@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from dlrm_hybrid.comm.metered import traffic_of
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.model.spec import ModelSpec, Partition
+from dlrm_hybrid.model.spec import ModelShape, Partition
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.telemetry.traffic import Traffic
@@ -62,7 +62,7 @@ class Layout:
     exchange: tuple[float, ...] = ()
 
     @cached_property
-    def spec(self) -> ModelSpec:
+    def spec(self) -> ModelShape:
         """The whole model."""
         return build.model_spec(self.config, self.table_rows)
 

@@ -10,7 +10,7 @@ from math import prod
 
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.validate import all_faults, faults_text, validate
-from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.plan.layout import Layout
 from dlrm_hybrid.plan.machine import LINE_SHARE, Hosts
 from dlrm_hybrid.plan.simulation import ONE_WAY_SHARE
@@ -130,7 +130,7 @@ def ring_bytes(elements: int, members: int, width: int) -> float:
     return 2 * (members - 1) / members * elements * width
 
 
-def pooled_bytes(spec: ModelSpec, members: int, width: int) -> float:
+def pooled_bytes(spec: ModelShape, members: int, width: int) -> float:
     """Of a sample, where tables are spread: its ids, pooled rows of `width` and their gradients."""
     each = ID_BYTES + 2 * spec.embedding_dim * width
     return (members - 1) / members * len(spec.table_rows) * each

@@ -10,7 +10,7 @@ from typing import Any
 
 from dlrm_hybrid.comm.netem.plan import bits_per_second, seconds
 from dlrm_hybrid.config.keys import shown
-from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.config.schema import Config, OwnModelConfig
 from dlrm_hybrid.config.validate import faults_text, validate
 from dlrm_hybrid.plan.machine import Hosts
 from dlrm_hybrid.plan.simulation import simulated
@@ -116,6 +116,11 @@ def check(config: Config) -> None:
         faults.append(
             "plan: parallel=single is what every prediction is compared with; add "
             "parallel=hybrid, or plan.machines=2 for the best world on two machines"
+        )
+    if isinstance(config.model, OwnModelConfig):
+        faults.append(
+            f"model = {config.model.name!r}: `plan` knows what the layers of a DLRM cost, and not "
+            "what a model of your own does; train it on few machines and read its report"
         )
     if config.device != "cpu":
         faults.append(f"device = {config.device}: `plan` knows worlds of CPUs only; leave it out")

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn import Module
 
 from dlrm_hybrid.bags import Int64s
 from dlrm_hybrid.checkpoint.folder import find_best, read_facts
 from dlrm_hybrid.checkpoint.reader import OnRead
+from dlrm_hybrid.config.outside import fault_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.data.preprocessing import NO_ROW, Keys, Lookup, Vocabulary
@@ -22,11 +24,12 @@ from dlrm_hybrid.data.schema import Extra
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.data.sources.criteo_ids import KeyTable
 from dlrm_hybrid.model.layers.products import Precision
+from dlrm_hybrid.outside import path_of
 from dlrm_hybrid.predict.sources import NewRows, frame_block
 from dlrm_hybrid.run.evaluating import check_vocabulary, saved_config, saved_preprocessing
 from dlrm_hybrid.saved.encoding import Encoder, RefusedValueError, Unknown
 from dlrm_hybrid.saved.model import SavedModel
-from dlrm_hybrid.types import DataError
+from dlrm_hybrid.types import ConfigError, DataError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,8 +57,10 @@ class Predictor:
         threads: number of torch's threads in this process; None leaves it unchanged.
         batch_rows: number of rows scored at a time.
         progress: called while the checkpoint is verified.
+        model: class of the run's model if that is your own: a run folder imports nothing.
 
     Raises:
+        ConfigError: the run's model is another class of your own than `model`.
         DataError: the checkpoint or the rows are missing or damaged, or do not fit together.
     """
 
@@ -69,7 +74,10 @@ class Predictor:
         threads: int | None = None,
         batch_rows: int = BATCH_ROWS,
         progress: OnRead | None = None,
+        model: type[Module] | None = None,
     ) -> None:
+        if model is not None and (fault := fault_of("model", path_of(model))):
+            raise ConfigError(f"model = {path_of(model)!r}: {fault}")
         self.checkpoint = find_best(Path(run))
         facts = read_facts(self.checkpoint)
         self.step: int = facts["step"]

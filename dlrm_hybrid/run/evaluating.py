@@ -18,6 +18,7 @@ from dlrm_hybrid.checkpoint.manifest import MANIFEST_FILE
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.choices import Table
 from dlrm_hybrid.config.identity import evaluated, flat, with_value
+from dlrm_hybrid.config.outside import unloaded
 from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text, own_values, validate
@@ -109,6 +110,8 @@ def open_source(request: Request, path: Path) -> Source:
     saved = _checked(checkpoint, facts["config"])
     given = compose.given_keys(request.overrides)
     values, faults = evaluated(saved, request.values, given)
+    if not faults and (fault := unloaded("model", str(saved["model"]["name"]))):
+        faults = [f"model = {saved['model']['name']!r}: {fault}"]
     if faults:
         raise ConfigError(faults_text(faults))
     _require_columns(checkpoint, facts)

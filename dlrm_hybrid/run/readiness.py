@@ -5,7 +5,7 @@ Free of torch: faults are reported at once, and no run folder remains.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
-from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.config.schema import Config, Model, OwnModelConfig
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.display import Display
@@ -60,16 +60,8 @@ def ready_rows(request: Request, resume_from: Path | None, display: Display) -> 
     require(config.telemetry.trackers)
     rows = prepared_rows(config, display, Command("train", request.overrides))
     shards = open_shards(rows, build.semantics(config))
-    bottom, dense = config.model.bottom, shards.schema.num_dense
-    width = bottom[0] if bottom else 0
-    if width != dense:
-        given = f"model.bottom[0] = {width}" if bottom else "model.bottom = []"
-        wanted = (
-            "null there takes as many as data.schema has" if dense else "model.bottom=[] is none"
-        )
-        raise ConfigError(
-            f"{given}: the rows of {rows} have {dense or 'no'} dense columns; {wanted}"
-        )
+    if faults := [*_other_columns(config.model, shards)]:
+        raise ConfigError("\n".join(faults))
     _require_monitor(config, shards)
     shards.steps_per_epoch(config.train.batch_size, config.parallel.trainers)
     if resume_from is not None:
@@ -81,6 +73,24 @@ def ready_rows(request: Request, resume_from: Path | None, display: Display) -> 
                 "on; steps, rates and best scores begin anew"
             )
     return rows
+
+
+def _other_columns(model: Model, shards: Shards) -> Iterator[str]:
+    """What a model takes of each row, and these have not."""
+    dense, tables = shards.schema.num_dense, len(shards.schema.categorical)
+    takes = "null there takes as many as data.schema has"
+    of_rows = f"the rows of {shards.folder} have"
+    if isinstance(model, OwnModelConfig):
+        if model.dense != dense:
+            yield f"model.dense = {model.dense}: {of_rows} {dense or 'no'} dense columns; {takes}"
+        if model.tables != tables:
+            yield f"model.tables = {model.tables}: {of_rows} {tables} categorical ones; {takes}"
+        return
+    width = model.bottom[0] if model.bottom else 0
+    if width != dense:
+        given = f"model.bottom[0] = {width}" if width else "model.bottom = []"
+        wanted = takes if dense else "model.bottom=[] is none"
+        yield f"{given}: {of_rows} {dense or 'no'} dense columns; {wanted}"
 
 
 def _require_monitor(config: Config, shards: Shards) -> None:

@@ -19,11 +19,12 @@ from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.checkpoint.reader import OnRead, open_checkpoint
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
-from dlrm_hybrid.model.dlrm import Dlrm, StageModel
+from dlrm_hybrid.model.dlrm import StageModel
+from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.layers.keep_largest import KeepLargest
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.sharding import Rounding
-from dlrm_hybrid.model.spec import ModelSpec, Partition
+from dlrm_hybrid.model.spec import ModelShape, Partition
 from dlrm_hybrid.model.tensors import full_pieces
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly.model import evaluation_masks
@@ -39,14 +40,16 @@ class SavedModel:
     """A trained model, for scoring.
 
     Attributes:
-        model: model with the weights of the checkpoint.
-        stages: its stages, with the same weights, if boundaries mask activations; else empty.
+        spec: architecture of the model.
+        embeddings: its tables.
+        stages: its dense layers, cut where boundaries mask activations.
         masks: masks of activations, by the layer that they follow.
         rounding: rounding of pooled embeddings, if evaluations of the run's world send them.
     """
 
-    model: Dlrm
-    stages: tuple[StageModel, ...] = ()
+    spec: ModelShape
+    embeddings: Embeddings
+    stages: tuple[StageModel, ...]
     masks: Mapping[str, KeepLargest] = field(default_factory=dict[str, KeepLargest])
     rounding: Rounding | None = None
 
@@ -79,10 +82,13 @@ class SavedModel:
         """
         spec = build.model_spec(config, padded_rows or table_rows)
         masks = evaluation_masks(config, spec, rounds=rounds)
-        model = Dlrm(spec, config.embedding, precision, seed=0)
+        stages = tuple(
+            StageModel(spec, part, precision, seed=0)
+            for part in Partition.of(spec, tuple(masks)).stages
+        )
         rounding, of_rows = _rounding(config) if rounds else None, _rows_travel(config)
-        stages = _stages(model, tuple(masks), precision)
-        loaded = cls(model, stages, masks, None if of_rows else rounding)
+        tables = Embeddings(spec, config.embedding)
+        loaded = cls(spec, tables, stages, masks, None if of_rows else rounding)
         tensors = loaded.tensors
         for name, rows in zip(spec.table_names, table_rows, strict=True):
             table = tensors[f"{name}.weight"]
@@ -102,25 +108,21 @@ class SavedModel:
         return loaded
 
     @property
-    def spec(self) -> ModelSpec:
-        """Architecture of the model."""
-        return self.model.spec
-
-    @property
     def tensors(self) -> dict[str, Tensor]:
         """Weights and statistics by name; writing to one changes the model."""
-        dense = {name: one.detach() for name, one in self.model.dense_parameters().items()}
-        return {**self.model.embeddings.weights(), **dense, **self.model.statistics()}
+        found = self.embeddings.weights()
+        for stage in self.stages:
+            dense = {name: one.detach() for name, one in stage.dense_parameters().items()}
+            found = {**found, **dense, **stage.statistics()}
+        return found
 
     def logits(self, batch: Batch) -> Floats:
         """Logits (B,) of a batch, bit for bit those of an evaluation in one process."""
         with torch.no_grad():
             bags: Bags[Tensor] = batch.bags.map(lambda ids: torch.from_numpy(ids))
-            x_BN, pooled_BFD = torch.from_numpy(batch.dense_BI), self.model.embeddings(bags)
+            x_BN, pooled_BFD = torch.from_numpy(batch.dense_BI), self.embeddings(bags)
             if self.rounding is not None:
                 pooled_BFD = self.rounding.pooled(pooled_BFD)
-            if not self.stages:
-                return self.model.logits(x_BN, pooled_BFD).numpy()
             for stage, mask in zip(self.stages, (*self.masks.values(), None), strict=True):
                 x_BN = stage(x_BN, pooled_BFD if stage.part.has_interaction else None)
                 x_BN = x_BN if mask is None else mask(x_BN)
@@ -141,14 +143,3 @@ def _rounding(config: Config) -> Rounding | None:
 
 def _rows_travel(config: Config) -> bool:
     return config.embedding.name == "served" or config.embedding.deduplicate
-
-
-def _stages(model: Dlrm, cuts: tuple[str, ...], precision: Precision) -> tuple[StageModel, ...]:
-    """Stages between cuts that share the weights of a model; empty without cuts."""
-    held, stages = {**model.dense_parameters(), **model.statistics()}, list[StageModel]()
-    for part in Partition.of(model.spec, cuts).stages if cuts else ():
-        stages.append(StageModel(model.spec, part, precision, seed=0))
-        own = {**stages[-1].dense_parameters(), **stages[-1].statistics()}
-        for name, tensor in own.items():
-            tensor.data = held[name].data
-    return tuple(stages)

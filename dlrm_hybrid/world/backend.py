@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, final
+from typing import Any, Protocol, final
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,8 @@ from dlrm_hybrid.types import DataError, DivergedError
 from dlrm_hybrid.world.settings import Settings
 
 Floats = npt.NDArray[np.float32]
+OwnOrder = Callable[..., Any]
+"""A function of a module, which is given a worker and values, and returns what JSON can hold."""
 WEIGHTS = ("dense", "embeddings")  # groups of a checkpoint
 Counts = Mapping[str, Mapping[str, int]]
 """Messages, bytes and dense_equivalent_bytes sent, by traffic class."""
@@ -106,6 +108,10 @@ class Backend(Protocol):
 
     def tensors(self) -> dict[str, Tensor]:
         """Copy all weights and optimizer state, by name."""
+        ...
+
+    def ask(self, order: OwnOrder, values: Mapping[str, Any]) -> list[Any]:
+        """Have each worker carry out an order of the program's own; returns answers by rank."""
         ...
 
     def counts(self) -> Counts:

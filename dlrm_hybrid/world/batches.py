@@ -16,7 +16,7 @@ import numpy.typing as npt
 from dlrm_hybrid.bags import Bags, jagged, lengths_of, require_offsets, table_offsets
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.data.shards import bad_weights
-from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.types import DataError
 
 Loader = Callable[[int, int], Any]
@@ -36,7 +36,7 @@ class Columns:
         batch_size: number of rows of one trainer's training batch.
     """
 
-    spec: ModelSpec
+    spec: ModelShape
     batch_size: int
 
     def batch(

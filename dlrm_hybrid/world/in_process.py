@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import count
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -23,7 +23,15 @@ from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.engine import ignore
-from dlrm_hybrid.world.backend import Backend, Counts, Floats, job_of, save, weights
+from dlrm_hybrid.world.backend import (
+    Backend,
+    Counts,
+    Floats,
+    OwnOrder,
+    job_of,
+    save,
+    weights,
+)
 from dlrm_hybrid.world.settings import Settings
 
 _MODES = threading.RLock()  # some are global to all threads
@@ -97,6 +105,11 @@ class InProcess(Backend):
     def tensors(self) -> dict[str, Tensor]:
         with _as_in_a_rank(self._threads):
             return whole(weights(self._engine))
+
+    @override
+    def ask(self, order: OwnOrder, values: Mapping[str, Any]) -> list[Any]:
+        with _as_in_a_rank(self._threads):
+            return [order(worker, **values) for worker in self._engine.ranks.workers]
 
     @override
     def counts(self) -> Counts:

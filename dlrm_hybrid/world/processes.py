@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import reduce
 from itertools import count
@@ -19,6 +19,7 @@ from typing_extensions import override
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.tensors import whole
+from dlrm_hybrid.outside import path_of
 from dlrm_hybrid.parallel.messages import piece_of, tensors_of, values_of
 from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.run.assembly import build
@@ -26,7 +27,7 @@ from dlrm_hybrid.run.rank.process import Rank
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.wire.frame import Frame
-from dlrm_hybrid.world.backend import Backend, Counts, Floats, added
+from dlrm_hybrid.world.backend import Backend, Counts, Floats, OwnOrder, added
 from dlrm_hybrid.world.orders import Tensors, tensors_of_batch
 from dlrm_hybrid.world.ranks import WorldRanks
 from dlrm_hybrid.world.settings import Settings
@@ -107,6 +108,11 @@ class Processes(Backend):
     @override
     def tensors(self) -> dict[str, Tensor]:
         return whole(map(piece_of, self._ranks.parts("state")))
+
+    @override
+    def ask(self, order: OwnOrder, values: Mapping[str, Any]) -> list[Any]:
+        given = {"order": path_of(order), "values": values}
+        return [_value(one) for one in self._ranks.ask("ask", given).values()]
 
     @override
     def counts(self) -> Counts:

@@ -16,10 +16,11 @@ from typing_extensions import override
 
 from dlrm_hybrid.comm.metered import MeteredChannel, traffic_of
 from dlrm_hybrid.comm.rendezvous import share_folder
-from dlrm_hybrid.config.outside import load_method
+from dlrm_hybrid.config.outside import load_chosen
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.tensors import parts
+from dlrm_hybrid.outside import imported
 from dlrm_hybrid.parallel.messages import message, piece_message, tensors_of
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
@@ -47,7 +48,7 @@ ANSWERS = (Kind.PARAMETERS, Kind.RESULT, Kind.ROWS)
 def world_rank(argument: str, report: Report, stop: StopRequest) -> None:
     """Run the rank of a world that the argument describes, until its program ends it."""
     known: dict[str, Any] = json.loads(argument)
-    load_method(known["values"])
+    load_chosen(known["values"])
     task, config = TrainTask(**known["task"]), validate(known["values"])
     spec = build.model_spec(config, tuple(known["table_rows"]))
     settings = Settings(spec=spec, values=known["values"], config=config)
@@ -110,6 +111,7 @@ class _ProgramLink(Link):
             "save": self._save,
             "state": self._state,
             "counts": self._counts,
+            "ask": self._ask,
             "end": ignore,
         }
 
@@ -151,6 +153,10 @@ class _ProgramLink(Link):
         with self.meter.within(Phase.EVALUATE):
             logit_B = self.rank.evaluation.predict(order.values["number"], self._batch(order))
         return Answer(tensors={} if logit_B is None else {"logits": logit_B})
+
+    def _ask(self, order: Order) -> Answer:
+        function = imported(order.values["order"])
+        return Answer(value=function(self.rank.worker, **order.values["values"]))
 
     def _save(self, order: Order) -> Answer:
         if self.rank.leads:

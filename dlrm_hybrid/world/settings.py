@@ -13,11 +13,14 @@ from dlrm_hybrid.compress.gradient.methods import GradientMethod
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.identity import flat
 from dlrm_hybrid.config.keys import EXPERIMENT
+from dlrm_hybrid.config.outside import GROUPS
 from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text, validate
 from dlrm_hybrid.model.interaction import Cross, Dot, Fm
-from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.own import OwnModel
+from dlrm_hybrid.model.spec import ModelShape, ModelSpec
+from dlrm_hybrid.outside import is_path
 from dlrm_hybrid.run.readiness import require_memory
 from dlrm_hybrid.types import ConfigError
 from dlrm_hybrid.world.batches import Columns
@@ -39,7 +42,7 @@ class Settings:
         config: the same, typed.
     """
 
-    spec: ModelSpec
+    spec: ModelShape
     values: Mapping[str, Any]
     config: Config
 
@@ -67,7 +70,7 @@ def named_keys(
 
 
 def settings_of(
-    spec: ModelSpec,
+    spec: ModelSpec | OwnModel,
     world: str,
     named: Mapping[str, object],
     gradient: GradientMethod | str | None,
@@ -100,7 +103,7 @@ def settings_of(
     return settings_from(spec, values)
 
 
-def settings_from(spec: ModelSpec, values: Mapping[str, Any]) -> Settings:
+def settings_from(spec: ModelShape, values: Mapping[str, Any]) -> Settings:
     """Validate as `settings_of`, from values of a configuration; raises ConfigError."""
     config = validate(values)
     if faults := list(_faults(config)):
@@ -163,8 +166,18 @@ def _chosen(gradient: GradientMethod | str | None) -> Iterator[str]:
     yield from _texts({f"gradient.{key}": value for key, value in flat(found).items()})
 
 
-def _of_model(spec: ModelSpec) -> Iterator[str]:
-    """Overrides of `model` that describe a spec, without its tables."""
+def _of_model(spec: ModelSpec | OwnModel) -> Iterator[str]:
+    """Overrides of `model` that describe a spec, without the rows of its tables."""
+    if isinstance(spec, OwnModel):
+        if not is_path(spec.path):
+            fault = f"model = {spec.path!r}: cannot be imported; needs a class of a module"
+            raise ConfigError(faults_text([fault]))
+        yield override_text("model", spec.path)
+        inputs = asdict(spec.inputs)
+        yield from _texts(
+            {f"model.{key}": one for key, one in (inputs | {**spec.settings}).items()}
+        )
+        return
     kinds = {Dot: "dot", Cross: "cross", Fm: "fm"}
     interaction = spec.interaction
     yield from _texts(
@@ -183,13 +196,18 @@ def _of_model(spec: ModelSpec) -> Iterator[str]:
         yield from _texts({f"{head}.{key}": value for key, value in asdict(interaction).items()})
 
 
+def _of_program(group: str, name: str) -> Iterator[str]:
+    if name.startswith("__main__:"):
+        yield (
+            f"{group} = {name!r}: ranks are processes and cannot import it from the program "
+            "itself; needs a class of a module"
+        )
+
+
 def _faults(config: Config) -> Iterator[str]:
     """Faults: settings that only a command supports, whose rows exist before its run."""
-    if config.parallel.world == "processes" and config.gradient.name.startswith("__main__:"):
-        yield (
-            f"gradient = {config.gradient.name!r}: ranks are processes and cannot import it from "
-            "the program itself; needs a class of a module"
-        )
+    for group in GROUPS if config.parallel.world == "processes" else ():
+        yield from _of_program(group, getattr(config, group).name)
     if config.sync.name == "async":
         yield (
             "sync = 'async': its servers give out batches by number, a program hands them over "

@@ -24,12 +24,21 @@ from dlrm_hybrid.checkpoint.folder import find
 from dlrm_hybrid.compress.gradient.methods import GradientMethod
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
-from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.own import OwnModel
+from dlrm_hybrid.model.spec import ModelShape, ModelSpec
+from dlrm_hybrid.outside import is_path, path_of
 from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
 from dlrm_hybrid.train.engine import ignore
-from dlrm_hybrid.types import DataError, ResourceError
-from dlrm_hybrid.world.backend import Backend, Floats, StepResult, check_weights_of, result_of
+from dlrm_hybrid.types import ConfigError, DataError, ResourceError
+from dlrm_hybrid.world.backend import (
+    Backend,
+    Floats,
+    OwnOrder,
+    StepResult,
+    check_weights_of,
+    result_of,
+)
 from dlrm_hybrid.world.batches import Loader, is_one
 from dlrm_hybrid.world.in_process import InProcess
 from dlrm_hybrid.world.loaders import Loaders
@@ -42,7 +51,7 @@ Make = Callable[[Settings, Path, Path | None], Backend]
 
 @final
 class World:
-    """Trainers, pipeline stages and servers that train one DLRM, driven by your program.
+    """Trainers, pipeline stages and servers that train one model, driven by your program.
 
     Create one by `World.in_process` or `World.processes`. Results equal those of the command
     `train` with the same configuration and rows, bit for bit.
@@ -57,7 +66,7 @@ class World:
     @classmethod
     def in_process(
         cls,
-        spec: ModelSpec,
+        spec: ModelSpec | OwnModel,
         loader: Loader | None = None,
         *,
         trainers: int | None = None,
@@ -72,7 +81,7 @@ class World:
         Defaults are those of conf/: two trainers of three stages, one server, batches of 128 rows.
 
         Args:
-            spec: the model.
+            spec: the model: a DLRM, or a module of your own.
             loader: function `loader(trainer, trainers)` that returns the batches of one trainer for
                 one epoch; None if every call of `step` passes its batches.
             trainers: number of data-parallel replicas.
@@ -92,7 +101,7 @@ class World:
     @classmethod
     def processes(
         cls,
-        spec: ModelSpec,
+        spec: ModelSpec | OwnModel,
         loader: Loader | None = None,
         *,
         trainers: int | None = None,
@@ -108,7 +117,7 @@ class World:
         names it.
 
         Args:
-            spec: the model.
+            spec: the model: a DLRM, or a module of your own.
             loader: as for `in_process`; the next batches are read while workers compute.
             trainers: number of data-parallel replicas.
             cuts: layers after which the model is split into stages.
@@ -139,7 +148,7 @@ class World:
         return f"<World {parallel.world}: {', '.join(named)}; {state}>"
 
     @property
-    def spec(self) -> ModelSpec:
+    def spec(self) -> ModelShape:
         """The model."""
         return self._settings.spec
 
@@ -239,6 +248,28 @@ class World:
         logits = [logit_B for logit_B, _ in self._scored(batches, labelled=False)]
         logit_R = np.concatenate(logits) if logits else np.empty(0, np.float32)
         return torch.from_numpy(logit_R).sigmoid().numpy()
+
+    def ask(self, order: OwnOrder, **values: Any) -> list[Any]:
+        """Have every worker carry out an order of your own, between two steps.
+
+        Args:
+            order: a function of a module. It is given the worker, `dlrm_hybrid.parallel.worker`,
+                and `values`, and returns numbers, texts, lists of these, or None.
+            values: for the order, likewise.
+
+        Returns:
+            What each worker has answered, by rank: trainer after trainer, stage after stage.
+
+        Raises:
+            ConfigError: processes cannot import the function.
+            RunFailedError: it raised in one of them.
+        """
+        path = path_of(order)
+        is_apart = self.config.parallel.world == "processes"
+        if is_apart and (not is_path(path) or path.startswith("__main__:")):
+            raise ConfigError(f"order {path}: ranks cannot import it; needs a function of a module")
+        with self._session.going_on():
+            return self._session.backend.ask(order, values)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of all weights and optimizer state, by name.

@@ -44,6 +44,7 @@ from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.collective import together
 from dlrm_hybrid.compress.gradient.compressor import Compressor
+from dlrm_hybrid.compress.gradient.context import module_of
 from dlrm_hybrid.compress.gradient.fragments import (
     allocate,
     choose,
@@ -273,6 +274,7 @@ def _compressor(method: str, density: float, specs: Sequence[Spec]) -> Compresso
         trainer=0,
         stage=0,
         model_elements=sum(spec.count for spec in specs),
+        last_layer=module_of(specs[-1].name),
         steps=1,
     )
 

@@ -10,10 +10,12 @@ import pytest
 from dlrm_hybrid.bags import jagged, lengths_of
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.export.formats import ModelFile
-from dlrm_hybrid.model.dlrm import Dlrm
+from dlrm_hybrid.model.dlrm import StageModel
+from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.layers.products import Precision
-from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.model.tables import Fused
+from dlrm_hybrid.model.tensors import draw_embeddings
 from dlrm_hybrid.saved.inputs import inputs_of
 from dlrm_hybrid.saved.model import SavedModel
 
@@ -48,7 +50,10 @@ def test_bags_are_pooled_to_their_sum_an_unknown_id_is_zeros_and_one_too_large_a
 ) -> None:
     """The program gives an unknown category the id behind the last row, whose weights are zero."""
     padded_rows = tuple(rows + 1 for rows in SPEC.table_rows)
-    padded = SavedModel(Dlrm(replace(SPEC, table_rows=padded_rows), OPTIONS, Precision.FLOAT32, 1))
+    spec = replace(SPEC, table_rows=padded_rows)
+    layers = StageModel(spec, Partition.of(spec, ()).stages[0], Precision.FLOAT32, 1)
+    padded = SavedModel(spec, Embeddings(spec, OPTIONS), (layers,))
+    draw_embeddings(padded.embeddings.weights(), 1)
     tensors = dict(padded.tensors)
     for name, rows in zip(SPEC.table_names, SPEC.table_rows, strict=True):
         tensors[f"{name}.weight"][rows:] = 0

@@ -1,5 +1,6 @@
 """Every choice of a world as a column, and few compositions that have every pair of values."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from random import Random
@@ -19,6 +20,7 @@ MODELS = {
     "fm": ("model.interaction=fm", "model.fm.deep=[16,8]"),
     "dropout": ("model.dropout=0.3",),
     "norm": ("model.batch_norm=true",),
+    "own": ("model=outside_model:DeepFm", "model.embedding_dim=4"),
 }
 ADAM = ("optimizer=adam", "optimizer.lr=0.01", "embedding.lr=0.1")
 OPTIMIZERS = {
@@ -177,19 +179,30 @@ RARE = ("randomk", "hard", "gaussian", "redsync", "sidco", "topk")
 
 
 def options(composition: Composition, columns: Columns = COLUMNS) -> tuple[str, ...]:
-    """A composition as overrides; of delays as many as there are stages."""
+    """A composition as overrides; of delays as many as there are stages.
+
+    Parts of a model of one's own are named as the layers, without the dot.
+    """
     delays, staleness = ("1,1,0", "4,2,0") if composition["cuts"] == "two" else ("1,0", "2,0")
-    return tuple(
+    given = tuple(
         one.replace("DELAYS", f"[{delays}]").replace("STALENESS", f"[{staleness}]")
         for column, value in composition.items()
         for one in columns[column][value]
     )
+    return _named(given) if composition["model"] == "own" else given
 
 
 def plain_options(composition: Composition) -> tuple[str, ...]:
     """What of a composition of `PLAIN` says something without a world."""
     kept = ("rows", "table optimizer", "optimizer", "model")
-    return tuple(one for name in kept for one in PLAIN[name][composition[name]])
+    given = tuple(one for name in kept for one in PLAIN[name][composition[name]])
+    return _named(given) if composition["model"] == "own" else given
+
+
+def _named(given: Sequence[str]) -> tuple[str, ...]:
+    """Cuts by the names of the parts; what only a DLRM has is left out."""
+    cut = re.compile(r"\b(bottom|top)\.(?=\d)")
+    return tuple(cut.sub(r"\1", one) for one in given if one != "model.bottom=[]")
 
 
 def is_exact(composition: Composition) -> bool:

@@ -44,7 +44,7 @@ from dlrm_hybrid.model.embeddings import (
 from dlrm_hybrid.model.exchange.kept import KeptRows, not_found
 from dlrm_hybrid.model.exchange.levels import LevelExchange
 from dlrm_hybrid.model.sharding import Cast
-from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.types import DlrmError
 
 ID_BYTES = 4
@@ -88,7 +88,7 @@ class DistinctExchange:
     def __init__(
         self,
         wanted_T: Sequence[Sequence[int]],
-        spec: ModelSpec,
+        spec: ModelShape,
         casts: tuple[Cast, Cast],
         group: CountedGroup,
         levels: LevelExchange | None = None,

@@ -28,7 +28,7 @@ from dlrm_hybrid.compress.embedding.trainer import (
     tensors_of,
     values_of_trainer,
 )
-from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.section import SectionError
 
@@ -126,7 +126,7 @@ class LevelExchange:
     def __init__(
         self,
         held_T: Sequence[Sequence[int]],
-        spec: ModelSpec,
+        spec: ModelShape,
         options: LevelOptions,
         group: CountedGroup,
     ) -> None:

@@ -38,7 +38,7 @@ from dlrm_hybrid.model.sharding import (
     casts,
     columns_of_a_shard,
 )
-from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.model.tables import Embedding, Sharding
 
 CPU = torch.device("cpu")
@@ -84,7 +84,7 @@ def _torchrec_name(table: str) -> str:
     return table.replace(".", "_")
 
 
-def unsharded_tables(spec: ModelSpec) -> EmbeddingBagCollection:
+def unsharded_tables(spec: ModelShape) -> EmbeddingBagCollection:
     """The tables before sharding, without memory."""
     tables = [
         EmbeddingBagConfig(
@@ -163,7 +163,7 @@ def make_shardings(
 
 
 def shards_of(
-    plan: EmbeddingModuleShardingPlan, spec: ModelSpec
+    plan: EmbeddingModuleShardingPlan, spec: ModelShape
 ) -> dict[str, tuple[TableShard, ...]]:
     """All shards of each table by name, in the order of `spec`."""
     shards: dict[str, tuple[TableShard, ...]] = {}

@@ -23,7 +23,7 @@ from dlrm_hybrid.bounds import WirePrecision
 from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.model.embeddings import DistinctIds
 from dlrm_hybrid.model.sharding import casts
-from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.model.table_rows import owned_rows
 from dlrm_hybrid.parallel.effects import Port, Program
 from dlrm_hybrid.parallel.finite import LOOKUPS_PREFIX
@@ -55,7 +55,7 @@ class TableClient:
     """
 
     def __init__(
-        self, port: Port, spec: ModelSpec, precision: WirePrecision, clock: SpanClock
+        self, port: Port, spec: ModelShape, precision: WirePrecision, clock: SpanClock
     ) -> None:
         self._port = port
         self._group = port.topology.table_server_group

@@ -11,8 +11,10 @@ from dlrm_hybrid.checkpoint.folder import RetentionPolicy
 from dlrm_hybrid.checkpoint.folder import find as find_checkpoint
 from dlrm_hybrid.comm.netem.plan import NetworkPlan, bits_per_second, seconds
 from dlrm_hybrid.config.choices import Criteo, Emulated, Synthetic
+from dlrm_hybrid.config.model import interaction_stage, own_model
+from dlrm_hybrid.config.model import pipeline as pipeline
 from dlrm_hybrid.config.rules import server_leads
-from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.config.schema import Config, OwnModelConfig
 from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.manifest import MANIFEST_FILE, Semantics
@@ -23,9 +25,8 @@ from dlrm_hybrid.data.schema import Schema
 from dlrm_hybrid.data.schemas import reading as schemas
 from dlrm_hybrid.data.sources.paths import find
 from dlrm_hybrid.model.interaction import Dot
+from dlrm_hybrid.model.own import OwnModel
 from dlrm_hybrid.model.spec import ModelSpec
-from dlrm_hybrid.parallel.policies import Asynchronous, Lockstep, Rounds
-from dlrm_hybrid.parallel.schedule import Pipeline
 from dlrm_hybrid.parallel.sync import SyncPolicy
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.types import ConfigError, DataError
@@ -158,20 +159,26 @@ def rank_names(config: Config) -> list[str]:
 
 
 def topology(config: Config) -> Topology:
-    """Ranks and roles of a world; the interaction follows the last layer of the bottom MLP."""
-    cuts = config.parallel.cuts
+    """Ranks and roles of a world."""
     return Topology(
         trainers=config.parallel.trainers,
-        stages=len(cuts) + 1,
+        stages=len(config.parallel.cuts) + 1,
         servers=config.parallel.servers,
-        interaction_stage=sum(cut.startswith("bottom.") for cut in cuts),
+        interaction_stage=interaction_stage(config),
         table_servers=config.parallel.table_servers,
     )
 
 
-def model_spec(config: Config, table_rows: tuple[int, ...]) -> ModelSpec:
-    """The shape of the model."""
+def model_spec(config: Config, table_rows: tuple[int, ...]) -> ModelSpec | OwnModel:
+    """The shape of the model.
+
+    Raises:
+        ConfigError: it is the user's own, and not loaded or of no use.
+    """
     model = config.model
+    if isinstance(model, OwnModelConfig):
+        own_model(model)
+        return model.spec(table_rows)
     return ModelSpec(
         embedding_dim=model.embedding_dim,
         bottom=model.bottom,
@@ -185,19 +192,8 @@ def model_spec(config: Config, table_rows: tuple[int, ...]) -> ModelSpec:
 
 
 def policy(config: Config) -> SyncPolicy:
-    """The sync policy of the dense weights; `sync` and `bounded` differ only in staleness."""
-    if config.sync.name == "async":
-        parallel = config.parallel
-        return Asynchronous(parallel.trainers, config.sync.in_flight, parallel.threads)
-    if config.parallel.elastic:
-        return Rounds(config.parallel.trainers)
-    return Lockstep(config.sync.staleness)
-
-
-def pipeline(config: Config) -> Pipeline:
-    """The ops of all stages in a step."""
-    stages = len(config.parallel.cuts) + 1
-    return Pipeline.of(config.schedule, stages, config.schedule.microbatches)
+    """The sync policy of the dense weights."""
+    return config.sync.policy(config.parallel)
 
 
 def leader(config: Config) -> int:

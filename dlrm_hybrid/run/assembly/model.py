@@ -25,7 +25,7 @@ from dlrm_hybrid.model.layers.keep_largest import KeepLargest
 from dlrm_hybrid.model.layers.products import Bfloat16, Precision, measure_bfloat16
 from dlrm_hybrid.model.optimizer import LrSchedule, StalenessWarmup
 from dlrm_hybrid.model.row_storage import IN_MEMORY, InFiles, RowStorage
-from dlrm_hybrid.model.spec import ModelSpec, Partition, StagePart, microbatch_rows
+from dlrm_hybrid.model.spec import ModelShape, Partition, StagePart, microbatch_rows
 from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.model.tensors import draw_embeddings
 from dlrm_hybrid.run.assembly.build import base, model_spec
@@ -78,7 +78,7 @@ def level_options(config: Config) -> LevelOptions | None:
     )
 
 
-def embeddings(config: Config, shape: ModelSpec) -> Embeddings:
+def embeddings(config: Config, shape: ModelShape) -> Embeddings:
     """Make all tables in one process, with their initial values."""
     tables = Embeddings(shape, config.embedding)
     draw_embeddings(tables.weights(), config.train.seed, config.embedding.init)
@@ -92,7 +92,7 @@ def row_storage(config: Config, run_folder: Path) -> RowStorage:
     return InFiles(run_folder if config.embedding.folder is None else Path(config.embedding.folder))
 
 
-def table_rows(config: Config, shape: ModelSpec, server: int, storage: RowStorage) -> TableRows:
+def table_rows(config: Config, shape: ModelShape, server: int, storage: RowStorage) -> TableRows:
     """Make the rows of one table server, with their initial values."""
     rows = TableRows(shape, config.embedding, server, config.parallel.table_servers, storage)
     rows.draw(config.train.seed, config.embedding.init)
@@ -254,6 +254,7 @@ def compressor(
     trainer: int,
     stage: int,
     model_elements: int,
+    last_layer: str,
     steps: int,
     lowered: Sequence[int] = (),
 ) -> Compressor:
@@ -265,6 +266,7 @@ def compressor(
         trainer: number of the worker's trainer.
         stage: that of the worker.
         model_elements: number in all dense tensors of the model.
+        last_layer: name of the model's last layer.
         steps: number in the whole run.
         lowered: see `Optimizer.rates`.
     """
@@ -273,7 +275,7 @@ def compressor(
         trainer=trainer,
         trainers=config.parallel.trainers,
         model_elements=model_elements,
-        last_layer=f"top.{len(config.model.top)}",
+        last_layer=last_layer,
         lr=dense_schedule(config, steps, stage, lowered).lr,
         seed=config.train.seed,
     )
@@ -313,7 +315,7 @@ def evaluation_activations(config: Config, part: StagePart) -> dict[int, Activat
     return activations(config, part)
 
 
-def evaluation_masks(config: Config, spec: ModelSpec, *, rounds: bool) -> dict[str, KeepLargest]:
+def evaluation_masks(config: Config, spec: ModelShape, *, rounds: bool) -> dict[str, KeepLargest]:
     """The masks of DCT-MP that evaluations apply, by the layer before; none with other methods.
 
     Args:

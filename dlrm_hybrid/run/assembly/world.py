@@ -25,14 +25,14 @@ from dlrm_hybrid.compress.gradient.layout import Spec
 from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
-from dlrm_hybrid.model.dlrm import StageModel
+from dlrm_hybrid.model.dlrm import StageModel, draw_initial
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.optimizer import Constant
 from dlrm_hybrid.model.placement import HOST, Placement
 from dlrm_hybrid.model.row_storage import RowStorage
-from dlrm_hybrid.model.spec import ModelSpec, Partition
+from dlrm_hybrid.model.spec import ModelShape, Partition
 from dlrm_hybrid.model.tables import Served
-from dlrm_hybrid.model.tensors import Piece, draw_dense, full_pieces
+from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.boundaries import Boundaries
 from dlrm_hybrid.parallel.collectives import CollectiveServer
 from dlrm_hybrid.parallel.compression import Compression
@@ -99,7 +99,7 @@ class Layout:
         lowered: first steps of lower learning rates; appended to with `schedule=plateau`.
     """
 
-    spec: ModelSpec
+    spec: ModelShape
     partition: Partition
     topology: Topology
     tensors: tuple[DenseTensor, ...]
@@ -198,6 +198,7 @@ def compression(config: Config, layout: Layout, rank: int) -> Compression:
             trainer=trainer,
             stage=stage,
             model_elements=sum(prod(tensor.shape) for tensor in layout.tensors),
+            last_layer=layout.spec.last_layer,
             steps=layout.steps,
             lowered=layout.lowered,
         )
@@ -343,7 +344,7 @@ def server(config: Config, layout: Layout, index: int, clock: SpanClock) -> Para
         for tensor in layout.tensors
         if tensor.server == index
     }
-    draw_dense(values, config.train.seed)
+    draw_initial(layout.spec, values, config.train.seed)
     options = ServerOptions(
         policy=build.policy(config),
         optimizers=[

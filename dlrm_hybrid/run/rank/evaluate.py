@@ -10,6 +10,7 @@ from pathlib import Path
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
 from dlrm_hybrid.checkpoint import reader as checkpoint
 from dlrm_hybrid.config.choices import Hybrid, Parallel
+from dlrm_hybrid.config.outside import load_chosen
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.run.assembly import build
@@ -30,6 +31,7 @@ def evaluate_rank(argument: str, report: Report, stop: StopRequest) -> None:
     """Load a checkpoint, score it, and report the scores."""
     task = EvaluateTask(**json.loads(argument))
     folder = Path(task.checkpoint)
+    load_chosen(task.values, ["model"])  # as was typed; what else a checkpoint names stays data
     config = validate(task.values)
     build_model.prepare_torch(config)
     shards = open_shards(Path(task.prepared), build.semantics(config))

@@ -16,7 +16,7 @@ from dlrm_hybrid.comm.zmq.channel import ZmqChannel, ZmqOptions, open_zmq_channe
 from dlrm_hybrid.comm.zmq.curve import read_key_file
 from dlrm_hybrid.comm.zmq.roster import UnknownPeers
 from dlrm_hybrid.config.identity import CONFIG_FILE
-from dlrm_hybrid.config.outside import load_method
+from dlrm_hybrid.config.outside import load_chosen
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import open_shards
@@ -48,7 +48,7 @@ def train_rank(argument: str, report: Report, stop: StopRequest) -> None:
     text = (Path(task.run_folder) / CONFIG_FILE).read_text(encoding="utf-8")
     values: dict[str, Any] = json.loads(text)
     folder = Path(task.rendezvous)
-    load_method(values)
+    load_chosen(values)
 
     def check() -> None:
         """Heed signals, except in a restarted rank: others may wait for it."""

@@ -13,7 +13,6 @@ import functools
 import importlib
 import pkgutil
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from decimal import Decimal
@@ -25,6 +24,7 @@ from typing_extensions import runtime_checkable
 
 from dlrm_hybrid.bounds import SettingsError, check
 from dlrm_hybrid.compress.gradient.context import Builder
+from dlrm_hybrid.outside import imported, is_path, path_of, present
 from dlrm_hybrid.wire.section import Dtype
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from dlrm_hybrid.compress.library.ddp import DdpState
 
 _PACKAGE = "dlrm_hybrid."
-_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _SETTING = re.compile(r"    (\w+): (.*)")
 
 
@@ -61,7 +60,7 @@ class GradientMethod(Builder, Protocol):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if not cls.__module__.startswith(_PACKAGE):
-            cls.name = f"{cls.__module__}:{cls.__qualname__}"
+            cls.name = path_of(cls)
 
     def __new__(cls, *given: object, **settings: object) -> Self:
         """Refuse unknown settings in words of ours, before the generated constructor does."""
@@ -186,12 +185,9 @@ def find(name: str) -> type[GradientMethod] | None:
 
     So a name in somebody's file makes nothing run: who types it loads it.
     """
-    if not _PATH.fullmatch(name):
+    if not is_path(name):
         return methods().get(name)
-    module, _, path = name.partition(":")
-    found: Any = sys.modules.get(module)
-    for part in path.split("."):  # a module that loads its parts when asked is not asked
-        found = getattr(found, "__dict__", {}).get(part)
+    found = present(name)
     return found if isinstance(found, type) and GradientMethod in found.__mro__ else None
 
 
@@ -201,11 +197,8 @@ def load(name: str) -> type[GradientMethod]:
     Raises:
         ValueError: there is none; says why.
     """
-    if _PATH.fullmatch(name):
-        try:
-            importlib.import_module(name.partition(":")[0])
-        except Exception as error:
-            raise ValueError(f"cannot be imported: {type(error).__name__}: {error}") from error
+    if is_path(name):
+        imported(name)
     if (method := find(name)) is None:
         raise ValueError("is no subclass of dlrm_hybrid.compress.GradientMethod")
     if not is_dataclass(method):

@@ -1,0 +1,189 @@
+"""A model of a user's own: a `torch.nn.Module` whose children are its parts, in their order.
+
+The child named `interaction` takes the output of the part before it and the pooled rows of all
+tables; every other child takes one tensor. All give float32 (B, width), the last one (B, 1). Cuts
+come after any child but the last, by its name.
+
+Free of torch: what the module consists of is found out by making it once.
+
+Shapes: B rows, I dense columns, F tables, D embedding dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from inspect import signature
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, final, get_type_hints
+
+from dlrm_hybrid.bounds import described
+from dlrm_hybrid.model.spec import StagePart
+from dlrm_hybrid.outside import path_of
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+INTERACTION = "interaction"
+"""Name of the part that takes the rows of the tables."""
+NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """What a model is given of each row: the first argument of its constructor.
+
+    Attributes:
+        dense: I, width of the first part's input.
+        tables: F.
+        embedding_dim: D; the interaction is given float32 (B, F, D).
+    """
+
+    dense: int
+    tables: int
+    embedding_dim: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a model: its output's width, and the shapes of its parameters by full name."""
+
+    name: str
+    width: int
+    parameters: Mapping[str, tuple[int, ...]]
+
+
+Settings = tuple[tuple[str, Any], ...]
+"""Arguments of a module's constructor by name."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class OwnModel:
+    """A model of your own for a `World`, in the place of a `ModelSpec`.
+
+    Attributes:
+        module: class of the model; its constructor takes `Features`, then settings by name.
+        table_rows: rows of every embedding table.
+        num_dense: I, the dense columns.
+        embedding_dim: D, the width of every table.
+        settings: arguments of the constructor by name.
+
+    Raises:
+        ConfigError: only when it is used: the module cannot be trained; says why.
+    """
+
+    module: type[Module]
+    table_rows: tuple[int, ...]
+    num_dense: int
+    embedding_dim: int
+    settings: Mapping[str, Any] = field(default_factory=lambda: NO_SETTINGS)
+
+    @property
+    def path(self) -> str:
+        """Its import path, `MODULE:CLASS`."""
+        return path_of(self.module)
+
+    @property
+    def inputs(self) -> Features:
+        """What its constructor is given first."""
+        return Features(
+            dense=self.num_dense, tables=len(self.table_rows), embedding_dim=self.embedding_dim
+        )
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """Its parts, in the order of the forward pass; raises ConfigError."""
+        return parts_of(self.module, _hashable(self.settings), self.inputs)
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """Names of its parts."""
+        return tuple(part.name for part in self.parts)
+
+    @property
+    def last_layer(self) -> str:
+        """Name of the last module with parameters."""
+        return [*self.dense_shapes()][-1].rpartition(".")[0]
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """Names of the tables, `embedding.1` …, in the order of the categorical columns."""
+        return tuple(f"embedding.{table}" for table in range(1, len(self.table_rows) + 1))
+
+    def dense_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every parameter of the module by name, in the order of its parts."""
+        return {name: one for part in self.parts for name, one in part.parameters.items()}
+
+    def statistics_shapes(self) -> dict[str, tuple[int, ...]]:
+        """It has no running statistics."""
+        return {}
+
+    def part(self, index: int, layers: range) -> StagePart:
+        """Make the stage of some parts, indices in `layer_names`."""
+        own = self.parts[layers.start : layers.stop]
+        names = tuple(part.name for part in own)
+        return StagePart(
+            index=index,
+            layer_names=names,
+            is_first=layers.start == 0,
+            has_interaction=INTERACTION in names,
+            is_last=layers.stop == len(self.parts),
+            input_width=self.parts[layers.start - 1].width if layers.start else self.num_dense,
+            output_width=own[-1].width,
+            parameter_names=tuple(name for part in own for name in part.parameters),
+        )
+
+
+@lru_cache(maxsize=64)
+def parts_of(module: type[Module], settings: Settings, inputs: Features) -> tuple[Part, ...]:
+    """Make a module and try each of its parts on a few rows; returns what it consists of.
+
+    Raises:
+        ConfigError: it cannot be trained; says why.
+    """
+    from dlrm_hybrid.model.layers.own import tried  # torch takes a second
+
+    return tried(module, dict(settings), inputs)
+
+
+def _hashable(settings: Mapping[str, Any]) -> Settings:
+    return tuple((name, _tuples(value)) for name, value in settings.items())
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value  # pyright: ignore
+
+
+def settings_of(module: object) -> list[tuple[str, Any, Any]]:
+    """Name, type and default of what a module's constructor takes beside `Features`.
+
+    Raises:
+        ValueError: it is no module, or an argument is none that a configuration can have.
+    """
+    from torch.nn import Module  # takes a second
+
+    if not (isinstance(module, type) and issubclass(module, Module)):
+        raise ValueError("is no subclass of torch.nn.Module")
+    constructor: Any = vars(module).get("__init__", module.__init__)
+    taken = [*signature(constructor).parameters.values()][1:]
+    if not taken:
+        raise ValueError("its constructor takes nothing; must take dlrm_hybrid.Features first")
+    kinds = get_type_hints(constructor, include_extras=True)
+    found: list[tuple[str, Any, Any]] = []
+    for one in taken[1:]:
+        kind = kinds.get(one.name)
+        if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) or one.default is one.empty:
+            raise ValueError(f"argument `{one.name}` of its constructor needs a default")
+        try:
+            list(described(kind))
+        except (KeyError, IndexError, TypeError):
+            raise ValueError(
+                f"argument `{one.name}` of its constructor needs a type that a key can have: int, "
+                "float, bool, str, a Literal, a tuple of these such as tuple[int, ...], or None"
+            ) from None
+        found.append((one.name, kind, one.default))
+    return found
