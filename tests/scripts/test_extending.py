@@ -1,0 +1,65 @@
+"""docs/extending.md does what it says: its files are written, and its commands run."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from patience import HANG_SECONDS
+from world_runs import summary
+
+from dlrm_hybrid.cli.main import run
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+BLOCKS = re.findall(r"```(python|sh)\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+FILES = {text.split()[1]: text for kind, text in BLOCKS if kind == "python"}
+COMMANDS = [line for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the files of the page, as that of a user."""
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("dlrm_hybrid.config.outside._loaded", {})
+    yield tmp_path
+    for name in FILES:
+        sys.modules.pop(Path(name).stem, None)
+
+
+def test_its_commands_train_score_and_export(mine: Path, small_rows: list[str]) -> None:
+    rows = [one for one in small_rows if not one.startswith("model=")]
+    steps = ("train.steps=6", "telemetry.every=2", "parallel.world=in_process")
+    assert len(COMMANDS) == 5
+    for number, command in enumerate(COMMANDS):
+        _, _, _, verb, *overrides = shlex.split(command)
+        is_hybrid = "parallel=hybrid" in overrides
+        more = (*rows, *steps[: 2 + is_hybrid], f"hydra.run.dir={mine / str(number)}")
+        given = [*more, *overrides] if verb == "train" else overrides
+        assert run(["dlrm_hybrid", verb, *given]) == 0, command
+    assert json.loads((mine / "runs/mine/config.json").read_text())["model"]["hidden"] == 32
+    sent = summary(mine / "1")["network"]["by_class"]["activation"]
+    assert 0 < sent["bytes"] < 0.5 * sent["dense_equivalent_bytes"]
+    assert (mine / "exported" / "model.pt2").is_file()
+    late = json.loads((mine / "4" / "config.json").read_text())
+    assert (late["schedule"]["late"], late["sync"]["name"]) == (2, "my_worlds:AsOldAsTrainers")
+
+
+def test_its_program_learns_in_a_world_of_processes(mine: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "my_world.py"],
+        cwd=mine,
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    assert len(FILES["my_models.py"].splitlines()) + len(FILES["my_world.py"].splitlines()) <= 60
+    assert len(FILES["my_models.py"].splitlines()) <= 40
