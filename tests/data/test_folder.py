@@ -5,15 +5,18 @@ import json
 import os
 import resource
 import shutil
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 from criteo_rows import everything, make_lines, run_prepare, semantics
 from ctrl_c import press
+from forked import exit_code_of
 from patience import HANG_SECONDS
 
 from dlrm_hybrid.data import folder, manifest
@@ -40,7 +43,7 @@ def ignore(stage: str, done: int, total: int | None) -> None:
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("raw") / "train.txt"
-    path.write_bytes(b"".join(make_lines(900, seed=1)))
+    path.write_bytes(b"".join(make_lines(3_000, seed=1)))
     return path
 
 
@@ -169,7 +172,7 @@ def test_foreign_and_damaged_folders_are_refused(tmp_path: Path, raw: Path, made
     assert everything(foreign) == {"thesis.tex": b"precious"}
     damaged = copy(made, tmp_path)
     os.truncate(damaged / "ids.npy", 160)
-    message = r"ids.npy: has 160 bytes, expected \d+ for \d+ rows: the folder is damaged; ADVICE"
+    message = r"ids.npy: has 160 bytes, expected \d+ for 3,000 rows: the folder is damaged; ADVICE"
     with pytest.raises(DataError, match=message):
         run_prepare(raw, damaged, min_count=2)
     (damaged / "manifest.json").write_text("{")
@@ -382,3 +385,30 @@ def test_a_manifest_that_lies_is_refused_with_its_field(
     with pytest.raises(DataError, match=message) as caught:
         manifest.read(tmp_path)
     assert str(caught.value).isprintable()
+
+
+def struck_in(wanted: str, output: Path, strike: Callable[[], None]) -> Callable[..., None]:
+    """Strikes at the first progress of a stage with something on the disk."""
+
+    def progress(stage: str, done: int, total: int | None) -> None:
+        spilled = Path(f"{output}.partial").rglob("spill-*/1.bin")
+        if stage == wanted and any(path.stat().st_size for path in spilled):
+            strike()
+
+    return progress
+
+
+@pytest.mark.parametrize("stage", ["parse", "vocabulary", "assemble"])
+def test_killed_and_started_again_gives_the_same_bytes(
+    tmp_path: Path, raw: Path, made: Path, stage: str
+) -> None:
+    output = tmp_path / "out"
+    killed = struck_in(stage, output, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    begin = partial(run_prepare, raw, output, min_count=2, processes=2, block_bytes=20_000)
+    assert exit_code_of(lambda: begin(progress=killed)) == -signal.SIGKILL
+    assert not output.exists()
+    left = [path.stat().st_size for path in (tmp_path / "out.partial").rglob("spill-*/1.bin")]
+    assert left[0] > 0, "the kill came before anything was written"
+    assert not run_prepare(raw, output, min_count=2).up_to_date
+    assert everything(output) == everything(made)
+    assert not (tmp_path / "out.partial").exists()

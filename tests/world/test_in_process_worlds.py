@@ -15,8 +15,15 @@ import pytest
 import torch
 from patience import HANG_SECONDS
 from small_disk import needs_mount, small_disk
-from torch import Tensor
-from world_rows import BATCH, global_batches, losses, small_spec, test_batches, tuples_of
+from world_rows import (
+    BATCH,
+    assert_same_tensors,
+    global_batches,
+    losses,
+    small_spec,
+    test_batches,
+    tuples_of,
+)
 from world_runs import Trained, summary, tensors
 
 from dlrm_hybrid.cli.main import run
@@ -185,12 +192,6 @@ def test_commands_say_that_only_the_program_knows_the_columns_of_its_batches(
         assert run(["dlrm_hybrid", verb, f"{verb}.checkpoint={tmp_path}", *more]) == 3
         told = f"{saved}: was saved by a program that hands its own batches over (World.save)"
         assert told in capsys.readouterr().err
-
-
-def assert_same_tensors(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
-    assert one.keys() == other.keys()
-    for name, tensor in one.items():
-        assert tensor.numpy().tobytes() == other[name].numpy().tobytes(), name
 
 
 def test_a_checkpoint_of_train_can_be_loaded(shards: Shards, trained: Trained) -> None:

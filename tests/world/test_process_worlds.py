@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from world_rows import (
     BATCH,
+    assert_same_tensors,
     failing,
     global_batches,
     loader,
@@ -43,12 +44,6 @@ def world_of(kind: str, shards: Shards, load: Any = None, **options: Any) -> Wor
     given = {"trainers": 2, "cuts": [], "servers": 1, "batch_size": BATCH, **options}
     named = None if load is None else partial(load, str(shards.folder))
     return make(small_spec(shards), named, **given)
-
-
-def assert_same_tensors(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
-    assert one.keys() == other.keys()
-    for name, tensor in one.items():
-        assert tensor.numpy().tobytes() == other[name].numpy().tobytes(), name
 
 
 def ranks() -> list[psutil.Process]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from dlrm_hybrid.data.loader import START, Batch, Loader, sequential_batches
 from dlrm_hybrid.data.shards import Shards, open_shards
@@ -83,3 +84,9 @@ def global_batches(shards: Shards, steps: int) -> list[tuple]:
         tuple(np.concatenate(pair) for pair in zip(one, other, strict=True))
         for one, other in of_trainers
     ]
+
+
+def assert_same_tensors(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert tensor.numpy().tobytes() == other[name].numpy().tobytes(), name
