@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from outside_model import DeepFm
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -23,6 +24,7 @@ from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model import placement
 from dlrm_hybrid.model.interaction import Cross
+from dlrm_hybrid.model.own import OwnModel
 from dlrm_hybrid.model.placement import HOST, Placement
 from dlrm_hybrid.model.row_storage import IN_MEMORY
 from dlrm_hybrid.model.spec import ModelSpec
@@ -41,7 +43,12 @@ GPU = Placement(torch.device("cuda", 0), is_apart=True)
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 PLACES = [pytest.param(DEVICE, id="cpu"), pytest.param(GPU, marks=NO_GPU, id="gpu")]
 SPEC = ModelSpec(embedding_dim=8, bottom=(13, 32, 16, 8), top=(32, 16, 1), table_rows=(40, 7, 300))
-SPECS = {"cross": replace(SPEC, interaction=Cross(layers=2, rank=8), dropout=0.2, batch_norm=True)}
+SPECS: Mapping[str, ModelSpec | OwnModel] = {
+    "cross": replace(SPEC, interaction=Cross(layers=2, rank=8), dropout=0.2, batch_norm=True),
+    "own": OwnModel(
+        module=DeepFm, table_rows=SPEC.table_rows, num_dense=13, embedding_dim=SPEC.embedding_dim
+    ),
+}
 STEPS, FEW_STEPS, ROWS = 200, 40, 16
 LONG = ("single", "dct")
 Keys = Mapping[str, Any]
@@ -63,6 +70,7 @@ WORLDS: Mapping[str, Keys] = {
     },
     "dense": HYBRID,
     "dct": DCT,
+    "own": {**DCT, "parallel.cuts": ["bottom2", "top1"]},
     "levels": {
         **DCT,
         "gradient.precision": "levels",
