@@ -152,6 +152,11 @@ def is_folder_name(text: str) -> bool:
     return re.fullmatch(r"[0-9]{8,18}", digits) is not None and text == folder_name(int(digits))
 
 
+def version(values: Mapping[str, Any]) -> str:
+    """Identifies a checkpoint by the values of its manifest, wherever it is."""
+    return _digest(json.dumps(values, sort_keys=True))
+
+
 def manifest_text(values: Mapping[str, Any]) -> str:
     """Write values as a manifest, which ends with the checksum of all before it."""
     text = json.dumps({"format": FORMAT, **values})[:-1]
@@ -170,7 +175,7 @@ def read_manifest(folder: Path, instead: str = "") -> Manifest:
     """
     path = folder / MANIFEST_FILE
     text = read_text(folder, MANIFEST_FILE, MAX_BYTES, instead)
-    values = _sealed(path, text, instead)
+    values = sealed(path, text, instead)
     try:
         manifest = replace(_MANIFEST.validate_json(json.dumps(values)), values=values)
     except ValidationError as error:
@@ -182,19 +187,26 @@ def read_manifest(folder: Path, instead: str = "") -> Manifest:
     return manifest
 
 
-def _sealed(path: Path, text: str, instead: str) -> dict[str, Any]:
-    """Parse a manifest and check its format and checksum."""
+def sealed(path: Path, text: str, instead: str, what: str = "a checkpoint") -> dict[str, Any]:
+    """Parse a manifest and check its format and checksum; raises DataError.
+
+    Args:
+        path: that of the file, for messages.
+        text: its content.
+        instead: end of each message.
+        what: it is the manifest of.
+    """
     try:
         found: Any = json.loads(text, parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not a checkpoint: {error}{instead}") from None
+        raise DataError(f"{path}: not {what}: {error}{instead}") from None
     if not isinstance(found, dict) or "format" not in found:
-        raise DataError(f"{path}: not a checkpoint: no format is said{instead}")
+        raise DataError(f"{path}: not {what}: no format is said{instead}")
     values = cast("dict[str, Any]", found)
     number = values.pop("format")
     if number != FORMAT:
         raise DataError(
-            f"{path}: a checkpoint of format {number!r}; this version of the program "
+            f"{path}: {what} of format {number!r}; this version of the program "
             f"reads format {FORMAT} only"
         )
     body, _, seal = text.rpartition(SEAL)

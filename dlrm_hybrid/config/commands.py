@@ -91,6 +91,11 @@ class ExportConfig(Record, effect=ANOTHER):
     format: Literal["pt2", "onnx", "safetensors"] = key(
         "pt2", "model.pt2 for torch.export.load, model.onnx, or weights alone in model.safetensors"
     )
+    since: Path | None = key(
+        None,
+        "a run or checkpoint: write only what the model has learned since then, a delta for "
+        "Predictor.update",
+    )
     names: Format = key(
         "ours", f"of weights in model.safetensors: {WEIGHTS_OF}", only="export.format=safetensors"
     )

@@ -14,7 +14,7 @@ Shapes: V categories of a column, D keys that are looked up.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, final
@@ -63,6 +63,34 @@ class Vocabulary:
     def table_rows(self) -> int:
         """Number of rows that the column's table needs."""
         return len(self.keys) + self.first_id
+
+    def having(self, taken_K: Int64s, keys: Keys) -> Vocabulary:
+        """The vocabulary with other categories at K of its places, and then more behind its own.
+
+        Args:
+            taken_K: the places, from 0.
+            keys: K categories for these, then those behind.
+        """
+        others, more = keys[: len(taken_K)], keys[len(taken_K) :]
+        if self.column.has_texts:
+            held: Any = [*self.keys, *more]
+            for place, key in zip(taken_K.tolist(), others, strict=True):
+                held[place] = key
+        else:
+            held = np.concatenate([np.asarray(one, np.int64) for one in (self.keys, more)])
+            held[taken_K] = others
+        return replace(self, keys=held, use_V=None)
+
+    def since(self, earlier: Vocabulary) -> tuple[Int64s, Keys]:
+        """What `having` makes this of an earlier vocabulary from: places, and categories."""
+        known = len(earlier.keys)
+        pairs = zip(earlier.keys, self.keys, strict=False)
+        taken_K = np.flatnonzero([one != other for one, other in pairs])
+        if self.column.has_texts:
+            texts = list(self.keys)
+            return taken_K, [*(texts[place] for place in taken_K.tolist()), *texts[known:]]
+        keys_V = np.asarray(self.keys, np.int64)
+        return taken_K, np.concatenate([keys_V[taken_K], keys_V[known:]])
 
     def lookup(self) -> Lookup:
         """Build an index from categories to ids."""

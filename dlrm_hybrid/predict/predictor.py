@@ -5,7 +5,9 @@ Shapes: R rows, B rows of a batch.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -15,11 +17,12 @@ from torch.nn import Module
 
 from dlrm_hybrid.bags import Int64s
 from dlrm_hybrid.checkpoint.folder import find_best, read_facts
+from dlrm_hybrid.checkpoint.manifest import version
 from dlrm_hybrid.checkpoint.reader import OnRead
 from dlrm_hybrid.config.outside import fault_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
-from dlrm_hybrid.data.preprocessing import NO_ROW, Keys, Lookup, Vocabulary
+from dlrm_hybrid.data.preprocessing import NO_ROW, Keys, Lookup, Preprocessing, Vocabulary
 from dlrm_hybrid.data.schema import Extra
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.data.sources.criteo_ids import KeyTable
@@ -27,6 +30,13 @@ from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.outside import path_of
 from dlrm_hybrid.predict.sources import NewRows, frame_block
 from dlrm_hybrid.run.evaluating import check_vocabulary, saved_config, saved_preprocessing
+from dlrm_hybrid.saved.delta import (
+    DeltaManifest,
+    ModelVersion,
+    later_vocabulary,
+    read_manifest,
+    read_tensors,
+)
 from dlrm_hybrid.saved.encoding import Encoder, RefusedValueError, Unknown
 from dlrm_hybrid.saved.model import SavedModel
 from dlrm_hybrid.types import ConfigError, DataError
@@ -78,30 +88,76 @@ class Predictor:
     ) -> None:
         if model is not None and (fault := fault_of("model", path_of(model))):
             raise ConfigError(f"model = {path_of(model)!r}: {fault}")
-        self.checkpoint = find_best(Path(run))
-        facts = read_facts(self.checkpoint)
-        self.step: int = facts["step"]
-        self.config: Config = saved_config(self.checkpoint, facts)
+        checkpoint = find_best(Path(run))
+        facts = read_facts(checkpoint)
+        self.config: Config = saved_config(checkpoint, facts)
         if prepared is None:
-            preprocessing = saved_preprocessing(self.checkpoint, facts)
+            preprocessing = saved_preprocessing(checkpoint, facts)
         else:
             preprocessing = open_shards(Path(prepared), None).preprocessing
-            check_vocabulary(self.checkpoint, facts, preprocessing)
+            check_vocabulary(checkpoint, facts, preprocessing)
         if threads is not None:
             torch.set_num_threads(threads)
         self.schema = preprocessing.schema.for_scoring
         self.extra: Extra = extra
-        self.encoder = Encoder.of(preprocessing, unknown, _lookup)
-        self._preprocessing = preprocessing
+        encoder = Encoder.of(preprocessing, unknown, _lookup)
         self._batch_rows = batch_rows
-        self._model = SavedModel.load(
-            self.config,
-            self.checkpoint,
-            preprocessing.table_rows,
-            Precision(self.config.precision),
-            progress,
-            padded_rows=self.encoder.padded_rows,
+        self._updating = Lock()
+        # Replaced as a whole by `update`: whoever scores takes it once.
+        self._serving = _Serving(
+            version=ModelVersion(
+                version=version(facts), checkpoint=str(checkpoint), step=facts["step"]
+            ),
+            preprocessing=preprocessing,
+            encoder=encoder,
+            model=SavedModel.load(
+                self.config,
+                checkpoint,
+                preprocessing.table_rows,
+                Precision(self.config.precision),
+                progress,
+                padded_rows=encoder.padded_rows,
+            ),
         )
+
+    @property
+    def checkpoint(self) -> Path:
+        """The checkpoint whose model it is, loaded or made by deltas."""
+        return Path(self._serving.version.checkpoint)
+
+    @property
+    def step(self) -> int:
+        """Step of that checkpoint."""
+        return self._serving.version.step
+
+    @property
+    def encoder(self) -> Encoder:
+        """Encodes values as inputs of the model."""
+        return self._serving.encoder
+
+    def update(self, delta: str | Path) -> None:
+        """Change the model by what it has learned since, as `export export.since=…` has written it.
+
+        Scores are then those of a Predictor of the later checkpoint, bit for bit. Calls of other
+        threads go on meanwhile, each with one model, the earlier or the later one; both are in
+        memory until then.
+
+        Args:
+            delta: the folder that `export` has written.
+
+        Raises:
+            DataError: it is damaged, or changes another model; this one stays as it is.
+        """
+        folder = Path(delta)
+        with self._updating:
+            manifest = read_manifest(folder)
+            serving = self._serving
+            if manifest.base.version != serving.version.version:
+                raise DataError(
+                    f"{folder}: changes the model of {manifest.base.text}, this is that of "
+                    f"{serving.version.text}; apply deltas in their order, or load a checkpoint"
+                )
+            self._serving = serving.updated(self.config, folder, manifest)
 
     def predict(self, frame: pd.DataFrame) -> Floats:
         """Probabilities of a click, float32 (R,), in the order of the rows.
@@ -122,9 +178,41 @@ class Predictor:
 
     def batch(self, block: NewRows) -> Batch:
         """Convert rows to a batch for the model, with labels of 0; raises like `logits`."""
+        return self._serving.batch(block)
+
+    def logits(self, block: NewRows) -> Floats:
+        """Logits of rows, float32 (R,).
+
+        Raises:
+            DataError: a category is unknown and `unknown` is `error`, or a number is too large;
+                names the row.
+        """
+        serving = self._serving
+        batch = serving.batch(block)
+        logit_R = np.empty(len(batch.label_B), np.float32)
+        for first in range(0, len(logit_R), self._batch_rows):
+            some = slice(first, first + self._batch_rows)
+            logit_R[some] = serving.model.logits(batch.part(some))
+        for row in np.flatnonzero(~np.isfinite(logit_R))[:1].tolist():
+            raise DataError(f"{block.where(row)}: the logit is not finite: values are too large")
+        return logit_R
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Serving:
+    """A model, and how values become its inputs."""
+
+    version: ModelVersion
+    preprocessing: Preprocessing
+    encoder: Encoder
+    model: SavedModel
+
+    def batch(self, block: NewRows) -> Batch:
+        """See `Predictor.batch`."""
         values = block.values
         try:
-            bags = self._preprocessing.expanded(self.encoder.bags(values))
+            bags = self.preprocessing.expanded(self.encoder.bags(values))
             dense_BI = self.encoder.dense(values)
         except RefusedValueError as error:
             advice = (
@@ -135,21 +223,30 @@ class Predictor:
             raise DataError(f"{block.where(error.row)}: {reason}") from None
         return Batch(dense_BI, bags, np.zeros(len(dense_BI), np.float32))
 
-    def logits(self, block: NewRows) -> Floats:
-        """Logits of rows, float32 (R,).
-
-        Raises:
-            DataError: a category is unknown and `unknown` is `error`, or a number is too large;
-                names the row.
-        """
-        batch = self.batch(block)
-        logit_R = np.empty(len(batch.label_B), np.float32)
-        for first in range(0, len(logit_R), self._batch_rows):
-            some = slice(first, first + self._batch_rows)
-            logit_R[some] = self._model.logits(batch.part(some))
-        for row in np.flatnonzero(~np.isfinite(logit_R))[:1].tolist():
-            raise DataError(f"{block.where(row)}: the logit is not finite: values are too large")
-        return logit_R
+    def updated(self, config: Config, folder: Path, delta: DeltaManifest) -> _Serving:
+        """The later model of a delta; raises DataError if that is damaged."""
+        tensors = read_tensors(folder, delta)
+        try:
+            vocabularies = [
+                later_vocabulary(tensors, number, one)
+                for number, one in enumerate(self.encoder.vocabularies, 1)
+            ]
+            encoder = self.encoder.having(vocabularies, _lookup)
+            rows = tuple(max(1, one.table_rows) for one in encoder.vocabularies)
+            if (delta.base_rows, delta.table_rows) != (self.preprocessing.table_rows, rows):
+                raise ValueError("rows of tables are not those of its categories")
+            model = self.model.updated(
+                config, tensors, delta.base_rows, delta.table_rows, encoder.padded_rows
+            )
+        except KeyError as error:
+            raise DataError(f"{folder}: is damaged: has no tensor {error}") from None
+        except (ValueError, RuntimeError) as error:
+            raise DataError(f"{folder}: is damaged: {error}") from None
+        manifest = replace(self.preprocessing.manifest, table_rows=rows)
+        preprocessing = replace(self.preprocessing, manifest=manifest)
+        return _Serving(
+            version=delta.model, preprocessing=preprocessing, encoder=encoder, model=model
+        )
 
 
 def _lookup(vocabulary: Vocabulary) -> Lookup:

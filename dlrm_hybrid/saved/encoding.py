@@ -72,7 +72,7 @@ class Encoder:
         self._vocabularies = vocabularies
         self._scales = scales
         self._modulo = modulo if 0 < modulo <= 0xFFFFFFFF else 0
-        self._unknown = unknown
+        self._unknown: Unknown = unknown
         self._lookups = [lookup(vocabulary) for vocabulary in vocabularies]
         self.unknown_F = np.zeros(len(vocabularies), np.int64)
 
@@ -87,6 +87,29 @@ class Encoder:
         manifest, vocabularies = preprocessing.manifest, preprocessing.vocabularies()
         modulo = manifest.semantics.max_ind_range or 0
         return cls(manifest.schema, vocabularies, manifest.scales, modulo, unknown, lookup)
+
+    def having(
+        self,
+        vocabularies: Sequence[Vocabulary],
+        lookup: Callable[[Vocabulary], Lookup] = Vocabulary.lookup,
+    ) -> Encoder:
+        """An encoder with these vocabularies, and the counts of this one."""
+        known = dict(zip(map(id, self._vocabularies), self._lookups, strict=True))
+        found = Encoder(
+            self._schema,
+            vocabularies,
+            self._scales,
+            self._modulo,
+            self._unknown,
+            lambda one: known[id(one)] if id(one) in known else lookup(one),
+        )
+        found.unknown_F = self.unknown_F
+        return found
+
+    @property
+    def vocabularies(self) -> Sequence[Vocabulary]:
+        """Those of the categorical columns."""
+        return self._vocabularies
 
     @property
     def padded_rows(self) -> tuple[int, ...]:

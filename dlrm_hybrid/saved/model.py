@@ -6,7 +6,7 @@ Shapes: B rows of a batch, F tables, D embedding dimension, N inputs or outputs 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import final
 
@@ -45,6 +45,7 @@ class SavedModel:
         stages: its dense layers, cut where boundaries mask activations.
         masks: masks of activations, by the layer that they follow.
         rounding: rounding of pooled embeddings, if evaluations of the run's world send them.
+        rounding_of_rows: that which its tables have had, if these send rows.
     """
 
     spec: ModelShape
@@ -52,6 +53,7 @@ class SavedModel:
     stages: tuple[StageModel, ...]
     masks: Mapping[str, KeepLargest] = field(default_factory=dict[str, KeepLargest])
     rounding: Rounding | None = None
+    rounding_of_rows: Rounding | None = None
 
     @classmethod
     def load(
@@ -82,13 +84,10 @@ class SavedModel:
         """
         spec = build.model_spec(config, padded_rows or table_rows)
         masks = evaluation_masks(config, spec, rounds=rounds)
-        stages = tuple(
-            StageModel(spec, part, precision, seed=0)
-            for part in Partition.of(spec, tuple(masks)).stages
-        )
-        rounding, of_rows = _rounding(config) if rounds else None, _rows_travel(config)
-        tables = Embeddings(spec, config.embedding)
-        loaded = cls(spec, tables, stages, masks, None if of_rows else rounding)
+        rounding = _rounding(config) if rounds else None
+        pooled, of_rows = (None, rounding) if _rows_travel(config) else (rounding, None)
+        tables, stages = Embeddings(spec, config.embedding), _stages(spec, precision, masks)
+        loaded = cls(spec, tables, stages, masks, pooled, of_rows)
         tensors = loaded.tensors
         for name, rows in zip(spec.table_names, table_rows, strict=True):
             table = tensors[f"{name}.weight"]
@@ -99,13 +98,57 @@ class SavedModel:
         checkpoint.fill(full_pieces(tensors))
         for name, running in statistics.saved(checkpoint, spec.statistics_shapes()).items():
             of_norms[name].copy_(running)
-        if rounding is not None and of_rows:
+        if of_rows is not None:
             for name in spec.table_names:
-                table = tensors[f"{name}.weight"]
-                for first in range(0, len(table), BLOCK_ROWS):
-                    some = slice(first, first + BLOCK_ROWS)
-                    table[some] = rounding.pooled(table[some])
+                _round(tensors[f"{name}.weight"], of_rows)
         return loaded
+
+    def updated(
+        self,
+        config: Config,
+        delta: Mapping[str, Tensor],
+        base_rows: tuple[int, ...],
+        table_rows: tuple[int, ...],
+        padded_rows: tuple[int, ...],
+    ) -> SavedModel:
+        """The model with the tensors of a delta; this one stays as it is.
+
+        Args:
+            config: that of this model.
+            delta: see `saved.delta`.
+            base_rows: rows of each table of this model, without those of zeros.
+            table_rows: rows of each table then.
+            padded_rows: as for `load`.
+
+        Raises:
+            ValueError: the tensors do not fit; says which.
+        """
+        spec = build.model_spec(config, padded_rows)
+        found = replace(
+            self,
+            spec=spec,
+            embeddings=Embeddings(spec, config.embedding),
+            stages=_stages(spec, Precision(config.precision), self.masks),
+        )
+        held, before = found.tensors, self.tensors
+        counts = zip(spec.table_names, base_rows, table_rows, strict=True)
+        for name, base, rows in counts:
+            table_RD, weight = held.pop(f"{name}.weight"), f"{name}.weight"
+            changed_R, new_RD = delta[f"{name}.rows"].long(), delta[weight].clone()
+            if new_RD.shape != (len(changed_R), table_RD.shape[1]):
+                raise ValueError(f"{weight} is {[*new_RD.shape]} for {len(changed_R)} rows")
+            if not _makes_up(changed_R, base, rows):
+                raise ValueError(f"{name}.rows are not of a table of {base} rows that gets {rows}")
+            if self.rounding_of_rows is not None:
+                _round(new_RD, self.rounding_of_rows)
+            table_RD[:base] = before[weight][:base]
+            table_RD[rows:] = 0
+            table_RD[changed_R] = new_RD
+        for name, tensor in held.items():
+            if delta[name].shape != tensor.shape:
+                raise ValueError(f"{name} is {[*delta[name].shape]}, wanted {[*tensor.shape]}")
+            tensor.copy_(delta[name])
+        return found
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -132,6 +175,37 @@ class SavedModel:
         """Logits and probabilities of a batch, each (B,)."""
         logit_B = self.logits(batch)
         return logit_B, torch.from_numpy(logit_B).sigmoid().numpy()
+
+
+def _stages(
+    spec: ModelShape, precision: Precision, masks: Mapping[str, KeepLargest]
+) -> tuple[StageModel, ...]:
+    """The dense layers, cut where boundaries mask activations."""
+    parts = Partition.of(spec, tuple(masks)).stages
+    return tuple(StageModel(spec, part, precision, seed=0) for part in parts)
+
+
+def scores_alike(one: Config, other: Config) -> bool:
+    """Whether models of these configurations score alike with the same tensors."""
+    return _scoring(one) == _scoring(other)
+
+
+def _scoring(config: Config) -> tuple[object, ...]:
+    masks = (config.activation, config.parallel.cuts)
+    return (config.model, config.precision, _rounding(config), _rows_travel(config), masks)
+
+
+def _makes_up(changed_R: Tensor, base: int, rows: int) -> bool:
+    """Whether rows that are given and those of the base are all of a table, each once."""
+    is_inside = rows >= base and bool(((changed_R >= 0) & (changed_R < rows)).all())
+    is_ordered = bool((changed_R.diff() > 0).all())
+    return is_inside and is_ordered and int((changed_R >= base).sum()) == rows - base
+
+
+def _round(table_RD: Tensor, rounding: Rounding) -> None:
+    for first in range(0, len(table_RD), BLOCK_ROWS):
+        some = slice(first, first + BLOCK_ROWS)
+        table_RD[some] = rounding.pooled(table_RD[some])
 
 
 def _rounding(config: Config) -> Rounding | None:

@@ -22,7 +22,7 @@ def test_run_evaluate_and_predict_give_one_score(small_rows: list[str], tmp_path
     evaluated = json.loads(output.read_text())
     told = json.loads((folder / "summary.json").read_text())["test"]["loss"]
     assert told == evaluated["log_loss"]
-    model = Predictor(folder)._model  # pyright: ignore[reportPrivateUsage]
+    model = Predictor(folder)._serving.model  # pyright: ignore[reportPrivateUsage]
     wire = [(mask.dtype, mask.bits) for mask in model.masks.values()]
     assert wire == [(torch.bfloat16, None), (None, 4)]
     prepared = json.loads((folder / "config.json").read_text())["data"]["prepared"]

@@ -93,7 +93,7 @@ def test_new_rows_get_the_logits_of_the_prepared_ones(
 ) -> None:
     shards = open_shards(own / "prepared", None)
     (batch,) = sequential_batches(shards, range(ROWS), ROWS)
-    expected = predictor._model.logits(batch)  # type: ignore[reportPrivateUsage]
+    expected = predictor._serving.model.logits(batch)  # type: ignore[reportPrivateUsage]
     found = predictor.logits(frame_block(frame, predictor.schema))
     assert expected.std() > 0.001
     # Prepared rows are in the order of their parts.

@@ -72,7 +72,7 @@ def test_scores_are_those_of_the_prepared_rows_and_of_evaluate(
     assert found["row"].tolist() == list(range(ROWS))
 
     (batch,) = sequential_batches(shards, range(ROWS), ROWS)
-    expected = predictor._model.logits(batch)  # type: ignore[reportPrivateUsage]
+    expected = predictor._serving.model.logits(batch)  # type: ignore[reportPrivateUsage]
     assert expected.std() > 0.01
     scores = torch.from_numpy(expected).sigmoid().numpy()
     np.testing.assert_allclose(found["score"], scores, rtol=0, atol=1e-6)
@@ -93,7 +93,7 @@ def test_logits_have_the_bits_of_an_evaluation(
 ) -> None:
     some = frame.iloc[:4096]
     (batch,) = sequential_batches(shards, range(4096), 4096)
-    expected = predictor._model.logits(batch)  # type: ignore[reportPrivateUsage]
+    expected = predictor._serving.model.logits(batch)  # type: ignore[reportPrivateUsage]
     np.testing.assert_array_equal(predictor.logits(frame_block(some, SCHEMA)), expected)
 
 
@@ -202,12 +202,13 @@ def test_an_unknown_category_may_be_a_row_of_zeros(
     changed = with_unknown(frame)
     found = zero.logits(frame_block(changed, SCHEMA))
     (batch,) = sequential_batches(shards, range(50), 50)
-    model = predictor._model.model  # type: ignore[reportPrivateUsage]
+    model = predictor._serving.model  # type: ignore[reportPrivateUsage]
     with torch.no_grad():
         pooled_BFD = model.embeddings(Bags(torch.from_numpy(batch.bags.values)))
         pooled_BFD[[7, 9], 3] = 0
         pooled_BFD[7, 10] = 0
-        expected = model.logits(torch.from_numpy(batch.dense_BI), pooled_BFD).numpy()
+        (stage,) = model.stages
+        expected = stage(torch.from_numpy(batch.dense_BI), pooled_BFD).squeeze(1).numpy()
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
     np.testing.assert_array_equal(zero.encoder.unknown_F.nonzero()[0], [3, 10])
     assert zero.encoder.unknown_F[3] == 2

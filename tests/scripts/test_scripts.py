@@ -14,7 +14,7 @@ from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.validate import validate
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-EXAMPLES = {"own_batches.py", "serve.py", "tune.py"}  # they take no options
+EXAMPLES = {"own_batches.py", "serve.py", "serve_run.py", "tune.py"}  # they take no options
 NAMES = [
     str(path.relative_to(SCRIPTS))
     for path in sorted(SCRIPTS.rglob("*.py"))

@@ -195,7 +195,7 @@ def test_other_commands_score_as_the_run_has_scored(
     if world["activation"] == "sketch":  # a negative control, which predictors leave out
         return
     prepared = json.loads((folder / "config.json").read_text())["data"]["prepared"]
-    shards, model = open_shards(Path(prepared), None), Predictor(last)._model
+    shards, model = open_shards(Path(prepared), None), Predictor(last)._serving.model
     for batch in sequential_batches(shards, shards.test_rows("day"), 500):
         metrics.add(model.logits(batch), *batch.outcomes)
     assert metrics.scores().log_loss == evaluated["log_loss"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dlrm_hybrid.checkpoint.folder import shown
 from dlrm_hybrid.cli.terminal import Terminal, quantity
+from dlrm_hybrid.export.delta import export_delta
 from dlrm_hybrid.export.writing import export
 from dlrm_hybrid.report.table import MISSING, Table
 from dlrm_hybrid.run.request import Request
@@ -14,6 +15,8 @@ from dlrm_hybrid.types import ExitCode
 def run(request: Request) -> int:
     """Write the model of `export.checkpoint`, check it and show how well both agree."""
     terminal = Terminal()
+    if request.config.export.since is not None:
+        return _delta(request, terminal)
     done = export(request, terminal)
     found = done.comparison
     terminal.line(shown(done.checkpoint, done.step))
@@ -28,6 +31,18 @@ def run(request: Request) -> int:
     for remark in done.remarks:
         terminal.line(remark)
     terminal.line(f"wrote {done.folder} ({done.file}: {quantity(done.num_bytes)}B)")
+    return ExitCode.DONE
+
+
+def _delta(request: Request, terminal: Terminal) -> int:
+    """Write what the model has learned since `export.since`."""
+    done = export_delta(request, terminal)
+    terminal.line(f"from {done.base.text}")
+    terminal.line(f"to {done.model.text}")
+    terminal.line(
+        f"wrote {done.folder} ({quantity(done.num_bytes)}B): {done.changed:,} of {done.rows:,} "
+        f"rows changed, {done.appended:,} of them new"
+    )
     return ExitCode.DONE
 
 
