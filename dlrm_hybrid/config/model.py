@@ -122,9 +122,10 @@ def with_world_size(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _columns(data: Mapping[str, Any]) -> tuple[int, int, list[str]]:
     """Dense and categorical columns of the rows, 0 if unknown; and faults of their schema."""
-    if data.get("guess") is not None:  # the schema is still to be written
+    is_table = data.get("name") == "table"
+    if is_table and data.get("guess") is not None:  # the schema is still to be written
         return 1, 1, []
-    name = data.get("schema") if data.get("name") == "table" else "criteo_kaggle"
+    name = data.get("schema") if is_table else "criteo_kaggle"
     if not isinstance(name, str):
         return 0, 0, []
     try:
