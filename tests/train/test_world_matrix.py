@@ -247,7 +247,7 @@ def next_day(first: Path, rows: tuple[str, ...]) -> tuple[str, ...]:
     return (f"data.raw={new}", f"data.prepared={prepared}", f"checkpoint.resume={first}")
 
 
-@pytest.mark.parametrize("world", parameters(SECOND_DAYS, 3))
+@pytest.mark.parametrize("world", parameters(SECOND_DAYS, 2))
 def test_a_second_day_in_processes_is_one_process(
     world: Composition, train: Train, rows: dict[str, tuple[str, ...]]
 ) -> None:
@@ -279,7 +279,7 @@ def test_a_second_day_of_trainers_that_do_not_wait_keeps_the_rows_that_it_lacks(
     world: Composition, train: Train, rows: dict[str, tuple[str, ...]]
 ) -> None:
     given = (*HYBRID, *options(world))
-    first = train("first", world, *given)
+    first = train("first", world, *given, IN_PROCESS)
     second = train("second", world, *given, *next_day(first, rows[world["rows"]]))
     assert summary(second)["first_step"] == 0
     shops = read_kept(first).vocabularies()[1]
