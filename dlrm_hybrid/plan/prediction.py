@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 from dlrm_hybrid.config.schema import Config
@@ -26,6 +27,8 @@ UNITS_OF = {
     "activation": ("encode_activation", "decode_activation"),
 }
 """Unit costs that can be taken from any run with the same choice in a section."""
+COMPUTING = ("multiply", "layer", "interact", "loop")
+"""Unit costs that no choice changes: the mean of all runs with the same stages and batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,15 @@ def most_like(costs: Sequence[Costs], config: Config) -> Costs:
     for section, names in UNITS_OF.items():
         source = next((one for one in ranked if one.knows(config, section)), ranked[0]).units
         units = replace(units, **{name: getattr(source, name) for name in names})
+    first = ranked[0].calibration.config
+    alike = [
+        one.units
+        for one in ranked
+        if (one.calibration.config.parallel.cuts, one.calibration.config.train.batch_size)
+        == (first.parallel.cuts, first.train.batch_size)
+    ]
+    means = {name: fmean(getattr(one, name) for one in alike) for name in COMPUTING}
+    units = replace(units, **means)
     known = {kind: size for one in reversed(ranked) for kind, size in one.runtimes.items()}
     return Costs(ranked[0].calibration, units, known)
 

@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -97,6 +98,17 @@ def plan(small_rows: list[str], tmp_path: Path) -> Plan:
 
 
 SMALL = ("model=dlrm_small",)
+
+
+def test_computing_costs_what_all_runs_with_the_same_batches_say(tmp_path: Path) -> None:
+    own = Costs.of(read(made(tmp_path / "run")), dense())
+    config = own.calibration.config
+    slower = replace(own, units=replace(own.units, multiply=3 * own.units.multiply, send=1.0))
+    found = most_like([own, slower], config).units
+    assert found == replace(own.units, multiply=pytest.approx(2 * own.units.multiply))
+    of_others = replace(config, train=replace(config.train, batch_size=512))
+    other = replace(slower, calibration=replace(own.calibration, config=of_others))
+    assert most_like([own, other], config).units == own.units
 
 
 def test_the_run_that_costs_were_taken_from_is_met(tmp_path: Path) -> None:
