@@ -2,12 +2,17 @@
 
     python scripts/benchmarks/plan.py measure RUNS    train what is missing in RUNS
     python scripts/benchmarks/plan.py compare RUNS    predict every world, and print both
+    python scripts/benchmarks/plan.py machines RUNS   the choice for N machines, beside the best
 
 Worlds, their links and their steps were chosen before anything was measured. Costs come from runs
 at 1 Gbit/s, which are not compared: first from one alone, then from one of each kind. What worlds
 send is counted here, in as many steps as were measured. `compare` trains no world of processes, so
 `plan` can be changed without measuring again; nor does `scaling.py`, for which `measure` trains
 some worlds. `measure` needs what `network=emulated` needs.
+
+`machines` reads RUNS of `practitioner.py speed`: worlds of N machines on links of several rates. Of
+those at each rate it shows which one is predicted to be the fastest, with costs as `plan` has them
+by itself: from runs on two machines at 1 Gbit/s with the same batch size.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from statistics import median
 from typing import final
 
 from harness import (
+    OURS,
     Page,
     Part,
     Row,
@@ -33,19 +39,23 @@ from harness import (
     train_once,
 )
 
+from dlrm_hybrid.config.choices import Synthetic
 from dlrm_hybrid.config.compose import values_of
+from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.plan.calibration import read
 from dlrm_hybrid.plan.counting import Counter
 from dlrm_hybrid.plan.prediction import Costs, Prediction, most_like, predict
 from dlrm_hybrid.plan.worlds import as_configured
-from dlrm_hybrid.report.runs import Run, read_run
+from dlrm_hybrid.report.runs import Run, is_run, read_run
 from dlrm_hybrid.run.assembly.build import prepared_folder, semantics
+from dlrm_hybrid.telemetry.summary import COMPLETE
 from dlrm_hybrid.telemetry.traffic import Traffic
 
+ROWS = 70_000
 RUN = (
-    *("data.rows=70000", "train.epochs=1000", "network=emulated"),
+    *(f"data.rows={ROWS}", "train.epochs=1000", "network=emulated"),
     *("checkpoint.every=0", "checkpoint.minutes=0", "telemetry.tensorboard=false"),
 )
 COMPRESSED = "+experiment=dct_hybrid"
@@ -174,7 +184,7 @@ GOALS = {"samples/s": (5.0, 12.0), "bytes": (None, 1.0), "memory": (None, 15.0)}
 
 def main() -> None:
     """Do what the first word says."""
-    parser = arguments(__doc__, "measure", "compare", runs=True)
+    parser = arguments(__doc__, "measure", "compare", "machines", runs=True)
     parser.add_argument(
         "--calibrations",
         nargs="+",
@@ -185,6 +195,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.what == "measure":
         train_all(options.runs)
+    elif options.what == "machines":
+        publish(lambda: machines(options.runs), options.output)
     else:
         publish(lambda: compare(options.runs, options.calibrations), options.output)
 
@@ -222,11 +234,13 @@ MOST_STEPS = 1_000  # to count: of every world all of its run
 
 
 @cache
-def counter() -> Counter:
-    """Of worlds of these rows."""
-    config = validate(values_of(["parallel=hybrid", *RUN]))
+def counter(rows: int = ROWS, steps: int = MOST_STEPS) -> Counter:
+    """Of worlds of so many rows, which are prepared if they are not there."""
+    words = [*RUN, f"data.rows={rows}"]
+    OURS(["prepare", f"data.rows={rows}"])
+    config = validate(values_of(["parallel=hybrid", *words]))
     shards = open_shards(prepared_folder(config), semantics(config))
-    return Counter(shards, MOST_STEPS, lambda text: print(text, file=sys.stderr))
+    return Counter(shards, steps, lambda text: print(text, file=sys.stderr))
 
 
 @cache
@@ -241,6 +255,85 @@ def predicted_run(run: Run, costs: Sequence[Costs]) -> Prediction:
     config = validate(run.config)
     world, like = counter().layout(config), most_like(costs, config)
     return predict(as_configured(config), world, like, counter().train_rows)
+
+
+LINK, FEWEST = "1gbit", 2  # machines of the runs that costs are taken from
+CLOSE = 0.95  # of the best of all worlds tried, what is chosen is to have
+
+
+def machines(runs: Path) -> Page:
+    """Every world of N machines as measured and as predicted, and how good the choice is."""
+    found = speeds(runs)
+    rows: list[Row] = []
+    shares: list[float] = []
+    costs = {
+        size: [
+            Costs.of(one := read(run.folder), counter_of(one.config).layout(one.config))
+            for run in map(middle_turn, worlds.values())
+        ]
+        for (number, size, link), worlds in found.items()
+        if (number, link) == (FEWEST, LINK)
+    }
+    for (number, batch_size, link), worlds in each("links", sorted(found.items())):
+        measured = {name: speed_of(middle_turn(turns)) for name, turns in worlds.items()}
+        predicted = {
+            name: predicted_of(turns[0], costs[batch_size]) for name, turns in worlds.items()
+        }
+        choice, best = max(predicted, key=lambda one: predicted[one]), max(measured.values())
+        shares.append(measured[choice] / best)
+        rows += [
+            {
+                "machines": number,
+                "batch": batch_size,
+                "links": link,
+                "world": f"**{name}**" if name == choice else name,
+                "measured": f"{speed:,.0f}",
+                "÷ best": f"{speed / best:.2f}",
+                "predicted": f"{predicted[name]:,.0f}",
+                "error, %": f"{error_percent(predicted[name], speed):+.1f}",
+            }
+            for name, speed in measured.items()
+        ]
+    near = sum(one >= CLOSE for one in shares)
+    text = f"The **choice** has {100 * CLOSE:.0f} % of the best in {near} of {len(shares)} cases."
+    return {"Which world on N machines": Part(rows, f"\n{text}")}
+
+
+def speeds(runs: Path) -> dict[tuple[int, int, str], dict[str, list[Run]]]:
+    """Turns of each world with a server beside each trainer, by their number, batch and links."""
+    found: dict[tuple[int, int, str], dict[str, list[Run]]] = {}
+    for folder in sorted(runs.glob("*/*-*-*-*-*")):
+        name, trainers, servers, batch_size, _ = folder.name.split("-")
+        if trainers == servers and is_run(folder) and read_run(folder).status == COMPLETE:
+            worlds = found.setdefault((int(trainers), int(batch_size), folder.parent.name), {})
+            worlds.setdefault(name, []).append(read_run(folder))
+    return {of: worlds for of, worlds in found.items() if len(worlds) > 1}
+
+
+def speed_of(run: Run) -> float:
+    """Samples per second."""
+    return run.summary["samples_per_second"]
+
+
+def middle_turn(turns: Sequence[Run]) -> Run:
+    """That with the median speed, the slower of two."""
+    return sorted(turns, key=speed_of)[(len(turns) - 1) // 2]
+
+
+def counter_of(config: Config) -> Counter:
+    """Counts what `plan` does of the rows of a run."""
+    assert isinstance(config.data, Synthetic)
+    return counter(config.data.rows, config.plan.count_steps)
+
+
+def predicted_of(run: Run, costs: Sequence[Costs]) -> float:
+    """Samples per second of the world of a run on its links."""
+    config = validate(run.config)
+    counted = counter_of(config)
+    like = most_like(costs, config)
+    return predict(
+        as_configured(config), counted.layout(config), like, counted.train_rows
+    ).samples_per_second
 
 
 Found = Mapping[World, Run]
