@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import final
 
-from typing_extensions import override
-
 from dlrm_hybrid.checkpoint.folder import saved_step
-from dlrm_hybrid.parallel.topology import WorkerRole
 from dlrm_hybrid.run import folder as run_folder
 from dlrm_hybrid.run.assembly import build
-from dlrm_hybrid.run.rank.process import Rank
+from dlrm_hybrid.run.rank.process import Outcome, Rank
 from dlrm_hybrid.run.request import Request, TrainTask
-from dlrm_hybrid.run.supervisor import Outcome, Revival
-from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.types import DataError
 
 Namespaces = Callable[[int], tuple[str, ...]]
@@ -60,7 +54,7 @@ class RestartBudget:
 
 @final
 @dataclass(slots=True, kw_only=True)
-class RestartLoop(Revival):
+class RestartLoop:
     """Prepares the attempts of a run, and decides whether there is another.
 
     Attributes:
@@ -68,82 +62,29 @@ class RestartLoop(Revival):
         rows: folder of the run's shards.
         rendezvous: folder of this start of the program, with one below for each attempt.
         namespaces: those that ranks enter.
-        restarts: budget of restarts of the run.
-        first: number of the first attempt.
         say: shows the user a line.
-        reported: events of the present attempt's ranks at their end.
-        revivals: budget of restarts of trainers.
     """
 
     request: Request
     rows: Path
     rendezvous: Path
     namespaces: Namespaces
-    restarts: RestartBudget
-    first: int
     say: Callable[[str], None]
-    revivals: RestartBudget
-    reported: list[Event] = field(default_factory=list[Event])
+    _first: int = field(init=False)  # number of the first attempt
+    _restarts: RestartBudget = field(init=False)
+    _trainers: RestartBudget = field(init=False)  # of restarts of trainers
     _task: TrainTask | None = None
-    _incarnations: Counter[int] = field(default_factory=Counter[int])
-    _begun: bool = False
-    _finished: bool = False
 
-    def note(self, event: Event) -> None:
-        """Note an event that a rank reports."""
-        if event.kind is Kind.RANK:
-            self.reported.append(event)
-        self._begun |= event.kind is Kind.STARTED
-        self._finished |= event.kind is Kind.FINISHED
-
-    @property
-    @override
-    def is_over(self) -> bool:
-        return self._finished
-
-    @override
-    def mates(self, index: int) -> frozenset[int]:
-        config = self.request.config
-        if not config.parallel.elastic:
-            return frozenset()
-        topology = build.topology(config)
-        role = topology.role(index)
-        if not isinstance(role, WorkerRole):
-            return frozenset()
-        return frozenset(topology.worker(role.trainer, one) for one in range(topology.stages))
-
-    @override
-    def revive(self, index: int, message: str) -> list[Rank]:
-        mates = self.mates(index)
-        # Before all have connected, a rank that has not is missed by all others.
-        number = self.revivals.another(time.monotonic()) if mates and self._begun else None
-        if number is None:
-            return []
-        self.say(
-            f"{message}; its trainer is started again, {number} of {self.revivals.limit}, the "
-            "others go on"
-        )
-        return self._next_incarnation(mates)
-
-    @override
-    def rejoin(self, index: int) -> list[Rank]:
-        mates = self.mates(index)
-        names = build.rank_names(self.request.config)
-        left = ", ".join(names[mate] for mate in sorted(mates))
-        self.say(f"left after SIGTERM: {left}; started again, the others go on")
-        return self._next_incarnation(mates)
-
-    def _next_incarnation(self, mates: frozenset[int]) -> list[Rank]:
-        self._incarnations.update(mates)
-        return [self._rank(one) for one in sorted(mates)]
+    def __post_init__(self) -> None:
+        self._first = run_folder.attempts(self.request.folder)
+        options = self.request.config.checkpoint
+        limit = options.max_restarts, options.restart_window_seconds
+        self._restarts, self._trainers = RestartBudget(*limit), RestartBudget(*limit)
 
     def ranks(self) -> list[Rank]:
         """Make the processes of the next attempt; a world of one process has one."""
-        self.reported.clear()  # events of ranks that were done when another was lost
-        self._incarnations.clear()
-        self._begun = self._finished = False
         resume_from = run_folder.resume_point(self.request)
-        attempt = self.first + self.restarts.made
+        attempt = self._first + self._restarts.made
         self._task = TrainTask(
             run_folder=str(self.request.folder),
             prepared=str(self.rows),
@@ -154,31 +95,48 @@ class RestartLoop(Revival):
         )
         return [self._rank(index) for index in range(len(build.rank_names(self.request.config)))]
 
-    def _rank(self, index: int) -> Rank:
+    def instead(self, lost: Rank, message: str | None) -> list[Rank]:
+        """Make the processes in place of a rank and its mates; see `run_attempts`."""
+        if message is None:
+            names = build.rank_names(self.request.config)
+            left = ", ".join(names[mate] for mate in sorted(lost.mates))
+            self.say(f"left after SIGTERM: {left}; started again, the others go on")
+        else:
+            number = self._trainers.another(time.monotonic())
+            if number is None:
+                return []
+            self.say(
+                f"{message}; its trainer is started again, {number} of {self._trainers.limit}, the "
+                "others go on"
+            )
+        return [self._rank(one, lost.incarnation + 1) for one in sorted(lost.mates)]
+
+    def _rank(self, index: int, incarnation: int = 0) -> Rank:
         assert self._task is not None
-        task = replace(self._task, rank=index, incarnation=self._incarnations[index])
+        task, config = replace(self._task, rank=index, incarnation=incarnation), self.request.config
         return Rank(
             index=index,
-            name=build.rank_names(self.request.config)[index],
+            name=build.rank_names(config)[index],
             argument=json.dumps(asdict(task)),
             log_folder=self.request.folder / "log",
             namespaces=self.namespaces(index),
-            incarnation=task.incarnation,
+            incarnation=incarnation,
+            mates=build.mates(config, index),
         )
 
     def again(self, lost: Outcome) -> Outcome | None:
         """Decide on a run that has lost a rank: its outcome, or None to restart it."""
-        number = self.restarts.another(time.monotonic())
+        number = self._restarts.another(time.monotonic())
         if number is not None:
             try:
                 step = saved_step(run_folder.resume_point(self.request))
             except DataError as error:
                 return Outcome(error.exit_code, f"{lost.message}; {error}")
             self.say(
-                f"{lost.message}; restart {number} of {self.restarts.limit} from step {step:,}"
+                f"{lost.message}; restart {number} of {self._restarts.limit} from step {step:,}"
             )
             return None
-        if not self.restarts.limit:
+        if not self._restarts.limit:
             return lost
         options = self.request.config.checkpoint
         reason = (

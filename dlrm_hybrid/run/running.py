@@ -14,14 +14,12 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess, set_spawning_popen
 from multiprocessing.popen_forkserver import Popen
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from dlrm_hybrid.limits import check_temporary_folder
 from dlrm_hybrid.process import FORKSERVER_ERRORS, shielded
-from dlrm_hybrid.run.rank.process import PeerFailure, Rank, run_rank
-from dlrm_hybrid.telemetry.events import Event
+from dlrm_hybrid.run.rank.process import Outcome, PeerFailure, Rank, run_rank
 
 PRELOAD = "dlrm_hybrid.run.rank.preload"
 LOG_TAIL_BYTES = 4096
@@ -36,7 +34,7 @@ class Running:
         log_begin: bytes that earlier attempts have written to its log.
         ready: it has reported that its signal handlers are in place.
         ended: it has closed its connection, and is or will soon be gone.
-        failure: what it said before it ended.
+        outcome: its end as it said it, unless it did all or was killed.
         has_left: it has said that it leaves.
         was_silent: it was killed because others heard nothing of it any more.
     """
@@ -47,35 +45,24 @@ class Running:
     log_begin: int
     ready: bool = False
     ended: bool = False
-    failure: Event | None = None
+    outcome: Outcome | None = None
     has_left: bool = False
     was_silent: bool = False
 
     @property
-    def peer_failure(self) -> PeerFailure | None:
+    def misses(self) -> PeerFailure | None:
         """The peers whose failure it has reported, if any."""
-        values = None if self.failure is None else self.failure.values["lost"]
-        return None if values is None else PeerFailure.from_values(values)
-
-    @property
-    def log(self) -> Path:
-        """The file that has its output."""
-        return self.rank.log_folder / f"{self.rank.name}.log"
+        return None if self.outcome is None else self.outcome.lost
 
     def last_words(self) -> str:
         """The end of what it has written to its log, and all that the forkserver has written."""
         try:
-            with self.log.open("rb") as file:
-                file.seek(max(self.log_begin, self.log.stat().st_size - LOG_TAIL_BYTES))
+            with self.rank.log.open("rb") as file:
+                file.seek(max(self.log_begin, self.rank.log.stat().st_size - LOG_TAIL_BYTES))
                 text = file.read().decode(errors="replace")
         except OSError:
             text = ""
         return text + forkserver_errors()
-
-    @property
-    def title(self) -> str:
-        """For messages."""
-        return f"{self.rank.name} (rank {self.rank.index})"
 
     def send(self, number: int) -> None:
         """Send a signal, unless the rank has ended.
@@ -196,7 +183,7 @@ def start(rank: Rank, entry: str) -> Running:
     ensure_forkserver()
     rank.log_folder.mkdir(parents=True, exist_ok=True)
     receiver, sender = context.Pipe(duplex=False)
-    log_begin = _size(rank.log_folder / f"{rank.name}.log")
+    log_begin = rank.log.stat().st_size if rank.log.exists() else 0
     process = _RankProcess(target=run_rank, args=(rank, entry, sender), name=rank.name)
     process.start()
     sender.close()  # or the end of the rank would not end the connection
@@ -247,7 +234,3 @@ def kill(one: Running) -> None:
     one.process.join()
     one.ended = True
     one.connection.close()
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0

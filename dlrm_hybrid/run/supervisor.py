@@ -14,13 +14,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from typing import Protocol, final
-
-from typing_extensions import override
+from typing import final
 
 from dlrm_hybrid import limits
 from dlrm_hybrid.process import is_stopped
-from dlrm_hybrid.run.rank.process import READY, PeerFailure, Rank, Report, root_cause
+from dlrm_hybrid.run.rank.process import (
+    READY,
+    Outcome,
+    PeerFailure,
+    Rank,
+    Report,
+    root_cause,
+)
 from dlrm_hybrid.run.running import (
     Forwarder,
     Running,
@@ -40,73 +45,6 @@ UNKNOWN_CODE = 255  # exit code of a rank whose forkserver has died, and all ran
 TOGETHER = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The end of a run: the exit code and, unless it is DONE, a message for the user.
-
-    Attributes:
-        exit_code: that of the program.
-        message: why the run ended.
-        lost: whether a rank was killed, or missed another; checkpoints are intact.
-    """
-
-    exit_code: int
-    message: str
-    lost: bool = False
-
-
-class Revival(Protocol):
-    """Decides which ranks may be lost while others go on, and what replaces them."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether only goodbyes are left, so that mortal ranks are no longer missed."""
-        ...
-
-    def mates(self, index: int) -> frozenset[int]:
-        """The ranks that are lost with this one, itself included; none if it must not be lost."""
-        ...
-
-    def revive(self, index: int, message: str) -> Sequence[Rank]:
-        """The ranks to start in place of this one and its mates; none ends the attempt.
-
-        Args:
-            index: the lost rank.
-            message: how it was lost, for the user.
-        """
-        ...
-
-    def rejoin(self, index: int) -> Sequence[Rank]:
-        """The ranks to start in place of this one and its mates, which have all left in order."""
-        ...
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class NoRevival(Revival):
-    """No revival: the first lost rank ends the attempt."""
-
-    @property
-    @override
-    def is_over(self) -> bool:
-        return False
-
-    @override
-    def mates(self, index: int) -> frozenset[int]:
-        return frozenset()
-
-    @override
-    def revive(self, index: int, message: str) -> Sequence[Rank]:
-        return ()
-
-    @override
-    def rejoin(self, index: int) -> Sequence[Rank]:
-        return ()
-
-
-NOBODY = NoRevival()
-
-
 class _NotStartedError(Exception):
     """A rank could not be started; has the outcome of the attempt."""
 
@@ -124,7 +62,7 @@ def run_ranks(ranks: Sequence[Rank], entry: str, report: Report) -> Outcome:
         report: called in this process for every event of every rank.
     """
     with Forwarder() as forwarder:
-        return run_attempts(forwarder, lambda: ranks, entry, report, lambda lost: lost)
+        return run_attempts(forwarder, lambda: ranks, entry, report)
 
 
 def run_attempts(
@@ -132,8 +70,8 @@ def run_attempts(
     ranks: Callable[[], Sequence[Rank]],
     entry: str,
     report: Report,
-    again: Callable[[Outcome], Outcome | None],
-    revival: Revival = NOBODY,
+    again: Callable[[Outcome], Outcome | None] = lambda lost: lost,
+    instead: Callable[[Rank, str | None], Sequence[Rank]] = lambda rank, message: (),
 ) -> Outcome:
     """Run attempts as `run_ranks`, as long as a rank is lost and `again` has no outcome.
 
@@ -144,30 +82,26 @@ def run_attempts(
         ranks: makes the ranks of each attempt.
         entry: as for `run_ranks`.
         report: as for `run_ranks`.
-        again: decides on the run after this outcome; None for another attempt.
-        revival: replaces ranks that may be lost within an attempt; also after a signal, since
-            others may need them to reach the step where they stop.
+        again: decides on the run after this outcome; None for another attempt, by default none.
+        instead: the ranks to start in place of one that has mates, and of these, while others go
+            on; none ends the attempt. Called with how it was lost, or None once all of them have
+            left in order; also after a signal, since others may need them to reach the step where
+            they stop.
     """
     outcome = None
     while outcome is None:
-        outcome = _attempt(ranks(), entry, report, forwarder, revival)
+        attempt = _Attempt(entry=entry, forwarder=forwarder, report=report, instead=instead)
+        try:
+            attempt.start(ranks())
+            outcome = attempt.listen()
+        except _NotStartedError as error:
+            outcome = error.outcome
+        finally:
+            end(forwarder.running)
+            forwarder.running.clear()
         if outcome.lost and not forwarder.received:
             outcome = again(outcome)
     return outcome
-
-
-def _attempt(
-    ranks: Sequence[Rank], entry: str, report: Report, forwarder: Forwarder, revival: Revival
-) -> Outcome:
-    attempt = _Attempt(entry=entry, forwarder=forwarder, report=report, revival=revival)
-    try:
-        attempt.start(ranks)
-        return attempt.listen()
-    except _NotStartedError as error:
-        return error.outcome
-    finally:
-        end(forwarder.running)
-        forwarder.running.clear()
 
 
 @final
@@ -178,7 +112,9 @@ class _Attempt:
     entry: str
     forwarder: Forwarder
     report: Report
-    revival: Revival
+    instead: Callable[[Rank, str | None], Sequence[Rank]]
+    _has_begun: bool = False
+    _is_over: bool = False  # only goodbyes are left, so that ranks with mates are no longer missed
     _open: dict[Connection, Running] = field(default_factory=dict[Connection, Running])
     _failed: list[Running] = field(default_factory=list[Running])
     _silent: dict[Connection, float] = field(default_factory=dict[Connection, float])
@@ -222,55 +158,62 @@ class _Attempt:
                 self._miss(one)
             elif one.has_left:
                 self._take_up_again(one)
-            is_over = self.revival.is_over or bool(self.forwarder.received)
-            if is_over and all(map(self._is_mortal, self._open.values())):
+            is_over = self._is_over or bool(self.forwarder.received)
+            if is_over and all(one.rank.mates for one in self._open.values()):
                 # A rank that is stopped, or restarted in vain, is not waited for.
                 self._deadline = min(self._deadline, time.monotonic() + SILENCE_SECONDS)
             return
         if message == READY:
             self.forwarder.ready(one)
         elif (event := from_json(message)).kind is Kind.FAILED:
-            one.failure = event
+            one.outcome = Outcome.from_values(event.values)
         elif event.kind is Kind.LEFT:
             one.has_left = True
         elif event.kind is Kind.LOST:
             self._note_silence(event)
         else:
+            self._has_begun |= event.kind is Kind.STARTED
+            self._is_over |= event.kind is Kind.FINISHED
             self.report(event)
-
-    def _is_mortal(self, one: Running) -> bool:
-        return bool(self.revival.mates(one.rank.index))
 
     def _miss(self, one: Running) -> None:
         """Handle the failure of a rank: replace it, or end the attempt."""
-        mates = self.revival.mates(one.rank.index)
-        if mates and (self.revival.is_over or (one.peer_failure and self.forwarder.received)):
+        mates = one.rank.mates
+        if mates and (self._is_over or (one.misses and self.forwarder.received)):
             return  # too late to matter
-        if mates and not self._failed:
-            ranks = self._instead(one, mates)
-            if ranks:
-                self._replace(mates, ranks)
-                return
+        if mates and not self._failed and self._is_replaced(one):
+            return
         self._failed.append(one)
         if not (self.forwarder.received and one.process.exitcode in TOGETHER):
             # Ranks that miss a peer may report that before the kernel reports its death; those that
             # lost patience do so at different moments.
-            grace = GRACE_SECONDS if one.peer_failure is None else SILENCE_SECONDS
+            grace = GRACE_SECONDS if one.misses is None else SILENCE_SECONDS
             self._deadline = min(self._deadline, time.monotonic() + grace)
+
+    def _is_replaced(self, one: Running) -> bool:
+        """Replace a lost rank and its mates; False if nobody takes their place."""
+        # Before all have connected, a rank that has not is missed by all others.
+        if not self._has_begun or (one.misses and not one.rank.mates.issuperset(one.misses.ranks)):
+            return False  # or it misses a rank that nobody can do without
+        outcome = _failure([one], self.forwarder.running)
+        return outcome.lost is not None and self._replace(one, outcome.message)
 
     def _take_up_again(self, one: Running) -> None:
         """Replace a rank that has left in order, once its mates have left too."""
-        mates = self.revival.mates(one.rank.index)
-        here = [other for other in self.forwarder.running if other.rank.index in mates]
-        if all(other.ended for other in here) and not (self._failed or self.revival.is_over):
-            self._replace(mates, self.revival.rejoin(one.rank.index))
+        if all(mate.ended for mate in self._mates(one)) and not (self._failed or self._is_over):
+            self._replace(one, None)
 
-    def _replace(self, mates: frozenset[int], ranks: Sequence[Rank]) -> None:
-        for mate in [other for other in self.forwarder.running if other.rank.index in mates]:
+    def _mates(self, one: Running) -> list[Running]:
+        return [mate for mate in self.forwarder.running if mate.rank.index in one.rank.mates]
+
+    def _replace(self, one: Running, message: str | None) -> bool:
+        ranks = self.instead(one.rank, message)
+        for mate in self._mates(one) if ranks else ():
             self._open.pop(mate.connection, None)
             self.forwarder.running.remove(mate)
             kill(mate)  # it cannot go on alone
         self.start(ranks)
+        return bool(ranks)
 
     def _note_silence(self, event: Event) -> None:
         """Note that others miss a rank: unless it ends soon by itself, it will be killed."""
@@ -288,13 +231,6 @@ class _Attempt:
                 one.was_silent = True
                 one.process.kill()
 
-    def _instead(self, one: Running, mates: frozenset[int]) -> Sequence[Rank]:
-        """The ranks to start in place of one that has ended, and of its mates."""
-        if one.peer_failure is not None and not mates.issuperset(one.peer_failure.ranks):
-            return ()  # it misses a rank that nobody can do without
-        outcome = _failure([one], self.forwarder.running)
-        return self.revival.revive(one.rank.index, outcome.message) if outcome.lost else ()
-
 
 def _forkserver_lost(rank: Rank, error: Exception) -> Outcome:
     """The outcome if the forkserver died before it forked this rank; other ranks end with it."""
@@ -310,31 +246,31 @@ def _forkserver_lost(rank: Rank, error: Exception) -> Outcome:
         advice = "`dlrm_hybrid doctor` looks for more"
         return Outcome(ExitCode.FAILED, f"ranks cannot be started: {cause}; see {log}; {advice}")
     text = f"the process that ranks are forked from ended before {rank.name} was there; see {log}"
-    return Outcome(ExitCode.FAILED, text, lost=True)
+    return Outcome(ExitCode.FAILED, text, PeerFailure((rank.index,), text))
 
 
 def _blame(one: Running) -> int:
     """Order of failures to report: killed ranks, those with own reasons, those that miss others."""
     code = one.process.exitcode
-    if one.failure is None:
+    if one.outcome is None:
         return 0 if code is not None and code < 0 else 1
-    return 2 if one.peer_failure is None else 3
+    return 2 if one.misses is None else 3
 
 
 def _failure(failed: Sequence[Running], running: Sequence[Running]) -> Outcome:
     one = min(failed, key=_blame)
-    code = one.process.exitcode
+    code, rank = one.process.exitcode, one.rank
     assert code is not None
-    if one.peer_failure is not None:
-        return Outcome(code, _lost(one, one.peer_failure, running), lost=True)
-    if one.failure is not None and code == one.failure.values["exit_code"]:
-        return Outcome(code, one.failure.values["message"])
+    if one.misses is not None:
+        return Outcome(code, _lost(one, one.misses, running), one.misses)
+    if one.outcome is not None and code == one.outcome.exit_code:
+        return one.outcome
     # At a limit a process ends by itself; a SIGKILL may be from the kernel's OOM killer.
     ended_itself = code == -signal.SIGABRT or 0 < code != UNKNOWN_CODE
     if ended_itself and (limit := limits.reached_in(one.last_words())):
         # Not lost: another attempt would reach the limit too.
-        return Outcome(ExitCode.RESOURCES, f"{one.title}: {limit}; see {one.log}")
-    lost = (code < 0 and -code not in (signal.SIGINT, signal.SIGTERM)) or code == UNKNOWN_CODE
+        return Outcome(ExitCode.RESOURCES, f"{rank.title}: {limit}; see {rank.log}")
+    is_lost = (code < 0 and -code not in (signal.SIGINT, signal.SIGTERM)) or code == UNKNOWN_CODE
     if code == UNKNOWN_CODE:
         cause, code = "went with the process that ranks are forked from", ExitCode.FAILED
     elif code < 0:
@@ -344,7 +280,8 @@ def _failure(failed: Sequence[Running], running: Sequence[Running]) -> Outcome:
         code = ExitCode.INTERRUPTED if -code == signal.SIGINT else ExitCode.FAILED
     else:
         cause = f"ended with exit code {code}"
-    return Outcome(code, f"{one.title} {cause}; see {one.log}", lost)
+    lost = PeerFailure((rank.index,), cause) if is_lost else None
+    return Outcome(code, f"{rank.title} {cause}; see {rank.log}", lost)
 
 
 def _lost(teller: Running, failure: PeerFailure, running: Sequence[Running]) -> str:
@@ -354,19 +291,19 @@ def _lost(teller: Running, failure: PeerFailure, running: Sequence[Running]) -> 
     """
     for one in running:
         if one.process.pid is not None and is_stopped(one.process.pid):
-            return f"{one.title} has been stopped, by SIGSTOP or a debugger: {failure.cause}"
-    failures = {one.rank.index: one.peer_failure for one in running if one.peer_failure is not None}
+            return f"{one.rank.title} has been stopped, by SIGSTOP or a debugger: {failure.cause}"
+    failures = {one.rank.index: one.misses for one in running if one.misses is not None}
     named = root_cause(failure, failures)
-    first = next(one for one in running if one.rank.index == named)
+    by_rank = {one.rank.index: one for one in running}
+    first = by_rank[named]
     misses = [
         index
         for index in dict.fromkeys((teller.rank.index, *failures))
         if named in failures[index].ranks
     ]
     # Two that miss each other come before one that misses a rank which has left.
-    missed = () if first.peer_failure is None else first.peer_failure.ranks
+    missed = () if first.misses is None else first.misses.ranks
     index = next((index for index in misses if index in missed), misses[0])
-    title = next(one.title for one in running if one.rank.index == index)
-    is_there = first.process.is_alive() or first.peer_failure is not None
-    how = f"does not answer {title}" if is_there else "is gone"
-    return f"{first.title} {how}: {failures[index].cause}"
+    is_there = first.process.is_alive() or first.misses is not None
+    how = f"does not answer {by_rank[index].rank.title}" if is_there else "is gone"
+    return f"{first.rank.title} {how}: {failures[index].cause}"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Generator, Mapping
+import signal
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +31,11 @@ from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.display import Display, TrainingView
 from dlrm_hybrid.run.readiness import no_empty_folder, ready_rows, require_memory, thread_remark
 from dlrm_hybrid.run.request import Request
-from dlrm_hybrid.run.restarts import Namespaces, RestartBudget, RestartLoop
+from dlrm_hybrid.run.rank.process import Outcome, Rank
+from dlrm_hybrid.run.restarts import Namespaces, RestartLoop
 from dlrm_hybrid.run.running import Forwarder
-from dlrm_hybrid.run.supervisor import Outcome, run_attempts
-from dlrm_hybrid.telemetry.events import Event
+from dlrm_hybrid.run.supervisor import run_attempts
+from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.summary import COMPLETE
 from dlrm_hybrid.types import DataError, ExitCode, ResourceError, RunFailedError, StoppedLateError
 
@@ -130,27 +132,27 @@ def _run_ranks(
     forwarder: Forwarder,
 ) -> Outcome:
     """Run all ranks to the end, and record what they report."""
-    options = request.config.checkpoint
+    told: list[Event] = []  # by the present attempt's ranks at their end
     with view.live() as show, TemporaryDirectory(prefix="dlrm_hybrid-") as rendezvous:
-        attempts = RestartLoop(
+        loop = RestartLoop(
             request=request,
             rows=rows,
             rendezvous=Path(rendezvous),
             namespaces=namespaces,
-            restarts=RestartBudget(options.max_restarts, options.restart_window_seconds),
-            first=run_folder.attempts(request.folder),
             say=display.line,
-            revivals=RestartBudget(options.max_restarts, options.restart_window_seconds),
         )
+
+        def ranks() -> Sequence[Rank]:
+            told.clear()
+            return loop.ranks()
 
         def report(event: Event) -> None:
-            attempts.note(event)
+            if event.kind is Kind.RANK:
+                told.append(event)
             show(event)
 
-        outcome = run_attempts(
-            forwarder, attempts.ranks, TRAIN_RANK, report, attempts.again, attempts
-        )
-    run_folder.append_events(request.folder, attempts.reported)
+        outcome = run_attempts(forwarder, ranks, TRAIN_RANK, report, loop.again, loop.instead)
+    run_folder.append_events(request.folder, told)
     return outcome
 
 

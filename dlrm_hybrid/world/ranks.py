@@ -15,9 +15,9 @@ from typing import Any, Never, final
 
 from dlrm_hybrid.parallel.messages import values_of
 from dlrm_hybrid.process import interrupts_wait
-from dlrm_hybrid.run.rank.process import Rank
+from dlrm_hybrid.run.rank.process import Outcome, Rank
 from dlrm_hybrid.run.running import Forwarder, ensure_forkserver
-from dlrm_hybrid.run.supervisor import Outcome, run_attempts
+from dlrm_hybrid.run.supervisor import run_attempts
 from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.types import DlrmError, ExitCode, ResourceError, RunFailedError
 from dlrm_hybrid.wire.frame import Frame, Kind
@@ -73,9 +73,7 @@ class WorldRanks:
 
     def _supervise(self) -> None:
         try:
-            self._outcome = run_attempts(
-                self._forwarder, lambda: self._ranks, ENTRY, ignore, lambda lost: lost
-            )
+            self._outcome = run_attempts(self._forwarder, lambda: self._ranks, ENTRY, ignore)
         except Exception as error:
             self._outcome = Outcome(ExitCode.FAILED, f"the ranks' supervisor failed: {error!r}")
         finally:

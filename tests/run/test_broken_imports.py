@@ -29,5 +29,5 @@ def test_what_cannot_be_imported_ends_the_run_and_is_named(tmp_path: Path) -> No
         check=False,
     )
     assert done.stderr == ""
-    start = "1 False ranks cannot be started: OSError: cannot load x.so; see "
+    start = "1 None ranks cannot be started: OSError: cannot load x.so; see "
     assert done.stdout.startswith(start)

@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 from patience import HANG_SECONDS
-from typing_extensions import override
 
+from dlrm_hybrid.run.rank.process import Outcome, Rank
 from dlrm_hybrid.run.running import Forwarder
-from dlrm_hybrid.run.supervisor import Outcome, Rank, Revival, run_attempts
+from dlrm_hybrid.run.supervisor import run_attempts
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.types import ExitCode, PeerLostError
 
@@ -34,6 +34,7 @@ def act(argument: str, report, stop) -> None:
     values = json.loads(argument)
     folder, index, incarnation = Path(values["folder"]), values["index"], values["incarnation"]
     (folder / f"{index}.{incarnation}").write_text(str(os.getpid()))
+    report(Event(Kind.STARTED, 0, 0.0, {}))
     if index == SERVER:
         if values["how"] == "is stopped":
             awaited(folder / f"{WORKER}.0")
@@ -58,38 +59,24 @@ def act(argument: str, report, stop) -> None:
 
 
 @dataclass
-class Workers(Revival):
+class Workers:
     folder: Path
     how: str
     lives: int
     budget: int = 9
     started: int = 0
-    over: bool = False
     told: list[str] = field(default_factory=list[str])
     rejoined: list[int] = field(default_factory=list[int])
 
-    @property
-    @override
-    def is_over(self) -> bool:
-        return self.over
-
-    @override
-    def mates(self, index: int) -> frozenset[int]:
-        return frozenset({WORKER, MATE} if index != SERVER else ())
-
-    @override
-    def revive(self, index: int, message: str) -> Sequence[Rank]:
-        self.told.append(message)
-        if self.started == self.budget:
-            return []
+    def instead(self, lost: Rank, message: str | None) -> Sequence[Rank]:
+        if message is None:
+            self.rejoined.append(lost.index)
+        else:
+            self.told.append(message)
+            if self.started == self.budget:
+                return []
         self.started += 1
-        return [self.rank(one) for one in (WORKER, MATE)]
-
-    @override
-    def rejoin(self, index: int) -> Sequence[Rank]:
-        self.rejoined.append(index)
-        self.started += 1
-        return [self.rank(one) for one in (WORKER, MATE)]
+        return [self.rank(one) for one in sorted(lost.mates)]
 
     def rank(self, index: int) -> Rank:
         values = {
@@ -102,16 +89,18 @@ class Workers(Revival):
             argument=json.dumps(values),
             log_folder=self.folder,
             incarnation=values["incarnation"],
+            mates=frozenset({WORKER, MATE} if index != SERVER else ()),
         )
 
     def run(self) -> Outcome:
-        def report(event: Event) -> None:
-            self.over |= event.kind is Kind.FINISHED
-
         with Forwarder() as forwarder:
             ranks = [self.rank(index) for index in (SERVER, WORKER, MATE)]
             return run_attempts(
-                forwarder, lambda: ranks, f"{__name__}:act", report, lambda lost: lost, self
+                forwarder,
+                lambda: ranks,
+                f"{__name__}:act",
+                lambda event: None,
+                instead=self.instead,
             )
 
     def left(self) -> list[int]:
@@ -153,7 +142,7 @@ def test_who_misses_an_immortal_rank_or_is_wrong_ends_all(
 ) -> None:
     workers = Workers(tmp_path, how, lives=2)
     outcome = workers.run()
-    assert outcome.exit_code != ExitCode.DONE and outcome.lost is lost
+    assert outcome.exit_code != ExitCode.DONE and bool(outcome.lost) is lost
     assert workers.told == [] and workers.left() == []
 
 

@@ -14,9 +14,9 @@ import psutil
 import pytest
 from patience import HANG_SECONDS
 
-from dlrm_hybrid.run.rank.process import Rank
+from dlrm_hybrid.run.rank.process import Outcome, Rank
 from dlrm_hybrid.run.running import Forwarder
-from dlrm_hybrid.run.supervisor import Outcome, run_attempts, run_ranks
+from dlrm_hybrid.run.supervisor import run_attempts, run_ranks
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.types import DataError, DeadlineError, InterruptedRunError, PeerLostError
@@ -173,7 +173,7 @@ def test_a_limit_is_taken_for_the_cause_where_it_may_be_and_is_no_loss(tmp_path:
         f"worker-0 (rank 0) was killed by {name}; see {log}" for name in ("SIGKILL", "SIGSEGV")
     ]
     assert lost == named
-    assert (outcome.exit_code, outcome.lost) == (5, False)
+    assert (outcome.exit_code, outcome.lost) == (5, None)
     assert outcome.message.startswith("worker-0 (rank 0): out of memory: ")
 
 
@@ -192,7 +192,7 @@ def test_who_is_silent_is_named(
     arguments = [json.dumps([str(tmp_path), len(waits), one]) for one in waits]
     entry = f"{__name__}:waits_in_vain"
     outcome = run_ranks(ranks(tmp_path, *arguments), entry, lambda event: None)
-    assert (outcome.exit_code, outcome.lost) == (1, True)
+    assert (outcome.exit_code, bool(outcome.lost)) == (1, True)
     assert outcome.message.startswith(message)
 
 
@@ -391,5 +391,5 @@ def test_ranks_whose_forkserver_is_killed_are_lost(tmp_path: Path) -> None:
 
     entry = f"{__name__}:lives_through_signals_to_all"
     outcome = run_ranks(ranks(tmp_path, ""), entry, kill_forkserver)
-    assert (outcome.exit_code, outcome.lost) == (1, True)
+    assert (outcome.exit_code, bool(outcome.lost)) == (1, True)
     assert "went with the process that ranks are forked from" in outcome.message

@@ -169,6 +169,15 @@ def topology(config: Config) -> Topology:
     )
 
 
+def mates(config: Config, rank: int) -> frozenset[int]:
+    """The ranks lost with this one while others go on, itself included: those of its trainer."""
+    world = topology(config)
+    if not config.parallel.elastic or rank >= world.num_workers:
+        return frozenset()
+    first = rank - rank % world.stages
+    return frozenset(range(first, first + world.stages))
+
+
 def model_spec(config: Config, table_rows: tuple[int, ...]) -> ModelSpec | OwnModel:
     """The shape of the model.
 

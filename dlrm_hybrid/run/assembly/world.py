@@ -153,16 +153,15 @@ def placement(config: Config, topology: Topology, rank: int) -> Placement:
     return Placement(torch.device(kind, int(number or len(beside) % devices)), is_apart=True)
 
 
-def membership(config: Config, topology: Topology, rank: int, incarnation: int) -> Membership:
+def membership(config: Config, rank: int, incarnation: int) -> Membership:
     """The ranks that a rank outlives: servers all trainers, a worker the other trainers."""
     if not config.parallel.elastic:
         return ALL_STAY
-    workers = frozenset(range(topology.num_workers))
-    role = topology.role(rank)
-    if not isinstance(role, WorkerRole):
-        return Membership(mortal=workers, may_return=True)
-    own = frozenset(topology.worker(role.trainer, stage) for stage in range(topology.stages))
-    return Membership(mortal=workers - own, incarnation=incarnation, mates=own)
+    workers = frozenset(range(build.topology(config).num_workers))
+    mates = build.mates(config, rank)
+    return Membership(
+        mortal=workers - mates, may_return=not mates, incarnation=incarnation, mates=mates
+    )
 
 
 def pushes(config: Config, progress: Progress) -> list[int]:

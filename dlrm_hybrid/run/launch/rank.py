@@ -25,16 +25,16 @@ from dlrm_hybrid.run.display import TrainingView
 from dlrm_hybrid.run.launch.environment import Launch
 from dlrm_hybrid.run.rank.main import run_rank
 from dlrm_hybrid.run.rank.process import (
-    Ending,
+    Outcome,
     PeerFailure,
     Rank,
-    ending,
     flush_log,
+    outcome_of,
     root_cause,
     write_log,
 )
 from dlrm_hybrid.run.request import Request, TrainTask
-from dlrm_hybrid.run.supervisor import GRACE_SECONDS, TOGETHER, Outcome
+from dlrm_hybrid.run.supervisor import GRACE_SECONDS, TOGETHER
 from dlrm_hybrid.run.training import close
 from dlrm_hybrid.telemetry.events import Event, Kind, from_json
 from dlrm_hybrid.train.signals import StopRequest
@@ -101,7 +101,7 @@ def take_part(part: Part, view: TrainingView) -> int:
     if end.exit_code == ExitCode.DONE:
         part.rendezvous.put(_told(rank.index), told[0].to_json())
     elif is_news and end.exit_code not in TOGETHER:
-        raise RunFailedError(f"{rank.name} (rank {rank.index}): {end.message}", end.exit_code)
+        raise RunFailedError(f"{rank.title}: {end.message}", end.exit_code)
     return end.exit_code
 
 
@@ -113,7 +113,7 @@ def tell_failure(rendezvous: Rendezvous, exit_code: int, message: str) -> None:
             rendezvous.for_all_attempts().fail(exit_code, message)
 
 
-def _train(part: Part, rank: Rank, told: list[Event], view: TrainingView) -> Ending:
+def _train(part: Part, rank: Rank, told: list[Event], view: TrainingView) -> Outcome:
     stop = StopRequest()
     stop.install()
     rendezvous = replace(part.rendezvous, check=stop.check)
@@ -125,7 +125,7 @@ def _train(part: Part, rank: Rank, told: list[Event], view: TrainingView) -> End
             show(event)
 
         request = part.request
-        return ending(
+        return outcome_of(
             rank,
             lambda: run_rank(
                 part.task, request.values, request.config, lambda: rendezvous, report, stop
@@ -133,7 +133,7 @@ def _train(part: Part, rank: Rank, told: list[Event], view: TrainingView) -> End
         )
 
 
-def _cause(part: Part, end: Ending) -> tuple[Ending, bool]:
+def _cause(part: Part, end: Outcome) -> tuple[Outcome, bool]:
     """Find why the run really ended, and whether this rank must report it.
 
     A rank that failed for a reason of its own reports it; others only see that it has left. A
@@ -152,7 +152,7 @@ def _cause(part: Part, end: Ending) -> tuple[Ending, bool]:
         while time.monotonic() < until:
             failure = rendezvous.failure()
             if failure is not None:
-                return Ending(failure.exit_code, str(failure)), False
+                return Outcome(failure.exit_code, str(failure)), False
             time.sleep(POLL_SECONDS)
         first = root_cause(end.lost, _failures(rendezvous, part.launch.size))
     except DlrmError:  # the store is no longer served
@@ -177,7 +177,7 @@ def _failures(rendezvous: Rendezvous, size: int) -> dict[int, PeerFailure]:
     return {rank: PeerFailure.from_values(json.loads(text)) for rank, text in texts.items() if text}
 
 
-def _close(part: Part, end: Ending, told: list[Event], view: TrainingView) -> int:
+def _close(part: Part, end: Outcome, told: list[Event], view: TrainingView) -> int:
     """Finish as the leader: collect all ranks' counters, write the summary, show the result."""
     request, rendezvous = part.request, part.rendezvous
     if end.exit_code == ExitCode.DONE:
@@ -186,8 +186,7 @@ def _close(part: Part, end: Ending, told: list[Event], view: TrainingView) -> in
         told += [from_json(rendezvous.wait(_told(rank), seconds)) for rank in others]
         told.sort(key=lambda event: event.values["rank"])
         run_folder.append_events(request.folder, told)
-    outcome, rows = Outcome(end.exit_code, end.message), Path(part.task.prepared)
-    close(request, rows, outcome, _cores(part), view)
+    close(request, Path(part.task.prepared), end, _cores(part), view)
     return ExitCode.DONE
 
 

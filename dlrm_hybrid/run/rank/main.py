@@ -201,7 +201,7 @@ def world_channel(
         task.attempt,
         options,
         print,
-        build_world.membership(job.config, job.layout.topology, task.rank, task.incarnation),
+        build_world.membership(job.config, task.rank, task.incarnation),
     )
     try:
         with at_end(inner.close):

@@ -41,6 +41,7 @@ class Rank:
         log_folder: folder for `<name>.log`, its output, and `<name>.pid`.
         namespaces: paths of kernel namespaces that it enters in order before all else.
         incarnation: how often it was started before in this attempt.
+        mates: ranks that are lost with this one, itself included; none if it must not be lost.
     """
 
     index: int
@@ -49,6 +50,17 @@ class Rank:
     log_folder: Path
     namespaces: tuple[str, ...] = ()
     incarnation: int = 0
+    mates: frozenset[int] = frozenset()
+
+    @property
+    def title(self) -> str:
+        """Its name in messages."""
+        return f"{self.name} (rank {self.index})"
+
+    @property
+    def log(self) -> Path:
+        """The file that has its output."""
+        return self.log_folder / f"{self.name}.log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,36 +82,39 @@ class PeerFailure:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """The end of a rank's work: an exit code and, unless it is DONE, a message for the user.
+class Outcome:
+    """The end of a rank or of a run: an exit code and, unless it is DONE, a message for the user.
 
     Attributes:
         exit_code: that of the process.
         message: why it ended.
-        lost: the loss of others that ended it, if any.
+        lost: the ranks that were killed, or missed by others; checkpoints are then intact.
     """
 
     exit_code: int
     message: str
     lost: PeerFailure | None = None
 
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Outcome:
+        """Parse the JSON that `asdict` of this class became."""
+        lost = values["lost"] and PeerFailure.from_values(values["lost"])
+        return cls(values["exit_code"], values["message"], lost)
 
-def ending(rank: Rank, work: Callable[[], None]) -> Ending:
+
+def outcome_of(rank: Rank, work: Callable[[], None]) -> Outcome:
     """Do a rank's work; errors become messages, and faults of the program tracebacks."""
     try:
         with refusals():
             work()
     except DlrmError as error:
-        return Ending(error.exit_code, str(error), _peer_failure(error))
+        return Outcome(error.exit_code, str(error), _peer_failure(error))
     except BaseException as error:
         with suppress(OSError):  # the log may be on a full disk too
             traceback.print_exc()
-        message = (
-            f"{rank.name} (rank {rank.index}): {type(error).__name__}: {error}; "
-            f"see {rank.log_folder / f'{rank.name}.log'}"
-        )
-        return Ending(ExitCode.FAILED, message)
-    return Ending(ExitCode.DONE, "")
+        fault = f"{rank.title}: {type(error).__name__}: {error}; see {rank.log}"
+        return Outcome(ExitCode.FAILED, fault)
+    return Outcome(ExitCode.DONE, "")
 
 
 def _peer_failure(error: DlrmError) -> PeerFailure | None:
@@ -154,11 +169,9 @@ def run_rank(rank: Rank, entry: str, connection: Connection) -> None:
         function: Entry = getattr(import_module(module), name)
         function(rank.argument, report, stop)
 
-    end = ending(rank, work)
+    end = outcome_of(rank, work)
     if end.exit_code != ExitCode.DONE:
-        lost = None if end.lost is None else asdict(end.lost)
-        values = {"exit_code": end.exit_code, "message": end.message, "lost": lost}
-        report(Event(Kind.FAILED, -1, time.time(), values))
+        report(Event(Kind.FAILED, -1, time.time(), asdict(end)))
     flush_log()
     sys.exit(end.exit_code)
 
@@ -192,8 +205,7 @@ def write_log(rank: Rank) -> None:
     path = rank.log_folder / f"{rank.name}.pid"
     with writing(path, RUN_FOLDER_KEY):
         path.write_text(f"{os.getpid()}\n", encoding="ascii")
-    path = rank.log_folder / f"{rank.name}.log"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    descriptor = os.open(rank.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for number in (1, 2):
         os.dup2(descriptor, number)
     os.close(descriptor)
