@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.config.compose import values_of
-from dlrm_hybrid.run.rank.facts import row_levels
+from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.run.rank.facts import Source
 
 TRAINERS, TABLES = range(3), range(12)
 NAMES = [
@@ -48,8 +49,10 @@ def test_a_rank_reads_its_own_and_what_holders_know_of_others(
     trainers: list[int], held: list[str], others: tuple[int, ...] | None
 ) -> None:
     values = values_of([])
-    facts: dict[str, Any] = {"config": values}
-    found = row_levels(Saved(), facts, values, trainers, held)  # pyright: ignore
+    saved: Any = Saved()
+    facts = {"config": values}
+    source = Source(checkpoint=saved, facts=facts, config=validate(values), values=values)
+    found = source.row_levels(trainers, held)
     if others is None:
         assert found == {}
         return

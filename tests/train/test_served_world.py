@@ -1,14 +1,17 @@
 """Worlds with table servers: other owners, and what a checkpoint holds of lookups ahead."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from patience import PATIENT
+from torch import Tensor
 from world_runs import Trained, assert_moved, assert_same, checkpoint, summary, tensors
 
 from dlrm_hybrid.checkpoint.reader import open_checkpoint
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.validate import validate
-from dlrm_hybrid.run.rank.facts import lookups_ahead
+from dlrm_hybrid.run.rank.facts import Source
 from dlrm_hybrid.types import DataError
 
 SERVED = (
@@ -46,21 +49,25 @@ def test_rows_looked_up_ahead_are_in_every_checkpoint_but_that_of_step_0(
     folder = trained("none-ahead", *options, *layout(2, 2, 0), "train.steps=10")
     saved = open_checkpoint(checkpoint(folder, 10))
     values = values_of([*options, *layout(2, 2, 4)])
-    known = (validate(values), values, (0, 1))
-    assert lookups_ahead(saved, {"step": 0, "config": values}, *known, 26) == {}
+
+    def lookups(step: int, then: dict[str, Any], now: dict[str, Any]) -> dict[str, Tensor]:
+        facts = {"step": step, "config": then}
+        source = Source(checkpoint=saved, facts=facts, config=validate(now), values=now)
+        return source.lookups_ahead((0, 1), 26)
+
+    assert lookups(0, values, values) == {}
     with pytest.raises(DataError, match=r"no tensor lookups\.0\.0 in this checkpoint"):
-        lookups_ahead(saved, {"step": 10, "config": values}, *known, 26)
+        lookups(10, values, values)
     cached = values_of([*options, *layout(2, 2, 0), *CACHED])
     with pytest.raises(DataError, match="no rows that trainer 0 has kept"):
-        lookups_ahead(saved, {"step": 10, "config": cached}, validate(cached), cached, (0, 1), 26)
+        lookups(10, cached, cached)
     fused = (*options, "parallel.trainers=2", "parallel.servers=1", "embedding=fused")
     for now in (
         values,
         values_of([*options, *layout(2, 2, 0), "sync=async"]),
         values_of([*fused, "parallel.table_servers=0"]),
     ):
-        facts = {"step": 10, "config": cached}
-        assert lookups_ahead(saved, facts, validate(now), now, (0, 1), 26) == {}
+        assert lookups(10, cached, now) == {}
         told = capsys.readouterr().out
         assert "caches begin empty, and the gradients they held are lost" in told
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, astuple, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor
 
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
 from dlrm_hybrid.checkpoint.folder import CHECKPOINTS, SCORE
-from dlrm_hybrid.checkpoint.reader import Checkpoint
+from dlrm_hybrid.checkpoint.reader import Checkpoint, remembered
 from dlrm_hybrid.compress.embedding.trainer import LEVELS_PREFIX
 from dlrm_hybrid.config.identity import (
     CONFIG_FILE,
@@ -38,10 +38,13 @@ from dlrm_hybrid.parallel.dense.published import SUFFIX, fresh_thresholds
 from dlrm_hybrid.parallel.finite import LOOKUPS_PREFIX
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.rank.job import Job
+from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.machine import cpu_model, version_of
+from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.train.patience import Course
 from dlrm_hybrid.train.progress import Progress
+from dlrm_hybrid.train.recorder import reporting
 from dlrm_hybrid.train.saver import LEVELS, LOOKUPS, Committer
 from dlrm_hybrid.types import DataError
 
@@ -140,138 +143,6 @@ def resumed(task: TrainTask, facts: Mapping[str, Any], values: Mapping[str, Any]
     )
 
 
-def other_compressors(
-    folder: Path, facts: Mapping[str, Any], values: Mapping[str, Any]
-) -> int | None:
-    """Number of trainers of a checkpoint with other compressors than this run's, else None.
-
-    Logs the difference.
-    """
-    if same_compressors(facts["config"], values):
-        return None
-    parallel: Any = facts["config"].get("parallel")
-    known = cast("dict[str, Any]", parallel) if isinstance(parallel, dict) else {}
-    trainers = known.get("trainers", 1) if known else None
-    if not isinstance(trainers, int) or not 0 < trainers < 2**16:
-        raise DataError(f"{folder}: config.parallel.trainers = {trainers!r}: is no number of them")
-    now = values["parallel"].get("trainers", 1)
-    print(
-        f"{folder}: saved with other compression settings; each of parallel.trainers = "
-        f"{now} starts with the mean residual of {trainers}, where it "
-        "still fits; thresholds are recomputed"
-    )
-    return trainers
-
-
-def lookups_ahead(
-    checkpoint: Checkpoint,
-    facts: Mapping[str, Any],
-    config: Config,
-    values: Mapping[str, Any],
-    trainers: Sequence[int],
-    num_tables: int,
-    anew: bool = False,
-) -> dict[str, Tensor]:
-    """Rows that trainers had looked up ahead, named as by `Tables.state_ahead`.
-
-    Empty if the keys that decide how far ahead have changed, which it logs: they are then looked
-    up again; and if the batches to come are others. At step 0 there are none yet. If trainers come
-    to rest for a checkpoint there are only those of a cache.
-
-    Args:
-        checkpoint: the one to resume from.
-        facts: those of the checkpoint.
-        config: that of this run.
-        values: the same, as plain values.
-        trainers: those that look up in this process.
-        num_tables: number in the model.
-        anew: whether the run has other rows than the checkpoint.
-
-    Raises:
-        DataError: the checkpoint lacks them.
-    """
-    saved = facts["config"]
-    rests, keeps = server_leads(config), config.embedding.cache_rows > 0
-    if not trainers or not facts["step"]:
-        return {}
-    if anew or not same_lookups(saved, values):
-        others = "rows" if anew else "parallel.trainers, parallel.elastic, sync or embedding"
-        if saved["embedding"].get("staleness") and not rests and not anew:
-            print(
-                f"{checkpoint.folder}: saved with other {others}; rows that were looked up ahead "
-                "are looked up again, with all updates"
-            )
-        if saved["embedding"].get("cache_rows"):
-            print(
-                f"{checkpoint.folder}: saved with other {others}; caches begin empty, and the "
-                "gradients they held are lost"
-            )
-        return {}
-    if config.embedding.name != "served" or (rests and not keeps):
-        return {}
-    if keeps:
-        was_elastic = bool(saved["parallel"].get("elastic"))
-        return _caches(checkpoint, trainers, may_lack=config.parallel.elastic or was_elastic)
-    shape = (config.train.batch_size, num_tables, config.model.embedding_dim)
-    rows = {
-        f"{LOOKUPS_PREFIX}{trainer}.{ahead}": torch.empty(shape)
-        for trainer in trainers
-        for ahead in range(config.embedding.staleness)
-    }
-    checkpoint.fill(full_pieces(rows))
-    return rows
-
-
-def row_levels(
-    checkpoint: Checkpoint,
-    facts: Mapping[str, Any],
-    values: Mapping[str, Any],
-    trainers: Sequence[int],
-    tables: Collection[str],
-    anew: bool = False,
-) -> dict[str, Tensor]:
-    """State of rows sent as levels, as far as it fits this run.
-
-    If rows or the keys that decide it have changed, which it logs, all rows are sent anew, and
-    residuals are lost: less than half a step of each gradient.
-
-    Args:
-        checkpoint: the one to resume from.
-        facts: those of the checkpoint.
-        values: configuration of this run.
-        trainers: those that look up in this process.
-        tables: those held by this process, named as pieces of a checkpoint.
-        anew: whether the run has other rows than the checkpoint.
-    """
-    names = checkpoint.names(LEVELS)
-    if not names or not trainers:
-        return {}
-    if anew or not same_levels(facts["config"], values):
-        others = "rows" if anew else "trainers or options of embedding.levels"
-        print(
-            f"{checkpoint.folder}: saved with other {others}; "
-            "residuals of row gradients are dropped, and rows are sent anew"
-        )
-        return {}
-    own = tuple(f"{LEVELS_PREFIX}{trainer}." for trainer in trainers)
-    held = {int(name.split(".")[1]) - 1 for name in tables}
-    # A holder of tables also needs state about other trainers.
-    of_others = (".steps", *(f".{one}.{what}" for one in held for what in ("slots", "copies")))
-    return checkpoint.tensors(
-        one for one in names if one.startswith(own) or one.endswith(of_others)
-    )
-
-
-def _caches(checkpoint: Checkpoint, trainers: Sequence[int], may_lack: bool) -> dict[str, Tensor]:
-    """Rows that trainers cached, and the sums of gradients they held."""
-    names = checkpoint.names(LOOKUPS)
-    for trainer in trainers:
-        if f"{LOOKUPS_PREFIX}{trainer}.kept" not in names and not may_lack:
-            raise DataError(f"{checkpoint.folder}: no rows that trainer {trainer} has kept")
-    own = tuple(f"{LOOKUPS_PREFIX}{trainer}." for trainer in trainers)
-    return checkpoint.tensors(name for name in names if name.startswith(own))
-
-
 def check_record(record: Path, values: Mapping[str, Any]) -> None:
     """Raise DataError unless a recorded run trains as this one does."""
     try:
@@ -284,27 +155,184 @@ def check_record(record: Path, values: Mapping[str, Any]) -> None:
         raise DataError(f"sync.replay: {record} is the record of another run\n  {changed}")
 
 
-def dense_values(
-    checkpoint: Checkpoint, saved: Mapping[str, Any], now: Mapping[str, Any], anew: bool
-) -> dict[str, Tensor]:
-    """Weights, their optimizers' state, and the versions that workers hold, by name.
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The checkpoint that a run resumes from, and what this process takes of it.
 
-    If the keys that decide the versions have changed, or steps are counted anew, all versions start
-    as the weights.
-
-    Args:
-        checkpoint: the one to resume from.
-        saved: configuration it was made with.
-        now: configuration of this run.
-        anew: whether steps are counted from 0.
+    Attributes:
+        checkpoint: its tensors.
+        facts: those beside them.
+        config: that of this run.
+        values: the same, as plain values.
+        begins_anew: whether the run takes only what the checkpoint has learned, as its rows are
+            others; steps, rates and scores then begin anew.
+        progress: where the run goes on.
     """
-    if not anew and same_versions(saved, now):
-        return checkpoint.tensors(checkpoint.names("dense", "versions"))
-    weights = checkpoint.tensors(checkpoint.names("dense"))
-    ends = [f".behind{number}" for number in range(1, now["sync"].get("staleness", 0) + 1)]
-    precision, sparsity = now["pull"]["precision"], now["pull"]["sparsity"] or None
-    if precision != "float32" or sparsity is not None:
-        ends.append(SUFFIX)
-    versions = {f"{name}{end}": weight for name, weight in weights.items() for end in ends}
-    thresholds = {} if sparsity is None else fresh_thresholds(weights, sparsity)
-    return weights | versions | thresholds
+
+    checkpoint: Checkpoint
+    facts: Mapping[str, Any]
+    config: Config
+    values: Mapping[str, Any]
+    begins_anew: bool = False
+    progress: Progress = Progress()
+
+    @classmethod
+    def of(cls, job: Job, live: Report = ignore) -> Source | None:
+        """Open the checkpoint that the task names, if any; rates are from then on as low as there.
+
+        Args:
+            job: that of the process.
+            live: called while tensors are read.
+
+        Raises:
+            DataError: there is none, it is damaged, or the run cannot go on from it.
+        """
+        if job.task.resume_from is None:
+            return None
+        folder = checkpoint_folder.find(Path(job.task.resume_from))
+        facts = job.facts(folder)
+        anew = job.begins_anew(facts)
+        progress = Progress() if anew else resumed(job.task, facts, job.values)
+        job.layout.lowered[:] = progress.course.lowered
+        return cls(
+            checkpoint=job.saved(folder, anew, reporting(live, "checkpoint", "bytes")),
+            facts=facts,
+            config=job.config,
+            values=job.values,
+            begins_anew=anew,
+            progress=progress,
+        )
+
+    @property
+    def saved(self) -> Mapping[str, Any]:
+        """The configuration that the checkpoint was made with."""
+        return self.facts["config"]
+
+    def dense(self) -> dict[str, Tensor]:
+        """Weights, their optimizers' state, and the versions that workers hold, by name.
+
+        If the keys that decide the versions have changed, or steps are counted anew, all versions
+        start as the weights.
+        """
+        checkpoint, now = self.checkpoint, self.values
+        if not self.begins_anew and same_versions(self.saved, now):
+            return checkpoint.tensors(checkpoint.names("dense", "versions"))
+        weights = checkpoint.tensors(checkpoint.names("dense"))
+        ends = [f".behind{number}" for number in range(1, now["sync"].get("staleness", 0) + 1)]
+        precision, sparsity = now["pull"]["precision"], now["pull"]["sparsity"] or None
+        if precision != "float32" or sparsity is not None:
+            ends.append(SUFFIX)
+        versions = {f"{name}{end}": weight for name, weight in weights.items() for end in ends}
+        thresholds = {} if sparsity is None else fresh_thresholds(weights, sparsity)
+        return weights | versions | thresholds
+
+    def compressors(self, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """State of compressors, in the place of what is held, as far as it fits this run."""
+        kept = remembered(self.checkpoint, held, self._others())
+        if self.config.parallel.elastic or self.saved["parallel"].get("elastic", False):
+            return {**held, **kept}  # trainers that were away have none
+        return kept
+
+    def _others(self) -> int | None:
+        """Number of trainers of a checkpoint with other compressors than this run's, else None.
+
+        Logs the difference.
+        """
+        if same_compressors(self.saved, self.values):
+            return None
+        folder = self.checkpoint.folder
+        parallel: Any = self.saved.get("parallel")
+        known = cast("dict[str, Any]", parallel) if isinstance(parallel, dict) else {}
+        trainers = known.get("trainers", 1) if known else None
+        if not isinstance(trainers, int) or not 0 < trainers < 2**16:
+            raise DataError(
+                f"{folder}: config.parallel.trainers = {trainers!r}: is no number of them"
+            )
+        print(
+            f"{folder}: saved with other compression settings; each of parallel.trainers = "
+            f"{self.values['parallel'].get('trainers', 1)} starts with the mean residual of "
+            f"{trainers}, where it still fits; thresholds are recomputed"
+        )
+        return trainers
+
+    def lookups_ahead(self, trainers: Sequence[int], num_tables: int) -> dict[str, Tensor]:
+        """Rows that trainers had looked up ahead, named as by `Tables.state_ahead`.
+
+        Empty if the keys that decide how far ahead have changed, which it logs: they are then
+        looked up again; and if the batches to come are others. At step 0 there are none yet. If
+        trainers come to rest for a checkpoint there are only those of a cache.
+
+        Args:
+            trainers: those that look up in this process.
+            num_tables: number in the model.
+
+        Raises:
+            DataError: the checkpoint lacks them.
+        """
+        config, saved, anew = self.config, self.saved, self.begins_anew
+        rests, keeps = server_leads(config), config.embedding.cache_rows > 0
+        if not trainers or not self.facts["step"]:
+            return {}
+        if anew or not same_lookups(saved, self.values):
+            others = "rows" if anew else "parallel.trainers, parallel.elastic, sync or embedding"
+            told = f"{self.checkpoint.folder}: saved with other {others}"
+            if saved["embedding"].get("staleness") and not rests and not anew:
+                print(
+                    f"{told}; rows that were looked up ahead are looked up again, with all updates"
+                )
+            if saved["embedding"].get("cache_rows"):
+                print(f"{told}; caches begin empty, and the gradients they held are lost")
+            return {}
+        if config.embedding.name != "served" or (rests and not keeps):
+            return {}
+        if keeps:
+            was_elastic = bool(saved["parallel"].get("elastic"))
+            return self._caches(trainers, may_lack=config.parallel.elastic or was_elastic)
+        shape = (config.train.batch_size, num_tables, config.model.embedding_dim)
+        rows = {
+            f"{LOOKUPS_PREFIX}{trainer}.{ahead}": torch.empty(shape)
+            for trainer in trainers
+            for ahead in range(config.embedding.staleness)
+        }
+        self.checkpoint.fill(full_pieces(rows))
+        return rows
+
+    def _caches(self, trainers: Sequence[int], may_lack: bool) -> dict[str, Tensor]:
+        """Rows that trainers cached, and the sums of gradients they held."""
+        names = self.checkpoint.names(LOOKUPS)
+        for trainer in trainers:
+            if f"{LOOKUPS_PREFIX}{trainer}.kept" not in names and not may_lack:
+                raise DataError(
+                    f"{self.checkpoint.folder}: no rows that trainer {trainer} has kept"
+                )
+        own = tuple(f"{LOOKUPS_PREFIX}{trainer}." for trainer in trainers)
+        return self.checkpoint.tensors(name for name in names if name.startswith(own))
+
+    def row_levels(self, trainers: Sequence[int], tables: Collection[str]) -> dict[str, Tensor]:
+        """State of rows sent as levels, as far as it fits this run.
+
+        If rows or the keys that decide it have changed, which it logs, all rows are sent anew, and
+        residuals are lost: less than half a step of each gradient.
+
+        Args:
+            trainers: those that look up in this process.
+            tables: those held by this process, named as pieces of a checkpoint.
+        """
+        names = self.checkpoint.names(LEVELS)
+        if not names or not trainers:
+            return {}
+        if self.begins_anew or not same_levels(self.saved, self.values):
+            others = "rows" if self.begins_anew else "trainers or options of embedding.levels"
+            print(
+                f"{self.checkpoint.folder}: saved with other {others}; "
+                "residuals of row gradients are dropped, and rows are sent anew"
+            )
+            return {}
+        own = tuple(f"{LEVELS_PREFIX}{trainer}." for trainer in trainers)
+        held = {int(name.split(".")[1]) - 1 for name in tables}
+        # A holder of tables also needs state about other trainers.
+        of_others = (".steps", *(f".{one}.{what}" for one in held for what in ("slots", "copies")))
+        return self.checkpoint.tensors(
+            one for one in names if one.startswith(own) or one.endswith(of_others)
+        )

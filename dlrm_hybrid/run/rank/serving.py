@@ -6,20 +6,17 @@ from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from dlrm_hybrid.checkpoint import folder as checkpoint_folder
-from dlrm_hybrid.checkpoint.reader import open_checkpoint
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.disk import RUN_FOLDER_KEY, writing
 from dlrm_hybrid.parallel.dense.server import IDLE_SECONDS, Handle, serve
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import world as build_world
-from dlrm_hybrid.run.rank.facts import dense_values, resumed
+from dlrm_hybrid.run.rank.facts import Source
 from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.train.asynchronous.order_log import OrderLog, order_file
-from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.train.server_rank import ServerRank, TableServerRank
 from dlrm_hybrid.types import InterruptedRunError, PreemptedError
 from dlrm_hybrid.wire.frame import Frame
@@ -41,15 +38,9 @@ def serve_dense(job: Job, index: int, channel: MeteredChannel, meter: RankMeter)
     """Run the server with this index until all workers have left."""
     server = build_world.server(job.config, job.layout, index, job.clock)
     meter.versions, meter.staleness = server.versions, server.staleness
-    if job.task.resume_from is not None:
-        folder = checkpoint_folder.find(Path(job.task.resume_from))
-        facts = job.facts(folder)
-        anew = job.begins_anew(facts)
-        dense = dense_values(open_checkpoint(folder), facts["config"], job.values, anew)
-        progress = Progress() if anew else resumed(job.task, facts, job.values)
-        job.layout.lowered[:] = progress.course.lowered
-        pushed = build_world.pushes(job.config, progress)
-        for outgoing in server.restart(pushed, dense):
+    if (source := Source.of(job)) is not None:
+        pushed = build_world.pushes(job.config, source.progress)
+        for outgoing in server.restart(pushed, source.dense()):
             channel.send(*outgoing)
     answering = ServerRank(
         server=server,
@@ -68,14 +59,9 @@ def serve_dense(job: Job, index: int, channel: MeteredChannel, meter: RankMeter)
 def serve_tables(job: Job, index: int, channel: MeteredChannel, meter: RankMeter) -> None:
     """Run the table server with this index until all workers have left."""
     server = build_world.table_server(job.config, job.layout, index, job.storage, job.clock)
-    if job.task.resume_from is not None:
-        folder = checkpoint_folder.find(Path(job.task.resume_from))
-        facts = job.facts(folder)
-        anew = job.begins_anew(facts)
-        job.saved(folder, anew).fill(server.pieces())
-        progress = Progress() if anew else resumed(job.task, facts, job.values)
-        job.layout.lowered[:] = progress.course.lowered
-        server.restart(server.version_at(progress.step))
+    if (source := Source.of(job)) is not None:
+        source.checkpoint.fill(server.pieces())
+        server.restart(server.version_at(source.progress.step))
     answering = TableServerRank(
         server=server,
         rank=job.task.rank,

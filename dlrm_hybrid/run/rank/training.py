@@ -8,22 +8,12 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from dlrm_hybrid.checkpoint import folder as checkpoint_folder
 from dlrm_hybrid.checkpoint.commit import clean
-from dlrm_hybrid.checkpoint.reader import remembered
 from dlrm_hybrid.config.identity import flat
 from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.folder import write_whole
-from dlrm_hybrid.run.rank.facts import (
-    changed_arithmetic,
-    committer,
-    dense_values,
-    lookups_ahead,
-    other_compressors,
-    resumed,
-    row_levels,
-)
+from dlrm_hybrid.run.rank.facts import Source, changed_arithmetic, committer
 from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.telemetry import events
@@ -35,7 +25,7 @@ from dlrm_hybrid.train import statistics
 from dlrm_hybrid.train.driver import Driver
 from dlrm_hybrid.train.engine import Engine, Holder
 from dlrm_hybrid.train.progress import Progress
-from dlrm_hybrid.train.recorder import Recorder, reporting
+from dlrm_hybrid.train.recorder import Recorder
 from dlrm_hybrid.train.saver import COMPRESSOR, FLIGHT, CheckpointWriter, piece_groups
 from dlrm_hybrid.train.signals import StopRequest
 
@@ -75,31 +65,23 @@ def checkpoint_writer(job: Job, holder: Holder) -> CheckpointWriter:
 
 def resume(job: Job, holder: Holder, live: Report) -> Progress:
     """Resume from the checkpoint of the task, if it names one."""
-    if job.task.resume_from is None:
+    source = Source.of(job, live)
+    if source is None:
         return Progress()
-    folder = checkpoint_folder.find(Path(job.task.resume_from))
-    facts = job.facts(folder)
-    anew = job.begins_anew(facts)
-    progress = Progress() if anew else resumed(job.task, facts, job.values)
+    progress, saved = source.progress, source.checkpoint
     if not server_leads(job.config) or len(progress.batches) != job.config.parallel.trainers:
         progress = replace(progress, batches=())  # all have done the same number
-    saved = job.saved(folder, anew, reporting(live, "checkpoint", "bytes"))
-    held = piece_groups(holder.pieces())
-    dense = dense_values(saved, facts["config"], job.values, anew)
-    compressors = {piece.name: piece.view for piece in held.get(COMPRESSOR, [])}
-    trainers = other_compressors(folder, facts, job.values)
-    tables = len(job.layout.spec.table_rows)
-    ahead = lookups_ahead(saved, facts, job.config, job.values, holder.looking_up, tables, anew)
-    names = [piece.name for piece in held.get("embeddings", [])]
-    levels = row_levels(saved, facts, job.values, holder.looking_up, names, anew)
-    kept = remembered(saved, compressors, trainers)
-    was_elastic = facts["config"]["parallel"].get("elastic", False)
-    if job.config.parallel.elastic or was_elastic:  # trainers that were away have none
-        kept = {**compressors, **kept}
-    flying = saved.tensors(saved.names(FLIGHT)) if progress.emptied < progress.step else {}
+    held, trainers = piece_groups(holder.pieces()), holder.looking_up
+    values = source.dense()
+    values |= source.compressors({piece.name: piece.view for piece in held.get(COMPRESSOR, [])})
+    values |= source.lookups_ahead(trainers, len(job.layout.spec.table_rows))
+    tables = held.get("embeddings", [])
+    values |= source.row_levels(trainers, [piece.name for piece in tables])
+    if progress.emptied < progress.step:
+        values |= saved.tensors(saved.names(FLIGHT))
     statistics.resume(saved, held.get(statistics.GROUP, []), job.config.parallel.trainers)
-    saved.fill(held.get("embeddings", []))  # before batches in flight look up rows to update
-    holder.restart(progress, {**dense, **kept, **ahead, **levels, **flying})
+    saved.fill(tables)  # before batches in flight look up rows to update
+    holder.restart(progress, values)
     return progress
 
 
