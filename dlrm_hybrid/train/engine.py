@@ -25,6 +25,16 @@ def ignore(*_: object) -> None:
     """Do nothing, where there is nothing to show, to record or to do."""
 
 
+IsLost = Callable[[int], bool]
+"""Whether a rank was lost since a moment."""
+
+
+def lost_since(losses: Sequence[int]) -> IsLost:
+    """Start at the present losses: later incarnations take no part in what began before."""
+    mark = len(losses)
+    return lambda rank: rank in losses[mark:]
+
+
 class Holder(Protocol):
     """Holds tensors of a run's checkpoints, in one of its processes; by default it loses no rank.
 

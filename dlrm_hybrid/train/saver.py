@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
@@ -28,8 +28,7 @@ from dlrm_hybrid.parallel.finite import EMBEDDING_PREFIX, LOOKUPS_PREFIX
 from dlrm_hybrid.parallel.messages import values_of
 from dlrm_hybrid.parallel.worker import FLIGHT_PREFIX
 from dlrm_hybrid.train import statistics
-from dlrm_hybrid.train.asynchronous.attendance import LossesSince
-from dlrm_hybrid.train.engine import Holder
+from dlrm_hybrid.train.engine import Holder, IsLost, lost_since
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.types import ResourceError
 from dlrm_hybrid.wire.frame import Kind
@@ -139,7 +138,7 @@ class CheckpointWriter:
     committer: Committer
     writer: ShardWriter
     _step: int | None = None
-    _since: LossesSince = LossesSince((), 0)
+    _is_lost: IsLost = field(default_factory=lambda: lost_since(()))
 
     @property
     def pending(self) -> bool:
@@ -153,7 +152,7 @@ class CheckpointWriter:
         there = {rank: name for rank, name in self.names.items() if rank not in away}
         asked = [rank for rank in there if rank != holder.messenger.rank]
         version, pushed = holder.settled(), holder.pushed()
-        self._since = LossesSince.now(holder.losses)
+        self._is_lost = lost_since(holder.losses)
         for rank in asked:
             holder.messenger.send(rank, Kind.SAVE, version, {"step": step, "pushed": pushed})
         self.writer.begin(step, piece_groups(holder.pieces()))
@@ -186,7 +185,7 @@ class CheckpointWriter:
         step, messenger = self._step, self.holder.messenger
         assert step is not None
         for rank in self.committer.owed:
-            if self._since.is_lost(rank):
+            if self._is_lost(rank):
                 self.committer.lose(rank)
         asked = [rank for rank in self.committer.owed if rank != messenger.rank]
         for rank in asked:
@@ -208,7 +207,7 @@ class CheckpointWriter:
     def _from(self, rank: int, kind: Kind, number: int) -> dict[str, Any] | None:
         """Receive a rank's answer; None if the rank is lost."""
         frame = self.holder.messenger.receive_unless(
-            rank, kind, number, lambda: self._since.is_lost(rank)
+            rank, kind, number, lambda: self._is_lost(rank)
         )
         return None if frame is None else values_of(frame)
 

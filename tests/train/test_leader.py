@@ -237,8 +237,8 @@ def test_each_batch_is_given_out_once_where_trainers_leave(
     world = Simulation(3, [(*one, "term") for one in strikes], random)
     leader = led(world, 40, 17, BEGIN[begin])
     assert world.given == Counter(batches(40, 3))
-    assert (leader.attendance.lost, leader.attendance.redone) == (0, 0)
-    assert leader.attendance.left <= len(strikes)
+    assert (leader.trainers.lost, leader.trainers.redone) == (0, 0)
+    assert leader.trainers.left <= len(strikes)
 
 
 @pytest.mark.parametrize("begin", BEGIN)
@@ -253,5 +253,5 @@ def test_every_batch_is_given_out_where_trainers_are_killed(
     world = Simulation(3, strikes, random)
     leader = led(world, 40, 17, BEGIN[begin])
     assert world.given.keys() == batches(40, 3)
-    assert sum(world.given.values()) == 40 * 3 + leader.attendance.redone
-    assert leader.attendance.lost <= sum(how == "kill" for *_, how in strikes)
+    assert sum(world.given.values()) == 40 * 3 + leader.trainers.redone
+    assert leader.trainers.lost <= sum(how == "kill" for *_, how in strikes)

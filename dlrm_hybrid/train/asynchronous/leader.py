@@ -25,13 +25,11 @@ from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import Interval
-from dlrm_hybrid.train.asynchronous.attendance import Attendance, LossesSince
-from dlrm_hybrid.train.asynchronous.dispatch import Dispatch
 from dlrm_hybrid.train.asynchronous.leases import MOST_AT_ONCE, Leases, Positions
 from dlrm_hybrid.train.asynchronous.order_log import OrderLog, Taken
-from dlrm_hybrid.train.asynchronous.orders import AHEAD, Order, Orders
+from dlrm_hybrid.train.asynchronous.trainers import AHEAD, Order, Trainers
 from dlrm_hybrid.train.asynchronous.turns import PASS, Turns
-from dlrm_hybrid.train.engine import Engine, Holder, Show
+from dlrm_hybrid.train.engine import Engine, Holder, IsLost, Show, lost_since
 from dlrm_hybrid.train.evaluation import EvaluatedRows, gathered_scores
 from dlrm_hybrid.train.progress import SYNC_EVERY, Decision, Plan, Progress
 from dlrm_hybrid.train.signals import PREEMPTION, StopRequest, obey
@@ -62,7 +60,7 @@ class LeaderRank(Engine, Holder):
         elastic: whether trainers may leave and join.
         missed: called with rank and incarnation of a worker lost without a goodbye.
         threads: number per worker; a lease has so many times the batches.
-        attendance: of the trainers.
+        trainers: those that follow its orders.
     """
 
     topology: Topology
@@ -78,10 +76,8 @@ class LeaderRank(Engine, Holder):
     elastic: bool
     missed: Callable[[int, int], None]
     threads: int = 1
-    attendance: Attendance = field(init=False)
+    trainers: Trainers = field(init=False)
     _leases: Leases | Turns = field(init=False)
-    _dispatch: Dispatch = field(init=False)
-    _orders: list[Orders] = field(init=False)
     _positions: Positions = field(init=False)
     _met_step: int = 0
     _metrics: StepMetrics = StepMetrics()
@@ -90,12 +86,9 @@ class LeaderRank(Engine, Holder):
     _severity: int = 0
 
     def __post_init__(self) -> None:
-        trainers = self.topology.trainers
-        self.attendance = Attendance(trainers, self.topology.stages)
-        self._leases = self.begin((0,) * trainers)
+        self.trainers = Trainers(self.topology, self.messenger)
+        self._leases = self.begin((0,) * self.topology.trainers)
         self._positions = Positions(self.after)
-        self._dispatch = Dispatch(self.topology, self.messenger, self.attendance)
-        self._orders = self._dispatch.orders
 
     @property
     @override
@@ -104,33 +97,33 @@ class LeaderRank(Engine, Holder):
 
     def report(self, frame: Frame) -> Sequence[Outgoing]:
         """Handle a worker's REPORT of orders done; returns the frames to send now."""
-        trainer = frame.sender // self.topology.stages
-        values, known = values_of(frame), self.attendance.incarnations[trainer]
+        number = frame.sender // self.topology.stages
+        values, known = values_of(frame), self.trainers[number].incarnation
         if values["incarnation"] < known:
             return []  # another worker of its trainer was lost, so it will be ended
         lost: list[Outgoing] = []
         if values["incarnation"] > known:  # an incarnation was lost before this rank noticed it
-            lost = self._lose(trainer, values["incarnation"], has_left=False)
-        orders = self._orders[trainer]
+            lost = self._lose(number, values["incarnation"], has_left=False)
+        trainer = self.trainers[number]
         if frame.number or not values["incarnation"]:
-            self._note(frame.sender, trainer, values)
-        (orders.writing.add if values["writing"] else orders.writing.discard)(frame.sender)
-        self._heed(trainer, values["severity"])
-        if frame.number > len(orders.told):
+            self._note(frame.sender, number, values)
+        (trainer.writing.add if values["writing"] else trainer.writing.discard)(frame.sender)
+        self._heed(number, values["severity"])
+        if frame.number > len(trainer.told):
             raise DlrmError(
-                f"rank {frame.sender}: has done {frame.number} orders; trainer {trainer} has got "
-                f"{len(orders.told)}"
+                f"rank {frame.sender}: has done {frame.number} orders; trainer {number} has got "
+                f"{len(trainer.told)}"
             )
-        orders.done[frame.sender] = frame.number
+        trainer.done[frame.sender] = frame.number
         # Other trainers may have waited for it.
-        return [*lost, *self._dispatch.unsent(trainer), *self._give_all()]
+        return [*lost, *self.trainers.unsent(number), *self._give_all()]
 
     def left(self, frame: Frame) -> Sequence[Outgoing]:
         """Handle the loss of a worker, and so of its trainer; others take over its batches."""
         self.messenger.mailbox.forget(frame.sender)
         trainer = frame.sender // self.topology.stages
         has_left = frame.round == SAID_GOODBYE
-        if frame.number < self.attendance.incarnations[trainer] or (
+        if frame.number < self.trainers[trainer].incarnation or (
             has_left and self._end is not None
         ):
             return []  # its trainer is lost already, or was ordered to end
@@ -143,7 +136,7 @@ class LeaderRank(Engine, Holder):
         """Wait until all batches of a step are done."""
         if step * self.topology.trainers == self._leases.limit:
             self._go_on(step, at)
-        self._dispatch.wait(lambda: self._leases.learned >= (step + 1) * self.topology.trainers)
+        self.trainers.wait(lambda: self._leases.learned >= (step + 1) * self.topology.trainers)
         metrics, self._metrics = self._metrics, StepMetrics()
         return metrics, self._positions.of(step + 1)
 
@@ -173,46 +166,45 @@ class LeaderRank(Engine, Holder):
         """
         scores, rows = None, self.rows[part]
         while scores is None:
-            self._dispatch.wait_for_all()
-            trainers, since = self.attendance.present, LossesSince.now(self.attendance.losses)
+            self.trainers.wait_for_all()
+            trainers, is_lost = self.trainers.present, lost_since(self.trainers.losses)
             order = {"do": "evaluate", "part": part.value, "trainers": trainers}
-            self._dispatch.command(order, trainers)
-            workers = self.attendance.workers(trainers)
+            self.trainers.command(order, trainers)
+            workers = self.trainers.workers(trainers)
             with suppress(_LeavingError):
                 scores = gathered_scores(
                     self.topology,
                     rows,
                     trainers,
-                    partial(self._logits, since),
-                    partial(self._meet_evaluating, stop, show, len(rows.rows), workers, since),
+                    partial(self._logits, is_lost),
+                    partial(self._meet_evaluating, stop, show, len(rows.rows), workers, is_lost),
                 )
         # A trainer that leaves now does so before a checkpoint needs its shards.
-        self._dispatch.wait_for_all()
+        self.trainers.wait_for_all()
         return scores
 
     def end(self) -> None:
         """Order all workers to end, also those that join later."""
         self._end = {"do": "end", "severity": self._severity}
-        self._dispatch.command(self._end, range(self.topology.trainers))
+        self.trainers.command(self._end, range(self.topology.trainers))
 
     @property
     @override
     def away(self) -> Sequence[int]:
-        return self.attendance.away_workers()
+        return self.trainers.workers(self.trainers.away)
 
     @property
     @override
     def losses(self) -> Sequence[int]:
-        return self.attendance.losses
+        return self.trainers.losses
 
     @override
     def departures(self) -> Mapping[str, Any]:
         """Counts of this attempt, as a restarted one begins with all trainers."""
-        attendance = self.attendance
         return {
-            "lost_trainers": attendance.lost,
-            "left_trainers": attendance.left,
-            "redone_batches": attendance.redone,
+            "lost_trainers": self.trainers.lost,
+            "left_trainers": self.trainers.left,
+            "redone_batches": self.trainers.redone,
         }
 
     @override
@@ -231,7 +223,7 @@ class LeaderRank(Engine, Holder):
         self._met_step = progress.step
         self.server.restart(self._leases.given, values)
 
-    def _note(self, rank: int, trainer: int, values: Mapping[str, Any]) -> None:
+    def _note(self, rank: int, number: int, values: Mapping[str, Any]) -> None:
         interval = Interval(**values["interval"])
         metrics = StepMetrics(
             loss_sum=interval.loss_sum, correct=interval.correct, rows=interval.rows
@@ -239,102 +231,111 @@ class LeaderRank(Engine, Holder):
         # Metrics count once all workers of the trainer have done the batches.
         interval = replace(interval, loss_sum=0.0, correct=0, rows=0)
         self._interval = self._interval.plus(interval)
-        orders = self._orders[trainer]
-        orders.note(rank, values["learned"], metrics)
-        if len(orders.learned) == self.topology.stages:
-            by_all = min(orders.learned.values())
-            self._leases = self._leases.finish(trainer, by_all)
-            self._metrics = self._metrics.plus(orders.metrics_until(by_all))
+        trainer = self.trainers[number]
+        trainer.note(rank, values["learned"], metrics)
+        if len(trainer.learned) == self.topology.stages:
+            by_all = min(trainer.learned.values())
+            self._leases = self._leases.finish(number, by_all)
+            self._metrics = self._metrics.plus(trainer.metrics_until(by_all))
 
-    def _heed(self, trainer: int, severity: int) -> None:
+    def _heed(self, number: int, severity: int) -> None:
         """Record a signal to a worker: at SIGTERM its trainer leaves, if trainers may leave.
 
         The supervisor forwards signals for the whole run to this rank before all workers.
         """
         if self.elastic and severity == PREEMPTION:
-            self.attendance.leaving.add(trainer)
+            self.trainers[number].is_leaving = True
         else:
             self._severity = max(self._severity, severity)
 
-    def _may_leave(self, trainer: int) -> bool:
+    def _may_leave(self, number: int) -> bool:
         """Whether a trainer is to leave now: it has begun, and no checkpoint waits for it."""
         stops = bool(self.stop.severity or self._severity) or self._end is not None
-        return trainer in self.attendance.leaving and self._orders[trainer].may_leave and not stops
+        return self.trainers[number].may_leave and not stops
 
-    def _give(self, trainer: int, ahead: int = AHEAD) -> list[Outgoing]:
+    def _give(self, number: int, ahead: int = AHEAD) -> list[Outgoing]:
         """Order more batches, if any, for a trainer that has at most so many leases ahead."""
         given: list[Outgoing] = []
-        orders = self._orders[trainer]
-        while orders.can_have(self.topology.stages, ahead):
-            if trainer in self.attendance.away:
-                if not orders.told:
-                    return [*given, *self._let_join(trainer)]
-                self.attendance.away.discard(trainer)
-                self._leases = self._leases.join(trainer)
-            if self._may_leave(trainer):
-                if not orders.can_have(self.topology.stages, 0):
+        trainer = self.trainers[number]
+        while trainer.can_have(ahead):
+            if trainer.is_away:
+                if not trainer.told:
+                    return [*given, *self._let_join(number)]
+                trainer.is_away = False
+                self._leases = self._leases.join(number)
+            if self._may_leave(number):
+                if not trainer.can_have(0):
                     return given  # no worker may leave before another has reported its batches
                 hands_over = not isinstance(self._leases, Turns)
                 order = {"do": "leave", "hands_over": hands_over}
-                return [*given, *self._dispatch.tell(trainer, order)]
-            self._leases, batches = self._leases.take(trainer, MOST_AT_ONCE * self.threads)
+                return [*given, *self.trainers.tell(number, order)]
+            self._leases, batches = self._leases.take(number, MOST_AT_ONCE * self.threads)
             if not batches:
                 break
             if batches == (PASS,):
-                given += self._dispatch.tell(trainer, {"do": "pass"})
+                given += self.trainers.tell(number, {"do": "pass"})
                 continue
             if self.log is not None and isinstance(self._leases, Leases):
-                self.log.add(Taken(Kind.DECISION, trainer, batches[0], len(batches)))
+                self.log.add(Taken(Kind.DECISION, number, batches[0], len(batches)))
             of = [divmod(batch, self.topology.trainers) for batch in batches]
             parts = [(*astuple(self._positions.of(step)), part) for step, part in of]
-            given += self._dispatch.tell(trainer, {"do": "learn", "batches": parts})
+            given += self.trainers.tell(number, {"do": "learn", "batches": parts})
         return given
 
-    def _let_join(self, trainer: int) -> list[Outgoing]:
+    def _let_join(self, number: int) -> list[Outgoing]:
         """Let a trainer that joins at a rest do so now if none trains; else make a rest due."""
-        if not self.attendance.present and not any(
-            self._orders[one].told for one in self.attendance.away
-        ):
-            return self._dispatch.tell(trainer, self._orders[trainer].join)
+        trainers = self.trainers
+        if not trainers.present and not any(trainers[one].told for one in trainers.away):
+            return trainers.tell(number, trainers[number].join)
         if (soon := self._leases.soon()).limit > self._leases.learned:
             self._leases = soon
         return []
 
     def _join(self) -> None:
         """At rest, let all waiting trainers join, unless they are lost meanwhile."""
-        orders, away, stages = self._orders, self.attendance.away, self.topology.stages
-        joining = [one for one in away if not orders[one].told and orders[one].can_have(stages, 0)]
-        for trainer in joining:
-            self._dispatch.send(self._dispatch.tell(trainer, self._orders[trainer].join))
-        self._dispatch.wait(lambda: not any(one in away and orders[one].told for one in joining))
+        trainers = self.trainers
+        joining = [
+            one for one in trainers.away if not trainers[one].told and trainers[one].can_have(0)
+        ]
+        for number in joining:
+            trainers.send(trainers.tell(number, trainers[number].join))
+        trainers.wait(
+            lambda: not any(trainers[one].is_away and trainers[one].told for one in joining)
+        )
 
     def _give_all(self) -> list[Outgoing]:
         return [one for trainer in range(self.topology.trainers) for one in self._give(trainer)]
 
-    def _lose(self, trainer: int, incarnation: int, *, has_left: bool) -> list[Outgoing]:
+    def _lose(self, number: int, incarnation: int, *, has_left: bool) -> list[Outgoing]:
         """Replace a lost trainer by its next incarnation; returns the orders for the others.
 
         Servers have seen no larger number of it than those of the batches it had under way, and one
         more for its residual. So it continues one batch per thread after these: to table servers a
         gap marks another incarnation. At the end of the run it is only ordered to end.
         """
-        under_way, done = self._leases.under_way[trainer], self._leases.done[trainer]
-        at = done + self._orders[trainer].skipped + len(under_way) + 2 * self.threads - 1
-        self._leases = self._leases.lose(trainer)
-        self.attendance.lose(trainer, incarnation, len(under_way), has_left=has_left)
-        orders = self._orders[trainer] = Orders(skipped=at - done, join={"do": "join", "at": at})
+        under_way, done = self._leases.under_way[number], self._leases.done[number]
+        at = done + self.trainers[number].skipped + len(under_way) + 2 * self.threads - 1
+        self._leases = self._leases.lose(number)
+        after = self.trainers.lose(
+            number,
+            incarnation,
+            redone=len(under_way),
+            skipped=at - done,
+            join={"do": "join", "at": at},
+            left=has_left,
+        )
         if self._end is not None:
-            orders.told.append(self._end)
+            after.told.append(self._end)
         elif not isinstance(self._leases, Turns):  # none will wait for it
-            orders.told.append(orders.join)
+            after.told.append(after.join)
         return self._give_all()
 
     def _rest(self, step: int) -> None:
         """Wait until all have trained on what they were given, and it has arrived everywhere."""
-        self._dispatch.wait_for_all()
+        self.trainers.wait_for_all()
         # A trainer that joins meanwhile has just pulled everything, and sent nothing.
-        self._dispatch.command({"do": "settle"}, self.attendance.present)
-        self._dispatch.wait_for_all()
+        self.trainers.command({"do": "settle"}, self.trainers.present)
+        self.trainers.wait_for_all()
         if self.log is not None:
             self.log.add(Taken(Kind.SAVE, self.messenger.rank, step))
 
@@ -345,13 +346,11 @@ class LeaderRank(Engine, Holder):
         self._leases = self._leases.until(self.plan.next_rest(step) * self.topology.trainers)
         for ahead in range(AHEAD + 1):  # each trainer gets a first lease before any gets a second
             for trainer in range(self.topology.trainers):
-                self._dispatch.send(self._give(trainer, ahead))
+                self.trainers.send(self._give(trainer, ahead))
 
-    def _logits(self, since: LossesSince, rank: int, number: int) -> Tensor | None:
+    def _logits(self, is_lost: IsLost, rank: int, number: int) -> Tensor | None:
         """Receive a rank's logits; None if it was lost."""
-        frame = self.messenger.receive_unless(
-            rank, Kind.LOGITS, number, partial(since.is_lost, rank)
-        )
+        frame = self.messenger.receive_unless(rank, Kind.LOGITS, number, partial(is_lost, rank))
         return None if frame is None else tensors_of(frame)["logits"]
 
     def _meet_evaluating(
@@ -360,7 +359,7 @@ class LeaderRank(Engine, Holder):
         show: Show,
         rows: int,
         workers: Sequence[int],
-        since: LossesSince,
+        is_lost: IsLost,
         number: int,
         done_rows: int,
     ) -> None:
@@ -370,16 +369,16 @@ class LeaderRank(Engine, Holder):
             return
         for rank in workers:
             asked = self.messenger.receive_unless(
-                rank, Kind.STOP_REQUEST, number, partial(since.is_lost, rank)
+                rank, Kind.STOP_REQUEST, number, partial(is_lost, rank)
             )
             if asked is not None:
                 self._heed(rank // self.topology.stages, values_of(asked)["severity"])
         self._severity = severity = max(stop.severity, self._severity)
-        one_leaves = any(map(self._may_leave, self.attendance.leaving))
+        one_leaves = any(map(self._may_leave, range(self.topology.trainers)))
         # Workers stop here in either case, and wait for their next order.
         decision = {"severity": PREEMPTION if one_leaves else severity}
         for rank in workers:
-            if not since.is_lost(rank):
+            if not is_lost(rank):
                 self.messenger.send(rank, Kind.STOP_DECISION, number, decision)
         obey(severity)
         if one_leaves:
