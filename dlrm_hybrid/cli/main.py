@@ -196,7 +196,7 @@ class _Jobs:
 
     def _run(self, job: compose.Job) -> int:
         from dlrm_hybrid.config.validate import validate
-        from dlrm_hybrid.run.running import ensure_forkserver
+        from dlrm_hybrid.run.supervisor import ensure_forkserver
 
         config = validate(job.values)
         for line in job.dropped:

@@ -16,8 +16,7 @@ from typing import Any, Never, final
 from dlrm_hybrid.parallel.messages import values_of
 from dlrm_hybrid.process import interrupts_wait
 from dlrm_hybrid.run.rank.process import Outcome, Rank
-from dlrm_hybrid.run.running import Forwarder, ensure_forkserver
-from dlrm_hybrid.run.supervisor import run_attempts
+from dlrm_hybrid.run.supervisor import Forwarder, ensure_forkserver, run_attempts
 from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.types import DlrmError, ExitCode, ResourceError, RunFailedError
 from dlrm_hybrid.wire.frame import Frame, Kind

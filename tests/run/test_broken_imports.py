@@ -14,7 +14,7 @@ def test_what_cannot_be_imported_ends_the_run_and_is_named(tmp_path: Path) -> No
         "from pathlib import Path\n"
         "import test_supervisor as t\n"
         "os.dup2 = None  # a program that starts ranks keeps the descriptors it has\n"
-        "from dlrm_hybrid.run.running import ensure_forkserver\n"
+        "from dlrm_hybrid.run.supervisor import ensure_forkserver\n"
         "ensure_forkserver(['broken'])\n"
         f"ranks = t.ranks(Path({str(tmp_path)!r}), '3')\n"
         "end = t.run_ranks(ranks, 'test_supervisor:tells_its_pid', lambda event: None)\n"

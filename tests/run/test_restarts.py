@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.run.restarts import RestartBudget
+from dlrm_hybrid.run.training import RestartBudget
 
 
 @given(

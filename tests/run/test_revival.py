@@ -13,8 +13,7 @@ import pytest
 from patience import HANG_SECONDS
 
 from dlrm_hybrid.run.rank.process import Outcome, Rank
-from dlrm_hybrid.run.running import Forwarder
-from dlrm_hybrid.run.supervisor import run_attempts
+from dlrm_hybrid.run.supervisor import Forwarder, run_attempts
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.types import ExitCode, PeerLostError
 

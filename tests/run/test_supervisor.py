@@ -15,8 +15,7 @@ import pytest
 from patience import HANG_SECONDS
 
 from dlrm_hybrid.run.rank.process import Outcome, Rank
-from dlrm_hybrid.run.running import Forwarder
-from dlrm_hybrid.run.supervisor import run_attempts, run_ranks
+from dlrm_hybrid.run.supervisor import Forwarder, run_attempts, run_ranks
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.types import DataError, DeadlineError, InterruptedRunError, PeerLostError
@@ -327,7 +326,7 @@ def test_a_signal_to_every_process_is_one_to_the_supervisor(
 
 WARMS_UP = """
 import signal
-from dlrm_hybrid.run.running import ensure_forkserver
+from dlrm_hybrid.run.supervisor import ensure_forkserver
 ensure_forkserver([])
 signal.pause()
 """
@@ -362,9 +361,7 @@ def test_a_forkserver_that_is_killed_while_it_starts_is_a_loss(tmp_path: Path) -
         "from multiprocessing import forkserver\n"
         "from pathlib import Path\n"
         "import test_supervisor as t\n"
-        "from dlrm_hybrid.run.running import Forwarder\n"
-        "from dlrm_hybrid.run.running import ensure_forkserver\n"
-        "from dlrm_hybrid.run.supervisor import run_attempts\n"
+        "from dlrm_hybrid.run.supervisor import Forwarder, ensure_forkserver, run_attempts\n"
         "ensure_forkserver([])\n"
         "pid = forkserver._forkserver._forkserver_pid\n"
         "threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()  # amid its imports\n"

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from patience import HANG_SECONDS
 
-from dlrm_hybrid.run.running import ensure_forkserver
+from dlrm_hybrid.run.supervisor import ensure_forkserver
 
 LIMIT = timedelta(seconds=HANG_SECONDS)
 Tasks = Sequence[Callable[[int], object]]
