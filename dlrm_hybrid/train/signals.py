@@ -11,7 +11,7 @@ import signal
 from dataclasses import dataclass
 from types import FrameType
 
-from dlrm_hybrid.process import unshield
+from dlrm_hybrid.process import STOP_SIGNALS, unshield
 from dlrm_hybrid.types import ExitCode, InterruptedRunError, PreemptedError
 
 PREEMPTION, INTERRUPTION = 1, 2
@@ -25,21 +25,16 @@ class StopRequest:
     Attributes:
         supervised: whether a signal may come twice, to all processes and again from the
             supervisor, which kills its ranks at a second Ctrl-C itself.
+        severity: 0: go on; 1 after SIGTERM; 2 after SIGINT. The highest of several processes wins.
     """
 
     supervised: bool = False
-    preempted: bool = False
-    interrupted: bool = False
-
-    @property
-    def severity(self) -> int:
-        """0: go on; 1 after SIGTERM; 2 after SIGINT. The highest of several processes wins."""
-        return INTERRUPTION if self.interrupted else PREEMPTION * self.preempted
+    severity: int = 0
 
     def install(self) -> None:
         """Take over SIGTERM and SIGINT of this process."""
-        signal.signal(signal.SIGTERM, self._on_term)
-        signal.signal(signal.SIGINT, self._on_interrupt)
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._on_signal)
         unshield()
 
     def check(self) -> None:
@@ -51,13 +46,11 @@ class StopRequest:
         """
         obey(self.severity)
 
-    def _on_term(self, signum: int, frame: FrameType | None) -> None:
-        self.preempted = True
-
-    def _on_interrupt(self, signum: int, frame: FrameType | None) -> None:
-        if self.interrupted and not self.supervised:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.severity == INTERRUPTION and not self.supervised:
             os._exit(ExitCode.INTERRUPTED)
-        self.interrupted = True
+        asked = INTERRUPTION if number == signal.SIGINT else PREEMPTION
+        self.severity = max(self.severity, asked)
 
 
 def obey(severity: int) -> None:

@@ -298,7 +298,7 @@ def test_nothing_lives_on_after_kill_9_of_the_supervisor(tmp_path: Path) -> None
 
 
 def lives_through_signals_to_all(argument: str, report, stop: StopRequest) -> None:
-    report(event(0, forkserver=os.getppid(), preempted=stop.preempted))
+    report(event(0, forkserver=os.getppid(), preempted=stop.severity))
     waits_for_signals(argument, lambda event: None, stop)
 
 
