@@ -186,28 +186,6 @@ class Rendezvous:
             time.sleep(pause_seconds)  # a waiting TCPStore blocks signals
             pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
 
-    def meet(
-        self, rank: int, world_size: int, endpoint: Endpoint, deadline_seconds: float
-    ) -> tuple[Endpoint, ...]:
-        """Publish this rank's endpoint and wait for those of all ranks.
-
-        Args:
-            rank: this rank.
-            world_size: number of ranks.
-            endpoint: of this rank.
-            deadline_seconds: how long to wait for the others.
-
-        Returns:
-            The endpoints by rank.
-
-        Raises:
-            DlrmError: this rank was published before, or a text is not an endpoint.
-            ResourceError: the file cannot be written.
-            DeadlineError: names the ranks that did not appear.
-        """
-        found = self.join(rank, dict.fromkeys(range(world_size), 0), endpoint, deadline_seconds)
-        return tuple(found.values())
-
     def join(
         self,
         rank: int,
@@ -215,7 +193,7 @@ class Rendezvous:
         endpoint: Endpoint,
         deadline_seconds: float,
     ) -> dict[int, Endpoint]:
-        """Meet some of the ranks, which may have been restarted within this attempt.
+        """Publish this rank's endpoint and wait for those of some ranks, each maybe restarted.
 
         Each incarnation has its own name for its endpoint, so none of an ended process is found.
 
@@ -229,7 +207,9 @@ class Rendezvous:
             The endpoints of these ranks.
 
         Raises:
-            DlrmError: as `meet`.
+            DlrmError: this rank was published before, or a text is not an endpoint.
+            ResourceError: the file cannot be written.
+            DeadlineError: names the ranks that did not appear.
         """
         names = {
             one: f"{one}.{number}.json" if number else f"{one}.json"

@@ -9,7 +9,7 @@ import pytest
 from patience import HANG_SECONDS
 from small_disk import enlarge, fill, needs_mount, small_disk
 
-from dlrm_hybrid.comm.rendezvous import Endpoint, own_address, share_folder
+from dlrm_hybrid.comm.rendezvous import Endpoint, Rendezvous, own_address, share_folder
 from dlrm_hybrid.types import (
     ConfigError,
     DeadlineError,
@@ -23,13 +23,20 @@ def endpoint(rank: int) -> Endpoint:
     return Endpoint(f"tcp://127.0.0.1:{40_000 + rank}", f"{rank:032x}")
 
 
+def meet(
+    rendezvous: Rendezvous, rank: int, ranks: int, own: Endpoint, seconds: float
+) -> tuple[Endpoint, ...]:
+    found = rendezvous.join(rank, dict.fromkeys(range(ranks), 0), own, seconds)
+    return tuple(found.values())
+
+
 def test_all_ranks_learn_all_endpoints(tmp_path: Path) -> None:
     ranks = 6
     found: dict[int, tuple[Endpoint, ...]] = {}
 
     def come(rank: int) -> None:
         rendezvous = share_folder(tmp_path / "a" / "0")
-        found[rank] = rendezvous.meet(rank, ranks, endpoint(rank), HANG_SECONDS)
+        found[rank] = meet(rendezvous, rank, ranks, endpoint(rank), HANG_SECONDS)
 
     threads = [threading.Thread(target=come, args=(rank,)) for rank in range(ranks)]
     for thread in threads:
@@ -45,19 +52,19 @@ def test_all_ranks_learn_all_endpoints(tmp_path: Path) -> None:
 def test_missing_ranks_are_named_at_the_deadline(tmp_path: Path) -> None:
     rendezvous = share_folder(tmp_path)
     with pytest.raises(DeadlineError):
-        rendezvous.meet(2, 5, endpoint(2), 0.0)
+        meet(rendezvous, 2, 5, endpoint(2), 0.0)
     start = time.monotonic()
     with pytest.raises(DeadlineError, match=r"of ranks 0 to 4, these did not .* 0\.1 s: 0, 1, 4$"):
-        rendezvous.meet(3, 5, endpoint(3), 0.1)
+        meet(rendezvous, 3, 5, endpoint(3), 0.1)
     assert time.monotonic() - start >= 0.1
 
 
 def test_a_rank_comes_once(tmp_path: Path) -> None:
-    share_folder(tmp_path).meet(0, 1, endpoint(0), HANG_SECONDS)
+    meet(share_folder(tmp_path), 0, 1, endpoint(0), HANG_SECONDS)
     again = share_folder(tmp_path)
     with pytest.raises(DlrmError, match=f"rank 0 has come to {tmp_path} before: 0.json is there"):
-        again.meet(0, 1, endpoint(9), HANG_SECONDS)
-    assert again.meet(0, 1, endpoint(0), 0.0) == (endpoint(0),)
+        meet(again, 0, 1, endpoint(9), HANG_SECONDS)
+    assert meet(again, 0, 1, endpoint(0), 0.0) == (endpoint(0),)
 
 
 @pytest.mark.parametrize(
@@ -76,13 +83,13 @@ def test_a_text_that_is_no_endpoint_is_told(tmp_path: Path, text: str) -> None:
     rendezvous = share_folder(tmp_path)
     rendezvous.put("1.json", text)
     with pytest.raises(DlrmError, match=r"1\.json does not say where a rank listens"):
-        rendezvous.meet(0, 2, endpoint(0), HANG_SECONDS)
+        meet(rendezvous, 0, 2, endpoint(0), HANG_SECONDS)
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ResourceError, match="file/0 cannot be used: Not a directory"):
-        share_folder(tmp_path / "file" / "0").meet(0, 2, endpoint(0), HANG_SECONDS)
+        meet(share_folder(tmp_path / "file" / "0"), 0, 2, endpoint(0), HANG_SECONDS)
 
 
 @needs_mount
@@ -90,9 +97,9 @@ def test_a_full_disk_is_told_and_nobody_waits_for_half_a_text(tmp_path: Path) ->
     with small_disk(tmp_path / "disk", 16) as disk:
         fill(disk)
         with pytest.raises(ResourceError, match="disk/0 cannot be used: No space left on device"):
-            share_folder(disk / "0").meet(0, 2, endpoint(0), HANG_SECONDS)
+            meet(share_folder(disk / "0"), 0, 2, endpoint(0), HANG_SECONDS)
         enlarge(disk, 32)
-        assert share_folder(disk / "0").meet(0, 1, endpoint(0), 0.0) == (endpoint(0),)
+        assert meet(share_folder(disk / "0"), 0, 1, endpoint(0), 0.0) == (endpoint(0),)
 
 
 def test_waiting_ends_where_a_check_says_so(tmp_path: Path) -> None:
@@ -100,7 +107,7 @@ def test_waiting_ends_where_a_check_says_so(tmp_path: Path) -> None:
         raise InterruptedRunError("Ctrl-C")
 
     with pytest.raises(InterruptedRunError):
-        share_folder(tmp_path, stop).meet(0, 2, endpoint(0), HANG_SECONDS)
+        meet(share_folder(tmp_path, stop), 0, 2, endpoint(0), HANG_SECONDS)
 
 
 def test_a_token_is_not_printed() -> None:
