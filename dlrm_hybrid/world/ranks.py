@@ -46,6 +46,7 @@ class WorldRanks:
         self._outcome: Outcome | None = None
         self._number = 0
         self._workers: dict[int, Connection] = {}
+        self._owed: set[Connection] = set()  # connections of those that have not answered yet
         self._ended, self._ending = _pipe()
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -129,6 +130,7 @@ class WorldRanks:
 
     def _order(self, do: str, values: Mapping[str, Any], tensors: Mapping[int, Tensors]) -> None:
         self._number += 1
+        self._owed = set(self._workers.values())
         for rank, connection in self._workers.items():
             try:
                 send(connection, order(do, self._number, values, tensors.get(rank, {})))
@@ -137,7 +139,7 @@ class WorldRanks:
 
     def _answers(self) -> Iterator[Frame]:
         """Yield what workers answer to the last order, until all have reported on it."""
-        owed = set(self._workers.values())
+        owed = self._owed
         if not owed:
             raise DlrmError("the world has been closed meanwhile")  # by a loader or another thread
         while owed:
@@ -185,7 +187,8 @@ class WorldRanks:
         for connection in self._workers.values():
             with suppress(OSError):
                 send(connection, order("end", 0, {}, {}))
-        wait([self._ended], LEAVE_SECONDS if self._workers else 0.0)
+        # Who was cut off in an answer may wait for this process to read, and never take an order.
+        wait([self._ended], LEAVE_SECONDS if self._workers and not self._owed else 0.0)
 
     def _kill(self) -> None:
         """Kill the remaining ranks, and close all connections."""
@@ -196,6 +199,7 @@ class WorldRanks:
         for connection in self._workers.values():
             connection.close()
         self._workers.clear()
+        self._owed.clear()
         self._ended.close()
         self._listening.close()
 

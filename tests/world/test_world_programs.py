@@ -212,6 +212,42 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
+def test_a_second_ctrl_c_amid_answers_waits_for_no_goodbyes(tmp_path: Path) -> None:
+    """Workers wait then for the program to read, and take no order to end."""
+    body = """
+import os, signal
+from dlrm_hybrid.wire.frame import Kind
+from dlrm_hybrid.world import ranks
+
+SPEC = ModelSpec(embedding_dim=4, bottom=(3, 8, 4), top=(4, 1), table_rows=(9, 300_000))
+
+if __name__ == "__main__":
+    receive, ranks.LEAVE_SECONDS = ranks.receive, 1e6
+
+    def interrupted(connection):
+        frame = receive(connection)
+        if frame.kind is Kind.WEIGHTS:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+        return frame
+
+    ranks.receive = interrupted
+    try:
+        with world() as one:
+            one.state_dict()
+    except KeyboardInterrupt:
+        print("ended")
+"""
+    program = start(tmp_path, body)
+    try:
+        out, err = program.communicate(timeout=HANG_SECONDS)
+    finally:
+        program.kill()
+    assert (program.returncode, out) == (0, "ended\n"), err
+    assert_nothing_is_left(tmp_path)
+
+
+@pytest.mark.slow
 def test_a_fork_of_the_program_drives_no_world(tmp_path: Path) -> None:
     body = """
 import os, tempfile
