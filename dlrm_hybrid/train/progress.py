@@ -114,10 +114,10 @@ class Plan:
 
     steps: int
     samples_per_step: int
-    report_every: int
-    evaluate_every: int
-    checkpoint_every: int
-    checkpoint_minutes: float
+    report_every: int = 0
+    evaluate_every: int = 0
+    checkpoint_every: int = 0
+    checkpoint_minutes: float = 0.0
     patience: Patience | None = None
     parts: tuple[ScoredPart, ...] = (ScoredPart.TEST,)
     scores_first: bool = False

@@ -17,15 +17,11 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.step import StepMetrics
-from dlrm_hybrid.run.assembly import build
-from dlrm_hybrid.run.assembly import model as build_model
-from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.folder import check_weights
 from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.rank.training import checkpoint_writer
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
-from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.in_process import InProcessEngine
 from dlrm_hybrid.train.progress import Plan, Progress
@@ -126,26 +122,9 @@ class Backend(Protocol):
 def job_of(settings: Settings, task: TrainTask) -> Job:
     """Make the job of a process of a world, as of a run."""
     config = settings.config
-    return Job(
-        task=task,
-        values=settings.values,
-        config=config,
-        prepared=None,
-        plan=Plan(
-            steps=settings.steps,
-            samples_per_step=config.parallel.trainers * config.train.batch_size,
-            report_every=0,
-            evaluate_every=0,
-            checkpoint_every=0,
-            checkpoint_minutes=0.0,
-        ),
-        layout=build_world.layout(
-            config, settings.spec.table_rows, settings.steps, task.attempt, task.rank
-        ),
-        clock=SpanClock(),
-        names=dict(enumerate(build.rank_names(config))),
-        storage=build_model.row_storage(config, Path(task.run_folder)),
-    )
+    rows = config.parallel.trainers * config.train.batch_size
+    plan = Plan(steps=settings.steps, samples_per_step=rows)
+    return Job.of(task, settings.values, config, plan, settings.spec.table_rows)
 
 
 def check_weights_of(folder: Path, settings: Settings) -> None:

@@ -16,7 +16,9 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.preprocessing import read_kept
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.row_storage import RowStorage
-from dlrm_hybrid.run.assembly.world import Layout
+from dlrm_hybrid.run.assembly import build
+from dlrm_hybrid.run.assembly import model as build_model
+from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.folder import check_checkpoint, check_weights, has_rows
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.spans import SpanClock
@@ -32,10 +34,33 @@ class Job:
     config: Config
     prepared: Shards | None
     plan: Plan
-    layout: Layout
+    layout: build_world.Layout
     clock: SpanClock
     names: Mapping[int, str]
     storage: RowStorage
+
+    @classmethod
+    def of(
+        cls,
+        task: TrainTask,
+        values: Mapping[str, Any],
+        config: Config,
+        plan: Plan,
+        table_rows: tuple[int, ...],
+        prepared: Shards | None = None,
+    ) -> Job:
+        """Make the job of a process; a program of its own batches has no prepared rows."""
+        return cls(
+            task=task,
+            values=values,
+            config=config,
+            prepared=prepared,
+            plan=plan,
+            layout=build_world.layout(config, table_rows, plan.steps, task.attempt, task.rank),
+            clock=SpanClock(),
+            names=dict(enumerate(build.rank_names(config))),
+            storage=build_model.row_storage(config, Path(task.run_folder)),
+        )
 
     @property
     def shards(self) -> Shards:

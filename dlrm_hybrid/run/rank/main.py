@@ -35,7 +35,6 @@ from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.interface import sampled
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
-from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import Counters
 from dlrm_hybrid.train.lockstep import LockstepLeader
 from dlrm_hybrid.train.signals import StopRequest
@@ -79,17 +78,7 @@ def run_rank(
     build_model.prepare_torch(config)
     shards = open_shards(Path(task.prepared), build.semantics(config))
     plan = build_model.plan(config, shards)
-    job = Job(
-        task=task,
-        values=values,
-        config=config,
-        prepared=shards,
-        plan=plan,
-        layout=build_world.layout(config, shards.table_rows, plan.steps, task.attempt, task.rank),
-        clock=SpanClock(),
-        names=dict(enumerate(build.rank_names(config))),
-        storage=build_model.row_storage(config, Path(task.run_folder)),
-    )
+    job = Job.of(task, values, config, plan, shards.table_rows, shards)
     if build.many_processes(config):
 
         def train(worker: WorkerRank, channel: MeteredChannel, meter: RankMeter) -> None:
