@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing.connection import wait
 from os import stat_result
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +14,7 @@ from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.validate import faults_text, validate
 from dlrm_hybrid.disk import read_object
 from dlrm_hybrid.run.folder import is_complete
-from dlrm_hybrid.run.jobs.process import JobProcess
+from dlrm_hybrid.run.jobs.process import JobProcess, listen
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import EVENTS_FILE, Event, Kind, part_of
@@ -91,7 +89,7 @@ def _run(request: Request, report: Report | None) -> None:
     process = JobProcess.start(request.overrides, request.folder)
     with _ended_at_last(process):
         while (code := process.ended()) is None:
-            _listen(process)
+            listen([process], POLL_SECONDS)
             process.hear()
             for step, score in evaluations.new() if report is not None else ():
                 assert report is not None
@@ -99,13 +97,6 @@ def _run(request: Request, report: Report | None) -> None:
         if code != ExitCode.DONE:
             message = process.message or f"ended with exit code {code}"
             raise RunFailedError(f"{request.folder}: {message}", code)
-
-
-def _listen(process: JobProcess) -> None:
-    if process.is_heard:
-        wait([process.pipe], POLL_SECONDS)
-    else:
-        time.sleep(POLL_SECONDS)
 
 
 @contextmanager

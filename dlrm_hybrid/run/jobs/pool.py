@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing.connection import wait
 from types import FrameType
 from typing import Protocol, final
 
-from dlrm_hybrid.run.jobs.process import JobProcess
+from dlrm_hybrid.run.jobs.process import JobProcess, listen
 from dlrm_hybrid.types import ExitCode
 
 POLL_SECONDS = 0.1
@@ -68,7 +66,7 @@ class Pool:
                     if waiting and len(self._running) < self.width and not self._received:
                         self._begin(waiting.popleft())
                     else:
-                        self._listen()
+                        listen(self._running.values(), POLL_SECONDS)
                     self._forward()
                     self._reap()
             finally:
@@ -86,14 +84,6 @@ class Pool:
             self._running[number] = begun
         else:
             self.exit_codes[number] = begun
-
-    def _listen(self) -> None:
-        """Wait shortly for output or the end of a job."""
-        pipes = [one.pipe for one in self._running.values() if one.is_heard]
-        if pipes:
-            wait(pipes, POLL_SECONDS)
-        else:
-            time.sleep(POLL_SECONDS)
 
     def _forward(self) -> None:
         new = self._received[self._forwarded :]

@@ -6,9 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import final
 
@@ -159,6 +161,15 @@ class JobProcess:
         """Stop listening to one that has ended."""
         assert self.process.stderr is not None
         self.process.stderr.close()
+
+
+def listen(jobs: Iterable[JobProcess], seconds: float) -> None:
+    """Wait so long, or until one of these has said something or ended."""
+    pipes = [one.pipe for one in jobs if one.is_heard]
+    if pipes:
+        wait(pipes, seconds)
+    else:
+        time.sleep(seconds)
 
 
 _OF_TABLES, _LAST = "\u2500", "\u257f"  # characters of their frames
