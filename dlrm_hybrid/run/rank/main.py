@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from dlrm_hybrid.comm.zmq.curve import read_key_file
 from dlrm_hybrid.comm.zmq.roster import UnknownPeers
 from dlrm_hybrid.config.identity import CONFIG_FILE
 from dlrm_hybrid.config.outside import load_chosen
+from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.data.loader import ReadAhead
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.parallel.topology import ServerRole, TableServerRole
 from dlrm_hybrid.run.assembly import build
@@ -27,15 +30,25 @@ from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.rank.facts import check_record
 from dlrm_hybrid.run.rank.job import Job
-from dlrm_hybrid.run.rank.leading import follow, lead, reader
 from dlrm_hybrid.run.rank.process import Report
-from dlrm_hybrid.run.rank.serving import at_end, leave_servers, serve_dense, serve_tables
-from dlrm_hybrid.run.rank.training import train_to_the_end
+from dlrm_hybrid.run.rank.serving import at_end, lead, leave_servers, serve_dense, serve_tables
+from dlrm_hybrid.run.rank.training import resume, train_to_the_end
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.interface import sampled
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
+from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.traffic import Counters
+from dlrm_hybrid.train.engine import ignore
+from dlrm_hybrid.train.follower import (
+    Due,
+    Follower,
+    LeaderLink,
+    Order,
+    WorkerShards,
+    read_lease,
+    read_steps,
+)
 from dlrm_hybrid.train.lockstep import LockstepLeader
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.train.worker_rank import WorkerRank
@@ -117,6 +130,68 @@ def _lead_workers(
 
     with at_end(end):
         train_to_the_end(job, leader, meter, report, stop)
+
+
+def follow(
+    job: Job, worker: WorkerRank, meter: RankMeter, report: Report, stop: StopRequest
+) -> None:
+    """Run a worker that the leader keeps busy, until it is ordered to end or leaves."""
+    config, layout, channel = job.config, job.layout, worker.messenger.channel
+    in_lockstep = not server_leads(config)
+    shards = WorkerShards(worker, job.make_writer(), meter, in_lockstep)
+    shards.answer()
+    if not job.task.incarnation:
+        resume(job, worker, ignore)
+    meter.step = worker.step
+    with ExitStack() as stack:
+        crew = None
+        if config.parallel.threads > 1:
+            crew = stack.enter_context(build_world.crew(config, layout, worker, meter))
+        link = LeaderLink(
+            rank=worker,
+            mailbox=worker.messenger.mailbox if crew is None else crew.mailbox,
+            reads=_reads(job, worker, meter),
+            in_lockstep=in_lockstep,
+            stop=stop,
+            meter=meter,
+            shards=shards,
+            say=partial(print, flush=True),
+            incarnation=job.task.incarnation,
+        )
+
+        def leave() -> None:
+            if link.has_left:  # servers learn it from the channel, as it may rejoin
+                report(Event(Kind.LEFT, worker.step, time.time(), {}))
+            else:
+                leave_servers(job, channel, worker.step)
+
+        with at_end(leave):
+            # In lock-step it reads the batches of later orders itself.
+            ahead = 0 if in_lockstep or worker.worker.tables is None else config.embedding.staleness
+            Follower(rank=worker, link=link, meter=meter, ahead=ahead, crew=crew).run()
+
+
+def _reads(job: Job, worker: WorkerRank, meter: RankMeter) -> Callable[[Order], Iterator[Due]]:
+    """What reads the batches of an order to train."""
+    if not server_leads(job.config):
+        return partial(read_steps, reader(job, worker, meter))
+    sample = None if worker.worker.tables is None else meter.sample_ids()
+    loader = build_model.loader(job.config, job.shards, sample=sample)
+    return partial(read_lease, job.clock.timed(Span.READ, loader.part))
+
+
+def reader(job: Job, worker: WorkerRank, meter: RankMeter) -> ReadAhead:
+    """Make what reads a worker's batches in lock-step."""
+    holds_tables = worker.worker.tables is not None
+    (read,) = build_model.readers(
+        job.config,
+        job.shards,
+        (job.task.rank // job.layout.topology.stages,),
+        job.config.embedding.staleness if holds_tables else 0,
+        meter.sample_ids() if holds_tables else None,
+        meter.clock,
+    )
+    return read
 
 
 def run_one_of_many(

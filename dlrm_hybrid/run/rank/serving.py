@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Mapping
+import time
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from dlrm_hybrid.comm.channel import Channel
+from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
+from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.disk import RUN_FOLDER_KEY, writing
-from dlrm_hybrid.parallel.dense.server import IDLE_SECONDS, Handle, serve
+from dlrm_hybrid.parallel.dense.server import IDLE_SECONDS, Handle, HandlerTable, serve
+from dlrm_hybrid.parallel.effects import Outgoing
+from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.run.assembly import build
+from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.rank.facts import Source
 from dlrm_hybrid.run.rank.job import Job
+from dlrm_hybrid.run.rank.process import Report
+from dlrm_hybrid.run.rank.training import train_to_the_end
+from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span
+from dlrm_hybrid.train.asynchronous.leader import LeaderRank
+from dlrm_hybrid.train.asynchronous.leases import Leases
 from dlrm_hybrid.train.asynchronous.order_log import OrderLog, order_file
+from dlrm_hybrid.train.asynchronous.turns import Turns
+from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.train.server_rank import ServerRank, TableServerRank
+from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.types import InterruptedRunError, PreemptedError
 from dlrm_hybrid.wire.frame import Frame
 from dlrm_hybrid.wire.frame import Kind as FrameKind
@@ -74,6 +89,79 @@ def serve_tables(job: Job, index: int, channel: MeteredChannel, meter: RankMeter
     )
     with order_log(job) as log:
         meter.step = answer(job, channel, timed(job, answering.handlers(), log))
+
+
+def lead(
+    job: Job, channel: MeteredChannel, meter: RankMeter, report: Report, stop: StopRequest
+) -> None:
+    """Run server 0, which also gives out batches and keeps the record, until all have left."""
+    config, layout = job.config, job.layout
+    server = build_world.server(config, layout, 0, job.clock)
+    meter.versions, meter.staleness = server.versions, server.staleness
+    handlers: dict[FrameKind, Handle] = {}
+    with order_log(job) as log:
+        leader = LeaderRank(
+            topology=layout.topology,
+            server=server,
+            plan=job.plan,
+            after=build_model.loader(config, job.shards).after,
+            schedule=build_model.dense_schedule(config, layout.steps),
+            rows=build_model.evaluated_rows(config, job.shards),
+            threads=config.parallel.threads,
+            messenger=Messenger(
+                attempt=layout.attempt,
+                channel=channel,
+                mailbox=Mailbox(
+                    channel,
+                    layout.attempt,
+                    build_world.mailbox_capacity(config),
+                    HandlerTable(channel, handlers),
+                ),
+                patience_seconds=config.network.patience_seconds,
+                clock=job.clock,
+            ),
+            log=log,
+            begin=partial(_begin, config),
+            stop=stop,
+            elastic=config.parallel.elastic,
+            missed=partial(_report_missed, report, meter),
+        )
+        answering = ServerRank(
+            server=server,
+            collect=None,
+            rank=job.task.rank,
+            attempt=job.task.attempt,
+            switch=ignore,  # the driver switches phases
+            writer=job.make_writer(),
+        )
+        own = answering.handlers()
+
+        def left(frame: Frame) -> Iterable[Outgoing]:
+            return [*own[FrameKind.LEFT](frame), *leader.left(frame)]
+
+        handlers |= timed(job, {**own, FrameKind.REPORT: leader.report, FrameKind.LEFT: left}, log)
+        for asked in (FrameKind.SAVE, FrameKind.SHARD):  # this rank sends these
+            del handlers[asked]
+
+        def end() -> None:
+            leader.end()
+            leave_servers(job, channel, meter.step)
+            answer(job, channel, handlers, leader.away)
+
+        with at_end(end):
+            train_to_the_end(job, leader, meter, report, stop)
+
+
+def _begin(config: Config, done: tuple[int, ...]) -> Leases | Turns:
+    """Start the schedule of batches, at rest after so many of each trainer."""
+    if config.sync.name == "sync":
+        return Turns.begin(done)
+    return Leases.begin(done, config.sync.ahead)
+
+
+def _report_missed(report: Report, meter: RankMeter, rank: int, incarnation: int) -> None:
+    values = {"rank": rank, "incarnation": incarnation}
+    report(Event(Kind.LOST, meter.step, time.time(), values))
 
 
 @contextmanager
