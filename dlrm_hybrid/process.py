@@ -68,6 +68,24 @@ def interrupts_wait() -> Generator[None, None, None]:
             before(*waiting.received[0])
 
 
+@contextmanager
+def stop_signals(handle: Callable[[int, FrameType | None], object]) -> Generator[None, None, None]:
+    """Handle SIGTERM and SIGINT inside the `with`, but no SIGINT that this process ignores.
+
+    Shells let their background jobs ignore it.
+    """
+    before = {
+        number: signal.signal(number, handle)
+        for number in STOP_SIGNALS
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     """Signal handler that keeps the first Ctrl-C and passes it on with the second."""

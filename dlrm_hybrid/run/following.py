@@ -33,7 +33,7 @@ from dlrm_hybrid.run import folder as run_folder
 from dlrm_hybrid.run.display import Display, TrainingView
 from dlrm_hybrid.run.readiness import no_empty_folder
 from dlrm_hybrid.run.request import Request
-from dlrm_hybrid.run.running import Forwarder
+from dlrm_hybrid.run.supervisor import Forwarder
 from dlrm_hybrid.run.training import train
 from dlrm_hybrid.telemetry.summary import COMPLETE, SUMMARY_FILE
 from dlrm_hybrid.types import (
@@ -259,7 +259,7 @@ class _Followed:
         """Wait for the next file; None if the run ends here."""
         most = self.data.follow_idle_seconds
         since, told = time.monotonic(), False
-        with Forwarder() as forwarder:
+        with Forwarder.installed() as forwarder:
             while not forwarder.received:
                 names = self._names()
                 later = [one for one in names if not runs or one > runs[-1].file.name]

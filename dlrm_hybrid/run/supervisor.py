@@ -13,8 +13,8 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import forkserver, reduction, spawn, util
 from multiprocessing.connection import Connection, wait
@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Any, final
 
 from dlrm_hybrid import limits
-from dlrm_hybrid.process import FORKSERVER_ERRORS, is_stopped, shielded
+from dlrm_hybrid.process import FORKSERVER_ERRORS, is_stopped, shielded, stop_signals
 from dlrm_hybrid.run.rank.process import (
     READY,
     Outcome,
@@ -108,16 +108,14 @@ class Forwarder:
 
     running: list[Running] = field(default_factory=list[Running])
     received: list[int] = field(default_factory=list[int])
-    _before: dict[int, Any] = field(default_factory=dict[int, Any])
 
-    def __enter__(self) -> Forwarder:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._before[number] = signal.signal(number, self._forward)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+    @classmethod
+    @contextmanager
+    def installed(cls) -> Generator[Forwarder, None, None]:
+        """Make one that takes over the signals of this process inside the `with`."""
+        made = cls()
+        with stop_signals(made._forward):
+            yield made
 
     @property
     def in_haste(self) -> bool:
@@ -275,7 +273,7 @@ def run_ranks(ranks: Sequence[Rank], entry: str, report: Report) -> Outcome:
         entry: `module:function`, an `Entry`; a name, so that only ranks import what it needs.
         report: called in this process for every event of every rank.
     """
-    with Forwarder() as forwarder:
+    with Forwarder.installed() as forwarder:
         return run_attempts(forwarder, lambda: ranks, entry, report)
 
 

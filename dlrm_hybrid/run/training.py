@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import signal
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -91,7 +90,7 @@ def train(request: Request, display: Display, view: TrainingView) -> int:
             display.line(f"run folder {request.folder}")
             run_folder.tell_start(request, resume_from, display.line)
             # A signal during the summary changes nothing: all it could save is saved.
-            with Forwarder() as forwarder:
+            with Forwarder.installed() as forwarder:
                 outcome = _run_ranks(request, rows, links.namespaces, display, view, forwarder)
                 latency = links.latency() if outcome.exit_code == ExitCode.DONE else None
                 close(request, rows, outcome, cores, view, latency)

@@ -92,7 +92,7 @@ class Workers:
         )
 
     def run(self) -> Outcome:
-        with Forwarder() as forwarder:
+        with Forwarder.installed() as forwarder:
             ranks = [self.rank(index) for index in (SERVER, WORKER, MATE)]
             return run_attempts(
                 forwarder,

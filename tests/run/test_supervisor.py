@@ -148,7 +148,7 @@ def test_only_a_loss_is_followed_by_another_attempt(
     def again(lost: Outcome) -> Outcome | None:
         return None if len(made) < 3 else lost
 
-    with Forwarder() as forwarder:
+    with Forwarder.installed() as forwarder:
         outcome = run_attempts(
             forwarder, next_ranks, f"{__name__}:{entry}", lambda event: None, again
         )
@@ -160,7 +160,7 @@ def test_a_limit_is_taken_for_the_cause_where_it_may_be_and_is_no_loss(tmp_path:
     log = tmp_path / "worker-0.log"
     lost: list[str] = []
 
-    with Forwarder() as forwarder:
+    with Forwarder.installed() as forwarder:
         outcome = run_attempts(
             forwarder,
             lambda: ranks(tmp_path, str(log)),
@@ -216,7 +216,7 @@ def test_nobody_starts_again_after_a_signal(tmp_path: Path) -> None:
         return lost
 
     entry = f"{__name__}:waits_for_signals"
-    with Forwarder() as forwarder:
+    with Forwarder.installed() as forwarder:
         run_attempts(forwarder, lambda: ranks(tmp_path, ""), entry, strike, again)
     assert asked == []
 
@@ -366,7 +366,7 @@ def test_a_forkserver_that_is_killed_while_it_starts_is_a_loss(tmp_path: Path) -
         "pid = forkserver._forkserver._forkserver_pid\n"
         "threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()  # amid its imports\n"
         "lost = []\n"
-        "with Forwarder() as forwarder:\n"
+        "with Forwarder.installed() as forwarder:\n"
         f"    ranks = lambda: t.ranks(Path({str(tmp_path)!r}), '3')\n"
         "    again = lambda outcome: lost.append(outcome)\n"
         "    entry = 'test_supervisor:tells_its_pid'\n"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections import deque
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Protocol, final
 
+from dlrm_hybrid.process import stop_signals
 from dlrm_hybrid.run.jobs.process import JobProcess, listen
 from dlrm_hybrid.types import ExitCode
 
@@ -60,7 +60,7 @@ class Pool:
         ones save and end; a second Ctrl-C ends them without saving.
         """
         waiting = deque(range(count))
-        with self._signals():
+        with stop_signals(self._note):
             try:
                 while self._running or (waiting and not self._received):
                     if waiting and len(self._running) < self.width and not self._received:
@@ -105,20 +105,6 @@ class Pool:
             one.close()
             self.exit_codes[number] = code
             self.view.ended(number, code, one.message)
-
-    @contextmanager
-    def _signals(self) -> Generator[None, None, None]:
-        """Take over this process's signals, which are noted and handled between jobs."""
-        before = {
-            number: signal.signal(number, self._note)
-            for number in (signal.SIGTERM, signal.SIGINT)
-            if signal.getsignal(number) is not signal.SIG_IGN  # as shells set for background jobs
-        }
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._received.append(number)
