@@ -18,11 +18,11 @@ from dlrm_hybrid.model.tensors import whole
 from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.run.assembly import engine as build_engine
 from dlrm_hybrid.run.assembly import model as build_model
+from dlrm_hybrid.run.rank.facts import Source
 from dlrm_hybrid.run.rank.training import resume
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
-from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.world.backend import (
     Backend,
     Counts,
@@ -65,7 +65,7 @@ class InProcess(Backend):
                 config, job.layout, None, job.storage, job.clock
             )
             self._meter = RankMeter(engine.count, job.clock, uncounted=engine.uncounted)
-            progress = resume(job, engine, ignore)
+            progress = resume(job, engine, Source.of(job))
         self._meter.begin(progress.step)
         self._predicted = count()
 

@@ -24,6 +24,7 @@ from dlrm_hybrid.outside import imported
 from dlrm_hybrid.parallel.messages import message, piece_message, tensors_of
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
+from dlrm_hybrid.run.rank.facts import Source
 from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.rank.main import run_one_of_many
 from dlrm_hybrid.run.rank.process import Report
@@ -60,7 +61,7 @@ def world_rank(argument: str, report: Report, stop: StopRequest) -> None:
         channel.watch = answers.watch
         if not worker.leads:
             shards.answer()
-        resume(job, worker, ignore)
+        resume(job, worker, Source.of(job))
         meter.step = worker.step
         one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         one.connect(known["orders"])

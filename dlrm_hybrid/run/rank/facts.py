@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
-from dlrm_hybrid.checkpoint.folder import CHECKPOINTS, SCORE
-from dlrm_hybrid.checkpoint.reader import Checkpoint, remembered
+from dlrm_hybrid.checkpoint.folder import SCORE
+from dlrm_hybrid.checkpoint.reader import Checkpoint, open_checkpoint, remembered
 from dlrm_hybrid.compress.embedding.trainer import LEVELS_PREFIX
 from dlrm_hybrid.config.identity import (
     CONFIG_FILE,
@@ -31,12 +31,13 @@ from dlrm_hybrid.config.paths import recorded
 from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import own_values
+from dlrm_hybrid.data.preprocessing import read_kept
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.disk import read_object
 from dlrm_hybrid.model.tensors import full_pieces
 from dlrm_hybrid.parallel.dense.published import SUFFIX, fresh_thresholds
 from dlrm_hybrid.parallel.finite import LOOKUPS_PREFIX
-from dlrm_hybrid.run.assembly import build
+from dlrm_hybrid.run.folder import check_checkpoint, check_weights, has_rows
 from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.run.request import TrainTask
@@ -45,7 +46,7 @@ from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.train.patience import Course
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.train.recorder import reporting
-from dlrm_hybrid.train.saver import LEVELS, LOOKUPS, Committer
+from dlrm_hybrid.train.saver import LEVELS, LOOKUPS
 from dlrm_hybrid.types import DataError
 
 # What MKL and oneDNN choose themselves cannot be read; the processor stands for it.
@@ -91,27 +92,6 @@ def checkpoint_facts(
         "vocabulary": {} if rows is None else rows.meaning,
         SCORE: asdict(progress)[SCORE] if progress.evaluated_step == progress.step else None,
     }
-
-
-def committer(
-    task: TrainTask, config: Config, values: Mapping[str, Any], shards: Shards | None, title: str
-) -> Committer:
-    """Make the committer of a run's checkpoints, in the rank with this title."""
-    return Committer(
-        root=Path(task.run_folder) / CHECKPOINTS,
-        attempt=task.attempt,
-        retention=build.retention(config),
-        title=title,
-        facts=lambda progress: checkpoint_facts(progress, values, shards),
-    )
-
-
-def changed_arithmetic(job: Job) -> list[str]:
-    """Differences of this machine's arithmetic from that of the checkpoint whose steps go on."""
-    if job.task.resume_from is None:
-        return []
-    facts = checkpoint_folder.read_facts(checkpoint_folder.find(Path(job.task.resume_from)))
-    return [] if job.begins_anew(facts) else changes(facts.get("arithmetic", {}), arithmetic())
 
 
 def resumed(task: TrainTask, facts: Mapping[str, Any], values: Mapping[str, Any]) -> Progress:
@@ -191,12 +171,17 @@ class Source:
         if job.task.resume_from is None:
             return None
         folder = checkpoint_folder.find(Path(job.task.resume_from))
-        facts = job.facts(folder)
-        anew = job.begins_anew(facts)
+        new_run, rows = not job.task.goes_on, job.prepared
+        if rows is None:
+            facts, anew = check_weights(folder, job.values, new_run), False
+        else:
+            facts = check_checkpoint(folder, job.values, rows, new_run)
+            anew = not has_rows(facts, rows.manifest)
         progress = Progress() if anew else resumed(job.task, facts, job.values)
         job.layout.lowered[:] = progress.course.lowered
+        show = reporting(live, "checkpoint", "bytes")
         return cls(
-            checkpoint=job.saved(folder, anew, reporting(live, "checkpoint", "bytes")),
+            checkpoint=open_checkpoint(folder, show, fresh=_fresh(job, folder) if anew else None),
             facts=facts,
             config=job.config,
             values=job.values,
@@ -208,6 +193,12 @@ class Source:
     def saved(self) -> Mapping[str, Any]:
         """The configuration that the checkpoint was made with."""
         return self.facts["config"]
+
+    def changed_arithmetic(self) -> list[str]:
+        """Differences of this machine's arithmetic from that of the steps that go on."""
+        if self.begins_anew:
+            return []
+        return changes(self.facts.get("arithmetic", {}), arithmetic())
 
     def dense(self) -> dict[str, Tensor]:
         """Weights, their optimizers' state, and the versions that workers hold, by name.
@@ -336,3 +327,10 @@ class Source:
         return self.checkpoint.tensors(
             one for one in names if one.startswith(own) or one.endswith(of_others)
         )
+
+
+def _fresh(job: Job, folder: Path) -> dict[str, Tensor]:
+    """Rows of tables, by name, that have new categories: they are not those of the checkpoint."""
+    replaced = job.shards.preprocessing.replaced(read_kept(folder))
+    tables = zip(job.layout.spec.table_names, replaced, strict=True)
+    return {name: torch.from_numpy(ids_K) for name, ids_K in tables}

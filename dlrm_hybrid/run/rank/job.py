@@ -7,19 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from dlrm_hybrid.checkpoint.folder import CHECKPOINTS
-from dlrm_hybrid.checkpoint.reader import Checkpoint, OnRead, open_checkpoint
 from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.data.preprocessing import read_kept
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.row_storage import RowStorage
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import world as build_world
-from dlrm_hybrid.run.folder import check_checkpoint, check_weights, has_rows
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train.progress import Plan
@@ -84,32 +79,3 @@ class Job:
         return ShardWriter(
             root=self.checkpoints, rank=rank, attempt=self.task.attempt, storage=self.storage
         )
-
-    def facts(self, folder: Path) -> Mapping[str, Any]:
-        """Check and read the facts of a checkpoint that the run may resume from."""
-        new_run, shards = not self.task.goes_on, self.prepared
-        if shards is None:
-            return check_weights(folder, self.values, new_run)
-        return check_checkpoint(folder, self.values, shards, new_run)
-
-    def begins_anew(self, facts: Mapping[str, Any]) -> bool:
-        """Whether the run takes only what a checkpoint with these facts has learned.
-
-        Its rows are then others, so steps, rates and scores begin anew; tables may have more rows.
-        """
-        return self.prepared is not None and not has_rows(facts, self.prepared.manifest)
-
-    def saved(self, folder: Path, anew: bool, progress: OnRead | None = None) -> Checkpoint:
-        """Open a checkpoint to fill tables from, which have their own rows for new categories.
-
-        Args:
-            folder: that of the checkpoint.
-            anew: whether its rows are others; see `begins_anew`.
-            progress: called while a file is verified.
-        """
-        if not anew:
-            return open_checkpoint(folder, progress)
-        replaced = self.shards.preprocessing.replaced(read_kept(folder))
-        tables = zip(self.layout.spec.table_names, replaced, strict=True)
-        fresh = {name: torch.from_numpy(ids_K) for name, ids_K in tables}
-        return open_checkpoint(folder, progress, fresh=fresh)

@@ -28,7 +28,7 @@ from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import engine as build_engine
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import world as build_world
-from dlrm_hybrid.run.rank.facts import check_record
+from dlrm_hybrid.run.rank.facts import Source, check_record
 from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.run.rank.serving import at_end, lead, leave_servers, serve_dense, serve_tables
@@ -39,7 +39,6 @@ from dlrm_hybrid.telemetry.interface import sampled
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.traffic import Counters
-from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.train.follower import (
     Due,
     Follower,
@@ -141,7 +140,7 @@ def follow(
     shards = WorkerShards(worker, job.make_writer(), meter, in_lockstep)
     shards.answer()
     if not job.task.incarnation:
-        resume(job, worker, ignore)
+        resume(job, worker, Source.of(job))
     meter.step = worker.step
     with ExitStack() as stack:
         crew = None

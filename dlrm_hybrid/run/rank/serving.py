@@ -57,6 +57,7 @@ def serve_dense(job: Job, index: int, channel: MeteredChannel, meter: RankMeter)
         pushed = build_world.pushes(job.config, source.progress)
         for outgoing in server.restart(pushed, source.dense()):
             channel.send(*outgoing)
+    del source  # with its open files
     answering = ServerRank(
         server=server,
         collect=build_world.collectives(job.config, job.layout, index),
@@ -77,6 +78,7 @@ def serve_tables(job: Job, index: int, channel: MeteredChannel, meter: RankMeter
     if (source := Source.of(job)) is not None:
         source.checkpoint.fill(server.pieces())
         server.restart(server.version_at(source.progress.step))
+    del source  # with its open files
     answering = TableServerRank(
         server=server,
         rank=job.task.rank,

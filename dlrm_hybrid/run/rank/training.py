@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,10 @@ from pathlib import Path
 from dlrm_hybrid.checkpoint.commit import clean
 from dlrm_hybrid.config.identity import flat
 from dlrm_hybrid.config.rules import server_leads
+from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.folder import write_whole
-from dlrm_hybrid.run.rank.facts import Source, changed_arithmetic, committer
+from dlrm_hybrid.run.rank.facts import Source, checkpoint_facts
 from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.telemetry import events
@@ -26,7 +28,7 @@ from dlrm_hybrid.train.driver import Driver
 from dlrm_hybrid.train.engine import Engine, Holder
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.train.recorder import Recorder
-from dlrm_hybrid.train.saver import COMPRESSOR, FLIGHT, CheckpointWriter, piece_groups
+from dlrm_hybrid.train.saver import COMPRESSOR, FLIGHT, CheckpointWriter, Committer, piece_groups
 from dlrm_hybrid.train.signals import StopRequest
 
 
@@ -34,12 +36,15 @@ def train_to_the_end(
     job: Job, engine: Engine, meter: RankMeter, report: Report, stop: StopRequest
 ) -> None:
     """Resume, then train to the end, record events and show progress."""
-    progress = resume(job, engine.holder, report)
+    source = Source.of(job, report)
+    progress = resume(job, engine.holder, source)
+    changed = [] if source is None else source.changed_arithmetic()
+    del source  # with its open files
     meter.step = progress.step
     clean(job.checkpoints)
     sink = _open_sink(job, report, progress)
     with closing(sink):
-        sink.write(_started(job, progress))
+        sink.write(_started(job, progress, changed))
         recorder = Recorder(
             plan=job.plan, schedule=engine.schedule, meter=meter, sink=sink, live=report
         )
@@ -53,19 +58,23 @@ def train_to_the_end(
 
 def checkpoint_writer(job: Job, holder: Holder) -> CheckpointWriter:
     """Make the writer of the run's checkpoints."""
-    task = job.task
-    title = f"{job.names[task.rank]} (rank {task.rank})"
+    config, task = job.config, job.task
     return CheckpointWriter(
         holder=holder,
         names=job.names,
-        committer=committer(task, job.config, job.values, job.prepared, title),
+        committer=Committer(
+            root=job.checkpoints,
+            attempt=task.attempt,
+            retention=build.retention(config),
+            title=f"{job.names[task.rank]} (rank {task.rank})",
+            facts=lambda progress: checkpoint_facts(progress, job.values, job.prepared),
+        ),
         writer=job.make_writer(),
     )
 
 
-def resume(job: Job, holder: Holder, live: Report) -> Progress:
-    """Resume from the checkpoint of the task, if it names one."""
-    source = Source.of(job, live)
+def resume(job: Job, holder: Holder, source: Source | None) -> Progress:
+    """Resume from a checkpoint, if there is one to resume from; returns the progress there."""
     if source is None:
         return Progress()
     progress, saved = source.progress, source.checkpoint
@@ -104,7 +113,7 @@ def _log(text: str) -> None:
     print(text, flush=True)
 
 
-def _started(job: Job, progress: Progress) -> Event:
+def _started(job: Job, progress: Progress, changed_arithmetic: Sequence[str]) -> Event:
     config, shards = job.config, job.shards
     measured = build_model.measured_bfloat16(config, shards.table_rows)
     scored = shards.scored_rows(config.data.test_part)
@@ -117,7 +126,7 @@ def _started(job: Job, progress: Progress) -> Event:
         "samples": progress.samples,
         "batches": progress.batches,
         "samples_per_step": job.plan.samples_per_step,
-        "changed_arithmetic": changed_arithmetic(job),
+        "changed_arithmetic": changed_arithmetic,
         "bfloat16_speed": None if measured is None else measured.speed,
         "bfloat16_repeats": None if measured is None else measured.repeats,
         "train_rows": len(shards.train_rows),
