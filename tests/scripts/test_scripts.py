@@ -71,6 +71,12 @@ def test_killed_runs_end_equal(parallel: str, seed: str, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+def test_a_folder_is_followed_through_kills(tmp_path: Path) -> None:
+    rows = rows_of("faults/kill_following.py", tmp_path, "--kills", "3", "--files", "3")
+    assert {row[2] for row in rows} == {"equal"}
+
+
+@pytest.mark.slow
 def test_a_model_of_yesterday_is_worth_something(tmp_path: Path) -> None:
     rows = rows_of("studies/second_day.py", tmp_path, "--days", "3", "--rows", "4000")
     grown, fixed, alone, _, best = ([float(cell) for cell in row[1:4]] for row in rows)
