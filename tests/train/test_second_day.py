@@ -20,7 +20,7 @@ from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
 
 COLUMNS = ("user", "item", "shop", "city")
-STEPS = 20
+STEPS = 12
 Train = Callable[..., Path]
 
 
