@@ -211,8 +211,8 @@ def _written(path: Path, dialect: Dialect, columns: Sequence[_Column], block: Bl
 
 def _label(column: _Column | None) -> Iterator[str]:
     if column is None:
-        yield "# No column holds nothing but 0 and 1: write the label's name here, or what of a column"
-        yield "# makes it 1: {column: …, positive: [click, buy]} or {column: …, above: 3.5}."
+        yield "# No column holds nothing but 0 and 1: write the label's name here, or what of a"
+        yield "# column makes it 1: {column: …, positive: [click, buy]} or {column: …, above: 3.5}."
         yield "label: null"
     else:
         yield f"label: {_scalar(column.name)}  # {_comment(column.seen)}"
