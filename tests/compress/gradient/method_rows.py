@@ -74,6 +74,7 @@ class MethodRow:
             trainer=0,
             stage=0,
             model_elements=elements(specs),
+            last_layer="of another stage",
             steps=1,
         )
 
