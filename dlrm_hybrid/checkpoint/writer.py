@@ -190,7 +190,8 @@ def _file_of(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
     text += b" " * (-len(text) % 8)
     yield memoryview(len(text).to_bytes(8, "little") + text)
     for tensor in tensors.values():
-        yield tensor.view(-1).view(torch.uint8).numpy().data
+        if tensor.numel():  # others may have strides of 0, which are no bytes
+            yield tensor.view(-1).view(torch.uint8).numpy().data
 
 
 def in_background(work: Callable[[], T]) -> Future[T]:

@@ -79,6 +79,16 @@ def test_a_model_becomes_the_later_one_bit_for_bit(models: Models) -> None:
     assert len({models.scores(day) for day in (1, 2, 3)}) == 3
 
 
+def test_a_day_may_bring_no_categories(models: Models, tmp_path: Path) -> None:
+    out, predictor = tmp_path / "delta", Predictor(models.of(1))
+    same = sorted((models.of(1) / "checkpoints").glob("step_*"))
+    before = Predictor(same[0])
+    assert len(same) > 1
+    assert export(same[0], same[-1], out) == 0
+    before.update(out)
+    assert before.predict(models.rows).tobytes() == predictor.predict(models.rows).tobytes()
+
+
 def test_a_delta_has_the_rows_that_changed_and_little_more(
     models: Models, capsys: pytest.CaptureFixture[str]
 ) -> None:
