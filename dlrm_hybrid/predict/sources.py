@@ -108,7 +108,9 @@ def frame_block(frame: pd.DataFrame, schema: Schema, extra: Extra = "error") -> 
 
 def _array(values: Any, name: str, schema: Schema) -> Any:
     try:
-        return pa.array(values, from_pandas=True)
+        array = pa.array(values, from_pandas=True)
+        # A column of text that was put together of others is in pieces.
+        return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
     except (ArrowError, OverflowError, TypeError, ValueError):
         pass  # values of several types, or integers beyond 64 bits
     column = next((one for one in schema.categorical if one.name == name), None)

@@ -106,6 +106,13 @@ def test_lists_may_be_lists(predictor: Predictor, frame: pd.DataFrame) -> None:
     np.testing.assert_array_equal(predictor.predict(lists), predictor.predict(frame))
 
 
+def test_frames_may_be_put_together(predictor: Predictor, frame: pd.DataFrame) -> None:
+    texts = frame.select_dtypes(["object", "str"]).columns
+    parts = [frame[:50].astype(dict.fromkeys(texts, "str")), frame[50:]]
+    parts[1] = parts[1].astype(dict.fromkeys(texts, "str"))
+    np.testing.assert_array_equal(predictor.predict(pd.concat(parts)), predictor.predict(frame))
+
+
 @pytest.mark.parametrize("file", ["rows.csv", "rows.parquet"])
 def test_files_score_as_the_frame(
     file: str, own: Path, predictor: Predictor, frame: pd.DataFrame, tmp_path: Path
