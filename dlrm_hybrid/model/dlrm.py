@@ -1,8 +1,8 @@
-"""The deep learning recommendation model (Naumov et al., 2019, arXiv 1906.00091), and its stages.
+"""The stages of the deep learning recommendation model (Naumov et al., 2019, arXiv 1906.00091).
 
 With other interactions it is DCN-V2 or DeepFM; see `layers.interactions`.
 
-Shapes: B batch, I integer features, F tables, D embedding dimension; a stage's N inputs, M outputs.
+Shapes: B batch, F tables, D embedding dimension; a stage's N inputs, M outputs.
 """
 
 from __future__ import annotations
@@ -12,70 +12,19 @@ from typing import final
 
 from torch import Tensor, nn
 
-from dlrm_hybrid.bags import Bags
-from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.layers.interactions import DotInteraction, Interacting, interaction
 from dlrm_hybrid.model.layers.mlp import Mlp, hidden_dropout
 from dlrm_hybrid.model.layers.norm import statistics
 from dlrm_hybrid.model.layers.own import OwnLayers, initial
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.own import OwnModel
-from dlrm_hybrid.model.spec import ModelShape, ModelSpec, Partition, StagePart
-from dlrm_hybrid.model.tables import Embedding
-from dlrm_hybrid.model.tensors import draw_dense, draw_embeddings
-
-
-@final
-class Dlrm(nn.Module):
-    """Bottom MLP and tables → interaction → top MLP → one logit per row.
-
-    Args:
-        spec: widths, tables and interaction.
-        embedding: optimizer of the tables, which backward runs.
-        precision: type of the products in the MLPs; everything else is float32.
-        seed: that of the initial values and of dropout.
-    """
-
-    def __init__(
-        self, spec: ModelSpec, embedding: Embedding, precision: Precision, seed: int
-    ) -> None:
-        super().__init__()
-        self.spec = spec
-        full = Partition.of(spec, ()).stages[0]
-        self.bottom = _bottom(spec, full.bottom, precision, seed) if full.bottom else None
-        self.interaction = interaction(spec, precision, seed)
-        self.top = _top(spec, full.top, precision, seed)
-        self.embeddings = Embeddings(spec, embedding)
-        draw_dense(self.dense_parameters(), seed)
-        draw_embeddings(self.embeddings.weights(), seed)
-
-    def forward(self, dense_BI: Tensor, bags: Bags[Tensor]) -> Tensor:
-        """Compute logits (B,) from dense_BI, float32, I = 0 without a bottom MLP, and ids."""
-        return self.logits(dense_BI, self.embeddings(bags))
-
-    def logits(self, dense_BI: Tensor, pooled_BFD: Tensor, rows: range | None = None) -> Tensor:
-        """Compute logits (B,) from dense_BI and rows that have been looked up.
-
-        Args:
-            dense_BI: float32.
-            pooled_BFD: float32.
-            rows: as for `Mlp.forward`.
-        """
-        x_BD: Tensor = dense_BI if self.bottom is None else self.bottom(dense_BI, rows)
-        return self.top(_interacted(self.interaction, x_BD, pooled_BFD, rows), rows).squeeze(1)
-
-    def dense_parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters except tables by name, in the order of `ModelSpec.dense_shapes()`."""
-        return dict(self.named_parameters())
-
-    def statistics(self) -> dict[str, Tensor]:
-        """Running means and variances by name, as in `ModelSpec.statistics_shapes()`."""
-        return statistics(self)
+from dlrm_hybrid.model.spec import ModelShape, ModelSpec, StagePart
+from dlrm_hybrid.model.tensors import draw_dense
 
 
 @final
 class DlrmLayers(nn.Module):
-    """The layers of one stage of a `Dlrm`, with its initial values and bits; see `StageModel`."""
+    """The layers of one stage of a DLRM, with its initial values and bits; see `StageModel`."""
 
     def __init__(self, spec: ModelSpec, part: StagePart, precision: Precision, seed: int) -> None:
         super().__init__()

@@ -12,12 +12,17 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from dlrm_hybrid.bags import Bags
-from dlrm_hybrid.model.dlrm import Dlrm
+from dlrm_hybrid.model.dlrm import StageModel
+from dlrm_hybrid.model.embeddings import Embeddings
+from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.optimizer import Optimizer, init_state
+from dlrm_hybrid.model.spec import ModelSpec, Partition
+from dlrm_hybrid.model.tables import Embedding
+from dlrm_hybrid.model.tensors import draw_embeddings
 from dlrm_hybrid.parallel.stage import count_correct
 
 
@@ -32,6 +37,40 @@ class StepResult:
 
     loss: Tensor
     correct: Tensor
+
+
+@final
+class Dlrm(nn.Module):
+    """A model in one process: a stage with all of its layers, and its tables.
+
+    Args:
+        spec: widths, tables and interaction.
+        embedding: optimizer of the tables, which backward runs.
+        precision: type of the products in the MLPs.
+        seed: that of the initial values and of dropout.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, embedding: Embedding, precision: Precision, seed: int
+    ) -> None:
+        super().__init__()
+        self.spec = spec
+        (whole,) = Partition.of(spec, ()).stages
+        self.stage = StageModel(spec, whole, precision, seed)
+        self.embeddings = Embeddings(spec, embedding)
+        draw_embeddings(self.embeddings.weights(), seed)
+
+    def forward(self, dense_BI: Tensor, bags: Bags[Tensor]) -> Tensor:
+        """Compute logits (B,) of dense columns and ids."""
+        return self.logits(dense_BI, self.embeddings(bags))
+
+    def logits(self, dense_BI: Tensor, pooled_BFD: Tensor, rows: range | None = None) -> Tensor:
+        """Compute logits (B,) of dense columns and rows of the tables; `rows` as in `Mlp`."""
+        return self.stage.forward(dense_BI, pooled_BFD, rows).squeeze(1)
+
+    def dense_parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters except tables by name."""
+        return self.stage.dense_parameters()
 
 
 @final

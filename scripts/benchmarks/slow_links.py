@@ -31,13 +31,12 @@ import torch
 from harness import SEED, Page, Row, arguments, one_thread, publish
 from hosts import PATIENCE_SECONDS, answer, processes, settle
 from plain_dlrm import PAPER_SPEC
-from reference_step import Trainer
+from reference_step import Dlrm, Trainer
 
 from dlrm_hybrid.comm.netem.network import open_network
 from dlrm_hybrid.comm.netem.plan import NetworkPlan, bits_per_second
 from dlrm_hybrid.comm.rendezvous import share_folder
 from dlrm_hybrid.comm.zmq.channel import ZmqChannel, ZmqOptions, open_zmq_channel
-from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.optimizer import Sgd
 from dlrm_hybrid.model.tables import Fused

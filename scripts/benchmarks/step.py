@@ -32,12 +32,11 @@ from plain_dlrm import (
     plain_loader,
     write_shards,
 )
-from reference_step import Trainer
+from reference_step import Dlrm, Trainer
 from torch import Tensor
 
 from dlrm_hybrid.data.loader import START, Loader
 from dlrm_hybrid.data.shards import Shards, open_shards
-from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.layers.products import Precision, layer_inputs, multiply
 from dlrm_hybrid.model.optimizer import Sgd
 from dlrm_hybrid.model.spec import ModelSpec

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 from dlrm_net import torchrec_rows, torchrec_tables
+from reference_step import Dlrm
 from torch import Tensor
 from torchrec.models.dlrm import DLRM_DCN
 
 from dlrm_hybrid.export.names import names_of, to_ours, to_theirs
 from dlrm_hybrid.export.plain import PlainDlrm
-from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.interaction import Cross, Dot, Fm, Interaction
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.spec import ModelSpec

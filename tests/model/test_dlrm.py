@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import torch
 from plain_dlrm import PlainBatch, PlainDlrm, PlainTraining
-from reference_step import Trainer, predict
+from reference_step import Dlrm, Trainer, predict
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
-from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.optimizer import Adagrad, Adam, Momentum, Optimizer, Sgd
 from dlrm_hybrid.model.spec import ModelSpec

@@ -6,10 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from reference_step import Dlrm
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dlrm_hybrid.model.dlrm import Dlrm
+from dlrm_hybrid.model.dlrm import DlrmLayers
 from dlrm_hybrid.model.interaction import Fm
 from dlrm_hybrid.model.layers.mlp import Dropout
 from dlrm_hybrid.model.layers.products import Precision
@@ -128,9 +129,10 @@ def test_nothing_is_dropped_where_rows_have_no_numbers():
 @pytest.mark.parametrize(("bottom", "share"), [(0.0, 0.3), (0.3, 0.0), (None, 0.3)])
 def test_the_bottom_mlp_may_drop_another_share(bottom: float | None, share: float):
     model = _model(replace(SPEC, dropout=share, bottom_dropout=bottom))
-    assert model.bottom is not None
+    layers = model.stage.layers
+    assert isinstance(layers, DlrmLayers) and layers.bottom is not None and layers.top is not None
     rows, x_BI = range(ROWS), torch.rand(ROWS, 6)
-    same_bottom = torch.equal(model.bottom(x_BI, rows), model.bottom(x_BI, None))
+    same_bottom = torch.equal(layers.bottom(x_BI, rows), layers.bottom(x_BI, None))
     assert same_bottom == (bottom == 0)
     y_BW = torch.randn(ROWS, model.spec.interaction_width)
-    assert torch.equal(model.top(y_BW, rows), model.top(y_BW, None)) == (share == 0)
+    assert torch.equal(layers.top(y_BW, rows), layers.top(y_BW, None)) == (share == 0)

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from reference_step import Trainer
+from reference_step import Dlrm, Trainer
 from tiny_world import SEED, SGD, SMALL, TABLES, Layout, TinyWorld, columns, draw_batch
 
-from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.parallel.schedule import Op, StageOps
 

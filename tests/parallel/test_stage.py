@@ -3,11 +3,12 @@ from itertools import combinations
 
 import pytest
 import torch
+from reference_step import Dlrm
 from tiny_world import CROSS, DROPPING, MACHINE, PAPER, SEED, SMALL, TABLES, columns, draw_batch
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
-from dlrm_hybrid.model.dlrm import Dlrm, StageModel
+from dlrm_hybrid.model.dlrm import StageModel
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.parallel.stage import Inputs, Stage, StageResult, aligned, predict_stage

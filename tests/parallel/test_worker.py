@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 import torch
-from reference_step import Trainer, predict
+from reference_step import Dlrm, Trainer, predict
 from tiny_world import (
     ATTEMPT,
     LR,
@@ -23,7 +23,6 @@ from tiny_world import (
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
-from dlrm_hybrid.model.dlrm import Dlrm
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.optimizer import Optimizer
 from dlrm_hybrid.model.spec import ModelSpec, Partition
