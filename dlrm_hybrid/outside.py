@@ -37,6 +37,6 @@ def imported(path: str) -> Any:
     """
     try:
         importlib.import_module(path.partition(":")[0])
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a program of its own ends where it is imported
         raise ValueError(f"cannot be imported: {type(error).__name__}: {error}") from error
     return present(path)

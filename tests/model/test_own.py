@@ -1,5 +1,6 @@
 """What a module of a user's own must be, each refused by one message before anything begins."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -40,6 +41,16 @@ class Good(nn.Module):
 class Mean(nn.Module):
     def forward(self, x_BN: Tensor) -> Tensor:
         return x_BN - x_BN.mean(0)
+
+
+class Squeezed(nn.Module):
+    def forward(self, x_BN: Tensor) -> Tensor:
+        return x_BN.squeeze()[..., None] if len(x_BN) > 1 else x_BN.squeeze()
+
+
+class Doubled(nn.Module):
+    def forward(self, x_BN: Tensor) -> Tensor:
+        return 2 * x_BN if self.training else x_BN
 
 
 class Flat(nn.Module):
@@ -90,6 +101,9 @@ FAULTS: dict[str, tuple[Callable[[Any], None], str]] = {
     "buffer": (chained(nn.BatchNorm1d(4)), r"buffer `bottom\.1\.running_mean` is kept with"),
     "dropout": (chained(nn.Dropout(0.5)), "part `bottom` draws random numbers"),
     "rows together": (chained(Mean()), "part `bottom` gives a row other numbers beside other rows"),
+    "one row": (chained(nn.Linear(4, 1), Squeezed()), "part `bottom` gives a row other numbers"),
+    "training": (put("last", Doubled()), "part `last` depends on `training`"),
+    "ends": (lambda model: sys.exit(3), "its constructor raised SystemExit: 3"),
     "lazy": (put("logit", nn.LazyLinear(1)), r"parameter `logit\.weight` has no shape yet"),
     "double": (chained(nn.Linear(4, 4).double()), r"`bottom\.1\.weight` is float64 \(4, 4\); must"),
     "frozen": (
@@ -124,6 +138,25 @@ def test_what_cannot_be_trained_is_refused_in_words(fault: str) -> None:
     with pytest.raises(ConfigError, match=rf"^model = 'mine:Faulty': .*{told}"):
         spec.layer_names  # noqa: B018
     assert replace(SPEC, module=Good).layer_names == ("bottom", "interaction", "logit")
+
+
+class Whole(Good):
+    """A module that can be called, and whose parts are what is trained."""
+
+    factor = 1
+
+    def forward(self, x_BI: Tensor, pooled_BFD: Tensor) -> Tensor:
+        return self.factor * self.logit(self.interaction(self.bottom(x_BI), pooled_BFD))
+
+
+def test_a_forward_of_the_whole_must_be_that_of_its_parts() -> None:
+    assert replace(SPEC, module=Whole).layer_names == ("bottom", "interaction", "logit")
+    other = type("Other", (Whole,), {"factor": 2, "__module__": "mine"})
+    with pytest.raises(ConfigError, match="its `forward` gives other numbers than its parts"):
+        replace(SPEC, module=other).layer_names  # noqa: B018
+    needy = type("Needy", (Whole,), {"forward": lambda self: None, "__module__": "mine"})
+    with pytest.raises(ConfigError, match=r"its `forward` of float32 \(4, 3\), .* raised TypeErr"):
+        replace(SPEC, module=needy).layer_names  # noqa: B018
 
 
 def test_stages_and_servers_begin_with_the_values_of_the_whole_module() -> None:

@@ -20,6 +20,10 @@ from dlrm_hybrid.types import ConfigError
 ROWS = 4  # of a trial
 RESERVED = ("embedding", "statistics")  # begin names of tensors that are no layers
 TOLERANCE = 1e-3  # by which products of other shapes may round
+BESIDE = (
+    "gives a row other numbers beside other rows; a row must not depend on its batch, which worlds "
+    "split"
+)
 
 
 @final
@@ -88,6 +92,7 @@ def tried(
     generator = torch.Generator().manual_seed(0)
     x_BN = torch.randn(ROWS, inputs.dense, generator=generator)
     pooled_BFD = torch.randn(ROWS, inputs.tables, inputs.embedding_dim, generator=generator)
+    entered = x_BN, pooled_BFD
     parts: list[Part] = []
     for name, part in _children(model).items():
         given = (x_BN, pooled_BFD) if name == INTERACTION else (x_BN,)
@@ -96,6 +101,13 @@ def tried(
         parts.append(Part(name, x_BN.shape[1], shapes))
     if parts[-1].width != 1:
         trial.refuse(f"part `{parts[-1].name}`, the last, gives {_shown(x_BN)}, must be (B, 1)")
+    if module.forward is not nn.Module.forward and not _are_close(
+        trial.ran("its `forward`", model, entered), x_BN
+    ):
+        trial.refuse(
+            "its `forward` gives other numbers than its parts one after the other, which are what "
+            "is trained; needs parts for all that it does"
+        )
     return tuple(parts)
 
 
@@ -114,25 +126,27 @@ class _Trial:
     ) -> Tensor:
         """Run a part forward and backward on a few rows; returns its output."""
         entered = [one.detach().requires_grad_() for one in given]
-        what = f"part `{name}` of {', '.join(map(_shown, given))}"
+        called = f"part `{name}`"
+        what = f"{called} of {', '.join(map(_shown, given))}"
         before = torch.get_rng_state()
-        left_BM = self._ran(what, part, entered)
+        left_BM = self.ran(called, part, entered)
         if not torch.equal(before, torch.get_rng_state()):
             torch.set_rng_state(before)
             self.refuse(
-                f"part `{name}` draws random numbers, which would differ between processes; needs "
+                f"{called} draws random numbers, which would differ between processes; needs "
                 "parts without dropout"
             )
         if left_BM.dim() != 2 or len(left_BM) != ROWS or left_BM.dtype is not torch.float32:
             self.refuse(f"{what} gives {_shown(left_BM)}, must be float32 ({ROWS}, width)")
-        half_BM = self._ran(what, part, [one[: ROWS // 2] for one in entered])
-        if half_BM.shape != (ROWS // 2, left_BM.shape[1]) or not torch.allclose(
-            half_BM, left_BM[: ROWS // 2], TOLERANCE, TOLERANCE, equal_nan=True
+        for rows, training, why in (
+            (ROWS // 2, True, BESIDE),
+            (1, True, BESIDE),
+            (ROWS, False, "depends on `training`, and evaluations here do not set it"),
         ):
-            self.refuse(
-                f"part `{name}` gives a row other numbers beside other rows; a row must not depend "
-                "on its batch, which worlds split"
-            )
+            other_bM = self.ran(called, part.train(training), [one[:rows] for one in entered])
+            if not _are_close(other_bM, left_BM[:rows]):
+                self.refuse(f"{called} {why}")
+        part.train()
         leaves = dict(part.named_parameters())
         wanted = [*leaves.values(), *entered[is_first:]]
         try:
@@ -142,12 +156,14 @@ class _Trial:
         names = (*(f"{name}.{one}" for one in leaves), *("its input", "the tables")[is_first:])
         for one, gradient in zip(names, cast("Sequence[Tensor | None]", found), strict=False):
             if gradient is None:
-                self.refuse(f"part `{name}` makes no use of {one}: it gets no gradient")
+                self.refuse(f"{called} makes no use of {one}: it gets no gradient")
         return left_BM.detach()
 
-    def _ran(self, what: str, part: nn.Module, given: Sequence[Tensor]) -> Tensor:
+    def ran(self, called: str, module: nn.Module, given: Sequence[Tensor]) -> Tensor:
+        """The output of a part, or of the whole."""
+        what = f"{called} of {', '.join(map(_shown, given))}"
         try:
-            left: object = part(*given)
+            left: object = module(*given)
         except Exception as error:
             self.refuse(f"{what} raised {type(error).__name__}: {error}")
         if not isinstance(left, Tensor):
@@ -164,7 +180,7 @@ def _made(
             return cast("Callable[..., nn.Module]", module)(inputs, **settings)
         except ConfigError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigError(
                 f"model = {path_of(module)!r}: its constructor raised {type(error).__name__}: "
                 f"{error}"
@@ -227,6 +243,12 @@ def _differences(model: nn.Module, again: nn.Module) -> Iterator[str]:
                 f"parameter `{name}` begins with other values when it is made again with the same "
                 "seed; the constructor must draw from torch alone"
             )
+
+
+def _are_close(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(
+        one, other, TOLERANCE, TOLERANCE, equal_nan=True
+    )
 
 
 def _shown(tensor: Tensor) -> str:
