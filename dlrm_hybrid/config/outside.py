@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from dlrm_hybrid.compress.gradient import methods
 from dlrm_hybrid.compress.gradient.methods import GradientMethod
-from dlrm_hybrid.config.choices import Sync
+from dlrm_hybrid.config.choices import Parallel, Sync
 from dlrm_hybrid.config.schema import OwnModelConfig
 from dlrm_hybrid.model.own import settings_of
 from dlrm_hybrid.outside import imported, is_path
@@ -26,6 +26,7 @@ from dlrm_hybrid.types import ConfigError
 if TYPE_CHECKING:
     from dlrm_hybrid.compress.gradient.compressor import Compressor
     from dlrm_hybrid.compress.gradient.context import StageContext
+    from dlrm_hybrid.parallel.sync import SyncPolicy
 
 GROUPS = ("gradient", "model", "schedule", "sync")
 """Groups that have choices from outside."""
@@ -97,6 +98,10 @@ class UnloadedSync(Unloaded, Sync):
     """A sync policy that nobody has loaded."""
 
     group: ClassVar[str] = "sync"
+
+    @override
+    def policy(self, parallel: Parallel) -> SyncPolicy:
+        self.refuse()
 
 
 _DATA: Mapping[str, type[Unloaded]] = {

@@ -84,8 +84,10 @@ def _model(config: Config) -> Iterator[str]:
         yield f"model.top[{len(model.top) - 1}] = {model.top[-1]}: must be 1, the logit"
 
 
-def layer_cuts(config: Config) -> tuple[str, ...]:
-    """The names of all layers that a cut may follow, in the order of the forward pass."""
+def layer_cuts(config: Config) -> tuple[str, ...] | None:
+    """All layers that a cut may follow, in the order of the forward pass; None if unknown."""
+    if not is_known(config.model) or any(own_model_rules(config)):
+        return None
     return layer_names(config.model)[:-1]
 
 
@@ -100,9 +102,9 @@ def _parallel(config: Config) -> Iterator[str]:
         )
     if parallel.machines is not None:
         yield from _machines(parallel, parallel.machines)
-    if not is_known(config.model) or any(own_model_rules(config)):
+    if (known := layer_cuts(config)) is None:
         return
-    known, given = layer_cuts(config), f"parallel.cuts = {shown(parallel.cuts)}"
+    given = f"parallel.cuts = {shown(parallel.cuts)}"
     unknown = [cut for cut in parallel.cuts if cut not in known]
     if unknown:
         missing, choices = ", ".join(unknown), ", ".join(known)
@@ -346,7 +348,9 @@ def _emulated(config: Config, network: Emulated) -> Iterator[str]:
 def _no_cuts(config: Config) -> str:
     if config.parallel.name == "single":
         return "compresses what stages exchange, and parallel=single has none; add parallel=hybrid"
-    return "compresses what stages exchange; needs parallel.cuts, e.g. parallel.cuts=[bottom.2]"
+    known = layer_cuts(config) or ()
+    example = f", e.g. parallel.cuts=[{known[len(known) > 1]}]" if known else ""
+    return f"compresses what stages exchange; needs parallel.cuts{example}"
 
 
 def _activation(config: Config) -> Iterator[str]:
