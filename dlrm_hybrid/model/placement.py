@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.compress.host import fetched
+from dlrm_hybrid.types import ResourceError
 
 
 @final
@@ -51,3 +52,14 @@ class Placement:
 
 
 HOST = Placement(torch.device("cpu"), is_apart=False)
+
+
+def cuda_devices(device: str) -> int:
+    """Number of CUDA devices of this machine; raises ResourceError if `device` is none of them."""
+    devices, number = torch.cuda.device_count(), device.partition(":")[2]
+    if int(number or 0) >= devices:
+        raise ResourceError(
+            f"device = {device}: torch {torch.__version__} sees {devices} CUDA devices here; "
+            "needs device=cpu, or a build of torch that fits the GPU and its driver"
+        )
+    return devices

@@ -51,6 +51,7 @@ def ready_rows(request: Request, resume_from: Path | None, display: Display) -> 
     Raises:
         ConfigError: there are too few rows for one step.
         DataError: there are no rows, they are damaged, or the checkpoint is of another run.
+        ResourceError: the device is not there.
     """
     config = request.config
     is_new = resume_from != request.folder
@@ -58,6 +59,10 @@ def ready_rows(request: Request, resume_from: Path | None, display: Display) -> 
         checkpoint = checkpoint_folder.find(resume_from)
         check_checkpoint(checkpoint, request.values, None, is_new)
     require(config.telemetry.trackers)
+    if config.device != "cpu":
+        from dlrm_hybrid.model.placement import cuda_devices  # torch takes a second
+
+        cuda_devices(config.device)
     rows = prepared_rows(config, display, Command("train", request.overrides))
     shards = open_shards(rows, build.semantics(config))
     if faults := [*_other_columns(config.model, shards)]:

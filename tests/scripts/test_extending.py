@@ -1,7 +1,6 @@
 """docs/extending.md does what it says: its files are written, and its commands run."""
 
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -9,15 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pages import commands, files
 from patience import HANG_SECONDS
 from world_runs import summary
 
 from dlrm_hybrid.cli.main import run
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
-BLOCKS = re.findall(r"```(python|sh)\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-FILES = {text.split()[1]: text for kind, text in BLOCKS if kind == "python"}
-COMMANDS = [line for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]
+FILES, COMMANDS = files("extending.md"), commands("extending.md")
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.dlrm import StageModel, draw_initial
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.optimizer import Constant
-from dlrm_hybrid.model.placement import HOST, Placement
+from dlrm_hybrid.model.placement import HOST, Placement, cuda_devices
 from dlrm_hybrid.model.row_storage import RowStorage
 from dlrm_hybrid.model.spec import ModelShape, Partition
 from dlrm_hybrid.model.tables import Served
@@ -62,7 +62,6 @@ from dlrm_hybrid.train.asynchronous.crew import Crew
 from dlrm_hybrid.train.evaluation import WorldEvaluation
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.train.worker_rank import WorkerRank
-from dlrm_hybrid.types import ResourceError
 
 if TYPE_CHECKING:
     from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings
@@ -142,12 +141,7 @@ def placement(config: Config, topology: Topology, rank: int) -> Placement:
     kind, _, number = config.device.partition(":")
     if kind == "cpu" or not isinstance(topology.role(rank), WorkerRole):
         return HOST
-    devices = torch.cuda.device_count()
-    if int(number or 0) >= devices:
-        raise ResourceError(
-            f"device = {config.device}: torch {torch.__version__} sees {devices} CUDA devices "
-            "here; needs device=cpu, or a build of torch that fits the GPU and its driver"
-        )
+    devices = cuda_devices(config.device)
     machine = partial(topology.machine, machines=config.parallel.machines or 1)
     beside = [one for one in range(rank) if machine(one) == machine(rank)]
     return Placement(torch.device(kind, int(number or len(beside) % devices)), is_apart=True)
