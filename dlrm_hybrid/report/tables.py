@@ -61,6 +61,7 @@ BEFORE = {
     "loss": "log-loss",
     "normalized_entropy": "NE",
     "auc": "AUC",
+    "gauc": "GAUC",
     "calibration": "calibration",
 }
 MOST_COLUMNS = 8  # of a run's table of new categories
@@ -187,16 +188,21 @@ def growth(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
 
 def progressive(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
     """Scores of rows before they were learned (`data.progressive`); None without such runs."""
+    names = [
+        name
+        for name in BEFORE
+        if name != "gauc" or any(name in run.summary["test"] for run in runs)
+    ]
     rows = [
-        (label, Path(str(run.config["data"]["raw"])).name, *_before(run.summary["test"]))
+        (label, Path(str(run.config["data"]["raw"])).name, *_before(run.summary["test"], names))
         for label, run in zip(labels, runs, strict=True)
         if run.config["data"].get("progressive")
     ]
-    return Table(("run", "file", *BEFORE.values()), rows, "ll") if rows else None
+    return Table(("run", "file", *map(BEFORE.__getitem__, names)), rows, "ll") if rows else None
 
 
-def _before(scores: Summary) -> list[str]:
-    values = [scores[name] for name in BEFORE]
+def _before(scores: Summary, names: Sequence[str]) -> list[str]:
+    values = [scores.get(name) for name in names]
     return [MISSING if value is None else f"{value:.4f}" for value in values]
 
 

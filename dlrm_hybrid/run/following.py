@@ -26,7 +26,7 @@ from dlrm_hybrid.config.choices import Table
 from dlrm_hybrid.config.identity import CONFIG_FILE, flat, with_value
 from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.config.validate import faults_text, validate
-from dlrm_hybrid.data.manifest import FileStamp, stamp
+from dlrm_hybrid.data.manifest import MANIFEST_FILE, FileStamp, read, stamp
 from dlrm_hybrid.data.preprocessing import PREPROCESSING_FOLDER, read_kept
 from dlrm_hybrid.disk import RUN_FOLDER_KEY, read_object, writing
 from dlrm_hybrid.run import folder as run_folder
@@ -38,6 +38,7 @@ from dlrm_hybrid.run.training import train
 from dlrm_hybrid.telemetry.summary import COMPLETE, SUMMARY_FILE
 from dlrm_hybrid.types import (
     ConfigError,
+    DataError,
     ExitCode,
     InterruptedRunError,
     PreemptedError,
@@ -49,7 +50,7 @@ HIDDEN = (".", "_")
 UNFINISHED = (".tmp", ".part")  # names of files that are being written
 POLL_SECONDS = 0.5
 MOST_STEM = 40  # most characters of a file's name in that of its run
-FIGURES = ("loss", "auc", "accuracy", "normalized_entropy", "base_rate", "calibration")
+FIGURES = ("loss", "auc", "gauc", "accuracy", "normalized_entropy", "base_rate", "calibration")
 
 Values = Mapping[str, Any]
 Publish = Callable[[Path], None]
@@ -86,12 +87,13 @@ class FileRun:
         is_kept = (self.folder / PREPROCESSING_FOLDER).is_dir()
         rows = read_kept(self.folder).manifest if is_kept else None
         growth: Mapping[str, Mapping[str, int]] = summary["growth"] or {}
+        test: Values = summary["test"]
         return {
             "file": self.file.name,
             "run": f"{FILES}/{self.folder.name}",
             "rows": rows and rows.rows,
             "samples": summary["samples"],
-            **{name: summary["test"][name] for name in FIGURES},
+            **{name: test[name] for name in FIGURES if name in test},
             "appended": sum(one["appended"] for one in growth.values()),
             "stamp": rows and asdict(rows.sources[0].stamp),
         }
@@ -163,6 +165,7 @@ class _Followed:
         self.clean()
         runs = self.runs()
         if runs and not runs[-1].is_complete:
+            _require_unchanged(runs[-1])
             self._learn(runs[-1].file, runs)
         elif runs:
             self._finish(runs)
@@ -218,7 +221,7 @@ class _Followed:
         for key, value in keys.items():
             values = with_value(values, key, value)
             if value is not None:
-                overrides.append(override_text(key, "true" if value is True else value))
+                overrides.append(f"{key}=true" if value is True else override_text(key, value))
         return replace(
             self.request,
             config=validate(values),
@@ -320,6 +323,18 @@ def _has_changed(path: Path, before: FileStamp) -> bool:
     if (status.st_size, status.st_mtime_ns) == (before.num_bytes, before.mtime_ns):
         return False
     return stamp(path).sample_xxh3 != before.sample_xxh3
+
+
+def _require_unchanged(begun: FileRun) -> None:
+    """Refuse to go on in a file that is another than the one that was begun."""
+    rows = begun.folder / ROWS
+    sources = read(rows).sources if (rows / MANIFEST_FILE).exists() else ()
+    if begun.file.is_file() and any(_has_changed(begun.file, one.stamp) for one in sources):
+        raise DataError(
+            f"{begun.file}: has changed since the run that learns it began; put it back as it was, "
+            f"or take it away (the run goes on with {rows}) and bring its new rows under a later "
+            "name"
+        )
 
 
 def _require_own(folder: Path) -> None:

@@ -98,6 +98,7 @@ def test_files_are_scored_by_the_model_before_them_and_then_learned(
         record = list(events.read(of_day(folder, day) / "events.jsonl"))
         scored = [event.step for event in record if event.kind is Kind.EVALUATED]
         assert scored == [0]
+    assert "data.progressive=true" in (of_day(folder, 2) / "overrides.yaml").read_text()
     assert not list(folder.glob("files/*/rows"))
     assert len(summary(of_day(folder, 3))["descends_from"]) == 2
 
@@ -257,6 +258,39 @@ def test_late_and_changed_files_are_named_and_not_learned(
     assert "day1.parquet: has changed since it was learned, and is not learned again" in told
     assert "day2.parquet: has changed" not in told
     assert [one["file"] for one in files(folder)] == [f"day{day}.parquet" for day in (1, 2, 3)]
+
+
+def test_a_file_that_changes_while_it_is_learned_is_refused(
+    follow: Follow, log: Path, inbox: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = follow("followed", "data.follow_files=2")
+    begun = of_day(folder, 2)
+    before = summary(begun)
+    prepared = ("data.prepared=" + str(begun / "rows"), "data.base=" + str(of_day(folder, 1)))
+    given = ("data=table", f"data.raw={inbox}/day2.parquet", "data.progressive=true", *prepared)
+    assert run(["dlrm_hybrid", "prepare", *given]) == 0  # as a run has them that was killed
+    (begun / "summary.json").write_text(json.dumps({**before, "status": "interrupted"}))
+    pd.read_parquet(log / "day3.parquet").to_parquet(inbox / "day2.parquet")
+    capsys.readouterr()
+    follow("followed", "data.follow_files=2", code=3)
+    text = " ".join(capsys.readouterr().err.split())
+    assert "day2.parquet: has changed since the run that learns it began" in text
+    shutil.copy(log / "day2.parquet", inbox)
+    follow("followed", "data.follow_files=2")
+    assert summary(begun)["samples"] == before["samples"]
+
+
+def test_users_are_scored_by_themselves_before_each_file(
+    follow: Follow, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schema = tmp_path / "grouped.yaml"
+    schema.write_text((log / "day1.yaml").read_text() + "group: shop\n")
+    folder = follow("followed", "data.follow_files=2", f"data.schema={schema}")
+    gauc = summary(of_day(folder, 2))["test"]["gauc"]
+    assert files(folder)[1]["gauc"] == gauc
+    assert f", GAUC {gauc:.4f} before" in capsys.readouterr().out
+    assert run(["dlrm_hybrid", "report", f"report.runs={folder}", "report.output=r.html"]) == 0
+    assert f"{gauc:.4f}" in Path("r.md").read_text().partition("Before learning")[2]
 
 
 def test_the_same_rows_under_another_name_are_learned_again(

@@ -105,9 +105,10 @@ class FileView:
         """Show the scores before the file was learned, and the speed."""
         scores, speed = summary["test"], summary["samples_per_second"]
         auc = MISSING if scores["auc"] is None else f"{scores['auc']:.4f}"
+        gauc = f", GAUC {scores['gauc']:.4f}" if "gauc" in scores else ""
         rate = "" if speed is None else f", {speed:,.0f} samples/s"
         self.terminal.line(
-            f"{path.parent.name}: log-loss {scores['loss']:.4f}, AUC {auc} before, "
+            f"{path.parent.name}: log-loss {scores['loss']:.4f}, AUC {auc}{gauc} before, "
             f"then {summary['samples']:,} samples learned{rate}"
         )
 
