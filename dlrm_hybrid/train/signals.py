@@ -49,8 +49,11 @@ class StopRequest:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.severity == INTERRUPTION and not self.supervised:
             os._exit(ExitCode.INTERRUPTED)
-        asked = INTERRUPTION if number == signal.SIGINT else PREEMPTION
-        self.severity = max(self.severity, asked)
+        # Without a call, at whose end the other signal could be handled and then forgotten.
+        if number == signal.SIGINT:
+            self.severity = INTERRUPTION
+        elif not self.severity:
+            self.severity = PREEMPTION
 
 
 def obey(severity: int) -> None:
