@@ -70,9 +70,9 @@ def interrupts_wait() -> Generator[None, None, None]:
 
 @contextmanager
 def stop_signals(handle: Callable[[int, FrameType | None], object]) -> Generator[None, None, None]:
-    """Handle SIGTERM and SIGINT inside the `with`, but no SIGINT that this process ignores.
+    """Handle SIGTERM and SIGINT inside the `with`, unless this process ignores them.
 
-    Shells let their background jobs ignore it.
+    Shells let their background jobs ignore SIGINT.
     """
     before = {
         number: signal.signal(number, handle)

@@ -8,7 +8,7 @@ from collections.abc import Generator
 import pytest
 from ctrl_c import press, press_elsewhere
 
-from dlrm_hybrid.process import interrupts_wait, masked
+from dlrm_hybrid.process import interrupts_wait, masked, stop_signals
 
 
 @pytest.fixture
@@ -66,3 +66,22 @@ def test_it_waits_while_a_child_is_started_whatever_thread_gets_it() -> None:
                 done.append(subprocess.check_output([sys.executable, "-c", ignores], text=True))
             done.append("after")
         assert done == ["True\n"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_this_process_ignores_stays_ignored(number: int) -> None:
+    """A shell lets its background jobs ignore Ctrl-C."""
+    heard: list[int] = []
+    (other,) = {signal.SIGTERM, signal.SIGINT} - {number}
+    before = {one: signal.getsignal(one) for one in (number, other)}
+    signal.signal(number, signal.SIG_IGN)
+    try:
+        with stop_signals(lambda one, _: heard.append(one)):
+            signal.raise_signal(number)
+            signal.raise_signal(other)
+        assert heard == [other]
+        assert signal.getsignal(number) is signal.SIG_IGN
+        assert signal.getsignal(other) is before[other]
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
