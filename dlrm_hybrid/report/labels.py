@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any, cast
 
 from dlrm_hybrid.report.runs import Run
@@ -52,6 +53,9 @@ def _with_overrides(names: Sequence[str], overrides: Sequence[Sequence[str]]) ->
     changed = varying(overrides)
     if len(set(names)) > 1:
         changed.pop("experiment", None)  # the run's name says the same
+    if "data.raw" in changed:
+        changed.pop("data.prepared", None)  # of the same rows
+        changed["data.raw"] = [value and _file_name(value) for value in changed["data.raw"]]
     if len(changed) > MAX_KEYS:
         return []
     ends = short(list(changed))
@@ -60,6 +64,10 @@ def _with_overrides(names: Sequence[str], overrides: Sequence[Sequence[str]]) ->
         shown = [f"{ends[key]}={column[index]}" for key, column in changed.items() if column[index]]
         texts.append(" ".join([name, *shown] if len(set(names)) > 1 or not shown else shown))
     return texts
+
+
+def _file_name(value: str) -> str:
+    return value if value[0] in "[{'\"" else PurePath(value).name  # lists and quoted ones stay
 
 
 def _parted(text: str) -> tuple[str, str]:

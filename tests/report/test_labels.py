@@ -36,6 +36,16 @@ def test_what_was_swept_if_names_are_alike(tmp_path: Path) -> None:
     ]
 
 
+def test_rows_by_the_names_of_their_files(tmp_path: Path) -> None:
+    table = ("data=table", "data.schema=bars_criteo_x1")
+    days = [[*table, f"data.raw=/in/{n}.csv", f"data.prepared=/run/{n}/rows"] for n in (1, 2)]
+    assert labels_of(tmp_path / "a", *days) == ["raw=1.csv", "raw=2.csv"]
+    alike = [[*table, f"data.raw=/in/{day}/rows.csv"] for day in (1, 2)]
+    assert labels_of(tmp_path / "b", *alike) == ["default run0", "default run1"]
+    lists = [[*table, f"data.raw=[/in/{names}]"] for names in ("1.csv,/in/2.csv", "3.csv")]
+    assert labels_of(tmp_path / "c", *lists) == ["raw=[/in/1.csv,/in/2.csv]", "raw=[/in/3.csv]"]
+
+
 def test_the_folder_if_nothing_else_tells_runs_apart(tmp_path: Path) -> None:
     assert labels_of(tmp_path / "a", [], []) == ["default run0", "default run1"]
     for sweep in ("one", "two"):
