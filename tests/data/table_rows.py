@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,7 @@ def run_prepare(
     block_bytes: int = 1 << 16,
     base: Preprocessing | None = None,
     grows: bool = True,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Manifest:
     options = PrepareOptions(
         semantics=semantics(schema, on_bad_row),
@@ -142,7 +144,7 @@ def run_prepare(
         base=base,
         grows=grows,
     )
-    return prepare(raw, output, options, lambda *_: None, lambda line: None).manifest
+    return prepare(raw, output, options, lambda *_: None, say).manifest
 
 
 def part_of(row: Row) -> int:

@@ -226,11 +226,28 @@ def test_a_label_that_is_none_is_a_bad_row(
         run_prepare([tmp_path / "rows.parquet"], tmp_path / "out", schemas.loads(text, "mine.yaml"))
 
 
+def test_values_that_make_no_label_are_named(tmp_path: Path) -> None:
+    other = ["buy", "a"] * (ROWS // 2 - 1) + ["late", "a"]
+    pq.write_table(pa.table(columns(other)), tmp_path / "rows.parquet")
+    pq.write_table(pa.table(columns(["a", "b"] * (ROWS // 2))), tmp_path / "more.parquet")
+    paths = [tmp_path / "more.parquet", tmp_path / "rows.parquet"]
+    for label, told in (
+        ("{column: other, positive: [clik, buy, 7, late]}", ["'7' or 'clik'"]),
+        ("{column: other, positive: [buy, late]}", []),
+    ):
+        found: list[str] = []
+        text = SCHEMA.replace("bought", label).replace("[other]", "[bought]")
+        schema = schemas.loads(text, "mine.yaml")
+        run_prepare(paths, tmp_path / f"out{len(told)}", schema, say=found.append)
+        remarks = [f"  no row has other = {names} (positive, data.schema)" for names in told]
+        assert [line for line in found if "no row" in line] == remarks
+
+
 def test_floats_are_no_texts_to_choose_from(tmp_path: Path) -> None:
     pq.write_table(pa.table(columns([0.5, 1.0] * (ROWS // 2))), tmp_path / "rows.parquet")
     text = SCHEMA.replace("bought", "{column: other, positive: [1]}")
     found = schemas.loads(text.replace("[other]", "[bought]"), "mine.yaml")
-    with pytest.raises(DataError, match="row 1: column 'other': 0.5 is a float, not text"):
+    with pytest.raises(DataError, match="'other': double: `positive` takes .* use `above`"):
         run_prepare([tmp_path / "rows.parquet"], tmp_path / "out", found)
 
 

@@ -47,6 +47,7 @@ class Values:
         weight_N: float32, weights of the rows if the schema has them and labels were asked for.
         group_N: int64, a hash of each row's group, likewise; 0 without a group.
         drawn_N: int64, likewise of the column whose values draw the parts.
+        positives: values of the label's `positive` that rows have, as categories.
     """
 
     row_N: npt.NDArray[np.int64]
@@ -57,6 +58,7 @@ class Values:
     weight_N: npt.NDArray[np.float32] | None = None
     group_N: npt.NDArray[np.int64] | None = None
     drawn_N: npt.NDArray[np.int64] | None = None
+    positives: frozenset[Key] = frozenset()
 
 
 class ReadNumbers(NamedTuple):

@@ -69,11 +69,13 @@ class RowCounts:
     Attributes:
         files: counts of each file.
         bad: bad rows of all files.
+        remarks: on what looks wrong in all files together.
     """
 
     def __init__(self, raw: Sequence[Path], policy: BadRowPolicy) -> None:
         self.files = [FileRows(path) for path in raw]
         self.bad = 0
+        self.remarks: list[str] = []
         self.policy = policy
         self._quarantine: BinaryIO | None = None
 
@@ -119,6 +121,7 @@ class RowCounts:
             more = f"; {hidden:,} more have bad rows or none" if hidden else ""
             kept = sum(one.kept for one in self.files)
             yield f"  {len(self.files):,} files: {_counts(kept, self.bad)}{more}"
+        yield from (f"  {one}" for one in self.remarks)
 
 
 def _counts(kept: int, bad: int) -> str:

@@ -35,12 +35,12 @@ from dlrm_hybrid.data.manifest import (
 )
 from dlrm_hybrid.data.preprocessing import NO_ROW, Keys, Vocabulary, write_vocabulary
 from dlrm_hybrid.data.schema import ByFile, ByFraction, ByTime, CategoricalColumn, Schema
-from dlrm_hybrid.data.sources.cells import FORM, MISSING_INTEGER, Key, instant, missing_key
+from dlrm_hybrid.data.sources.cells import FORM, MISSING_INTEGER, Key, instant, missing_key, shown
 from dlrm_hybrid.data.sources.columns import Coded, Values, standardised
 from dlrm_hybrid.data.sources.files import Block, TableSource, check_names, open_source
 from dlrm_hybrid.data.sources.paths import below, folder_values
 from dlrm_hybrid.data.sources.raw import Prepared, PrepareJob
-from dlrm_hybrid.data.sources.values import read_values
+from dlrm_hybrid.data.sources.values import read_values, wanted_keys
 from dlrm_hybrid.rng import fold, hashed
 from dlrm_hybrid.types import DataError
 
@@ -365,7 +365,7 @@ def _read(
     """Read all files into the spill; returns rows of each part and xxh3 of each file."""
     schema, counts, report = job.semantics.schema, job.counts, job.counter("read", None)
     rows_3, weights_3 = np.zeros(3, np.int64), np.zeros(3)
-    digests: list[str] = []
+    digests, absent = list[str](), set(wanted_keys(schema.label))
     for file, (path, name) in enumerate(zip(job.raw, below(job.raw), strict=True)):
         digest = xxhash.xxh3_128()
         before = sum(one.rows for one in counts.files)
@@ -379,8 +379,12 @@ def _read(
             rows_3 += np.bincount(part_N, minlength=3)
             weights_3 += np.bincount(part_N, values.weight_N, minlength=3)
             counts.keep(file, len(values.row_N), block.remark)
+            absent -= values.positives
             report(len(values.row_N) + len(bad))
         digests.append(digest.hexdigest() if source.is_text else file_xxh3(path))
+    if absent:
+        names = " or ".join(map(shown, sorted(absent, key=str)))
+        counts.remarks.append(f"no row has {schema.label_column} = {names} (positive, data.schema)")
     train, validation, test = rows_3.tolist()
     _check_parts({"train": train, "validation": validation, "test": test}, schema, job.raw)
     for part, rows, weight in zip(PARTS, rows_3, weights_3, strict=True):

@@ -40,6 +40,7 @@ from dlrm_hybrid.data.sources.cells import (
     JSON,
     NOT_UTF8,
     NUMBER,
+    Key,
     instant,
     is_missing,
     keys_of,
@@ -183,6 +184,8 @@ def _columns(batch: Batch, schema: Schema, path: str, labels: bool) -> dict[str,
     if labels:
         name = schema.label_column
         take(name, name, lambda array: _label(plain(array), schema.label))
+        if wanted := wanted_keys(schema.label):
+            take(name, f"{name}\0positives", lambda array: _occurring(plain(array), wanted))
     if labels and schema.weight is not None:
         take(schema.weight, schema.weight, lambda array: _weight(plain(array)))
     for dense in schema.dense:
@@ -227,8 +230,8 @@ def _numbers(array: Any) -> _Found:
 
 
 def _label(array: Any, label: str | Label) -> _Found:
-    if isinstance(label, Label) and label.positive is not None:
-        return _is_positive(array, label.column, label.positive)
+    if wanted := wanted_keys(label):
+        return _is_positive(array, wanted)
     found = _numbers(array)
     label_N: npt.NDArray[np.float64] = found.values
     bad = dict(found.bad)
@@ -242,15 +245,27 @@ def _label(array: Any, label: str | Label) -> _Found:
     return _Found(label_N.astype(np.float32), bad)
 
 
-def _is_positive(array: Any, name: str, positive: Sequence[str | int]) -> _Found:
-    column = CategoricalColumn(name=name)
-    coded, bad = _coded(array, column, None)
-    wanted, _ = keys_of(positive, column)
+def wanted_keys(label: str | Label) -> list[Key]:
+    """The categories that are labels of 1 (`positive`); none if numbers say it."""
+    positive = label.positive if isinstance(label, Label) else None
+    return keys_of(positive or (), CategoricalColumn(name="label"))[0]
+
+
+def _is_positive(array: Any, wanted: Sequence[Key]) -> _Found:
+    if pa.types.is_floating(array.type):
+        raise pa.ArrowInvalid("`positive` takes texts or whole numbers, of floats use `above`")
+    coded, bad = _coded(array, CategoricalColumn(name="label"), None)
     is_positive_D = np.isin(np.array(coded.keys, object), wanted)
     bad = dict(bad)
     for index in np.flatnonzero(_is_empty(array)).tolist():
         bad.setdefault(index, "is empty")
     return _Found(is_positive_D[coded.index_M].astype(np.float32), bad)
+
+
+def _occurring(array: Any, wanted: Sequence[Key]) -> _Found:
+    coded, _ = _coded(array, CategoricalColumn(name="label"), None)
+    keys = {coded.keys[one] for one in np.unique(coded.index_M).tolist()}
+    return _Found(frozenset(keys.intersection(wanted)), {})
 
 
 def _weight(array: Any) -> _Found:
