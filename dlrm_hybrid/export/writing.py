@@ -26,7 +26,7 @@ from dlrm_hybrid.export.names import names_of, shapes_of
 from dlrm_hybrid.export.plain import with_sums
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.own import OwnModel
-from dlrm_hybrid.model.spec import ModelShape, ModelSpec
+from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.display import Display
 from dlrm_hybrid.run.evaluating import (
@@ -332,7 +332,6 @@ def _of_model(spec: ModelShape) -> dict[str, Any]:
             "embedding_dim": spec.embedding_dim,
             "parts": spec.layer_names,
         }
-    assert isinstance(spec, ModelSpec)
     return {
         "embedding_dim": spec.embedding_dim,
         "bottom": spec.bottom,

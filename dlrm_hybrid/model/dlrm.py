@@ -62,7 +62,6 @@ class StageModel(nn.Module):
         if isinstance(spec, OwnModel):
             self.layers = OwnLayers(spec, part.layer_names, seed)
         else:
-            assert isinstance(spec, ModelSpec)
             self.layers = DlrmLayers(spec, part, precision, seed)
         self._dense_parameters = dict(self.layers.named_parameters())
 

@@ -9,64 +9,24 @@ MLP if there are dense columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from numbers import Integral
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from dlrm_hybrid.model.interaction import Dot, Interaction
 from dlrm_hybrid.types import ConfigError
 
+if TYPE_CHECKING:
+    from dlrm_hybrid.model.own import OwnModel
+
+ModelShape: TypeAlias = "ModelSpec | OwnModel"
+"""What tables, stages and servers ask for their shapes: this package's model, or a user's own."""
+
 
 def _is_number(one: Any) -> bool:
     return not isinstance(one, bool) and isinstance(one, Integral)  # numpy's too
-
-
-class ModelShape(Protocol):
-    """What tables, stages and servers ask of a model: this package's, or a user's own."""
-
-    @property
-    def embedding_dim(self) -> int:
-        """Width D of every table."""
-        ...
-
-    @property
-    def table_rows(self) -> tuple[int, ...]:
-        """Rows of every table."""
-        ...
-
-    @property
-    def table_names(self) -> tuple[str, ...]:
-        """Names of the tables, `embedding.1` …, in the order of the categorical columns."""
-        ...
-
-    @property
-    def num_dense(self) -> int:
-        """Width of the dense input."""
-        ...
-
-    @property
-    def layer_names(self) -> tuple[str, ...]:
-        """Names that cuts go by, in the order of the forward pass."""
-        ...
-
-    @property
-    def last_layer(self) -> str:
-        """Name of the last module with parameters."""
-        ...
-
-    def dense_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shape of every dense parameter by name, in the order of the forward pass."""
-        ...
-
-    def statistics_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of running statistics by name; a user's own model has none."""
-        ...
-
-    def part(self, index: int, layers: range) -> StagePart:
-        """Make the stage of some layers, indices in `layer_names`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +217,7 @@ class StagePart:
             stage before.
         output_width: width of an output row: activations for the next stage, or 1, the logit.
         parameter_names: `bottom.3.weight`, `bottom.3.bias` …, by order of
-            `ModelShape.dense_shapes()`, with those of the interaction.
+            `dense_shapes()`, with those of the interaction.
         bottom: numbers of its layers of the bottom MLP, may be empty.
         top: numbers of its layers of the top MLP, may be empty.
     """
