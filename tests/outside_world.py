@@ -6,6 +6,10 @@ from dataclasses import dataclass, replace
 from typing_extensions import override
 
 from dlrm_hybrid.bounds import Several
+from dlrm_hybrid.compress.gradient.compressor import Compressor
+from dlrm_hybrid.compress.gradient.context import StageContext
+from dlrm_hybrid.compress.gradient.methods import GradientMethod
+from dlrm_hybrid.compress.gradient.methods.none import NoCompression
 from dlrm_hybrid.config.choices import Parallel, Sync
 from dlrm_hybrid.parallel.schedule import Op, Schedule
 from dlrm_hybrid.parallel.sync import (
@@ -131,6 +135,15 @@ class NoDataclass(Sync):
 
 @dataclass(frozen=True, kw_only=True)
 class NoPolicy(Sync): ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole(GradientMethod):
+    """Gradients as they are."""
+
+    @override
+    def build(self, context: StageContext) -> Compressor:
+        return NoCompression().build(context)
 
 
 def weight_norms(worker: Worker, power: float = 2.0) -> dict[str, float]:

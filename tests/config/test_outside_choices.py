@@ -51,6 +51,15 @@ def test_a_sync_policy_of_ones_own_trains(trained: Trained) -> None:
     assert (tensors(several, 4)["top.1.weight"] != tensors(several, 8)["top.1.weight"]).any()
 
 
+def test_a_run_is_scored_without_what_trained_it(trained: Trained, tmp_path: Path) -> None:
+    """A schedule, a policy and a method decide no score; nobody has to type them again."""
+    own = LATE, ARRIVAL, "gradient=outside_world:Whole", "train.evaluate_every=8"
+    found = trained("found", *WORLD, "parallel.trainers=1", *LONE, IN_PROCESS, *own)
+    scores = tmp_path / "scores.json"
+    run(["dlrm_hybrid", "evaluate", f"evaluate.checkpoint={found}", f"evaluate.output={scores}"])
+    assert json.loads(scores.read_text())["log_loss"] == summary(found)["test"]["loss"]
+
+
 def test_a_schedule_of_ones_own_keeps_batches_in_flight(
     trained: Trained, capsys: pytest.CaptureFixture[str]
 ) -> None:

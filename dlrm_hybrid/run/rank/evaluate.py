@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
 from dlrm_hybrid.checkpoint import reader as checkpoint
-from dlrm_hybrid.config.choices import Hybrid, Parallel
-from dlrm_hybrid.config.outside import load_chosen
+from dlrm_hybrid.compress.gradient.methods.none import NoCompression
+from dlrm_hybrid.config.choices import Hybrid, Parallel, SyncLockstep
+from dlrm_hybrid.config.outside import Unloaded, load_chosen
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import open_shards
+from dlrm_hybrid.parallel.schedule import Sequential
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import engine as build_engine
 from dlrm_hybrid.run.assembly import model as build_model
@@ -26,6 +31,11 @@ from dlrm_hybrid.train.saver import piece_groups
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.types import DataError
 
+TRAINS: Mapping[str, Any] = MappingProxyType(
+    {"gradient": NoCompression(), "schedule": Sequential(), "sync": SyncLockstep()}
+)
+"""What no score depends on, in the place of choices from outside, which are data here."""
+
 
 def evaluate_rank(argument: str, report: Report, stop: StopRequest) -> None:
     """Load a checkpoint, score it, and report the scores."""
@@ -37,6 +47,8 @@ def evaluate_rank(argument: str, report: Report, stop: StopRequest) -> None:
     shards = open_shards(Path(task.prepared), build.semantics(config))
     if list(task.rows) != shards.manifest.identity:
         raise DataError(f"{task.prepared}: the rows changed after the run started")
+    unloaded = {name for name in TRAINS if isinstance(getattr(config, name), Unloaded)}
+    config = replace(config, **{name: TRAINS[name] for name in unloaded})
     sync = config.sync.having(replay=None)
     # All that the checkpoint has learned is known to it, its newest categories too.
     data = config.data.having(base=None)
