@@ -37,10 +37,10 @@ def _apply(deltas: Path) -> None:
         for delta in sorted(one for one in deltas.glob("[!.]*") if one.name > applied):
             try:
                 predictor.update(delta)
+                print(f"now of {predictor.checkpoint}", flush=True)
             except DataError as error:  # it goes on with the model that it has
                 print(error, flush=True)
             applied = delta.name
-            print(f"now of {predictor.checkpoint}", flush=True)
         sleep(1)
 
 

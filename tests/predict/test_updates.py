@@ -230,10 +230,14 @@ def test_the_example_of_a_server_takes_deltas_as_they_come(models: Models, tmp_p
                 return np.array(json.load(answer), np.float32).tobytes()
 
         assert ask() == models.scores(1)
-        for before, after in ((1, 2), (2, 3)):
+        for before, after, told in (
+            (1, 2, "now of "),
+            (1, 2, "this is that of "),
+            (2, 3, "now of "),
+        ):
             shutil.copytree(models.delta(before, after), tmp_path / ".copy")
-            (tmp_path / ".copy").rename(tmp_path / f"day{after}")
-            assert f"now of {models.of(after)}" in server.stdout.readline()
+            (tmp_path / ".copy").rename(tmp_path / f"{len(list(tmp_path.iterdir()))}")
+            assert f"{told}{models.of(after)}" in server.stdout.readline()
             assert ask() == models.scores(after)
     finally:
         server.kill()
