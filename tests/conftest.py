@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from pathlib import Path
@@ -62,6 +63,14 @@ def ranks_are_forked_with_kernels() -> Iterator[None]:
         patch.setattr(forkserver, "set_forkserver_preload", preload_here)
         patch.setattr(forkserver, "ensure_running", ensure_running_here)
         yield
+
+
+@pytest.fixture(autouse=True)
+def choices_from_outside_end_with_their_test() -> Iterator[None]:
+    """They are loaded once in a process, and then named among the others in messages."""
+    yield
+    if outside := sys.modules.get("dlrm_hybrid.config.outside"):
+        outside._loaded.clear()
 
 
 @pytest.fixture(scope="session")

@@ -59,7 +59,8 @@ STALENESS = (
 BEFORE = "Scores of all rows of a file with the model as it was before it learned them."
 GROWTH = (
     "Categories of rows that go on from another run's: those it has rows for, new ones with rows "
-    "behind these, and new ones without; of the columns with most new ones."
+    "behind these, those whose rows new ones took, and those without; of the columns with most new "
+    "ones."
 )
 DIFFERENCES = "Keys that are not the same in all runs."
 
