@@ -43,8 +43,9 @@ def test_ranks_meet_there(both: tuple[Rendezvous, Rendezvous]) -> None:
     host, guest = both
     endpoints = [Endpoint(f"tcp://10.0.0.{rank}:4000", f"{rank:032x}") for rank in range(2)]
     with pytest.raises(DeadlineError, match="did not come to the store at 127.0.0.1:"):
-        host.meet(0, 2, endpoints[0], 0.0)
-    assert guest.meet(1, 2, endpoints[1], HANG_SECONDS) == tuple(endpoints)
+        host.join(0, {0: 0, 1: 0}, endpoints[0], 0.0)
+    found = guest.join(1, {0: 0, 1: 0}, endpoints[1], HANG_SECONDS)
+    assert found == dict(enumerate(endpoints))
 
 
 def test_attempts_do_not_see_each_other(both: tuple[Rendezvous, Rendezvous]) -> None:

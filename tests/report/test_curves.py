@@ -41,7 +41,7 @@ def test_days_are_one_curve_where_their_runs_are_together(tmp_path: Path) -> Non
     for day in (1, 2, 3):
         folder = tmp_path / f"day{day}"
         make_run(folder, record=plain_events())
-        of = {"rows": 7, "reused": 3, "appended": 2, "unknown": 1}
+        of = {"rows": 7, "reused": 3, "appended": 2, "unknown": 1, "evicted": 4}
         last = [f"{one.folder}/checkpoints/step_00000020" for one in runs]
         text = json.loads((folder / "summary.json").read_text())
         text |= {"descends_from": last or None, "growth": {"shop": of} if last else None}
@@ -55,7 +55,7 @@ def test_days_are_one_curve_where_their_runs_are_together(tmp_path: Path) -> Non
     assert steps_before(runs[1:]) == [0, 20]
     table = tables.growth(runs, ["a", "b", "c"])
     assert table is not None
-    assert table.rows == [(day, "shop", "7", "3", "2", "1") for day in "bc"]
+    assert table.rows == [(day, "shop", "7", "3", "2", "4", "1") for day in "bc"]
     assert tables.growth(runs[:1], ["a"]) is None
 
 

@@ -31,6 +31,7 @@ from compositions import (
     singles,
     size,
 )
+from outside_model import DeepFm
 from patience import PATIENT
 from world_faults import Fault, planned
 from world_runs import (
@@ -189,13 +190,15 @@ def test_other_commands_score_as_the_run_has_scored(
     folder, output = made.get(str(world)) or train("run", world, *given), tmp_path / "scores.json"
     last = checkpoint(folder, STEPS)  # of which the best of its evaluations need not be
     wish = (f"evaluate.checkpoint={last}", f"evaluate.output={output}")
-    assert run(["dlrm_hybrid", "evaluate", *wish]) == 0
+    typed = [one for one in options(world) if one.startswith("model=outside_model:")]
+    assert run(["dlrm_hybrid", "evaluate", *wish, *typed]) == 0
     evaluated, metrics = json.loads(output.read_text()), BinaryMetrics()
     assert evaluated["log_loss"] == summary(folder)["test"]["loss"]
     if world["activation"] == "sketch":  # a negative control, which predictors leave out
         return
     prepared = json.loads((folder / "config.json").read_text())["data"]["prepared"]
-    shards, model = open_shards(Path(prepared), None), Predictor(last)._serving.model
+    own = DeepFm if typed else None
+    shards, model = open_shards(Path(prepared), None), Predictor(last, model=own)._serving.model
     for batch in sequential_batches(shards, shards.test_rows("day"), 500):
         metrics.add(model.logits(batch), *batch.outcomes)
     assert metrics.scores().log_loss == evaluated["log_loss"]
