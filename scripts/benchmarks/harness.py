@@ -187,15 +187,26 @@ def scored(
     """
     found: dict[str, list[Summary | None]] = {name: [] for name in worlds}
     for seed, (name, words) in product(seeds, worlds.items()):
-        folder, summary = runs / f"{slug(name)}-{seed}", None
-        if not (is_run(folder) and read_run(folder).status == "diverged"):
-            try:
-                summary = train_once(folder, *words, f"train.seed={seed}").summary
-            except subprocess.CalledProcessError as failure:
-                if failure.returncode != ExitCode.DIVERGED:
-                    sys.exit(f"{folder}: exit code {failure.returncode}")
-        found[name].append(summary)
+        folder = runs / f"{slug(name)}-{seed}"
+        run = train_unless_diverged(folder, *words, f"train.seed={seed}")
+        found[name].append(run and run.summary)
     return found
+
+
+def train_unless_diverged(folder: Path, *overrides: str) -> Run | None:
+    """The run in a folder as from `train_once`, None if it diverges or did before.
+
+    Raises:
+        SystemExit: it failed otherwise; it has said on standard error why.
+    """
+    if is_run(folder) and read_run(folder).status == "diverged":
+        return None
+    try:
+        return train_once(folder, *overrides)
+    except subprocess.CalledProcessError as failure:
+        if failure.returncode != ExitCode.DIVERGED:
+            sys.exit(f"{folder}: exit code {failure.returncode}")
+    return None
 
 
 def losses_of(found: Sequence[Summary | None], seeds: Sequence[int]) -> Row:
