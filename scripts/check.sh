@@ -10,7 +10,7 @@ case "${1:-}" in
         quick=yes profile=quick
         tests=(tests/{config,telemetry,wire} tests/compress/{activation,gradient})
         tests+=(tests/compress/library/test_{packets,records,refusals}.py tests/test_architecture.py)
-        tests+=(--ignore=tests/config/test_{any_overrides,foreign_code,outside_methods}.py)
+        tests+=(--ignore=tests/config/test_{any_overrides,foreign_code,messages,outside_choices,outside_methods}.py)
         tests+=(--deselect=tests/config/test_own_experiments.py::test_a_{run_of_ones_own,sweep_runs})
         tests+=(--deselect=tests/config/test_choices.py::test_an_experiment_goes_with_any_choice)
         ;;
