@@ -84,12 +84,13 @@ class Vocabulary:
     def since(self, earlier: Vocabulary) -> tuple[Int64s, Keys]:
         """What `having` makes this of an earlier vocabulary from: places, and categories."""
         known = len(earlier.keys)
-        pairs = zip(earlier.keys, self.keys, strict=False)
-        taken_K = np.flatnonzero([one != other for one, other in pairs])
         if self.column.has_texts:
-            texts = list(self.keys)
+            texts, pairs = list(self.keys), zip(earlier.keys, self.keys, strict=False)
+            taken_K = np.flatnonzero([one != other for one, other in pairs])
             return taken_K, [*(texts[place] for place in taken_K.tolist()), *texts[known:]]
         keys_V = np.asarray(self.keys, np.int64)
+        both = min(known, len(keys_V))
+        taken_K = np.flatnonzero(keys_V[:both] != np.asarray(earlier.keys, np.int64)[:both])
         return taken_K, np.concatenate([keys_V[taken_K], keys_V[known:]])
 
     def lookup(self) -> Lookup:
@@ -213,13 +214,7 @@ class Preprocessing:
         if not any(one.evicted for one in counts):
             return [np.empty(0, np.int64) for _ in self.schema.categorical]
         pairs = zip(base.vocabularies(), self.vocabularies(), strict=True)
-        return [
-            np.flatnonzero(
-                [one != other for one, other in zip(before.keys, now.keys, strict=False)]
-            )
-            + now.first_id
-            for before, now in pairs
-        ]
+        return [now.since(before)[0] + now.first_id for before, now in pairs]
 
     def expanded(self, bags: Bags[Int64s]) -> Bags[Int64s]:
         """Expand the bags of the columns that have `expand_to` in the schema."""

@@ -156,19 +156,19 @@ class Numbering:
             is_new_V[late] = False
         has_row_V = is_new_V | (known_V != NO_ROW)
         id_V = np.where(is_new_V, first - 1 + np.cumsum(is_new_V), known_V) * has_row_V
-        new = [key for key, is_new in zip(seen, is_new_V.tolist(), strict=True) if is_new]
-        keys = new if base is None else _appended(base.keys, new, column)
-        use_V, evicted = None, 0
+        appears = zip(seen, is_new_V.tolist(), strict=True)
+        new: list[Key] = [key for key, is_new in appears if is_new]
+        use_V, rows = None, late[:0]
         if column.evict is not None:
             use_V, seen_use_V = _use(column, base, known_V, counts_V, is_new_V)
-            rows = _rows_to_take(use_V[: len(keys) - len(new)], seen_use_V[late])
-            evicted, late = len(rows), late[: len(rows)]
-            for row, number in zip(rows.tolist(), late.tolist(), strict=True):
-                keys[row] = seen[number]
+            rows = _rows_to_take(use_V[: len(use_V) - len(new)], seen_use_V[late])
+            late = late[: len(rows)]
             use_V[rows] = seen_use_V[late]
             has_row_V &= ~np.isin(known_V, rows + int(shared))
             id_V *= has_row_V
             has_row_V[late], id_V[late] = True, rows + int(shared)
+            new = [*(seen[number] for number in late.tolist()), *new]
+        keys: Keys = new if base is None else base.having(rows, new).keys
         if column.hash_size and column.min_count <= 1 and grows:
             keys, id_of_place = _all_buckets(np.array(keys, np.int64), column, shared)
             id_V = np.where(has_row_V, id_V, id_of_place[_places(seen, column)])
@@ -177,8 +177,8 @@ class Numbering:
             int(np.count_nonzero(one))
             for one in ((known_V != NO_ROW) & has_row_V, has_own_V & ~has_row_V, has_own_V)
         )
-        appended = every - reused - unknown - evicted
-        growth = Growth(reused=reused, appended=appended, unknown=unknown, evicted=evicted)
+        appended = every - reused - unknown - len(rows)
+        growth = Growth(reused=reused, appended=appended, unknown=unknown, evicted=len(rows))
         return Numbered(keys, id_V.astype(np.int32), growth, use_V)
 
 
@@ -223,15 +223,6 @@ def _rows_to_take(use_V: Int64s, more_N: Int64s) -> Int64s:
     """
     least_V = np.lexsort((-np.arange(len(use_V)), use_V))[: len(more_N)]
     return least_V[more_N[: len(least_V)] > use_V[least_V]]
-
-
-def _appended(
-    keys: Keys, more: Sequence[Key], column: CategoricalColumn
-) -> list[Key] | npt.NDArray[Any]:
-    """The categories of a column with more behind them."""
-    if column.has_texts:
-        return [*keys, *more]
-    return np.concatenate([np.asarray(keys, np.int64), np.array(more, np.int64)])
 
 
 def _places(keys: Keys, column: CategoricalColumn) -> Int64s:
