@@ -119,20 +119,23 @@ def test_what_a_file_names_is_not_imported(tmp_path: Path) -> None:
     """Neither an experiment of somebody's folder nor a saved configuration runs anything."""
     (tmp_path / "experiment").mkdir()
     file = tmp_path / "experiment" / "mine.yaml"
-    file.write_text(f"defaults:\n  - override /model: {NAME}\n")
-    with pytest.raises(ConfigError, match="no such choice"):
-        values_of([f"conf={tmp_path}", "+experiment=mine"])
     chosen = {
+        "gradient": {"name": "outside_world:Whole", "smallest": 64},
         "model": {"name": NAME, "embedding_dim": 4, "dense": 13, "tables": 26, "top": [8]},
         "schedule": {"name": "outside_world:LateBackward", "late": 2},
         "sync": {"name": "outside_world:OnArrival"},
     }
-    saved = {**values_of(["parallel=hybrid"]), **chosen}
-    config = validate(saved)
+    for group, values in chosen.items():
+        file.write_text(f"defaults:\n  - override /{group}: {values['name']}\n")
+        with pytest.raises(ConfigError, match="no such choice"):
+            values_of([f"conf={tmp_path}", "+experiment=mine"])
+    config = validate({**values_of(["parallel=hybrid"]), **chosen})
     assert {group: config.settings()[group] for group in chosen} == chosen
     for use in (build.topology, build.pipeline, build.policy):
         with pytest.raises(ConfigError, match="is from outside the package"):
             use(config)
+    with pytest.raises(ConfigError, match="imported only where"):
+        config.gradient.build(None)  # pyright: ignore[reportArgumentType]
     assert not {"outside_model", "outside_world"} & set(sys.modules)
 
 

@@ -17,7 +17,6 @@ from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.compress import GradientMethod, ddp_hook
 from dlrm_hybrid.compress.gradient.methods import find, load
 from dlrm_hybrid.config.compose import values_of
-from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.types import ConfigError
 from dlrm_hybrid.world.world import World
@@ -129,19 +128,4 @@ def test_a_loaded_module_that_loads_more_is_not_asked(monkeypatch: pytest.Monkey
     monkeypatch.setattr(lazy, "__getattr__", lambda name: load(NAME), raising=False)
     monkeypatch.setitem(sys.modules, "lazy", lazy)
     assert find("lazy:SignSgd") is None
-    assert "my_package.signsgd" not in sys.modules
-
-
-def test_what_a_file_names_is_not_imported(tmp_path: Path) -> None:
-    """Neither an experiment of somebody's folder nor a saved configuration runs anything."""
-    (tmp_path / "experiment").mkdir()
-    file = tmp_path / "experiment" / "mine.yaml"
-    file.write_text(f"defaults:\n  - override /gradient: {NAME}\n")
-    with pytest.raises(ConfigError, match="no such choice"):
-        values_of([f"conf={tmp_path}", "+experiment=mine"])
-    saved = {**values_of(["parallel=hybrid"]), "gradient": {"name": NAME, "smallest": 64}}
-    config = validate(saved)
-    assert config.settings()["gradient"] == saved["gradient"]
-    with pytest.raises(ConfigError, match="imported only where"):
-        config.gradient.build(None)  # pyright: ignore[reportArgumentType]
     assert "my_package.signsgd" not in sys.modules

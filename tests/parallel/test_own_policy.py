@@ -1,65 +1,21 @@
-"""A sync policy of one's own, in one file that nothing else knows of: servers apply on arrival."""
+"""A sync policy of one's own, that of `outside_world`, which nothing else knows of."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from random import Random
 
 import pytest
 import torch
+from outside_world import OnArrivalPolicy
 from test_policies import World
 from tiny_world import SMALL, Layout, TinyWorld, draw_batch, shares
-from typing_extensions import override
 
 from dlrm_hybrid.parallel.policies import Lockstep
-from dlrm_hybrid.parallel.sync import Action, AtLeast, Average, Publish, Push, SyncPolicy
-from dlrm_hybrid.types import Version
-
-
-@dataclass(frozen=True)
-class OnArrival(SyncPolicy):
-    """Every push makes a version; a worker takes the newest there is, its own pushes included."""
-
-    trainers: int
-
-    @property
-    @override
-    def history(self) -> int:
-        return 0
-
-    @property
-    @override
-    def shares_versions(self) -> bool:
-        return True
-
-    @override
-    def needs(self, pushed: int) -> AtLeast:
-        return AtLeast(Version(pushed))
-
-    @override
-    def settled(self, pushed: int) -> Version:
-        return Version(self.trainers * pushed)
-
-    @override
-    def bucket(self, workers: Sequence[int], pushed: int) -> "Arrivals":
-        return Arrivals(tuple(workers), self.settled(pushed))
-
-
-@dataclass(frozen=True)
-class Arrivals:
-    workers: tuple[int, ...]
-    version: Version
-
-    def on_push(self, push: Push) -> tuple["Arrivals", tuple[Action, ...]]:
-        after = replace(self, version=Version(self.version + 1))
-        number = self.version // len(self.workers)
-        return after, (Average((push,), number), Publish(after.version, self.workers))
 
 
 @pytest.mark.parametrize("cuts", [(), ("bottom.2", "top.2")])
 def test_for_one_trainer_it_is_sync_bit_for_bit(cuts: tuple[str, ...]) -> None:
     worlds = [
         TinyWorld(SMALL, Layout(cuts=cuts, servers=2, policy=policy))
-        for policy in (Lockstep(), OnArrival(1))
+        for policy in (Lockstep(), OnArrivalPolicy(1))
     ]
     for step in range(10):
         losses = [world.step(step, [draw_batch(SMALL, 16, step)])[-1] for world in worlds]
@@ -73,7 +29,7 @@ def test_for_one_trainer_it_is_sync_bit_for_bit(cuts: tuple[str, ...]) -> None:
 
 def test_every_push_of_every_trainer_is_applied_alone() -> None:
     # Every version carries a digest: a replica that missed one would stop the world.
-    world = TinyWorld(SMALL, Layout(trainers=3, servers=1, policy=OnArrival(3)))
+    world = TinyWorld(SMALL, Layout(trainers=3, servers=1, policy=OnArrivalPolicy(3)))
     losses = []
     for step in range(30):
         outcomes = world.step(step, shares(draw_batch(SMALL, 48, step), 3))
@@ -86,7 +42,7 @@ def test_every_push_of_every_trainer_is_applied_alone() -> None:
 @pytest.mark.parametrize("trainers", [1, 3])
 def test_no_interleaving_is_a_deadlock_or_loses_a_push(trainers: int) -> None:
     for seed in range(20):
-        world = World(OnArrival(trainers), trainers, first=2, steps=4)
+        world = World(OnArrivalPolicy(trainers), trainers, first=2, steps=4)
         choices = Random(seed)
         while moves := world.moves():
             world.play(*choices.choice(moves))
