@@ -5,6 +5,7 @@ What is set in a group's own class are the values of the choices that have no su
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -278,9 +279,9 @@ class Sync(Choice, effect=NEW | Effect.VERSIONS, choice=NEW | Effect.VERSIONS | 
     record: bool = False
     replay: Path | None = None
 
+    @abstractmethod
     def policy(self, parallel: Parallel) -> SyncPolicy:
         """Make the rules by which the workers of a world push, and its servers make versions."""
-        raise NotImplementedError
 
 
 CHECK_EVERY = "steps between checks of the trainers' weights against the servers'"

@@ -91,7 +91,7 @@ class Line:
 @final
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Lines in one panel.
+    """A panel with lines, and how its axes are drawn.
 
     Attributes:
         lines: the lines.

@@ -76,7 +76,7 @@ class Counts:
         return cls(none_C, none_C.copy(), np.zeros((shape.contexts, shape.symbols), np.int64))
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Set all counts to 0, as before the first message."""
         for counts in (self.set_C, self.flags_C, self.symbols_CS):
             counts[:] = 0
 

@@ -64,7 +64,7 @@ class Matrices:
 
     @property
     def payload_bytes(self) -> int:
-        """Of the payload."""
+        """Size of the coded payload in bytes."""
         places = int(self.row_E[-1] + self.col_E[-1])
         return (places + 1) // 2 + 3 * len(self.counts_T)
 

@@ -73,7 +73,7 @@ def _is_missing(path: Path) -> bool:
 
 
 def read(path: Path) -> Schema:
-    """Read a schema file.
+    """Read the schema of a table from a YAML file.
 
     Raises:
         ConfigError: it cannot be read or has faults; a line for each, with file, key and value.

@@ -86,7 +86,7 @@ class _Found(NamedTuple):
 def read_values(
     block: Block, schema: Schema, path: str, labels: bool
 ) -> tuple[Values, list[BadRow]]:
-    """Parse a block.
+    """Parse the fields of a block of rows into numbers and categories.
 
     Args:
         block: block with the columns that the schema reads.

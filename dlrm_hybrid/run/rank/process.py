@@ -54,7 +54,7 @@ class Rank:
 
     @property
     def title(self) -> str:
-        """Its name in messages."""
+        """Name and number of the rank, for messages."""
         return f"{self.name} (rank {self.index})"
 
     @property
