@@ -17,7 +17,7 @@ from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.types import ExitCode
 
 PAGE = "recipes.md"
-NIGHTLY, DELTA, MACHINES, GPU = (shlex.split(one)[3:] for one in commands(PAGE))
+NIGHTLY, WEEKLY, DELTA, MACHINES, GPU = (shlex.split(one)[3:] for one in commands(PAGE))
 QUICK = ("model=dlrm_small", "train.batch_size=64", "telemetry.tensorboard=false")
 
 
@@ -42,6 +42,8 @@ def test_a_model_learns_every_night_and_a_server_takes_the_change(
         ("day1.parquet", 1984),
         ("day2.parquet", 1984),
     ]
+    assert run(["dlrm_hybrid", *WEEKLY]) == 0
+    assert "day2.parquet" in (days / "report.html").read_text()
     assert run(["dlrm_hybrid", *DELTA]) == 0
     rows = pd.read_parquet(days / "log/day3.parquet")
     rows.drop(columns="clicked").to_parquet(days / "tomorrow.parquet")
