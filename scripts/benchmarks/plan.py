@@ -276,6 +276,8 @@ def machines(runs: Path) -> Page:
     }
     for (number, batch_size, link), worlds in each("links", sorted(found.items())):
         measured = {name: speed_of(middle_turn(turns)) for name, turns in worlds.items()}
+        if batch_size not in costs:
+            raise SystemExit(f"{runs}: no run of {FEWEST} machines at {LINK}, batch {batch_size}")
         predicted = {
             name: predicted_of(turns[0], costs[batch_size]) for name, turns in worlds.items()
         }
