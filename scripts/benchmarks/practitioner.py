@@ -73,7 +73,7 @@ LR, SEED, BATCHES = 0.1, 0, 50  # batches are drawn before, and used again and a
 ENTRY = "practitioner:be_rank"
 DEADLINE_SECONDS = 300.0
 MOST_STEPS, LINE_SECONDS = 150, 12.0
-OPPONENT = "bfloat16"  # a key of WIRES: the fastest of these on any link
+OPPONENT = "bfloat16"  # a key of WIRES: the fastest of those that send all gradients
 WITH_STAGES = ("dct_hybrid", "dct_levels", "baseline")
 WORLDS = ("dp_levels", "dp_bfloat16", "dct_hybrid")
 WORLD = (
@@ -287,7 +287,7 @@ def speed_rows(link: str, batch_size: int, options: argparse.Namespace) -> list[
         options.worlds,
     )
     for turn in range(options.repeats):
-        for name in options.wires:
+        for name in dict.fromkeys((OPPONENT, *options.wires)):
             file = options.runs / link / f"{slug(name)}-{trainers}-{batch_size}-{turn}.json"
             found = _kept(file, link, trainers, name, batch_size)
             turns.setdefault(name, []).append(found)
@@ -386,7 +386,9 @@ def main() -> None:
     of_speed.add_argument("--trainers", type=int, default=2)
     of_speed.add_argument("--servers", type=int, help="of worlds without stages; default T")
     of_speed.add_argument("--worlds", nargs="+", default=WORLDS, help="experiments")
-    of_speed.add_argument("--wires", nargs="+", default=[*WIRES], choices=WIRES, help="of DDP")
+    of_speed.add_argument(
+        "--wires", nargs="+", default=[*WIRES], choices=WIRES, help=f"of DDP, beside {OPPONENT}"
+    )
     of_speed.add_argument("--batch-sizes", type=int, nargs="+", default=[128, 2048])
     of_speed.add_argument("--repeats", type=int, default=3, help="turns; default 3")
     options = parser.parse_args()
