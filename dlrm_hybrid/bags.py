@@ -1,4 +1,4 @@
-"""Bags of ids: for each table and row of a batch, the ids whose embeddings are summed.
+"""Bags of ids: for each table and row of a batch, the ids whose embeddings are pooled.
 
 Shapes: B rows of a batch, F tables, N ids of all bags, S runs of consecutive ids.
 """
@@ -6,7 +6,7 @@ Shapes: B rows of a batch, F tables, N ids of all bags, S runs of consecutive id
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 from typing import Generic, Protocol, TypeVar, final
@@ -44,11 +44,13 @@ class Bags(Generic[Array]):
         offsets: int64 (F * B + 1,), where each bag begins in `values`, then N; a bag may be empty.
             None: every bag has one id.
         jagged_tables: F where there are offsets, as those of a batch without rows do not tell it.
+        averaged: tables whose bags are pooled to the mean of their rows; others to the sum.
     """
 
     values: Array
     offsets: Array | None = None
     jagged_tables: int = 0
+    averaged: tuple[int, ...] = ()
 
     @property
     def tables(self) -> int:
@@ -70,7 +72,7 @@ class Bags(Generic[Array]):
     def map(self, function: Callable[[Array], Other]) -> Bags[Other]:
         """Apply a conversion, such as numpy to torch, to both arrays."""
         offsets = None if self.offsets is None else function(self.offsets)
-        return Bags(function(self.values), offsets, self.jagged_tables)
+        return Bags(function(self.values), offsets, self.jagged_tables, self.averaged)
 
 
 def lengths_of(bags: Bags[Int64s]) -> Int64s:
@@ -79,6 +81,16 @@ def lengths_of(bags: Bags[Int64s]) -> Int64s:
     return (
         np.ones(shape, np.int64) if bags.offsets is None else np.diff(bags.offsets).reshape(shape)
     )
+
+
+def shares_of_means(bags: Bags[Int64s]) -> NDArray[np.float32] | None:
+    """What sums of rows, and then their gradients, are multiplied by (B, F, 1); None for 1."""
+    if not bags.averaged:
+        return None
+    tables = list(bags.averaged)
+    share_BF = np.ones((bags.rows, bags.tables), np.float32)
+    share_BF[:, tables] = 1 / np.maximum(lengths_of(bags)[tables].T, 1)
+    return share_BF[:, :, None]
 
 
 def table_offsets(bags: Bags[Int64s]) -> Int64s:
@@ -92,7 +104,7 @@ def known(bags: Bags[Int64s], is_known: Sequence[NDArray[np.bool_]]) -> Bags[Int
     first_F = np.cumsum([0, *map(len, is_known)])[:-1]
     first_N = np.repeat(first_F, np.diff(table_offsets(bags))).reshape(bags.values.shape)
     known_N = np.concatenate(is_known)[first_N + bags.values]
-    return Bags(np.where(known_N, bags.values, 0), bags.offsets, bags.jagged_tables)
+    return replace(bags, values=np.where(known_N, bags.values, 0))
 
 
 def require_offsets(bags: Bags[Int64s]) -> None:
@@ -114,12 +126,13 @@ def require_offsets(bags: Bags[Int64s]) -> None:
         )
 
 
-def jagged(values_N: Int64s, lengths_FB: Int64s) -> Bags[Int64s]:
+def jagged(values_N: Int64s, lengths_FB: Int64s, averaged: tuple[int, ...] = ()) -> Bags[Int64s]:
     """Make bags of any size from their ids and lengths.
 
     Args:
         values_N: ids by table, then by row.
         lengths_FB: number of ids in each bag; their sum is N.
+        averaged: see `Bags`.
 
     Raises:
         ValueError: a length is below 0, or their sum is not N.
@@ -128,36 +141,39 @@ def jagged(values_N: Int64s, lengths_FB: Int64s) -> Bags[Int64s]:
     np.cumsum(lengths_FB, out=offsets[1:])
     if lengths_FB.min(initial=0) < 0 or offsets[-1] != len(values_N):
         raise ValueError(f"bags of {offsets[-1]} ids, and {len(values_N)} ids")
-    return Bags(values_N, offsets, len(lengths_FB))
+    return Bags(values_N, offsets, len(lengths_FB), averaged)
 
 
 def part(bags: Bags[Int64s], rows: slice) -> Bags[Int64s]:
     """The bags of consecutive rows of a batch."""
     if bags.offsets is None:
-        return Bags(np.ascontiguousarray(bags.values[:, rows]))
+        return replace(bags, values=np.ascontiguousarray(bags.values[:, rows]))
     starts_FB = bags.offsets[:-1].reshape(bags.tables, bags.rows)[:, rows]
     lengths_FB = lengths_of(bags)[:, rows]
-    return jagged(runs(bags.values, starts_FB, lengths_FB), lengths_FB)
+    return jagged(runs(bags.values, starts_FB, lengths_FB), lengths_FB, bags.averaged)
 
 
 def joined(several: Sequence[Bags[Int64s]]) -> Bags[Int64s]:
     """Concatenate batches along the rows."""
+    averaged = several[0].averaged
     if all(one.offsets is None for one in several):
-        return Bags(np.concatenate([one.values for one in several], axis=1))
+        return Bags(np.concatenate([one.values for one in several], axis=1), averaged=averaged)
     values_N = np.concatenate([one.values.reshape(-1) for one in several])
     firsts_1X = np.cumsum([0, *(one.num_ids for one in several)])[None, :-1]
     offsets_FX = np.stack([table_offsets(one) for one in several], axis=1)
     of_tables = runs(values_N, offsets_FX[:-1] + firsts_1X, np.diff(offsets_FX, axis=0))
-    return jagged(of_tables, np.concatenate([lengths_of(one) for one in several], axis=1))
+    lengths_FB = np.concatenate([lengths_of(one) for one in several], axis=1)
+    return jagged(of_tables, lengths_FB, averaged)
 
 
 def in_order(bags: Bags[Int64s], order_L: Int64s) -> Bags[Int64s]:
     """Select tables by index, in this order, also repeatedly; raises IndexError."""
+    averaged = tuple(np.flatnonzero(np.isin(order_L, bags.averaged)).tolist())
     if bags.offsets is None:
-        return Bags(bags.values[order_L])
+        return Bags(bags.values[order_L], averaged=averaged)
     offsets = table_offsets(bags)
     values_N = runs(bags.values, offsets[:-1][order_L], np.diff(offsets)[order_L])
-    return jagged(values_N, lengths_of(bags)[order_L])
+    return jagged(values_N, lengths_of(bags)[order_L], averaged)
 
 
 def expanded(bags: Bags[Int64s], sizes: Mapping[int, int], bag_of: BagOf) -> Bags[Int64s]:
@@ -183,7 +199,7 @@ def expanded(bags: Bags[Int64s], sizes: Mapping[int, int], bag_of: BagOf) -> Bag
                 ids_BS[start : start + rows] = bag_of(table, ids_B[start : start + rows])
             ids_B = ids_BS.reshape(-1)
         found.append(ids_B)
-    return jagged(np.concatenate(found), lengths_FB)
+    return jagged(np.concatenate(found), lengths_FB, bags.averaged)
 
 
 def with_first_ids(bags: Bags[Int64s], tables: Collection[int]) -> Bags[Int64s]:
@@ -192,7 +208,7 @@ def with_first_ids(bags: Bags[Int64s], tables: Collection[int]) -> Bags[Int64s]:
         return bags
     lengths_FB = lengths_of(bags)
     lengths_FB[list(tables)] = 1
-    return jagged(runs(bags.values, bags.offsets[:-1], lengths_FB), lengths_FB)
+    return jagged(runs(bags.values, bags.offsets[:-1], lengths_FB), lengths_FB, bags.averaged)
 
 
 def runs(values_N: NDArray[Scalar], starts_S: Int64s, lengths_S: Int64s) -> NDArray[Scalar]:

@@ -32,7 +32,7 @@ def counted(ids_FB: Tensor) -> Bags[Tensor]:
 def pooled_by_torch(
     weights: Mapping[str, Tensor], bags: Bags[Tensor], is_sparse: bool = False
 ) -> Tensor:
-    """Sums of rows (B, F, D) of the tables in their order; gradients may be sparse."""
+    """Sums or means of rows (B, F, D) of the tables in order; gradients may be sparse."""
     assert bags.offsets is not None
     starts = table_offsets(bags.map(Tensor.numpy)).tolist()
     offsets_FB = bags.offsets[:-1].view(bags.tables, bags.rows)
@@ -41,7 +41,7 @@ def pooled_by_torch(
             bags.values[starts[table] : starts[table + 1]],
             weight,
             offsets_FB[table] - starts[table],
-            mode="sum",
+            mode="mean" if table in bags.averaged else "sum",
             sparse=is_sparse,
         )
         for table, weight in enumerate(weights.values())

@@ -1,6 +1,8 @@
 """Bags of ids: rows of batches taken apart and put together again, by lists of lists."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -9,13 +11,16 @@ from hypothesis import strategies as st
 
 from dlrm_hybrid.bags import (
     Bags,
+    expanded,
     in_order,
     jagged,
     joined,
     lengths_of,
     part,
     require_offsets,
+    shares_of_means,
     table_offsets,
+    with_first_ids,
 )
 
 Lists = list[list[list[int]]]  # by table and row
@@ -74,6 +79,25 @@ def test_tables_come_in_any_order_and_again(lists: Lists, order: list[int]) -> N
     assert found.tables == len(order)
     if order:
         assert lists_of(found) == [lists[table] for table in order]
+
+
+@given(batches(3), st.sets(st.integers(0, 2)), st.permutations(range(3)), st.integers(0, 5))
+def test_tables_that_are_averaged_stay_so(
+    lists: Lists, averaged: set[int], order: list[int], cut: int
+) -> None:
+    bags = replace(bags_of(lists), averaged=tuple(sorted(averaged)))
+    share_BF1 = shares_of_means(bags)
+    assert (share_BF1 is None) is (not averaged)
+    for table, row in product(range(3), range(bags.rows)):
+        share = 1 / max(len(lists[table][row]), 1) if table in averaged else 1
+        assert share_BF1 is None or share_BF1[row, table, 0] == np.float32(share)
+    for same in (
+        *(part(bags, slice(cut)), joined([bags, bags]), bags.map(np.copy)),
+        *(expanded(bags, {}, lambda table, ids_B: ids_B), with_first_ids(bags, ())),
+    ):
+        assert same.averaged == bags.averaged
+    found = in_order(bags, np.array(order, np.int64))
+    assert {order[place] for place in found.averaged} == averaged
 
 
 @given(batches(3), st.integers(1, 4))

@@ -385,6 +385,7 @@ class _Records:
             values_N = np.concatenate([one.values for one in tables])
             lengths_FB = np.concatenate([lengths_of(one) for one in tables])
             bags = in_order(jagged(values_N, lengths_FB), self._order_F)
+            bags = replace(bags, averaged=self._shards.schema.averaged)
         return replace(batch, bags=self._shards.expanded(bags))
 
     def gather(self, order_B: npt.NDArray[np.uint32], first: int, batch: Batch) -> bool:

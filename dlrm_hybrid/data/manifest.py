@@ -262,6 +262,7 @@ class Manifest:
             | {
                 f"categorical[{i}]": [one.name, one.kind, one.hash_size, *one.changes]
                 + ([f"expand_to {one.expand_to}"] if one.expand_to > 1 else [])
+                + ([f"pooling {one.pooling}"] if one.pooling != "sum" else [])
                 for i, one in enumerate(self.schema.categorical)
             }
         )

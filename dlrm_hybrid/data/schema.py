@@ -21,7 +21,7 @@ MOST_IDS = 1 << 16  # of one row of a multi-hot column
 _SHOWN_NAMES = 8
 _MEANING = re.compile(
     r"data\.schema\.(missing_values\[|dense\[\d+\]\.(name|transform|missing):"
-    r"|categorical\[\d+\]\.(name|kind|bucket|missing|hash_size|truncate|expand_to):)"
+    r"|categorical\[\d+\]\.(name|kind|bucket|missing|hash_size|truncate|expand_to|pooling):)"
 )
 ColumnName = Annotated[str, Field(min_length=1, max_length=1000)]
 Integer = Annotated[int, Field(gt=-(2**63), lt=2**63)]
@@ -82,6 +82,7 @@ class CategoricalColumn:
         expand_to: bag size that the one id of a row is expanded to, with ids that a hash draws
             from its table, always the same for the same id.
         embedding_dim: width of its table; only null, which takes the model's.
+        pooling: rows of a list's ids are added (`sum`), or averaged (`mean`); an empty list is 0.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -101,6 +102,7 @@ class CategoricalColumn:
     # In no `repr`: folders of prepared rows are named after that.
     max_rows: Annotated[int, Field(ge=1, lt=2**31)] | None = field(default=None, repr=False)
     evict: Literal["rarest", "least_recent"] | None = field(default=None, repr=False)
+    pooling: Literal["sum", "mean"] = field(default="sum", repr=False)
 
     @property
     def has_texts(self) -> bool:
@@ -259,7 +261,8 @@ class Schema:
         by_column = zip(*((one.max_rows, one.evict) for one in self.categorical), strict=True)
         limits = [value for values in by_column if any(values) for value in values]
         drawn_by = self.split.column if isinstance(self.split, ByFraction) else None
-        found = [*limits, self.weight, self.group, drawn_by]
+        means = [f"{i}: mean" for i in self.averaged]
+        found = [*limits, self.weight, self.group, drawn_by, *means]
         return found if any(found) else []
 
     @property
@@ -286,6 +289,11 @@ class Schema:
     def multi_hot(self) -> tuple[int, ...]:
         """Indices of the categorical columns with a list of ids per row."""
         return tuple(i for i, one in enumerate(self.categorical) if one.max_length > 1)
+
+    @property
+    def averaged(self) -> tuple[int, ...]:
+        """Indices of the categorical columns whose lists are averaged."""
+        return tuple(i for i, one in enumerate(self.categorical) if one.pooling == "mean")
 
     @property
     def expanded(self) -> dict[int, int]:

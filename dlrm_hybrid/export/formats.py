@@ -63,6 +63,7 @@ class ModelFile:
         spec: architecture of the model.
         int8: whether its tables are `quantised`.
         multi_hot: indices of the tables with any number of ids per row.
+        averaged: those of them whose rows are averaged, not summed.
         masks: masks of activations, by the layer that they follow.
     """
 
@@ -71,6 +72,7 @@ class ModelFile:
     spec: ModelShape
     int8: bool
     multi_hot: tuple[int, ...] = ()
+    averaged: tuple[int, ...] = ()
     masks: Mapping[str, KeepLargest] = field(default_factory=dict[str, KeepLargest])
 
     @property
@@ -123,7 +125,7 @@ class ModelFile:
         return _torch_scorer(self._plain(held), self.multi_hot)
 
     def _plain(self, tensors: Mapping[str, Tensor]) -> PlainDlrm:
-        return PlainDlrm(self.spec, tensors, self.multi_hot, self.masks)
+        return PlainDlrm(self.spec, tensors, self.multi_hot, self.masks, self.averaged)
 
     def _program(self, tensors: Mapping[str, Tensor]) -> Any:
         model = self._plain(tensors)

@@ -166,6 +166,7 @@ class PlainDlrm(nn.Module):
         tensors: tensors by their names in a checkpoint, or `quantised`; shared, not copied.
         multi_hot: indices of the tables with any number of ids per row, whose rows are summed.
         masks: masks of activations, by the layer that they follow.
+        averaged: those of `multi_hot` whose rows are averaged instead.
     """
 
     def __init__(
@@ -174,9 +175,10 @@ class PlainDlrm(nn.Module):
         tensors: Mapping[str, Tensor],
         multi_hot: Collection[int] = (),
         masks: Mapping[str, nn.Module] | None = None,
+        averaged: Collection[int] = (),
     ) -> None:
         super().__init__()
-        self._multi_hot = frozenset(multi_hot)
+        self._multi_hot, self._averaged = frozenset(multi_hot), frozenset(averaged)
         self.embedding = nn.ModuleList(_table(tensors, name) for name in spec.table_names)
         self.own = PlainParts(spec, tensors, masks or {}) if isinstance(spec, OwnModel) else None
         if isinstance(spec, ModelSpec):
@@ -199,7 +201,7 @@ class PlainDlrm(nn.Module):
         """
         single, multi = count(), iter(lists)
         rows = [
-            _rows(table, next(multi)).sum(1)
+            _pooled(table, next(multi), number in self._averaged)
             if number in self._multi_hot
             else _rows(table, ids[:, next(single)])
             for number, table in enumerate(self.embedding)
@@ -241,6 +243,12 @@ def _rows(table: nn.Module, ids: Tensor) -> Tensor:
     """Look up rows (…, D) of ids (…); zeros for -1, which ONNX would count from the end."""
     rows: Tensor = table(ids.clamp(min=0))
     return rows * (ids >= 0).unsqueeze(-1)
+
+
+def _pooled(table: nn.Module, ids_BL: Tensor, is_averaged: bool) -> Tensor:
+    """Pool the rows of lists of ids, which end in -1; zeros for an empty one."""
+    sum_BD = _rows(table, ids_BL).sum(1)
+    return sum_BD / (ids_BL >= 0).sum(1, keepdim=True).clamp(min=1) if is_averaged else sum_BD
 
 
 @final

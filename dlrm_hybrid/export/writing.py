@@ -100,7 +100,8 @@ def drawn_batches(
         sizes = zip(preprocessing.table_rows, lengths_FB.sum(1).tolist(), strict=True)
         ids: list[Int64s] = [rng.integers(0, size, length) for size, length in sizes]
         dense_BI = rng.standard_normal((count, preprocessing.schema.num_dense), np.float32)
-        bags = preprocessing.expanded(jagged(np.concatenate(ids), lengths_FB))
+        drawn = jagged(np.concatenate(ids), lengths_FB, preprocessing.schema.averaged)
+        bags = preprocessing.expanded(drawn)
         yield Batch(dense_BI, bags, np.zeros(count, np.float32))
 
 
@@ -207,6 +208,7 @@ def export(request: Request, display: Display) -> Exported:
             spec=saved.spec,
             int8=options.int8,
             multi_hot=tuple(sorted(lists - set(summed))),
+            averaged=schema.averaged,
             masks=saved.masks,
         )
         names_of(file.naming, file.spec, shapes_of(file.spec))  # raises if the naming has none

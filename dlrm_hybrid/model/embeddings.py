@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dlrm_hybrid.arrays import Int64s
-from dlrm_hybrid.bags import Bags, require_offsets, table_offsets
+from dlrm_hybrid.bags import Bags, require_offsets, shares_of_means, table_offsets
 from dlrm_hybrid.compress.host import require_cpu
 from dlrm_hybrid.kernels.gaps import bag_offsets, sum_rows, unique_ids
 from dlrm_hybrid.model.rows.kernels import (
@@ -155,6 +155,12 @@ def _by_id(gradient_BFD: Tensor, offsets: Tensor) -> Tensor:
     bags_FB = torch.arange(rows * tables).view(rows, tables).t().reshape(-1)
     bags_N = bags_FB.repeat_interleave(offsets.diff())
     return gradient_BFD.reshape(-1, dim).index_select(0, bags_N)
+
+
+def with_means(sum_BFD: Tensor, bags: Bags[Tensor] | None) -> Tensor:
+    """Divide sums of rows, or their gradients, by the sizes of the bags that are averaged."""
+    share_BF1 = None if bags is None else shares_of_means(bags.map(Tensor.numpy))
+    return sum_BFD if share_BF1 is None else sum_BFD * torch.from_numpy(share_BF1)
 
 
 def tensor_bags(bags: Bags[Int64s]) -> Bags[Tensor]:

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.dlrm import StageModel
+from dlrm_hybrid.model.embeddings import with_means
 from dlrm_hybrid.model.placement import HOST, Placement
 from dlrm_hybrid.model.spec import microbatch_rows
 from dlrm_hybrid.types import BatchNumber, DlrmError
@@ -56,7 +57,7 @@ class StageResult:
     Attributes:
         gradients: of the mean of the (weighted) losses of the trainer's rows, by parameter,
             float32.
-        pooled_gradient_BFD: that of the pooled rows; None at a stage without the interaction.
+        pooled_gradient_BFD: that of the sums of rows; None at a stage without the interaction.
         loss_sum: (weighted) binary cross-entropy, summed over the rows; 0 except in the last stage.
         correct: rows on the right side of one half; 0 except in the last stage.
         rows: B; 0 except in the last stage.
@@ -162,8 +163,9 @@ class Stage:
         return bags
 
     def take_rows(self, batch: BatchNumber, pooled_BFD: Tensor) -> None:
-        """Set the pooled rows of a batch in flight, before its first forward."""
-        self._batches[batch].pooled_BFD = self.placement.up(pooled_BFD)
+        """Set the sums of rows of a batch in flight, before its first forward."""
+        flying = self._batches[batch]
+        flying.pooled_BFD = self.placement.up(with_means(pooled_BFD, flying.inputs.bags))
 
     def rows(self, batch: BatchNumber) -> int:
         """Rows b per micro-batch of a batch in flight."""
@@ -187,11 +189,13 @@ class Stage:
                     f"stage {self.model.part.index}: batch {batch} is in the middle of backward"
                 )
             inputs = flying.inputs
+            means = () if inputs.bags is None else inputs.bags.averaged
             named = {
                 "rows": torch.tensor(inputs.rows),
                 "dense": inputs.dense_BI,
                 "ids": None if inputs.bags is None else inputs.bags.values,
                 "offsets": None if inputs.bags is None else inputs.bags.offsets,
+                "averaged": torch.tensor(means) if means else None,
                 "label": inputs.label_B,
                 "weight": inputs.weight_B,
                 "pooled": flying.pooled_BFD,
@@ -207,12 +211,13 @@ class Stage:
         self._batches.clear()
         for batch in sorted({int(name.split(".")[0]) for name in state}):
             rows = int(state[f"{batch}.rows"])
-            dense, ids, offsets, label, weight, pooled = (
+            dense, ids, offsets, averaged, label, weight, pooled = (
                 state.get(f"{batch}.{name}")
-                for name in ("dense", "ids", "offsets", "label", "weight", "pooled")
+                for name in ("dense", "ids", "offsets", "averaged", "label", "weight", "pooled")
             )
             tables = 0 if offsets is None else (len(offsets) - 1) // rows
-            bags = None if ids is None else Bags(ids, offsets, tables)
+            means = () if averaged is None else tuple(map(int, averaged))
+            bags = None if ids is None else Bags(ids, offsets, tables, means)
             inputs = Inputs(rows=rows, dense_BI=dense, bags=bags, label_B=label, weight_B=weight)
             self.begin(BatchNumber(batch), inputs, pooled)
             graphs = self._batches[BatchNumber(batch)].graphs
@@ -326,7 +331,7 @@ class Stage:
         left = self.placement.down([*flying.losses.values(), *correct, *pooled])
         return StageResult(
             gradients=gradients,
-            pooled_gradient_BFD=left[-1] if pooled else None,
+            pooled_gradient_BFD=with_means(left[-1], flying.inputs.bags) if pooled else None,
             loss_sum=sum(float(loss) * flying.rows for loss in left[:numbers]),
             correct=sum(map(int, left[numbers : 2 * numbers])),
             rows=flying.inputs.rows if self.model.part.is_last else 0,
@@ -341,7 +346,7 @@ def predict_stage(
     assert entered_BN is not None
     up, model = stage.placement.up, stage.model
     with torch.no_grad():
-        pooled_BFD = None if pooled_BFD is None else up(pooled_BFD)
+        pooled_BFD = None if pooled_BFD is None else up(with_means(pooled_BFD, inputs.bags))
         left_BM: Tensor = model(aligned(up(entered_BN)), pooled_BFD)
     return stage.placement.down([left_BM.squeeze(1)])[0] if model.part.is_last else left_BM
 

@@ -157,7 +157,8 @@ class Encoder:
             return Bags(np.stack(ids))
         one_B = np.ones(len(values.row_N), np.int64)
         lengths_FB = np.stack([one_B if length_B is None else length_B for length_B in lengths])
-        return jagged(np.concatenate(ids), lengths_FB.astype(np.int64))
+        lengths_FB = lengths_FB.astype(np.int64)
+        return jagged(np.concatenate(ids), lengths_FB, self._schema.averaged)
 
     def _settle(self, column: int, ids_M: Int64s, coded: Coded) -> RefusedValueError | None:
         """Give unknown categories an id, in place; returns the first one without a row."""

@@ -85,12 +85,13 @@ def _description(vocabulary: Vocabulary, file: str) -> dict[str, Any]:
     lists = ("max_length", "truncate") if column.max_length > 1 else ()
     default = () if column.default is None else ("default",)
     expanded = ("expand_to",) if column.expand_to > 1 else ()
+    pooling = ("pooling",) if column.pooling != "sum" else ()
     return {
         **{key: getattr(column, key) for key in same},
         "vocabulary": file,
         "first_id": vocabulary.first_id,
         "rows": vocabulary.table_rows,
-        **{key: getattr(column, key) for key in (*lists, *default, *expanded)},
+        **{key: getattr(column, key) for key in (*lists, *default, *expanded, *pooling)},
     }
 
 

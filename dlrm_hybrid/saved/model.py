@@ -20,7 +20,7 @@ from dlrm_hybrid.checkpoint.reader import OnRead, open_checkpoint
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.dlrm import StageModel
-from dlrm_hybrid.model.embeddings import Embeddings
+from dlrm_hybrid.model.embeddings import Embeddings, with_means
 from dlrm_hybrid.model.layers.keep_largest import KeepLargest
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.sharding import Rounding
@@ -166,6 +166,7 @@ class SavedModel:
             x_BN, pooled_BFD = torch.from_numpy(batch.dense_BI), self.embeddings(bags)
             if self.rounding is not None:
                 pooled_BFD = self.rounding.pooled(pooled_BFD)
+            pooled_BFD = with_means(pooled_BFD, bags)
             for stage, mask in zip(self.stages, (*self.masks.values(), None), strict=True):
                 x_BN = stage(x_BN, pooled_BFD if stage.part.has_interaction else None)
                 x_BN = x_BN if mask is None else mask(x_BN)

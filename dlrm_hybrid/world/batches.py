@@ -108,6 +108,9 @@ class Columns:
                 f"ids of {bags.rows} rows × {bags.tables} tables, must be {rows} × {tables}: "
                 "rows of the label × embedding tables of the model"
             )
+        for table in bags.averaged:
+            if table not in range(tables):
+                raise _FaultError(f"averaged = {table}, must be a table from 0 to {tables - 1}")
         offsets, ids_N = table_offsets(bags).tolist(), bags.values.reshape(-1)
         for table, size in enumerate(self.spec.table_rows):
             own = ids_N[offsets[table] : offsets[table + 1]]

@@ -43,6 +43,8 @@ def tensors_of_batch(batch: Batch) -> dict[str, Tensor]:
     """Convert a batch to tensors by name, for an order."""
     offsets = {} if batch.bags.offsets is None else {"offsets": batch.bags.offsets}
     found = {"dense": batch.dense_BI, "ids": batch.bags.values, **offsets, "label": batch.label_B}
+    if batch.bags.averaged:
+        found["averaged"] = np.array(batch.bags.averaged, np.int64)
     if batch.weight_B is not None:
         found["weight"] = batch.weight_B
     return {name: torch.from_numpy(np.ascontiguousarray(one)) for name, one in found.items()}
@@ -52,5 +54,6 @@ def batch_of(tensors: Tensors, tables: int) -> Batch:
     """Convert tensors back to the batch of `tensors_of_batch`."""
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     offsets = arrays.get("offsets")
-    bags = Bags(arrays["ids"], offsets, 0 if offsets is None else tables)
+    averaged = tuple(arrays.get("averaged", np.empty(0, np.int64)).tolist())
+    bags = Bags(arrays["ids"], offsets, 0 if offsets is None else tables, averaged)
     return Batch(arrays["dense"], bags, arrays["label"], arrays.get("weight"))

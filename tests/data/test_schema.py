@@ -161,6 +161,8 @@ FAULTS = [
     (GOOD + f"split: {{by: time, column: t, test_from: {'9' * 400}}}", "not YAML: 999.* is no num"),
     (GOOD + "2024-01-01: 1", "m.yaml: 2024-01-01: unknown key"),
     (GOOD.replace("c}", "c, truncate: last}"), r"\[0\].truncate: only with max_length > 1"),
+    (GOOD.replace("c}", "c, pooling: mean}"), r"\[0\].pooling: only with max_length > 1"),
+    (GOOD.replace("c}", "c, max_length: 2, pooling: max}"), "pooling = 'max': must be 'sum' or"),
     (GOOD.replace("c}", "c, max_length: 2, truncate: end}"), "truncate = 'end': must be 'first', "),
     (GOOD + "missing_values: [NA, '-1']", r"missing_values\[1\] = '-1': is a number, which is nev"),
     (GOOD + "missing_values: [True]", r"missing_values\[0\] = True: must be a valid string"),
@@ -198,19 +200,28 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 names = st.text(min_size=1, max_size=8)
-columns = st.builds(
-    CategoricalColumn,
-    name=names,
-    kind=st.sampled_from(["string", "integer", "hash8"]),
-    min_count=st.integers(0, 9),
-    hash_size=st.integers(0, 2**31 - 2),
-    max_length=st.integers(1, 9),
-) | st.builds(
-    CategoricalColumn,
-    name=names,
-    kind=st.just("integer"),
-    bucket=st.sampled_from([None, "log_squared"]),
-    missing=st.sampled_from(["own", "shared"]) | st.integers(1 - 2**63, 2**63 - 1),
+columns = (
+    st.builds(
+        CategoricalColumn,
+        name=names,
+        kind=st.sampled_from(["string", "integer", "hash8"]),
+        min_count=st.integers(0, 9),
+        hash_size=st.integers(0, 2**31 - 2),
+        max_length=st.integers(1, 9),
+    )
+    | st.builds(
+        CategoricalColumn,
+        name=names,
+        max_length=st.integers(2, 9),
+        pooling=st.sampled_from(["sum", "mean"]),
+    )
+    | st.builds(
+        CategoricalColumn,
+        name=names,
+        kind=st.just("integer"),
+        bucket=st.sampled_from([None, "log_squared"]),
+        missing=st.sampled_from(["own", "shared"]) | st.integers(1 - 2**63, 2**63 - 1),
+    )
 )
 
 

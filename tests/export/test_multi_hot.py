@@ -24,7 +24,9 @@ OPTIONS = Fused()
 TOLERANCE = 1e-5
 
 
-def drawn(rows: int, multi_hot: tuple[int, ...], most: int = 5) -> Batch:
+def drawn(
+    rows: int, multi_hot: tuple[int, ...], most: int = 5, averaged: tuple[int, ...] = ()
+) -> Batch:
     """Rows with empty bags among them."""
     rng = np.random.default_rng(rows)
     lengths_FB = np.ones((3, rows), np.int64)
@@ -33,7 +35,7 @@ def drawn(rows: int, multi_hot: tuple[int, ...], most: int = 5) -> Batch:
     sizes = zip(SPEC.table_rows, lengths_FB.sum(1), strict=True)
     values_N = np.concatenate([rng.integers(0, size, count) for size, count in sizes])
     dense_BI = rng.random((rows, 3), np.float32)
-    return Batch(dense_BI, jagged(values_N, lengths_FB), np.zeros(rows, np.float32))
+    return Batch(dense_BI, jagged(values_N, lengths_FB, averaged), np.zeros(rows, np.float32))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +47,7 @@ def drawn(rows: int, multi_hot: tuple[int, ...], most: int = 5) -> Batch:
         *(("safetensors", False, (1,)), ("safetensors", True, (0, 1, 2))),
     ],
 )
-def test_bags_are_pooled_to_their_sum_an_unknown_id_is_zeros_and_one_too_large_an_error(
+def test_bags_are_pooled_as_they_should_an_unknown_id_is_zeros_and_one_too_large_an_error(
     format: Any, int8: bool, multi_hot: tuple[int, ...], tmp_path: Path
 ) -> None:
     """The program gives an unknown category the id behind the last row, whose weights are zero."""
@@ -58,22 +60,28 @@ def test_bags_are_pooled_to_their_sum_an_unknown_id_is_zeros_and_one_too_large_a
     for name, rows in zip(SPEC.table_names, SPEC.table_rows, strict=True):
         tensors[f"{name}.weight"][rows:] = 0
         tensors[f"{name}.weight"] = tensors[f"{name}.weight"][:rows]
-    file = ModelFile(format=format, naming="ours", spec=SPEC, int8=int8, multi_hot=multi_hot)
+    averaged = multi_hot[-1:]
+    options: dict[str, Any] = {"int8": int8, "multi_hot": multi_hot, "averaged": averaged}
+    file = ModelFile(format=format, naming="ours", spec=SPEC, **options)
     file.write(tmp_path, tensors)
     before = file.expected(tensors) if int8 else padded.score
     after = file.scorer(tmp_path)
     # batches and lists of any size, one without any id
-    known = drawn(500, multi_hot)
-    for batch in (known, drawn(1, multi_hot), drawn(7, multi_hot, 40), drawn(3, multi_hot, 0)):
+    known, *others = (
+        drawn(rows, multi_hot, most, averaged) for rows, most in ((500, 5), (1, 5), (7, 40), (3, 0))
+    )
+    for batch in (known, *others):
         for wanted, found in zip(before(batch), after(batch), strict=True):
             np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE)
 
     sizes_N = np.repeat(SPEC.table_rows, lengths_of(known.bags).sum(1))
     values_N = known.bags.values.reshape(-1)
     is_unknown_N = np.random.default_rng(0).random(len(values_N)) < 0.3
+    if averaged:  # whose -1 are not counted
+        is_unknown_N[np.repeat(np.arange(3), lengths_of(known.bags).sum(1)) == averaged[0]] = False
 
     def of(ids_N: Any) -> Batch:
-        return replace(known, bags=jagged(ids_N, lengths_of(known.bags)))
+        return replace(known, bags=replace(known.bags, values=ids_N))
 
     expected = padded.score(of(np.where(is_unknown_N, sizes_N, values_N)))
     found = after(of(np.where(is_unknown_N, -1, values_N)))

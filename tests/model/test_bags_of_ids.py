@@ -1,5 +1,6 @@
 """Bags of any size: pooled and learned as torch does, and as ids are where each bag has one."""
 
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
-from dlrm_hybrid.model.embeddings import Embeddings, distinct_ids, tensor_bags
+from dlrm_hybrid.model.embeddings import Embeddings, distinct_ids, tensor_bags, with_means
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.tables import Fused, TableOptimizer
 from dlrm_hybrid.model.tensors import draw_embeddings
@@ -79,6 +80,23 @@ def test_distinct_ids_pool_and_sum_what_all_ids_do(seed: int, rows: int, order: 
         full_RD[torch.from_numpy(part)] = sum_XD
         assert torch.allclose(full_RD, tables[table].grad, rtol=1e-6, atol=1e-5)
     assert ids.most == np.diff(bags.offsets[:: max(rows, 1)]).max(initial=0) if rows else True
+
+
+@pytest.mark.parametrize("averaged", [(1,), (0, 1, 3, 4)])
+def test_means_and_their_gradients_are_those_of_torch(averaged: tuple[int, ...]) -> None:
+    bags = replace(tensor_bags(drawn_bags(3, SPEC.table_rows, ROWS)), averaged=averaged)
+    embeddings, gradient_BFD = embeddings_of("sgd"), gradient_of(1, ROWS)
+    first = {name: weight.clone() for name, weight in embeddings.weights().items()}
+    leaves = {name: weight.clone().requires_grad_() for name, weight in first.items()}
+    expected_BFD, sum_BFD = pooled_by_torch(leaves, bags), embeddings(bags)
+    expected_BFD.backward(gradient_BFD)
+    assert (with_means(sum_BFD.detach(), bags) - expected_BFD).abs().max() <= 1e-6
+    assert (sum_BFD - expected_BFD).abs().max() > 0.1
+    sum_BFD.backward(with_means(gradient_BFD, bags))
+    for name, weight in embeddings.weights().items():
+        gradient = leaves[name].grad
+        assert gradient is not None
+        assert (first[name] - LR * gradient - weight).abs().max() <= 1e-6, name
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 12))

@@ -1,14 +1,16 @@
 from dataclasses import replace
 from itertools import combinations
 
+import numpy as np
 import pytest
 import torch
 from reference_step import Dlrm
 from tiny_world import CROSS, DROPPING, MACHINE, PAPER, SEED, SMALL, TABLES, columns, draw_batch
 from torch import Tensor
 
-from dlrm_hybrid.bags import Bags
+from dlrm_hybrid.bags import Bags, jagged
 from dlrm_hybrid.model.dlrm import StageModel
+from dlrm_hybrid.model.embeddings import tensor_bags
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.parallel.stage import Inputs, Stage, StageResult, aligned, predict_stage
@@ -134,6 +136,38 @@ def test_weights_multiply_the_losses_of_their_rows(microbatches: int):
     unweighted = _gathered(_step(models, batch, pooled_BFD.detach(), microbatches))
     assert not torch.allclose(unweighted["pooled"], pooled_BFD.grad, atol=1e-3)
     assert results[-1].correct == int(((chance_B >= 0.5) == (label_B == 1)).sum())
+
+
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_sums_of_rows_become_means_and_gradients_are_of_sums(microbatches: int):
+    batch, averaged = draw_batch(SMALL, ROWS, 0), (0, 3)
+    lengths_FB = np.random.default_rng(0).integers(0, 4, (26, ROWS))
+    jagged_bags = jagged(np.zeros(lengths_FB.sum(), np.int64), lengths_FB, averaged)
+    batch = replace(batch, bags=tensor_bags(jagged_bags))
+    sum_BFD = torch.randn(ROWS, 26, 4, generator=torch.Generator().manual_seed(0))
+    sum_BFD.requires_grad_()
+    mean_BFD = sum_BFD.clone()
+    for table in averaged:
+        length_B1 = torch.from_numpy(lengths_FB[table]).clamp(min=1).unsqueeze(1)
+        mean_BFD[:, table] = sum_BFD[:, table] / length_B1
+    model = Dlrm(SMALL, TABLES, Precision.FLOAT32, SEED)
+    logit_B = model.logits(columns(batch)[0], mean_BFD)
+    assert batch.label_B is not None
+    torch.nn.functional.binary_cross_entropy_with_logits(logit_B, batch.label_B).backward()
+    (layers,) = _models(SMALL, ())
+    stage = _begun(layers, batch, None, microbatches)
+    stage.take_rows(NUMBER, sum_BFD.detach())
+    saved = stage.state_dict()
+    stage.load_state_dict({name: one.clone() for name, one in saved.items()})
+    assert stage.bags(NUMBER).averaged == averaged
+    for microbatch in range(microbatches):
+        stage.forward(NUMBER, microbatch, None)
+        stage.backward(NUMBER, microbatch, None)
+    found = stage.finish(NUMBER).pooled_gradient_BFD
+    assert found is not None and sum_BFD.grad is not None
+    torch.testing.assert_close(found, sum_BFD.grad, rtol=0, atol=1e-7)
+    logit_again_B = predict_stage(stage, batch, None, sum_BFD.detach())
+    torch.testing.assert_close(logit_again_B, logit_B.detach(), rtol=0, atol=1e-6)
 
 
 def test_correct_rows_are_counted_in_the_last_stage():

@@ -77,9 +77,10 @@ dense: [{dense}]
 categorical:
   - {{name: tags, kind: integer{length}, max_rows: 48, evict: least_recent}}
   - {{name: shop, kind: integer}}
-split: {{by: fraction, test: 0.2, seed: 1}}
+{columns}split: {{by: fraction, test: 0.2, seed: 1}}
 {more}
 """
+MEANS = "  - {name: words, kind: integer, max_length: 4, pooling: mean}\n"
 Train = Callable[..., Path]
 
 
@@ -92,23 +93,27 @@ def rows(
     columns = {"click": draw.integers(0, 2, 1500), "shop": draw.integers(0, 90, 1500)}
     lists = [draw.integers(0, 40, draw.integers(0, 6)).tolist() for _ in range(1500)]
     much = np.arange(1500) % 7 / 3
+    words = [draw.integers(0, 40, draw.integers(0, 5)).tolist() for _ in range(1500)]
+    numbers = {"price": draw.random(1500), "much": much}
     tables = {
-        "lists": {**columns, "price": draw.random(1500), "tags": lists, "much": much},
+        "lists": {**columns, **numbers, "tags": lists, "words": words},
         "bare": {**columns, "tags": draw.integers(0, 40, 1500)},
     }
     columns = {"click": draw.integers(0, 2, 1500), "shop": draw.integers(NEXT_SHOPS, 130, 1500)}
     lists = [draw.integers(10, 60, draw.integers(0, 6)).tolist() for _ in range(1500)]
-    tables["next lists"] = {**columns, "price": draw.random(1500), "tags": lists, "much": much}
+    words = [draw.integers(20, 60, draw.integers(0, 5)).tolist() for _ in range(1500)]
+    tables["next lists"] = {**columns, **numbers, "tags": lists, "words": words}
     tables["next bare"] = {**columns, "tags": draw.integers(10, 60, 1500)}
     for name, table in tables.items():
         pq.write_table(pa.table(table), folder / f"{name}.parquet")
     made: dict[str, tuple[str, ...]] = {"clicks": tuple(small_rows)}
     schemas = (
-        ("lists", "{name: price}", ", max_length: 5", "weight: much\ngroup: shop"),
-        ("bare", "", "", ""),
+        ("lists", "{name: price}", ", max_length: 5", MEANS, "weight: much\ngroup: shop"),
+        ("bare", "", "", "", ""),
     )
-    for name, dense, length, more in schemas:
-        (folder / f"{name}.yaml").write_text(SCHEMA.format(dense=dense, length=length, more=more))
+    for name, dense, length, last, more in schemas:
+        text = SCHEMA.format(dense=dense, length=length, columns=last, more=more)
+        (folder / f"{name}.yaml").write_text(text)
         made[name] = (
             *("data=table", f"data.schema={folder / name}.yaml"),
             *(f"data.raw={folder / name}.parquet", f"data.prepared={folder / name}"),

@@ -1,5 +1,6 @@
 """Batches of programs: what they may be made of, and what is said of those that are wrong."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,8 @@ def test_bags_of_any_size_come_from_keyed_jagged_tensors() -> None:
     with pytest.raises(DataError, match="offsets"):
         wrong_bags = Bags(np.arange(3), np.array([0, 2, 1, 1, 1, 1, 1, 1, 3]), 2)
         COLUMNS.batch((DENSE, wrong_bags, LABEL), "batch")
+    with pytest.raises(DataError, match="averaged = 2, must be a table from 0 to 1"):
+        COLUMNS.batch((DENSE, replace(batch.bags, averaged=(0, 2)), LABEL), "batch")
 
 
 def test_keyed_jagged_tensors_say_what_would_be_ignored() -> None:
@@ -137,7 +140,9 @@ def test_a_batch_arrives_as_it_was_sent(lengths: list[int], seed: int) -> None:
     draw = np.random.default_rng(seed)
     values = [*draw.integers(0, 5, sum(lengths[:4])), *draw.integers(0, 7, sum(lengths[4:]))]
     sent = COLUMNS.batch((DENSE, Keyed(["a", "b"], values, lengths), LABEL), "batch")
+    sent = replace(sent, bags=replace(sent.bags, averaged=(1,)))
     found = batch_of(tensors_of_batch(sent), 2)
+    assert found.bags.averaged == (1,)
     assert found.bags.values.tolist() == sent.bags.values.tolist()
     assert lengths_of(found.bags).tolist() == lengths_of(sent.bags).tolist()
     assert found.label_B.tolist() == LABEL

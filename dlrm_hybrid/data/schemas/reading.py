@@ -288,10 +288,10 @@ def _value_faults(schema: Schema) -> Iterator[str]:
 
 
 def _column_faults(key: str, column: CategoricalColumn) -> Iterator[str]:
-    if column.separator is not None and column.max_length == 1:
-        yield f"{key}.separator: only with max_length > 1, a multi-hot column"
-    if column.truncate != "error" and column.max_length == 1:
-        yield f"{key}.truncate: only with max_length > 1, a multi-hot column"
+    of_lists = {"separator": None, "truncate": "error", "pooling": "sum"}
+    for name, default in of_lists.items() if column.max_length == 1 else ():
+        if getattr(column, name) != default:
+            yield f"{key}.{name}: only with max_length > 1, a multi-hot column"
     if column.default is not None:
         yield from _default_faults(f"{key}.default = {column.default!r}", column, column.default)
     if column.missing != "own" and column.max_length > 1:
