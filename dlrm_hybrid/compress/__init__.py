@@ -37,7 +37,7 @@ def __getattr__(name: str) -> Any:
         if name in names:
             return getattr(import_module(f"{__name__}.{file}"), name)
     base = import_module(_METHODS)
-    records = {one.__name__: one for one in (base.GradientMethod, *base.methods().values())}
+    records = {cls.__name__: cls for cls in (base.GradientMethod, *base.methods().values())}
     if name == "__all__":
         return sorted({*records, *chain(*_HOMES.values())})
     if name not in records:

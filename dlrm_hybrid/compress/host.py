@@ -47,11 +47,9 @@ def host_array(tensor: Tensor, what: str, which: object) -> Float32s:
 def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copy tensors of one device to the CPU's memory; the host waits once for all of them."""
     pins = tensors[0].is_cuda
-    copies = [
-        torch.empty(one.shape, dtype=one.dtype, device="cpu", pin_memory=pins) for one in tensors
-    ]
-    for copy, one in zip(copies, tensors, strict=True):
-        copy.copy_(one.detach(), non_blocking=True)
+    copies = [torch.empty(t.shape, dtype=t.dtype, device="cpu", pin_memory=pins) for t in tensors]
+    for copy, tensor in zip(copies, tensors, strict=True):
+        copy.copy_(tensor.detach(), non_blocking=True)
     if pins:
         torch.cuda.current_stream(tensors[0].device).synchronize()
     return copies

@@ -60,8 +60,8 @@ def decode(sections: Sequence[Section], what: str) -> Update:
         DlrmError: a section has no such payload.
     """
     try:
-        if all(is_ternary(one) or one.encoding is Encoding.DENSE for one in sections):
-            units = [scale_of(one) if is_ternary(one) else None for one in sections]
+        if all(is_ternary(section) or section.encoding is Encoding.DENSE for section in sections):
+            units = [scale_of(section) if is_ternary(section) else None for section in sections]
             return DenseUpdate([_all_values(section) for section in sections], units)
         return sparse_of_all(sections)
     except SectionError as error:

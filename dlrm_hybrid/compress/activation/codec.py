@@ -144,7 +144,7 @@ def largest_of_rows(x_BN: Tensor, sparsity: float, key: Key) -> RowSelection:
 
 
 def kept_gradients(g_BN: Tensor, mask: Mask, key: Key) -> tuple[Int32s, Float32s]:
-    """A mask that is there, and the gradients of what it keeps; raises as `largest_of_rows`."""
+    """The mask, and the gradients of the elements it keeps; raises as `largest_of_rows`."""
     assert mask is not None
     if not g_BN.is_cpu:
         return mask, device_rows.elements_at(g_BN, mask)
@@ -156,10 +156,10 @@ def kept_gradients(g_BN: Tensor, mask: Mask, key: Key) -> tuple[Int32s, Float32s
 def only_section(
     sections: Sections, dtype: Dtype, shape: Sequence[int], key: Key, *, dense: bool
 ) -> Section:
-    """Require that a message is one section of this type and shape; DENSE, or of any encoding.
+    """Require that a message is one section of this type and shape, with `dense` a DENSE one.
 
     Raises:
-        DlrmError: there is none, another or one more; names batch, boundary and micro-batch.
+        DlrmError: the message is another; names batch, boundary and micro-batch.
     """
     for section in sections if len(sections) == 1 else ():
         is_fitting = (section.dtype, section.count) == (dtype, prod(shape))
@@ -198,6 +198,6 @@ def scattered_section(indices_K: Int32s, section: Section, shape: torch.Size) ->
 
 
 def listed(sections: Sections) -> str:
-    """What a message holds, for messages of errors."""
-    shown = (f"{one.encoding.name} {one.dtype.name} of {one.count}" for one in sections)
+    """The sections of a message, for errors."""
+    shown = (f"{s.encoding.name} {s.dtype.name} of {s.count}" for s in sections)
     return ", ".join(shown) or "nothing"

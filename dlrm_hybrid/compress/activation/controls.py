@@ -132,12 +132,12 @@ class GradientTopKCodec(ActivationCodec):
     def decode_gradient(
         self, sections: Sections, shape: torch.Size, mask: Mask, key: Key
     ) -> Tensor:
-        kept = sparse_of(only_section(sections, self._dtype, shape, key, dense=False))
-        return scattered(kept.indices_K, kept.values_K, shape)
+        elements = sparse_of(only_section(sections, self._dtype, shape, key, dense=False))
+        return scattered(elements.indices_K, elements.values_K, shape)
 
     @override
     def tensors(self) -> dict[str, Tensor]:
-        return {f"microbatch.{one}.residual": held for one, held in enumerate(self._residuals)}
+        return {f"microbatch.{i}.residual": tensor for i, tensor in enumerate(self._residuals)}
 
     @override
     def report(self) -> SentReport | None:

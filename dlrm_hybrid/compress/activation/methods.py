@@ -43,7 +43,7 @@ class ActivationMethod(Choice, effect=Effect.NEW_RUN | Effect.COMPRESSORS | Effe
     """How activations and their gradients travel between stages."""
 
     compresses_activations: ClassVar[bool] = True
-    """Not only their gradients, so evaluations may be compressed too."""
+    """Whether activations are compressed, not only their gradients; evaluations then may be too."""
     sparsity: BelowOne | tuple[BelowOne, ...] = 0.0
     bits: LevelBits | tuple[LevelBits | None, ...] | None = None
     evaluate_masked: bool
@@ -53,18 +53,18 @@ class ActivationMethod(Choice, effect=Effect.NEW_RUN | Effect.COMPRESSORS | Effe
         """The codec of one boundary."""
 
     def sparsity_at(self, cut: int) -> float:
-        """Of what crosses this cut, whether one number or a list was given."""
+        """The sparsity of what crosses this cut, whether the setting is one number or a list."""
         return self.sparsity[cut] if isinstance(self.sparsity, tuple) else self.sparsity
 
     def bits_at(self, cut: int) -> int | None:
-        """Of the levels that cross this cut; None where these are no levels."""
+        """Bits of the levels that cross this cut; None where no levels do."""
         return self.bits[cut] if isinstance(self.bits, tuple) else self.bits
 
     @property
     def sends_levels(self) -> bool:
         """Whether levels cross a cut."""
         bits = self.bits if isinstance(self.bits, tuple) else (self.bits,)
-        return any(one is not None for one in bits)
+        return any(b is not None for b in bits)
 
 
 @dataclass(frozen=True, kw_only=True)

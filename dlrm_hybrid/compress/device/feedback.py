@@ -25,7 +25,7 @@ from dlrm_hybrid.compress.device.ops import (
     Ranks,
     ops_for,
 )
-from dlrm_hybrid.compress.device.rules import Asked, Found, rule_on_device
+from dlrm_hybrid.compress.device.rules import Estimate, Query, rule_on_device
 from dlrm_hybrid.compress.device.sums import Blocks, Sums, current, sent
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Encoding, Selected, Sent
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, FeedbackOptions
@@ -37,7 +37,7 @@ from dlrm_hybrid.compress.report import SentReport
 from dlrm_hybrid.wire.section import Dtype
 from dlrm_hybrid.wire.sparse import Elements
 
-_ROOM, _ROOMY = 1024, 2.5  # places for what is selected: so many, and of what should be so much
+_ROOM, _ROOMY = 1024, 2.5  # places for what is selected: so many, and so many times k
 _HOST_ONLY = (".residual", ".momentum")  # what an original keeps on the CPU and this does not
 
 
@@ -55,7 +55,7 @@ class Selection(NamedTuple):
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class _Step:
+class _Launch:
     """What was launched and waits for the host: see `DeviceFeedback.begin`."""
 
     step: int
@@ -63,17 +63,17 @@ class _Step:
     alone: bool
     marks: Marks
     listed: tuple[Tensor, Tensor]
-    asked: Asked
+    query: Query
     taus_T: Tensor
-    found: Found
+    estimate: Estimate
 
 
 @final
 class DeviceFeedback(Compressor):
     """Sends what reaches thresholds, and keeps the rest on the device.
 
-    It selects the same as the compressor on the CPU, and its state has the same names; but that a
-    value which rounds to zero in half precision is sent all the same.
+    It selects the same as the compressor on the CPU, and its state has the same names; only, a
+    value that rounds to zero in half precision is sent all the same.
 
     Args:
         original: a fresh compressor on the CPU, for which `can_move` is true.
@@ -118,8 +118,8 @@ class DeviceFeedback(Compressor):
             self._joining_addresses_T = addresses(self._joining, device)
         self._ranks = Ranks(self.blocks, state.ks)
         self._largest = Ranks(self.blocks, [1] * len(state.ks))
-        self._step: _Step | None = None
-        self._done: tuple[Asked, Sequence[int], Sequence[int]] | None = None
+        self._step: _Launch | None = None
+        self._done: tuple[Query, Sequence[int], Sequence[int]] | None = None
         self._pointers: list[int] = []
         self._orders: list[list[int]] = []
         self.addresses_T = addresses([], device)
@@ -150,29 +150,29 @@ class DeviceFeedback(Compressor):
             self._ranks = Ranks(self.blocks, state.ks)
         due = state.due(self._selector.settings, step)
         taus_T, due_T = self._ordered(taus, due)
-        asked = Asked(x, self.ops, self._ranks, due, due_T, state.rule_states, self._largest)
-        found = Found(taus_T)
+        query = Query(x, self.ops, self._ranks, due, due_T, state.rule_states, self._largest)
+        estimate = Estimate(taus_T)
         if due:
-            found = self._rule.taus(asked)
-            taus_T = torch.where(due_T, found.taus_T, taus_T)
+            estimate = self._rule.taus(query)
+            taus_T = torch.where(due_T, estimate.taus_T, taus_T)
         marks = self.ops.mark(x, taus_T, gradients, self.addresses_T)
         room = _ROOM + int(_ROOMY * sum(state.ks))
         listed = self.ops.compact(marks, room, gradients, self.addresses_T, clear=not alone)
-        self._step = _Step(step, gradients, alone, marks, listed, asked, taus_T, found)
+        self._step = _Launch(step, gradients, alone, marks, listed, query, taus_T, estimate)
         return torch.cat(
-            [x.flags_E.long(), marks.splits_E, taus_T.view(torch.int32).long(), *found.notes_MT]
+            [x.flags_E.long(), marks.splits_E, taus_T.view(torch.int32).long(), *estimate.notes_MT]
         )
 
     def _locate(self, gradients: Sequence[Tensor]) -> None:
         """Bring the gradients' addresses to the device where they have changed."""
-        pointers = [one.data_ptr() for one in gradients]
+        pointers = [gradient.data_ptr() for gradient in gradients]
         if pointers != self._pointers:
             self._pointers = pointers
             self.addresses_T = sent(pointers, torch.int64, self.home)
 
     def _ordered(self, taus: Float32s, due: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Thresholds, float32, and which are due, bool, on the device; sent where they changed."""
-        orders = [taus.view(np.int32).tolist(), [int(one in due) for one in range(taus.size)]]
+        orders = [taus.view(np.int32).tolist(), [int(tensor in due) for tensor in range(taus.size)]]
         if orders != self._orders:
             self._orders = orders
             orders_2T = sent(orders, torch.int32, self.home)
@@ -194,32 +194,32 @@ class DeviceFeedback(Compressor):
             raise not_finite(self._step.step, name, "the learning rate")
 
     def used(self, numbers: Sequence[int]) -> list[bool]:
-        """Of each tensor, whether its gradient was not all zeros."""
+        """Whether each tensor's gradient was not all zeros."""
         return [flag & USED > 0 for flag in numbers[: len(self.layout.specs)]]
 
     def finish(self, numbers: Sequence[int]) -> Selection:
         """The elements that were selected; raises as `require_finite`."""
         self.require_finite(numbers)
-        done, self._step = self._step, None
-        assert done is not None
+        launch, self._step = self._step, None
+        assert launch is not None
         tensors = len(self.layout.specs)
         splits = numbers[tensors + 1 : 2 * tensors + 2]
         counts = [last - first for first, last in pairwise(splits)]
         surplus = self._surplus(counts)
-        found = self._listed(done, splits[-1])
+        elements = self._listed(launch, splits[-1])
         if any(surplus):
-            found = self._put_back_ties(done, found, splits, surplus)
+            elements = self._put_back_ties(launch, elements, splits, surplus)
             counts = [count - over for count, over in zip(counts, surplus, strict=True)]
-        self._done = done.asked, numbers[2 * tensors + 2 :], counts
-        return self._rounded(done, *found)
+        self._done = launch.query, numbers[2 * tensors + 2 :], counts
+        return self._rounded(launch, *elements)
 
-    def _listed(self, done: _Step, count: int) -> tuple[Tensor, Tensor]:
-        """All that was selected; what has found no room is listed now."""
-        indices_K, values_K = done.listed
+    def _listed(self, launch: _Launch, count: int) -> tuple[Tensor, Tensor]:
+        """All that was selected; lists now what had no room."""
+        indices_K, values_K = launch.listed
         room = indices_K.numel()
         if count > room:
-            given = (done.gradients, self.addresses_T)
-            indices_K, rest_K = self.ops.compact(done.marks, count, *given, clear=not done.alone)
+            args = (launch.gradients, self.addresses_T)
+            indices_K, rest_K = self.ops.compact(launch.marks, count, *args, clear=not launch.alone)
             rest_K[:room] = values_K  # which may have been cleared
             values_K = rest_K
         return indices_K[:count], values_K[:count]
@@ -231,13 +231,13 @@ class DeviceFeedback(Compressor):
         """
         if self._done is None:
             return
-        (asked, numbers, counts), self._done = self._done, None
+        (query, numbers, counts), self._done = self._done, None
         tensors = len(counts)
         taus = np.array(numbers[:tensors], np.int32).view(np.float32)
-        if asked.due:
+        if query.due:
             starts = range(tensors, len(numbers), tensors)
-            self._rule.noted(asked, [numbers[one : one + tensors] for one in starts])
-        self._state.end({tensor: float(taus[tensor]) for tensor in asked.due}, counts, ())
+            self._rule.noted(query, [numbers[start : start + tensors] for start in starts])
+        self._state.end({tensor: float(taus[tensor]) for tensor in query.due}, counts, ())
         self._steps += 1
         self._sent_T += np.array(counts, np.int64)
 
@@ -248,13 +248,13 @@ class DeviceFeedback(Compressor):
     @override
     def encode(self, gradients: Mapping[str, Tensor], step: int) -> Encoding:
         yield from ()
-        given = [gradients[spec.name].clone() for spec in self.layout.specs]
+        copies = [gradients[spec.name].clone() for spec in self.layout.specs]
         with current(self.home):
-            numbers = cast("list[int]", self.begin(given, step, alone=False).tolist())
+            numbers = cast("list[int]", self.begin(copies, step, alone=False).tolist())
             return self.sent(self.finish(numbers))
 
     def sent(self, selection: Selection) -> Selected:
-        """A selection as what travels: nothing else is copied to the host."""
+        """Copy a selection to the host, in the form that travels."""
         words = torch.cat([selection.indices_K, selection.values_K.view(torch.int32)]).cpu().numpy()
         flat_K, values_K = words[: words.size // 2], words[words.size // 2 :].view(np.float32)
         chosen = Indices.of_flat(self.layout, flat_K)
@@ -262,13 +262,13 @@ class DeviceFeedback(Compressor):
         return Selected(self.layout, elements, self._options.dtype)
 
     def received(self, elements: Elements) -> Selection:
-        """What a trainer has sent, on the device."""
+        """Copy what a trainer has sent to the device."""
         counts_T = np.diff(elements.offsets_E)
         starts_K = np.repeat(self.layout.offsets[:-1], counts_T)
         flat_K = (elements.indices_K + starts_K).astype(np.int32)
         indices_K, values_K = [
-            torch.from_numpy(one).to(self.home, non_blocking=True)
-            for one in (flat_K, elements.values_K)
+            torch.from_numpy(array).to(self.home, non_blocking=True)
+            for array in (flat_K, elements.values_K)
         ]
         return Selection(indices_K, values_K)
 
@@ -278,20 +278,20 @@ class DeviceFeedback(Compressor):
 
     @override
     def flush(self) -> dict[str, Tensor]:
-        held = self._shaped(self._x.residual_N.clone())
+        parts = self._shaped(self._x.residual_N.clone())
         self._x.residual_N.zero_()
-        return {spec.name: one for spec, one in zip(self.layout.specs, held, strict=True)}
+        return {spec.name: part for spec, part in zip(self.layout.specs, parts, strict=True)}
 
     @override
     def tensors(self) -> dict[str, Tensor]:
         self._settle()
         views = dict(self._host_views)
-        held = [("residual", self._x.residual_N)]
+        vectors = [("residual", self._x.residual_N)]
         if self._momentum is not None:
-            held.append(("momentum", self._momenta_N))
-        for what, padded_N in held:
+            vectors.append(("momentum", self._momenta_N))
+        for what, padded_N in vectors:
             pairs = zip(self.layout.specs, self._shaped(padded_N), strict=True)
-            views |= {f"{spec.name}.{what}": one for spec, one in pairs}
+            views |= {f"{spec.name}.{what}": part for spec, part in pairs}
         return views
 
     @override
@@ -317,34 +317,34 @@ class DeviceFeedback(Compressor):
 
     def _put_back_ties(
         self,
-        done: _Step,
-        found: tuple[Tensor, Tensor],
+        launch: _Launch,
+        elements: tuple[Tensor, Tensor],
         splits: Sequence[int],
         surplus: Sequence[int],
     ) -> tuple[Tensor, Tensor]:
-        """Keep k of each tensor: of those that equal the threshold, the last return."""
-        values_K = found[1]
+        """Keep k of each tensor: of those that equal the threshold, the last ones return."""
+        values_K = elements[1]
         drops_K = torch.zeros_like(values_K, dtype=torch.bool)
         for tensor, over in enumerate(surplus):
             if over:
-                own = slice(splits[tensor], splits[tensor + 1])
-                ties = values_K[own].abs() == done.taus_T[tensor]
+                span = slice(splits[tensor], splits[tensor + 1])
+                ties = values_K[span].abs() == launch.taus_T[tensor]
                 until = ties.cumsum(0)
-                drops_K[own] = ties & (until > until[-1] - over)
+                drops_K[span] = ties & (until > until[-1] - over)
         kept, dropped = splits[-1] - sum(surplus), sum(surplus)
         # Of known sizes, so that nobody waits: the last place takes what does not belong there.
         behind_K = drops_K.cumsum(0)
         to_K = torch.where(drops_K, kept, torch.arange(splits[-1], device=self.home) - behind_K)
         back_K = torch.where(drops_K, behind_K - 1, dropped)
-        left = [one.new_empty(kept + 1).scatter_(0, to_K, one)[:kept] for one in found]
-        back = [one.new_empty(dropped + 1).scatter_(0, back_K, one)[:dropped] for one in found]
+        rest = [x.new_empty(kept + 1).scatter_(0, to_K, x)[:kept] for x in elements]
+        back = [x.new_empty(dropped + 1).scatter_(0, back_K, x)[:dropped] for x in elements]
         self.put_back(Selection(back[0], back[1]))
-        if done.alone:  # the gradients still hold them
-            self.ops.scatter(back[0], -back[1], done.gradients, self.addresses_T)
-        return left[0], left[1]
+        if launch.alone:  # the gradients still hold them
+            self.ops.scatter(back[0], -back[1], launch.gradients, self.addresses_T)
+        return rest[0], rest[1]
 
-    def _rounded(self, done: _Step, indices_K: Tensor, values_K: Tensor) -> Selection:
-        """What is sent, rounded; the residual keeps what that takes away."""
+    def _rounded(self, launch: _Launch, indices_K: Tensor, values_K: Tensor) -> Selection:
+        """Round what is sent; the residual keeps the difference."""
         dtype = self._options.dtype
         masks = self._momentum is not None and self._momentum.masking
         if dtype is Dtype.FLOAT32 and not masks:
@@ -357,8 +357,8 @@ class DeviceFeedback(Compressor):
         rounded_K = _narrowed(values_K, dtype)
         lost_K = values_K - rounded_K
         self._x.residual_N[padded_K] = lost_K
-        if done.alone:
-            self.ops.scatter(indices_K, -lost_K, done.gradients, self.addresses_T)
+        if launch.alone:
+            self.ops.scatter(indices_K, -lost_K, launch.gradients, self.addresses_T)
         return Selection(indices_K, rounded_K)
 
     def _start_report(self) -> None:
@@ -379,22 +379,22 @@ def can_move(compressor: Compressor) -> TypeGuard[ErrorFeedback]:
         and not options.levels
         and options.low_pass == 1
         and (drain is None or drain.mode == "none")
-        and all(isinstance(one, Momentum) for one in options.transforms)
+        and all(isinstance(transform, Momentum) for transform in options.transforms)
     )
 
 
 def addresses(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """Where tensors are, int64 (T) on the device."""
-    return sent([one.data_ptr() for one in tensors], torch.int64, device)
+    return sent([tensor.data_ptr() for tensor in tensors], torch.int64, device)
 
 
 def _momentum_of(options: FeedbackOptions) -> Momentum | None:
-    found = [one for one in options.transforms if isinstance(one, Momentum)]
-    return found[0] if found else None
+    momenta = [transform for transform in options.transforms if isinstance(transform, Momentum)]
+    return momenta[0] if momenta else None
 
 
 def _narrowed(values_K: Tensor, dtype: Dtype) -> Tensor:
-    """The nearest values of half precision, as float32; beyond its largest all are that."""
+    """The nearest values of half precision, at most its largest, as float32."""
     kind = torch.bfloat16 if dtype is Dtype.BFLOAT16 else torch.float16
     largest = torch.finfo(kind).max
     return values_K.clamp(-largest, largest).to(kind).to(torch.float32)

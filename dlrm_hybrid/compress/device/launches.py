@@ -62,35 +62,35 @@ class TritonOps(DeviceOps):
         thresholds = taus_TJ.shape[1]
         sums_MC = self._doubles(2 * thresholds, self._blocks.chunks)
         counts_TJ = self._longs(self._tensors, thresholds)
-        given = (active_T, taus_TJ.contiguous(), sums_MC, counts_TJ, self._blocks.chunks)
-        self._look(kernels.excesses, x, *given, J=thresholds)
+        args = (active_T, taus_TJ.contiguous(), sums_MC, counts_TJ, self._blocks.chunks)
+        self._look(kernels.excesses, x, *args, J=thresholds)
         totals_MT = self._added_up(sums_MC)
         return Excesses(totals_MT[0::2].T, totals_MT[1::2].T, counts_TJ)
 
     @override
     def looks(self, x: Sums, taus_TJ: Tensor, active_T: Tensor) -> Tensor:
         counts_TJ = self._longs(*taus_TJ.shape)
-        given = (active_T, taus_TJ.contiguous(), counts_TJ)
-        self._look(kernels.looks, x, *given, J=taus_TJ.shape[1])
+        args = (active_T, taus_TJ.contiguous(), counts_TJ)
+        self._look(kernels.looks, x, *args, J=taus_TJ.shape[1])
         return counts_TJ
 
     @override
     def kth(self, x: Sums, ranks: Ranks, active_T: Tensor) -> Tensor:
-        known_T, missed_T = self._zeros(self._tensors), self._zeros(self._tensors)
-        left_T = ranks.ks_T.clone()
+        prefix_T, missed_T = self._zeros(self._tensors), self._zeros(self._tensors)
+        ranks_T = ranks.ks_T.clone()
         rounds = [(0, active_T), (1, active_T), (2, active_T)]
         if ranks.sampled:
-            self._bound(x, ranks, active_T, known_T, missed_T)
+            self._bound(x, ranks, active_T, prefix_T, missed_T)
             # Counts all of a tensor whose bound was too high; as a rule there is none.
             rounds.insert(1, (0, missed_T))
         for level, active in rounds:
-            given = (active, known_T, self._bins_RTH, self._tensors, self._copies)
-            self._look(kernels.histogram, x, *given, LEVEL=level)
-            self._find(active, left_T, known_T, missed_T, level)
-        return known_T.view(torch.float32)
+            args = (active, prefix_T, self._bins_RTH, self._tensors, self._copies)
+            self._look(kernels.histogram, x, *args, LEVEL=level)
+            self._find(active, ranks_T, prefix_T, missed_T, level)
+        return prefix_T.view(torch.float32)
 
     def _bound(
-        self, x: Sums, ranks: Ranks, active_T: Tensor, known_T: Tensor, missed_T: Tensor
+        self, x: Sums, ranks: Ranks, active_T: Tensor, prefix_T: Tensor, missed_T: Tensor
     ) -> None:
         blocks = self._blocks
         grid = (-(-ranks.sampled // _SAMPLES), self._tensors)
@@ -101,22 +101,22 @@ class TritonOps(DeviceOps):
             SAMPLES=_SAMPLES,
         )
         active_T = active_T & (ranks.strides_T > 0)
-        self._find(active_T, ranks.wanted_T, known_T, missed_T, -1)
+        self._find(active_T, ranks.sample_ranks_T, prefix_T, missed_T, -1)
 
     def _find(
-        self, active_T: Tensor, ranks_T: Tensor, known_T: Tensor, missed_T: Tensor, level: int
+        self, active_T: Tensor, ranks_T: Tensor, prefix_T: Tensor, missed_T: Tensor, level: int
     ) -> None:
-        given = (self._bins_RTH, active_T, ranks_T, known_T, missed_T)
+        args = (self._bins_RTH, active_T, ranks_T, prefix_T, missed_T)
         kernels.find[self._tensors,](
-            *given, self._tensors, COPIES=self._copies, LEVEL=level, num_warps=8
+            *args, self._tensors, COPIES=self._copies, LEVEL=level, num_warps=8
         )
 
     @override
     def draw(self, x: Sums, sample: Sums, seeds_T: Tensor) -> None:
-        own, to = self._blocks, sample.blocks
-        grid = (-(-max(to.counts, default=0) // _SAMPLES), self._tensors)
+        blocks, target = self._blocks, sample.blocks
+        grid = (-(-max(target.counts, default=0) // _SAMPLES), self._tensors)
         kernels.draw[grid](
-            *(own.sizes_T, own.places_T, to.sizes_T, to.places_T, seeds_T),
+            *(blocks.sizes_T, blocks.places_T, target.sizes_T, target.places_T, seeds_T),
             *(x.residual_N, sample.residual_N),
             SAMPLES=_SAMPLES,
         )
@@ -170,20 +170,20 @@ class TritonOps(DeviceOps):
     @override
     def blend(self, x: Sums, momenta_N: Tensor, momentum: float, ahead_N: Tensor | None) -> None:
         is_nesterov = ahead_N is not None
-        given = (self._blocks.table_C4, x.addresses_T, momenta_N, x.fault, momentum)
+        args = (self._blocks.table_C4, x.addresses_T, momenta_N, x.fault, momentum)
         ahead_N = momenta_N if ahead_N is None else ahead_N
         self._launch(
-            *(kernels.blend, x, *given, ahead_N), NESTEROV=is_nesterov, enable_fp_fusion=False
+            *(kernels.blend, x, *args, ahead_N), NESTEROV=is_nesterov, enable_fp_fusion=False
         )
 
-    def _look(self, kernel: Any, x: Sums, *given: Any, **constants: Any) -> None:
+    def _look(self, kernel: Any, x: Sums, *args: Any, **constants: Any) -> None:
         """Launch a kernel that looks at the sums; the first of a step adds the gradients."""
         first = (self._blocks.table_C4, x.addresses_T, x.residual_N, x.fault)
-        self._launch(kernel, x, *first, *given, ADDS=x.join(), **constants)
+        self._launch(kernel, x, *first, *args, ADDS=x.join(), **constants)
 
-    def _launch(self, kernel: Any, x: Sums, *given: Any, **constants: Any) -> None:
+    def _launch(self, kernel: Any, x: Sums, *args: Any, **constants: Any) -> None:
         if self._blocks.chunks:
-            kernel[self._grid](*given, ALIGNED=x.aligned, CHUNK=self._blocks.chunk, **constants)
+            kernel[self._grid](*args, ALIGNED=x.aligned, CHUNK=self._blocks.chunk, **constants)
 
     def _added_up(self, sums_MC: Tensor) -> Tensor:
         rows, chunks = sums_MC.shape

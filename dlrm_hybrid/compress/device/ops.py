@@ -24,7 +24,7 @@ SAMPLED_FROM = 8192  # elements; below, all of them are counted
 
 
 class Moments(NamedTuple):
-    """Of each tensor, over all its elements; float64 (T) but for the last.
+    """Sums over all elements of each tensor; float64 (T) but for the last.
 
     Attributes:
         total: sum of the values.
@@ -42,7 +42,7 @@ class Moments(NamedTuple):
 
 
 class Excesses(NamedTuple):
-    """Of each tensor, over the magnitudes above each of J thresholds.
+    """Sums over the magnitudes of each tensor above each of J thresholds.
 
     Attributes:
         totals: float64 (T, J), sums of magnitudes less the threshold.
@@ -81,7 +81,7 @@ class Ranks:
         ks: as given.
         ks_T: int32, the same.
         strides_T: int64, every which element is sampled; 0 for none.
-        wanted_T: int32, ranks in the sample that lie just below, so that its magnitude is a bound.
+        sample_ranks_T: int32, ranks just below in the sample, whose magnitudes are bounds.
         sampled: of the largest sample.
     """
 
@@ -90,9 +90,9 @@ class Ranks:
         plans = [_sampling(*pair) for pair in zip(blocks.counts, ks, strict=True)]
         self.sampled = max((sampled for _, sampled, _ in plans), default=0)
         self.ks_T = sent(self.ks, torch.int32, blocks.device)
-        strides, wanted = [one[0] for one in plans], [one[2] for one in plans]
+        strides, ranks = [plan[0] for plan in plans], [plan[2] for plan in plans]
         self.strides_T = sent(strides, torch.int64, blocks.device)
-        self.wanted_T = sent(wanted, torch.int32, blocks.device)
+        self.sample_ranks_T = sent(ranks, torch.int32, blocks.device)
 
 
 def _sampling(count: int, k: int) -> tuple[int, int, int]:
@@ -177,7 +177,7 @@ class DeviceOps(Protocol):
 
 
 def ops_for(blocks: Blocks) -> DeviceOps:
-    """The fastest that can run: Triton's kernels on CUDA, where Triton is there."""
+    """The fastest operations that can run: Triton's kernels on CUDA, where it is installed."""
     if blocks.device.type == "cuda" and _has_triton():
         from dlrm_hybrid.compress.device.launches import TritonOps
 
@@ -189,10 +189,10 @@ def ops_for(blocks: Blocks) -> DeviceOps:
 
 @cache
 def _has_triton() -> bool:
-    found = find_spec("triton") is not None
-    if not found:
+    installed = find_spec("triton") is not None
+    if not installed:
         logging.getLogger("dlrm_hybrid").warning(
             "Triton is not installed: compression on the GPU takes torch's own operations, which "
             "are slower and wait for the device more than once in a step"
         )
-    return found
+    return installed

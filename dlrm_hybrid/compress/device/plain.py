@@ -52,11 +52,11 @@ class PlainOps(DeviceOps):
     def moments(self, x: Sums) -> Moments:
         wide = [residual.double() for residual in _joined(x)]
         return Moments(
-            total=torch.stack([one.sum() for one in wide]),
-            excess=torch.stack([one.abs().sum() for one in wide]),
-            squares=torch.stack([one.square().sum() for one in wide]),
-            largest=torch.stack([one.abs().max() if one.numel() else one.sum() for one in wide]),
-            nonzero=torch.stack([one.count_nonzero() for one in wide]),
+            total=torch.stack([w.sum() for w in wide]),
+            excess=torch.stack([w.abs().sum() for w in wide]),
+            squares=torch.stack([w.square().sum() for w in wide]),
+            largest=torch.stack([w.abs().max() if w.numel() else w.sum() for w in wide]),
+            nonzero=torch.stack([w.count_nonzero() for w in wide]),
         )
 
     @override
@@ -90,11 +90,11 @@ class PlainOps(DeviceOps):
     @override
     def draw(self, x: Sums, sample: Sums, seeds_T: Tensor) -> None:
         seeds = cast("list[int]", seeds_T.tolist())
-        for residual, own, seed in zip(_joined(x), sample.residuals, seeds, strict=True):
-            count, drawn = residual.numel(), own.numel()
+        for residual, target, seed in zip(_joined(x), sample.residuals, seeds, strict=True):
+            count, drawn = residual.numel(), target.numel()
             starts = torch.arange(drawn + 1) * count // max(drawn, 1)
             draws = torch.from_numpy(splitmix64(seed, drawn) % starts.diff().numpy().astype("u8"))
-            own.copy_(residual[(starts[:-1] + draws.long()).to(residual.device)])
+            target.copy_(residual[(starts[:-1] + draws.long()).to(residual.device)])
 
     @override
     def mark(self, x: Sums, taus_T: Tensor, targets: Sequence[Tensor], targets_T: Tensor) -> Marks:
@@ -110,7 +110,7 @@ class PlainOps(DeviceOps):
             masks.append(mask)
             x.flags_E[tensor] |= flag
         x.flags_E[-1:] |= x.flags_E[:-1].amax(0, keepdim=True) & OVERFLOWN
-        counts_T = torch.stack([one.sum() for one in masks])  # of the first, which has none, 0
+        counts_T = torch.stack([mask.sum() for mask in masks])  # of the first, which has none, 0
         splits_E = counts_T.cumsum(0)
         return Marks(torch.cat(masks), splits_E, splits_E)
 
@@ -118,14 +118,14 @@ class PlainOps(DeviceOps):
     def compact(
         self, marks: Marks, room: int, sources: Sequence[Tensor], sources_T: Tensor, *, clear: bool
     ) -> tuple[Tensor, Tensor]:
-        flat = [one.view(-1) for one in sources]
+        flat = [source.view(-1) for source in sources]
         flat_N, indices_K = torch.cat(flat), marks.bits.nonzero().view(-1)[:room]
         values_K = flat_N[indices_K]
         if clear:
             flat_N[indices_K] = 0
             parts: tuple[Tensor, ...] = torch.split(flat_N, self._blocks.counts)
-            for own, cleared in zip(flat, parts, strict=True):
-                own.copy_(cleared)
+            for target, cleared in zip(flat, parts, strict=True):
+                target.copy_(cleared)
         filling = (0, room - indices_K.numel())
         pad = torch.nn.functional.pad
         return pad(indices_K.int(), filling), pad(values_K, filling)
@@ -139,9 +139,9 @@ class PlainOps(DeviceOps):
             torch.searchsorted(indices_K.long(), self._blocks.offsets_E).tolist(),
         )
         for tensor, target in enumerate(targets):
-            own = slice(splits[tensor], splits[tensor + 1])
-            local = indices_K[own].long() - self._blocks.offsets_E[tensor]
-            target.view(-1).index_add_(0, local, values_K[own])
+            span = slice(splits[tensor], splits[tensor + 1])
+            local = indices_K[span].long() - self._blocks.offsets_E[tensor]
+            target.view(-1).index_add_(0, local, values_K[span])
 
     @override
     def blend(self, x: Sums, momenta_N: Tensor, momentum: float, ahead_N: Tensor | None) -> None:
@@ -149,12 +149,12 @@ class PlainOps(DeviceOps):
             return
         momenta = self._blocks.parts(momenta_N)
         aheads = momenta if ahead_N is None else self._blocks.parts(ahead_N)
-        for own, ahead, given in zip(momenta, aheads, x.gradients, strict=True):
+        for u, ahead, gradient in zip(momenta, aheads, x.gradients, strict=True):
             if ahead_N is None:
-                own.mul_(momentum).add_(given.view(-1))
+                u.mul_(momentum).add_(gradient.view(-1))
             else:
-                own.add_(given.view(-1)).mul_(momentum)
-                torch.add(own, given.view(-1), out=ahead)
+                u.add_(gradient.view(-1)).mul_(momentum)
+                torch.add(u, gradient.view(-1), out=ahead)
 
 
 def _joined(x: Sums) -> Sequence[Tensor]:

@@ -1,8 +1,8 @@
 """The threshold rules on a device: each as its original in `gradient.methods`, for all tensors.
 
 What an original decides by looking at a count is here decided on the device: all counts that it may
-ask for are taken in one pass, or the step that it may need is launched for the tensors that do. So
-no rule waits for the host.
+need are taken in one pass, or the step that it may need is launched for the tensors that do. So no
+rule waits for the host.
 
 Shapes: T tensors, J thresholds for each.
 """
@@ -33,7 +33,7 @@ LOOKS = 7  # nodes of a binary tree of three looks, in the order of a heap
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
+class Query:
     """The tensors that need a threshold in this step.
 
     Attributes:
@@ -55,13 +55,13 @@ class Asked:
     largest: Ranks
 
     @property
-    def wanted(self) -> Tensor:
-        """How many elements should reach each threshold; whole numbers in float64 (T)."""
+    def k(self) -> Tensor:
+        """k, how many elements should reach each threshold; whole numbers in float64 (T)."""
         return self.ranks.ks_T.double()
 
 
-class Found(NamedTuple):
-    """Thresholds, and what the rule's state must be told when the host knows it.
+class Estimate(NamedTuple):
+    """Thresholds, and numbers for the rule's state, once the host has them.
 
     Attributes:
         taus_T: float32; of tensors that are not due anything.
@@ -75,12 +75,12 @@ class Found(NamedTuple):
 class DeviceRule(Protocol):
     """Finds the thresholds of all tensors; remembers nothing but what the original's state does."""
 
-    def taus(self, asked: Asked) -> Found:
-        """Find thresholds that about as many elements reach as asked for."""
+    def taus(self, query: Query) -> Estimate:
+        """Find thresholds that about `query.k` elements reach."""
         ...
 
-    def noted(self, asked: Asked, notes_MT: Sequence[Sequence[int]]) -> None:
-        """Change the states of the tensors that were due."""
+    def noted(self, query: Query, notes_MT: Sequence[Sequence[int]]) -> None:
+        """Change the states of the tensors that were due by what `taus` has noted."""
 
 
 @final
@@ -88,8 +88,8 @@ class Kth(DeviceRule):
     """`ExactThreshold` and `CountedThreshold`: the k-th magnitude."""
 
     @override
-    def taus(self, asked: Asked) -> Found:
-        return Found(asked.ops.kth(asked.x, asked.ranks, asked.due_T))
+    def taus(self, query: Query) -> Estimate:
+        return Estimate(query.ops.kth(query.x, query.ranks, query.due_T))
 
 
 @final
@@ -104,8 +104,8 @@ class Fixed(DeviceRule):
     magnitude: float
 
     @override
-    def taus(self, asked: Asked) -> Found:
-        return Found(torch.full_like(asked.ranks.ks_T, self.magnitude, dtype=torch.float32))
+    def taus(self, query: Query) -> Estimate:
+        return Estimate(torch.full_like(query.ranks.ks_T, self.magnitude, dtype=torch.float32))
 
 
 @final
@@ -116,25 +116,25 @@ class DeviceGaussian(DeviceRule):
     rule: gaussian.Gaussian
 
     @override
-    def taus(self, asked: Asked) -> Found:
-        moments, sizes_T = asked.ops.moments(asked.x), asked.x.blocks.sizes_T
+    def taus(self, query: Query) -> Estimate:
+        moments, sizes_T = query.ops.moments(query.x), query.x.blocks.sizes_T
         total = moments.total if self.rule.fit == "signed" else moments.excess
         mean = total / sizes_T
         variance = (moments.squares - mean * total).clamp(min=0) / (sizes_T - 1).clamp(min=1)
-        spread = _quantiles(asked) * variance.sqrt()
+        spread = _quantiles(query) * variance.sqrt()
         tau = torch.where(variance.isfinite(), (mean + spread).clamp(min=0), 0.0)
         lower, higher = tau * gaussian.LOWER, tau * gaussian.HIGHER
         tree = [tau, lower, higher]
         tree += [
-            one * factor for one in (lower, higher) for factor in (gaussian.LOWER, gaussian.HIGHER)
+            t * factor for t in (lower, higher) for factor in (gaussian.LOWER, gaussian.HIGHER)
         ]
         taus_T7 = _above(torch.stack(tree, 1))
-        found_T7 = asked.ops.looks(asked.x, taus_T7, asked.due_T)
-        k_T1 = asked.wanted[:, None]
-        fits = (2 * k_T1 <= 3 * found_T7) & (3 * found_T7 <= 4 * k_T1)
-        node_T1 = _descended(fits, 3 * found_T7 < 2 * k_T1)
+        counts_T7 = query.ops.looks(query.x, taus_T7, query.due_T)
+        k_T1 = query.k[:, None]
+        fits = (2 * k_T1 <= 3 * counts_T7) & (3 * counts_T7 <= 4 * k_T1)
+        node_T1 = _descended(fits, 3 * counts_T7 < 2 * k_T1)
         return _or_kth(
-            asked, taus_T7.gather(1, node_T1), found_T7.gather(1, node_T1), asked.largest
+            query, taus_T7.gather(1, node_T1), counts_T7.gather(1, node_T1), query.largest
         )
 
 
@@ -146,21 +146,21 @@ class DeviceRedSync(DeviceRule):
     rule: redsync.RedSync
 
     @override
-    def taus(self, asked: Asked) -> Found:
-        moments = asked.ops.moments(asked.x)
+    def taus(self, query: Query) -> Estimate:
+        moments = query.ops.moments(query.x)
         bisects = self.rule.search == "bisect"
         parts = (1 / 2, 1 / 4, 3 / 4, 1 / 8, 3 / 8, 5 / 8, 7 / 8) if bisects else redsync.TRIMMED
-        parts_J = sent(parts, torch.float64, asked.x.blocks.device)
-        mean_T1 = (moments.excess / asked.x.blocks.sizes_T)[:, None]
+        parts_J = sent(parts, torch.float64, query.x.blocks.device)
+        mean_T1 = (moments.excess / query.x.blocks.sizes_T)[:, None]
         taus_TJ = _above(mean_T1 + parts_J * (moments.largest[:, None] - mean_T1))
-        found_TJ = asked.ops.looks(asked.x, taus_TJ, asked.due_T)
-        k_T1 = asked.wanted[:, None]
+        counts_TJ = query.ops.looks(query.x, taus_TJ, query.due_T)
+        k_T1 = query.k[:, None]
         if bisects:
-            fits = (k_T1 < found_TJ) & (found_TJ < 2 * k_T1)
-            node_T1 = _descended(fits, 2 * found_TJ < k_T1)
+            fits = (k_T1 < counts_TJ) & (counts_TJ < 2 * k_T1)
+            node_T1 = _descended(fits, 2 * counts_TJ < k_T1)
         else:
-            node_T1 = _first(found_TJ >= k_T1)
-        return _or_kth(asked, taus_TJ.gather(1, node_T1), found_TJ.gather(1, node_T1), asked.ranks)
+            node_T1 = _first(counts_TJ >= k_T1)
+        return _or_kth(query, taus_TJ.gather(1, node_T1), counts_TJ.gather(1, node_T1), query.ranks)
 
 
 @final
@@ -172,43 +172,43 @@ class DeviceDgc(DeviceRule):
         self._sampling: tuple[Ranks, Sums, Ranks, DeviceOps] | None = None  # for as many elements
 
     @override
-    def taus(self, asked: Asked) -> Found:
-        x, ops, settings = asked.x, asked.ops, self._rule.settings
-        sample, ranks, sample_ops = self._sample(asked)
+    def taus(self, query: Query) -> Estimate:
+        x, ops, settings = query.x, query.ops, self._rule.settings
+        sample, ranks, sample_ops = self._sample(query)
         if x.waits:
             ops.moments(x)  # what is drawn must have been added
-        names = [int(one["samples"].item()) for one in asked.states]
-        seeds = [fold(self._rule.seed, "sample", name) for name in names]
+        numbers = [int(state["samples"].item()) for state in query.states]
+        seeds = [fold(self._rule.seed, "sample", number) for number in numbers]
         ops.draw(x, sample, sent(seeds, torch.int64, x.blocks.device))
-        taus = [sample_ops.kth(sample, ranks, asked.due_T).double()]
+        taus = [sample_ops.kth(sample, ranks, query.due_T).double()]
         for _ in range(dgc.LOOKS):
             taus.append(taus[-1] * dgc.LOWER)
         taus_TJ = torch.stack(taus, 1).float()
-        found_TJ = ops.looks(x, taus_TJ, asked.due_T)
-        is_enough = found_TJ >= settings.lowest * asked.wanted[:, None]
+        counts_TJ = ops.looks(x, taus_TJ, query.due_T)
+        is_enough = counts_TJ >= settings.lowest * query.k[:, None]
         node_T1 = _first(is_enough | (taus_TJ == 0))
-        tau_T, found_T = taus_TJ.gather(1, node_T1)[:, 0], found_TJ.gather(1, node_T1)[:, 0]
-        crowded_T = (found_T > settings.highest * asked.wanted) & asked.due_T
-        exact_T = ops.kth(x, asked.ranks, crowded_T)
-        return Found(torch.where(crowded_T, exact_T, tau_T), (found_T,))
+        tau_T, counts_T = taus_TJ.gather(1, node_T1)[:, 0], counts_TJ.gather(1, node_T1)[:, 0]
+        crowded_T = (counts_T > settings.highest * query.k) & query.due_T
+        exact_T = ops.kth(x, query.ranks, crowded_T)
+        return Estimate(torch.where(crowded_T, exact_T, tau_T), (counts_T,))
 
-    def _sample(self, asked: Asked) -> tuple[Sums, Ranks, DeviceOps]:
+    def _sample(self, query: Query) -> tuple[Sums, Ranks, DeviceOps]:
         """Room for the samples, and the ranks of the thresholds in them."""
-        if self._sampling is None or self._sampling[0] is not asked.ranks:
-            blocks, part = asked.x.blocks, self._rule.settings.part
-            pairs = [*zip(blocks.counts, asked.ranks.ks, strict=True)]
+        if self._sampling is None or self._sampling[0] is not query.ranks:
+            blocks, part = query.x.blocks, self._rule.settings.part
+            pairs = [*zip(blocks.counts, query.ranks.ks, strict=True)]
             drawn = [min(n, max(ceil(n * part), ceil(dgc.LEAST * n / max(1, k)))) for n, k in pairs]
             triples = zip(drawn, pairs, strict=True)
-            ks = [ceil(some * k / max(1, count)) for some, (count, k) in triples]
+            ks = [ceil(size * k / max(1, count)) for size, (count, k) in triples]
             sample = Sums(Blocks(drawn, blocks.device, blocks.chunk))
-            ops = asked.ops.of(sample.blocks)
-            self._sampling = asked.ranks, sample, Ranks(sample.blocks, ks), ops
+            ops = query.ops.of(sample.blocks)
+            self._sampling = query.ranks, sample, Ranks(sample.blocks, ks), ops
         return self._sampling[1:]
 
     @override
-    def noted(self, asked: Asked, notes_MT: Sequence[Sequence[int]]) -> None:
-        for tensor in asked.due:
-            samples = asked.states[tensor]["samples"]
+    def noted(self, query: Query, notes_MT: Sequence[Sequence[int]]) -> None:
+        for tensor in query.due:
+            samples = query.states[tensor]["samples"]
             samples += int(notes_MT[0][tensor] > 0)
 
 
@@ -220,69 +220,69 @@ class DeviceSidco(DeviceRule):
     rule: sidco.Sidco
 
     @override
-    def taus(self, asked: Asked) -> Found:
-        moments = asked.ops.moments(asked.x)
-        k_T, nonzero_T = asked.wanted, moments.nonzero
+    def taus(self, query: Query) -> Estimate:
+        moments = query.ops.moments(query.x)
+        k_T, nonzero_T = query.k, moments.nonzero
         most_T = (nonzero_T / k_T).log2().ceil().clamp(min=1)
-        pairs = zip(asked.ranks.ks, asked.x.blocks.counts, strict=True)
+        pairs = zip(query.ranks.ks, query.x.blocks.counts, strict=True)
         bounds = [max(1, ceil(log2(max(1, count) / max(1, k)))) for k, count in pairs]
-        states: list[list[int]] = [one["stages"].tolist() for one in asked.states]
+        states: list[list[int]] = [state["stages"].tolist() for state in query.states]
         state_T4 = sent(states, torch.int64, k_T.device)
         stages_T = torch.minimum(state_T4[:, 0], most_T)
-        deepest = max(min(states[tensor][0], bounds[tensor]) for tensor in asked.due)
-        tau_T1, found_T1 = self._estimates(asked, moments, stages_T[:, None], deepest)
-        tau_T, found_T = tau_T1[:, 0], found_T1[:, 0]
-        notes = (torch.where(tau_T.isnan(), -1, found_T), nonzero_T)
-        if self._may_stray(asked, states):
-            elements_T = state_T4[:, 3] + found_T
+        deepest = max(min(states[tensor][0], bounds[tensor]) for tensor in query.due)
+        tau_T1, counts_T1 = self._estimates(query, moments, stages_T[:, None], deepest)
+        tau_T, counts_T = tau_T1[:, 0], counts_T1[:, 0]
+        notes = (torch.where(tau_T.isnan(), -1, counts_T), nonzero_T)
+        if self._may_stray(query, states):
+            elements_T = state_T4[:, 3] + counts_T
             quality_T = elements_T / ((state_T4[:, 2] + 1) * k_T)
             strays_T = (quality_T - 1).abs() > self.rule.tolerance
             strays_T &= (state_T4[:, 2] + 1 >= self.rule.window) & ~tau_T.isnan()
-            strays_T &= asked.due_T & (k_T < nonzero_T)
-            deepest = max(bounds[tensor] for tensor in asked.due)
+            strays_T &= query.due_T & (k_T < nonzero_T)
+            deepest = max(bounds[tensor] for tensor in query.due)
             choices_J = torch.arange(1.0, deepest + 1, device=k_T.device, dtype=torch.float64)
             choices_TJ = choices_J.expand(len(states), -1)
-            taus_TJ, found_TJ = self._estimates(asked, moments, choices_TJ, deepest, strays_T)
-            error_TJ = (found_TJ - k_T[:, None]).double().abs()
+            taus_TJ, counts_TJ = self._estimates(query, moments, choices_TJ, deepest, strays_T)
+            error_TJ = (counts_TJ - k_T[:, None]).double().abs()
             is_none = taus_TJ.isnan() | (choices_TJ > most_T[:, None])
             best_T1 = error_TJ.masked_fill(is_none, inf).argmin(1, keepdim=True)
             tau_T = torch.where(strays_T, taus_TJ.gather(1, best_T1)[:, 0], tau_T)
-            found_T = torch.where(strays_T, found_TJ.gather(1, best_T1)[:, 0], found_T)
+            counts_T = torch.where(strays_T, counts_TJ.gather(1, best_T1)[:, 0], counts_T)
             notes = (*notes, best_T1[:, 0] + 1)
-        failed_T = tau_T.isnan() | (found_T <= 0) | (found_T > sidco.FAR * k_T)
-        failed_T &= asked.due_T & (k_T < nonzero_T)
-        exact_T = asked.ops.kth(asked.x, asked.ranks, failed_T)
+        failed_T = tau_T.isnan() | (counts_T <= 0) | (counts_T > sidco.FAR * k_T)
+        failed_T &= query.due_T & (k_T < nonzero_T)
+        exact_T = query.ops.kth(query.x, query.ranks, failed_T)
         tau_T = torch.where(failed_T, exact_T, tau_T.float())
-        return Found(torch.where(k_T < nonzero_T, tau_T, 0.0), notes)
+        return Estimate(torch.where(k_T < nonzero_T, tau_T, 0.0), notes)
 
-    def _may_stray(self, asked: Asked, states: Sequence[Sequence[int]]) -> bool:
+    def _may_stray(self, query: Query, states: Sequence[Sequence[int]]) -> bool:
         settings = self.rule
-        ends = any(states[tensor][2] + 1 >= settings.window for tensor in asked.due)
+        ends = any(states[tensor][2] + 1 >= settings.window for tensor in query.due)
         return settings.adaptation == "best" and ends
 
     def _estimates(
         self,
-        asked: Asked,
+        query: Query,
         moments: Moments,
         choices_TJ: Tensor,
         deepest: int,
         active_T: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Thresholds for J numbers of stages, and what reaches them; NaN where there is none."""
-        active_T = asked.due_T if active_T is None else active_T
+        active_T = query.due_T if active_T is None else active_T
         first = self.rule.first_density
-        density_T1 = (asked.wanted / moments.nonzero)[:, None]
+        density_T1 = (query.k / moments.nonzero)[:, None]
         once_TJ = self._first(moments, density_T1).expand_as(choices_TJ)
         taus_TJ = self._first(moments, torch.full_like(density_T1, first)).expand_as(choices_TJ)
         ratios_TJ = (density_T1 / first) ** (1 / (choices_TJ - 1))
         for stage in range(deepest - 1):
-            totals, squares, counts = asked.ops.excesses(asked.x, taus_TJ, active_T)
+            totals, squares, counts = query.ops.excesses(query.x, taus_TJ, active_T)
             means, variances = _fitted_moments(totals, squares, counts)
             further = taus_TJ + self._fit(means, variances, ratios_TJ)
             taus_TJ = torch.where(stage < choices_TJ - 1, further, taus_TJ)
         is_direct = (choices_TJ == 1) | (density_T1 >= first)
         taus_TJ = torch.where(is_direct, once_TJ, taus_TJ)
-        return taus_TJ, asked.ops.looks(asked.x, taus_TJ.float(), active_T)
+        return taus_TJ, query.ops.looks(query.x, taus_TJ.float(), active_T)
 
     def _first(self, moments: Moments, ratio_T1: Tensor) -> Tensor:
         mean, variance = _fitted_moments(moments.excess, moments.squares, moments.nonzero)
@@ -298,13 +298,13 @@ class DeviceSidco(DeviceRule):
         return torch.where(shape.abs() < TINY, -scale * ratio.log(), bent)
 
     @override
-    def noted(self, asked: Asked, notes_MT: Sequence[Sequence[int]]) -> None:
-        found_T, nonzero_T, *best = notes_MT
-        for tensor in asked.due:
-            state, k = asked.states[tensor], asked.ranks.ks[tensor]
-            if k >= nonzero_T[tensor] or found_T[tensor] < 0:
+    def noted(self, query: Query, notes_MT: Sequence[Sequence[int]]) -> None:
+        counts_T, nonzero_T, *best = notes_MT
+        for tensor in query.due:
+            state, k = query.states[tensor], query.ranks.ks[tensor]
+            if k >= nonzero_T[tensor] or counts_T[tensor] < 0:
                 continue
-            if self.rule.window_ends(found_T[tensor], state):
+            if self.rule.window_ends(counts_T[tensor], state):
                 most = max(1, ceil(log2(nonzero_T[tensor] / k)))
                 if self.rule.stray(state, k, most) and best:
                     state["stages"][0] = best[0][tensor]
@@ -350,18 +350,18 @@ def _descended(fits_TJ: Tensor, goes_left_TJ: Tensor) -> Tensor:
     return node_T1
 
 
-def _or_kth(asked: Asked, tau_T1: Tensor, found_T1: Tensor, ranks: Ranks) -> Found:
+def _or_kth(query: Query, tau_T1: Tensor, counts_T1: Tensor, ranks: Ranks) -> Estimate:
     """A threshold where something reaches it, else the magnitude of a rank."""
-    misses_T = (found_T1[:, 0] == 0) & asked.due_T
-    return Found(torch.where(misses_T, asked.ops.kth(asked.x, ranks, misses_T), tau_T1[:, 0]))
+    misses_T = (counts_T1[:, 0] == 0) & query.due_T
+    return Estimate(torch.where(misses_T, query.ops.kth(query.x, ranks, misses_T), tau_T1[:, 0]))
 
 
-def _quantiles(asked: Asked) -> Tensor:
-    """Of a normal distribution, float64 (T): what k of N elements exceed on either side."""
+def _quantiles(query: Query) -> Tensor:
+    """What k of N elements of a normal distribution exceed on either side, float64 (T)."""
     normal = NormalDist()
-    pairs = zip(asked.ranks.ks, asked.x.blocks.counts, strict=True)
+    pairs = zip(query.ranks.ks, query.x.blocks.counts, strict=True)
     quantiles = [normal.inv_cdf(1 - k / count / 2) if count else 0.0 for k, count in pairs]
-    return sent(quantiles, torch.float64, asked.x.blocks.device)
+    return sent(quantiles, torch.float64, query.x.blocks.device)
 
 
 def _fitted_moments(totals: Tensor, squares: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:

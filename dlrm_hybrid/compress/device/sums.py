@@ -42,8 +42,8 @@ class Blocks:
 
     def __init__(self, counts: Sequence[int], device: torch.device, chunk: int = CHUNK) -> None:
         self.counts, self.device, self.chunk = [*counts], device, chunk
-        *self.places, self.size = accumulate((-(-one // PAD) * PAD for one in counts), initial=0)
-        firsts = [*accumulate((-(-one // chunk) for one in counts), initial=0)]
+        *self.places, self.size = accumulate((-(-n // PAD) * PAD for n in counts), initial=0)
+        firsts = [*accumulate((-(-n // chunk) for n in counts), initial=0)]
         self.chunks = firsts[-1]
         self.firsts_E = sent(firsts, torch.int64, device)
         self.offsets_E = sent([*accumulate(counts, initial=0)], torch.int64, device)
@@ -76,7 +76,7 @@ class Sums:
         gradients: of this step: float32, contiguous.
         addresses_T: int64, of them.
         aligned: whether all of them can be read 16 bytes at a time.
-        flags_E: int32, what is to be said of each tensor's gradient, then of any; see `ops`.
+        flags_E: int32, flags of each tensor's gradient, then of any; see `ops`.
         waits: whether the gradients are still to be added.
     """
 
@@ -97,13 +97,13 @@ class Sums:
         self.replace(gradients, addresses_T)
 
     def replace(self, gradients: Sequence[Tensor], addresses_T: Tensor) -> None:
-        """Let others join in their place."""
+        """Let other tensors join in place of the gradients."""
         self.gradients, self.addresses_T = gradients, addresses_T
         self.aligned = is_aligned(gradients)
         self.waits = True
 
     def join(self) -> bool:
-        """Whether the gradients are still to be added; who asks does it."""
+        """Whether the gradients are still to be added, which the caller then does."""
         waits, self.waits = self.waits, False
         return waits
 
@@ -115,7 +115,7 @@ class Sums:
 
 def is_aligned(tensors: Sequence[Tensor]) -> bool:
     """Whether all can be read 16 bytes at a time."""
-    return not any(one.data_ptr() % 16 for one in tensors)
+    return not any(tensor.data_ptr() % 16 for tensor in tensors)
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:

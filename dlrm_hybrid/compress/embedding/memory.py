@@ -124,17 +124,17 @@ class Step:
         self.messages = 0
 
     def renew_if_due(self, sums: Sequence[Sum]) -> None:
-        """Before a message; `sums` are of the squares since."""
+        """Renew the step before a message, if due; `sums` are of all squares since."""
         number, self.messages = self.messages, self.messages + 1
         if not is_renewal(number, self._lifespan):
             return
-        if count := sum(one.count for one in sums):
-            self.exponent = self._nearest(fsum(x for one in sums for x in one.squares_L) / count)
-        for one in sums:
-            one.forget()
+        if count := sum(s.count for s in sums):
+            self.exponent = self._nearest(fsum(x for s in sums for x in s.squares_L) / count)
+        for s in sums:
+            s.forget()
 
     def _nearest(self, square: float) -> int:
-        """Exact, so the same on every machine."""
+        """The exponent for a mean square; exact, so the same on every machine."""
         _, exponent = frexp(square * self._factor)
         return min(max(exponent // 2, -MOST_EXPONENT), MOST_EXPONENT)
 
@@ -148,18 +148,18 @@ class Sum:
         self.count = 0
 
     def add(self, rows: Rows, values_KD: Float32s) -> None:
-        """Those of a message."""
+        """Add the squares of a message's rows."""
         add_squares(values_KD, rows.counts_L, self.squares_L)
         self.count += values_KD.size
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Begin again at 0."""
         self.squares_L[:] = 0
         self.count = 0
 
 
 def first_exponent(table_rows: Sequence[int], options: LevelOptions) -> int:
-    """Of the step of rows before any has been looked up: by the initial values of all tables."""
+    """The exponent of the first step of rows: by the initial values of all tables."""
     square = fsum(1 / (3 * rows) for rows in table_rows) / max(len(table_rows), 1)
     return Step(options.row_error, options.lifespan, square).exponent
 
@@ -192,7 +192,7 @@ class Copies:
         return levels_KD, view_KD, fresh
 
     def receive(self, rows: Rows, levels_KD: Int32s, exponent: int) -> tuple[Float32s, Int64s]:
-        """Move the copies of some rows; gives them, and the slots that change their row."""
+        """Move the copies of some rows; returns them, and the slots that change their row."""
         slots_K, fresh = self._take(rows)
         view_KD = np.empty(levels_KD.shape, np.float32)
         rows_of_levels(levels_KD, ldexp(1.0, exponent), slots_K, self.values_SD, view_KD)
@@ -215,11 +215,11 @@ class Residuals:
 
     @property
     def lost(self) -> int:
-        """Rows of which something was forgotten, because others took their slots."""
+        """Rows whose residual was forgotten, because others took their slots."""
         return int(self._lost_1[0])
 
     def forget(self, fresh: Int64s) -> None:
-        """Of the rows that had these slots before."""
+        """Clear the residuals of the rows that had these slots before."""
         self._lost_1[0] += clear_slots(fresh, self.values_SD)
 
     def round(self, rows: Rows, sum_KD: Float32s, exponent: int) -> Int32s:
@@ -237,7 +237,7 @@ class Residuals:
 
 
 def values_of(levels_KD: Int32s, exponent: int) -> Float32s:
-    """What levels of gradients stand for (K, D)."""
+    """The values of levels of gradients (K, D)."""
     values_KD = np.empty(levels_KD.shape, np.float32)
     scale_levels(levels_KD, ldexp(1.0, exponent), values_KD)
     return values_KD

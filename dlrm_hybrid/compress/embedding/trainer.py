@@ -45,7 +45,7 @@ class Part:
         self.of_rows, self.of_gradients = Sum(len(rows_L)), Sum(len(rows_L))
 
     def take(self, rows: Rows, view_KD: Float32s, fresh: Int64s) -> None:
-        """Rows that have come; `fresh` are the slots that change their row by it."""
+        """Take rows that were received; `fresh` are the slots that change their row by it."""
         self.residuals.forget(fresh)
         self.of_rows.add(rows, view_KD)
 
@@ -66,13 +66,13 @@ class TrainerMemory:
         self.row_step = Step(options.row_error, options.lifespan, 0.0)
         self.row_step.exponent = first_exponent(table_rows, options)
         self.gradient_step = Step(options.gradient_error, options.lifespan, 0.0)
-        self._rows = self._elements = self._sent = self._told_lost = 0
+        self._rows = self._elements = self._sent = self._last_lost = 0
 
     @classmethod
     def of_one_part(
         cls, table_rows: Sequence[int], dim: int, options: LevelOptions
     ) -> TrainerMemory:
-        """Where one end holds all tables."""
+        """The memory where one end holds all tables."""
         part = Part(range(len(table_rows)), table_rows, dim, options.copies_rows)
         return cls([part], table_rows, options)
 
@@ -82,7 +82,7 @@ class TrainerMemory:
         return sum(part.residuals.lost for part in self.parts)
 
     def own_rows(self, place: int, rows: Rows, values_KD: Float32s) -> Float32s:
-        """What becomes of true rows of the part in this place, which this trainer holds itself."""
+        """Round true rows of the part in this place, which this trainer holds itself."""
         part = self.parts[place]
         _, view_KD, fresh = part.copies.send(rows, values_KD, self.row_step.exponent)
         part.take(rows, view_KD, fresh)
@@ -94,13 +94,13 @@ class TrainerMemory:
         Raises:
             DivergedError: a gradient is not finite, or too large.
         """
-        for part, own, sum_KD in zip(self.parts, rows, sums, strict=True):
-            part.of_gradients.add(own, sum_KD)
+        for part, part_rows, sum_KD in zip(self.parts, rows, sums, strict=True):
+            part.of_gradients.add(part_rows, sum_KD)
         self.gradient_step.renew_if_due([part.of_gradients for part in self.parts])
         self.row_step.renew_if_due([part.of_rows for part in self.parts])
         rounded = [
-            part.residuals.round(own, sum_KD, self.gradient_step.exponent)
-            for part, own, sum_KD in zip(self.parts, rows, sums, strict=True)
+            part.residuals.round(part_rows, sum_KD, self.gradient_step.exponent)
+            for part, part_rows, sum_KD in zip(self.parts, rows, sums, strict=True)
         ]
         self._rows += sum(map(len, rounded))
         self._elements += sum(levels_KD.size for levels_KD in rounded)
@@ -108,27 +108,27 @@ class TrainerMemory:
         return rounded
 
     def counts(self) -> dict[str, tuple[int, int]]:
-        """Elements and those sent; rows and those of lost residuals; both since the last call."""
+        """Since the last call: elements and those sent; rows and those of lost residuals."""
         lost = self.lost
-        told = {SENT: (self._elements, self._sent), LOST: (self._rows, lost - self._told_lost)}
+        counts = {SENT: (self._elements, self._sent), LOST: (self._rows, lost - self._last_lost)}
         self._rows = self._elements = self._sent = 0
-        self._told_lost = lost
-        return told
+        self._last_lost = lost
+        return counts
 
     def tensors(self) -> dict[str, Array]:
-        """What a checkpoint must hold, the same whoever holds a table: `<table>.slots` …"""
-        held: dict[str, Array] = {STEPS: self._steps()}
+        """Arrays for a checkpoint, the same whoever holds a table: `<table>.slots` …"""
+        arrays: dict[str, Array] = {STEPS: self._steps()}
         for part in self.parts:
             for place, table in enumerate(part.tables):
-                held |= {f"{table}.{what}": one for what, one in _of_table(part, place).items()}
-        return held
+                arrays |= {f"{table}.{what}": view for what, view in _of_table(part, place).items()}
+        return arrays
 
     def load(self, values: Mapping[str, Array]) -> None:
         """Go on from the `tensors` of a checkpoint; raises DataError if one does not fit."""
         for part in self.parts:
             for place, table in enumerate(part.tables):
-                for what, own in _of_table(part, place).items():
-                    copy_into(own, values, f"{table}.{what}")
+                for what, view in _of_table(part, place).items():
+                    copy_into(view, values, f"{table}.{what}")
         saved = np.zeros_like(self._steps())
         copy_into(saved, values, STEPS)
         messages, *of_steps = saved.tolist()
@@ -158,25 +158,25 @@ class TrainerMemory:
 
 
 def load_copies(copies: Copies, tables: Sequence[int], values: Mapping[str, Array]) -> int:
-    """Make a holder's copies those that a trainer had; gives the exponent of the rows' step.
+    """Make a holder's copies those that a trainer had; returns the exponent of the rows' step.
 
     Raises:
-        DataError: one does not fit.
+        DataError: an array does not fit.
     """
     for place, table in enumerate(tables):
-        for what, own in _of_copies(copies, place).items():
-            copy_into(own, values, f"{table}.{what}")
+        for what, view in _of_copies(copies, place).items():
+            copy_into(view, values, f"{table}.{what}")
     copies.slots.messages = int(values[STEPS][0])
     return int(values[STEPS][1])
 
 
-def copy_into(own: Array, values: Mapping[str, Array], name: str) -> None:
+def copy_into(target: Array, values: Mapping[str, Array], name: str) -> None:
     """Copy the value of this name; raises DataError if it does not fit or is missing."""
     saved = values.get(name)
-    if saved is None or saved.shape != own.shape or saved.dtype != own.dtype:
-        found = "nothing" if saved is None else f"{saved.dtype} {saved.shape}"
-        raise DataError(f"levels {name}: {found}, expected {own.dtype} {own.shape}")
-    own[...] = saved
+    if saved is None or saved.shape != target.shape or saved.dtype != target.dtype:
+        actual = "nothing" if saved is None else f"{saved.dtype} {saved.shape}"
+        raise DataError(f"levels {name}: {actual}, expected {target.dtype} {target.shape}")
+    target[...] = saved
 
 
 def _of_copies(copies: Copies, place: int) -> dict[str, Array]:
@@ -195,16 +195,16 @@ def _of_table(part: Part, place: int) -> dict[str, Array]:
 
 
 def tensors_of(trainer: int, memory: TrainerMemory) -> dict[str, Tensor]:
-    """What a checkpoint must hold of a trainer."""
+    """The tensors of a trainer's memory, as a checkpoint names them."""
     head = f"{LEVELS_PREFIX}{trainer}."
-    return {f"{head}{name}": torch.from_numpy(one) for name, one in memory.tensors().items()}
+    return {f"{head}{name}": torch.from_numpy(array) for name, array in memory.tensors().items()}
 
 
 def values_of_trainer(trainer: int, values: Mapping[str, Tensor]) -> dict[str, Array]:
-    """What `TrainerMemory.load` takes, among the tensors of a checkpoint; may be nothing."""
+    """The arrays for `TrainerMemory.load` among the tensors of a checkpoint; may be none."""
     head = f"{LEVELS_PREFIX}{trainer}."
-    own = {name: one for name, one in values.items() if name.startswith(head)}
-    return {name.removeprefix(head): one.numpy() for name, one in own.items()}
+    tensors = {name: tensor for name, tensor in values.items() if name.startswith(head)}
+    return {name.removeprefix(head): tensor.numpy() for name, tensor in tensors.items()}
 
 
 @final
@@ -213,15 +213,15 @@ class KeptMemory:
     """A trainer's memory, as tables in one process save and load it.
 
     Attributes:
-        trainer: whose.
-        memory: it.
+        trainer: its number.
+        memory: what it remembers.
     """
 
     trainer: int
     memory: TrainerMemory
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint must hold of it."""
+        """Its tensors for a checkpoint."""
         return tensors_of(self.trainer, self.memory)
 
     def counts(self) -> dict[str, tuple[int, int]]:
@@ -230,5 +230,5 @@ class KeptMemory:
 
     def load(self, values: Mapping[str, Tensor]) -> None:
         """Go on from a checkpoint, if that holds it."""
-        if own := values_of_trainer(self.trainer, values):
-            self.memory.load(own)
+        if arrays := values_of_trainer(self.trainer, values):
+            self.memory.load(arrays)

@@ -54,24 +54,24 @@ def reduce(op: Op, contributions: Sequence[Sections], step: int, count: int) -> 
         SectionError: a contribution is not what the operation takes.
     """
     if op is Op.LEADER:
-        led = contributions[step % len(contributions)]
-        if len(led) == 1 and led[0].dtype is Dtype.UINT8:
-            index_set_of(led, count)
+        sections = contributions[step % len(contributions)]
+        if len(sections) == 1 and sections[0].dtype is Dtype.UINT8:
+            index_set_of(sections, count)
         else:
-            counts_of(led)
-        return led
+            counts_of(sections)
+        return sections
     if op is Op.UNION:
-        chosen_K = np.concatenate([index_set_of(one, count) for one in contributions])
+        chosen_K = np.concatenate([index_set_of(c, count) for c in contributions])
         chosen_K.sort()
         is_first_K = np.ones(chosen_K.size, bool)  # six times as fast as np.unique
         np.not_equal(chosen_K[1:], chosen_K[:-1], out=is_first_K[1:])
         return (index_set(chosen_K[is_first_K], count),)
     largest_Q = scales_of(contributions[0])
-    for one in contributions[1:]:
-        others_Q = scales_of(one)
-        if others_Q.size != largest_Q.size:
-            raise round_fault(f"{others_Q.size} scales, and {largest_Q.size} of another trainer")
-        largest_Q = np.maximum(largest_Q, others_Q)
+    for contribution in contributions[1:]:
+        scales_Q = scales_of(contribution)
+        if scales_Q.size != largest_Q.size:
+            raise round_fault(f"{scales_Q.size} scales, and {largest_Q.size} of another trainer")
+        largest_Q = np.maximum(largest_Q, scales_Q)
     return (dense(0, largest_Q),)
 
 
@@ -81,7 +81,7 @@ def together(
     """Encode for all trainers of a stage in one process, rounds included.
 
     Args:
-        encodings: of `Compressor.encode`, in trainer order; one of its own agrees with itself.
+        encodings: of `Compressor.encode`, in trainer order; a single trainer agrees with itself.
         step: of the encodings.
         count: N, elements of the stage.
 
@@ -101,9 +101,9 @@ def together(
         if not rounds:
             return [results[trainer] for trainer in range(len(encodings))]
         op = rounds[0].op
-        if len(rounds) < len(encodings) or any(one.op is not op for one in rounds):
+        if len(rounds) < len(encodings) or any(r.op is not op for r in rounds):
             raise DlrmError(f"not all {len(encodings)} trainers are in a round of {op.value}")
-        agreed = reduce(op, [one.value for one in rounds], step, count)
+        agreed = reduce(op, [r.value for r in rounds], step, count)
 
 
 def round_fault(reason: str) -> SectionError:

@@ -123,10 +123,10 @@ class Compressor(Protocol):
     """
 
     layout: Layout
-    """Of the tensors it was made for."""
+    """The layout of its tensors."""
 
     home: torch.device = CPU
-    """Where it reads gradients, and where what it remembers of them is."""
+    """The device of the gradients it reads, and of its state."""
 
     @property
     def rounds(self) -> tuple[Op, ...]:
@@ -158,12 +158,12 @@ class Compressor(Protocol):
         ...
 
     def take_back(self, sent: Sent) -> None:
-        """Let what was encoded last, and has reached nobody, wait for later steps, where it can."""
+        """Return what was encoded last, and has reached nobody, to the residual if there is one."""
 
     def flush(self) -> dict[str, Tensor]:
-        """Take out all that is held back, by tensor; none of it is sent later. Empty: nothing is.
+        """Take out the residuals, by tensor, so that none of them is sent later; may be empty.
 
-        Momenta at the trainer are none of it: they are in no gradient that was given.
+        Momenta at the trainer stay: they are no part of the gradients.
         """
         return {}
 

@@ -35,7 +35,7 @@ class StageContext:
 
 
 class Builder(Protocol):
-    """A method, as what compresses sees it."""
+    """What the library needs of a method."""
 
     sends_all: ClassVar[bool] = False
     """Whether every element travels as it is, which needs no compressor."""

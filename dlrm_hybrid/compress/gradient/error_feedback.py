@@ -104,7 +104,7 @@ class ErrorFeedback(Compressor):
         self._damps = bool(self._low_pass < 1)
         self._x = Residual(layout)
         self.selected = selector.init(layout)
-        self._transforms = [(one, one.init(layout)) for one in options.transforms]
+        self._transforms = [(transform, transform.init(layout)) for transform in options.transforms]
         self._scaled: Sequence[Tensor] = ()
         self._drains_T = np.zeros(len(layout.specs), np.int64)
         self._discarded_T2 = np.zeros((len(layout.specs), 2))  # sum, then the L2 norms of all
@@ -150,7 +150,7 @@ class ErrorFeedback(Compressor):
         returning.add_to(Destination(self._x.residuals))
 
     def _damp(self, before_N: Float32s) -> None:
-        """Let a part only of what is new since then be in the residual."""
+        """Keep only a part of what the residual has gained since `before_N`."""
         if self._damps:
             residual_N = self._x.residual_N
             residual_N -= before_N
@@ -159,9 +159,9 @@ class ErrorFeedback(Compressor):
 
     @override
     def flush(self) -> dict[str, Tensor]:
-        held_N = self._x.residual_N.copy()
+        residual_N = self._x.residual_N.copy()
         self._x.residual_N[:] = 0
-        parts = zip(self.layout.specs, self.layout.parts(held_N), strict=True)
+        parts = zip(self.layout.specs, self.layout.parts(residual_N), strict=True)
         return {spec.name: torch.from_numpy(part).view(spec.shape) for spec, part in parts}
 
     @override
@@ -186,27 +186,27 @@ class ErrorFeedback(Compressor):
         return dict(zip(self.layout.names, self.selected.report(reports), strict=True))
 
     def _joining(self, gradients: Mapping[str, Tensor], step: int) -> Sequence[Tensor]:
-        """What is to join the residuals."""
-        given = [gradients[name] for name in self.layout.names]
-        for gradient, spec, count in zip(given, self.layout.specs, self.layout.counts, strict=True):
+        """The transformed gradients, which are to join the residuals."""
+        grads = [gradients[name] for name in self.layout.names]
+        for gradient, spec, count in zip(grads, self.layout.specs, self.layout.counts, strict=True):
             require_host(gradient, "gradient", spec.name)
             if gradient.numel() != count:
                 raise ValueError(f"gradient {spec.name}: {gradient.numel()} elements, not {count}")
         if not self._transforms:
-            return given
-        made = Gradients(given, 1.0)
+            return grads
+        joining = Gradients(grads, 1.0)
         for transform, state in self._transforms:
-            made = transform.update(made, state, step)
-        if made.factor == 1.0:
-            return made.tensors
+            joining = transform.update(joining, state, step)
+        if joining.factor == 1.0:
+            return joining.tensors
         if not self._scaled:
             self._scaled = self.layout.room()
-        factor = float(np.float32(made.factor))
-        pairs = zip(made.tensors, self._scaled, strict=True)
-        return [torch.mul(one, factor, out=scaled) for one, scaled in pairs]
+        factor = float(np.float32(joining.factor))
+        pairs = zip(joining.tensors, self._scaled, strict=True)
+        return [torch.mul(tensor, factor, out=scaled) for tensor, scaled in pairs]
 
     def _drain(self, step: int) -> list[int]:
-        """Empty the residuals that are due; gives the tensors that must be sent in full."""
+        """Empty the residuals that are due; returns the tensors that must be sent in full."""
         drain = self.options.drain
         if drain is None or drain.mode == "none":
             return []
@@ -218,16 +218,16 @@ class ErrorFeedback(Compressor):
             return due
         for tensor in due:
             residual_N = self._x.residuals[tensor]
-            lost_N = residual_N.astype(np.float64)
-            self._discarded_T2[tensor] += (lost_N.sum(), np.linalg.norm(lost_N))
+            wide_N = residual_N.astype(np.float64)
+            self._discarded_T2[tensor] += (wide_N.sum(), np.linalg.norm(wide_N))
             residual_N[:] = 0
         return []
 
     def _rounded(self, indices: Indices) -> tuple[Indices, Float32s]:
-        """What is sent, rounded; the residual keeps what that takes away.
+        """Round what is sent; the residual keeps the difference.
 
-        What rounds to zero is not sent, but where trainers have agreed that it is; as a level
-        never, for nothing of it is lost to those who have it.
+        What rounds to zero is sent only where trainers have agreed on it; as a level never, for
+        the residual keeps all of it.
         """
         x, dtype, levels = self._x, self.options.dtype, self.options.levels
         values_K = x.take(indices)
@@ -246,8 +246,8 @@ class ErrorFeedback(Compressor):
             *(self.layout.offsets, splits_E, local_K, values_K, rounded_K),
             *(x.residual_N, rounds),
         )
-        left = Indices(self.layout, splits_E, local_K[: splits_E[-1]])
-        return left, rounded_K[: splits_E[-1]]
+        nonzero = Indices(self.layout, splits_E, local_K[: splits_E[-1]])
+        return nonzero, rounded_K[: splits_E[-1]]
 
     def _start_report(self) -> None:
         self._steps = 0

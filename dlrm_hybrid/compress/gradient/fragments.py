@@ -48,7 +48,7 @@ class FragmentSelector(Selector):
         k: how many elements should be sent of all.
         is_exact: the leader's numbers hold for all, and their sum is k; else every trainer takes
             those of its own norms, and the sum is only about k.
-        trainer: number of this one.
+        trainer: number of this trainer.
         trainers: how many there are.
     """
 
@@ -67,12 +67,12 @@ class FragmentSelector(Selector):
     def select(self, x: Residual, state: Stateless, step: int) -> Selection:
         values_N, leader = x.values, step % self.trainers
         plan = self._plan(x, leader) if leader == self.trainer else ()
-        own = self._assigned(x, (yield Collective(Op.LEADER, plan)))
-        chosen = choose(values_N, own)
+        quotas = self._assigned(x, (yield Collective(Op.LEADER, plan)))
+        chosen = choose(values_N, quotas)
         contribution = index_set(np.concatenate([np.zeros(0, np.int32), *chosen]), values_N.size)
         agreed = yield Collective(Op.UNION, (contribution,))
         agreed_K = index_set_of(agreed, values_N.size)
-        ends = np.array([(part.start, part.stop) for part, _ in own], np.int32).reshape(-1, 2)
+        ends = np.array([(part.start, part.stop) for part, _ in quotas], np.int32).reshape(-1, 2)
         counts = np.diff(np.searchsorted(agreed_K, ends)).ravel()
         if counts.tolist() != [chosen_K.size for chosen_K in chosen]:
             raise round_fault(f"others chose from the fragments of trainer {self.trainer}")
@@ -83,7 +83,7 @@ class FragmentSelector(Selector):
         return budget(norms_of(x.values, self.fragments), sizes_of(self.fragments), self.k)
 
     def _plan(self, x: Residual, leader: int) -> Sections:
-        """Who selects from each fragment and, where that is for the leader to say, how many."""
+        """A leader's plan: who selects from each fragment and, if it is exact, how much."""
         ks_L = self._ks(x)
         bins_L = allocate(costs(sizes_of(self.fragments), ks_L), self.trainers)
         # Trainer i takes the bin (leader + i) mod trainers.
@@ -108,18 +108,18 @@ class FragmentSelector(Selector):
 
 def sizes_of(fragments: Sequence[slice]) -> Int64s:
     """The number of elements of each fragment, int64 (L)."""
-    return np.array([one.stop - one.start for one in fragments], np.int64)
+    return np.array([part.stop - part.start for part in fragments], np.int64)
 
 
 def norms_of(values_N: Float32s, fragments: Sequence[slice]) -> Float64s:
     """The L2 norms of the fragments of a vector, float64 (L)."""
-    squares = [magnitudes.moments(values_N[one], 0.0).squares for one in fragments]
+    squares = [magnitudes.moments(values_N[part], 0.0).squares for part in fragments]
     return np.array([math.sqrt(square) for square in squares])
 
 
-def choose(values_N: Float32s, own: Sequence[tuple[slice, int]]) -> list[Int32s]:
+def choose(values_N: Float32s, quotas: Sequence[tuple[slice, int]]) -> list[Int32s]:
     """Indices of the k largest elements of each fragment, int32, increasing in each."""
-    return [largest(values_N[fragment], k) + np.int32(fragment.start) for fragment, k in own]
+    return [largest(values_N[fragment], k) + np.int32(fragment.start) for fragment, k in quotas]
 
 
 def partition(counts: Sequence[int], trainers: int) -> list[slice]:
@@ -144,7 +144,7 @@ def partition(counts: Sequence[int], trainers: int) -> list[slice]:
 
 
 def paper_budget(norms_L: Float64s, sizes_L: Int64s, budget: int) -> Int64s:
-    """Elements to send of each fragment, by its norm: at least 1, so not the budget in all.
+    """Elements to send of each fragment, by its norm: at least 1, so not the budget in sum.
 
     DEFT, algorithm 3, its quotas rounded down as the authors' program does.
     """
@@ -164,7 +164,7 @@ def exact_budget(norms_L: Float64s, sizes_L: Int64s, budget: int) -> Int64s:
     each; where all others have been served, what is left goes by descending norms to who has room.
     """
     ks_L = np.zeros(sizes_L.size, np.int64)
-    visited = [one for one in _descending(norms_L) if one[1] > 0]
+    visited = [entry for entry in _descending(norms_L) if entry[1] > 0]
     rest = min(budget, sum(int(sizes_L[fragment]) for fragment, _, _ in visited))
     if rest < len(visited):
         ks_L[[fragment for fragment, _, _ in visited[:rest]]] = 1
@@ -175,9 +175,9 @@ def exact_budget(norms_L: Float64s, sizes_L: Int64s, budget: int) -> Int64s:
         ks_L[fragment] = min(int(sizes_L[fragment]), quota)
         rest -= int(ks_L[fragment])
     for fragment, _, _ in visited:
-        more = min(rest, int(sizes_L[fragment] - ks_L[fragment]))
-        ks_L[fragment] += more
-        rest -= more
+        extra = min(rest, int(sizes_L[fragment] - ks_L[fragment]))
+        ks_L[fragment] += extra
+        rest -= extra
     return ks_L
 
 
@@ -202,8 +202,8 @@ def allocate(costs_L: Float64s, bins: int) -> Int64s:
 
 
 def _descending(norms_L: Float64s) -> list[tuple[int, float, float]]:
-    """Index, norm, and the sum of it and all that follow; ties by index."""
+    """Fragments by norm: index, norm, and the sum of it and all that follow; ties by index."""
     order = np.argsort(-norms_L, kind="stable").tolist()
     sorted_norms = [float(norms_L[fragment]) for fragment in order]
-    left = [math.fsum(sorted_norms[number:]) for number in range(len(order))]
-    return list(zip(order, sorted_norms, left, strict=True))
+    sums = [math.fsum(sorted_norms[number:]) for number in range(len(order))]
+    return list(zip(order, sorted_norms, sums, strict=True))

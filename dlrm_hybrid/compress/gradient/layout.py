@@ -85,7 +85,7 @@ class Layout:
         return np.split(flat_N, self.offsets[1:-1])
 
     def room(self) -> list[Tensor]:
-        """For values of all tensors: float32 on the CPU, whatever torch's defaults are."""
+        """Empty tensors of this layout: float32 on the CPU, whatever torch's defaults are."""
         return [*self.tensors(np.empty(self.size, np.float32), "").values()]
 
     def tensors(self, flat_N: Float32s, what: str) -> dict[str, Tensor]:
@@ -116,9 +116,9 @@ class Indices:
         """Make it from increasing indices in the flat vector, int32 (K)."""
         offsets_E = layout.offsets.astype(np.int32)  # of one type with the indices, none is copied
         splits_E = np.searchsorted(flat_K, offsets_E)
-        made = cls(layout, splits_E, flat_K - np.repeat(offsets_E[:-1], np.diff(splits_E)))
-        made.flat = flat_K
-        return made
+        indices = cls(layout, splits_E, flat_K - np.repeat(offsets_E[:-1], np.diff(splits_E)))
+        indices.flat = flat_K
+        return indices
 
     @cached_property
     def flat(self) -> Int32s:

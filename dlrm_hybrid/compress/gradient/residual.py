@@ -112,7 +112,7 @@ class Residual:
         offsets_E = self.layout.offsets
         splits_E = np.empty_like(offsets_E)
         # To make arrays of gradients takes longer than to select from them.
-        addresses = [0 if one is None else one.data_ptr() for one in self._joining]
+        addresses = [0 if gradient is None else gradient.data_ptr() for gradient in self._joining]
         fault = residual.accumulate_select(
             *(np.array(addresses, np.uint64), taus_T, offsets_E, self.residual_N),
             *(splits_E, self._local_N, self._reached_N),
@@ -142,9 +142,9 @@ class Residual:
             self._reached = None
             return self._reached_N[: indices.local_K.size]
         values_N, flat_K = self.values, indices.flat
-        taken_K = values_N[flat_K]
+        values_K = values_N[flat_K]
         values_N[flat_K] = 0
-        return taken_K
+        return values_K
 
     def restore(self) -> None:
         """Put back what `reaching` removed and `take` did not."""

@@ -45,7 +45,7 @@ class ThresholdRule(Protocol):
     """Its name in `threshold`."""
 
     def finder(self, context: StageContext) -> ThresholdFinder:
-        """What finds the thresholds of one trainer."""
+        """The finder of one trainer's thresholds."""
         ...
 
 

@@ -82,7 +82,7 @@ class FromLeader(Selector):
 
     Attributes:
         inner: selects where this trainer leads; decides alone.
-        trainer: number of this one.
+        trainer: number of this trainer.
         trainers: how many there are.
     """
 
@@ -102,8 +102,8 @@ class FromLeader(Selector):
     @override
     def select(self, x: Residual, state: Any, step: int) -> Selection:
         if step % self.trainers == self.trainer:
-            own = yield from self.inner.select(x, state, step)
-            contribution = (index_set(own.flat, x.layout.size),)
+            indices = yield from self.inner.select(x, state, step)
+            contribution = (index_set(indices.flat, x.layout.size),)
         else:
             _ = x.values  # what is not finite must be found before others wait
             contribution = ()
@@ -140,10 +140,10 @@ class Union(Selector):
 
     @override
     def select(self, x: Residual, state: Any, step: int) -> Selection:
-        own = yield from self.inner.select(x, state, step)
-        flat_K = own.flat
+        indices = yield from self.inner.select(x, state, step)
+        flat_K = indices.flat
         if self.dtype is not Dtype.FLOAT32:
-            flat_K = flat_K[narrow(x.values_at(own), self.dtype) != 0]
+            flat_K = flat_K[narrow(x.values_at(indices), self.dtype) != 0]
         agreed = yield Collective(Op.UNION, (index_set(flat_K, x.layout.size),))
         return Indices.of_flat(x.layout, index_set_of(agreed, x.layout.size))
 

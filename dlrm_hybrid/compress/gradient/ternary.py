@@ -44,7 +44,7 @@ class TernaryCompressor(Compressor):
 
     Args:
         layout: of the tensors of a stage.
-        ternary: those of them that do not stay float32.
+        ternary: the tensors that do not stay float32.
         clip: standard deviations at which gradients are clipped; None for nowhere.
         sharing: the largest scale of all trainers serves all.
         encoding: two bits an element, or five elements a byte.
@@ -116,7 +116,7 @@ class TernaryCompressor(Compressor):
 
 
 def _rounded_up(scales_Q: Float32s) -> Float32s:
-    """To 12 significant bits; what is above the largest such number becomes it."""
+    """Round up to 12 significant bits, but at most to the largest such number."""
     words_Q = (scales_Q.view(np.uint32) + _DROPPED) & ~_DROPPED
     largest = np.uint32(0x7F7FF000)
     return np.minimum(words_Q, largest).view(np.float32)

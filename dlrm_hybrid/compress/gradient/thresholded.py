@@ -179,12 +179,12 @@ class Thresholds(State):
     def tensors(self) -> dict[str, Tensor]:
         views: dict[str, Tensor] = {}
         for tensor, spec in enumerate(self._specs):
-            held = {
+            state = {
                 "threshold": torch.from_numpy(self.taus_T[tensor : tensor + 1]),
                 "life": torch.from_numpy(self._lives_T2[tensor]),
                 **self.rule_states[tensor],
             }
-            views |= {f"{spec.name}.{name}": view for name, view in held.items()}
+            views |= {f"{spec.name}.{name}": view for name, view in state.items()}
         return views
 
     @override
@@ -192,12 +192,12 @@ class Thresholds(State):
         for tensor in range(len(self._specs)):
             self._account(tensor)
         columns = zip(reports, self._sums, self._served, self._renewals, strict=True)
-        made = [
+        reports = [
             replace(report, threshold_sum=total, thresholds=served, renewals=renewals)
             for report, total, served, renewals in columns
         ]
         self._start_report()
-        return made
+        return reports
 
     def _account(self, tensor: int) -> None:
         """For the report: add a threshold once for every step since this was last done."""

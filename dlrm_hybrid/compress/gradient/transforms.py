@@ -62,7 +62,7 @@ class Clip(Transform):
 
     @override
     def update(self, gradients: Gradients, state: Stateless, step: int) -> Gradients:
-        squares = [one.double().square().sum().item() for one in gradients.tensors]
+        squares = [tensor.double().square().sum().item() for tensor in gradients.tensors]
         norm = abs(gradients.factor) * sqrt(sum(squares))
         # Where the norm is no number the factor is not used: the selection finds the fault.
         cut = self.norm / norm if norm > self.norm else 1.0
@@ -112,14 +112,14 @@ class Momentum(Transform):
     def update(self, gradients: Gradients, state: Momenta, step: int) -> Gradients:
         momentum, factor = self.momentum, gradients.factor
         if not self.nesterov:
-            for own, gradient in zip(state.views, gradients.tensors, strict=True):
-                own.mul_(momentum).add_(gradient, alpha=factor)
+            for u, gradient in zip(state.views, gradients.tensors, strict=True):
+                u.mul_(momentum).add_(gradient, alpha=factor)
             return Gradients(state.views, 1.0)
         triples = zip(state.views, state.ahead, gradients.tensors, strict=True)
-        for own, ahead, gradient in triples:
+        for u, ahead, gradient in triples:
             torch.mul(gradient, factor, out=ahead)
-            own.add_(ahead).mul_(momentum)
-            ahead.add_(own)
+            u.add_(ahead).mul_(momentum)
+            ahead.add_(u)
         return Gradients(state.ahead, 1.0)
 
     @override
@@ -136,7 +136,7 @@ class Momenta(State):
         layout: as given.
         momentum_N: float32, of all tensors.
         views: of it, for each tensor in its shape.
-        ahead: room for as much.
+        ahead: room for u + g, of each tensor.
     """
 
     def __init__(self, layout: Layout) -> None:

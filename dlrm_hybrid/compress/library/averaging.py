@@ -1,6 +1,6 @@
-"""How what all trainers send of a step becomes the mean of their gradients.
+"""Averaging: what all trainers send in a step becomes the mean of their gradients.
 
-Which way a method takes follows from what it sends: see `averaging_of`. Gradients that stay on
+The way it is done follows from what a method sends: see `averaging_of`. Gradients that stay on
 their device are averaged by `average_on_device`: only what was selected leaves it. A step waits for
 the device once, for all tensors together: it then knows what was selected, whether all is finite
 and, with nccl, how much the others send. Over gloo what was selected is copied to the host, which
@@ -45,7 +45,7 @@ _TYPES = {
 
 
 class Averaging(Protocol):
-    """One way; remembers at most what makes messages shorter."""
+    """A way to average what trainers send; its state only makes messages shorter."""
 
     def mean_(
         self, exchange: Exchange, sent: Sent, values: Sequence[Tensor], head: bytes
@@ -53,23 +53,23 @@ class Averaging(Protocol):
         """Overwrite tensors by the mean of what all trainers send.
 
         Args:
-            exchange: between them.
-            sent: what this one sends.
+            exchange: between the trainers.
+            sent: what this trainer sends.
             values: the tensors: float32 on the CPU, contiguous.
-            head: travels before it, as many bytes from everyone.
+            head: bytes that travel before it, as many from each trainer.
 
         Returns:
-            the heads of all.
+            the heads of all trainers.
         """
         ...
 
     def restart(self) -> None:
-        """Others may have forgotten what this one has sent."""
+        """Rely no longer on what other trainers remember of earlier messages."""
 
 
 @final
 class ByPackets(Averaging):
-    """Every trainer gives a packet to every other, and adds up what it is given."""
+    """Sends a packet to every other trainer, and adds up the packets of all."""
 
     def __init__(self, fingerprint: int) -> None:
         self._fingerprint = fingerprint
@@ -78,30 +78,30 @@ class ByPackets(Averaging):
     def mean_(
         self, exchange: Exchange, sent: Sent, values: Sequence[Tensor], head: bytes
     ) -> list[bytes]:
-        given = exchange.gather(
+        messages = exchange.gather(
             head + encode_packet(self._fingerprint, [*sent.sections().values()])
         )
-        for own in values:
-            own.zero_()
-        for one in given:
-            found = decode(memoryview(one)[len(head) :])
-            require_own(found.fingerprint, self._fingerprint)
-            found.add_to(values)
-        for own in values:
-            own.div_(exchange.size)
-        return [one[: len(head)] for one in given]
+        for tensor in values:
+            tensor.zero_()
+        for message in messages:
+            decoded = decode(memoryview(message)[len(head) :])
+            require_fingerprint(decoded.fingerprint, self._fingerprint)
+            decoded.add_to(values)
+        for tensor in values:
+            tensor.div_(exchange.size)
+        return [message[: len(head)] for message in messages]
 
 
 @final
 class ByLevels(Averaging):
-    """Likewise, but levels are coded with tables that receivers keep; `wire.gradient_levels`."""
+    """As `ByPackets`, but codes levels with tables that receivers keep; `wire.gradient_levels`."""
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], fingerprint: int) -> None:
         self._shapes = [_matrix(shape) for shape in shapes]
         self._fingerprint = fingerprint
         self._sender = UpdateSender(self._shapes)
         self._receivers: dict[int, UpdateReceiver] = {}
-        self._group: dist.ProcessGroup | None = None  # that has the tables
+        self._group: dist.ProcessGroup | None = None  # the one whose members have the tables
 
     @override
     def mean_(
@@ -112,79 +112,79 @@ class ByLevels(Averaging):
             self.restart()
         try:
             with exchange.shares_failure():
-                own = sent.elements()
-                packet = encode_packet(self._fingerprint, [self._sender.encode(0, own)])
-            given = exchange.gather(head + packet)
+                elements = sent.elements()
+                packet = encode_packet(self._fingerprint, [self._sender.encode(0, elements)])
+            messages = exchange.gather(head + packet)
         except BaseException:
             self.restart()  # nobody has the tables that this message may have brought
             raise
         destination = _zeroed(values)
-        for trainer, one in enumerate(given):
+        for trainer, message in enumerate(messages):
             is_own = trainer == exchange.rank
-            found = own if is_own else self._elements(trainer, memoryview(one)[len(head) :])
-            found.add_to(destination)
-        for one in values:
-            one.div_(exchange.size)
-        return [one[: len(head)] for one in given]
+            part = elements if is_own else self._elements(trainer, memoryview(message)[len(head) :])
+            part.add_to(destination)
+        for tensor in values:
+            tensor.div_(exchange.size)
+        return [message[: len(head)] for message in messages]
 
     @override
     def restart(self) -> None:
         self._sender.restart()
 
     def _elements(self, trainer: int, packet: memoryview) -> Elements:
-        found = decode_packet(packet)
-        require_own(found.fingerprint, self._fingerprint)
+        decoded = decode_packet(packet)
+        require_fingerprint(decoded.fingerprint, self._fingerprint)
         if trainer not in self._receivers:
             beside = next(iter(self._receivers.values()), None)
             self._receivers[trainer] = UpdateReceiver(self._shapes, beside)
-        return self._receivers[trainer].decode(found.sections[0])
+        return self._receivers[trainer].decode(decoded.sections[0])
 
 
 @final
 class ByAgreement(Averaging):
-    """Values alone: all trainers have agreed on the elements, whose positions nobody needs.
+    """Sends values alone: all trainers have agreed on the elements, so positions need not travel.
 
-    Two trainers give them to each other. More reduce them, each a part, as dense gradients are:
-    what one sends does not grow with their number.
+    Two trainers exchange all values. More trainers reduce a part each, as of dense gradients, so
+    that what each sends does not grow with their number.
     """
 
     @override
     def mean_(
         self, exchange: Exchange, sent: Sent, values: Sequence[Tensor], head: bytes
     ) -> list[bytes]:
-        own, dtype = sent.elements(), sent.dtype
+        elements, dtype = sent.elements(), sent.dtype
         if exchange.size <= 2:
-            given = exchange.gather(head + pack(own.values_K, dtype).tobytes())
-            heads, mean_K = [one[: len(head)] for one in given], np.zeros_like(own.values_K)
-            for one in given:
-                values_K = unpack(np.frombuffer(one[len(head) :], np.uint8), dtype)
+            messages = exchange.gather(head + pack(elements.values_K, dtype).tobytes())
+            heads, mean_K = [m[: len(head)] for m in messages], np.zeros_like(elements.values_K)
+            for message in messages:
+                values_K = unpack(np.frombuffer(message[len(head) :], np.uint8), dtype)
                 if values_K.size != mean_K.size:
                     raise DlrmError(f"a trainer has sent {values_K.size} of {mean_K.size} values")
                 mean_K += values_K
             mean_K /= np.float32(exchange.size)
         else:
-            heads, mean_K = exchange.gather(head), own.values_K.copy()
+            heads, mean_K = exchange.gather(head), elements.values_K.copy()
             exchange.mean_([torch.from_numpy(mean_K)], _TYPES[dtype])
-        Elements(own.offsets_E, own.indices_K, mean_K).copy_to(_zeroed(values))
+        Elements(elements.offsets_E, elements.indices_K, mean_K).copy_to(_zeroed(values))
         return heads
 
 
 def averaging_of(compressor: Compressor, fingerprint: int) -> Averaging:
-    """The way that takes the fewest bytes for what a compressor sends."""
+    """The averaging that takes the fewest bytes for what a compressor sends."""
     if compressor.sends_levels:
         return ByLevels([spec.shape for spec in compressor.layout.specs], fingerprint)
     return ByAgreement() if _AGREED & {*compressor.rounds} else ByPackets(fingerprint)
 
 
 def _matrix(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The same elements in rows: of a convolution, one for each of its outputs."""
+    """The shape of the same elements in rows: of a convolution, one for each output."""
     return (shape[0], prod(shape[1:])) if len(shape) > 2 else shape
 
 
 def _zeroed(values: Sequence[Tensor]) -> Destination:
-    for one in values:
-        one.zero_()
-    return Destination([one.numpy().reshape(-1) for one in values])
+    for tensor in values:
+        tensor.zero_()
+    return Destination([tensor.numpy().reshape(-1) for tensor in values])
 
 
 def average_on_device(
@@ -206,12 +206,12 @@ def average_on_device(
     """
     with exchange.shares_failure():
         numbers_M = compressor.begin(gradients, step, alone=exchange.size == 1)
-        told_M = numbers_M
+        facts_M = numbers_M
         if exchange.is_direct:
-            told_M = torch.cat([numbers_M, exchange.announce(compressor.announced(numbers_M))])
-    told = cast("list[int]", told_M.tolist())  # the host waits
-    numbers, sizes = told[: numbers_M.numel()], told[numbers_M.numel() :]
-    # Over nccl all others know by now of a failure; else they are told.
+            facts_M = torch.cat([numbers_M, exchange.announce(compressor.announced(numbers_M))])
+    facts = cast("list[int]", facts_M.tolist())  # the host waits
+    numbers, sizes = facts[: numbers_M.numel()], facts[numbers_M.numel() :]
+    # Over nccl all others know by now of a failure here; else they learn of it now.
     with nullcontext() if exchange.is_direct else exchange.shares_failure():
         own = compressor.finish(numbers)
     used_T = np.ones(len(gradients), bool)
@@ -219,30 +219,30 @@ def average_on_device(
         used_T = np.array(compressor.used(numbers))
     try:
         if exchange.is_direct:
-            given = _directly(exchange, own, sizes)
+            parts = _directly(exchange, own, sizes)
             used_T = exchange.any_of(used_T) if finds_unused else used_T
         else:
-            given, heads = _by_packets(exchange, compressor, own, used_T if finds_unused else None)
+            parts, heads = _by_packets(exchange, compressor, own, used_T if finds_unused else None)
             for head in heads:
                 used_T |= np.unpackbits(head, count=used_T.size).astype(bool)
     except BaseException:  # whatever it is, nobody has used what was sent
         compressor.put_back(own)
         raise
-    if exchange.size > 1:  # else the gradients hold it
-        for one in given:
-            compressor.ops.scatter(*one, gradients, compressor.addresses_T)
-        for one in gradients:
-            one.div_(exchange.size)
+    if exchange.size > 1:  # else the gradients hold what was selected
+        for part in parts:
+            compressor.ops.scatter(*part, gradients, compressor.addresses_T)
+        for gradient in gradients:
+            gradient.div_(exchange.size)
     return used_T
 
 
-def _directly(exchange: Exchange, own: Selection, sizes_A: Sequence[int]) -> list[Selection]:
-    """What each trainer sends, from device to device, filled up to the most that one does."""
+def _directly(exchange: Exchange, selection: Selection, sizes_A: Sequence[int]) -> list[Selection]:
+    """Gather what each trainer sends from device to device, padded to the longest."""
     sizes = exchange.sizes_of(sizes_A)
     width = max(sizes)
     indices_AK, values_AK = [
-        exchange.gather_tensor(torch.nn.functional.pad(one, (0, width - one.numel())))
-        for one in own
+        exchange.gather_tensor(torch.nn.functional.pad(tensor, (0, width - tensor.numel())))
+        for tensor in selection
     ]
     rows = zip(indices_AK, values_AK, sizes, strict=True)
     return [Selection(indices[:size], values[:size]) for indices, values, size in rows]
@@ -251,28 +251,28 @@ def _directly(exchange: Exchange, own: Selection, sizes_A: Sequence[int]) -> lis
 def _by_packets(
     exchange: Exchange,
     compressor: DeviceFeedback,
-    own: Selection,
+    selection: Selection,
     used_T: NDArray[np.bool_] | None,
 ) -> tuple[list[Selection], list[Bytes]]:
-    """What each trainer sends, by way of the host; and which tensors each has used, as bits."""
+    """Gather what each trainer sends by way of the host; and as bits, which tensors each used."""
     if exchange.size == 1:
-        return [own], []
+        return [selection], []
     head = b"" if used_T is None else np.packbits(used_T).tobytes()
-    sections = [*compressor.sent(own).sections().values()]
+    sections = [*compressor.sent(selection).sections().values()]
     packets = exchange.gather(head + encode_packet(exchange.fingerprint, sections))
-    given: list[Selection] = []
+    selections: list[Selection] = []
     for trainer, packet in enumerate(packets):
         if trainer == exchange.rank:
-            given.append(own)
+            selections.append(selection)
             continue
-        found = decode_packet(memoryview(packet)[len(head) :])
-        require_own(found.fingerprint, exchange.fingerprint)
-        given.append(compressor.received(sparse_of_all(found.sections)))
+        decoded = decode_packet(memoryview(packet)[len(head) :])
+        require_fingerprint(decoded.fingerprint, exchange.fingerprint)
+        selections.append(compressor.received(sparse_of_all(decoded.sections)))
     heads = [np.frombuffer(packet[: len(head)], np.uint8) for packet in packets]
-    return given, heads if head else []
+    return selections, heads if head else []
 
 
-def require_own(given: int, own: int) -> None:
-    """Raise DlrmError if a packet has another fingerprint than the own parameters."""
-    if given != own:
+def require_fingerprint(fingerprint: int, expected: int) -> None:
+    """Raise DlrmError if a packet's fingerprint is not that of this trainer's parameters."""
+    if fingerprint != expected:
         raise DlrmError("a trainer has sent a packet of other parameters than this one's")

@@ -106,10 +106,10 @@ class SparseBoundary(nn.Module):
         if not x.numel() or not (self.training or self.evaluate_masked):
             return x
         k = target_k(x.shape[-1], 1 - self.density)
-        kept, totals = torch.ops.dlrm_hybrid.largest_of_rows(x.detach(), k, x.requires_grad)
+        mask, totals = torch.ops.dlrm_hybrid.largest_of_rows(x.detach(), k, x.requires_grad)
         # It may have been moved to another device since its last pass.
         self._totals = totals if self._totals is None else self._totals.to(totals.device) + totals
-        return torch.where(kept, x, 0)
+        return torch.where(mask, x, 0)
 
     def report(self) -> BoundaryReport:
         """Counts of all forward passes that selected, since the last call."""
@@ -129,15 +129,15 @@ class SparseBoundary(nn.Module):
 
 
 def _select(x: Tensor, k: int, trains: bool) -> tuple[Tensor, Tensor]:
-    """Which elements are kept of rows (..., N), and the numbers of a report, by torch alone."""
+    """The mask of what is kept of rows (..., N), and the numbers of a report, by torch alone."""
     x = x.contiguous()
     magnitudes = x.abs()
-    # Of ties any may be among the k, so its indices are of no use. kthvalue refuses to run where
+    # Any of the ties may be among the k: the indices are of no use. kthvalue refuses to run where
     # torch.use_deterministic_algorithms is set.
     tau = magnitudes.topk(k, dim=-1).values[..., -1:]
-    # Of numbers that are none, neither comparison holds: they are kept, as threshold they keep all.
-    kept = ~(magnitudes < tau) & (x != 0)
-    return kept, _totals(kept, kept.count_nonzero(), x.element_size(), trains)
+    # Comparisons with NaN are false: such an element is kept, and as a threshold it keeps all.
+    mask = ~(magnitudes < tau) & (x != 0)
+    return mask, _totals(mask, mask.count_nonzero(), x.element_size(), trains)
 
 
 def _select_on_cpu(x: Tensor, k: int, trains: bool) -> tuple[Tensor, Tensor]:
@@ -149,10 +149,10 @@ def _select_on_cpu(x: Tensor, k: int, trains: bool) -> tuple[Tensor, Tensor]:
     if largest is None:
         return _select(x, k, trains)
     indices_K = torch.from_numpy(largest.indices_K)
-    kept = torch.zeros_like(x, dtype=torch.bool, memory_format=torch.contiguous_format)
-    kept.view(-1)[indices_K.long()] = True
-    return kept, _totals(
-        kept, torch.tensor(indices_K.numel(), device="cpu"), x.element_size(), trains
+    mask = torch.zeros_like(x, dtype=torch.bool, memory_format=torch.contiguous_format)
+    mask.view(-1)[indices_K.long()] = True
+    return mask, _totals(
+        mask, torch.tensor(indices_K.numel(), device="cpu"), x.element_size(), trains
     )
 
 
@@ -170,14 +170,14 @@ _LIBRARY.impl("largest_of_rows", _select_on_cpu, "CPU")
 torch.library.register_fake("dlrm_hybrid::largest_of_rows", _shapes, lib=_LIBRARY)
 
 
-def _totals(kept: Tensor, count: Tensor, value_bytes: int, trains: bool) -> Tensor:
+def _totals(mask: Tensor, count: Tensor, value_bytes: int, trains: bool) -> Tensor:
     """The numbers of a `BoundaryReport`, int64, in its order; nothing waits for the device."""
-    elements, width = kept.numel(), kept.shape[-1]
+    elements, width = mask.numel(), mask.shape[-1]
     positions = (4 * count).clamp(max=_filled((elements + 7) // 8, value_bytes))
     if width <= MAX_COLUMNS:
         by_row = _filled(elements // width + count, value_bytes)
         if width == MAX_COLUMNS:  # a byte cannot say that a row has so many
-            by_row = torch.where(kept.all(-1).any(), positions, by_row)
+            by_row = torch.where(mask.all(-1).any(), positions, by_row)
         positions = torch.minimum(positions, by_row)
     positions = positions * (count < elements) * (count > 0)
     values = count * value_bytes
@@ -190,5 +190,5 @@ def _filled(num_bytes: int, value_bytes: int) -> int: ...
 @overload
 def _filled(num_bytes: Tensor, value_bytes: int) -> Tensor: ...
 def _filled(num_bytes: int | Tensor, value_bytes: int) -> int | Tensor:
-    """Up to the next multiple of a value's size, where values begin."""
+    """Round up to a multiple of a value's size, where values begin."""
     return (num_bytes + value_bytes - 1) // value_bytes * value_bytes

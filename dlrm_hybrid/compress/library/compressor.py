@@ -67,7 +67,7 @@ class Options:
     def check_layer(self, names: Sequence[str]) -> None:
         """Raise ValueError if there is no such last layer among the parameters."""
         layer = self.last_layer
-        if layer and layer not in {module_of(one) for one in names}:
+        if layer and layer not in {module_of(name) for name in names}:
             raise ValueError(f"last_layer = {layer!r}: none of the parameters is in this module")
 
     def last_module(self, names: Sequence[str]) -> str | None:
@@ -104,27 +104,27 @@ class ParameterCompressor:
         options: Options,
     ) -> None:
         options.check(method)
-        self._given = Parameters(named_parameters)
+        self._named = Parameters(named_parameters)
         if not 0 <= options.trainer < options.trainers:
             raise ValueError(f"trainer = {options.trainer}: must be below {options.trainers}")
         self.method, self._options = method, options
-        self.parameters = self._given.tensors
-        named = enumerate(zip(self._given.names, self.parameters, strict=True))
-        self._layout = Layout([Spec(index, name, tuple(one.shape)) for index, (name, one) in named])
-        options.check_layer(self._given.names)
-        self._fingerprint = fingerprint_of([(one.name, one.shape) for one in self._layout.specs])
+        self.parameters = self._named.tensors
+        pairs = enumerate(zip(self._named.names, self.parameters, strict=True))
+        self._layout = Layout([Spec(index, name, tuple(p.shape)) for index, (name, p) in pairs])
+        options.check_layer(self._named.names)
+        self._fingerprint = fingerprint_of([(spec.name, spec.shape) for spec in self._layout.specs])
         self._place: tuple[int, int] | None = None
-        self._made: Compressor | None = None
+        self._compressor: Compressor | None = None
         self._averaging: Averaging | None = None
         self._pending: Mapping[str, Any] | None = None
-        self._owed: dict[int, Tensor] = {}  # decoded for tensors that no trainer then used
+        self._deferred: dict[int, Tensor] = {}  # decoded for tensors that no trainer then used
         self._reduced = 0
         self.traffic = Traffic()
 
     @property
     def names(self) -> list[str]:
         """The names of the parameters, in their order."""
-        return self._given.names
+        return self._named.names
 
     def encode(self, gradients: Gradients, step: int) -> bytes:
         """Compress gradients to a packet for `decode`; the rest stays here for the next steps.
@@ -166,18 +166,18 @@ class ParameterCompressor:
 
         After an error all gradients are zeros, of which momentum or weight decay still make a step.
         """
-        given = [parameter.grad for parameter in self.parameters]
-        pairs = zip(self.parameters, given, strict=True)
-        gradients = [torch.zeros_like(one) if grad is None else grad for one, grad in pairs]
+        grads = [parameter.grad for parameter in self.parameters]
+        pairs = zip(self.parameters, grads, strict=True)
+        gradients = [torch.zeros_like(p) if grad is None else grad for p, grad in pairs]
         try:
             used = self.average(gradients, process_group, finds_unused=True)
         except BaseException:
-            for own in gradients:
-                own.zero_()
+            for gradient in gradients:
+                gradient.zero_()
             raise
-        for parameter, own, is_used in zip(self.parameters, gradients, used, strict=True):
+        for parameter, gradient, is_used in zip(self.parameters, gradients, used, strict=True):
             if is_used:
-                parameter.grad = own
+                parameter.grad = gradient
 
     def average(
         self,
@@ -206,7 +206,7 @@ class ParameterCompressor:
             staged = self._staged(gradients, compressor)
         values = [*staged.values()]
         pairs = zip(gradients, values, strict=True)
-        copied = [(given, own) for given, own in pairs if not is_plain(given, own.device)]
+        copied = [(target, value) for target, value in pairs if not is_plain(target, value.device)]
         if isinstance(compressor, DeviceFeedback):
             with current(compressor.home):
                 used_T = average_on_device(
@@ -214,9 +214,9 @@ class ParameterCompressor:
                 )
         else:
             used_T = self._average_on_host(exchange, compressor, staged, finds_unused=finds_unused)
-        self._settle(values, used_T)
-        for target, own in copied:
-            target.copy_(own)
+        self._defer_unused(values, used_T)
+        for target, value in copied:
+            target.copy_(value)
         self._count(exchange.size)
         return used_T.tolist()
 
@@ -228,21 +228,21 @@ class ParameterCompressor:
         *,
         finds_unused: bool,
     ) -> NDArray[np.bool_]:
-        """Overwrite tensors on the CPU by the mean; for each, whether any trainer has used it."""
+        """Overwrite tensors on the CPU by the mean; returns which of them any trainer has used."""
         values = [*staged.values()]
         is_dense = self.method.sends_all
         if not is_dense:
             with exchange.shares_failure():
                 require_finite(staged, self._reduced)
-        used_T = np.array([not finds_unused or bool(one.any()) for one in values])
+        used_T = np.array([not finds_unused or bool(value.any()) for value in values])
         head = np.packbits(used_T).tobytes() if finds_unused else b""
         if is_dense:
             heads = exchange.gather(head) if head else []
             exchange.mean_(values)
         else:
             heads = self._send(exchange, compressor, staged, values, head)
-        for one in heads if head else []:
-            bits_T = np.unpackbits(np.frombuffer(one, np.uint8), count=used_T.size)
+        for flags in heads if head else []:
+            bits_T = np.unpackbits(np.frombuffer(flags, np.uint8), count=used_T.size)
             used_T |= bits_T.astype(bool)
         return used_T
 
@@ -254,7 +254,7 @@ class ParameterCompressor:
         values: Sequence[Tensor],
         head: bytes,
     ) -> list[bytes]:
-        """Overwrite `values` by the mean of what all trainers send of `staged`; all their heads."""
+        """Overwrite `values` by the mean of what all trainers send of `staged`; returns heads."""
         if self._averaging is None:
             self._averaging = averaging_of(compressor, self._fingerprint)
         encoding = compressor.encode(staged, self._reduced)
@@ -274,13 +274,13 @@ class ParameterCompressor:
         """Everything this trainer's compressor remembers; save it on every trainer."""
         if self._pending is not None:
             return {**self._pending, "tensors": copies(self._pending["tensors"])}
-        held = {} if self._made is None else self._made.tensors()
-        owed = {f"{self.names[index]}.owed": one for index, one in self._owed.items()}
+        tensors = {} if self._compressor is None else self._compressor.tensors()
+        deferred = {f"{self.names[index]}.owed": tensor for index, tensor in self._deferred.items()}
         return {
             "method": repr(self.method),
             "step": self._reduced,
             "trainer": None if self._place is None else self._place[0],
-            "tensors": copies({**held, **owed}),
+            "tensors": copies({**tensors, **deferred}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -297,26 +297,26 @@ class ParameterCompressor:
         if self._averaging is not None:
             self._averaging.restart()
         if not state["step"] and not state["tensors"]:  # it had done nothing
-            self._made = self._place = self._pending = None
-            self._owed = {}
-        elif self._made is None or self._place is None:
+            self._compressor = self._place = self._pending = None
+            self._deferred = {}
+        elif self._compressor is None or self._place is None:
             self._pending = {**state, "tensors": copies(state["tensors"])}
         else:
-            self._restore(self._made, state, self._place[0])
+            self._restore(self._compressor, state, self._place[0])
         self._reduced = state["step"]
 
     def report(self) -> dict[str, SentReport]:
         """How many elements of each parameter were sent since the last call, by name."""
-        return {} if self._made is None else self._made.report()
+        return {} if self._compressor is None else self._compressor.report()
 
     def _at(self, trainer: int, trainers: int) -> Compressor:
-        if self._made is not None and self._place is not None:
+        if self._compressor is not None and self._place is not None:
             if self._place != (trainer, trainers):
                 raise ValueError(
                     f"compresses as trainer {self._place[0]} of {self._place[1]} since its first "
                     f"step, not as {trainer} of {trainers}"
                 )
-            return self._made
+            return self._compressor
         layout, options = self._layout, self._options
         context = StageContext(
             layout=layout,
@@ -327,14 +327,14 @@ class ParameterCompressor:
             lr=options.lr or (lambda step: 1.0),
             seed=options.seed,
         )
-        made = self.method.build(context)
+        compressor = self.method.build(context)
         home = home_of(self.parameters)
-        if home is not None and can_move(made):
-            made = DeviceFeedback(made, home)
+        if home is not None and can_move(compressor):
+            compressor = DeviceFeedback(compressor, home)
         if self._pending is not None:
-            self._restore(made, self._pending, trainer)
-        self._place, self._made, self._pending = (trainer, trainers), made, None
-        return made
+            self._restore(compressor, self._pending, trainer)
+        self._place, self._compressor, self._pending = (trainer, trainers), compressor, None
+        return compressor
 
     def _restore(self, compressor: Compressor, state: Mapping[str, Any], trainer: int) -> None:
         if state.get("trainer") not in (None, trainer):
@@ -342,29 +342,29 @@ class ParameterCompressor:
                 f"the state is of trainer {state['trainer']}, and this is trainer {trainer}: "
                 "what each has not sent is in its own"
             )
-        held, given = compressor.tensors(), dict(state["tensors"])
-        owed = {
-            index: given.pop(f"{name}.owed").to(compressor.home, copy=True)
+        views, saved = compressor.tensors(), dict(state["tensors"])
+        deferred = {
+            index: saved.pop(f"{name}.owed").to(compressor.home, copy=True)
             for index, name in enumerate(self.names)
-            if f"{name}.owed" in given
+            if f"{name}.owed" in saved
         }
-        differing = sorted(held.keys() ^ given.keys())
+        differing = sorted(views.keys() ^ saved.keys())
         differing += [
-            name for name in held.keys() & given.keys() if held[name].shape != given[name].shape
+            name for name in views.keys() & saved.keys() if views[name].shape != saved[name].shape
         ]
         differing += [
             f"{self.names[index]}.owed"
-            for index, one in owed.items()
-            if one.shape != self.parameters[index].shape
+            for index, tensor in deferred.items()
+            if tensor.shape != self.parameters[index].shape
         ]
         if differing:
             raise ValueError(f"the state is of other parameters: {', '.join(differing[:3])}")
-        for name, view in held.items():
-            view.copy_(given[name])
-        self._owed = owed
+        for name, view in views.items():
+            view.copy_(saved[name])
+        self._deferred = deferred
 
     def _staged(self, gradients: Gradients, compressor: Compressor) -> dict[str, Tensor]:
-        """By name, in memory that the compressor reads; these themselves where it can."""
+        """The gradients by name, as float32 on the compressor's device; copies only if needed."""
         if isinstance(gradients, Mapping):
             missing = [name for name in self.names if name not in gradients]
             if missing:
@@ -372,22 +372,19 @@ class ParameterCompressor:
             gradients = [gradients[name] for name in self.names]
         tensors = tensors_of(gradients)
         require_gradients(self.names, self._layout.counts, tensors)
-        self._given.require_frozen()
-        given = [one.detach() for one in tensors]
+        self._named.require_frozen()
+        grads = [tensor.detach() for tensor in tensors]
         home = compressor.home
-        staged = [
-            one if is_plain(one, home) else one.to(home, torch.float32).contiguous()
-            for one in given
-        ]
+        staged = [g if is_plain(g, home) else g.to(home, torch.float32).contiguous() for g in grads]
         return dict(zip(self.names, staged, strict=True))
 
-    def _settle(self, gradients: Sequence[Tensor], used_T: NDArray[np.bool_]) -> None:
-        """Put aside what came for tensors that nobody used, and give back what was."""
+    def _defer_unused(self, gradients: Sequence[Tensor], used_T: NDArray[np.bool_]) -> None:
+        """Set aside the means of tensors that nobody used; add those of tensors used again."""
         for index in np.flatnonzero(~used_T).tolist():
             if gradients[index].any():
-                waiting = self._owed.setdefault(index, torch.zeros_like(gradients[index]))
-                waiting.add_(gradients[index])
+                deferred = self._deferred.setdefault(index, torch.zeros_like(gradients[index]))
+                deferred.add_(gradients[index])
                 gradients[index].zero_()
-        for index in [*self._owed]:
+        for index in [*self._deferred]:
             if used_T[index]:
-                gradients[index].add_(self._owed.pop(index))
+                gradients[index].add_(self._deferred.pop(index))

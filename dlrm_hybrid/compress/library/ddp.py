@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # numba, which what compresses loads, takes half a second
     from dlrm_hybrid.compress.library.exchange import Traffic
 
 
-class _Promised(NamedTuple):
+class _Promise(NamedTuple):
     """A bucket of which DDP waits for the mean."""
 
     parameters: list[Tensor]
@@ -66,7 +66,7 @@ class DdpState:
         options.check(method)
         self.method, self._options = method, options
         self._compressor: ParameterCompressor | None = None
-        self._held: Mapping[str, Any] | None = None
+        self._pending: Mapping[str, Any] | None = None
         self._has_names = False
         self.bind(model, process_group)
         self._require_last_layer()
@@ -86,19 +86,19 @@ class DdpState:
                 f"model: is a {type(model).__name__}; pass the DDP module, as in ddp_state(ddp)"
             )
         if self._compressor is not None:
-            self._held = self.state_dict()
+            self._pending = self.state_dict()
         self._group: dist.ProcessGroup | None = process_group
         self._compressor = None
         self._finds_unused, self._names = True, dict[Tensor, str]()
-        self._promised: list[_Promised] = []
+        self._promises: list[_Promise] = []
         ignored: Collection[str] = ()
-        for one in _wrappers(model):
-            if isinstance(one, DistributedDataParallel):
-                self._finds_unused = bool(one.find_unused_parameters)
-                self._group = process_group or cast("dist.ProcessGroup", one.process_group)
+        for module in _wrappers(model):
+            if isinstance(module, DistributedDataParallel):
+                self._finds_unused = bool(module.find_unused_parameters)
+                self._group = process_group or cast("dist.ProcessGroup", module.process_group)
             self._has_names = True
-            self._names = {parameter: name for name, parameter in one.named_parameters()}
-            ignored = getattr(one, "_ddp_params_and_buffers_to_ignore", ())
+            self._names = {parameter: name for name, parameter in module.named_parameters()}
+            ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
         for parameter, name in self._names.items():
             if name not in ignored:
                 require_whole(name, parameter)
@@ -125,8 +125,8 @@ class DdpState:
             raise ValueError("parameters have no names to be saved by: give ddp_state the model")
         if self._compressor is not None:
             return self._compressor.state_dict()
-        if self._held is not None:
-            return {**self._held, "tensors": copies(self._held["tensors"])}
+        if self._pending is not None:
+            return {**self._pending, "tensors": copies(self._pending["tensors"])}
         return {"method": repr(self.method), "step": 0, "trainer": None, "tensors": {}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -144,14 +144,14 @@ class DdpState:
         if self._compressor is not None:
             self._compressor.load_state_dict(state)
         else:
-            self._held = {**state, "tensors": copies(state["tensors"])}
+            self._pending = {**state, "tensors": copies(state["tensors"])}
 
     def __getstate__(self) -> dict[str, Any]:
-        held = self._held if self._compressor is None else self.state_dict()
-        return {"method": self.method, "options": self._options, "held": held}
+        pending = self._pending if self._compressor is None else self.state_dict()
+        return {"method": self.method, "options": self._options, "held": pending}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.method, self._options, self._held = state["method"], state["options"], state["held"]
+        self.method, self._options, self._pending = state["method"], state["options"], state["held"]
         self._compressor, self._has_names = None, False
         self.bind(None)
 
@@ -165,69 +165,69 @@ class DdpState:
     def reduce(self, bucket: GradBucket) -> Future[Tensor]:
         """Take one bucket of gradients; the last bucket of a step completes the futures of all."""
         if bucket.index() == 0:
-            self._promised = []  # of a step that an error has ended
+            self._promises = []  # of a step that an error has ended
         buffer = bucket.buffer()
         # DDP waits for work of a GPU only in futures that know of it.
         future = Future[Tensor](devices=[buffer.device] if buffer.is_cuda else None)
-        self._promised.append(_Promised(bucket.parameters(), bucket.gradients(), buffer, future))
+        self._promises.append(_Promise(bucket.parameters(), bucket.gradients(), buffer, future))
         if bucket.is_last():
-            promised, self._promised = self._promised, []
+            promises, self._promises = self._promises, []
             try:
-                self._average(promised)
+                self._average(promises)
             except Exception as error:
-                for one in promised:
-                    one.buffer.zero_()
+                for promise in promises:
+                    promise.buffer.zero_()
                 _raise_after_backward(error)
-            for one in promised:
-                one.future.set_result(one.buffer)
+            for promise in promises:
+                promise.future.set_result(promise.buffer)
         return future
 
-    def _average(self, promised: list[_Promised]) -> None:
+    def _average(self, promises: list[_Promise]) -> None:
         from dlrm_hybrid.compress.library.exchange import Exchange, Traffic
 
         gathers = self._finds_unused or not self.method.sends_all
         with Exchange(self._group, Traffic()).shares_failure() if gathers else nullcontext():
-            if any(len(one.parameters) != len(one.gradients) for one in promised):
+            if any(len(promise.parameters) != len(promise.gradients) for promise in promises):
                 raise ValueError(
                     "DDP hands over gradients without their parameters, as of sparse ones "
                     "(sparse=True): only dense gradients are compressed"
                 )
-            pairs = (zip(one.parameters, one.gradients, strict=True) for one in promised)
+            pairs = (zip(p.parameters, p.gradients, strict=True) for p in promises)
             gradients = dict(chain.from_iterable(pairs))
             if self._compressor is None:
-                self._compressor = self._made(gradients)
-            own = self._compressor.parameters
-            if len(own) != len(gradients) or any(one not in gradients for one in own):
+                self._compressor = self._new_compressor(gradients)
+            parameters = self._compressor.parameters
+            if len(parameters) != len(gradients) or any(p not in gradients for p in parameters):
                 raise ValueError(
                     "parameters are not those of the first step: a state serves one model"
                 )
-        ordered = [gradients[one] for one in own]
+        ordered = [gradients[p] for p in parameters]
         self._compressor.average(ordered, self._group, finds_unused=self._finds_unused)
 
-    def _made(self, gradients: Mapping[Tensor, Tensor]) -> "ParameterCompressor":
-        """In the order of the model; without it, in that of the first step."""
+    def _new_compressor(self, gradients: Mapping[Tensor, Tensor]) -> "ParameterCompressor":
+        """Compresses parameters in the model's order; without a model, in the first step's."""
         from dlrm_hybrid.compress.library.compressor import ParameterCompressor
 
-        if self._held and not self._has_names:
+        if self._pending and not self._has_names:
             self.bind(_owner(self), self._group)
         self._require_last_layer()
-        names = self._names or {one: f"{index}" for index, one in enumerate(gradients)}
-        named = [(name, one) for one, name in names.items() if one in gradients]
+        names = self._names or {parameter: f"{index}" for index, parameter in enumerate(gradients)}
+        named = [(name, parameter) for parameter, name in names.items() if parameter in gradients]
         if len(named) < len(gradients):
             raise ValueError(f"{len(gradients) - len(named)} parameters are not those of the model")
-        made = ParameterCompressor(self.method, named, self._options)
-        if self._held:
+        compressor = ParameterCompressor(self.method, named, self._options)
+        if self._pending:
             if not self._names:
                 raise ValueError(
                     "a state that was pickled is not registered with one DDP module: bind(ddp)"
                 )
-            made.load_state_dict(self._held)
-            self._held = None
-        return made
+            compressor.load_state_dict(self._pending)
+            self._pending = None
+        return compressor
 
 
 def _wrappers(model: Module | None) -> Iterator[Module]:
-    """A model, then what DDP and torch.compile have wrapped; by the last parameters are named."""
+    """A model, then what DDP and torch.compile have wrapped; the last one names the parameters."""
     while model is not None:
         yield model
         inner = "module" if isinstance(model, DistributedDataParallel) else "_orig_mod"
@@ -240,16 +240,16 @@ def _owner(state: DdpState) -> DistributedDataParallel | None:
     A hook is handed gradients and no module, but the module keeps what was registered with it.
     """
     modules = [
-        cast("DistributedDataParallel", one)
-        for one in gc.get_objects()
-        if DistributedDataParallel in type(one).__mro__  # without asking the object itself
+        cast("DistributedDataParallel", item)
+        for item in gc.get_objects()
+        if DistributedDataParallel in type(item).__mro__  # without asking the object itself
     ]
-    own = [
-        one
-        for one in modules
-        if any(registered is state for _, registered in getattr(one, "_comm_hooks", ()))
+    owners = [
+        module
+        for module in modules
+        if any(registered is state for _, registered in getattr(module, "_comm_hooks", ()))
     ]
-    return own[0] if len(own) == 1 else None
+    return owners[0] if len(owners) == 1 else None
 
 
 def _raise_after_backward(error: Exception) -> None:

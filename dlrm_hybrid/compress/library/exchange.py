@@ -19,7 +19,7 @@ from dlrm_hybrid.wire.packet import decode_packet, encode_packet
 
 Result = TypeVar("Result")
 _FAILED = -1
-_SIZES, _TAGS = 2**36, 2**26  # a message is shorter; below so many, tags are told apart
+_SIZES, _TAGS = 2**36, 2**26  # bounds of a message's size and of a tag, which share an int64
 
 
 @dataclass(slots=True)
@@ -45,8 +45,8 @@ class Exchange:
 
     Args:
         group: of the trainers; None for all. Tensors travel on the CPU, with nccl on the GPU.
-        traffic: to be counted in.
-        step: that this is; must be the same for all.
+        traffic: counts the bytes.
+        step: its number; must be the same for all.
         fingerprint: of the parameters; must be the same for all.
 
     Attributes:
@@ -73,18 +73,18 @@ class Exchange:
         self._device = torch.device("cuda") if is_nccl else torch.device("cpu")
         self.is_direct = is_nccl and self.size > 1
 
-    def gather(self, given: bytes) -> list[bytes]:
-        """What all members have given, in their order.
+    def gather(self, message: bytes) -> list[bytes]:
+        """The messages of all members, in their order.
 
         Raises:
-            DivergedError: one has failed.
+            DivergedError: a member has failed.
             ValueError: they are at different steps, or have different parameters.
         """
-        return self._gather(given, len(given) + self._tag)
+        return self._gather(message, len(message) + self._tag)
 
     @property
     def _tag(self) -> int:
-        """What is announced beside a size, so that others see a difference."""
+        """The tag of an announced size, by which others see another step or other parameters."""
         return _SIZES * ((self._step + self.fingerprint) % _TAGS)
 
     def fail(self) -> None:
@@ -93,39 +93,39 @@ class Exchange:
 
     @contextmanager
     def shares_failure(self) -> Generator[None, None, None]:
-        """Whatever fails here fails in the next `gather` of others: they must not wait for it."""
+        """Let a failure here fail the next `gather` of all others, which must not wait for it."""
         try:
             yield
         except Exception:
             self.fail()
             raise
 
-    def _gather(self, given: bytes, announced: int) -> list[bytes]:
+    def _gather(self, message: bytes, announced: int) -> list[bytes]:
         if self.size == 1:
-            return [given]
+            return [message]
         announced_T = self._gather_number(announced)
         if announced == _FAILED:
             return []
         sizes_T = self.sizes_of(announced_T)
         sizes_T[self.rank] = 0
-        if not sum(sizes_T) and not given:
+        if not sum(sizes_T) and not message:
             return [b""] * self.size
-        splits = [len(given)] * self.size
+        splits = [len(message)] * self.size
         splits[self.rank] = 0
         sent = torch.empty(0, dtype=torch.uint8, device="cpu")
-        if given:
-            sent = torch.frombuffer(bytearray(given), dtype=torch.uint8)
-        taken = torch.empty(sum(sizes_T), dtype=torch.uint8, device=self._device)
+        if message:
+            sent = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        received = torch.empty(sum(sizes_T), dtype=torch.uint8, device=self._device)
         sent = sent.to(self._device).repeat(self.size - 1)
-        dist.all_to_all_single(taken, sent, sizes_T, splits, group=self.group)
-        self._count(sent.numel(), taken.numel())
-        parts = torch.split(taken.cpu(), sizes_T)
+        dist.all_to_all_single(received, sent, sizes_T, splits, group=self.group)
+        self._count(sent.numel(), received.numel())
+        parts = torch.split(received.cpu(), sizes_T)
         gathered = [part.numpy().tobytes() for part in parts]
-        gathered[self.rank] = given
+        gathered[self.rank] = message
         return gathered
 
     def announce(self, size_1: Tensor) -> Tensor:
-        """Tell all members of a size that is known on the device; the host does not wait.
+        """Announce to all members a size that is known on the device; the host does not wait.
 
         Args:
             size_1: int64, below 0 for a failure.
@@ -142,35 +142,35 @@ class Exchange:
                 f"trainer {announced_A.index(_FAILED)} could not compress its gradients; "
                 "it says why"
             )
-        if len({one // _SIZES for one in announced_A}) > 1:
+        if len({number // _SIZES for number in announced_A}) > 1:
             self._raise_difference()
-        return [one % _SIZES for one in announced_A]
+        return [number % _SIZES for number in announced_A]
 
-    def gather_tensor(self, given_K: Tensor) -> Tensor:
-        """What all members have given, as many elements each, in rows (A, K)."""
-        count = given_K.numel()
-        taken = torch.empty(self.size * count, dtype=given_K.dtype, device=given_K.device)
-        dist.all_gather([*taken.view(self.size, count)], given_K, group=self.group)
-        moved = count * given_K.element_size() * (self.size - 1)
-        self._count(moved, moved)
-        return taken.view(self.size, count)
+    def gather_tensor(self, tensor_K: Tensor) -> Tensor:
+        """The tensors of all members, of as many elements each, as rows (A, K)."""
+        count = tensor_K.numel()
+        rows = torch.empty(self.size * count, dtype=tensor_K.dtype, device=tensor_K.device)
+        dist.all_gather([*rows.view(self.size, count)], tensor_K, group=self.group)
+        num_bytes = count * tensor_K.element_size() * (self.size - 1)
+        self._count(num_bytes, num_bytes)
+        return rows.view(self.size, count)
 
     def any_of(self, flags_T: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Flags that any member has set; the host waits only where one is not set here."""
-        given_T = torch.from_numpy(flags_T.astype(np.uint8)).to(self._device, non_blocking=True)
-        dist.all_reduce(given_T, dist.ReduceOp.MAX, group=self.group)
+        any_T = torch.from_numpy(flags_T.astype(np.uint8)).to(self._device, non_blocking=True)
+        dist.all_reduce(any_T, dist.ReduceOp.MAX, group=self.group)
         self._count(2 * flags_T.size, 2 * flags_T.size)
-        return flags_T if flags_T.all() else given_T.cpu().numpy().astype(bool)
+        return flags_T if flags_T.all() else any_T.cpu().numpy().astype(bool)
 
-    def _gather_number(self, own: int) -> list[int]:
-        given = torch.tensor([own], device=self._device)
-        return [int(one) for one in self._gather_numbers(given)]
+    def _gather_number(self, number: int) -> list[int]:
+        number_1 = torch.tensor([number], device=self._device)
+        return [int(n) for n in self._gather_numbers(number_1)]
 
-    def _gather_numbers(self, own_1: Tensor) -> Tensor:
-        taken = [torch.empty_like(own_1) for _ in range(self.size)]
-        dist.all_gather(taken, own_1, group=self.group)
+    def _gather_numbers(self, number_1: Tensor) -> Tensor:
+        numbers = [torch.empty_like(number_1) for _ in range(self.size)]
+        dist.all_gather(numbers, number_1, group=self.group)
         self._count(8 * (self.size - 1), 8 * (self.size - 1))
-        return torch.cat(taken)
+        return torch.cat(numbers)
 
     def _raise_difference(self) -> Never:
         steps_T = self._gather_number(self._step)
@@ -192,25 +192,25 @@ class Exchange:
         """
         if self.size == 1:
             return
-        counts = [one.numel() for one in tensors]
+        counts = [tensor.numel() for tensor in tensors]
         total = sum(counts)
         width = -(-total // self.size)
-        given = torch.zeros(self.size, width, dtype=dtype, device=self._device)
-        given.view(-1)[:total] = torch.cat([one.reshape(-1) for one in tensors])
-        taken = torch.empty_like(given)
-        dist.all_to_all_single(taken.view(torch.uint8), given.view(torch.uint8), group=self.group)
-        sums = taken.to(torch.float32)
+        sent = torch.zeros(self.size, width, dtype=dtype, device=self._device)
+        sent.view(-1)[:total] = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        shares = torch.empty_like(sent)
+        dist.all_to_all_single(shares.view(torch.uint8), sent.view(torch.uint8), group=self.group)
+        sums = shares.to(torch.float32)
         dist.all_gather([*sums], sums.sum(0).div_(self.size), group=self.group)
-        moved = (dtype.itemsize + 4) * width * (self.size - 1)
-        self._count(moved, moved)
+        num_bytes = (dtype.itemsize + 4) * width * (self.size - 1)
+        self._count(num_bytes, num_bytes)
         parts: tuple[Tensor, ...] = torch.split(sums.view(-1)[:total].cpu(), counts)
-        for one, part in zip(tensors, parts, strict=True):
-            one.view(-1).copy_(part)
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.view(-1).copy_(part)
 
     def drive(
         self, encoding: Generator[Collective, Sections, Result], step: int, count: int
     ) -> Result:
-        """Run the rounds of a step to what is sent at its end.
+        """Run the rounds of a step; returns what is sent at its end.
 
         Raises:
             DivergedError: a gradient is not finite, here or at another trainer.
@@ -226,11 +226,11 @@ class Exchange:
                 except Exception:  # whatever it is, others must not wait
                     self.fail()
                     raise
-                given = encode_packet(0, round_.value) if round_.value else b""
-                contributions = self.gather(given)
+                packet = encode_packet(0, round_.value) if round_.value else b""
+                messages = self.gather(packet)
                 with self.shares_failure():
-                    read = [decode_packet(one).sections if one else () for one in contributions]
-                    agreed = reduce(round_.op, read, step, count)
+                    contributions = [decode_packet(m).sections if m else () for m in messages]
+                    agreed = reduce(round_.op, contributions, step, count)
 
     def _count(self, sent: int, received: int) -> None:
         self.traffic.sent += sent

@@ -32,14 +32,14 @@ class Decoded:
     """
 
     def __init__(self, packet: bytes | bytearray | memoryview) -> None:
-        found = decode_packet(packet)
-        for one in found.sections:
-            if one.encoding is Encoding.CODED or one.dtype not in FLOATS:
-                raise one.error("it holds no values of one tensor")
-        self._update = decode_sections(found.sections, "packet")
+        decoded = decode_packet(packet)
+        for section in decoded.sections:
+            if section.encoding is Encoding.CODED or section.dtype not in FLOATS:
+                raise section.error("it holds no values of one tensor")
+        self._update = decode_sections(decoded.sections, "packet")
         self.num_bytes = len(packet)
-        self.counts = [section.count for section in found.sections]
-        self.fingerprint = found.fingerprint
+        self.counts = [section.count for section in decoded.sections]
+        self.fingerprint = decoded.fingerprint
 
     @property
     def density(self) -> float:
@@ -61,7 +61,7 @@ class Decoded:
         """
         tensors = tensors_of(gradients)
         if isinstance(gradients, Mapping):
-            names = [(name, tuple(one.shape)) for name, one in gradients.items()]
+            names = [(name, tuple(tensor.shape)) for name, tensor in gradients.items()]
             if fingerprint_of(names) != self.fingerprint:
                 raise ValueError("the packet is of parameters of other names, shapes or order")
         if len(tensors) != len(self.counts):
@@ -72,13 +72,13 @@ class Decoded:
                     f"gradient {index} has {tensor.numel()} elements, {count} in the packet"
                 )
         staged = [
-            one if is_plain(one) else torch.zeros(one.shape, dtype=torch.float32, device="cpu")
-            for one in tensors
+            t if is_plain(t) else torch.zeros(t.shape, dtype=torch.float32, device="cpu")
+            for t in tensors
         ]
-        self._update.add_to(Destination([one.detach().numpy().reshape(-1) for one in staged]))
-        for tensor, own in zip(tensors, staged, strict=True):
-            if own is not tensor:
-                tensor.detach().add_(own.to(tensor.device, tensor.dtype))
+        self._update.add_to(Destination([t.detach().numpy().reshape(-1) for t in staged]))
+        for tensor, copy in zip(tensors, staged, strict=True):
+            if copy is not tensor:
+                tensor.detach().add_(copy.to(tensor.device, tensor.dtype))
 
 
 def decode(packet: bytes | bytearray | memoryview) -> Decoded:
@@ -94,5 +94,5 @@ def decode(packet: bytes | bytearray | memoryview) -> Decoded:
 
 
 def fingerprint_of(named: Sequence[tuple[str, tuple[int, ...]]]) -> int:
-    """A number of 32 bits that names and shapes have, in this order."""
+    """A 32-bit checksum of names and shapes, in this order."""
     return zlib.crc32(repr([(name, tuple(map(int, shape))) for name, shape in named]).encode())

@@ -1,4 +1,4 @@
-"""Parameters and gradients that can be compressed, and what is said of others."""
+"""Parameters and gradients that can be compressed, and the errors for those that cannot."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ Gradients = Sequence[Tensor] | Mapping[str, Tensor]
 
 @final
 class Parameters:
-    """Those of a model that are trained, by their names.
+    """The parameters of a model that are trained, by their names.
 
     Raises:
         ValueError: a name or a parameter is there twice, none needs a gradient, one cannot be
             compressed, they are too many, or these are no pairs of names and tensors.
 
     Attributes:
-        names: of those that need gradients.
-        tensors: the same.
+        names: of the parameters that need gradients.
+        tensors: these parameters.
     """
 
-    def __init__(self, given: Iterable[object]) -> None:
-        pairs = [*_pairs(given)]
-        trained = [(name, one) for name, one in pairs if one.requires_grad]
+    def __init__(self, named: Iterable[object]) -> None:
+        pairs = [*_pairs(named)]
+        trained = [(name, p) for name, p in pairs if p.requires_grad]
         self.names = [name for name, _ in trained]
-        self.tensors = [one for _, one in trained]
-        self._frozen = [(name, one) for name, one in pairs if not one.requires_grad]
+        self.tensors = [p for _, p in trained]
+        self._frozen = [(name, p) for name, p in pairs if not p.requires_grad]
         if not trained:
             raise ValueError("named_parameters: there is none that needs a gradient")
         if len({*self.names}) != len(trained):
-            twice = next(one for one in self.names if self.names.count(one) > 1)
+            twice = next(name for name in self.names if self.names.count(name) > 1)
             raise ValueError(
                 f"named_parameters: must be of different names; {twice} is there twice"
             )
-        seen: dict[Tensor, str] = {}
-        for name, one in trained:
-            require_whole(name, one)
-            if one.is_complex():
-                raise ValueError(f"{name} is {one.dtype}: only real numbers are compressed")
-            if one in seen:
+        name_of: dict[Tensor, str] = {}
+        for name, p in trained:
+            require_whole(name, p)
+            if p.is_complex():
+                raise ValueError(f"{name} is {p.dtype}: only real numbers are compressed")
+            if p in name_of:
                 raise ValueError(
-                    f"named_parameters: {seen[one]} and {name} are one parameter, which would "
+                    f"named_parameters: {name_of[p]} and {name} are one parameter, which would "
                     "be reduced twice; model.named_parameters() names each once"
                 )
-            seen[one] = name
-        elements = sum(one.numel() for one in self.tensors)
+            name_of[p] = name
+        elements = sum(p.numel() for p in self.tensors)
         if elements > MAX_COUNT:
             raise ValueError(
                 f"named_parameters: {elements:,} elements, at most {MAX_COUNT:,} have a position; "
@@ -64,9 +64,9 @@ class Parameters:
             )
 
     def require_frozen(self) -> None:
-        """Raise ValueError if one that needed no gradient does now; names it."""
-        for name, one in self._frozen:
-            if one.requires_grad:
+        """Raise ValueError if a parameter that needed no gradient does now; names it."""
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
                 raise ValueError(
                     f"{name} needed no gradient when this compressor was made, and now does: make "
                     "a new one, for this one would leave it different on every rank"
@@ -96,26 +96,26 @@ def tensors_of(gradients: Gradients) -> list[Tensor]:
 
 def home_of(parameters: Sequence[Tensor]) -> torch.device | None:
     """The GPU that has all parameters, if they are float32; else None."""
-    homes = {one.device for one in parameters}
-    is_float32 = all(one.dtype is torch.float32 for one in parameters)
+    homes = {p.device for p in parameters}
+    is_float32 = all(p.dtype is torch.float32 for p in parameters)
     home = next(iter(homes))
     return home if len(homes) == 1 and home.type == "cuda" and is_float32 else None
 
 
-def require_gradients(names: Sequence[str], counts: Sequence[int], given: Sequence[object]) -> None:
-    """Raise ValueError if these cannot be compressed as tensors of so many elements."""
-    if len(given) != len(names):
-        raise ValueError(f"{len(given)} gradients of {len(names)} parameters")
-    for name, count, one in zip(names, counts, given, strict=True):
-        fault = _fault(one)
-        if not fault and isinstance(one, Tensor) and one.numel() != count:
-            fault = f"of {one.numel()} elements: must be of {count}, as its parameter is"
+def require_gradients(names: Sequence[str], counts: Sequence[int], grads: Sequence[object]) -> None:
+    """Raise ValueError if gradients cannot be compressed as tensors of so many elements."""
+    if len(grads) != len(names):
+        raise ValueError(f"{len(grads)} gradients of {len(names)} parameters")
+    for name, count, gradient in zip(names, counts, grads, strict=True):
+        fault = _fault(gradient)
+        if not fault and isinstance(gradient, Tensor) and gradient.numel() != count:
+            fault = f"of {gradient.numel()} elements: must be of {count}, as its parameter is"
         if fault:
             raise ValueError(f"the gradient of {name} is {fault}")
 
 
 def require_state(state: Mapping[str, Any], method: str) -> None:
-    """Raise ValueError if it is no state of a compressor, or of another method's; names why."""
+    """Raise ValueError if this is no state of a compressor of this method; says why."""
     if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"the state is {_shown(state)}: it is not of state_dict()")
     missing = sorted({"method", "step", "tensors"} - {*state})
@@ -130,19 +130,19 @@ def require_state(state: Mapping[str, Any], method: str) -> None:
     tensors = state["tensors"]
     if not isinstance(tensors, Mapping):
         raise ValueError(f"the state's tensors are {_shown(tensors)}: must be tensors by name")
-    for name, one in cast("Mapping[object, object]", tensors).items():
-        if fault := _unfit(one):
+    for name, tensor in cast("Mapping[object, object]", tensors).items():
+        if fault := _unfit(tensor):
             raise ValueError(f"the state's tensor {_shown(name)} is {fault}")
 
 
-def _unfit(given: object) -> str:
-    """Why this cannot be a residual, threshold or momentum; empty if it can be."""
-    fault = _fault(given)
-    if fault or not isinstance(given, Tensor):
+def _unfit(value: object) -> str:
+    """Why a value cannot be a residual, threshold or momentum; empty if it can be."""
+    fault = _fault(value)
+    if fault or not isinstance(value, Tensor):
         return fault
-    if given.is_meta:
+    if value.is_meta:
         return "on the device meta, without values"
-    return "" if given.isfinite().all() else "not finite"
+    return "" if value.isfinite().all() else "not finite"
 
 
 def _shown(value: object) -> str:
@@ -151,41 +151,41 @@ def _shown(value: object) -> str:
 
 
 def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of a state that nobody else has."""
-    return {name: one.clone() for name, one in tensors.items()}
+    """Copies of the tensors of a state."""
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def require_finite(gradients: Mapping[str, Tensor], step: int) -> None:
-    """Raise DivergedError before one joins a residual, which would never be finite again."""
-    for name, one in gradients.items():
+    """Raise DivergedError if a gradient is not finite, before it spoils a residual for good."""
+    for name, gradient in gradients.items():
         # A sum is one pass that allocates nothing; of finite numbers it can overflow.
-        if not math.isfinite(float(one.sum())) and not bool(one.isfinite().all()):
+        if not math.isfinite(float(gradient.sum())) and not bool(gradient.isfinite().all()):
             raise not_finite(step, name, "the learning rate")
 
 
-def _pairs(given: Iterable[object]) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(given, Module) or not isinstance(given, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+def _pairs(named: Iterable[object]) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(named, Module) or not isinstance(named, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(
-            f"named_parameters: is a {type(given).__name__}; pass its named_parameters(), as in "
+            f"named_parameters: is a {type(named).__name__}; pass its named_parameters(), as in "
             "for_parameters(model.named_parameters())"
         )
-    for one in given:
-        match one:
+    for pair in named:
+        match pair:
             case (str(name), Tensor() as parameter):
                 yield name, parameter
             case _:
                 raise ValueError(
                     "named_parameters: must be pairs of a name and a tensor, as "
-                    f"model.named_parameters() gives them, not of {type(one).__name__}"
+                    f"model.named_parameters() gives them, not of {type(pair).__name__}"
                 )
 
 
-def _fault(given: object) -> str:
-    """Why kernels cannot compute with it; empty if they can."""
-    if not isinstance(given, Tensor):
-        return f"{type(given).__name__}: must be a tensor"
-    if given.layout is not torch.strided:
-        return f"{given.layout}: must be dense"
-    if given.is_complex():
-        return f"{given.dtype}: must be of real numbers"
+def _fault(value: object) -> str:
+    """Why kernels cannot compute with a value; empty if they can."""
+    if not isinstance(value, Tensor):
+        return f"{type(value).__name__}: must be a tensor"
+    if value.layout is not torch.strided:
+        return f"{value.layout}: must be dense"
+    if value.is_complex():
+        return f"{value.dtype}: must be of real numbers"
     return ""

@@ -95,7 +95,7 @@ def one_of_two_is_new(rank: int) -> list[tuple[list[bytes], list[bytes]]]:
         if loads or rank == 1:
             compressor.load_state_dict(state)
         else:  # the state alone, as if it had never gone on
-            held = compressor._made.tensors()
+            held = compressor._compressor.tensors()
             for name, view in held.items():
                 view.copy_(state["tensors"][name])
             compressor._reduced = state["step"]

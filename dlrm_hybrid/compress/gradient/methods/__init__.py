@@ -62,11 +62,11 @@ class GradientMethod(Builder, Protocol):
         if not cls.__module__.startswith(_PACKAGE):
             cls.name = path_of(cls)
 
-    def __new__(cls, *given: object, **settings: object) -> Self:
+    def __new__(cls, *values: object, **settings: object) -> Self:
         """Refuse unknown settings in words of ours, before the generated constructor does."""
-        known = [field.name for field in fields(cls)]  # pyright: ignore[reportArgumentType]
-        if given or not settings.keys() <= {*known}:
-            raise TypeError(_unfit(cls.__name__, known, given, settings))
+        names = [field.name for field in fields(cls)]  # pyright: ignore[reportArgumentType]
+        if values or not settings.keys() <= {*names}:
+            raise TypeError(_unfit(cls.__name__, names, values, settings))
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class GradientMethod(Builder, Protocol):
         yield from ()
 
     def faults_among(self, trainers: int) -> Iterator[tuple[str, str]]:
-        """Settings that do not go with so many trainers, likewise."""
+        """Settings that do not go with so many trainers: the name of each, and why."""
         yield from ()
 
     @property
@@ -168,16 +168,16 @@ def dtype_of(precision: str) -> Dtype:
 @functools.cache
 def methods() -> Mapping[str, type[GradientMethod]]:
     """All methods of the package, by name."""
-    found = [one for one in _classes() if GradientMethod in one.__mro__ and "name" in vars(one)]
-    return {one.name: one for one in found}  # pyright: ignore
+    classes = [cls for cls in _classes() if GradientMethod in cls.__mro__ and "name" in vars(cls)]
+    return {cls.name: cls for cls in classes}  # pyright: ignore
 
 
 @functools.cache
 def rules() -> Mapping[str, type[ThresholdRule]]:
-    """All that finds thresholds, by name."""
+    """All threshold rules, by name."""
     from dlrm_hybrid.compress.gradient.rule import ThresholdRule
 
-    return {one.name: one for one in _classes() if ThresholdRule in one.__mro__}
+    return {cls.name: cls for cls in _classes() if ThresholdRule in cls.__mro__}
 
 
 def find(name: str) -> type[GradientMethod] | None:
@@ -187,8 +187,8 @@ def find(name: str) -> type[GradientMethod] | None:
     """
     if not is_path(name):
         return methods().get(name)
-    found = present(name)
-    return found if isinstance(found, type) and GradientMethod in found.__mro__ else None
+    method = present(name)
+    return method if isinstance(method, type) and GradientMethod in method.__mro__ else None
 
 
 def load(name: str) -> type[GradientMethod]:
@@ -213,9 +213,9 @@ def load(name: str) -> type[GradientMethod]:
 def help_of(record: type) -> Mapping[str, str]:
     """A line for each field of a record, from the docstrings of it and of those it inherits."""
     lines: dict[str, str] = {}
-    for one in reversed(record.__mro__):
+    for base in reversed(record.__mro__):
         name = ""
-        _, _, attributes = cleandoc(one.__doc__ or "").partition("Attributes:\n")
+        _, _, attributes = cleandoc(base.__doc__ or "").partition("Attributes:\n")
         for line in attributes.splitlines():
             if (setting := _SETTING.fullmatch(line)) is not None:
                 name, lines[setting[1]] = setting[1], setting[2]
@@ -229,23 +229,23 @@ def help_of(record: type) -> Mapping[str, str]:
 def _classes() -> Iterator[type]:
     for file in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{file.name}")
-        for one in vars(module).values():
-            if isinstance(one, type) and one.__module__ == module.__name__:
-                yield one
+        for value in vars(module).values():
+            if isinstance(value, type) and value.__module__ == module.__name__:
+                yield value
 
 
 def _unfit(
-    method: str, known: Sequence[str], given: Sequence[object], settings: Mapping[str, object]
+    method: str, names: Sequence[str], values: Sequence[object], settings: Mapping[str, object]
 ) -> str:
     """What is wrong with the arguments of a method, and what was meant."""
-    if not known:
+    if not names:
         return f"{method} has no settings"
-    if given:
-        return f"{method} takes its settings by name: {method}({known[0]}={given[0]!r})"
-    name, value = next((name, value) for name, value in settings.items() if name not in known)
+    if values:
+        return f"{method} takes its settings by name: {method}({names[0]}={values[0]!r})"
+    name, value = next((name, value) for name, value in settings.items() if name not in names)
     text = f"{method} has no setting {name!r}"
-    if name == "sparsity" and "density" in known:
+    if name == "sparsity" and "density" in names:
         density = 1 - Decimal(str(value)) if isinstance(value, Real) else "1 - sparsity"
         return f"{text}; it has the fraction that is sent, density={density}"
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"{text}; did you mean {near[0]}?" if near else f"{text}; it has {', '.join(known)}"
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"{text}; did you mean {near[0]}?" if near else f"{text}; it has {', '.join(names)}"

@@ -134,7 +134,7 @@ class SampledThreshold(ThresholdFinder):
                 break
             tau *= LOWER
             indices_K = magnitudes.reaching(x_N, tau)
-        # All zeros do not count.
+        # A tensor of nothing but zeros does not count.
         samples += int(indices_K.size > 0)
         if indices_K.size <= self.settings.highest * k:
             return tau

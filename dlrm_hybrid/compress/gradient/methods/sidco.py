@@ -84,12 +84,12 @@ class Sidco(Thresholded, OwnFinder):
             return 0.0
         most = max(1, ceil(log2(nonzero / k)))
         stages = min(int(state["stages"][0].item()), most)
-        [(_, tau, found)] = self._estimates(x_N, k, nonzero, [stages])
-        if not isnan(tau) and self.window_ends(found, state):
+        [(_, tau, count)] = self._estimates(x_N, k, nonzero, [stages])
+        if not isnan(tau) and self.window_ends(count, state):
             outside = self.stray(state, k, most)
             if outside and self.adaptation == "best":
-                tau, found = self._best(x_N, k, nonzero, most, state)
-        if isnan(tau) or not 0 < found <= FAR * k:
+                tau, count = self._best(x_N, k, nonzero, most, state)
+        if isnan(tau) or not 0 < count <= FAR * k:
             return magnitudes.kth_magnitude(x_N, k)
         return tau
 
@@ -132,10 +132,10 @@ class Sidco(Thresholded, OwnFinder):
             return exponential(mean, ratio)
         return pareto(mean, variance, ratio)
 
-    def window_ends(self, found: int, state: RuleState) -> bool:
+    def window_ends(self, count: int, state: RuleState) -> bool:
         """Count an estimate and what it has let through; whether it is the last of its window."""
         counts = state["stages"].numpy()
-        counts[2:] += (1, found)
+        counts[2:] += (1, count)
         return not isinstance(self.adaptation, int) and counts.item(2) >= self.window
 
     def stray(self, state: RuleState, k: int, most: int) -> bool:
@@ -166,12 +166,12 @@ class Sidco(Thresholded, OwnFinder):
         most: int,
         state: RuleState,
     ) -> tuple[float, int]:
-        """The number of stages that comes nearest, the smallest of equals."""
-        tried = self._estimates(values_N, k, nonzero, range(1, most + 1))
-        known = [one for one in tried if not isnan(one[1])]
-        stages, tau, found = min(known, key=lambda one: (abs(one[2] - k), one[0]))
+        """Take the number of stages that comes nearest to k, the smallest of equals."""
+        estimates = self._estimates(values_N, k, nonzero, range(1, most + 1))
+        valid = [e for e in estimates if not isnan(e[1])]
+        stages, tau, count = min(valid, key=lambda e: (abs(e[2] - k), e[0]))
         state["stages"][0] = stages
-        return tau, found
+        return tau, count
 
 
 def _exceeding(values_N: Float32s, tau: float) -> Float32s:

@@ -68,7 +68,7 @@ class Thresholded(GradientMethod, Protocol):
         yield from self.faults_of_thresholds()
 
     def faults_of_thresholds(self) -> Iterator[tuple[str, str]]:
-        """Those that all these methods have."""
+        """The faults that all these methods may have."""
         if self.staggered and self.renewal != "fixed":
             yield "staggered", "only applies to renewal=fixed"
         if self.staggered and self.scope == "stage":
@@ -163,6 +163,6 @@ class Thresholded(GradientMethod, Protocol):
         return selector
 
     def _finder(self, context: StageContext) -> ThresholdFinder:
-        """This record's own, or that of the rule that it names, with its defaults."""
+        """This record's own finder, or that of the rule that it names, with its defaults."""
         rule = rules()[getattr(self, "threshold", self.name)]
         return self.finder(context) if isinstance(self, rule) else rule().finder(context)
