@@ -49,7 +49,7 @@ from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 _NO_HINTS = np.zeros((1, 1), np.uint16)  # a sender needs none
 _ROUNDS = 6  # of grouping
 _LOWEST_OCTAVE = -10  # of the odds that a unit is kept
-_PARTS = 64  # expected gaps are counted in parts of one
+_PARTS = 64  # expected gaps are counted in 64ths
 _LEVEL_SHIFT = 4
 
 
@@ -82,24 +82,24 @@ class Format(NamedTuple):
 
     @property
     def shape(self) -> Shape:
-        """Of the tables."""
+        """The shape of the tables."""
         return Shape(0, CONTEXTS_OF_GRADIENTS if self.is_gradient else CONTEXTS, SYMBOLS)
 
     @property
     def added(self) -> int:
-        """To a level to make it a symbol; 0 where its magnitude is one."""
+        """The number added to a level to make a symbol; 0 where its magnitude is the symbol."""
         return 1 << self.bits if self.is_gradient else 0
 
     @property
     def low_bits(self) -> int:
-        """Of a level that are not in its symbol."""
+        """The bits of a level that are not in its symbol."""
         return max(self.bits + self.is_gradient - SYMBOL_BITS, 0)
 
 
 @final
 @dataclass(slots=True)
 class UnitSender:
-    """The sender's side.
+    """Codes levels with tables by unit, which it sends with the messages.
 
     Attributes:
         format: of the messages.
@@ -143,7 +143,7 @@ class UnitSender:
         return Section(0, Encoding.DENSE, Dtype.UINT8, len(payload), payload)
 
     def _begin(self, levels: Levels) -> tuple[bytes, UnitTables]:
-        """The first bytes of a message, and what it is to be coded with."""
+        """The first bytes of a message, and the tables to code it with."""
         indices_K, levels_K, codes_B = levels
         width, added, low_bits = self.format.width, self.format.added, self.format.low_bits
         count_symbols(indices_K, levels_K, width, added, low_bits, self._levels_NS)
@@ -155,8 +155,8 @@ class UnitSender:
         kept_class_N = self._kept_classes()
         level_class_N = alike(self._levels_NS, CLASSES)
         counts_CS = self._sender.counts.symbols_CS
-        for one in range(CLASSES):
-            counts_CS[one] = self._levels_NS[level_class_N == one].sum(axis=0)
+        for group in range(CLASSES):
+            counts_CS[group] = self._levels_NS[level_class_N == group].sum(axis=0)
         lowest = self._count_steps(counts_CS[STEPS])
         head = self._sender.begin()
         self._tables = UnitTables(
@@ -171,7 +171,7 @@ class UnitSender:
         return head + lowest.to_bytes(2, "little") + classes_N.tobytes(), self._tables
 
     def _kept_classes(self) -> Bytes:
-        """Classes of units by how often they are kept; what that means for gaps is counted."""
+        """Classes of units by how often they are kept; counts the gaps to be expected of them."""
         class_N = np.zeros(self.format.width, np.uint8)
         if self.format.is_gradient:
             return class_N
@@ -179,10 +179,10 @@ class UnitSender:
         chance_N = np.minimum(chance_N, 1 - 0.5 / (self._rows + 1))
         octave_N = np.floor(np.log2(chance_N / (1 - chance_N))).astype(np.int64)
         class_N[:] = np.clip(octave_N - _LOWEST_OCTAVE, 0, CLASSES - 1)
-        for one in range(CLASSES):
-            gaps_S = expected_gaps(chance_N[class_N == one], self._rows)
+        for group in range(CLASSES):
+            gaps_S = expected_gaps(chance_N[class_N == group], self._rows)
             gaps_S[END] = self._messages
-            self._sender.counts.symbols_CS[POSITIONS + one] = np.rint(_PARTS * gaps_S)
+            self._sender.counts.symbols_CS[POSITIONS + group] = np.rint(_PARTS * gaps_S)
         return class_N
 
     def _count_steps(self, counts_S: Int64s) -> int:
@@ -197,7 +197,7 @@ class UnitSender:
 @final
 @dataclass(slots=True)
 class UnitReceiver:
-    """The receiver's side.
+    """Reads what a `UnitSender` has coded.
 
     Attributes:
         format: of the messages.
@@ -232,12 +232,12 @@ class UnitReceiver:
         levels_K, codes_B = np.empty(indices_K.size, np.int16), np.empty(rows, np.int16)
         data = np.frombuffer(payload.toreadonly(), np.uint8)  # kernels know one type of array
         kind = UnitLevels(bits, is_gradient, is_signed)
-        found = decode_units(data, kind, tables, indices_K, levels_K, codes_B)
-        if found < 0:
+        size = decode_units(data, kind, tables, indices_K, levels_K, codes_B)
+        if size < 0:
             raise section.error(f"{len(payload)} bytes are no levels of {rows} × {width} elements")
         if kept_K is None:
-            indices_K = indices_K[:found].copy()
-        return Levels(indices_K, levels_K[:found], codes_B)
+            indices_K = indices_K[:size].copy()
+        return Levels(indices_K, levels_K[:size], codes_B)
 
     def _begin(self, section: Section) -> tuple[UnitTables, memoryview]:
         tables, classes, payload = self._receiver.begin(section)

@@ -150,7 +150,7 @@ class Frame:
 
 
 def encoded_bytes(frame: Frame) -> int:
-    """Length of what `encode` makes of the frame."""
+    """Length of the frame in bytes, once it is encoded."""
     # A plain loop: every frame is measured when it is sent and when it comes.
     total = _HEADER.size + len(frame.sections) * _SECTION.size + _CHECKSUM.size
     for section in frame.sections:
@@ -160,7 +160,7 @@ def encoded_bytes(frame: Frame) -> int:
 
 
 def encode(frame: Frame) -> bytes | bytearray:
-    """The frame as bytes, in one buffer; each payload is copied once, that of a sealed one never.
+    """The frame as bytes, in one buffer; copies each payload once, but none of a sealed frame.
 
     Raises:
         ValueError: a field does not fit its place, or a payload does not have the size of its
@@ -175,9 +175,9 @@ def sealed(frame: Frame) -> Frame:
     Raises:
         ValueError: as `encode`.
     """
-    one = replace(frame)
-    object.__setattr__(one, "encoded", b"".join(_parts(frame)))
-    return one
+    copy = replace(frame)
+    object.__setattr__(copy, "encoded", b"".join(_parts(frame)))
+    return copy
 
 
 def decode(buffer: bytes | bytearray | memoryview) -> Frame:
@@ -213,7 +213,7 @@ def decode(buffer: bytes | bytearray | memoryview) -> Frame:
 
 
 def _parts(frame: Frame) -> list[bytes | bytearray | memoryview]:
-    """What the bytes of a frame are made of, one behind the other."""
+    """The parts of a frame's bytes, in order."""
     parts: list[bytes | bytearray | memoryview] = [_head(frame), *payloads_of(frame.sections)]
     checksum = xxhash.xxh3_64()
     for part in parts:
@@ -230,12 +230,12 @@ def _head(frame: Frame) -> bytearray:
         _HEADER.pack_into(
             head, 0, MAGIC, VERSION, frame.kind, len(frame.sections), *numbers, *parts
         )
-        for place, one in enumerate(frame.sections):
+        for place, s in enumerate(frame.sections):
             offset = _HEADER.size + place * _SECTION.size
-            size = len(one.payload)
-            _SECTION.pack_into(head, offset, one.tensor, one.encoding, one.dtype, one.count, size)
-            if fault := size_fault(one.encoding, one.dtype, one.count, size):
-                raise ValueError(f"tensor {one.tensor}: {fault}")
+            size = len(s.payload)
+            _SECTION.pack_into(head, offset, s.tensor, s.encoding, s.dtype, s.count, size)
+            if fault := size_fault(s.encoding, s.dtype, s.count, size):
+                raise ValueError(f"tensor {s.tensor}: {fault}")
     except struct.error as error:
         summary = f"{replace(frame, sections=())} with {len(frame.sections)} sections"
         raise ValueError(f"a number of {summary} does not fit its place") from error

@@ -57,7 +57,7 @@ class Tables:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Counts:
-    """How often what was sent; kernels add to them.
+    """How often each flag and symbol was sent; kernels add to them.
 
     Attributes:
         set_C: int64, flags that were set.
@@ -71,7 +71,7 @@ class Counts:
 
     @classmethod
     def of(cls, shape: Shape) -> Counts:
-        """Of nothing."""
+        """The counts before the first message: zeros."""
         none_C = np.zeros(shape.flags, np.int64)
         return cls(none_C, none_C.copy(), np.zeros((shape.contexts, shape.symbols), np.int64))
 
@@ -82,9 +82,9 @@ class Counts:
 
 
 def is_renewal(message: int, lifespan: int) -> bool:
-    """Whether what follows the messages is renewed with this one: 0, 1, 2, 4 … and every lifespan.
+    """Whether what is fitted to messages is renewed with this one: 0, 1, 2, 4 … and every lifespan.
 
-    So it follows fast at first, when little has been seen.
+    So it adapts fast at first, when little has been seen.
     """
     return message % lifespan == 0 or (message < lifespan and not message & (message - 1))
 
@@ -104,10 +104,10 @@ def fitted(counts: Counts) -> Tables:
 
 
 def hints_of(starts_CE: Halves) -> Halves:
-    """Where to begin to look for a symbol, of each context, for `rans.read_hinted`."""
+    """Where to begin to look for a symbol in each context, for `rans.read_hinted`."""
     places_H = np.arange(HINTS) * (SCALE // HINTS)
-    found = [np.searchsorted(starts_E, places_H, side="right") - 1 for starts_E in starts_CE]
-    return np.array(found, np.uint16)
+    hints = [np.searchsorted(starts_E, places_H, side="right") - 1 for starts_E in starts_CE]
+    return np.array(hints, np.uint16)
 
 
 @final
@@ -172,7 +172,7 @@ class TableReceiver:
     _tables: Tables | None = field(default=None, init=False)
 
     def begin(self, section: Section) -> tuple[Tables, memoryview | None, memoryview]:
-        """Tables of a message, what came beside them, None if they did not come, and what follows.
+        """Tables of a message, the bytes beside them, None if they are not new, and what follows.
 
         Raises:
             SectionError: it was coded with tables that never came, or has none where they follow.
@@ -192,20 +192,20 @@ class TableReceiver:
             self._number = number
             beside, payload = payload[size:end], payload[end:]
         if self._tables is None or number != self._number:
-            held = "none" if self._tables is None else f"number {self._number}"
-            raise section.error(f"it was coded with tables {number}; this rank has {held}")
+            present = "none" if self._tables is None else f"number {self._number}"
+            raise section.error(f"it was coded with tables {number}; this rank has {present}")
         return self._tables, beside, payload
 
     def forget(self) -> None:
-        """Read nothing until tables come: what came with the last ones was no good."""
+        """Read nothing until tables come, since what came with the last ones was no good."""
         self._tables = None
 
-    def _read(self, given: Halves, section: Section) -> Tables:
+    def _read(self, numbers: Halves, section: Section) -> Tables:
         flags, contexts, symbols = self.shape
         starts_CE = np.zeros((contexts, symbols + 1), np.uint16)
-        starts_CE[:, 1:-1] = given[flags:].reshape(contexts, symbols - 1)
+        starts_CE[:, 1:-1] = numbers[flags:].reshape(contexts, symbols - 1)
         starts_CE[:, -1] = SCALE
-        tables = Tables(given[:flags].astype(np.uint16), starts_CE)
+        tables = Tables(numbers[:flags].astype(np.uint16), starts_CE)
         is_rising = (np.diff(starts_CE.astype(np.int64), axis=1) > 0).all()
         if not is_rising or not ((tables.chance_C > 0) & (tables.chance_C < SCALE)).all():
             raise section.error("its tables are no probabilities")

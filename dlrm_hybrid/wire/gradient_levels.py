@@ -71,7 +71,7 @@ class Matrices:
 
 @final
 class Popularity:
-    """What was sent since this was last cleared."""
+    """Counts, by row and column, of the elements sent since they were last cleared."""
 
     def __init__(self, matrices: Matrices) -> None:
         self._matrices = matrices
@@ -81,35 +81,35 @@ class Popularity:
         self._messages = 0
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Set all counts to 0."""
         for counts in (self._row_counts_R, self._col_counts_C, self._counts_T):
             counts[:] = 0
         self._messages = 0
 
     def add(self, splits_E: Int64s, local_K: Int32s) -> None:
         """Count the elements of a message."""
-        one = self._matrices
+        matrices = self._matrices
         count_places(
-            *(one.row_E, one.col_E, splits_E, local_K),
+            *(matrices.row_E, matrices.col_E, splits_E, local_K),
             *(self._row_counts_R, self._col_counts_C, self._counts_T),
         )
         self._messages += 1
 
     def payload(self, exponents_T: Int64s) -> bytes:
-        """What was counted, and the exponents of quanta."""
-        one = self._matrices
-        rows_R = _classes(self._row_counts_R, one.row_E)
-        cols_C = _classes(self._col_counts_C, one.col_E)
+        """The bytes of what was counted, and of the exponents of quanta."""
+        matrices = self._matrices
+        rows_R = _classes(self._row_counts_R, matrices.row_E)
+        cols_C = _classes(self._col_counts_C, matrices.col_E)
         classes = np.concatenate([rows_R, cols_C, np.zeros(1, np.uint8)])
         pairs = classes[: classes.size // 2 * 2].reshape(-1, 2)
-        sent_T = (self._counts_T + 0.5) / np.maximum(self._messages * one.counts_T, 1)
+        sent_T = (self._counts_T + 0.5) / np.maximum(self._messages * matrices.counts_T, 1)
         rarity_T = np.clip(np.rint(-np.log2(sent_T)), 0, _RAREST).astype(np.uint8)
         nibbles = pairs[:, 0] | pairs[:, 1] << 4
         return nibbles.tobytes() + rarity_T.tobytes() + exponents_T.astype("<i2").tobytes()
 
 
 def read_payload(payload: Bytes, matrices: Matrices) -> tuple[Order, Int64s] | None:
-    """The order that a payload tells, and exponents; None if there are no such exponents."""
+    """The order and the exponents in a payload; None if float32 has no such exponents."""
     tensors, rows = len(matrices.counts_T), int(matrices.row_E[-1])
     places = rows + int(matrices.col_E[-1])
     nibbles, rest = np.split(payload, [(places + 1) // 2])
@@ -160,7 +160,7 @@ def order_of(matrices: Matrices, rows_R: Int64s, cols_C: Int64s, rarity_T: Int64
 
 
 def _classes(counts_P: Int64s, offsets_E: Int64s) -> Bytes:
-    """Of rows, or of columns, by how often each was sent."""
+    """The classes of rows, or of columns, by how often each was sent."""
     sizes_T = np.diff(offsets_E)
     totals_T = np.diff(np.concatenate([np.zeros(1), np.cumsum(counts_P)])[offsets_E])
     # Half an element more for each: what has not been sent yet may be.
@@ -201,7 +201,7 @@ class UpdateSender:
         self._popularity = Popularity(self._matrices)
         self._tables = TableSender(_SHAPE, LIFESPAN)
         self._order: Order | None = None
-        self._known_T = np.zeros(len(shapes), np.int64)
+        self._base_exponents_T = np.zeros(len(shapes), np.int64)
 
     def encode(self, tensor: int, elements: Elements) -> Section:
         """One section of elements whose values are levels.
@@ -218,15 +218,15 @@ class UpdateSender:
         if self._tables.is_due or self._order is None:
             popularity = self._popularity.payload(exponents_T)
             self._popularity.clear()
-            self._order, self._known_T = _order_of(popularity, self._matrices)
+            self._order, self._base_exponents_T = _order_of(popularity, self._matrices)
         size = self._room(local_K.size)
         events_S = np.empty(size, np.uint32)
         symbols_CS = self._tables.counts.symbols_CS
-        parts = (splits_E, local_K, values_K, exponents_T, self._known_T)
-        listed = list_update(self._order, *parts, events_S, symbols_CS)
+        parts = (splits_E, local_K, values_K, exponents_T, self._base_exponents_T)
+        num_events = list_update(self._order, *parts, events_S, symbols_CS)
         head = self._tables.begin() + popularity
-        out = np.empty(EVENT_BYTES * listed + STATE_BYTES, np.uint8)
-        num_bytes = write_update(events_S, listed, self._tables.tables.starts_CE, out)
+        out = np.empty(EVENT_BYTES * num_events + STATE_BYTES, np.uint8)
+        num_bytes = write_update(events_S, num_events, self._tables.tables.starts_CE, out)
         payload = head + out[:num_bytes].tobytes()
         count = int(self._matrices.offsets_E[-1])
         return Section(tensor, Encoding.CODED, Dtype.BFLOAT16, count, payload)
@@ -238,9 +238,9 @@ class UpdateSender:
         self._order = None
 
     def _room(self, elements: int) -> int:
-        """For events: of elements, of skips, of the ends of groups, and of quanta."""
+        """The most events: of elements, of skips, of the ends of groups, and of quanta."""
         count = int(self._matrices.offsets_E[-1])
-        tensors = len(self._known_T)
+        tensors = len(self._base_exponents_T)
         return MOST_EVENTS * elements + count // _SKIPPED + 3 * CONTEXTS + 2 * tensors
 
 
@@ -250,7 +250,7 @@ class UpdateReceiver:
 
     Args:
         shapes: of the tensors.
-        beside: another one of the same tensors, with which it shares memory to decode in.
+        beside: another receiver of the same tensors, with which it shares memory to decode in.
     """
 
     def __init__(
@@ -279,23 +279,23 @@ class UpdateReceiver:
             raise section.error(f"{name} of {section.count} elements, expected CODED of {count}")
         tables, popularity, rest = self._tables.begin(section)
         if popularity is not None:
-            read = read_payload(np.frombuffer(popularity, np.uint8), self._matrices)
-            if read is None:
+            contents = read_payload(np.frombuffer(popularity, np.uint8), self._matrices)
+            if contents is None:
                 self._tables.forget()  # they serve nothing without it
                 raise section.error("an exponent of its quanta is none of float32")
-            self._codebook = Codebook(*read, tables.starts_CE, hints_of(tables.starts_CE))
+            self._codebook = Codebook(*contents, tables.starts_CE, hints_of(tables.starts_CE))
         assert self._codebook is not None
         exponents_T = np.empty_like(self._codebook.exponents_T)
         data = np.frombuffer(rest, np.uint8).copy()  # writable: one type for the kernel
         offsets_E = self._matrices.offsets_E
-        found = read_update(
+        size = read_update(
             data, self._codebook, offsets_E, self._marks_W, self._levels_N, exponents_T
         )
-        if found < 0:
+        if size < 0:
             self._marks_W[:] = 0
             raise section.error(f"{len(rest)} bytes are no levels of {count} elements")
-        splits_E, indices_K = np.empty_like(offsets_E), np.empty(found, np.int32)
-        values_K = np.empty(found, np.float32)
+        splits_E, indices_K = np.empty_like(offsets_E), np.empty(size, np.int32)
+        values_K = np.empty(size, np.float32)
         collect_update(
             *(self._marks_W, self._levels_N, offsets_E, exponents_T),
             *(splits_E, indices_K, values_K),
@@ -304,14 +304,14 @@ class UpdateReceiver:
 
 
 def _order_of(payload: bytes, matrices: Matrices) -> tuple[Order, Int64s]:
-    read = read_payload(np.frombuffer(payload, np.uint8), matrices)
-    assert read is not None, "exponents of float32"
-    return read
+    contents = read_payload(np.frombuffer(payload, np.uint8), matrices)
+    assert contents is not None, "exponents of float32"
+    return contents
 
 
-def _without_zeros(given: Elements) -> Elements:
-    if given.values_K.all():
-        return given
-    kept_K = np.flatnonzero(given.values_K)
-    offsets_E = np.searchsorted(kept_K, given.offsets_E)
-    return Elements(offsets_E, given.indices_K[kept_K], given.values_K[kept_K])
+def _without_zeros(elements: Elements) -> Elements:
+    if elements.values_K.all():
+        return elements
+    kept_K = np.flatnonzero(elements.values_K)
+    offsets_E = np.searchsorted(kept_K, elements.offsets_E)
+    return Elements(offsets_E, elements.indices_K[kept_K], elements.values_K[kept_K])

@@ -60,7 +60,7 @@ class Packet(NamedTuple):
 def encode_packet(fingerprint: int, sections: Sequence[Section]) -> bytes:
     """The bytes of sections, whatever the numbers of their tensors."""
     parts: list[bytes | memoryview] = [_HEADER.pack(MAGIC, VERSION, len(sections), fingerprint)]
-    parts += [_SECTION.pack(one[1], one[2], one[3], len(one[4])) for one in sections]
+    parts += [_SECTION.pack(s[1], s[2], s[3], len(s[4])) for s in sections]
     body = b"".join(parts + payloads_of(sections))
     return body + _CHECKSUM.pack(zlib.crc32(body))
 

@@ -54,13 +54,13 @@ DTYPES = {int(dtype): dtype for dtype in Dtype}
 
 
 MAX_COUNT = 2**31 - 1
-"""Of elements, which int32 counts."""
+"""The most elements of a tensor: int32 counts them."""
 
 ALIGNMENT = 8
-"""Of payloads: an array can be laid over one."""
+"""Bytes to a multiple of which payloads are aligned: an array can be laid over one."""
 
 HEAD_BYTES = 16
-"""Of what says of a section what it is."""
+"""Size of a section's head."""
 
 _CODED_BYTES, _TABLES_BYTES = 20, 2048  # of an element at most, and of tables
 

@@ -118,8 +118,8 @@ def rows(
     Raises:
         ValueError: some but not all elements, and indices that do not increase from 0 to N - 1.
     """
-    given = (np.array([shape[0] * shape[1]]), np.array([0, indices_K.size]), indices_K, values_K)
-    return sparse_all((tensor,), *given, dtype, width=shape[1], allow_rice=allow_rice)[0]
+    arrays = (np.array([shape[0] * shape[1]]), np.array([0, indices_K.size]), indices_K, values_K)
+    return sparse_all((tensor,), *arrays, dtype, width=shape[1], allow_rice=allow_rice)[0]
 
 
 def sparse_all(
@@ -151,22 +151,22 @@ def sparse_all(
         ValueError: some but not all elements of a tensor, and indices that do not increase from 0
             to its count - 1.
     """
-    wanted = Format(width, allow_rice, ELEMENT_BYTES[dtype])
-    # The kernel rounds to bfloat16 by the way: no pass of its own.
+    format = Format(width, allow_rice, ELEMENT_BYTES[dtype])
+    # The kernel rounds to bfloat16 as it writes, without a pass of its own.
     values = pack(values_K, dtype) if dtype is Dtype.FLOAT16 else values_K.view(np.uint8)
     forms_T2 = np.empty((len(tensors), 2), np.int64)
     # No form takes more for an index than INDEX32.
-    out = np.empty((4 + wanted.value_bytes) * indices_K.size + STORE_BYTES, np.uint8)
-    fault = write_sections(counts_T, offsets_E, wanted, indices_K, values, forms_T2, out)
+    out = np.empty((4 + format.value_bytes) * indices_K.size + STORE_BYTES, np.uint8)
+    fault = write_sections(counts_T, offsets_E, format, indices_K, values, forms_T2, out)
     if fault >= 0:
         raise ValueError(f"indices do not increase from 0 to {int(counts_T[fault]) - 1}")
-    made: list[Section] = []
+    sections: list[Section] = []
     payloads, start = out.data, 0
     chosen = zip(tensors, counts_T.tolist(), forms_T2.tolist(), strict=True)
     for tensor, count, (form, stop) in chosen:
-        made.append(Section(tensor, ENCODINGS[form], dtype, count, payloads[start:stop]))
+        sections.append(Section(tensor, ENCODINGS[form], dtype, count, payloads[start:stop]))
         start = stop
-    return made
+    return sections
 
 
 def sparse_of(section: Section) -> Elements:
@@ -186,8 +186,8 @@ def rows_of(section: Section, shape: tuple[int, int]) -> tuple[Int32s, Float32s]
     """
     if section.count != shape[0] * shape[1]:
         raise section.error(f"{section.count} elements are no matrix of {shape[0]} × {shape[1]}")
-    found = sparse_of_all((section,), shape[1])
-    return found.indices_K, found.values_K
+    elements = sparse_of_all((section,), shape[1])
+    return elements.indices_K, elements.values_K
 
 
 def addresses_of(arrays: Sequence[Float32s]) -> UInt64s:
@@ -218,20 +218,20 @@ def sparse_of_all(sections: Sequence[Section], width: int = 0) -> Elements:
     # Read-only whatever the frame was: one type for the kernel.
     data = np.frombuffer(memoryview(joined).toreadonly(), np.uint8)
     value_bytes = ELEMENT_BYTES[dtype]
-    heads = [(int(one.encoding), one.count, len(one.payload)) for one in sections]
+    heads = [(int(s.encoding), s.count, len(s.payload)) for s in sections]
     room = data.size // value_bytes
     offsets_E, indices_K = np.empty(len(sections) + 1, np.int64), np.empty(room, np.int32)
-    # A bfloat16 is half of a float32: read into its place, no pass of its own.
-    taken_bytes = value_bytes if dtype is Dtype.FLOAT16 else ELEMENT_BYTES[Dtype.FLOAT32]
-    values = np.empty(room * taken_bytes, np.uint8)
+    # A bfloat16 is half of a float32, and is read into its place without a pass of its own.
+    target_bytes = value_bytes if dtype is Dtype.FLOAT16 else ELEMENT_BYTES[Dtype.FLOAT32]
+    values = np.empty(room * target_bytes, np.uint8)
     heads_T3 = np.array(heads, np.int64).reshape(-1, 3)
     fault = read_sections(
-        data, heads_T3, width, value_bytes, taken_bytes, offsets_E, indices_K, values
+        data, heads_T3, width, value_bytes, target_bytes, offsets_E, indices_K, values
     )
     if fault >= 0:
         raise _fault(sections[fault // 2], fault % 2)
     size = int(offsets_E[-1])
-    values = values[: size * taken_bytes]
+    values = values[: size * target_bytes]
     values_K = unpack(values, dtype) if dtype is Dtype.FLOAT16 else values.view(np.float32)
     return Elements(offsets_E, indices_K[:size], values_K)
 
@@ -296,13 +296,13 @@ def index_set_of(sections: Sequence[Section], count: int) -> Int32s:
     if section.encoding is not Encoding.DENSE or section.dtype is not Dtype.UINT8:
         reason = f"{section.encoding.name} {section.dtype.name.lower()} is no set of indices"
         raise SectionError(section.tensor, Encoding.DENSE, reason)
-    given = np.frombuffer(section.payload, np.uint8).copy()  # writable: one type for the kernel
+    data = np.frombuffer(section.payload, np.uint8).copy()  # writable: one type for the kernel
     # An index takes a bit at least, whatever the head says.
-    indices_K = np.empty(min(count, 8 * given.size), np.int64)
-    found = decode_ids(given, *_vector(count), indices_K, np.empty(1, np.int64))
-    if found < 0:
-        raise section.error(f"{given.size} bytes hold no set of {count} elements")
-    return indices_K[:found].astype(np.int32)
+    indices_K = np.empty(min(count, 8 * data.size), np.int64)
+    size = decode_ids(data, *_vector(count), indices_K, np.empty(1, np.int64))
+    if size < 0:
+        raise section.error(f"{data.size} bytes hold no set of {count} elements")
+    return indices_K[:size].astype(np.int32)
 
 
 def _vector(count: int) -> tuple[Int64s, Int64s]:

@@ -133,18 +133,18 @@ def mean_of(section: Section) -> Float32s:
     """
     if section.encoding is not Encoding.LEVELS or section.dtype is not Dtype.FLOAT32:
         raise section.error(f"it holds {section.encoding.name} {section.dtype.name.lower()}")
-    given = np.frombuffer(section.payload, np.uint8)
-    if given.size < _LEVELS_HEAD_BYTES:
-        raise section.error(f"{given.size} bytes are no head")
-    unit = float(given[:4].view(np.float32)[0])
-    trainers = int.from_bytes(given[4:_LEVELS_HEAD_BYTES].tobytes(), "little")
+    data = np.frombuffer(section.payload, np.uint8)
+    if data.size < _LEVELS_HEAD_BYTES:
+        raise section.error(f"{data.size} bytes are no head")
+    unit = float(data[:4].view(np.float32)[0])
+    trainers = int.from_bytes(data[4:_LEVELS_HEAD_BYTES].tobytes(), "little")
     if not (math.isfinite(unit) and unit >= 0 and 1 <= trainers <= MAX_TRAINERS):
         raise section.error(f"a unit of {unit} for {trainers} trainers")
     bits = _bits(trainers)
-    if given.size != _LEVELS_HEAD_BYTES + (section.count * bits + 7) // 8:
-        raise section.error(f"{given.size} bytes for {section.count} levels of {bits} bits")
-    fields = np.zeros(given.size - _LEVELS_HEAD_BYTES + SPARE_BYTES, np.uint8)
-    fields[:-SPARE_BYTES] = given[_LEVELS_HEAD_BYTES:]
+    if data.size != _LEVELS_HEAD_BYTES + (section.count * bits + 7) // 8:
+        raise section.error(f"{data.size} bytes for {section.count} levels of {bits} bits")
+    fields = np.zeros(data.size - _LEVELS_HEAD_BYTES + SPARE_BYTES, np.uint8)
+    fields[:-SPARE_BYTES] = data[_LEVELS_HEAD_BYTES:]
     mean_N = np.empty(section.count, np.float32)
     if not read_levels(fields, unit, trainers, bits, mean_N):
         raise section.error(f"a level is above {trainers}, or not finite")
@@ -157,11 +157,11 @@ def _codes_per_byte(encoding: Encoding) -> int:
 
 @cache
 def _signs_of_trits() -> Float32s:
-    """Of every digit of every byte: -1, 0 or 1."""
+    """The sign of every digit of every byte: -1, 0 or 1."""
     digits = np.arange(256) // 3 ** np.arange(_TRITS)[:, np.newaxis] % 3
     return (digits - 1).astype(np.float32)
 
 
 def _bits(trainers: int) -> int:
-    """Of a field: ceil(log2(2 n + 1))."""
+    """The bits of a field: ceil(log2(2 n + 1))."""
     return (2 * trainers).bit_length()
