@@ -61,126 +61,124 @@ class CountedGroup(dist.ProcessGroup):
 
     def exchange(
         self,
-        given: Tensor,
-        given_T: Sequence[int],
-        taken_T: Sequence[int],
+        rows: Tensor,
+        outgoing_T: Sequence[int],
+        incoming_T: Sequence[int],
         dense_bytes: int | None = None,
     ) -> Tensor:
-        """All-to-all of rows: send given_T[t] rows to member t; returns those received, in order.
+        """All-to-all of rows: send outgoing_T[t] of them to member t; returns those received.
 
         Args:
-            given: rows for all members.
-            given_T: number of rows for each member.
-            taken_T: number of rows from each member.
-            dense_bytes: size of what is sent, uncompressed; None: of `given` as float32.
+            rows: rows for all members, in their order, in which the result is too.
+            outgoing_T: number of rows for each member.
+            incoming_T: number of rows from each member.
+            dense_bytes: size of what is sent, uncompressed; None: of `rows` as float32.
 
         Raises:
             DeadlineError: it took too long.
             PeerLostError: a member has left.
             DlrmError: a member announced a negative number of rows; names it.
         """
-        for member, rows in enumerate(taken_T):
-            if rows < 0:
-                raise DlrmError(f"trainer {member} says that {rows} rows follow")
-        taken = given.new_empty(sum(taken_T), *given.shape[1:])
-        self._all_to_all(taken, given, (list(taken_T), list(given_T)), dense_bytes).wait()
-        return taken
+        for member, count in enumerate(incoming_T):
+            if count < 0:
+                raise DlrmError(f"trainer {member} says that {count} rows follow")
+        received = rows.new_empty(sum(incoming_T), *rows.shape[1:])
+        self._all_to_all(received, rows, (list(incoming_T), list(outgoing_T)), dense_bytes).wait()
+        return received
 
-    def swap(self, given_T: Sequence[bytes], taken_T: Sequence[int]) -> list[bytes]:
+    def swap(self, messages_T: Sequence[bytes], sizes_T: Sequence[int]) -> list[bytes]:
         """Send and receive messages of known sizes, only between the members that have any.
 
         Args:
-            given_T: message for each member; empty for none.
-            taken_T: size of the message from each member.
+            messages_T: message for each member; empty for none.
+            sizes_T: size of the message from each member.
 
         Raises:
             DeadlineError: it took too long.
             PeerLostError: a member has left.
         """
-        taken = {member: torch.empty(size, dtype=torch.uint8) for member, size in _some(taken_T)}
-        given = {
-            member: torch.frombuffer(bytearray(given_T[member]), dtype=torch.uint8)
-            for member, _ in _some(list(map(len, given_T)))
+        recvs = {member: torch.empty(size, dtype=torch.uint8) for member, size in _some(sizes_T)}
+        sends = {
+            member: torch.frombuffer(bytearray(messages_T[member]), dtype=torch.uint8)
+            for member, _ in _some(list(map(len, messages_T)))
         }
-        if taken or given:
-            self._count(sum(map(len, given.values())), 0, sum(map(len, taken.values())))
+        if recvs or sends:
+            self._count(sum(map(len, sends.values())), 0, sum(map(len, recvs.values())))
             with self.waiting, self.explained():
-                works = [self._gloo.send([one], member, 0) for member, one in given.items()]
-                works += [self._gloo.recv([one], member, 0) for member, one in taken.items()]
+                works = [self._gloo.send([t], member, 0) for member, t in sends.items()]
+                works += [self._gloo.recv([t], member, 0) for member, t in recvs.items()]
                 for work in works:
                     work.wait()
         return [
-            taken[member].numpy().tobytes() if member in taken else b""
+            recvs[member].numpy().tobytes() if member in recvs else b""
             for member in range(self._size)
         ]
 
     def all_to_all_single(
         self,
         output: Tensor,
-        given: Tensor,
+        rows: Tensor,
         output_splits: list[int],
         input_splits: list[int],
         options: Any = None,
     ) -> dist.Work:
         """The call behind torch.distributed.all_to_all_single."""
-        return self._all_to_all(output, given, (output_splits, input_splits), None)
+        return self._all_to_all(output, rows, (output_splits, input_splits), None)
 
     def _all_to_all(
         self,
         output: Tensor,
-        given: Tensor,
+        rows: Tensor,
         splits: tuple[list[int], list[int]],
         dense_bytes: int | None,
     ) -> dist.Work:
         output_splits, input_splits = splits
-        elements = self._exchanged(given, input_splits)
+        elements = self._exchanged(rows, input_splits)
         received = self._exchanged(output, output_splits)
         if dense_bytes is None:
-            dense_bytes = elements * _plain_bytes(given)
-        if len(given) or len(output):
-            size = given.element_size()
+            dense_bytes = elements * _plain_bytes(rows)
+        if len(rows) or len(output):
+            size = rows.element_size()
             self._count(elements * size, dense_bytes, received * size)
         with self.explained():
             work = self._gloo.alltoall_base(
-                output, given, output_splits, input_splits, dist.AllToAllOptions()
+                output, rows, output_splits, input_splits, dist.AllToAllOptions()
             )
         return _Pending(self, work)
 
-    def all_gather_single(self, output: Tensor, given: Tensor, options: Any = None) -> dist.Work:
+    def all_gather_single(self, output: Tensor, tensor: Tensor, options: Any = None) -> dist.Work:
         """The call behind torch.distributed.all_gather_into_tensor."""
-        num_bytes = (self._size - 1) * given.numel() * given.element_size()
-        dense_bytes = (self._size - 1) * given.numel() * _plain_bytes(given)
+        num_bytes = (self._size - 1) * tensor.numel() * tensor.element_size()
+        dense_bytes = (self._size - 1) * tensor.numel() * _plain_bytes(tensor)
         self._count(num_bytes, dense_bytes, num_bytes)
         with self.explained():
-            return _Pending(self, self._gloo._allgather_base(output, given))
+            return _Pending(self, self._gloo._allgather_base(output, tensor))
 
     def allgather(
-        self, outputs: list[list[Tensor]], given: list[Tensor], options: Any = None
+        self, outputs: list[list[Tensor]], tensors: list[Tensor], options: Any = None
     ) -> dist.Work:
         """The call behind torch.distributed.all_gather; tensors may differ in rows."""
-        (parts,), (mine,) = outputs, given
+        (parts,), (tensor,) = outputs, tensors
         rows_T = [len(part) for part in parts]
-        taken = mine.new_empty(sum(rows_T), *mine.shape[1:])
-        repeated = mine.repeat(self._size, *(1 for _ in mine.shape[1:]))
-        work = self.all_to_all_single(taken, repeated, rows_T, [len(mine)] * self._size)
+        gathered = tensor.new_empty(sum(rows_T), *tensor.shape[1:])
+        repeated = tensor.repeat(self._size, *(1 for _ in tensor.shape[1:]))
+        work = self.all_to_all_single(gathered, repeated, rows_T, [len(tensor)] * self._size)
 
         def spread() -> None:
-            for part, received in zip(parts, split(taken, rows_T), strict=True):
+            for part, received in zip(parts, split(gathered, rows_T), strict=True):
                 part.copy_(received)
 
         return _Pending(self, work, spread)
 
-    def reduce_scatter_single(
-        self, output: Tensor, given: Tensor, options: Any = None
-    ) -> dist.Work:
+    def reduce_scatter_single(self, output: Tensor, rows: Tensor, options: Any = None) -> dist.Work:
         """The call behind torch.distributed.reduce_scatter_tensor; the reduction is a sum."""
-        return self._reduce_scatter(output, given, [len(given) // self._size] * self._size)
+        return self._reduce_scatter(output, rows, [len(rows) // self._size] * self._size)
 
     def reduce_scatter(
-        self, outputs: list[Tensor], given: list[list[Tensor]], options: Any = None
+        self, outputs: list[Tensor], tensors: list[list[Tensor]], options: Any = None
     ) -> dist.Work:
         """The call behind torch.distributed.reduce_scatter, a sum; parts may differ in rows."""
-        (output,), (parts,) = outputs, given
+        (output,), (parts,) = outputs, tensors
         return self._reduce_scatter(output, torch.cat(parts), [len(part) for part in parts])
 
     def barrier(self, opts: Any = None) -> dist.Work:
@@ -188,20 +186,18 @@ class CountedGroup(dist.ProcessGroup):
         with self.explained():
             return _Pending(self, self._gloo.barrier())
 
-    def _reduce_scatter(self, output: Tensor, given: Tensor, rows_T: list[int]) -> dist.Work:
-        taken = given.new_empty(self._size, *output.shape)
-        work = self.all_to_all_single(
-            taken.flatten(0, 1), given, [len(output)] * self._size, rows_T
-        )
-        return _Pending(self, work, lambda: torch.sum(taken, 0, out=output))
+    def _reduce_scatter(self, output: Tensor, rows: Tensor, rows_T: list[int]) -> dist.Work:
+        parts = rows.new_empty(self._size, *output.shape)
+        work = self.all_to_all_single(parts.flatten(0, 1), rows, [len(output)] * self._size, rows_T)
+        return _Pending(self, work, lambda: torch.sum(parts, 0, out=output))
 
     def _exchanged(self, rows: Tensor, splits: list[int]) -> int:
         """Number of elements exchanged with other members; even parts if there are no splits."""
         count = len(rows)
         if not count:
             return 0
-        own = splits[self._rank] if splits else count // self._size
-        return (count - own) * (rows.numel() // count)
+        local = splits[self._rank] if splits else count // self._size
+        return (count - local) * (rows.numel() // count)
 
     @contextmanager
     def explained(self) -> Generator[None, None, None]:
@@ -257,8 +253,8 @@ _LATEST = 2  # messages, the shortest of which sets the room: those with new tab
 class GroupMessages:
     """All-to-all of messages of one kind: each member sends one to every other per exchange.
 
-    Messages are of any length, without a round for lengths. A collective needs all sizes
-    beforehand. Both ends of a pair know the lengths of their last messages, so each part of the
+    Messages are of any length, without a round for lengths, though a collective needs all sizes
+    beforehand: both ends of a pair know the lengths of their last messages, so each part of the
     collective has room for a slightly longer one. What does not fit follows, between these two
     alone.
 
@@ -271,8 +267,8 @@ class GroupMessages:
 
     def __init__(self, group: CountedGroup, margin: int) -> None:
         self._group = group
-        self._given_T = [_Lengths(margin) for _ in range(group.size())]
-        self._taken_T = [_Lengths(margin) for _ in range(group.size())]
+        self._outgoing_T = [_Lengths(margin) for _ in range(group.size())]
+        self._incoming_T = [_Lengths(margin) for _ in range(group.size())]
 
     def exchange(self, messages_T: Sequence[bytes], dense_bytes: int) -> list[memoryview]:
         """Exchange messages with all members; returns those for this member.
@@ -285,14 +281,14 @@ class GroupMessages:
             DeadlineError: it took too long.
             PeerLostError: a member has left.
         """
-        rooms_T, given = [one.room for one in self._given_T], bytearray()
+        rooms_T, data = [lengths.room for lengths in self._outgoing_T], bytearray()
         for room, message in zip(rooms_T, messages_T, strict=True):
-            given += len(message).to_bytes(_HEAD_BYTES, "little") + message[:room]
-            given += bytes(max(room - len(message), 0))
-        given_T, taken_T = _sizes(self._given_T), _sizes(self._taken_T)
-        buffer = torch.frombuffer(given, dtype=torch.uint8)
-        taken = self._group.exchange(buffer, given_T, taken_T, dense_bytes)
-        parts_T = [memoryview(part.numpy().data) for part in split(taken, taken_T)]
+            data += len(message).to_bytes(_HEAD_BYTES, "little") + message[:room]
+            data += bytes(max(room - len(message), 0))
+        outgoing_T, incoming_T = _sizes(self._outgoing_T), _sizes(self._incoming_T)
+        buffer = torch.frombuffer(data, dtype=torch.uint8)
+        received = self._group.exchange(buffer, outgoing_T, incoming_T, dense_bytes)
+        parts_T = [memoryview(part.numpy().data) for part in split(received, incoming_T)]
         lengths_T = [int.from_bytes(part[:_HEAD_BYTES], "little") for part in parts_T]
         firsts_T = [
             part[_HEAD_BYTES:][:length] for part, length in zip(parts_T, lengths_T, strict=True)
@@ -301,10 +297,10 @@ class GroupMessages:
             [message[room:] for room, message in zip(rooms_T, messages_T, strict=True)],
             [length - len(first) for length, first in zip(lengths_T, firsts_T, strict=True)],
         )
-        for one, message in zip(self._given_T, messages_T, strict=True):
-            one.latest.append(len(message))
-        for one, length in zip(self._taken_T, lengths_T, strict=True):
-            one.latest.append(length)
+        for lengths, message in zip(self._outgoing_T, messages_T, strict=True):
+            lengths.latest.append(len(message))
+        for lengths, length in zip(self._incoming_T, lengths_T, strict=True):
+            lengths.latest.append(length)
         return [
             memoryview(bytes(first) + rest) if rest else first
             for first, rest in zip(firsts_T, rests_T, strict=True)
@@ -325,8 +321,8 @@ class _Lengths:
         return shortest + -(-shortest // self._margin)
 
 
-def _sizes(one_T: Sequence[_Lengths]) -> list[int]:
-    return [_HEAD_BYTES + one.room for one in one_T]
+def _sizes(lengths_T: Sequence[_Lengths]) -> list[int]:
+    return [_HEAD_BYTES + lengths.room for lengths in lengths_T]
 
 
 BACKEND = "counted_gloo"
@@ -339,8 +335,8 @@ class GroupOptions:
 
     Attributes:
         rendezvous: that of the attempt.
-        lost_peer: the rank that has left or leaves within so many seconds, None if none does; a
-            connection may break a moment before this shows.
+        lost_peer: returns the rank that has left or leaves within so many seconds, None if none
+            does; a connection may break a moment before this shows.
         address: interface to listen on, 127.0.0.1 unless members are on several machines.
         deadline_seconds: how long to wait for the others, at the start and in each collective.
     """
@@ -372,17 +368,17 @@ def process_group(
     """
     place, size = members.index(rank), len(members)
     timeout = timedelta(seconds=options.deadline_seconds)
-    _meet(members, rank, options)
+    _wait_for_members(members, rank, options)
 
     def explain(error: RuntimeError) -> Exception:
-        return _explain(error, [one for one in members if one != rank], options)
+        return _explain(error, [member for member in members if member != rank], options)
 
-    def create(given: Any, _: object) -> CountedGroup:
+    def create(backend_options: Any, _: object) -> CountedGroup:
         gloo_options: Any = dist.ProcessGroupGloo._Options()  # pyright: ignore
         gloo_options._timeout = timeout
         gloo_options._devices = [dist.ProcessGroupGloo.create_device(hostname=options.address)]
         create_gloo: Any = dist.ProcessGroupGloo
-        gloo = create_gloo(given.store, place, size, gloo_options)
+        gloo = create_gloo(backend_options.store, place, size, gloo_options)
         return CountedGroup(gloo, count, explain, clock.waiting(COLLECTIVE))
 
     dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])
@@ -397,11 +393,11 @@ def process_group(
         dist.destroy_process_group()
 
 
-def _meet(members: Sequence[int], rank: int, options: GroupOptions) -> None:
+def _wait_for_members(members: Sequence[int], rank: int, options: GroupOptions) -> None:
     names = {member: f"embeddings-{member}" for member in members}
     options.rendezvous.put(names[rank], "is here")
-    found = options.rendezvous.wait_for_all(names.values(), options.deadline_seconds)
-    missing = [member for member, name in names.items() if name not in found]
+    texts = options.rendezvous.wait_for_all(names.values(), options.deadline_seconds)
+    missing = [member for member, name in names.items() if name not in texts]
     if missing:
         raise DeadlineError(
             f"ranks {missing} did not join the embeddings' process group within "
@@ -409,14 +405,14 @@ def _meet(members: Sequence[int], rank: int, options: GroupOptions) -> None:
         )
 
 
-def _explain(error: RuntimeError, others: Sequence[int], options: GroupOptions) -> Exception:
-    gone = options.lost_peer(PATIENCE_SECONDS)
-    if gone is not None:
-        return PeerLostError(gone, "its part of the embeddings' collectives broke off")
+def _explain(error: RuntimeError, peers: Sequence[int], options: GroupOptions) -> Exception:
+    lost_rank = options.lost_peer(PATIENCE_SECONDS)
+    if lost_rank is not None:
+        return PeerLostError(lost_rank, "its part of the embeddings' collectives broke off")
     if "Timed out" in str(error):
         return DeadlineError(
-            f"a collective of the embeddings with ranks {list(others)} took longer than "
+            f"a collective of the embeddings with ranks {list(peers)} took longer than "
             f"{options.deadline_seconds:g} s (network.patience_seconds)",
-            others,
+            peers,
         )
-    return DlrmError(f"a collective of the embeddings with ranks {list(others)} failed: {error}")
+    return DlrmError(f"a collective of the embeddings with ranks {list(peers)} failed: {error}")

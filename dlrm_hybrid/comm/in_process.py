@@ -48,16 +48,16 @@ class InProcessChannel(Channel):
     def receive(self, deadline_seconds: float) -> Frame:
         try:
             if deadline_seconds > 0:
-                got = self._queues[self.rank].get(timeout=deadline_seconds)
+                item = self._queues[self.rank].get(timeout=deadline_seconds)
             else:
-                got = self._queues[self.rank].get_nowait()
+                item = self._queues[self.rank].get_nowait()
         except queue.Empty:
             raise DeadlineError(
                 f"rank {self.rank}: no frame came within {deadline_seconds:g} s"
             ) from None
-        if isinstance(got, _Lost):
-            raise PeerLostError(got.rank, "it was abandoned")
-        return decode(got)
+        if isinstance(item, _Lost):
+            raise PeerLostError(item.rank, "it was abandoned")
+        return decode(item)
 
     @override
     def close(self) -> None:
@@ -65,9 +65,9 @@ class InProcessChannel(Channel):
 
     @override
     def abandon(self) -> None:
-        for rank, one in enumerate(self._queues):
+        for rank, inbox in enumerate(self._queues):
             if rank != self.rank:
-                one.put(_Lost(self.rank))
+                inbox.put(_Lost(self.rank))
 
 
 def in_process_channels(world_size: int) -> tuple[InProcessChannel, ...]:

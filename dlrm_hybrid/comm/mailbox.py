@@ -42,9 +42,9 @@ class Receive(NamedTuple):
 FrameKey = tuple[Kind, int, int, int, int, int]
 
 
-def key_of(one: Frame | Receive) -> FrameKey:
+def key_of(frame: Frame | Receive) -> FrameKey:
     """The fields in which a frame and its request agree."""
-    return one.kind, one.sender, one.number, one.boundary, one.round, one.microbatch
+    return frame.kind, frame.sender, frame.number, frame.boundary, frame.round, frame.microbatch
 
 
 def _described(key: FrameKey) -> str:
@@ -74,12 +74,12 @@ class Mailbox:
     attempt: int
     capacity: int
     answer: Callable[[Frame], bool] = _answers_none
-    _kept: dict[FrameKey, Frame] = field(default_factory=dict[FrameKey, Frame], repr=False)
+    _frames: dict[FrameKey, Frame] = field(default_factory=dict[FrameKey, Frame], repr=False)
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._frames)
 
-    def take(self, wanted: Receive, deadline_seconds: float) -> Frame:
+    def take(self, request: Receive, deadline_seconds: float) -> Frame:
         """Wait for a frame and take it out.
 
         Raises:
@@ -88,33 +88,33 @@ class Mailbox:
             PeerLostError: from the channel.
         """
         until = time.monotonic() + deadline_seconds
-        while (frame := self.pop(wanted)) is None:
+        while (frame := self.pop(request)) is None:
             try:
                 self._take_in(max(0.0, until - time.monotonic()))
             except DeadlineError:
-                raise self.late(wanted, deadline_seconds) from None
+                raise self.late(request, deadline_seconds) from None
         return frame
 
-    def late(self, wanted: Receive, deadline_seconds: float) -> DeadlineError:
+    def late(self, request: Receive, deadline_seconds: float) -> DeadlineError:
         """The error for a frame that did not arrive in time."""
         return DeadlineError(
-            f"rank {self.channel.rank}: {_described(key_of(wanted))} did not come within "
-            f"{deadline_seconds:g} s; {len(self._kept)} other frames wait",
-            [wanted.sender],
+            f"rank {self.channel.rank}: {_described(key_of(request))} did not come within "
+            f"{deadline_seconds:g} s; {len(self._frames)} other frames wait",
+            [request.sender],
         )
 
-    def pop(self, wanted: Receive) -> Frame | None:
+    def pop(self, request: Receive) -> Frame | None:
         """Take out the frame if it is kept here, without receiving."""
-        return self._kept.pop(key_of(wanted), None)
+        return self._frames.pop(key_of(request), None)
 
-    def take_now(self, wanted: Receive) -> Frame | None:
+    def take_now(self, request: Receive) -> Frame | None:
         """Take out the frame if it has arrived, without waiting.
 
         Raises:
             UnexpectedFrameError: as `take`.
             PeerLostError: from the channel.
         """
-        while (frame := self.pop(wanted)) is None:
+        while (frame := self.pop(request)) is None:
             try:
                 self._take_in(0.0)
             except DeadlineError:
@@ -122,30 +122,30 @@ class Mailbox:
         return frame
 
     def take_unless(
-        self, wanted: Receive, is_off: Callable[[], bool], deadline_seconds: float
+        self, request: Receive, is_off: Callable[[], bool], deadline_seconds: float
     ) -> Frame | None:
         """Wait for a frame as `take` does, but return None as soon as it is known not to come.
 
         Args:
-            wanted: the frame.
+            request: the frame's key.
             is_off: whether the frame will not come; called before each receive.
             deadline_seconds: how long to wait.
 
         Raises:
             DlrmError: as `take`, and what `answer` raises.
         """
-        key = key_of(wanted)
+        key = key_of(request)
         until = time.monotonic() + deadline_seconds
-        while not (key in self._kept or is_off()):
+        while not (key in self._frames or is_off()):
             try:
                 self._take_in(max(0.0, until - time.monotonic()))
             except DeadlineError:
-                raise self.late(wanted, deadline_seconds) from None
-        return self._kept.pop(key, None)
+                raise self.late(request, deadline_seconds) from None
+        return self._frames.pop(key, None)
 
     def forget(self, sender: int) -> None:
         """Drop the frames kept from a rank that has left."""
-        self._kept = {key: frame for key, frame in self._kept.items() if frame.sender != sender}
+        self._frames = {key: frame for key, frame in self._frames.items() if frame.sender != sender}
 
     def wait_until(self, is_done: Callable[[], bool], deadline_seconds: float) -> None:
         """Handle and keep frames until a condition holds.
@@ -178,13 +178,13 @@ class Mailbox:
         key = key_of(frame)
         if frame.attempt != self.attempt:
             fault = f"is of attempt {frame.attempt}; this is attempt {self.attempt}"
-        elif key in self._kept:
+        elif key in self._frames:
             fault = "came twice"
-        elif len(self._kept) == self.capacity:
-            oldest = next(iter(self._kept))
+        elif len(self._frames) == self.capacity:
+            oldest = next(iter(self._frames))
             fault = f"is one too many: {self.capacity} wait already, first {_described(oldest)}"
         else:
-            self._kept[key] = frame
+            self._frames[key] = frame
             return
         raise UnexpectedFrameError(f"rank {self.channel.rank}: {_described(key)} {fault}")
 
@@ -215,7 +215,7 @@ class SharedMailbox:
         self._receives = False  # whether a thread is receiving
         self._is_given_up = False
 
-    def take(self, wanted: Receive, deadline_seconds: float) -> Frame:
+    def take(self, request: Receive, deadline_seconds: float) -> Frame:
         """Wait for a frame that no other thread waits for, and take it out.
 
         Raises:
@@ -225,25 +225,25 @@ class SharedMailbox:
         until = time.monotonic() + deadline_seconds
         with self._turn:
             try:
-                while (frame := self._mailbox.pop(wanted)) is None:
+                while (frame := self._mailbox.pop(request)) is None:
                     if self._is_given_up:
                         raise GivenUpError("another thread of this process has failed")
                     left_seconds = until - time.monotonic()
                     if left_seconds <= 0:
-                        raise self._mailbox.late(wanted, deadline_seconds)
+                        raise self._mailbox.late(request, deadline_seconds)
                     if self._receives:
-                        self._wait(key_of(wanted), left_seconds)
+                        self._wait(key_of(request), left_seconds)
                     else:
                         self._receive(min(left_seconds, ATTENTION_SECONDS))
                 return frame
             finally:
                 self._hand_on()
 
-    def take_now(self, wanted: Receive) -> Frame | None:
+    def take_now(self, request: Receive) -> Frame | None:
         """Take out the frame if it has arrived, without waiting; raises as `Mailbox.take`."""
         with self._turn:
             try:
-                while (frame := self._mailbox.pop(wanted)) is None:
+                while (frame := self._mailbox.pop(request)) is None:
                     if self._receives or not self._receive(0.0):
                         return None
                 return frame

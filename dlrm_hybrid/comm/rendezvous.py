@@ -58,7 +58,7 @@ class Endpoint:
 
 
 def go_on() -> None:
-    """Do nothing: only the deadline ends the wait."""
+    """Do nothing, so that only the deadline ends a wait."""
 
 
 @final
@@ -144,14 +144,14 @@ class Rendezvous:
             DlrmError: the store does not respond.
         """
         key = f"{self.attempt}/{name}"
-        return self._asked(lambda: self.root.compare_set(key, "", text)) == text.encode()
+        return self._ask(lambda: self.root.compare_set(key, "", text)) == text.encode()
 
     def read(self, name: str) -> str | None:
         """The text of this name, None if there is none yet."""
         key = f"{self.attempt}/{name}"
-        if not self._asked(lambda: self.root.check([key])):
+        if not self._ask(lambda: self.root.check([key])):
             return None
-        return self._asked(lambda: self.root.get(key)).decode()
+        return self._ask(lambda: self.root.get(key)).decode()
 
     def wait(self, name: str, deadline_seconds: float) -> str:
         """Wait for the text of this name.
@@ -160,10 +160,10 @@ class Rendezvous:
             DeadlineError: it did not appear in time.
             RunFailedError: a rank reported that the run has failed.
         """
-        found = self.wait_for_all([name], deadline_seconds)
-        if not found:
+        texts = self.wait_for_all([name], deadline_seconds)
+        if not texts:
             raise DeadlineError(f"{name} did not come to {self} within {deadline_seconds:g} s")
-        return found[name]
+        return texts[name]
 
     def wait_for_all(self, names: Iterable[str], deadline_seconds: float) -> dict[str, str]:
         """Wait for the texts of these names; those missing at the deadline are left out.
@@ -173,16 +173,16 @@ class Rendezvous:
         """
         until = time.monotonic() + deadline_seconds
         pause_seconds = FIRST_PAUSE_SECONDS
-        missing, found = list(names), dict[str, str]()
+        missing, texts = list(names), dict[str, str]()
         while True:
             is_last = time.monotonic() >= until
             self.check()
             if failure := self.failure():
                 raise failure
-            found |= {name: text for name in missing if (text := self.read(name)) is not None}
-            missing = [name for name in missing if name not in found]
+            texts |= {name: text for name in missing if (text := self.read(name)) is not None}
+            missing = [name for name in missing if name not in texts]
             if is_last or not missing:
-                return found
+                return texts
             time.sleep(pause_seconds)  # a waiting TCPStore blocks signals
             pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
 
@@ -212,19 +212,19 @@ class Rendezvous:
             DeadlineError: names the ranks that did not appear.
         """
         names = {
-            one: f"{one}.{number}.json" if number else f"{one}.json"
-            for one, number in incarnations.items()
+            peer: f"{peer}.{number}.json" if number else f"{peer}.json"
+            for peer, number in incarnations.items()
         }
         text = json.dumps({"address": endpoint.address, "token": endpoint.token})
         if not self.put(names[rank], text):
             raise DlrmError(f"rank {rank} has come to {self} before: {names[rank]} is there")
-        found = self.wait_for_all(names.values(), deadline_seconds)
-        if missing := [str(one) for one, name in names.items() if name not in found]:
+        texts = self.wait_for_all(names.values(), deadline_seconds)
+        if missing := [str(peer) for peer, name in names.items() if name not in texts]:
             raise DeadlineError(
                 f"rank {rank}: of ranks {min(names)} to {max(names)}, these did not come to "
                 f"{self} within {deadline_seconds:g} s: {', '.join(missing)}"
             )
-        return {one: endpoint_of(found[name], f"{self}/{name}") for one, name in names.items()}
+        return {peer: endpoint_of(texts[name], f"{self}/{name}") for peer, name in names.items()}
 
     def fail(self, exit_code: int, message: str) -> None:
         """Report why the run has failed; the first reason stays."""
@@ -235,7 +235,7 @@ class Rendezvous:
         text = self.read(FAILURE)
         return None if text is None else RunFailedError(**json.loads(text))
 
-    def _asked(self, question: Callable[[], _Answer]) -> _Answer:
+    def _ask(self, question: Callable[[], _Answer]) -> _Answer:
         try:
             return question()
         except OSError as error:
@@ -314,18 +314,18 @@ def own_address(bind: str) -> str:
         network = IPv4Network(bind)
     except ValueError as error:
         raise ConfigError(f"network.bind: {bind!r} is not an IPv4 network: {error}") from error
-    own = sorted(
-        one.address
+    matches = sorted(
+        entry.address
         for addresses in psutil.net_if_addrs().values()
-        for one in addresses
-        if one.family is socket.AF_INET and IPv4Address(one.address) in network
+        for entry in addresses
+        if entry.family is socket.AF_INET and IPv4Address(entry.address) in network
     )
-    if len(own) != 1:
-        found = ", ".join(own) or "none"
+    if len(matches) != 1:
+        shown = ", ".join(matches) or "none"
         raise ConfigError(
-            f"network.bind: {socket.gethostname()} needs one address in {bind}, it has {found}"
+            f"network.bind: {socket.gethostname()} needs one address in {bind}, it has {shown}"
         )
-    return own[0]
+    return matches[0]
 
 
 def endpoint_of(text: str, where: str) -> Endpoint:

@@ -31,7 +31,7 @@ WATCH_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _Network:
     """A network that has been made.
 
     Attributes:
@@ -64,22 +64,22 @@ def hold(plan: NetworkPlan, connection: Connection, parent: int) -> None:
     with ExitStack() as stack:
         relaying = None
         try:
-            held = _make(plan)
-            if held.relay is not None:
-                relaying = stack.enter_context(held.relay.running())
+            net = _make(plan)
+            if net.relay is not None:
+                relaying = stack.enter_context(net.relay.running())
             round_trip_seconds, echo_seconds = fastest_seconds(
-                plan, lambda host: namespaces.enter(held.hosts[host])
+                plan, lambda host: namespaces.enter(net.hosts[host])
             )
         except (ResourceError, OSError) as error:
             text = str(error) if isinstance(error, ResourceError) else f"network=emulated: {error}"
             _answer(connection, {"error": text})
             return
-        first = () if held.user is None else (held.user,)
+        first = () if net.user is None else (net.user,)
         _answer(
             connection,
             {
-                "hosts": [[*first, host] for host in held.hosts],
-                "method": held.method,
+                "hosts": [[*first, host] for host in net.hosts],
+                "method": net.method,
                 "round_trip_seconds": round_trip_seconds,
                 "echo_seconds": echo_seconds,
             },
@@ -88,9 +88,7 @@ def hold(plan: NetworkPlan, connection: Connection, parent: int) -> None:
             while relaying is None or relaying.is_alive():
                 if connection.poll(WATCH_SECONDS if relaying else None):
                     connection.recv_bytes()
-                    _answer(
-                        connection, None if held.relay is None else asdict(held.relay.figures())
-                    )
+                    _answer(connection, None if net.relay is None else asdict(net.relay.figures()))
             sys.exit("the delay line of the emulated network has failed")  # takes the links along
 
 
@@ -99,7 +97,7 @@ def _answer(connection: Connection, values: object) -> None:
         connection.send_bytes(json.dumps(values).encode())
 
 
-def _make(plan: NetworkPlan) -> _Held:
+def _make(plan: NetworkPlan) -> _Network:
     for tool in ("ip", "tc"):
         find_tool(tool)
     try:
@@ -127,7 +125,7 @@ def _make(plan: NetworkPlan) -> _Held:
         batch("tc", plan.host_shapes())
         if method is Method.NETEM:
             batch("tc", plan.host_delays())
-    return _Held(user, tuple(hosts), method, relay)
+    return _Network(user, tuple(hosts), method, relay)
 
 
 def _method(plan: NetworkPlan) -> Method | None:
@@ -186,9 +184,9 @@ def fastest_seconds(plan: NetworkPlan, enter_host: Callable[[int], None]) -> tup
         near = socket.create_connection(listener.getsockname(), patience_seconds)
         far, _ = listener.accept()
     with near, far:
-        for one in (near, far):
-            one.settimeout(patience_seconds)
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for end in (near, far):
+            end.settimeout(patience_seconds)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return _fastest(near, far, 1), _fastest(near, far, plan.echo_bytes)
 
 

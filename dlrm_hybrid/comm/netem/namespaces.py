@@ -42,7 +42,7 @@ def batch(tool: str, lines: Sequence[str]) -> None:
     if not lines:
         return
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             [find_tool(tool), "-batch", "-"],
             input="\n".join(lines) + "\n",
             capture_output=True,
@@ -52,9 +52,9 @@ def batch(tool: str, lines: Sequence[str]) -> None:
         )
     except subprocess.TimeoutExpired as error:
         raise ResourceError(f"network=emulated: {tool} did not end") from error
-    if done.returncode:
-        said = " ".join(done.stderr.split())
-        raise ResourceError(f"network=emulated: {tool} cannot make the network: {said}")
+    if result.returncode:
+        reason = " ".join(result.stderr.split())
+        raise ResourceError(f"network=emulated: {tool} cannot make the network: {reason}")
 
 
 CLONE_NEWUSER = 0x1000_0000
@@ -96,10 +96,10 @@ def leave_network() -> bool:
             raise
         user, group = os.getuid(), os.getgid()
         _unshare(CLONE_NEWUSER | CLONE_NEWNET)
-        own = Path("/proc/self")
-        (own / "setgroups").write_text("deny")
-        (own / "uid_map").write_text(f"0 {user} 1")
-        (own / "gid_map").write_text(f"0 {group} 1")
+        folder = Path("/proc/self")
+        (folder / "setgroups").write_text("deny")
+        (folder / "uid_map").write_text(f"0 {user} 1")
+        (folder / "gid_map").write_text(f"0 {group} 1")
         return True
     return False
 

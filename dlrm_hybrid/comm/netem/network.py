@@ -59,15 +59,15 @@ def open_network(plan: NetworkPlan) -> Generator[EmulatedNetwork, None, None]:
     """
     # Not from the forkserver, which is still busy with its imports.
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
+    connection, remote = context.Pipe()
     holder = context.Process(
-        target=hold, args=(plan, theirs, os.getpid()), name="network", daemon=True
+        target=hold, args=(plan, remote, os.getpid()), name="network", daemon=True
     )
     with shielded():  # it must outlive the ranks, which may have to save
         holder.start()
-    theirs.close()  # else the connection would outlive the holder
+    remote.close()  # else the connection would outlive the holder
     try:
-        network = _opened(plan, ours)
+        network = _opened(plan, connection)
         check_echo(network)
         yield network
     except DlrmError as error:
@@ -79,7 +79,7 @@ def open_network(plan: NetworkPlan) -> Generator[EmulatedNetwork, None, None]:
             ) from error
         raise
     finally:
-        ours.close()
+        connection.close()
         holder.join(END_SECONDS)
         if holder.is_alive():
             holder.kill()

@@ -43,10 +43,10 @@ def bits_per_second(text: str) -> int:
     Raises:
         ValueError: it is not a rate, below 1mbit or above 100gbit.
     """
-    found = _QUANTITY.fullmatch(text)
-    if found is None or found[2] not in _BITS_PER_SECOND:
+    match = _QUANTITY.fullmatch(text)
+    if match is None or match[2] not in _BITS_PER_SECOND:
         raise ValueError("must be a rate such as 100mbit or 2.5gbit")
-    rate = Fraction(found[1]) * _BITS_PER_SECOND[found[2]]
+    rate = Fraction(match[1]) * _BITS_PER_SECOND[match[2]]
     if not LEAST_BITS_PER_SECOND <= rate <= MOST_BITS_PER_SECOND:
         raise ValueError("must be a rate from 1mbit to 100gbit")
     return int(rate)
@@ -58,10 +58,10 @@ def seconds(text: str) -> float:
     Raises:
         ValueError: it is not a time, or above 10 s.
     """
-    found = _QUANTITY.fullmatch(text)
-    if found is None or found[2] not in _SECONDS:
+    match = _QUANTITY.fullmatch(text)
+    if match is None or match[2] not in _SECONDS:
         raise ValueError("must be a time such as 5ms or 250us")
-    time = Fraction(found[1]) * _SECONDS[found[2]]
+    time = Fraction(match[1]) * _SECONDS[match[2]]
     if time > MOST_SECONDS:
         raise ValueError("must be a time from 0ms to 10s")
     return float(time)

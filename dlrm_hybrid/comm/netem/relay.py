@@ -38,7 +38,7 @@ class DelayLine:
     capacity_bytes: int
     held_bytes: int = 0
     lost_packets: int = 0
-    _held: deque[tuple[int, bytes]] = field(default_factory=deque[tuple[int, bytes]])
+    _packets: deque[tuple[int, bytes]] = field(default_factory=deque[tuple[int, bytes]])
 
     def put(self, packet: bytes, now_ns: int) -> bool:
         """Add a packet; False if it is lost.
@@ -55,7 +55,7 @@ class DelayLine:
             self.lost_packets += 1
             return False
         self.held_bytes = held_bytes
-        self._held.append((now_ns + self.delay_ns, packet))
+        self._packets.append((now_ns + self.delay_ns, packet))
         return True
 
     def take(self, now_ns: int) -> bytes | None:
@@ -64,15 +64,15 @@ class DelayLine:
         Args:
             now_ns: time of the same clock as for `put`.
         """
-        if not self._held or self._held[0][0] > now_ns:
+        if not self._packets or self._packets[0][0] > now_ns:
             return None
-        _, packet = self._held.popleft()
+        _, packet = self._packets.popleft()
         self.held_bytes -= len(packet)
         return packet
 
     def next_ns(self) -> int | None:
         """Time at which the next packet is due; None if the line is empty."""
-        return self._held[0][0] if self._held else None
+        return self._packets[0][0] if self._packets else None
 
 
 # Of linux/if_packet.h and asm-generic/socket.h; Python's socket module lacks them.
@@ -160,9 +160,9 @@ class Relay:
         # Reading them sets the kernel's counters to zero.
         raw = self._source.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8)
         self._kernel_lost += struct.unpack("II", raw)[1]
-        one = self._figures
-        lost = one.lost_packets + self._line.lost_packets + self._kernel_lost
-        return Figures(one.packets, one.bytes, lost, one.latest_seconds, one.cpu_seconds)
+        sums = self._figures
+        lost = sums.lost_packets + self._line.lost_packets + self._kernel_lost
+        return Figures(sums.packets, sums.bytes, lost, sums.latest_seconds, sums.cpu_seconds)
 
     def _run(self) -> None:
         while not self._stopped.is_set():
@@ -222,8 +222,8 @@ def _packet_socket(protocol: int, buffer: int) -> socket.socket:
         protocol: that of the frames to receive; 0 for none.
         buffer: socket option that sets the size of its buffer.
     """
-    one = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(protocol))
-    one.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
-    one.setsockopt(socket.SOL_SOCKET, buffer, BUFFER_BYTES)
-    one.setblocking(False)
-    return one
+    sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(protocol))
+    sock.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
+    sock.setsockopt(socket.SOL_SOCKET, buffer, BUFFER_BYTES)
+    sock.setblocking(False)
+    return sock

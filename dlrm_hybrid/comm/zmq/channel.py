@@ -79,7 +79,7 @@ ALL_STAY = Membership()
 
 
 @dataclass(frozen=True, slots=True)
-class _Coming:
+class _Rejoined:
     """A rank that has rejoined; connected to once all that arrived before it was received."""
 
     peer: Peer
@@ -103,7 +103,7 @@ class ZmqChannel(Channel):
     _world_size: int
     _endpoints: dict[int, Endpoint] = field(repr=False)
     _may_return: bool = False
-    _arrived: deque[Frame | _Coming] = field(default_factory=deque[Frame | _Coming], repr=False)
+    _arrived: deque[Frame | _Rejoined] = field(default_factory=deque[Frame | _Rejoined], repr=False)
     _lost: PeerLostError | None = None
 
     @property
@@ -143,7 +143,7 @@ class ZmqChannel(Channel):
             first = self._arrived.popleft()
             if isinstance(first, Frame):
                 return first
-            self._meet_again(first)
+            self._reconnect(first)
         raise DeadlineError(f"rank {self.rank}: no frame came within {deadline_seconds:g} s")
 
     @override
@@ -151,29 +151,29 @@ class ZmqChannel(Channel):
         until = time.monotonic() + self._options.close_seconds
         # Ranks that would outlive each other send each other nothing.
         waiting = [
-            one
-            for one in self._roster.peers.values()
-            if not (one.departed or one.gone or (one.mortal and not self._may_return))
+            peer
+            for peer in self._roster.peers.values()
+            if not (peer.departed or peer.gone or (peer.mortal and not self._may_return))
         ]
-        done = False
+        all_settled = False
         try:
             self._sockets.watch_answers()
             for peer in waiting:
                 if not self._sockets.send(peer.rank, self._roster.goodbye(peer)):
                     self._ended(peer, ENDED)
-            done = self._until(
+            all_settled = self._until(
                 lambda: all(peer.settled for peer in waiting), self._options.close_seconds
             )
-            if not done:
-                left = [one.rank for one in waiting if not one.settled]
+            if not all_settled:
+                late = [peer.rank for peer in waiting if not peer.settled]
                 raise DeadlineError(
                     f"rank {self.rank}: these ranks did not take all frames within "
-                    f"{self._options.close_seconds:g} s: {', '.join(map(str, left))}",
-                    left,
+                    f"{self._options.close_seconds:g} s: {', '.join(map(str, late))}",
+                    late,
                 )
         finally:
             # Other ranks may still wait for answers to their goodbyes.
-            self._sockets.destroy(max(1.0, until - time.monotonic()) if done else 0.0)
+            self._sockets.destroy(max(1.0, until - time.monotonic()) if all_settled else 0.0)
 
     @override
     def abandon(self) -> None:
@@ -205,7 +205,7 @@ class ZmqChannel(Channel):
             self._sockets.send(peer.rank, self._roster.hello(endpoint.token))
         seconds = self._options.start_seconds
         if not self._until(lambda: all(peer.has_met for peer in peers), seconds):
-            silent = ", ".join(str(one.rank) for one in peers if not one.has_met)
+            silent = ", ".join(str(peer.rank) for peer in peers if not peer.has_met)
             raise DeadlineError(
                 f"rank {self.rank}: these ranks did not greet within {seconds:g} s: {silent}"
             )
@@ -217,9 +217,9 @@ class ZmqChannel(Channel):
         if not (self._may_return and any(peer.gone for peer in peers)):
             self._sockets.shut()
 
-    def _meet_again(self, coming: _Coming) -> None:
-        peer, endpoint = coming.peer, coming.endpoint
-        if not peer.greeted or coming.incarnation != peer.incarnation:
+    def _reconnect(self, rejoined: _Rejoined) -> None:
+        peer, endpoint = rejoined.peer, rejoined.endpoint
+        if not peer.greeted or rejoined.incarnation != peer.incarnation:
             return  # it has left again
         peer.gone = False
         self._endpoints[peer.rank] = endpoint
@@ -227,22 +227,22 @@ class ZmqChannel(Channel):
         self._sockets.send(peer.rank, self._roster.hello(endpoint.token))
         self._shut()
 
-    def _until(self, done: Callable[[], bool], seconds: float) -> bool:
-        """Handle events until `done`; False if the time was not enough."""
+    def _until(self, is_done: Callable[[], bool], seconds: float) -> bool:
+        """Handle events until `is_done`; False if the time was not enough."""
         if self._lost is not None:
             raise self._lost
         until = time.monotonic() + seconds
-        while not done():
+        while not is_done():
             left_seconds = until - time.monotonic()
-            happened = self._sockets.wait(max(0.0, left_seconds))
-            for one in happened:
-                self._handle(one)
-            if left_seconds < (-FLOOD_SECONDS if happened else 0.0):
-                return done()
+            events = self._sockets.wait(max(0.0, left_seconds))
+            for event in events:
+                self._handle(event)
+            if left_seconds < (-FLOOD_SECONDS if events else 0.0):
+                return is_done()
         return True
 
-    def _handle(self, one: SocketEvent) -> None:
-        match one:
+    def _handle(self, event: SocketEvent) -> None:
+        match event:
             case PeerMessage(connection, parts):
                 self._read(connection, parts)
             case RouterAnswer(rank, parts):
@@ -270,7 +270,7 @@ class ZmqChannel(Channel):
         elif word is Word.HELLO and frame.number > peer.incarnation:
             self._leave(peer)  # in case its end has not been noticed yet
             endpoint = self._roster.come_again(connection, peer, frame)
-            self._arrived.append(_Coming(peer, frame.number, endpoint))
+            self._arrived.append(_Rejoined(peer, frame.number, endpoint))
 
     def _note(self, peer: Peer, change: ConnectionChange) -> None:
         address = self._endpoints[peer.rank].address
@@ -286,8 +286,8 @@ class ZmqChannel(Channel):
         elif peer.departed and peer.mortal:
             self._leave(peer)
         elif not peer.departed and peer.to_come is None:  # otherwise its end is in order
-            ended = ENDED if peer.reached else f"{address} cannot be reached"
-            self._ended(peer, ended)
+            cause = ENDED if peer.reached else f"{address} cannot be reached"
+            self._ended(peer, cause)
 
     def _ended(self, peer: Peer, cause: str) -> None:
         """Handle a lost connection: raise PeerLostError unless this rank outlives the peer."""
@@ -303,14 +303,14 @@ class ZmqChannel(Channel):
         self._roster.forget(peer)
         if was_here and self._may_return:
             self._sockets.unshut()
-            left = Frame(
+            frame = Frame(
                 kind=Kind.LEFT,
                 sender=peer.rank,
                 attempt=self._roster.attempt,
                 number=peer.incarnation,
                 round=SAID_GOODBYE if has_departed else 0,
             )
-            self._arrived.append(left)
+            self._arrived.append(frame)
 
 
 def open_zmq_channel(
@@ -344,10 +344,10 @@ def open_zmq_channel(
     try:
         endpoint = Endpoint(sockets.address, secrets.token_hex(TOKEN_BYTES))
         peers = _peers(rank, world_size, membership)
-        met = {peer.rank: peer.incarnation for peer in peers.values() if not peer.gone}
-        met[rank] = membership.incarnation
+        incarnations = {peer.rank: peer.incarnation for peer in peers.values() if not peer.gone}
+        incarnations[rank] = membership.incarnation
         endpoints = rendezvous.join(
-            rank, dict(sorted(met.items())), endpoint, options.start_seconds
+            rank, dict(sorted(incarnations.items())), endpoint, options.start_seconds
         )
         roster = Roster(rank, attempt, endpoint.token, peers, endpoint, membership.incarnation)
         channel = ZmqChannel(
@@ -368,13 +368,13 @@ def open_zmq_channel(
 
 def _peers(rank: int, world_size: int, membership: Membership) -> dict[int, Peer]:
     """The state of the other ranks when a rank starts."""
-    again, mortal = membership.incarnation, membership.mortal
+    incarnation, mortal = membership.incarnation, membership.mortal
     return {
         other: Peer(
             other,
             mortal=other in mortal,
-            incarnation=again if other in membership.mates else 0,
-            gone=again > 0 and other in mortal,
+            incarnation=incarnation if other in membership.mates else 0,
+            gone=incarnation > 0 and other in mortal,
         )
         for other in range(world_size)
         if other != rank

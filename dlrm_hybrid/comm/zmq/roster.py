@@ -63,7 +63,7 @@ class Peer:
         departed: whether it has said GOODBYE.
         sent: number of frames and goodbyes sent to it.
         taken: number of frames and goodbyes received from it.
-        to_come: number it had sent when it answered our GOODBYE; None before that.
+        to_come: number of what it had sent when it answered our GOODBYE; None before that.
         mortal: whether this rank outlives it if it leaves without a goodbye.
         incarnation: how often it was started before its present process.
         gone: whether it left without a goodbye and has not rejoined.
@@ -82,7 +82,7 @@ class Peer:
 
     @property
     def settled(self) -> bool:
-        """Whether each has everything the other sent, or the peer is gone."""
+        """Whether the peer has answered our GOODBYE and all it sent has come, or it is gone."""
         return self.gone or (self.to_come is not None and self.taken >= self.to_come)
 
     @property
@@ -123,7 +123,7 @@ class Roster:
     def forget(self, peer: Peer) -> None:
         """Forget a rank that has left, with all that still arrives on its connection."""
         peer.leave()
-        ended = [one for one, of in self._connections.items() if of is peer]
+        ended = [connection for connection, owner in self._connections.items() if owner is peer]
         self._forgotten.update(ended)
         for connection in ended:
             del self._connections[connection]
@@ -163,11 +163,11 @@ class Roster:
 
     def hello(self, token: str) -> list[MessagePart]:
         """Make the first message to the rank that has published `token`."""
-        said = [np.frombuffer(bytes.fromhex(token), np.uint8)]
+        arrays = [np.frombuffer(bytes.fromhex(token), np.uint8)]
         if self.incarnation and self.endpoint is not None:
             text = json.dumps({"address": self.endpoint.address, "token": self.endpoint.token})
-            said.append(np.frombuffer(text.encode(), np.uint8))
-        return [Word.HELLO.value, self._control(*said)]
+            arrays.append(np.frombuffer(text.encode(), np.uint8))
+        return [Word.HELLO.value, self._control(*arrays)]
 
     def goodbye(self, peer: Peer) -> list[MessagePart]:
         """Make the last message to another rank."""
@@ -242,9 +242,9 @@ class Roster:
         return endpoint
 
     def _knows_token(self, frame: Frame) -> bool:
-        first = [one for one in frame.sections[:1] if one.dtype is Dtype.UINT8]
-        given = b"".join(bytes(one.payload) for one in first)
-        return hmac.compare_digest(given, bytes.fromhex(self.token))
+        first = [section for section in frame.sections[:1] if section.dtype is Dtype.UINT8]
+        token = b"".join(bytes(section.payload) for section in first)
+        return hmac.compare_digest(token, bytes.fromhex(self.token))
 
     def _control(self, *values: np.ndarray) -> MessagePart:
         return encode(
@@ -253,7 +253,7 @@ class Roster:
                 sender=self.rank,
                 attempt=self.attempt,
                 number=self.incarnation,
-                sections=tuple(dense(0, one) for one in values),
+                sections=tuple(dense(0, array) for array in values),
             )
         )
 

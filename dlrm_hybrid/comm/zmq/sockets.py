@@ -228,25 +228,25 @@ class Sockets:
         """
         # A descriptor of ZeroMQ reports only what its socket has not looked at yet, so sockets that
         # may have looked while they sent are asked first.
-        happened = self._message()
+        events = self._message()
         for rank in self._answering:
-            happened.extend(self._answers(rank))
-        for key, _ in self._selector.select(0.0 if happened else seconds):
-            happened.extend(key.data())
-        return happened
+            events.extend(self._answers(rank))
+        for key, _ in self._selector.select(0.0 if events else seconds):
+            events.extend(key.data())
+        return events
 
     def destroy(self, linger_seconds: float) -> None:
         """Close everything; queued messages still leave if that takes no longer than given."""
         if self._context.closed:
             return
-        for watched in (self._router, *self._dealers.values()):
-            watched.disable_monitor()
+        for socket in (self._router, *self._dealers.values()):
+            socket.disable_monitor()
         self._selector.close()
         self._context.destroy(linger=math.ceil(1000 * linger_seconds))
 
-    def _watch(self, socket: _Socket, happened: Callable[[], list[SocketEvent]]) -> None:
+    def _watch(self, socket: _Socket, handler: Callable[[], list[SocketEvent]]) -> None:
         # zmq.Poller would ask every socket two or three times: 25 µs more for each message.
-        self._selector.register(socket, selectors.EVENT_READ, happened)
+        self._selector.register(socket, selectors.EVENT_READ, handler)
         socket.poll(0)  # a descriptor wakes up only for what comes after the socket was last asked
 
     def _open_gate(self, gate: _Socket) -> list[SocketEvent]:
@@ -263,10 +263,10 @@ class Sockets:
         return [PeerMessage(connection, _parts(self._router))]
 
     def _answers(self, rank: int) -> list[SocketEvent]:
-        found: list[SocketEvent] = []
+        answers: list[SocketEvent] = []
         while self._dealers[rank].poll(0):
-            found.append(RouterAnswer(rank, _parts(self._dealers[rank])))
-        return found
+            answers.append(RouterAnswer(rank, _parts(self._dealers[rank])))
+        return answers
 
     def _changes(self, rank: int, monitor: _Socket) -> list[SocketEvent]:
         changes = [Changed(rank, _change(event)) for event in _events(monitor)]
@@ -307,9 +307,9 @@ def listen(address: str, keys: CurveKeys | None, enclosed: bool, silence_seconds
     number = listener.detach()  # ZeroMQ closes it
     router.setsockopt(zmq.USE_FD, number)
     bound = f"tcp://{address}:{port}"
-    made = Sockets(bound, number, context, router, silence_seconds, keys, gate, door)
+    rank_sockets = Sockets(bound, number, context, router, silence_seconds, keys, gate, door)
     router.bind(bound)  # only now that all events of a peer are watched
-    return made
+    return rank_sockets
 
 
 def _socket(context: zmq.Context[_Socket], kind: int) -> _Socket:
