@@ -37,9 +37,9 @@ def merged(several: Iterable[Counts]) -> dict[str, dict[str, float]]:
     sums: dict[str, dict[str, float]] = {}
     for counts in several:
         for name, values in counts.items():
-            so_far = sums.setdefault(name, dict.fromkeys(values, 0))
+            tally = sums.setdefault(name, dict.fromkeys(values, 0))
             for key, value in values.items():
-                so_far[key] += value
+                tally[key] += value
     return sums
 
 
@@ -47,18 +47,16 @@ def values_of(counts: Counts) -> dict[str, Any]:
     """The values of an event: counts, density and mean threshold by name; null if undefined."""
     return {
         name: {
-            "elements": one["elements"],
-            "sent": one["sent"],
-            "density": ratio(one["sent"], one["elements"]),
-            "threshold": ratio(one["threshold_sum"], one["thresholds"]),
+            "elements": tally["elements"],
+            "sent": tally["sent"],
+            "density": ratio(tally["sent"], tally["elements"]),
+            "threshold": ratio(tally["threshold_sum"], tally["thresholds"]),
         }
-        for name, one in counts.items()
+        for name, tally in counts.items()
     }
 
 
 def density(several: Iterable[Mapping[str, Any]], prefix: str) -> float | None:
     """Share of elements sent, over several events' values and all names with a prefix."""
-    tallies = [
-        tally for values in several for name, tally in values.items() if name.startswith(prefix)
-    ]
-    return ratio(sum(one["sent"] for one in tallies), sum(one["elements"] for one in tallies))
+    tallies = [t for values in several for name, t in values.items() if name.startswith(prefix)]
+    return ratio(sum(t["sent"] for t in tallies), sum(t["elements"] for t in tallies))

@@ -118,13 +118,13 @@ class IdSample:
     """
 
     ids: Histogram = field(default_factory=Histogram)
-    _seen: int = 0
+    _batches: int = 0
 
     def add(self, bags: Bags[npt.NDArray[np.int64]]) -> None:
         """Take a batch as it is read; every `SAMPLED`th is counted."""
-        if self._seen % SAMPLED == 0:
+        if self._batches % SAMPLED == 0:
             self.ids.add(count_distinct(bags))
-        self._seen += 1
+        self._batches += 1
 
 
 def count_distinct(bags: Bags[npt.NDArray[np.int64]]) -> int:

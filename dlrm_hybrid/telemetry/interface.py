@@ -47,10 +47,10 @@ class Series:
         return [[start + offset_seconds, *rest] for start, *rest in self.points]
 
     def _halve(self) -> None:
-        kept = self.points[::2]
-        for point, other in zip(kept, self.points[1::2], strict=False):
+        points = self.points[::2]
+        for point, other in zip(points, self.points[1::2], strict=False):
             _join(point, other)
-        self.points = kept
+        self.points = points
 
 
 def _join(point: list[float], other: list[float]) -> None:
@@ -177,12 +177,12 @@ def _interface(address: str) -> str | None:
     if address.startswith("127."):
         return None
     for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address == address for one in addresses):
+        if any(entry.address == address for entry in addresses):
             return name
     return None
 
 
 def _reported_rate(name: str) -> int | None:
     """The link's bits per second as its driver reports them; many do not."""
-    found = psutil.net_if_stats().get(name)
-    return None if found is None else found.speed * 10**6 or None
+    stats = psutil.net_if_stats().get(name)
+    return None if stats is None else stats.speed * 10**6 or None

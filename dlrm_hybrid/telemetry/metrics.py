@@ -55,9 +55,7 @@ class BinaryScores:
     @property
     def values(self) -> dict[str, Any]:
         """The scores by name; `gauc` only if there is one."""
-        return {
-            name: one for name, one in asdict(self).items() if name != "gauc" or one is not None
-        }
+        return {name: x for name, x in asdict(self).items() if name != "gauc" or x is not None}
 
 
 class BinaryMetrics:
@@ -95,8 +93,8 @@ class BinaryMetrics:
         if group_B is not None:
             count_B = np.ones(len(label_B), np.int64)
             weights_B = count_B if weight_B is None else weight_B.astype(np.float64)
-            some = group_B != 0
-            grouped = group_B[some], logit_B[some], label_B[some] > 0.5, weights_B[some]
+            mask_B = group_B != 0
+            grouped = group_B[mask_B], logit_B[mask_B], label_B[mask_B] > 0.5, weights_B[mask_B]
             self._grouped.append(_Grouped(*grouped))
         start = 0
         while start < len(logit_B):
@@ -105,8 +103,8 @@ class BinaryMetrics:
             self._logit_N[self._pending : end] = logit_B[start:stop]
             self._label_N[self._pending : end] = label_B[start:stop]
             if self._weight_N is not None:
-                given = 1 if weight_B is None else weight_B[start:stop]
-                self._weight_N[self._pending : end] = given
+                weight = 1 if weight_B is None else weight_B[start:stop]
+                self._weight_N[self._pending : end] = weight
             start, self._pending = stop, end
             if end == PENDING_ROWS:
                 self._totals, self._pending = self._all(), 0
@@ -280,7 +278,7 @@ def _gauc(rows: Sequence[_Grouped]) -> float | None:
     group_N, logit_N, label_N, weight_N = map(np.concatenate, zip(*rows, strict=True))
     order_N = np.lexsort((logit_N, group_N))
     group_N, logit_N, label_N, weight_N = (
-        one[order_N] for one in (group_N, logit_N, label_N, weight_N)
+        column[order_N] for column in (group_N, logit_N, label_N, weight_N)
     )
     if not len(group_N):
         return None
@@ -290,7 +288,7 @@ def _gauc(rows: Sequence[_Grouped]) -> float | None:
     clicks_K, skips_K = (
         np.add.reduceat(weight_N * is_one_N, first_K) for is_one_N in (label_N, ~label_N)
     )
-    clicks_G, skips_G = (np.add.reduceat(one, first_G) for one in (clicks_K, skips_K))
+    clicks_G, skips_G = (np.add.reduceat(counts_K, first_G) for counts_K in (clicks_K, skips_K))
     ends_K, before_G = np.cumsum(skips_K), np.append(0, np.cumsum(skips_G)[:-1])
     below_K = ends_K - skips_K - np.repeat(before_G, np.diff(first_G, append=len(first_K)))
     doubled_G = np.add.reduceat(clicks_K * (2 * below_K + skips_K), first_G)

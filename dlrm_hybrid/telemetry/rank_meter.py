@@ -51,17 +51,17 @@ class Interval:
     sent_rows: int = 0
     compression: Counts = field(default_factory=dict[str, dict[str, float]])
 
-    def plus(self, *others: Interval) -> Interval:
+    def plus(self, *intervals: Interval) -> Interval:
         """The sums of several workers, or of intervals that follow each other."""
-        several = (self, *others)
+        parts = (self, *intervals)
         return Interval(
-            rows=sum(one.rows for one in several),
-            loss_sum=sum(one.loss_sum for one in several),
-            correct=sum(one.correct for one in several),
-            sent_bytes=sum(one.sent_bytes for one in several),
-            dense_equivalent_bytes=sum(one.dense_equivalent_bytes for one in several),
-            sent_rows=sum(one.sent_rows for one in several),
-            compression=merged(one.compression for one in several),
+            rows=sum(part.rows for part in parts),
+            loss_sum=sum(part.loss_sum for part in parts),
+            correct=sum(part.correct for part in parts),
+            sent_bytes=sum(part.sent_bytes for part in parts),
+            dense_equivalent_bytes=sum(part.dense_equivalent_bytes for part in parts),
+            sent_rows=sum(part.sent_rows for part in parts),
+            compression=merged(part.compression for part in parts),
         )
 
 
@@ -224,10 +224,10 @@ class RankMeter:
         These are what it has sent, and the versions and results of collectives that servers have
         sent it. Added up over all workers that is everything that was sent.
         """
-        tallies = [one for _, one in self._steps_tallies(ANSWERED)]
+        tallies = [tally for _, tally in self._steps_tallies(ANSWERED)]
         return (
-            sum(one.num_bytes for one in tallies),
-            sum(one.dense_equivalent_bytes for one in tallies),
+            sum(tally.num_bytes for tally in tallies),
+            sum(tally.dense_equivalent_bytes for tally in tallies),
         )
 
     def steps_counts(self) -> dict[str, dict[str, int]]:
@@ -236,9 +236,9 @@ class RankMeter:
         for traffic, tally in self._steps_tallies():
             if traffic in self.uncounted:
                 continue
-            own = sums.setdefault(traffic.value, dict.fromkeys(TALLY_NAMES, 0))
+            counts = sums.setdefault(traffic.value, dict.fromkeys(TALLY_NAMES, 0))
             for name, count in zip(TALLY_NAMES, astuple(tally), strict=True):
-                own[name] += count
+                counts[name] += count
         return sums
 
     def _steps_tallies(self, answered: Collection[Traffic] = ()) -> Iterator[tuple[Traffic, Tally]]:
@@ -268,12 +268,11 @@ class RankMeter:
             "distinct_ids": None if self.id_sample is None else _counts(self.id_sample.ids),
             "interface": None if self.interface is None else self.interface.values(),
             "traffic": counters
-            and {phase: self._tallies(one.sent, TALLY_NAMES) for phase, one in counters.items()},
+            and {phase: self._tallies(c.sent, TALLY_NAMES) for phase, c in counters.items()},
             # Only senders know the dense equivalent.
             "received": counters
             and {
-                phase: self._tallies(one.received, TALLY_NAMES[:2])
-                for phase, one in counters.items()
+                phase: self._tallies(c.received, TALLY_NAMES[:2]) for phase, c in counters.items()
             },
         }
 
@@ -305,14 +304,14 @@ class RankMeter:
         self._seconds[self._phase] += seconds
         self._cpu_seconds[self._phase] += cpu_seconds
         # A copy: another thread may be added meanwhile.
-        self._thread_seconds[self._phase] += sum(one.take() for one in tuple(self._threads))
+        self._thread_seconds[self._phase] += sum(t.take() for t in tuple(self._threads))
         if self._phase is Phase.TRAIN:
             self._cpu_series.add(self._wall, seconds, cpu_seconds)
         self._wall, self._cpu = wall, cpu
 
 
-def _counts(found: Histogram | ByTrainer) -> dict[str, Any] | None:
+def _counts(counted: Histogram | ByTrainer) -> dict[str, Any] | None:
     """A histogram, or one for each trainer, for an event; null if nothing was counted."""
-    if isinstance(found, Histogram):
-        return found.to_json() if found.count else None
-    return {str(trainer): one.to_json() for trainer, one in sorted(found.items())} or None
+    if isinstance(counted, Histogram):
+        return counted.to_json() if counted.count else None
+    return {str(trainer): h.to_json() for trainer, h in sorted(counted.items())} or None

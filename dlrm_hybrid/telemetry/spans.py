@@ -14,7 +14,7 @@ COLLECTIVE = "collective"
 TURN = "turn"
 NOTHING = "nothing"
 
-Given = ParamSpec("Given")
+Params = ParamSpec("Params")
 Result = TypeVar("Result")
 
 
@@ -43,7 +43,7 @@ class Span(StrEnum):
 
 
 @dataclass(slots=True)
-class _Running:
+class _ClockState:
     """State shared by a clock and its spans.
 
     Attributes:
@@ -70,10 +70,10 @@ class SpanClock:
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._running = _Running(now, now(), counts=False, spans=[], thread=get_ident())
-        self._spans = {span: Within(self._running, span is Span.WAIT) for span in Span}
+        self._state = _ClockState(now, now(), counts=False, spans=[], thread=get_ident())
+        self._spans = {span: Within(self._state, span is Span.WAIT) for span in Span}
         self._waits = {NOTHING: self._spans[Span.WAIT]}
-        self._running.spans.append(self._spans[Span.REST])
+        self._state.spans.append(self._spans[Span.REST])
 
     def within(self, span: Span) -> Within:
         """A context whose time belongs to `span`; it may be entered inside itself."""
@@ -87,18 +87,18 @@ class SpanClock:
         """
         within = self._waits.get(reason)
         if within is None:
-            within = self._waits[reason] = Within(self._running, is_wait=True)
+            within = self._waits[reason] = Within(self._state, is_wait=True)
         return within
 
     def arrival(self) -> Arrival:
         """A context of waiting for whatever frame comes next."""
-        return Arrival(self._running, self.waiting)
+        return Arrival(self._state, self.waiting)
 
-    def timed(self, span: Span, function: Callable[Given, Result]) -> Callable[Given, Result]:
+    def timed(self, span: Span, function: Callable[Params, Result]) -> Callable[Params, Result]:
         """Wrap a function so that its time belongs to `span`."""
         within = self._spans[span]
 
-        def call(*arguments: Given.args, **named: Given.kwargs) -> Result:
+        def call(*arguments: Params.args, **named: Params.kwargs) -> Result:
             with within:
                 return function(*arguments, **named)
 
@@ -106,15 +106,15 @@ class SpanClock:
 
     def switch(self, counts: bool, now: float) -> None:
         """Start or stop counting at `now`."""
-        running = self._running
-        if running.counts:
-            running.spans[-1].seconds += now - running.since
-        running.since, running.counts = now, counts
+        state = self._state
+        if state.counts:
+            state.spans[-1].seconds += now - state.since
+        state.since, state.counts = now, counts
 
     def seconds(self, now: float | None = None) -> dict[str, float]:
         """Seconds by span until `now`, by default this moment."""
-        running = self._running
-        self.switch(running.counts, running.now() if now is None else now)
+        state = self._state
+        self.switch(state.counts, state.now() if now is None else now)
         spent = {span.value: within.seconds for span, within in self._spans.items()}
         return {**spent, Span.WAIT.value: sum(within.seconds for within in self._waits.values())}
 
@@ -136,32 +136,32 @@ class Within:
         seconds: seconds spent in it so far, while the clock counted.
     """
 
-    __slots__ = ("_running", "is_wait", "seconds")
+    __slots__ = ("_state", "is_wait", "seconds")
 
-    def __init__(self, running: _Running, is_wait: bool) -> None:
-        self._running = running
+    def __init__(self, state: _ClockState, is_wait: bool) -> None:
+        self._state = state
         self.is_wait = is_wait
         self.seconds = 0.0
 
     def __enter__(self) -> None:
-        running = self._running
-        if get_ident() != running.thread:
+        state = self._state
+        if get_ident() != state.thread:
             return
-        if running.counts:
-            now = running.now()
-            running.spans[-1].seconds += now - running.since
-            running.since = now
-        running.spans.append(self)
+        if state.counts:
+            now = state.now()
+            state.spans[-1].seconds += now - state.since
+            state.since = now
+        state.spans.append(self)
 
     def __exit__(self, *_: object) -> None:
-        running = self._running
-        if get_ident() != running.thread:
+        state = self._state
+        if get_ident() != state.thread:
             return
-        running.spans.pop()
-        if running.counts:
-            now = running.now()
-            self.seconds += now - running.since
-            running.since = now
+        state.spans.pop()
+        if state.counts:
+            now = state.now()
+            self.seconds += now - state.since
+            state.since = now
 
 
 @final
@@ -169,29 +169,29 @@ class Arrival:
     """Waiting for whatever comes next, as a context for one thread at a time.
 
     Inside a wait, whose reason is known, it does nothing. Else its time belongs to what came, which
-    `of` tells. See `SpanClock.arrival`.
+    `of` names. See `SpanClock.arrival`.
     """
 
-    __slots__ = ("_is_unasked", "_running", "_unknown", "_waiting")
+    __slots__ = ("_is_open", "_state", "_unknown", "_waiting")
 
-    def __init__(self, running: _Running, waiting: Callable[[str], Within]) -> None:
-        self._running = running
+    def __init__(self, state: _ClockState, waiting: Callable[[str], Within]) -> None:
+        self._state = state
         self._waiting = waiting
         self._unknown = waiting(NOTHING)
-        self._is_unasked = False
+        self._is_open = False
 
     def __enter__(self) -> None:
-        running = self._running
-        if get_ident() == running.thread and not running.spans[-1].is_wait:
-            self._is_unasked = True
+        state = self._state
+        if get_ident() == state.thread and not state.spans[-1].is_wait:
+            self._is_open = True
             self._unknown.__enter__()
 
     def of(self, reason: str) -> None:
-        """Tell what has come."""
-        if self._is_unasked:
-            self._running.spans[-1] = self._waiting(reason)
+        """Name what has come, as the reason of the wait."""
+        if self._is_open:
+            self._state.spans[-1] = self._waiting(reason)
 
     def __exit__(self, *_: object) -> None:
-        if self._is_unasked:
-            self._is_unasked = False
-            self._running.spans[-1].__exit__()
+        if self._is_open:
+            self._is_open = False
+            self._state.spans[-1].__exit__()

@@ -119,8 +119,8 @@ def staleness_figures(by_trainer: ByTrainer) -> dict[str, Any]:
     def figures(missed: Histogram) -> dict[str, Any]:
         return {"pushes": missed.count, **missed.figures(50, 95)}
 
-    each = {str(trainer): figures(missed) for trainer, missed in by_trainer.items()}
-    return {**figures(Histogram.merged(by_trainer.values())), "by_trainer": each}
+    by_number = {str(trainer): figures(missed) for trainer, missed in by_trainer.items()}
+    return {**figures(Histogram.merged(by_trainer.values())), "by_trainer": by_number}
 
 
 def _failure_counts(record: Sequence[Event]) -> Mapping[str, int]:
@@ -185,8 +185,8 @@ def _counted_rows(attempts: Iterable[Sequence[Event]]) -> int:
 
 def _batches(record: Iterable[Event]) -> Sequence[int]:
     """Batches each trainer has learned from, as far as events tell; empty unless async."""
-    known = [batches for event in record if (batches := event.values.get("batches"))]
-    return known[-1] if known else ()
+    counts = [batches for event in record if (batches := event.values.get("batches"))]
+    return counts[-1] if counts else ()
 
 
 def _train_scores(points: Sequence[Event]) -> dict[str, float | None]:
@@ -206,8 +206,8 @@ def _scores(record: Sequence[Event], part: ScoredPart) -> dict[str, Any]:
     evaluated = [event for event in record if event.kind is Kind.EVALUATED]
     scores = [event.values for event in evaluated if part_of(event) is part]
     last: Mapping[str, Any] = scores[-1] if scores else {}
-    found = {name: last.get(source) for name, source in SCORES.items()}
-    return found | ({"gauc": last["gauc"]} if "gauc" in last else {})
+    named = {name: last.get(source) for name, source in SCORES.items()}
+    return named | ({"gauc": last["gauc"]} if "gauc" in last else {})
 
 
 def _leader(record: Sequence[Event], points: Sequence[Event]) -> list[RankValues]:
@@ -351,16 +351,16 @@ def _network(ranks: Sequence[RankValues], rows: int) -> Mapping[str, Any]:
         if all(traffic.value in rank["traffic"][Phase.TRAIN] for rank in ranks)
     }
     total = sum(tally["bytes"] for tally in by_class.values())
-    known = {
+    figures = {
         "counted_bytes_per_sample": ratio(total, rows) if by_class else None,
         "by_class": by_class,
         "pull_density": _pull_density(ranks),
     }
     if len(by_class) < len(Traffic):
-        return {**NETWORK_UNMEASURED, **known}
+        return {**NETWORK_UNMEASURED, **figures}
     dense = sum(tally["dense_equivalent_bytes"] for tally in by_class.values())
     return {
-        **known,
+        **figures,
         **interface_figures(ranks),
         "bytes_total": total,
         "bytes_per_sample": ratio(total, rows),
@@ -418,15 +418,15 @@ def interface_figures(ranks: Sequence[RankValues]) -> dict[str, Any]:
         if is_known and (share := _line_share(links, lambda link: link["busier_bytes"])) is not None
     }
     busiest = max(shares, key=lambda rank: shares[rank], default=None)
-    both = None
+    mean_direction = None
     if busiest is not None:
-        both = _line_share(
+        mean_direction = _line_share(
             by_rank[busiest], lambda link: (link["received_bytes"] + link["sent_bytes"]) / 2
         )
     return {
         "utilization": None if busiest is None else shares[busiest],
         "utilization_by_rank": {str(rank): share for rank, share in shares.items()} or None,
-        "utilization_mean_direction": both,
+        "utilization_mean_direction": mean_direction,
         "rate_bits_per_second": reported[-1][1]["rate_bits_per_second"],
         "interface_bytes": sum(
             link["sent_bytes"] for rank, link in reported if owners[link["address"]] == rank

@@ -178,7 +178,7 @@ class Mlflow:
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # a folder was asked for
         self._entities: Any = import_module("mlflow.entities")
         self._client: Any = import_module("mlflow.tracking").MlflowClient(uri)
-        self._ended = "FAILED"
+        self._status = "FAILED"
         if run_id is None:
             run = self._client.create_run(self._experiment(), run_name=name)
             run_id = str(run.info.run_id)
@@ -194,7 +194,7 @@ class Mlflow:
 
     def write(self, event: Event) -> None:
         """Record the event's scalars, if it has any."""
-        self._ended = ENDED.get(event.kind, self._ended)
+        self._status = ENDED.get(event.kind, self._status)
         stamp = round(1000 * event.time_seconds)
         metrics = [
             self._entities.Metric(tag, value, stamp, event.values["samples"])
@@ -205,9 +205,9 @@ class Mlflow:
 
     def close(self) -> None:
         """Record how the run has ended."""
-        self._client.set_terminated(self.run_id, self._ended)
+        self._client.set_terminated(self.run_id, self._status)
 
     def _experiment(self) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", NAME)
-        found = self._client.get_experiment_by_name(name)
-        return str(self._client.create_experiment(name) if found is None else found.experiment_id)
+        entity = self._client.get_experiment_by_name(name)
+        return str(self._client.create_experiment(name) if entity is None else entity.experiment_id)

@@ -56,7 +56,7 @@ class Versions:
     told: int = 0
 
     def plus(self, other: Versions) -> Versions:
-        """Add up both."""
+        """The sums of both."""
         return Versions(self.elements + other.elements, self.told + other.told)
 
 
