@@ -24,8 +24,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from dlrm_hybrid.limits import lacks_trainer
 
-    if lacking := lacks_trainer(f"dlrm_hybrid.{name}"):
-        raise ImportError(lacking)
+    if sentence := lacks_trainer(f"dlrm_hybrid.{name}"):
+        raise ImportError(sentence)
     return getattr(import_module(_NAMES[name]), name)
 
 

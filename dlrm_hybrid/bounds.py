@@ -74,7 +74,7 @@ class Bound:
     ) -> dict[str, Any]:
         """Pydantic's hook for metadata: the schema of the type with these bounds."""
         bounds = {name: getattr(self, name) for name in self.__slots__}
-        return handler(source) | {name: one for name, one in bounds.items() if one is not None}
+        return handler(source) | {name: b for name, b in bounds.items() if b is not None}
 
     def holds(self, value: Any) -> bool:
         """Whether a number is in its range, a text of its form, a text or list long enough."""

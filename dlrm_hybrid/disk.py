@@ -207,10 +207,10 @@ def refusals() -> Generator[None, None, None]:
 def append(descriptor: int, data: bytes) -> None:
     """Append all of `data` to a file, or raise OSError and leave it as it was."""
     size = os.fstat(descriptor).st_size
-    left = memoryview(data)
+    view = memoryview(data)
     try:
-        while left:
-            left = left[os.write(descriptor, left) :]
+        while view:
+            view = view[os.write(descriptor, view) :]
     except OSError:
         os.ftruncate(descriptor, size)
         raise

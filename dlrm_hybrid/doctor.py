@@ -88,17 +88,17 @@ def _python() -> Finding:
 
 
 def _packages() -> Finding:
-    found = {name: metadata.version(name) for name in VERSIONS}
+    versions = {name: metadata.version(name) for name in VERSIONS}
     wrong = [
         f"{name} is {version}, {VERSIONS[name]} is needed"
-        for name, version in found.items()
+        for name, version in versions.items()
         if version.partition("+")[0] != VERSIONS[name]
     ]
-    if "+cpu" in found["torch"] and "+cpu" not in found["fbgemm-gpu"]:
-        wrong.append(f"fbgemm-gpu {found['fbgemm-gpu']} is built for CUDA, torch is not")
+    if "+cpu" in versions["torch"] and "+cpu" not in versions["fbgemm-gpu"]:
+        wrong.append(f"fbgemm-gpu {versions['fbgemm-gpu']} is built for CUDA, torch is not")
     if wrong:
         return Level.FAIL, f"{'; '.join(wrong)}: {INSTALL}"
-    return Level.OK, ", ".join(f"{name} {version}" for name, version in found.items())
+    return Level.OK, ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def _cores() -> Finding:
@@ -115,10 +115,10 @@ def _vectors() -> Finding:
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         if line.startswith(("flags", "Features")):
             flags |= set(line.partition(":")[2].split())
-    found = [flag for flag in VECTOR_FLAGS if flag in flags]
-    if not found:
+    names = [flag for flag in VECTOR_FLAGS if flag in flags]
+    if not names:
         return Level.NOTE, "none known: training will be slow"
-    return Level.OK, ", ".join(found)
+    return Level.OK, ", ".join(names)
 
 
 def _memory() -> Finding:
@@ -164,7 +164,7 @@ def _torch() -> Finding:
     if not torch.version.cuda:
         return Level.OK, f"{torch.__version__}, CPU build: device=cpu only"
     build = f"{torch.__version__}, CUDA {torch.version.cuda}"
-    names = [torch.cuda.get_device_name(one) for one in range(torch.cuda.device_count())]
+    names = [torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count())]
     if not names:
         return Level.NOTE, f"{build}, but it sees no GPU: device=cpu only"
     return Level.OK, f"{build}, {', '.join(names)}: device=cuda works"
@@ -200,14 +200,14 @@ def _bfloat16() -> Finding:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        found = measure_bfloat16(PAPER_LAYERS, PAPER_BATCH)
+        result = measure_bfloat16(PAPER_LAYERS, PAPER_BATCH)
     finally:
         torch.set_num_threads(threads)
     text = (
-        f"matrix products at {found.speed:.2f} times the speed of float32 (batch {PAPER_BATCH}, "
-        f"best of {found.repeats})"
+        f"matrix products at {result.speed:.2f} times the speed of float32 (batch {PAPER_BATCH}, "
+        f"best of {result.repeats})"
     )
-    if found.speed < 1:
+    if result.speed < 1:
         return Level.NOTE, f"{text}: keep precision=float32"
     return Level.OK, text
 
@@ -216,19 +216,19 @@ def _kernels() -> Finding:
     """How many kernels are compiled, for which processor, where they are kept and their size."""
     from dlrm_hybrid.kernels.jit import kept_kernels, kernel_folder, kernels, processor
 
-    found = kernel_folder()
-    why = "; ".join(found.refused)
-    if found.path is None:
+    folder = kernel_folder()
+    why = "; ".join(folder.refused)
+    if folder.path is None:
         return Level.NOTE, f"cannot be kept, each process compiles its own: {why}"
-    kept, count = kept_kernels(found.path), len([*kernels()])
-    num_bytes = sum(path.stat().st_size for path in found.path.iterdir())
+    compiled, count = kept_kernels(folder.path), len([*kernels()])
+    num_bytes = sum(path.stat().st_size for path in folder.path.iterdir())
     detail = (
-        f"{kept} of {count} compiled for {processor().split()[0]}, "
-        f"{num_bytes / MB:.1f} MB in {found.path}"
+        f"{compiled} of {count} compiled for {processor().split()[0]}, "
+        f"{num_bytes / MB:.1f} MB in {folder.path}"
     )
     if why:
         return Level.NOTE, f"{detail}; {why}"
-    if kept < count:
+    if compiled < count:
         advice = "the first run compiles what it calls; to do it now: doctor doctor.action=compile"
         return Level.NOTE, f"{detail}; {advice}"
     return Level.OK, detail

@@ -33,9 +33,9 @@ _PROCESSES = ("Resource temporarily unavailable", "can't start new thread", "pth
 def raise_open_files() -> None:
     """Raise the limit on open files to what is allowed: many systems start at 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def check_temporary_folder() -> None:
@@ -80,32 +80,32 @@ def reached_in(text: str) -> str | None:
         limit = _limit(resource.RLIMIT_NOFILE)
         return f"too many open files: RLIMIT_NOFILE = {limit} (ulimit -n) is too small"
     if any(words in text for words in _MEMORY):
-        found = ", ".join(_memory()) or "this machine has no more"
-        return f"out of memory: {found}; a smaller model or fewer ranks need less"
+        detail = ", ".join(_memory()) or "this machine has no more"
+        return f"out of memory: {detail}; a smaller model or fewer ranks need less"
     if any(words in text for words in _PROCESSES):
-        found = ", ".join((*_processes(), *_memory())) or "the system gives no more"
-        return f"no room for another process or thread: {found}"
+        detail = ", ".join((*_processes(), *_memory())) or "the system gives no more"
+        return f"no room for another process or thread: {detail}"
     return None
 
 
 def _memory() -> list[str]:
-    found: list[str] = []
+    limits: list[str] = []
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:
-        found.append(f"RLIMIT_AS = {limit // 1024:,} KiB (ulimit -v)")
+        limits.append(f"RLIMIT_AS = {limit // 1024:,} KiB (ulimit -v)")
     group = _of_group("memory.max").strip()
     if group.isdigit():
-        found.append(f"memory.max = {int(group) // 1024:,} KiB of its control group")
-    return found
+        limits.append(f"memory.max = {int(group) // 1024:,} KiB of its control group")
+    return limits
 
 
 def _processes() -> list[str]:
     limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    found = [] if limit == resource.RLIM_INFINITY else [f"RLIMIT_NPROC = {limit:,} (ulimit -u)"]
+    limits = [] if limit == resource.RLIM_INFINITY else [f"RLIMIT_NPROC = {limit:,} (ulimit -u)"]
     group = _of_group("pids.max").strip()
     if group.isdigit():
-        found.append(f"pids.max = {group} of its control group")
-    return found
+        limits.append(f"pids.max = {group} of its control group")
+    return limits
 
 
 def _limit(which: int) -> str:

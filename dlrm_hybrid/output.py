@@ -152,7 +152,7 @@ def log_losses(path: Path) -> None:
 
 
 def _open_standard_descriptors() -> None:
-    """Open closed ones as /dev/null: else the next opened file would get what is printed."""
+    """Open those that are closed as /dev/null: else the next opened file gets what is printed."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -160,8 +160,8 @@ def _open_standard_descriptors() -> None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
 
 
-def _text(output: Output, like: TextIO | None) -> TextIO:
-    encoding = "utf-8" if like is None else like.encoding
+def _text(output: Output, stream: TextIO | None) -> TextIO:
+    encoding = "utf-8" if stream is None else stream.encoding
     return io.TextIOWrapper(output, encoding=encoding, errors=PLAIN_SIGNS, write_through=True)
 
 
@@ -172,10 +172,10 @@ def _in_plain_signs(error: UnicodeError) -> tuple[str, int]:
 
 
 def _write(descriptor: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
+    view = memoryview(data)
+    while view:
         try:
-            left = left[os.write(descriptor, left) :]
+            view = view[os.write(descriptor, view) :]
         except BlockingIOError:  # another program has made the terminal non-blocking
             poll = select.poll()
             poll.register(descriptor, select.POLLOUT)

@@ -15,18 +15,18 @@ def is_path(name: str) -> bool:
     return _PATH.fullmatch(name) is not None
 
 
-def path_of(one: Any) -> str:
+def path_of(target: Any) -> str:
     """The import path of a class or function."""
-    return f"{one.__module__}:{one.__qualname__}"
+    return f"{target.__module__}:{target.__qualname__}"
 
 
 def present(path: str) -> Any:
     """The object of a path whose module is loaded; None if it is not, or has no such object."""
     module, _, names = path.partition(":")
-    found: Any = sys.modules.get(module)
+    value: Any = sys.modules.get(module)
     for name in names.split("."):  # a module that loads its parts when asked is not asked
-        found = getattr(found, "__dict__", {}).get(name)
-    return found
+        value = getattr(value, "__dict__", {}).get(name)
+    return value
 
 
 def imported(path: str) -> Any:

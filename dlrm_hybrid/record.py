@@ -1,4 +1,4 @@
-"""What a key of the configuration is: one field of a record, with all that is to be said of it.
+"""A key of the configuration: one field of a record, which says all that is to be said of it.
 
 `rows: Count = key(4, "rows to keep", FREE)` is a type with its bounds, a default, a line of help
 and an effect: what the key decides of a run. Whoever asks for one of these reads it here.
@@ -18,7 +18,7 @@ from dlrm_hybrid.outside import path_of
 
 
 class Effect(Flag):
-    """What a key decides; one of none of these decides weights, and never changes at a resume."""
+    """What a key decides; with none of these it decides weights, and never changes at a resume."""
 
     NOTHING = auto()
     """It changes nothing that a run's summary says."""
@@ -37,15 +37,15 @@ class Effect(Flag):
     PLACE = auto()
     """It says where a run writes or sends to: no run folder decides that."""
     COMPRESSORS = auto()
-    """What compressors remember belongs to it."""
+    """What compressors remember depends on it."""
     VERSIONS = auto()
-    """Which versions of weights a checkpoint holds beside them belongs to it."""
+    """Which versions of weights a checkpoint holds beside them depends on it."""
     LOOKUPS = auto()
-    """Which version of the tables the rows of batches to come are of belongs to it."""
+    """Which version of the tables the rows of coming batches have depends on it."""
     LEVELS = auto()
-    """What ends remember of rows that were sent as levels belongs to it."""
+    """What both ends remember of rows that were sent as levels depends on it."""
     FLIGHTS = auto()
-    """What batches in flight are to workers belongs to it."""
+    """What workers hold of batches in flight depends on it."""
 
 
 WEIGHTS = Effect(0)
@@ -57,9 +57,9 @@ def key(default: Any, line: str, effect: Effect | None = None, *, only: str = ""
 
     Args:
         default: its value.
-        line: of help.
-        effect: None for that of its record.
-        only: the key and value beside which it has one, `sync=async`, or a key that must not be 0.
+        line: a line of help.
+        effect: what it decides; None for the effect of its record.
+        only: the key and value it needs to have one, `sync=async`; or a key that must not be 0.
     """
     return field(default=default, metadata={"line": line, "effect": effect, "only": only})
 
@@ -69,9 +69,9 @@ class Record:
     """A section of the configuration, whose fields are its keys."""
 
     effect: ClassVar[Effect] = WEIGHTS
-    """Of the keys that say none themselves."""
+    """The effect of the keys that say none themselves."""
     choice: ClassVar[Effect] = WEIGHTS
-    """Of the choice."""
+    """The effect of the choice."""
 
     def __init_subclass__(cls, *, effect: Effect | None = None, choice: Effect | None = None):
         super().__init_subclass__()
@@ -86,16 +86,16 @@ class Record:
     def settings(self) -> dict[str, Any]:
         """The equivalent section of a configuration, as plain values."""
         return {
-            one.name.rstrip("_"): plain(getattr(self, one.name))
-            for one in fields(self)
-            if not (one.default is None and not one.metadata)  # a section that is left out
-            or getattr(self, one.name) is not None
+            f.name.rstrip("_"): plain(getattr(self, f.name))
+            for f in fields(self)
+            if not (f.default is None and not f.metadata)  # a section that is left out
+            or getattr(self, f.name) is not None
         }
 
     def having(self, **values: Any) -> Self:
         """A copy with those of these values for which it has a key."""
-        names = {one.name for one in fields(self)}
-        return replace(self, **{name: one for name, one in values.items() if name in names})
+        names = {f.name for f in fields(self)}
+        return replace(self, **{name: value for name, value in values.items() if name in names})
 
 
 class Choice(Record):
@@ -106,7 +106,7 @@ class Choice(Record):
     """
 
     name: ClassVar[str]
-    """Its name; that of one from outside the package is its import path."""
+    """Its name; for a choice from outside the package, its import path."""
 
     def __init_subclass__(cls, *, effect: Effect | None = None, choice: Effect | None = None):
         super().__init_subclass__(effect=effect, choice=choice)
@@ -119,13 +119,13 @@ class Choice(Record):
 
 
 def about(record: type) -> Mapping[str, Mapping[str, Any]]:
-    """Of each field of a record what `key` was told."""
-    return {one.name: one.metadata for one in fields(record)}
+    """The metadata of each field of a record, as `key` has made it."""
+    return {f.name: f.metadata for f in fields(record)}
 
 
 def defaults_of(record: type) -> dict[str, Any]:
     """The default of each key of a record; not all of them need be values that it can have."""
-    values: dict[str, Any] = {one.name: plain(one.default) for one in fields(record)}
+    values: dict[str, Any] = {f.name: plain(f.default) for f in fields(record)}
     return {"name": name, **values} if isinstance(name := vars(record).get("name"), str) else values
 
 
@@ -134,7 +134,7 @@ def plain(value: Any) -> Any:
     if callable(settings := getattr(value, "settings", None)):
         return plain(settings())
     if isinstance(value, Mapping):
-        return {key: plain(one) for key, one in cast("Mapping[str, Any]", value).items()}
+        return {key: plain(item) for key, item in cast("Mapping[str, Any]", value).items()}
     if isinstance(value, tuple | list):
-        return [plain(one) for one in cast("Sequence[Any]", value)]
+        return [plain(item) for item in cast("Sequence[Any]", value)]
     return value
