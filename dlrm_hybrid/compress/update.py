@@ -15,7 +15,7 @@ from dlrm_hybrid.arrays import Float32s
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import array_of, values_of
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section, SectionError
-from dlrm_hybrid.wire.sparse import Destination, Elements, sparse_of_all
+from dlrm_hybrid.wire.sparse import Destination, Elements, decode_sparse
 from dlrm_hybrid.wire.ternary import is_ternary, scale_of, ternary_of
 
 
@@ -63,7 +63,7 @@ def decode(sections: Sequence[Section], what: str) -> Update:
         if all(is_ternary(section) or section.encoding is Encoding.DENSE for section in sections):
             units = [scale_of(section) if is_ternary(section) else None for section in sections]
             return DenseUpdate([_all_values(section) for section in sections], units)
-        return sparse_of_all(sections)
+        return decode_sparse(sections)
     except SectionError as error:
         raise DlrmError(f"{what}: {error}") from error
 

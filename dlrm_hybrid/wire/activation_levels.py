@@ -153,7 +153,7 @@ class UnitSender:
         if not self._sender.is_due:
             return self._sender.begin(), self._tables
         kept_class_N = self._kept_classes()
-        level_class_N = alike(self._levels_NS, CLASSES)
+        level_class_N = group_units(self._levels_NS, CLASSES)
         counts_CS = self._sender.counts.symbols_CS
         for group in range(CLASSES):
             counts_CS[group] = self._levels_NS[level_class_N == group].sum(axis=0)
@@ -255,7 +255,7 @@ class UnitReceiver:
         return self._tables, payload
 
 
-def alike(counts_NS: Int64s, groups: int) -> Bytes:
+def group_units(counts_NS: Int64s, groups: int) -> Bytes:
     """Group units so that few bits are lost if those of a group share one table.
 
     Units begin in the order of their mean symbol, in groups that have been counted as often; then

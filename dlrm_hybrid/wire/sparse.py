@@ -92,9 +92,9 @@ class Elements(NamedTuple):
 
 
 def sparse(tensor: int, count: int, indices_K: Int32s, values_K: Float32s, dtype: Dtype) -> Section:
-    """The smallest section of these elements; `sparse_all` of one tensor."""
+    """The smallest section of these elements; `encode_sparse` of one tensor."""
     counts_1, offsets_2 = np.array([count]), np.array([0, indices_K.size])
-    return sparse_all((tensor,), counts_1, offsets_2, indices_K, values_K, dtype)[0]
+    return encode_sparse((tensor,), counts_1, offsets_2, indices_K, values_K, dtype)[0]
 
 
 def rows(
@@ -119,10 +119,10 @@ def rows(
         ValueError: some but not all elements, and indices that do not increase from 0 to N - 1.
     """
     arrays = (np.array([shape[0] * shape[1]]), np.array([0, indices_K.size]), indices_K, values_K)
-    return sparse_all((tensor,), *arrays, dtype, width=shape[1], allow_rice=allow_rice)[0]
+    return encode_sparse((tensor,), *arrays, dtype, width=shape[1], allow_rice=allow_rice)[0]
 
 
-def sparse_all(
+def encode_sparse(
     tensors: Sequence[int],
     counts_T: Int64s,
     offsets_E: Int64s,
@@ -175,7 +175,7 @@ def sparse_of(section: Section) -> Elements:
     Raises:
         SectionError: no such section has this payload.
     """
-    return sparse_of_all((section,))
+    return decode_sparse((section,))
 
 
 def rows_of(section: Section, shape: tuple[int, int]) -> tuple[Int32s, Float32s]:
@@ -186,7 +186,7 @@ def rows_of(section: Section, shape: tuple[int, int]) -> tuple[Int32s, Float32s]
     """
     if section.count != shape[0] * shape[1]:
         raise section.error(f"{section.count} elements are no matrix of {shape[0]} × {shape[1]}")
-    elements = sparse_of_all((section,), shape[1])
+    elements = decode_sparse((section,), shape[1])
     return elements.indices_K, elements.values_K
 
 
@@ -196,8 +196,8 @@ def addresses_of(arrays: Sequence[Float32s]) -> UInt64s:
     return np.array(addresses, np.uint64)
 
 
-def sparse_of_all(sections: Sequence[Section], width: int = 0) -> Elements:
-    """The elements of sections that `sparse_all` made, or of dense ones, in one go.
+def decode_sparse(sections: Sequence[Section], width: int = 0) -> Elements:
+    """The elements of sections that `encode_sparse` made, or of dense ones, in one go.
 
     Args:
         sections: all of one type.

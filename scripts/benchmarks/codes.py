@@ -30,7 +30,7 @@ from dlrm_hybrid.train.signals import StopRequest
 PARTS = {
     "compress.gradient.error_feedback": ("ErrorFeedback._rounded",),
     "parallel.dense.published": ("_published_levels",),
-    "compress.gradient.compressor": ("Selected.elements", "sparse_all"),
+    "compress.gradient.compressor": ("Selected.elements", "encode_sparse"),
     "wire.gradient_levels": (
         *("UpdateSender.encode", "quanta", "list_update", "write_update"),
         *("UpdateReceiver.decode", "read_update", "collect_update"),
@@ -42,7 +42,7 @@ PARTS = {
         *("LevelCodec.decode", "LevelCodec.decode_gradient", "restore"),
     ),
     "wire.activation_levels": (
-        *("UnitSender.section", "flip", "count_symbols", "alike", "encode_units"),
+        *("UnitSender.section", "flip", "count_symbols", "group_units", "encode_units"),
         *("UnitReceiver.levels", "decode_units"),
     ),
     "model.exchange.levels": (

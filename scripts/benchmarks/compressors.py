@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 from plain_dlrm import Gradients, add, layer_gradients, specs_of
 from torch import Tensor
 
-from dlrm_hybrid.compress.gradient.collective import together
+from dlrm_hybrid.compress.gradient.collective import encode_together
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.context import module_of
 from dlrm_hybrid.compress.gradient.fragments import (
@@ -235,7 +235,7 @@ def _method_row(name: str, density: float, method: str, gradients: Iterator[Grad
     turns: list[dict[str, float]] = []
     for step, given in enumerate(chain([first], gradients)):
         start = time.thread_time()
-        (sent,) = together([compressor.encode(given, step)], step, elements)
+        (sent,) = encode_together([compressor.encode(given, step)], step, elements)
         sections = sent.sections()
         took = time.thread_time() - start
         if step >= SETTLING_STEPS:

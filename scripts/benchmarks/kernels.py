@@ -40,7 +40,7 @@ from harness import (
 from plain_dlrm import Gradients, add, layer_gradients, specs_of
 from torch import Tensor
 
-from dlrm_hybrid.compress.gradient.collective import together
+from dlrm_hybrid.compress.gradient.collective import encode_together
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback, FeedbackOptions
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
@@ -292,7 +292,7 @@ def _compressor(specs: Sequence[Spec], method: Method, dtype: Dtype) -> Compress
 
 
 def _encode(compressor: Compressor, given: Gradients, step: int, out: dict[str, Section]) -> None:
-    (sent,) = together([compressor.encode(given, step)], step, 0)
+    (sent,) = encode_together([compressor.encode(given, step)], step, 0)
     out.update(sent.sections())
 
 

@@ -13,8 +13,8 @@ from dlrm_hybrid.wire.activation_levels import (
     Levels,
     UnitReceiver,
     UnitSender,
-    alike,
     expected_gaps,
+    group_units,
 )
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 
@@ -203,11 +203,11 @@ def test_units_with_like_levels_share_a_table() -> None:
     kinds_N = rng.integers(0, 4, 60)
     chances = rng.dirichlet(np.full(SYMBOLS, 0.2), 4)
     counts_NS = np.stack([rng.multinomial(2000, chances[kind]) for kind in kinds_N])
-    groups_N = alike(counts_NS, 16)
+    groups_N = group_units(counts_NS, 16)
     assert groups_N.max() < 16
     for group in np.unique(groups_N):
         assert np.unique(kinds_N[groups_N == group]).size == 1
-    assert alike(np.zeros((5, SYMBOLS), np.int64), 16).shape == (5,)
+    assert group_units(np.zeros((5, SYMBOLS), np.int64), 16).shape == (5,)
 
 
 def test_expected_gaps_are_those_of_independent_choices() -> None:

@@ -12,7 +12,7 @@ from mutated_bytes import COUNT, MOST_BYTES, SHAPE, changed, memory_of, sparse_s
 
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
-from dlrm_hybrid.wire.sparse import rows_of, sparse_of, sparse_of_all
+from dlrm_hybrid.wire.sparse import decode_sparse, rows_of, sparse_of
 
 NO_ACCESS = 0
 SPARSE = (Encoding.INDEX32, Encoding.BITMAP, Encoding.RICE, Encoding.ROWS)
@@ -72,10 +72,10 @@ def test_a_forged_payload_is_named(forged: Section, reason: str) -> None:
 def test_the_forged_one_of_many_is_told() -> None:
     good, bad = index32(3, 4), rice(1, b"\xff" * 4, bytes(4))
     with pytest.raises(DlrmError, match="tensor 6: no RICE section: the gaps"):
-        sparse_of_all([good, good, bad, good])
+        decode_sparse([good, good, bad, good])
     other = Section(7, Encoding.INDEX32, Dtype.BFLOAT16, 9, bytes(6))
     with pytest.raises(DlrmError, match="tensor 7: .* it holds bfloat16, others float32"):
-        sparse_of_all([good, other])
+        decode_sparse([good, other])
 
 
 @pytest.mark.parametrize(

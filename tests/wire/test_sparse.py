@@ -13,12 +13,12 @@ from dlrm_hybrid.wire.frame import Frame, Kind, decode, encode
 from dlrm_hybrid.wire.section import ELEMENT_BYTES, FLOATS, Dtype, Encoding, Section
 from dlrm_hybrid.wire.sparse import (
     Elements,
+    decode_sparse,
+    encode_sparse,
     rows,
     rows_of,
     sparse,
-    sparse_all,
     sparse_of,
-    sparse_of_all,
 )
 
 Int32s = NDArray[np.int32]
@@ -88,7 +88,7 @@ def test_many_tensors_give_the_sections_of_each(
     tensors: list[tuple[int, Int32s]], dtype: Dtype
 ) -> None:
     given_ = [(indices, values_for(indices, dtype)) for _, indices in tensors]
-    sections = sparse_all(
+    sections = encode_sparse(
         range(10, 10 + len(tensors)),
         np.array([count for count, _ in tensors], np.int64),
         np.cumsum([0, *(indices.size for indices, _ in given_)]),
@@ -99,7 +99,7 @@ def test_many_tensors_give_the_sections_of_each(
     assert sections == [
         sparse(10 + place, count, *given_[place], dtype) for place, (count, _) in enumerate(tensors)
     ]
-    found = sparse_of_all(sections)
+    found = decode_sparse(sections)
     assert found.offsets_E[0] == 0 and len(found.offsets_E) == len(tensors) + 1
     for (first, last), (indices, values) in zip(pairwise(found.offsets_E), given_, strict=True):
         assert_same((found.indices_K[first:last], found.values_K[first:last]), indices, values)
@@ -217,4 +217,6 @@ def test_indices_out_of_order_are_not_written(count: int, indices: list[int]) ->
         rows(6, (1, count), array, np.ones(2, np.float32), Dtype.FLOAT32, False)
     both, ends = np.array([0, *indices], np.int32), np.array([0, 1, 3])
     with pytest.raises(ValueError, match=f"indices do not increase from 0 to {count - 1}"):
-        sparse_all((5, 6), np.array([7, count]), ends, both, np.ones(3, np.float32), Dtype.FLOAT32)
+        encode_sparse(
+            (5, 6), np.array([7, count]), ends, both, np.ones(3, np.float32), Dtype.FLOAT32
+        )

@@ -75,7 +75,7 @@ def reduce(op: Op, contributions: Sequence[Sections], step: int, count: int) -> 
     return (dense(0, largest_Q),)
 
 
-def together(
+def encode_together(
     encodings: Sequence[Generator[Collective, Sections, Result]], step: int, count: int
 ) -> list[Result]:
     """Encode for all trainers of a stage in one process, rounds included.

@@ -18,7 +18,7 @@ from dlrm_hybrid.compress.host import CPU, host_array
 from dlrm_hybrid.compress.report import SentReport
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.section import Dtype, Section
-from dlrm_hybrid.wire.sparse import Elements, sparse_all, sparse_of_all
+from dlrm_hybrid.wire.sparse import Elements, decode_sparse, encode_sparse
 
 
 class Sent(Protocol):
@@ -69,7 +69,7 @@ class Selected:
     def sections(self) -> dict[str, Section]:
         """The bytes of each tensor: the fewest that sections of their own can have."""
         layout = self.layout
-        sections = sparse_all(layout.ids, layout.sizes, *self.all_elements, self.dtype)
+        sections = encode_sparse(layout.ids, layout.sizes, *self.all_elements, self.dtype)
         return dict(zip(layout.names, sections, strict=True))
 
 
@@ -87,7 +87,7 @@ class Whole:
 
     def elements(self, names: Sequence[str] | None = None) -> Elements:
         """The elements of some tensors, or of all; raises SectionError of ternary ones."""
-        return sparse_of_all([self.by_name[name] for name in names or self.by_name])
+        return decode_sparse([self.by_name[name] for name in names or self.by_name])
 
     def sections(self) -> dict[str, Section]:
         """The bytes of each tensor."""

@@ -34,7 +34,7 @@ from dlrm_hybrid.wire.dense import pack, unpack
 from dlrm_hybrid.wire.gradient_levels import UpdateReceiver, UpdateSender
 from dlrm_hybrid.wire.packet import decode_packet, encode_packet
 from dlrm_hybrid.wire.section import Dtype
-from dlrm_hybrid.wire.sparse import Destination, Elements, sparse_of_all
+from dlrm_hybrid.wire.sparse import Destination, Elements, decode_sparse
 
 _AGREED = {Op.LEADER, Op.UNION}  # rounds after which all trainers send the same elements
 _TYPES = {
@@ -267,7 +267,7 @@ def _by_packets(
             continue
         decoded = decode_packet(memoryview(packet)[len(head) :])
         require_fingerprint(decoded.fingerprint, exchange.fingerprint)
-        selections.append(compressor.received(sparse_of_all(decoded.sections)))
+        selections.append(compressor.received(decode_sparse(decoded.sections)))
     heads = [np.frombuffer(packet[: len(head)], np.uint8) for packet in packets]
     return selections, heads if head else []
 

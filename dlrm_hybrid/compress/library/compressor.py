@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dlrm_hybrid.compress.device.feedback import DeviceFeedback, can_move
 from dlrm_hybrid.compress.device.sums import current
-from dlrm_hybrid.compress.gradient.collective import together
+from dlrm_hybrid.compress.gradient.collective import encode_together
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.context import Builder, StageContext, module_of
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
@@ -146,7 +146,7 @@ class ParameterCompressor:
         staged = self._staged(gradients, compressor)
         if not isinstance(compressor, DeviceFeedback):
             require_finite(staged, step)
-        (sent,) = together([compressor.encode(staged, step)], step, self._layout.size)
+        (sent,) = encode_together([compressor.encode(staged, step)], step, self._layout.size)
         return encode_packet(self._fingerprint, [*sent.sections().values()])
 
     def reduce_gradients(self, process_group: dist.ProcessGroup | None = None) -> None:

@@ -21,7 +21,7 @@ from dlrm_hybrid.compress.device.feedback import DeviceFeedback, Selection, addr
 from dlrm_hybrid.compress.device.ops import DeviceOps, Ranks
 from dlrm_hybrid.compress.device.plain import PlainOps
 from dlrm_hybrid.compress.device.sums import Blocks, Sums, sent
-from dlrm_hybrid.compress.gradient.collective import together
+from dlrm_hybrid.compress.gradient.collective import encode_together
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.context import StageContext
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback
@@ -117,7 +117,7 @@ def test_plain_torch_sends_and_keeps_what_the_cpu_does(method: GradientMethod) -
     for step in range(STEPS):
         gradients = gradients_of(step)
         pair = [
-            together([one.encode(gradients, step)], step, LAYOUT.size)[0].sections()
+            encode_together([one.encode(gradients, step)], step, LAYOUT.size)[0].sections()
             for one in (cpu, device)
         ]
         assert [bytes(one.payload) for one in pair[0].values()] == [

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dlrm_hybrid.compress.gradient.collective import Sections, together
+from dlrm_hybrid.compress.gradient.collective import Sections, encode_together
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Encoding
 from dlrm_hybrid.compress.gradient.layout import Spec
 from dlrm_hybrid.wire.section import Section
@@ -26,7 +26,7 @@ class Group:
             for one, gradients in zip(self.compressors, gradients_T, strict=True)
         ]
         count = elements(self.compressors[0].layout.specs)
-        return [sent.sections() for sent in together(encodings, step, count)]
+        return [sent.sections() for sent in encode_together(encodings, step, count)]
 
 
 def encoded(compressor: Compressor, gradients: Mapping[str, Tensor], step: int) -> dict:

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dlrm_hybrid.compress import CltK, Dct, Deft, NoCompression, TernGrad, TopK
-from dlrm_hybrid.compress.gradient.collective import together
+from dlrm_hybrid.compress.gradient.collective import encode_together
 from dlrm_hybrid.compress.update import DenseUpdate, decode
 from dlrm_hybrid.wire.sparse import Destination, Elements
 
@@ -69,7 +69,7 @@ def expected_means(method, ranks: int) -> Iterator[list[Tensor]]:
         encodings = [one.encode(gradients(at, step), step) for at, one in enumerate(made)]
         sums = [torch.zeros(shape) for shape in SHAPES.values()]
         destination = Destination([one.numpy().reshape(-1) for one in sums])
-        for sent in together(encodings, step, count):
+        for sent in encode_together(encodings, step, count):
             update = decode([*sent.sections().values()], "test")
             assert isinstance(update, DenseUpdate | Elements)
             update.add_to(destination)
