@@ -77,7 +77,7 @@ def import_weights(request: Request, display: Display) -> Imported:
         tensors = weights.read(Path(options.file))
         rows = prepared_rows(config, display, Command("import", request.overrides))
         shards = open_shards(rows, build.semantics(config))
-        spec = build.model_spec(config, shards.table_rows)
+        spec = build.shape_of(config, shards.manifest)
         taken = _fitted(Path(options.file), tensors, options.names, spec, shards.preprocessing)
         require_memory(config, sum(shards.table_rows))
         build_model.prepare_torch(config)

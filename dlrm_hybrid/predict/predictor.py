@@ -29,6 +29,7 @@ from dlrm_hybrid.data.sources.criteo_ids import KeyTable
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.outside import path_of
 from dlrm_hybrid.predict.sources import NewRows, frame_block
+from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.evaluating import check_vocabulary, saved_config, saved_preprocessing
 from dlrm_hybrid.saved.delta import (
     DeltaManifest,
@@ -113,7 +114,7 @@ class Predictor:
             model=SavedModel.load(
                 self.config,
                 checkpoint,
-                preprocessing.table_rows,
+                build.shape_of(self.config, preprocessing.manifest),
                 Precision(self.config.precision),
                 progress,
                 padded_rows=encoder.padded_rows,

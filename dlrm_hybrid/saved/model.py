@@ -26,7 +26,6 @@ from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.sharding import Rounding
 from dlrm_hybrid.model.spec import ModelShape, Partition
 from dlrm_hybrid.model.tensors import full_pieces
-from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly.model import evaluation_masks
 from dlrm_hybrid.train import statistics
 
@@ -60,7 +59,7 @@ class SavedModel:
         cls,
         config: Config,
         folder: Path,
-        table_rows: tuple[int, ...],
+        spec: ModelShape,
         precision: Precision,
         progress: OnRead | None = None,
         *,
@@ -72,7 +71,7 @@ class SavedModel:
         Args:
             config: configuration of the run.
             folder: folder of the checkpoint.
-            table_rows: rows of each table in the checkpoint.
+            spec: shape of the model in the checkpoint.
             precision: precision to compute in.
             progress: called while a file is verified.
             padded_rows: rows of each table to make, at least as many; the additional ones are zero.
@@ -82,7 +81,8 @@ class SavedModel:
         Raises:
             DataError: a file is missing, changed or does not fit.
         """
-        spec = build.model_spec(config, padded_rows or table_rows)
+        table_rows = spec.table_rows
+        spec = replace(spec, table_rows=padded_rows or table_rows)
         masks = evaluation_masks(config, spec, rounds=rounds)
         rounding = _rounding(config) if rounds else None
         pooled, of_rows = (None, rounding) if _rows_travel(config) else (rounding, None)
@@ -123,7 +123,7 @@ class SavedModel:
         Raises:
             ValueError: the tensors do not fit; says which.
         """
-        spec = build.model_spec(config, padded_rows)
+        spec = replace(self.spec, table_rows=padded_rows)
         found = replace(
             self,
             spec=spec,

@@ -17,6 +17,7 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.step import StepMetrics
+from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.folder import check_weights
 from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.rank.training import checkpoint_writer
@@ -124,7 +125,8 @@ def job_of(settings: Settings, task: TrainTask) -> Job:
     config = settings.config
     rows = config.parallel.trainers * config.train.batch_size
     plan = Plan(steps=settings.steps, samples_per_step=rows)
-    return Job.of(task, settings.values, config, plan, settings.spec.table_rows)
+    spec = build.model_spec(config, settings.spec.table_rows)
+    return Job.of(task, settings.values, config, plan, spec)
 
 
 def check_weights_of(folder: Path, settings: Settings) -> None:

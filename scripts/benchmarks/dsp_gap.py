@@ -76,7 +76,7 @@ def gaps(config: Config, every: int) -> Gaps:
     shards = open_shards(build.prepared_folder(config), build.semantics(config))
     steps = model.plan(config, shards).steps
     engine = build_engine.engine(config, shards, steps, IN_MEMORY, SpanClock())
-    layout = build_world.layout(config, shards.table_rows, steps, attempt=0)
+    layout = build_world.layout(config, build.shape_of(config, shards.manifest), steps, attempt=0)
     stages = range(layout.topology.stages)
     probes = Probes(every, [Stage(build_world.stage_model(config, layout, k), 1) for k in stages])
     watch(engine, probes)

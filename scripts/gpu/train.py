@@ -51,7 +51,7 @@ def engine(device: str, rows: int, threads: int) -> InProcessEngine:
     keys = {"device": device, "embedding.kernel": "numba", "train.batch_size": rows}
     named: dict[str, object] = {"parallel.trainers": 1, "parallel.cuts": [], "parallel.servers": 0}
     config = settings_of(PAPER_SPEC, "in_process", named, None, keys).config
-    layout = build_world.layout(config, PAPER_SPEC.table_rows, STEPS, attempt=0)
+    layout = build_world.layout(config, PAPER_SPEC, STEPS, attempt=0)
     return build_engine.engine_of(config, layout, None, IN_MEMORY, SpanClock())
 
 

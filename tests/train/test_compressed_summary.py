@@ -50,8 +50,9 @@ class Watched:
     """
 
     def __init__(self, config: Config, cut: Kind) -> None:
-        rows = open_shards(Path(config.data.prepared or ""), build.semantics(config)).table_rows
-        layout = build_world.layout(config, rows, STEPS, attempt=0)
+        shards = open_shards(Path(config.data.prepared or ""), build.semantics(config))
+        spec = build.shape_of(config, shards.manifest)
+        layout = build_world.layout(config, spec, STEPS, attempt=0)
         self._names = {tensor.id: tensor.name for tensor in layout.tensors}
         self._cut = cut
         self.elements, self.sent = Counter[str](), Counter[str]()

@@ -94,7 +94,7 @@ def engine_of(name: str, where: Placement) -> InProcessEngine:
     }
     spec = SPECS.get(name, SPEC)
     config = settings_of(spec, "in_process", {}, None, keys).config
-    layout = build_world.layout(config, spec.table_rows, STEPS, attempt=0)
+    layout = build_world.layout(config, spec, STEPS, attempt=0)
     assert layout.placement == HOST
     layout = replace(layout, placement=where)
     return build_engine.engine_of(config, layout, None, IN_MEMORY, SpanClock())

@@ -17,7 +17,7 @@ from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config, OwnModelConfig
 from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.data.folder import PrepareOptions
-from dlrm_hybrid.data.manifest import MANIFEST_FILE, Semantics
+from dlrm_hybrid.data.manifest import MANIFEST_FILE, Manifest, Semantics
 from dlrm_hybrid.data.manifest import read as read_manifest
 from dlrm_hybrid.data.preprocessing import PREPROCESSING_FOLDER, Preprocessing, read_kept
 from dlrm_hybrid.data.profile import Profile, builtin, raw_name
@@ -198,6 +198,11 @@ def model_spec(config: Config, table_rows: tuple[int, ...]) -> ModelSpec | OwnMo
         bottom_dropout=model.bottom_dropout,
         batch_norm=model.batch_norm,
     )
+
+
+def shape_of(config: Config, rows: Manifest) -> ModelSpec | OwnModel:
+    """The shape of the model of these rows; raises ConfigError as `model_spec`."""
+    return model_spec(config, rows.table_rows)
 
 
 def policy(config: Config) -> SyncPolicy:

@@ -45,7 +45,9 @@ def engine(
     config: Config, shards: Shards, steps: int, storage: RowStorage, clock: SpanClock
 ) -> InProcessEngine:
     """Build the engine of `engine_of` for prepared rows and so many steps in the whole run."""
-    layout = build_world.layout(config, shards.table_rows, steps, attempt=0)
+    layout = build_world.layout(
+        config, build.shape_of(config, shards.manifest), steps, attempt=0
+    )
     return engine_of(config, layout, shards, storage, clock)
 
 

@@ -28,7 +28,7 @@ from dlrm_hybrid.model.row_storage import IN_MEMORY, InFiles, RowStorage
 from dlrm_hybrid.model.spec import ModelShape, Partition, StagePart, microbatch_rows
 from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.model.tensors import draw_embeddings
-from dlrm_hybrid.run.assembly.build import base, model_spec
+from dlrm_hybrid.run.assembly.build import base
 from dlrm_hybrid.telemetry.histogram import IdSample
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.train.evaluation import EvaluatedRows
@@ -56,12 +56,12 @@ def keep_freed_memory() -> None:
     torch.empty(31 * 2**20, dtype=torch.uint8)
 
 
-def measured_bfloat16(config: Config, table_rows: tuple[int, ...]) -> Bfloat16 | None:
+def measured_bfloat16(config: Config, shape: ModelShape) -> Bfloat16 | None:
     """Measure the speed of bfloat16 for this model on this processor; None if it is not asked."""
     if config.precision != Precision.BFLOAT16 or config.device != "cpu":
         return None
-    shapes = model_spec(config, table_rows).dense_shapes().values()
-    layers = [(shape[1], shape[0]) for shape in shapes if len(shape) == 2]
+    shapes = shape.dense_shapes().values()
+    layers = [(one[1], one[0]) for one in shapes if len(one) == 2]
     return measure_bfloat16(layers, config.train.batch_size)
 
 

@@ -108,15 +108,12 @@ class Layout:
     lowered: list[int] = field(default_factory=list[int])
 
 
-def layout(
-    config: Config, table_rows: tuple[int, ...], steps: int, attempt: int, rank: int = 0
-) -> Layout:
+def layout(config: Config, spec: ModelShape, steps: int, attempt: int, rank: int = 0) -> Layout:
     """Lay out the world that the configuration describes, for the process with this rank.
 
     Raises:
         ResourceError: its device is not there.
     """
-    spec = build.model_spec(config, table_rows)
     partition = Partition.of(spec, config.parallel.cuts)
     topology = build.topology(config)
     assert topology.interaction_stage == partition.interaction_stage

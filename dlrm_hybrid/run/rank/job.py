@@ -12,6 +12,7 @@ from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.row_storage import RowStorage
+from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import world as build_world
@@ -41,7 +42,7 @@ class Job:
         values: Mapping[str, Any],
         config: Config,
         plan: Plan,
-        table_rows: tuple[int, ...],
+        spec: ModelShape,
         prepared: Shards | None = None,
     ) -> Job:
         """Make the job of a process; a program of its own batches has no prepared rows."""
@@ -51,7 +52,7 @@ class Job:
             config=config,
             prepared=prepared,
             plan=plan,
-            layout=build_world.layout(config, table_rows, plan.steps, task.attempt, task.rank),
+            layout=build_world.layout(config, spec, plan.steps, task.attempt, task.rank),
             clock=SpanClock(),
             names=dict(enumerate(build.rank_names(config))),
             storage=build_model.row_storage(config, Path(task.run_folder)),

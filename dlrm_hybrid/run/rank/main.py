@@ -90,7 +90,8 @@ def run_rank(
     build_model.prepare_torch(config)
     shards = open_shards(Path(task.prepared), build.semantics(config))
     plan = build_model.plan(config, shards)
-    job = Job.of(task, values, config, plan, shards.table_rows, shards)
+    spec = build.shape_of(config, shards.manifest)
+    job = Job.of(task, values, config, plan, spec, shards)
     if build.many_processes(config):
 
         def train(worker: WorkerRank, channel: MeteredChannel, meter: RankMeter) -> None:

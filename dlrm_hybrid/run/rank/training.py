@@ -115,7 +115,7 @@ def _log(text: str) -> None:
 
 def _started(job: Job, progress: Progress, changed_arithmetic: Sequence[str]) -> Event:
     config, shards = job.config, job.shards
-    measured = build_model.measured_bfloat16(config, shards.table_rows)
+    measured = build_model.measured_bfloat16(config, job.layout.spec)
     scored = shards.scored_rows(config.data.test_part)
     values = {
         "attempt": job.task.attempt,
