@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 Halves = npt.NDArray[np.uint16]
 Words = npt.NDArray[np.uint32]

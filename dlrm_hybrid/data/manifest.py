@@ -234,7 +234,9 @@ class Manifest:
         lists = [f"{i}: lists" for i in self.schema.multi_hot]  # tells whose lists the arrays are
         # Each file is learned, the same rows under another name too.
         names = [one.stamp.name for one in self.sources] if self.schema.is_progressive else []
-        return [borders, *(array.xxh3 for array in self.arrays), *lists, *expanded, *names]
+        frozen = [f"{i}: frozen" for i, is_frozen in enumerate(self.schema.frozen) if is_frozen]
+        more = [*lists, *expanded, *frozen, *names]
+        return [borders, *(array.xxh3 for array in self.arrays), *more]
 
     @property
     def vocabulary(self) -> dict[str, Any]:

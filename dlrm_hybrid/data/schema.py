@@ -83,6 +83,7 @@ class CategoricalColumn:
             from its table, always the same for the same id.
         embedding_dim: width of its table; only null, which takes the model's.
         pooling: rows of a list's ids are added (`sum`), or averaged (`mean`); an empty list is 0.
+        trainable: whether the rows of its table learn; else they stay as they begin.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -103,6 +104,7 @@ class CategoricalColumn:
     max_rows: Annotated[int, Field(ge=1, lt=2**31)] | None = field(default=None, repr=False)
     evict: Literal["rarest", "least_recent"] | None = field(default=None, repr=False)
     pooling: Literal["sum", "mean"] = field(default="sum", repr=False)
+    trainable: bool = field(default=True, repr=False)
 
     @property
     def has_texts(self) -> bool:
@@ -258,7 +260,8 @@ class Schema:
     @property
     def beside_repr(self) -> list[Any]:
         """Values of the keys that are in no `repr`, by place; empty if none is set."""
-        by_column = zip(*((one.max_rows, one.evict) for one in self.categorical), strict=True)
+        set_apart = ((one.max_rows, one.evict, not one.trainable) for one in self.categorical)
+        by_column = zip(*set_apart, strict=True)
         limits = [value for values in by_column if any(values) for value in values]
         drawn_by = self.split.column if isinstance(self.split, ByFraction) else None
         means = [f"{i}: mean" for i in self.averaged]
@@ -300,6 +303,12 @@ class Schema:
         """Bag size by index of each categorical column that is expanded."""
         sizes = enumerate(one.expand_to for one in self.categorical)
         return {i: size for i, size in sizes if size > 1}
+
+    @property
+    def frozen(self) -> tuple[bool, ...]:
+        """Whether the rows of each table never change; empty if all learn."""
+        found = tuple(not one.trainable for one in self.categorical)
+        return found if any(found) else ()
 
     @property
     def read_columns(self) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """The embedding tables of one process, with the optimizer fused into backward.
 
-FBGEMM holds them where it knows the optimizer and the width (`Embedding.fit_fbgemm`).
+FBGEMM holds them where all learn and it knows optimizer and width (`Embedding.fit_fbgemm`).
 
 A batch's ids are looked up as they are, or without repetition: then each row is looked up once, and
 the gradients of equal ids are summed.
@@ -46,9 +46,13 @@ class Embeddings:
     def __init__(self, spec: ModelShape, options: Embedding) -> None:
         self._names = spec.table_names
         self._dim = spec.embedding_dim
-        fits, dim = options.fit_fbgemm(spec.embedding_dim), spec.embedding_dim
-        make = fbgemm_kernel if fits else OwnKernel
-        self._kernel: TableKernel = make(spec.table_rows, dim, options)
+        dim = spec.embedding_dim
+        fits = options.fit_fbgemm(dim) and not spec.frozen
+        self._kernel: TableKernel = (
+            fbgemm_kernel(spec.table_rows, dim, options)
+            if fits
+            else OwnKernel(spec.table_rows, dim, options, spec.frozen)
+        )
         self._offsets = torch.arange(1)
         self._lr = 0.0
         is_plain = fits and options.optimizer == "sgd"

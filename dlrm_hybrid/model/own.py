@@ -71,6 +71,7 @@ class OwnModel:
         num_dense: I, the dense columns.
         embedding_dim: D, the width of every table.
         settings: arguments of the constructor by name.
+        frozen: whether the rows of each table never change; empty if all learn.
 
     Raises:
         ConfigError: only when it is used: the module cannot be trained; says why.
@@ -81,6 +82,7 @@ class OwnModel:
     num_dense: int
     embedding_dim: int
     settings: Mapping[str, Any] = field(default_factory=lambda: NO_SETTINGS)
+    frozen: tuple[bool, ...] = ()
 
     @property
     def path(self) -> str:

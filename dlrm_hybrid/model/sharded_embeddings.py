@@ -76,7 +76,7 @@ class ShardedEmbeddings:
         self._group = group
         quiet()
         set_gradient_division(False)
-        fits = embedding.fit_fbgemm(spec.embedding_dim)
+        fits = embedding.fit_fbgemm(spec.embedding_dim) and not spec.frozen
         sharder = CpuSharder(
             fused_params=fbgemm_arguments(embedding) if fits else {},
             qcomm_codecs_registry=codec_registry(embedding.comm_precision),
@@ -97,7 +97,7 @@ class ShardedEmbeddings:
         paths = routes(shardings, blocks, spec, group)
         held_L = _held(paths, self.shards, spec, self._trainer)
         self._kernels = [
-            _local_kernel(one) if fits else _own_kernel([shard for _, shard in held], embedding)
+            _local_kernel(one) if fits else _own_kernel(held, embedding, spec.frozen)
             for one, held in zip(shardings.values(), held_L, strict=True)
         ]
         self.pieces: Sequence[Piece] = _pieces_of(self._kernels, held_L, spec)
@@ -219,12 +219,15 @@ def _local_kernel(sharding: Any) -> TableKernel | None:
     return FbgemmKernel(tables[0].emb_module) if tables else None
 
 
-def _own_kernel(held: Sequence[TableShard], options: Embedding) -> TableKernel | None:
-    """The tables of shards that FBGEMM cannot update; None if there are none."""
+def _own_kernel(
+    held: Sequence[tuple[int, TableShard]], options: Embedding, frozen: Sequence[bool]
+) -> TableKernel | None:
+    """Tables, with their shards, that FBGEMM cannot update; None if there are none."""
     if not held:
         return None
-    (width,) = {shard.columns[1] - shard.columns[0] for shard in held}
-    return OwnKernel([shard.rows[1] - shard.rows[0] for shard in held], width, options)
+    (width,) = {shard.columns[1] - shard.columns[0] for _, shard in held}
+    rows = [shard.rows[1] - shard.rows[0] for _, shard in held]
+    return OwnKernel(rows, width, options, [frozen[table] for table, _ in held] if frozen else ())
 
 
 def _held(

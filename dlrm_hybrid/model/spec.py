@@ -43,6 +43,7 @@ class ModelSpec:
         dropout: share of the activations of hidden layers that is dropped in training.
         bottom_dropout: that of the bottom MLP; None: `dropout`.
         batch_norm: whether hidden layers have it instead of biases.
+        frozen: whether the rows of each table never change; empty if all learn.
 
     Raises:
         ConfigError: the widths do not fit together; the message names the key.
@@ -56,6 +57,7 @@ class ModelSpec:
     dropout: float = 0.0
     bottom_dropout: float | None = None
     batch_norm: bool = False
+    frozen: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
         faults = list(self._no_numbers())
@@ -72,6 +74,8 @@ class ModelSpec:
             faults.append("model: at least one embedding table is needed")
         if not self.bottom and len(self.table_rows) == 1 and isinstance(self.interaction, Dot):
             faults.append("model.interaction = 'dot': one table and no bottom MLP make no pair")
+        if self.frozen and len(self.frozen) != len(self.table_rows):
+            faults.append(f"model: frozen says it of {len(self.frozen)} tables")
         if min((self.embedding_dim, *self.bottom, *self.top, *self.table_rows)) < 1:
             faults.append("model: every width and every number of rows must be at least 1")
         if faults:

@@ -67,7 +67,7 @@ class TableRows:
         self._spec = spec
         self._storage = storage
         self._server, self._servers = server, servers
-        self._rows = UpdatedRows(self.rows_F, self.dim, options, storage)
+        self._rows = UpdatedRows(self.rows_F, self.dim, options, storage, spec.frozen)
         self._tables = [self._rows.tensors(table) for table in range(len(self.rows_F))]
 
     def draw(self, seed: int, init: TableInit = "uniform_rows") -> None:

@@ -125,7 +125,7 @@ def job_of(settings: Settings, task: TrainTask) -> Job:
     config = settings.config
     rows = config.parallel.trainers * config.train.batch_size
     plan = Plan(steps=settings.steps, samples_per_step=rows)
-    spec = build.model_spec(config, settings.spec.table_rows)
+    spec = build.model_spec(config, settings.spec.table_rows, settings.spec.frozen)
     return Job.of(task, settings.values, config, plan, spec)
 
 

@@ -57,6 +57,7 @@ class Processes(Backend):
         known = {
             "values": settings.values,
             "table_rows": settings.spec.table_rows,
+            "frozen": settings.spec.frozen,
             "orders": str(self._meeting / "o"),
         }
         ranks = [

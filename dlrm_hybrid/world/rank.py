@@ -51,7 +51,7 @@ def world_rank(argument: str, report: Report, stop: StopRequest) -> None:
     known: dict[str, Any] = json.loads(argument)
     load_chosen(known["values"])
     task, config = TrainTask(**known["task"]), validate(known["values"])
-    spec = build.model_spec(config, tuple(known["table_rows"]))
+    spec = build.model_spec(config, tuple(known["table_rows"]), tuple(known["frozen"]))
     settings = Settings(spec=spec, values=known["values"], config=config)
     build_model.prepare_torch(config)
     job = job_of(settings, task)

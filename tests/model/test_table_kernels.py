@@ -15,14 +15,17 @@ from dlrm_hybrid.model.rows.optimizer import key_shift
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.tables import BY_FBGEMM, Fused, TableOptimizer
 from dlrm_hybrid.model.tensors import draw_embeddings
-from dlrm_hybrid.types import ResourceError
+from dlrm_hybrid.types import ConfigError, ResourceError
 
 ROWS, STEPS, LR, EPS, BETAS = (3, 50, 1, 17, 9), 20, 0.05, 1e-8, (0.8, 0.99)
 SGD, ADAM = "sgd", "adam"
 
 
-def tables_of(dim: int, optimizer: TableOptimizer, decay: float = 0.0) -> Embeddings:
-    spec = ModelSpec(embedding_dim=dim, bottom=(13, dim), top=(1,), table_rows=ROWS)
+def tables_of(
+    dim: int, optimizer: TableOptimizer, decay: float = 0.0, frozen: tuple[bool, ...] = ()
+) -> Embeddings:
+    shape = {"embedding_dim": dim, "bottom": (13, dim), "top": (1,)}
+    spec = ModelSpec(**shape, table_rows=ROWS, frozen=frozen)
     options = Fused(optimizer=optimizer, eps=EPS, betas=BETAS, weight_decay=decay)
     embeddings = Embeddings(spec, options)
     draw_embeddings(embeddings.weights(), 4)
@@ -112,6 +115,48 @@ def test_rows_that_were_looked_up_learn_what_torch_learns(
         assert (weight - theirs[name]).abs().max() <= 1e-6, name
         assert torch.equal((weight - first[name]).abs().amax(1) > 1e-3, seen[name]), name
     assert 0 < sum(int(rows.sum()) for rows in seen.values()) < sum(ROWS)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("optimizer", get_args(TableOptimizer))
+def test_frozen_tables_are_those_of_torch_and_others_learn_as_beside_them(
+    optimizer: TableOptimizer, decay: float
+) -> None:
+    frozen = (False, True, True, False, True)
+    ours, without = tables_of(8, optimizer, decay, frozen), tables_of(8, optimizer, decay)
+    first = {name: weight.clone() for name, weight in ours.weights().items()}
+    fixed = [
+        torch.nn.EmbeddingBag.from_pretrained(
+            weight, freeze=True, mode="sum", include_last_offset=True
+        )
+        for weight in first.values()
+    ]
+    for step in range(STEPS):
+        bags = tensor_bags(drawn_bags(step, ROWS, 12))
+        pooled_BFD, of_others_BFD = ours(bags), without(bags)
+        gradient_BFD = gradient_of(pooled_BFD.shape, step)
+        pooled_BFD.backward(gradient_BFD)
+        of_others_BFD.backward(gradient_BFD)
+        starts = bags.offsets[:: bags.rows].tolist()
+        for table, bag in enumerate(fixed):
+            if frozen[table]:
+                begin, rows = starts[table], slice(table * bags.rows, (table + 1) * bags.rows + 1)
+                own = (bags.values[begin : starts[table + 1]], bags.offsets[rows] - begin)
+                torch.testing.assert_close(pooled_BFD[:, table], bag(*own), rtol=0, atol=1e-6)
+    weights, states = ours.weights(), ours.optimizer_state()
+    for table, (name, weight) in enumerate(without.weights().items()):
+        if frozen[table]:
+            assert torch.equal(weights[name], first[name])
+            own = [one for state, one in states.items() if state.startswith(name[:-6])]
+            assert not any(one.any() for one in own)
+        else:
+            torch.testing.assert_close(weights[name], weight, rtol=0, atol=1e-6)
+            assert not torch.equal(weight, first[name])
+
+
+def test_frozen_tables_are_as_many_as_tables() -> None:
+    with pytest.raises(ConfigError, match="frozen says it of 2 tables"):
+        tables_of(8, SGD, frozen=(True, False))
 
 
 def test_a_table_counts_its_updates_and_its_bias_corrections_follow() -> None:

@@ -26,7 +26,7 @@ from typing import final
 
 import numpy as np
 
-from dlrm_hybrid.arrays import Float32s, Int32s, Int64s
+from dlrm_hybrid.arrays import Bools, Float32s, Int32s, Int64s
 from dlrm_hybrid.kernels.levels.row_levels import (
     WAYS,
     add_squares,
@@ -74,6 +74,11 @@ class Rows:
 
     ids_K: Int64s
     counts_L: Int64s
+
+    def of_tables(self, some_L: Bools) -> tuple[Rows, Bools]:
+        """The rows of some of the tables, and which of all rows (K,) they are."""
+        some_K = np.repeat(some_L, self.counts_L)
+        return Rows(self.ids_K[some_K], self.counts_L * some_L), some_K
 
 
 @final

@@ -43,6 +43,7 @@ from dlrm_hybrid.model.embeddings import (
 )
 from dlrm_hybrid.model.exchange.kept import KeptRows, not_found
 from dlrm_hybrid.model.exchange.levels import LevelExchange
+from dlrm_hybrid.model.rows.optimizer import learning
 from dlrm_hybrid.model.sharding import Cast
 from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.types import DlrmError
@@ -102,6 +103,7 @@ class DistinctExchange:
         self._kept: KeptRows | None = None
         self._order_F = np.array([table for held in wanted_T for table in held], np.int64)
         self._rows_F = np.array(spec.table_rows, np.int64)[self._order_F]
+        self._learns_F = learning(spec.frozen, len(spec.table_rows))[self._order_F]
         self._num_held_T = [len(held) for held in wanted_T]
         ends_T = list(accumulate(self._num_held_T))
         self._held_T = [
@@ -188,14 +190,35 @@ class DistinctExchange:
         return asked.mine.pool(rows_KD)
 
     def send_gradients(self, gradient_BFD: Tensor, asked: AskedRows) -> Tensor:
-        """Send gradients to the holders of tables: sums for distinct ids (K, D)."""
+        """Send gradients to the holders of tables: sums for distinct ids (K, D).
+
+        Those of frozen tables are not sent: they are zero there.
+        """
         dense_bytes = FLOAT_BYTES * self._dim * self._num_elsewhere * len(gradient_BFD)
         given_KD = asked.mine.sum_by_id(gradient_BFD)
+        if self._learns_F.all():
+            return self._send_gradients(given_KD, asked.theirs_T, asked.mine_T, dense_bytes)
+        pairs, held = zip(asked.mine_T, self._held_T, strict=True), self._held_T[self._rank]
+        sent = [one.of_tables(self._learns_F[of]) for one, of in pairs]
+        taken = [one.of_tables(self._learns_F[held]) for one in asked.theirs_T]
+        is_sent_K, is_taken_K = (
+            torch.from_numpy(np.concatenate([some_K for _, some_K in rows]))
+            for rows in (sent, taken)
+        )
+        taken_KD = given_KD.new_zeros(len(is_taken_K), self._dim)
+        taken_KD[is_taken_K] = self._send_gradients(
+            given_KD[is_sent_K], [one for one, _ in taken], [one for one, _ in sent], dense_bytes
+        )
+        return taken_KD
+
+    def _send_gradients(
+        self, given_KD: Tensor, theirs_T: Sequence[Rows], mine_T: Sequence[Rows], dense_bytes: int
+    ) -> Tensor:
         if self.levels is not None:
-            return self.levels.gradients(given_KD, asked.theirs_T, asked.mine_T, dense_bytes)
+            return self.levels.gradients(given_KD, theirs_T, mine_T, dense_bytes)
         _, codec = self._casts
         taken_KD = self._group.exchange(
-            codec.encode(given_KD), _sizes(asked.mine_T), _sizes(asked.theirs_T), dense_bytes
+            codec.encode(given_KD), _sizes(mine_T), _sizes(theirs_T), dense_bytes
         )
         return codec.decode(taken_KD)
 

@@ -56,10 +56,13 @@ class OwnKernel(TableKernel):
         rows_F: rows per table; may be 0.
         dim: D.
         options: their optimizer.
+        frozen: see `UpdatedRows`.
     """
 
-    def __init__(self, rows_F: Sequence[int], dim: int, options: Embedding) -> None:
-        self.rows = UpdatedRows(rows_F, dim, options)
+    def __init__(
+        self, rows_F: Sequence[int], dim: int, options: Embedding, frozen: Sequence[bool] = ()
+    ) -> None:
+        self.rows = UpdatedRows(rows_F, dim, options, frozen=frozen)
         self._rows_F = np.array(rows_F, np.int64)
         self._lr = 0.0
         # Empty: it only makes autograd call backward.

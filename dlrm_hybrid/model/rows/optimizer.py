@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.arrays import Float64s, Int64s
+from dlrm_hybrid.arrays import Bools, Float64s, Int64s
 from dlrm_hybrid.kernels.rows import (
     AdamRates,
     Gradients,
@@ -38,6 +38,7 @@ class UpdatedRows:
         dim: D.
         options: the optimizer.
         storage: makes the tensors.
+        frozen: whether the rows of each table never change; empty if all learn.
 
     Attributes:
         weights_RD: the rows.
@@ -49,7 +50,9 @@ class UpdatedRows:
         dim: int,
         options: Embedding,
         storage: RowStorage = IN_MEMORY,
+        frozen: Sequence[bool] = (),
     ) -> None:
+        self._learns_F = learning(frozen, len(rows_F))
         self._options = options
         self._storage = storage
         self._ends_F: Int64s = np.cumsum(np.array(rows_F, np.int64))
@@ -80,13 +83,16 @@ class UpdatedRows:
             lr: learning rate.
         """
         options, weights_RD = self._options, self.weights_RD.numpy()
+        if not self._learns_F.all():
+            tables_K = np.searchsorted(self._ends_F, given.keys_K >> given.shift, side="right")
+            given = given._replace(keys_K=given.keys_K[self._learns_F[tables_K]])
         if self._storage.is_paged:
             for one in self._state.values():
                 self._storage.touch(one, torch.from_numpy(given.keys_K >> given.shift))
         state = [one.numpy() for one in self._state.values()]
         decay = options.weight_decay
         if self._steps_F is not None:
-            self._steps_F += 1
+            self._steps_F += torch.from_numpy(self._learns_F)
             rates = AdamRates(self._ends_F, self._rates(lr), *options.betas)
             means_RD, squares_RC = state
             update_adam(weights_RD, means_RD, squares_RC, given, rates, decay)
@@ -101,10 +107,15 @@ class UpdatedRows:
         (first, second), eps = self._options.betas, self._options.eps
         is_torch = self._options.optimizer == "adam"  # adds eps before
         corrected: list[tuple[float, float]] = []
-        for step in map(int, self._steps_F):
+        for step in map(int, self._steps_F.clamp(min=1)):  # frozen tables count none
             root = sqrt(1 - second**step)
             corrected.append((lr * root / (1 - first**step), eps if is_torch else eps * root))
         return np.array(corrected, np.float64).reshape(-1, 2)
+
+
+def learning(frozen: Sequence[bool], tables: int) -> Bools:
+    """Whether the rows of each table change; `frozen` is empty if all do."""
+    return ~np.array(frozen or [False] * tables, bool)
 
 
 def row_keys(rows_K: Int64s, gradients_K: Int64s) -> tuple[Int64s, int]:

@@ -22,9 +22,10 @@ from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.bounds import WirePrecision
 from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.model.embeddings import DistinctIds
+from dlrm_hybrid.model.rows.optimizer import learning
 from dlrm_hybrid.model.sharding import casts
 from dlrm_hybrid.model.spec import ModelShape
-from dlrm_hybrid.model.table_rows import owned_rows
+from dlrm_hybrid.model.table_rows import OwnedIds, owned_rows
 from dlrm_hybrid.parallel.effects import Port, Program
 from dlrm_hybrid.parallel.finite import LOOKUPS_PREFIX
 from dlrm_hybrid.parallel.tables.base import Tables, mean_part
@@ -64,6 +65,7 @@ class TableClient:
             for index in range(len(self._group))
         ]
         self.table_rows = np.array(spec.table_rows, np.int64)
+        self._learns_F = learning(spec.frozen, len(spec.table_rows))
         self.nothing = Bags(torch.empty(len(spec.table_rows), 0, dtype=torch.int64))
         self._row_cast, self._gradient_cast = casts(precision)
         self.dim = spec.embedding_dim
@@ -97,9 +99,14 @@ class TableClient:
             return split.joined(parts)
 
     def update(self, split: SplitIds, batch: BatchNumber, sum_KD: Tensor) -> None:
-        """Send the sums of gradients of a batch."""
+        """Send the sums of gradients of a batch, but for those of frozen tables."""
         for server, asked in enumerate(split.asked):
-            values = value_section(split.part(sum_KD, server), self._gradient_cast)
+            part_KD = split.part(sum_KD, server)
+            if not self._learns_F.all():
+                some_K = np.repeat(self._learns_F, asked.ids.counts_F)
+                ids = OwnedIds(asked.ids.ids_K[some_K], asked.ids.counts_F * self._learns_F)
+                asked, part_KD = asked._replace(ids=ids), part_KD[torch.from_numpy(some_K)]
+            values = value_section(part_KD, self._gradient_cast)
             sections = (*id_sections(asked, self._rows[server]), values)
             dense_bytes = FLOAT_BYTES * self.dim * asked.lookups
             to = self._group[server]

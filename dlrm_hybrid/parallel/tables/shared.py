@@ -25,6 +25,7 @@ from dlrm_hybrid.model.embeddings import (
     distinct_ids,
     tensor_bags,
 )
+from dlrm_hybrid.model.rows.optimizer import learning
 from dlrm_hybrid.model.sharding import Rounding
 from dlrm_hybrid.parallel.effects import GroupCall, Program
 from dlrm_hybrid.parallel.tables.base import Remembered, Tables, mean_part
@@ -203,11 +204,13 @@ class EachIdOnce(JointLookup):
         embeddings: the tables.
         rounding: that of the transport between processes.
         memories: one per trainer, if training would send rows and gradients as levels; else ().
+        frozen: whether the rows of each table never change; empty if all learn.
     """
 
     embeddings: BagTables
     rounding: Rounding
     memories: Sequence[TrainerMemory] = ()
+    frozen: Sequence[bool] = ()
 
     @override
     def set_lr(self, lr: float) -> None:
@@ -222,7 +225,7 @@ class EachIdOnce(JointLookup):
         pooled_NW = self.embeddings.pooled(asked)
         if self.memories and torch.is_grad_enabled():
             rows = [Rows(one.ids_K, one.counts_F) for one in distinct]
-            return _RowsOfLevels(distinct, rows, asked, pooled_NW, self.memories)
+            return _RowsOfLevels(distinct, rows, asked, pooled_NW, self.memories, self.frozen)
         return _DistinctRows(distinct, asked, pooled_NW, self.rounding)
 
 
@@ -260,6 +263,7 @@ class _RowsOfLevels(LookedUp):
     bags: DistinctBags
     pooled_NW: Tensor
     memories: Sequence[TrainerMemory]
+    frozen: Sequence[bool]
 
     @override
     def rows(self) -> list[Tensor]:
@@ -279,6 +283,11 @@ class _RowsOfLevels(LookedUp):
         for ids, asked, gradient_BFD, memory in zip(
             self.ids, self.asked, gradients, self.memories, strict=True
         ):
-            (levels_KD,) = memory.round([asked], [ids.sum_by_id(gradient_BFD).numpy()])
-            parts.append(torch.from_numpy(values_of(levels_KD, memory.gradient_step.exponent)))
+            learns_F = learning(self.frozen, len(asked.counts_L))
+            sent, is_sent_K = asked.of_tables(learns_F)
+            sum_KD = ids.sum_by_id(gradient_BFD).numpy()
+            (levels_KD,) = memory.round([sent], [sum_KD[is_sent_K]])
+            sum_KD[~is_sent_K] = 0
+            sum_KD[is_sent_K] = values_of(levels_KD, memory.gradient_step.exponent)
+            parts.append(torch.from_numpy(sum_KD))
         self.pooled_NW.backward(self.bags.scatter(torch.cat(parts), self.pooled_NW.shape))

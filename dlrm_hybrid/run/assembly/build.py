@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dlrm_hybrid.checkpoint.folder import RetentionPolicy
@@ -178,8 +179,15 @@ def mates(config: Config, rank: int) -> frozenset[int]:
     return frozenset(range(first, first + world.stages))
 
 
-def model_spec(config: Config, table_rows: tuple[int, ...]) -> ModelSpec | OwnModel:
+def model_spec(
+    config: Config, table_rows: tuple[int, ...], frozen: tuple[bool, ...] = ()
+) -> ModelSpec | OwnModel:
     """The shape of the model.
+
+    Args:
+        config: that of a run.
+        table_rows: rows of each table.
+        frozen: whether they never change (`Schema.frozen`).
 
     Raises:
         ConfigError: it is the user's own, and not loaded or of no use.
@@ -187,7 +195,7 @@ def model_spec(config: Config, table_rows: tuple[int, ...]) -> ModelSpec | OwnMo
     model = config.model
     if isinstance(model, OwnModelConfig):
         own_model(model)
-        return model.spec(table_rows)
+        return replace(model.spec(table_rows), frozen=frozen)
     return ModelSpec(
         embedding_dim=model.embedding_dim,
         bottom=model.bottom,
@@ -197,12 +205,13 @@ def model_spec(config: Config, table_rows: tuple[int, ...]) -> ModelSpec | OwnMo
         dropout=model.dropout,
         bottom_dropout=model.bottom_dropout,
         batch_norm=model.batch_norm,
+        frozen=frozen,
     )
 
 
 def shape_of(config: Config, rows: Manifest) -> ModelSpec | OwnModel:
     """The shape of the model of these rows; raises ConfigError as `model_spec`."""
-    return model_spec(config, rows.table_rows)
+    return model_spec(config, rows.table_rows, rows.schema.frozen)
 
 
 def policy(config: Config) -> SyncPolicy:

@@ -45,9 +45,7 @@ def engine(
     config: Config, shards: Shards, steps: int, storage: RowStorage, clock: SpanClock
 ) -> InProcessEngine:
     """Build the engine of `engine_of` for prepared rows and so many steps in the whole run."""
-    layout = build_world.layout(
-        config, build.shape_of(config, shards.manifest), steps, attempt=0
-    )
+    layout = build_world.layout(config, build.shape_of(config, shards.manifest), steps, attempt=0)
     return engine_of(config, layout, shards, storage, clock)
 
 
@@ -193,7 +191,7 @@ def _shared(config: Config, layout: Layout, clock: SpanClock) -> _Access:
         if options is not None
     ]
     look_up = (
-        EachIdOnce(embeddings, rounding, memories)
+        EachIdOnce(embeddings, rounding, memories, spec.frozen)
         if config.embedding.deduplicate
         else AllIds(embeddings, rounding)
     )
