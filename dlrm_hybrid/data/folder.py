@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +30,8 @@ RUNS_FILE = "runs.txt"  # the folders of runs trained on these rows, one a line
 MOST_RUNS_BYTES = 1 << 20
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OWN = re.compile(
-    rf"(label|dense|weight|group|ids(\.[0-9]+\.(values|offsets))?)\.npy|{VOCABULARY_FOLDER}|"
+    rf"(label|dense|weight|group|ids(\.[0-9]+\.(values|offsets))?|vectors\.[0-9]+(\.ids)?)\.npy|"
+    rf"{VOCABULARY_FOLDER}|"
     + "|".join(map(re.escape, (MANIFEST_FILE, UNFINISHED_FILE, QUARANTINE_FILE, RUNS_FILE)))
 )
 _MOST_COPIES = 16
@@ -190,6 +191,7 @@ def _read(output: Path, raw: Raw | None, options: PrepareOptions, say: Say) -> M
     sources = prepared.sources
     if raw is not None:
         differences += [fault] if (fault := options.base_fault(prepared)) else []
+        differences += _other_vectors(prepared)
         names = [source.stamp.name for source in sources]
         asked = [raw.name] if isinstance(raw, Generated) else [path.name for path in raw]
         if names != asked:
@@ -209,6 +211,18 @@ def _read(output: Path, raw: Raw | None, options: PrepareOptions, say: Say) -> M
     if fault := manifest.size_fault(output, prepared):
         return Stale(f"{fault}: the folder is damaged")
     return prepared if sources == prepared.sources else _remember(output, prepared, sources)
+
+
+def _other_vectors(prepared: Manifest) -> Iterator[str]:
+    """Files of vectors that have changed; those that are gone are no longer needed."""
+    for one in prepared.vectors:
+        key = f"categorical[{one.column}].vectors"
+        path = Path(prepared.schema.categorical[one.column].vectors or "")
+        if not path.exists():
+            continue
+        now = manifest.stamp(path, key)
+        if (now.num_bytes, now.sample_xxh3) != (one.stamp.num_bytes, one.stamp.sample_xxh3):
+            yield f"{path} has changed since it was prepared ({key}, data.schema)"
 
 
 def _refuse_foreign(output: Path) -> None:

@@ -190,6 +190,25 @@ class Base:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Vectors:
+    """Vectors that rows of a table begin with (`vectors` of a categorical column).
+
+    Attributes:
+        column: index of the categorical column.
+        stamp: stamp of the file when it was read.
+        categories: how many the file has.
+        ids: ids of those that have a row.
+        values: float32, their vectors.
+    """
+
+    column: _Count
+    stamp: FileStamp
+    categories: _Count
+    ids: StoredArray
+    values: StoredArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """Description and checksums of a folder of shards.
 
@@ -206,6 +225,7 @@ class Manifest:
         bad_rows: raw rows that were left out.
         zero_keys: fields that literally held 00000000 and share the id of a missing value.
         base: rows whose vocabularies these begin with; None without any.
+        vectors: those of the columns that have such, in order.
     """
 
     format: Literal[3]
@@ -220,6 +240,7 @@ class Manifest:
     bad_rows: _Count
     zero_keys: _Count
     base: Base | None = None
+    vectors: tuple[Vectors, ...] = ()
 
     @property
     def schema(self) -> Schema:
@@ -235,7 +256,8 @@ class Manifest:
         # Each file is learned, the same rows under another name too.
         names = [one.stamp.name for one in self.sources] if self.schema.is_progressive else []
         frozen = [f"{i}: frozen" for i, is_frozen in enumerate(self.schema.frozen) if is_frozen]
-        more = [*lists, *expanded, *frozen, *names]
+        vectors = [f"{one.column}: {one.ids.xxh3} {one.values.xxh3}" for one in self.vectors]
+        more = [*lists, *expanded, *frozen, *vectors, *names]
         return [borders, *(array.xxh3 for array in self.arrays), *more]
 
     @property
@@ -322,6 +344,11 @@ def offsets_file(column: int) -> str:
     return f"ids.{column + 1}.offsets.npy"
 
 
+def vectors_files(column: int) -> tuple[str, str]:
+    """Names of the files with the ids that have vectors of a column, and with these."""
+    return f"vectors.{column + 1}.ids.npy", f"vectors.{column + 1}.npy"
+
+
 def write(folder: Path, manifest: Manifest) -> None:
     """Write `manifest.json` into `folder`, complete and on the disk or not at all."""
     disk.replace_text(folder / MANIFEST_FILE, json.dumps(asdict(manifest), indent=1))
@@ -354,7 +381,7 @@ def read(folder: Path) -> Manifest:
         raise DataError(
             f"{path}: not a manifest of prepared rows: {field or 'file'}: {first['msg']}"
         ) from error
-    if fault := _contradiction(manifest):
+    if fault := _contradiction(manifest) or _other_vectors(manifest):
         raise DataError(f"{path}: {fault}")
     return manifest
 
@@ -367,8 +394,20 @@ def adapter() -> TypeAdapter[Manifest]:
 
 def size_fault(folder: Path, manifest: Manifest) -> str | None:
     """The first fault in the size or header of a file; None if all are right."""
-    faults = (file_fault(folder, array) for array in manifest.arrays)
+    of_vectors = (array for one in manifest.vectors for array in (one.ids, one.values))
+    faults = (file_fault(folder, array) for array in (*manifest.arrays, *of_vectors))
     return next((fault for fault in faults if fault is not None), None)
+
+
+def _other_vectors(manifest: Manifest) -> str | None:
+    named = [i for i, one in enumerate(manifest.schema.categorical) if one.vectors is not None]
+    if [one.column for one in manifest.vectors] != named:
+        return f"vectors: {len(manifest.vectors)} for the columns {named}"
+    for number, (ids, values) in enumerate((one.ids, one.values) for one in manifest.vectors):
+        has_width = len(values.shape) == 2 and values.shape[:1] == ids.shape
+        if (ids.dtype, values.dtype) != ("<i4", "<f4") or not has_width:
+            return f"vectors.{number}: {ids.dtype} {ids.shape}, {values.dtype} {values.shape}"
+    return None
 
 
 def _contradiction(manifest: Manifest) -> str | None:
@@ -406,15 +445,15 @@ _PIECES = 16
 _PIECE_BYTES = 1 << 16
 
 
-def stamp(path: Path) -> FileStamp:
+def stamp(path: Path, key: str = "data.raw") -> FileStamp:
     """Take the stamp of a raw file: size, times and a checksum of samples.
 
     Raises:
-        DataError: it is missing, not a regular file or cannot be read.
+        DataError: it is missing, not a regular file or cannot be read; names the `key` of the file.
     """
     if not path.is_file():
         what = "not a regular file" if path.exists() else "no such file"
-        raise DataError(f"{path}: {what} (data.raw)")
+        raise DataError(f"{path}: {what} ({key})")
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
@@ -425,7 +464,7 @@ def stamp(path: Path) -> FileStamp:
             file.seek(max(0, status.st_size - _EDGE_BYTES))
             digest.update(file.read(_EDGE_BYTES))
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error} (data.raw)") from error
+        raise DataError(f"{path}: cannot be read: {error} ({key})") from error
     return FileStamp(
         name=path.name,
         num_bytes=status.st_size,

@@ -139,6 +139,7 @@ def _manifest(job: PrepareJob, prepared: Prepared, stamps: Sequence[FileStamp]) 
             grows=job.grows,
             growth=prepared.growth,
         ),
+        vectors=prepared.vectors,
     )
 
 

@@ -83,6 +83,7 @@ class CategoricalColumn:
             from its table, always the same for the same id.
         embedding_dim: width of its table; only null, which takes the model's.
         pooling: rows of a list's ids are added (`sum`), or averaged (`mean`); an empty list is 0.
+        vectors: file with a vector for each of some categories, whose rows begin with these.
         trainable: whether the rows of its table learn; else they stay as they begin.
     """
 
@@ -104,6 +105,9 @@ class CategoricalColumn:
     max_rows: Annotated[int, Field(ge=1, lt=2**31)] | None = field(default=None, repr=False)
     evict: Literal["rarest", "least_recent"] | None = field(default=None, repr=False)
     pooling: Literal["sum", "mean"] = field(default="sum", repr=False)
+    vectors: Annotated[str, Field(min_length=1, max_length=4096)] | None = field(
+        default=None, repr=False
+    )
     trainable: bool = field(default=True, repr=False)
 
     @property
@@ -260,7 +264,9 @@ class Schema:
     @property
     def beside_repr(self) -> list[Any]:
         """Values of the keys that are in no `repr`, by place; empty if none is set."""
-        set_apart = ((one.max_rows, one.evict, not one.trainable) for one in self.categorical)
+        set_apart = (
+            (one.max_rows, one.evict, one.vectors, not one.trainable) for one in self.categorical
+        )
         by_column = zip(*set_apart, strict=True)
         limits = [value for values in by_column if any(values) for value in values]
         drawn_by = self.split.column if isinstance(self.split, ByFraction) else None

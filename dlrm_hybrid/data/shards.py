@@ -7,7 +7,8 @@ Shapes: R rows, I dense columns, F categorical columns with one id a row, N ids 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, final
@@ -17,8 +18,8 @@ import numpy.typing as npt
 
 from dlrm_hybrid.bags import Bags, Int64s, jagged, runs
 from dlrm_hybrid.data import manifest as manifests
-from dlrm_hybrid.data.arrays import BLOCK_ROWS, Array, block_xxh3, open_array
-from dlrm_hybrid.data.manifest import Manifest, Semantics
+from dlrm_hybrid.data.arrays import BLOCK_ROWS, Array, StoredArray, block_xxh3, open_array
+from dlrm_hybrid.data.manifest import Manifest, Semantics, Vectors
 from dlrm_hybrid.data.preprocessing import DAMAGED, Preprocessing
 from dlrm_hybrid.data.schema import Schema
 from dlrm_hybrid.types import ConfigError, DataError, ScoredPart
@@ -204,6 +205,15 @@ class Shards:
             raise IndexError(f"{rows} is not a run of the {self.manifest.rows} rows")
         return self.rows.slice(rows.start, rows.stop)
 
+    def vectors(self, of: Vectors) -> Iterator[tuple[Array, Array]]:
+        """Ids with vectors of their own, and these, in blocks; DataError if they are damaged."""
+        arrays = [(one, open_array(self.folder, one)) for one in (of.ids, of.values)]
+        for block, first in enumerate(range(0, of.ids.rows, BLOCK_ROWS)):
+            for stored, rows in arrays:
+                _check_block(self.folder, stored, rows, block)
+            ids_K, values_KD = (rows[first : first + BLOCK_ROWS] for _, rows in arrays)
+            yield ids_K, values_KD
+
     @property
     def preprocessing(self) -> Preprocessing:
         """The preprocessing that the rows were made with."""
@@ -332,7 +342,7 @@ def open_shards(folder: Path, expected: Semantics | None) -> Shards:
         file, block = blocks[int(index)]
         if file not in opened:
             opened[file] = open_array(folder, manifest.arrays[file])
-        _check_block(shards, file, opened[file], block)
+        _check_block(folder, manifest.arrays[file], opened[file], block)
     return shards
 
 
@@ -351,7 +361,7 @@ def verify(shards: Shards, progress: Callable[[int], None]) -> None:
     for block in range(max(len(array.blocks) for array in manifest.arrays)):
         for file, array in enumerate(manifest.arrays):
             if block < len(array.blocks):
-                _check_block(shards, file, arrays[file], block)
+                _check_block(shards.folder, array, arrays[file], block)
         first = block * BLOCK_ROWS
         if first >= manifest.rows:
             continue
@@ -370,14 +380,16 @@ def verify(shards: Shards, progress: Callable[[int], None]) -> None:
                 f"{path}: does not match manifest.json: {clicks} clicks to {name}, not "
                 f"{part.clicks}; {DAMAGED}"
             )
+    for vectors in manifest.vectors:
+        deque(shards.vectors(vectors), maxlen=0)
     shards.preprocessing.verified_vocabularies()
 
 
-def _check_block(shards: Shards, file: int, rows: Array, block: int) -> None:
-    stored, first = shards.manifest.arrays[file], block * BLOCK_ROWS
+def _check_block(folder: Path, stored: StoredArray, rows: Array, block: int) -> None:
+    first = block * BLOCK_ROWS
     rows_of_block = rows[first : first + BLOCK_ROWS]
     if block_xxh3(rows_of_block) != stored.blocks[block]:
         raise DataError(
-            f"{shards.folder / stored.file}: rows {first:,} to {first + len(rows_of_block) - 1:,} "
+            f"{folder / stored.file}: rows {first:,} to {first + len(rows_of_block) - 1:,} "
             f"(counted from 0): checksum differs from manifest.json; {DAMAGED}"
         )

@@ -65,7 +65,7 @@ def ready_rows(request: Request, resume_from: Path | None, display: Display) -> 
         cuda_devices(config.device)
     rows = prepared_rows(config, display, Command("train", request.overrides))
     shards = open_shards(rows, build.semantics(config))
-    if faults := [*_other_columns(config.model, shards)]:
+    if faults := [*_other_columns(config.model, shards), *_other_widths(config, shards)]:
         raise ConfigError("\n".join(faults))
     _require_monitor(config, shards)
     shards.steps_per_epoch(config.train.batch_size, config.parallel.trainers)
@@ -96,6 +96,18 @@ def _other_columns(model: Model, shards: Shards) -> Iterator[str]:
         given = f"model.bottom[0] = {width}" if width else "model.bottom = []"
         wanted = takes if dense else "model.bottom=[] is none"
         yield f"{given}: {of_rows} {dense or 'no'} dense columns; {wanted}"
+
+
+def _other_widths(config: Config, shards: Shards) -> Iterator[str]:
+    """Vectors that rows should begin with, and that are not as wide."""
+    for one in shards.manifest.vectors:
+        (_, width), dim = one.values.shape, config.model.embedding_dim
+        if width != dim:
+            column = shards.schema.categorical[one.column]
+            yield (
+                f"data.schema.categorical[{one.column}].vectors = {column.vectors}: vectors of "
+                f"{width} numbers for rows of {dim} (model.embedding_dim)"
+            )
 
 
 def _require_monitor(config: Config, shards: Shards) -> None:

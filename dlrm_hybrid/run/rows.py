@@ -174,6 +174,12 @@ def _show_prepared(result: PrepareResult, folder: Path, display: Display) -> Non
         f"{clicks / rows:.2%} clicks, {sum(manifest.table_rows):,} categories; "
         f"{result.seconds:.1f} s, {result.rows_per_second:,.0f} rows/s"
     )
+    for one in manifest.vectors:
+        column, found = manifest.schema.categorical[one.column], one.ids.rows
+        display.line(
+            f"  {column.name}: {found:,} of {manifest.table_rows[one.column]:,} rows begin with a "
+            f"vector of {column.vectors}; {one.categories - found:,} of its categories have no row"
+        )
     if manifest.base is not None:
         names = [one.name for one in manifest.schema.categorical]
         for line in _growth_lines(names, manifest.base.growth):

@@ -283,6 +283,8 @@ def _value_faults(schema: Schema) -> Iterator[str]:
     for i, column in enumerate(schema.categorical):
         if column.max_rows is not None and column.hash_size:
             yield f"categorical[{i}].max_rows = {column.max_rows}: not with hash_size"
+        if column.vectors is not None and column.hash_size:
+            yield f"categorical[{i}].vectors: not with hash_size, by which categories share rows"
         if column.evict is not None and column.max_rows is None:
             yield f"categorical[{i}].evict = {column.evict}: only with max_rows, a table that fills"
 
@@ -367,5 +369,7 @@ def _criteo_faults(schema: Schema) -> Iterator[str]:
     if schema.multi_hot:
         yield f"categorical[{schema.multi_hot[0]}].max_length: must be 1 with format: criteo"
     for i, column in enumerate(schema.categorical):
+        if column.vectors is not None:
+            yield f"categorical[{i}].vectors: not read with format: criteo"
         if column.bucket is not None or column.missing != "own":
             yield f"categorical[{i}]: bucket and missing are not read with format: criteo"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, final
 
 from dlrm_hybrid.data.arrays import StoredArray
-from dlrm_hybrid.data.manifest import Growth, Scale, Semantics
+from dlrm_hybrid.data.manifest import Growth, Scale, Semantics, Vectors
 from dlrm_hybrid.data.preprocessing import Preprocessing
 from dlrm_hybrid.threads import Threads
 from dlrm_hybrid.types import DataError
@@ -199,3 +199,4 @@ class Prepared:
     scales: tuple[Scale | None, ...]
     zero_keys: int = 0
     growth: tuple[Growth, ...] = ()
+    vectors: tuple[Vectors, ...] = ()

@@ -41,6 +41,7 @@ from dlrm_hybrid.data.sources.files import Block, TableSource, check_names, open
 from dlrm_hybrid.data.sources.paths import below, folder_values
 from dlrm_hybrid.data.sources.raw import Prepared, PrepareJob
 from dlrm_hybrid.data.sources.values import read_values, wanted_keys
+from dlrm_hybrid.data.sources.vectors import VectorFile
 from dlrm_hybrid.rng import fold, hashed
 from dlrm_hybrid.types import DataError
 
@@ -295,6 +296,11 @@ def prepare_tables(job: PrepareJob) -> Prepared:
         raise DataError(
             "\n  ".join([f"{base.folder}: no base for these rows (data.base)", *faults])
         )
+    files = [
+        VectorFile.open(index, column)
+        for index, column in enumerate(schema.categorical)
+        if column.vectors is not None
+    ]
     earlier = [None] * len(schema.categorical) if base is None else base.vocabularies()
     numberings = tuple(Numbering() for _ in schema.categorical)
     moments = _Moments()
@@ -330,6 +336,13 @@ def prepare_tables(job: PrepareJob) -> Prepared:
         vocabulary_xxh3=xxhash.xxh3_128_hexdigest(b"".join(digests)),
         scales=scales,
         growth=() if base is None else tuple(one.growth for one in numbered),
+        vectors=tuple(
+            one.write(
+                job.result,
+                Vocabulary(one.column, numbered[one.number].keys, int(job.shares_id[one.number])),
+            )
+            for one in files
+        ),
     )
 
 

@@ -406,6 +406,37 @@ def _lists(array: Any, column: CategoricalColumn, path: str) -> tuple[Any, dict[
     return pa.array(lists, pa.list_(pa.string())).take(texts.indices), bad
 
 
+def lists_of_numbers(
+    array: Any, length: int, missing: Sequence[str] = ()
+) -> tuple[Any, Mapping[int, str]]:
+    """Numbers (N, length) of lists, NaN for missing ones; and the faults of others, by index.
+
+    Args:
+        array: lists, or missing ones.
+        length: of each.
+        missing: words for missing numbers.
+
+    Raises:
+        ArrowError: they are lists of something else.
+    """
+    array = plain(array)
+    length_N = pc.fill_null(pc.list_value_length(array), -1).to_numpy(zero_copy_only=False)
+    fits_N = length_N == length
+    wrong = np.flatnonzero(~fits_N & (length_N >= 0)).tolist()
+    bad = {at: f"{length_N[at]} numbers instead of {length}" for at in wrong}
+    is_fine_M = pa.array(np.repeat(fits_N, np.maximum(length_N, 0)))
+    found = _numbers(without(plain(array.flatten().filter(is_fine_M)), missing))
+    at_N = np.flatnonzero(fits_N)
+    x_NL = np.full((len(array), length), np.nan)
+    x_NL[at_N] = found.values.reshape(-1, length)
+    return x_NL, {**{int(at_N[at // length]): why for at, why in found.bad.items()}, **bad}
+
+
+def coded_of(array: Any, column: CategoricalColumn) -> tuple[Coded, Mapping[int, str]]:
+    """The categories of single values, and the fault of each invalid one by index."""
+    return _coded(plain(array), column, None)
+
+
 def _is_empty(flat: Any) -> npt.NDArray[np.bool_]:
     empty = pc.is_null(flat, nan_is_null=True)
     if is_text(flat.type):

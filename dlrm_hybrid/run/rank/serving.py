@@ -23,6 +23,7 @@ from dlrm_hybrid.run.rank.facts import Source
 from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.run.rank.training import train_to_the_end
+from dlrm_hybrid.run.rank.vectors import begin_with_vectors
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span
@@ -75,7 +76,10 @@ def serve_dense(job: Job, index: int, channel: MeteredChannel, meter: RankMeter)
 def serve_tables(job: Job, index: int, channel: MeteredChannel, meter: RankMeter) -> None:
     """Run the table server with this index until all workers have left."""
     server = build_world.table_server(job.config, job.layout, index, job.storage, job.clock)
-    if (source := Source.of(job)) is not None:
+    source = Source.of(job)
+    if source is None or source.begins_anew:
+        begin_with_vectors(job, server.pieces())
+    if source is not None:
         source.checkpoint.fill(server.pieces())
         server.restart(server.version_at(source.progress.step))
     del source  # with its open files

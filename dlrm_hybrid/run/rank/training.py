@@ -18,6 +18,7 @@ from dlrm_hybrid.run.folder import write_whole
 from dlrm_hybrid.run.rank.facts import Source, checkpoint_facts
 from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.rank.process import Report
+from dlrm_hybrid.run.rank.vectors import begin_with_vectors
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import EVENTS_FILE, Event, Kind
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
@@ -75,6 +76,8 @@ def checkpoint_writer(job: Job, holder: Holder) -> CheckpointWriter:
 
 def resume(job: Job, holder: Holder, source: Source | None) -> Progress:
     """Resume from a checkpoint, if there is one to resume from; returns the progress there."""
+    if source is None or source.begins_anew:
+        begin_with_vectors(job, holder.pieces())
     if source is None:
         return Progress()
     progress, saved = source.progress, source.checkpoint
