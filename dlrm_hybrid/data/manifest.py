@@ -274,7 +274,7 @@ class Manifest:
     @property
     def meaning(self) -> dict[str, Any]:
         """Everything that decides what a model's inputs mean: vocabulary and transforms."""
-        dense = zip(self.schema.dense, self.scales, strict=True)
+        dense = zip(self.schema.inputs, self.scales, strict=True)
         scales = [(one, (scale.mean, scale.deviation) if scale else ()) for one, scale in dense]
         return (
             self.vocabulary

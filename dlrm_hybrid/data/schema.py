@@ -20,7 +20,7 @@ MOST_COLUMNS = 10_000
 MOST_IDS = 1 << 16  # of one row of a multi-hot column
 _SHOWN_NAMES = 8
 _MEANING = re.compile(
-    r"data\.schema\.(missing_values\[|dense\[\d+\]\.(name|transform|missing):"
+    r"data\.schema\.(missing_values\[|dense\[\d+\]\.(name|transform|missing|length):"
     r"|categorical\[\d+\]\.(name|kind|bucket|missing|hash_size|truncate|expand_to|pooling):)"
 )
 ColumnName = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -29,12 +29,13 @@ HashSize = Annotated[int, Field(ge=0, lt=2**31 - 1)]  # int32 ids, two of them n
 Share = Annotated[float, Field(ge=0, lt=1)]
 Border = int | float | str
 Default = int | float | str
+Separator = Annotated[str, Field(min_length=1, max_length=8)]
 Extra = Literal["error", "ignore"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseColumn:
-    """A column of numbers, one input of the bottom MLP.
+    """A column of numbers, one input of the bottom MLP, or of vectors, an input for each number.
 
     Attributes:
         name: name of the column.
@@ -43,6 +44,8 @@ class DenseColumn:
         missing: replaces an empty value, before the transform.
         default: value of rows to score that lack the column, "" for a missing one; null refuses
             such rows.
+        length: how many numbers each list of the column has; 1 for numbers without lists.
+        separator: of text, as of a multi-hot column.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -51,6 +54,9 @@ class DenseColumn:
     transform: Literal["log1p", "standardise", "none"] = "none"
     missing: float = 0.0
     default: Default | None = None
+    # In no `repr`: folders of prepared rows are named after that.
+    length: Annotated[int, Field(ge=1, le=MOST_IDS)] = field(default=1, repr=False)
+    separator: Separator | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +104,10 @@ class CategoricalColumn:
     default: Default | None = None
     max_length: Annotated[int, Field(ge=1, le=MOST_IDS)] = 1
     truncate: Literal["first", "last", "error"] = "error"
-    separator: Annotated[str, Field(min_length=1, max_length=8)] | None = None
+    separator: Separator | None = None
     expand_to: Annotated[int, Field(ge=1, le=1 << 16)] = 1
     embedding_dim: Annotated[int, Field(ge=1, le=4096)] | None = None
-    # In no `repr`: folders of prepared rows are named after that.
+    # In no `repr`, as above.
     max_rows: Annotated[int, Field(ge=1, lt=2**31)] | None = field(default=None, repr=False)
     evict: Literal["rarest", "least_recent"] | None = field(default=None, repr=False)
     pooling: Literal["sum", "mean"] = field(default="sum", repr=False)
@@ -271,7 +277,8 @@ class Schema:
         limits = [value for values in by_column if any(values) for value in values]
         drawn_by = self.split.column if isinstance(self.split, ByFraction) else None
         means = [f"{i}: mean" for i in self.averaged]
-        found = [*limits, self.weight, self.group, drawn_by, *means]
+        lists = [(one.length, one.separator) for one in self.dense if one.length > 1]
+        found = [*limits, self.weight, self.group, drawn_by, *means, *lists]
         return found if any(found) else []
 
     @property
@@ -287,7 +294,16 @@ class Schema:
     @property
     def num_dense(self) -> int:
         """Width of the model's dense input."""
-        return len(self.dense)
+        return sum(one.length for one in self.dense)
+
+    @property
+    def inputs(self) -> tuple[DenseColumn, ...]:
+        """The dense columns; of one of vectors a column for each number: `image[0]` …"""
+        return tuple(
+            one if one.length == 1 else replace(one, name=f"{one.name}[{at}]", length=1)
+            for one in self.dense
+            for at in range(one.length)
+        )
 
     @property
     def single(self) -> tuple[int, ...]:

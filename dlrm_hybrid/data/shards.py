@@ -281,7 +281,7 @@ def _first_fault(rows: StoredRows, schema: Schema, table_rows: Sequence[int]) ->
         what = f"weight {weight_R[row]:g} is not finite, or below 0"
         return _Fault(row, manifests.WEIGHT_FILE, what)
     for number in np.flatnonzero(wrong[2][row]):
-        name = schema.dense[int(number)].name
+        name = schema.inputs[int(number)].name
         return _Fault(row, "dense.npy", f"{name} is {rows.dense_RI[row, number]:g}")
     for column, bad_R in zip(schema.multi_hot, lists, strict=True):
         if bad_R[row]:

@@ -149,8 +149,8 @@ def _column_faults(theirs: ExportedColumns, preprocessing: Preprocessing) -> Ite
     schema, manifest = theirs.schema, preprocessing.manifest
     if schema.num_dense != manifest.schema.num_dense:
         yield f"{schema.num_dense} dense columns, here {manifest.schema.num_dense}"
-    described = map(dense_description, schema.dense, theirs.scales)
-    own = map(dense_description, manifest.schema.dense, manifest.scales)
+    described = map(dense_description, schema.inputs, theirs.scales)
+    own = map(dense_description, manifest.schema.inputs, manifest.scales)
     for their_column, our_column in zip(described, own, strict=False):
         if their_column != our_column:
             yield f"dense column {their_column}, here {our_column}"

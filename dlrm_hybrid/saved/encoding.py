@@ -128,7 +128,7 @@ class Encoder:
             row, column = place
             x = float(values.dense_NI[row, column])
             reason = f"{x} is outside 32 bits once it is standardised"
-            raise RefusedValueError(row, self._schema.dense[column].name, reason)
+            raise RefusedValueError(row, self._schema.inputs[column].name, reason)
         return dense_BI
 
     def bags(self, values: Values) -> Bags[Int64s]:

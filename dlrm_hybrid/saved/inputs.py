@@ -118,7 +118,7 @@ def write_inputs(
             np.save(folder / file, np.asarray(one.keys, one.column.key_type))
         columns.append(_description(one, file))
     scales = preprocessing.manifest.scales
-    dense = [*map(dense_description, preprocessing.schema.dense, scales)]
+    dense = [*map(dense_description, preprocessing.schema.inputs, scales)]
     singles = [one for table, one in enumerate(columns) if table not in multi_hot]
     return {
         **({"dense": {"dtype": "float32", "columns": dense}} if dense else {}),
@@ -175,7 +175,7 @@ class ExportedColumns:
         columns = {one["name"]: one for of in inputs.values() for one in of["columns"]}
         places = {column.name: place for place, column in enumerate(schema.categorical)}
         lists = [of["columns"][0]["name"] for name, of in inputs.items() if name[:4] == "ids_"]
-        dense = [columns[one.name] for one in schema.dense]
+        dense = [columns[one.name] for one in schema.inputs]
         scales = [
             Scale(mean=float(one["mean"]), deviation=float(one["deviation"]))
             if "mean" in one
@@ -268,11 +268,11 @@ class ModelInputs:
 
     def _values(self, rows: Sequence[Row]) -> Values:
         schema, numbers = self._schema, np.arange(1, len(rows) + 1)
-        dense = [_dense(self._column(rows, one.name), one) for one in schema.dense]
+        dense = [self._dense(rows, one) for one in schema.dense]
         return Values(
             row_N=numbers,
             label_N=None,
-            dense_NI=np.stack(dense, 1) if dense else np.empty((len(rows), 0)),
+            dense_NI=np.concatenate(dense, 1) if dense else np.empty((len(rows), 0)),
             categories=tuple(self._coded(rows, one) for one in schema.categorical),
         )
 
@@ -296,8 +296,8 @@ class ModelInputs:
             raise RefusedValueError(row_M[place], column.name, reason)
         return Coded(np.arange(len(keys), dtype=np.int32), keys, length_B)
 
-    def _list(self, row: int, value: Any, column: CategoricalColumn) -> list[Any]:
-        """Categories of a row from a list or from text with the separator, without missing ones."""
+    def _items(self, row: int, value: Any, column: CategoricalColumn | DenseColumn) -> list[Any]:
+        """Values of a row from a list or from text with the separator."""
         if is_missing(value):
             value = ()
         elif isinstance(value, str) and column.separator is not None:
@@ -307,7 +307,11 @@ class ModelInputs:
                 raise RefusedValueError(row, column.name, f"{shown(value)} {error}") from None
         elif not isinstance(value, (list, tuple, np.ndarray)):
             raise RefusedValueError(row, column.name, f"{shown(value)} is no list")
-        items = [plain_value(one, self._missing) for one in cast("Sequence[Any]", value)]
+        return [plain_value(one, self._missing) for one in cast("Sequence[Any]", value)]
+
+    def _list(self, row: int, value: Any, column: CategoricalColumn) -> list[Any]:
+        """Categories of a row, without missing ones."""
+        items = self._items(row, value, column)
         most = column.max_length
         if len(items) > most and column.truncate == "error":
             reason = f"{len(items)} values, max_length = {most}"
@@ -315,15 +319,28 @@ class ModelInputs:
         items = items[-most:] if column.truncate == "last" else items[:most]
         return [one for one in items if not is_missing(one)]
 
+    def _dense(self, rows: Sequence[Row], column: DenseColumn) -> npt.NDArray[np.float64]:
+        """The numbers of a column (B, length)."""
+        values, length = self._column(rows, column.name), column.length
+        if length > 1:
+            lists = [self._vector(row, value, column) for row, value in enumerate(values)]
+            values = [one for items in lists for one in items]
+        x_M = np.empty(len(values))
+        for at, value in enumerate(values):
+            try:
+                x_M[at] = number(value)
+            except ValueError as error:
+                reason = f"{shown(value)} {error}"
+                raise RefusedValueError(at // length, column.name, reason) from None
+        x_M, faults = transformed(x_M, column)
+        for at, reason in sorted(faults.items()):
+            raise RefusedValueError(at // length, column.name, f"{shown(values[at])} {reason}")
+        return x_M.reshape(-1, length)
 
-def _dense(values: Sequence[Any], column: DenseColumn) -> npt.NDArray[np.float64]:
-    x_B = np.empty(len(values))
-    for row, value in enumerate(values):
-        try:
-            x_B[row] = number(value)
-        except ValueError as error:
-            raise RefusedValueError(row, column.name, f"{shown(value)} {error}") from None
-    x_B, faults = transformed(x_B, column)
-    for row, reason in sorted(faults.items()):
-        raise RefusedValueError(row, column.name, f"{shown(values[row])} {reason}")
-    return x_B
+    def _vector(self, row: int, value: Any, column: DenseColumn) -> list[Any]:
+        """The numbers of a row's list; those of a missing list are missing."""
+        items = [None] * column.length if is_missing(value) else self._items(row, value, column)
+        if len(items) != column.length:
+            reason = f"{len(items)} numbers instead of {column.length}"
+            raise RefusedValueError(row, column.name, reason)
+        return items

@@ -174,6 +174,7 @@ PLAIN_FORBIDDEN: Forbidden = (
 )
 
 
+GIVEN = "given"  # rows with tables that begin with vectors or are frozen: in worlds of others
 # They differ in a threshold alone.
 RARE = ("randomk", "hard", "gaussian", "redsync", "sidco", "topk")
 
@@ -183,6 +184,7 @@ def options(composition: Composition, columns: Columns = COLUMNS) -> tuple[str, 
 
     Parts of a model of one's own are named as the layers, without the dot.
     """
+    columns = {**columns, "rows": {**columns["rows"], GIVEN: ()}}
     delays, staleness = ("1,1,0", "4,2,0") if composition["cuts"] == "two" else ("1,0", "2,0")
     given = tuple(
         one.replace("DELAYS", f"[{delays}]").replace("STALENESS", f"[{staleness}]")

@@ -71,6 +71,14 @@ APART = [one for one in COVERING if one not in WAITING]
 SECOND_DAYS = [*{one["tables"]: one for one in WAITING if one["rows"] != "clicks"}.values()]
 NEXT_SHOPS = 30  # the first shop of the next day's rows
 DAYS_APART = [*{one["tables"]: one for one in APART if one["rows"] != "clicks"}.values()]
+# Of each kind of tables one with a frozen table and one with vectors, and a column of vectors.
+GIVEN, GIVEN_APART = (
+    [
+        {**one, "rows": "given"}
+        for one in {one["tables"]: one for one in worlds if one["model"] != "own"}.values()
+    ]
+    for worlds in (WAITING, APART)
+)
 SCHEMA = """
 label: click
 dense: [{dense}]
@@ -81,6 +89,16 @@ categorical:
 {more}
 """
 MEANS = "  - {name: words, kind: integer, max_length: 4, pooling: mean}\n"
+GIVEN_SCHEMA = """
+label: click
+dense: [{{name: price}}, {{name: image, length: 4}}]
+categorical:
+  - {{name: tags, kind: integer, max_length: 5, max_rows: 48, evict: least_recent,
+     trainable: false, vectors: {folder}/tags.parquet}}
+  - {{name: shop, kind: integer, vectors: {folder}/shops.parquet}}
+split: {{by: fraction, test: 0.2, seed: 1}}
+ignore: [much, words]
+"""
 Train = Callable[..., Path]
 
 
@@ -106,6 +124,15 @@ def rows(
     tables["next bare"] = {**columns, "tags": draw.integers(10, 60, 1500)}
     for name, table in tables.items():
         pq.write_table(pa.table(table), folder / f"{name}.parquet")
+    for day in ("", "next "):
+        image = pa.array(draw.normal(size=(1500, 4)).tolist())
+        table = pa.table({**tables[f"{day}lists"], "image": image})
+        pq.write_table(table, folder / f"{day}given.parquet")
+    for name, column in (("tags", "tags"), ("shops", "shop")):
+        vectors = pa.array(draw.normal(size=(60, 4)).tolist())
+        ids = range(0, 120, 2) if column == "shop" else range(60)
+        pq.write_table(pa.table({column: ids, "vector": vectors}), folder / f"{name}.parquet")
+    (folder / "given.yaml").write_text(GIVEN_SCHEMA.format(folder=folder))
     made: dict[str, tuple[str, ...]] = {"clicks": tuple(small_rows)}
     schemas = (
         ("lists", "{name: price}", ", max_length: 5", MEANS, "weight: much\ngroup: shop"),
@@ -114,6 +141,7 @@ def rows(
     for name, dense, length, last, more in schemas:
         text = SCHEMA.format(dense=dense, length=length, columns=last, more=more)
         (folder / f"{name}.yaml").write_text(text)
+    for name in ("lists", "bare", "given"):
         made[name] = (
             *("data=table", f"data.schema={folder / name}.yaml"),
             *(f"data.raw={folder / name}.parquet", f"data.prepared={folder / name}"),
@@ -172,7 +200,7 @@ def test_every_method_of_compression_is_in_a_column() -> None:
     assert {f"gradient={name}" for name in methods()} - named == {"gradient=none"}
 
 
-@pytest.mark.parametrize("world", parameters(COVERING, SINGLES))
+@pytest.mark.parametrize("world", parameters(COVERING, SINGLES) + parameters(GIVEN, 1))
 def test_a_resumed_run_is_the_unbroken_one(
     world: Composition, train: Train, made: dict[str, Path]
 ) -> None:
@@ -185,9 +213,11 @@ def test_a_resumed_run_is_the_unbroken_one(
     before, after = tensors(unbroken, SAVED), tensors(unbroken, STEPS)
     for part in ("top", "embedding"):
         assert largest_difference(before, after, part) > 1e-5, part
+    if world["rows"] == "given":
+        assert largest_difference(before, after, "embedding.1.") == 0
 
 
-@pytest.mark.parametrize("world", parameters(COVERING, 9))
+@pytest.mark.parametrize("world", parameters(COVERING, 9) + parameters(GIVEN, 1))
 def test_other_commands_score_as_the_run_has_scored(
     world: Composition, train: Train, made: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -209,7 +239,7 @@ def test_other_commands_score_as_the_run_has_scored(
     assert metrics.scores().log_loss == evaluated["log_loss"]
 
 
-@pytest.mark.parametrize("world", parameters(WAITING, 3))
+@pytest.mark.parametrize("world", parameters(WAITING, 3) + parameters(GIVEN, 2))
 def test_processes_killed_or_not_are_one_process(
     world: Composition,
     train: Train,
@@ -219,7 +249,7 @@ def test_processes_killed_or_not_are_one_process(
 ) -> None:
     given = (*HYBRID, *options(world))
     in_process = made.get(str(world)) or train("in-process", world, *given, IN_PROCESS)
-    number = WAITING.index(world)
+    number = [*WAITING, *GIVEN].index(world)
     is_killed = number % 3 == 1
     if is_killed:
         draw = Random(number)
@@ -255,7 +285,7 @@ def next_day(first: Path, rows: tuple[str, ...]) -> tuple[str, ...]:
     return (f"data.raw={new}", f"data.prepared={prepared}", f"checkpoint.resume={first}")
 
 
-@pytest.mark.parametrize("world", parameters(SECOND_DAYS, 2))
+@pytest.mark.parametrize("world", parameters(SECOND_DAYS, 2) + parameters(GIVEN, 1))
 def test_a_second_day_in_processes_is_one_process(
     world: Composition, train: Train, rows: dict[str, tuple[str, ...]]
 ) -> None:
@@ -279,7 +309,8 @@ def test_a_second_day_in_processes_is_one_process(
         moved_V = (begun[name] != after[name]).any(axis=1)
         known = len(before[name])
         assert known < len(after[name])
-        assert moved_V[:known].any() and moved_V[known:].any()
+        learns = world["rows"] != "given" or number == 2
+        assert moved_V[:known].any() == moved_V[known:].any() == learns
 
 
 @pytest.mark.parametrize("world", parameters(DAYS_APART, 1))
@@ -298,7 +329,7 @@ def test_a_second_day_of_trainers_that_do_not_wait_keeps_the_rows_that_it_lacks(
     assert (before != after[: len(before)]).any()
 
 
-@pytest.mark.parametrize("world", parameters(APART, 2))
+@pytest.mark.parametrize("world", parameters(APART, 2) + parameters(GIVEN_APART, 1))
 def test_what_was_recorded_is_played_back(world: Composition, train: Train) -> None:
     given = (*HYBRID, *options(world))
     recorded = train("recorded", world, *given, "sync.record=true")

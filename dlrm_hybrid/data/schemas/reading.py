@@ -234,6 +234,7 @@ def _faults(schema: Schema) -> Iterator[str]:
         ("label", schema.label_column),
         *([] if schema.weight is None else [("weight", schema.weight)]),
         *((f"dense[{i}].name", one.name) for i, one in enumerate(schema.dense)),
+        *(("dense", one.name) for one in schema.inputs if one not in schema.dense),
         *((f"categorical[{i}].name", one.name) for i, one in enumerate(schema.categorical)),
         *((f"ignore[{i}]", name) for i, name in enumerate(schema.ignore)),
     ]
@@ -277,9 +278,7 @@ def _value_faults(schema: Schema) -> Iterator[str]:
     for i, word in enumerate(schema.missing_values):
         if is_number(word):
             yield f"missing_values[{i}] = {word!r}: is a number, which is never missing"
-    for i, dense in enumerate(schema.dense):
-        if dense.default not in (None, "") and not is_number(dense.default):
-            yield f"dense[{i}].default = {dense.default!r}: is no number"
+    yield from _dense_faults(schema)
     for i, column in enumerate(schema.categorical):
         if column.max_rows is not None and column.hash_size:
             yield f"categorical[{i}].max_rows = {column.max_rows}: not with hash_size"
@@ -287,6 +286,16 @@ def _value_faults(schema: Schema) -> Iterator[str]:
             yield f"categorical[{i}].vectors: not with hash_size, by which categories share rows"
         if column.evict is not None and column.max_rows is None:
             yield f"categorical[{i}].evict = {column.evict}: only with max_rows, a table that fills"
+
+
+def _dense_faults(schema: Schema) -> Iterator[str]:
+    for i, dense in enumerate(schema.dense):
+        if dense.length > 1 and dense.default not in (None, ""):
+            yield f"dense[{i}].default = {dense.default!r}: of lists only a missing one, ''"
+        elif dense.default not in (None, "") and not is_number(dense.default):
+            yield f"dense[{i}].default = {dense.default!r}: is no number"
+        if dense.separator is not None and dense.length == 1:
+            yield f"dense[{i}].separator: only with length > 1, a column of lists"
 
 
 def _column_faults(key: str, column: CategoricalColumn) -> Iterator[str]:
@@ -368,6 +377,8 @@ def _criteo_faults(schema: Schema) -> Iterator[str]:
         yield "split: not with format: criteo; data.days and data.day_split say it"
     if schema.multi_hot:
         yield f"categorical[{schema.multi_hot[0]}].max_length: must be 1 with format: criteo"
+    if schema.num_dense > len(schema.dense):
+        yield "dense: length must be 1 with format: criteo"
     for i, column in enumerate(schema.categorical):
         if column.vectors is not None:
             yield f"categorical[{i}].vectors: not read with format: criteo"

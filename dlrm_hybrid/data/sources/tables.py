@@ -74,7 +74,7 @@ class _Moments:
     def scales(self, schema: Schema) -> tuple[Scale | None, ...]:
         """Scale of each column, None unless it is standardised; a constant one is divided by 1."""
         scales: list[Scale | None] = []
-        for index, column in enumerate(schema.dense):
+        for index, column in enumerate(schema.inputs):
             if column.transform != "standardise":
                 scales.append(None)
                 continue
@@ -554,7 +554,7 @@ def _standardised(
     found_NI = standardised(dense_NI, scales)
     for row, column in np.argwhere(~np.isfinite(found_NI))[:1].tolist():
         raise DataError(
-            f"column {schema.dense[column].name!r}: {dense_NI[row, column]} of the part `{part}` "
+            f"column {schema.inputs[column].name!r}: {dense_NI[row, column]} of the part `{part}` "
             "is outside 32 bits once it is standardised (data.raw)"
         )
     return found_NI

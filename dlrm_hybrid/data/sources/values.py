@@ -121,7 +121,7 @@ def read_values(
     values = Values(
         row_N=row_N,
         label_N=results[schema.label_column].values if labels else None,
-        dense_NI=np.stack(dense, axis=1) if dense else np.empty((len(row_N), 0)),
+        dense_NI=np.column_stack(dense) if dense else np.empty((len(row_N), 0)),
         categories=tuple(results[one.name].values for one in schema.categorical),
         weight_N=results[schema.weight].values if labels and schema.weight else None,
         **{role: one.values for name, one in results.items() if (role := name.partition("\0")[2])},
@@ -189,7 +189,7 @@ def _columns(batch: Batch, schema: Schema, path: str, labels: bool) -> dict[str,
     if labels and schema.weight is not None:
         take(schema.weight, schema.weight, lambda array: _weight(plain(array)))
     for dense in schema.dense:
-        take(dense.name, dense.name, lambda array, column=dense: _dense(plain(array), column))
+        take(dense.name, dense.name, lambda array, column=dense: _dense(array, column, path, words))
     for one in schema.categorical:
         take(one.name, one.name, lambda array, column=one: _categories(array, column, path, words))
     split = schema.split if labels else None
@@ -279,11 +279,25 @@ def _weight(array: Any) -> _Found:
     return _Found(narrow_N, bad)
 
 
-def _dense(array: Any, column: DenseColumn) -> _Found:
+def _dense(array: Any, column: DenseColumn, path: str, missing: Sequence[str]) -> _Found:
+    array = plain(array)
+    if column.length > 1:
+        return _dense_lists(array, column, path, missing)
     x_N, bad = _numbers(array)
     x_N, faults = transformed(x_N, column)
     reasons = {index: f"{shown(array[index].as_py())} {fault}" for index, fault in faults.items()}
     return _Found(x_N, {**reasons, **bad})
+
+
+def _dense_lists(array: Any, column: DenseColumn, path: str, missing: Sequence[str]) -> _Found:
+    array, no_lists = _lists(without(array, ("",)), column, path)
+    read_NL, bad = lists_of_numbers(array, column.length, missing)
+    x_M, faults = transformed(read_NL.reshape(-1), column)
+    reasons = {
+        at // column.length: f"{shown(float(read_NL.flat[at]))} {fault}"
+        for at, fault in reversed(faults.items())
+    }
+    return _Found(x_M.reshape(read_NL.shape), {**reasons, **bad, **no_lists})
 
 
 def _time(array: Any, is_instant: bool) -> _Found:
@@ -378,7 +392,9 @@ def _categories(array: Any, column: CategoricalColumn, path: str, missing: Seque
     return _Found(coded.values, {**coded.bad, **bad})
 
 
-def _lists(array: Any, column: CategoricalColumn, path: str) -> tuple[Any, dict[int, str]]:
+def _lists(
+    array: Any, column: CategoricalColumn | DenseColumn, path: str
+) -> tuple[Any, dict[int, str]]:
     if pa.types.is_null(array.type):
         return pa.nulls(len(array), pa.list_(pa.binary())), {}
     if is_list(array.type):
@@ -386,7 +402,7 @@ def _lists(array: Any, column: CategoricalColumn, path: str) -> tuple[Any, dict[
     if not is_text(array.type) or column.separator is None:
         raise DataError(
             f"{path}: column {column.name!r}: {array.type} is no list; the schema needs a "
-            "separator, or max_length = 1"
+            f"separator, or {'' if isinstance(column, DenseColumn) else 'max_'}length = 1"
         )
     array, bad = as_text(array)
     if column.separator != JSON:
