@@ -95,7 +95,7 @@ def test_ratings_are_days_in_order_of_time(tmp_path: Path) -> None:
     (row,) = rows_of("studies/second_day.py", tmp_path / "runs", *options)
     assert all(0 < float(cell) < 1 for cell in row[1:4])
     days = [(log / f"day{day}.csv").read_text().split("\n")[:-1] for day in (1, 2, 3)]
-    assert sum(days, []) == lines[::-1]
+    assert [line for day in days for line in day] == lines[::-1]
 
 
 @pytest.mark.slow
