@@ -41,4 +41,12 @@ class DeepFm(nn.Module):
         self.interaction = Pairs()
         for number, (fan_in, out) in enumerate(pairwise(((vectors + 1) * dim, *top)), 1):
             self.add_module(f"top{number}", nn.Sequential(nn.Linear(fan_in, out), nn.ReLU()))
-        self.logit = nn.Linear(top[-1], 1)
+        self.logit = nn.Linear(top[-1], features.labels)
+
+
+class Narrow(DeepFm):
+    """With one logit, however many labels there are."""
+
+    def __init__(self, features: Features) -> None:
+        super().__init__(features)
+        self.logit = nn.Linear(8, 1)

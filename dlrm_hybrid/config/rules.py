@@ -81,7 +81,10 @@ def _model(config: Config) -> Iterator[str]:
             f"model.embedding_dim = {model.embedding_dim}, both feed the interaction"
         )
     if model.top[-1] != 1:
-        yield f"model.top[{len(model.top) - 1}] = {model.top[-1]}: must be 1, the logit"
+        yield (
+            f"model.top[{len(model.top) - 1}] = {model.top[-1]}: must be 1, the logit; of several "
+            "labels (data.schema) each has one"
+        )
 
 
 def layer_cuts(config: Config) -> tuple[str, ...] | None:

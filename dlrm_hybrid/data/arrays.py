@@ -119,6 +119,11 @@ class ArrayWriter:
         self._digest = xxhash.xxh3_64()
 
 
+def first_label(label_N: Array) -> Array:
+    """The labels (N,) of rows; of rows with several labels each, the first ones."""
+    return label_N if label_N.ndim == 1 else label_N[:, 0]
+
+
 def header(dtype: str, shape: Sequence[int]) -> bytes:
     """The first 128 bytes of a .npy file."""
     text = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {tuple(shape)!r}, }}"

@@ -4,7 +4,8 @@ Training reads runs of consecutive rows in a seeded order. As many runs as fit i
 block, whose rows are shuffled together; a batch may span blocks. So shuffling needs no scattered
 reads, a batch mixes rows of all days, and the position of the loader is three integers.
 
-Shapes: R rows of a block, B rows of a batch, I dense columns, F categorical columns.
+Shapes: R rows of a block, B rows of a batch, I dense columns, F categorical columns, L labels if
+there are several.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Batch:
     Attributes:
         dense_BI: float32, transformed dense columns.
         bags: int64, ids: row numbers of the embedding tables.
-        label_B: float32, 0 or 1.
+        label_B: float32, 0 or 1, of several labels (B, L).
         weight_B: float32, how much each row counts in losses and scores; None for 1 each.
         group_B: int64, hashes of the rows' groups, 0 without one; None but in evaluations of rows
             with a column of groups.
@@ -331,7 +332,7 @@ def _empty_batch(shards: Shards, rows: int) -> Batch:
     return Batch(
         dense_BI=np.empty((rows, shards.schema.num_dense), np.float32),
         bags=Bags(np.empty((shards.rows.ids_RF.shape[1], rows), np.int64)),
-        label_B=np.empty(rows, np.float32),
+        label_B=np.empty((rows, *shards.rows.label_R.shape[1:]), np.float32),
         weight_B=None if shards.rows.weight_R is None else np.empty(rows, np.float32),
     )
 
@@ -343,7 +344,7 @@ ListBags = list[Bags[npt.NDArray[np.int64]]]  # the bags of some rows, by multi-
 class _Records:
     """A buffer of rows as 4-byte words side by side: label, dense values, ids.
 
-    Lists and weights, which few tables have, lie beside it.
+    Lists, weights and several labels, which few tables have, lie beside it.
     """
 
     def __init__(self, shards: Shards, rows: int) -> None:
@@ -354,6 +355,7 @@ class _Records:
         self._table_rows_F = np.array([shards.table_rows[one] for one in single], np.int64)
         self._lists = [ListRecords(rows) for _ in self._multi_hot]
         self._weight_R = np.empty(rows if shards.rows.weight_R is not None else 0, np.float32)
+        self._label_RL = np.empty((rows, len(shards.schema.loss_weights)), np.float32)
         self._order_F = np.argsort([*single, *self._multi_hot])
 
     def __len__(self) -> int:
@@ -362,7 +364,11 @@ class _Records:
     def put(self, first: int, rows: range) -> None:
         """Copy rows in from record `first` on, the only ones if 0; DataError if lists are bad."""
         stored = self._shards.read(rows)
-        pack(*stored[:3], first, self._floats_RW, self._integers_RW)
+        label_R = stored.label_R
+        if label_R.ndim > 1:
+            self._label_RL[first : first + len(rows)] = label_R
+            label_R = np.zeros(len(rows), np.float32)
+        pack(label_R, *stored[1:3], first, self._floats_RW, self._integers_RW)
         if stored.weight_R is not None:
             self._weight_R[first : first + len(rows)] = stored.weight_R
         if self._shards.bad_lists(stored):
@@ -390,19 +396,25 @@ class _Records:
 
     def gather(self, order_B: npt.NDArray[np.uint32], first: int, batch: Batch) -> bool:
         """Copy records to a batch from its row `first` on; False if a model cannot take one."""
-        has_weights = True
+        is_good, some = True, slice(first, first + len(order_B))
         if batch.weight_B is not None:
             weight_B = self._weight_R[order_B]
-            has_weights = not bad_weights(weight_B).any()
-            batch.weight_B[first : first + len(order_B)] = weight_B
-        return has_weights and gather(
+            is_good = not bad_weights(weight_B).any()
+            batch.weight_B[some] = weight_B
+        label_B = batch.label_B
+        if label_B.ndim > 1:
+            label_BL = self._label_RL[order_B]
+            is_good &= bool(((label_BL == 0) | (label_BL == 1)).all())
+            label_B[some] = label_BL
+            label_B = np.empty(len(label_B), np.float32)
+        return is_good and gather(
             self._floats_RW,
             self._integers_RW,
             order_B,
             first,
             batch.dense_BI,
             batch.bags.values,
-            batch.label_B,
+            label_B,
             self._table_rows_F,
         )
 

@@ -126,7 +126,7 @@ class Part:
 
     Attributes:
         rows: number of rows.
-        clicks: number of rows with label 1.
+        clicks: number of rows with label 1; of several labels, the first one.
     """
 
     rows: _Count
@@ -257,7 +257,8 @@ class Manifest:
         names = [one.stamp.name for one in self.sources] if self.schema.is_progressive else []
         frozen = [f"{i}: frozen" for i, is_frozen in enumerate(self.schema.frozen) if is_frozen]
         vectors = [f"{one.column}: {one.ids.xxh3} {one.values.xxh3}" for one in self.vectors]
-        more = [*lists, *expanded, *frozen, *vectors, *names]
+        labels = [f"{name}: {weight}" for name, weight in self.schema.loss_weights.items()]
+        more = [*lists, *expanded, *frozen, *vectors, *names, *labels]
         return [borders, *(array.xxh3 for array in self.arrays), *more]
 
     @property
@@ -289,6 +290,7 @@ class Manifest:
                 + ([f"pooling {one.pooling}"] if one.pooling != "sum" else [])
                 for i, one in enumerate(self.schema.categorical)
             }
+            | ({"labels": [*labels]} if (labels := self.schema.loss_weights) else {})
         )
 
     @property
@@ -319,8 +321,9 @@ def meaning_xxh3(meaning: Mapping[str, Any]) -> str:
 
 def array_shapes(schema: Schema, rows: int) -> dict[str, tuple[str, tuple[int | None, ...]]]:
     """Type and shape of each array by file name; None for a length that `rows` does not decide."""
+    labels = (len(schema.loss_weights),) if schema.loss_weights else ()
     shapes: dict[str, tuple[str, tuple[int | None, ...]]] = {
-        "label.npy": ("<f4", (rows,)),
+        "label.npy": ("<f4", (rows, *labels)),
         "dense.npy": ("<f4", (rows, schema.num_dense)),
         "ids.npy": ("<i4", (rows, len(schema.single))),
     }

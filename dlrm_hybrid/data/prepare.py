@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from dlrm_hybrid.data import folder, manifest
-from dlrm_hybrid.data.arrays import StoredArray, open_array
+from dlrm_hybrid.data.arrays import StoredArray, first_label, open_array
 from dlrm_hybrid.data.folder import QUARANTINE_FILE, Generated, PrepareOptions, Raw, Say
 from dlrm_hybrid.data.manifest import Base, FileStamp, Manifest, Part, Parts, SourceFile
 from dlrm_hybrid.data.schema import Schema
@@ -161,7 +161,7 @@ def _policy(result: Path, options: PrepareOptions) -> BadRowPolicy:
 
 def count_clicks(folder: Path, labels: StoredArray, rows: tuple[int, int, int]) -> Parts:
     """Count the clicks of the training, validation and test parts, given their rows."""
-    label_N = open_array(folder, labels)
+    label_N = first_label(open_array(folder, labels))
     borders = (0, *accumulate(rows))
     clicks = [
         int(np.count_nonzero(label_N[first : first + count]))

@@ -1,4 +1,4 @@
-"""Schema of a table: its label, dense and categorical columns, and the split of its rows.
+"""Schema of a table: its labels, dense and categorical columns, and the split of its rows.
 
 A schema is a YAML file, which `schemas.reading` reads. The manifest of prepared rows contains the
 schema they were made with.
@@ -202,6 +202,8 @@ class Label:
         column: name of the column.
         positive: texts or whole numbers that are 1; None without.
         above: numbers greater than this are 1; None without.
+        name: of one of several labels; null for that of its column.
+        loss_weight: of one of several labels, the factor of its loss in their sum.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -209,15 +211,26 @@ class Label:
     column: ColumnName
     positive: Annotated[tuple[str | int, ...], Field(min_length=1)] | None = None
     above: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    # In no `repr`, as above.
+    name: ColumnName | None = field(default=None, repr=False)
+    loss_weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = field(default=1.0, repr=False)
 
 
-def _form(label: object) -> str:
+def _kind(label: object) -> str:
     return "text" if isinstance(label, str) else "mapping"
 
 
-LabelColumn = Annotated[
-    Annotated[ColumnName, Tag("text")] | Annotated[Label, Tag("mapping")], Discriminator(_form)
+def _form(label: object) -> str:
+    return "list" if isinstance(label, list | tuple) else _kind(label)
+
+
+OneLabel = Annotated[ColumnName, Tag("text")] | Annotated[Label, Tag("mapping")]
+SeveralLabels = Annotated[
+    tuple[Annotated[OneLabel, Discriminator(_kind)], ...],
+    Field(max_length=MOST_COLUMNS),
+    Tag("list"),
 ]
+LabelColumns = Annotated[OneLabel | SeveralLabels, Discriminator(_form)]
 Split = Annotated[ByFile | ByFraction | ByTime, Field(discriminator="by")]
 Categoricals = Annotated[
     tuple[CategoricalColumn, ...], Field(min_length=1, max_length=MOST_COLUMNS)
@@ -231,7 +244,8 @@ class Schema:
     Attributes:
         format: `table` for columns with names; `criteo` for text of Criteo's challenges, without a
             header: label, 13 integers, 26 categories, in this order.
-        label: column of 0 and 1, or how a column becomes that.
+        label: column of 0 and 1, or how a column becomes that; or a list of several labels, each of
+            which has a logit.
         weight: column of numbers ≥ 0: how much each row counts in losses and scores; null for 1
             each.
         group: column whose values group the rows, as users do, for GAUC; null for none.
@@ -253,7 +267,7 @@ class Schema:
     __pydantic_config__: ClassVar = STRICT
 
     format: Literal["table", "criteo"] = "table"
-    label: LabelColumn
+    label: LabelColumns
     dense: Annotated[tuple[DenseColumn, ...], Field(max_length=MOST_COLUMNS)]
     categorical: Categoricals
     ignore: tuple[Annotated[str, Field(max_length=1000)], ...] = ()
@@ -279,12 +293,25 @@ class Schema:
         means = [f"{i}: mean" for i in self.averaged]
         lists = [(one.length, one.separator) for one in self.dense if one.length > 1]
         found = [*limits, self.weight, self.group, drawn_by, *means, *lists]
-        return found if any(found) else []
+        several = [*self.loss_weights.items()]
+        return [*found, *several] if several or any(found) else []
 
     @property
-    def label_column(self) -> str:
-        """Name of the column with the label."""
-        return self.label.column if isinstance(self.label, Label) else self.label
+    def labels(self) -> tuple[Label, ...]:
+        """The labels, mostly one."""
+        given = self.label if isinstance(self.label, tuple) else (self.label,)
+        return tuple(Label(column=one) if isinstance(one, str) else one for one in given)
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """Names of the columns that labels are read from."""
+        return tuple(dict.fromkeys(one.column for one in self.labels))
+
+    @property
+    def loss_weights(self) -> dict[str, float]:
+        """Of several labels, each one's name and the factor of its loss; empty for one label."""
+        labels = self.labels
+        return {one.name or one.column: one.loss_weight for one in labels if len(labels) > 1}
 
     @property
     def dialect(self) -> Dialect:
@@ -334,13 +361,13 @@ class Schema:
 
     @property
     def read_columns(self) -> tuple[str, ...]:
-        """Names of all columns that are read from a file, the label first."""
+        """Names of all columns that are read from a file, the labels first."""
         features = (one.name for one in (*self.dense, *self.categorical))
-        return tuple(dict.fromkeys((self.label_column, *features, *self._only_prepared)))
+        return tuple(dict.fromkeys((*self.label_columns, *features, *self._only_prepared)))
 
     @property
     def _only_prepared(self) -> tuple[str, ...]:
-        """Columns besides the label that rows to score need not have."""
+        """Columns besides the labels that rows to score need not have."""
         return tuple(
             one for one in (self.weight, self.group, self._split_column) if one is not None
         )
@@ -388,7 +415,7 @@ class Schema:
         defaults = self.defaults
         required = [one for one in features if one not in defaults]
         missing = [one for one in dict.fromkeys((*required, *keep)) if one not in names]
-        named = {self.label_column, *features, *self.ignore, *keep}
+        named = {*self.label_columns, *features, *self.ignore, *keep}
         foreign = [one for one in names if one not in named] if extra == "error" else []
         lacks = f"no column {some_names(missing)}" if missing else ""
         has = f"column {some_names(foreign)} is not in the schema ({key}=ignore leaves it)"
@@ -408,7 +435,13 @@ class Schema:
 
         Not where rows come from, which are for what, and which of their categories are new.
         """
-        return [line for line in self.differences(other) if _MEANING.match(line)]
+        lines = [line for line in self.differences(other) if _MEANING.match(line)]
+        if [*self.loss_weights] != [*other.loss_weights]:
+            names, others = (
+                ", ".join(one.name or one.column for one in of.labels) for of in (self, other)
+            )
+            lines.append(f"data.schema.label: prepared with {names}, the schema says {others}")
+        return lines
 
 
 def some_names(names: Sequence[str]) -> str:

@@ -2,7 +2,8 @@
 
 Rows are numbered across all parts: the training rows first, then validation, then test.
 
-Shapes: R rows, I dense columns, F categorical columns with one id a row, N ids of a multi-hot one.
+Shapes: R rows, I dense columns, F categorical columns with one id a row, N ids of a multi-hot one,
+L labels if there are several.
 """
 
 from __future__ import annotations
@@ -18,7 +19,14 @@ import numpy.typing as npt
 
 from dlrm_hybrid.bags import Bags, Int64s, jagged, runs
 from dlrm_hybrid.data import manifest as manifests
-from dlrm_hybrid.data.arrays import BLOCK_ROWS, Array, StoredArray, block_xxh3, open_array
+from dlrm_hybrid.data.arrays import (
+    BLOCK_ROWS,
+    Array,
+    StoredArray,
+    block_xxh3,
+    first_label,
+    open_array,
+)
 from dlrm_hybrid.data.manifest import Manifest, Semantics, Vectors
 from dlrm_hybrid.data.preprocessing import DAMAGED, Preprocessing
 from dlrm_hybrid.data.schema import Schema
@@ -86,7 +94,7 @@ class StoredRows(NamedTuple):
     """Consecutive prepared rows: labels, dense columns and ids.
 
     Attributes:
-        label_R: float32, 0 or 1.
+        label_R: float32, 0 or 1, of several labels (R, L).
         dense_RI: float32.
         ids_RF: int32, ids of the columns with one id per row.
         lists: ids of each multi-hot column.
@@ -264,9 +272,10 @@ def _first_fault(rows: StoredRows, schema: Schema, table_rows: Sequence[int]) ->
     single = schema.single
     sizes_F = np.array([table_rows[column] for column in single], np.int64)
     lists = _bad_lists(rows, schema, table_rows)
-    weight_R = np.ones_like(rows.label_R) if rows.weight_R is None else rows.weight_R
+    weight_R = np.ones(len(rows.label_R), np.float32) if rows.weight_R is None else rows.weight_R
+    label_RL = rows.label_R.reshape(-1, len(schema.labels))
     wrong = (
-        ((rows.label_R != 0) & (rows.label_R != 1))[:, None],
+        (label_RL != 0) & (label_RL != 1),
         bad_weights(weight_R)[:, None],
         ~np.isfinite(rows.dense_RI),
         (rows.ids_RF < 0) | (rows.ids_RF >= sizes_F),
@@ -275,8 +284,10 @@ def _first_fault(rows: StoredRows, schema: Schema, table_rows: Sequence[int]) ->
     if not len(faulty):
         return None
     row = int(faulty[0])
-    if wrong[0][row, 0]:
-        return _Fault(row, "label.npy", f"label {rows.label_R[row]:g} is neither 0 nor 1")
+    for number in np.flatnonzero(wrong[0][row])[:1].tolist():
+        name = f" {[*schema.loss_weights][number]!r}:" if schema.loss_weights else ""
+        what = f"label{name} {label_RL[row, number]:g} is neither 0 nor 1"
+        return _Fault(row, "label.npy", what)
     if wrong[1][row, 0]:
         what = f"weight {weight_R[row]:g} is not finite, or below 0"
         return _Fault(row, manifests.WEIGHT_FILE, what)
@@ -372,7 +383,7 @@ def verify(shards: Shards, progress: Callable[[int], None]) -> None:
     named = ("train", "validation", "test")
     first = 0
     for name, part in zip(named, manifest.parts, strict=True):
-        clicks = np.count_nonzero(shards.rows.label_R[first : first + part.rows])
+        clicks = np.count_nonzero(first_label(shards.rows.label_R[first : first + part.rows]))
         first += part.rows
         if clicks != part.clicks:
             path = shards.folder / "label.npy"

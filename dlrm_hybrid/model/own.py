@@ -1,8 +1,8 @@
 """A model of a user's own: a `torch.nn.Module` whose children are its parts, in their order.
 
 The child named `interaction` takes the output of the part before it and the pooled rows of all
-tables; every other child takes one tensor. All give float32 (B, width), the last one (B, 1). Cuts
-come after any child but the last, by its name.
+tables; every other child takes one tensor. All give float32 (B, width), the last one (B, 1), or a
+logit for each of several labels. Cuts come after any child but the last, by its name.
 
 Free of torch: what the module consists of is found out by making it once.
 
@@ -39,11 +39,13 @@ class Features:
         dense: I, width of the first part's input.
         tables: F.
         embedding_dim: D; the interaction is given float32 (B, F, D).
+        labels: width of the last part's output, a logit for each.
     """
 
     dense: int
     tables: int
     embedding_dim: int
+    labels: int = 1
 
 
 @final
@@ -72,6 +74,7 @@ class OwnModel:
         embedding_dim: D, the width of every table.
         settings: arguments of the constructor by name.
         frozen: whether the rows of each table never change; empty if all learn.
+        loss_weights: of two labels or more, the factor of each one's loss; empty for one label.
 
     Raises:
         ConfigError: only when it is used: the module cannot be trained; says why.
@@ -83,6 +86,7 @@ class OwnModel:
     embedding_dim: int
     settings: Mapping[str, Any] = field(default_factory=lambda: NO_SETTINGS)
     frozen: tuple[bool, ...] = ()
+    loss_weights: tuple[float, ...] = ()
 
     @property
     def path(self) -> str:
@@ -93,8 +97,16 @@ class OwnModel:
     def inputs(self) -> Features:
         """What its constructor is given first."""
         return Features(
-            dense=self.num_dense, tables=len(self.table_rows), embedding_dim=self.embedding_dim
+            dense=self.num_dense,
+            tables=len(self.table_rows),
+            embedding_dim=self.embedding_dim,
+            labels=self.labels,
         )
+
+    @property
+    def labels(self) -> int:
+        """Number of labels, each with a logit."""
+        return len(self.loss_weights) or 1
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:

@@ -37,13 +37,15 @@ class ModelSpec:
         embedding_dim: D, the width of every table and of the bottom MLP's output.
         bottom: widths of the bottom MLP, its input first: (13, 512, 256, 64, 16); empty without
             dense columns.
-        top: widths of the top MLP's layers; that of its input follows: (512, 256, 1).
+        top: widths of the top MLP's layers; that of its input follows: (512, 256, 1). The last is
+            the number of labels.
         table_rows: rows of every embedding table.
         interaction: that of the bottom MLP's output with the rows of the tables.
         dropout: share of the activations of hidden layers that is dropped in training.
         bottom_dropout: that of the bottom MLP; None: `dropout`.
         batch_norm: whether hidden layers have it instead of biases.
         frozen: whether the rows of each table never change; empty if all learn.
+        loss_weights: of two labels or more, the factor of each one's loss; empty for one label.
 
     Raises:
         ConfigError: the widths do not fit together; the message names the key.
@@ -58,6 +60,7 @@ class ModelSpec:
     bottom_dropout: float | None = None
     batch_norm: bool = False
     frozen: tuple[bool, ...] = ()
+    loss_weights: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         faults = list(self._no_numbers())
@@ -68,8 +71,10 @@ class ModelSpec:
                 f"model.bottom: {list(self.bottom)} must have an input and end in "
                 f"model.embedding_dim = {self.embedding_dim}, or be empty"
             )
-        if not self.top or self.top[-1] != 1:
-            faults.append(f"model.top: {list(self.top)} must end in 1, the logit")
+        faults += loss_weight_faults(self.loss_weights)
+        if not self.top or self.top[-1] != self.labels:
+            logits = "the logit" if self.labels == 1 else "a logit for each of loss_weights"
+            faults.append(f"model.top: {list(self.top)} must end in {self.labels}, {logits}")
         if not self.table_rows:
             faults.append("model: at least one embedding table is needed")
         if not self.bottom and len(self.table_rows) == 1 and isinstance(self.interaction, Dot):
@@ -95,6 +100,11 @@ class ModelSpec:
     def num_dense(self) -> int:
         """Width of the dense input; 0 without a bottom MLP."""
         return self.bottom[0] if self.bottom else 0
+
+    @property
+    def labels(self) -> int:
+        """Number of labels, each with a logit."""
+        return len(self.loss_weights) or 1
 
     @property
     def num_vectors(self) -> int:
@@ -125,7 +135,7 @@ class ModelSpec:
 
     @property
     def last_layer(self) -> str:
-        """Name of the layer with the logit."""
+        """Name of the layer with the logits."""
         return self.layer_names[-1]
 
     @property
@@ -199,6 +209,15 @@ class ModelSpec:
         )
 
 
+def loss_weight_faults(weights: Sequence[float]) -> list[str]:
+    """What is wrong with the `loss_weights` of a model; empty if nothing is."""
+    given = f"loss_weights: {list(weights)}"
+    if len(weights) == 1:
+        return [f"{given}: of two labels or more; () for one"]
+    wrong = [one for one in weights if not 0 < one < float("inf")]
+    return [f"{given}: {one} must be above 0 and finite" for one in wrong]
+
+
 def _shapes(mlp: str, widths: Sequence[int]) -> dict[str, tuple[int, ...]]:
     return {
         f"{mlp}.{layer}.{name}": shape
@@ -219,7 +238,7 @@ class StagePart:
         is_last: whether it reads the labels and computes the logits.
         input_width: width of an input row: the integer features, if any, or the activations of the
             stage before.
-        output_width: width of an output row: activations for the next stage, or 1, the logit.
+        output_width: width of an output row: activations for the next stage, or the logits.
         parameter_names: `bottom.3.weight`, `bottom.3.bias` …, by order of
             `dense_shapes()`, with those of the interaction.
         bottom: numbers of its layers of the bottom MLP, may be empty.

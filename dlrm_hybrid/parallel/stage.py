@@ -5,7 +5,7 @@ gradient and ends in the leaf. The pooled rows of the tables are leaves too, one
 micro-batch, so the tables are looked up once and learn once for a batch.
 
 Shapes: B rows of the trainer's batch, b rows of a micro-batch, I integer features, F tables,
-D embedding dimension, N input width of the stage, M output width.
+D embedding dimension, N input width of the stage, M output width, L labels if there are several.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Inputs:
         rows: B.
         dense_BI: float32; the first stage needs it.
         bags: ids of the tables; the stage with the interaction needs them.
-        label_B: float32, 0 or 1; the last stage needs it to train.
+        label_B: float32, 0 or 1, of several labels (B, L); the last stage needs it to train.
         coming: `bags` of the batches after it, as far as the tables look ahead.
         weight_B: float32, factors of the rows' losses in the last stage; None for 1 each.
     """
@@ -58,8 +58,9 @@ class StageResult:
         gradients: of the mean of the (weighted) losses of the trainer's rows, by parameter,
             float32.
         pooled_gradient_BFD: that of the sums of rows; None at a stage without the interaction.
-        loss_sum: (weighted) binary cross-entropy, summed over the rows; 0 except in the last stage.
-        correct: rows on the right side of one half; 0 except in the last stage.
+        loss_sum: (weighted) binary cross-entropy, summed over the rows, and over several labels
+            with their weights; 0 except in the last stage.
+        correct: rows on the right side of one half, by the first label; 0 except in the last stage.
         rows: B; 0 except in the last stage.
     """
 
@@ -111,6 +112,7 @@ class Stage:
         trainer: its index and the number of trainers, which number the rows.
         placement: where the model is, and so all that it computes; what it is given is on the host,
             and so are pooled gradients and sums of a result.
+        loss_weights: of several labels, the factor of each one's loss; empty for one label.
     """
 
     def __init__(
@@ -120,19 +122,21 @@ class Stage:
         weight_decay: float = 0.0,
         trainer: tuple[int, int] = (0, 1),
         placement: Placement = HOST,
+        loss_weights: Sequence[float] = (),
     ) -> None:
         self.model = model
         self.microbatches = microbatches
         self.placement = placement
         self._weight_decay = weight_decay
         self._trainer = trainer
+        self._loss_weights = loss_weights
         self._weights = model.dense_parameters()
         self._batches: dict[BatchNumber, _Batch] = {}
 
     def empty(self) -> Stage:
         """Make a stage of the same model with no batch in flight, for another thread."""
         own = self.model, self.microbatches, self._weight_decay, self._trainer, self.placement
-        return Stage(*own)
+        return Stage(*own, self._loss_weights)
 
     def begin(self, batch: BatchNumber, inputs: Inputs, pooled_BFD: Tensor | None = None) -> None:
         """Take a batch into flight.
@@ -261,11 +265,21 @@ class Stage:
             label_b = flying.of(flying.inputs.label_B, microbatch)
             weight_B = flying.inputs.weight_B
             weight_b = None if weight_B is None else flying.of(weight_B, microbatch)
-            left = functional.binary_cross_entropy_with_logits(logit_b, label_b, weight_b)
+            left = self._loss(logit_b, label_b, weight_b)
             flying.logits[microbatch] = logit_b.detach()
             flying.losses[microbatch] = left.detach()
         flying.graphs[microbatch] = _Graph(entered_bN, pooled_bFD, left)
         return None if part.is_last else left.detach()
+
+    def _loss(self, logit_b: Tensor, label_b: Tensor, weight_b: Tensor | None) -> Tensor:
+        """The mean over rows of their losses: Σ w·l / b, where l is Σ λ·l of several labels."""
+        if not self._loss_weights:
+            return functional.binary_cross_entropy_with_logits(logit_b, label_b, weight_b)
+        weight_bL = logit_b.new_tensor(self._loss_weights).expand_as(logit_b)
+        if weight_b is not None:
+            weight_bL = weight_bL * weight_b.unsqueeze(1)
+        loss = functional.binary_cross_entropy_with_logits
+        return loss(logit_b, label_b, weight_bL, reduction="sum") / len(logit_b)
 
     def drop_graphs(self) -> None:
         """Drop the autograd graphs of batches in flight, whose weights are about to change.
@@ -341,7 +355,10 @@ class Stage:
 def predict_stage(
     stage: Stage, inputs: Inputs, received_BN: Tensor | None, pooled_BFD: Tensor | None
 ) -> Tensor:
-    """The stage's output (B, M), without a graph; in the last stage logits (B,), on the host."""
+    """The stage's output (B, M), without a graph; in the last stage logits, on the host.
+
+    These are (B,), or (B, L) of several labels.
+    """
     entered_BN = inputs.dense_BI if received_BN is None else received_BN
     assert entered_BN is not None
     up, model = stage.placement.up, stage.model
@@ -367,5 +384,9 @@ def aligned(tensor: Tensor) -> Tensor:
 
 
 def count_correct(logit_B: Tensor, label_B: Tensor) -> Tensor:
-    """Number of rows whose predicted click, at probability one half or more, matches the label."""
-    return torch.count_nonzero((logit_B >= 0) == (label_B > 0.5))
+    """Number of rows whose predicted click, at probability one half or more, matches the label.
+
+    Of several labels, (B, L), the first one's.
+    """
+    right = (logit_B >= 0) == (label_B > 0.5)
+    return torch.count_nonzero(right if right.dim() == 1 else right[:, 0])

@@ -34,8 +34,9 @@ class StepMetrics:
     """Sums over the rows of a training step; 0 in every stage but the last.
 
     Attributes:
-        loss_sum: binary cross-entropy before the update, summed over the rows.
-        correct: rows on the right side of one half.
+        loss_sum: binary cross-entropy before the update, summed over the rows, and over several
+            labels with their weights.
+        correct: rows on the right side of one half, by the first label.
         rows: those of the batches whose gradients were pushed, mostly one batch.
     """
 

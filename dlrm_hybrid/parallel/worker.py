@@ -136,7 +136,9 @@ def load_flight(
 
 
 def predict_batch(worker: Worker, number: int, inputs: Inputs) -> Program[Tensor | None]:
-    """Compute logits (B,) of one batch at the last stage, None at others; nothing is updated.
+    """Compute logits of one batch at the last stage, None at others; nothing is updated.
+
+    They are (B,), or (B, labels) of several labels.
 
     A stage returns once the next one has its activations: it is at most one batch ahead.
 

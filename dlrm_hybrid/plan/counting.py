@@ -97,7 +97,9 @@ class Counter:
 
     def shape(self, config: Config) -> Layout:
         """The layout of a world without what it sends."""
-        return Layout(config=config, table_rows=self._shards.table_rows, sent={})
+        rows = self._shards.manifest
+        weights = tuple(rows.schema.loss_weights.values())
+        return Layout(config=config, table_rows=rows.table_rows, sent={}, loss_weights=weights)
 
     def _count(self, config: Config, most_steps: int | None = None) -> Mapping[Way, Sent]:
         alone = in_process(config)

@@ -52,6 +52,7 @@ class Layout:
         config: configuration of the run.
         table_rows: rows of each embedding table.
         sent: frames of a step.
+        loss_weights: of several labels; empty for one.
         exchange: bytes from a trainer to each other one with which it shares tables, for each
             collective of a step in order; the last one follows backward.
     """
@@ -59,12 +60,13 @@ class Layout:
     config: Config
     table_rows: tuple[int, ...]
     sent: Mapping[Way, Sent]
+    loss_weights: tuple[float, ...] = ()
     exchange: tuple[float, ...] = ()
 
     @cached_property
     def spec(self) -> ModelShape:
         """The whole model."""
-        return build.model_spec(self.config, self.table_rows)
+        return build.model_spec(self.config, self.table_rows, loss_weights=self.loss_weights)
 
     @cached_property
     def partition(self) -> Partition:

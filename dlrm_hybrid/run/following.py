@@ -50,7 +50,10 @@ HIDDEN = (".", "_")
 UNFINISHED = (".tmp", ".part")  # names of files that are being written
 POLL_SECONDS = 0.5
 MOST_STEM = 40  # most characters of a file's name in that of its run
-FIGURES = ("loss", "auc", "gauc", "accuracy", "normalized_entropy", "base_rate", "calibration")
+FIGURES = (
+    *("loss", "auc", "gauc", "accuracy", "normalized_entropy", "base_rate", "calibration"),
+    "labels",
+)
 
 Values = Mapping[str, Any]
 Publish = Callable[[Path], None]

@@ -14,7 +14,9 @@ import psutil
 
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
 from dlrm_hybrid.config.schema import Config, Model, OwnModelConfig
+from dlrm_hybrid.data.arrays import first_label
 from dlrm_hybrid.data.shards import Shards, open_shards
+from dlrm_hybrid.model.spec import Partition
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.display import Display
 from dlrm_hybrid.run.folder import check_checkpoint, has_rows
@@ -67,6 +69,9 @@ def ready_rows(request: Request, resume_from: Path | None, display: Display) -> 
     shards = open_shards(rows, build.semantics(config))
     if faults := [*_other_columns(config.model, shards), *_other_widths(config, shards)]:
         raise ConfigError("\n".join(faults))
+    if shards.schema.loss_weights and isinstance(config.model, OwnModelConfig):
+        # Refuses one without a logit for each label.
+        Partition.of(build.shape_of(config, shards.manifest), config.parallel.cuts)
     _require_monitor(config, shards)
     shards.steps_per_epoch(config.train.batch_size, config.parallel.trainers)
     if resume_from is not None:
@@ -121,7 +126,7 @@ def _require_monitor(config: Config, shards: Shards) -> None:
         return
     found = shards.read(rows)
     counts_R = slice(None) if found.weight_R is None else found.weight_R > 0
-    label_R = found.label_R[counts_R]
+    label_R = first_label(found.label_R[counts_R])
     clicks = int(np.count_nonzero(label_R))
     if clicks in (0, len(label_R)):
         raise ConfigError(

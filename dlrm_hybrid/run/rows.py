@@ -169,9 +169,11 @@ def _show_prepared(result: PrepareResult, folder: Path, display: Display) -> Non
     rows, clicks = manifest.rows, sum(part.clicks for part in manifest.parts)
     train, validation, test = (part.rows for part in manifest.parts)
     validated = f"{validation:,} to validate, " if validation else ""
+    first = next(iter(manifest.schema.loss_weights), None)
+    share = f"{clicks / rows:.2%} {'clicks' if first is None else f'with {first!r}'}"
     display.line(
         f"{folder}: {rows:,} rows ({train:,} to train, {validated}{test:,} to test), "
-        f"{clicks / rows:.2%} clicks, {sum(manifest.table_rows):,} categories; "
+        f"{share}, {sum(manifest.table_rows):,} categories; "
         f"{result.seconds:.1f} s, {result.rows_per_second:,.0f} rows/s"
     )
     for one in manifest.vectors:

@@ -66,7 +66,7 @@ class Event:
             compression: samples, and under `of` by tensor and boundary the elements, those sent,
                 density and mean threshold of the interval that ends here.
             evaluated: samples, part (see `ScoredPart`; missing where there is only one to test on),
-                seconds and the scores.
+                seconds and the scores; under `labels` those of each of several labels by name.
             saved: of a checkpoint of this step, valid from now on: path, num_bytes, seconds that
                 training was paused, background_seconds after that.
             rank: of one rank at the end of an attempt: rank, role, all of `RankMeter.values`, and

@@ -5,15 +5,15 @@ numbers; shift is the smallest that leaves at most `max_bins` bins in use. So th
 that many distinct logits, however close they are, and it never depends on the order of the rows or
 on their division among ranks. GAUC is exact: it keeps the rows that have a group.
 
-Shapes: B rows of a batch, N rows counted at once, K bins in use.
+Shapes: B rows of a batch, L labels if there are several, N rows counted at once, K bins in use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from math import log
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,8 @@ PENDING_ROWS = 1 << 18
 class BinaryScores:
     """Scores of predictions of a binary label; where rows have weights, all but `rows` count these.
 
+    Of several labels `log_loss` is the weighted sum, and all others are those of the first label.
+
     Attributes:
         rows: number of rows.
         log_loss: mean of -ln p(label), nats.
@@ -41,6 +43,7 @@ class BinaryScores:
         calibration: mean prediction over the base rate, 1 at best; None if no label is 1.
         gauc: mean of the AUC in each group of rows with both labels, by the groups' rows; None
             without such groups.
+        labels: of several labels, the scores of each by its name; empty for one label.
     """
 
     rows: int
@@ -51,11 +54,18 @@ class BinaryScores:
     base_rate: float
     calibration: float | None
     gauc: float | None = None
+    labels: dict[str, BinaryScores] = field(default_factory=dict[str, "BinaryScores"])
 
     @property
     def values(self) -> dict[str, Any]:
-        """The scores by name; `gauc` only if there is one."""
-        return {name: x for name, x in asdict(self).items() if name != "gauc" or x is not None}
+        """The scores by name; `gauc` and `labels` only if there are any."""
+        found = asdict(self)
+        if self.gauc is None:
+            del found["gauc"]
+        del found["labels"]
+        if self.labels:
+            found["labels"] = {name: one.values for name, one in self.labels.items()}
+        return found
 
 
 class BinaryMetrics:
@@ -142,6 +152,41 @@ class BinaryMetrics:
         weight_N = None if self._weight_N is None else self._weight_N[some]
         pending = _count(self._logit_N[some], self._label_N[some], weight_N)
         return self._totals.plus(pending, self._max_bins)
+
+
+@final
+class LabelMetrics:
+    """Accumulates the scores of rows with several labels, as `BinaryMetrics` of one.
+
+    Args:
+        loss_weights: the factor of each label's loss in the sum, by its name.
+    """
+
+    def __init__(self, loss_weights: Mapping[str, float]) -> None:
+        self._loss_weights = loss_weights
+        self._each = {name: BinaryMetrics() for name in loss_weights}
+
+    def add(
+        self,
+        logit_BL: npt.NDArray[np.float32],
+        label_BL: npt.NDArray[np.float32],
+        weight_B: npt.NDArray[np.float32] | None = None,
+        group_B: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        """Count the rows of a batch; see `BinaryMetrics.add`."""
+        for place, one in enumerate(self._each.values()):
+            one.add(logit_BL[:, place], label_BL[:, place], weight_B, group_B)
+
+    def scores(self) -> BinaryScores:
+        """Scores of the rows so far; raises as `BinaryMetrics.scores`."""
+        each = {name: one.scores() for name, one in self._each.items()}
+        loss = sum(weight * each[name].log_loss for name, weight in self._loss_weights.items())
+        return replace(next(iter(each.values())), log_loss=loss, labels=each)
+
+
+def metrics_of(loss_weights: Mapping[str, float]) -> BinaryMetrics | LabelMetrics:
+    """What accumulates scores: of labels with these weights by name, none for a single label."""
+    return LabelMetrics(loss_weights) if loss_weights else BinaryMetrics()
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,12 +202,22 @@ def _train_scores(points: Sequence[Event]) -> dict[str, float | None]:
 
 
 def _scores(record: Sequence[Event], part: ScoredPart) -> dict[str, Any]:
-    """Scores of the last evaluation of a part; all None without one, GAUC only if there is one."""
+    """Scores of the last evaluation of a part; all None without one, GAUC only if there is one.
+
+    Of several labels, those of each are in `labels`.
+    """
     evaluated = [event for event in record if event.kind is Kind.EVALUATED]
     scores = [event.values for event in evaluated if part_of(event) is part]
     last: Mapping[str, Any] = scores[-1] if scores else {}
-    named = {name: last.get(source) for name, source in SCORES.items()}
-    return named | ({"gauc": last["gauc"]} if "gauc" in last else {})
+    found = _named_scores(last)
+    if "labels" in last:
+        found["labels"] = {name: _named_scores(one) for name, one in last["labels"].items()}
+    return found
+
+
+def _named_scores(values: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: values.get(source) for name, source in SCORES.items()}
+    return found | ({"gauc": values["gauc"]} if "gauc" in values else {})
 
 
 def _leader(record: Sequence[Event], points: Sequence[Event]) -> list[RankValues]:

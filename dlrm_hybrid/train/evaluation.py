@@ -22,7 +22,7 @@ from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import ProcessRunner
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.parallel.worker import Worker, predict_batch, stage_inputs
-from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
+from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores, LabelMetrics, metrics_of
 from dlrm_hybrid.types import ScoredPart
 from dlrm_hybrid.wire.frame import Kind
 
@@ -50,6 +50,10 @@ class EvaluatedRows:
             return batches
         known = self.known
         return (replace(one, bags=bags.known(one.bags, known)) for one in batches)
+
+    def metrics(self) -> BinaryMetrics | LabelMetrics:
+        """What accumulates the scores of these rows."""
+        return metrics_of(self.shards.schema.loss_weights)
 
     def groups(self, trainers: int) -> Iterator[tuple[int, int, list[Batch]]]:
         """Yield groups of one batch per trainer, at the end fewer: number, rows before, batches."""
@@ -99,7 +103,7 @@ class WorldEvaluation:
                 done; an error that it raises in all of them ends the evaluation.
         """
         self.begin(masters)
-        metrics = BinaryMetrics()
+        metrics = self.rows[part].metrics()
         place = trainers.index(self.messenger.rank // self.topology.stages)
         for number, done_rows, group in self.rows[part].groups(len(trainers)):
             meet(number, done_rows)
@@ -159,7 +163,7 @@ def gathered_scores(
     Returns:
         The scores; None if a trainer was lost meanwhile, after all frames are received.
     """
-    metrics, is_whole = BinaryMetrics(), True
+    metrics, is_whole = rows.metrics(), True
     for number, done_rows, group in rows.groups(len(trainers)):
         meet(number, done_rows)
         for trainer, batch in zip(trainers, group, strict=False):

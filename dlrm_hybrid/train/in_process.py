@@ -34,7 +34,7 @@ from dlrm_hybrid.parallel.worker import (
 )
 from dlrm_hybrid.telemetry.compression import Counts, merged
 from dlrm_hybrid.telemetry.histogram import ByTrainer, IdSample, merged_by_trainer
-from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
+from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import Interval
 from dlrm_hybrid.telemetry.traffic import Counters, Traffic, Versions
 from dlrm_hybrid.train import statistics
@@ -195,7 +195,8 @@ class InProcessEngine(Engine, Holder):
     @override
     def evaluate(self, part: ScoredPart, stop: StopRequest, show: Show) -> BinaryScores:
         self.take_masters()
-        metrics, rows = BinaryMetrics(), self.rows[part]
+        rows = self.rows[part]
+        metrics = rows.metrics()
         for number, batch in enumerate(rows.batches()):
             stop.check()
             show(number * rows.batch_size, len(rows.rows))
@@ -211,7 +212,7 @@ class InProcessEngine(Engine, Holder):
             worker.stage.model.fill({**masters, **statistics.mean(of_trainers)})
 
     def predict(self, number: int, batch: Batch) -> Tensor:
-        """Compute logits (B,) of a batch, with the masters last taken.
+        """Compute logits of a batch, as `predict_batch`, with the masters last taken.
 
         Args:
             number: that of the batch, unique in an evaluation.

@@ -47,8 +47,9 @@ class StepResult:
     Attributes:
         step: training steps done so far.
         rows: number that passed all stages, of all trainers; 0 while a stale pipeline fills.
-        loss: mean log-loss of these rows, in nats; None without rows.
-        accuracy: fraction of these rows whose label equals p > 0.5; None without rows.
+        loss: mean log-loss of these rows, in nats; None without rows. Of several labels the
+            weighted sum.
+        accuracy: fraction of these rows whose (first) label equals p > 0.5; None without rows.
     """
 
     step: int
@@ -96,7 +97,7 @@ class Backend(Protocol):
         ...
 
     def predict(self, batches: Sequence[Batch]) -> list[Floats]:
-        """Compute logits (B,) of batches of any number of rows, at most one for each trainer."""
+        """Compute logits of batches of any number of rows, at most one for each trainer."""
         ...
 
     def save(self) -> Path:
@@ -125,7 +126,8 @@ def job_of(settings: Settings, task: TrainTask) -> Job:
     config = settings.config
     rows = config.parallel.trainers * config.train.batch_size
     plan = Plan(steps=settings.steps, samples_per_step=rows)
-    spec = build.model_spec(config, settings.spec.table_rows, settings.spec.frozen)
+    known = settings.spec
+    spec = build.model_spec(config, known.table_rows, known.frozen, known.loss_weights)
     return Job.of(task, settings.values, config, plan, spec)
 
 
@@ -142,6 +144,11 @@ def check_weights_of(folder: Path, settings: Settings) -> None:
         if known is None or known.shape[0] != rows:
             has = "is not in this checkpoint" if known is None else f"has {known.shape[0]:,} rows"
             raise DataError(f"{folder}: {name} {has}, the model's {rows:,}")
+    for name, shape in settings.spec.dense_shapes().items():
+        known = saved.get(name)
+        if known is not None and tuple(known.shape) != shape:
+            has = f"has the shape {[*known.shape]}, the model's {[*shape]}"
+            raise DataError(f"{folder}: {name} {has}")
 
 
 def save(job: Job, engine: InProcessEngine | WorkerRank, meter: RankMeter) -> Path:

@@ -1,6 +1,7 @@
 """A program's batches, as arrays of NumPy or torch, checked and converted for the model.
 
-Shapes: B rows of a batch, I dense columns, F categorical columns, N ids of all bags.
+Shapes: B rows of a batch, I dense columns, F categorical columns, N ids of all bags, L labels if
+there are several.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Columns:
         Args:
             given: `(dense, ids, label)` or a mapping: float (B, I), None for a model without dense
                 columns; ids int (B, F), or `Bags`, or a KeyedJaggedTensor of F keys; label 0 or
-                1 (B,); a mapping may have `weight` ≥ 0 (B,), which multiplies the rows' losses.
+                1 (B,), or (B, L) of a model with `loss_weights`; a mapping may have `weight` ≥ 0
+                (B,), which multiplies the rows' losses.
             title: name of the batch, for error messages.
             rows: number that it must have; None for any.
             labelled: whether it must have a label; else a missing label, or None, is read as 0.
@@ -67,12 +69,14 @@ class Columns:
         else:
             dense, ids, label, weight = _parts(given if labelled else _with_label(given))
         if label is None and not labelled:
-            label = np.zeros(_bags(ids, self.spec.table_names).rows)
+            label = np.zeros((_bags(ids, self.spec.table_names).rows, self.spec.labels))
         label_B = _array("label", label, np.float32)
         if label_B.ndim == 2 and label_B.shape[1] == 1:
             label_B = label_B[:, 0]
-        if label_B.ndim != 1:
-            raise _FaultError(f"label has shape {_shape(label_B)}, must be (rows,)")
+        labels = self.spec.labels
+        if label_B.shape[1:] != (() if labels == 1 else (labels,)) or not label_B.ndim:
+            wanted = "(rows,)" if labels == 1 else f"(rows, {labels})"
+            raise _FaultError(f"label has shape {_shape(label_B)}, must be {wanted}")
         if rows is not None and len(label_B) != rows:
             raise _FaultError(
                 f"{len(label_B)} rows, must be {rows}: all batches of a world have "
@@ -80,8 +84,10 @@ class Columns:
             )
         wrong = (label_B != 0) & (label_B != 1)
         if wrong.any():
-            row = int(wrong.argmax())
-            raise _FaultError(f"label of row {row} is {label_B[row]:g}, must be 0 or 1")
+            row, *which = np.argwhere(wrong)[0].tolist()
+            what = f"label {which[0] + 1}" if which else "label"
+            value = label_B[(row, *which)]
+            raise _FaultError(f"{what} of row {row} is {value:g}, must be 0 or 1")
         bags, weight_B = self._bags(ids, len(label_B)), _weights(weight, len(label_B))
         return Batch(self._dense(dense, len(label_B)), bags, label_B, weight_B)
 
@@ -178,7 +184,7 @@ def _is_label(given: Any) -> bool:
     first: Any = several[0] if several else 0
     if isinstance(first, Sequence):
         row = cast("Sequence[Any]", first)
-        first = row[0] if len(row) == 1 else None
+        first = row[0] if row else None
     return isinstance(first, Real) or getattr(first, "shape", None) == ()
 
 

@@ -58,6 +58,7 @@ class Processes(Backend):
             "values": settings.values,
             "table_rows": settings.spec.table_rows,
             "frozen": settings.spec.frozen,
+            "loss_weights": settings.spec.loss_weights,
             "orders": str(self._meeting / "o"),
         }
         ranks = [

@@ -19,7 +19,7 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text, validate
 from dlrm_hybrid.model.interaction import Cross, Dot, Fm
 from dlrm_hybrid.model.own import OwnModel
-from dlrm_hybrid.model.spec import ModelShape, ModelSpec
+from dlrm_hybrid.model.spec import ModelShape, ModelSpec, Partition, loss_weight_faults
 from dlrm_hybrid.outside import is_path
 from dlrm_hybrid.run.readiness import require_memory
 from dlrm_hybrid.types import ConfigError
@@ -106,8 +106,9 @@ def settings_of(
 def settings_from(spec: ModelShape, values: Mapping[str, Any]) -> Settings:
     """Validate as `settings_of`, from values of a configuration; raises ConfigError."""
     config = validate(values)
-    if faults := list(_faults(config)):
+    if faults := [*_faults(config), *loss_weight_faults(spec.loss_weights)]:
         raise ConfigError(faults_text(faults))
+    Partition.of(spec, config.parallel.cuts)  # refuses a model of the user's own by its labels
     require_memory(config, sum(spec.table_rows))
     return Settings(spec=spec, values=values, config=config)
 
@@ -174,6 +175,7 @@ def _of_model(spec: ModelSpec | OwnModel) -> Iterator[str]:
             raise ConfigError(faults_text([fault]))
         yield override_text("model", spec.path)
         inputs = asdict(spec.inputs)
+        del inputs["labels"]  # these are the rows', not the model's
         yield from _texts(
             {f"model.{key}": one for key, one in (inputs | {**spec.settings}).items()}
         )
@@ -184,7 +186,7 @@ def _of_model(spec: ModelSpec | OwnModel) -> Iterator[str]:
         {
             "model.embedding_dim": spec.embedding_dim,
             "model.bottom": spec.bottom,
-            "model.top": spec.top,
+            "model.top": (*spec.top[:-1], 1),
             "model.interaction": kinds[type(interaction)],
             "model.dropout": spec.dropout,
             "model.bottom_dropout": spec.bottom_dropout,

@@ -28,7 +28,7 @@ from dlrm_hybrid.model.own import OwnModel
 from dlrm_hybrid.model.spec import ModelShape, ModelSpec
 from dlrm_hybrid.outside import is_path, path_of
 from dlrm_hybrid.parallel.step import StepMetrics
-from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
+from dlrm_hybrid.telemetry.metrics import BinaryScores, metrics_of
 from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.types import ConfigError, DataError, ResourceError
 from dlrm_hybrid.world.backend import (
@@ -184,8 +184,9 @@ class World:
             batches: one batch of `trainers * batch_size` rows, which is split among the trainers in
                 order, or a list with one batch per trainer. A batch is (dense, ids, label), NumPy
                 arrays or torch tensors: float (rows, dense columns); int (rows, tables) or a
-                KeyedJaggedTensor; 0 or 1 (rows,). None takes the next batch of each trainer's
-                loader, and starts the loader again when it is exhausted.
+                KeyedJaggedTensor; 0 or 1 (rows,), of several labels (rows, labels). None takes the
+                next batch of each trainer's loader, and starts the loader again when it is
+                exhausted.
 
         Raises:
             DataError: a batch is malformed, or a loader failed; the step was not begun.
@@ -227,7 +228,7 @@ class World:
             return self._result(self._session.backend.drain())
 
     def evaluate(self, batches: Iterable[Any]) -> BinaryScores:
-        """Score the servers' weights.
+        """Score the servers' weights; several labels are `label.1`, `label.2` … of `labels`.
 
         Args:
             batches: as in `step`, each with any number of rows.
@@ -235,7 +236,8 @@ class World:
         Raises:
             DataError: a batch is malformed, or there are no rows.
         """
-        metrics, is_empty = BinaryMetrics(), True
+        weights = enumerate(self.spec.loss_weights, 1)
+        metrics, is_empty = metrics_of({f"label.{place}": one for place, one in weights}), True
         for logit_B, batch in self._scored(batches, labelled=True):
             metrics.add(logit_B, *batch.outcomes)
             is_empty = False
@@ -244,7 +246,10 @@ class World:
         return metrics.scores()
 
     def predict(self, batches: Iterable[Any]) -> Floats:
-        """Probabilities (rows,) of label 1; batches as for `evaluate`, labels optional."""
+        """Probabilities that labels are 1; batches as for `evaluate`, labels optional.
+
+        They are (rows,), or (rows, labels) of a model with `loss_weights`.
+        """
         logits = [logit_B for logit_B, _ in self._scored(batches, labelled=False)]
         logit_R = np.concatenate(logits) if logits else np.empty(0, np.float32)
         return torch.from_numpy(logit_R).sigmoid().numpy()

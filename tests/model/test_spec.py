@@ -44,6 +44,13 @@ def test_without_dense_columns_the_tables_meet_alone():
         ({"bottom": (16,)}, "model.bottom"),
         ({"top": (8, 2)}, "model.top"),
         ({"top": ()}, "model.top"),
+        (
+            {"loss_weights": (1.0, 2.0)},
+            r"model.top: \[8, 1\] must end in 2, a logit for each of loss",
+        ),
+        ({"loss_weights": (1.0,)}, r"loss_weights: \[1.0\]: of two labels or more; \(\) for one"),
+        ({"loss_weights": (1.0, 0.0), "top": (2,)}, "loss_weights: .*: 0.0 must be above 0"),
+        ({"loss_weights": (float("nan"), 1.0), "top": (2,)}, "nan must be above 0 and finite"),
         ({"table_rows": ()}, "table"),
         ({"table_rows": (3, 0)}, "rows"),
         ({"bottom": ()}, "interaction.*no pair"),

@@ -32,8 +32,13 @@ def _step(
     models: list[StageModel], batch: Inputs, pooled_BFD: Tensor, microbatches: int = 1
 ) -> list[StageResult]:
     """One micro-batch after the other through all stages and back."""
-    stages = [_begun(model, batch, pooled_BFD, microbatches) for model in models]
-    for microbatch in range(microbatches):
+    return _run([Stage(model, microbatches) for model in models], batch, pooled_BFD)
+
+
+def _run(stages: list[Stage], batch: Inputs, pooled_BFD: Tensor) -> list[StageResult]:
+    for stage in stages:
+        stage.begin(NUMBER, batch, pooled_BFD)
+    for microbatch in range(stages[0].microbatches):
         carried: Tensor | None = None
         for stage in stages:
             carried = stage.forward(NUMBER, microbatch, carried)
@@ -168,6 +173,41 @@ def test_sums_of_rows_become_means_and_gradients_are_of_sums(microbatches: int):
     torch.testing.assert_close(found, sum_BFD.grad, rtol=0, atol=1e-7)
     logit_again_B = predict_stage(stage, batch, None, sum_BFD.detach())
     torch.testing.assert_close(logit_again_B, logit_B.detach(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_losses_of_several_labels_are_added_by_their_weights(microbatches: int, is_weighted: bool):
+    """The loss of a batch is Σ λ Σ w l / B, over labels and rows."""
+    weights = (1.0, 0.25, 3.0)
+    spec = replace(SMALL, top=(*SMALL.top[:-1], 3), loss_weights=weights)
+    draw, one = torch.Generator().manual_seed(0), draw_batch(SMALL, ROWS, 0)
+    label_BL = (torch.rand(ROWS, 3, generator=draw) < torch.tensor([0.5, 0.2, 0.8])).float()
+    weight_B = torch.rand(ROWS, generator=draw) * 3 if is_weighted else torch.ones(ROWS)
+    batch = replace(one, label_B=label_BL, weight_B=weight_B if is_weighted else None)
+    dense_BI, ids_FB, _ = columns(batch)
+    model = Dlrm(spec, TABLES, Precision.FLOAT32, SEED)
+    pooled_BFD = model.embeddings(Bags(ids_FB)).detach().requires_grad_()
+    chance_BL = model.logits(dense_BI, pooled_BFD).sigmoid()
+    assert chance_BL.shape == (ROWS, 3)
+    losses_BL = -(label_BL * chance_BL.log() + (1 - label_BL) * (1 - chance_BL).log())
+    of_labels = [(weight_B * losses_B).sum() / ROWS for losses_B in losses_BL.T]
+    loss = sum(weight * of for weight, of in zip(weights, of_labels, strict=True))
+    assert isinstance(loss, Tensor)
+    loss.backward()
+    expected = {name: weight.grad for name, weight in model.dense_parameters().items()}
+    expected |= {"pooled": pooled_BFD.grad}
+    for cuts in (("bottom.2", "top.1"), (), (spec.layer_names[-2],)):
+        stages = [Stage(one, microbatches, loss_weights=weights) for one in _models(spec, cuts)]
+        stages = [stage.empty() for stage in stages]  # as threads have them
+        results = _run(stages, batch, pooled_BFD.detach())
+        assert results[-1].loss_sum == pytest.approx(loss.item() * ROWS, rel=1e-6)
+        for name, gradient in _gathered(results).items():
+            wanted = expected[name]
+            assert wanted is not None and wanted.abs().max() > 1e-5
+            torch.testing.assert_close(gradient, wanted, rtol=0, atol=1e-6, msg=name)
+        right_B = (chance_BL[:, 0] >= 0.5) == (label_BL[:, 0] == 1)
+        assert results[-1].correct == int(right_B.sum())
 
 
 def test_correct_rows_are_counted_in_the_last_stage():

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlrm_hybrid.telemetry import metrics
-from dlrm_hybrid.telemetry.metrics import BinaryMetrics
+from dlrm_hybrid.telemetry.metrics import BinaryMetrics, LabelMetrics, metrics_of
 from dlrm_hybrid.types import DataError, DivergedError
 
 
@@ -244,3 +244,38 @@ def test_a_logit_that_is_not_finite_ends_the_scoring(logit):
 def test_no_rows_have_no_scores():
     with pytest.raises(ValueError, match="no rows"):
         BinaryMetrics().scores()
+
+
+def test_scores_of_several_labels_equal_scikit_learn_on_each():
+    generator, rows = np.random.default_rng(7), 5000
+    drawn = [draw(rows, spread, seed) for seed, spread in enumerate((0.8, 2.0, 0.1))]
+    logits, labels = (np.stack(one, 1) for one in zip(*drawn, strict=True))
+    weights = generator.exponential(size=rows).astype(np.float32)
+    groups = generator.integers(0, 40, rows)
+    factors = {"clicked": 1.0, "bought": 0.25, "liked": 3.0}
+    total = metrics_of(factors)
+    for start in range(0, rows, 700):
+        some = slice(start, start + 700)
+        total.add(logits[some], labels[some], weights[some], groups[some])
+    found, loss = total.scores(), 0.0
+    assert isinstance(total, LabelMetrics) and [*found.labels] == [*factors]
+    for place, (name, factor) in enumerate(factors.items()):
+        label, logit = labels[:, place], logits[:, place].astype(np.float64)
+        chance = 1 / (1 + np.exp(-logit))
+        log_loss = oracle().log_loss(label, chance, sample_weight=weights)
+        auc = oracle().roc_auc_score(label, logit, sample_weight=weights)
+        one = found.labels[name]
+        assert one.log_loss == pytest.approx(log_loss, rel=1e-6)
+        assert one.auc == pytest.approx(auc, abs=1e-6)
+        assert one.accuracy == pytest.approx(
+            oracle().accuracy_score(label, logit > 0, sample_weight=weights), abs=1e-6
+        )
+        alone = BinaryMetrics()
+        alone.add(logits[:, place], label, weights, groups)
+        assert alone.scores() == one and one.gauc is not None
+        loss += factor * log_loss
+    assert found.log_loss == pytest.approx(loss, rel=1e-6)
+    first = found.labels["clicked"]
+    assert (found.auc, found.gauc, found.accuracy) == (first.auc, first.gauc, first.accuracy)
+    assert found.values["labels"]["liked"] == found.labels["liked"].values
+    assert "labels" not in first.values and isinstance(metrics_of({}), BinaryMetrics)

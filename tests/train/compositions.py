@@ -33,7 +33,7 @@ OPTIMIZERS = {
 }
 
 COLUMNS: Columns = {
-    "rows": {"clicks": (), "lists": (), "bare": ("model.bottom=[]",)},
+    "rows": {"clicks": (), "lists": (), "bare": ("model.bottom=[]",), "labels": ()},
     "trainers": {"2": ("parallel.trainers=2",), "3": ("parallel.trainers=3",)},
     "cuts": {
         "none": ("parallel.cuts=[]",),

@@ -52,7 +52,7 @@ from dlrm_hybrid.data.preprocessing import read_kept
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.predict import Predictor
 from dlrm_hybrid.run import training
-from dlrm_hybrid.telemetry.metrics import BinaryMetrics
+from dlrm_hybrid.telemetry.metrics import metrics_of
 from dlrm_hybrid.train.asynchronous.order_log import order_file, read_order
 from dlrm_hybrid.wire.frame import Kind as FrameKind
 
@@ -80,7 +80,7 @@ GIVEN, GIVEN_APART = (
     for worlds in (WAITING, APART)
 )
 SCHEMA = """
-label: click
+label: {label}
 dense: [{dense}]
 categorical:
   - {{name: tags, kind: integer{length}, max_rows: 48, evict: least_recent}}
@@ -106,7 +106,7 @@ Train = Callable[..., Path]
 def rows(
     small_rows: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, tuple[str, ...]]:
-    """Overrides by name: Criteo's columns, columns of lists and weights, or no numbers."""
+    """Overrides by name: Criteo's columns, lists and weights, no numbers, or several labels."""
     folder, draw = tmp_path_factory.mktemp("tables"), np.random.default_rng(0)
     columns = {"click": draw.integers(0, 2, 1500), "shop": draw.integers(0, 90, 1500)}
     lists = [draw.integers(0, 40, draw.integers(0, 6)).tolist() for _ in range(1500)]
@@ -117,11 +117,14 @@ def rows(
         "lists": {**columns, **numbers, "tags": lists, "words": words},
         "bare": {**columns, "tags": draw.integers(0, 40, 1500)},
     }
+    stars = {"stars": np.random.default_rng(1).integers(1, 6, 1500)}
+    tables["labels"] = {**tables["lists"], **stars}
     columns = {"click": draw.integers(0, 2, 1500), "shop": draw.integers(NEXT_SHOPS, 130, 1500)}
     lists = [draw.integers(10, 60, draw.integers(0, 6)).tolist() for _ in range(1500)]
     words = [draw.integers(20, 60, draw.integers(0, 5)).tolist() for _ in range(1500)]
     tables["next lists"] = {**columns, **numbers, "tags": lists, "words": words}
     tables["next bare"] = {**columns, "tags": draw.integers(10, 60, 1500)}
+    tables["next labels"] = {**tables["next lists"], **stars}
     for name, table in tables.items():
         pq.write_table(pa.table(table), folder / f"{name}.parquet")
     for day in ("", "next "):
@@ -134,12 +137,14 @@ def rows(
         pq.write_table(pa.table({column: ids, "vector": vectors}), folder / f"{name}.parquet")
     (folder / "given.yaml").write_text(GIVEN_SCHEMA.format(folder=folder))
     made: dict[str, tuple[str, ...]] = {"clicks": tuple(small_rows)}
+    several = "[click, {column: stars, above: 3, loss_weight: 0.3}]"
+    numbered = ("{name: price}", ", max_length: 5", MEANS, "weight: much\ngroup: shop")
     schemas = (
-        ("lists", "{name: price}", ", max_length: 5", MEANS, "weight: much\ngroup: shop"),
-        ("bare", "", "", "", ""),
+        *(("lists", "click", *numbered), ("labels", several, *numbered)),
+        ("bare", "click", "", "", "", ""),
     )
-    for name, dense, length, last, more in schemas:
-        text = SCHEMA.format(dense=dense, length=length, columns=last, more=more)
+    for name, label, dense, length, last, more in schemas:
+        text = SCHEMA.format(label=label, dense=dense, length=length, columns=last, more=more)
         (folder / f"{name}.yaml").write_text(text)
     for name in ("lists", "bare", "given"):
         made[name] = (
@@ -227,13 +232,14 @@ def test_other_commands_score_as_the_run_has_scored(
     wish = (f"evaluate.checkpoint={last}", f"evaluate.output={output}")
     typed = [one for one in options(world) if one.startswith("model=outside_model:")]
     assert run(["dlrm_hybrid", "evaluate", *wish, *typed]) == 0
-    evaluated, metrics = json.loads(output.read_text()), BinaryMetrics()
+    evaluated = json.loads(output.read_text())
     assert evaluated["log_loss"] == summary(folder)["test"]["loss"]
     if world["activation"] == "sketch":  # a negative control, which predictors leave out
         return
     prepared = json.loads((folder / "config.json").read_text())["data"]["prepared"]
     own = DeepFm if typed else None
     shards, model = open_shards(Path(prepared), None), Predictor(last, model=own)._serving.model
+    metrics = metrics_of(shards.schema.loss_weights)
     for batch in sequential_batches(shards, shards.test_rows("day"), 500):
         metrics.add(model.logits(batch), *batch.outcomes)
     assert metrics.scores().log_loss == evaluated["log_loss"]

@@ -209,8 +209,9 @@ def _lines(errors: Sequence[ErrorDetails]) -> list[str]:
 
 def _fault(error: ErrorDetails) -> tuple[str, str]:
     """An error as key with value, and reason: `categorical[2].min_count = -3`, `must be …`."""
-    tags = ("file", "fraction", "time", "text", "mapping")
-    path = [one for i, one in enumerate(error["loc"]) if not (one in tags and i == 1)]
+    tags = ("file", "fraction", "time", "text", "mapping", "list")
+    # At 3 is that of a label in a list.
+    path = [one for i, one in enumerate(error["loc"]) if not (one in tags and i in (1, 3))]
     kind = error["type"]
     is_unknown = kind in ("unexpected_keyword_argument", "extra_forbidden")
     key = ""
@@ -231,7 +232,7 @@ def _fault(error: ErrorDetails) -> tuple[str, str]:
 
 def _faults(schema: Schema) -> Iterator[str]:
     named = [
-        ("label", schema.label_column),
+        *(("label", name) for name in schema.label_columns),
         *([] if schema.weight is None else [("weight", schema.weight)]),
         *((f"dense[{i}].name", one.name) for i, one in enumerate(schema.dense)),
         *(("dense", one.name) for one in schema.inputs if one not in schema.dense),
@@ -245,9 +246,7 @@ def _faults(schema: Schema) -> Iterator[str]:
         first.setdefault(name, key)
     yield from _name_faults(schema, first)
     yield from _value_faults(schema)
-    label = schema.label
-    if isinstance(label, Label) and (label.positive is None) == (label.above is None):
-        yield f"label: {label.column!r} needs either `positive` or `above`"
+    yield from _label_faults(schema)
     for i, column in enumerate(schema.categorical):
         yield from _column_faults(f"categorical[{i}]", column)
     delimiter = schema.delimiter
@@ -256,6 +255,28 @@ def _faults(schema: Schema) -> Iterator[str]:
     ):
         yield f"delimiter = {delimiter!r}: must be a tab, or a character of ASCII that is no quote"
     yield from _criteo_faults(schema) if schema.format == "criteo" else _split_faults(schema.split)
+
+
+def _label_faults(schema: Schema) -> Iterator[str]:
+    """Faults of what makes labels, and of their names."""
+    if isinstance(label := schema.label, str):
+        return
+    if isinstance(label, Label):
+        if (label.positive is None) == (label.above is None):
+            yield f"label: {label.column!r} needs either `positive` or `above`"
+        if label.name is not None or label.loss_weight != 1:
+            key = "loss_weight" if label.name is None else "name"
+            yield f"label.{key} = {getattr(label, key)!r}: only of one in a list of several labels"
+        return
+    if len(label) < 2:
+        yield "label: a list has two labels or more; one is written without brackets"
+    first: dict[str, int] = {}
+    for i, one in enumerate(schema.labels):
+        if one.positive is not None and one.above is not None:
+            yield f"label[{i}]: {one.column!r} needs either `positive` or `above`, or neither"
+        name = one.name or one.column
+        if first.setdefault(name, i) != i:
+            yield f"label[{i}].name = {name!r}: is that of label[{first[name]}] too"
 
 
 def _name_faults(schema: Schema, columns: Collection[str]) -> Iterator[str]:
@@ -371,7 +392,7 @@ def _criteo_faults(schema: Schema) -> Iterator[str]:
         yield "weight: not with format: criteo, whose rows have none"
     if schema.group is not None:
         yield "group: not with format: criteo, whose rows have none"
-    if isinstance(schema.label, Label):
+    if not isinstance(schema.label, str):
         yield "label: not with format: criteo, whose labels are 0 and 1"
     if schema.split is not None:
         yield "split: not with format: criteo; data.days and data.day_split say it"

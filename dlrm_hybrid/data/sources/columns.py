@@ -1,6 +1,6 @@
 """Columns as read from a source: numbers before they are standardised, and category keys.
 
-Shapes: N rows, I dense columns, M ids of a column.
+Shapes: N rows, I dense columns, M ids of a column, L labels if there are several.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dlrm_hybrid.data.manifest import Scale
-from dlrm_hybrid.data.schema import DenseColumn
+from dlrm_hybrid.data.schema import DenseColumn, Label
 from dlrm_hybrid.data.sources.cells import Key
 
 Numbers = npt.NDArray[np.float64]
@@ -34,20 +34,27 @@ class Coded:
     length_N: npt.NDArray[np.int32] | None = None
 
 
+class LabelValue(NamedTuple):
+    """A value of a label's `positive`, as a category."""
+
+    label: Label
+    key: Key
+
+
 @dataclass(frozen=True, slots=True)
 class Values:
     """Good rows of any source.
 
     Attributes:
         row_N: int64, row number in the file, from 1.
-        label_N: float32, 0 or 1; None if labels were not asked for.
+        label_N: float32, 0 or 1, of several labels (N, L); None if they were not asked for.
         dense_NI: dense values: missing ones replaced, `log1p` applied, `standardise` not yet.
         categories: categories of each categorical column.
         time_N: the column that splits by time, comparable with its borders; else None.
         weight_N: float32, weights of the rows if the schema has them and labels were asked for.
         group_N: int64, a hash of each row's group, likewise; 0 without a group.
         drawn_N: int64, likewise of the column whose values draw the parts.
-        positives: values of the label's `positive` that rows have, as categories.
+        positives: values of labels' `positive` that rows have.
     """
 
     row_N: npt.NDArray[np.int64]
@@ -58,7 +65,7 @@ class Values:
     weight_N: npt.NDArray[np.float32] | None = None
     group_N: npt.NDArray[np.int64] | None = None
     drawn_N: npt.NDArray[np.int64] | None = None
-    positives: frozenset[Key] = frozenset()
+    positives: frozenset[LabelValue] = frozenset()
 
 
 class ReadNumbers(NamedTuple):

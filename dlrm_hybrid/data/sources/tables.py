@@ -36,7 +36,7 @@ from dlrm_hybrid.data.manifest import (
 from dlrm_hybrid.data.preprocessing import NO_ROW, Keys, Vocabulary, write_vocabulary
 from dlrm_hybrid.data.schema import ByFile, ByFraction, ByTime, CategoricalColumn, Schema
 from dlrm_hybrid.data.sources.cells import FORM, MISSING_INTEGER, Key, instant, missing_key, shown
-from dlrm_hybrid.data.sources.columns import Coded, Values, standardised
+from dlrm_hybrid.data.sources.columns import Coded, LabelValue, Values, standardised
 from dlrm_hybrid.data.sources.files import Block, TableSource, check_names, open_source
 from dlrm_hybrid.data.sources.paths import below, folder_values
 from dlrm_hybrid.data.sources.raw import Prepared, PrepareJob
@@ -369,7 +369,10 @@ def _read(
     """Read all files into the spill; returns rows of each part and xxh3 of each file."""
     schema, counts, report = job.semantics.schema, job.counts, job.counter("read", None)
     rows_3, weights_3 = np.zeros(3, np.int64), np.zeros(3)
-    digests, absent = list[str](), set(wanted_keys(schema.label))
+    digests, absent = (
+        list[str](),
+        {LabelValue(of, key) for of in schema.labels for key in wanted_keys(of)},
+    )
     for file, (path, name) in enumerate(zip(job.raw, below(job.raw), strict=True)):
         digest = xxhash.xxh3_128()
         before = sum(one.rows for one in counts.files)
@@ -386,9 +389,10 @@ def _read(
             absent -= values.positives
             report(len(values.row_N) + len(bad))
         digests.append(digest.hexdigest() if source.is_text else file_xxh3(path))
-    if absent:
-        names = " or ".join(map(shown, sorted(absent, key=str)))
-        counts.remarks.append(f"no row has {schema.label_column} = {names} (positive, data.schema)")
+    for label in schema.labels:
+        if keys := sorted((one.key for one in absent if one.label == label), key=str):
+            names = " or ".join(map(shown, keys))
+            counts.remarks.append(f"no row has {label.column} = {names} (positive, data.schema)")
     train, validation, test = rows_3.tolist()
     _check_parts({"train": train, "validation": validation, "test": test}, schema, job.raw)
     for part, rows, weight in zip(PARTS, rows_3, weights_3, strict=True):
@@ -517,7 +521,7 @@ def _single(
     schema, result = job.semantics.schema, job.result
     width, single = schema.num_dense, schema.single
     with (
-        ArrayWriter(result / "label.npy", np.float32) as label,
+        ArrayWriter(result / "label.npy", np.float32, len(schema.loss_weights) or None) as label,
         ArrayWriter(result / "dense.npy", np.float32, width) as dense,
         ArrayWriter(result / "ids.npy", np.int32, len(single)) as ids,
     ):
@@ -528,8 +532,8 @@ def _single(
                 *(spill.read(part, f"ids{index}", np.int32) for index in single),
             ]
             for label_N, x_NI, *numbers in zip(*columns, strict=True):
-                rows = len(label_N)
-                label.append(label_N)
+                rows = len(label_N) // len(schema.labels)
+                label.append(label_N.reshape(rows, -1) if schema.loss_weights else label_N)
                 dense.append(_standardised(x_NI.reshape(rows, width), scales, schema, part))
                 ids_NF = np.empty((rows, len(single)), np.int32)
                 for place, index in enumerate(single):

@@ -49,7 +49,7 @@ from dlrm_hybrid.data.sources.cells import (
     shown,
     split_list,
 )
-from dlrm_hybrid.data.sources.columns import Coded, Values, transformed
+from dlrm_hybrid.data.sources.columns import Coded, LabelValue, Values, transformed
 from dlrm_hybrid.data.sources.files import Block
 from dlrm_hybrid.types import DataError
 
@@ -118,15 +118,32 @@ def read_values(
         rest = columns.filter(pa.array(kept_N))
         results, row_N = _columns(rest, schema, path, labels), row_N[kept_N]
     dense = [results[one.name].values for one in schema.dense]
+    several = [results[_label_key(one)].values for one in schema.labels] if labels else []
     values = Values(
         row_N=row_N,
-        label_N=results[schema.label_column].values if labels else None,
+        label_N=np.stack(several, 1) if len(several) > 1 else several[0] if several else None,
+        positives=frozenset[LabelValue]().union(
+            *(one.values for name, one in results.items() if name.endswith(_POSITIVES))
+        ),
         dense_NI=np.column_stack(dense) if dense else np.empty((len(row_N), 0)),
         categories=tuple(results[one.name].values for one in schema.categorical),
         weight_N=results[schema.weight].values if labels and schema.weight else None,
-        **{role: one.values for name, one in results.items() if (role := name.partition("\0")[2])},
+        **{role: one.values for name, one in results.items() if (role := _role(name))},
     )
     return values, sorted([*odd, *bad], key=lambda one: one.row)
+
+
+_LABEL, _POSITIVES = "\0label", "\0positives"
+
+
+def _label_key(label: Label) -> str:
+    """Key of the label in what was read of a block."""
+    return f"{label.column}\0{label.name or ''}{_LABEL}"
+
+
+def _role(key: str) -> str:
+    """Field of `Values` that a key is for; empty for those put together of several."""
+    return "" if key.endswith((_LABEL, _POSITIVES)) else key.partition("\0")[2]
 
 
 def _raw(row: Batch) -> str:
@@ -181,11 +198,15 @@ def _columns(batch: Batch, schema: Schema, path: str, labels: bool) -> dict[str,
         array: Any = batch.column(batch.schema.get_field_index(name))
         results[key] = _at(name, path, read, array)
 
-    if labels:
-        name = schema.label_column
-        take(name, name, lambda array: _label(plain(array), schema.label))
-        if wanted := wanted_keys(schema.label):
-            take(name, f"{name}\0positives", lambda array: _occurring(plain(array), wanted))
+    for label in schema.labels if labels else ():
+        key = _label_key(label)
+        take(label.column, key, lambda array, of=label: _label(plain(array), of))
+        if wanted_keys(label):
+            take(
+                label.column,
+                f"{key}{_POSITIVES}",
+                lambda array, of=label: _occurring(plain(array), of),
+            )
     if labels and schema.weight is not None:
         take(schema.weight, schema.weight, lambda array: _weight(plain(array)))
     for dense in schema.dense:
@@ -229,14 +250,13 @@ def _numbers(array: Any) -> _Found:
     return _Found(x_N, bad)
 
 
-def _label(array: Any, label: str | Label) -> _Found:
+def _label(array: Any, label: Label) -> _Found:
     if wanted := wanted_keys(label):
         return _is_positive(array, wanted)
     found = _numbers(array)
     label_N: npt.NDArray[np.float64] = found.values
     bad = dict(found.bad)
-    if isinstance(label, Label):
-        assert label.above is not None
+    if label.above is not None:
         label_N = np.where(np.isnan(label_N), label_N, label_N > label.above)
     for index in np.flatnonzero((label_N != 0) & (label_N != 1)).tolist():
         value = array[index].as_py()
@@ -245,10 +265,9 @@ def _label(array: Any, label: str | Label) -> _Found:
     return _Found(label_N.astype(np.float32), bad)
 
 
-def wanted_keys(label: str | Label) -> list[Key]:
+def wanted_keys(label: Label) -> list[Key]:
     """The categories that are labels of 1 (`positive`); none if numbers say it."""
-    positive = label.positive if isinstance(label, Label) else None
-    return keys_of(positive or (), CategoricalColumn(name="label"))[0]
+    return keys_of(label.positive or (), CategoricalColumn(name="label"))[0]
 
 
 def _is_positive(array: Any, wanted: Sequence[Key]) -> _Found:
@@ -262,10 +281,11 @@ def _is_positive(array: Any, wanted: Sequence[Key]) -> _Found:
     return _Found(is_positive_D[coded.index_M].astype(np.float32), bad)
 
 
-def _occurring(array: Any, wanted: Sequence[Key]) -> _Found:
+def _occurring(array: Any, label: Label) -> _Found:
     coded, _ = _coded(array, CategoricalColumn(name="label"), None)
     keys = {coded.keys[one] for one in np.unique(coded.index_M).tolist()}
-    return _Found(frozenset(keys.intersection(wanted)), {})
+    found = keys.intersection(wanted_keys(label))
+    return _Found(frozenset(LabelValue(label, key) for key in found), {})
 
 
 def _weight(array: Any) -> _Found:

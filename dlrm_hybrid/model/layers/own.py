@@ -99,8 +99,9 @@ def tried(
         x_BN = trial.part(name, part, given, is_first=not parts)
         shapes = {f"{name}.{one}": tuple(kept.shape) for one, kept in part.named_parameters()}
         parts.append(Part(name, x_BN.shape[1], shapes))
-    if parts[-1].width != 1:
-        trial.refuse(f"part `{parts[-1].name}`, the last, gives {_shown(x_BN)}, must be (B, 1)")
+    if parts[-1].width != inputs.labels:
+        wanted = f"(B, {inputs.labels}): as wide as `Features.labels` says"
+        trial.refuse(f"part `{parts[-1].name}`, the last, gives {_shown(x_BN)}, must be {wanted}")
     if module.forward is not nn.Module.forward and not _are_close(
         trial.ran("its `forward`", model, entered), x_BN
     ):

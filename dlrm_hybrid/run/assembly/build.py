@@ -180,7 +180,10 @@ def mates(config: Config, rank: int) -> frozenset[int]:
 
 
 def model_spec(
-    config: Config, table_rows: tuple[int, ...], frozen: tuple[bool, ...] = ()
+    config: Config,
+    table_rows: tuple[int, ...],
+    frozen: tuple[bool, ...] = (),
+    loss_weights: tuple[float, ...] = (),
 ) -> ModelSpec | OwnModel:
     """The shape of the model.
 
@@ -188,6 +191,7 @@ def model_spec(
         config: that of a run.
         table_rows: rows of each table.
         frozen: whether they never change (`Schema.frozen`).
+        loss_weights: of two labels or more; `model.top` ends in a logit for each.
 
     Raises:
         ConfigError: it is the user's own, and not loaded or of no use.
@@ -195,23 +199,25 @@ def model_spec(
     model = config.model
     if isinstance(model, OwnModelConfig):
         own_model(model)
-        return replace(model.spec(table_rows), frozen=frozen)
+        return replace(model.spec(table_rows), frozen=frozen, loss_weights=loss_weights)
     return ModelSpec(
         embedding_dim=model.embedding_dim,
         bottom=model.bottom,
-        top=model.top,
+        top=(*model.top[:-1], len(loss_weights) or 1),
         table_rows=table_rows,
         interaction=model.cross or model.fm or Dot(),
         dropout=model.dropout,
         bottom_dropout=model.bottom_dropout,
         batch_norm=model.batch_norm,
         frozen=frozen,
+        loss_weights=loss_weights,
     )
 
 
 def shape_of(config: Config, rows: Manifest) -> ModelSpec | OwnModel:
     """The shape of the model of these rows; raises ConfigError as `model_spec`."""
-    return model_spec(config, rows.table_rows, rows.schema.frozen)
+    weights = tuple(rows.schema.loss_weights.values())
+    return model_spec(config, rows.table_rows, rows.schema.frozen, weights)
 
 
 def policy(config: Config) -> SyncPolicy:

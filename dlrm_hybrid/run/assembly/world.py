@@ -318,6 +318,7 @@ def _worker(
             config.optimizer.l2,
             (port.rank // port.topology.stages, config.parallel.trainers),
             layout.placement,
+            layout.spec.loss_weights,
         ),
         pipeline=build.pipeline(config),
         boundaries=boundaries,
