@@ -1,6 +1,6 @@
 """Writes a plain model in each format, and reads such files back to score rows.
 
-Shapes: B rows of a batch.
+Shapes: B rows of a batch, L labels.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MOST_ONNX_BYTES = 1 << 30
 
 Floats = npt.NDArray[np.float32]
 Scorer = Callable[[Batch], tuple[Floats, Floats]]
-"""Scores a batch: returns logits and probabilities, each (B,)."""
+"""Scores a batch: returns logits and probabilities, each (B,), or (B, L) of several labels."""
 
 
 def require(format: Format) -> None:

@@ -207,12 +207,16 @@ class PlainDlrm(nn.Module):
             for number, table in enumerate(self.embedding)
         ]
         if self.own is not None:
-            logit_B = self.own(dense, torch.stack(rows, 1)).squeeze(1)
-            return logit_B, torch.sigmoid(logit_B)
+            return _outputs(self.own(dense, torch.stack(rows, 1)))
         first = [] if dense is None else [self.bottom(dense)]
         z_BVD = torch.stack([*first, *rows], 1)
-        logit_B = self.top(self.interaction(z_BVD)).squeeze(1)
-        return logit_B, torch.sigmoid(logit_B)
+        return _outputs(self.top(self.interaction(z_BVD)))
+
+
+def _outputs(left_BL: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits and probabilities, (B,) of one label, else (B, L); ONNX squeezes only what is 1."""
+    logit_B = left_BL.squeeze(1) if left_BL.shape[1] == 1 else left_BL
+    return logit_B, torch.sigmoid(logit_B)
 
 
 @final

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -40,13 +41,14 @@ from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.run.rows import Command
 from dlrm_hybrid.saved.inputs import MODEL_FILE, write_inputs
 from dlrm_hybrid.saved.model import SavedModel
-from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
+from dlrm_hybrid.telemetry.metrics import BinaryScores, metrics_of
 from dlrm_hybrid.types import ConfigError, DataError
 
 SCORE_TOLERANCE = 1e-5  # of probabilities
 # Absolute for logits below 1, else relative: sums of hundreds of float32 numbers are reordered.
 LOGIT_TOLERANCE = 1e-4
 MASKED_ROWS = 1000  # one row of these may differ if activations are masked
+NO_WEIGHTS: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,20 +115,30 @@ def compare(
     progress: Callable[[int], object],
     *,
     labelled: bool = True,
+    loss_weights: Mapping[str, float] = NO_WEIGHTS,
 ) -> Comparison:
-    """Score rows with two models and compare the results."""
-    metrics, largest = (BinaryMetrics(), BinaryMetrics()), np.zeros(2)
+    """Score rows with two models and compare the results.
+
+    Args:
+        before: the one.
+        after: the other.
+        batches: the rows.
+        progress: called with the number of rows done.
+        labelled: whether the rows have labels.
+        loss_weights: of several labels, by name; empty for one label.
+    """
+    metrics, largest = (metrics_of(loss_weights), metrics_of(loss_weights)), np.zeros(2)
     rows = rows_apart = 0
     for batch in batches:
         logit_B, score_B = before(batch)
         other_B, other_score_B = after(batch)
-        for one, found_B in zip(metrics, (logit_B, other_B), strict=True):
+        for one, found_B in zip(metrics, (logit_B, other_B), strict=True) if labelled else ():
             one.add(found_B, *batch.outcomes)
         apart_B = np.abs(other_B - logit_B) / np.maximum(np.abs(logit_B), 1)
         score_apart_B = np.abs(other_score_B - score_B)
         worst = apart_B.max(), score_apart_B.max()
         near_B = (apart_B <= LOGIT_TOLERANCE) & (score_apart_B <= SCORE_TOLERANCE)
-        rows_apart += int(np.count_nonzero(~near_B))
+        rows_apart += int(np.count_nonzero(~near_B.reshape(len(near_B), -1).all(1)))
         largest = np.maximum(largest, worst)  # keeps a NaN
         rows += len(logit_B)
         progress(rows)
@@ -296,7 +308,9 @@ def _compare(
             def done(count: int) -> None:
                 show(count, len(rows))
 
-            return compare(before, written, batches, done, labelled=shards is not None)
+            weights = job.preprocessing.schema.loss_weights
+            labelled = shards is not None
+            return compare(before, written, batches, done, labelled=labelled, loss_weights=weights)
 
     comparison = against(saved.score)
     same = against(of_file(file.expected(tensors))) if options.int8 else comparison
@@ -352,6 +366,11 @@ def _description(
 ) -> dict[str, Any]:
     """Content of `model.json`: all that is needed to use the model without this program."""
     manifest, spec = job.preprocessing.manifest, file.spec
+    names = [*manifest.schema.loss_weights]
+    output = {"dtype": "float32", **({"labels": names} if names else {})}
+    check = asdict(comparison)
+    for side in ("before", "after") if comparison.before and not names else ():
+        del check[side]["labels"]
     return {
         "format": FORMAT,
         "program": f"dlrm_hybrid {__version__}",
@@ -364,11 +383,11 @@ def _description(
             "config_hash": job.facts["config_hash"],
         },
         "inputs": inputs,
-        "outputs": {"logit": {"dtype": "float32"}, "score": {"dtype": "float32"}},
+        "outputs": {"logit": output, "score": output},
         "model": {
             **_of_model(spec),
             "kept_after": {layer: mask.k for layer, mask in file.masks.items()},
         },
         "data": {**asdict(manifest.semantics), **manifest.vocabulary},
-        "check": asdict(comparison),
+        "check": check,
     }

@@ -1,6 +1,6 @@
 """`Predictor`: scores rows with a trained model and the vocabularies of its run.
 
-Shapes: R rows, B rows of a batch.
+Shapes: R rows, B rows of a batch, L labels if there are several.
 """
 
 from __future__ import annotations
@@ -132,6 +132,11 @@ class Predictor:
         return self._serving.version.step
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of several labels, in the order of their scores; empty for one label."""
+        return tuple(self.schema.loss_weights)
+
+    @property
     def encoder(self) -> Encoder:
         """Encodes values as inputs of the model."""
         return self._serving.encoder
@@ -161,7 +166,7 @@ class Predictor:
             self._serving = serving.updated(self.config, folder, manifest)
 
     def predict(self, frame: pd.DataFrame) -> Floats:
-        """Probabilities of a click, float32 (R,), in the order of the rows.
+        """Probabilities of a click, float32 (R,), in the order of the rows; of `labels` (R, L).
 
         Args:
             frame: has all feature columns of the schema by name, with values as in files; None and
@@ -182,7 +187,7 @@ class Predictor:
         return self._serving.batch(block)
 
     def logits(self, block: NewRows) -> Floats:
-        """Logits of rows, float32 (R,).
+        """Logits of rows, float32 (R,), of `labels` (R, L).
 
         Raises:
             DataError: a category is unknown and `unknown` is `error`, or a number is too large;
@@ -190,11 +195,12 @@ class Predictor:
         """
         serving = self._serving
         batch = serving.batch(block)
-        logit_R = np.empty(len(batch.label_B), np.float32)
+        logit_R = np.empty((len(batch.label_B), len(self.labels) or 1), np.float32)
+        logit_R = logit_R if self.labels else logit_R[:, 0]
         for first in range(0, len(logit_R), self._batch_rows):
             some = slice(first, first + self._batch_rows)
             logit_R[some] = serving.model.logits(batch.part(some))
-        for row in np.flatnonzero(~np.isfinite(logit_R))[:1].tolist():
+        for row, *_ in np.argwhere(~np.isfinite(logit_R))[:1].tolist():
             raise DataError(f"{block.where(row)}: the logit is not finite: values are too large")
         return logit_R
 

@@ -22,7 +22,7 @@ from dlrm_hybrid.predict.sources import ROWS_KEY, read_blocks
 from dlrm_hybrid.run.display import Display
 from dlrm_hybrid.run.folder import one_user, output_file
 from dlrm_hybrid.run.request import Request
-from dlrm_hybrid.telemetry.metrics import BinaryMetrics, BinaryScores
+from dlrm_hybrid.telemetry.metrics import BinaryScores, metrics_of
 from dlrm_hybrid.types import ConfigError, DataError
 
 OUTPUT_KEY = "predict.output"
@@ -213,7 +213,7 @@ def _score(
     display: Display,
 ) -> tuple[int, BinaryScores | None]:
     """Write the scores of all rows; returns their number, and their quality if all have labels."""
-    metrics, has_labels, rows = BinaryMetrics(), True, 0
+    metrics, has_labels, rows = metrics_of(predictor.schema.loss_weights), True, 0
     total_bytes = sum(path.stat().st_size for path in paths if path.is_file())
     begun = time.perf_counter()
     with display.bar("predict") as bar:
@@ -224,6 +224,10 @@ def _score(
 
         keep, block_bytes = request.config.predict.keep, request.config.data.block_bytes
         extra = predictor.extra
+        names = [f"score_{name}" for name in predictor.labels] or ["score"]
+        if taken := [name for name in names if name in keep]:
+            fault = f"predict.keep = {list(keep)}: {taken[0]} is a column of this file of scores"
+            raise ConfigError(faults_text([fault]))
         for block in read_blocks(paths, predictor.schema, keep, block_bytes, on_bytes, extra):
             logit_R = predictor.logits(block)
             if block.values.label_N is None:
@@ -232,7 +236,8 @@ def _score(
                 metrics.add(logit_R, block.values.label_N)
             number_R = np.arange(rows, rows + len(logit_R))
             score_R = torch.from_numpy(logit_R).sigmoid().numpy()
-            file.write({"row": number_R, "score": score_R, **block.kept})
+            by_name = dict(zip(names, np.atleast_2d(score_R.T), strict=True))
+            file.write({"row": number_R, **by_name, **block.kept})
             rows += len(logit_R)
     if not rows:
         raise DataError(f"{', '.join(map(str, paths))}: no rows ({ROWS_KEY})")

@@ -148,8 +148,8 @@ def _names(
     if fault := schema.columns_fault(present, extra, keep, key):
         raise DataError(f"{source}: {fault} ({ROWS_KEY})")
     features = [one.name for one in (*schema.dense, *schema.categorical) if one.name in present]
-    label = [schema.label_column] if schema.label_column in present else []
-    names = list(dict.fromkeys((*features, *label, *keep)))
+    labels = [one for one in schema.label_columns if one in present]
+    names = list(dict.fromkeys((*features, *labels, *keep)))
     twice = [name for name in names if present.count(name) > 1]
     if twice:
         raise DataError(f"{source}: column {twice[0]!r} is there twice ({ROWS_KEY})")
@@ -168,8 +168,10 @@ def _of_columns(block: files.Block, schema: Schema, source: str, keep: Sequence[
     block = replace(block, columns=_with_defaults(block.columns, len(block.row_N), schema))
     names: list[str] = block.columns.schema.names
     # Rows whose labels are partly missing are scored as rows without labels.
-    label = schema.label_column
-    labels = label in names and not _has_missing(block.columns.column(label), schema)
+    labels = all(
+        one in names and not _has_missing(block.columns.column(one), schema)
+        for one in schema.label_columns
+    )
     values, bad = read_values(block, schema, source, labels=labels)
     if bad:
         raise DataError(f"{source}: {bad[0].where} ({ROWS_KEY})")

@@ -1,6 +1,7 @@
 """The model of a checkpoint in this process, whatever world has trained it.
 
-Shapes: B rows of a batch, F tables, D embedding dimension, N inputs or outputs of a stage.
+Shapes: B rows of a batch, F tables, D embedding dimension, N inputs or outputs of a stage, L labels
+if there are several.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ class SavedModel:
         return found
 
     def logits(self, batch: Batch) -> Floats:
-        """Logits (B,) of a batch, bit for bit those of an evaluation in one process."""
+        """Logits of a batch, (B,) or (B, L), bit for bit those of an evaluation in one process."""
         with torch.no_grad():
             bags: Bags[Tensor] = batch.bags.map(lambda ids: torch.from_numpy(ids))
             x_BN, pooled_BFD = torch.from_numpy(batch.dense_BI), self.embeddings(bags)
@@ -173,7 +174,7 @@ class SavedModel:
         return x_BN.squeeze(1).numpy()
 
     def score(self, batch: Batch) -> tuple[Floats, Floats]:
-        """Logits and probabilities of a batch, each (B,)."""
+        """Logits and probabilities of a batch, each (B,) or (B, L)."""
         logit_B = self.logits(batch)
         return logit_B, torch.from_numpy(logit_B).sigmoid().numpy()
 
