@@ -194,6 +194,19 @@ def losses(
         yield from _picture(f"Loss over {over.value}", content, LOSS_CAPTIONS[over])
 
 
+def label_losses(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
+    """Yield a picture of the log-loss of each of several labels over steps, one without any."""
+    lines: list[Line] = []
+    for run, of_run, start in zip(runs, labels, steps_before(runs), strict=True):
+        for name in run.summary["test"].get("labels", {}):
+            found = _after(evaluated_loss(run, Over.STEPS, name), start)
+            label = name if len(runs) == 1 else f"{of_run} · {name}"
+            lines.append(Line(label=label, number=len(lines), curve=found))
+    text = AxesText(Over.STEPS.value, "log-loss", x_is_whole=True)
+    content = Lines(lines, text, Range.LOSSES, has_key=True)
+    yield from _picture("Loss of each label", content, "Of each evaluation.")
+
+
 def rates(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
     """Yield pictures of samples per second and bytes sent per sample over steps."""
     for title, value, caption in (
@@ -318,10 +331,10 @@ def training_loss(run: Run, over: Over) -> Curve | None:
     return pd.Series([_mean(part) for part in parts], [position(part[-1]) for part in parts])
 
 
-def evaluated_loss(run: Run, over: Over) -> Curve | None:
+def evaluated_loss(run: Run, over: Over, label: str | None = None) -> Curve | None:
     """Log-loss of each evaluation on the validation part, or on the test part without one.
 
-    None without evaluations, or if the axis was not measured.
+    Of all labels, or of one of several. None without evaluations, or if the axis was not measured.
     """
     position = _positions(run, over)
     evaluated = [event for event in run.events if event.kind is Kind.EVALUATED]
@@ -329,9 +342,8 @@ def evaluated_loss(run: Run, over: Over) -> Curve | None:
     points = validated or evaluated
     if position is None or not points:
         return None
-    return pd.Series(
-        [event.values["log_loss"] for event in points], [position(event) for event in points]
-    )
+    scores = [one.values if label is None else one.values["labels"][label] for one in points]
+    return pd.Series([one["log_loss"] for one in scores], [position(event) for event in points])
 
 
 def density(run: Run, prefix: str) -> Curve | None:

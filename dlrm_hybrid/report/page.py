@@ -57,6 +57,10 @@ STALENESS = (
     "hides a slow trainer; means and batches of trainers are from the least to the most."
 )
 BEFORE = "Scores of all rows of a file with the model as it was before it learned them."
+LABELS = (
+    "Of the test part. A run's loss is the sum of these by their weights, its other scores are the "
+    "first label's."
+)
 GROWTH = (
     "Categories of rows that go on from another run's: those it has rows for, new ones with rows "
     "behind these, those whose rows new ones took, and those without; of the columns with most new "
@@ -135,6 +139,7 @@ def build_report(runs: Sequence[Run], subtitle: str) -> Document:
         Section("Comparison", COMPARISON, tables.comparison(*given), quality),
         Section("Seeds", SEEDS, tables.over_seeds(runs)),
         Section("Loss", _uncounted(runs), None, losses),
+        Section("Labels", LABELS, tables.label_scores(*given), tuple(figures.label_losses(*given))),
         Section("Bytes", "", tables.traffic(*given), tuple(figures.traffic(*given))),
         Section("Time", SPANS, tables.spans(*given), tuple(figures.time_by_span(*given))),
         Section("Steps", STEPS, tables.steps(*given)),

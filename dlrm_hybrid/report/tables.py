@@ -201,6 +201,22 @@ def progressive(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
     return Table(("run", "file", *map(BEFORE.__getitem__, names)), rows, "ll") if rows else None
 
 
+def label_scores(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
+    """Scores of each of several labels on the test part; None without such runs."""
+    several = [run.summary["test"].get("labels", {}) for run in runs]
+    names = [
+        name
+        for name in BEFORE
+        if name != "gauc" or any(name in one for scores in several for one in scores.values())
+    ]
+    rows = [
+        (run, label, *_before(one, names))
+        for run, scores in zip(labels, several, strict=True)
+        for label, one in scores.items()
+    ]
+    return Table(("run", "label", *map(BEFORE.__getitem__, names)), rows, "ll") if rows else None
+
+
 def _before(scores: Summary, names: Sequence[str]) -> list[str]:
     values = [scores.get(name) for name in names]
     return [MISSING if value is None else f"{value:.4f}" for value in values]

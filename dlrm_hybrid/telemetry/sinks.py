@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,14 +145,18 @@ def scalars(event: Event) -> Iterator[tuple[str, float]]:
                 yield tag, density
     if event.kind is Kind.EVALUATED:
         group = "test" if values.get("part") == ScoredPart.TEST else "val"
-        yield f"{group}/loss", values["log_loss"]
-        yield f"{group}/accuracy", values["accuracy"]
-        named = {name: name for name in ("auc", "gauc", "calibration")} | {
-            "ne": "normalized_entropy"
-        }
-        for tag, name in named.items():
-            if values.get(name) is not None:
-                yield f"{group}/{tag}", values[name]
+        yield from _scores(group, values)
+        for name, of_label in values.get("labels", {}).items():
+            yield from _scores(f"{group}/{name}", of_label)
+
+
+def _scores(group: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    yield f"{group}/loss", values["log_loss"]
+    yield f"{group}/accuracy", values["accuracy"]
+    named = {name: name for name in ("auc", "gauc", "calibration")} | {"ne": "normalized_entropy"}
+    for tag, name in named.items():
+        if values.get(name) is not None:
+            yield f"{group}/{tag}", values[name]
 
 
 def _progress(event: Event) -> Iterator[tuple[str, float]]:

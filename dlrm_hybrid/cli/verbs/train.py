@@ -188,6 +188,7 @@ class LiveTraining:
             self._terminal.line(
                 f"step {event.step:,}: {loss}, AUC {auc}{gauc}, "
                 f"accuracy {values['accuracy']:.2%} (base rate {values['base_rate']:.2%})"
+                f"{_labels_text(values)}"
             )
 
     def _start(self, event: Event) -> None:
@@ -250,8 +251,20 @@ class LiveTraining:
         return "  ".join(parts)
 
 
+def _labels_text(values: Values) -> str:
+    """The scores of each of several labels, in a line; empty for one label."""
+    shown = [
+        f"{name} {one['log_loss']:.4f}" + ("" if one["auc"] is None else f" AUC {one['auc']:.4f}")
+        for name, one in values.get("labels", {}).items()
+    ]
+    return f"; {', '.join(shown)}" if shown else ""
+
+
 def show_scores(terminal: Terminal, title: str, scores: Values, teacher: Values | None) -> None:
-    """Show a table of scores: the model's and, for synthetic rows, the best possible ones."""
+    """Show a table of scores: the model's and, for synthetic rows, the best possible ones.
+
+    Of several labels each has a row, below that of their weighted sum.
+    """
 
     def cell(value: float | None) -> str:
         return MISSING if value is None else f"{value:.4f}"
@@ -261,7 +274,13 @@ def show_scores(terminal: Terminal, title: str, scores: Values, teacher: Values 
         **{"normalized_entropy": "NE", "base_rate": "clicks", "calibration": "calibration"},
     }
     names = [name for name in columns if name != "gauc" or name in scores]
+    several: Values = scores.get("labels", {})
     rows = [["model", *(cell(scores.get(name)) for name in names)]]
+    if several:
+        rows = [["weighted sum", cell(scores["loss"]), *[""] * (len(names) - 1)]]
+    for label, one in several.items():
+        named = {"loss": one.get("log_loss"), **one}
+        rows.append([label, *(cell(named.get(name)) for name in names)])
     if teacher is not None:
         rows.append(["Bayes optimum", *(cell(teacher.get(name)) for name in names)])
     terminal.table(Table((title, *(columns[name] for name in names)), rows))
