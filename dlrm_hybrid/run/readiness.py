@@ -106,12 +106,13 @@ def _other_columns(model: Model, shards: Shards) -> Iterator[str]:
 def _other_widths(config: Config, shards: Shards) -> Iterator[str]:
     """Vectors that rows should begin with, and that are not as wide."""
     for one in shards.manifest.vectors:
-        (_, width), dim = one.values.shape, config.model.embedding_dim
+        column, (_, width) = shards.schema.categorical[one.column], one.values.shape
+        dim = column.embedding_dim or config.model.embedding_dim
         if width != dim:
-            column = shards.schema.categorical[one.column]
+            of = "" if column.embedding_dim else "model."
             yield (
                 f"data.schema.categorical[{one.column}].vectors = {column.vectors}: vectors of "
-                f"{width} numbers for rows of {dim} (model.embedding_dim)"
+                f"{width} numbers for rows of {dim} ({of}embedding_dim)"
             )
 
 
