@@ -146,7 +146,7 @@ def rows(
     for name, label, dense, length, last, more in schemas:
         text = SCHEMA.format(label=label, dense=dense, length=length, columns=last, more=more)
         (folder / f"{name}.yaml").write_text(text)
-    for name in ("lists", "bare", "given"):
+    for name in ("lists", "labels", "bare", "given"):
         made[name] = (
             *("data=table", f"data.schema={folder / name}.yaml"),
             *(f"data.raw={folder / name}.parquet", f"data.prepared={folder / name}"),
