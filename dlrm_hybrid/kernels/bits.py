@@ -134,9 +134,9 @@ def mask64_ge_int16(_typing: Any, values: Any, first: Any, limit: Any) -> Any:
     return types.uint64(values, types.int64, types.int16), generate
 
 
-def _called(builder: Any, name: str, *arguments: Any) -> Any:
-    """What an intrinsic of LLVM on 64 bits gives."""
-    kind = ir.FunctionType(_INT64, [one.type for one in arguments])
+def _call(builder: Any, name: str, *arguments: Any) -> Any:
+    """Call an intrinsic of LLVM on 64 bits."""
+    kind = ir.FunctionType(_INT64, [argument.type for argument in arguments])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
 
@@ -145,7 +145,7 @@ def trailing_zeros(_typing: Any, bits: Any) -> Any:
     """trailing_zeros(bits): index of the lowest set bit of a uint64 that is not 0, as int64."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return _called(builder, "llvm.cttz.i64", *arguments, _NOT_ZERO)
+        return _call(builder, "llvm.cttz.i64", *arguments, _NOT_ZERO)
 
     return types.int64(types.uint64), generate
 
@@ -155,7 +155,7 @@ def highest_bit(_typing: Any, bits: Any) -> Any:
     """highest_bit(bits): index of the highest set bit of a uint64 that is not 0, as int64."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        zeros = _called(builder, "llvm.ctlz.i64", *arguments, _NOT_ZERO)
+        zeros = _call(builder, "llvm.ctlz.i64", *arguments, _NOT_ZERO)
         return builder.sub(ir.Constant(_INT64, 63), zeros)
 
     return types.int64(types.uint64), generate
@@ -166,7 +166,7 @@ def population(_typing: Any, bits: Any) -> Any:
     """population(bits): number of set bits of a uint64, as int64."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return _called(builder, "llvm.ctpop.i64", *arguments)
+        return _call(builder, "llvm.ctpop.i64", *arguments)
 
     return types.int64(types.uint64), generate
 

@@ -109,8 +109,8 @@ def _row(
     """
     values, alike, start = 1, 0, at
     while at < text_N.size:
-        at, more = _plain(text_N, at, delimiter, quote)
-        values += more
+        at, count = _plain(text_N, at, delimiter, quote)
+        values += count
         if at == text_N.size:
             break
         if text_N[at] != quote:
@@ -119,8 +119,8 @@ def _row(
         if at > start and text_N[at - 1] != delimiter:
             at += 1
         else:
-            at, lines, more = _quoted(text_N, at + 1, delimiter, quote, columns, is_end)
-            alike += more
+            at, lines, similar = _quoted(text_N, at + 1, delimiter, quote, columns, is_end)
+            alike += similar
             if at < 0:
                 return -1, values, OPEN, alike
             if lines > 0 and at < text_N.size:
@@ -171,12 +171,12 @@ def split_rows(
                 break
             at = end
             continue
-        end, values, fault, more = _row(text_N, at, delimiter, quote, columns, is_end)
+        end, values, fault, similar = _row(text_N, at, delimiter, quote, columns, is_end)
         if end < 0:
             value = values - 1
             break
-        if more > alike:
-            alike, alike_row = more, rows
+        if similar > alike:
+            alike, alike_row = similar, rows
         again = values == columns and _is_header(text_N, at, end, header_H)
         if again or values != columns:
             odd_K4[odd, 0] = at

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 BINS = tl.constexpr(2048)
-"""Of a histogram: 11 of a magnitude's 31 bits, then 10, then 10."""
+"""Bins of a histogram: by 11 of a magnitude's 31 bits, then by 10, then by 10."""
 BROKEN = tl.constexpr(1)
 USED = tl.constexpr(2)
 OVERFLOWN = tl.constexpr(4)
@@ -33,7 +33,7 @@ def _bits(x):
 
 @triton.jit
 def _ones(word):
-    """How many bits are set, of uint32."""
+    """How many bits of a uint32 are set."""
     word = word - ((word >> 1) & 0x55555555)
     word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
     return (((word + (word >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24
@@ -114,10 +114,10 @@ def inspect(table_C4, addresses_T, flags_E, tensors, ALIGNED: tl.constexpr, CHUN
     tensor, start, size, _ = _row(table_C4)
     bits = _bits(_read(_pointer(addresses_T, tensor, ALIGNED), start, size, CHUNK))
     largest = tl.max(bits)
-    found = tl.where(largest >= _INFINITY, BROKEN, 0) | tl.where(largest > 0, USED, 0)
-    if found & ~tl.load(flags_E + tensor) != 0:  # else one address would take all atomics
-        tl.atomic_or(flags_E + tensor, found, sem="relaxed")
-        tl.atomic_or(flags_E + tensors, found & BROKEN, sem="relaxed")
+    flags = tl.where(largest >= _INFINITY, BROKEN, 0) | tl.where(largest > 0, USED, 0)
+    if flags & ~tl.load(flags_E + tensor) != 0:  # else one address would take all atomics
+        tl.atomic_or(flags_E + tensor, flags, sem="relaxed")
+        tl.atomic_or(flags_E + tensors, flags & BROKEN, sem="relaxed")
 
 
 @triton.jit
@@ -134,9 +134,9 @@ def moments(
     ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Of each chunk the float64 sums of values, magnitudes and squares; of each tensor two more.
+    """Store of each chunk the float64 sums of values, magnitudes and squares.
 
-    These are the bits of the largest magnitude and the number of elements that are not 0.
+    Of each tensor the bits of the largest magnitude, and the number of elements that are not 0.
     """
     tensor, x = _sum(table_C4, addresses_T, residual, fault, ADDS, ALIGNED, CHUNK)
     chunk = tl.program_id(0)
@@ -222,8 +222,8 @@ def looks(
             bits = _bits(x)
             for j in tl.static_range(J):
                 limit = tl.maximum(_bits(tl.load(taus_TJ + J * tensor + j)), 1)
-                found = tl.sum((bits >= limit).to(tl.int32)).to(tl.int64)
-                tl.atomic_add(counts_TJ + J * tensor + j, found, sem="relaxed")
+                count = tl.sum((bits >= limit).to(tl.int32)).to(tl.int64)
+                tl.atomic_add(counts_TJ + J * tensor + j, count, sem="relaxed")
 
 
 @triton.jit
@@ -290,7 +290,7 @@ def histogram(
     residual,
     fault,
     active_T,
-    known_T,
+    prefix_T,
     bins_RTH,
     tensors,
     copies,
@@ -301,19 +301,19 @@ def histogram(
 ):
     """A histogram of each active tensor's magnitudes by their next bits; none of zeros.
 
-    At level 0 of all that reach `known_T`, at the others of those that begin with its bits.
+    At level 0 of all that reach `prefix_T`, at the others of those that begin with its bits.
     """
     is_active = _is_active(table_C4, active_T)
     if is_active | ADDS:
         tensor, x = _sum(table_C4, addresses_T, residual, fault, ADDS, ALIGNED, CHUNK)
         if is_active:
-            bits, known = _bits(x), tl.load(known_T + tensor)
+            bits, prefix = _bits(x), tl.load(prefix_T + tensor)
             if LEVEL == 0:
-                counts, bin_ = bits >= tl.maximum(known, 1), bits >> 20
+                counts, bin_ = bits >= tl.maximum(prefix, 1), bits >> 20
             elif LEVEL == 1:
-                counts, bin_ = ((bits >> 20) == known) & (bits > 0), (bits >> 10) & 1023
+                counts, bin_ = ((bits >> 20) == prefix) & (bits > 0), (bits >> 10) & 1023
             else:
-                counts, bin_ = ((bits >> 10) == known) & (bits > 0), bits & 1023
+                counts, bin_ = ((bits >> 10) == prefix) & (bits > 0), bits & 1023
             copy = tl.program_id(0) % copies
             tl.atomic_add(
                 bins_RTH + (copy * tensors + tensor) * BINS + bin_, 1, mask=counts, sem="relaxed"
@@ -325,40 +325,41 @@ def find(
     bins_RTH,
     active_T,
     ranks_T,
-    known_T,
+    prefix_T,
     missed_T,
     tensors,
     COPIES: tl.constexpr,
     LEVEL: tl.constexpr,
 ):
-    """Of each active tensor the bin that holds a rank from the top, and the rank inside it.
+    """Find of each active tensor the bin that holds a rank from the top, and the rank inside it.
 
-    Appends the bin to the known bits and clears the histogram. LEVEL -1 is that of a sample: its
-    bin becomes a lower bound, and ranks stay. Where level 0 has counted fewer than the rank the
-    bound was too high, or the rest is zeros: then nothing is known, and the tensor is `missed`.
+    Appends the bin to the bits of `prefix_T` and clears the histogram. LEVEL -1 is that of a
+    sample: its bin becomes a lower bound, and ranks stay. Where level 0 has counted fewer than the
+    rank the bound was too high, or the rest is zeros: then no bits are known, and the tensor is
+    `missed`.
     """
     tensor = tl.program_id(0)
     bins = tl.arange(0, BINS)
     counts = tl.zeros((BINS,), tl.int32)
     for copy in tl.static_range(COPIES):
-        own = bins_RTH + (copy * tensors + tensor) * BINS + bins
-        counts += tl.load(own)
-        tl.store(own, tl.zeros((BINS,), tl.int32))
+        place = bins_RTH + (copy * tensors + tensor) * BINS + bins
+        counts += tl.load(place)
+        tl.store(place, tl.zeros((BINS,), tl.int32))
     if tl.load(active_T + tensor) != 0:
-        rank, known = tl.load(ranks_T + tensor), tl.load(known_T + tensor)
+        rank, prefix = tl.load(ranks_T + tensor), tl.load(prefix_T + tensor)
         reach = tl.cumsum(counts, reverse=True)
         bin_ = tl.sum((reach >= rank).to(tl.int32)) - 1
         above = tl.sum(tl.where(bins == bin_, reach - counts, 0))
         if LEVEL <= 0:
             tl.store(missed_T + tensor, (bin_ < 0).to(tl.int32))
-            known = 0
+            prefix = 0
         if LEVEL == -1:
-            tl.store(known_T + tensor, tl.maximum(bin_, 0) << 20)
+            tl.store(prefix_T + tensor, tl.maximum(bin_, 0) << 20)
         elif bin_ >= 0:
-            tl.store(known_T + tensor, bin_ if LEVEL == 0 else (known << 10) | bin_)
+            tl.store(prefix_T + tensor, bin_ if LEVEL == 0 else (prefix << 10) | bin_)
             tl.store(ranks_T + tensor, rank - above)
         else:
-            tl.store(known_T + tensor, known << 10 if LEVEL > 0 else 0)
+            tl.store(prefix_T + tensor, prefix << 10 if LEVEL > 0 else 0)
 
 
 @triton.jit
@@ -395,12 +396,12 @@ def mark(
         if ADDS:
             _write(residual + place, start, size, tl.where(leaves, 0.0, x), CHUNK)
         else:
-            own = residual + place + start + tl.arange(0, CHUNK)
-            tl.store(own, tl.zeros((CHUNK,), tl.float32), mask=leaves)
+            at = residual + place + start + tl.arange(0, CHUNK)
+            tl.store(at, tl.zeros((CHUNK,), tl.float32), mask=leaves)
         shifted = leaves.to(tl.uint32) << (tl.arange(0, CHUNK) % 32).to(tl.uint32)
         words = tl.sum(tl.reshape(shifted, (CHUNK // 32, 32)), 1)
-        to = chunk * (CHUNK // 32) + tl.arange(0, CHUNK // 32)
-        tl.store(words_CW + to, words.to(tl.int32))
+        word_at = chunk * (CHUNK // 32) + tl.arange(0, CHUNK // 32)
+        tl.store(words_CW + word_at, words.to(tl.int32))
         count = tl.sum(leaves.to(tl.int32))
         if tl.max(bits) >= _INFINITY:
             tl.atomic_or(flags_E + tensor, OVERFLOWN, sem="relaxed")
@@ -433,19 +434,19 @@ def compact(
         W: tl.constexpr = CHUNK // 32
         lanes = tl.arange(0, W)
         words = tl.load(words_CW + chunk * W + lanes).to(tl.uint32, bitcast=True)
-        found = _ones(words).to(tl.int32)
-        to = first + tl.cumsum(found) - found
+        counts = _ones(words).to(tl.int32)
+        to = first + tl.cumsum(counts) - counts
         base = _pointer(sources_T, tensor, False)
         offset = tl.load(offsets_E + tensor)
-        most = tl.max(found)
+        most = tl.max(counts)
         while most > 0:
-            some = (words != 0) & (to < room)
+            mask = (words != 0) & (to < room)
             rest = words & (words - 1)
             at = start + 32 * lanes + _ones((words ^ rest) - 1).to(tl.int32)
-            tl.store(values_K + to, tl.load(base + at, mask=some, other=0.0), mask=some)
-            tl.store(indices_K + to, (offset + at).to(tl.int32), mask=some)
+            tl.store(values_K + to, tl.load(base + at, mask=mask, other=0.0), mask=mask)
+            tl.store(indices_K + to, (offset + at).to(tl.int32), mask=mask)
             if CLEARS:
-                tl.store(base + at, tl.zeros((W,), tl.float32), mask=some)
+                tl.store(base + at, tl.zeros((W,), tl.float32), mask=mask)
             to += 1
             words = rest
             most -= 1
@@ -472,9 +473,9 @@ def scatter(
         begins = tl.load(offsets_E + higher, mask=higher < tensors, other=1 << 62)
         tensor = tl.where(begins <= flat, higher, tensor)
     base = tl.load(addresses_T + tensor).to(tl.pointer_type(tl.float32))
-    own = base + (flat - tl.load(offsets_E + tensor))
-    sums = tl.load(own, mask=inside, other=0.0) + tl.load(values_K + k, mask=inside, other=0.0)
-    tl.store(own, sums, mask=inside)
+    address = base + (flat - tl.load(offsets_E + tensor))
+    sums = tl.load(address, mask=inside, other=0.0) + tl.load(values_K + k, mask=inside, other=0.0)
+    tl.store(address, sums, mask=inside)
 
 
 @triton.jit
@@ -496,10 +497,10 @@ def blend(
     tensor, start, size, place = _row(table_C4)
     if tl.load(fault) == 0:
         gradient = _read(_pointer(addresses_T, tensor, ALIGNED), start, size, CHUNK)
-        own = _read(momenta + place, start, size, CHUNK)
+        u = _read(momenta + place, start, size, CHUNK)
         if NESTEROV:
-            own = (own + gradient) * momentum
-            _write(ahead + place, start, size, own + gradient, CHUNK)
+            u = (u + gradient) * momentum
+            _write(ahead + place, start, size, u + gradient, CHUNK)
         else:
-            own = own * momentum + gradient
-        _write(momenta + place, start, size, own, CHUNK)
+            u = u * momentum + gradient
+        _write(momenta + place, start, size, u, CHUNK)

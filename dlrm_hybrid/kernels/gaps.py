@@ -144,15 +144,15 @@ def _likely(indices_K: Int32s) -> int:
 def _bits(indices_K: Int32s, parameter: int) -> tuple[int, int, int]:
     """Length of all codes with the parameter below, if there is one, this one and the one above."""
     below = max(parameter - 1, 0)
-    fewer, bits, more = 0, 0, 0
+    bits_below, bits, bits_above = 0, 0, 0
     previous = np.int64(-1)
     for k in range(indices_K.size):
         gap = np.int64(indices_K[k]) - previous - 1
         previous = np.int64(indices_K[k])
-        fewer += _code_bits(gap, below)
+        bits_below += _code_bits(gap, below)
         bits += _code_bits(gap, parameter)
-        more += _code_bits(gap, parameter + 1)
-    return fewer, bits, more
+        bits_above += _code_bits(gap, parameter + 1)
+    return bits_below, bits, bits_above
 
 
 @kernel
@@ -163,15 +163,15 @@ def fit_parameter(indices_K: Int32s) -> tuple[int, int]:
     if there are no more than 256 indices. They increase.
     """
     parameter = _likely(indices_K)
-    fewer, bits, more = _bits(indices_K, parameter)
+    bits_below, bits, bits_above = _bits(indices_K, parameter)
     if indices_K.size <= _SAMPLE:
         return parameter, bits
-    while fewer < bits:
+    while bits_below < bits:
         parameter -= 1
-        fewer, bits, more = _bits(indices_K, parameter)
-    while more < bits:
+        bits_below, bits, bits_above = _bits(indices_K, parameter)
+    while bits_above < bits:
         parameter += 1
-        fewer, bits, more = _bits(indices_K, parameter)
+        bits_below, bits, bits_above = _bits(indices_K, parameter)
     return parameter, bits
 
 
@@ -222,12 +222,12 @@ def encode_ids(
 
 @kernel
 def decode_ids(
-    given: Bytes, rows_L: Int64s, count_bits_L: Int64s, ids_K: Int64s, counts_L: Int64s
+    data: Bytes, rows_L: Int64s, count_bits_L: Int64s, ids_K: Int64s, counts_L: Int64s
 ) -> int:
     """Read the distinct ids of each table that `encode_ids` wrote.
 
     Args:
-        given: the bytes.
+        data: the bytes.
         rows_L: of the tables, fewer than 2**31 each.
         count_bits_L: as the writer had them.
         ids_K: receives the ids; may have room for more.
@@ -236,9 +236,9 @@ def decode_ids(
     Returns:
         K; -1 if the bytes do not hold such ids, or more than there is room for.
     """
-    end, at, k = given.size * 8, np.int64(0), 0
+    end, at, k = data.size * 8, np.int64(0), 0
     for table in range(counts_L.size):
-        count = np.int64(_window(given, at) & ((_ONE << np.uint64(count_bits_L[table])) - _ONE))
+        count = np.int64(_window(data, at) & ((_ONE << np.uint64(count_bits_L[table])) - _ONE))
         at += count_bits_L[table]
         counts_L[table] = count
         if at > end or count > rows_L[table] or k + count > ids_K.size:
@@ -246,14 +246,14 @@ def decode_ids(
         parameter = _parameter(max(count, 1), rows_L[table])
         following = np.int64(0)
         for _ in range(count):
-            gap, length = _read_code(_window(given, at), parameter)
+            gap, length = _read_code(_window(data, at), parameter)
             at += length
             if at > end or gap >= rows_L[table] - following:
                 return -1
             ids_K[k] = following + gap
             following += gap + 1
             k += 1
-    return k if (at + 7) >> 3 == given.size else -1
+    return k if (at + 7) >> 3 == data.size else -1
 
 
 @kernel
@@ -347,27 +347,27 @@ def bag_offsets(
 
 @kernel
 def merge_rows(
-    kept_N4: Int64s, keys_K: Int64s, batch: int, free_S: Int64s, merged_M4: Int64s, where_K2: Int64s
+    rows_N4: Int64s, keys_K: Int64s, batch: int, free_S: Int64s, merged_M4: Int64s, where_K2: Int64s
 ) -> int:
-    """Rows of a cache with those of a batch, by key: key, batch fetched for, last used by, slot.
+    """Merge rows of a cache and of a batch, by key: key, batch fetched for, last used by, slot.
 
     `where_K2` receives the slots of the batch's rows and, of those that are fetched, indices in
     `keys_K`; returns how many those are.
     """
     n, m, fetched = 0, 0, 0
     for k in range(keys_K.size):
-        while n < len(kept_N4) and kept_N4[n, 0] <= keys_K[k]:
+        while n < len(rows_N4) and rows_N4[n, 0] <= keys_K[k]:
             for column in range(4):
-                merged_M4[m, column] = kept_N4[n, column]
+                merged_M4[m, column] = rows_N4[n, column]
             n, m = n + 1, m + 1
         if m == 0 or merged_M4[m - 1, 0] != keys_K[k]:
             merged_M4[m, 0], merged_M4[m, 1], merged_M4[m, 3] = keys_K[k], batch, free_S[fetched]
             where_K2[fetched, 1] = k
             fetched, m = fetched + 1, m + 1
         merged_M4[m - 1, 2], where_K2[k, 0] = batch, merged_M4[m - 1, 3]
-    for rest in range(n, len(kept_N4)):  # a slice would take seconds to compile
+    for i in range(n, len(rows_N4)):  # a slice would take seconds to compile
         for column in range(4):
-            merged_M4[m + rest - n, column] = kept_N4[rest, column]
+            merged_M4[m + i - n, column] = rows_N4[i, column]
     return fetched
 
 
@@ -381,15 +381,15 @@ def part_rows(rows_M4: Int64s, batch: int, life: int, capacity: int, left_M4: In
     while excess > 0:
         oldest, first = oldest - 1, excess
         excess -= by_age[oldest]
-    kept = 0
+    num_kept = 0
     for m in range(len(rows_M4)):
         age = life if batch - rows_M4[m, 1] >= life else batch - rows_M4[m, 2]
         if age > oldest or (age == oldest and first > 0):
             first -= age == oldest
             for column in range(4):
-                left_M4[m - kept, column] = rows_M4[m, column]
+                left_M4[m - num_kept, column] = rows_M4[m, column]
         else:
             for column in range(4):
-                rows_M4[kept, column] = rows_M4[m, column]
-            kept += 1
-    return kept
+                rows_M4[num_kept, column] = rows_M4[m, column]
+            num_kept += 1
+    return num_kept

@@ -166,7 +166,7 @@ def _digest() -> str:
 
 @cache
 def processor() -> str:
-    """For which processor kernels are compiled, and its features."""
+    """The processor that kernels are compiled for, and its features."""
     features: str = numba_config.CPU_FEATURES
     if numba_config.CPU_FEATURES is None:
         features = get_host_cpu_features()
@@ -236,11 +236,11 @@ class _Cache(caching.NullCache):
 
     @cached_property
     def _files(self) -> Any:
-        found = kernel_folder()
-        if found.refused:
-            place = "no folder: each process compiles them" if found.path is None else found.path
-            _say_once("\n".join((*found.refused, f"compiled kernels are kept in {place}")))
-        return None if found.path is None else _Files(self._function)
+        folder = kernel_folder()
+        if folder.refused:
+            place = "no folder: each process compiles them" if folder.path is None else folder.path
+            _say_once("\n".join((*folder.refused, f"compiled kernels are kept in {place}")))
+        return None if folder.path is None else _Files(self._function)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The kernel for these types; None if this process is to compile it."""
@@ -322,7 +322,7 @@ def _type(name: str, hint: Any) -> Any:
 
 
 def import_numba() -> None:
-    """Bring the 200 modules that numba imports before it loads its first kernel from the cache."""
+    """Load the 200 modules that numba imports before it loads its first kernel from the cache."""
     cpu_target.target_context.refresh()
 
 

@@ -62,7 +62,7 @@ class RowSelection(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Of some values, their sums in float64.
+    """Sums of some values, in float64.
 
     Attributes:
         total: sum of the values.
@@ -95,7 +95,7 @@ def moments(values_N: Float32s, shift: float) -> Moments:
 
 @kernel
 def compact(values_N: Float32s, tau: float, indices_K: Int32s) -> int:
-    """List the elements with |x| >= tau, rounded to float32, but no zeros; how many there are.
+    """List the elements with |x| >= tau, rounded to float32, but no zeros; returns their number.
 
     Args:
         values_N: NaN reaches every threshold.
@@ -103,18 +103,18 @@ def compact(values_N: Float32s, tau: float, indices_K: Int32s) -> int:
         indices_K: receives their indices, increasing; has room for N.
     """
     limit = max(np.float32(tau), SMALLEST)
-    found = 0
+    count = 0
     blocks = values_N.size // BLOCK * BLOCK
     for first in range(0, blocks, BLOCK):
         mask = mask64_ge(values_N, first, limit)
         while mask != np.uint64(0):
-            indices_K[found] = first + trailing_zeros(mask)
-            found += 1
+            indices_K[count] = first + trailing_zeros(mask)
+            count += 1
             mask &= mask - np.uint64(1)
     for index in range(blocks, values_N.size):
-        indices_K[found] = index
-        found += not abs(values_N[index]) < limit
-    return found
+        indices_K[count] = index
+        count += not abs(values_N[index]) < limit
+    return count
 
 
 def reaching(values_N: Float32s, tau: float) -> Int32s:
@@ -138,12 +138,12 @@ def _find(bits_M: Words, shift: np.uint32, rank: int, bins_H: Words) -> tuple[in
 
 @kernel
 def _keep_bin(bits_M: Words, shift: np.uint32, bin_: int) -> int:
-    """Move the elements of one bin to the front; how many there are."""
-    kept = 0
+    """Move the elements of one bin to the front; returns how many there are."""
+    count = 0
     for bits in bits_M:
-        bits_M[kept] = bits
-        kept += (bits >> shift) & np.uint32(_BINS - 1) == bin_
-    return kept
+        bits_M[count] = bits
+        count += (bits >> shift) & np.uint32(_BINS - 1) == bin_
+    return count
 
 
 @kernel
@@ -162,32 +162,32 @@ def _bound(values_N: Float32s, rank: int, scratch_N: Words, bins_H: Words) -> np
     """Bits of a magnitude that is probably reached by `rank` elements and not many more."""
     sampled = values_N.size // STRIDE
     expected = rank * sampled / values_N.size
-    wanted = int(expected + 4 * math.sqrt(expected) + 4)
-    if values_N.size < SAMPLED_FROM or wanted > sampled:
+    sample_rank = int(expected + 4 * math.sqrt(expected) + 4)
+    if values_N.size < SAMPLED_FROM or sample_rank > sampled:
         return np.uint32(0)
     bits_N = values_N.view(np.uint32)
     for i in range(sampled):
         scratch_N[i] = bits_N[i * STRIDE] & MAGNITUDE
-    bin_, _ = _find(scratch_N[:sampled], _UPPER_SHIFT, wanted, bins_H)
+    bin_, _ = _find(scratch_N[:sampled], _UPPER_SHIFT, sample_rank, bins_H)
     return np.uint32(bin_) << _UPPER_SHIFT
 
 
 @kernel
 def _gather(values_N: Float32s, bound: np.float32, scratch_N: Words) -> int:
-    """Bits of all magnitudes that are not below a bound; how many there are."""
+    """List the bits of all magnitudes that are not below a bound; returns how many there are."""
     bits_N = values_N.view(np.uint32)
-    kept = 0
+    count = 0
     blocks = values_N.size // BLOCK * BLOCK
     for first in range(0, blocks, BLOCK):
         mask = mask64_ge(values_N, first, bound)
         while mask != np.uint64(0):
-            scratch_N[kept] = bits_N[first + trailing_zeros(mask)] & MAGNITUDE
-            kept += 1
+            scratch_N[count] = bits_N[first + trailing_zeros(mask)] & MAGNITUDE
+            count += 1
             mask &= mask - np.uint64(1)
     for index in range(blocks, values_N.size):
-        scratch_N[kept] = bits_N[index] & MAGNITUDE
-        kept += not abs(values_N[index]) < bound
-    return kept
+        scratch_N[count] = bits_N[index] & MAGNITUDE
+        count += not abs(values_N[index]) < bound
+    return count
 
 
 @kernel
@@ -251,15 +251,15 @@ def _lower_half(bits_N: Words, upper_N: Int16s, upper: int, k: int, lower_M: Int
             lower_M[shared] = bits_N[first + trailing_zeros(mask)] & _LOWER
             shared += 1
             mask &= mask - np.uint64(1)
-    wanted = k - above
+    rank = k - above
     low, high = 0, 1 << 16
     while high - low > 1:
         middle = (low + high) >> 1
         count = 0
         for m in range(shared):
             count += lower_M[m] >= middle
-        low = middle if count >= wanted else low
-        high = high if count >= wanted else middle
+        low = middle if count >= rank else low
+        high = high if count >= rank else middle
     return low
 
 
@@ -289,7 +289,7 @@ def topk_rows(
         upper_N[i] = -1
     lower_M = np.empty(width, np.int32)
     tau_bits_B = tau_B.view(np.uint32)
-    kept = 0
+    count = 0
     for row in range(rows):
         x_N = x_BN[row]
         bits_N = x_N.view(np.uint32)
@@ -306,21 +306,21 @@ def topk_rows(
             mask = mask64_ge(x_N, first, limit)
             while mask != np.uint64(0):
                 index = first + trailing_zeros(mask)
-                indices_K[kept] = start + index
-                values_K[kept] = x_N[index]
-                kept += 1
+                indices_K[count] = start + index
+                values_K[count] = x_N[index]
+                count += 1
                 mask &= mask - np.uint64(1)
         for index in range(blocks, width):
             value = x_N[index]
-            indices_K[kept] = start + index
-            values_K[kept] = value
-            kept += abs(value) >= limit
-    return kept
+            indices_K[count] = start + index
+            values_K[count] = value
+            count += abs(value) >= limit
+    return count
 
 
 def largest_of_rows(x_BN: Float32s, k: int) -> RowSelection | None:
     """The elements that `topk_rows` finds; None if a value is not finite."""
     indices_N, values_N = np.empty(x_BN.size, np.int32), np.empty(x_BN.size, np.float32)
     tau_B = np.empty(x_BN.shape[0], np.float32)
-    kept = topk_rows(x_BN, k, indices_N, values_N, tau_B)
-    return None if kept < 0 else RowSelection(indices_N[:kept].copy(), values_N[:kept], tau_B)
+    count = topk_rows(x_BN, k, indices_N, values_N, tau_B)
+    return None if count < 0 else RowSelection(indices_N[:count].copy(), values_N[:count], tau_B)

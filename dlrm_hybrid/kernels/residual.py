@@ -30,14 +30,14 @@ def _accumulate_select(
     local_K: Int32s,
     values_K: Float32s,
 ) -> int:
-    """Of one tensor: how many left, or -1 if a sum is not finite.
+    """`accumulate_select` of one tensor: how many left, or -1 if a sum is not finite.
 
     64 elements make one mask of comparisons; only the bits set in it cost more. The comparison lets
     NaN and infinity through whatever the threshold, so that looking at what leaves is enough to
     notice every value that is not finite.
     """
     limit = max(tau, SMALLEST)
-    kept = 0
+    count = 0
     finite = True
     blocks = residual_N.size // BLOCK * BLOCK
     for first in range(0, blocks, BLOCK):
@@ -49,10 +49,10 @@ def _accumulate_select(
             index = first + trailing_zeros(mask)
             value = residual_N[index]
             finite &= np.isfinite(value)
-            local_K[kept] = index
-            values_K[kept] = value
+            local_K[count] = index
+            values_K[count] = value
             residual_N[index] = np.float32(0)
-            kept += 1
+            count += 1
             mask &= mask - np.uint64(1)
     for index in range(blocks, residual_N.size):
         value = residual_N[index]
@@ -60,11 +60,11 @@ def _accumulate_select(
             value += gradient_N[index]
         finite &= np.isfinite(value)
         leaves = abs(value) >= limit
-        local_K[kept] = index
-        values_K[kept] = value
+        local_K[count] = index
+        values_K[count] = value
         residual_N[index] = np.float32(0) if leaves else value
-        kept += leaves
-    return kept if finite else -1
+        count += leaves
+    return count if finite else -1
 
 
 @kernel
@@ -132,15 +132,15 @@ def return_rounding_error(
         words_K, rounded_words_K = values_K.view(np.uint32), rounded_K.view(np.uint32)
         for k in range(words_K.size):
             rounded_words_K[k] = nearest_bfloat16(words_K[k])
-    kept = 0
+    count = 0
     first = splits_E[0]
     for tensor in range(splits_E.size - 1):
         last = splits_E[tensor + 1]
         for k in range(first, last):
             rounded = rounded_K[k]
             residual_N[offsets_E[tensor] + local_K[k]] = values_K[k] - rounded
-            local_K[kept] = local_K[k]
-            rounded_K[kept] = rounded
-            kept += rounded != 0
-        splits_E[tensor + 1] = kept
+            local_K[count] = local_K[k]
+            rounded_K[count] = rounded
+            count += rounded != 0
+        splits_E[tensor + 1] = count
         first = last

@@ -103,7 +103,7 @@ def scatter_add(
 
 @kernel
 def _divide(sum_N: Float32s, trainers: int) -> int:
-    """Divide in place; how many elements are then not finite."""
+    """Divide in place; returns how many elements are then not finite."""
     divisor = np.float32(trainers)
     if trainers & (trainers - 1) == 0:  # the same bits in a fraction of the time
         factor = np.float32(1) / divisor
@@ -134,18 +134,18 @@ def collect(
     Returns:
         how many there are, and whether all means are finite.
     """
-    found = 0
+    count = 0
     for word in range(touched_W.size):
         mask = touched_W[word]
         touched_W[word] = np.uint64(0)
         while mask != np.uint64(0):
             index = (word << 6) + trailing_zeros(mask)
-            indices_K[found] = index
-            means_K[found] = sum_N[index]
+            indices_K[count] = index
+            means_K[count] = sum_N[index]
             sum_N[index] = np.float32(0)
-            found += 1
+            count += 1
             mask &= mask - np.uint64(1)
-    return found, _divide(means_K[:found], trainers) == 0
+    return count, _divide(means_K[:count], trainers) == 0
 
 
 @kernel

@@ -77,10 +77,10 @@ def _has_full_row(indices_K: Int32s) -> bool:
 
 
 @kernel
-def _shortest(indices_K: Int32s, count: int, wanted: Format) -> tuple[int, int, int]:
+def _shortest(indices_K: Int32s, count: int, format: Format) -> tuple[int, int, int]:
     """Form, bytes up to the values, and parameter; the form is -1 if indices do not increase."""
     size = indices_K.size
-    width, allow_rice, value_bytes = wanted
+    width, allow_rice, value_bytes = format
     if size == count:
         return DENSE, 0, 0
     if size == 0:
@@ -116,18 +116,18 @@ def _write_bitmap(indices_K: Int32s, num_bytes: int, out: Bytes) -> None:
 
 @kernel
 def _read_bitmap(data: Bytes, count: int, indices_K: Int32s) -> bool:
-    """From `data`, which ends where the bitmap does."""
-    found = 0
+    """Read a bitmap, which ends where `data` does; False if it does not fit the indices."""
+    size = 0
     for at in range(0, data.size, 8):
         word = load64(data, at) if at + 8 <= data.size else tail64(data, at)
         while word != np.uint64(0):
             index = (at << 3) + trailing_zeros(word)
-            if found == indices_K.size or index >= count:
+            if size == indices_K.size or index >= count:
                 return False
-            indices_K[found] = index
-            found += 1
+            indices_K[size] = index
+            size += 1
             word &= word - _ONE
-    return found == indices_K.size
+    return size == indices_K.size
 
 
 @kernel
@@ -184,14 +184,14 @@ def _copy(data: Bytes, out: Bytes) -> None:
 
 @kernel
 def narrow(words: Words, halves: Halves) -> None:
-    """float32 to the upper halves of the nearest bfloat16, as `round_bfloat16` rounds."""
+    """Round float32 to the upper halves of the nearest bfloat16, as `round_bfloat16` does."""
     for k in range(words.size):
         halves[k] = nearest_bfloat16(words[k]) >> np.uint32(16)
 
 
 @kernel
 def widen(data: ReadOnlyBytes, words: Bytes) -> None:
-    """Two bytes to the upper half of every word of four, zeros to the lower one."""
+    """Write two bytes to the upper half of every word of four, zeros to the lower one."""
     quads = data.size // 8
     for quad in range(quads):
         four = load64(data, 8 * quad)
@@ -219,7 +219,7 @@ def scatter_bfloat16(indices_K: Int32s, data: ReadOnlyBytes, address: int, count
 def write_sections(
     counts_T: Int64s,
     offsets_E: Int64s,
-    wanted: Format,
+    format: Format,
     indices_K: Int32s,
     values: Bytes,
     forms_T2: Int64s,
@@ -234,7 +234,7 @@ def write_sections(
     Args:
         counts_T: elements of each tensor.
         offsets_E: of the indices.
-        wanted: a value has as many bytes as in `values`, or 2 of the nearest bfloat16.
+        format: a value has as many bytes as in `values`, or 2 of the nearest bfloat16.
         indices_K: in their tensors.
         values: K values of 2 or 4 bytes each.
         forms_T2: receives the form of each section and where it ends in `out`.
@@ -243,33 +243,33 @@ def write_sections(
     Returns:
         the first tensor whose indices do not increase from 0 to its count - 1, or -1.
     """
-    width, value_bytes = wanted.width, wanted.value_bytes
-    given_bytes = values.size // max(indices_K.size, 1)
+    width, value_bytes = format.width, format.value_bytes
+    source_bytes = values.size // max(indices_K.size, 1)
     at = np.int64(0)
     for tensor in range(counts_T.size):
         first, last = offsets_E[tensor], offsets_E[tensor + 1]
         chosen_K, count = indices_K[first:last], counts_T[tensor]
-        form, num_bytes, parameter = _shortest(chosen_K, count, wanted)
+        form, num_bytes, parameter = _shortest(chosen_K, count, format)
         if form < 0:
             return tensor
-        own = out[at : at + num_bytes + STORE_BYTES]
+        target = out[at : at + num_bytes + STORE_BYTES]
         if form == INDEX32:
             for k in range(chosen_K.size):
-                store64(own, 4 * k, np.uint64(chosen_K[k]))
+                store64(target, 4 * k, np.uint64(chosen_K[k]))
         elif form == BITMAP:
-            _write_bitmap(chosen_K, num_bytes, own)
+            _write_bitmap(chosen_K, num_bytes, target)
         elif form == RICE:
-            store64(own, 0, np.uint64(parameter << _COUNT_BITS | chosen_K.size))
-            encode_gaps(chosen_K, parameter, own[_HEAD_BYTES:])
+            store64(target, 0, np.uint64(parameter << _COUNT_BITS | chosen_K.size))
+            encode_gaps(chosen_K, parameter, target[_HEAD_BYTES:])
         elif form == ROWS:
-            _write_rows(chosen_K, count // width, width, own)
+            _write_rows(chosen_K, count // width, width, target)
         at += num_bytes
-        given = values[given_bytes * first : given_bytes * last]
+        source = values[source_bytes * first : source_bytes * last]
         end = at + value_bytes * (last - first)
-        if given_bytes == value_bytes:
-            _copy(given, out[at:])
+        if source_bytes == value_bytes:
+            _copy(source, out[at:])
         else:
-            narrow(given.view(np.uint32), out[at:end].view(np.uint16))
+            narrow(source.view(np.uint32), out[at:end].view(np.uint16))
         at = end
         forms_T2[tensor, 0], forms_T2[tensor, 1] = form, end
     return -1
@@ -332,7 +332,7 @@ def read_sections(
     heads_T3: Int64s,
     width: int,
     value_bytes: int,
-    taken_bytes: int,
+    target_bytes: int,
     offsets_E: Int64s,
     indices_K: Int32s,
     values: Bytes,
@@ -344,7 +344,7 @@ def read_sections(
         heads_T3: form of each section, elements of its tensor, bytes.
         width: of the matrices that all tensors are; there is no ROWS where it is 0.
         value_bytes: of a value.
-        taken_bytes: of a value in `values`: as many, or 4, of which a bfloat16 is the upper half.
+        target_bytes: of a value in `values`: as many, or 4, of which a bfloat16 is the upper half.
         offsets_E: receives those of the indices.
         indices_K: receives indices in their tensors, increasing; has room for as many as there are
             values of this size in `data`.
@@ -357,18 +357,18 @@ def read_sections(
     offsets_E[0] = 0
     for tensor in range(heads_T3.shape[0]):
         form, count, num_bytes = heads_T3[tensor, 0], heads_T3[tensor, 1], heads_T3[tensor, 2]
-        own = data[first : first + num_bytes]
-        number, start = _measure(own, form, count, width, value_bytes)
+        section = data[first : first + num_bytes]
+        number, start = _measure(section, form, count, width, value_bytes)
         if number < 0:
             return 2 * tensor + SIZE
         chosen_K = indices_K[at : at + number]
-        if not _read(own, form, count, width, start, value_bytes, chosen_K):
+        if not _read(section, form, count, width, start, value_bytes, chosen_K):
             return 2 * tensor + CONTENT
-        taken = values[taken_bytes * at : taken_bytes * (at + number)]
-        if taken_bytes == value_bytes:
-            _copy(own[start:], taken)
+        target = values[target_bytes * at : target_bytes * (at + number)]
+        if target_bytes == value_bytes:
+            _copy(section[start:], target)
         else:
-            widen(own[start:], taken)
+            widen(section[start:], target)
         first += num_bytes
         at += number
         offsets_E[tensor + 1] = at

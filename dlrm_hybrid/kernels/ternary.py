@@ -104,7 +104,7 @@ def write_levels(mean_N: Float32s, unit: float, n: int, bits: int, out: Bytes) -
 
 
 @kernel
-def read_levels(given: Bytes, unit: float, n: int, bits: int, mean_N: Float32s) -> bool:
+def read_levels(data: Bytes, unit: float, n: int, bits: int, mean_N: Float32s) -> bool:
     """Read means from fields behind which lie SPARE_BYTES.
 
     Returns:
@@ -115,7 +115,7 @@ def read_levels(given: Bytes, unit: float, n: int, bits: int, mean_N: Float32s) 
     fits = True
     for i in range(mean_N.size):
         at = i * bits
-        field = np.int64((load64(given, at >> 3) >> np.uint64(at & 7)) & mask)
+        field = np.int64((load64(data, at >> 3) >> np.uint64(at & 7)) & mask)
         fits &= field <= 2 * n
         mean_N[i] = np.float32(field - n) * step / divisor
         fits &= abs(mean_N[i]) <= LARGEST

@@ -75,8 +75,8 @@ def _ranked(class_N: Bytes, unit_N: Int64s, units_P: Int64s) -> None:
     for unit in range(class_N.size):
         units_P[class_N[unit]] += 1
     at_P = np.zeros(units_P.size, np.int64)
-    for one in range(1, units_P.size):
-        at_P[one] = at_P[one - 1] + units_P[one - 1]
+    for group in range(1, units_P.size):
+        at_P[group] = at_P[group - 1] + units_P[group - 1]
     for unit in range(class_N.size):
         unit_N[at_P[class_N[unit]]] = unit
         at_P[class_N[unit]] += 1
@@ -86,7 +86,7 @@ def _ranked(class_N: Bytes, unit_N: Int64s, units_P: Int64s) -> None:
 def list_positions(
     indices_K: Int32s, rows: int, class_N: Bytes, starts: np.uint64, events: np.uint64
 ) -> int:
-    """List which elements are kept; how many events those are."""
+    """List which elements are kept; returns how many events those are."""
     width = class_N.size
     unit_N, units_P = np.empty(width, np.int64), np.empty(CLASSES, np.int64)
     _ranked(class_N, unit_N, units_P)
@@ -102,10 +102,10 @@ def list_positions(
         row_K[at_N[unit]] = row
         at_N[unit] += 1
     at, place = 0, 0
-    for one in range(CLASSES):
-        table = row_of(starts, one, SYMBOLS)
+    for group in range(CLASSES):
+        table = row_of(starts, group, SYMBOLS)
         following = np.int64(0)
-        for number in range(units_P[one]):
+        for number in range(units_P[group]):
             unit = unit_N[place + number]
             for k in range(begins_N[unit], begins_N[unit + 1]):
                 gap = number * rows + np.int64(row_K[k]) - following
@@ -117,15 +117,15 @@ def list_positions(
                 at = list_symbol(symbol, table, events, at)
                 if bits:
                     at = list_bits(low, bits, events, at)
-        if units_P[one] * rows:
+        if units_P[group] * rows:
             at = list_symbol(END, table, events, at)
-        place += units_P[one]
+        place += units_P[group]
     return at
 
 
 @register_jitable
 def _order_by_row(begins_N: Int64s, ends_N: Int64s, offsets_B: Int64s, indices_K: Int32s) -> None:
-    """Make rows by unit to flat indices that increase, and numbers of rows to their sums."""
+    """Turn rows by unit into flat indices that increase, and numbers of rows into their sums."""
     rows, width = offsets_B.size - 1, begins_N.size
     for row in range(rows):
         offsets_B[row + 1] += offsets_B[row]
@@ -154,11 +154,11 @@ def read_positions(
     _ranked(class_N, unit_N, units_P)
     # By unit, in the order of reading: the rows of its elements are one part of `indices_K`.
     begins_N, ends_N = np.zeros(width, np.int64), np.zeros(width, np.int64)
-    found, place = 0, 0
-    for one in range(CLASSES):
-        table = row_of(starts, one, SYMBOLS)
-        hint = hint_of(hints, one)
-        count, following = units_P[one] * rows, np.int64(0)
+    size, place = 0, 0
+    for group in range(CLASSES):
+        table = row_of(starts, group, SYMBOLS)
+        hint = hint_of(hints, group)
+        count, following = units_P[group] * rows, np.int64(0)
         while count:
             symbol, state, at = read_hinted(words, state, at, table, hint)
             if symbol == END:
@@ -177,15 +177,15 @@ def read_positions(
                 number = following // rows
                 unit, row = unit_N[place + number], following - number * rows
                 if ends_N[unit] == 0:
-                    begins_N[unit] = found
-                indices_K[found] = row
+                    begins_N[unit] = size
+                indices_K[size] = row
                 offsets_B[row + 1] += 1
-                found += 1
-                ends_N[unit] = found
+                size += 1
+                ends_N[unit] = size
                 following += 1
-        place += units_P[one]
-    _order_by_row(begins_N, ends_N, offsets_B, indices_K[:found])
-    return found, state, at
+        place += units_P[group]
+    _order_by_row(begins_N, ends_N, offsets_B, indices_K[:size])
+    return size, state, at
 
 
 SYMBOL_BITS = 5
@@ -199,7 +199,7 @@ EVENTS_OF_AN_ELEMENT, EVENTS_OF_A_ROW = 5, 3
 
 
 class UnitLevels(NamedTuple):
-    """What the levels of a message are.
+    """The kind of a message's levels.
 
     Attributes:
         bits: of a level's magnitude.
@@ -213,7 +213,7 @@ class UnitLevels(NamedTuple):
 
 
 class UnitTables(NamedTuple):
-    """What coder and reader of a message both have.
+    """The tables that coder and reader of a message both have.
 
     Attributes:
         kept_class_N: by how often a unit is kept.
@@ -266,7 +266,7 @@ def encode_units(
     tables: UnitTables,
     out: Bytes,
 ) -> int:
-    """Code levels of units; gives the bytes written.
+    """Code levels of units; returns the bytes written.
 
     Args:
         indices_K: flat, increasing.
@@ -319,7 +319,7 @@ def decode_units(
     levels_K: Int16s,
     codes_B: Int16s,
 ) -> int:
-    """Read what `encode_units` wrote; gives K, or -1 if the bytes hold no such levels.
+    """Read what `encode_units` wrote; returns K, or -1 if the bytes hold no such levels.
 
     Args:
         data: the bytes.
@@ -335,18 +335,18 @@ def decode_units(
     low_bits = max(value_bits - SYMBOL_BITS, 0)
     words, state, at = begin(data)
     starts, hints = address_of(tables.starts_CE), address_of(tables.hints_CH)
-    found, k = indices_K.size, 0
+    size, k = indices_K.size, 0
     if at >= 0 and not is_gradient:
         offsets_B, class_N = np.zeros(rows + 1, np.int64), tables.kept_class_N
         table, hint = row_of(starts, POSITIONS, SYMBOLS), hint_of(hints, POSITIONS)
-        found, state, at = read_positions(
+        size, state, at = read_positions(
             words, state, at, class_N, table, hint, offsets_B, indices_K
         )
     if at < 0:
         return -1
     for row in range(rows):
         first, code, turned = row * width, np.int64(0), np.int64(0)
-        if k < found and indices_K[k] < first + width:
+        if k < size and indices_K[k] < first + width:
             code, state, at = _read_step(words, state, at, starts, hints, tables.lowest_1[0])
             is_none = code == 0 and is_gradient
             if at < 0 or code > HIGHEST_CODE or (code < LOWEST_CODE and not is_none):
@@ -354,7 +354,7 @@ def decode_units(
             if is_gradient and code:
                 turned, state, at = read_bits(words, state, at, 1)
         codes_B[row] = code
-        while k < found and indices_K[k] < first + width:
+        while k < size and indices_K[k] < first + width:
             level = np.int64(0)
             if code:
                 context = np.int64(tables.level_class_N[indices_K[k] - first])
@@ -370,4 +370,4 @@ def decode_units(
                     turned, state, at = read_bits(words, state, at, 1)
             levels_K[k] = -level if turned else level
             k += 1
-    return found if has_ended(state, at) else -1
+    return size if has_ended(state, at) else -1

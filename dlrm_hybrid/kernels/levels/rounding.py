@@ -40,7 +40,7 @@ def _power_above(value: float) -> int:
 
 @kernel
 def _quantum(values_K: Float32s) -> float:
-    """Of one tensor; 0 if there is none, as all are 0, NaN if a value is not finite."""
+    """The quantum of one tensor; 0 if all values are 0, NaN if one is not finite."""
     smallest, largest, total = np.inf, 0.0, 0.0
     for k in range(values_K.size):
         size = abs(float(values_K[k]))
@@ -94,14 +94,14 @@ def add_levels(
         rounded_K: the multiples; move up too.
         value_N: of all tensors.
     """
-    kept = 0
+    count = 0
     first = splits_E[0]
     for tensor in range(splits_E.size - 1):
         last = splits_E[tensor + 1]
         for k in range(first, last):
             if rounded_K[k] != 0:
                 value_N[offsets_E[tensor] + local_K[k]] += rounded_K[k]
-                local_K[kept], rounded_K[kept] = local_K[k], rounded_K[k]
-                kept += 1
-        splits_E[tensor + 1] = kept
+                local_K[count], rounded_K[count] = local_K[k], rounded_K[k]
+                count += 1
+        splits_E[tensor + 1] = count
         first = last

@@ -118,14 +118,14 @@ def take_slots(
 
 @kernel
 def clear_slots(fresh_K: Int64s, values_SD: Float32s) -> int:
-    """Set what slots hold to 0; gives how many held something else."""
+    """Set what slots hold to 0; returns how many held something else."""
     lost = 0
     for k in range(fresh_K.size):
-        held = np.float32(0)
+        largest = np.float32(0)
         for column in range(values_SD.shape[1]):
-            held = max(held, abs(values_SD[fresh_K[k], column]))
+            largest = max(largest, abs(values_SD[fresh_K[k], column]))
             values_SD[fresh_K[k], column] = 0
-        lost += held != 0
+        lost += largest != 0
     return lost
 
 
@@ -284,14 +284,14 @@ def count_levels(
     Returns:
         rows that are not all zeros.
     """
-    sent, k, dim = 0, 0, levels_KD.shape[1]
+    rows, k, dim = 0, 0, levels_KD.shape[1]
     for table in range(counts_L.size):
         zeros = 0
         for _ in range(counts_L[table]):
-            seen = np.int32(0)
+            bits = np.int32(0)
             for column in range(dim):
-                seen |= levels_KD[k, column]
-            if seen == 0:
+                bits |= levels_KD[k, column]
+            if bits == 0:
                 zeros += 1
             else:
                 for column in range(dim):
@@ -299,8 +299,8 @@ def count_levels(
             k += 1
         set_C[table] += zeros
         flags_C[table] += counts_L[table]
-        sent += counts_L[table] - zeros
-    return sent
+        rows += counts_L[table] - zeros
+    return rows
 
 
 @kernel
@@ -330,11 +330,11 @@ def encode_levels(
     for table in range(counts_L.size):
         chance, row = np.int64(chance_C[table]), row_of(starts, table, SYMBOLS)
         for _ in range(counts_L[table]):
-            seen = np.int32(0)
+            bits = np.int32(0)
             for column in range(dim):
-                seen |= levels_KD[k, column]
-            at = list_flag(seen == 0, chance, events, at)
-            if seen != 0:
+                bits |= levels_KD[k, column]
+            at = list_flag(bits == 0, chance, events, at)
+            if bits != 0:
                 for column in range(dim):
                     at = list_level(np.int64(levels_KD[k, column]), row, events, at)
             k += 1

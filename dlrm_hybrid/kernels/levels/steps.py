@@ -26,7 +26,7 @@ _SPLITTER = np.float32(SPLITTER)
 
 
 def inverse_aim(bits: int) -> float:
-    """What a row's largest magnitude is multiplied with; a product with it is the same anywhere."""
+    """The factor from a row's largest magnitude to its step; the product is the same anywhere."""
     return float(_SEVENTH) / 2 ** (bits - 3)
 
 

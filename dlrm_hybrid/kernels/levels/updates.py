@@ -88,7 +88,7 @@ def count_places(
 def sort_by_order(
     order: Order, splits_E: Int64s, local_K: Int32s, positions_K: Int32s, source_K: Int32s
 ) -> None:
-    """The elements' positions in order, increasing, and which element each is of.
+    """List the elements' positions in order, increasing, and which element each is of.
 
     Args:
         order: of the elements.
@@ -141,7 +141,7 @@ _NONE = 1 << 20
 
 
 class Codebook(NamedTuple):
-    """What came with the tables that messages are read with.
+    """The tables that messages are read with, and what came with them.
 
     Attributes:
         order: of the elements.
@@ -218,7 +218,7 @@ def list_update(
     local_K: Int32s,
     values_K: Float32s,
     exponents_T: Int64s,
-    known_T: Int64s,
+    base_T: Int64s,
     events_S: Words,
     symbols_CS: Int64s,
 ) -> int:
@@ -230,7 +230,7 @@ def list_update(
         local_K: their indices in their tensors, increasing in each.
         values_K: none is 0.
         exponents_T: of the quanta.
-        known_T: those of the tables.
+        base_T: those of the tables.
         events_S: has room for all; chances are not in it yet.
         symbols_CS: by context.
 
@@ -243,7 +243,7 @@ def list_update(
     scale_T = np.empty(exponents_T.size)
     for tensor in range(exponents_T.size):
         scale_T[tensor] = math.ldexp(1.0, -exponents_T[tensor])
-        change = exponents_T[tensor] - known_T[tensor]
+        change = exponents_T[tensor] - base_T[tensor]
         doubled = 2 * abs(change) - np.int64(change < 0)
         if doubled < SYMBOLS - 1:
             at = _mark_symbol(QUANTUM_CONTEXT, doubled, events_S, at, symbols_CS)
@@ -320,7 +320,7 @@ def _read_quanta(
     state: np.uint64,
     at: int,
     rows: np.uint64,
-    known_T: Int64s,
+    base_T: Int64s,
     exponents_T: Int64s,
 ) -> tuple[np.uint64, int]:
     """The exponents of all tensors; state and place behind them."""
@@ -332,7 +332,7 @@ def _read_quanta(
             exponent = low + _LOWEST
         else:
             change = (doubled + 1) // 2
-            exponent = known_T[tensor] + (-change if doubled & 1 else change)
+            exponent = base_T[tensor] + (-change if doubled & 1 else change)
         exponents_T[tensor] = min(max(exponent, _LOWEST), _HIGHEST)
     return state, at
 
@@ -366,7 +366,7 @@ def read_update(
         address_of(codebook.hints_CH),
     )
     state, at = _read_quanta(words, state, at, rows, codebook.exponents_T, exponents_T)
-    found, position, block = 0, np.int64(0), 0
+    count, position, block = 0, np.int64(0), 0
     for group in range(order.ends_G.size):
         end = order.ends_G[group]
         gap_row, gap_hint = rans.row_of(rows, group, SYMBOLS), rans.hint_of(hints, group)
@@ -390,9 +390,9 @@ def read_update(
             flat = offsets_E[tensor] + row * columns + col
             marks_W[flat >> 6] |= np.uint64(1) << np.uint64(flat & 63)
             levels_N[flat] = level
-            found += 1
+            count += 1
             position += 1
-    return found if rans.has_ended(state, at) else -1
+    return count if rans.has_ended(state, at) else -1
 
 
 @kernel
