@@ -108,9 +108,10 @@ def draw_embeddings(
         init: the law; `uniform_rows` is that of facebookresearch/dlrm.
     """
     for name, table_RD in tables.items():
-        stream = _stream(seed, name)
-        for first, stop in _parts(*table_RD.shape):
-            _draw(table_RD[first:stop], len(table_RD), init, stream)
+        begin, (rows, dim) = 0, table_RD.shape
+        for part_RD in embedding_parts(name, rows, dim, seed, init):
+            table_RD[begin : begin + len(part_RD)] = part_RD
+            begin += len(part_RD)
 
 
 def embedding_parts(
