@@ -23,6 +23,7 @@ from dlrm_hybrid.arrays import Int64s
 from dlrm_hybrid.bags import Bags, require_offsets, shares_of_means, table_offsets
 from dlrm_hybrid.compress.host import require_cpu
 from dlrm_hybrid.kernels.gaps import bag_offsets, sum_rows, unique_ids
+from dlrm_hybrid.model.placement import HOST, Placement
 from dlrm_hybrid.model.rows.kernels import (
     SMALL_IDS,
     OwnKernel,
@@ -41,17 +42,22 @@ class Embeddings:
     """All tables of a model; backward updates the rows, at the rate last set.
 
     Not a torch module: its tensors are views which no other optimizer may find among parameters.
+
+    Args:
+        spec: the tables.
+        options: their optimizer.
+        placement: where they are, and so what is looked up and its gradients; ids are on the host.
     """
 
-    def __init__(self, spec: ModelShape, options: Embedding) -> None:
+    def __init__(self, spec: ModelShape, options: Embedding, placement: Placement = HOST) -> None:
         self._names = spec.table_names
         self._dim = spec.embedding_dim
         dim = spec.embedding_dim
-        fits = options.fit_fbgemm(dim) and not spec.frozen
+        fits = options.fit_fbgemm(dim) and not spec.frozen and not placement.is_apart
         self._kernel: TableKernel = (
             fbgemm_kernel(spec.table_rows, dim, options)
             if fits
-            else OwnKernel(spec.table_rows, dim, options, spec.frozen)
+            else OwnKernel(spec.table_rows, dim, options, spec.frozen, placement)
         )
         self._offsets = torch.arange(1)
         self._lr = 0.0
@@ -106,9 +112,9 @@ class Embeddings:
         return self._kernel(ids, offsets)
 
     def _offsets_of(self, num_ids: int) -> Tensor:
-        if len(self._offsets) <= num_ids:
+        if len(self._offsets) != num_ids + 1:
             self._offsets = torch.arange(num_ids + 1)
-        return self._offsets[: num_ids + 1]
+        return self._offsets
 
 
 @final

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from dlrm_hybrid.compress.host import CPU
 from dlrm_hybrid.types import ResourceError
 
 FOLDER_KEY = "embedding.folder"
@@ -59,7 +60,13 @@ class RowStorage(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class InMemory(RowStorage):
-    """Rows in the memory of the process."""
+    """Rows in the memory of the process, or of a device.
+
+    Attributes:
+        device: that has them.
+    """
+
+    device: torch.device = CPU
 
     @property
     @override
@@ -68,7 +75,7 @@ class InMemory(RowStorage):
 
     @override
     def zeros(self, rows: int, columns: int) -> Tensor:
-        return torch.zeros(rows, columns)
+        return torch.zeros(rows, columns, device=self.device)
 
     @override
     def look_up(self, rows_RC: Tensor, rows_K: Tensor) -> Tensor:

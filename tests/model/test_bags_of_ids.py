@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import Embeddings, distinct_ids, tensor_bags, with_means
+from dlrm_hybrid.model.placement import HOST, Placement
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.tables import Fused, TableOptimizer
 from dlrm_hybrid.model.tensors import draw_embeddings
@@ -22,8 +23,11 @@ TABLES, DIM, LR, EPS = 5, 8, 0.1, 1e-8
 STEPS, ROWS = 12, 33
 
 
-def embeddings_of(optimizer: TableOptimizer) -> Embeddings:
-    embeddings = Embeddings(SPEC, Fused(optimizer=optimizer, eps=EPS))
+DEVICE = Placement(torch.device("cpu"), is_apart=True)  # the CPU stands for one
+
+
+def embeddings_of(optimizer: TableOptimizer, place: Placement = HOST) -> Embeddings:
+    embeddings = Embeddings(SPEC, Fused(optimizer=optimizer, eps=EPS), place)
     draw_embeddings(embeddings.weights(), seed=4)
     embeddings.set_lr(LR)
     return embeddings
@@ -41,8 +45,11 @@ def ids_of(step: int, rows: int) -> Tensor:
 
 @pytest.mark.parametrize("optimizer", get_args(TableOptimizer))
 @pytest.mark.parametrize("rows", [0, 1, ROWS])
-def test_bags_of_one_id_learn_the_bits_of_ids(optimizer: TableOptimizer, rows: int) -> None:
-    one, other = embeddings_of(optimizer), embeddings_of(optimizer)
+@pytest.mark.parametrize("place", [HOST, DEVICE], ids=["host", "device"])
+def test_bags_of_one_id_learn_the_bits_of_ids(
+    place: Placement, optimizer: TableOptimizer, rows: int
+) -> None:
+    one, other = embeddings_of(optimizer, place), embeddings_of(optimizer, place)
     for step in range(STEPS):
         ids_FB, gradient_BFD = ids_of(step, rows), gradient_of(step, rows)
         looked_up, also = one(Bags(ids_FB)), other(counted(ids_FB))

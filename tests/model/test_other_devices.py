@@ -1,19 +1,28 @@
-"""What computes on the CPU only names a tensor of another device; the dense layers run on any."""
+"""What computes on the CPU only names a tensor of another device; all else runs on any.
+
+On `meta` tensors have no values, so that to wait for one is an error.
+"""
+
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
+from bag_draws import counted
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import Embeddings, distinct_ids
 from dlrm_hybrid.model.exchange.ids import check_ids
 from dlrm_hybrid.model.layers.mlp import Mlp
 from dlrm_hybrid.model.layers.products import Precision
+from dlrm_hybrid.model.placement import Placement
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.tables import Fused, TableOptimizer
+from dlrm_hybrid.model.tensors import draw_embeddings
 
 SPEC = ModelSpec(embedding_dim=4, bottom=(13, 4), top=(8, 1), table_rows=(10, 20))
-IDS = Bags(torch.zeros(2, 3, dtype=torch.int64, device="meta"))
+META = torch.device("meta")
+IDS = Bags(torch.zeros(2, 3, dtype=torch.int64, device=META))
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
@@ -28,6 +37,24 @@ def test_exchanges_refuse_ids_of_another_device():
         distinct_ids(IDS, np.arange(2))
     with pytest.raises(ValueError, match="bags is on meta"):
         check_ids(IDS, torch.tensor([[10], [20]]))
+
+
+@pytest.mark.parametrize("optimizer", get_args(TableOptimizer))
+def test_tables_of_a_device_are_looked_up_and_learn_there(optimizer: TableOptimizer):
+    options = Fused(optimizer=optimizer, weight_decay=0.1)
+    tables = Embeddings(SPEC, options, Placement(META, is_apart=True))
+    draw_embeddings(tables.weights(), seed=1)
+    tables.set_lr(0.1)
+    for bags in (Bags(IDS.values.new_zeros(2, 3, device="cpu")), counted(torch.ones(2, 5).long())):
+        pooled_BFD = tables(bags)
+        assert pooled_BFD.device == META and pooled_BFD.shape == (bags.rows, 2, 4)
+        pooled_BFD.backward(torch.zeros_like(pooled_BFD))
+    held = {**tables.weights(), **tables.optimizer_state()}
+    assert {name for name, one in held.items() if one.device != META} == {
+        name for name in held if name.endswith(".step")
+    }
+    with pytest.raises(RuntimeError, match="id 10 is out of bounds: table 1 has 10 rows"):
+        tables(counted(torch.tensor([[10], [0]])))
 
 
 @pytest.mark.parametrize("precision", list(Precision))

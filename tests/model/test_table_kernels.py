@@ -1,4 +1,7 @@
-"""Tables that FBGEMM cannot hold learn what torch's optimizers learn."""
+"""Tables that FBGEMM cannot hold, and those of a device, learn what torch's optimizers learn.
+
+The CPU stands for a device.
+"""
 
 from math import sqrt
 from typing import get_args
@@ -11,6 +14,7 @@ from torch import Tensor
 
 from dlrm_hybrid.bags import Bags, jagged
 from dlrm_hybrid.model.embeddings import Embeddings, tensor_bags
+from dlrm_hybrid.model.placement import HOST, Placement
 from dlrm_hybrid.model.rows.optimizer import key_shift
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.tables import BY_FBGEMM, Fused, TableOptimizer
@@ -19,15 +23,22 @@ from dlrm_hybrid.types import ConfigError, ResourceError
 
 ROWS, STEPS, LR, EPS, BETAS = (3, 50, 1, 17, 9), 20, 0.05, 1e-8, (0.8, 0.99)
 SGD, ADAM = "sgd", "adam"
+PLACES = pytest.mark.parametrize(
+    "place", [HOST, Placement(torch.device("cpu"), is_apart=True)], ids=["host", "device"]
+)
 
 
 def tables_of(
-    dim: int, optimizer: TableOptimizer, decay: float = 0.0, frozen: tuple[bool, ...] = ()
+    dim: int,
+    optimizer: TableOptimizer,
+    decay: float = 0.0,
+    frozen: tuple[bool, ...] = (),
+    place: Placement = HOST,
 ) -> Embeddings:
     shape = {"embedding_dim": dim, "bottom": (13, dim), "top": (1,)}
     spec = ModelSpec(**shape, table_rows=ROWS, frozen=frozen)
     options = Fused(optimizer=optimizer, eps=EPS, betas=BETAS, weight_decay=decay)
-    embeddings = Embeddings(spec, options)
+    embeddings = Embeddings(spec, options, place)
     draw_embeddings(embeddings.weights(), 4)
     embeddings.set_lr(LR)
     return embeddings
@@ -86,13 +97,14 @@ def by_torch(
     return Rowwise(parameters, optimizer == "rowwise_adam")
 
 
+@PLACES
 @pytest.mark.parametrize("dim", [8, 10, 3])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("optimizer", get_args(TableOptimizer))
 def test_rows_that_were_looked_up_learn_what_torch_learns(
-    optimizer: TableOptimizer, decay: float, dim: int
+    optimizer: TableOptimizer, decay: float, dim: int, place: Placement
 ) -> None:
-    ours = tables_of(dim, optimizer, decay)
+    ours = tables_of(dim, optimizer, decay, place=place)
     first = {name: weight.clone() for name, weight in ours.weights().items()}
     theirs = {name: torch.nn.Parameter(weight.clone()) for name, weight in first.items()}
     rule = by_torch(optimizer, list(theirs.values()))
@@ -117,13 +129,15 @@ def test_rows_that_were_looked_up_learn_what_torch_learns(
     assert 0 < sum(int(rows.sum()) for rows in seen.values()) < sum(ROWS)
 
 
+@PLACES
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("optimizer", get_args(TableOptimizer))
 def test_frozen_tables_are_those_of_torch_and_others_learn_as_beside_them(
-    optimizer: TableOptimizer, decay: float
+    optimizer: TableOptimizer, decay: float, place: Placement
 ) -> None:
     frozen = (False, True, True, False, True)
-    ours, without = tables_of(8, optimizer, decay, frozen), tables_of(8, optimizer, decay)
+    ours = tables_of(8, optimizer, decay, frozen, place)
+    without = tables_of(8, optimizer, decay)
     first = {name: weight.clone() for name, weight in ours.weights().items()}
     fixed = [
         torch.nn.EmbeddingBag.from_pretrained(
@@ -159,9 +173,10 @@ def test_frozen_tables_are_as_many_as_tables() -> None:
         tables_of(8, SGD, frozen=(True, False))
 
 
-def test_a_table_counts_its_updates_and_its_bias_corrections_follow() -> None:
+@PLACES
+def test_a_table_counts_its_updates_and_its_bias_corrections_follow(place: Placement) -> None:
     """Two tables with counts of their own, as a checkpoint of another program may have them."""
-    ours = tables_of(8, ADAM)
+    ours = tables_of(8, ADAM, place=place)
     ours.optimizer_state()["embedding.2.step"].fill_(1000.0)
     before = {name: weight.clone() for name, weight in ours.weights().items()}
     bags = all_ids()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, cast, final
 
 import numpy as np
@@ -18,6 +19,9 @@ from typing_extensions import override
 
 from dlrm_hybrid.arrays import Int64s
 from dlrm_hybrid.kernels.rows import Gradients, bag_keys, look_up, update_sgd
+from dlrm_hybrid.model.placement import HOST, Placement
+from dlrm_hybrid.model.row_storage import InMemory
+from dlrm_hybrid.model.rows.device import update_on_device
 from dlrm_hybrid.model.rows.optimizer import UpdatedRows, key_shift
 from dlrm_hybrid.model.tables import Embedding, TableOptimizer
 
@@ -52,18 +56,28 @@ class TableKernel(Protocol):
 class OwnKernel(TableKernel):
     """Tables of any width with any optimizer: looked up by torch, updated by our kernels.
 
+    On a device torch updates them too; ids come from the host, rows and their gradients are there.
+
     Args:
         rows_F: rows per table; may be 0.
         dim: D.
         options: their optimizer.
         frozen: see `UpdatedRows`.
+        placement: where the tables are.
     """
 
     def __init__(
-        self, rows_F: Sequence[int], dim: int, options: Embedding, frozen: Sequence[bool] = ()
+        self,
+        rows_F: Sequence[int],
+        dim: int,
+        options: Embedding,
+        frozen: Sequence[bool] = (),
+        placement: Placement = HOST,
     ) -> None:
-        self.rows = UpdatedRows(rows_F, dim, options, frozen=frozen)
+        self.placement = placement
+        self.rows = UpdatedRows(rows_F, dim, options, InMemory(placement.device), frozen)
         self._rows_F = np.array(rows_F, np.int64)
+        self._offsets_E = self._offsets_there_E = torch.empty(0)
         self._lr = 0.0
         # Empty: it only makes autograd call backward.
         self._leaf = torch.empty(0, requires_grad=True)
@@ -80,8 +94,8 @@ class OwnKernel(TableKernel):
     def tensors(self) -> list[dict[str, Tensor]]:
         return [self.rows.tensors(table) for table in range(len(self._rows_F))]
 
-    def look_up(self, ids_K: Tensor, offsets_E: Tensor) -> tuple[Tensor, Int64s, int]:
-        """Sum the rows of bags (B, F D); returns also the ids' keys, unsorted, and their shift."""
+    def look_up(self, ids_K: Tensor, offsets_E: Tensor) -> tuple[Tensor, Tensor, int]:
+        """Sum the rows of bags (B, F D); and the unsorted keys of what learns, with their shift."""
         tables, weights_RD = len(self._rows_F), self.rows.weights_RD
         bags = (len(offsets_E) - 1) // tables
         shift = key_shift(len(weights_RD), tables * bags)
@@ -96,13 +110,29 @@ class OwnKernel(TableKernel):
                 f"id {int(ids_K[bad])} is out of bounds: "
                 f"table {table + 1} has {self._rows_F[table]} rows"
             )
+        if offsets_E is not self._offsets_E:  # those of one id a bag come again and again
+            self._offsets_E, self._offsets_there_E = offsets_E, self.placement.up(offsets_E)
+        keys = self.placement.up(torch.from_numpy(keys_K))
         found_FBD = functional.embedding_bag(
-            *(torch.from_numpy(keys_K >> shift), weights_RD, offsets_E),
+            *(keys >> shift, weights_RD, self._offsets_there_E),
             mode="sum",
             include_last_offset=True,
         ).view(tables, bags, weights_RD.shape[1])
         pooled_BFD = found_FBD.transpose(0, 1).contiguous()
-        return pooled_BFD.view(bags, tables * weights_RD.shape[1]), keys_K, shift
+        if not self.rows.learns_F.all():
+            ends = pairwise(offsets_E[:: max(1, bags)].numpy())
+            parts = zip(ends, self.rows.learns_F, strict=False)
+            keys = torch.cat([keys[:0], *(keys[a:b] for (a, b), learns in parts if learns)])
+        return pooled_BFD.view(bags, tables * weights_RD.shape[1]), keys, shift
+
+    def update(self, keys_K: Tensor, shift: int, gradient_GD: Tensor, lr: float) -> None:
+        """Update the rows that `look_up` found by the gradients of their bags."""
+        if self.placement.is_apart:
+            update_on_device(self.rows, keys_K, shift, gradient_GD, lr, self.placement)
+            return
+        keys = keys_K.numpy()
+        keys.sort()
+        self.rows.update(Gradients(keys, shift, gradient_GD.numpy()), lr)
 
 
 @final
@@ -113,16 +143,15 @@ class _BagLookup(torch.autograd.Function):
     def forward(
         ctx: Any, _leaf: Tensor, kernel: OwnKernel, ids_K: Tensor, offsets_E: Tensor, lr: float
     ) -> Tensor:
-        pooled_BW, keys_K, shift = kernel.look_up(ids_K, offsets_E)
-        ctx.rows, ctx.keys_K, ctx.shift, ctx.lr = kernel.rows, keys_K, shift, lr
+        pooled_BW, ctx.keys_K, ctx.shift = kernel.look_up(ids_K, offsets_E)
+        ctx.kernel, ctx.lr = kernel, lr
         return pooled_BW
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
-        ctx.keys_K.sort()
-        dim = ctx.rows.weights_RD.shape[1]
-        gradient_GD = gradients[0].contiguous().view(-1, dim).numpy()
-        ctx.rows.update(Gradients(ctx.keys_K, ctx.shift, gradient_GD), ctx.lr)
+        dim = ctx.kernel.rows.weights_RD.shape[1]
+        gradient_GD = gradients[0].contiguous().view(-1, dim)
+        ctx.kernel.update(ctx.keys_K, ctx.shift, gradient_GD, ctx.lr)
         return None, None, None, None, None
 
 

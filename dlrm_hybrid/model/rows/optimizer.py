@@ -41,7 +41,12 @@ class UpdatedRows:
         frozen: whether the rows of each table never change; empty if all learn.
 
     Attributes:
+        options: the optimizer.
+        starts_F: first row of each table.
+        ends_F: one past the last.
+        learns_F: whether they change.
         weights_RD: the rows.
+        state: what the optimizer keeps, in the order of `Embedding.row_state`: (R, D) or (R, 1).
     """
 
     def __init__(
@@ -52,25 +57,24 @@ class UpdatedRows:
         storage: RowStorage = IN_MEMORY,
         frozen: Sequence[bool] = (),
     ) -> None:
-        self._learns_F = learning(frozen, len(rows_F))
-        self._options = options
+        self.learns_F = learning(frozen, len(rows_F))
+        self.options = options
         self._storage = storage
-        self._ends_F: Int64s = np.cumsum(np.array(rows_F, np.int64))
-        self.starts_F: Int64s = self._ends_F - np.array(rows_F, np.int64)
+        self.ends_F: Int64s = np.cumsum(np.array(rows_F, np.int64))
+        self.starts_F: Int64s = self.ends_F - np.array(rows_F, np.int64)
         self.weights_RD = storage.zeros(sum(rows_F), dim)
-        self._state = {
-            name: storage.zeros(sum(rows_F), 1 if is_rowwise else dim)
-            for name, is_rowwise in options.row_state.items()
-        }
-        self._steps_F = torch.zeros(len(rows_F)) if "exp_avg" in self._state else None
+        self.state = [
+            storage.zeros(sum(rows_F), 1 if is_rowwise else dim)
+            for is_rowwise in options.row_state.values()
+        ]
+        self._steps_F = torch.zeros(len(rows_F)) if "exp_avg" in options.row_state else None
 
     def tensors(self, table: int) -> dict[str, Tensor]:
         """Views of a table: `weight`, its state by name, and `step` if updates are counted."""
-        rows = slice(self.starts_F[table], self._ends_F[table])
-        is_rowwise = self._options.row_state
+        rows = slice(self.starts_F[table], self.ends_F[table])
+        pairs = zip(self.options.row_state.items(), self.state, strict=True)
         state = {
-            name: one[rows, 0] if is_rowwise[name] else one[rows]
-            for name, one in self._state.items()
+            name: one[rows, 0] if is_rowwise else one[rows] for (name, is_rowwise), one in pairs
         }
         counted = {} if self._steps_F is None else {STEP: self._steps_F[table : table + 1]}
         return {"weight": self.weights_RD[rows], **state, **counted}
@@ -82,18 +86,17 @@ class UpdatedRows:
             given: gradients with sorted keys of `row_keys`.
             lr: learning rate.
         """
-        options, weights_RD = self._options, self.weights_RD.numpy()
-        if not self._learns_F.all():
-            tables_K = np.searchsorted(self._ends_F, given.keys_K >> given.shift, side="right")
-            given = given._replace(keys_K=given.keys_K[self._learns_F[tables_K]])
+        options, weights_RD = self.options, self.weights_RD.numpy()
+        if not self.learns_F.all():
+            tables_K = np.searchsorted(self.ends_F, given.keys_K >> given.shift, side="right")
+            given = given._replace(keys_K=given.keys_K[self.learns_F[tables_K]])
         if self._storage.is_paged:
-            for one in self._state.values():
+            for one in self.state:
                 self._storage.touch(one, torch.from_numpy(given.keys_K >> given.shift))
-        state = [one.numpy() for one in self._state.values()]
+        state = [one.numpy() for one in self.state]
         decay = options.weight_decay
-        if self._steps_F is not None:
-            self._steps_F += torch.from_numpy(self._learns_F)
-            rates = AdamRates(self._ends_F, self._rates(lr), *options.betas)
+        if (rates_F2 := self.next_rates(lr)) is not None:
+            rates = AdamRates(self.ends_F, rates_F2, *options.betas)
             means_RD, squares_RC = state
             update_adam(weights_RD, means_RD, squares_RC, given, rates, decay)
         elif state:
@@ -101,11 +104,16 @@ class UpdatedRows:
         else:
             update_sgd(weights_RD, given, lr, decay)
 
-    def _rates(self, lr: float) -> Float64s:
-        """Per table, the bias-corrected factor of m and term added to the root of v."""
-        assert self._steps_F is not None
-        (first, second), eps = self._options.betas, self._options.eps
-        is_torch = self._options.optimizer == "adam"  # adds eps before
+    def next_rates(self, lr: float) -> Float64s | None:
+        """Count an update; per table the corrected factor of m and term added to the root of v.
+
+        None for an optimizer that counts no updates.
+        """
+        if self._steps_F is None:
+            return None
+        self._steps_F += torch.from_numpy(self.learns_F)
+        (first, second), eps = self.options.betas, self.options.eps
+        is_torch = self.options.optimizer == "adam"  # adds eps before
         corrected: list[tuple[float, float]] = []
         for step in map(int, self._steps_F.clamp(min=1)):  # frozen tables count none
             root = sqrt(1 - second**step)
