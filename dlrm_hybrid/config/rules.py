@@ -217,6 +217,16 @@ def _device(config: Config) -> Iterator[str]:
             f"device = {config.device!r}: threads of a worker share one replica, on the CPU; "
             "needs parallel.threads=1"
         )
+    if config.embedding.device == "cpu":
+        return
+    given = "embedding.device = 'cuda'"
+    if config.device == "cpu":
+        yield f"{given}: tables are where the dense layers are; needs device=cuda"
+    if config.parallel.trainers > 1:
+        yield (
+            f"{given}: trainers that share tables exchange rows on the CPU; needs "
+            "parallel.trainers=1"
+        )
 
 
 def _threads(config: Config) -> Iterator[str]:

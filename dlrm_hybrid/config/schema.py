@@ -211,7 +211,7 @@ class Config(Record):
     device: Annotated[str, Bound(pattern=DEVICE_PATTERN)] = key(
         "cpu",
         "that computes the dense layers: cpu; cuda, of which the workers of a machine take one "
-        "each; or cuda:1. Tables and servers stay on the CPU",
+        "each; or cuda:1. Servers stay on the CPU, tables where embedding.device says",
         Effect.FREE | Effect.EVALUATION,
     )
     threads: Annotated[int, Bound(ge=1, le=1024)] = key(

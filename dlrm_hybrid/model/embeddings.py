@@ -170,7 +170,9 @@ def _by_id(gradient_BFD: Tensor, offsets: Tensor) -> Tensor:
 def with_means(sum_BFD: Tensor, bags: Bags[Tensor] | None) -> Tensor:
     """Divide sums of rows, or their gradients, by the sizes of the bags that are averaged."""
     share_BF1 = None if bags is None else shares_of_means(bags.map(Tensor.numpy))
-    return sum_BFD if share_BF1 is None else sum_BFD * torch.from_numpy(share_BF1)
+    if share_BF1 is None:
+        return sum_BFD
+    return sum_BFD * torch.from_numpy(share_BF1).to(sum_BFD.device, non_blocking=True)
 
 
 def tensor_bags(bags: Bags[Int64s]) -> Bags[Tensor]:

@@ -1,6 +1,7 @@
 """Where a stage computes: on the host, or on a device to which its tensors are copied.
 
-Tables, parameter servers and the network are on the host whatever computes the dense layers.
+Parameter servers and the network are on the host whatever computes the dense layers; tables are
+there, or beside the layers.
 
     host                                         device
     dense features, labels, pooled rows  ──up──▶  layers, loss, backward

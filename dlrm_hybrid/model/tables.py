@@ -16,6 +16,7 @@ from dlrm_hybrid.record import WEIGHTS, Choice, Effect, key
 
 CachedRows = Annotated[int, Bound(ge=0, le=2**31)]
 CopiedRows = Annotated[int, Bound(ge=1, le=2**31)]
+Home = Literal["cpu", "cuda"]
 Kernel = Literal["fbgemm", "numba"]
 Sharding = Literal["table_wise", "row_wise", "column_wise", "auto"]
 Storage = Literal["memory", "mmap"]
@@ -40,6 +41,7 @@ class _Embedding(Choice, effect=WEIGHTS, choice=TABLES):
     """Values of the choices of `embedding` that have no such key."""
 
     kernel: Kernel = "fbgemm"
+    device: Home = "cpu"
     sharding: Sharding = "table_wise"
     deduplicate: bool = True
     levels: bool = False
@@ -119,6 +121,12 @@ class Fused(Embedding):
     kernel: Kernel = key(
         "fbgemm",
         "of lookups and updates: fbgemm, where it knows optimizer and width; or numba, our own",
+        Effect.FREE | Effect.EVALUATION,
+    )
+    device: Home = key(
+        "cpu",
+        "that holds and updates the tables: cpu; or cuda, the one of the dense layers, by torch's "
+        "own operations",
         Effect.FREE | Effect.EVALUATION,
     )
     sharding: Sharding = key("table_wise", "how tables are split over trainers", NEW)

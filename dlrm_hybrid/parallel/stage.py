@@ -113,6 +113,8 @@ class Stage:
         placement: where the model is, and so all that it computes; what it is given is on the host,
             and so are pooled gradients and sums of a result.
         loss_weights: of several labels, the factor of each one's loss; empty for one label.
+        tables: where the tables are: on the host, or beside the model, and then pooled rows and
+            their gradients too.
     """
 
     def __init__(
@@ -123,10 +125,11 @@ class Stage:
         trainer: tuple[int, int] = (0, 1),
         placement: Placement = HOST,
         loss_weights: Sequence[float] = (),
+        tables: Placement = HOST,
     ) -> None:
         self.model = model
         self.microbatches = microbatches
-        self.placement = placement
+        self.placement, self.tables = placement, tables
         self._weight_decay = weight_decay
         self._trainer = trainer
         self._loss_weights = loss_weights
@@ -136,7 +139,7 @@ class Stage:
     def empty(self) -> Stage:
         """Make a stage of the same model with no batch in flight, for another thread."""
         own = self.model, self.microbatches, self._weight_decay, self._trainer, self.placement
-        return Stage(*own, self._loss_weights)
+        return Stage(*own, self._loss_weights, self.tables)
 
     def begin(self, batch: BatchNumber, inputs: Inputs, pooled_BFD: Tensor | None = None) -> None:
         """Take a batch into flight.
@@ -169,7 +172,12 @@ class Stage:
     def take_rows(self, batch: BatchNumber, pooled_BFD: Tensor) -> None:
         """Set the sums of rows of a batch in flight, before its first forward."""
         flying = self._batches[batch]
-        flying.pooled_BFD = self.placement.up(with_means(pooled_BFD, flying.inputs.bags))
+        flying.pooled_BFD = self.up_rows(pooled_BFD, flying.inputs.bags)
+
+    def up_rows(self, pooled_BFD: Tensor, bags: Bags[Tensor] | None) -> Tensor:
+        """Sums of rows from the tables as pooled rows, where the model is."""
+        pooled_BFD = with_means(pooled_BFD, bags)
+        return pooled_BFD if self.tables.is_apart else self.placement.up(pooled_BFD)
 
     def rows(self, batch: BatchNumber) -> int:
         """Rows b per micro-batch of a batch in flight."""
@@ -342,7 +350,9 @@ class Stage:
             for microbatch, logit_b in flying.logits.items()
         ]
         numbers = len(correct)
-        left = self.placement.down([*flying.losses.values(), *correct, *pooled])
+        stays = pooled if self.tables.is_apart else []
+        goes = [*flying.losses.values(), *correct, *([] if stays else pooled)]
+        left = [*self.placement.down(goes), *stays]
         return StageResult(
             gradients=gradients,
             pooled_gradient_BFD=with_means(left[-1], flying.inputs.bags) if pooled else None,
@@ -363,7 +373,7 @@ def predict_stage(
     assert entered_BN is not None
     up, model = stage.placement.up, stage.model
     with torch.no_grad():
-        pooled_BFD = None if pooled_BFD is None else up(with_means(pooled_BFD, inputs.bags))
+        pooled_BFD = None if pooled_BFD is None else stage.up_rows(pooled_BFD, inputs.bags)
         left_BM: Tensor = model(aligned(up(entered_BN)), pooled_BFD)
     return stage.placement.down([left_BM.squeeze(1)])[0] if model.part.is_last else left_BM
 

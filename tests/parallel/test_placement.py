@@ -20,7 +20,7 @@ from dlrm_hybrid.model import dlrm, placement
 from dlrm_hybrid.model.dlrm import StageModel
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.optimizer import Adagrad, Adam, Constant, Momentum, Optimizer, Sgd
-from dlrm_hybrid.model.placement import Placement
+from dlrm_hybrid.model.placement import HOST, Placement
 from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.parallel.dense.client import LocalClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
@@ -87,23 +87,28 @@ def up(tensor: Tensor | None) -> Tensor | None:
 CUTS = [(), ("bottom.1",), ("top.1",), ("bottom.1", "top.1")]
 
 
+@pytest.mark.parametrize("tables", ["host", "device"])
 @pytest.mark.parametrize("precision", list(Precision))
 @pytest.mark.parametrize("cuts", CUTS, ids=",".join)
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_all_of_a_stage_is_on_its_device(
-    spec: ModelSpec, cuts: tuple[str, ...], precision: Precision, waits: list[int]
+    spec: ModelSpec, cuts: tuple[str, ...], precision: Precision, tables: str, waits: list[int]
 ) -> None:
     where = Placement(DEVICE, is_apart=True)
-    pooled_BFD = torch.empty(ROWS, len(spec.table_rows), spec.embedding_dim)
+    beside = where if tables == "device" else HOST
+    shape = (ROWS, len(spec.table_rows), spec.embedding_dim)
+    pooled_BFD = torch.empty(shape, device=beside.device)
     carried: Tensor | None = None
     stages: list[Stage] = []
     for part in Partition.of(spec, cuts).stages:
-        stage = Stage(put(StageModel(spec, part, precision, SEED)), 1, 1e-3, placement=where)
+        model = put(StageModel(spec, part, precision, SEED))
+        stage = Stage(model, 1, 1e-3, placement=where, tables=beside)
         inputs = draw_batch(spec, ROWS, 0)
         inputs = replace(
             inputs, dense_BI=up(inputs.dense_BI), label_B=up(inputs.label_B), bags=None
         )
-        stage.begin(NUMBER, inputs, pooled_BFD)
+        stage.begin(NUMBER, inputs)
+        stage.take_rows(NUMBER, pooled_BFD)
         carried = stage.forward(NUMBER, 0, None if carried is None else carried.cpu())
         stages.append(stage)
     assert waits == []
@@ -113,7 +118,10 @@ def test_all_of_a_stage_is_on_its_device(
         assert waits == []
         result = stage.finish(NUMBER)
         assert {one.device for one in result.gradients.values()} == {DEVICE}
-        assert len(waits) == (stage.model.part.is_last or stage.model.part.has_interaction)
+        has_rows = stage.model.part.has_interaction
+        assert len(waits) == (stage.model.part.is_last or (has_rows and tables == "host"))
+        if has_rows and tables == "device":
+            assert result.pooled_gradient_BFD.device == DEVICE
         waits.clear()
 
 

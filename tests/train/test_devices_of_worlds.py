@@ -83,6 +83,16 @@ WORLDS: Mapping[str, Keys] = {
         **{"sync": "bounded", "sync.staleness": 1},
     },
     "served": {**DCT, "embedding": "served", "parallel.table_servers": 1},
+    "tables": {**SINGLE, "embedding.optimizer": "rowwise_adagrad"},
+    "tables, adam": {**SINGLE, "embedding.optimizer": "adam"},
+    "tables, gpipe": {
+        **{**SINGLE, "parallel.cuts": ["bottom.2", "top.1"]},
+        **{"schedule": "gpipe", "schedule.microbatches": 4},
+    },
+    "tables, dsp": {
+        **{**DCT, "parallel.trainers": 1},
+        **{"schedule": "dsp", "schedule.delays": [1, 1, 0], "schedule.staleness": [2, 1, 0]},
+    },
 }
 
 
@@ -96,7 +106,8 @@ def engine_of(name: str, where: Placement) -> InProcessEngine:
     config = settings_of(spec, "in_process", {}, None, keys).config
     layout = build_world.layout(config, spec, STEPS, attempt=0)
     assert layout.placement == HOST
-    layout = replace(layout, placement=where)
+    there = where if name.startswith("tables") else HOST
+    layout = replace(layout, placement=where, tables=there)
     return build_engine.engine_of(config, layout, None, IN_MEMORY, SpanClock())
 
 
@@ -167,8 +178,20 @@ class Copies(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_step_waits_once_and_copies_what_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, fetched = engine_of("single", DEVICE), placement.fetched
+@pytest.mark.parametrize(
+    ("name", "fetched_shapes"),
+    [
+        # Loss, number of right answers, gradient of the pooled rows; up go dense features, labels
+        # and pooled rows.
+        ("single", [(), (), (ROWS, 3, 8)]),
+        # The gradient stays; up go dense features, labels and ids.
+        ("tables", [(), ()]),
+    ],
+)
+def test_a_step_waits_once_and_copies_what_it_must(
+    name: str, fetched_shapes: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, fetched = engine_of(name, DEVICE), placement.fetched
     waits: list[list[tuple[int, ...]]] = []
 
     def counted(tensors: Any) -> Any:
@@ -181,10 +204,8 @@ def test_a_step_waits_once_and_copies_what_it_must(monkeypatch: pytest.MonkeyPat
     waits.clear()
     with Copies() as copies:
         engine.learn(second)
-    # Loss, number of right answers, gradient of the pooled rows.
-    assert waits == [[(), (), (ROWS, 3, 8)]]
-    # Dense features, labels and pooled rows go up.
-    assert copies.counts == {"_to_copy": 3, "copy_": 3}
+    assert waits == [fetched_shapes]
+    assert copies.counts == {"_to_copy": 3, "copy_": len(fetched_shapes)}
 
 
 @pytest.mark.parametrize(
@@ -211,6 +232,17 @@ def test_workers_of_a_machine_take_its_devices_in_turn(
     assert all(one.is_apart for one in places[:-1]) and places[-1] == HOST
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_tables_are_beside_the_layers_or_on_the_host(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    config = validate(compose.values_of(["device=cuda", f"embedding.device={device}"]))
+    layout = build_world.layout(config, SPEC, STEPS, attempt=0)
+    assert layout.placement == GPU
+    assert layout.tables == (GPU if device == "cuda" else HOST)
+
+
 @pytest.mark.parametrize(("device", "devices"), [("cuda", 0), ("cuda:2", 2)])
 def test_a_device_that_is_not_there_is_named(
     device: str, devices: int, monkeypatch: pytest.MonkeyPatch
@@ -222,7 +254,9 @@ def test_a_device_that_is_not_there_is_named(
 
 
 @pytest.mark.parametrize("after", [HOST, DEVICE], ids=["host", "device"])
-@pytest.mark.parametrize("name", ["adam", "dct", "levels", "dsp, bounded"])
+@pytest.mark.parametrize(
+    "name", ["adam", "dct", "levels", "dsp, bounded", "tables, adam", "tables, dsp"]
+)
 def test_a_run_resumes_on_the_device_or_on_the_host(name: str, after: Placement) -> None:
     unbroken, first, second = (engine_of(name, one) for one in (DEVICE, DEVICE, after))
     steps, saved = 14, 9

@@ -177,7 +177,7 @@ class _Access:
 
 def _shared(config: Config, layout: Layout, clock: SpanClock) -> _Access:
     """One set of tables for all trainers, with the rounding of transport if there are several."""
-    embeddings = build_model.embeddings(config, layout.spec)
+    embeddings = build_model.embeddings(config, layout.spec, layout.tables)
     pieces = full_pieces({**embeddings.weights(), **embeddings.optimizer_state()})
     group = layout.topology.interaction_group
     if len(group) == 1:

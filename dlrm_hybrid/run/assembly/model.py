@@ -24,6 +24,7 @@ from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.layers.keep_largest import KeepLargest
 from dlrm_hybrid.model.layers.products import Bfloat16, Precision, measure_bfloat16
 from dlrm_hybrid.model.optimizer import LrSchedule, StalenessWarmup
+from dlrm_hybrid.model.placement import HOST, Placement
 from dlrm_hybrid.model.row_storage import IN_MEMORY, InFiles, RowStorage
 from dlrm_hybrid.model.spec import ModelShape, Partition, StagePart, microbatch_rows
 from dlrm_hybrid.model.table_rows import TableRows
@@ -78,9 +79,9 @@ def level_options(config: Config) -> LevelOptions | None:
     )
 
 
-def embeddings(config: Config, shape: ModelShape) -> Embeddings:
+def embeddings(config: Config, shape: ModelShape, placement: Placement = HOST) -> Embeddings:
     """Make all tables in one process, with their initial values."""
-    tables = Embeddings(shape, config.embedding)
+    tables = Embeddings(shape, config.embedding, placement)
     draw_embeddings(tables.weights(), config.train.seed, config.embedding.init)
     return tables
 

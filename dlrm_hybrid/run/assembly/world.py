@@ -95,6 +95,7 @@ class Layout:
         steps: number in the whole run, for learning rates.
         attempt: how often the run has been restarted.
         placement: where the workers of this process compute.
+        tables: where their tables are, if they have any: on the host, or there.
         lowered: first steps of lower learning rates; appended to with `schedule=plateau`.
     """
 
@@ -105,6 +106,7 @@ class Layout:
     steps: int
     attempt: int
     placement: Placement = HOST
+    tables: Placement = HOST
     lowered: list[int] = field(default_factory=list[int])
 
 
@@ -118,6 +120,7 @@ def layout(config: Config, spec: ModelShape, steps: int, attempt: int, rank: int
     topology = build.topology(config)
     assert topology.interaction_stage == partition.interaction_stage
     tensors = lay_out(spec.dense_shapes(), partition.stage_of, config.parallel.servers)
+    where = placement(config, topology, rank)
     return Layout(
         spec=spec,
         partition=partition,
@@ -125,7 +128,8 @@ def layout(config: Config, spec: ModelShape, steps: int, attempt: int, rank: int
         tensors=tensors,
         steps=steps,
         attempt=attempt,
-        placement=placement(config, topology, rank),
+        placement=where,
+        tables=HOST if config.embedding.device == "cpu" else where,
     )
 
 
@@ -319,6 +323,7 @@ def _worker(
             (port.rank // port.topology.stages, config.parallel.trainers),
             layout.placement,
             layout.spec.loss_weights,
+            layout.tables,
         ),
         pipeline=build.pipeline(config),
         boundaries=boundaries,
@@ -419,7 +424,7 @@ def worker_rank(
             served = served_tables(config, layout, rank, channel.send, meter.clock)
             tables = (served, served)
         elif rank in topology.interaction_group and topology.trainers == 1:
-            embeddings = build_model.embeddings(config, layout.spec)
+            embeddings = build_model.embeddings(config, layout.spec, layout.tables)
             pieces = full_pieces({**embeddings.weights(), **embeddings.optimizer_state()})
             own = LocalTables(embeddings, 1, meter.clock)
             tables = (own, own)
