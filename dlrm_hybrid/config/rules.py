@@ -217,6 +217,8 @@ def _device(config: Config) -> Iterator[str]:
             f"device = {config.device!r}: threads of a worker share one replica, on the CPU; "
             "needs parallel.threads=1"
         )
+    if config.device == "cpu" and config.tf32:
+        yield "tf32 = True: CPUs multiply float32 as it is; needs device=cuda"
     if config.embedding.device == "cpu":
         return
     given = "embedding.device = 'cuda'"

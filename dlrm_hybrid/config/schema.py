@@ -214,6 +214,11 @@ class Config(Record):
         "each; or cuda:1. Servers stay on the CPU, tables where embedding.device says",
         Effect.FREE | Effect.EVALUATION,
     )
+    tf32: bool = key(
+        False,
+        "multiply float32 matrices in TF32, of 10 bits, where device is cuda",
+        Effect.FREE | Effect.EVALUATION,
+    )
     threads: Annotated[int, Bound(ge=1, le=1024)] = key(
         1,
         "per rank; keep at 1 unless cores are idle: oversubscription slowed training 5–13x",

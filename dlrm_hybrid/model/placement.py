@@ -10,7 +10,8 @@ there, or beside the layers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import final
 
@@ -53,6 +54,29 @@ class Placement:
 
 
 HOST = Placement(torch.device("cpu"), is_apart=False)
+
+
+def set_matrix_products(device: str, *, tf32: bool) -> None:
+    """`matrix_products` for the rest of the process."""
+    if device != "cpu":
+        torch.backends.cuda.matmul.fp32_precision = "tf32" if tf32 else "ieee"
+
+
+@contextmanager
+def matrix_products(device: str, *, tf32: bool) -> Generator[None, None, None]:
+    """Let CUDA devices multiply float32 in TF32, or not; as before after the `with`.
+
+    Args:
+        device: that of the run; without CUDA nothing happens.
+        tf32: whether to.
+    """
+    before = torch.backends.cuda.matmul.fp32_precision
+    set_matrix_products(device, tf32=tf32)
+    try:
+        yield
+    finally:
+        if device != "cpu":
+            torch.backends.cuda.matmul.fp32_precision = before
 
 
 def cuda_devices(device: str) -> int:

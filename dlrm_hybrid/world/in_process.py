@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
+from dlrm_hybrid.model.placement import matrix_products
 from dlrm_hybrid.model.tensors import whole
 from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.run.assembly import engine as build_engine
@@ -49,7 +51,7 @@ class InProcess(Backend):
 
     def __init__(self, settings: Settings, folder: Path, resume_from: Path | None) -> None:
         config = settings.config
-        self._threads = config.threads
+        self._config = config
         task = TrainTask(
             run_folder=str(folder),
             prepared="",
@@ -60,7 +62,7 @@ class InProcess(Backend):
         )
         self._job = job = job_of(settings, task)
         build_model.keep_freed_memory()
-        with _as_in_a_rank(self._threads):
+        with _as_in_a_rank(self._config):
             self._engine = engine = build_engine.engine_of(
                 config, job.layout, None, job.storage, job.clock
             )
@@ -76,39 +78,39 @@ class InProcess(Backend):
 
     @override
     def learn(self, batches: Sequence[Batch], meanwhile: Callable[[], None]) -> StepMetrics:
-        with _as_in_a_rank(self._threads):
+        with _as_in_a_rank(self._config):
             metrics = self._engine.learn(batches)
         self._meter.step_done()
         return metrics
 
     @override
     def drain(self) -> StepMetrics:
-        with _as_in_a_rank(self._threads):
+        with _as_in_a_rank(self._config):
             return self._engine.drain() or StepMetrics()
 
     @override
     def begin_evaluation(self) -> None:
-        with _as_in_a_rank(self._threads):
+        with _as_in_a_rank(self._config):
             self._engine.take_masters()
 
     @override
     def predict(self, batches: Sequence[Batch]) -> list[Floats]:
-        with _as_in_a_rank(self._threads), self._meter.within(Phase.EVALUATE):
+        with _as_in_a_rank(self._config), self._meter.within(Phase.EVALUATE):
             return [self._engine.predict(next(self._predicted), batch).numpy() for batch in batches]
 
     @override
     def save(self) -> Path:
-        with _as_in_a_rank(self._threads):
+        with _as_in_a_rank(self._config):
             return save(self._job, self._engine, self._meter)
 
     @override
     def tensors(self) -> dict[str, Tensor]:
-        with _as_in_a_rank(self._threads):
+        with _as_in_a_rank(self._config):
             return whole(weights(self._engine))
 
     @override
     def ask(self, order: OwnOrder, values: Mapping[str, Any]) -> list[Any]:
-        with _as_in_a_rank(self._threads):
+        with _as_in_a_rank(self._config):
             return [order(worker, **values) for worker in self._engine.ranks.workers]
 
     @override
@@ -121,18 +123,18 @@ class InProcess(Backend):
 
 
 @contextmanager
-def _as_in_a_rank(threads: int) -> Generator[None, None, None]:
+def _as_in_a_rank(config: Config) -> Generator[None, None, None]:
     """Compute as ranks do, in any mode of torch that the program has set: results depend on it.
 
-    Products round by the number of threads; without gradients nothing is trained; autocast and
-    default types change numbers.
+    Products round by the number of threads; without gradients nothing is trained; autocast, TF32
+    and default types change numbers.
     """
     with _MODES:
         before = torch.get_num_threads(), torch.get_default_dtype()
         # A device mode would cost each call of torch something.
         is_elsewhere = torch.get_default_device().type != "cpu"
         is_mixed = torch.is_autocast_enabled("cuda")
-        torch.set_num_threads(threads)
+        torch.set_num_threads(config.threads)
         torch.set_default_dtype(torch.float32)
         try:
             with (
@@ -141,6 +143,7 @@ def _as_in_a_rank(threads: int) -> Generator[None, None, None]:
                 torch.autocast("cpu", enabled=False),
                 torch.autocast("cuda", enabled=False) if is_mixed else nullcontext(),
                 torch.device("cpu") if is_elsewhere else nullcontext(),
+                matrix_products(config.device, tf32=config.tf32),
             ):
                 yield
         finally:

@@ -42,7 +42,7 @@ EFFECTS: Mapping[Effect, tuple[str, ...]] = {
     ),
     Effect.FREE: (
         *("checkpoint.resume", "device", "threads", "data.test_part", "data.schema", "network"),
-        *("embedding.kernel", "embedding.device", "data.grow", "data.progressive"),
+        *("embedding.kernel", "embedding.device", "tf32", "data.grow", "data.progressive"),
         *("activation.allow_rice", "activation.evaluate_masked", "activation.observe"),
         *("parallel.machines", "parallel.world", "parallel.elastic", "embedding.storage"),
         "sync.check_every",
@@ -51,7 +51,7 @@ EFFECTS: Mapping[Effect, tuple[str, ...]] = {
     Effect.SEED: ("train.seed", "data.seed"),
     Effect.EVALUATION: (
         *("evaluate", "prepare", "threads", "activation.evaluate_masked", "embedding.storage"),
-        *("embedding.folder", "embedding.kernel", "embedding.device", "data", "device"),
+        *("embedding.folder", "embedding.kernel", "embedding.device", "data", "device", "tf32"),
     ),
     Effect.ANOTHER: (
         *("report", "plan", "doctor", "predict", "export", "import", "conf", "sweep", "watch"),

@@ -24,7 +24,7 @@ from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.layers.keep_largest import KeepLargest
 from dlrm_hybrid.model.layers.products import Bfloat16, Precision, measure_bfloat16
 from dlrm_hybrid.model.optimizer import LrSchedule, StalenessWarmup
-from dlrm_hybrid.model.placement import HOST, Placement
+from dlrm_hybrid.model.placement import HOST, Placement, set_matrix_products
 from dlrm_hybrid.model.row_storage import IN_MEMORY, InFiles, RowStorage
 from dlrm_hybrid.model.spec import ModelShape, Partition, StagePart, microbatch_rows
 from dlrm_hybrid.model.table_rows import TableRows
@@ -41,8 +41,9 @@ LIFESPAN = 1000  # most batches that a step of levels, or a probability table, s
 
 
 def prepare_torch(config: Config) -> None:
-    """Set torch's number of threads to `threads`, and keep the memory that steps free."""
+    """Set `threads` and `tf32` in torch for this process, and keep the memory that steps free."""
     torch.set_num_threads(config.threads)
+    set_matrix_products(config.device, tf32=config.tf32)
     keep_freed_memory()
 
 

@@ -63,6 +63,7 @@ def arithmetic() -> dict[str, str]:
         **{package: one for package in PACKAGES if (one := version_of(package))},
         **{name: os.environ[name] for name in VARIABLES if name in os.environ},
         **({"GPU": torch.cuda.get_device_name()} if torch.cuda.is_initialized() else {}),
+        **({"TF32": "on"} if torch.backends.cuda.matmul.fp32_precision == "tf32" else {}),
     }
 
 
