@@ -3,6 +3,7 @@
 On `meta` tensors have no values, so that to wait for one is an error.
 """
 
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from bag_draws import counted
 
 from dlrm_hybrid.bags import Bags
-from dlrm_hybrid.model.embeddings import Embeddings, distinct_ids
+from dlrm_hybrid.model.embeddings import Embeddings, distinct_ids, with_means
 from dlrm_hybrid.model.exchange.ids import check_ids
 from dlrm_hybrid.model.layers.mlp import Mlp
 from dlrm_hybrid.model.layers.products import Precision
@@ -48,6 +49,7 @@ def test_tables_of_a_device_are_looked_up_and_learn_there(optimizer: TableOptimi
     for bags in (Bags(IDS.values.new_zeros(2, 3, device="cpu")), counted(torch.ones(2, 5).long())):
         pooled_BFD = tables(bags)
         assert pooled_BFD.device == META and pooled_BFD.shape == (bags.rows, 2, 4)
+        assert with_means(pooled_BFD, replace(bags, averaged=(1,))).device == META
         pooled_BFD.backward(torch.zeros_like(pooled_BFD))
     held = {**tables.weights(), **tables.optimizer_state()}
     assert {name for name, one in held.items() if one.device != META} == {
