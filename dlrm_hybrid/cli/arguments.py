@@ -52,42 +52,42 @@ POSITIONAL = {
 
 def parse(verb: str, arguments: Sequence[str]) -> Arguments:
     """Parse the arguments after a verb; faults are collected in the result."""
-    given = Arguments()
+    args = Arguments()
     words: list[str] = []
     rest = list(arguments)
     while rest:
         text = rest.pop(0)
         if text.encode(errors="ignore").decode() != text:
-            given.faults.append(f"{text}: is not UTF-8")
+            args.faults.append(f"{text}: is not UTF-8")
         elif text.startswith("-"):
-            _take_flag(given, text, rest)
+            _take_flag(args, text, rest)
         elif "=" in text or text.startswith("~"):
-            given.overrides.append(text)
+            args.overrides.append(text)
         else:
             words.append(text)
-    given.faults += _unknown_words(verb, words)
-    if given.cfg is None and (given.resolve or given.package is not None):
-        given.faults.append("--resolve, --package: only apply with --cfg job")
-    if given.cfg is not None and given.is_sweep:
-        given.faults.append("--cfg: cannot be combined with -m")
-    return given
+    args.faults += _unknown_words(verb, words)
+    if args.cfg is None and (args.resolve or args.package is not None):
+        args.faults.append("--resolve, --package: only apply with --cfg job")
+    if args.cfg is not None and args.is_sweep:
+        args.faults.append("--cfg: cannot be combined with -m")
+    return args
 
 
-def _take_flag(given: Arguments, text: str, rest: list[str]) -> None:
-    """Note a flag in `given`, and take its value from `rest` if it has one."""
+def _take_flag(args: Arguments, text: str, rest: list[str]) -> None:
+    """Note a flag in `args`, and take its value from `rest` if it has one."""
     flag, sign, value = text.partition("=")
     if text in SWITCHES:
-        setattr(given, SWITCHES[text], True)
+        setattr(args, SWITCHES[text], True)
     elif flag in CFG:
-        given.cfg = value if sign else rest.pop(0) if rest and rest[0] in SECTIONS else "job"
-        if given.cfg not in SECTIONS:
-            given.faults.append(f"{text}: must be one of {', '.join(SECTIONS)}")
+        args.cfg = value if sign else rest.pop(0) if rest and rest[0] in SECTIONS else "job"
+        if args.cfg not in SECTIONS:
+            args.faults.append(f"{text}: must be one of {', '.join(SECTIONS)}")
     elif flag in PACKAGE:
-        given.package = value if sign else rest.pop(0) if rest else ""
+        args.package = value if sign else rest.pop(0) if rest else ""
     else:
         if not sign and rest and not rest[0].startswith("-") and "=" not in rest[0]:
             value = rest.pop(0)  # probably meant as the flag's value
-        given.faults.append(_unknown_flag(flag, value))
+        args.faults.append(_unknown_flag(flag, value))
 
 
 def _unknown_flag(flag: str, value: str) -> str:
@@ -114,9 +114,9 @@ def _set(key: str, value: str) -> str:
 
 def _near_choices(word: str) -> list[str]:
     """Overrides for choices of groups that are so like a word that it is probably no path."""
-    known = {name: group for group, names in all_groups().items() for name in names}
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.8)
-    return [one for name in near for one in near_choices(known[name], word, [name])]
+    group_of = {name: group for group, names in all_groups().items() for name in names}
+    near = difflib.get_close_matches(word, group_of, n=1, cutoff=0.8)
+    return [override for name in near for override in near_choices(group_of[name], word, [name])]
 
 
 def _unknown_words(verb: str, words: Sequence[str]) -> Iterator[str]:

@@ -98,8 +98,8 @@ def _values(verb: str, typed: Sequence[str], head: str) -> list[str]:
     group = head.lstrip("+")
     if group in groups_read(verb):
         return [*all_groups()[group], *(_own_experiments(typed) if group == EXPERIMENT else ())]
-    found = [key for key in keys_read(verb) if key.name == group]
-    return list(found[0].choices) if found else []
+    keys = [key for key in keys_read(verb) if key.name == group]
+    return list(keys[0].choices) if keys else []
 
 
 def _own_experiments(typed: Sequence[str]) -> Iterable[str]:

@@ -54,7 +54,7 @@ EXPORTS = ("output", "format", "names", "int8", "check_rows")  # of each file of
 # Sections, or single keys of others, that each verb reads.
 READS: Mapping[str, tuple[str, ...]] = {
     "prepare": ("prepare", "data"),
-    "train": (*TRAIN_READS, "sweep", *(f"export.{one}" for one in EXPORTS)),
+    "train": (*TRAIN_READS, "sweep", *(f"export.{key}" for key in EXPORTS)),
     "evaluate": ("evaluate", "activation.evaluate_masked", "data", "device", "threads"),
     "predict": (
         *("predict", "threads", "evaluate.batch_size", "data.prepared", "data.block_bytes"),
@@ -163,7 +163,7 @@ def help_text(
     ignored: Sequence[str] = (),
     faults: Sequence[str] = (),
 ) -> str:
-    """The help of a verb: groups, keys, flags, examples, and faults of the given arguments."""
+    """The help of a verb: groups, keys, flags, examples, and faults of the arguments."""
     flags = (SWEEP_FLAG, *FLAGS) if verb == "train" else FLAGS
     values = flat(values)
     blocks = [
@@ -171,20 +171,20 @@ def help_text(
         [f"usage: {PROGRAM} {verb} [group=choice] [key=value] ..."],
         _groups(verb, values),
         *(_keys(verb, values)),
-        [_entry(*one) for one in (*FOLDERS.get(verb, ()), *flags)],
+        [_entry(*entry) for entry in (*FOLDERS.get(verb, ()), *flags)],
         ["examples:", *(f"  {PROGRAM} {text}" for text in EXAMPLES[verb])],
-        _told("not applied:", ignored),
-        _told(f"`{verb}` would refuse, as it stands:", faults),
+        _listed("not applied:", ignored),
+        _listed(f"`{verb}` would refuse, as it stands:", faults),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
-def _told(head: str, lines: Sequence[str]) -> list[str]:
+def _listed(head: str, lines: Sequence[str]) -> list[str]:
     wrap = functools.partial(
         textwrap.wrap, width=WIDTH, initial_indent="  ", subsequent_indent="    "
     )
-    told = [part for line in lines for part in wrap(line, break_on_hyphens=False)]
-    return [head, *told] if told else []
+    wrapped = [part for line in lines for part in wrap(line, break_on_hyphens=False)]
+    return [head, *wrapped] if wrapped else []
 
 
 def keys_read(verb: str) -> list[Key]:
@@ -208,10 +208,10 @@ def unread(verb: str, overrides: Sequence[str]) -> dict[str, str]:
         name = name.partition("@")[0]
         if name == "model" and ":" in value and verb in TAKE_A_MODEL:
             continue  # lets the model of a run be imported
-        readers = [f"`{one}`" for one in VERBS if _reads(one, name)]
+        readers = [f"`{reader}`" for reader in VERBS if _reads(reader, name)]
         if readers and f"`{verb}`" not in readers:
-            *others, last = readers
-            do = f"{', '.join(others)} and {last} do" if others else f"{last} does"
+            *rest, last = readers
+            do = f"{', '.join(rest)} and {last} do" if rest else f"{last} does"
             messages[text] = f"{name}: `{verb}` does not read it; {do}"
     return messages
 

@@ -65,41 +65,41 @@ def run(argv: Sequence[str]) -> int:
         return _tell(stop.reason(error))
 
 
-def _run_verb(verb: str, given: Arguments, stop: _Stop) -> int:
+def _run_verb(verb: str, args: Arguments, stop: _Stop) -> int:
     from dlrm_hybrid.config import compose  # Hydra takes a tenth of a second
 
     launch = find_launch(os.environ) if verb == "train" else None
     if launch is None or launch.rank == 0:
-        _refuse_unread(verb, given)
-        if given.wants_help:
-            print(_help(verb, given), end="")
-    if given.wants_help:
+        _refuse_unread(verb, args)
+        if args.wants_help:
+            print(_help(verb, args), end="")
+    if args.wants_help:
         return ExitCode.DONE
     if launch is not None and launch.size > 1:
         prepare_environment(os.environ)
-        return _run_launched(launch, given)
-    if given.is_sweep:
+        return _run_launched(launch, args)
+    if args.is_sweep:
         if verb != "train":
-            given.faults.append(f"-m: only `train` can be swept, not `{verb}`")
-        points = compose.sweep_of(given.overrides, given.faults)
+            args.faults.append(f"-m: only `train` can be swept, not `{verb}`")
+        points = compose.sweep_of(args.overrides, args.faults)
         return _run_sweep(points, _Jobs(verb, launch, stop))
     if verb == "train":
-        given.faults += (
-            f"{one}: only applies to a sweep; add -m" for one in compose.of_sweeps(given.overrides)
+        args.faults += (
+            f"{key}: only applies to a sweep; add -m" for key in compose.of_sweeps(args.overrides)
         )
     job = compose.job_of(
-        given.overrides,
-        given.faults,
+        args.overrides,
+        args.faults,
         has_model="model" in READS[verb],
         trains=verb == "train",
     )
-    if given.cfg is not None:
-        print(compose.shown(given.overrides, given.cfg, given.package, given.resolve), end="")
+    if args.cfg is not None:
+        print(compose.shown(args.overrides, args.cfg, args.package, args.resolve), end="")
         return ExitCode.DONE
     return _Jobs(verb, launch, stop).run(job)
 
 
-def _run_launched(launch: Launch, given: Arguments) -> int:
+def _run_launched(launch: Launch, args: Arguments) -> int:
     """Run as one of the ranks that a launcher has started; only rank 0 shows preparations."""
     from dlrm_hybrid.cli.terminal import Terminal, quiet
     from dlrm_hybrid.cli.verbs.train import TerminalView
@@ -107,19 +107,19 @@ def _run_launched(launch: Launch, given: Arguments) -> int:
 
     terminal = Terminal()
     display = terminal if launch.rank == 0 else quiet()
-    return run_launched(launch, given, display, TerminalView(terminal))
+    return run_launched(launch, args, display, TerminalView(terminal))
 
 
-def _refuse_unread(verb: str, given: Arguments) -> None:
+def _refuse_unread(verb: str, args: Arguments) -> None:
     """Report keys that the verb does not read: as faults, or as a remark if it accepts a run's."""
-    unread_keys = unread(verb, given.overrides)
+    unread_keys = unread(verb, args.overrides)
     if verb not in TAKE_A_RUN:
-        given.faults += unread_keys.values()
+        args.faults += unread_keys.values()
         return
     if verb == "evaluate":  # it compares what `train` reads with its checkpoint
-        others = unread("train", given.overrides)
-        others |= {one: "" for one in given.overrides if one.lstrip("+~").startswith("hydra.")}
-        unread_keys = [one for one in unread_keys if one in others]
+        compared = unread("train", args.overrides)
+        compared |= {text: "" for text in args.overrides if text.lstrip("+~").startswith("hydra.")}
+        unread_keys = [text for text in unread_keys if text in compared]
     if unread_keys:
         print(printable(f"not read by `{verb}`: {' '.join(unread_keys)}"), file=sys.stderr)
 
@@ -134,19 +134,19 @@ def _complete(arguments: Sequence[str]) -> int:
     return ExitCode.DONE
 
 
-def _help(verb: str, given: Arguments) -> str:
+def _help(verb: str, args: Arguments) -> str:
     """The help for the choices made; faults in the arguments are listed, not raised."""
     from dlrm_hybrid.config import compose
     from dlrm_hybrid.config.validate import one_line
 
-    found = compose.choice_of(
-        given.overrides, is_sweep=given.is_sweep, has_model="model" in READS[verb]
+    choice = compose.choice_of(
+        args.overrides, is_sweep=args.is_sweep, has_model="model" in READS[verb]
     )
     ignored, faults = (
         list(dict.fromkeys(map(one_line, lines)))
-        for lines in ((*given.faults, *found.ignored), found.faults)
+        for lines in ((*args.faults, *choice.ignored), choice.faults)
     )
-    return help_text(verb, found.values, ignored, faults)
+    return help_text(verb, choice.values, ignored, faults)
 
 
 def _run_sweep(points: compose.Sweep, jobs: _Jobs) -> int:

@@ -68,8 +68,8 @@ class Sweep:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.enter_context(one_run(self.folder, SWEEP_FOLDER_KEY))
             self._has_begun = True
-        own = [text for text in job.overrides if text.partition("=")[0].lstrip("+") in self.keys]
-        self.terminal.line(f"job {job.folder.name}: {' '.join(own or job.overrides)}")
+        varied = [text for text in job.overrides if text.partition("=")[0].lstrip("+") in self.keys]
+        self.terminal.line(f"job {job.folder.name}: {' '.join(varied or job.overrides)}")
         return f"job {job.folder.name}"
 
     def skips(self, request: Request) -> bool:
@@ -98,10 +98,10 @@ class Sweep:
         failed = sum(code != ExitCode.DONE for _, code in self._jobs)
         path = folder / SUMMARY_NAME
         shown = [table, means] if (means := sweep_means(frame)) else [table]
-        write_whole(path.with_suffix(".md"), "\n".join(one.markdown() for one in shown))
+        write_whole(path.with_suffix(".md"), "\n".join(part.markdown() for part in shown))
         write_whole(path.with_suffix(".csv"), frame.to_csv(index=False))
-        for one in shown:
-            terminal.table(one)
+        for part in shown:
+            terminal.table(part)
         missing = self.count - len(self._jobs)
         if failed or missing:
             again = shlex.quote(override_text(SWEEP_FOLDER_KEY, str(folder)))
@@ -169,8 +169,8 @@ def submit_each(sweep: Sweep, points: compose.Sweep) -> int:
             request = Request(validate(job.values), job.values, job.folder, job.overrides)
             if sweep.skips(request):
                 done.append(job)
-            elif (found := slurm.state(record)) is not None:
-                terminal.line(f"{title}: job {found[0]} of SLURM is {found[1]}; left as it is")
+            elif (queued := slurm.state(record)) is not None:
+                terminal.line(f"{title}: job {queued[0]} of SLURM is {queued[1]}; left as it is")
             else:
                 _require_place(request)
                 submitted += 1

@@ -37,14 +37,14 @@ def _compile(terminal: Terminal) -> int:
     Raises:
         ResourceError: there is no folder to keep them in, or not all of them could be kept.
     """
-    found = kernel_folder()
-    if found.path is None:
-        reasons = "".join(f"\n  {line}" for line in found.refused)
+    cache = kernel_folder()
+    if cache.path is None:
+        reasons = "".join(f"\n  {line}" for line in cache.refused)
         raise ResourceError(
             f"no usable folder for the kernel cache; set {ROOT_VARIABLE} to one{reasons}"
         )
     cores = min(len(os.sched_getaffinity(0)), MOST_COMPILERS)
-    terminal.line(f"compiling kernels on {cores} cores, once; they are kept in {found.path}")
+    terminal.line(f"compiling kernels on {cores} cores, once; they are kept in {cache.path}")
     program = "from dlrm_hybrid.kernels.jit import compile_part; compile_part({}, {})"
     compilers = [
         subprocess.Popen(
@@ -53,10 +53,10 @@ def _compile(terminal: Terminal) -> int:
         for part in range(cores)
     ]
     codes = [compiler.wait() for compiler in compilers]
-    kept, count = kept_kernels(found.path), len([*kernels()])
-    if any(codes) or kept < count:
-        raise ResourceError(f"{found.path}: {count - kept} of {count} kernels could not be kept")
-    terminal.line(f"all {count} kernels are compiled and kept in {found.path}")
+    saved, count = kept_kernels(cache.path), len([*kernels()])
+    if any(codes) or saved < count:
+        raise ResourceError(f"{cache.path}: {count - saved} of {count} kernels could not be kept")
+    terminal.line(f"all {count} kernels are compiled and kept in {cache.path}")
     return ExitCode.DONE
 
 

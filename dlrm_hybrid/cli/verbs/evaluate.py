@@ -1,4 +1,4 @@
-"""The verb `evaluate`: scores a checkpoint on the data it was trained on, or on others.
+"""The verb `evaluate`: scores a checkpoint on the data that it was trained on, or on other data.
 
 A checkpoint is untrusted: nothing in its configuration decides where anything is written.
 """

@@ -18,15 +18,15 @@ def run(request: Request) -> int:
     if request.config.export.since is not None:
         return _delta(request, terminal)
     done = export(request, terminal)
-    found = done.comparison
+    compared = done.comparison
     terminal.line(shown(done.checkpoint, done.step))
-    if found.before is not None and found.after is not None:
-        rows = [_cells("checkpoint", found.before), _cells(done.file, found.after)]
-        terminal.table(Table((f"{found.rows:,} test rows", "log-loss", "AUC"), rows))
-    auc = "" if found.auc_difference is None else f", AUC by {found.auc_difference:+.6f}"
+    if compared.before is not None and compared.after is not None:
+        rows = [_cells("checkpoint", compared.before), _cells(done.file, compared.after)]
+        terminal.table(Table((f"{compared.rows:,} test rows", "log-loss", "AUC"), rows))
+    auc = "" if compared.auc_difference is None else f", AUC by {compared.auc_difference:+.6f}"
     terminal.line(
-        f"largest difference of a score {found.score_difference:.2g}, "
-        f"of a logit {found.logit_difference:.2g}{auc}"
+        f"largest difference of a score {compared.score_difference:.2g}, "
+        f"of a logit {compared.logit_difference:.2g}{auc}"
     )
     for remark in done.remarks:
         terminal.line(remark)

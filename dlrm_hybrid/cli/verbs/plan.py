@@ -54,7 +54,7 @@ def run(request: Request) -> int:
     worlds.check(config)
     planned, probed = _planned(request)  # raises before any work is done
     runs = _calibrations(config, probed, terminal)
-    hybrid = [one for one in runs if one.ranks]
+    hybrid = [run for run in runs if run.ranks]
     if not hybrid:
         raise ConfigError(
             "plan.calibration: only runs of one process; what messages and servers cost is known "
@@ -62,27 +62,27 @@ def run(request: Request) -> int:
         )
     shards = open_shards(ready_rows(request, None, terminal), semantics(config))
     counter = Counter(shards, config.plan.count_steps, terminal.line)
-    known = [counter.layout(replace(one.config, data=config.data)) for one in hybrid]
-    costs = list(map(Costs.of, hybrid, known))
+    layouts = [counter.layout(replace(run.config, data=config.data)) for run in hybrid]
+    costs = list(map(Costs.of, hybrid, layouts))
     predictions = _predictions(planned, costs, counter, terminal)
-    configs = [one.planned.config for one in predictions]
-    told = dict.fromkeys(remark for one in configs for remark in remarks(costs, one))
+    configs = [prediction.planned.config for prediction in predictions]
+    notes = dict.fromkeys(remark for cfg in configs for remark in remarks(costs, cfg))
     rows = config.train.batch_size
-    same = [one for one in runs if not one.ranks and one.config.train.batch_size == rows]
+    alike = [run for run in runs if not run.ranks and run.config.train.batch_size == rows]
     seconds = one_process_seconds(most_like(costs, config).units, counter.shape(config))
-    alone = same[0].samples_per_second if same else rows / seconds
+    alone = alike[0].samples_per_second if alike else rows / seconds
     terminal.table(table(predictions))
-    for line in (*lines(predictions), *fastest(predictions), *told):
+    for line in (*lines(predictions), *fastest(predictions), *notes):
         terminal.line(line)
-    how = "measured" if same else "its parts added up"
+    how = "measured" if alike else "its parts added up"
     terminal.line(f"one process on one machine: {alone:,.0f} samples/s ({how})")
-    chosen = [_choice(one, costs, counter, alone) for one in _best(predictions)]
-    for one in chosen:
-        terminal.line(in_words(one))
+    chosen = [_choice(best, costs, counter, alone) for best in _best(predictions)]
+    for choice in chosen:
+        terminal.line(in_words(choice))
     values = {
         "one_process_samples_per_second": alone,
-        "calibrations": [str(one.folder) for one in runs],
-        "worlds": [one.to_json() for one in predictions],
+        "calibrations": [str(run.folder) for run in runs],
+        "worlds": [prediction.to_json() for prediction in predictions],
         "machines": chosen,
     }
     _write(config, values, predictions, terminal)
@@ -91,32 +91,32 @@ def run(request: Request) -> int:
 
 def table(predictions: Sequence[Prediction]) -> Table:
     """The table of predictions, a line for each world."""
-    return Table(HEAD, [_cells(one) for one in predictions], "llrrrrrl")
+    return Table(HEAD, [_cells(prediction) for prediction in predictions], "llrrrrrl")
 
 
 def lines(predictions: Sequence[Prediction]) -> list[str]:
     """A line for each world: what would make it faster, and how much memory it needs."""
     texts: list[str] = []
-    for one in predictions:
-        if not one.what_if:
+    for world in predictions:
+        if not world.what_if:
             continue
-        changes = sorted(one.what_if.items(), key=lambda change: -change[1])
+        changes = sorted(world.what_if.items(), key=lambda change: -change[1])
         faster = ", ".join(f"{change} {100 * (times - 1):+.0f} %" for change, times in changes)
-        most = max(one.memory_bytes, key=lambda name: one.memory_bytes[name])
-        memory = f"{quantity(one.memory_bytes[most])}B of memory for {most}"
-        where = f" on {one.planned.links}" if one.planned.rate else ""
-        texts.append(f"{one.planned.name}{where}: {faster}; {memory}")
+        most = max(world.memory_bytes, key=lambda name: world.memory_bytes[name])
+        memory = f"{quantity(world.memory_bytes[most])}B of memory for {most}"
+        where = f" on {world.planned.links}" if world.planned.rate else ""
+        texts.append(f"{world.planned.name}{where}: {faster}; {memory}")
     return texts
 
 
 def fastest(predictions: Sequence[Prediction]) -> list[str]:
     """A line with the fastest world for each kind of links on which several were compared."""
     texts: list[str] = []
-    for links in dict.fromkeys(one.planned.links for one in predictions):
-        compared = [one for one in predictions if one.planned.links == links]
+    for links in dict.fromkeys(world.planned.links for world in predictions):
+        compared = [world for world in predictions if world.planned.links == links]
         if compared[0].planned.overrides:
             continue  # each number of machines has its own
-        best = max(compared, key=lambda one: one.samples_per_second)
+        best = max(compared, key=lambda world: world.samples_per_second)
         where = f" on {links}" if links else ""
         if len(compared) > 1:
             speed = f"{best.samples_per_second:,.0f} samples/s"
@@ -145,37 +145,37 @@ def _planned(request: Request) -> tuple[list[Planned], list[worlds.Values]]:
         return worlds.compared(request.config, request.values), [request.values]
     from dlrm_hybrid.plan.machines import kinds, worlds_on
 
-    found = kinds(request)
+    machine_kinds = kinds(request)
     several = numbers if isinstance(numbers, tuple) else (numbers,)
-    planned = [one for number in several for one in worlds_on(found, number)]
-    return planned, [one.values for one in found]
+    planned = [world for number in several for world in worlds_on(machine_kinds, number)]
+    return planned, [kind.values for kind in machine_kinds]
 
 
 def _predictions(
     planned: Sequence[Planned], costs: Sequence[Costs], counter: Counter, terminal: Terminal
 ) -> list[Prediction]:
-    """Predict worlds, of several for the same machines the fastest first."""
-    found: list[tuple[Prediction, Layout, Costs]] = []
+    """Predict worlds; those for the same machines come fastest first."""
+    predicted: list[tuple[Prediction, Layout, Costs]] = []
     with terminal.counter("predict", "worlds", is_late=True) as show:
-        for one in planned:
-            world, like = counter.layout(one.config), most_like(costs, one.config)
-            found.append((predict(one, world, like, counter.train_rows), world, like))
-            show(len(found), len(planned))
+        for world in planned:
+            layout, like = counter.layout(world.config), most_like(costs, world.config)
+            predicted.append((predict(world, layout, like, counter.train_rows), layout, like))
+            show(len(predicted), len(planned))
     if planned and planned[0].overrides:
-        order = list(dict.fromkeys(_rivals(one) for one, *_ in found))
-        found.sort(key=lambda one: (order.index(_rivals(one[0])), -one[0].samples_per_second))
-        best = _best([one for one, *_ in found])
-        return [with_changes(*one) if one[0] in best else one[0] for one in found]
-    return [with_changes(*one) for one in found]
+        order = list(dict.fromkeys(_rivals(prediction) for prediction, *_ in predicted))
+        predicted.sort(key=lambda row: (order.index(_rivals(row[0])), -row[0].samples_per_second))
+        best = _best([prediction for prediction, *_ in predicted])
+        return [with_changes(*row) if row[0] in best else row[0] for row in predicted]
+    return [with_changes(*row) for row in predicted]
 
 
-def _rivals(one: Prediction) -> tuple[int, str]:
-    return one.planned.config.parallel.machines or 0, one.planned.links
+def _rivals(world: Prediction) -> tuple[int, str]:
+    return world.planned.config.parallel.machines or 0, world.planned.links
 
 
 def _best(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """The first of those for the same machines and links."""
-    first = {_rivals(one): one for one in reversed(predictions) if one.planned.overrides}
+    """The first prediction for each number of machines and kind of links."""
+    first = {_rivals(world): world for world in reversed(predictions) if world.planned.overrides}
     return list(first.values())[::-1]
 
 
@@ -208,23 +208,23 @@ def _calibrations(
     folders = config.plan.calibration
     if folders is None:
         return probe(probed, terminal, TerminalView(quiet()))
-    runs = [read(Path(one)) for one in (folders if isinstance(folders, tuple) else (folders,))]
-    for one in runs:
-        check_same_model(one, config)
+    runs = [read(Path(path)) for path in (folders if isinstance(folders, tuple) else (folders,))]
+    for run in runs:
+        check_same_model(run, config)
     return runs
 
 
-def _cells(one: Prediction) -> list[str]:
-    fullest = max(one.use_of("link").values(), default=0.0)
+def _cells(world: Prediction) -> list[str]:
+    fullest = max(world.use_of("link").values(), default=0.0)
     return [
-        one.planned.name,
-        one.planned.links or MISSING,
-        f"{one.samples_per_second:,.0f}",
-        duration(one.seconds),
-        quantity(sum(one.bytes_per_sample.values())),
-        f"{100 * one.uses['cores']:.0f}%",
+        world.planned.name,
+        world.planned.links or MISSING,
+        f"{world.samples_per_second:,.0f}",
+        duration(world.seconds),
+        quantity(sum(world.bytes_per_sample.values())),
+        f"{100 * world.uses['cores']:.0f}%",
         f"{100 * fullest:.0f}%" if fullest else MISSING,
-        str(one.bottleneck),
+        str(world.bottleneck),
     ]
 
 

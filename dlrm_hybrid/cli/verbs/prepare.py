@@ -26,9 +26,9 @@ def run(request: Request) -> int:
     folder = build.prepared_folder(config)
     if config.prepare.check:
         return _check(config, folder, terminal)
-    found = prepare_rows(config, terminal, Command("prepare", request.overrides))
-    if found is not None:
-        terminal.line(f"{folder} is up to date: {found.rows:,} rows")
+    manifest = prepare_rows(config, terminal, Command("prepare", request.overrides))
+    if manifest is not None:
+        terminal.line(f"{folder} is up to date: {manifest.rows:,} rows")
     return ExitCode.DONE
 
 
@@ -36,7 +36,7 @@ def _guess(named: str | tuple[str, ...], config: Config, terminal: Terminal) -> 
     """Write a schema guessed from the first of some files; never overwrites one."""
     from dlrm_hybrid.data.sources.guess import guess  # Arrow takes a while
 
-    rows, *others = find(named, "data.guess")
+    rows, *rest = find(named, "data.guess")
     target = Path(config.data.schema or f"{rows.name.partition('.')[0]}.yaml")
     on_bad_row = config.data.on_bad_row
     policy = BadRowPolicy(on_bad_row == "error", config.data.max_bad_rows)
@@ -50,8 +50,8 @@ def _guess(named: str | tuple[str, ...], config: Config, terminal: Terminal) -> 
         ) from None
     except OSError as error:
         raise ResourceError(f"{target}: cannot be written: {error.strerror}") from error
-    if others:
-        terminal.line(f"{rows}: the first of {1 + len(others)} files, and the only one looked at")
+    if rest:
+        terminal.line(f"{rows}: the first of {1 + len(rest)} files, and the only one looked at")
     for remark in remarks:
         terminal.line(f"{rows}: {remark}")
     terminal.line(f"{target}: a first schema; edit it, then:")

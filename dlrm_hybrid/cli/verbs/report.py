@@ -32,8 +32,8 @@ def run(request: Request) -> int:
     runs = read_runs(_paths(options))
     table = comparison(runs, labels(runs))
     terminal.table(table)
-    made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    document = build_report(runs, f"made {made} by dlrm_hybrid {__version__}")
+    moment = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    document = build_report(runs, f"made {moment} by dlrm_hybrid {__version__}")
     write_whole(page, html(document), OUTPUT_KEY)
     pictures = _pictures(document, files, page)
     write_whole(text, markdown(document, pictures), OUTPUT_KEY)
@@ -55,10 +55,10 @@ def _picture_files(pictures: str | None) -> Path | None:
     """The pattern of picture files, from `report.pictures`: a folder, or such as `plots/*.svg`."""
     if pictures is None or "*" not in Path(pictures).name:
         return None if pictures is None else Path(pictures) / f"*{FORMATS[0]}"
-    names = [f"*{one}" for one in FORMATS]
+    names = [f"*{ending}" for ending in FORMATS]
     if Path(pictures).name not in names:
-        wanted = ", ".join(f"FOLDER/{one}" for one in names)
-        fault = f"{PICTURES_KEY} = {pictures}: must be a folder, or one of {wanted}"
+        choices = ", ".join(f"FOLDER/{ending}" for ending in names)
+        fault = f"{PICTURES_KEY} = {pictures}: must be a folder, or one of {choices}"
         raise ConfigError(faults_text([fault]))
     return Path(pictures)
 

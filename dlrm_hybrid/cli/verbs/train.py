@@ -93,7 +93,7 @@ class TerminalView:
 @final
 @dataclass(frozen=True, slots=True)
 class FileView:
-    """Shows the runs of files that are followed: each run as any, its result in a line."""
+    """Shows the runs of followed files: each as any run, its result in a line."""
 
     terminal: Terminal
 
@@ -310,15 +310,15 @@ def show_roles(terminal: Terminal, roles: Sequence[Values]) -> None:
     The workers of a stage are one role. Shares of time are means over its ranks, CPU is percent of
     a core per rank, bytes are of all ranks.
     """
-    together: dict[str, list[Values]] = {}
-    for one in roles:
-        if one["cpu_utilization"] is not None:
-            together.setdefault(role_of(one["role"]), []).append(one)
+    by_role: dict[str, list[Values]] = {}
+    for rank in roles:
+        if rank["cpu_utilization"] is not None:
+            by_role.setdefault(role_of(rank["role"]), []).append(rank)
     wide = terminal.console.width >= WIDE
     shown = tuple(Span) if wide else NARROW_SPANS
     rows: list[list[str]] = []
-    for role in sorted(together, key=role_order):
-        ranks = together[role]
+    for role in sorted(by_role, key=role_order):
+        ranks = by_role[role]
         shares = {span: mean(_share(rank, span) for rank in ranks) for span in Span}
         sent = [rank["bytes_sent"] for rank in ranks if rank["bytes_sent"] is not None]
         cells = [f"{shares[span]:.0%}" for span in shown]
@@ -334,13 +334,13 @@ def show_roles(terminal: Terminal, roles: Sequence[Values]) -> None:
 
 def show_staleness(terminal: Terminal, sync: Values) -> None:
     """Show the staleness of pushes, if counted; by trainer, as the mean hides a slow one."""
-    found = sync["staleness"]
-    means = {trainer: one["mean"] for trainer, one in found["by_trainer"].items()}
+    staleness = sync["staleness"]
+    means = {trainer: figures["mean"] for trainer, figures in staleness["by_trainer"].items()}
     if means:
         slowest = max(means, key=lambda trainer: means[trainer])
         terminal.line(
-            f"staleness of pushes: mean {found['mean']:.1f}, p95 {found['p95']:,}, "
-            f"max {found['max']:,}; by trainer {min(means.values()):.1f} to "
+            f"staleness of pushes: mean {staleness['mean']:.1f}, p95 {staleness['p95']:,}, "
+            f"max {staleness['max']:,}; by trainer {min(means.values()):.1f} to "
             f"{means[slowest]:.1f} (trainer {slowest})"
         )
 
@@ -353,20 +353,20 @@ def show_traffic(terminal: Terminal, network: Values) -> None:
     tallies, per_sample = dict(network["by_class"]), network["bytes_per_sample"]
     if per_sample is not None:
         tallies["all"] = {
-            "messages": sum(one["messages"] for one in tallies.values()),
+            "messages": sum(tally["messages"] for tally in tallies.values()),
             "bytes": network["bytes_total"],
             "dense_equivalent_bytes": network["dense_equivalent_bytes"],
         }
     rows = [
         [
             name.replace("_", " "),
-            f"{one['messages']:,}",
-            f"{quantity(one['bytes'])}B",
-            f"{quantity(one['dense_equivalent_bytes'])}B",
-            _times(one["dense_equivalent_bytes"], one["bytes"]),
-            f"{one['bytes'] / network['bytes_total'] * per_sample:,.0f}" if per_sample else MISSING,
+            f"{t['messages']:,}",
+            f"{quantity(t['bytes'])}B",
+            f"{quantity(t['dense_equivalent_bytes'])}B",
+            _times(t["dense_equivalent_bytes"], t["bytes"]),
+            f"{t['bytes'] / network['bytes_total'] * per_sample:,.0f}" if per_sample else MISSING,
         ]
-        for name, one in tallies.items()
+        for name, t in tallies.items()
     ]
     columns = ("sent in training", "messages", "sent", "dense", "dense ÷ sent", "B/sample")
     terminal.table(Table(columns, rows))

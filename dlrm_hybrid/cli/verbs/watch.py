@@ -63,7 +63,7 @@ def _await(folder: Path, seconds: float, terminal: Terminal) -> None:
 def _run_in(folder: Path) -> Path | None:
     """A run in a subfolder, such as the first job of a sweep; None without one."""
     inside = sorted(folder.iterdir()) if folder.is_dir() else []
-    return next((one for one in inside if is_run(one)), None)
+    return next((path for path in inside if is_run(path)), None)
 
 
 def watch(folder: Path, output: Path, seconds: float, say: Callable[[str], None]) -> str:
@@ -105,10 +105,10 @@ def _watched(folder: Path, is_running: bool) -> Watched:
 def _stamp(folder: Path) -> tuple[object, ...]:
     """A value that changes when the run records an event."""
     try:
-        found = (folder / EVENTS_FILE).stat()
+        stat = (folder / EVENTS_FILE).stat()
     except FileNotFoundError:
         return ()
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def _is_running(folder: Path, quiet_seconds: float) -> bool:
@@ -126,10 +126,10 @@ def _is_running(folder: Path, quiet_seconds: float) -> bool:
     if words[3] != socket.gethostname():
         return quiet_seconds < QUIET_SECONDS
     try:
-        one = psutil.Process(int(words[1]))
-        if one.status() == psutil.STATUS_ZOMBIE:  # has ended
+        process = psutil.Process(int(words[1]))
+        if process.status() == psutil.STATUS_ZOMBIE:  # has ended
             return False
         # A killed process's number may have been reused.
-        return one.create_time() <= written + CLOCK_SECONDS
+        return process.create_time() <= written + CLOCK_SECONDS
     except psutil.Error:
         return False
