@@ -33,7 +33,7 @@ class Count(Protocol):
             done: amount since the beginning of the file or stage.
             total: amount at the end, None if unknown.
             stage: name shown before the speed; each stage has its own speed.
-            unit: that of this stage; None for that of the counter.
+            unit: unit of this stage; None for the counter's.
         """
         ...
 
@@ -66,7 +66,7 @@ class Display(Protocol):
 
         Args:
             label: name of the activity.
-            unit: what is counted, as `rows`; the speed of `bytes` is in MB/s.
+            unit: unit of the count, as `rows`; the speed of `bytes` is in MB/s.
             is_late: as for `bar`.
         """
         ...

@@ -1,4 +1,4 @@
-"""Scoring of a checkpoint on the rows it was trained on, or on others.
+"""Scoring of a checkpoint on the rows that it was trained on, or on other rows.
 
 A checkpoint may be of unknown origin: so its configuration never decides where files are written.
 """
@@ -52,19 +52,19 @@ class Source:
         facts: its manifest's values.
         values: its configuration, with the command line's keys of rows and evaluation.
         config: the same, typed.
-        given: keys and sections on the command line.
+        keys: keys and sections that the command line sets.
     """
 
     checkpoint: Path
     facts: Mapping[str, Any]
     values: Mapping[str, Any]
     config: Config
-    given: Sequence[str]
+    keys: Sequence[str]
 
     @property
     def names_rows(self) -> bool:
         """Whether the command line chooses rows, perhaps others than the checkpoint's."""
-        return "data.prepared" in self.given or "data" in self.given or _describes_rows(self.given)
+        return "data.prepared" in self.keys or "data" in self.keys or _describes_rows(self.keys)
 
 
 @final
@@ -108,29 +108,29 @@ def open_source(request: Request, path: Path) -> Source:
     checkpoint = find_best(path)
     facts = read_facts(checkpoint)
     saved = _checked(checkpoint, facts["config"])
-    given = compose.given_keys(request.overrides)
-    values, faults = evaluated(saved, request.values, given)
+    keys = compose.given_keys(request.overrides)
+    values, faults = evaluated(saved, request.values, keys)
     if not faults and (fault := unloaded("model", str(saved["model"]["name"]))):
         faults = [f"model = {saved['model']['name']!r}: {fault}"]
     if faults:
         raise ConfigError(faults_text(faults))
     _require_columns(checkpoint, facts)
     config = validate(values)
-    if isinstance(config.data, Table) and config.data.base is None and "data.prepared" not in given:
+    if isinstance(config.data, Table) and config.data.base is None and "data.prepared" not in keys:
         base = base_of(config, checkpoint)
         grows = base != str(checkpoint.absolute()) and flat(saved).get("data.grow", True)
         values = with_value(with_value(values, "data.base", base), "data.grow", grows)
         config = validate(values)
-    return Source(checkpoint, facts, values, config, given)
+    return Source(checkpoint, facts, values, config, keys)
 
 
 def trained_on_are_here(source: Source) -> bool:
     """Whether the rows that a checkpoint was trained on are still in place."""
     try:
-        found = read_rows(build.prepared_folder(source.config))
+        manifest = read_rows(build.prepared_folder(source.config))
     except DataError:
         return False
-    return found.identity == source.facts["rows"]
+    return manifest.identity == source.facts["rows"]
 
 
 def prepare_evaluation(source: Source, display: Display, command: Command) -> Evaluation:
@@ -144,25 +144,25 @@ def prepare_evaluation(source: Source, display: Display, command: Command) -> Ev
     Raises:
         DataError: the rows are missing or damaged, or do not fit the checkpoint.
     """
-    checkpoint, given, config = source.checkpoint, source.given, source.config
-    rows = _rows(config, checkpoint, given, display, command)
+    checkpoint, keys, config = source.checkpoint, source.keys, source.config
+    rows = _rows(config, checkpoint, keys, display, command)
     # Options not set on the command line are those of the rows.
-    kept = {
+    options = {
         key: value
         for key, value in read_rows(rows).semantics.options.items()
-        if key in source.values["data"] and not ({"data", f"data.{key}"} & set(given))
+        if key in source.values["data"] and not ({"data", f"data.{key}"} & set(keys))
     }
     values = source.values
-    if "schema" in values["data"] and "data.schema" not in given:
-        kept["schema"] = None  # that of the rows
-    values = {**values, "data": {**values["data"], **kept, "prepared": str(rows)}}
+    if "schema" in values["data"] and "data.schema" not in keys:
+        options["schema"] = None  # that of the rows
+    values = {**values, "data": {**values["data"], **options, "prepared": str(rows)}}
     config = validate(values)
     shards = open_shards(rows, build.semantics(config))
     evaluation = Evaluation(checkpoint, source.facts, values, config, rows, shards)
-    if not evaluation.trained_on and not ("data.prepared" in given or _describes_rows(given)):
-        asked = shlex.quote(override_text("data.prepared", str(rows)))
+    if not evaluation.trained_on and not ("data.prepared" in keys or _describes_rows(keys)):
+        override = shlex.quote(override_text("data.prepared", str(rows)))
         raise DataError(
-            f"{rows}: not the rows that {checkpoint} was trained on; {asked} "
+            f"{rows}: not the rows that {checkpoint} was trained on; {override} "
             "scores it on them if their vocabulary is the same"
         )
     check_vocabulary(checkpoint, source.facts, shards.preprocessing)
@@ -181,9 +181,9 @@ def saved_preprocessing(checkpoint: Path, facts: Mapping[str, Any]) -> Preproces
             f"{checkpoint}: has no {PREPROCESSING_FOLDER} folder with schema, vocabularies and "
             "scales, as every checkpoint of a run has; copy it with the rest of its run"
         )
-    found = read_kept(checkpoint)
-    check_vocabulary(checkpoint, facts, found)
-    return found
+    preprocessing = read_kept(checkpoint)
+    check_vocabulary(checkpoint, facts, preprocessing)
+    return preprocessing
 
 
 def _require_columns(checkpoint: Path, facts: Mapping[str, Any]) -> None:
@@ -196,8 +196,8 @@ def _require_columns(checkpoint: Path, facts: Mapping[str, Any]) -> None:
         )
 
 
-def _describes_rows(given: Sequence[str]) -> bool:
-    return any(key.partition(".")[0] == "data" and key not in WHERE_AND_HOW for key in given)
+def _describes_rows(keys: Sequence[str]) -> bool:
+    return any(key.partition(".")[0] == "data" and key not in WHERE_AND_HOW for key in keys)
 
 
 def saved_config(checkpoint: Path, facts: Mapping[str, Any]) -> Config:
@@ -210,12 +210,12 @@ def _checked(checkpoint: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:
 
     A checkpoint must not decide where files are written.
     """
-    own = own_values(checkpoint / MANIFEST_FILE, values)
-    return with_value(own, FOLDER_KEY, None) if FOLDER_KEY in flat(own) else own
+    checked = own_values(checkpoint / MANIFEST_FILE, values)
+    return with_value(checked, FOLDER_KEY, None) if FOLDER_KEY in flat(checked) else checked
 
 
 def _rows(
-    config: Config, checkpoint: Path, given: Sequence[str], display: Display, command: Command
+    config: Config, checkpoint: Path, keys: Sequence[str], display: Display, command: Command
 ) -> Path:
     """The folder of prepared rows to score.
 
@@ -226,8 +226,8 @@ def _rows(
     """
     folder = build.prepared_folder(config)
     there = (folder / ROWS_FILE).is_file()
-    described = _describes_rows(given)
-    if "data.prepared" in given or "data" in given:
+    described = _describes_rows(keys)
+    if "data.prepared" in keys or "data" in keys:
         return folder if there and not described else prepared_rows(config, display, command)
     synthetic = config.data.name == "synthetic"
     if there and not (synthetic and described):
@@ -249,19 +249,19 @@ def check_vocabulary(
     Args:
         checkpoint: its folder.
         facts: its manifest's values.
-        preprocessing: that of the rows.
+        preprocessing: preprocessing of the rows.
 
     Raises:
         DataError: the meanings differ, or the checkpoint's is unknown.
     """
-    known, found = facts.get("vocabulary"), preprocessing.manifest.meaning
+    theirs, ours = facts.get("vocabulary"), preprocessing.manifest.meaning
     reason = "the checkpoint does not say which vocabulary it was trained with"
-    if isinstance(known, Mapping):
-        theirs = cast("Mapping[str, Any]", known)
+    if isinstance(theirs, Mapping):
+        meaning = cast("Mapping[str, Any]", theirs)
         differences = [
-            f"{key} is {found.get(key)!r:.60}, the checkpoint's {theirs.get(key)!r:.60}"
-            for key in {**found, **theirs}
-            if theirs.get(key) != found.get(key)
+            f"{key} is {ours.get(key)!r:.60}, the checkpoint's {meaning.get(key)!r:.60}"
+            for key in {**ours, **meaning}
+            if meaning.get(key) != ours.get(key)
         ]
         if not differences:
             return
@@ -275,7 +275,7 @@ def score(evaluation: Evaluation, report: Callable[[Event], None]) -> Event:
     """Score the checkpoint in a separate process; returns the event with the scores.
 
     Args:
-        evaluation: what to score.
+        evaluation: the checkpoint and the rows.
         report: called with every event.
 
     Raises:
@@ -287,10 +287,10 @@ def score(evaluation: Evaluation, report: Callable[[Event], None]) -> Event:
         rows=evaluation.shards.manifest.identity,
         values=evaluation.values,
     )
-    found: list[Event] = []
+    events: list[Event] = []
 
     def note(event: Event) -> None:
-        found.append(event)
+        events.append(event)
         report(event)
 
     with TemporaryDirectory(prefix="dlrm_hybrid-") as logs:
@@ -300,5 +300,5 @@ def score(evaluation: Evaluation, report: Callable[[Event], None]) -> Event:
         outcome = run_ranks([rank], EVALUATE_RANK, note)
     if outcome.exit_code != ExitCode.DONE:
         raise RunFailedError(outcome.message, outcome.exit_code)
-    (event,) = (event for event in found if event.kind is Kind.EVALUATED)
+    (event,) = (event for event in events if event.kind is Kind.EVALUATED)
     return event

@@ -149,8 +149,8 @@ def resume_point(request: Request) -> Path | None:
 def with_base(request: Request) -> Request:
     """The run with the vocabularies that its rows are to be prepared with (`data.base`).
 
-    One that goes on has those that it began with. A new one has those of the checkpoint that it
-    starts from, or, with the same rows as that, those that these were prepared with.
+    A run that goes on keeps the vocabularies that it began with. A new one has those of the
+    checkpoint that it starts from or, with the same rows as that, those of that run's `data.base`.
 
     Raises:
         DataError: the checkpoint is missing or damaged.
@@ -158,20 +158,20 @@ def with_base(request: Request) -> Request:
     data, values = request.config.data, request.values
     if not isinstance(data, Table) or data.base is not None:
         return request
-    own = _read(request.folder / CONFIG_FILE)
+    saved = _read(request.folder / CONFIG_FILE)
     folder = request.folder.absolute()
-    base = _new_base(request) if own is None else _recorded_base(own, folder)
+    base = _new_base(request) if saved is None else _recorded_base(saved, folder)
     if base is None:
         return request
     config = replace(request.config, data=replace(data, base=base))
     return replace(request, config=config, values=with_value(values, BASE, base))
 
 
-def _recorded_base(values: Mapping[str, Any], own: Path) -> str | None:
-    """The `data.base` of a run's rows; if that is gone, the run or checkpoint with them, `own`."""
+def _recorded_base(values: Mapping[str, Any], folder: Path) -> str | None:
+    """The `data.base` of a run's rows; if it is gone, `folder`, the run or checkpoint of them."""
     base = flat(values).get(BASE)
     is_gone = isinstance(base, str) and not Path(base).exists()
-    return str(own) if is_gone and (own / PREPROCESSING_FOLDER).is_dir() else base
+    return str(folder) if is_gone and (folder / PREPROCESSING_FOLDER).is_dir() else base
 
 
 def _new_base(request: Request) -> str | None:
@@ -190,11 +190,11 @@ def base_of(config: Config, checkpoint: Path) -> str | None:
     checkpoint = checkpoint.absolute()
     if not (checkpoint / PREPROCESSING_FOLDER).is_dir():  # of a program's own batches
         return None
-    kept = read_kept(checkpoint).manifest
-    if kept.schema.format != "table":
+    rows = read_kept(checkpoint).manifest
+    if rows.schema.format != "table":
         return None
-    now = kept.semantics if config.data.schema is None else build.semantics(config)
-    if look_like(build.raw_paths(config), kept.sources) and not kept.semantics.differences(now):
+    now = rows.semantics if config.data.schema is None else build.semantics(config)
+    if look_like(build.raw_paths(config), rows.sources) and not rows.semantics.differences(now):
         return _recorded_base(read_facts(checkpoint)["config"], checkpoint)
     return str(checkpoint)
 
@@ -205,7 +205,7 @@ def check_checkpoint(
     """Check that a run may resume from a checkpoint; returns the checkpoint's facts.
 
     Args:
-        folder: that of the checkpoint.
+        folder: folder of the checkpoint.
         values: the run's configuration.
         shards: the run's rows; None if not prepared yet.
         new_run: whether the checkpoint is another run's.
@@ -225,7 +225,7 @@ def check_checkpoint(
 
 
 def _rows_fault(facts: Mapping[str, Any], rows: Manifest, data: str, new_run: bool) -> str | None:
-    """Why a run cannot go on from a checkpoint with rows of this `data`; None if it can."""
+    """The reason why a run cannot go on from a checkpoint with these rows; None if it can."""
     if has_rows(facts, rows):
         is_same = facts.get("vocabulary") == rows.meaning
         return None if is_same else "its ids are of other categories or columns"
@@ -279,7 +279,7 @@ def tell_start(request: Request, resume_from: Path | None, say: Callable[[str], 
         say(f"starting from the weights of {resume_from}")
     elif resume_from is not None and resume == "auto":
         say(f"checkpoint.resume=auto: going on with the run in {folder}, as configured there")
-        if names := ", ".join(one.name for one in later(folder)):
+        if names := ", ".join(path.name for path in later(folder)):
             say(f"the first checkpoint that is saved now replaces those of later steps: {names}")
     elif resume == "auto":
         say(f"checkpoint.resume=auto: no checkpoint in {folder} yet; starting at step 0")
@@ -326,7 +326,7 @@ def _ancestors(checkpoint: Path) -> list[str]:
     """The checkpoints that a checkpoint's run began from, oldest first, as far as it says."""
     with suppress(DataError):
         origin = _read(checkpoint.parent.parent / ORIGIN_FILE) or {}
-        return [str(one) for one in origin.get(ANCESTORS, [])]
+        return [str(path) for path in origin.get(ANCESTORS, [])]
     return []
 
 
@@ -385,13 +385,13 @@ def write_summary(
     """Write `summary.json` from the events so far; returns it.
 
     Args:
-        folder: that of the run.
+        folder: folder of the run.
         status: how the run ended.
         cores: number of cores of the machine.
         teacher: scores of the teacher model of synthetic rows, else None.
         latency: figures of emulated latency since the last start; else None.
         best: step and score of the best checkpoint, if the run had evaluations before its end.
-        rows: those it was trained on, if it came to its end.
+        rows: the rows that it was trained on, if it came to its end.
     """
     path = folder / EVENTS_FILE
     summary = summarise(events.read(path) if path.exists() else [], status, cores)
@@ -406,11 +406,11 @@ def write_summary(
 
 
 def _growth(rows: Manifest) -> dict[str, Any] | None:
-    """By categorical column the rows of its table, and how many categories gave it them."""
+    """Per categorical column: the rows of its table, and what became of its categories."""
     if rows.base is None:
         return None
     columns = zip(rows.schema.categorical, rows.table_rows, rows.base.growth, strict=True)
-    return {column.name: {"rows": count, **asdict(one)} for column, count, one in columns}
+    return {column.name: {"rows": count, **asdict(growth)} for column, count, growth in columns}
 
 
 def _check_same_run(request: Request) -> None:
@@ -446,7 +446,7 @@ def output_file(name: str, key: str) -> Path:
     """The path of a file that a command is to make or replace.
 
     Args:
-        name: that of the file.
+        name: name of the file.
         key: configuration key of the name.
 
     Raises:
@@ -464,7 +464,7 @@ def write_whole(path: Path, text: str, key: str = RUN_FOLDER_KEY) -> None:
     """Write a file as a whole: on failure it stays as it was.
 
     Args:
-        path: that of the file.
+        path: path of the file.
         text: the whole contents.
         key: configuration key of its folder.
 

@@ -85,7 +85,7 @@ class FileRun:
         return (self.folder / CONFIG_FILE).exists()
 
     def entry(self) -> dict[str, Any]:
-        """What became of its file."""
+        """The facts of its file, its rows and scores, for `summary.json`."""
         summary = read_object(self.folder, SUMMARY_FILE)
         is_kept = (self.folder / PREPROCESSING_FOLDER).is_dir()
         rows = read_kept(self.folder).manifest if is_kept else None
@@ -97,7 +97,7 @@ class FileRun:
             "rows": rows and rows.rows,
             "samples": summary["samples"],
             **{name: test[name] for name in FIGURES if name in test},
-            "appended": sum(one["appended"] for one in growth.values()),
+            "appended": sum(column["appended"] for column in growth.values()),
             "stamp": rows and asdict(rows.sources[0].stamp),
         }
 
@@ -138,7 +138,7 @@ def is_final(name: str) -> bool:
 @final
 @dataclass(slots=True)
 class _Followed:
-    """The runs of all files so far, and how there are more; see `follow`."""
+    """The runs of all files so far, and the loop that adds to them; see `follow`."""
 
     request: Request
     display: Display
@@ -155,13 +155,13 @@ class _Followed:
     @property
     def again(self) -> tuple[str, ...]:
         """The overrides of the command that goes on with this run."""
-        kept = (one for one in self.request.overrides if not one.startswith(f"{RUN_FOLDER_KEY}="))
+        kept = (x for x in self.request.overrides if not x.startswith(f"{RUN_FOLDER_KEY}="))
         return (*kept, override_text(RUN_FOLDER_KEY, str(self.request.folder)))
 
     def runs(self) -> list[FileRun]:
-        """Those that have begun, in order."""
+        """The runs that have begun, in order."""
         folders = sorted((self.request.folder / FILES).glob("[0-9]*-*"))
-        return [one for one in map(FileRun, folders) if one.has_begun]
+        return [run for run in map(FileRun, folders) if run.has_begun]
 
     def run(self) -> None:
         """Learn file after file."""
@@ -184,11 +184,11 @@ class _Followed:
         self.display.line(f"{len(runs):,} files are learned, {self.request.folder}")
 
     def clean(self) -> None:
-        """Remove what was begun and has nothing to go on with."""
+        """Remove runs of files that were killed before their rows were prepared."""
         for folder in (self.request.folder / FILES).glob("[0-9]*-*"):
             if not FileRun(folder).has_begun:
                 shutil.rmtree(folder)
-        if not any(one.has_begun for one in self.runs()):
+        if not any(run.has_begun for run in self.runs()):
             shutil.rmtree(self.request.folder / FILES, ignore_errors=True)
 
     def _learn(self, file: Path, runs: Sequence[FileRun]) -> None:
@@ -196,31 +196,31 @@ class _Followed:
         self.display.line(f"file {len(runs):,}: {file}")
         stopped: StoppedLateError | None = None
         try:
-            train(self._of_file(file, runs), self.display, self.view)
+            train(self._file_request(file, runs), self.display, self.view)
         except StoppedLateError as error:
             stopped = error
         self._finish(runs)
         if stopped is not None:
             self._stop(stopped.number)
 
-    def _of_file(self, file: Path, runs: Sequence[FileRun]) -> Request:
+    def _file_request(self, file: Path, runs: Sequence[FileRun]) -> Request:
         """The run that learns a file, the last of these."""
-        own, before = runs[-1], runs[:-1]
+        run, before = runs[-1], runs[:-1]
         keys: dict[str, Any] = {
             "data.follow": None,
             "data.follow_files": None,
             "data.follow_idle_seconds": None,
             "data.progressive": True,
             "data.raw": str(file.absolute()),
-            "data.prepared": str(own.folder / ROWS),
+            "data.prepared": str(run.folder / ROWS),
         }
         if before:
             keys["data.base"] = None  # that of the checkpoint
             keys["checkpoint.resume"] = str(before[-1].folder)
-        if own.has_begun or self.request.config.checkpoint.resume == "auto":
+        if run.has_begun or self.request.config.checkpoint.resume == "auto":
             keys["checkpoint.resume"] = "auto"
         values, overrides = dict(self.request.values), list(self.request.overrides)
-        overrides = [one for one in overrides if one.partition("=")[0] not in keys]
+        overrides = [text for text in overrides if text.partition("=")[0] not in keys]
         for key, value in keys.items():
             values = with_value(values, key, value)
             if value is not None:
@@ -229,18 +229,18 @@ class _Followed:
             self.request,
             config=validate(values),
             values=values,
-            folder=own.folder,
+            folder=run.folder,
             overrides=tuple(overrides),
             again=self.again,
         )
 
     def _finish(self, runs: Sequence[FileRun]) -> None:
-        """Note what became of files, hand the last run on, and remove what nobody needs."""
-        known = self._known()
-        names = [f"{FILES}/{one.folder.name}" for one in runs]
+        """Note what became of files, publish the last run, and remove what nobody needs."""
+        noted = self._noted()
+        names = [f"{FILES}/{run.folder.name}" for run in runs]
         self.entries = [
-            known[name] if name in known else one.entry()
-            for name, one in zip(names, runs, strict=True)
+            noted[name] if name in noted else run.entry()
+            for name, run in zip(names, runs, strict=True)
         ]
         if self.publish is not None:
             self.publish(runs[-1].folder)
@@ -248,36 +248,36 @@ class _Followed:
         run_folder.write_whole(self.request.folder / SUMMARY_FILE, text)
         keep = self.request.config.checkpoint.keep
         with writing(self.request.folder, RUN_FOLDER_KEY):
-            for number, one in enumerate(reversed(runs)):
-                shutil.rmtree(one.folder / ROWS, ignore_errors=True)
+            for number, run in enumerate(reversed(runs)):
+                shutil.rmtree(run.folder / ROWS, ignore_errors=True)
                 if number >= keep:
                     for name in (CHECKPOINTS, PREPROCESSING_FOLDER):
-                        shutil.rmtree(one.folder / name, ignore_errors=True)
+                        shutil.rmtree(run.folder / name, ignore_errors=True)
 
-    def _known(self) -> dict[str, dict[str, Any]]:
-        """What an earlier start noted of files, by the folder of their runs."""
+    def _noted(self) -> dict[str, dict[str, Any]]:
+        """Entries of files that an earlier start has noted, by the folders of their runs."""
         if not (self.request.folder / SUMMARY_FILE).exists():
             return {}
-        found = read_object(self.request.folder, SUMMARY_FILE)
-        return {one["run"]: one for one in found["files"]}
+        summary = read_object(self.request.folder, SUMMARY_FILE)
+        return {entry["run"]: entry for entry in summary["files"]}
 
     def _next(self, runs: Sequence[FileRun]) -> Path | None:
         """Wait for the next file; None if the run ends here."""
         most = self.data.follow_idle_seconds
-        since, told = time.monotonic(), False
+        since, is_waiting = time.monotonic(), False
         with Forwarder.installed() as forwarder:
             while not forwarder.received:
                 names = self._names()
-                later = [one for one in names if not runs or one > runs[-1].file.name]
+                later = [name for name in names if not runs or name > runs[-1].file.name]
                 self._tell_passed(names, later)
                 if later:
                     return self._folder / later[0]
                 idle = time.monotonic() - since
                 if most is not None and idle >= most:
                     return None
-                if not told:
+                if not is_waiting:
                     self.display.line(f"waiting for files in {self._folder}")
-                told = True
+                is_waiting = True
                 time.sleep(POLL_SECONDS if most is None else min(POLL_SECONDS, most - idle))
         self._stop(forwarder.received[0])
         raise AssertionError("a signal ends the run")
@@ -288,19 +288,19 @@ class _Followed:
 
     def _names(self) -> list[str]:
         try:
-            with os.scandir(self._folder) as found:
-                return sorted(one.name for one in found if is_final(one.name) and one.is_file())
+            with os.scandir(self._folder) as listing:
+                return sorted(f.name for f in listing if is_final(f.name) and f.is_file())
         except OSError as error:
             fault = f"data.follow = {self._folder}: {error.strerror}"
             raise ConfigError(faults_text([fault])) from error
 
     def _tell_passed(self, names: Sequence[str], later: Sequence[str]) -> None:
-        known = {one["file"] for one in self.entries}
+        learned = {entry["file"] for entry in self.entries}
         for name in names[: len(names) - len(later)]:
-            if name not in known:
+            if name not in learned:
                 self.display.line_once(
                     f"{self._folder / name}: is passed over: its name sorts before "
-                    f"{max(known)}, which is learned"
+                    f"{max(learned)}, which is learned"
                 )
 
     def _tell_changed(self) -> None:
@@ -329,10 +329,10 @@ def _has_changed(path: Path, before: FileStamp) -> bool:
 
 
 def _require_unchanged(begun: FileRun) -> None:
-    """Refuse to go on in a file that is another than the one that was begun."""
+    """Refuse to go on with a file that has changed since its run began."""
     rows = begun.folder / ROWS
     sources = read(rows).sources if (rows / MANIFEST_FILE).exists() else ()
-    if begun.file.is_file() and any(_has_changed(begun.file, one.stamp) for one in sources):
+    if begun.file.is_file() and any(_has_changed(begun.file, source.stamp) for source in sources):
         raise DataError(
             f"{begun.file}: has changed since the run that learns it began; put it back as it was, "
             f"or take it away (the run goes on with {rows}) and bring its new rows under a later "
@@ -342,7 +342,7 @@ def _require_unchanged(begun: FileRun) -> None:
 
 def _require_own(folder: Path) -> None:
     """Refuse a folder with anything but earlier starts of a run that follows."""
-    names = {one.name for one in folder.iterdir()} - {run_folder.LOCK_FILE, run_folder.OUTPUT_FILE}
+    names = {p.name for p in folder.iterdir()} - {run_folder.LOCK_FILE, run_folder.OUTPUT_FILE}
     if names and FILES not in names:
         fault = f"hydra.run.dir = {folder}: is not empty, and holds no run that follows a folder"
         raise ConfigError(faults_text([fault]))

@@ -32,12 +32,12 @@ BUSY_SHARE = 0.25  # of the cores; above it threads wait for others at every pro
 @contextmanager
 def no_empty_folder(folder: Path) -> Generator[None, None, None]:
     """Make a run folder; folders of its path made here are removed after the `with` if empty."""
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     finally:
-        for path in made:
+        for path in missing:
             with suppress(OSError):
                 path.rmdir()
 
@@ -86,7 +86,7 @@ def ready_rows(request: Request, resume_from: Path | None, display: Display) -> 
 
 
 def _other_columns(model: Model, shards: Shards) -> Iterator[str]:
-    """What a model takes of each row, and these have not."""
+    """Faults of columns that a model reads and these rows do not have."""
     dense, tables = shards.schema.num_dense, len(shards.schema.categorical)
     takes = "null there takes as many as data.schema has"
     of_rows = f"the rows of {shards.folder} have"
@@ -98,9 +98,9 @@ def _other_columns(model: Model, shards: Shards) -> Iterator[str]:
         return
     width = model.bottom[0] if model.bottom else 0
     if width != dense:
-        given = f"model.bottom[0] = {width}" if width else "model.bottom = []"
-        wanted = takes if dense else "model.bottom=[] is none"
-        yield f"{given}: {of_rows} {dense or 'no'} dense columns; {wanted}"
+        setting = f"model.bottom[0] = {width}" if width else "model.bottom = []"
+        advice = takes if dense else "model.bottom=[] is none"
+        yield f"{setting}: {of_rows} {dense or 'no'} dense columns; {advice}"
 
 
 def _other_widths(config: Config, shards: Shards) -> Iterator[str]:
@@ -125,9 +125,9 @@ def _require_monitor(config: Config, shards: Shards) -> None:
     part, rows = next(iter(shards.scored_rows(config.data.test_part).items()))
     if config.train.monitor == "log_loss":
         return
-    found = shards.read(rows)
-    counts_R = slice(None) if found.weight_R is None else found.weight_R > 0
-    label_R = first_label(found.label_R[counts_R])
+    batch = shards.read(rows)
+    counts_R = slice(None) if batch.weight_R is None else batch.weight_R > 0
+    label_R = first_label(batch.label_R[counts_R])
     clicks = int(np.count_nonzero(label_R))
     if clicks in (0, len(label_R)):
         raise ConfigError(
@@ -137,12 +137,12 @@ def _require_monitor(config: Config, shards: Shards) -> None:
         )
     if config.train.monitor != "gauc":
         return
-    if found.group_R is None:
+    if batch.group_R is None:
         raise ConfigError(
             f"train.monitor = gauc: {shards.folder} was prepared without a column of groups (group "
             "of data.schema); train.monitor=auc needs none"
         )
-    group_R = found.group_R[counts_R]
+    group_R = batch.group_R[counts_R]
     if not np.intersect1d(group_R[label_R == 1], group_R[label_R == 0]).any():
         raise ConfigError(
             f"train.monitor = gauc: no group of {shards.schema.group!r} in the {part} part of "
@@ -154,7 +154,7 @@ def require_memory(config: Config, table_rows: int) -> None:
     """Check that the embedding tables fit into this machine's memory, if all of them are here.
 
     Args:
-        config: that of the run.
+        config: configuration of the run.
         table_rows: number in all tables.
 
     Raises:
@@ -177,16 +177,16 @@ def thread_remark(config: Config, cores: int, load: float) -> str | None:
     """A remark on why `threads` will slow this run down; None if it will not.
 
     Args:
-        config: that of the run.
+        config: configuration of the run.
         cores: number that this process may use.
         load: mean number of running threads on the machine in the last minute.
     """
     ranks = build.topology(config).size if build.many_processes(config) else 1
-    wanted = ranks * config.threads
-    if config.threads == 1 or (wanted <= cores and load < BUSY_SHARE * cores):
+    running = ranks * config.threads
+    if config.threads == 1 or (running <= cores and load < BUSY_SHARE * cores):
         return None
-    each = f"{ranks} ranks of {config.threads} threads" if ranks > 1 else f"{wanted} threads"
-    reason = f"on {cores} cores" if wanted > cores else f"while others use {load:.1f} of them"
+    each = f"{ranks} ranks of {config.threads} threads" if ranks > 1 else f"{running} threads"
+    reason = f"on {cores} cores" if running > cores else f"while others use {load:.1f} of them"
     return (
         f"threads={config.threads}: {each} {reason} wait for each other at every matrix product, "
         "which has slowed training up to 19 times; threads=1 is safe"

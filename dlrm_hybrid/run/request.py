@@ -41,9 +41,9 @@ class Request:
         config: the configuration, typed and validated.
         values: the same as plain values, for `config.json`.
         folder: the run folder; the working folder for verbs without one.
-        overrides: those of the command line.
-        again: those of the command that goes on with it once it was stopped; empty if they are
-            its own, in its folder.
+        overrides: overrides of the command line.
+        again: overrides of the command that goes on with it once it was stopped; empty if they
+            are its own, in its folder.
     """
 
     config: Config

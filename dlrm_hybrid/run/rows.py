@@ -41,10 +41,10 @@ class Command:
     overrides: Sequence[str]
 
     def with_(self, *more: str) -> str:
-        """The same command with other values of some keys."""
+        """Repeat the command with other values of some keys."""
         keys = [text.partition("=")[0] for text in more]
-        kept = [text for text in self.overrides if text.partition("=")[0] not in keys]
-        return f"python -m dlrm_hybrid {self.verb} {shlex.join([*kept, *more])}"
+        overrides = [text for text in self.overrides if text.partition("=")[0] not in keys]
+        return f"python -m dlrm_hybrid {self.verb} {shlex.join([*overrides, *more])}"
 
 
 def prepared_rows(config: Config, display: Display, command: Command) -> Path:
@@ -142,9 +142,9 @@ def _prepare(config: Config, raw: Raw, command: Command, display: Display) -> Ma
     advice = f"name another folder with data.prepared, or replace it:\n  {fix}"
     options = build.prepare_options(config, advice)
     # Existing rows need neither numba nor a writable folder.
-    found = folders.current(folder, raw, options, display.line)
-    if isinstance(found, Manifest):
-        return found
+    current = folders.current(folder, raw, options, display.line)
+    if isinstance(current, Manifest):
+        return current
     if not isinstance(raw, Generated):
         for path in raw:
             stamp(path)  # refuses a missing one before numba is imported and a folder made
@@ -183,7 +183,7 @@ def _show_prepared(result: PrepareResult, folder: Path, display: Display) -> Non
             f"vector of {column.vectors}; {one.categories - found:,} of its categories have no row"
         )
     if manifest.base is not None:
-        names = [one.name for one in manifest.schema.categorical]
+        names = [column.name for column in manifest.schema.categorical]
         for line in _growth_lines(names, manifest.base.growth):
             display.line(line)
     if manifest.bad_rows:
@@ -195,9 +195,9 @@ def _show_prepared(result: PrepareResult, folder: Path, display: Display) -> Non
 
 
 def _growth_lines(names: Sequence[str], growth: Sequence[Growth]) -> Iterator[str]:
-    """The sums of what became of categories, and the columns with most new ones."""
+    """Lines with what became of the base's categories, and the columns with most new ones."""
     reused, appended, unknown, evicted = (
-        sum(getattr(one, name) for one in growth)
+        sum(getattr(column, name) for column in growth)
         for name in ("reused", "appended", "unknown", "evicted")
     )
     yield (

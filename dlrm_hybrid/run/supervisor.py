@@ -51,14 +51,14 @@ TOGETHER = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
 
 @dataclass(slots=True)
 class Running:
-    """A rank that was started: its process, its connection, and what it has said.
+    """A rank that was started: its process, its connection, and what it has reported.
 
     Attributes:
         log_begin: bytes that earlier attempts have written to its log.
         ready: it has reported that its signal handlers are in place.
         ended: it has closed its connection, and is or will soon be gone.
-        outcome: its end as it said it, unless it did all or was killed.
-        has_left: it has said that it leaves.
+        outcome: its end as it reported it; None if it completed or was killed.
+        has_left: it has reported that it leaves.
         was_silent: it was killed because others heard nothing of it any more.
     """
 
@@ -102,8 +102,8 @@ class Running:
 class Forwarder:
     """While ranks run, passes SIGTERM and SIGINT on to them; a second SIGINT kills them.
 
-    What comes before a rank is ready waits until it is. What comes when all have ended changes
-    nothing, but that a second SIGINT raises KeyboardInterrupt.
+    Signals that come before a rank is ready wait until it is. Those that come when all have ended
+    change nothing, but that a second SIGINT raises KeyboardInterrupt.
     """
 
     running: list[Running] = field(default_factory=list[Running])
@@ -112,35 +112,35 @@ class Forwarder:
     @classmethod
     @contextmanager
     def installed(cls) -> Generator[Forwarder, None, None]:
-        """Make one that takes over the signals of this process inside the `with`."""
-        made = cls()
-        with stop_signals(made._forward):
-            yield made
+        """Make a forwarder that takes over this process's signals inside the `with`."""
+        forwarder = cls()
+        with stop_signals(forwarder._forward):
+            yield forwarder
 
     @property
     def in_haste(self) -> bool:
         """Whether Ctrl-C was pressed twice."""
         return self.received.count(signal.SIGINT) > 1
 
-    def ready(self, one: Running) -> None:
-        """Send a rank what it has missed."""
-        one.ready = True
+    def ready(self, child: Running) -> None:
+        """Note that a rank is ready, and send it the signals that it has missed."""
+        child.ready = True
         for number in self.received:
-            one.send(number)
+            child.send(number)
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
         self.received.append(number)
-        # Servers before workers: who leads knows that a worker's signal is one to all.
-        for one in sorted(self.running, key=lambda one: one.rank.index, reverse=True):
-            if self.in_haste or one.ready:
-                one.send(signal.SIGKILL if self.in_haste else number)
+        # Servers before workers: the leader knows that a worker's signal is one to all.
+        for child in sorted(self.running, key=lambda child: child.rank.index, reverse=True):
+            if self.in_haste or child.ready:
+                child.send(signal.SIGKILL if self.in_haste else number)
         if self.in_haste and not self.running:
             raise KeyboardInterrupt
 
 
 @dataclass(slots=True)
 class _ForkserverErrors:
-    """What the forkserver writes to standard error, and ranks that have no log yet."""
+    """The file for standard error of the forkserver, and of ranks that have no log yet."""
 
     descriptor: int | None = None
     begin: int = 0
@@ -151,13 +151,13 @@ class _ForkserverErrors:
             self.descriptor = os.memfd_create(FORKSERVER_ERRORS)
 
     def text(self) -> str:
-        """All of it since the attempt before."""
+        """The text since the attempt before."""
         if self.descriptor is None:
             return ""
         return os.pread(self.descriptor, self._size(), self.begin).decode(errors="replace")
 
     def end_attempt(self) -> None:
-        """What is there now is none of the next attempt's."""
+        """Let the next attempt's text begin after what is there now."""
         if self.descriptor is not None:
             self.begin = self._size()
 
@@ -170,18 +170,18 @@ _ERRORS = _ForkserverErrors()
 
 
 def forkserver_errors() -> str:
-    """What the forkserver, and ranks without a log, have written since the attempt before."""
+    """Errors that the forkserver, and ranks without a log, have written in this attempt."""
     return _ERRORS.text()
 
 
 def ensure_forkserver(modules: Sequence[str] = ()) -> None:
-    """Let the forkserver begin with its imports, unless it is there; ranks are started from it.
+    """Start the forkserver, from which ranks are forked, with its imports, unless it runs.
 
     What ranks are to find in their environment must be there already. Neither the forkserver nor a
     rank that has no handlers yet sees the signals of a person or a scheduler.
 
     Args:
-        modules: what it imports besides, those of the entries of ranks.
+        modules: further modules to import, those of the ranks' entries.
 
     Raises:
         ResourceError: there is no room for its socket.
@@ -197,7 +197,7 @@ def start(rank: Rank, entry: str) -> Running:
     """Fork a rank from the forkserver.
 
     Args:
-        rank: what it is.
+        rank: the rank to fork.
         entry: `module:function`, an `Entry`.
     """
     context = multiprocessing.get_context("forkserver")
@@ -242,19 +242,19 @@ class _RankProcess(ForkServerProcess):
 
 
 def end(running: Sequence[Running]) -> None:
-    """Kill and reap all of them."""
-    for one in running:
-        kill(one)
+    """Kill and reap ranks."""
+    for child in running:
+        kill(child)
     _ERRORS.end_attempt()
 
 
-def kill(one: Running) -> None:
+def kill(child: Running) -> None:
     """Kill and reap a rank, if it has not ended by itself."""
-    if one.process.is_alive():
-        one.process.kill()
-    one.process.join()
-    one.ended = True
-    one.connection.close()
+    if child.process.is_alive():
+        child.process.kill()
+    child.process.join()
+    child.ended = True
+    child.connection.close()
 
 
 class _NotStartedError(Exception):
@@ -269,7 +269,7 @@ def run_ranks(ranks: Sequence[Rank], entry: str, report: Report) -> Outcome:
     """Start all ranks and report their events; returns once all have ended.
 
     Args:
-        ranks: those to start.
+        ranks: the ranks to start.
         entry: `module:function`, an `Entry`; a name, so that only ranks import what it needs.
         report: called in this process for every event of every rank.
     """
@@ -336,11 +336,11 @@ class _Attempt:
         """Start ranks; raises _NotStartedError."""
         for rank in ranks:
             try:
-                one = start(rank, self.entry)
+                child = start(rank, self.entry)
             except (EOFError, ConnectionError) as error:
                 raise _NotStartedError(_forkserver_lost(rank, error)) from error
-            self.forwarder.running.append(one)
-            self._open[one.connection] = one
+            self.forwarder.running.append(child)
+            self._open[child.connection] = child
 
     def listen(self) -> Outcome:
         """Handle messages until every rank has ended, or one has failed that must not."""
@@ -348,9 +348,9 @@ class _Attempt:
             until = min([self._deadline, *self._silent.values()])
             seconds = None if math.isinf(until) else max(0.0, until - time.monotonic())
             for connection in wait(list(self._open), seconds):
-                one = self._open.get(connection)  # pyright: ignore[reportArgumentType]
-                if one is not None:  # else it has ended with a mate
-                    self._take(one)
+                child = self._open.get(connection)  # pyright: ignore[reportArgumentType]
+                if child is not None:  # else it has ended with a mate
+                    self._handle(child)
             self._end_silent()
         if self._failed and self.forwarder.in_haste:
             return Outcome(ExitCode.INTERRUPTED, "killed by a second Ctrl-C")
@@ -358,29 +358,29 @@ class _Attempt:
             return _failure(self._failed, self.forwarder.running)
         return Outcome(ExitCode.DONE, "")
 
-    def _take(self, one: Running) -> None:
+    def _handle(self, child: Running) -> None:
         """Handle a message of a rank, or its end."""
         try:
-            message = one.connection.recv_bytes()
+            message = child.connection.recv_bytes()
         except EOFError:
-            del self._open[one.connection]
-            one.ended = True
-            one.process.join()
-            if one.process.exitcode != ExitCode.DONE:
-                self._miss(one)
-            elif one.has_left:
-                self._take_up_again(one)
+            del self._open[child.connection]
+            child.ended = True
+            child.process.join()
+            if child.process.exitcode != ExitCode.DONE:
+                self._handle_failure(child)
+            elif child.has_left:
+                self._restart_left(child)
             is_over = self._is_over or bool(self.forwarder.received)
-            if is_over and all(one.rank.mates for one in self._open.values()):
+            if is_over and all(child.rank.mates for child in self._open.values()):
                 # A rank that is stopped, or restarted in vain, is not waited for.
                 self._deadline = min(self._deadline, time.monotonic() + SILENCE_SECONDS)
             return
         if message == READY:
-            self.forwarder.ready(one)
+            self.forwarder.ready(child)
         elif (event := from_json(message)).kind is Kind.FAILED:
-            one.outcome = Outcome.from_values(event.values)
+            child.outcome = Outcome.from_values(event.values)
         elif event.kind is Kind.LEFT:
-            one.has_left = True
+            child.has_left = True
         elif event.kind is Kind.LOST:
             self._note_silence(event)
         else:
@@ -388,39 +388,40 @@ class _Attempt:
             self._is_over |= event.kind is Kind.FINISHED
             self.report(event)
 
-    def _miss(self, one: Running) -> None:
+    def _handle_failure(self, child: Running) -> None:
         """Handle the failure of a rank: replace it, or end the attempt."""
-        mates = one.rank.mates
-        if mates and (self._is_over or (one.misses and self.forwarder.received)):
+        mates = child.rank.mates
+        if mates and (self._is_over or (child.misses and self.forwarder.received)):
             return  # too late to matter
-        if mates and not self._failed and self._is_replaced(one):
+        if mates and not self._failed and self._is_replaced(child):
             return
-        self._failed.append(one)
-        if not (self.forwarder.received and one.process.exitcode in TOGETHER):
+        self._failed.append(child)
+        if not (self.forwarder.received and child.process.exitcode in TOGETHER):
             # Ranks that miss a peer may report that before the kernel reports its death; those that
             # lost patience do so at different moments.
-            grace = GRACE_SECONDS if one.misses is None else SILENCE_SECONDS
+            grace = GRACE_SECONDS if child.misses is None else SILENCE_SECONDS
             self._deadline = min(self._deadline, time.monotonic() + grace)
 
-    def _is_replaced(self, one: Running) -> bool:
+    def _is_replaced(self, child: Running) -> bool:
         """Replace a lost rank and its mates; False if nobody takes their place."""
         # Before all have connected, a rank that has not is missed by all others.
-        if not self._has_begun or (one.misses and not one.rank.mates.issuperset(one.misses.ranks)):
+        misses, mates = child.misses, child.rank.mates
+        if not self._has_begun or (misses and not mates.issuperset(misses.ranks)):
             return False  # or it misses a rank that nobody can do without
-        outcome = _failure([one], self.forwarder.running)
-        return outcome.lost is not None and self._replace(one, outcome.message)
+        outcome = _failure([child], self.forwarder.running)
+        return outcome.lost is not None and self._replace(child, outcome.message)
 
-    def _take_up_again(self, one: Running) -> None:
+    def _restart_left(self, child: Running) -> None:
         """Replace a rank that has left in order, once its mates have left too."""
-        if all(mate.ended for mate in self._mates(one)) and not (self._failed or self._is_over):
-            self._replace(one, None)
+        if all(mate.ended for mate in self._mates(child)) and not (self._failed or self._is_over):
+            self._replace(child, None)
 
-    def _mates(self, one: Running) -> list[Running]:
-        return [mate for mate in self.forwarder.running if mate.rank.index in one.rank.mates]
+    def _mates(self, child: Running) -> list[Running]:
+        return [mate for mate in self.forwarder.running if mate.rank.index in child.rank.mates]
 
-    def _replace(self, one: Running, message: str | None) -> bool:
-        ranks = self.instead(one.rank, message)
-        for mate in self._mates(one) if ranks else ():
+    def _replace(self, child: Running, message: str | None) -> bool:
+        ranks = self.instead(child.rank, message)
+        for mate in self._mates(child) if ranks else ():
             self._open.pop(mate.connection, None)
             self.forwarder.running.remove(mate)
             kill(mate)  # it cannot go on alone
@@ -430,56 +431,56 @@ class _Attempt:
     def _note_silence(self, event: Event) -> None:
         """Note that others miss a rank: unless it ends soon by itself, it will be killed."""
         missed = event.values["rank"], event.values["incarnation"]
-        for one in self._open.values():
-            if (one.rank.index, one.rank.incarnation) == missed:
-                self._silent[one.connection] = time.monotonic() + SILENCE_SECONDS
+        for child in self._open.values():
+            if (child.rank.index, child.rank.incarnation) == missed:
+                self._silent[child.connection] = time.monotonic() + SILENCE_SECONDS
 
     def _end_silent(self) -> None:
         """Kill ranks that have been silent for too long."""
         now = time.monotonic()
-        for connection in [one for one, until in self._silent.items() if until <= now]:
+        for connection in [silent for silent, until in self._silent.items() if until <= now]:
             del self._silent[connection]
-            if (one := self._open.get(connection)) is not None:
-                one.was_silent = True
-                one.process.kill()
+            if (child := self._open.get(connection)) is not None:
+                child.was_silent = True
+                child.process.kill()
 
 
 def _forkserver_lost(rank: Rank, error: Exception) -> Outcome:
     """The outcome if the forkserver died before it forked this rank; other ranks end with it."""
-    said = forkserver_errors()
+    errors = forkserver_errors()
     log = rank.log_folder / "forkserver.log"
     with suppress(OSError):
-        log.write_text(said, encoding="utf-8")
-    limit = limits.reached_in(said)
+        log.write_text(errors, encoding="utf-8")
+    limit = limits.reached_in(errors)
     if limit is not None:
         return Outcome(ExitCode.RESOURCES, f"ranks cannot be started: {limit}; see {log}")
-    if IMPORTING in said:  # not lost: another forkserver would fail the same way
-        cause = said.rstrip().rpartition("\n")[2]
+    if IMPORTING in errors:  # not lost: another forkserver would fail the same way
+        cause = errors.rstrip().rpartition("\n")[2]
         advice = "`dlrm_hybrid doctor` looks for more"
         return Outcome(ExitCode.FAILED, f"ranks cannot be started: {cause}; see {log}; {advice}")
     text = f"the process that ranks are forked from ended before {rank.name} was there; see {log}"
     return Outcome(ExitCode.FAILED, text, PeerFailure((rank.index,), text))
 
 
-def _blame(one: Running) -> int:
+def _failure_order(child: Running) -> int:
     """Order of failures to report: killed ranks, those with own reasons, those that miss others."""
-    code = one.process.exitcode
-    if one.outcome is None:
+    code = child.process.exitcode
+    if child.outcome is None:
         return 0 if code is not None and code < 0 else 1
-    return 2 if one.misses is None else 3
+    return 2 if child.misses is None else 3
 
 
 def _failure(failed: Sequence[Running], running: Sequence[Running]) -> Outcome:
-    one = min(failed, key=_blame)
-    code, rank = one.process.exitcode, one.rank
+    child = min(failed, key=_failure_order)
+    code, rank = child.process.exitcode, child.rank
     assert code is not None
-    if one.misses is not None:
-        return Outcome(code, _lost(one, one.misses, running), one.misses)
-    if one.outcome is not None and code == one.outcome.exit_code:
-        return one.outcome
+    if child.misses is not None:
+        return Outcome(code, _lost_message(child, child.misses, running), child.misses)
+    if child.outcome is not None and code == child.outcome.exit_code:
+        return child.outcome
     # At a limit a process ends by itself; a SIGKILL may be from the kernel's OOM killer.
     ended_itself = code == -signal.SIGABRT or 0 < code != UNKNOWN_CODE
-    if ended_itself and (limit := limits.reached_in(one.last_words())):
+    if ended_itself and (limit := limits.reached_in(child.last_words())):
         # Not lost: another attempt would reach the limit too.
         return Outcome(ExitCode.RESOURCES, f"{rank.title}: {limit}; see {rank.log}")
     is_lost = (code < 0 and -code not in (signal.SIGINT, signal.SIGTERM)) or code == UNKNOWN_CODE
@@ -487,7 +488,7 @@ def _failure(failed: Sequence[Running], running: Sequence[Running]) -> Outcome:
         cause, code = "went with the process that ranks are forked from", ExitCode.FAILED
     elif code < 0:
         cause = f"was killed by {signal.Signals(-code).name}"
-        if one.was_silent:
+        if child.was_silent:
             cause = "was stopped or cut off, and has been killed"
         code = ExitCode.INTERRUPTED if -code == signal.SIGINT else ExitCode.FAILED
     else:
@@ -496,17 +497,17 @@ def _failure(failed: Sequence[Running], running: Sequence[Running]) -> Outcome:
     return Outcome(code, f"{rank.title} {cause}; see {rank.log}", lost)
 
 
-def _lost(teller: Running, failure: PeerFailure, running: Sequence[Running]) -> str:
+def _lost_message(teller: Running, failure: PeerFailure, running: Sequence[Running]) -> str:
     """The message that names the rank without which the others cannot continue.
 
     If it runs, or itself misses another, either side may be cut off: both are named.
     """
-    for one in running:
-        if one.process.pid is not None and is_stopped(one.process.pid):
-            return f"{one.rank.title} has been stopped, by SIGSTOP or a debugger: {failure.cause}"
-    failures = {one.rank.index: one.misses for one in running if one.misses is not None}
+    for child in running:
+        if child.process.pid is not None and is_stopped(child.process.pid):
+            return f"{child.rank.title} has been stopped, by SIGSTOP or a debugger: {failure.cause}"
+    failures = {child.rank.index: child.misses for child in running if child.misses is not None}
     named = root_cause(failure, failures)
-    by_rank = {one.rank.index: one for one in running}
+    by_rank = {child.rank.index: child for child in running}
     first = by_rank[named]
     misses = [
         index

@@ -101,7 +101,7 @@ def train(request: Request, display: Display, view: TrainingView) -> int:
 
 @contextmanager
 def _links(config: Config, display: Display) -> Generator[_Links, None, None]:
-    """Open the emulated network, if configured, until the run has ended.
+    """Open the emulated network, if one is configured, until the run has ended.
 
     Raises:
         ResourceError: this machine cannot emulate it.
@@ -133,7 +133,7 @@ def _run_ranks(
     forwarder: Forwarder,
 ) -> Outcome:
     """Run all ranks to the end, and record what they report."""
-    told: list[Event] = []  # by the present attempt's ranks at their end
+    counters: list[Event] = []  # what the present attempt's ranks report at their end
     with view.live() as show, TemporaryDirectory(prefix="dlrm_hybrid-") as rendezvous:
         loop = RestartLoop(
             request=request,
@@ -144,16 +144,16 @@ def _run_ranks(
         )
 
         def ranks() -> Sequence[Rank]:
-            told.clear()
+            counters.clear()
             return loop.ranks()
 
         def report(event: Event) -> None:
             if event.kind is Kind.RANK:
-                told.append(event)
+                counters.append(event)
             show(event)
 
         outcome = run_attempts(forwarder, ranks, TRAIN_RANK, report, loop.again, loop.instead)
-    run_folder.append_events(request.folder, told)
+    run_folder.append_events(request.folder, counters)
     return outcome
 
 
@@ -182,7 +182,7 @@ class RestartBudget:
         Args:
             now_seconds: time of a monotonic clock.
         """
-        recent = sum(made > now_seconds - self.window_seconds for made in self._times)
+        recent = sum(restart > now_seconds - self.window_seconds for restart in self._times)
         if recent >= self.limit:
             return None
         self._times.append(now_seconds)
@@ -198,7 +198,7 @@ class RestartLoop:
         request: the run.
         rows: folder of the run's shards.
         rendezvous: folder of this start of the program, with one below for each attempt.
-        namespaces: those that ranks enter.
+        namespaces: the namespaces that ranks enter.
         say: shows the user a line.
     """
 
@@ -246,7 +246,7 @@ class RestartLoop:
                 f"{message}; its trainer is started again, {number} of {self._trainers.limit}, the "
                 "others go on"
             )
-        return [self._rank(one, lost.incarnation + 1) for one in sorted(lost.mates)]
+        return [self._rank(index, lost.incarnation + 1) for index in sorted(lost.mates)]
 
     def _rank(self, index: int, incarnation: int = 0) -> Rank:
         assert self._task is not None

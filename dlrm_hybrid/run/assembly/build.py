@@ -58,13 +58,13 @@ def schema(config: Config) -> Schema:
 
     Raises:
         ConfigError: the schema has faults.
-        DataError: neither has one.
+        DataError: neither the configuration nor the rows have one.
     """
     data = config.data
     if data.name != "table":
         return schemas.builtin("criteo_kaggle" if data.name == "synthetic" else data.name)
-    named = _table_schema(config)
-    return named.without_split if data.progressive else named
+    full = _table_schema(config)
+    return full.without_split if data.progressive else full
 
 
 def _table_schema(config: Config) -> Schema:
@@ -96,7 +96,7 @@ def prepare_options(config: Config, advice: str) -> PrepareOptions:
     """Options of `prepare` on this machine.
 
     Args:
-        config: that of the command.
+        config: configuration of the command.
         advice: remedy for a folder made from something else, for an error message.
     """
     data = config.data
@@ -144,7 +144,7 @@ def host(config: Config, rank: int) -> int:
 
 
 def placement(config: Config, machines: int) -> list[list[int]]:
-    """The ranks on each of so many machines, in order."""
+    """The ranks on each of `machines` machines, in order."""
     world = topology(config)
     placed: list[list[int]] = [[] for _ in range(machines)]
     for rank in range(world.size):
@@ -282,17 +282,17 @@ def _digest(text: str) -> str:
 def _one_prepared(config: Config, raw_names: Sequence[str]) -> Path:
     """The one folder that fits the configuration; a missing one if none does."""
     data = config.data
-    wanted = None if data.name == "table" and data.schema is None else semantics(config)
+    expected = None if data.name == "table" and data.schema is None else semantics(config)
     there: list[Path] = []
     fitting: list[Path] = []
     for folder in (PREPARED_FOLDER / data.name, *sorted(PREPARED_FOLDER.glob(f"{data.name}-*"))):
         try:
-            found = read_manifest(folder)
+            manifest = read_manifest(folder)
         except DataError:
             continue
         there.append(folder)
-        names = [source.stamp.name for source in found.sources]
-        same = wanted is None or not found.semantics.differences(wanted)
+        names = [source.stamp.name for source in manifest.sources]
+        same = expected is None or not manifest.semantics.differences(expected)
         fitting += [folder] if same and (not raw_names or names == raw_names) else []
     if len(fitting) > 1:
         several = ", ".join(map(str, fitting))

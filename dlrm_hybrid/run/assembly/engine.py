@@ -44,7 +44,7 @@ from dlrm_hybrid.wire.frame import Frame, Kind
 def engine(
     config: Config, shards: Shards, steps: int, storage: RowStorage, clock: SpanClock
 ) -> InProcessEngine:
-    """Build the engine of `engine_of` for prepared rows and so many steps in the whole run."""
+    """Build the engine of `engine_of` for prepared rows; `steps` is their number in the run."""
     layout = build_world.layout(config, build.shape_of(config, shards.manifest), steps, attempt=0)
     return engine_of(config, layout, shards, storage, clock)
 
@@ -55,21 +55,21 @@ def engine_of(
     """Build a world in one process, with initial values; `parallel=single` is one rank.
 
     Args:
-        config: that of the run.
-        layout: that of the world.
+        config: configuration of the run.
+        layout: layout of the world.
         shards: prepared rows; None if a program hands batches over.
-        storage: that of the rows of table servers.
-        clock: that of the process.
+        storage: storage of the rows of table servers.
+        clock: clock of the process.
     """
     topology = layout.topology
     channels = [
         MeteredChannel(channel, Counters(), clock) for channel in in_process_channels(topology.size)
     ]
     if config.embedding.name == "served":
-        own = _served(config, layout, channels, storage, clock)
+        access = _served(config, layout, channels, storage, clock)
     else:
-        own = _shared(config, layout, clock)
-    ranks = _ranks(config, layout, channels, own, clock)
+        access = _shared(config, layout, clock)
+    ranks = _ranks(config, layout, channels, access, clock)
     mailboxes = {
         rank: Mailbox(channels[rank], layout.attempt, build_world.mailbox_capacity(config))
         for rank in range(topology.num_workers)
@@ -96,7 +96,7 @@ def engine_of(
         ),
         schedule=build_model.dense_schedule(config, layout.steps, lowered=layout.lowered),
         lowered=layout.lowered,
-        evaluators=_evaluators(config, layout, ranks, own),
+        evaluators=_evaluators(config, layout, ranks, access),
         rows=build_model.evaluated_rows(config, shards),
         pace=shards and _pace(config, shards, ranks, runner, gates, clock, sample),
     )
@@ -115,11 +115,11 @@ def _servers(config: Config, layout: Layout, ranks: Ranks, clock: SpanClock) -> 
     ]
 
 
-def _evaluators(config: Config, layout: Layout, ranks: Ranks, own: _Access) -> list[Worker]:
+def _evaluators(config: Config, layout: Layout, ranks: Ranks, emb: _Access) -> list[Worker]:
     """Evaluators with the stages of trainer 0."""
     return [
         build_world.evaluator(
-            config, layout, ranks.workers[rank], ranks.channels[rank].send, own.evaluation.get(rank)
+            config, layout, ranks.workers[rank], ranks.channels[rank].send, emb.evaluation.get(rank)
         )
         for rank in range(layout.topology.stages)
     ]
@@ -129,32 +129,32 @@ def _ranks(
     config: Config,
     layout: Layout,
     channels: Sequence[MeteredChannel],
-    own: _Access,
+    emb: _Access,
     clock: SpanClock,
 ) -> Ranks:
     topology = layout.topology
     parts = [
-        build_world.worker(config, layout, rank, channels[rank].send, own.training.get(rank), clock)
+        build_world.worker(config, layout, rank, channels[rank].send, emb.training.get(rank), clock)
         for rank in range(topology.num_workers)
     ]
     return Ranks(
-        workers=[one.worker for one in parts],
-        clients=[one.client for one in parts],
-        compressions=[one.compression for one in parts],
+        workers=[worker.worker for worker in parts],
+        clients=[worker.client for worker in parts],
+        compressions=[worker.compression for worker in parts],
         servers=[
             (channels[topology.server(index)], build_world.server(config, layout, index, clock))
             for index in range(topology.servers)
         ],
         channels=channels,
-        tables=own.pieces,
-        table_servers=own.servers,
+        tables=emb.pieces,
+        table_servers=emb.servers,
     )
 
 
 def _handler(
     config: Config, layout: Layout, index: int, server: ParameterServer, clock: SpanClock
 ) -> Handle:
-    """The handler of a server: of pushes, and of contributions if there are any."""
+    """The handler of a server's frames: pushes, and contributions if there are any."""
     collect = build_world.collectives(config, layout, index)
 
     def handle(frame: Frame) -> Iterable[Outgoing]:
@@ -167,7 +167,7 @@ def _handler(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Access:
-    """Tables of a world, and access to them by rank; in `evaluation` that of trainer 0 alone."""
+    """Tables of a world, and access to them by rank; `evaluation` has trainer 0's alone."""
 
     pieces: Sequence[Piece]
     training: Mapping[int, Tables]
@@ -181,8 +181,8 @@ def _shared(config: Config, layout: Layout, clock: SpanClock) -> _Access:
     pieces = full_pieces({**embeddings.weights(), **embeddings.optimizer_state()})
     group = layout.topology.interaction_group
     if len(group) == 1:
-        own = {group[0]: LocalTables(embeddings, 1, clock)}
-        return _Access(pieces=pieces, training=own, evaluation=own)
+        tables = {group[0]: LocalTables(embeddings, 1, clock)}
+        return _Access(pieces=pieces, training=tables, evaluation=tables)
     rounding = Rounding(config.embedding.comm_precision)
     options, spec = build_model.level_options(config), layout.spec
     memories = [
@@ -196,12 +196,12 @@ def _shared(config: Config, layout: Layout, clock: SpanClock) -> _Access:
         else AllIds(embeddings, rounding)
     )
     joint = JointTables(look_up, clock)
-    kept: list[Remembered | None] = [*map(KeptMemory, range(len(group)), memories)]
+    remembered: list[Remembered | None] = [*map(KeptMemory, range(len(group)), memories)]
     return _Access(
         pieces=pieces,
         training={
-            rank: SharedTables(joint, group, own)
-            for rank, own in zip(group, kept or [None] * len(group), strict=True)
+            rank: SharedTables(joint, group, memory)
+            for rank, memory in zip(group, remembered or [None] * len(group), strict=True)
         },
         evaluation={group[0]: SharedTables(joint, group[:1])},
     )
@@ -219,14 +219,14 @@ def _served(
         (channels[rank], build_world.table_server(config, layout, index, storage, clock))
         for index, rank in enumerate(topology.table_server_group)
     ]
-    own = {
+    tables = {
         rank: build_world.served_tables(config, layout, rank, channels[rank].send, clock)
         for rank in topology.interaction_group
     }
     return _Access(
         pieces=[piece for _, server in servers for piece in server.pieces()],
-        training=own,
-        evaluation=own,
+        training=tables,
+        evaluation=tables,
         servers=servers,
     )
 
@@ -247,7 +247,7 @@ def _gates(config: Config, topology: Topology, servers: Sequence[Server]) -> lis
         for channel, _ in servers
     ]
     return [
-        Gate(handle, iter([one for one in order if one.kind in TAKEN]))
+        Gate(handle, iter([frame for frame in order if frame.kind in TAKEN]))
         for (_, handle), order in zip(servers, record, strict=True)
     ]
 
@@ -264,12 +264,12 @@ def _pace(
     """The pace of asynchronous trainers; None in lockstep.
 
     Args:
-        config: that of the run.
+        config: configuration of the run.
         shards: prepared rows.
-        ranks: those of the world.
-        runner: that of their programs.
-        gates: those of the servers, for a replay.
-        clock: that of the process.
+        ranks: ranks of the world.
+        runner: runner of their programs.
+        gates: gates of the servers, for a replay.
+        clock: clock of the process.
         sample: counts the ids of batches.
     """
     if config.sync.name != "async":
@@ -295,8 +295,8 @@ def _pace(
     return RecordedPace(
         trainers=trainers,
         plan=plan,
-        rests_on_record=deque(one.number for one in order if one.kind is Kind.SAVE),
-        leases=deque(one for one in order if one.kind is Kind.DECISION),
+        rests_on_record=deque(frame.number for frame in order if frame.kind is Kind.SAVE),
+        leases=deque(frame for frame in order if frame.kind is Kind.DECISION),
         ahead=config.embedding.staleness,
         gates=gates,
         source=config.sync.replay,

@@ -119,7 +119,7 @@ def dense_schedule(
     """The learning rate of the dense weights over a run of `steps`.
 
     Args:
-        config: that of the run.
+        config: configuration of the run.
         steps: number in the whole run.
         stage: number of the stage; reports show the last one.
         lowered: see `Optimizer.rates`.
@@ -136,7 +136,7 @@ def dense_schedule(
 def staleness(config: Config, stage: int) -> int:
     """Number of updates of a stage's weights between computing a gradient and applying it.
 
-    With `sync=async` the mean, at any speeds: of others' pushes while one is under way.
+    With `sync=async` it is the mean, at any speeds, of others' pushes while one is under way.
     """
     if config.sync.name == "async":
         pushes = config.parallel.trainers * config.parallel.threads * config.sync.in_flight
@@ -149,7 +149,7 @@ def loader(
     config: Config, shards: Shards, trainer: int = 0, sample: IdSample | None = None
 ) -> Loader:
     """Make the loader of one trainer's training batches; `sample` counts their ids."""
-    made = Loader(
+    result = Loader(
         shards,
         batch_size=config.train.batch_size,
         seed=config.train.seed,
@@ -160,8 +160,8 @@ def loader(
         trainers=config.parallel.trainers,
     )
     if sample is not None:
-        made.watch = sample.add
-    return made
+        result.watch = sample.add
+    return result
 
 
 def readers(
@@ -175,17 +175,17 @@ def readers(
     """Make the readers of some trainers' batches in training order; none without rows.
 
     Args:
-        config: that of the run.
+        config: configuration of the run.
         shards: prepared rows; None if a program hands batches over.
         trainers: their numbers.
         ahead: number of batches read after each.
         sample: counts the ids of batches.
-        clock: that of the process.
+        clock: clock of the process.
     """
     if shards is None:
         return []
     loaders = [loader(config, shards, trainer, sample) for trainer in trainers]
-    return [ReadAhead(clock.timed(Span.READ, one.read), ahead) for one in loaders]
+    return [ReadAhead(clock.timed(Span.READ, batches.read), ahead) for batches in loaders]
 
 
 def evaluated_rows(config: Config, shards: Shards | None) -> dict[ScoredPart, EvaluatedRows]:
@@ -200,20 +200,20 @@ def evaluated_rows(config: Config, shards: Shards | None) -> dict[ScoredPart, Ev
 
 
 def _known_rows(config: Config, shards: Shards) -> list[npt.NDArray[np.bool_]] | None:
-    """Of each table the ids that rows are scored with before they are learned; None for all.
+    """Masks, per table, of the ids that rows are scored with before they are learned; None for all.
 
     Categories that came with these rows are unknown until then, if there is an id for such.
     """
     earlier = base(config)
     if earlier is None:
         return None
-    known = [np.ones(rows, bool) for rows in shards.table_rows]
+    is_known = [np.ones(rows, bool) for rows in shards.table_rows]
     replaced = shards.preprocessing.replaced(earlier)
     for table, shares_id in enumerate(earlier.manifest.out_of_vocabulary):
         if shares_id:
-            known[table][earlier.table_rows[table] :] = False
-            known[table][replaced[table]] = False
-    return known
+            is_known[table][earlier.table_rows[table] :] = False
+            is_known[table][replaced[table]] = False
+    return is_known
 
 
 def plan(config: Config, shards: Shards) -> Plan:
@@ -263,10 +263,10 @@ def compressor(
     """The compressor of a worker's gradients.
 
     Args:
-        config: that of the run.
-        layout: that of the dense tensors of the worker's stage.
+        config: configuration of the run.
+        layout: layout of the dense tensors of the worker's stage.
         trainer: number of the worker's trainer.
-        stage: that of the worker.
+        stage: stage of the worker.
         model_elements: number in all dense tensors of the model.
         last_layer: name of the model's last layer.
         steps: number in the whole run.
@@ -307,7 +307,7 @@ def activations(config: Config, part: StagePart) -> dict[int, ActivationCodec]:
         for boundary in (part.index - 1, part.index)
         if 0 <= boundary < len(config.parallel.cuts)
     ]
-    return {one.boundary: method.build(one) for one in contexts}
+    return {context.boundary: method.build(context) for context in contexts}
 
 
 def evaluation_activations(config: Config, part: StagePart) -> dict[int, ActivationCodec]:
@@ -321,8 +321,8 @@ def evaluation_masks(config: Config, spec: ModelShape, *, rounds: bool) -> dict[
     """The masks of DCT-MP that evaluations apply, by the layer before; none with other methods.
 
     Args:
-        config: that of a run.
-        spec: that of its model.
+        config: configuration of a run.
+        spec: its model.
         rounds: whether to round as on the wire, as evaluations do.
     """
     keys = config.activation

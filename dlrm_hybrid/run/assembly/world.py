@@ -134,7 +134,7 @@ def layout(config: Config, spec: ModelShape, steps: int, attempt: int, rank: int
 
 
 def placement(config: Config, topology: Topology, rank: int) -> Placement:
-    """Where a worker computes; `device=cuda` gives the workers of a machine its devices in turn.
+    """The device of a worker; with `device=cuda` a machine's workers get its devices in turn.
 
     Raises:
         ResourceError: the device is not there.
@@ -144,7 +144,7 @@ def placement(config: Config, topology: Topology, rank: int) -> Placement:
         return HOST
     devices = cuda_devices(config.device)
     machine = partial(topology.machine, machines=config.parallel.machines or 1)
-    beside = [one for one in range(rank) if machine(one) == machine(rank)]
+    beside = [other for other in range(rank) if machine(other) == machine(rank)]
     return Placement(torch.device(kind, int(number or len(beside) % devices)), is_apart=True)
 
 
@@ -160,7 +160,7 @@ def membership(config: Config, rank: int, incarnation: int) -> Membership:
 
 
 def pushes(config: Config, progress: Progress) -> list[int]:
-    """Pushes that a server has counted per stage: of each worker, or if asynchronous of all."""
+    """Pushes that a server has counted per stage: each worker's, or all if asynchronous."""
     stages = range(len(config.parallel.cuts) + 1)
     if server_leads(config):
         return [progress.step * config.parallel.trainers for _ in stages]
@@ -186,7 +186,7 @@ def compression(config: Config, layout: Layout, rank: int) -> Compression:
             for tensor in layout.tensors
             if tensor.stage == stage
         ]
-        gradients = made = build_model.compressor(
+        gradients = gradient_codec = build_model.compressor(
             config,
             FlatLayout(specs),
             trainer=trainer,
@@ -196,8 +196,8 @@ def compression(config: Config, layout: Layout, rank: int) -> Compression:
             steps=layout.steps,
             lowered=layout.lowered,
         )
-        if layout.placement.is_apart and can_move(made):
-            gradients = DeviceFeedback(made, layout.placement.device)
+        if layout.placement.is_apart and can_move(gradient_codec):
+            gradients = DeviceFeedback(gradient_codec, layout.placement.device)
     activations = build_model.activations(config, layout.partition.stages[stage])
     return Compression(trainer=trainer, gradients=gradients, activations=activations)
 
@@ -224,20 +224,20 @@ def worker(
     """Build the worker with this rank, with initial values.
 
     Args:
-        config: that of the run.
+        config: configuration of the run.
         layout: layout of the world.
-        rank: that of the worker.
+        rank: rank of the worker.
         send: sends a frame to any rank.
         tables: access to the tables; None at a stage without the interaction.
-        clock: that of its process.
+        clock: clock of its process.
     """
     port = Port(topology=layout.topology, rank=rank, attempt=layout.attempt, transmit=send)
     model = stage_model(config, layout, port.stage)
-    own = replace(compression(config, layout, rank), tables=tables)
-    client, own_client = _clients(config, layout, port, model, own, clock)
-    boundaries = Boundaries(port, model.part, own.activations, clock)
-    made = _worker(config, layout, model, boundaries, tables, client)
-    return WorkerParts(worker=made, client=own_client, compression=own)
+    codecs = replace(compression(config, layout, rank), tables=tables)
+    client, weights_client = _clients(config, layout, port, model, codecs, clock)
+    boundaries = Boundaries(port, model.part, codecs.activations, clock)
+    built = _worker(config, layout, model, boundaries, tables, client)
+    return WorkerParts(worker=built, client=weights_client, compression=codecs)
 
 
 def thread_workers(
@@ -246,21 +246,21 @@ def thread_workers(
     """Build a worker per thread, with its own batches and lookups, sharing all else.
 
     Args:
-        config: that of the run.
+        config: configuration of the run.
         layout: layout of the world.
-        parts: those of the worker.
+        parts: parts of the worker.
         send: sends a frame to any rank, from any thread.
-        clock: that of its process.
+        clock: clock of its process.
     """
-    one, client, own = parts.worker, parts.client, parts.compression
+    owner, client, codecs = parts.worker, parts.client, parts.compression
     assert isinstance(client, ServerClient), "sync=async needs servers"
-    clients = thread_clients(client, config.parallel.threads, own.turn, clock)
+    clients = thread_clients(client, config.parallel.threads, codecs.turn, clock)
     return [
         replace(
-            one,
-            stage=one.stage.empty(),
-            boundaries=Boundaries(one.boundaries.port, one.part, own.activations, clock),
-            tables=one.tables and served_tables(config, layout, one.rank, send, clock),
+            owner,
+            stage=owner.stage.empty(),
+            boundaries=Boundaries(owner.boundaries.port, owner.part, codecs.activations, clock),
+            tables=owner.tables and served_tables(config, layout, owner.rank, send, clock),
             client=client,
         )
         for client in clients
@@ -283,12 +283,12 @@ def _clients(
     layout: Layout,
     port: Port,
     model: StageModel,
-    own: Compression,
+    codecs: Compression,
     clock: SpanClock,
 ) -> tuple[Client, ServerClient | LocalClient]:
-    """The client that steps use, and the one of the worker's masters or servers."""
+    """The client that steps use, and the one below it, of the worker's masters or servers."""
     weights, optimizer = model.dense_parameters(), optimizer_config(config, layout, port.stage)
-    compressor, placement = own.gradients, layout.placement
+    compressor, placement = codecs.gradients, layout.placement
     if compressor is None:
         local = LocalClient(weights, optimizer, clock)
         return local, local
@@ -404,12 +404,12 @@ def worker_rank(
     """Build the worker of the channel's rank; its process group is open inside a `with`.
 
     Args:
-        config: that of the run.
-        layout: that of the world.
+        config: configuration of the run.
+        layout: layout of the world.
         shards: prepared rows; None if orders bring batches along.
         channel: to the other ranks.
         group: options of the process group of workers that share the tables.
-        meter: that of the rank.
+        meter: meter of the rank.
 
     Raises:
         DlrmError: the trainers that share the tables did not all join.
@@ -426,8 +426,8 @@ def worker_rank(
         elif rank in topology.interaction_group and topology.trainers == 1:
             embeddings = build_model.embeddings(config, layout.spec, layout.tables)
             pieces = full_pieces({**embeddings.weights(), **embeddings.optimizer_state()})
-            own = LocalTables(embeddings, 1, meter.clock)
-            tables = (own, own)
+            local = LocalTables(embeddings, 1, meter.clock)
+            tables = (local, local)
         elif rank in topology.interaction_group:
             sharded = _sharded(config, layout, channel, group, meter.clock, stack)
             pieces = sharded.pieces
@@ -491,7 +491,7 @@ def _worker_rank(
 
 
 def crew(config: Config, layout: Layout, rank: WorkerRank, meter: RankMeter) -> Crew:
-    """Build the threads of a worker; use its own parts only while they are at rest."""
+    """Build the threads of a worker; use the worker's own parts only while they are at rest."""
     messenger = rank.messenger
     parts = WorkerParts(worker=rank.worker, client=rank.client, compression=rank.compression)
     mailbox, clock = SharedMailbox(messenger.mailbox), meter.clock

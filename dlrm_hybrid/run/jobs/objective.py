@@ -44,15 +44,15 @@ def objective(overrides: Sequence[str], *, report: Report | None = None) -> floa
 
     Returns:
         The score named by `train.monitor`, log-loss (lower is better) or AUC (higher is better), on
-        the validation part if the rows have one, else on the test part: that of the best evaluated
-        weights, which `predict` and `export` take, or without `train.evaluate_every` of the last.
+        the validation part if the rows have one, else on the test part; of the best evaluated
+        weights, which `predict` and `export` take, or of the last without `train.evaluate_every`.
 
     Raises:
         ConfigError: lists all errors of the overrides.
         RunFailedError: the run ended without a score; `exit_code` is that of the command `train`.
     """
     texts = _texts(overrides)
-    job = compose.job_of(texts, _of_sweeps(texts))
+    job = compose.job_of(texts, _sweep_faults(texts))
     request = Request(validate(job.values), job.values, job.folder, job.overrides)
     if not (request.config.skip_completed and is_complete(request)):
         _run(request, report)
@@ -66,17 +66,17 @@ def _texts(overrides: Sequence[str]) -> Sequence[str]:
         ConfigError: they are not texts, or a single one, which would be read letter by letter.
     """
     if isinstance(overrides, str):
-        given = f"overrides = {overrides}: must be several, such as [{overrides!r}]"
-        raise ConfigError(faults_text([given]))
+        fault = f"overrides = {overrides}: must be several, such as [{overrides!r}]"
+        raise ConfigError(faults_text([fault]))
     texts = list(overrides)  # a generator can be read only once
-    others = [one for one in cast("Sequence[object]", texts) if not isinstance(one, str)]
-    if others:
-        raise ConfigError(faults_text([f"overrides: {one!r}: must be a str" for one in others]))
+    faulty = [x for x in cast("Sequence[object]", texts) if not isinstance(x, str)]
+    if faulty:
+        raise ConfigError(faults_text([f"overrides: {x!r}: must be a str" for x in faulty]))
     return texts
 
 
-def _of_sweeps(overrides: Sequence[str]) -> list[str]:
-    return [f"{one}: only applies to a sweep" for one in compose.of_sweeps(overrides)]
+def _sweep_faults(overrides: Sequence[str]) -> list[str]:
+    return [f"{key}: only applies to a sweep" for key in compose.of_sweeps(overrides)]
 
 
 def _run(request: Request, report: Report | None) -> None:
@@ -125,33 +125,33 @@ class _Evaluations:
         self._step = -1
 
     def new(self) -> list[tuple[int, float]]:
-        """Steps and scores not returned before; after a restart only those of later steps."""
+        """Steps and scores not returned before; after a restart, of later steps only."""
         try:
-            found = self._path.stat()
+            stat = self._path.stat()
         except FileNotFoundError:
             return []
-        if _stamp(found) == self._read:
+        if _stamp(stat) == self._read:
             return []
-        self._read = _stamp(found)
+        self._read = _stamp(stat)
         record = list(events.read(self._path))
         part = _deciding(record)
         later = [
-            (one.step, float(score))
-            for one in record
-            if one.kind is Kind.EVALUATED and part_of(one) is part and one.step > self._step
-            if (score := one.values[self._monitor]) is not None
+            (event.step, float(score))
+            for event in record
+            if event.kind is Kind.EVALUATED and part_of(event) is part and event.step > self._step
+            if (score := event.values[self._monitor]) is not None
         ]
         self._step = max([self._step, *(step for step, _ in later)])
         return later
 
 
-def _stamp(found: stat_result) -> tuple[int, ...]:
-    return found.st_ino, found.st_size, found.st_mtime_ns
+def _stamp(stat: stat_result) -> tuple[int, ...]:
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def _deciding(record: Sequence[Event]) -> ScoredPart:
     """The part whose scores decide: validation, if the rows have that part, else test."""
-    has_one = any(one.kind is Kind.STARTED and one.values.get("validation_rows") for one in record)
+    has_one = any(x.kind is Kind.STARTED and x.values.get("validation_rows") for x in record)
     return ScoredPart.VALIDATION if has_one else ScoredPart.TEST
 
 

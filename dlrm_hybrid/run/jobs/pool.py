@@ -14,7 +14,7 @@ from dlrm_hybrid.run.jobs.process import JobProcess, listen
 from dlrm_hybrid.types import ExitCode
 
 POLL_SECONDS = 0.1
-PATIENT_INTERRUPTS = 2  # of Ctrl-C: the first saves, the second quits, a third kills
+PATIENT_INTERRUPTS = 2  # number of Ctrl-C: the first saves, the second quits, a third kills
 
 
 class PoolView(Protocol):
@@ -42,7 +42,7 @@ class Pool:
         width: number running at a time.
         begin: starts a job, or returns an exit code if there is nothing to start.
         view: shows the jobs.
-        exit_codes: those of ended jobs, by number.
+        exit_codes: exit codes of ended jobs, by number.
     """
 
     width: int
@@ -70,8 +70,8 @@ class Pool:
                     self._forward()
                     self._reap()
             finally:
-                for one in self._running.values():
-                    one.kill()
+                for job in self._running.values():
+                    job.kill()
         if self._received:
             is_interrupt = signal.SIGINT in self._received
             return ExitCode.INTERRUPTED if is_interrupt else ExitCode.PREEMPTED
@@ -92,19 +92,19 @@ class Pool:
         self._forwarded += len(new)
         in_haste = self._received.count(signal.SIGINT) > PATIENT_INTERRUPTS
         for number in new:
-            for one in self._running.values():
-                one.send(signal.SIGKILL if in_haste else number)
+            for job in self._running.values():
+                job.send(signal.SIGKILL if in_haste else number)
 
     def _reap(self) -> None:
-        for number, one in list(self._running.items()):
-            one.hear()
-            if (code := one.ended()) is None:
-                self.view.runs(number, one.last_line())
+        for number, job in list(self._running.items()):
+            job.hear()
+            if (code := job.ended()) is None:
+                self.view.runs(number, job.last_line())
                 continue
             del self._running[number]
-            one.close()
+            job.close()
             self.exit_codes[number] = code
-            self.view.ended(number, code, one.message)
+            self.view.ended(number, code, job.message)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._received.append(number)

@@ -27,13 +27,13 @@ STOPPED = {-signal.SIGTERM: ExitCode.PREEMPTED, -signal.SIGINT: ExitCode.INTERRU
 @final
 @dataclass(slots=True)
 class JobProcess:
-    """A training run as `python -m dlrm_hybrid train` in its own process group.
+    """A training run: `python -m dlrm_hybrid train` in its own process group.
 
     The group keeps a Ctrl-C in the terminal from it: only its starter sends it signals, once. It
     ends with this process, and all its ranks with it, even after kill -9.
 
     Attributes:
-        folder: that of the run; `output.log` in it gets all its output.
+        folder: folder of the run; `output.log` in it gets all its output.
         process: the run's supervisor.
         begin: size of earlier attempts' output in bytes.
         errors: last bytes of its standard error.
@@ -51,8 +51,8 @@ class JobProcess:
         """Start a run, from a thread that outlives it: the kernel ties the run to that thread.
 
         Args:
-            overrides: those of the run, without its folder.
-            folder: that of the run; made if missing.
+            overrides: overrides of the run, without its folder.
+            folder: folder of the run; made if missing.
 
         Raises:
             ResourceError: the folder cannot be written, or no process can be started.
@@ -115,17 +115,17 @@ class JobProcess:
         """Read its standard error, and append that to `output.log`."""
         stream = self.process.stderr
         assert stream is not None
-        heard = bytearray()
+        output = bytearray()
         while self.is_heard:
             chunk = stream.read(TAIL_BYTES)
             if chunk is None:  # nothing for now
                 break
             self.is_heard = bool(chunk)
-            heard += chunk
-        if heard:
-            self.errors = (self.errors + heard)[-TAIL_BYTES:]
+            output += chunk
+        if output:
+            self.errors = (self.errors + output)[-TAIL_BYTES:]
             with suppress(OSError), (self.folder / OUTPUT_FILE).open("ab", buffering=0) as file:
-                file.write(heard)
+                file.write(output)
 
     def last_line(self) -> str:
         """The last line it printed, without tables."""
@@ -158,19 +158,19 @@ class JobProcess:
         self.close()
 
     def close(self) -> None:
-        """Stop listening to one that has ended."""
+        """Stop listening to a run that has ended."""
         assert self.process.stderr is not None
         self.process.stderr.close()
 
 
 def listen(jobs: Iterable[JobProcess], seconds: float) -> None:
-    """Wait so long, or until one of these has said something or ended."""
-    pipes = [one.pipe for one in jobs if one.is_heard]
+    """Wait for `seconds`, or until one of these jobs has printed something or ended."""
+    pipes = [job.pipe for job in jobs if job.is_heard]
     if pipes:
         wait(pipes, seconds)
     else:
         time.sleep(seconds)
 
 
-_OF_TABLES, _LAST = "\u2500", "\u257f"  # characters of their frames
+_OF_TABLES, _LAST = "\u2500", "\u257f"  # first and last of the characters that frame tables
 _LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW

@@ -26,7 +26,7 @@ SUBMIT = "sbatch"
 SECONDS = 120.0  # longest wait for SLURM
 NOTICE_SECONDS = 60  # before the time limit: enough for a checkpoint
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-FORGOTTEN = "Invalid job id"  # what `squeue` says of a job that ended some minutes ago
+FORGOTTEN = "Invalid job id"  # message of `squeue` about a job that ended some minutes ago
 
 
 def script(request: Request) -> str:
@@ -67,7 +67,7 @@ def submit(request: Request, options: Sequence[str], record: Path) -> str:
     text = script(request)
     request.folder.mkdir(parents=True, exist_ok=True)
     log = str(request.folder / OUTPUT_FILE).replace("%", "%%")
-    own = [
+    derived = [
         "--parsable",
         f"--job-name={request.config.name}-{request.folder.name}",
         *(f"--output={log}", "--open-mode=append"),
@@ -75,12 +75,12 @@ def submit(request: Request, options: Sequence[str], record: Path) -> str:
         f"--signal=B:TERM@{NOTICE_SECONDS}",
     ]
     with masked():  # else a submitted job's number could be lost
-        said = _ask([SUBMIT, *own, *options], text)
-        if said.returncode != 0:
-            raise ResourceError(f"{KEY}: sbatch: {said.stderr.strip() or said.returncode}")
-        number, _, cluster = said.stdout.strip().partition(";")
+        answer = _ask([SUBMIT, *derived, *options], text)
+        if answer.returncode != 0:
+            raise ResourceError(f"{KEY}: sbatch: {answer.stderr.strip() or answer.returncode}")
+        number, _, cluster = answer.stdout.strip().partition(";")
         if not number.isdecimal():
-            raise ResourceError(f"{KEY}: sbatch has answered {said.stdout!r}, not a job's number")
+            raise ResourceError(f"{KEY}: sbatch has answered {answer.stdout!r}, not a job's number")
         write_whole(record, json.dumps({"job": number, "cluster": cluster}))
     return number
 
@@ -97,15 +97,15 @@ def state(record: Path) -> tuple[str, str] | None:
     """
     if not record.exists():
         return None
-    known = read_object(record.parent, record.name)
-    number, cluster = str(known.get("job")), known.get("cluster")
+    job = read_object(record.parent, record.name)
+    number, cluster = str(job.get("job")), job.get("cluster")
     where = [f"--clusters={cluster}"] if cluster else []  # else the one of this machine
-    said = _ask(["squeue", "--noheader", "--format=%T", f"--jobs={number}", *where], "")
-    if said.returncode != 0 and FORGOTTEN not in said.stderr:
-        raise ResourceError(f"{KEY}: squeue: {said.stderr.strip() or said.returncode}")
-    lines = [one for one in said.stdout.splitlines() if not one.startswith("CLUSTER:")]
+    answer = _ask(["squeue", "--noheader", "--format=%T", f"--jobs={number}", *where], "")
+    if answer.returncode != 0 and FORGOTTEN not in answer.stderr:
+        raise ResourceError(f"{KEY}: squeue: {answer.stderr.strip() or answer.returncode}")
+    lines = [line for line in answer.stdout.splitlines() if not line.startswith("CLUSTER:")]
     word = "".join(lines).strip()
-    return (number, word) if said.returncode == 0 and word else None
+    return (number, word) if answer.returncode == 0 and word else None
 
 
 def _ask(command: Sequence[str], text: str) -> subprocess.CompletedProcess[str]:
@@ -116,9 +116,9 @@ def _ask(command: Sequence[str], text: str) -> subprocess.CompletedProcess[str]:
     except FileNotFoundError:
         raise ResourceError(f"{KEY}: {command[0]} is not in the PATH of this machine") from None
     except subprocess.TimeoutExpired:
-        told = f"{KEY}: {command[0]} gives no answer in {SECONDS:g} s"
+        fault = f"{KEY}: {command[0]} gives no answer in {SECONDS:g} s"
         hint = "; the job may have been submitted all the same: ask squeue"
-        raise ResourceError(told + hint * (command[0] == SUBMIT)) from None
+        raise ResourceError(fault + hint * (command[0] == SUBMIT)) from None
 
 
 def _cores(config: Config) -> int:

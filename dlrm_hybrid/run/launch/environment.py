@@ -25,14 +25,14 @@ class Launch:
     Attributes:
         job: the launcher's name of the job, or empty.
         size_key: the environment variable of `size`.
-        rank: that of this process.
+        rank: rank of this process.
         size: number of processes.
         local_rank: number of this process on its machine.
         node: the launcher's name of its machine.
-        machine: number of its machine from 0; None if the launcher says none.
+        machine: number of its machine from 0; None if the launcher does not number them.
         num_nodes: least number of machines; 1 if unknown.
-        host: that of the store.
-        port: that of the store.
+        host: host of the store.
+        port: port of the store.
         rank_0_serves: whether rank 0 must serve the store, because the launcher does not.
         restarts: number of restarts by the launcher.
     """
@@ -79,7 +79,7 @@ def is_in_slurm() -> bool:
 
 
 def where_to_start() -> str:
-    """Where the command that starts ranks on several machines is typed, for messages."""
+    """The place where the command that starts ranks on several machines is typed, in words."""
     return "start once in this allocation" if is_in_slurm() else "start on each machine"
 
 
@@ -116,9 +116,9 @@ def _slurm(environ: Mapping[str, str]) -> Launch:
     size_key = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
     rank = _number(environ, "SLURM_PROCID")
     num_nodes = _number(environ, "SLURM_STEP_NUM_NODES", _number(environ, "SLURM_NNODES", 1))
-    own_port = DEFAULT_PORT
+    port = DEFAULT_PORT
     if "SLURM_JOB_ID" in environ:
-        own_port = FIRST_PORT + _number(environ, "SLURM_JOB_ID") % NUM_PORTS
+        port = FIRST_PORT + _number(environ, "SLURM_JOB_ID") % NUM_PORTS
     ids = (environ.get(key, "") for key in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     return Launch(
         job=".".join(part for part in ids if part),
@@ -130,7 +130,7 @@ def _slurm(environ: Mapping[str, str]) -> Launch:
         machine=_number(environ, "SLURM_NODEID", 0 if num_nodes == 1 else None),
         num_nodes=num_nodes,
         host=environ.get("MASTER_ADDR") or (LOOPBACK if num_nodes == 1 else _first_host(environ)),
-        port=_number(environ, "MASTER_PORT", own_port),
+        port=_number(environ, "MASTER_PORT", port),
         rank_0_serves=True,
         restarts=_number(environ, "SLURM_RESTART_COUNT", 0),
     )
@@ -139,13 +139,13 @@ def _slurm(environ: Mapping[str, str]) -> Launch:
 def _first_host(environ: Mapping[str, str]) -> str:
     """The first host of `node[01-04,7]`, which has rank 0."""
     hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
-    found = _FIRST_HOST.match(hosts)
-    if found is None:
+    match = _FIRST_HOST.match(hosts)
+    if match is None:
         raise ConfigError(
             "MASTER_ADDR: is not set, and SLURM_JOB_NODELIST names no machine; set it to the "
             "address of rank 0's machine"
         )
-    return "".join(part or "" for part in found.groups())
+    return "".join(part or "" for part in match.groups())
 
 
 def _number(environ: Mapping[str, str], key: str, otherwise: int | None = None) -> int:

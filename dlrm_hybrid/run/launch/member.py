@@ -75,8 +75,8 @@ class Announcement:
 
     Attributes:
         values: configuration of the run.
-        overrides: as they stood on rank 0's command line.
-        run_folder: that of the run.
+        overrides: those on rank 0's command line.
+        run_folder: folder of the run.
         resume_from: run folder or checkpoint to resume from, or None.
         attempt: how often the run has been started before.
         rows: checksums of rank 0's shards.
@@ -99,7 +99,7 @@ class Part:
         launch: place of the rank among the processes.
         request: the run; the network of its configuration is this machine's.
         task: number of the rank, and paths of its files.
-        rendezvous: that of the ranks.
+        rendezvous: rendezvous of the ranks.
     """
 
     launch: Launch
@@ -123,10 +123,10 @@ def run(launch: Launch, arguments: Arguments, display: Display, view: TrainingVi
 
     Args:
         launch: the place of this process among them.
-        arguments: those after the verb. Rank 0's are the run's; of the others' only
+        arguments: those after the verb. Rank 0's are the run's; of other ranks' arguments only
             `network.bind` and `network.keys` count, each for its own machine.
         display: for all before training; a quiet one except on rank 0.
-        view: that of the run, for the leader.
+        view: view of the run, for the leader.
 
     Raises:
         DlrmError: the run failed, for a reason not reported on this machine yet.
@@ -136,7 +136,7 @@ def run(launch: Launch, arguments: Arguments, display: Display, view: TrainingVi
     try:
         rendezvous = open_rendezvous(launch)
     except RunFailedError as error:  # rank 0 failed before this rank joined
-        return _heard(launch, error)
+        return _other_failure(launch, error)
     patience_seconds = LEAVE_SECONDS
     lock = ExitStack()
     try:
@@ -144,7 +144,7 @@ def run(launch: Launch, arguments: Arguments, display: Display, view: TrainingVi
             with refusals():
                 part = _prepared(launch, arguments, rendezvous, lock, display)
         except RunFailedError as error:
-            return _heard(launch, error)
+            return _other_failure(launch, error)
         except DlrmError as error:
             tell_failure(rendezvous, error.exit_code, str(error))
             raise
@@ -159,7 +159,7 @@ def run(launch: Launch, arguments: Arguments, display: Display, view: TrainingVi
             _leave(launch, rendezvous, patience_seconds)
 
 
-def _heard(launch: Launch, failure: RunFailedError) -> int:
+def _other_failure(launch: Launch, failure: RunFailedError) -> int:
     """The exit code for another rank's failure; its message is shown once per machine."""
     if launch.local_rank == 0:
         raise failure
@@ -195,14 +195,14 @@ def _join(launch: Launch, rendezvous: Rendezvous) -> None:
         rendezvous.put("job.json", json.dumps(mine))
     theirs = json.loads(rendezvous.wait("job.json", CONNECT_SECONDS))
     if theirs != mine:
-        found = f"{_job_name(theirs['job'])} with {theirs['size']} processes uses this port"
+        conflict = f"{_job_name(theirs['job'])} with {theirs['size']} processes uses this port"
     elif not rendezvous.put(f"member-{launch.rank}.json", secrets.token_hex(8)):
-        found = f"another rank {launch.rank} has already joined"
+        conflict = f"another rank {launch.rank} has already joined"
     else:
         return
     raise ConfigError(
         f"MASTER_ADDR = {launch.host}, MASTER_PORT = {launch.port}: this is rank {launch.rank} of "
-        f"{launch.size} of {_job_name(launch.job)}, but {found}; give each job its own port"
+        f"{launch.size} of {_job_name(launch.job)}, but {conflict}; give each job its own port"
     )
 
 
@@ -214,65 +214,65 @@ def _prepared(
     launch: Launch, arguments: Arguments, rendezvous: Rendezvous, lock: ExitStack, display: Display
 ) -> Part | None:
     """Make this rank's preparations, rank 0 under `lock`; None if there is nothing to do."""
-    hopeless = rendezvous.for_all_attempts().failure()
-    if hopeless is not None:
-        raise hopeless
+    failure = rendezvous.for_all_attempts().failure()
+    if failure is not None:
+        raise failure
     _compare_versions(launch, rendezvous)
     if launch.rank == 0:
-        announced = _announce(launch, arguments, display, rendezvous.for_all_attempts(), lock)
-        text = "null" if announced is None else json.dumps(asdict(announced))
+        announcement = _announce(launch, arguments, display, rendezvous.for_all_attempts(), lock)
+        text = "null" if announcement is None else json.dumps(asdict(announcement))
         rendezvous.put("announcement.json", text)
     text = rendezvous.wait("announcement.json", PREPARE_SECONDS)
     if text == "null":
         return None
-    announced = Announcement(**json.loads(text))
+    announcement = Announcement(**json.loads(text))
     load_typed(arguments.overrides)
-    config = own_network(validate(announced.values), arguments.overrides)
-    rank = own_rank(config, launch, announced.overrides)
-    rows = _same_rows(launch, announced, config, display, rendezvous)
+    config = own_network(validate(announcement.values), arguments.overrides)
+    rank = own_rank(config, launch, announcement.overrides)
+    rows = _same_rows(launch, announcement, config, display, rendezvous)
     task = TrainTask(
-        run_folder=announced.run_folder,
+        run_folder=announcement.run_folder,
         prepared=str(rows),
-        resume_from=announced.resume_from,
+        resume_from=announcement.resume_from,
         rank=rank,
-        attempt=announced.attempt,
+        attempt=announcement.attempt,
         rendezvous=str(rendezvous),
     )
-    folder, overrides = Path(announced.run_folder), tuple(announced.overrides)
-    request = Request(config, announced.values, folder, overrides)
+    folder, overrides = Path(announcement.run_folder), tuple(announcement.overrides)
+    request = Request(config, announcement.values, folder, overrides)
     return Part(launch=launch, request=request, task=task, rendezvous=rendezvous)
 
 
 def _compare_versions(launch: Launch, rendezvous: Rendezvous) -> None:
     """Refuse to train with a rank 0 of another program or other libraries."""
-    own = own_versions()
+    mine = own_versions()
     if launch.rank == 0:
-        rendezvous.put("versions.json", json.dumps(own))
-    check_versions(launch.rank, own, json.loads(rendezvous.wait("versions.json", CONNECT_SECONDS)))
+        rendezvous.put("versions.json", json.dumps(mine))
+    check_versions(launch.rank, mine, json.loads(rendezvous.wait("versions.json", CONNECT_SECONDS)))
 
 
 def _announce(
     launch: Launch, arguments: Arguments, display: Display, job: Rendezvous, lock: ExitStack
 ) -> Announcement | None:
-    """Make rank 0's preparations under `lock`; None if only help was asked for, or all is done."""
+    """Make rank 0's preparations under `lock`; None if the command only shows, or all is done."""
     folder = job.read(RUN_FOLDER)
-    own = [] if folder is None else [override_text(RUN_FOLDER_KEY, folder)]
-    request = _composed(arguments, own)
+    restarted = [] if folder is None else [override_text(RUN_FOLDER_KEY, folder)]
+    request = _composed(arguments, restarted)
     if request is None:
         return None
     check_world(request.config, launch, request.overrides)
     lock.enter_context(no_empty_folder(request.folder))
     lock.enter_context(run_folder.one_run(request.folder))
-    if own and run_folder.is_complete(request):
+    if restarted and run_folder.is_complete(request):
         return None
     request = run_folder.with_base(request)
-    resume_from = run_folder.claim(request, is_restart=bool(own))
+    resume_from = run_folder.claim(request, is_restart=bool(restarted))
     rows = ready_rows(request, resume_from, display)
     run_folder.write_facts(request, rows)
     job.put(RUN_FOLDER, str(request.folder))
     if lost := lost_latest(request.folder):
         display.line(lost)
-    if own:
+    if restarted:
         step = saved_step(resume_from)
         display.line(f"restart {launch.restarts} by the launcher, from step {step:,}")
     display.line(f"run folder {request.folder}")
@@ -287,11 +287,11 @@ def _announce(
     )
 
 
-def _composed(arguments: Arguments, own: Sequence[str]) -> Request | None:
+def _composed(arguments: Arguments, more: Sequence[str]) -> Request | None:
     """Compose the command line's run; None if it only asks to show the configuration."""
     if arguments.is_sweep:
         raise ConfigError("-m: a launcher starts the processes of one run, not of a sweep")
-    overrides = [*arguments.overrides, *own]
+    overrides = [*arguments.overrides, *more]
     job = compose.job_of(overrides, arguments.faults)
     if arguments.cfg is not None:
         print(compose.shown(overrides, arguments.cfg, arguments.package, arguments.resolve), end="")
@@ -305,17 +305,17 @@ def own_network(config: Config, overrides: Sequence[str]) -> Config:
     Raises:
         ConfigError: an override is malformed.
     """
-    own = [text for text in overrides if text.partition("=")[0] in OWN_KEYS]
-    if faults := [fault for text in own if (fault := override_fault(text))]:
+    texts = [text for text in overrides if text.partition("=")[0] in OWN_KEYS]
+    if faults := [fault for text in texts if (fault := override_fault(text))]:
         raise ConfigError(faults_text(faults))
-    given = dict(read_override(text) for text in own)
-    changes = {key.partition(".")[2]: value and str(value) for key, value in given.items()}
+    values = dict(read_override(text) for text in texts)
+    changes = {key.partition(".")[2]: value and str(value) for key, value in values.items()}
     return replace(config, network=replace(config.network, **changes))
 
 
 def _same_rows(
     launch: Launch,
-    announced: Announcement,
+    announcement: Announcement,
     config: Config,
     display: Display,
     rendezvous: Rendezvous,
@@ -324,11 +324,11 @@ def _same_rows(
     name = f"rows-{launch.node}.json"
     rows = build.prepared_folder(config)
     if launch.local_rank == 0:
-        rows = prepared_rows(config, display, Command("train", announced.overrides))
+        rows = prepared_rows(config, display, Command("train", announcement.overrides))
         rendezvous.put(name, json.dumps(str(rows)))
     rendezvous.wait(name, PREPARE_SECONDS)
-    found = open_shards(rows, build.semantics(config)).manifest.identity
-    if found != list(announced.rows):
+    identity = open_shards(rows, build.semantics(config)).manifest.identity
+    if identity != list(announcement.rows):
         raise DataError(
             f"data.prepared = {rows}: the rows on {socket.gethostname()} (rank {launch.rank}) "
             "differ from those of rank 0"
@@ -371,28 +371,28 @@ def take_part(part: Part, view: TrainingView) -> int:
     cores = len(os.sched_getaffinity(0))
     machine = {"node": part.launch.node, "cores": cores, "process": part.launch.rank}
     part.rendezvous.put(f"machine-{rank.index}.json", json.dumps(machine))
-    told: list[Event] = []
+    counters: list[Event] = []
     with _logged(rank):
-        end = _train(part, rank, told, view)
+        end = _train(part, rank, counters, view)
     end, is_news = _cause(part, end)
     if part.leads:
-        return _close(part, end, told, view)
+        return _close(part, end, counters, view)
     if end.exit_code == ExitCode.DONE:
-        part.rendezvous.put(_told(rank.index), told[0].to_json())
+        part.rendezvous.put(_counters_name(rank.index), counters[0].to_json())
     elif is_news and end.exit_code not in TOGETHER:
         raise RunFailedError(f"{rank.title}: {end.message}", end.exit_code)
     return end.exit_code
 
 
 def tell_failure(rendezvous: Rendezvous, exit_code: int, message: str) -> None:
-    """Report to the other ranks why the run failed; and to later attempts, if they would too."""
+    """Report to the other ranks why the run failed; to later attempts too if they would fail."""
     with suppress(DlrmError):
         rendezvous.fail(exit_code, message)
         if exit_code in FOR_GOOD:
             rendezvous.for_all_attempts().fail(exit_code, message)
 
 
-def _train(part: Part, rank: Rank, told: list[Event], view: TrainingView) -> Outcome:
+def _train(part: Part, rank: Rank, counters: list[Event], view: TrainingView) -> Outcome:
     stop = StopRequest()
     stop.install()
     rendezvous = replace(part.rendezvous, check=stop.check)
@@ -400,7 +400,7 @@ def _train(part: Part, rank: Rank, told: list[Event], view: TrainingView) -> Out
 
         def report(event: Event) -> None:
             if event.kind is Kind.RANK:
-                told.append(event)
+                counters.append(event)
             show(event)
 
         request = part.request
@@ -426,7 +426,7 @@ def _cause(part: Part, end: Outcome) -> tuple[Outcome, bool]:
         return end, True
     first, cause = end.lost.ranks[0], end.lost.cause
     try:
-        rendezvous.put(_lost(part.task.rank), json.dumps(asdict(end.lost)))
+        rendezvous.put(_loss_name(part.task.rank), json.dumps(asdict(end.lost)))
         until = time.monotonic() + GRACE_SECONDS
         while time.monotonic() < until:
             failure = rendezvous.failure()
@@ -444,27 +444,27 @@ def _cause(part: Part, end: Outcome) -> tuple[Outcome, bool]:
 
 
 def silent(rendezvous: Rendezvous, size: int) -> set[int]:
-    """Processes whose ranks others miss and that report missing nobody: they have likely died."""
+    """Processes whose ranks are missed and report missing nobody: they have likely died."""
     failures = _failures(rendezvous, size)
-    missed = {rank for one in failures.values() for rank in one.ranks} - failures.keys()
+    missed = {rank for failure in failures.values() for rank in failure.ranks} - failures.keys()
     return {_machine(rendezvous, rank).get("process", rank) for rank in missed}
 
 
 def _failures(rendezvous: Rendezvous, size: int) -> dict[int, PeerFailure]:
     """Reports of ranks about others that they miss, by rank."""
-    texts = {rank: rendezvous.read(_lost(rank)) for rank in range(size)}
+    texts = {rank: rendezvous.read(_loss_name(rank)) for rank in range(size)}
     return {rank: PeerFailure.from_values(json.loads(text)) for rank, text in texts.items() if text}
 
 
-def _close(part: Part, end: Outcome, told: list[Event], view: TrainingView) -> int:
+def _close(part: Part, end: Outcome, counters: list[Event], view: TrainingView) -> int:
     """Finish as the leader: collect all ranks' counters, write the summary, show the result."""
     request, rendezvous = part.request, part.rendezvous
     if end.exit_code == ExitCode.DONE:
-        others = [rank for rank in range(part.launch.size) if rank != part.task.rank]
+        ranks = [rank for rank in range(part.launch.size) if rank != part.task.rank]
         seconds = request.config.network.patience_seconds
-        told += [from_json(rendezvous.wait(_told(rank), seconds)) for rank in others]
-        told.sort(key=lambda event: event.values["rank"])
-        run_folder.append_events(request.folder, told)
+        counters += [from_json(rendezvous.wait(_counters_name(rank), seconds)) for rank in ranks]
+        counters.sort(key=lambda event: event.values["rank"])
+        run_folder.append_events(request.folder, counters)
     close(request, Path(part.task.prepared), end, _cores(part), view)
     return ExitCode.DONE
 
@@ -480,15 +480,15 @@ def _cores(part: Part) -> int:
 
 
 def _machine(rendezvous: Rendezvous, rank: int) -> dict[str, Any]:
-    """What a rank has said of its machine; nothing if it has not joined."""
+    """A rank's facts of its machine; empty if it has not joined."""
     return json.loads(rendezvous.read(f"machine-{rank}.json") or "{}")
 
 
-def _lost(rank: int) -> str:
+def _loss_name(rank: int) -> str:
     return f"lost-{rank}.json"
 
 
-def _told(rank: int) -> str:
+def _counters_name(rank: int) -> str:
     return f"told-{rank}.json"
 
 

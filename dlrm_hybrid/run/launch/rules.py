@@ -28,7 +28,7 @@ def check_world(config: Config, launch: Launch | None, overrides: Sequence[str])
     Args:
         config: configuration of the run.
         launch: place of a process that a launcher has started; None without one.
-        overrides: those of the run, for the command that would fit.
+        overrides: overrides of the run, for the command that would fit.
 
     Raises:
         ConfigError: the world has another number of processes, or its machines cannot meet.
@@ -53,9 +53,9 @@ def check_world(config: Config, launch: Launch | None, overrides: Sequence[str])
 
 
 def own_rank(config: Config, launch: Launch, overrides: Sequence[str]) -> int:
-    """The rank of the world that a process is.
+    """The rank in the world of a process that a launcher has started.
 
-    That of the launcher, but with `parallel.machines` one of those on its machine.
+    It is the launcher's number, or with `parallel.machines` one of the ranks on its machine.
 
     Raises:
         ConfigError: its machine has more processes than ranks.
@@ -83,14 +83,14 @@ def own_rank(config: Config, launch: Launch, overrides: Sequence[str]) -> int:
 def start_command(config: Config, overrides: Sequence[str]) -> str:
     """The command that starts a run of `parallel.machines`.
 
-    By torchrun it is typed on each of them; in an allocation of SLURM once, for its `srun` starts
-    all. In capitals is what only the user knows: address of the first machine, the network between
-    machines, and a folder that they share.
+    With torchrun it is typed on each machine; in an allocation of SLURM once, as `srun` starts all
+    ranks. In capitals is what only the user knows: address of the first machine, the network
+    between machines, and a folder that they share.
     """
     machines = config.parallel.machines or 1
     each = build.topology(config).size // machines
-    beside = {"network.bind": "NETWORK", "network.keys": "keys.json"}
-    missing = {key: one for key, one in beside.items() if not getattr(config.network, key[8:])}
+    network = {"network.bind": "NETWORK", "network.keys": "keys.json"}
+    missing = {key: value for key, value in network.items() if not getattr(config.network, key[8:])}
     launcher = (
         *("torchrun", f"--nnodes={machines}", f"--nproc-per-node={each}"),
         *("--rdzv-backend=c10d", "--rdzv-id=1", "--rdzv-endpoint=HOST:29400"),
@@ -101,7 +101,7 @@ def start_command(config: Config, overrides: Sequence[str]) -> str:
     return shlex.join(
         (
             *(*launcher, "-m", "dlrm_hybrid", "train", *overrides),
-            *(f"{key}={one}" for key, one in missing.items()),
+            *(f"{key}={value}" for key, value in missing.items()),
             "hydra.run.dir=FOLDER",
         )
     )
@@ -121,22 +121,22 @@ def own_versions() -> dict[str, str]:
     }
 
 
-def check_versions(rank: int, own: Mapping[str, str], of_rank_0: Mapping[str, str]) -> None:
+def check_versions(rank: int, mine: Mapping[str, str], of_rank_0: Mapping[str, str]) -> None:
     """Refuse to train with a rank 0 of another program or other libraries.
 
     Args:
         rank: this rank.
-        own: its `own_versions`.
-        of_rank_0: those of rank 0.
+        mine: its `own_versions`.
+        of_rank_0: `own_versions` of rank 0.
 
     Raises:
         ConfigError: they differ; has a line for each.
     """
     faults = [
-        f"rank {rank} on {gethostname()} has {name} {own.get(name, 'none')}, rank 0 has "
+        f"rank {rank} on {gethostname()} has {name} {mine.get(name, 'none')}, rank 0 has "
         f"{of_rank_0.get(name, 'none')}: all ranks need the same"
-        for name in {**own, **of_rank_0}
-        if own.get(name) != of_rank_0.get(name)
+        for name in {**mine, **of_rank_0}
+        if mine.get(name) != of_rank_0.get(name)
     ]
     if faults:
         raise ConfigError(faults_text(faults))

@@ -34,14 +34,14 @@ from dlrm_hybrid.types import DataError
 TRAINS: Mapping[str, Any] = MappingProxyType(
     {"gradient": NoCompression(), "schedule": Sequential(), "sync": SyncLockstep()}
 )
-"""What no score depends on, in the place of choices from outside, which are data here."""
+"""Choices that no score depends on, in place of those from outside, which are data here."""
 
 
 def evaluate_rank(argument: str, report: Report, stop: StopRequest) -> None:
     """Load a checkpoint, score it, and report the scores."""
     task = EvaluateTask(**json.loads(argument))
     folder = Path(task.checkpoint)
-    load_chosen(task.values, ["model"])  # as was typed; what else a checkpoint names stays data
+    load_chosen(task.values, ["model"])  # typed by the user; a checkpoint's others stay data
     config = validate(task.values)
     build_model.prepare_torch(config)
     shards = open_shards(Path(task.prepared), build.semantics(config))
@@ -50,18 +50,18 @@ def evaluate_rank(argument: str, report: Report, stop: StopRequest) -> None:
     unloaded = {name for name in TRAINS if isinstance(getattr(config, name), Unloaded)}
     config = replace(config, **{name: TRAINS[name] for name in unloaded})
     sync = config.sync.having(replay=None)
-    # All that the checkpoint has learned is known to it, its newest categories too.
+    # The checkpoint knows all that it has learned, its newest categories too.
     data = config.data.having(base=None)
     scored = replace(config, parallel=_small_world(config.parallel), sync=sync, data=data)
     storage = build_model.row_storage(config, Path())
     engine = build_engine.engine(scored, shards, 1, storage, SpanClock())
-    groups = piece_groups(engine.pieces())
+    pieces = piece_groups(engine.pieces())
     needed = {
-        name: {piece.name: piece.view for piece in groups[name]} for name in ("dense", "embeddings")
+        name: {piece.name: piece.view for piece in pieces[name]} for name in ("dense", "embeddings")
     }
     checkpoint.load(folder, needed, reporting(report, "checkpoint", "bytes"))
-    own = groups.get(statistics.GROUP, [])
-    statistics.fill_with_mean(checkpoint.open_checkpoint(folder), own)
+    moments = pieces.get(statistics.GROUP, [])
+    statistics.fill_with_mean(checkpoint.open_checkpoint(folder), moments)
     # The part of data.test_part comes last.
     part, _ = shards.scored_rows(config.data.test_part).popitem()
     scores = engine.evaluate(part, stop, reporting(report, "evaluate", "rows"))

@@ -60,7 +60,7 @@ def arithmetic() -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "ATen": torch.backends.cpu.get_cpu_capability(),
         "processor": cpu_model(),
-        **{package: one for package in PACKAGES if (one := version_of(package))},
+        **{package: version for package in PACKAGES if (version := version_of(package))},
         **{name: os.environ[name] for name in VARIABLES if name in os.environ},
         **({"GPU": torch.cuda.get_device_name()} if torch.cuda.is_initialized() else {}),
         **({"TF32": "on"} if torch.backends.cuda.matmul.fp32_precision == "tf32" else {}),
@@ -99,8 +99,8 @@ def resumed(task: TrainTask, facts: Mapping[str, Any], values: Mapping[str, Any]
     """The progress of a checkpoint; without evaluations if a new run starts from it.
 
     Args:
-        task: that of the rank.
-        facts: those of the checkpoint.
+        task: task of the rank.
+        facts: facts of the checkpoint.
         values: configuration of this run.
 
     Raises:
@@ -109,7 +109,7 @@ def resumed(task: TrainTask, facts: Mapping[str, Any], values: Mapping[str, Any]
     source = Path(task.resume_from or "")
     progress = Progress.from_facts(facts["progress"], source)
     counts = (progress.samples, *astuple(progress.loader))
-    can_be = 0 <= progress.emptied <= progress.step and all(0 <= one < 2**63 for one in counts)
+    can_be = 0 <= progress.emptied <= progress.step and all(0 <= count < 2**63 for count in counts)
     if progress.step != facts["step"] or not can_be:
         raise DataError(
             f"{source}: progress = {facts['progress']}: is none of step {facts['step']}"
@@ -143,11 +143,11 @@ class Source:
 
     Attributes:
         checkpoint: its tensors.
-        facts: those beside them.
-        config: that of this run.
+        facts: the facts beside its tensors.
+        config: configuration of this run.
         values: the same, as plain values.
-        begins_anew: whether the run takes only what the checkpoint has learned, as its rows are
-            others; steps, rates and scores then begin anew.
+        begins_anew: whether the run takes only what the checkpoint has learned, as it has other
+            rows; steps, rates and scores then begin anew.
         progress: where the run goes on.
     """
 
@@ -160,10 +160,10 @@ class Source:
 
     @classmethod
     def of(cls, job: Job, live: Report = ignore) -> Source | None:
-        """Open the checkpoint that the task names, if any; rates are from then on as low as there.
+        """Open the checkpoint that the task names, if any; lowers rates as it has them.
 
         Args:
-            job: that of the process.
+            job: job of the process.
             live: called while tensors are read.
 
         Raises:
@@ -219,14 +219,14 @@ class Source:
         thresholds = {} if sparsity is None else fresh_thresholds(weights, sparsity)
         return weights | versions | thresholds
 
-    def compressors(self, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """State of compressors, in the place of what is held, as far as it fits this run."""
-        kept = remembered(self.checkpoint, held, self._others())
+    def compressors(self, fresh: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """State of compressors: the checkpoint's in place of `fresh`, where it fits this run."""
+        state = remembered(self.checkpoint, fresh, self._other_trainers())
         if self.config.parallel.elastic or self.saved["parallel"].get("elastic", False):
-            return {**held, **kept}  # trainers that were away have none
-        return kept
+            return {**fresh, **state}  # trainers that were away have none
+        return state
 
-    def _others(self) -> int | None:
+    def _other_trainers(self) -> int | None:
         """Number of trainers of a checkpoint with other compressors than this run's, else None.
 
         Logs the difference.
@@ -235,8 +235,8 @@ class Source:
             return None
         folder = self.checkpoint.folder
         parallel: Any = self.saved.get("parallel")
-        known = cast("dict[str, Any]", parallel) if isinstance(parallel, dict) else {}
-        trainers = known.get("trainers", 1) if known else None
+        world = cast("dict[str, Any]", parallel) if isinstance(parallel, dict) else {}
+        trainers = world.get("trainers", 1) if world else None
         if not isinstance(trainers, int) or not 0 < trainers < 2**16:
             raise DataError(
                 f"{folder}: config.parallel.trainers = {trainers!r}: is no number of them"
@@ -251,9 +251,9 @@ class Source:
     def lookups_ahead(self, trainers: Sequence[int], num_tables: int) -> dict[str, Tensor]:
         """Rows that trainers had looked up ahead, named as by `Tables.state_ahead`.
 
-        Empty if the keys that decide how far ahead have changed, which it logs: they are then
-        looked up again; and if the batches to come are others. At step 0 there are none yet. If
-        trainers come to rest for a checkpoint there are only those of a cache.
+        Empty at step 0, and if the batches to come are others; also if the keys that decide how
+        far ahead have changed, which it logs: rows are then looked up again. If trainers come to
+        rest for a checkpoint there are only the rows of a cache.
 
         Args:
             trainers: those that look up in this process.
@@ -267,14 +267,14 @@ class Source:
         if not trainers or not self.facts["step"]:
             return {}
         if anew or not same_lookups(saved, self.values):
-            others = "rows" if anew else "parallel.trainers, parallel.elastic, sync or embedding"
-            told = f"{self.checkpoint.folder}: saved with other {others}"
+            changed = "rows" if anew else "parallel.trainers, parallel.elastic, sync or embedding"
+            text = f"{self.checkpoint.folder}: saved with other {changed}"
             if saved["embedding"].get("staleness") and not rests and not anew:
                 print(
-                    f"{told}; rows that were looked up ahead are looked up again, with all updates"
+                    f"{text}; rows that were looked up ahead are looked up again, with all updates"
                 )
             if saved["embedding"].get("cache_rows"):
-                print(f"{told}; caches begin empty, and the gradients they held are lost")
+                print(f"{text}; caches begin empty, and the gradients they held are lost")
             return {}
         if config.embedding.name != "served" or (rests and not keeps):
             return {}
@@ -298,8 +298,8 @@ class Source:
                 raise DataError(
                     f"{self.checkpoint.folder}: no rows that trainer {trainer} has kept"
                 )
-        own = tuple(f"{LOOKUPS_PREFIX}{trainer}." for trainer in trainers)
-        return self.checkpoint.tensors(name for name in names if name.startswith(own))
+        prefixes = tuple(f"{LOOKUPS_PREFIX}{trainer}." for trainer in trainers)
+        return self.checkpoint.tensors(name for name in names if name.startswith(prefixes))
 
     def row_levels(self, trainers: Sequence[int], tables: Collection[str]) -> dict[str, Tensor]:
         """State of rows sent as levels, as far as it fits this run.
@@ -315,23 +315,23 @@ class Source:
         if not names or not trainers:
             return {}
         if self.begins_anew or not same_levels(self.saved, self.values):
-            others = "rows" if self.begins_anew else "trainers or options of embedding.levels"
+            difference = "rows" if self.begins_anew else "trainers or options of embedding.levels"
             print(
-                f"{self.checkpoint.folder}: saved with other {others}; "
+                f"{self.checkpoint.folder}: saved with other {difference}; "
                 "residuals of row gradients are dropped, and rows are sent anew"
             )
             return {}
-        own = tuple(f"{LEVELS_PREFIX}{trainer}." for trainer in trainers)
-        held = {int(name.split(".")[1]) - 1 for name in tables}
+        prefixes = tuple(f"{LEVELS_PREFIX}{trainer}." for trainer in trainers)
+        parts = {int(name.split(".")[1]) - 1 for name in tables}
         # A holder of tables also needs state about other trainers.
-        of_others = (".steps", *(f".{one}.{what}" for one in held for what in ("slots", "copies")))
+        suffixes = (".steps", *(f".{p}.{what}" for p in parts for what in ("slots", "copies")))
         return self.checkpoint.tensors(
-            one for one in names if one.startswith(own) or one.endswith(of_others)
+            name for name in names if name.startswith(prefixes) or name.endswith(suffixes)
         )
 
 
 def _fresh(job: Job, folder: Path) -> dict[str, Tensor]:
-    """Rows of tables, by name, that have new categories: they are not those of the checkpoint."""
+    """Rows, by table, that new categories have taken over: they begin anew."""
     replaced = job.shards.preprocessing.replaced(read_kept(folder))
     tables = zip(job.layout.spec.table_names, replaced, strict=True)
     return {name: torch.from_numpy(ids_K) for name, ids_K in tables}

@@ -114,7 +114,7 @@ def run_rank(
             id_sample=engine.id_sample,
         )
         meter.begin(0)
-        with _telling(job, report, meter, None):
+        with _reporting(job, report, meter, None):
             train_to_the_end(job, engine, meter, report, stop)
 
 
@@ -166,13 +166,13 @@ def follow(
                 leave_servers(job, channel, worker.step)
 
         with at_end(leave):
-            # In lock-step it reads the batches of later orders itself.
+            # In lock-step the reader reads the batches of later orders itself.
             ahead = 0 if in_lockstep or worker.worker.tables is None else config.embedding.staleness
             Follower(rank=worker, link=link, meter=meter, ahead=ahead, crew=crew).run()
 
 
 def _reads(job: Job, worker: WorkerRank, meter: RankMeter) -> Callable[[Order], Iterator[Due]]:
-    """What reads the batches of an order to train."""
+    """Make the function that reads the batches of an order to train."""
     if not server_leads(job.config):
         return partial(read_steps, reader(job, worker, meter))
     sample = None if worker.worker.tables is None else meter.sample_ids()
@@ -181,7 +181,7 @@ def _reads(job: Job, worker: WorkerRank, meter: RankMeter) -> Callable[[Order], 
 
 
 def reader(job: Job, worker: WorkerRank, meter: RankMeter) -> ReadAhead:
-    """Make what reads a worker's batches in lock-step."""
+    """Make the reader of a worker's batches in lock-step."""
     holds_tables = worker.worker.tables is not None
     (read,) = build_model.readers(
         job.config,
@@ -201,14 +201,14 @@ def run_one_of_many(
     stop: StopRequest,
     use: Callable[[WorkerRank, MeteredChannel, RankMeter], None],
 ) -> None:
-    """Run a rank of a world of processes, whatever its role.
+    """Run a rank of a world of processes in its role.
 
     Args:
-        job: that of the process.
-        rendezvous: that of the ranks.
+        job: job of the process.
+        rendezvous: rendezvous of the ranks.
         report: called with events.
         stop: stop request of signals.
-        use: what a worker does, with its channel and meter.
+        use: a worker's work, called with the worker, its channel and its meter.
     """
     with (
         world_channel(job, rendezvous) as (channel, inner),
@@ -219,7 +219,7 @@ def run_one_of_many(
         )
         meter.begin(0)
         role = job.layout.topology.role(job.task.rank)
-        with _telling(job, report, meter, inner.unknown_peers):
+        with _reporting(job, report, meter, inner.unknown_peers):
             if isinstance(role, ServerRole):
                 if job.task.rank == build.leader(job.config):
                     lead(job, channel, meter, report, stop)
@@ -275,17 +275,17 @@ def world_channel(
         raise
 
 
-def _telling(
+def _reporting(
     job: Job, report: Report, meter: RankMeter, unknown: UnknownPeers | None
 ) -> AbstractContextManager[None]:
     """Report the process's counters at the end."""
 
     def tell() -> None:
-        seen = unknown and {
+        strangers = unknown and {
             "foreign_messages": unknown.foreign_messages,
             "refused_connections": unknown.refused_connections,
         }
-        told = {"rank": job.task.rank, "role": job.role, **meter.values(), "strangers": seen}
-        report(Event(Kind.RANK, meter.step, time.time(), told))
+        values = {"rank": job.task.rank, "role": job.role, **meter.values(), "strangers": strangers}
+        report(Event(Kind.RANK, meter.step, time.time(), values))
 
     return at_end(tell)

@@ -86,7 +86,7 @@ class Outcome:
     """The end of a rank or of a run: an exit code and, unless it is DONE, a message for the user.
 
     Attributes:
-        exit_code: that of the process.
+        exit_code: exit code of the process.
         message: why it ended.
         lost: the ranks that were killed, or missed by others; checkpoints are then intact.
     """
@@ -134,19 +134,19 @@ def root_cause(failure: PeerFailure, failures: Mapping[int, PeerFailure]) -> int
         failure: the report of one rank.
         failures: the reports of ranks, by rank.
     """
-    seen: list[int] = []
+    visited: list[int] = []
     waiting = list(failure.ranks)
     while waiting:
         rank = waiting.pop(0)
-        if rank in seen:
+        if rank in visited:
             continue
-        seen.append(rank)
+        visited.append(rank)
         reported = failures.get(rank)
         if reported is None:
             return rank
         waiting.extend(reported.ranks)
-    missed = Counter(rank for one in failures.values() for rank in one.ranks)
-    return max(seen, key=lambda rank: missed[rank])
+    missed = Counter(rank for report in failures.values() for rank in report.ranks)
+    return max(visited, key=lambda rank: missed[rank])
 
 
 def run_rank(rank: Rank, entry: str, connection: Connection) -> None:

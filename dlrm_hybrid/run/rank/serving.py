@@ -41,7 +41,7 @@ from dlrm_hybrid.wire.frame import Kind as FrameKind
 
 @contextmanager
 def at_end(act: Callable[[], None]) -> Generator[None, None, None]:
-    """Call a function at the end of a `with`, also if a signal has ended that between two steps."""
+    """Call a function at the end of a `with`, also if a signal has ended it between two steps."""
     try:
         yield
     except (PreemptedError, InterruptedRunError):
@@ -59,7 +59,7 @@ def serve_dense(job: Job, index: int, channel: MeteredChannel, meter: RankMeter)
         for outgoing in server.restart(pushed, source.dense()):
             channel.send(*outgoing)
     del source  # with its open files
-    answering = ServerRank(
+    server_rank = ServerRank(
         server=server,
         collect=build_world.collectives(job.config, job.layout, index),
         rank=job.task.rank,
@@ -70,7 +70,7 @@ def serve_dense(job: Job, index: int, channel: MeteredChannel, meter: RankMeter)
         lowered=job.layout.lowered,
     )
     with order_log(job) as log:
-        meter.step = answer(job, channel, timed(job, answering.handlers(), log))
+        meter.step = answer(job, channel, timed(job, server_rank.handlers(), log))
 
 
 def serve_tables(job: Job, index: int, channel: MeteredChannel, meter: RankMeter) -> None:
@@ -83,7 +83,7 @@ def serve_tables(job: Job, index: int, channel: MeteredChannel, meter: RankMeter
         source.checkpoint.fill(server.pieces())
         server.restart(server.version_at(source.progress.step))
     del source  # with its open files
-    answering = TableServerRank(
+    server_rank = TableServerRank(
         server=server,
         rank=job.task.rank,
         attempt=job.task.attempt,
@@ -94,13 +94,13 @@ def serve_tables(job: Job, index: int, channel: MeteredChannel, meter: RankMeter
         lowered=job.layout.lowered,
     )
     with order_log(job) as log:
-        meter.step = answer(job, channel, timed(job, answering.handlers(), log))
+        meter.step = answer(job, channel, timed(job, server_rank.handlers(), log))
 
 
 def lead(
     job: Job, channel: MeteredChannel, meter: RankMeter, report: Report, stop: StopRequest
 ) -> None:
-    """Run server 0, which also gives out batches and keeps the record, until all have left."""
+    """Run server 0, which also deals batches and keeps the record, until all workers have left."""
     config, layout = job.config, job.layout
     server = build_world.server(config, layout, 0, job.clock)
     meter.versions, meter.staleness = server.versions, server.staleness
@@ -132,7 +132,7 @@ def lead(
             elastic=config.parallel.elastic,
             missed=partial(_report_missed, report, meter),
         )
-        answering = ServerRank(
+        server_rank = ServerRank(
             server=server,
             collect=None,
             rank=job.task.rank,
@@ -140,14 +140,14 @@ def lead(
             switch=ignore,  # the driver switches phases
             writer=job.make_writer(),
         )
-        own = answering.handlers()
+        base = server_rank.handlers()
 
         def left(frame: Frame) -> Iterable[Outgoing]:
-            return [*own[FrameKind.LEFT](frame), *leader.left(frame)]
+            return [*base[FrameKind.LEFT](frame), *leader.left(frame)]
 
-        handlers |= timed(job, {**own, FrameKind.REPORT: leader.report, FrameKind.LEFT: left}, log)
-        for asked in (FrameKind.SAVE, FrameKind.SHARD):  # this rank sends these
-            del handlers[asked]
+        handlers |= timed(job, {**base, FrameKind.REPORT: leader.report, FrameKind.LEFT: left}, log)
+        for kind in (FrameKind.SAVE, FrameKind.SHARD):  # this rank sends these
+            del handlers[kind]
 
         def end() -> None:
             leader.end()
@@ -159,7 +159,7 @@ def lead(
 
 
 def _begin(config: Config, done: tuple[int, ...]) -> Leases | Turns:
-    """Start the schedule of batches, at rest after so many of each trainer."""
+    """Start the schedule of batches, at rest after `done` of each trainer."""
     if config.sync.name == "sync":
         return Turns.begin(done)
     return Leases.begin(done, config.sync.ahead)
@@ -197,11 +197,11 @@ def answer(
     handlers: Mapping[FrameKind, Handle],
     gone: Collection[int] = (),
 ) -> int:
-    """Handle frames until all clients of this server have left; returns the ticks they have done.
+    """Handle frames until all clients of this server have left; returns their number of ticks.
 
     Args:
-        job: that of this rank.
-        channel: that of this rank.
+        job: job of this rank.
+        channel: channel of this rank.
         handlers: one per frame kind.
         gone: ranks that have left and may rejoin.
     """
@@ -210,7 +210,7 @@ def answer(
 
 
 def leave_servers(job: Job, channel: Channel, step: int) -> None:
-    """Say goodbye to all servers, after so many ticks."""
+    """Say goodbye to all servers after `step` ticks."""
     rank, attempt = job.task.rank, job.task.attempt
     goodbye = Frame(kind=FrameKind.GOODBYE, sender=rank, attempt=attempt, number=step)
     for server in job.layout.topology.all_servers:

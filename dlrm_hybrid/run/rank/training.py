@@ -83,15 +83,15 @@ def resume(job: Job, holder: Holder, source: Source | None) -> Progress:
     progress, saved = source.progress, source.checkpoint
     if not server_leads(job.config) or len(progress.batches) != job.config.parallel.trainers:
         progress = replace(progress, batches=())  # all have done the same number
-    held, trainers = piece_groups(holder.pieces()), holder.looking_up
+    groups, trainers = piece_groups(holder.pieces()), holder.looking_up
     values = source.dense()
-    values |= source.compressors({piece.name: piece.view for piece in held.get(COMPRESSOR, [])})
+    values |= source.compressors({piece.name: piece.view for piece in groups.get(COMPRESSOR, [])})
     values |= source.lookups_ahead(trainers, len(job.layout.spec.table_rows))
-    tables = held.get("embeddings", [])
+    tables = groups.get("embeddings", [])
     values |= source.row_levels(trainers, [piece.name for piece in tables])
     if progress.emptied < progress.step:
         values |= saved.tensors(saved.names(FLIGHT))
-    statistics.resume(saved, held.get(statistics.GROUP, []), job.config.parallel.trainers)
+    statistics.resume(saved, groups.get(statistics.GROUP, []), job.config.parallel.trainers)
     saved.fill(tables)  # before batches in flight look up rows to update
     holder.restart(progress, values)
     return progress
@@ -102,8 +102,8 @@ def _open_sink(job: Job, report: Report, progress: Progress) -> Sink:
     folder = Path(job.task.run_folder)
     path = folder / EVENTS_FILE
     record = events.read(path) if path.exists() else ()
-    kept = events.until(record, progress.step, progress.evaluated_step, progress.tested_step)
-    write_whole(path, "".join(f"{event.to_json()}\n" for event in kept))
+    past = events.until(record, progress.step, progress.evaluated_step, progress.tested_step)
+    write_whole(path, "".join(f"{event.to_json()}\n" for event in past))
     sinks: list[Sink] = [JsonLines(path), Call(report)]
     if job.config.telemetry.tensorboard:
         sinks.append(TensorBoard(folder / "tensorboard", progress.samples))
