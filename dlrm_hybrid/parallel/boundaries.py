@@ -26,16 +26,16 @@ Underway = Callable[[Literal["F", "B"], int, int], Iterable[tuple[BatchNumber, i
 
 @final
 class Boundaries:
-    """Moves activations and gradients across the boundaries of a stage; None past either end.
+    """Moves activations and gradients across a stage's boundaries; None past either end.
 
     Args:
-        port: that of the worker; the neighbouring stages of its trainer are rank - 1 and rank + 1.
+        port: port of the worker; the neighbouring stages of its trainer are rank - 1 and rank + 1.
         part: the stage.
         codecs: codec per boundary number.
         clock: measures encoding and decoding.
 
     Attributes:
-        port: that of the worker.
+        port: port of the worker.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Boundaries:
         key = self._after(batch, microbatch)
         with self._encoding:
             codec = self._codecs[key.boundary]
-            sections, mask = codec.encode(_given(left_bM, codec), key)
+            sections, mask = codec.encode(_reachable(left_bM, codec), key)
         self._sent[batch, microbatch] = mask
         self._send(self.port.rank + 1, Kind.ACTIVATION, key, sections, left_bM)
 
@@ -109,7 +109,7 @@ class Boundaries:
         mask = self._received.pop((batch, microbatch))
         with self._encoding:
             codec = self._codecs[key.boundary]
-            sections = codec.encode_gradient(_given(gradient_bN, codec), mask, key)
+            sections = codec.encode_gradient(_reachable(gradient_bN, codec), mask, key)
         self._send(self.port.rank - 1, Kind.ACTIVATION_GRADIENT, key, sections, gradient_bN)
 
     def confirm(self, batch: BatchNumber) -> None:
@@ -129,8 +129,8 @@ class Boundaries:
         """Receive what neighbours have sent ahead of this stage's ops, so that `state_dict` has it.
 
         Args:
-            underway: those messages: `Pipeline.underway` at the current tick.
-            rows: per micro-batch of a batch.
+            underway: finds those messages: `Pipeline.underway` at the current tick.
+            rows: rows per micro-batch of a batch.
         """
         stage = self._part.index
         if not self._part.is_first:
@@ -146,21 +146,21 @@ class Boundaries:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Masks kept for backward (None as an empty matrix), and tensors received ahead."""
-        masks = {
+        kept = {
             f"{name}.{batch}.{microbatch}": (
                 torch.empty(0, 0) if mask is None else torch.from_numpy(mask)
             )
-            for name, held in (("sent", self._sent), ("received", self._received))
-            for (batch, microbatch), mask in held.items()
+            for name, masks in (("sent", self._sent), ("received", self._received))
+            for (batch, microbatch), mask in masks.items()
         }
         ahead = {
             f"ahead.{kind.name}.{batch}.{microbatch}": tensor
             for (kind, batch, microbatch), tensor in self._ahead.items()
         }
-        return masks | ahead
+        return kept | ahead
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Replace all that is kept between passes by what `state_dict` returned."""
+        """Replace masks and tensors received ahead by those that `state_dict` returned."""
         self._sent.clear()
         self._received.clear()
         self._ahead.clear()
@@ -196,6 +196,6 @@ class Boundaries:
         )
 
 
-def _given(tensor: Tensor, codec: ActivationCodec) -> Tensor:
-    """A tensor that a stage has computed, where the codec takes it."""
+def _reachable(tensor: Tensor, codec: ActivationCodec) -> Tensor:
+    """A stage's tensor where the codec can read it, which may be the host alone."""
     return tensor if tensor.is_cpu or codec.selects_anywhere else fetched([tensor])[0]

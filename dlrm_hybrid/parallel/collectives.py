@@ -1,8 +1,8 @@
 """Collective rounds: the workers of a stage reduce through a server before each push.
 
-Before each push come some rounds. In a round every worker of the stage contributes once; when the
-last has, all get the same result, and may contribute to the next round or, after the last one, to
-the next push. A run begins with the push of the first contribution.
+Before each push come some rounds. In a round every worker of the stage contributes once; after the
+last contribution all get the same result, and may contribute to the next round or, after the last
+round, to the next push. A run begins with the push of the first contribution.
 
 Contributions are gathered, reduced and answered here. All rounds of stage w go through server
 w mod S, whichever servers own its tensors.
@@ -36,9 +36,9 @@ class Reduce:
     """Action: reduce all contributions to a round, and send the result to `to`.
 
     Attributes:
-        stage: whose workers contributed.
-        push: counted from 0.
-        round: before that push, counted from 0.
+        stage: the stage whose workers contributed.
+        push: number of the push, counted from 0.
+        round: number of the round before that push, counted from 0.
         to: ranks of the workers of the stage, in trainer order.
     """
 
@@ -55,9 +55,9 @@ class StageRounds:
     Attributes:
         stage: the stage.
         workers: their ranks, in trainer order.
-        push: that of the open round; None before the first contribution.
-        round: the open one.
-        contributed: ranks whose contributions have come.
+        push: push of the open round; None before the first contribution.
+        round: number of the open round.
+        contributed: ranks that have contributed to it.
     """
 
     stage: int
@@ -93,8 +93,8 @@ def step(state: RoundsState, event: Contribution) -> tuple[RoundsState, Reduce |
     """The state after an event, and the action it calls for, if any.
 
     Raises:
-        DlrmError: the contribution is of a worker that does not reduce here, has come before, or
-            is not to the round that is open.
+        DlrmError: the contribution is from a worker that does not reduce here, has come before, or
+            is not to the open round.
     """
     group = next((group for group in state.groups if event.sender in group.workers), None)
     if group is None:
@@ -111,7 +111,7 @@ def step(state: RoundsState, event: Contribution) -> tuple[RoundsState, Reduce |
         round_ = (event.round + 1) % state.rounds
         push = event.push + (round_ == 0)
         after = replace(group, push=push, round=round_, contributed=frozenset())
-    groups = tuple(after if one is group else one for one in state.groups)
+    groups = tuple(after if x is group else x for x in state.groups)
     return replace(state, groups=groups), action
 
 

@@ -26,7 +26,7 @@ class Compression:
 
     Attributes:
         trainer: number of the worker's trainer.
-        gradients: that of pushes; None where there is no server.
+        gradients: compressor of pushes; None where there is no server.
         activations: codec per boundary number.
         tables: embedding tables, at the stage of the interaction.
         turn: held by the thread that compresses gradients or reads counters.
@@ -40,14 +40,14 @@ class Compression:
 
     def tensors(self) -> dict[str, Tensor]:
         """Views of the state that a checkpoint must hold, by names unique to this worker."""
-        held = {
+        state = {
             f"boundary.{boundary}.{name}": tensor
             for boundary, codec in self.activations.items()
             for name, tensor in codec.tensors().items()
         }
         if self.gradients is not None:
-            held |= self.gradients.tensors()
-        return {f"{PREFIX}{self.trainer}.{name}": tensor for name, tensor in held.items()}
+            state |= self.gradients.tensors()
+        return {f"{PREFIX}{self.trainer}.{name}": tensor for name, tensor in state.items()}
 
     def load(self, values: Mapping[str, Tensor]) -> None:
         """Resume from the `tensors` of a checkpoint; raises DataError if one does not fit."""
@@ -61,7 +61,7 @@ class Compression:
         }
         with self.turn:
             gradients = self.gradients.report() if self.gradients is not None else {}
-        reports = activations | {f"{GRADIENT}{name}": one for name, one in gradients.items()}
+        reports = activations | {f"{GRADIENT}{name}": report for name, report in gradients.items()}
         looked_up: Mapping[str, tuple[int, int]] = {}
         if self.tables is not None:
             looked_up = self.tables.counts()
@@ -71,7 +71,7 @@ class Compression:
             if elements
         }
         return rows | {
-            name: counted(one.elements, one.sent, one.threshold_sum, one.thresholds)
-            for name, one in reports.items()
-            if one is not None
+            name: counted(report.elements, report.sent, report.threshold_sum, report.thresholds)
+            for name, report in reports.items()
+            if report is not None
         }

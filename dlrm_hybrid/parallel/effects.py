@@ -25,7 +25,7 @@ class GroupCall:
 
     Attributes:
         group: ranks of the workers.
-        compute: the same for all; values to results, both in the order of `group`.
+        compute: values to results, both in the order of `group`; the same function for all.
         value: this worker's argument.
     """
 
@@ -46,8 +46,8 @@ class Outgoing(NamedTuple):
     """A frame to be sent: the arguments of `Channel.send`.
 
     Attributes:
-        to: rank.
-        frame: may show memory that changes with the next step: send it before.
+        to: rank of the receiver.
+        frame: may show memory that changes with the next step: send it before that.
         dense_equivalent_bytes: what its tensors would take as full float32 tensors.
     """
 
@@ -63,7 +63,7 @@ class Port:
 
     Attributes:
         topology: ranks and roles of the world.
-        rank: that of the worker.
+        rank: rank of the worker.
         attempt: how often the run has been restarted.
         transmit: hands a frame to the network.
     """
@@ -98,11 +98,11 @@ class Port:
         Args:
             to: rank of the receiver.
             kind: kind of the frame.
-            number: what frames of this kind count.
+            number: the number that frames of this kind count.
             sections: the tensors.
-            boundary: between stages `boundary` and `boundary + 1`.
-            round_: of a contribution.
-            microbatch: of the batch.
+            boundary: lies between stages `boundary` and `boundary + 1`.
+            round_: round of a contribution.
+            microbatch: number in the batch.
             dense_bytes: what its tensors would take as full float32 tensors.
         """
         frame = Frame(

@@ -47,7 +47,7 @@ def check_loss(step: int, loss_sum: float, schedule: LrSchedule) -> None:
 
     Args:
         step: counted from 0.
-        loss_sum: that of its rows.
+        loss_sum: sum of the losses of its rows.
         schedule: learning rate of the dense parameters.
 
     Raises:
@@ -70,33 +70,33 @@ def check_weights(
     """Refuse dense weights that are not finite: a ReLU can hide a NaN from the loss.
 
     Args:
-        step: counted from 0, after which they are checked; the fault may be some steps older.
+        step: the step after which they are checked, from 0; the fault may be some steps older.
         worker: name of their owner.
-        weights: dense ones by name.
-        tensors: all that a model has, called if a weight is at fault.
+        weights: dense weights by name.
+        tensors: returns all tensors of the model; called if a weight is at fault.
         rates: learning rates by their keys.
 
     Raises:
         DivergedError: names step, tensor, worker and rates.
     """
-    there = [weight for weight in weights.values() if not weight.is_cpu]
-    if there and (step + 1) % CHECKED_STEPS:
+    on_device = [weight for weight in weights.values() if not weight.is_cpu]
+    if on_device and (step + 1) % CHECKED_STEPS:
         return
-    # One look at all of them on a device; a look at each tells a sum that overflows.
-    if there and math.isfinite(float(torch.stack([one.sum() for one in there]).sum())):
+    # On a device first one look at the sum of all; only a look at each tells if the sum overflows.
+    if on_device and math.isfinite(float(torch.stack([w.sum() for w in on_device]).sum())):
         return
     if first_not_finite(weights.items()) is None:
         return
-    found = [name for name, tensor in tensors().items() if not is_finite(tensor)]
-    keys = [key for key in rates if any(key_of_rate(name) == key for name in found)]
+    names = [name for name, tensor in tensors().items() if not is_finite(tensor)]
+    keys = [key for key in rates if any(key_of_rate(name) == key for name in names)]
     raise DivergedError(
-        f"step {step + 1}: {found[0]} of {worker} is not finite; "
+        f"step {step + 1}: {names[0]} of {worker} is not finite; "
         f"{' or '.join(f'{key} = {rates[key]}' for key in keys)} may be too high"
     )
 
 
 def is_check_due(step: int, rows: int) -> bool:
-    """Whether `check_weights` is worth its time after this step of so many rows."""
+    """Whether `check_weights` is worth its time after this step, which had `rows` rows."""
     return (step + 1) % max(1, CHECKED_ROWS // rows) == 0
 
 
@@ -110,10 +110,10 @@ def check_finite(
     """Refuse a mean that is not finite, and name the trainers whose gradients made it so.
 
     Args:
-        name: of the tensor.
+        name: name of the tensor.
         step: counted from 0.
-        mean: of the gradients.
-        gradients: those that were averaged.
+        mean: mean of the gradients.
+        gradients: the gradients that were averaged.
         sender: names the sender of the gradient at an index.
 
     Raises:

@@ -39,12 +39,12 @@ def message(
     Raises:
         ValueError: a tensor is not in the CPU's memory.
     """
-    held = tensors or {}
-    for name, tensor in held.items():
-        require_cpu(tensor, name, "a message")
-    text = json.dumps({**values, NAMES: {name: list(held[name].shape) for name in held}})
+    named = tensors or {}
+    for name, view in named.items():
+        require_cpu(view, name, "a message")
+    text = json.dumps({**values, NAMES: {name: list(named[name].shape) for name in named}})
     sections = [dense(0, np.frombuffer(text.encode(), np.uint8))]
-    sections += [dense(0, tensor.detach().view(-1).numpy()) for tensor in held.values()]
+    sections += [dense(0, view.detach().view(-1).numpy()) for view in named.values()]
     return Frame(kind=kind, sender=sender, attempt=attempt, number=number, sections=tuple(sections))
 
 
@@ -68,8 +68,8 @@ def piece_message(
 ) -> Frame:
     """A frame that holds a piece of a tensor, and values."""
     place = {"shape": piece.shape, "begin": piece.begin, "every": piece.every}
-    held = {piece.name: piece.view.cpu()}
-    return message(kind, sender, attempt, number, {**values, **place}, held)
+    tensors = {piece.name: piece.view.cpu()}
+    return message(kind, sender, attempt, number, {**values, **place}, tensors)
 
 
 def piece_of(frame: Frame) -> Piece:
@@ -97,8 +97,8 @@ class Messenger:
 
     Attributes:
         attempt: how often the run has been restarted.
-        channel: to the other ranks.
-        mailbox: of the frames they send.
+        channel: channel to the other ranks.
+        mailbox: holds the frames that they send.
         patience_seconds: how long to wait for a message.
         clock: measures waiting, by the kind of the message.
     """
@@ -140,12 +140,12 @@ class Messenger:
         self, sender: int, kind: Kind, number: int, is_off: Callable[[], bool]
     ) -> Frame | None:
         """Wait for a frame from a rank; None as soon as `is_off` says that it will not come."""
-        wanted = Receive(kind, sender, number)
+        effect = Receive(kind, sender, number)
         with self._waiting(kind):
-            return self.mailbox.take_unless(wanted, is_off, self.patience_seconds)
+            return self.mailbox.take_unless(effect, is_off, self.patience_seconds)
 
     def fetch(self, servers: Sequence[int], version: Version, stage: int) -> dict[str, Tensor]:
-        """The weights of a stage on these servers, once they have made `version`."""
+        """Fetch the weights of a stage from these servers, once they have made `version`."""
         for rank in servers:
             self.send(rank, Kind.FETCH, version, {"stage": stage})
         tensors: dict[str, Tensor] = {}

@@ -34,7 +34,7 @@ class Lockstep(SyncPolicy):
     whatever the order in which they arrive.
 
     Attributes:
-        staleness: 0 is `sync`; with more, communication overlaps so many steps (`bounded`).
+        staleness: 0 is `sync`; with k > 0, communication overlaps k steps (`bounded`).
 
     Raises:
         ConfigError: `staleness` is negative.
@@ -71,7 +71,7 @@ class LockstepBucket(BucketState):
     """A server's state of one bucket in lockstep: the number of pushes from each worker.
 
     Attributes:
-        policy: that of the workers.
+        policy: policy of the workers.
         workers: ranks, in trainer order.
         pushed: number received from each of them.
     """
@@ -132,7 +132,7 @@ class Rounds(SyncPolicy):
     rounds, and is waited for from then on.
 
     A worker numbers its own pushes and versions, as with `async`. Sums are in trainer order; the
-    learning rate is that of the pushes made before, of which one step has as many as there are
+    learning rate follows the number of pushes before, of which one step has as many as there are
     trainers; and while no worker is missing the bits are those of lockstep.
 
     Attributes:
@@ -163,11 +163,11 @@ class RoundsBucket(BucketState):
     """A server's state of one bucket: the workers present, and the pushes of this round.
 
     Attributes:
-        policy: that of the workers.
+        policy: policy of the workers.
         workers: ranks that may push, in trainer order.
         applied: pushes since the run began.
         live: workers that a round waits for; at the start all, before they have pulled.
-        due: of each worker that has pulled, the number of the push that must come next.
+        due: for each worker that has pulled, the number of the push that must come next.
         arrived: workers heard in this round: True for a push, False for a pass.
     """
 
@@ -217,7 +217,7 @@ class RoundsBucket(BucketState):
         return replace(self, arrived={**self.arrived, push.sender: pushes})._ended()
 
     def _ended(self) -> tuple[RoundsBucket, tuple[Action, ...]]:
-        """The state of the next round with its actions, if every worker present has been heard."""
+        """The state of the next round with its actions, if every worker present is heard."""
         if not self.arrived or not self.live <= self.arrived.keys():
             return self, ()
         pushes = tuple(
@@ -293,7 +293,7 @@ class WorkerProgress:
     Attributes:
         due: number of the push that must come next.
         sent: versions of the bucket in the last answers, the oldest first; its next push is
-            computed with that one.
+            computed with the oldest.
     """
 
     due: int
@@ -306,10 +306,10 @@ class AsynchronousBucket(BucketState):
     """A server's state of one bucket under `async`: the progress of each worker.
 
     Attributes:
-        policy: that of the workers.
+        policy: policy of the workers.
         workers: ranks that may push.
         applied: pushes since the run began.
-        progress: that of each worker that has pulled.
+        progress: progress of each worker that has pulled.
     """
 
     policy: Asynchronous

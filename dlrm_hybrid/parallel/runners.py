@@ -21,7 +21,7 @@ class ProcessRunner:
     """Carries out the effects of one worker at once.
 
     Attributes:
-        mailbox: that of the worker; a shared one lets several threads run programs.
+        mailbox: mailbox of the worker; a shared one lets several threads run programs.
         patience_seconds: how long to wait for a frame.
         clock: measures when the program computes.
     """
@@ -117,7 +117,7 @@ class _Turn:
             self.results[rank] = end.value
 
     def answer(self) -> bool:
-        """Carry out every effect that can be; False if none could."""
+        """Carry out every effect that can be carried out; False if none could."""
         answered = False
         for rank, effect in list(self.waiting.items()):
             if self.waiting.get(rank) is not effect:
@@ -134,10 +134,10 @@ class _Turn:
     def _answer_group(self, effect: GroupCall) -> bool:
         """Compute for a group once all its ranks have asked for it; False before that."""
         effects = [self.waiting.get(rank) for rank in effect.group]
-        asked = [one for one in effects if isinstance(one, GroupCall)]
-        if len(asked) < len(effects) or any(one.compute != effect.compute for one in asked):
+        calls = [call for call in effects if isinstance(call, GroupCall)]
+        if len(calls) < len(effects) or any(call.compute != effect.compute for call in calls):
             return False
-        results = effect.compute([one.value for one in asked])
+        results = effect.compute([call.value for call in calls])
         for rank, result in zip(effect.group, results, strict=True):
             self.advance(rank, result)
         return True

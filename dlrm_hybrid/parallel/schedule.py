@@ -26,9 +26,9 @@ class Op(NamedTuple):
 
     Attributes:
         kind: F or B.
-        microbatch: of a batch, counted from 0.
-        delay: the op is on the batch read so many ticks ago; left out in the first ticks where no
-            batch is that old, and in those after the last batch where it would be a newer one.
+        microbatch: number in the batch, counted from 0.
+        delay: the op is on the batch read `delay` ticks ago; it is left out in the first ticks,
+            where no batch is that old, and after the last batch, where it would be a newer one.
     """
 
     kind: Literal["F", "B"]
@@ -43,7 +43,7 @@ StageOps = Callable[[int, int, int], tuple[Op, ...]]
 @final
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """The ops of all stages, and what is in flight between them after so many ticks.
+    """The ops of all stages, and the messages in flight between them after any number of ticks.
 
     Attributes:
         ops: in every tick, by stage.
@@ -66,7 +66,7 @@ class Pipeline:
 
     def delay(self, stage: int, kind: Literal["F", "B"], microbatch: int) -> int:
         """Ticks between reading a batch and one op of a stage."""
-        (delay,) = (one.delay for one in self.ops[stage] if one[:2] == (kind, microbatch))
+        (delay,) = (op.delay for op in self.ops[stage] if op[:2] == (kind, microbatch))
         return delay
 
     def done(
@@ -76,10 +76,10 @@ class Pipeline:
 
         Args:
             stage: index of the stage.
-            kind: of the op.
-            microbatch: of the op.
-            ticks: in which a batch was read.
-            emptied: number of them done when the pipeline was last empty.
+            kind: kind of the op.
+            microbatch: micro-batch of the op.
+            ticks: number of ticks in which a batch was read.
+            emptied: number of ticks when the pipeline was last empty.
         """
         return max(emptied, ticks - self.delay(stage, kind, microbatch))
 
@@ -90,7 +90,7 @@ class Pipeline:
     def underway(
         self, kind: Literal["F", "B"], sender: int, receiver: int, ticks: int, emptied: int = 0
     ) -> Iterator[tuple[BatchNumber, int]]:
-        """Yield (batch, micro-batch) of what `sender` has sent and `receiver` not yet received."""
+        """Yield (batch, micro-batch) of messages that `receiver` has not received from `sender`."""
         for microbatch in range(self.microbatches):
             received = self.done(receiver, kind, microbatch, ticks, emptied)
             sent = self.done(sender, kind, microbatch, ticks, emptied)
@@ -99,16 +99,16 @@ class Pipeline:
 
 
 def fault_of(pipeline: Pipeline) -> str | None:
-    """Why stages cannot work by these ops, tick after tick; None if they can.
+    """The reason why stages cannot work by these ops, tick after tick; None if they can.
 
-    Channels keep what came early, and a stage waits for what is to come.
+    Channels keep messages that come early, and a stage waits for those to come.
     """
     stages, numbers = len(pipeline.ops), [*range(pipeline.microbatches)]
     for stage, ops in enumerate(pipeline.ops):
         for kind in ("F", "B"):
-            found = [op.microbatch for op in ops if op.kind == kind]
-            if found != numbers or any(op.delay < 0 for op in ops):
-                return f"stage {stage} has {kind} of {found}, must be {numbers}, once and in order"
+            order = [op.microbatch for op in ops if op.kind == kind]
+            if order != numbers or any(op.delay < 0 for op in ops):
+                return f"stage {stage} has {kind} of {order}, must be {numbers}, once and in order"
     ticks = range(pipeline.most_in_flight + 2)
     ahead = [
         [(op.kind, op.microbatch, tick - op.delay) for tick in ticks for op in ops]
@@ -158,7 +158,7 @@ class Sequential(Schedule):
     @override
     def __call__(self, stage: int, stages: int, microbatches: int) -> tuple[Op, ...]:
         """One micro-batch at a time: backward to the first stage before the next one starts."""
-        return tuple(Op(kind, one) for one in range(microbatches) for kind in ("F", "B"))
+        return tuple(Op(kind, part) for part in range(microbatches) for kind in ("F", "B"))
 
 
 @final
@@ -171,7 +171,7 @@ class Gpipe(Sequential):
     @override
     def __call__(self, stage: int, stages: int, microbatches: int) -> tuple[Op, ...]:
         """All forwards, then all backwards (arXiv 1811.06965)."""
-        return tuple(Op(kind, one) for kind in ("F", "B") for one in range(microbatches))
+        return tuple(Op(kind, part) for kind in ("F", "B") for part in range(microbatches))
 
 
 @final
@@ -201,8 +201,8 @@ class Dsp(Schedule):
     In each tick a stage does the forward of one batch and the backward of an older one. It
     recomputes its forward at backward, with the weights of that time, and updates them at once (Xu,
     Huo and Huang, CVPR 2020). Stages need no clock: each waits only for its input and its
-    gradients, so the bits do not depend on timing. With delays p and staleness m, what p and the
-    next stage's m leave of m is q, the ticks of a gradient.
+    gradients, so the bits do not depend on timing. With delays p and staleness m, a gradient takes
+    q ticks to the stage before: what p and the next stage's m leave of m.
     """
 
     name: ClassVar[str] = "dsp"
@@ -215,6 +215,6 @@ class Dsp(Schedule):
 
     @override
     def __call__(self, stage: int, stages: int, microbatches: int) -> tuple[Op, ...]:
-        """For as many stages as there are delays, and batches in one part."""
+        """One forward and one backward a tick; for as many stages as delays, and whole batches."""
         forward = sum(self.delays[:stage])
         return (Op("F", 0, forward), Op("B", 0, forward + self.staleness[stage]))

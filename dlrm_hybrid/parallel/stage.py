@@ -1,8 +1,8 @@
 """One pipeline stage: forward and backward between its boundaries, and its batches in flight.
 
-What enters a stage becomes a leaf; what leaves it is detached; backward starts from the received
-gradient and ends in the leaf. The pooled rows of the tables are leaves too, one for each
-micro-batch, so the tables are looked up once and learn once for a batch.
+The tensor that enters a stage becomes a leaf; the one that leaves it is detached; backward starts
+from the received gradient and ends in the leaf. The pooled rows of the tables are leaves too, one
+for each micro-batch, so the tables are looked up once and learn once for a batch.
 
 Shapes: B rows of the trainer's batch, b rows of a micro-batch, I integer features, F tables,
 D embedding dimension, N input width of the stage, M output width, L labels if there are several.
@@ -31,14 +31,14 @@ ALIGNMENT_BYTES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Inputs:
-    """A trainer's batch, or as much of it as a stage reads.
+    """A trainer's batch, or the parts of it that a stage reads.
 
     Attributes:
         rows: B.
         dense_BI: float32; the first stage needs it.
         bags: ids of the tables; the stage with the interaction needs them.
         label_B: float32, 0 or 1, of several labels (B, L); the last stage needs it to train.
-        coming: `bags` of the batches after it, as far as the tables look ahead.
+        coming: `bags` of the next batches, as far as the tables look ahead.
         weight_B: float32, factors of the rows' losses in the last stage; None for 1 each.
     """
 
@@ -55,9 +55,9 @@ class StageResult:
     """Results of one batch in one stage: gradients, loss and counts.
 
     Attributes:
-        gradients: of the mean of the (weighted) losses of the trainer's rows, by parameter,
-            float32.
-        pooled_gradient_BFD: that of the sums of rows; None at a stage without the interaction.
+        gradients: gradients of the mean of the (weighted) losses of the trainer's rows, by
+            parameter, float32.
+        pooled_gradient_BFD: gradient of sums of rows; None at a stage without the interaction.
         loss_sum: (weighted) binary cross-entropy, summed over the rows, and over several labels
             with their weights; 0 except in the last stage.
         correct: rows on the right side of one half, by the first label; 0 except in the last stage.
@@ -110,9 +110,9 @@ class Stage:
         weight_decay: factor of half the squared norm of the weights in the loss whose gradients are
             taken; the reported loss is without it.
         trainer: its index and the number of trainers, which number the rows.
-        placement: where the model is, and so all that it computes; what it is given is on the host,
-            and so are pooled gradients and sums of a result.
-        loss_weights: of several labels, the factor of each one's loss; empty for one label.
+        placement: where the model is and computes; its inputs are on the host, and so are the
+            pooled gradients and sums of a result.
+        loss_weights: factor of the loss of each of several labels; empty for one label.
         tables: where the tables are: on the host, or beside the model, and then pooled rows and
             their gradients too.
     """
@@ -138,8 +138,8 @@ class Stage:
 
     def empty(self) -> Stage:
         """Make a stage of the same model with no batch in flight, for another thread."""
-        own = self.model, self.microbatches, self._weight_decay, self._trainer, self.placement
-        return Stage(*own, self._loss_weights, self.tables)
+        arguments = self.model, self.microbatches, self._weight_decay, self._trainer, self.placement
+        return Stage(*arguments, self._loss_weights, self.tables)
 
     def begin(self, batch: BatchNumber, inputs: Inputs, pooled_BFD: Tensor | None = None) -> None:
         """Take a batch into flight.
@@ -185,7 +185,7 @@ class Stage:
 
     def looked_up(self) -> list[BatchNumber]:
         """The batches in flight whose pooled rows are here, in order."""
-        return sorted(batch for batch, one in self._batches.items() if one.pooled_BFD is not None)
+        return sorted(k for k, batch in self._batches.items() if batch.pooled_BFD is not None)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Views of all batches in flight, between two ticks.
@@ -196,7 +196,7 @@ class Stage:
         """
         state: dict[str, Tensor] = {}
         for batch, flying in self._batches.items():
-            if flying.gradients or any(one.left is not None for one in flying.graphs.values()):
+            if flying.gradients or any(graph.left is not None for graph in flying.graphs.values()):
                 raise DlrmError(
                     f"stage {self.model.part.index}: batch {batch} is in the middle of backward"
                 )
@@ -211,11 +211,9 @@ class Stage:
                 "label": inputs.label_B,
                 "weight": inputs.weight_B,
                 "pooled": flying.pooled_BFD,
-                **{f"entered.{number}": one.entered_bN for number, one in flying.graphs.items()},
+                **{f"entered.{number}": g.entered_bN for number, g in flying.graphs.items()},
             }
-            state |= {
-                f"{batch}.{name}": one.detach() for name, one in named.items() if one is not None
-            }
+            state |= {f"{batch}.{name}": t.detach() for name, t in named.items() if t is not None}
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -244,9 +242,9 @@ class Stage:
         """Compute the activations (b, M) for the next stage, detached; None in the last stage.
 
         Args:
-            batch: in flight.
+            batch: a batch in flight.
             microbatch: its number in the batch.
-            received_bN: from the stage before; None in the first.
+            received_bN: input from the stage before; None in the first.
         """
         entered_bN = None if received_bN is None else self.placement.up(received_bN)
         return self._forward(batch, microbatch, entered_bN)
@@ -254,7 +252,7 @@ class Stage:
     def _forward(
         self, batch: BatchNumber, microbatch: int, entered_bN: Tensor | None
     ) -> Tensor | None:
-        """`forward`; what entered is where the stage is, and a leaf of the graph from now on."""
+        """`forward` of an input that is where the stage is; it becomes a leaf of the graph."""
         part, flying = self.model.part, self._batches[batch]
         if part.is_first:
             entered_bN = aligned(flying.of(flying.inputs.dense_BI, microbatch))
@@ -304,7 +302,7 @@ class Stage:
         """Compute the gradient (b, N) for the stage before; None in the first stage.
 
         Args:
-            batch: in flight.
+            batch: a batch in flight.
             microbatch: its number in the batch; its forward has been done.
             received_bM: gradient of the stage's output; None in the last stage.
         """
@@ -383,8 +381,8 @@ def _placed(inputs: Inputs, placement: Placement) -> Inputs:
     if not placement.is_apart:
         return inputs
     names = ("dense_BI", "label_B", "weight_B")
-    given = {name: getattr(inputs, name) for name in names}
-    return replace(inputs, **{k: placement.up(v) for k, v in given.items() if v is not None})
+    tensors = {name: getattr(inputs, name) for name in names}
+    return replace(inputs, **{k: placement.up(v) for k, v in tensors.items() if v is not None})
 
 
 def aligned(tensor: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ class StepMetrics:
         loss_sum: binary cross-entropy before the update, summed over the rows, and over several
             labels with their weights.
         correct: rows on the right side of one half, by the first label.
-        rows: those of the batches whose gradients were pushed, mostly one batch.
+        rows: rows of the batches whose gradients were pushed, mostly one batch.
     """
 
     loss_sum: float = 0.0
@@ -59,8 +59,8 @@ def train_step(worker: Worker, tick: Tick, inputs: Inputs | None) -> Program[Ste
     Ops on batches that are not in flight are left out: before the first batch and after the last.
 
     Args:
-        worker: the one that computes.
-        tick: its number.
+        worker: the worker that computes.
+        tick: number of the tick.
         inputs: the batch; None once all have been read.
 
     Raises:
@@ -96,7 +96,7 @@ def train_step(worker: Worker, tick: Tick, inputs: Inputs | None) -> Program[Ste
 
 
 def drain(worker: Worker, ticks: int) -> Program[StepMetrics]:
-    """Finish the batches in flight after so many ticks; reads no more."""
+    """Finish the batches in flight after `ticks` ticks; reads no more."""
     metrics = StepMetrics()
     for tick in range(ticks, ticks + worker.pipeline.most_in_flight):
         metrics = metrics.plus((yield from train_step(worker, Tick(tick), None)))

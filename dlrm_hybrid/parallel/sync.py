@@ -1,7 +1,7 @@
 """Sync policies as protocols: rules for the age of weights, pure and without tensors.
 
 A policy owns both sides: what a worker needs before it computes, and what a server does with
-the pushes to one bucket. To add one: such a class, and a row in the law tests.
+the pushes to one bucket. To add a policy: such a class, and a row in the law tests.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Pull(NamedTuple):
 
     Attributes:
         sender: rank of the worker.
-        number: that of its next push.
+        number: number of its next push.
     """
 
     sender: int
@@ -56,7 +56,7 @@ class Average:
     Attributes:
         pushes: in the order in which they are summed.
         number: push number whose learning rate applies.
-        staleness: versions made since the push's own; None if the policy fixes it.
+        staleness: number of versions made since the push's own; None if the policy fixes it.
     """
 
     pushes: tuple[Push, ...]
@@ -134,23 +134,23 @@ class SyncPolicy(Protocol):
         return False
 
     def needs(self, pushed: int) -> Needs:
-        """The version a worker computes with after so many pushes of its own.
+        """The version that a worker computes with after `pushed` pushes of its own.
 
         With versions per worker it never needs one from before its last pull.
         """
         ...
 
     def settled(self, pushed: int) -> Version:
-        """The version that exists once so many pushes of every worker have arrived.
+        """The version that exists once `pushed` pushes of every worker have arrived.
 
         Without shared versions a worker counts its own pushes, and a server those of all.
         """
         return Version(pushed)
 
     def bucket(self, workers: Sequence[int], pushed: int) -> BucketState:
-        """A server's initial state of one bucket, after so many pushes of each worker.
+        """A server's initial state of one bucket, after `pushed` pushes of each worker.
 
-        Without shared versions: after so many pushes of all workers together.
+        Without shared versions: after `pushed` pushes of all workers together.
         """
         ...
 
@@ -159,8 +159,8 @@ def check_due(what: str, number: int, due: int) -> None:
     """Refuse a push or pass unless its number is the one that is due.
 
     Args:
-        what: names it in the message.
-        number: that of the push or pass.
+        what: name of the push or pass in the message.
+        number: its number.
         due: number that must come next.
 
     Raises:
@@ -173,5 +173,5 @@ def check_due(what: str, number: int, due: int) -> None:
 
 
 def resumed_version(policy: SyncPolicy, pushed: int) -> Version:
-    """The version a worker resumes with after so many pushes of each worker."""
+    """The version that a worker resumes with after `pushed` pushes of each worker."""
     return Version(max(0, policy.settled(pushed) - policy.history))

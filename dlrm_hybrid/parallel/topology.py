@@ -139,7 +139,7 @@ class Topology:
         return self.role(rank).name
 
     def machine(self, rank: int, machines: int) -> int:
-        """The machine of a rank: trainer t with all its stages is on t modulo their number.
+        """The machine of a rank: trainer t with all its stages is on machine t modulo `machines`.
 
         Server k and table server k are beside trainer k modulo the same number.
         """
@@ -178,7 +178,7 @@ class DenseTensor:
     Attributes:
         id: its number on the wire, position of its name in `ModelSpec.dense_shapes()`.
         name: `bottom.1.weight`.
-        shape: of its elements, float32.
+        shape: its dimensions, of float32.
         stage: stage that computes with it.
         server: index of the owner, counted from 0; 0 without servers.
     """

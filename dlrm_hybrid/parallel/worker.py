@@ -35,10 +35,10 @@ class Worker:
     """The parts of one worker.
 
     Attributes:
-        rank: that of the worker.
+        rank: rank of the worker.
         stage: computes, and keeps what is in flight.
         pipeline: the ops of this stage and its neighbours in every tick.
-        boundaries: those to the neighbouring stages.
+        boundaries: boundaries to the neighbouring stages.
         tables: access to the tables; None at a stage without the interaction.
         embedding_schedule: learning rate of the tables.
         client: pulls the weights of the stage and pushes their gradients.
@@ -64,7 +64,7 @@ class Worker:
 
 
 def stage_inputs(worker: Worker, batch: Batch, coming: Sequence[Batch] = ()) -> Inputs:
-    """The parts of a batch, and of those coming, that a worker's stage reads."""
+    """The parts of a batch, and of the next ones, that a worker's stage reads."""
     part, weight_B = worker.part, batch.weight_B
     return Inputs(
         rows=len(batch.label_B),
@@ -104,12 +104,12 @@ def load_in_flight(worker: Worker, state: Mapping[str, Tensor]) -> Program[None]
     if worker.tables is None:
         return
     for batch in worker.stage.looked_up():
-        # Prepares the update; the rows looked up then are in the state.
+        # The lookup prepares the update; the rows that it found before are in the state.
         yield from look_up(worker, worker.tables, batch)
 
 
 def flight(worker: Worker, ticks: int, emptied: int) -> Program[dict[str, Tensor]]:
-    """`state_in_flight` under names unique to the worker; empty if no tick leaves any."""
+    """`state_in_flight` under names unique to the worker; empty if no batch outlives a tick."""
     if not worker.pipeline.most_in_flight:
         return {}
     state = yield from state_in_flight(worker, ticks, emptied)
@@ -125,13 +125,13 @@ def load_flight(
         DataError: `values` do not hold the batches in flight.
     """
     head = f"{FLIGHT_PREFIX}{worker.rank}."
-    own = {k.removeprefix(head): value for k, value in values.items() if k.startswith(head)}
+    state = {k.removeprefix(head): value for k, value in values.items() if k.startswith(head)}
     pushed = worker.pipeline.pushed(worker.part.index, ticks, emptied)
     try:
-        yield from load_in_flight(worker, own)
+        yield from load_in_flight(worker, state)
     except (IndexError, KeyError, ValueError) as error:
         raise DataError(f"{head}*: holds no batches in flight: {error!r}") from error
-    if missing := [one for one in range(pushed, ticks) if BatchNumber(one) not in worker.stage]:
+    if missing := [n for n in range(pushed, ticks) if BatchNumber(n) not in worker.stage]:
         raise DataError(f"{head}*: batch {missing[0]} is in flight, and not there")
 
 
@@ -144,7 +144,7 @@ def predict_batch(worker: Worker, number: int, inputs: Inputs) -> Program[Tensor
 
     Args:
         worker: its weights are used as they are.
-        number: of the batch; unique in an evaluation.
+        number: number of the batch; unique in an evaluation.
         inputs: any number of rows; labels are not read.
     """
     batch, boundaries = BatchNumber(number), worker.boundaries

@@ -1,7 +1,7 @@
 """A bucket: the weights of one stage on one server, updated by pushes, published as versions.
 
-Its tensors are concatenated, so that an update is one sum, one call of the optimizer and one look
-at what to publish, whatever their number.
+Its tensors are concatenated, so that an update is one sum, one call of the optimizer and one search
+for what to publish, whatever their number.
 
 Shapes: T tensors of N elements in all, E = T + 1 offsets between them; K elements.
 """
@@ -55,8 +55,8 @@ class Mean(NamedTuple):
     Attributes:
         indices_K: increasing; None for all elements.
         values_K: float32.
-        is_finite: whether every value is.
-        units: per tensor, the one all trainers share (`DenseUpdate.units`), or None; () if sparse.
+        is_finite: whether every value is finite.
+        units: per tensor, the unit all trainers share (`DenseUpdate.units`) or None; () if sparse.
     """
 
     indices_K: Int32s | None
@@ -99,8 +99,8 @@ class Aggregate:
 
     def _dense(self, pushes: Sequence[DenseUpdate]) -> Mean:
         # The kernel reads float32 at addresses that are multiples of 4.
-        given = [values_N for push in pushes for values_N in push.values]
-        aligned = [np.require(values_N, requirements="A") for values_N in given]
+        arrays = [values_N for push in pushes for values_N in push.values]
+        aligned = [np.require(values_N, requirements="A") for values_N in arrays]
         addresses_XT = addresses_of(aligned).reshape(len(pushes), -1)
         is_finite = mean_of_all(addresses_XT, self._offsets_E, self._mean_N)
         units_T = [
@@ -124,9 +124,9 @@ class ServerOptions:
     """How a parameter server makes, publishes and checks versions.
 
     Attributes:
-        policy: when versions are made.
-        optimizers: of each stage, with its learning rates.
-        check_every: versions between two comparisons of the replicas with what was published.
+        policy: decides when versions are made.
+        optimizers: optimizer of each stage, with its learning rates.
+        check_every: versions between two comparisons of the replicas with the published weights.
         attempt: how often the run has been restarted.
         pull: how versions travel.
         publishes_means: publish means of ternary gradients instead where possible; needs float32
@@ -146,7 +146,7 @@ class TernaryMean(NamedTuple):
 
     Attributes:
         mean_N: float32.
-        units: of each tensor, see `Mean.units`.
+        units: unit of each tensor, see `Mean.units`.
         trainers: number of trainers averaged.
     """
 
@@ -164,7 +164,7 @@ class Bucket:
     """Master weights of one stage on one server, updated by the pushes of its workers.
 
     Args:
-        tensors: of the bucket.
+        tensors: tensors of the bucket.
         values: their initial values by name, float32; copied.
         options: how it is updated and published.
         followers: ranks that each get versions of their own; all others share one.
@@ -188,7 +188,7 @@ class Bucket:
         for tensor in tensors:
             require_host(values[tensor.name], "weight", tensor.name)
         self._tensors = tensors
-        self._offsets_E = np.array([0, *accumulate(one.count for one in tensors)], np.int64)
+        self._offsets_E = np.array([0, *accumulate(tensor.count for tensor in tensors)], np.int64)
         weight_N = torch.cat([values[tensor.name].detach().reshape(-1) for tensor in tensors])
         self._master = MasterWeights({_ALL: weight_N}, options.optimizers[tensors[0].stage])
         layout = Layout([Spec(tensor.id, tensor.name, tensor.shape) for tensor in tensors])
@@ -249,8 +249,8 @@ class Bucket:
         """The sections of a new version for a worker, whose replica then counts as updated.
 
         Args:
-            change: what `apply` returned.
-            number: push number, as given to `apply`.
+            change: the result of `apply`.
+            number: push number, the argument of `apply`.
             worker: rank of one of the receivers.
 
         Raises:
@@ -306,7 +306,7 @@ class Bucket:
     def sections(self, behind: int) -> list[Section]:
         """Sections that view all values of the version `behind` versions before the newest."""
         parts = np.split(self._version(behind), self._offsets_E[1:-1])
-        return [dense(one.id, part_N) for one, part_N in zip(self._tensors, parts, strict=True)]
+        return [dense(t.id, part_N) for t, part_N in zip(self._tensors, parts, strict=True)]
 
     def weights(self) -> dict[str, Tensor]:
         """Views of the weights by name."""
@@ -314,12 +314,12 @@ class Bucket:
 
     def tensors(self) -> dict[str, Tensor]:
         """Views of all that a checkpoint must hold; see `ParameterServer.tensors`."""
-        held = dict(self._master.tensors())
+        flat = dict(self._master.tensors())
         for behind, value_N in enumerate(self._older, start=1):
-            held[f".behind{behind}"] = torch.from_numpy(value_N)
+            flat[f".behind{behind}"] = torch.from_numpy(value_N)
         views = {
             name: view
-            for end, flat_N in held.items()
+            for end, flat_N in flat.items()
             for name, view in self._named(end, flat_N).items()
         }
         return views | self._published.tensors()
@@ -356,15 +356,15 @@ class Bucket:
         if mean.indices_K is not None:
             cuts_E = np.searchsorted(mean.indices_K, self._offsets_E)
         for index, (first, last) in enumerate(pairwise(cuts_E.tolist())):
-            given = [push.values_of(index) for push in pushes]
+            parts = [push.values_of(index) for push in pushes]
             name = self._tensors[index].name
-            check_finite(name, number, mean.values_K[first:last], given, sender)
+            check_finite(name, number, mean.values_K[first:last], parts, sender)
 
 
 def _published(
     layout: Layout, weight_N: Float32s, options: ServerOptions, has_followers: bool
 ) -> PublishedWeights:
-    """What workers without versions of their own are sent; beside followers, the weights."""
+    """The weights published to workers that share versions; beside followers, the masters."""
     if has_followers and options.publishes_means:
         raise ConfigError("gradient.pull=levels: trainers must all be sent the same")
     if options.pull.left_out is None:

@@ -46,7 +46,7 @@ class TernaryReplica:
     """The optimizer of one worker's replica.
 
     Args:
-        replica: by name, contiguous; updated in place.
+        replica: weights by name, contiguous; updated in place.
         optimizer: same as that of the servers.
     """
 
@@ -115,13 +115,13 @@ class ServerClient(Client):
     """The replica of one stage, whose masters are on servers.
 
     Args:
-        port: of the worker.
+        port: port of the worker.
         tensors: all dense tensors of the model; those of this worker's stage are taken.
         replica: this stage's parameters by name, contiguous float32, never moved in memory.
         policy: decides the version that each push is computed with.
-        compressor: that of this stage's tensors.
+        compressor: compressor of this stage's tensors.
         clock: measures encoding of gradients, decoding and applying of versions.
-        optimizer: that of servers that publish means; None where they publish weights.
+        optimizer: optimizer of servers that publish means; None where they publish weights.
 
     Attributes:
         pushed: number of pushes, also before it joined; number of the next one.
@@ -157,13 +157,13 @@ class ServerClient(Client):
             for owner, bucket in self._buckets.items()
         }
         self._readers = {owner: BucketReader(bucket) for owner, bucket in self._buckets.items()}
-        shapes = {owner: [one.shape for one in bucket] for owner, bucket in self._buckets.items()}
+        shapes = {owner: [t.shape for t in bucket] for owner, bucket in self._buckets.items()}
         self._senders = {
             owner: UpdateSender(shapes[owner]) for owner in shapes if compressor.sends_levels
         }
         self._ternary = None if optimizer is None else TernaryReplica(self._replica, optimizer)
         self._applied = dict.fromkeys(self._buckets, Version(0))
-        self._first = Version(0)  # what the replica began with or was last refreshed to
+        self._first = Version(0)  # version that the replica began with or was last refreshed to
         self.pushed = 0
         self._skipped = 0
 
@@ -213,10 +213,10 @@ class ServerClient(Client):
                     f"it needs version {needed}"
                 )
         self.pushed += 1
-        own = {name: gradients[name].contiguous() for name in self._replica}
-        encoding = self._compressor.encode(own, number)
-        sent = yield from run_rounds(self._port, number, encoding, self._encoding)
-        self._send(number, sent)
+        ours = {name: gradients[name].contiguous() for name in self._replica}
+        encoding = self._compressor.encode(ours, number)
+        update = yield from run_rounds(self._port, number, encoding, self._encoding)
+        self._send(number, update)
 
     def flush(self) -> Program[None]:
         """Push the compressor's whole residual, uncompressed, and apply all answers.
@@ -227,30 +227,30 @@ class ServerClient(Client):
             DlrmError: see `apply`.
         """
         with self._encoding:
-            held = self._compressor.flush()
-        if held:
+            residual = self._compressor.flush()
+        if residual:
             number, self.pushed = self.pushed, self.pushed + 1
             ids = {spec.name: spec.id for spec in self._compressor.layout.specs}
-            sections = {name: dense(ids[name], one.cpu().numpy()) for name, one in held.items()}
+            sections = {name: dense(ids[name], t.cpu().numpy()) for name, t in residual.items()}
             self._send_sections(number, sections)
         yield from self._receive_answers()
 
-    def _send(self, number: int, sent: Sent) -> None:
+    def _send(self, number: int, update: Sent) -> None:
         if not self._senders:
             with self._encoding:
-                sections = sent.sections()
+                sections = update.sections()
             self._send_sections(number, sections)
         for owner, sender in self._senders.items():
             bucket, dense_bytes = self._buckets[owner], self._num_bytes[owner]
             with self._encoding:
-                elements = sent.elements([tensor.name for tensor in bucket])
+                elements = update.elements([tensor.name for tensor in bucket])
                 coded = sender.encode(bucket[0].id, elements)
             self._port.send(owner, Kind.PUSH, number, (coded,), dense_bytes=dense_bytes)
 
     def _send_sections(self, number: int, sections: Mapping[str, Section]) -> None:
         for owner, bucket in self._buckets.items():
-            own = tuple(sections[tensor.name] for tensor in bucket)
-            self._port.send(owner, Kind.PUSH, number, own, dense_bytes=self._num_bytes[owner])
+            selected = tuple(sections[tensor.name] for tensor in bucket)
+            self._port.send(owner, Kind.PUSH, number, selected, dense_bytes=self._num_bytes[owner])
 
     def skip(self) -> Program[None]:
         """Pull, then send an empty push in place of gradients; raises DlrmError as `apply`."""
@@ -260,7 +260,7 @@ class ServerClient(Client):
         self.pushed += 1
 
     def apply(self, frame: Frame) -> None:
-        """Apply a version: overwrite what has changed, or apply the means it holds.
+        """Apply a version: overwrite the elements that have changed, or apply the means it holds.
 
         Compares the replica with the digest, if the frame carries one.
 
@@ -377,8 +377,8 @@ def run_rounds(
     """Run the rounds of an encoding; returns its result. Without rounds it waits for nothing.
 
     Args:
-        port: of the worker; rounds go through the server of its stage.
-        number: of the push.
+        port: port of the worker; rounds go through the server of its stage.
+        number: number of the push.
         encoding: generator from `Compressor.encode`.
         encoded: span entered while it computes.
 
@@ -412,7 +412,7 @@ class LocalClient(Client):
 
     Args:
         weights: this stage's parameters by name, updated in place.
-        optimizer: with its learning rates.
+        optimizer: the optimizer, with its learning rates.
         clock: measures updates of weights.
     """
 
@@ -460,10 +460,10 @@ class DeviceClient(Client):
     """A client whose weights are on a device; its replica, for messages, stays on the host.
 
     Args:
-        client: that of the replica.
-        weights: on the device, by name, updated in place.
-        replica: on the host, by name.
-        placement: of the stage.
+        client: client of the replica.
+        weights: weights on the device, by name, updated in place.
+        replica: weights on the host, by name.
+        placement: where the stage computes.
         compresses: whether gradients are compressed on the device.
     """
 
@@ -484,7 +484,7 @@ class DeviceClient(Client):
     @override
     def pull(self) -> Program[None]:
         """Bring the replica to a version, then the weights to the replica."""
-        self._placement.wait()  # what was copied of the replica is there before it changes
+        self._placement.wait()  # copies of the replica have arrived before it changes
         yield from self._client.pull()
         for weight, value in self._pairs:
             weight.copy_(value, non_blocking=True)

@@ -56,8 +56,8 @@ class MasterWeights:
         """Move K elements of a flat weight as `apply_gradient` does; returns their new values.
 
         Args:
-            name: of the weight.
-            index_K: each element once.
+            name: name of the weight.
+            index_K: indices, each once.
             gradient_K: float32.
             number: push number, which sets the learning rate.
 
@@ -102,8 +102,8 @@ def copy_into(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> No
     for name, tensor in tensors.items():
         value = values.get(name)
         if value is None or value.shape != tensor.shape:
-            found = "missing" if value is None else f"{list(value.shape)}"
-            raise DataError(f"{name}: {found}, it must be {list(tensor.shape)}")
+            shape = "missing" if value is None else f"{list(value.shape)}"
+            raise DataError(f"{name}: {shape}, it must be {list(tensor.shape)}")
         tensor.copy_(value)
 
 

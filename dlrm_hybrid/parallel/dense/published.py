@@ -1,9 +1,9 @@
 """Published weights: what servers have sent so far, which every replica equals bit for bit.
 
-Unless a sparsity is set, that is the weights themselves in float32; in half precision the rounded
+Unless a sparsity is set, they are the weights themselves in float32; in half precision the rounded
 difference between weight and published weight is sent, and both sides add it; levels round it to
 integer multiples of a quantum. With a sparsity only the largest differences are published. Either
-way what is left out stays in the difference, which is error feedback without a residual of its own.
+way the rest stays in the difference, which is error feedback without a residual of its own.
 
 Shapes: T tensors of N elements in all; K elements that are published.
 """
@@ -49,7 +49,7 @@ class SparseChange(NamedTuple):
 
     Attributes:
         indices_K: increasing, among the N.
-        weight_K: the weights there.
+        weight_K: their weights.
     """
 
     indices_K: Int32s
@@ -61,7 +61,7 @@ class Published(NamedTuple):
 
     Attributes:
         sent: values of the tensors; may view the weights.
-        elements: number that `sent` holds.
+        elements: number of elements in `sent`.
     """
 
     sent: Sent
@@ -99,9 +99,9 @@ class EveryChange(PublishedWeights):
     """Publishes every element that has changed.
 
     Args:
-        layout: of the bucket.
+        layout: layout of the bucket.
         weight_N: weights of all tensors, updated in place.
-        dtype: of values on the wire.
+        dtype: type of values on the wire.
         levels: send integer multiples of a quantum, exact in BFLOAT16.
     """
 
@@ -128,7 +128,7 @@ class EveryChange(PublishedWeights):
         return self._layout.tensors(self.value_N, PUBLISHED) if self._is_rounded else {}
 
     def differs(self) -> NDArray[np.bool_] | None:
-        """Mask of the N elements whose bits differ from the weights'; None if it is the weights."""
+        """Mask of the N elements whose bits differ from the weights'; None if none can differ."""
         if not self._is_rounded:
             return None
         return self.value_N.view(np.uint32) != self._weight_N.view(np.uint32)
@@ -184,9 +184,9 @@ class LargestChanges(PublishedWeights):
     In float32 it copies their weights, so that no remainder of them is left.
 
     Args:
-        layout: of the bucket.
+        layout: layout of the bucket.
         weight_N: weights of all tensors, updated in place.
-        dtype: of values on the wire.
+        dtype: type of values on the wire.
         sparsity: fraction of each tensor's elements that is not published.
         levels: as for `EveryChange`.
     """
@@ -213,7 +213,7 @@ class LargestChanges(PublishedWeights):
     @override
     def publish(self, change: SparseChange | None, number: int) -> Published:
         layout, x = self._layout, self._differences
-        # Computed anew each time: what is summed up would drift from what replicas lack.
+        # Computed anew each time: a running sum would drift from what replicas lack.
         np.subtract(self._weight_N, self.value_N, out=x.residual_N)
         x.begin(self._no_gradients, number, ())
         indices = self._selector.choose(x, self._thresholds, number)
@@ -256,7 +256,7 @@ def fresh_thresholds(weights: Mapping[str, Tensor], sparsity: float) -> dict[str
     """The initial `LargestChanges.tensors` of these weights, without an object.
 
     Args:
-        weights: by name.
+        weights: weights by name.
         sparsity: fraction of elements that is not published.
     """
     specs = [Spec(0, name, tuple(weight.shape)) for name, weight in weights.items()]
@@ -290,7 +290,7 @@ class Stamps:
         self._weight_N = weight_N
         self._stamp_N = np.zeros(weight_N.size, np.float32)
         self._late_N = np.empty(weight_N.size, np.int32)
-        self._all_moved = 0  # last update that moved all; saves writing N stamps
+        self._all_moved = 0  # last update that moved all elements; saves writing N stamps
 
     def moved(self, indices_K: Int32s | None) -> None:
         """Record an update that moved these elements; None for all.
@@ -328,11 +328,11 @@ def _stamp(update: int) -> float:
 
 @final
 class ReplicaWeights(PublishedWeights):
-    """The replica of one worker, which is sent what has moved since its last version.
+    """The replica of one worker, which is sent the elements moved since its last version.
 
     Args:
-        published: what the worker has been sent.
-        stamps: of the bucket.
+        published: the weights that the worker has been sent.
+        stamps: stamps of the bucket.
     """
 
     def __init__(self, published: EveryChange, stamps: Stamps) -> None:

@@ -29,12 +29,12 @@ def flat_views(tensors: Mapping[str, Tensor]) -> dict[str, Float32s]:
     Raises:
         ValueError: a tensor is not contiguous float32 in the CPU's memory.
     """
-    return {name: host_array(one.view(-1), "weight", name) for name, one in tensors.items()}
+    return {name: host_array(tensor.view(-1), "weight", name) for name, tensor in tensors.items()}
 
 
 @final
 class BucketReader:
-    """Decodes what one sender sends of a bucket; it must see all of it, in the order sent.
+    """Decodes one sender's updates of a bucket; it must see all of them, in the order sent.
 
     Args:
         bucket: its tensors.
@@ -67,12 +67,12 @@ def check_tensors(sections: Sequence[Section], bucket: Sequence[DenseTensor], wh
     Raises:
         DlrmError: the message begins with `what`.
     """
-    found = [(section.tensor, section.count) for section in sections]
+    sizes = [(section.tensor, section.count) for section in sections]
     expected = [(tensor.id, tensor.count) for tensor in bucket]
     if _are_coded(sections):
         expected = [(bucket[0].id, sum(tensor.count for tensor in bucket))]
-    if found != expected:
-        raise DlrmError(f"{what}: holds tensors and sizes {found}, expected {expected}")
+    if sizes != expected:
+        raise DlrmError(f"{what}: holds tensors and sizes {sizes}, expected {expected}")
 
 
 def _are_coded(sections: Sequence[Section]) -> bool:

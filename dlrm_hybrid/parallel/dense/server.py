@@ -1,7 +1,7 @@
 """One parameter server: pushes in, versions out, when the sync policy says so.
 
 With a deterministic policy the same pushes give the same bits whatever the order in which they
-arrive: they are summed in trainer order. With another, the same order gives the same bits. A pull
+arrive: they are summed in trainer order. With others, the same order gives the same bits. A pull
 makes a replica equal to the weights of that moment, bit for bit.
 """
 
@@ -152,16 +152,16 @@ class ParameterServer:
         return [Outgoing(worker, answer, bucket.num_bytes)]
 
     def digest(self, stage: int, trainer: int = 0) -> int:
-        """Digest of what a trainer was sent of a stage, to compare with `ServerClient.digest`."""
+        """Digest of a stage as sent to a trainer, to compare with `ServerClient.digest`."""
         return self._buckets[stage].digest(0, self._topology.worker(trainer, stage))
 
     def tensors(self) -> dict[str, Tensor]:
         """Views of all that a checkpoint must hold.
 
         Weights by name, and the optimizer state as `<name>.<slot>`. Where versions are rounded or
-        sparse, what workers hold as `<name>.published`, and if sparse `<name>.threshold` and its
-        `<name>.life`. With a history of h versions, n = 1 … h before the newest as
-        `<name>.behind<n>`: a worker may still have to compute with them.
+        sparse, the workers' weights as `<name>.published`, and if sparse `<name>.threshold` and its
+        `<name>.life`. With a history of h versions, the n-th before the newest, n = 1 … h, as
+        `<name>.behind<n>`: a worker may still have to compute with it.
         """
         return {
             name: view
@@ -192,13 +192,13 @@ class ParameterServer:
         )
 
     def restart(self, pushed: int | Sequence[int], values: Mapping[str, Tensor]) -> list[Outgoing]:
-        """Resume from the `tensors` of a checkpoint made after so many pushes of each worker.
+        """Resume from the `tensors` of a checkpoint made after `pushed` pushes of each worker.
 
-        With versions per worker: of all together, with every replica equal to the weights.
+        With versions per worker: of all workers together, with replicas equal to the weights.
 
         Args:
-            pushed: since the run began; of each stage, or the same of all.
-            values: by name.
+            pushed: pushes since the run began, per stage, or one number for all stages.
+            values: tensors by name.
 
         Returns:
             the versions that workers resumed there have not applied yet: none with `sync`.
@@ -271,16 +271,16 @@ def serve(
     deadline_seconds: float,
     away: Collection[int] = (),
 ) -> int:
-    """Handle frames until each of `workers` has said goodbye; returns the ticks they have done.
+    """Handle frames until each of `workers` has said goodbye; returns their number of ticks.
 
     A worker that has left and may rejoin is not waited for.
 
     Args:
-        channel: of this rank; the caller closes it.
-        handlers: of all kinds of frames that may come, but goodbyes.
+        channel: channel of this rank; the caller closes it.
+        handlers: handlers of all kinds of frames that may come, but goodbyes.
         workers: ranks that will say goodbye.
         deadline_seconds: longest silence.
-        away: those of `workers` that have already left.
+        away: away of `workers` that have already left.
 
     Raises:
         DlrmError: what a handler and the channel raise; a kind without a handler, a goodbye from

@@ -2,8 +2,8 @@
 
 The threads share one client: one compressor, one count of pushes, one stream of answers. One thread
 at a time encodes, numbers and sends a push, so servers see one worker that pushes in its order; and
-answers are applied one after the other, in that order. What they write to the replica other threads
-read at the same time: a batch may be computed with some old and some new weights.
+answers are applied one after the other, in that order. Other threads read the replica while they
+are written to it: a batch may be computed with some old and some new weights.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class ThreadClient(Client):
         while self._client.wanted(self._due):
             self._enter(self._turns.pulling)
             try:
-                if wanted := self._client.wanted(self._due):
-                    self._client.apply((yield wanted[0]))
+                if missing := self._client.wanted(self._due):
+                    self._client.apply((yield missing[0]))
             finally:
                 self._turns.pulling.release()
 
@@ -73,7 +73,7 @@ class ThreadClient(Client):
 
     @override
     def restart(self, pushed: int, values: Mapping[str, Tensor]) -> None:
-        """Reset this thread's count; the owner of the shared client restarts that."""
+        """Reset this thread's count; the owner of the shared client restarts the client."""
         self._due = 0
 
     def _enter(self, turn: Lock) -> None:
@@ -87,8 +87,8 @@ def thread_clients(
     """A client for each thread.
 
     Args:
-        client: the shared one; use it directly only while no thread is in a step.
-        threads: how many.
+        client: the shared client; use it directly only while no thread is in a step.
+        threads: number of threads.
         pushing: lock of the thread that pushes.
         clock: measures waiting for each other.
     """

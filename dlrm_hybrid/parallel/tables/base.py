@@ -63,7 +63,7 @@ class Tables(Protocol):
 
         Args:
             batch: its number; forgotten afterwards.
-            gradient_BFD: that of this trainer's own mean loss, float32.
+            gradient_BFD: gradient of this trainer's own mean loss, float32.
         """
         ...
 
@@ -95,7 +95,7 @@ class Tables(Protocol):
         yield from ()
 
     def restart(self, version: Version, values: Mapping[str, Tensor]) -> None:
-        """Resume after so many batches, with nothing under way but what `values` hold.
+        """Resume after `version` batches, with nothing under way but what `values` hold.
 
         Args:
             version: the number of the next batch.

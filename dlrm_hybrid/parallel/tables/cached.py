@@ -53,9 +53,9 @@ class CacheTurn:
     Attributes:
         before_N4: rows kept before.
         slots_K: slots of the batch's rows.
-        fetched_M: indices of those that must be fetched.
+        fetched_M: indices of the batch's rows that must be fetched.
         left_L4: rows that leave after the batch, by key.
-        slots: S; those of rows that leave are free from the next batch on.
+        slots: S; the slots of rows that leave are free from the next batch on.
     """
 
     before_N4: Int64s
@@ -82,11 +82,11 @@ class RowCache:
         self.restart(np.empty((0, 4), np.int64))
 
     def turn(self, batch: int, keys_K: Int64s) -> CacheTurn:
-        """Enter the rows of the next batch; returns what changes.
+        """Enter the rows of the next batch; returns the changes.
 
         Args:
             batch: its number.
-            keys_K: increasing.
+            keys_K: keys of its rows, increasing.
         """
         if missing := max(len(keys_K) - len(self._free_S), 0):
             more = max(missing, self._slots)
@@ -99,9 +99,9 @@ class RowCache:
         slots_K, fetched_M = where_K2[:, 0].copy(), where_K2[:fetched, 1].copy()
         rows_M4 = rows_M4[: len(before_N4) + fetched]
         left_M4 = np.empty_like(rows_M4)
-        kept = part_rows(rows_M4, batch, self._keys.cache_batches, self._keys.cache_rows, left_M4)
-        left_L4 = left_M4[: len(rows_M4) - kept].copy()
-        self.kept_N4 = rows_M4[:kept]
+        count = part_rows(rows_M4, batch, self._keys.cache_batches, self._keys.cache_rows, left_M4)
+        left_L4 = left_M4[: len(rows_M4) - count].copy()
+        self.kept_N4 = rows_M4[:count]
         self._free_S = np.concatenate([self._free_S[fetched:], left_L4[:, 3]])
         return CacheTurn(before_N4, slots_K, fetched_M, left_L4, self._slots)
 
@@ -152,7 +152,7 @@ class CachedTables(Tables):
     Args:
         client: messages of the worker.
         averaged: number of trainers whose losses an update averages.
-        limits: of the cache.
+        keys: the section `embedding`, with the limits of the cache.
     """
 
     def __init__(self, client: TableClient, averaged: int, keys: Served) -> None:
@@ -227,16 +227,16 @@ class CachedTables(Tables):
         slots_N = torch.from_numpy(kept_N4[:, 3])
         # Relative to the current batch, since a resumed trainer may count anew.
         ages_N2 = self._updated - kept_N4[:, 1:3]
-        held = {
+        state = {
             "kept": torch.tensor([len(kept_N4)]),  # may be 0, where empty tensors are left out
             "keys": torch.from_numpy(kept_N4[:, 0].copy()),
             "ages": torch.from_numpy(ages_N2),
             "rows": self._rows_SD.index_select(0, slots_N),
             "sums": self._sums_SD.index_select(0, slots_N),
-            "counts": torch.tensor([len(one) for one in fetched]),
+            "counts": torch.tensor([len(part) for part in fetched]),
             "fetched": torch.cat([self._rows_SD[:0], *fetched]),
         }
-        return {f"{self._client.prefix}{name}": one for name, one in held.items() if len(one)}
+        return {f"{self._client.prefix}{name}": part for name, part in state.items() if len(part)}
 
     @override
     def flush(self) -> Program[None]:
@@ -265,16 +265,16 @@ class CachedTables(Tables):
 
     @override
     def restart(self, version: Version, values: Mapping[str, Tensor]) -> None:
-        own = self._saved(values)
-        self._rows_SD, self._sums_SD = own["rows"].clone(), own["sums"].clone()
+        saved = self._saved(values)
+        self._rows_SD, self._sums_SD = saved["rows"].clone(), saved["sums"].clone()
         self._updated = version
         self._flying.clear()
-        counts = [int(count) for count in own["counts"]]
-        parts = enumerate(torch.split(own["fetched"], counts), version)
+        counts = [int(count) for count in saved["counts"]]
+        parts = enumerate(torch.split(saved["fetched"], counts), version)
         self._loaded = {BatchNumber(batch): part for batch, part in parts}
-        slots_N = np.arange(len(own["keys"]))
-        kept = (own["keys"].numpy(), *(version - own["ages"].numpy()).T, slots_N)
-        self._cache.restart(np.stack(kept, axis=1))
+        slots_N = np.arange(len(saved["keys"]))
+        columns = (saved["keys"].numpy(), *(version - saved["ages"].numpy()).T, slots_N)
+        self._cache.restart(np.stack(columns, axis=1))
 
     def _saved(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The checkpoint's tensors of this trainer's cache, checked because kernels trust them.
@@ -284,28 +284,28 @@ class CachedTables(Tables):
         """
         head, integers = self._client.prefix, torch.zeros(0, dtype=torch.int64)
         none = torch.zeros(0, self._client.dim)
-        wanted = {"keys": integers, "ages": integers.view(0, 2), "counts": integers}
-        wanted |= {"rows": none, "sums": none, "fetched": none}
-        own = {name: values.get(f"{head}{name}", one) for name, one in wanted.items()}
-        for name, one in own.items():
-            expected = wanted[name]
-            fits = one.dim() == expected.dim() and one.shape[1:] == expected.shape[1:]
-            if one.dtype != expected.dtype or not fits:
-                shape = ["N", *expected.shape[1:]]
+        expected = {"keys": integers, "ages": integers.view(0, 2), "counts": integers}
+        expected |= {"rows": none, "sums": none, "fetched": none}
+        saved = {name: values.get(f"{head}{name}", tensor) for name, tensor in expected.items()}
+        for name, tensor in saved.items():
+            like = expected[name]
+            fits = tensor.dim() == like.dim() and tensor.shape[1:] == like.shape[1:]
+            if tensor.dtype != like.dtype or not fits:
+                shape = ["N", *like.shape[1:]]
                 raise DataError(
-                    f"{head}{name}: {one.dtype} of shape {list(one.shape)}, expected "
-                    f"{expected.dtype} of [{', '.join(map(str, shape))}]"
+                    f"{head}{name}: {tensor.dtype} of shape {list(tensor.shape)}, expected "
+                    f"{like.dtype} of [{', '.join(map(str, shape))}]"
                 )
-        sizes = {len(own[name]) for name in ("keys", "ages", "rows", "sums")}
+        sizes = {len(saved[name]) for name in ("keys", "ages", "rows", "sums")}
         if len(sizes) > 1:
             raise DataError(
-                f"{head}*: {len(own['keys'])} keys and other numbers of ages, rows or sums"
+                f"{head}*: {len(saved['keys'])} keys and other numbers of ages, rows or sums"
             )
-        if (own["counts"] < 0).any() or int(own["counts"].sum()) != len(own["fetched"]):
-            counts = [int(count) for count in own["counts"]]
-            raise DataError(f"{head}counts = {counts!r:.80}: of {len(own['fetched'])} rows fetched")
-        self._check_kept(own["keys"].numpy(), own["ages"].numpy())
-        return own
+        if (saved["counts"] < 0).any() or int(saved["counts"].sum()) != len(saved["fetched"]):
+            counts, rows = [int(count) for count in saved["counts"]], len(saved["fetched"])
+            raise DataError(f"{head}counts = {counts!r:.80}: of {rows} rows fetched")
+        self._check_kept(saved["keys"].numpy(), saved["ages"].numpy())
+        return saved
 
     def _check_kept(self, keys_N: Int64s, ages_N2: Int64s) -> None:
         head = self._client.prefix

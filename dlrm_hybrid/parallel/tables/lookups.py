@@ -83,9 +83,9 @@ def split_ids(ids: OwnedIds, most: int, lookups_S: Int64s) -> SplitIds:
     """Split distinct ids by the server that owns them.
 
     Args:
-        ids: as trainers number rows; server s of S owns the ids s, s + S, ….
+        ids: ids as trainers number rows; server s of S owns the ids s, s + S, ….
         most: see `AskedIds`.
-        lookups_S: per server; see `AskedIds`.
+        lookups_S: number per server; see `AskedIds`.
     """
     servers = len(lookups_S)
     if servers == 1:
@@ -96,14 +96,14 @@ def split_ids(ids: OwnedIds, most: int, lookups_S: Int64s) -> SplitIds:
     asked = [
         AskedIds(
             OwnedIds(
-                ids.ids_K[one] // servers, np.bincount(table_K[one], minlength=len(ids.counts_F))
+                ids.ids_K[at_K] // servers, np.bincount(table_K[at_K], minlength=len(ids.counts_F))
             ),
             most,
             int(count),
         )
-        for one, count in zip(where, lookups_S, strict=True)
+        for at_K, count in zip(where, lookups_S, strict=True)
     ]
-    return SplitIds(asked, [torch.from_numpy(one) for one in where])
+    return SplitIds(asked, [torch.from_numpy(at_K) for at_K in where])
 
 
 def split_batch(bags: Bags[Tensor], servers: int) -> tuple[DistinctIds, SplitIds]:
@@ -127,7 +127,7 @@ def lookups_of(ids: DistinctIds, servers: int) -> Int64s:
 
 
 def id_sections(asked: AskedIds, rows_F: Int64s) -> tuple[Section, Section]:
-    """Encode ids for a server that owns so many rows of each table."""
+    """Encode ids for a server that owns `rows_F` rows of the tables."""
     ids_K, counts_F = asked.ids
     sizes = np.array([asked.most, asked.lookups], np.int64)
     return dense(0, sizes), dense(1, encoded_ids(ids_K, counts_F, rows_F, asked.most))
@@ -139,8 +139,8 @@ def asked_of(sections: Sequence[Section], rows_F: Int64s, what: str) -> AskedIds
     Raises:
         DlrmError: the sections hold no ids of these tables; the message begins with `what`.
     """
-    wanted = [(Encoding.DENSE, Dtype.INT64), (Encoding.DENSE, Dtype.UINT8)]
-    if [(one.encoding, one.dtype) for one in sections] != wanted or sections[0].count != 2:
+    expected = [(Encoding.DENSE, Dtype.INT64), (Encoding.DENSE, Dtype.UINT8)]
+    if [(x.encoding, x.dtype) for x in sections] != expected or sections[0].count != 2:
         raise DlrmError(f"{what}: {len(sections)} sections that are no ids")
     most, lookups = (int(number) for number in array_of(sections[0]))
     counts_F = np.empty(len(rows_F), np.int64)
@@ -162,10 +162,10 @@ def values_of(section: Section, cast: Cast, shape: tuple[int, int], what: str) -
     Raises:
         DlrmError: type or number differ; the message begins with `what`.
     """
-    wanted = (Encoding.DENSE, _DTYPES[cast.dtype], shape[0] * shape[1])
-    if (section.encoding, section.dtype, section.count) != wanted:
+    expected = (Encoding.DENSE, _DTYPES[cast.dtype], shape[0] * shape[1])
+    if (section.encoding, section.dtype, section.count) != expected:
         raise DlrmError(
             f"{what}: {section.count} values of {section.dtype.name.lower()}, expected "
-            f"{wanted[2]} of {wanted[1].name.lower()}"
+            f"{expected[2]} of {expected[1].name.lower()}"
         )
     return times(torch.from_numpy(floats_of(section)).view(shape), 1.0 / cast.scale)

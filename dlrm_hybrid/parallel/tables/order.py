@@ -23,7 +23,7 @@ class BatchOf(NamedTuple):
 class PredictionOf(NamedTuple):
     """A question: rows of at least a version, for a prediction by a trainer.
 
-    In order of arrival the number is not a version, and nothing waits for it.
+    With `ArrivalOrder` the number is not a version, and nothing waits for it.
     """
 
     trainer: int
@@ -38,7 +38,7 @@ class SendRows:
     """Action: look up the rows of these questions now and send them.
 
     Attributes:
-        questions: those to answer.
+        questions: the questions to answer.
         is_kept: whether `Resend` may ask for the same answer.
     """
 
@@ -175,20 +175,20 @@ class TableVersions(TableState):
                 f"update of batch {update.batch} by trainer {update.trainer}: too early, that of "
                 f"batch {due} is due and the tables are at version {self.version}"
             )
-        updated = tuple(n + (one == update.trainer) for one, n in enumerate(self.updated))
+        updated = tuple(n + (trainer == update.trainer) for trainer, n in enumerate(self.updated))
         after = replace(self, updated=updated, answered=self.answered - {update})
         if after.version == self.version:
             return after, ()
-        ready = tuple(one for one in after.waiting if after.needs(one) <= after.version)
-        waiting = tuple(one for one in after.waiting if one not in ready)
+        ready = tuple(x for x in after.waiting if after.needs(x) <= after.version)
+        waiting = tuple(x for x in after.waiting if x not in ready)
         after = replace(after, waiting=waiting)._answering(ready)
         number = self.version
-        updates = tuple(BatchOf(one, BatchNumber(number)) for one in range(len(updated)))
+        updates = tuple(BatchOf(trainer, BatchNumber(number)) for trainer in range(len(updated)))
         applied = Apply(updates, number)
         return after, (applied, SendRows(ready)) if ready else (applied,)
 
     def _answering(self, questions: tuple[Question, ...]) -> TableVersions:
-        lookups = {one for one in questions if isinstance(one, BatchOf)}
+        lookups = {question for question in questions if isinstance(question, BatchOf)}
         return replace(self, answered=self.answered | lookups)
 
 
@@ -228,12 +228,12 @@ class TableArrivals(TableState):
     """A table server's immutable state, where trainers do not wait for each other.
 
     A trainer counts its own batches, of which each of its threads has every H-th, and is in order
-    by itself. The first lookup of a thread says where it begins, as does one that leaves a gap: a
-    trainer that was lost and has rejoined.
+    by itself. The first lookup of a thread says where it begins, as does a lookup that leaves a
+    gap: its trainer was lost and has rejoined.
 
     Attributes:
         applied: updates since the run began.
-        due: per thread, one trainer's after the other's; None before the first lookup.
+        due: turns per thread, trainer after trainer; None before the first lookup.
         threads: H, number per trainer.
     """
 
@@ -287,7 +287,7 @@ class TableArrivals(TableState):
         return len(self.due) // self.threads
 
     def _turn(self, of: BatchOf) -> tuple[int, int]:
-        """The thread of a batch, and its turn: the number of batches it had before."""
+        """The thread of a batch, and its turn: the number of batches that the thread had before."""
         turn, thread = divmod(of.batch, self.threads)
         return of.trainer * self.threads + thread, turn
 

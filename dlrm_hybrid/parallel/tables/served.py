@@ -49,9 +49,9 @@ class TableClient:
     """Exchanges one worker's lookups, rows and updates with the table servers.
 
     Args:
-        port: that of the worker.
+        port: port of the worker.
         spec: the tables.
-        precision: that of rows and gradients on the wire.
+        precision: precision of rows and gradients on the wire.
         clock: measures looking up.
     """
 
@@ -78,7 +78,7 @@ class TableClient:
         return len(self._group)
 
     def ask(self, split: SplitIds, number: int, microbatch: int = 0) -> None:
-        """Request a batch's rows from each server, or with EVALUATION a version's."""
+        """Request a batch's rows from each server, or with EVALUATION rows of a version."""
         for to, asked, rows_F in zip(self._group, split.asked, self._rows, strict=True):
             sections, dense_bytes = id_sections(asked, rows_F), ID_BYTES * asked.lookups
             self._port.send(
@@ -113,7 +113,7 @@ class TableClient:
             self._port.send(to, Kind.UPDATE, batch, sections, dense_bytes=dense_bytes)
 
     def predict(self, bags: Bags[Tensor], updated: int) -> Program[Tensor]:
-        """Look up pooled rows (B, F, D) once so many batches are applied; no update follows."""
+        """Look up pooled rows (B, F, D) once `updated` batches are applied; no update follows."""
         if not bags.rows:
             return torch.empty(0, bags.tables, self.dim)
         with self.looking_up:
@@ -124,7 +124,7 @@ class TableClient:
             return ids.pool(rows_KD)
 
     def settle(self, updated: int) -> Program[None]:
-        """Wait until the updates of so many batches have arrived."""
+        """Wait until the updates of `updated` batches have arrived."""
         # Table servers handle a rank's messages in order: they answer this one last.
         _, split = split_batch(self.nothing, self.servers)
         self.ask(split, updated, EVALUATION)
@@ -194,12 +194,12 @@ class ServedTables(Tables):
     @override
     def state_ahead(self) -> Program[dict[str, Tensor]]:
         # Relative to the current batch: the tables will have newer versions.
-        held: dict[str, Tensor] = {}
+        rows: dict[str, Tensor] = {}
         for batch, flying in self._flying.items():
             if flying.pooled_BFD is None:
                 flying.pooled_BFD = yield from self._receive(flying, batch)
-            held[f"{self._client.prefix}{batch - self._updated}"] = flying.pooled_BFD
-        return held
+            rows[f"{self._client.prefix}{batch - self._updated}"] = flying.pooled_BFD
+        return rows
 
     @override
     def settle(self) -> Program[None]:

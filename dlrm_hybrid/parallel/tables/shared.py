@@ -79,7 +79,7 @@ class JointTables:
 
     Args:
         look_up: `AllIds` or `EachIdOnce`.
-        clock: measures the time it takes.
+        clock: measures the time of lookups and updates.
     """
 
     def __init__(self, look_up: JointLookup, clock: SpanClock) -> None:
@@ -91,15 +91,15 @@ class JointTables:
         """Pooled rows of each trainer, detached."""
         with self._looking_up:
             self._look_up.set_lr(requests[0].lr)
-            found = self._look_up([one.bags for one in requests])
-            self._batches[requests[0].batch] = found
-            return found.rows()
+            rows = self._look_up([request.bags for request in requests])
+            self._batches[requests[0].batch] = rows
+            return rows.rows()
 
     def update(self, requests: Sequence[UpdateRequest]) -> list[None]:
         """Update the rows by all trainers' gradients of a batch."""
         with self._looking_up:
-            found = self._batches.pop(requests[0].batch)
-            found.update([mean_part(one.gradient_BFD, len(requests)) for one in requests])
+            rows = self._batches.pop(requests[0].batch)
+            rows.update([mean_part(request.gradient_BFD, len(requests)) for request in requests])
         return [None] * len(requests)
 
     def predict(self, bags: Sequence[Bags[Tensor]]) -> list[Tensor]:
@@ -147,7 +147,7 @@ class AllIds(JointLookup):
 
     Attributes:
         embeddings: the tables.
-        rounding: that of the transport between processes.
+        rounding: rounding of the transport between processes.
     """
 
     embeddings: EmbeddingTables
@@ -159,9 +159,9 @@ class AllIds(JointLookup):
 
     @override
     def __call__(self, bags: Sequence[Bags[Tensor]]) -> LookedUp:
-        of_all = joined([one.map(Tensor.numpy) for one in bags])
-        pooled_BFD = self.embeddings(tensor_bags(of_all))
-        return _AllRows(pooled_BFD, [one.rows for one in bags], self.rounding)
+        all_bags = joined([part.map(Tensor.numpy) for part in bags])
+        pooled_BFD = self.embeddings(tensor_bags(all_bags))
+        return _AllRows(pooled_BFD, [part.rows for part in bags], self.rounding)
 
 
 @final
@@ -180,7 +180,7 @@ class _AllRows(LookedUp):
 
     @override
     def update(self, gradients: Sequence[Tensor]) -> None:
-        self.pooled_BFD.backward(torch.cat([self.rounding.gradient(one) for one in gradients]))
+        self.pooled_BFD.backward(torch.cat([self.rounding.gradient(g) for g in gradients]))
 
 
 class BagTables(Protocol):
@@ -202,7 +202,7 @@ class EachIdOnce(JointLookup):
 
     Attributes:
         embeddings: the tables.
-        rounding: that of the transport between processes.
+        rounding: rounding of the transport between processes.
         memories: one per trainer, if training would send rows and gradients as levels; else ().
         frozen: whether the rows of each table never change; empty if all learn.
     """
@@ -219,12 +219,12 @@ class EachIdOnce(JointLookup):
     @override
     def __call__(self, bags: Sequence[Bags[Tensor]]) -> LookedUp:
         order_F = np.arange(bags[0].tables)
-        distinct = [distinct_ids(one, order_F) for one in bags]
-        counts_TF = np.stack([one.counts_F for one in distinct])
-        asked = distinct_bags(np.concatenate([one.ids_K for one in distinct]), counts_TF)
+        distinct = [distinct_ids(part, order_F) for part in bags]
+        counts_TF = np.stack([ids.counts_F for ids in distinct])
+        asked = distinct_bags(np.concatenate([ids.ids_K for ids in distinct]), counts_TF)
         pooled_NW = self.embeddings.pooled(asked)
         if self.memories and torch.is_grad_enabled():
-            rows = [Rows(one.ids_K, one.counts_F) for one in distinct]
+            rows = [Rows(ids.ids_K, ids.counts_F) for ids in distinct]
             return _RowsOfLevels(distinct, rows, asked, pooled_NW, self.memories, self.frozen)
         return _DistinctRows(distinct, asked, pooled_NW, self.rounding)
 
@@ -243,13 +243,13 @@ class _DistinctRows(LookedUp):
     def rows(self) -> list[Tensor]:
         embedding_dim = self.pooled_NW.shape[1] // len(self.ids[0].counts_F)
         rows_KD = self.bags.gather(self.pooled_NW.detach(), embedding_dim)
-        parts = split(self.rounding.pooled(rows_KD), [len(one.ids_K) for one in self.ids])
-        return [one.pool(part_KD) for one, part_KD in zip(self.ids, parts, strict=True)]
+        parts = split(self.rounding.pooled(rows_KD), [len(ids.ids_K) for ids in self.ids])
+        return [ids.pool(part_KD) for ids, part_KD in zip(self.ids, parts, strict=True)]
 
     @override
     def update(self, gradients: Sequence[Tensor]) -> None:
         pairs = zip(self.ids, gradients, strict=True)
-        parts = [self.rounding.gradient(ids.sum_by_id(one)) for ids, one in pairs]
+        parts = [self.rounding.gradient(ids.sum_by_id(gradient)) for ids, gradient in pairs]
         self.pooled_NW.backward(self.bags.scatter(torch.cat(parts), self.pooled_NW.shape))
 
 
@@ -269,7 +269,7 @@ class _RowsOfLevels(LookedUp):
     def rows(self) -> list[Tensor]:
         embedding_dim = self.pooled_NW.shape[1] // len(self.ids[0].counts_F)
         rows_KD = self.bags.gather(self.pooled_NW.detach(), embedding_dim)
-        parts = split(rows_KD, [len(one.ids_K) for one in self.ids])
+        parts = split(rows_KD, [len(ids.ids_K) for ids in self.ids])
         return [
             ids.pool(torch.from_numpy(memory.own_rows(0, asked, part_KD.numpy())))
             for ids, asked, part_KD, memory in zip(

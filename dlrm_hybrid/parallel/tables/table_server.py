@@ -42,9 +42,9 @@ class TableServer:
     Args:
         topology: ranks and roles of the world.
         index: which server this is.
-        rows: those that it owns.
-        order: that of lookups and updates.
-        precision: that of rows and gradients on the wire.
+        rows: the rows that it owns.
+        order: order of lookups and updates.
+        precision: precision of rows and gradients on the wire.
         schedule: learning rate by step.
         attempt: how often the run has been restarted.
         clock: measures looking up and updating.
@@ -92,11 +92,11 @@ class TableServer:
         """Start from tables of this version, with nothing under way.
 
         Args:
-            version: batches of each trainer so far; in order of arrival those of all together.
+            version: batches of each trainer so far; with `ArrivalOrder` of all trainers together.
         """
         self._state = self._order.begin(self._topology.trainers, version)
-        for held in (self._asked, self._sent, self._gradients):
-            held.clear()
+        for table in (self._asked, self._sent, self._gradients):
+            table.clear()
 
     def handle(self, frame: Frame) -> list[Outgoing]:
         """Handle a LOOKUP or an UPDATE; returns the ROWS to send before the next call.
