@@ -33,7 +33,7 @@ from dlrm_hybrid.world.settings import Settings
 
 Floats = npt.NDArray[np.float32]
 OwnOrder = Callable[..., Any]
-"""A function of a module, which is given a worker and values, and returns what JSON can hold."""
+"""A function of a module: takes a worker and values, and returns what JSON can hold."""
 WEIGHTS = ("dense", "embeddings")  # groups of a checkpoint
 Counts = Mapping[str, Mapping[str, int]]
 """Messages, bytes and dense_equivalent_bytes sent, by traffic class."""
@@ -138,16 +138,16 @@ def check_weights_of(folder: Path, settings: Settings) -> None:
         DataError: names each key or table that differs.
     """
     check_weights(folder, settings.values, new_run=True)
-    saved = read(folder).tensors
+    tensors = read(folder).tensors
     for name, rows in zip(settings.spec.table_names, settings.spec.table_rows, strict=True):
-        known = saved.get(f"{name}.weight")
-        if known is None or known.shape[0] != rows:
-            has = "is not in this checkpoint" if known is None else f"has {known.shape[0]:,} rows"
+        table = tensors.get(f"{name}.weight")
+        if table is None or table.shape[0] != rows:
+            has = "is not in this checkpoint" if table is None else f"has {table.shape[0]:,} rows"
             raise DataError(f"{folder}: {name} {has}, the model's {rows:,}")
     for name, shape in settings.spec.dense_shapes().items():
-        known = saved.get(name)
-        if known is not None and tuple(known.shape) != shape:
-            has = f"has the shape {[*known.shape]}, the model's {[*shape]}"
+        tensor = tensors.get(name)
+        if tensor is not None and tuple(tensor.shape) != shape:
+            has = f"has the shape {[*tensor.shape]}, the model's {[*shape]}"
             raise DataError(f"{folder}: {name} {has}")
 
 
@@ -160,9 +160,9 @@ def save(job: Job, engine: InProcessEngine | WorkerRank, meter: RankMeter) -> Pa
     samples = step * job.plan.samples_per_step
     with meter.within(Phase.CHECKPOINT):
         writer.save(Progress(step=step, samples=samples, emptied=engine.emptied))
-        saved = writer.finish()
-    assert saved is not None, "it has been begun"
-    return saved.folder
+        checkpoint = writer.finish()
+    assert checkpoint is not None, "it has been begun"
+    return checkpoint.folder
 
 
 def weights(engine: InProcessEngine | WorkerRank) -> list[Piece]:
@@ -174,9 +174,9 @@ def weights(engine: InProcessEngine | WorkerRank) -> list[Piece]:
 def added(several: Iterable[Counts]) -> dict[str, dict[str, int]]:
     """Add up several counts."""
     sums: dict[str, dict[str, int]] = {}
-    for one in several:
-        for traffic, counts in one.items():
-            own = sums.setdefault(traffic, {})
-            for name, count in counts.items():
-                own[name] = own.get(name, 0) + count
+    for counts in several:
+        for traffic, tally in counts.items():
+            total = sums.setdefault(traffic, {})
+            for name, count in tally.items():
+                total[name] = total.get(name, 0) + count
     return sums

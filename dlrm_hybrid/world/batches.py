@@ -41,12 +41,12 @@ class Columns:
     batch_size: int
 
     def batch(
-        self, given: Any, title: str, rows: int | None = None, *, labelled: bool = True
+        self, data: Any, title: str, rows: int | None = None, *, labelled: bool = True
     ) -> Batch:
         """Check and convert one batch.
 
         Args:
-            given: `(dense, ids, label)` or a mapping: float (B, I), None for a model without dense
+            data: `(dense, ids, label)` or a mapping: float (B, I), None for a model without dense
                 columns; ids int (B, F), or `Bags`, or a KeyedJaggedTensor of F keys; label 0 or
                 1 (B,), or (B, L) of a model with `loss_weights`; a mapping may have `weight` ≥ 0
                 (B,), which multiplies the rows' losses.
@@ -58,16 +58,16 @@ class Columns:
             DataError: a shape, type or value is wrong; names batch, column and value.
         """
         try:
-            return self._batch(given, rows, labelled)
+            return self._batch(data, rows, labelled)
         except _FaultError as fault:
             raise DataError(f"{title}: {fault}") from None
 
-    def _batch(self, given: Any, rows: int | None, labelled: bool) -> Batch:
-        if isinstance(given, Batch):
-            dense, ids, label = given.dense_BI, given.bags, given.label_B
-            weight = given.weight_B
+    def _batch(self, data: Any, rows: int | None, labelled: bool) -> Batch:
+        if isinstance(data, Batch):
+            dense, ids, label = data.dense_BI, data.bags, data.label_B
+            weight = data.weight_B
         else:
-            dense, ids, label, weight = _parts(given if labelled else _with_label(given))
+            dense, ids, label, weight = _parts(data if labelled else _with_label(data))
         if label is None and not labelled:
             label = np.zeros((_bags(ids, self.spec.table_names).rows, self.spec.labels))
         label_B = _array("label", label, np.float32)
@@ -91,10 +91,10 @@ class Columns:
         bags, weight_B = self._bags(ids, len(label_B)), _weights(weight, len(label_B))
         return Batch(self._dense(dense, len(label_B)), bags, label_B, weight_B)
 
-    def _dense(self, given: Any, rows: int) -> npt.NDArray[np.float32]:
-        if given is None and not self.spec.num_dense:
+    def _dense(self, value: Any, rows: int) -> npt.NDArray[np.float32]:
+        if value is None and not self.spec.num_dense:
             return np.empty((rows, 0), np.float32)
-        dense_BI = _array("dense", given, np.float32)
+        dense_BI = _array("dense", value, np.float32)
         if dense_BI.shape != (rows, self.spec.num_dense):
             raise _FaultError(
                 f"dense has shape {_shape(dense_BI)}, must be ({rows}, {self.spec.num_dense}): "
@@ -106,9 +106,9 @@ class Columns:
             raise _FaultError(f"dense column {column} of row {row} is {dense_BI[row, column]}")
         return dense_BI
 
-    def _bags(self, given: Any, rows: int) -> Bags[npt.NDArray[np.int64]]:
+    def _bags(self, value: Any, rows: int) -> Bags[npt.NDArray[np.int64]]:
         tables = len(self.spec.table_rows)
-        bags = _bags(given, self.spec.table_names)
+        bags = _bags(value, self.spec.table_names)
         if (bags.tables, bags.rows) != (tables, rows):
             raise _FaultError(
                 f"ids of {bags.rows} rows × {bags.tables} tables, must be {rows} × {tables}: "
@@ -119,22 +119,22 @@ class Columns:
                 raise _FaultError(f"averaged = {table}, must be a table from 0 to {tables - 1}")
         offsets, ids_N = table_offsets(bags).tolist(), bags.values.reshape(-1)
         for table, size in enumerate(self.spec.table_rows):
-            own = ids_N[offsets[table] : offsets[table + 1]]
-            if len(own) and (own.min() < 0 or own.max() >= size):
-                place = int(((own < 0) | (own >= size)).argmax())
+            ids_T = ids_N[offsets[table] : offsets[table + 1]]
+            if len(ids_T) and (ids_T.min() < 0 or ids_T.max() >= size):
+                place = int(((ids_T < 0) | (ids_T >= size)).argmax())
                 ends = np.cumsum(lengths_of(bags)[table])
                 row = int(np.searchsorted(ends, place, side="right"))
                 name = self.spec.table_names[table]
                 raise _FaultError(
-                    f"id {own[place]} of row {row} in {name}, which has {size:,} rows"
+                    f"id {ids_T[place]} of row {row} in {name}, which has {size:,} rows"
                 )
         return bags
 
-    def of_trainers(self, given: Any, trainers: int, step: int) -> list[Batch]:
+    def of_trainers(self, data: Any, trainers: int, step: int) -> list[Batch]:
         """Check and convert the batches of one step, one for each trainer.
 
         Args:
-            given: a batch of `trainers * batch_size` rows, which is split among the trainers in
+            data: a batch of `trainers * batch_size` rows, which is split among the trainers in
                 order; or a sequence of one batch for each trainer.
             trainers: number of trainers.
             step: number for error messages.
@@ -143,22 +143,22 @@ class Columns:
             DataError: see `batch`; or the number of batches is not that of trainers.
         """
         title = f"step {step}"
-        if is_one(given):
-            whole = self.batch(given, title, rows=trainers * self.batch_size)
+        if is_one(data):
+            whole = self.batch(data, title, rows=trainers * self.batch_size)
             size = self.batch_size
-            return [whole.part(slice(one * size, (one + 1) * size)) for one in range(trainers)]
-        if isinstance(given, str) or not isinstance(given, Iterable):
-            kind = type(given).__name__
+            return [whole.part(slice(t * size, (t + 1) * size)) for t in range(trainers)]
+        if isinstance(data, str) or not isinstance(data, Iterable):
+            kind = type(data).__name__
             raise DataError(f"{title}: {kind}; {WHAT}; or a list of one for each trainer")
-        batches = list(cast("Iterable[Any]", given))
+        batches = list(cast("Iterable[Any]", data))
         if len(batches) != trainers:
             raise DataError(
                 f"{title}: {len(batches)} batches, must be one for each of {trainers} trainers, or "
                 f"one batch of {trainers * self.batch_size} rows"
             )
         return [
-            self.batch(one, f"{title}, trainer {trainer}", self.batch_size)
-            for trainer, one in enumerate(batches)
+            self.batch(batch, f"{title}, trainer {trainer}", self.batch_size)
+            for trainer, batch in enumerate(batches)
         ]
 
 
@@ -166,21 +166,21 @@ class _FaultError(Exception):
     """A fault of a batch, without the batch's name, which the caller adds."""
 
 
-def is_one(given: Any) -> bool:
+def is_one(data: Any) -> bool:
     """Whether this is one batch, not a sequence of one for each trainer."""
-    if isinstance(given, (Batch, Mapping)):
+    if isinstance(data, (Batch, Mapping)):
         return True
-    if not isinstance(given, Sequence):
+    if not isinstance(data, Sequence):
         return False
-    parts = cast("Sequence[Any]", given)
+    parts = cast("Sequence[Any]", data)
     return len(parts) == len(KEYS) and _is_label(parts[2])
 
 
-def _is_label(given: Any) -> bool:
+def _is_label(value: Any) -> bool:
     """Whether this is the label of a batch, not another batch, which begins with an array."""
-    if not isinstance(given, Sequence):
-        return hasattr(given, "shape")
-    several = cast("Sequence[Any]", given)
+    if not isinstance(value, Sequence):
+        return hasattr(value, "shape")
+    several = cast("Sequence[Any]", value)
     first: Any = several[0] if several else 0
     if isinstance(first, Sequence):
         row = cast("Sequence[Any]", first)
@@ -188,32 +188,32 @@ def _is_label(given: Any) -> bool:
     return isinstance(first, Real) or getattr(first, "shape", None) == ()
 
 
-def _with_label(given: Any) -> Any:
+def _with_label(data: Any) -> Any:
     """Add the label None to a batch without a label."""
-    if isinstance(given, Mapping):
-        return {"label": None, **cast("Mapping[Any, Any]", given)}
-    if isinstance(given, Sequence) and len(cast("Sequence[Any]", given)) == len(KEYS) - 1:
-        return (*cast("Sequence[Any]", given), None)
-    return cast("Any", given)
+    if isinstance(data, Mapping):
+        return {"label": None, **cast("Mapping[Any, Any]", data)}
+    if isinstance(data, Sequence) and len(cast("Sequence[Any]", data)) == len(KEYS) - 1:
+        return (*cast("Sequence[Any]", data), None)
+    return cast("Any", data)
 
 
-def _parts(given: Any) -> tuple[Any, Any, Any, Any]:
-    if isinstance(given, Mapping):
-        known = cast("Mapping[Any, Any]", given)
-        if set(known) - {WEIGHT} != set(KEYS):
-            raise _FaultError(f"keys {', '.join(map(str, known))}; {WHAT}")
-        return known["dense"], known["ids"], known["label"], known.get(WEIGHT)
-    parts: Any = given
-    if not isinstance(given, Sequence) or len(parts) != len(KEYS):
+def _parts(data: Any) -> tuple[Any, Any, Any, Any]:
+    if isinstance(data, Mapping):
+        mapping = cast("Mapping[Any, Any]", data)
+        if set(mapping) - {WEIGHT} != set(KEYS):
+            raise _FaultError(f"keys {', '.join(map(str, mapping))}; {WHAT}")
+        return mapping["dense"], mapping["ids"], mapping["label"], mapping.get(WEIGHT)
+    parts: Any = data
+    if not isinstance(data, Sequence) or len(parts) != len(KEYS):
         raise _FaultError(f"{type(parts).__name__}; {WHAT}")
     dense, ids, label = parts
     return dense, ids, label, None
 
 
-def _weights(given: Any, rows: int) -> npt.NDArray[np.float32] | None:
-    if given is None:
+def _weights(value: Any, rows: int) -> npt.NDArray[np.float32] | None:
+    if value is None:
         return None
-    weight_B = _array(WEIGHT, given, np.float32)
+    weight_B = _array(WEIGHT, value, np.float32)
     if weight_B.shape != (rows,):
         raise _FaultError(f"weight has shape {_shape(weight_B)}, must be ({rows},)")
     for row in np.flatnonzero(bad_weights(weight_B))[:1].tolist():
@@ -223,43 +223,43 @@ def _weights(given: Any, rows: int) -> npt.NDArray[np.float32] | None:
     return weight_B
 
 
-def _array(name: str, given: Any, dtype: Any) -> npt.NDArray[Any]:
+def _array(name: str, value: Any, dtype: Any) -> npt.NDArray[Any]:
     """Copy to a contiguous array, since a loader may reuse its memory."""
-    if hasattr(given, "detach"):
-        given = given.detach().cpu()
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
     try:
-        found = np.asarray(given)
+        array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise _FaultError(f"{name} is {type(given).__name__}, no array: {error}") from None
+        raise _FaultError(f"{name} is {type(value).__name__}, no array: {error}") from None
     kinds = "iub" if dtype is np.int64 else "iubf"
-    if found.dtype.kind not in kinds:
+    if array.dtype.kind not in kinds:
         raise _FaultError(
-            f"{name} is of {found.dtype}, must be {'integers' if kinds == 'iub' else 'numbers'}"
+            f"{name} is of {array.dtype}, must be {'integers' if kinds == 'iub' else 'numbers'}"
         )
-    return np.array(found, dtype, order="C")
+    return np.array(array, dtype, order="C")
 
 
-def _bags(given: Any, names: Sequence[str]) -> Bags[npt.NDArray[np.int64]]:
+def _bags(value: Any, names: Sequence[str]) -> Bags[npt.NDArray[np.int64]]:
     """Convert ids to bags in the order of tables."""
-    if isinstance(given, Bags):
-        known = cast("Bags[Any]", given)
-        bags = known.map(lambda one: _array("ids", one, np.int64))
-    elif hasattr(given, "keys") and hasattr(given, "lengths") and hasattr(given, "values"):
-        keys: list[Any] = list(given.keys())
+    if isinstance(value, Bags):
+        as_bags = cast("Bags[Any]", value)
+        bags = as_bags.map(lambda array: _array("ids", array, np.int64))
+    elif hasattr(value, "keys") and hasattr(value, "lengths") and hasattr(value, "values"):
+        keys: list[Any] = list(value.keys())
         if keys != list(names) and set(keys) == set(names):
             raise _FaultError(
                 f"ids have keys {', '.join(keys)}, must be in the order of the tables: "
                 f"{', '.join(names)}"
             )
-        if getattr(given, "weights_or_none", lambda: None)() is not None:
+        if getattr(value, "weights_or_none", lambda: None)() is not None:
             raise _FaultError("ids have weights, which a model of a world does not use")
         try:
-            lengths_FB = _array("lengths", given.lengths(), np.int64).reshape(len(keys), -1)
-            bags = jagged(_array("ids", given.values(), np.int64), lengths_FB)
+            lengths_FB = _array("lengths", value.lengths(), np.int64).reshape(len(keys), -1)
+            bags = jagged(_array("ids", value.values(), np.int64), lengths_FB)
         except ValueError as error:
             raise _FaultError(f"ids: {error}") from None
     else:
-        ids_BF = _array("ids", given, np.int64)
+        ids_BF = _array("ids", value, np.int64)
         if ids_BF.ndim != 2:
             raise _FaultError(f"ids have shape {_shape(ids_BF)}, must be (rows, tables), or Bags")
         return Bags(np.ascontiguousarray(ids_BF.T))

@@ -44,7 +44,7 @@ class InProcess(Backend):
     """All ranks of a world in one process; see `World.in_process`.
 
     Args:
-        settings: those of the world.
+        settings: settings of the world.
         folder: folder for checkpoints.
         resume_from: run folder or checkpoint to resume from, or None.
     """

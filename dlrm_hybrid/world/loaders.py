@@ -23,15 +23,15 @@ class Loaders:
     """
 
     def __init__(self, loader: Loader, columns: Columns, trainers: int) -> None:
-        self._sources = [_Source(loader, columns, one, trainers) for one in range(trainers)]
+        self._sources = [_Source(loader, columns, trainer, trainers) for trainer in range(trainers)]
         self._fault: DataError | None = None
 
     def take(self) -> list[Batch] | None:
         """The next batch of each trainer; None if a trainer has no more in this epoch.
 
         Raises:
-            DataError: loaders failed, or batches are malformed, of any trainers; the batches of
-                all others wait for the next call.
+            DataError: loaders failed, or batches are malformed, of some trainers; the batches of
+                the others wait for the next call.
         """
         fault, self._fault = self._fault, None
         if fault is not None:
@@ -90,14 +90,14 @@ class _Source:
             if self._batches is None:
                 self._epoch, self._taken = self._epoch + 1, 0
                 self._batches = iter(self.loader(self.trainer, self.trainers))
-            given = next(self._batches)
+            data = next(self._batches)
         except StopIteration:
             return
         except Exception as error:
             raise DataError(f"{self._title}: the loader failed: {error!r:.2000}") from error
         title = self._title
         self._taken += 1  # also if malformed: the loader goes on after it
-        self.waiting = self.columns.batch(given, title, self.columns.batch_size)
+        self.waiting = self.columns.batch(data, title, self.columns.batch_size)
 
     def end_epoch(self) -> bool:
         left_out = self.waiting is not None

@@ -34,20 +34,20 @@ def receive(connection: Connection) -> Frame:
     return decode(connection.recv_bytes())
 
 
-def connection_of(one: socket.socket) -> Connection:
+def connection_of(socket_: socket.socket) -> Connection:
     """Make a connection for whole messages from a connected socket."""
-    return Connection(one.detach())
+    return Connection(socket_.detach())
 
 
 def tensors_of_batch(batch: Batch) -> dict[str, Tensor]:
     """Convert a batch to tensors by name, for an order."""
     offsets = {} if batch.bags.offsets is None else {"offsets": batch.bags.offsets}
-    found = {"dense": batch.dense_BI, "ids": batch.bags.values, **offsets, "label": batch.label_B}
+    arrays = {"dense": batch.dense_BI, "ids": batch.bags.values, **offsets, "label": batch.label_B}
     if batch.bags.averaged:
-        found["averaged"] = np.array(batch.bags.averaged, np.int64)
+        arrays["averaged"] = np.array(batch.bags.averaged, np.int64)
     if batch.weight_B is not None:
-        found["weight"] = batch.weight_B
-    return {name: torch.from_numpy(np.ascontiguousarray(one)) for name, one in found.items()}
+        arrays["weight"] = batch.weight_B
+    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
 
 
 def batch_of(tensors: Tensors, tables: int) -> Batch:

@@ -38,8 +38,8 @@ class Processes(Backend):
     """All ranks of a world; see `World.processes`.
 
     Args:
-        settings: of the world.
-        folder: for checkpoints, and logs of ranks.
+        settings: settings of the world.
+        folder: folder for checkpoints, and logs of ranks.
         resume_from: a run folder or checkpoint to go on from, or None.
     """
 
@@ -54,7 +54,7 @@ class Processes(Backend):
             attempt=0,
             rendezvous=str(self._meeting / "ranks"),
         )
-        known = {
+        common = {
             "values": settings.values,
             "table_rows": settings.spec.table_rows,
             "frozen": settings.spec.frozen,
@@ -65,7 +65,7 @@ class Processes(Backend):
             Rank(
                 index=index,
                 name=name,
-                argument=json.dumps({"task": asdict(replace(task, rank=index)), **known}),
+                argument=json.dumps({"task": asdict(replace(task, rank=index)), **common}),
                 log_folder=folder / "log",
             )
             for index, name in enumerate(build.rank_names(settings.config))
@@ -99,13 +99,13 @@ class Processes(Backend):
         nothing = [batches[0].part(slice(0))] * (topology.trainers - len(batches))
         tensors = self._parts([*batches, *nothing])
         answers = self._ranks.ask("predict", {"number": next(self._predicted)}, tensors)
-        last = [topology.worker(one, topology.stages - 1) for one in range(len(batches))]
+        last = [topology.worker(trainer, topology.stages - 1) for trainer in range(len(batches))]
         return [tensors_of(answers[rank])["logits"].numpy() for rank in last]
 
     @override
     def save(self) -> Path:
         answers = self._ranks.ask("save")
-        return Path(next(value for one in answers.values() if (value := _value(one))))
+        return Path(next(value for answer in answers.values() if (value := _value(answer))))
 
     @override
     def tensors(self) -> dict[str, Tensor]:
@@ -113,12 +113,12 @@ class Processes(Backend):
 
     @override
     def ask(self, order: OwnOrder, values: Mapping[str, Any]) -> list[Any]:
-        given = {"order": path_of(order), "values": values}
-        return [_value(one) for one in self._ranks.ask("ask", given).values()]
+        request = {"order": path_of(order), "values": values}
+        return [_value(answer) for answer in self._ranks.ask("ask", request).values()]
 
     @override
     def counts(self) -> Counts:
-        return added(_value(one) for one in self._ranks.ask("counts").values())
+        return added(_value(answer) for answer in self._ranks.ask("counts").values())
 
     @override
     def close(self) -> None:
@@ -132,12 +132,12 @@ class Processes(Backend):
         meanwhile: Callable[[], None] = ignore,
     ) -> StepMetrics:
         answers = self._ranks.ask(order, tensors=tensors, meanwhile=meanwhile)
-        several = (StepMetrics(**values_of(one)["metrics"]) for one in answers.values())
+        several = (StepMetrics(**values_of(answer)["metrics"]) for answer in answers.values())
         return reduce(StepMetrics.plus, several)
 
     def _parts(self, batches: Sequence[Batch]) -> dict[int, Tensors]:
-        """What each worker reads of the batch of its trainer, by rank."""
-        found: dict[int, Tensors] = {}
+        """The parts that each worker reads of its trainer's batch, by rank."""
+        parts: dict[int, Tensors] = {}
         for trainer, batch in enumerate(batches):
             rows = len(batch.label_B)
             for stage in range(self._topology.stages):
@@ -146,8 +146,8 @@ class Processes(Backend):
                     part = replace(part, dense_BI=np.empty((rows, 0), np.float32))
                 if stage != self._topology.interaction_stage:
                     part = replace(part, bags=Bags(np.empty((0, rows), np.int64)))
-                found[self._topology.worker(trainer, stage)] = tensors_of_batch(part)
-        return found
+                parts[self._topology.worker(trainer, stage)] = tensors_of_batch(part)
+        return parts
 
 
 def _value(answer: Frame) -> Any:

@@ -48,12 +48,12 @@ ANSWERS = (Kind.PARAMETERS, Kind.RESULT, Kind.ROWS)
 
 def world_rank(argument: str, report: Report, stop: StopRequest) -> None:
     """Run the rank of a world that the argument describes, until its program ends it."""
-    known: dict[str, Any] = json.loads(argument)
-    load_chosen(known["values"])
-    task, config = TrainTask(**known["task"]), validate(known["values"])
-    of_spec = (tuple(known[name]) for name in ("table_rows", "frozen", "loss_weights"))
+    arguments: dict[str, Any] = json.loads(argument)
+    load_chosen(arguments["values"])
+    task, config = TrainTask(**arguments["task"]), validate(arguments["values"])
+    of_spec = (tuple(arguments[name]) for name in ("table_rows", "frozen", "loss_weights"))
     spec = build.model_spec(config, *of_spec)
-    settings = Settings(spec=spec, values=known["values"], config=config)
+    settings = Settings(spec=spec, values=arguments["values"], config=config)
     build_model.prepare_torch(config)
     job = job_of(settings, task)
 
@@ -64,11 +64,11 @@ def world_rank(argument: str, report: Report, stop: StopRequest) -> None:
             shards.answer()
         resume(job, worker, Source.of(job))
         meter.step = worker.step
-        one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        one.connect(known["orders"])
+        orders = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        orders.connect(arguments["orders"])
         with (
             at_end(lambda: leave_servers(job, channel, worker.step)),
-            closing(connection_of(one)) as connection,
+            closing(connection_of(orders)) as connection,
         ):
             link = _ProgramLink(job, worker, meter, answers, shards, connection)
             Follower(rank=worker, link=link, meter=meter).run()
@@ -86,10 +86,10 @@ class _Answers:
 
     def watch(self, frame: Frame, dense_bytes: int) -> None:
         if frame.kind in ANSWERS and frame.microbatch != EVALUATION:
-            known = frame.kind is not Kind.ROWS  # the size of ROWS only their sender knows
-            values = (1, encoded_bytes(frame), dense_bytes if known else 0)
-            one: dict[str, int] = dict(zip(TALLY_NAMES, values, strict=True))
-            self.counts = added([self.counts, {traffic_of(frame.kind).value: one}])
+            has_size = frame.kind is not Kind.ROWS  # the size of ROWS only their sender knows
+            values = (1, encoded_bytes(frame), dense_bytes if has_size else 0)
+            tally: dict[str, int] = dict(zip(TALLY_NAMES, values, strict=True))
+            self.counts = added([self.counts, {traffic_of(frame.kind).value: tally}])
 
 
 @final
@@ -119,7 +119,7 @@ class _ProgramLink(Link):
 
     @override
     def read(self, order: Order) -> Iterator[Due]:
-        """The batch that an order to train brings along."""
+        """Yield the batch that an order to train brings along."""
         batch = self._batch(order)
         self._ids += batch.bags.num_ids
         yield Due(batch, is_last=True)
@@ -169,15 +169,15 @@ class _ProgramLink(Link):
     def _state(self, order: Order) -> Answer:
         rank, number = self.rank.messenger.rank, order.frame.number
         with self.meter.within(Phase.EVALUATE):
-            own = [piece for piece in weights(self.rank) if not piece.is_copy]
+            pieces = [piece for piece in weights(self.rank) if not piece.is_copy]
             of_servers = self.rank.server_pieces() if self.rank.leads else ()
-            for piece in chain(chain.from_iterable(map(parts, own)), of_servers):
+            for piece in chain(chain.from_iterable(map(parts, pieces)), of_servers):
                 send(self.connection, piece_message(Kind.WEIGHTS, rank, 0, number, piece, {}))
         return Answer()
 
     def _counts(self, order: Order) -> Answer:
         with self.meter.within(Phase.EVALUATE):
-            # Servers answer in order, so all that they sent before has arrived then.
+            # Servers answer in order: once these have come, all earlier answers have too.
             self.rank.masters(range(self.rank.topology.trainers))
         counts = added([self.meter.steps_counts(), self.answers.counts])
         if self.rank.topology.table_servers and self.rank.worker.tables is not None:

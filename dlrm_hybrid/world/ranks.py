@@ -46,7 +46,7 @@ class WorldRanks:
         self._outcome: Outcome | None = None
         self._number = 0
         self._workers: dict[int, Connection] = {}
-        self._owed: set[Connection] = set()  # connections of those that have not answered yet
+        self._owed: set[Connection] = set()  # connections of workers that have not answered yet
         self._ended, self._ending = _pipe()
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -92,11 +92,11 @@ class WorldRanks:
                 self._fail()
             connection = connection_of(self._listening.accept()[0])
             try:
-                here = receive(connection)
+                hello = receive(connection)
             except (EOFError, OSError):
                 self._fail()
-            self._workers[here.sender] = connection
-            steps.append(values_of(here)["learned"])
+            self._workers[hello.sender] = connection
+            steps.append(values_of(hello)["learned"])
         if len(set(steps)) != 1:
             raise DlrmError(f"internal error: workers at steps {steps}")
         return steps[0]
@@ -121,12 +121,12 @@ class WorldRanks:
         """
         self._order(do, values or {}, tensors or {})
         meanwhile()
-        return {one.sender: one for one in sorted(self._answers(), key=lambda one: one.sender)}
+        return {x.sender: x for x in sorted(self._answers(), key=lambda x: x.sender)}
 
     def parts(self, do: str) -> Iterator[Frame]:
         """Give all workers an order, and yield the parts of their answers as they come."""
         self._order(do, {}, {})
-        yield from (one for one in self._answers() if one.kind is not Kind.REPORT)
+        yield from (answer for answer in self._answers() if answer.kind is not Kind.REPORT)
 
     def _order(self, do: str, values: Mapping[str, Any], tensors: Mapping[int, Tensors]) -> None:
         self._number += 1
@@ -138,22 +138,22 @@ class WorldRanks:
                 self._fail()
 
     def _answers(self) -> Iterator[Frame]:
-        """Yield what workers answer to the last order, until all have reported on it."""
+        """Yield the workers' answers to the last order, until all have reported on it."""
         owed = self._owed
         if not owed:
             raise DlrmError("the world has been closed meanwhile")  # by a loader or another thread
         while owed:
-            for one in wait([*owed, self._ended]):
-                if one is self._ended:
+            for source in wait([*owed, self._ended]):
+                if source is self._ended:
                     self._fail()
-                assert isinstance(one, Connection)
+                assert isinstance(source, Connection)
                 try:
-                    answer = receive(one)
+                    answer = receive(source)
                 except (EOFError, OSError):
                     self._fail()
                 yield answer
                 if answer.kind is Kind.REPORT:
-                    owed.remove(one)
+                    owed.remove(source)
 
     def _fail(self) -> Never:
         """Raise the supervisor's reason why a rank has ended."""
@@ -173,29 +173,29 @@ class WorldRanks:
         if self._ended.closed or os.getpid() != self._process:
             return
         if threading.current_thread() is self._thread:  # called by a garbage collection there
-            for one in tuple(self._forwarder.running):
-                one.send(signal.SIGKILL)
+            for child in tuple(self._forwarder.running):
+                child.send(signal.SIGKILL)
             return
         with interrupts_wait():
             try:
-                self._send_home()
+                self._end_workers()
             finally:
                 self._kill()
         atexit.unregister(self.close)
 
-    def _send_home(self) -> None:
+    def _end_workers(self) -> None:
         for connection in self._workers.values():
             with suppress(OSError):
                 send(connection, order("end", 0, {}, {}))
-        # Who was cut off in an answer may wait for this process to read, and never take an order.
+        # A worker cut off in an answer may wait for this process to read, and take no order.
         wait([self._ended], LEAVE_SECONDS if self._workers and not self._owed else 0.0)
 
     def _kill(self) -> None:
         """Kill the remaining ranks, and close all connections."""
         # Not by `join`: if Ctrl-C cuts that off, Python 3.11 takes the thread for ended.
         while not wait([self._ended], KILL_SECONDS):  # the supervisor may still start ranks
-            for one in tuple(self._forwarder.running):
-                one.send(signal.SIGKILL)
+            for child in tuple(self._forwarder.running):
+                child.send(signal.SIGKILL)
         for connection in self._workers.values():
             connection.close()
         self._workers.clear()

@@ -27,7 +27,7 @@ class Session:
 
     Attributes:
         folder: folder for checkpoints and logs of ranks.
-        over: why the world has ended; None before.
+        over: reason why the world has ended; None before.
     """
 
     def __init__(self, make: Make) -> None:
@@ -108,12 +108,12 @@ class Session:
     def begin_again(self, source: Path) -> None:
         """Replace the ranks by new ones from a checkpoint; if these fail, keep the old ones."""
         try:
-            made = self._make(self.folder, source)
+            backend = self._make(self.folder, source)
         except RunFailedError as error:
             self._keep_log(error)
             raise
         with interrupts_wait():
-            self._backends.append(made)
+            self._backends.append(backend)
             self._backends.pop(0).close()
 
     def close(self) -> None:

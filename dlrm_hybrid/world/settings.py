@@ -60,7 +60,7 @@ class Settings:
 def named_keys(
     trainers: int | None, cuts: Sequence[str] | None, servers: int | None, batch_size: int | None
 ) -> dict[str, object]:
-    """Keys of the arguments with names of their own."""
+    """Configuration keys of the arguments with names of their own."""
     return {
         "parallel.trainers": trainers,
         "parallel.cuts": cuts,
@@ -92,12 +92,12 @@ def settings_of(
     overrides = [
         "parallel=hybrid",
         *_texts(keys),
-        *_chosen(gradient),
+        *_gradient_overrides(gradient),
         *_texts({name: value for name, value in named.items() if value is not None}),
         f"parallel.world={world}",
         "data=table",
         override_text("data.prepared", NO_ROWS),
-        *_of_model(spec),
+        *_model_overrides(spec),
     ]
     values = compose.values_of(overrides)
     return settings_from(spec, values)
@@ -137,10 +137,10 @@ def _texts(keys: Keys) -> Iterator[str]:
                 raise ConfigError(faults_text([f"{key}: has too many digits"])) from None
 
 
-def _are_texts(given: object) -> bool:
-    if not isinstance(given, (list, tuple)):
+def _are_texts(value: object) -> bool:
+    if not isinstance(value, (list, tuple)):
         return False
-    return all(isinstance(one, str) for one in cast("Sequence[object]", given))
+    return all(isinstance(text, str) for text in cast("Sequence[object]", value))
 
 
 def _plain(value: object) -> object:
@@ -150,7 +150,7 @@ def _plain(value: object) -> object:
     raise TypeError
 
 
-def _chosen(gradient: GradientMethod | str | None) -> Iterator[str]:
+def _gradient_overrides(gradient: GradientMethod | str | None) -> Iterator[str]:
     """Overrides for a method and all values of its record."""
     if gradient is None:
         return
@@ -162,12 +162,12 @@ def _chosen(gradient: GradientMethod | str | None) -> Iterator[str]:
             f"gradient = {gradient!r:.80}: must be a method such as Dct(density=0.01), or a name"
         )
         raise ConfigError(faults_text([fault]))
-    found = gradient.settings()
-    yield override_text("gradient", found.pop("name"))
-    yield from _texts({f"gradient.{key}": value for key, value in flat(found).items()})
+    settings = gradient.settings()
+    yield override_text("gradient", settings.pop("name"))
+    yield from _texts({f"gradient.{key}": value for key, value in flat(settings).items()})
 
 
-def _of_model(spec: ModelSpec | OwnModel) -> Iterator[str]:
+def _model_overrides(spec: ModelSpec | OwnModel) -> Iterator[str]:
     """Overrides of `model` that describe a spec, without the rows of its tables."""
     if isinstance(spec, OwnModel):
         if not is_path(spec.path):
@@ -177,7 +177,7 @@ def _of_model(spec: ModelSpec | OwnModel) -> Iterator[str]:
         inputs = asdict(spec.inputs)
         del inputs["labels"]  # these are the rows', not the model's
         yield from _texts(
-            {f"model.{key}": one for key, one in (inputs | {**spec.settings}).items()}
+            {f"model.{key}": value for key, value in (inputs | {**spec.settings}).items()}
         )
         return
     kinds = {Dot: "dot", Cross: "cross", Fm: "fm"}
@@ -198,7 +198,7 @@ def _of_model(spec: ModelSpec | OwnModel) -> Iterator[str]:
         yield from _texts({f"{head}.{key}": value for key, value in asdict(interaction).items()})
 
 
-def _of_program(group: str, name: str) -> Iterator[str]:
+def _program_faults(group: str, name: str) -> Iterator[str]:
     if name.startswith("__main__:"):
         yield (
             f"{group} = {name!r}: ranks are processes and cannot import it from the program "
@@ -209,7 +209,7 @@ def _of_program(group: str, name: str) -> Iterator[str]:
 def _faults(config: Config) -> Iterator[str]:
     """Faults: settings that only a command supports, whose rows exist before its run."""
     for group in GROUPS if config.parallel.world == "processes" else ():
-        yield from _of_program(group, getattr(config, group).name)
+        yield from _program_faults(group, getattr(config, group).name)
     if config.sync.name == "async":
         yield (
             "sync = 'async': its servers give out batches by number, a program hands them over "

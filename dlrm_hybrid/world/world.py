@@ -141,11 +141,11 @@ class World:
             "server": parallel.servers,
             "table server": parallel.table_servers,
         }
-        named = [f"{count} {what}{'s' * (count > 1)}" for what, count in parts.items() if count]
+        counts = [f"{count} {what}{'s' * (count > 1)}" for what, count in parts.items() if count]
         state = (
             f"step {self.steps:,}" if self._session.over is None else f"over: {self._session.over}"
         )
-        return f"<World {parallel.world}: {', '.join(named)}; {state}>"
+        return f"<World {parallel.world}: {', '.join(counts)}; {state}>"
 
     @property
     def spec(self) -> ModelShape:
@@ -379,12 +379,12 @@ class World:
             self._session.backend.begin_evaluation()
         columns = self._settings.columns
         # A malformed batch is found here, while all ranks wait.
-        given = (
-            columns.batch(one, f"evaluation, batch {number}", labelled=labelled)
-            for number, one in enumerate(batches)
+        checked = (
+            columns.batch(data, f"evaluation, batch {number}", labelled=labelled)
+            for number, data in enumerate(batches)
         )
         # A batch without rows has no logits.
-        some = (batch for batch in given if len(batch.label_B))
+        some = (batch for batch in checked if len(batch.label_B))
         while group := list(islice(some, self.config.parallel.trainers)):
             with self._session.going_on():
                 logits = self._session.backend.predict(group)
