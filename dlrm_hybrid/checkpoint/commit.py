@@ -36,7 +36,7 @@ from dlrm_hybrid.disk import flush, replace_text
 from dlrm_hybrid.parallel.finite import key_of_rate
 from dlrm_hybrid.types import ConfigError, DivergedError, DlrmError, ResourceError
 
-SEEN_SECONDS = 60.0  # network file systems may show a new file so much later
+SEEN_SECONDS = 60.0  # longest time after which a network file system shows a new file
 POLL_SECONDS = 0.05
 
 
@@ -73,7 +73,7 @@ class Preparing:
     Attributes:
         step: training steps done.
         owed: names, by number, of the ranks that have not reported yet.
-        shards: shards reported by the others, by name of the rank.
+        shards: shards of the ranks that have, by name of the rank.
     """
 
     step: int
@@ -98,12 +98,12 @@ class Preparing:
                 f"step {self.step}: {shard.not_finite} of {name} (rank {rank}) is not finite, so "
                 f"no checkpoint was saved; {key_of_rate(shard.not_finite)} may be too high"
             )
-        owed = {one: title for one, title in self.owed.items() if one != rank}
+        owed = {number: title for number, title in self.owed.items() if number != rank}
         return replace(self, owed=owed, shards={**self.shards, name: shard})
 
     def without(self, rank: int) -> Preparing:
         """This checkpoint without a rank that was lost before it reported."""
-        return replace(self, owed={one: name for one, name in self.owed.items() if one != rank})
+        return replace(self, owed={n: name for n, name in self.owed.items() if n != rank})
 
     @property
     def is_prepared(self) -> bool:
@@ -116,7 +116,7 @@ class Preparing:
         Raises:
             DlrmError: parts of a tensor are missing, or two ranks disagree about it.
         """
-        files = {name: entry for one in self.shards.values() for name, entry in one.files.items()}
+        files = {name: file for x in self.shards.values() for name, file in x.files.items()}
         return {"files": files, "tensors": _merged(self.shards.values())}
 
 
@@ -124,14 +124,14 @@ def _merged(shards: Iterable[Shard]) -> dict[str, dict[str, Any]]:
     tensors: dict[str, dict[str, Any]] = {}
     for shard in shards:
         for name, entry in shard.tensors.items():
-            known = tensors.setdefault(name, {**entry, "parts": []})
-            if any(known[key] != entry[key] for key in ("group", "dtype", "shape")):
+            merged = tensors.setdefault(name, {**entry, "parts": []})
+            if any(merged[key] != entry[key] for key in ("group", "dtype", "shape")):
                 raise DlrmError(f"{name}: two ranks have saved it as different tensors")
-            known["parts"] += entry["parts"]
-    for name, known in tensors.items():
-        found = sum(math.prod(part["shape"]) for part in known["parts"])
-        if found != math.prod(known["shape"]):
-            raise DlrmError(f"{name}: {found} elements saved, its shape is {known['shape']}")
+            merged["parts"] += entry["parts"]
+    for name, merged in tensors.items():
+        elements = sum(math.prod(part["shape"]) for part in merged["parts"])
+        if elements != math.prod(merged["shape"]):
+            raise DlrmError(f"{name}: {elements} elements saved, its shape is {merged['shape']}")
     return tensors
 
 
@@ -141,7 +141,7 @@ class Saved:
 
     Attributes:
         step: training steps done.
-        folder: that of the checkpoint.
+        folder: folder of the checkpoint.
         num_bytes: size of all its files.
         seconds: time that training paused.
         background_seconds: time from then until it was valid.
@@ -167,7 +167,7 @@ def commit(
 
     Args:
         root: the `checkpoints` folder of the run.
-        attempt: the one that wrote it.
+        attempt: the attempt that wrote it.
         prepared: the shards of all ranks.
         facts: whatever else a resumed run needs, as JSON values; `score` is a `Score` or None.
         keep: rule for the checkpoints kept, this one included.
@@ -181,15 +181,15 @@ def commit(
     try:
         for rank, shard in prepared.shards.items():
             _await_files(partial, rank, shard)
-        known = {file for shard in prepared.shards.values() for file in shard.files}
+        files = {file for shard in prepared.shards.values() for file in shard.files}
         for path in partial.iterdir():
-            if path.name not in known:  # half written by a lost rank
+            if path.name not in files:  # half written by a lost rank
                 path.unlink()
         if (root.parent / PREPROCESSING_FOLDER).is_dir():  # batches given to a `World` have none
             keep_preprocessing(root.parent, partial)
         text = manifest_text({"step": prepared.step, **prepared.contents(), **facts})
         replace_text(partial / MANIFEST_FILE, text)
-        # Left by an attempt that ended before `latest` moved, or during its removal.
+        # One may be left by an attempt that ended before `latest` moved, or during its removal.
         _remove(folder)
         partial.rename(folder)
         flush(root)
@@ -221,9 +221,9 @@ def _keep(root: Path, keep: RetentionPolicy) -> None:
         replace_text(root / BEST_FILE, best_folder.name + "\n")
     else:
         (root / BEST_FILE).unlink(missing_ok=True)  # the checkpoint it named may be removed now
-    found = complete(root)
-    for folder in found:
-        if folder not in (*found[-keep.newest :], best_folder):
+    folders = complete(root)
+    for folder in folders:
+        if folder not in (*folders[-keep.newest :], best_folder):
             _remove(folder)
 
 

@@ -37,7 +37,7 @@ POINTER_BYTES = 100  # most bytes of `latest` and `best`
 NEEDED = ("progress", "config", "config_hash", "rows")
 PARTIAL = ".partial"
 CHECKPOINTS = "checkpoints"
-FILES = "files"  # beside no checkpoints: the folder has a run for each file, in order of name
+FILES = "files"  # if there is no CHECKPOINTS: a run for each file, in order of name
 
 
 @final
@@ -74,9 +74,9 @@ def has_checkpoint(run_folder: Path) -> bool:
 def find(path: Path) -> Path:
     """Resolve `path` to a checkpoint folder: itself, or the latest of a run folder.
 
-    The files `latest` and `best` stand for the checkpoint they name. If `latest` is missing or
-    names none that exists, it is the newest checkpoint with a valid manifest. For a folder with a
-    run for each file it is that of the newest run that has one.
+    The files `latest` and `best` stand for the checkpoint that they name. If `latest` is missing or
+    names none that exists, the newest checkpoint with a valid manifest is taken. In a folder with a
+    run for each file it is the checkpoint of the newest run that has one.
 
     Raises:
         DataError: there is none; the message lists those that exist.
@@ -119,14 +119,14 @@ def shown(folder: Path, step: int) -> str:
     """A line that tells the user which checkpoint of a run folder was chosen.
 
     Args:
-        folder: that of the checkpoint.
-        step: that of the checkpoint.
+        folder: folder of the checkpoint.
+        step: step of the checkpoint.
     """
     root, line = folder.parent, f"checkpoint {folder}, step {step:,}"
-    latest, found = pointed(root / LATEST_FILE), best_score(root)
-    if latest is None or found is None or step_of(latest) == found[0]:
+    latest, best = pointed(root / LATEST_FILE), best_score(root)
+    if latest is None or best is None or step_of(latest) == best[0]:
         return line
-    best_step, score = found
+    best_step, score = best
     if folder == latest:
         return f"{line}, the latest; {root / BEST_FILE} is step {best_step:,}: {score.text}"
     if step != best_step:
@@ -137,7 +137,7 @@ def shown(folder: Path, step: int) -> str:
 def _newest_run(path: Path) -> Path:
     """The folder itself, or the newest run of a file in it that has a checkpoint."""
     runs = sorted((path / FILES).glob(f"*/{CHECKPOINTS}"))
-    return next((one.parent for one in reversed(runs) if complete(one)), path)
+    return next((root.parent for root in reversed(runs) if complete(root)), path)
 
 
 def _root(path: Path) -> Path:
@@ -159,8 +159,8 @@ def _newest(path: Path, root: Path) -> Path:
             return folder
     if faults:
         raise DataError(f"{path}: no usable checkpoint here{''.join(faults)}")
-    found = sorted(str(manifest.parent) for manifest in path.glob(f"**/{MANIFEST_FILE}"))
-    hint = f"; found {', '.join(found)}" if found else ""
+    folders = sorted(str(manifest.parent) for manifest in path.glob(f"**/{MANIFEST_FILE}"))
+    hint = f"; found {', '.join(folders)}" if folders else ""
     raise DataError(f"{path}: no checkpoint found (no {LATEST_FILE}){hint}")
 
 
@@ -207,8 +207,8 @@ def complete(root: Path) -> list[Path]:
 
     Links and copies under other names do not count.
     """
-    found = [folder for folder in root.glob(f"{PREFIX}*") if is_folder_name(folder.name)]
-    return sorted(filter(_is_complete, found), key=step_of)
+    folders = [folder for folder in root.glob(f"{PREFIX}*") if is_folder_name(folder.name)]
+    return sorted(filter(_is_complete, folders), key=step_of)
 
 
 def later(path: Path) -> list[Path]:
@@ -217,8 +217,8 @@ def later(path: Path) -> list[Path]:
     Raises:
         DataError: as `find`.
     """
-    taken = find(path)
-    return [one for one in complete(taken.parent) if step_of(one) > step_of(taken)]
+    start = find(path)
+    return [x for x in complete(start.parent) if step_of(x) > step_of(start)]
 
 
 def step_of(folder: Path) -> int:
@@ -232,7 +232,7 @@ def best(root: Path) -> Path | None:
     After a change of `train.monitor` or of the scored part within a run, only those with the
     newest checkpoint's kind of score count.
     """
-    found: Path | None = None
+    first: Path | None = None
     most: Score | None = None
     for folder in reversed(complete(root)):
         with suppress(DataError):  # a damaged one cannot be the best
@@ -240,15 +240,15 @@ def best(root: Path) -> Path | None:
             if score is None or (most and (score.part, score.monitor) != (most.part, most.monitor)):
                 continue
             if most is None or score.gain(most.value) > 0:
-                found, most = folder, score
-    return found
+                first, most = folder, score
+    return first
 
 
 def instead_of(folder: Path) -> str:
     """The end of a message about a damaged checkpoint: what to do instead."""
     if not is_folder_name(folder.name):
         return ""
-    older = [one for one in complete(folder.parent) if step_of(one) < step_of(folder)]
+    older = [x for x in complete(folder.parent) if step_of(x) < step_of(folder)]
     return f"; to resume from the one before, {older[-1]}, remove {folder}" if older else ""
 
 

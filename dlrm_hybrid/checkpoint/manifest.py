@@ -115,11 +115,11 @@ class Manifest:
         step: training steps done.
         files: sizes and checksums by name.
         tensors: shapes and parts by name.
-        progress: see `train.progress.Progress`; like those below, None if no run can resume.
-        config: that of the run.
+        progress: see `train.progress.Progress`; None, as the next three, if no run can resume.
+        config: configuration of the run.
         config_hash: identifies all keys that decide the weights.
         rows: checksums of the prepared rows.
-        score: that of an evaluation at this step, if any.
+        score: score of an evaluation at this step, if any.
         arithmetic: values that also decide the bits of the weights; empty if unknown.
         vocabulary: meaning of the rows' ids and columns; empty if unknown.
         values: all of the above, and any other facts of the run, as JSON values.
@@ -153,7 +153,7 @@ def is_folder_name(text: str) -> bool:
 
 
 def version(values: Mapping[str, Any]) -> str:
-    """Identifies a checkpoint by the values of its manifest, wherever it is."""
+    """A digest that identifies a checkpoint by the values of its manifest, wherever it is."""
     return _digest(json.dumps(values, sort_keys=True))
 
 
@@ -167,7 +167,7 @@ def read_manifest(folder: Path, instead: str = "") -> Manifest:
     """Read and check the manifest of a checkpoint.
 
     Args:
-        folder: that of the checkpoint.
+        folder: folder of the checkpoint.
         instead: end of each error message.
 
     Raises:
@@ -191,18 +191,18 @@ def sealed(path: Path, text: str, instead: str, what: str = "a checkpoint") -> d
     """Parse a manifest and check its format and checksum; raises DataError.
 
     Args:
-        path: that of the file, for messages.
+        path: path of the file, for messages.
         text: its content.
         instead: end of each message.
-        what: it is the manifest of.
+        what: the thing whose manifest it is, for messages.
     """
     try:
-        found: Any = json.loads(text, parse_constant=_no_number, parse_float=_finite)
+        parsed: Any = json.loads(text, parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not {what}: {error}{instead}") from None
-    if not isinstance(found, dict) or "format" not in found:
+    if not isinstance(parsed, dict) or "format" not in parsed:
         raise DataError(f"{path}: not {what}: no format is said{instead}")
-    values = cast("dict[str, Any]", found)
+    values = cast("dict[str, Any]", parsed)
     number = values.pop("format")
     if number != FORMAT:
         raise DataError(
@@ -229,18 +229,18 @@ def _faults(folder: Path, manifest: Manifest) -> Iterator[str]:
     """Yield contradictions between the values of a manifest."""
     if is_folder_name(folder.name) and folder.name != folder_name(manifest.step):
         yield f"step = {manifest.step}: the folder is {folder.name}"
-    held: defaultdict[str, int] = defaultdict(int)
+    used: defaultdict[str, int] = defaultdict(int)
     for title, tensor in manifest.tensors.items():
         for number, part in enumerate(tensor.parts):
             if part.file not in manifest.files:
                 yield f"tensors.{title}.parts.{number}.file = {part.file!r}: is not among files"
-            held[part.file] += math.prod(part.shape) * ELEMENT_BYTES[tensor.dtype]
+            used[part.file] += math.prod(part.shape) * ELEMENT_BYTES[tensor.dtype]
         if not _tiles(tensor.shape, tensor.parts):
             yield (
                 f"tensors.{title}.parts: do not make up a tensor of shape {list(tensor.shape)}: "
                 "they overlap, leave gaps or reach beyond it"
             )
-    for file, num_bytes in held.items():
+    for file, num_bytes in used.items():
         if num_bytes > manifest.files[file].num_bytes:
             yield (
                 f"files.{file}.num_bytes = {manifest.files[file].num_bytes}: less than the "
@@ -251,7 +251,7 @@ def _faults(folder: Path, manifest: Manifest) -> Iterator[str]:
 def _tiles(shape: Sequence[int], parts: Sequence[TensorBox]) -> bool:
     """Whether parts cover a tensor, each element exactly once.
 
-    Parts with every n-th row must all be such; those of equal remainder make up a tensor.
+    If a part has every n-th row, all must; parts of equal remainder make up a tensor.
     """
     every = parts[0].every if parts else 1
     if any(len(part.begin) != len(shape) or len(part.shape) != len(shape) for part in parts):
@@ -267,8 +267,8 @@ def _tiles(shape: Sequence[int], parts: Sequence[TensorBox]) -> bool:
         nth, remainder = divmod(part.begin[0], every)
         boxes[remainder].append(((nth, *part.begin[1:]), part.shape))
     return all(
-        _boxes_tile((len(range(remainder, shape[0], every)), *shape[1:]), held)
-        for remainder, held in enumerate(boxes)
+        _boxes_tile((len(range(remainder, shape[0], every)), *shape[1:]), part_boxes)
+        for remainder, part_boxes in enumerate(boxes)
     )
 
 

@@ -39,11 +39,11 @@ class Checkpoint:
     """A complete checkpoint; each file is verified before anything of it is used.
 
     Attributes:
-        folder: that of the checkpoint.
-        manifest: that of the checkpoint.
+        folder: folder of the checkpoint.
+        manifest: manifest of the checkpoint.
         progress: called while a file is verified.
         fresh: ids, int64 (K,), of rows that `fill` leaves as they are, by name of the table; not
-            None if tables may have more rows than saved, which it leaves as well.
+            None if tables may have more rows than saved, which `fill` leaves as well.
     """
 
     folder: Path
@@ -53,11 +53,11 @@ class Checkpoint:
     _opened: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
     def names(self, *groups: str) -> list[str]:
-        """Names of the tensors that it has in these groups."""
+        """Names of the checkpoint's tensors in these groups."""
         return [name for name, entry in self.manifest.tensors.items() if entry.group in groups]
 
     def tensors(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Read those of these tensors that it has; raises DataError as `fill`."""
+        """Read those of these tensors that are there; raises DataError as `fill`."""
         return {name: self.tensor(name) for name in names if name in self.manifest.tensors}
 
     def tensor(self, name: str) -> Tensor:
@@ -122,8 +122,8 @@ class Checkpoint:
     ) -> Tensor:
         path, opened = self.folder / part.file, self._open(part.file)
         try:
-            found = opened.get_slice(key)
-            dtype, shape = found.get_dtype(), tuple(found.get_shape())
+            slices = opened.get_slice(key)
+            dtype, shape = slices.get_dtype(), tuple(slices.get_shape())
             if (dtype, shape) != (entry.dtype, part.shape):
                 raise DataError(
                     f"{path}: {key} is {dtype} {list(shape)}, the manifest says {entry.dtype} "
@@ -131,8 +131,8 @@ class Checkpoint:
                 )
             if not box:  # a scalar has no slices
                 return opened.get_tensor(key)
-            rows, *others = box  # safetensors reads consecutive rows only
-            return found[slice(rows.start, rows.stop), *others][:: rows.step or 1]
+            rows, *rest = box  # safetensors reads consecutive rows only
+            return slices[slice(rows.start, rows.stop), *rest][:: rows.step or 1]
         except safetensors.SafetensorError as error:
             raise DataError(f"{path}: {key}: {error}") from error
 
@@ -152,15 +152,15 @@ class Checkpoint:
         entry = self.manifest.files[file]
         expected = Content(entry.num_bytes, entry.xxh3)
         try:
-            found = content(
+            actual = content(
                 plain_file(self.folder, file, instead),
                 lambda done: self.progress and self.progress(done, expected.num_bytes),
             )
         except OSError as error:
             raise DataError(f"{path}: {error.strerror}{instead}") from error
-        if found != expected:
+        if actual != expected:
             raise DataError(
-                f"{path}: {found.num_bytes} bytes with checksum {found.xxh3}, the manifest says "
+                f"{path}: {actual.num_bytes} bytes with checksum {actual.xxh3}, the manifest says "
                 f"{expected.num_bytes} with {expected.xxh3}{instead}"
             )
         return path
@@ -182,7 +182,7 @@ def load(
     """Copy the tensors of a checkpoint into `groups`, whose names and shapes must be the same.
 
     Args:
-        folder: that of the checkpoint.
+        folder: folder of the checkpoint.
         groups: tensors by name, by group.
         progress: called while a file is verified.
 
@@ -203,11 +203,11 @@ def _in_blocks(overlap: Overlap, piece: Piece) -> Iterator[Overlap]:
     if not theirs:
         yield overlap
         return
-    rows = [range(one.start, one.stop, one.step or 1) for one in (theirs[0], ours[0])]
+    rows = [range(x.start, x.stop, x.step or 1) for x in (theirs[0], ours[0])]
     most = max(1, BLOCK_ELEMENTS * len(piece.view) // max(1, piece.view.numel()))
     for first in range(0, len(rows[0]), most):
-        some = [one[first : first + most] for one in rows]
-        (theirs_rows, ours_rows) = (slice(one.start, one.stop, one.step) for one in some)
+        some = [x[first : first + most] for x in rows]
+        (theirs_rows, ours_rows) = (slice(x.start, x.stop, x.step) for x in some)
         yield (theirs_rows, *theirs[1:]), (ours_rows, *ours[1:])
 
 
@@ -217,25 +217,25 @@ def _overlap(piece: Piece, part: TensorBox) -> Overlap | None:
     ours: list[slice] = []
     for dim, (begin, length) in enumerate(zip(piece.begin, piece.view.shape, strict=True)):
         every, part_every = (piece.every, part.every) if dim == 0 else (1, 1)
-        own = range(begin, begin + every * length, every)
+        rows = range(begin, begin + every * length, every)
         saved = range(part.begin[dim], part.begin[dim] + part_every * part.shape[dim], part_every)
-        common = _common(own, saved)
+        common = _common(rows, saved)
         if not common and length:
             return None
-        ours.append(_places(common, own))
+        ours.append(_places(common, rows))
         theirs.append(_places(common, saved))
     return tuple(theirs), tuple(ours)
 
 
-def _common(one: range, other: range) -> range:
+def _common(left: range, right: range) -> range:
     """The numbers in both of two increasing ranges."""
-    step = lcm(one.step, other.step)
-    skipped = max(0, -(-(other.start - one.start) // one.step))
-    near = one[skipped : skipped + step // one.step]
-    first = next((number for number in near if number in other), None)
+    step = lcm(left.step, right.step)
+    skipped = max(0, -(-(right.start - left.start) // left.step))
+    near = left[skipped : skipped + step // left.step]
+    first = next((number for number in near if number in right), None)
     if first is None:
         return range(0)
-    return range(first, min(one.stop, other.stop), step)
+    return range(first, min(left.stop, right.stop), step)
 
 
 def _places(some: range, among: range) -> slice:
@@ -246,49 +246,49 @@ def _places(some: range, among: range) -> slice:
 
 
 def remembered(
-    checkpoint: Checkpoint, own: Mapping[str, Tensor], trainers: int | None
+    checkpoint: Checkpoint, fresh: Mapping[str, Tensor], trainers: int | None
 ) -> dict[str, Tensor]:
     """Read the state with which compressors resume.
 
     Args:
-        checkpoint: the one to resume from.
-        own: their initial state.
-        trainers: number in the checkpoint if compressors differ from its own; else None.
+        checkpoint: the checkpoint to resume from.
+        fresh: their initial state.
+        trainers: number in the checkpoint if its compressors differ from these; else None.
     """
     if trainers is None:
-        return checkpoint.tensors(own)
-    names = {_of(trainer, name) for name in own for trainer in range(trainers)}
-    return spread(checkpoint.tensors(names), own, trainers)
+        return checkpoint.tensors(fresh)
+    names = {_trainer_name(trainer, name) for name in fresh for trainer in range(trainers)}
+    return spread(checkpoint.tensors(names), fresh, trainers)
 
 
 def spread(
-    saved: Mapping[str, Tensor], own: Mapping[str, Tensor], trainers: int
+    saved: Mapping[str, Tensor], fresh: Mapping[str, Tensor], trainers: int
 ) -> dict[str, Tensor]:
-    """Make state for `own` from that of other compressors: all trainers get the mean residual.
+    """Make state for `fresh` from that of other compressors: all get the mean residual.
 
-    So the mean that a server takes stays the same. All other state remains as in `own`, fresh:
+    So the mean that a server takes stays the same. All other state remains as in `fresh`:
     thresholds are found again at the next step.
 
     Args:
         saved: state of all trainers by `trainer.<number>.<name>`.
-        own: fresh state, of any number of trainers or stages.
+        fresh: initial state, of any number of trainers or stages.
         trainers: number of trainers in `saved`.
 
     Returns:
-        The state for `own`; residuals of other names or shapes are left out.
+        The new state; residuals of other names or shapes are left out.
     """
-    return {name: _mean(saved, name, tensor, trainers) for name, tensor in own.items()}
+    return {name: _mean(saved, name, tensor, trainers) for name, tensor in fresh.items()}
 
 
-def _mean(saved: Mapping[str, Tensor], name: str, own: Tensor, trainers: int) -> Tensor:
-    found = [saved.get(_of(trainer, name)) for trainer in range(trainers)]
-    parts = [part for part in found if part is not None and part.shape == own.shape]
+def _mean(saved: Mapping[str, Tensor], name: str, fresh: Tensor, trainers: int) -> Tensor:
+    residuals = [saved.get(_trainer_name(trainer, name)) for trainer in range(trainers)]
+    parts = [part for part in residuals if part is not None and part.shape == fresh.shape]
     if not name.endswith(PENDING) or len(parts) < trainers:
-        return own.clone()
-    return torch.stack(parts).double().mean(0).to(own.dtype)
+        return fresh.clone()
+    return torch.stack(parts).double().mean(0).to(fresh.dtype)
 
 
-def _of(trainer: int, name: str) -> str:
+def _trainer_name(trainer: int, name: str) -> str:
     """The name that a trainer has for the same state."""
     _, _, rest = name.removeprefix(PREFIX).partition(".")
     return f"{PREFIX}{trainer}.{rest}"

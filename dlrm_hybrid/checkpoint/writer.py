@@ -54,7 +54,7 @@ class ShardWriter:
         root: the `checkpoints` folder of the run.
         rank: name of the rank.
         attempt: how often the run has been restarted.
-        storage: that of rows of tables; if larger than memory, `begin` writes before it returns.
+        storage: storage of table rows; if larger than memory, `begin` writes before it returns.
     """
 
     root: Path
@@ -82,11 +82,11 @@ class ShardWriter:
             with self.storage.reading_all():
                 self._shard.set_result(self._write(folder, groups))
             return
-        copied = {group: [self._copied(piece) for piece in groups[group]] for group in groups}
+        copies = {group: [self._copied(piece) for piece in groups[group]] for group in groups}
         names = {key_of(piece.name, piece.begin, piece.is_full) for piece in _all(groups)}
         for name in self._copies.keys() - names:
             del self._copies[name]
-        self._shard = in_background(lambda: self._write(folder, copied))
+        self._shard = in_background(lambda: self._write(folder, copies))
 
     @property
     def pending(self) -> bool:
@@ -113,7 +113,7 @@ class ShardWriter:
 
     def _write(self, folder: Path, groups: Groups) -> Shard:
         begun = time.perf_counter()
-        not_finite = first_not_finite((one.name, one.view) for one in _all(groups))
+        not_finite = first_not_finite((piece.name, piece.view) for piece in _all(groups))
         files: dict[str, dict[str, Any]] = {}
         tensors: dict[str, dict[str, Any]] = {}
         fault: str | None = None
@@ -123,8 +123,8 @@ class ShardWriter:
                 folder.mkdir(parents=True, exist_ok=True)
             for group, pieces in groups.items() if not_finite is None else ():
                 path = folder / f"{group}.{self.rank}{SUFFIX}"
-                held = {key_of(one.name, one.begin, one.is_full): one.view for one in pieces}
-                files[path.name] = asdict(write_tensors(path, held))
+                views = {key_of(p.name, p.begin, p.is_full): p.view for p in pieces}
+                files[path.name] = asdict(write_tensors(path, views))
                 for piece in pieces:
                     _add_part(tensors, group, path.name, piece)
         except OSError as error:
@@ -140,8 +140,8 @@ class ShardWriter:
 
 def _saved(groups: Groups) -> Groups:
     """Drop copies of pieces, and groups left empty."""
-    kept = {name: [one for one in pieces if not one.is_copy] for name, pieces in groups.items()}
-    return {name: pieces for name, pieces in kept.items() if pieces}
+    owned = {name: [p for p in pieces if not p.is_copy] for name, pieces in groups.items()}
+    return {name: pieces for name, pieces in owned.items() if pieces}
 
 
 def _all(groups: Groups) -> list[Piece]:
