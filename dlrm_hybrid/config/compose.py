@@ -64,7 +64,7 @@ WRITTEN = ("hydra.overrides", "hydra.runtime", "hydra.job.override_dirname")
 
 @dataclass(frozen=True, slots=True)
 class _Tree:
-    """What was composed: `config` is all of it, `values` without Hydra's part, resolved.
+    """A composed configuration: `config` is all of it, `values` without Hydra's part, resolved.
 
     `dropped` has a line for each value of an experiment that does not fit what was typed.
     """
@@ -79,8 +79,8 @@ class Job:
     """One configuration to run.
 
     Attributes:
-        values: all of it, resolved.
-        folder: for the run.
+        values: the configuration, resolved.
+        folder: folder for the run.
         overrides: those that configure the program, as they were typed.
         dropped: a line for each value of an experiment that does not fit what was typed.
     """
@@ -97,9 +97,9 @@ class Sweep:
 
     Attributes:
         points: the overrides of each job.
-        folder: above those of all jobs.
-        keys: those that differ between jobs.
-        jobs: how many are to run at one time.
+        folder: the folder above those of all jobs.
+        keys: keys that differ between jobs.
+        jobs: number of jobs that run at one time.
         submit: who is to run them, null for this machine.
         sbatch: more options for that.
     """
@@ -116,16 +116,16 @@ class Sweep:
         with composing():
             tree = _compose(self.points[number])
             values, _ = _settled(tree.values)
-        own = _own(self.points[number])
-        return Job(values, self.folder / str(number), own, tree.dropped)
+        overrides = _own(self.points[number])
+        return Job(values, self.folder / str(number), overrides, tree.dropped)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a command line with faults comes to, for its help.
+    """The outcome of a command line with faults, for its help.
 
     Attributes:
-        values: of all keys that could be set, defaults elsewhere.
+        values: values of all keys that could be set, defaults elsewhere.
         ignored: a line for each override that could not be applied.
         faults: a line for each value that is wrong, alone or with others.
     """
@@ -147,7 +147,7 @@ def values_of(overrides: Sequence[str]) -> dict[str, Any]:
 def choice_of(
     overrides: Sequence[str], *, is_sweep: bool = False, has_model: bool = True
 ) -> Choice:
-    """As much of a configuration as `overrides` lead to, whatever their faults are.
+    """As much of a configuration as `overrides` give, whatever their faults are.
 
     Args:
         overrides: of the command line.
@@ -156,16 +156,16 @@ def choice_of(
     """
     overrides = with_density(overrides)
     load_typed(overrides)
-    own = OwnExperiments.of(overrides)
-    lost = own.faults_of([one for one in overrides if not override_fault(one, is_sweep, own.names)])
+    conf = OwnExperiments.of(overrides)
+    lost = conf.faults_of([x for x in overrides if not override_fault(x, is_sweep, conf.names)])
     if lost:  # without the folder nobody knows what its experiments are
-        overrides = [one for one in overrides if not _is_of(one, CONF, EXPERIMENT)]
-        own = OwnExperiments()
+        overrides = [text for text in overrides if not _is_of(text, CONF, EXPERIMENT)]
+        conf = OwnExperiments()
     if is_sweep:
-        several = [one for one in overrides if not override_fault(one, True, own.names)]
-        first = {one: points_of(one, own.names).overrides[0] for one in several}
-        overrides = [first.get(one, one) for one in overrides]
-    tried = _tried(overrides, _wrong(overrides, own), own, has_model, None)
+        several = [text for text in overrides if not override_fault(text, True, conf.names)]
+        first = {text: points_of(text, conf.names).overrides[0] for text in several}
+        overrides = [first.get(text, text) for text in overrides]
+    tried = _tried(overrides, _wrong(overrides, conf), conf, has_model, None)
     with composing():
         values = sound(tried.tree.values, lambda: _without_values(overrides, tried.wrong))
     return Choice(values, (*lost, *tried.wrong.values()), tuple(tried.faults))
@@ -209,38 +209,38 @@ def sweep_of(overrides: Sequence[str], faults: Sequence[str] = ()) -> Sweep:
     _register_resolvers()
     overrides = with_density(overrides)
     load_typed(overrides)
-    own = OwnExperiments.of(overrides)
-    wrong = {one: fault for one in overrides if (fault := override_fault(one, True, own.names))}
-    given = [points_of(one, own.names) for one in overrides if one not in wrong]
-    own.check([text for one in given for text in one.overrides], [*faults, *wrong.values()])
+    conf = OwnExperiments.of(overrides)
+    wrong = {text: fault for text in overrides if (fault := override_fault(text, True, conf.names))}
+    typed = [points_of(text, conf.names) for text in overrides if text not in wrong]
+    conf.check([text for point in typed for text in point.overrides], [*faults, *wrong.values()])
     with composing():
-        tree, more = _sift([text for one in given if not one.is_swept for text in one.overrides])
-    found = [*faults, *wrong.values(), *more.values()]
+        tree, more = _sift([text for x in typed if not x.is_swept for text in x.overrides])
+    lines = [*faults, *wrong.values(), *more.values()]
     params, bad = _params(tree)
     swept = [] if bad else [points_of(text) for text in params]
     # What is typed replaces what conf/ sweeps.
-    points = list({one.key: one for one in (*swept, *given)}.values())
-    size = math.prod(len(one.overrides) for one in points)
+    points = list({point.key: point for point in (*swept, *typed)}.values())
+    size = math.prod(len(point.overrides) for point in points)
     if size > MOST_JOBS:
-        found.append(f"-m: {size:,} jobs; a sweep has at most {MOST_JOBS:,}")
+        lines.append(f"-m: {size:,} jobs; a sweep has at most {MOST_JOBS:,}")
     options: list[Mapping[str, Any]] = []
     for point in _each_value_once(points) if size <= MOST_JOBS else ():
         try:
             options.append(_composed(point, (), folder_key=SWEEP_FOLDER_KEY).values[SWEEP])
         except ConfigError as error:
-            found += map(str.strip, str(error).splitlines()[1:])
-    found += _of_one_job(options)
-    if found:
-        raise ConfigError(faults_text(found))
-    keys = tuple(one.key.lstrip("+") for one in points if one.is_swept or one in swept)
-    jobs = tuple(itertools.product(*(one.overrides for one in points)))
+            lines += map(str.strip, str(error).splitlines()[1:])
+    lines += _sweep_faults(options)
+    if lines:
+        raise ConfigError(faults_text(lines))
+    keys = tuple(point.key.lstrip("+") for point in points if point.is_swept or point in swept)
+    jobs = tuple(itertools.product(*(point.overrides for point in points)))
     return Sweep(jobs, _folder(tree, "hydra.sweep.dir"), keys, **options[0])
 
 
 def given_keys(overrides: Sequence[str]) -> list[str]:
-    """Keys and sections that these overrides give a value; of an experiment those in its file."""
+    """Keys and sections to which these overrides, and the files of experiments, give a value."""
     keys: list[str] = []
-    own = OwnExperiments.of(overrides)
+    conf = OwnExperiments.of(overrides)
     for text in overrides:
         key, value = read_override(text)
         if key in GROUPS and ":" in str(value):  # lets it be imported, and has no say on settings
@@ -250,7 +250,7 @@ def given_keys(overrides: Sequence[str]) -> list[str]:
             continue
         names = cast("list[Any]", value) if isinstance(value, list) else [value]
         for name in names:
-            keys += own.keys_of(name)
+            keys += conf.keys_of(name)
     return keys
 
 
@@ -291,96 +291,96 @@ def _composed(
     has_model: bool = True,
     folder_key: str | None = None,
 ) -> _Tree:
-    """All that these overrides lead to.
+    """Compose overrides.
 
     Raises:
-        ConfigError: with all faults, also those given.
+        ConfigError: with all faults, `faults` too.
         DataError: as `job_of`.
     """
     load_typed(overrides)
-    own = OwnExperiments.of(overrides)
-    wrong = _wrong(overrides, own)
-    own.check([one for one in overrides if one not in wrong], [*faults, *wrong.values()])
-    tried = _tried(overrides, wrong, own, has_model, folder_key)
-    if found := [*faults, *tried.wrong.values(), *tried.faults]:
-        raise ConfigError(faults_text(found))
+    conf = OwnExperiments.of(overrides)
+    wrong = _wrong(overrides, conf)
+    conf.check([text for text in overrides if text not in wrong], [*faults, *wrong.values()])
+    tried = _tried(overrides, wrong, conf, has_model, folder_key)
+    if every_fault := [*faults, *tried.wrong.values(), *tried.faults]:
+        raise ConfigError(faults_text(every_fault))
     return tried.tree
 
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """What overrides lead to: `wrong` has a message for each that could not be applied."""
+    """A trial of overrides: `wrong` has a message for each that could not be applied."""
 
     tree: _Tree
     wrong: Mapping[str, str]
     faults: Sequence[str]
 
 
-def _wrong(overrides: Sequence[str], own: OwnExperiments) -> dict[str, str]:
+def _wrong(overrides: Sequence[str], conf: OwnExperiments) -> dict[str, str]:
     """A message for each override that is wrong by itself."""
-    return {one: fault for one in overrides if (fault := override_fault(one, own=own.names))}
+    return {text: fault for text in overrides if (fault := override_fault(text, own=conf.names))}
 
 
 def _tried(
     overrides: Sequence[str],
     wrong: dict[str, str],
-    own: OwnExperiments,
+    conf: OwnExperiments,
     has_model: bool,
     folder_key: str | None,
 ) -> _Tried:
-    """Compose all but what is wrong by itself; files of a user's experiments have no faults."""
+    """Compose overrides but those wrong by themselves; files of experiments have no faults."""
     _register_resolvers()
-    good = [one for one in overrides if one not in wrong]
+    good = [text for text in overrides if text not in wrong]
     with composing():
-        # Nobody runs what has faults: the defaults serve, once composed, for all that follows.
+        # Nobody runs a configuration with faults: the defaults, composed once, serve for the rest.
         tree, more = _sift(good) if good or not wrong else (_defaults(), {})
         wrong |= more
-        applied = [one for one in good if one not in wrong]
-        values, found = _going_on(tree, applied, folder_key)
+        applied = [text for text in good if text not in wrong]
+        values, faults = _going_on(tree, applied, folder_key)
         values, unsettled = _settled(values, has_model)
-        found += [*unsettled, *_params(tree)[1]]
-        keys = [one.lstrip("+~").partition("=")[0].partition("@")[0] for one in wrong]
+        faults += [*unsettled, *_params(tree)[1]]
+        keys = [text.lstrip("+~").partition("=")[0].partition("@")[0] for text in wrong]
         bad = all_faults(values, lambda: _without_values(overrides, wrong), keys)
-        found += (own.located(fault, good) for fault in bad)
-    return _Tried(replace(tree, values=values), wrong, found)
+        faults += (conf.located(fault, good) for fault in bad)
+    return _Tried(replace(tree, values=values), wrong, faults)
 
 
 def _going_on(
     tree: _Tree, overrides: Sequence[str], folder_key: str | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """The values of a run that goes on and why it cannot; those composed of any other."""
+    """The values of a run that goes on, and why it cannot; for other runs the composed values."""
     values = flat(tree.values)
     asked = [key for key, value in GOING_ON.items() if values.get(key) == value]
     if folder_key is None or not asked:
         return tree.values, []
-    if not any(_is_of(one, folder_key) for one in overrides):
+    if not any(_is_of(text, folder_key) for text in overrides):
         needs = f"needs {folder_key}=FOLDER, the one to go on in; by default it is a new one"
         return tree.values, [f"{key} = {values[key]}: {needs}" for key in asked]
     folder = _folder(tree, folder_key)
     if folder_key != RUN_FOLDER_KEY or RESUME not in asked or not (folder / CONFIG_FILE).exists():
         return tree.values, []
     saved = own_values(folder / CONFIG_FILE, read_object(folder, CONFIG_FILE))
-    before, given = flat(saved), given_keys(overrides)
-    for name in [f"{one}.name" for one in GROUPS]:  # another choice has other settings
-        if name in given and values[name] != before.get(name):
-            given.append(name.partition(".")[0])
-    values, faults = resumed(saved, tree.values, given)
+    before, keys = flat(saved), given_keys(overrides)
+    for name in [f"{group}.name" for group in GROUPS]:  # another choice has other settings
+        if name in keys and values[name] != before.get(name):
+            keys.append(name.partition(".")[0])
+    values, faults = resumed(saved, tree.values, keys)
     chosen = {group: str(values[group]["name"]) for group in GROUPS}
-    lacking = {group: fault for group, one in chosen.items() if (fault := unloaded(group, one))}
-    return values, [*faults, *(f"{one} = {chosen[one]!r}: {why}" for one, why in lacking.items())]
+    lacking = {group: fault for group, name in chosen.items() if (fault := unloaded(group, name))}
+    return values, [*faults, *(f"{x} = {chosen[x]!r}: {why}" for x, why in lacking.items())]
 
 
 def _settled(values: dict[str, Any], has_model: bool = True) -> tuple[dict[str, Any], list[str]]:
-    """The values with all that follows from others of them, and faults of what cannot follow."""
+    """The values, with nulls that follow from other values filled in; and faults of such keys."""
     values, unread = without_unread(with_world_size(with_whole_numbers(values)))
     values, width = with_input_width(values, has_model)
     return values, [*unread, *width]
 
 
 def _without_values(overrides: Sequence[str], wrong: Collection[str]) -> dict[str, Any]:
-    """What the choices of groups among the overrides lead to alone."""
-    heads = {one: one.lstrip("+").partition("=")[0] for one in overrides if one not in wrong}
-    chosen = [one for one, head in heads.items() if head in (CONF, *all_groups())]
+    """The values by the overrides that choose from groups, without those that set values."""
+    heads = {text: text.lstrip("+").partition("=")[0] for text in overrides if text not in wrong}
+    chosen = [text for text, head in heads.items() if head in (CONF, *all_groups())]
     return _settled((_compose(chosen) if chosen else _defaults()).values)[0]
 
 
@@ -411,10 +411,10 @@ def _plain(value: Any) -> Any:
 
 
 def _quickly(overrides: Sequence[str]) -> DictConfig | None:
-    """The same, with choices that are composed once; None for what must be composed as a whole.
+    """As `_by_hydra`, by setting values in choices composed before; None if that cannot be.
 
-    Hydra, too, sets values when all choices are composed. What it notes of them in its own section
-    is missing here.
+    Hydra, too, sets values when all choices are composed. Its notes of them, in its own section,
+    are missing here.
     """
     chosen: list[str] = []
     values: list[tuple[str, Any]] = []
@@ -473,24 +473,24 @@ def _settings(config: DictConfig) -> dict[str, Any]:
     return {key: value for key, value in found.items() if not key.startswith((*ALLOWED, *WRITTEN))}
 
 
-def _changed(settings: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
-    """The sections of Hydra's that are not the same."""
-    keys = dict.fromkeys((*settings, *own))
-    other = [key for key in keys if (key, settings.get(key)) not in own.items()]
-    other += [key for key in own if key not in settings]
-    return list(dict.fromkeys(".".join(key.split(".")[:2]) for key in other))
+def _changed(settings: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
+    """Hydra's sections that are not the same."""
+    keys = dict.fromkeys((*settings, *expected))
+    changed = [key for key in keys if (key, settings.get(key)) not in expected.items()]
+    changed += [key for key in expected if key not in settings]
+    return list(dict.fromkeys(".".join(key.split(".")[:2]) for key in changed))
 
 
 def _sift(overrides: Sequence[str]) -> tuple[_Tree, dict[str, str]]:
-    """What can be composed, and a message for each override that cannot join those before it."""
+    """Compose what can be; and a message for each override that cannot join those before it."""
     try:
         return _compose(overrides), {}
     except COMPOSE_ERRORS:
-        pass  # by which of them is found out now
+        pass  # the loop below finds out by which of them
     accepted: list[str] = []
     wrong: dict[str, str] = {}
-    # What a choice leads to first: a value that another choice has does not make this one wrong.
-    for override in sorted(overrides, key=lambda one: _head(one) not in all_groups()):
+    # Choices come first: a value that belongs to another choice does not make this one wrong.
+    for override in sorted(overrides, key=lambda text: _head(text) not in all_groups()):
         try:
             _compose([*accepted, override])
             accepted.append(override)
@@ -510,14 +510,14 @@ def _first_line(error: Exception) -> str:
 
 
 def _params(tree: _Tree) -> tuple[list[str], list[str]]:
-    """What conf/ or `hydra.sweeper.params` sweeps, as overrides, and what is wrong with it."""
+    """The sweep in conf/ or `hydra.sweeper.params`, as overrides, and its faults."""
     sweeper: Any = OmegaConf.to_container(tree.config.hydra.sweeper, resolve=False)
-    given = sweeper["params"]
-    if given is None:
+    swept = sweeper["params"]
+    if swept is None:
         return [], []
-    if not isinstance(given, dict):
-        return [], [f"hydra.sweeper.params = {given}: must be null or {{key: values, …}}"]
-    params = cast("dict[Any, Any]", given)
+    if not isinstance(swept, dict):
+        return [], [f"hydra.sweeper.params = {swept}: must be null or {{key: values, …}}"]
+    params = cast("dict[Any, Any]", swept)
     texts = [f"{key}={value}" for key, value in params.items()]
     faults = [fault for text in texts if (fault := override_fault(text, is_sweep=True))]
     return texts, [f"hydra.sweeper.params: {fault}" for fault in faults]
@@ -525,31 +525,31 @@ def _params(tree: _Tree) -> tuple[list[str], list[str]]:
 
 def _each_value_once(points: Sequence[Points]) -> Iterator[list[str]]:
     """The sweep with every swept key at its first value, then each other value once."""
-    first = [one.overrides[0] for one in points]
+    first = [point.overrides[0] for point in points]
     yield first
-    for position, one in enumerate(points):
-        for override in one.overrides[1:]:
+    for position, point in enumerate(points):
+        for override in point.overrides[1:]:
             yield [*first[:position], override, *first[position + 1 :]]
 
 
-def _of_one_job(options: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Faults of the section `sweep` where jobs have different ones: it is of all of them."""
+def _sweep_faults(options: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Faults of the section `sweep` where jobs differ in it: it is one for all of them."""
     return [
-        f"{SWEEP}.{key} = {one[key]}: is of the whole sweep; another job has {options[0][key]}"
-        for one in options
-        for key in one
-        if one[key] != options[0][key]
+        f"{SWEEP}.{key} = {job[key]}: is of the whole sweep; another job has {options[0][key]}"
+        for job in options
+        for key in job
+        if job[key] != options[0][key]
     ]
 
 
 def _own(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Those that configure the run, not Hydra or a sweep."""
-    return tuple(one for one in overrides if not _is_of(one, "hydra", SWEEP))
+    """Overrides that configure the run, not Hydra or a sweep."""
+    return tuple(text for text in overrides if not _is_of(text, "hydra", SWEEP))
 
 
 def of_sweeps(overrides: Sequence[str]) -> list[str]:
-    """Those that mean something to a sweep alone."""
-    return [one for one in overrides if _is_of(one, SWEEP)]
+    """Overrides that mean something to a sweep alone."""
+    return [text for text in overrides if _is_of(text, SWEEP)]
 
 
 def _is_of(override: str, *sections: str) -> bool:
@@ -561,7 +561,7 @@ def _head(override: str) -> str:
 
 
 def _folder(tree: _Tree, key: str) -> Path:
-    """A folder that one of Hydra's keys names."""
+    """The folder that one of Hydra's keys names."""
     try:
         name = OmegaConf.select(tree.config, key)
     except COMPOSE_ERRORS as error:

@@ -1,4 +1,4 @@
-"""Which keys make two runs the same run: those that decide a weight."""
+"""The keys that make two runs the same run: those that decide a weight."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ FREE = Effect.NOTHING | Effect.FREE
 
 def flat(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     """The values of nested sections by dotted key."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, value in values.items():
         if value and isinstance(value, Mapping):
-            found |= flat(cast("Mapping[Any, Any]", value), f"{prefix}{name}.")
+            result |= flat(cast("Mapping[Any, Any]", value), f"{prefix}{name}.")
         else:
-            found[f"{prefix}{name}"] = value
-    return found
+            result[f"{prefix}{name}"] = value
+    return result
 
 
 def is_below(key: str, roots: tuple[str, ...]) -> bool:
@@ -36,33 +36,33 @@ def is_below(key: str, roots: tuple[str, ...]) -> bool:
 
 
 def config_hash(values: Mapping[str, Any]) -> str:
-    """Identifies the weights a configuration leads to, whatever is in the keys that are free.
+    """A digest of the keys that decide the weights a configuration leads to.
 
-    A key that is null is as one that is not there: a later version may have more of them.
+    A key that is null counts as a missing one: a later version may have more of them.
     """
-    kept = {key: value for key, value in _without(values, FREE).items() if value is not None}
-    return hashlib.blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=8).hexdigest()
+    deciding = {key: value for key, value in _without(values, FREE).items() if value is not None}
+    return hashlib.blake2b(json.dumps(deciding, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
-def same_results(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def same_results(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
     """Whether two configurations lead to the same scores, bytes and, up to chance, times."""
-    return _results(one) == _results(other)
+    return _results(left) == _results(right)
 
 
 def without_seeds(values: Mapping[str, Any]) -> str:
     """The same text for configurations that differ in their seeds and in nothing else of effect."""
-    kept = _without(values, Effect.NOTHING | Effect.SEED)
-    kept.pop("checkpoint.resume", None)
-    return json.dumps(kept, sort_keys=True)
+    compared = _without(values, Effect.NOTHING | Effect.SEED)
+    compared.pop("checkpoint.resume", None)
+    return json.dumps(compared, sort_keys=True)
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any], new_run: bool) -> list[str]:
     """One line for each key that forbids resuming from a checkpoint.
 
     Args:
-        saved: the values the checkpoint was made with.
+        saved: the values that the checkpoint was made with.
         now: the values of this run.
-        new_run: a run folder of its own; False to resume in the old one.
+        new_run: whether the run has a folder of its own; False to resume in the old one.
     """
     before, after = _without(saved, FREE), _without(now, FREE)
     fixed = "gradient.residual" if _waits_otherwise(before, after) else ""
@@ -75,7 +75,7 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], new_run: bool)
 
 
 def same_compressors(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether what compressors remembered fits as it is."""
+    """Whether the state of compressors fits as it is."""
     return _same(saved, now, Effect.COMPRESSORS)
 
 
@@ -87,14 +87,14 @@ def same_versions(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 def same_lookups(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether rows that were looked up ahead, or are kept, fit as they are.
 
-    Where all rest no rows are ahead; else those of the next batches must be there.
+    Where all trainers rest no rows are ahead; else those of the next batches must be there.
     """
     is_ahead = bool(flat(now).get("embedding.staleness"))
     return _same(saved, now, Effect.LOOKUPS) and (not is_ahead or _rests(saved) == _rests(now))
 
 
 def same_levels(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether what ends remember of rows that were sent as levels fits as it is."""
+    """Whether the state of both ends of rows that were sent as levels fits as it is."""
     return _same(saved, now, Effect.LEVELS)
 
 
@@ -120,7 +120,7 @@ def other_flights(facts: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 
 
 def _at(values: Mapping[str, Any], key: str) -> Any:
-    """The value of a key; of a choice that has no such key what it does without."""
+    """The value of a key; for a choice without such a key, the value that it acts by."""
     if key in values:
         return values[key]
     section, _, name = key.partition(".")
@@ -130,9 +130,9 @@ def _at(values: Mapping[str, Any], key: str) -> Any:
 
 
 def _rests(values: Mapping[str, Any]) -> bool:
-    """Whether all is made equal, and nothing is ahead, where a checkpoint is made."""
-    given = flat(values)
-    return given.get("sync.name") == "async" or bool(given.get("parallel.elastic"))
+    """Whether replicas are made equal, and nothing is ahead, when a checkpoint is made."""
+    keys = flat(values)
+    return keys.get("sync.name") == "async" or bool(keys.get("parallel.elastic"))
 
 
 def _same(saved: Mapping[str, Any], now: Mapping[str, Any], effect: Effect) -> bool:
@@ -146,64 +146,64 @@ def _same(saved: Mapping[str, Any], now: Mapping[str, Any], effect: Effect) -> b
 
 
 def evaluated(
-    saved: Mapping[str, Any], now: Mapping[str, Any], given: Sequence[str]
+    saved: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """What a checkpoint is scored with, and a line for each key that contradicts it.
+    """The values to score a checkpoint with, and a line for each key that contradicts it.
 
-    Of a command line only what was typed there counts, not what it leaves at its default.
+    Only keys typed on the command line (`keys`) count, not those it leaves at their defaults.
     """
-    before, after = (_without(one, Effect.ANOTHER) for one in (saved, now))
-    taken = tuple(key for key in given if Effect.EVALUATION in effect_of(key))
+    before, after = (_without(values, Effect.ANOTHER) for values in (saved, now))
+    replacing = tuple(key for key in keys if Effect.EVALUATION in effect_of(key))
     faults = [
         f"{key} = {after[key]}: the checkpoint was made with {_at(before, key)}"
         for key in sorted(after)
-        if is_below(key, tuple(given))
-        and not is_below(key, taken)
+        if is_below(key, tuple(keys))
+        and not is_below(key, replacing)
         and _at(before, key) != after[key]
     ]
-    return replaced(saved, now, (*taken, "evaluate", "prepare")), faults
+    return replaced(saved, now, (*replacing, "evaluate", "prepare")), faults
 
 
 def replaced(
-    values: Mapping[str, Any], others: Mapping[str, Any], keys: Sequence[str]
+    values: Mapping[str, Any], source: Mapping[str, Any], keys: Sequence[str]
 ) -> dict[str, Any]:
-    """The values with those of `others` at some keys, or in whole sections."""
-    found = dict(values)
+    """The values with those of `source` at some keys, or in whole sections."""
+    result = dict(values)
     for key in keys:
         if "." not in key:
-            found |= {key: others[key]} if key in others else {}
-        elif key in (given := flat(others)):
-            found = with_value(found, key, given[key])
+            result |= {key: source[key]} if key in source else {}
+        elif key in (flat_source := flat(source)):
+            result = with_value(result, key, flat_source[key])
         else:  # a section in it
-            for name, value in given.items():
+            for name, value in flat_source.items():
                 if is_below(name, (key,)):
-                    found = with_value(found, name, value)
-    return found
+                    result = with_value(result, name, value)
+    return result
 
 
 def with_value(values: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """The values of nested sections with another one at a dotted key."""
+    """The values of nested sections with another value at a dotted key."""
     head, _, rest = key.partition(".")
     return {**values, head: with_value(values.get(head) or {}, rest, value) if rest else value}
 
 
 def _waits_otherwise(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Whether what waits is gradients in one of the runs, and finished updates in the other."""
-    chosen = [find(str(one.get("gradient.name"))) for one in (before, after)]
+    """Whether residuals hold gradients in one of the runs, and finished updates in the other."""
+    chosen = [find(str(values.get("gradient.name"))) for values in (before, after)]
     keep = all(method is not None and method.is_sparse for method in chosen)
-    as_updates = {one.get("gradient.residual") == "update" for one in (before, after)}
+    as_updates = {values.get("gradient.residual") == "update" for values in (before, after)}
     return keep and len(as_updates) > 1
 
 
 def _results(values: Mapping[str, Any]) -> dict[str, Any]:
-    kept = _without(values, Effect.NOTHING)
-    if kept.get("sync.name") == "async":  # trainers rest at checkpoints
-        kept["checkpoint.every"] = flat(values).get("checkpoint.every")
-    if kept.get("checkpoint.resume") in FROM_ITSELF:
-        del kept["checkpoint.resume"]
-    return kept
+    deciding = _without(values, Effect.NOTHING)
+    if deciding.get("sync.name") == "async":  # trainers rest at checkpoints
+        deciding["checkpoint.every"] = flat(values).get("checkpoint.every")
+    if deciding.get("checkpoint.resume") in FROM_ITSELF:
+        del deciding["checkpoint.resume"]
+    return deciding
 
 
 def _without(values: Mapping[str, Any], effect: Effect) -> dict[str, Any]:
-    """The values by dotted key, but those whose keys have one of these effects."""
+    """The values by dotted key, without those whose keys have one of these effects."""
     return {key: value for key, value in flat(values).items() if not effect & effect_of(key)}

@@ -1,4 +1,4 @@
-"""Every key of the configuration with what is asked of it: type, choices, help and effect.
+"""Every key of the configuration with its type, choices, help and effect.
 
 All of it comes from the fields of records; see `dlrm_hybrid.record`.
 """
@@ -24,11 +24,11 @@ ROOT = "config"
 CONF = "conf"  # the folder with experiments of a user's own
 EXPERIMENT = "experiment"  # a group that config.yaml does not choose from: it needs a +
 OF_METHODS = Effect.NEW_RUN | Effect.COMPRESSORS  # effect of the keys of `gradient`
-# Keys that papers or people know under another name, with what is typed instead.
+# Keys that papers or people know under another name, with the text to type instead.
 REPLACED = {
     "gradient.sparsity": "gradient.density is the fraction that is sent, 0.01 one in a hundred",
 }
-# What other programs call things: the last part of a key, or a choice with what else it takes.
+# Names in other programs: of the last part of a key, or of a choice with the overrides for it.
 KEYS_ELSEWHERE = {
     **dict.fromkeys(("learning_rate", "step_size"), "lr"),
     **dict.fromkeys(("max_steps", "num_steps", "total_steps", "max_iters"), "steps"),
@@ -50,10 +50,10 @@ class Key:
 
     Attributes:
         name: dotted, e.g. `train.batch_size`.
-        kind: what values it takes, in words.
+        kind: the type of its values, in words.
         choices: all values it takes, where they can be listed; else empty.
         effect: what it decides.
-        only: beside which values it has an effect; see `record.key`.
+        only: the values beside which it has an effect; see `record.key`.
     """
 
     name: str
@@ -72,7 +72,7 @@ def conf_folder() -> Path:
 
 @functools.cache
 def sections() -> Mapping[str, Any]:
-    """The sections by name, each with its record, or the base of those of its choices."""
+    """The sections by name, each with its record, or the base class of its choices' records."""
     kinds: Mapping[str, Any] = types_of(Config)
     return {name.rstrip("_"): kind for name, kind in kinds.items() if hasattr(kind, "settings")}
 
@@ -80,51 +80,51 @@ def sections() -> Mapping[str, Any]:
 def records(section: str) -> Mapping[str, type]:
     """The records that a section may be, by the name of the choice; "" where it has no choices.
 
-    What was typed from outside the package is a choice of any section that can have such.
+    Typed choices from outside the package are choices of any section that can have such.
     """
-    base, own = sections()[section], outside.loaded(section)
+    base, from_outside = sections()[section], outside.loaded(section)
     if base is GradientMethod:
-        return {**methods(), **own}
+        return {**methods(), **from_outside}
     if not issubclass(base, Choice):
-        return {"": ModelConfig if base is Model else base, **own}
-    found = {one.name: one for one in _below(base) if "name" in vars(one)}
-    return {**{name: one for name, one in found.items() if ":" not in name}, **own}
+        return {"": ModelConfig if base is Model else base, **from_outside}
+    choices = {record.name: record for record in _below(base) if "name" in vars(record)}
+    return {**{name: record for name, record in choices.items() if ":" not in name}, **from_outside}
 
 
 def as_choice(
     section: str, name: str, values: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """The section of a choice: what it has of these values, and defaults."""
+    """The section of a choice: these values where it has the keys, else defaults."""
     defaults = defaults_of(records(section)[name])
-    return {key: values.get(key, one) for key, one in defaults.items()} | {"name": name}
+    return {key: values.get(key, default) for key, default in defaults.items()} | {"name": name}
 
 
 def with_new_keys(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What an earlier version has written, with keys that have come since.
+    """The values that an earlier version has written, with keys that have come since.
 
-    These get their defaults: a new key's does what was done before there was one.
+    These get their defaults: a new key's default does what was done before there was the key.
     """
     filled = {**_defaults(Config), **values}
     for section in sections():
-        given, choices = values.get(section, {}), records(section)
-        if isinstance(given, Mapping):
-            known = cast("Mapping[str, Any]", given)
-            name = str(known.get("name"))
+        section_values, choices = values.get(section, {}), records(section)
+        if isinstance(section_values, Mapping):
+            as_mapping = cast("Mapping[str, Any]", section_values)
+            name = str(as_mapping.get("name"))
             record = choices.get(name if ":" in name or "" not in choices else "")
-            filled |= {section: {**_defaults(record), **known}} if record else {}
+            filled |= {section: {**_defaults(record), **as_mapping}} if record else {}
     return filled
 
 
 def _defaults(record: type) -> dict[str, Any]:
-    """Those of a record's own keys; not of sections, which may be left out."""
-    told = about(record)
-    return {name: one for name, one in defaults_of(record).items() if told.get(name)}
+    """The defaults of a record's own keys; not of sections, which may be left out."""
+    metadata = about(record)
+    return {name: default for name, default in defaults_of(record).items() if metadata.get(name)}
 
 
 def _below(base: type[Choice]) -> Iterator[type[Choice]]:
-    for one in base.__subclasses__():
-        yield one
-        yield from _below(one)
+    for record in base.__subclasses__():
+        yield record
+        yield from _below(record)
 
 
 def all_keys() -> Mapping[str, Key]:
@@ -138,9 +138,9 @@ def all_groups() -> Mapping[str, tuple[str, ...]]:
 
 
 def effect_of(key: str) -> Effect:
-    """What a key decides, or the choice of a section."""
-    if (known := all_keys().get(key)) is not None:
-        return known.effect
+    """The effect of a key, or of the choice of a section."""
+    if (entry := all_keys().get(key)) is not None:
+        return entry.effect
     section, _, below = key.partition(".")
     base: Any = sections().get(section)
     return getattr(base, "effect" if below else "choice", OF_METHODS if base else WEIGHTS)
@@ -153,61 +153,61 @@ def keys_of(effect: Effect) -> tuple[str, ...]:
 
 @functools.cache
 def _keys_with(loaded: tuple[tuple[str, str], ...]) -> Mapping[str, Key]:
-    found: dict[str, Key] = {}
+    keys: dict[str, Key] = {}
     for name, kind in types_of(Config).items():
         if (section := name.rstrip("_")) not in sections():
-            _add(found, name, kind, about(Config)[name], Config.effect)
+            _add(keys, name, kind, about(Config)[name], Config.effect)
             continue
         choices = records(section)
         if "" not in choices:
             kind, effect = Literal[(*choices,)], effect_of_choice(section)
-            _add(found, f"{section}.name", kind, {}, effect)
+            _add(keys, f"{section}.name", kind, {}, effect)
         for record in choices.values():
-            _add_all(found, f"{section}.", record)
-    return found
+            _add_all(keys, f"{section}.", record)
+    return keys
 
 
 def effect_of_choice(section: str) -> Effect:
-    """What the choice of a section decides."""
+    """The effect of the choice of a section."""
     return getattr(sections()[section], "choice", OF_METHODS)
 
 
-def _add_all(found: dict[str, Key], prefix: str, record: type) -> None:
+def _add_all(keys: dict[str, Key], prefix: str, record: type) -> None:
     """Add the keys of a record to those that other choices of its section have."""
     for name, kind in types_of(record).items():
         below = record_in(kind)
         if below is not None:
-            _add_all(found, f"{prefix}{name}.", below)
+            _add_all(keys, f"{prefix}{name}.", below)
         else:
             effect: Effect = getattr(record, "effect", OF_METHODS)
-            _add(found, f"{prefix}{name}", kind, about(record)[name], effect)
+            _add(keys, f"{prefix}{name}", kind, about(record)[name], effect)
 
 
 def record_in(kind: Any) -> type | None:
     """The record of a section within a section, which may also be absent."""
-    return next((one for one in (kind, *get_args(kind)) if hasattr(one, "settings")), None)
+    return next((part for part in (kind, *get_args(kind)) if hasattr(part, "settings")), None)
 
 
-def _add(found: dict[str, Key], name: str, kind: Any, about: Mapping[str, Any], of: Effect) -> None:
+def _add(keys: dict[str, Key], name: str, kind: Any, about: Mapping[str, Any], of: Effect) -> None:
     kinds = dict(kinds_of(kind))
-    given = found.get(name)
-    words = dict.fromkeys((*([given.kind] if given else ()), " | ".join(kinds)))
+    present = keys.get(name)
+    words = dict.fromkeys((*([present.kind] if present else ()), " | ".join(kinds)))
     parts = dict.fromkeys(part for text in words for part in text.split(" | "))
-    choices = (*(given.choices if given else ()), *kinds) if all(kinds.values()) else ()
-    is_listed = bool(choices) and (given is None or bool(given.choices))
-    found[name] = Key(
+    choices = (*(present.choices if present else ()), *kinds) if all(kinds.values()) else ()
+    is_listed = bool(choices) and (present is None or bool(present.choices))
+    keys[name] = Key(
         name,
         " | ".join(parts),
         tuple(dict.fromkeys(choices)) if is_listed else (),
-        given.effect if given else of if (own := about.get("effect")) is None else own,
-        about.get("only", "") or (given.only if given else ""),
+        present.effect if present else of if (effect := about.get("effect")) is None else effect,
+        about.get("only", "") or (present.only if present else ""),
     )
 
 
 @functools.cache
 def _groups_with(loaded: tuple[tuple[str, str], ...]) -> Mapping[str, tuple[str, ...]]:
     folders = (path for path in conf_folder().iterdir() if path.is_dir())
-    names = {path.name: [one.stem for one in path.glob("*.yaml")] for path in folders}
+    names = {path.name: [file.stem for file in path.glob("*.yaml")] for path in folders}
     for section in sections():
         if "" not in (choices := records(section)):
             names[section] = [*choices]
@@ -218,17 +218,17 @@ def _groups_with(loaded: tuple[tuple[str, str], ...]) -> Mapping[str, tuple[str,
 
 @functools.cache
 def default_choices() -> Mapping[str, str]:
-    """What config.yaml chooses from each group, in its order."""
+    """The choices that config.yaml makes from each group, in its order."""
     lines = (conf_folder() / f"{ROOT}.yaml").read_text(encoding="utf-8").splitlines()
-    return {found["group"]: found["choice"] for line in lines if (found := _CHOICE.match(line))}
+    return {match["group"]: match["choice"] for line in lines if (match := _CHOICE.match(line))}
 
 
 def line_of(key: str, choice: str = "") -> str:
-    """What a key is for.
+    """The help of a key.
 
     Args:
         key: its name.
-        choice: of its section, whose line goes before those of other choices.
+        choice: choice of its section, whose line goes before those of other choices.
     """
     section, _, name = key.rpartition(".")
     if not section:
@@ -249,12 +249,12 @@ def line_of(key: str, choice: str = "") -> str:
 
 
 def _lines(record: type) -> Mapping[str, str]:
-    told = {name: one["line"] for name, one in about(record).items() if "line" in one}
-    return {**help_of(record), **told}
+    lines = {name: x["line"] for name, x in about(record).items() if "line" in x}
+    return {**help_of(record), **lines}
 
 
 def summary(group: str, choice: str) -> str:
-    """What a choice is: the first sentences of a record, or the comment at the head of a file."""
+    """A choice's help: the first sentences of its record, or the comment at its file's head."""
     if group in sections() and (record := records(group).get(choice)) is not None:
         return (record.__doc__ or "").partition("\n\n")[0].replace("\n    ", " ").strip()
     lines = (conf_folder() / group / f"{choice}.yaml").read_text(encoding="utf-8").splitlines()
@@ -268,14 +268,14 @@ def summary(group: str, choice: str) -> str:
 
 
 def readers_of(key: str) -> str | None:
-    """The choices that have a key; None where all of its section's have it, or none."""
+    """The choices that have a key; None if all choices of its section have it, or none."""
     section, _, name = key.partition(".")
     choices: Mapping[str, type] = records(section) if section in sections() else {}
     names = [choice for choice, record in choices.items() if name in types_of(record)]
     if not names or len(names) == len(choices):
         return None
-    *others, last = names
-    return f"{section}={', '.join(others)} or {last}" if others else f"{section}={last}"
+    *rest, last = names
+    return f"{section}={', '.join(rest)} or {last}" if rest else f"{section}={last}"
 
 
 def unknown_key(key: str, value: str = "") -> str:
@@ -296,8 +296,8 @@ def near_keys(key: str) -> list[str]:
         return [name for name in same if name == f"{section}.{leaf}"] or same
     sections = {name.rpartition(".")[0] for name in all_keys()} - {""}
     above = [name for name in (*sections, *all_groups()) if not key.startswith(f"{name}.")]
-    known = [name for name in (*all_keys(), *above) if name != key]
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.8)
+    names = [name for name in (*all_keys(), *above) if name != key]
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.8)
     if not near:
         leaves = {name.rpartition(".")[2] for name in all_keys()}
         alike = difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.75)
@@ -307,7 +307,7 @@ def near_keys(key: str) -> list[str]:
 
 def no_such_choice(group: str, names: Sequence[object], choices: Sequence[str]) -> str:
     """The message for names that are no choices of a group, with what may have been meant."""
-    near = [one for name in names[:1] for one in near_choices(group, str(name), choices)]
+    near = [override for name in names[:1] for override in near_choices(group, str(name), choices)]
     return f"no such choice; choose from {', '.join(choices)}{did_you_mean(near)}"
 
 
@@ -315,11 +315,11 @@ def near_choices(group: str, name: str, choices: Sequence[str]) -> list[str]:
     """The overrides that choose what a name may stand for."""
     if (elsewhere := CHOICES_ELSEWHERE.get(f"{group}={name.lower()}")) is not None:
         return [elsewhere]
-    heads = [(one, *sorted((one, name.lower()), key=len)) for one in choices]
-    begin = [one for one, head, of in heads if len(head) >= LEAST_HEAD and of.startswith(head)]
+    heads = [(choice, *sorted((choice, name.lower()), key=len)) for choice in choices]
+    begin = [x for x, head, of in heads if len(head) >= LEAST_HEAD and of.startswith(head)]
     close = difflib.get_close_matches(name.lower(), choices, n=1)
     sign = "+" if group == EXPERIMENT else ""
-    return [f"{sign}{group}={one}" for one in dict.fromkeys((*close, *begin))][:MOST_NEAR]
+    return [f"{sign}{group}={choice}" for choice in dict.fromkeys((*close, *begin))][:MOST_NEAR]
 
 
 def did_you_mean(texts: Iterable[str]) -> str:
@@ -329,12 +329,12 @@ def did_you_mean(texts: Iterable[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as messages have it."""
+    """A value as messages show it."""
     if value is None:
         return "null"
     if isinstance(value, tuple | list):
         parts = cast("Sequence[Any]", value)
-        return f"[{', '.join('null' if one is None else str(one) for one in parts)}]"
+        return f"[{', '.join('null' if part is None else str(part) for part in parts)}]"
     return repr(value) if isinstance(value, str) else str(value)
 
 
@@ -342,18 +342,18 @@ def with_whole_numbers(values: Any, prefix: str = "") -> Any:
     """The values, with 1000 for 1e3 where a key takes integers and no other numbers."""
     if not isinstance(values, Mapping):
         return values
-    given = cast("Mapping[str, Any]", values)
+    mapping = cast("Mapping[str, Any]", values)
     return {
         name: _whole(value)
         if f"{prefix}{name}" in _integer_keys(outside.all_loaded())
         else with_whole_numbers(value, f"{prefix}{name}.")
-        for name, value in given.items()
+        for name, value in mapping.items()
     }
 
 
 def _whole(value: Any) -> Any:
     if isinstance(value, list):
-        return [_whole(one) for one in cast("list[Any]", value)]
+        return [_whole(item) for item in cast("list[Any]", value)]
     is_whole = isinstance(value, float) and value.is_integer() and abs(value) <= EXACT
     return int(value) if is_whole else value
 
@@ -361,11 +361,11 @@ def _whole(value: Any) -> Any:
 @functools.cache
 def _integer_keys(loaded: tuple[tuple[str, str], ...]) -> frozenset[str]:
     kinds = {name: key.kind for name, key in all_keys().items()}
-    return frozenset(one for one in kinds if "integer" in kinds[one] and "number" not in kinds[one])
+    return frozenset(x for x in kinds if "integer" in kinds[x] and "number" not in kinds[x])
 
 
 def kinds_of(kind: Any) -> Iterator[tuple[str, bool]]:
-    """What a field takes: each of its types in words, or a value, and whether it is a value."""
+    """The types of a field: each in words, or as a value, and whether it is a value."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         for part in parts:

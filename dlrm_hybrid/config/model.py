@@ -1,4 +1,4 @@
-"""What keys of `data`, `model` and `embedding` mean together, and what follows from them."""
+"""The joint meaning of keys of `data`, `model` and `embedding`, and values that follow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dlrm_hybrid.record import defaults_of
 from dlrm_hybrid.types import ConfigError
 
 SECTIONS: Mapping[str, type] = {"cross": Cross, "fm": Fm}
-"""Of `model`, each read by the choice of `model.interaction` with its name."""
+"""Sections of `model`, each read by the choice of `model.interaction` with its name."""
 
 NO_SCHEMA = (
     "data.schema = null: name the schema of these columns, or let data.guess=FILE write a first one"
@@ -31,27 +31,27 @@ def without_unread(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     model = values.get("model")
     if not isinstance(model, Mapping):
         return values, []
-    kept = dict(cast("Mapping[str, Any]", model))
-    chosen, faults = kept.get("interaction"), list[str]()
+    settings = dict(cast("Mapping[str, Any]", model))
+    chosen, faults = settings.get("interaction"), list[str]()
     for section in SECTIONS:
-        if section == chosen or section not in kept:
+        if section == chosen or section not in settings:
             continue
-        given = kept.pop(section)
+        unread = settings.pop(section)
         faults += [
             f"model.{section}{key} = {value!r}: only applies to model.interaction={section}, "
             f"not {chosen}"
-            for key, value in changed(given, defaults_of(SECTIONS[section]))
-            if given is not None
+            for key, value in changed(unread, defaults_of(SECTIONS[section]))
+            if unread is not None
         ]
-    return {**values, "model": kept}, faults
+    return {**values, "model": settings}, faults
 
 
-def changed(given: Any, default: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """What differs from the defaults of a section, by key below it."""
-    if not isinstance(given, Mapping):
-        return [("", given)]
-    values = cast("Mapping[str, Any]", given)
-    return [(f".{key}", one) for key, one in values.items() if (key, one) not in default.items()]
+def changed(section: Any, default: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The values that differ from the defaults of a section, by key below it."""
+    if not isinstance(section, Mapping):
+        return [("", section)]
+    values = cast("Mapping[str, Any]", section)
+    return [(f".{k}", v) for k, v in values.items() if (k, v) not in default.items()]
 
 
 def with_input_width(
@@ -62,7 +62,7 @@ def with_input_width(
     Null for all of `model.bottom` is the empty list, no bottom MLP.
 
     Returns:
-        the values, and faults: a schema that has some, or a model that does not fit it.
+        the values, and faults: those of the schema, or of a model that does not fit it.
     """
     data, model = values.get("data"), values.get("model")
     if not isinstance(data, Mapping) or not isinstance(model, Mapping):
@@ -91,14 +91,14 @@ def _with_columns(
     values: Mapping[str, Any], rows: Mapping[str, Any], model: Mapping[str, Any], has_model: bool
 ) -> tuple[dict[str, Any], list[str]]:
     """As `with_input_width`, for a model of the user's own."""
-    unknown = [one for one in ("dense", "tables") if one in model and model[one] is None]
+    unknown = [key for key in ("dense", "tables") if key in model and model[key] is None]
     if not has_model or not unknown:
         return dict(values), []
     dense, tables, faults = _columns(rows)
     if not tables and not faults:
         faults = [f"{NO_SCHEMA}; model.{unknown[0]} = null counts them"]
-    found = {"dense": dense, "tables": tables or None}
-    filled = {**model, **{name: found[name] for name in unknown}}
+    counts = {"dense": dense, "tables": tables or None}
+    filled = {**model, **{name: counts[name] for name in unknown}}
     return {**values, "model": filled}, faults
 
 
@@ -108,15 +108,15 @@ def with_world_size(values: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(parallel, Mapping) or not isinstance(embedding, Mapping):
         return dict(values)
     world, tables = cast("Mapping[str, Any]", parallel), cast("Mapping[str, Any]", embedding)
-    given = world.get("machines")
-    machines = given if isinstance(given, int) and given > 1 else None
+    number = world.get("machines")
+    machines = number if isinstance(number, int) and number > 1 else None
     tables_each = int(tables.get("name") == "served")
     follow = {
         "trainers": machines or 2,
         "servers": machines or 1,
         "table_servers": (machines or 1) * tables_each,
     }
-    filled = {key: one for key, one in follow.items() if world.get(key, 0) is None}
+    filled = {key: number for key, number in follow.items() if world.get(key, 0) is None}
     return {**values, "parallel": {**world, **filled}}
 
 
@@ -157,7 +157,7 @@ def dropout_rules(config: Config) -> Iterator[str]:
 
 
 def is_known(model: Model) -> bool:
-    """Whether it can be said what a model consists of: of one's own, where it is loaded."""
+    """Whether a model's parts are known; those of the user's own only where it is loaded."""
     if not isinstance(model, OwnModelConfig):
         return True
     return not isinstance(model, UnloadedModel) and model.tables is not None
@@ -200,8 +200,8 @@ def own_model_rules(config: Config) -> Iterator[str]:
     if not is_known(model):
         return
     try:
-        own = own_model(model)
-        partition = Partition.of(own, config.parallel.cuts)
+        spec = own_model(model)
+        partition = Partition.of(spec, config.parallel.cuts)
     except ConfigError as error:  # cuts that there are not have a rule of their own
         if not str(error).startswith("parallel.cuts"):
             yield str(error)
@@ -227,11 +227,11 @@ def is_late(config: Config) -> bool:
 
 
 def dense_tensors(model: Model) -> int:
-    """How many dense parameters a model has."""
+    """Number of a model's dense parameters."""
     if isinstance(model, OwnModelConfig):
         return len(own_model(model).dense_shapes())
     of_mlps = 2 * (len(model.bottom[1:]) + len(model.top))
-    if model.batch_norm:  # a norm has two in the place of a bias
+    if model.batch_norm:  # a norm has two parameters in place of a bias
         of_mlps += _hidden_layers(model)
     of_fm = 0 if model.fm is None else 2 * len(model.fm.deep)
     if model.cross is None:
@@ -241,45 +241,45 @@ def dense_tensors(model: Model) -> int:
 
 
 def _hidden_layers(model: Model) -> int:
-    """How many layers have dropout or batch norm where the model does."""
+    """Number of layers that have dropout or batch norm where the model does."""
     of_mlps = len(model.bottom[1:-1]) + len(model.top[:-1])
-    return of_mlps + sum(len(one.deep) for one in (model.fm, model.cross) if one is not None)
+    return of_mlps + sum(len(x.deep) for x in (model.fm, model.cross) if x is not None)
 
 
 def batch_norm_rules(config: Config) -> Iterator[str]:
     """Faults of worlds in which a trainer's batch has not one mean and variance, counted once."""
     if not config.model.batch_norm:
         return
-    wanted, parallel = "model.batch_norm=true", config.parallel
+    head, parallel = "model.batch_norm=true", config.parallel
     if not _hidden_layers(config.model):
         yield "model.batch_norm = True: this model has no hidden layer to normalise"
     if config.train.batch_size < 2:
-        yield f"train.batch_size = 1: one row has no variance; {wanted} needs 2 or more"
+        yield f"train.batch_size = 1: one row has no variance; {head} needs 2 or more"
     if config.schedule.microbatches > 1:
         yield (
             f"schedule.microbatches = {config.schedule.microbatches}: statistics would be those of "
-            f"a micro-batch, not of a trainer's batch; {wanted} needs 1"
+            f"a micro-batch, not of a trainer's batch; {head} needs 1"
         )
     if is_late(config):
         yield (
             f"schedule = {config.schedule.name!r}: backward computes forward again, with other "
-            f"weights, and would count a batch twice; {wanted} needs sequential, gpipe or "
+            f"weights, and would count a batch twice; {head} needs sequential, gpipe or "
             "one_f_one_b"
         )
     if config.sync.name == "async":
         yield (
             "sync = 'async': trainers do not meet to bring their statistics together; "
-            f"{wanted} needs sync=sync or bounded"
+            f"{head} needs sync=sync or bounded"
         )
     if parallel.elastic:
         yield (
             "parallel.elastic = True: a trainer that is lost takes its statistics along; "
-            f"{wanted} needs false"
+            f"{head} needs false"
         )
 
 
 def raw_files(config: Config) -> tuple[str, ...]:
-    """`data.raw` as a list, whether one file or several were given."""
+    """`data.raw` as a list, of one file or several."""
     raw = config.data.raw
     if raw is None:
         return ()
@@ -301,11 +301,11 @@ def data_rules(config: Config) -> Iterator[str]:
 
 
 def _follow_rules(config: Config, files: int) -> Iterator[str]:
-    data, given = config.data, f"data.follow = {config.data.follow}"
+    data, head = config.data, f"data.follow = {config.data.follow}"
     if files:
-        yield f"{given}: names the files, so data.raw must be null"
+        yield f"{head}: names the files, so data.raw must be null"
     if data.prepared is not None:
-        yield f"{given}: each file has prepared rows of its own, so data.prepared must be null"
+        yield f"{head}: each file has prepared rows of its own, so data.prepared must be null"
     if (data.schema, data.base) == (None, None) and config.checkpoint.resume in FROM_ITSELF:
         yield NO_SCHEMA
 

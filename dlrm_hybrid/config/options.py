@@ -1,4 +1,4 @@
-"""What Hydra composes of: the defaults of records, and the files of `conf/`, parsed once."""
+"""The options that Hydra composes: defaults of records and files of `conf/`, parsed once."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, where it is bui
 
 
 class _Options(dict[str, Any]):
-    """The content of Hydra's store, which Hydra copies with all that is in it to read some."""
+    """The content of Hydra's store; Hydra copies all of it to read any of it."""
 
     def __deepcopy__(self, memo: Any) -> _Options:
-        """Nothing changes it: what is read from it is copied once more."""
+        """Return itself: nothing changes it, and its readers copy what they read."""
         return self
 
 
 def store_options(hydras: Any) -> None:
-    """Put all options into Hydra's store, in place of what anybody else has put there."""
+    """Put all options into Hydra's store, in place of anybody else's."""
     store = ConfigStore.instance()
     packages = _of_package()
     store.repo = _Options({"hydra": hydras, **packages, EXPERIMENT: {**packages[EXPERIMENT]}})
     for group in GROUPS:
-        if own := loaded(group):
+        if choices := loaded(group):
             store.repo[group] = {**packages[group]}
-        for path, record in own.items():
+        for path, record in choices.items():
             store_option(path, defaults_of(record), group)
 
 
@@ -53,7 +53,7 @@ def store_option(name: str, values: Any, group: str | None) -> None:
 
 
 def _package(group: str | None) -> str | None:
-    """Where the values of a group's choices go: into its section, or anywhere."""
+    """The place for the values of a group's choices: its section, or anywhere."""
     return "_global_" if group == EXPERIMENT else None
 
 
@@ -67,7 +67,7 @@ def defaults(section: str) -> dict[str, Any]:
     """The defaults of a section without choices, with those of the sections in it."""
     record = records(section)[""]
     inside = {name: record_in(kind) for name, kind in types_of(record).items()}
-    below = {name: defaults_of(one) for name, one in inside.items() if one is not None}
+    below = {name: defaults_of(record) for name, record in inside.items() if record is not None}
     return {**defaults_of(record), **below}
 
 
@@ -91,18 +91,18 @@ def _records() -> Iterator[tuple[str, str, Any]]:
 
 def _single_keys() -> dict[str, Any]:
     return {
-        one.name: plain(one.default)
-        for one in fields(Config)
-        if one.name not in sections() and one.name != "import_"
+        key.name: plain(key.default)
+        for key in fields(Config)
+        if key.name not in sections() and key.name != "import_"
     }
 
 
-def _over(values: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    found = {**values, **others}
+def _over(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    result = {**values, **over}
     for key, below in values.items():
         if isinstance(below, Mapping):
-            found[key] = _over(cast("Mapping[str, Any]", below), others.get(key, {}))
-    return found
+            result[key] = _over(cast("Mapping[str, Any]", below), over.get(key, {}))
+    return result
 
 
 def _files() -> Iterator[tuple[str, str | None, Any]]:
@@ -113,6 +113,6 @@ def _files() -> Iterator[tuple[str, str | None, Any]]:
         if group in sections():
             values = _over(defaults(group), values)
         elif group == ".":
-            alone = [one for one in sections() if "" in records(one) and one not in all_groups()]
-            values = {**values, **_single_keys(), **{one: defaults(one) for one in alone}}
+            alone = [x for x in sections() if "" in records(x) and x not in all_groups()]
+            values = {**values, **_single_keys(), **{x: defaults(x) for x in alone}}
         yield path.stem, None if group == "." else group, values

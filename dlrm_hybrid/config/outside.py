@@ -49,14 +49,14 @@ class Unloaded:
     values: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        """Nobody knows what its settings may be."""
+        """Check nothing: nobody knows what its settings may be."""
 
     def settings(self) -> dict[str, Any]:
         """The section as it was read."""
         return {"name": self.path, **dict(self.values)}
 
     def refuse(self) -> Never:
-        """Raise ConfigError: it is asked for what only the loaded choice can do."""
+        """Raise ConfigError: only the loaded choice can do what it is asked for."""
         raise ConfigError(f"{self.group} = {self.path!r}: {unloaded(self.group, self.path)}")
 
 
@@ -105,7 +105,7 @@ class UnloadedSync(Unloaded, Sync):
 
 
 _DATA: Mapping[str, type[Unloaded]] = {
-    one.group: one for one in (UnloadedMethod, UnloadedModel, UnloadedSchedule, UnloadedSync)
+    x.group: x for x in (UnloadedMethod, UnloadedModel, UnloadedSchedule, UnloadedSync)
 }
 _BASES: Mapping[str, type[Choice]] = {"schedule": Schedule, "sync": Sync}
 
@@ -121,7 +121,7 @@ def all_loaded() -> tuple[tuple[str, str], ...]:
 
 
 def unloaded(group: str, path: str) -> str | None:
-    """What to do for a choice from outside that is not loaded; None where there is none."""
+    """The fault of a choice from outside that is not loaded; None if it is, or is none."""
     if not _OUTSIDE.fullmatch(path) or record_of(group, path) is not None:
         return None
     return f"is from outside the package, and imported only where {group}={path} is typed"
@@ -130,7 +130,7 @@ def unloaded(group: str, path: str) -> str | None:
 def record_of(group: str, path: str) -> type | None:
     """The record of a choice from outside; None if it is not loaded.
 
-    A gradient method is one if its module is: it is a record itself, and says so by its base.
+    A gradient method is loaded with its module: it is a record itself, and says so by its base.
     """
     return methods.find(path) if group == "gradient" else _loaded.get((group, path))
 
@@ -151,7 +151,7 @@ def as_data(group: str, path: str, values: Mapping[str, Any]) -> Unloaded | None
 
 
 def load_typed(overrides: Iterable[str]) -> None:
-    """Import what overrides name from outside; what cannot be is left to `fault_of`."""
+    """Import the choices from outside that overrides name; `fault_of` reports failures."""
     for text in overrides:
         head, _, value = text.partition("=")
         if head in GROUPS:
@@ -167,7 +167,7 @@ def load_chosen(values: Mapping[str, Any], groups: Iterable[str] = GROUPS) -> No
 
 
 def fault_of(group: str, path: str) -> str | None:
-    """Why a path is no choice of a group; None where it is one, which is loaded then."""
+    """Load a group's choice from a path; returns why it is none, or None."""
     try:
         _loaded[group, path] = _record(group, path)
     except ValueError as error:
@@ -179,32 +179,32 @@ def _record(group: str, path: str) -> type:
     """Import a path and make the record of a group's choice; raises ValueError."""
     if group == "gradient":
         return methods.load(path)
-    found: object = imported(path) if is_path(path) else None
+    cls: object = imported(path) if is_path(path) else None
     if group == "model":
-        known = _loaded.get((group, path))
-        same = known is not None and cast(type[OwnModelConfig], known).module is found
-        return known if known is not None and same else _of_module(path, found)
+        record = _loaded.get((group, path))
+        same = record is not None and cast(type[OwnModelConfig], record).module is cls
+        return record if record is not None and same else _of_module(path, cls)
     base = _BASES[group]
-    if not (isinstance(found, type) and issubclass(found, base)):
+    if not (isinstance(cls, type) and issubclass(cls, base)):
         raise ValueError(f"is no subclass of {base.__module__}.{base.__name__}")
-    if found.policy is Sync.policy if issubclass(found, Sync) else found.__call__ is base.__call__:
+    if cls.policy is Sync.policy if issubclass(cls, Sync) else cls.__call__ is base.__call__:
         raise ValueError(f"has no method {'policy' if base is Sync else '__call__'}")
-    if "__dataclass_params__" not in vars(found):
+    if "__dataclass_params__" not in vars(cls):
         raise ValueError("must be a dataclass: @dataclass(frozen=True, kw_only=True)")
-    return _with_defaults(found)
+    return _with_defaults(cls)
 
 
 def _of_module(path: str, module: object) -> type[OwnModelConfig]:
-    """The record of a model: what all have, and the settings of its constructor."""
-    own = settings_of(module)
-    taken = {one.name for one in fields(OwnModelConfig)} | {"name"}
-    for name, _, _ in own:
-        if name in taken:
+    """The record of a model: the keys of all models, and the settings of its constructor."""
+    settings = settings_of(module)
+    names = {key.name for key in fields(OwnModelConfig)} | {"name"}
+    for name, _, _ in settings:
+        if name in names:
             raise ValueError(f"setting `{name}`: every model has a key of this name; rename it")
     assert isinstance(module, type)
     record = make_dataclass(
         module.__name__,
-        [(name, kind, field(default=default)) for name, kind, default in own],
+        [(name, kind, field(default=default)) for name, kind, default in settings],
         bases=(OwnModelConfig,),
         namespace={"name": path, "module": module, "__doc__": module.__doc__ or ""},
         frozen=True,
@@ -215,8 +215,8 @@ def _of_module(path: str, module: object) -> type[OwnModelConfig]:
 
 
 def _with_defaults(record: type) -> type:
-    if without := [one.name for one in fields(record) if one.default is MISSING]:
-        raise ValueError(f"must have defaults, also of {', '.join(without)}")
+    if missing := [setting.name for setting in fields(record) if setting.default is MISSING]:
+        raise ValueError(f"must have defaults, also of {', '.join(missing)}")
     try:
         record()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Single overrides, before anything is composed: what one means, and what is wrong with it.
+"""Single overrides, before anything is composed: their meaning and their faults.
 
 Hydra reads configurations from folders that an override names, puts a group's keys wherever an
 override says, and makes objects of what its own section names. None of that may be asked for.
@@ -38,7 +38,7 @@ MOST_NESTED = 32  # brackets; the parser recurses
 _SPARSITY = re.compile(r"(\+*gradient\.)sparsity=((?:0|0?\.\d+)(?:,(?:0|0?\.\d+))*)")
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
 _HYDRA = re.compile(r"[^=]*(?<![\w-])hydra(?![\w-])[^=]*")
-# What Hydra does not check itself comes through as one of Python's own: a group's choice that is a
+# Errors of Python itself that come through where Hydra does not check: a group's choice that is a
 # number, an integer of thousands of digits, a package without a group.
 UNCHECKED = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError),
@@ -48,11 +48,11 @@ UNCHECKED = (
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """The values that an override has one by one, where it is swept.
+    """The single overrides that an override stands for.
 
     Attributes:
         key: its key or group with the sign before it, e.g. `+experiment`.
-        overrides: the single ones that it stands for; several if it is swept.
+        overrides: the single overrides; several if it is swept.
     """
 
     key: str
@@ -73,7 +73,7 @@ def override_text(key: str, value: str | Sequence[str]) -> str:
 
 
 def with_density(overrides: Sequence[str]) -> list[str]:
-    """What was typed, with `gradient.sparsity=0.9,0.99` as `gradient.density=0.1,0.01`.
+    """The overrides, with `gradient.sparsity=0.9,0.99` as `gradient.density=0.1,0.01`.
 
     Papers have either word. Values other than decimal fractions below 1 stay as they are.
     """
@@ -111,16 +111,16 @@ def points_of(text: str, own: Sequence[str] | None = ()) -> Points:
 
 
 def override_fault(text: str, is_sweep: bool = False, own: Sequence[str] | None = ()) -> str | None:
-    """What is wrong with an override by itself, if anything.
+    """The fault of an override by itself; None without one.
 
     Args:
-        text: as it was typed.
+        text: the override as it was typed.
         is_sweep: whether an override may have several values.
         own: names of the user's experiments; None where they are not known.
     """
     head = text.partition("=")[0]
-    found = _HYDRA.match(head)
-    if found is not None and head.rstrip() not in ALLOWED:
+    match = _HYDRA.match(head)
+    if match is not None and head.rstrip() not in ALLOWED:
         return f"{head}: of Hydra's own keys only {', '.join(ALLOWED)} can be set"
     if _depth(text) > MOST_NESTED:
         return f"{text[:MOST_SHOWN]}…: more than {MOST_NESTED} nested brackets"
@@ -136,7 +136,7 @@ def override_fault(text: str, is_sweep: bool = False, own: Sequence[str] | None 
 def _value_text(value: str | Sequence[str]) -> str:
     if not isinstance(value, str):
         # An item is read otherwise than a value alone: a backslash at its end escapes the comma.
-        items = (_quoted(one) if "\\" in one else _value_text(one) for one in value)
+        items = (_quoted(item) if "\\" in item else _value_text(item) for item in value)
         return f"[{','.join(items)}]"
     with suppress(HydraException, *UNCHECKED):
         if value and "${" not in value and read_override(f"_={value}")[1] == value:
@@ -164,14 +164,14 @@ def _depth(text: str) -> int:
 
 
 def _place(text: str, override: Override) -> str | None:
-    """Keys of a group that would be put elsewhere: into Hydra's section, for one."""
+    """The fault of a group's keys put elsewhere, as into Hydra's section."""
     if override.package is None and "@" not in text.partition("=")[0]:
         return None
     return f"{text}: the keys of a group cannot be moved with @"
 
 
 def _sweep(text: str, override: Override, is_sweep: bool) -> str | None:
-    """Several values where one is wanted, or more than can be listed."""
+    """The fault of several values where one is needed, or of more than can be listed."""
     if not override.is_sweep_override():
         return None
     head, _, value = text.partition("=")
@@ -198,7 +198,7 @@ def _choices(group: str, own: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _group(text: str, override: Override, own: Sequence[str] | None) -> str | None:
-    """A choice that does not exist: not listed in conf/, wherever its name would lead."""
+    """The fault of a choice that does not exist: not listed in conf/, whatever its name is."""
     group = override.key_or_group
     if group not in all_groups() or override.is_delete():
         return None
@@ -206,15 +206,15 @@ def _group(text: str, override: Override, own: Sequence[str] | None) -> str | No
     if isinstance(value, dict):
         return None  # values for keys of the section
     choices = _choices(group, own)
-    given: Any = _swept(override, own) if override.is_sweep_override() else value
-    names = cast("list[Any]", given) if isinstance(given, list) else [given]
+    chosen: Any = _swept(override, own) if override.is_sweep_override() else value
+    names = cast("list[Any]", chosen) if isinstance(chosen, list) else [chosen]
     is_checked = own is not None or group != EXPERIMENT
-    others = [name for name in names if name not in choices] if is_checked else []
-    outside = [name for name in others if group in GROUPS and ":" in str(name)]
+    unknown = [name for name in names if name not in choices] if is_checked else []
+    outside = [name for name in unknown if group in GROUPS and ":" in str(name)]
     if outside:
         return f"{text}: {fault_of(group, outside[0])}"
-    if not names or others:
-        return f"{text}: {no_such_choice(group, others, choices)}"
+    if not names or unknown:
+        return f"{text}: {no_such_choice(group, unknown, choices)}"
     if (group == EXPERIMENT) != override.is_add():
         sign = "+" if group == EXPERIMENT else ""
         return f"{text}: write {sign}{text.lstrip('+')}"
@@ -222,13 +222,13 @@ def _group(text: str, override: Override, own: Sequence[str] | None) -> str | No
 
 
 def _key(text: str, override: Override) -> str | None:
-    """A key that does not exist, is a section, or names a choice without bringing its keys."""
+    """The fault of a key that does not exist, is a section, or names a choice without its keys."""
     name, (_, sign, value) = override.key_or_group, text.partition("=")
-    given: Any = None if override.is_delete() else override.value()
+    new_value: Any = None if override.is_delete() else override.value()
     if name in ALLOWED:
-        return None if override.is_sweep_override() else _hydra(name, given, value.strip())
-    if isinstance(given, dict):
-        inside = (f"{name}.{one}" for one in flat(cast("dict[str, Any]", given)))
+        return None if override.is_sweep_override() else _hydra(name, new_value, value.strip())
+    if isinstance(new_value, dict):
+        inside = (f"{name}.{key}" for key in flat(cast("dict[str, Any]", new_value)))
         if unknown := next((key for key in inside if not _exists(key)), None):
             return unknown_key(unknown)
     if name in all_groups():
@@ -241,7 +241,7 @@ def _key(text: str, override: Override) -> str | None:
         return unknown_key(name, f"{sign}{value}")
     if override.is_delete():
         return None
-    if below and not isinstance(given, dict | None):
+    if below and not isinstance(new_value, dict | None):
         return f"{text}: {name} is a section; its keys: {', '.join(below)}"
     # The folder of experiments is looked for before Hydra reads anything.
     is_added = override.is_add() or (name == CONF and override.is_force_add())
@@ -257,8 +257,8 @@ def _hydra(name: str, value: Any, typed: str) -> str | None:
         if value == MISSING:  # to OmegaConf, quoted or not
             return f"{name} = {value}: is read as a missing value; write {name}=./{value}"
         if isinstance(value, int | float) and not isinstance(value, bool):
-            wanted = f"is read as a number; write {name}=./{typed}"
-            return None if str(value) == typed else f"{name} = {value}: {wanted}"
+            advice = f"is read as a number; write {name}=./{typed}"
+            return None if str(value) == typed else f"{name} = {value}: {advice}"
         return None if isinstance(value, str) and value else f"{name} = {value}: must be a path"
     if value is None or isinstance(value, dict):
         return None

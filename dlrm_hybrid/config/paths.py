@@ -23,15 +23,15 @@ def recorded(values: Mapping[str, Any], rows: Path) -> dict[str, Any]:
 
 def absolute(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a configuration with paths that mean the same from every directory."""
-    found, given = dict(values), flat(values)
+    result, paths = dict(values), flat(values)
     for key in keys_of(Effect.PATH):
-        value = given.get(key)
+        value = paths.get(key)
         if isinstance(value, str):
-            found = with_value(found, key, _absolute(key, value))
+            result = with_value(result, key, _absolute(key, value))
         elif isinstance(value, (list, tuple)):
-            several = [_absolute(key, one) for one in cast("list[str]", value)]
-            found = with_value(found, key, several)
-    return found
+            several = [_absolute(key, path) for path in cast("list[str]", value)]
+            result = with_value(result, key, several)
+    return result
 
 
 def _absolute(key: str, value: str) -> str:
@@ -46,25 +46,24 @@ def full(path: str | Path) -> str:
 
 
 def resumed(
-    saved: Mapping[str, Any], now: Mapping[str, Any], given: Sequence[str]
+    saved: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """What a run goes on with, and a line for each place that it wrote to and may not now.
+    """The values a run goes on with, and a line for each place that it wrote to and may not now.
 
-    A run folder may come from anyone: what it says is taken, but for places to write to. These are
+    A run folder may come from anyone: its values are taken, but for places to write to, which are
     as the command line has them.
     """
-    # Where `data.prepared` is null only what reads rows knows the folder, which a run that goes on
-    # compares later.
+    # Where `data.prepared` is null the readers of rows alone know the folder, and compare it later.
     before, after, places = flat(saved), flat(now), keys_of(Effect.PLACE)
-    ours = [key for key in (*places, ROWS) if key in before and not is_below(key, tuple(given))]
-    values = replaced(saved, now, [key for key in given if key in now or "." in key])
+    ours = [key for key in (*places, ROWS) if key in before and not is_below(key, tuple(keys))]
+    values = replaced(saved, now, [key for key in keys if key in now or "." in key])
     for key in ours:
         if key in flat(values):
             values = with_value(values, key, after.get(key))
     faults = [
         elsewhere(key, str(before.get(key)), after.get(key))
         for key in places
-        if not is_below(key, tuple(given)) and _place(before.get(key)) != _place(after.get(key))
+        if not is_below(key, tuple(keys)) and _place(before.get(key)) != _place(after.get(key))
     ]
     return values, faults
 

@@ -22,10 +22,10 @@ from dlrm_hybrid.config.schema import Config
 
 @dataclass(slots=True)
 class Reading:
-    """What values come to.
+    """The outcome of reading values.
 
     Attributes:
-        config: they as records; None where there is a fault.
+        config: the values as records; None where there is a fault.
         faults: a line for each key that is wrong by itself.
         keys: these keys.
     """
@@ -41,7 +41,7 @@ class Reading:
 
 
 def read(values: Mapping[str, Any]) -> Reading:
-    """Read a configuration, whatever it holds; what keys mean together is not looked at."""
+    """Read a configuration, whatever it holds, without regard to what keys mean together."""
     reading = Reading()
     config = _record(Config, values, "", reading)
     reading.config = None if reading.faults else config
@@ -99,55 +99,55 @@ def _value(kind: Any, value: Any, key: str, reading: Reading) -> Any:
 
 
 def _choice(section: str, values: Mapping[str, Any], reading: Reading) -> Any:
-    others = {**values}
-    name = others.pop("name", None)
-    found: Any = records(section).get(str(name)) or outside.record_of(section, str(name))
-    if found is None:
-        found = outside.as_data(section, str(name), others)
-    if found is None:
+    settings = {**values}
+    name = settings.pop("name", None)
+    record: Any = records(section).get(str(name)) or outside.record_of(section, str(name))
+    if record is None:
+        record = outside.as_data(section, str(name), settings)
+    if record is None:
         fault = no_such_choice(section, [name], [*records(section)])
         reading.refuse(f"{section}.name", f"{section}.name = {shown(name)}: {fault}")
         return None
-    return _record(found, others, f"{section}.", reading) if isinstance(found, type) else found
+    return _record(record, settings, f"{section}.", reading) if isinstance(record, type) else record
 
 
 def _plain_value(kind: Any, value: Any, key: str, reading: Reading) -> Any:
-    """A value that is no section, as its field has it."""
-    given = _tuples(value)
-    if fits(given, kind):
-        return _number(given, kind)
-    items = cast("tuple[Any, ...]", given) if isinstance(given, tuple) else ()
+    """A value that is no section, as the type of its field."""
+    read_value = _tuples(value)
+    if fits(read_value, kind):
+        return _number(read_value, kind)
+    items = cast("tuple[Any, ...]", read_value) if isinstance(read_value, tuple) else ()
     bad = _bad_items(kind, items)
     for position, item, item_kind in bad:
         reading.refuse(key, f"{key}[{position}] = {shown(item)}: {_must(item_kind)}")
     if not bad:
-        reading.refuse(key, f"{key} = {shown(given)}: {_must(kind)}")
+        reading.refuse(key, f"{key} = {shown(read_value)}: {_must(kind)}")
     return None
 
 
 def _bad_items(kind: Any, items: Sequence[Any]) -> list[tuple[int, Any, Any]]:
     """Position, value and type of the items of a list that do not fit."""
-    for one in _parts(kind):
-        if get_origin(one) is tuple and (
-            get_args(one)[-1] is ... or len(get_args(one)) == len(items)
+    for part in _parts(kind):
+        if get_origin(part) is tuple and (
+            get_args(part)[-1] is ... or len(get_args(part)) == len(items)
         ):
-            item = get_args(one)[0]
+            item = get_args(part)[0]
             return [(place, each, item) for place, each in enumerate(items) if not fits(each, item)]
     return []
 
 
 def _parts(kind: Any) -> list[Any]:
-    """The types that a union has, without their bounds."""
+    """The types of a union, without their bounds."""
     if get_origin(kind) in (Union, UnionType):
-        return [part for one in get_args(kind) for part in _parts(one)]
+        return [part for arg in get_args(kind) for part in _parts(arg)]
     return _parts(get_args(kind)[0]) if get_origin(kind) is Annotated else [kind]
 
 
 def _number(value: Any, kind: Any) -> Any:
-    """A whole number as float where it stands for one."""
+    """The value, a whole number as float where a float is asked for."""
     if isinstance(value, tuple):
-        items = [get_args(one)[0] for one in _parts(kind) if get_origin(one) is tuple]
-        return tuple(_number(one, items[0]) for one in cast("tuple[Any, ...]", value))
+        items = [get_args(part)[0] for part in _parts(kind) if get_origin(part) is tuple]
+        return tuple(_number(item, items[0]) for item in cast("tuple[Any, ...]", value))
     is_float = type(value) is int and int not in _parts(kind) and float in _parts(kind)
     return float(value) if is_float else value
 
@@ -164,11 +164,11 @@ def _of_yaml(reason: str) -> str:
 
 
 def _is_left_out(kind: Any) -> bool:
-    """Whether it is a section that need not be there."""
+    """Whether a type is that of a section that need not be there."""
     return record_in(kind) is not None and NoneType in get_args(kind)
 
 
 def _tuples(value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return tuple(_tuples(one) for one in cast("Sequence[Any]", value))
+        return tuple(_tuples(item) for item in cast("Sequence[Any]", value))
     return value

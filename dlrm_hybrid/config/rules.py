@@ -1,4 +1,4 @@
-"""What keys of several sections mean together; each rule yields one line for each fault."""
+"""Rules for keys of several sections together; each yields one line for each fault."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WAITING = "needs schedule=sequential, gpipe or one_f_one_b"  # schedules with no
 
 
 def _beside(config: Config) -> Iterator[str]:
-    """Keys that have an effect only beside another value, which is not there."""
+    """Faults of keys that have an effect only beside another value, which is not there."""
     for section, base in sections().items():
         record: Any = getattr(config, section if section != "import" else "import_")
         for field in fields(record):
@@ -48,16 +48,16 @@ def _beside(config: Config) -> Iterator[str]:
 
 
 def _unmet(config: Config, only: str) -> str | None:
-    """Why a key has no effect beside the values that there are; None where it has one."""
-    key, _, wanted = only.partition("=")
+    """The reason why a key has no effect beside the values that there are; None if it has one."""
+    key, _, values = only.partition("=")
     value = _at(config, key if "." in key else f"{key}.name")
-    if not wanted:
+    if not values:
         needs = f"needs {key}{' of 1 or more' if isinstance(value, int) else ''}"
         return None if value else needs
-    if str(value) in wanted.split("|"):
+    if str(value) in values.split("|"):
         return None
     chosen = "null" if value is None else value
-    return f"only applies to {key}={wanted.replace('|', ' or ')}, not {chosen}"
+    return f"only applies to {key}={values.replace('|', ' or ')}, not {chosen}"
 
 
 def _at(config: Config, key: str) -> Any:
@@ -71,8 +71,8 @@ def _model(config: Config) -> Iterator[str]:
         return
     width = builtin("criteo_kaggle").num_dense
     if config.data.name != "table" and model.bottom[:1] != (width,):
-        given = f"[0] = {model.bottom[0]}" if model.bottom else " = []"
-        yield f"model.bottom{given}: must be {width}, the integer features"
+        head = f"[0] = {model.bottom[0]}" if model.bottom else " = []"
+        yield f"model.bottom{head}: must be {width}, the integer features"
     if len(model.bottom) == 1:
         yield f"model.bottom = {shown(model.bottom)}: needs an input and a layer, or nothing at all"
     elif model.bottom and model.bottom[-1] != model.embedding_dim:
@@ -105,16 +105,16 @@ def _parallel(config: Config) -> Iterator[str]:
         )
     if parallel.machines is not None:
         yield from _machines(parallel, parallel.machines)
-    if (known := layer_cuts(config)) is None:
+    if (layers := layer_cuts(config)) is None:
         return
-    given = f"parallel.cuts = {shown(parallel.cuts)}"
-    unknown = [cut for cut in parallel.cuts if cut not in known]
+    head = f"parallel.cuts = {shown(parallel.cuts)}"
+    unknown = [cut for cut in parallel.cuts if cut not in layers]
     if unknown:
-        missing, choices = ", ".join(unknown), ", ".join(known)
-        choose = f"choose from {choices}" if known else "this model has none; needs []"
-        yield f"{given}: no layer {missing} to cut after; {choose}"
-    elif list(parallel.cuts) != sorted(set(parallel.cuts), key=known.index):
-        yield f"{given}: name each cut once, in the order of the layers"
+        missing, choices = ", ".join(unknown), ", ".join(layers)
+        choose = f"choose from {choices}" if layers else "this model has none; needs []"
+        yield f"{head}: no layer {missing} to cut after; {choose}"
+    elif list(parallel.cuts) != sorted(set(parallel.cuts), key=layers.index):
+        yield f"{head}: name each cut once, in the order of the layers"
     tensors = dense_tensors(config.model)
     if parallel.servers > tensors:
         of_machines = (
@@ -129,11 +129,11 @@ def _parallel(config: Config) -> Iterator[str]:
 
 
 def _machines(parallel: Parallel, machines: int) -> Iterator[str]:
-    given = f"parallel.machines = {machines}"
+    head = f"parallel.machines = {machines}"
     if parallel.world == "in_process":
-        yield f"{given}: parallel.world=in_process is one process on one machine"
+        yield f"{head}: parallel.world=in_process is one process on one machine"
     elif machines > parallel.trainers:
-        yield f"{given}: parallel.trainers = {parallel.trainers} leave machines without a rank"
+        yield f"{head}: parallel.trainers = {parallel.trainers} leave machines without a rank"
 
 
 def _own_sync(config: Config) -> Iterator[str]:
@@ -161,7 +161,7 @@ def _sync(config: Config) -> Iterator[str]:
     elif config.parallel.elastic and config.sync.name not in ("sync", "async"):
         yield f"parallel.elastic = True: needs sync=sync or async, not {config.sync.name}"
     elif server_leads(config):
-        yield from _led(config)
+        yield from _led_by_server(config)
 
 
 def server_leads(config: Config) -> bool:
@@ -169,8 +169,8 @@ def server_leads(config: Config) -> bool:
     return config.sync.name == "async" or config.parallel.elastic
 
 
-def _led(config: Config) -> Iterator[str]:
-    """Faults of what must not hold trainers together, or does not know whose push it applies."""
+def _led_by_server(config: Config) -> Iterator[str]:
+    """Faults of settings that hold trainers together, or need to know whose push is applied."""
     embedding, parallel = config.embedding.name, config.parallel
     mode = "sync=async" if config.sync.name == "async" else "parallel.elastic=true"
     if embedding != "served" and (parallel.trainers > 1 or parallel.elastic):
@@ -232,31 +232,31 @@ def _device(config: Config) -> Iterator[str]:
 
 
 def _threads(config: Config) -> Iterator[str]:
-    given = f"parallel.threads = {config.parallel.threads}"
+    head = f"parallel.threads = {config.parallel.threads}"
     if config.parallel.world != "processes":
-        yield f"{given}: parallel.world=in_process lets workers take turns in one thread"
+        yield f"{head}: parallel.world=in_process lets workers take turns in one thread"
     if config.sync.in_flight > 1:
-        yield f"{given}: others compute while one waits already; needs sync.in_flight=1"
+        yield f"{head}: others compute while one waits already; needs sync.in_flight=1"
     if config.sync.ahead is not None and config.sync.ahead < 4 * config.parallel.threads:
         yield (
-            f"{given}: leases are a quarter of sync.ahead = {config.sync.ahead}, less than a batch "
+            f"{head}: leases are a quarter of sync.ahead = {config.sync.ahead}, less than a batch "
             f"for each thread; needs {4 * config.parallel.threads} or more"
         )
     if config.sync.record:
         yield (
-            f"{given}: threads read weights while answers change them, which no order of messages "
+            f"{head}: threads read weights while answers change them, which no order of messages "
             "tells; needs sync.record=false"
         )
     if config.embedding.name != "served":
-        yield f"{given}: threads cannot share tables of their own; needs embedding=served"
+        yield f"{head}: threads cannot share tables of their own; needs embedding=served"
     if config.embedding.staleness:
         yield (
-            f"{given}: while one thread waits for rows others compute; needs embedding.staleness=0"
+            f"{head}: while one thread waits for rows others compute; needs embedding.staleness=0"
         )
     if config.embedding.cache_rows:
-        yield f"{given}: threads have no common cache of rows; needs embedding.cache_rows=0"
+        yield f"{head}: threads have no common cache of rows; needs embedding.cache_rows=0"
     if isinstance(config.activation, GradientTopK):
-        yield f"{given}: activation={config.activation.name} has one residual for each row"
+        yield f"{head}: activation={config.activation.name} has one residual for each row"
 
 
 def _tables(config: Config) -> Iterator[str]:
@@ -267,18 +267,18 @@ def _tables(config: Config) -> Iterator[str]:
 
 
 def _row_levels(config: Config) -> Iterator[str]:
-    """Faults of what cannot be sent as levels, or not yet."""
-    given = "embedding.levels = True"
-    wanted = {
+    """Faults of settings with which rows cannot be sent as levels."""
+    head = "embedding.levels = True"
+    needs = {
         "embedding.deduplicate": (True, "levels are of distinct rows"),
         "embedding.comm_precision": ("float32", "evaluations send rows as they are"),
     }
-    for key, (value, why) in wanted.items():
-        if (found := _at(config, key)) != value:
-            yield f"{given}: {why}; needs {key}={shown(value)}, not {shown(found)}"
+    for key, (value, why) in needs.items():
+        if (actual := _at(config, key)) != value:
+            yield f"{head}: {why}; needs {key}={shown(value)}, not {shown(actual)}"
     if is_late(config):
         yield (
-            f"{given}: schedule={config.schedule.name} looks up batches in flight again when it "
+            f"{head}: schedule={config.schedule.name} looks up batches in flight again when it "
             f"resumes; {WAITING}"
         )
 
@@ -298,11 +298,11 @@ def _served_tables(config: Config) -> Iterator[str]:
 def _fused_tables(config: Config) -> Iterator[str]:
     embedding, parallel = config.embedding, config.parallel
     if embedding.sharding != "table_wise":
-        given = f"embedding.sharding = {embedding.sharding!r}"
+        head = f"embedding.sharding = {embedding.sharding!r}"
         if parallel.trainers == 1:
-            yield f"{given}: needs parallel.trainers of 2 or more"
+            yield f"{head}: needs parallel.trainers of 2 or more"
         elif parallel.world == "in_process":
-            yield f"{given}: parallel.world=in_process has one set of tables"
+            yield f"{head}: parallel.world=in_process has one set of tables"
     if embedding.deduplicate and embedding.sharding != "table_wise":
         yield (
             "embedding.deduplicate = True: needs embedding.sharding=table_wise, "
@@ -363,8 +363,8 @@ def _emulated(config: Config, network: Emulated) -> Iterator[str]:
 def _no_cuts(config: Config) -> str:
     if config.parallel.name == "single":
         return "compresses what stages exchange, and parallel=single has none; add parallel=hybrid"
-    known = layer_cuts(config) or ()
-    example = f", e.g. parallel.cuts=[{known[len(known) > 1]}]" if known else ""
+    layers = layer_cuts(config) or ()
+    example = f", e.g. parallel.cuts=[{layers[len(layers) > 1]}]" if layers else ""
     return f"compresses what stages exchange; needs parallel.cuts{example}"
 
 
@@ -378,10 +378,10 @@ def _activation(config: Config) -> Iterator[str]:
     if keys.name != "none" and not cuts:
         yield f"activation = {keys.name!r}: {_no_cuts(config)}"
     elif keys.name != "none":
-        for name, given in (("sparsity", keys.sparsity), ("bits", keys.bits)):
-            if isinstance(given, tuple) and len(given) != len(cuts):
+        for name, numbers in (("sparsity", keys.sparsity), ("bits", keys.bits)):
+            if isinstance(numbers, tuple) and len(numbers) != len(cuts):
                 yield (
-                    f"activation.{name} = {shown(given)}: one number, or one for each of "
+                    f"activation.{name} = {shown(numbers)}: one number, or one for each of "
                     f"parallel.cuts = {shown(cuts)}"
                 )
 
@@ -418,30 +418,30 @@ def _own_schedule(config: Config) -> Iterator[str]:
 
 
 def _pipeline(config: Config) -> Iterator[str]:
-    """Faults of what cannot keep several batches of a trainer in flight."""
-    given = f"schedule = {config.schedule.name!r}"
+    """Faults of settings with which no several batches of a trainer can be in flight."""
+    head = f"schedule = {config.schedule.name!r}"
     if not config.parallel.cuts and config.schedule.name == "dsp":
         needed = "parallel=hybrid" if config.parallel.name == "single" else "parallel.cuts"
-        yield f"{given}: needs {needed}: a lone stage has no neighbour to run ahead of"
+        yield f"{head}: needs {needed}: a lone stage has no neighbour to run ahead of"
     mode = "sync=async" if config.sync.name == "async" else "parallel.elastic=true"
     if config.sync.name == "async" or config.parallel.elastic:
         yield (
-            f"{given}: with {mode} trainers are given batches one by one, and come to "
+            f"{head}: with {mode} trainers are given batches one by one, and come to "
             "rest without any in flight; needs sync=sync or bounded, and parallel.elastic=false"
         )
     if config.embedding.name == "served":
         yield (
-            f"{given}: embedding=served updates a batch before the next one is looked up; "
+            f"{head}: embedding=served updates a batch before the next one is looked up; "
             "needs embedding=fused"
         )
 
 
 def _numbers(config: Config) -> Iterator[str]:
-    """Faults of delays and staleness: lengths, last numbers, and what is left for gradients."""
+    """Faults of delays and staleness: lengths, last numbers, and the delays left for gradients."""
     delays, staleness = config.schedule.delays, config.schedule.staleness
     stages, is_whole = len(config.parallel.cuts) + 1, True
     for key, numbers in (("schedule.delays", delays), ("schedule.staleness", staleness)):
-        if stages == 1:  # said by others
+        if stages == 1:  # other rules refuse it
             is_whole = False
         elif len(numbers) != stages:
             is_whole = False
@@ -466,7 +466,7 @@ def _numbers(config: Config) -> Iterator[str]:
 
 
 def optimizer_rules(config: Config) -> Iterator[str]:
-    """Faults of `optimizer`: what its keys do not go with."""
+    """Faults of `optimizer`: keys that do not go with others."""
     optimizer, gradient = config.optimizer, config.gradient
     if optimizer.decoupled_weight_decay and gradient.is_sparse:
         yield (
@@ -483,7 +483,7 @@ def optimizer_rules(config: Config) -> Iterator[str]:
 
 
 def stopping_rules(config: Config) -> Iterator[str]:
-    """Faults of `train.patience` and of rates that fall where scores get no better."""
+    """Faults of `train.patience`, and of rates that fall where scores get no better."""
     train, falls = config.train, config.optimizer.schedule == "plateau"
     readers = "train.patience and optimizer.schedule=plateau"
     if train.patience is None and not falls:
@@ -495,28 +495,28 @@ def stopping_rules(config: Config) -> Iterator[str]:
                 "checkpoint.keep_best"
             )
     if train.patience is not None:
-        yield from _judged(config, f"train.patience = {train.patience}")
+        yield from _stopped_by_scores(config, f"train.patience = {train.patience}")
     if falls:
-        yield from _judged(config, "optimizer.schedule = 'plateau'")
+        yield from _stopped_by_scores(config, "optimizer.schedule = 'plateau'")
 
 
-def _judged(config: Config, given: str) -> Iterator[str]:
+def _stopped_by_scores(config: Config, head: str) -> Iterator[str]:
     if not config.train.evaluate_every:
-        yield f"{given}: counts evaluations; needs train.evaluate_every=epoch, or of 1 or more"
+        yield f"{head}: counts evaluations; needs train.evaluate_every=epoch, or of 1 or more"
     if config.sync.name == "async" or config.parallel.elastic:
         yield (
-            f"{given}: trainers that do not wait for others have no step in common; needs "
+            f"{head}: trainers that do not wait for others have no step in common; needs "
             "sync=sync or bounded, and parallel.elastic=false"
         )
     if is_late(config):
         yield (
-            f"{given}: schedule={config.schedule.name} has batches in flight where evaluations "
+            f"{head}: schedule={config.schedule.name} has batches in flight where evaluations "
             f"decide; {WAITING}"
         )
 
 
 def gradient_rules(config: Config) -> Iterator[str]:
-    """Faults of what a method does not go with."""
+    """Faults of settings that a gradient method does not go with."""
     gradient, optimizer = config.gradient, config.optimizer.name
     if optimizer not in (gradient.optimizers or (optimizer,)):
         yield (
@@ -529,13 +529,13 @@ def gradient_rules(config: Config) -> Iterator[str]:
         )
         yield f"gradient = {gradient.name!r}: needs a parameter server to send to; {add}"
     if gradient.rounds() and not (config.sync.name == "sync" and not config.parallel.elastic):
-        needs, given = "sync=sync", f", not {config.sync.name}"
+        needs, actual = "sync=sync", f", not {config.sync.name}"
         if config.sync.name == "sync":
-            needs, given = "parallel.elastic=false", ""
+            needs, actual = "parallel.elastic=false", ""
         alone = f" or gradient.{gradient.alone}" if gradient.alone else ""
         yield (
             f"gradient = {gradient.name!r}: its trainers synchronize in every step; needs "
-            f"{needs}{alone}{given}"
+            f"{needs}{alone}{actual}"
         )
     for key, reason in gradient.faults_among(config.parallel.trainers):
         yield f"gradient.{key} = {getattr(gradient, key)}: {reason}"
@@ -543,7 +543,7 @@ def gradient_rules(config: Config) -> Iterator[str]:
 
 
 def _published(config: Config) -> Iterator[str]:
-    """Faults of what waits, and of what is pulled."""
+    """Faults of the residuals of updates, and of pulls."""
     if config.gradient.uses_lr and config.optimizer.name != "sgd":
         yield (
             f"gradient.residual = 'update': needs optimizer=sgd; optimizer={config.optimizer.name} "

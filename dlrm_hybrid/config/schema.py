@@ -115,15 +115,15 @@ class OwnModelConfig(Model):
         return {"name": self.name, **super().settings()}
 
     def spec(self, table_rows: tuple[int, ...]) -> OwnModel:
-        """The model with tables of so many rows."""
-        common = {one.name for one in fields(OwnModelConfig)}
-        own = [one.name for one in fields(self) if one.name not in common]
+        """The model with tables of these numbers of rows."""
+        common = {x.name for x in fields(OwnModelConfig)}
+        names = [x.name for x in fields(self) if x.name not in common]
         return OwnModel(
             module=self.module,
             table_rows=table_rows,
             num_dense=self.dense or 0,
             embedding_dim=self.embedding_dim,
-            settings={name: getattr(self, name) for name in own},
+            settings={name: getattr(self, name) for name in names},
         )
 
 
@@ -195,7 +195,7 @@ class TelemetryConfig(Record, effect=Effect.NOTHING):
 
     @property
     def trackers(self) -> dict[str, str | None]:
-        """What is chosen of other people's trackers, by key."""
+        """Settings of other people's trackers, by key."""
         return {"wandb": self.wandb, "mlflow": self.mlflow}
 
 

@@ -37,11 +37,11 @@ def all_faults(
 ) -> list[str]:
     """Every fault of type, range and combination, one line each.
 
-    Rules between keys want keys that are right alone. So where some are not, these get the values
-    of `defaults`, and what rules say of them is left out.
+    Rules between keys need keys that are right alone. So wrong keys get the values of `defaults`,
+    and rules' faults of them are left out.
 
     Args:
-        values: of all keys.
+        values: values of all keys.
         defaults: makes values that are right; without it the rules wait until all keys are right.
         wrong: keys whose values could not even be taken over into `values`.
     """
@@ -54,14 +54,14 @@ def all_faults(
         config = read(_repaired(values, defaults(), wrong)).config
         if config is None:
             return faults
-    found = (fault for rule in RULES for fault in rule(config))
-    return [*faults, *(fault for fault in found if not any(_names(fault, key) for key in wrong))]
+    more = (fault for rule in RULES for fault in rule(config))
+    return [*faults, *(fault for fault in more if not any(_names(fault, key) for key in wrong))]
 
 
 def sound(
     values: Mapping[str, Any], defaults: Callable[[], Mapping[str, Any]]
 ) -> Mapping[str, Any]:
-    """The values, with those of `defaults` where one is wrong by itself."""
+    """The values, with those of `defaults` where a value is wrong by itself."""
     keys = read(values).keys
     return _repaired(values, defaults(), keys) if keys else values
 
@@ -69,7 +69,7 @@ def sound(
 def _repaired(
     values: Mapping[str, Any], defaults: Mapping[str, Any], keys: Sequence[str]
 ) -> dict[str, Any]:
-    """`values` with those of `defaults` at some keys, and without those that it does not have."""
+    """`values` with those of `defaults` at some keys, without those that `defaults` lacks."""
     repaired: dict[str, Any] = {}
     for name in values.keys() | defaults.keys():
         below = [key.partition(".")[2] for key in keys if key.partition(".")[0] == name]
@@ -102,10 +102,10 @@ def own_values(path: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:
     return filled
 
 
-def unset_faults(section: str, options: object, wanted: Mapping[str, str]) -> list[str]:
+def unset_faults(section: str, options: object, advice: Mapping[str, str]) -> list[str]:
     """A fault for each key of a section that is null and must not be."""
-    missing = (name for name in wanted if getattr(options, name) is None)
-    return [f"{section}.{name} = null: {wanted[name]}" for name in missing]
+    missing = (name for name in advice if getattr(options, name) is None)
+    return [f"{section}.{name} = null: {advice[name]}" for name in missing]
 
 
 def faults_text(faults: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Hydra's state, which is one for all threads of a program: lent to this one, and given back."""
+"""Hydra's state, which is one for all threads of a program: lent to one thread, and given back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NONE: Final = object()
 
 @contextmanager
 def composing() -> Generator[None, None, None]:
-    """Hydra, ready to compose from the program's own options and nothing else.
+    """Make Hydra ready to compose from the program's own options and nothing else.
 
     Hydra has one state for all threads. A program that uses Hydra itself finds its own afterwards.
     """

@@ -1,6 +1,6 @@
 """The folder of a user's own experiments: `conf=FOLDER` with `experiment/NAME.yaml` in it.
 
-Hydra never reads the folder. What `reading` reads and checks is handed to it as values.
+Hydra never reads the folder: it gets the values that `reading` has read and checked.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class OwnExperiments:
     """The experiments in the folder that a command line names; none without such a folder.
 
     Attributes:
-        files: by name.
+        files: the files of the experiments, by name.
         fault: why there are none, though there is a folder; else None.
     """
 
@@ -39,12 +39,12 @@ class OwnExperiments:
 
     @property
     def names(self) -> tuple[str, ...] | None:
-        """Of all of them; None where there is a fault, so that nobody knows."""
+        """Names of all experiments; None where there is a fault, so that nobody knows."""
         return tuple(self.files) if self.fault is None else None
 
     @classmethod
     def of(cls, overrides: Sequence[str]) -> OwnExperiments:
-        """Look for them; never raises."""
+        """Look for the user's experiments; never raises."""
         folder: Any = None
         for text in overrides:
             if text.partition("=")[0] == CONF:
@@ -56,52 +56,52 @@ class OwnExperiments:
 
     @classmethod
     def in_folder(cls, folder: str) -> OwnExperiments:
-        """Look for them in a folder, if it is one."""
+        """Look for experiments in a folder, if it is one."""
         if not Path(folder).is_dir():
             return cls(fault=f"{CONF} = {folder}: must be a folder, with {EXPERIMENT}/NAME.yaml")
         # Editors and systems keep files of theirs beside others, with a dot before the name.
-        found = sorted((Path(folder) / EXPERIMENT).glob("[!.]*.yaml"))
-        for path in found:
+        files = sorted((Path(folder) / EXPERIMENT).glob("[!.]*.yaml"))
+        for path in files:
             if not _FILE_NAME.fullmatch(path.stem):
                 return cls(fault=f"{path}: its name must be letters, digits, _ and -")
             if not isinstance(read_override(f"_={path.stem}")[1], str):
                 return cls(fault=f"{path}: its name reads as a value, not as text; rename it")
             if path.stem in all_groups()[EXPERIMENT]:
                 return cls(fault=f"{path}: the program has an experiment of this name; rename it")
-        if not found:
+        if not files:
             return cls(fault=f"{CONF} = {folder}: has no {EXPERIMENT}/*.yaml")
-        return cls({path.stem: path for path in found})
+        return cls({path.stem: path for path in files})
 
     def chosen(self, overrides: Sequence[str]) -> list[str]:
-        """Those that overrides without faults choose, and those that these build upon."""
+        """Experiments that overrides without faults choose, and those that they build upon."""
         return self._with_bases([name for name in _named(overrides) if name in self.files])
 
-    def check(self, overrides: Sequence[str], others: Sequence[str]) -> None:
+    def check(self, overrides: Sequence[str], more: Sequence[str]) -> None:
         """Refuse a folder, or a file of the experiments that these overrides choose.
 
         Raises:
             ConfigError: there is a fault of the folder, or of a file with its line.
         """
         if faults := self.faults_of(overrides):
-            raise ConfigError(faults_text([*others, *faults]))
+            raise ConfigError(faults_text([*more, *faults]))
 
     def faults_of(self, overrides: Sequence[str]) -> list[str]:
         """Faults of the folder and of the files that these overrides, without faults, choose."""
         faults = [] if self.fault is None else [self.fault]
         for name in self.chosen(overrides):
             try:
-                faults += self._of_bases(name)
+                faults += self._base_faults(name)
             except ConfigError as error:
                 faults += str(error).splitlines()
         return faults
 
     def store(self, overrides: Sequence[str]) -> None:
-        """Let Hydra find those that overrides choose, whose files have no faults."""
+        """Let Hydra find the experiments that overrides choose, whose files have no faults."""
         for name in self.chosen(overrides):
             store_option(name, {NAME: name, **self._read(name).values}, EXPERIMENT)
 
     def located(self, fault: str, overrides: Sequence[str]) -> str:
-        """A fault of a value, with the file and line that sets it, if one of these does."""
+        """A fault of a value, with the file and line that sets it, if an experiment does."""
         typed = tuple(text.lstrip("+").partition("=")[0] for text in overrides)
         for name in self.chosen(overrides):
             for key, line in self._read(name).lines.items():
@@ -110,7 +110,7 @@ class OwnExperiments:
         return fault
 
     def keys_of(self, name: Any) -> list[str]:
-        """Keys and groups to which an experiment, of these or the program's, gives a value."""
+        """Keys and groups to which an experiment, the user's or the program's, gives a value."""
         values = self._values(name)
         keys: list[str] = []
         for choice in values.pop(DEFAULTS, ()):
@@ -121,7 +121,7 @@ class OwnExperiments:
         return keys + [key for key in flat(values) if key != NAME and not key.startswith("hydra.")]
 
     def choices_of(self, overrides: Sequence[str]) -> dict[str, str]:
-        """What the experiments among overrides without faults choose, by group."""
+        """The choices of the experiments among overrides without faults, by group."""
         choices = dict(default_choices())
         for name in _named(overrides):
             choices |= self._choices(name)
@@ -132,7 +132,7 @@ class OwnExperiments:
         for choice in self._values(name).get(DEFAULTS, ()):
             if isinstance(choice, dict):
                 pairs = cast("dict[str, str]", choice).items()
-                choices |= {key.rpartition("/")[2]: one for key, one in pairs}
+                choices |= {key.rpartition("/")[2]: name for key, name in pairs}
             elif choice != SELF:
                 choices |= self._choices(choice)
         return choices
@@ -142,11 +142,11 @@ class OwnExperiments:
         return dict(self._read(name).values) if is_own else option(EXPERIMENT, name)
 
     def _read(self, name: str) -> Experiment:
-        others = [one for one in self.files if one != name]
+        others = [other for other in self.files if other != name]
         return read(self.files[name], (*all_groups()[EXPERIMENT], *others))
 
-    def _of_bases(self, name: str) -> list[str]:
-        """Faults of a file's experiments: those that build upon itself."""
+    def _base_faults(self, name: str) -> list[str]:
+        """Faults of a file's bases: experiments that build upon itself."""
         lines = self._read(name).bases
         return [
             f"{line}: {base}: builds upon {name}, which builds upon it"
@@ -155,17 +155,17 @@ class OwnExperiments:
         ]
 
     def _with_bases(self, names: Sequence[str]) -> list[str]:
-        found: list[str] = []
+        result: list[str] = []
         waiting = [*names]
         while waiting:
             name = waiting.pop(0)
-            if name in found:
+            if name in result:
                 continue
-            found.append(name)
+            result.append(name)
             with suppress(ConfigError):
                 bases = self._read(name).values[DEFAULTS]
-                waiting += (one for one in bases if isinstance(one, str) and one in self.files)
-        return found
+                waiting += (base for base in bases if isinstance(base, str) and base in self.files)
+        return result
 
 
 def _named(overrides: Sequence[str]) -> list[str]:

@@ -41,10 +41,10 @@ _PLAIN = ("bool", "float", "int", "map", "null", "seq", "str", "timestamp")
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """What a file says.
+    """The content of a file.
 
     Attributes:
-        values: all of it, as Hydra is to have it.
+        values: its values, as Hydra is to have them.
         lines: file and line of each key.
         bases: file and line of each experiment that it builds upon.
     """
@@ -54,7 +54,7 @@ class Experiment:
     bases: Mapping[str, str]
 
 
-def read(path: Path, known: tuple[str, ...]) -> Experiment:
+def read(path: Path, names: tuple[str, ...]) -> Experiment:
     """Read the file of an experiment.
 
     Raises:
@@ -67,11 +67,11 @@ def read(path: Path, known: tuple[str, ...]) -> Experiment:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ConfigError(f"{path}: cannot be read: {reason}") from error
-    return _parsed(str(path), text, known)
+    return _parsed(str(path), text, names)
 
 
 @cache
-def _parsed(path: str, text: str, known: tuple[str, ...]) -> Experiment:
+def _parsed(path: str, text: str, names: tuple[str, ...]) -> Experiment:
     try:
         events = cast("Iterator[yaml.Event]", cast("Any", yaml).parse(text, yaml.SafeLoader))
         for event in events:
@@ -84,8 +84,8 @@ def _parsed(path: str, text: str, known: tuple[str, ...]) -> Experiment:
         lines: dict[str, str] = {}
         choices = [node for key, node, _ in _pairs(path, root) if key == DEFAULTS]
         bases: dict[str, str] = {}
-        faults = [fault for node in choices for fault in _of_defaults(path, node, known, bases)]
-        faults += _of_keys(path, "", root, lines)
+        faults = [fault for node in choices for fault in _choice_faults(path, node, names, bases)]
+        faults += _faults(path, "", root, lines)
         if not faults:
             values: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
             return Experiment({**values, DEFAULTS: values.get(DEFAULTS) or []}, lines, bases)
@@ -97,26 +97,26 @@ def _parsed(path: str, text: str, known: tuple[str, ...]) -> Experiment:
     raise ConfigError("\n".join(faults))
 
 
-def _of_defaults(
-    path: str, node: Node, known: tuple[str, ...], bases: dict[str, str]
+def _choice_faults(
+    path: str, node: Node, names: tuple[str, ...], bases: dict[str, str]
 ) -> Iterator[str]:
-    """What is wrong with the choices of a file; notes in `bases` where each experiment is."""
+    """Faults of the choices of a file; notes in `bases` where each experiment is."""
     if node.tag == _NULL:
         return
     groups: set[str] = set()
     for entry in node.value if isinstance(node, SequenceNode) else [node]:
         where = _where(path, entry)
         if isinstance(entry, ScalarNode):
-            if entry.value not in (*known, SELF):
-                yield f"{where}: {entry.value}: {no_such_choice(EXPERIMENT, [entry.value], known)}"
+            if entry.value not in (*names, SELF):
+                yield f"{where}: {entry.value}: {no_such_choice(EXPERIMENT, [entry.value], names)}"
             elif entry.value in bases:
                 yield f"{where}: {entry.value}: stands here twice"
             bases[entry.value] = where
             continue
         pairs = list(_pairs(path, entry)) if isinstance(entry, MappingNode) else []
         head, choice, where = pairs[0] if len(pairs) == 1 else ("", entry, where)
-        found = _CHOICE.fullmatch(head)
-        group = "" if found is None else found[1]
+        match = _CHOICE.fullmatch(head)
+        group = "" if match is None else match[1]
         is_choice = group != EXPERIMENT and group in all_groups()
         if not is_choice or not isinstance(choice, ScalarNode):
             yield f"{where}: must be `override /GROUP: CHOICE`, or an experiment to build upon"
@@ -128,8 +128,8 @@ def _of_defaults(
         groups.add(group)
 
 
-def _of_keys(path: str, above: str, section: MappingNode, lines: dict[str, str]) -> Iterator[str]:
-    """What is wrong with the values of a section; notes in `lines` where each key is."""
+def _faults(path: str, above: str, section: MappingNode, lines: dict[str, str]) -> Iterator[str]:
+    """Faults of the values of a section; notes in `lines` where each key is."""
     for name, node, where in _pairs(path, section):
         key = f"{above}{name}"
         if key == DEFAULTS:
@@ -138,16 +138,16 @@ def _of_keys(path: str, above: str, section: MappingNode, lines: dict[str, str])
         if (fault := _key_fault(key, name)) is not None:
             yield f"{where}: {fault}"
         elif isinstance(node, MappingNode):
-            yield from _of_keys(path, f"{key}.", node, lines)
+            yield from _faults(path, f"{key}.", node, lines)
         elif _is_section(key) and node.tag != _NULL:
             group = f"; in {DEFAULTS}, - override /{key}: … chooses" if key in all_groups() else ""
             yield f"{where}: {key}: is a section{group}"
         else:
-            yield from (f"{_where(path, one)}: {key}: {why}" for one, why in _not_plain(node))
+            yield from (f"{_where(path, part)}: {key}: {why}" for part, why in _not_plain(node))
 
 
 def _key_fault(key: str, name: str) -> str | None:
-    """What is wrong with a key, whatever its value."""
+    """The fault of a key, whatever its value; None without one."""
     if is_below(key, ("hydra",)):
         return f"{key}: of Hydra's own keys {', '.join(ALLOWED)} can be typed, none is here"
     if key == CONF:

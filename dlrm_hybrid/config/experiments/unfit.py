@@ -1,4 +1,4 @@
-"""What experiments set for a choice that a command line replaces: a typed choice beats it."""
+"""Values of experiments for a choice that a command line replaces: a typed choice beats them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from dlrm_hybrid.record import Effect, defaults_of
 
 
 def drop_unfit(config: DictConfig, overrides: Sequence[str]) -> list[str]:
-    """Take values of experiments out of a configuration that have no effect beside what was typed.
+    """Take out of a configuration experiments' values that have no effect beside typed choices.
 
-    What was typed itself stays, to be refused.
+    Typed values stay, to be refused.
 
     Returns:
         a line for each value.
@@ -36,15 +36,15 @@ def drop_unfit(config: DictConfig, overrides: Sequence[str]) -> list[str]:
     replaced = OwnExperiments.of(overrides).choices_of(overrides)
     for section in sections():
         if section in typed and section in replaced and config[section].name != replaced[section]:
-            lines += _of_choice(config[section], section, typed)
+            lines += _drop_from(config[section], section, typed)
     for name, key in all_keys().items():
-        anchor, _, wanted = key.only.partition("=")
+        anchor, _, wanted_values = key.only.partition("=")
         section, _, field = name.rpartition(".")
         if not key.only or name in typed or not is_below(anchor, (*typed,)):
             continue
         node: Any = OmegaConf.select(config, section)
         record = records(section).get(str(node.get("name", "")))
-        if record is None or field not in node or _is_met(config, anchor, wanted):
+        if record is None or field not in node or _is_met(config, anchor, wanted_values):
             continue
         if (value := _plain(node[field])) != (default := defaults_of(record)[field]):
             node[field] = default
@@ -52,19 +52,19 @@ def drop_unfit(config: DictConfig, overrides: Sequence[str]) -> list[str]:
     return lines
 
 
-def _of_choice(node: DictConfig, section: str, typed: set[str]) -> Iterator[str]:
-    """Take out of a section what its choice does not have, and what is of another choice.
+def _drop_from(node: DictConfig, section: str, typed: set[str]) -> Iterator[str]:
+    """Take out of a section keys that its choice does not have, and values of another choice.
 
-    That is files, and of choices that are values of one record all values.
+    Those are files, and all values where choices are values of one record.
     """
     name: str = node.name
     record = records(section).get(name)
     defaults = option(section, name) if record is None else defaults_of(record)
     values: Any = OmegaConf.to_container(node, resolve=False)
-    for field in [one for one in values if one != "name"]:
+    for field in [x for x in values if x != "name"]:
         key, value = f"{section}.{field}", values[field]
         is_whole = record is None or Effect.PATH in effect_of(key)
-        if any(is_below(one, (key,)) for one in typed):
+        if any(is_below(x, (key,)) for x in typed):
             continue
         if field not in defaults:
             with open_dict(node):
@@ -77,12 +77,12 @@ def _of_choice(node: DictConfig, section: str, typed: set[str]) -> Iterator[str]
         yield f"{key} = {shown(value)}: of another choice than {chosen}; left out of the experiment"
 
 
-def _is_met(config: DictConfig, anchor: str, wanted: str) -> bool:
-    """Whether the value is there beside which a key has an effect."""
+def _is_met(config: DictConfig, anchor: str, values: str) -> bool:
+    """Whether a key's anchor has a value beside which the key has an effect."""
     key = anchor if "." in anchor else f"{anchor}.name"
     value: Any = OmegaConf.select(config, key, default=0)
-    # A number that is still to follow from others is one.
-    return value is None or bool(value) if not wanted else str(value) in wanted.split("|")
+    # None: a number that is still to follow from other values.
+    return value is None or bool(value) if not values else str(value) in values.split("|")
 
 
 def _plain(value: Any) -> Any:
