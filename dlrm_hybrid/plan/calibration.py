@@ -143,8 +143,8 @@ def _rank(values: Mapping[str, Any], steps: int) -> RankCosts:
     return RankCosts(
         cpu_seconds=values["cpu_seconds"][Phase.TRAIN] / steps,
         thread_seconds=values["thread_cpu_seconds"][Phase.TRAIN] / steps,
-        spans={Span(name): one / steps for name, one in values["seconds_by_span"].items()},
-        messages=sum(one["messages"] for one in sent) / steps,
-        num_bytes=sum(one["bytes"] for one in sent) / steps,
+        spans={Span(name): seconds / steps for name, seconds in values["seconds_by_span"].items()},
+        messages=sum(tally["messages"] for tally in sent) / steps,
+        num_bytes=sum(tally["bytes"] for tally in sent) / steps,
         peak_rss_bytes=values["peak_rss_bytes"],
     )

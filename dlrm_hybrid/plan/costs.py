@@ -83,7 +83,7 @@ def one_process_seconds(units: UnitCosts, world: Layout) -> float:
     stages = range(world.topology.stages)
     rows = world.config.train.batch_size
     computing = sum(compute_seconds(units, world, stage) for stage in stages)
-    updating = units.update * sum(one.count for one in world.tensors)
+    updating = units.update * sum(tensor.count for tensor in world.tensors)
     return computing + updating + units.own_lookup * rows + units.loop
 
 

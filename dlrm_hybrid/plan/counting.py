@@ -1,4 +1,4 @@
-"""Counts what a world sends in a few steps of it in this process, without a network.
+"""Counts the bytes that a world sends, in a few steps of it in this process, without a network.
 
 The same elements are sent as between processes, bit for bit with `sync` and `bounded`. The traffic
 of worlds that are too large to train here is extrapolated from two smaller ones.
@@ -35,7 +35,7 @@ from dlrm_hybrid.wire.frame import Frame, Kind, encoded_bytes
 
 MOST_TRAINERS = 8  # of a world that is trained here
 SMALL, LARGER = 2, 4  # trainers of the worlds that larger ones are extrapolated from
-FEW_STEPS = 20  # at most, of these worlds
+FEW_STEPS = 20  # most steps of these worlds
 ID_BATCHES = 8
 FLOAT_BYTES, ID_BYTES, LENGTH_BYTES = 4, 4, 4
 FRAME_BYTES = 56  # of a frame with one section, without its payload
@@ -78,7 +78,7 @@ class Counter:
         self._tables: dict[int, Mapping[Way, Sent]] = {}
 
     def layout(self, config: Config, *, exactly: bool = True) -> Layout:
-        """The layout of a world with what it sends.
+        """The layout of a world, with the frames that it sends.
 
         Args:
             config: configuration of the world.
@@ -96,7 +96,7 @@ class Counter:
         return replace(self.shape(config), sent=sent, exchange=exchange)
 
     def shape(self, config: Config) -> Layout:
-        """The layout of a world without what it sends."""
+        """The layout of a world, without the frames that it sends."""
         rows = self._shards.manifest
         weights = tuple(rows.schema.loss_weights.values())
         return Layout(config=config, table_rows=rows.table_rows, sent={}, loss_weights=weights)
@@ -107,9 +107,9 @@ class Counter:
         key = repr((alone.parallel, alone.gradient, alone.activation, alone.embedding, alone.sync))
         key += repr((alone.pull, alone.schedule, alone.train.batch_size, steps))
         if key not in self._counted:
-            one = alone.parallel
-            shape = f"{one.trainers} × {len(one.cuts) + 1} + {one.servers}"
-            tables = f" + {one.table_servers}" if one.table_servers else ""
+            parallel = alone.parallel
+            shape = f"{parallel.trainers} × {len(parallel.cuts) + 1} + {parallel.servers}"
+            tables = f" + {parallel.table_servers}" if parallel.table_servers else ""
             self._tell(f"{shape}{tables}: {steps} steps to count its bytes")
             require_memory(config, sum(self._shards.table_rows))
             with TemporaryDirectory(prefix="dlrm_hybrid-plan-") as folder:
@@ -120,43 +120,43 @@ class Counter:
         """Extrapolate the frames of a world from worlds of few trainers with one server."""
         small, larger = (self._count(smaller(config, few), FEW_STEPS) for few in (SMALL, LARGER))
         world = self.shape(config)
-        topology, found = world.topology, dict[Way, Sent]()
-        for way, one in larger.items():
-            each = one.messages / LARGER * topology.trainers
+        topology, frames = world.topology, dict[Way, Sent]()
+        for way, sent in larger.items():
+            each = sent.messages / LARGER * topology.trainers
             if way.kind in (Kind.ACTIVATION, Kind.ACTIVATION_GRADIENT):
-                found[way] = Sent(each, one.num_bytes)
+                frames[way] = Sent(each, sent.num_bytes)
                 continue
             elements = world.elements(way.stage)
-            before = small.get(way, one).num_bytes
-            num_bytes = grown(before, one.num_bytes, FLOAT_BYTES * elements, topology.trainers)
+            before = small.get(way, sent).num_bytes
+            num_bytes = grown(before, sent.num_bytes, FLOAT_BYTES * elements, topology.trainers)
             if way.kind in (Kind.CONTRIBUTION, Kind.RESULT):
                 owner = way.stage % topology.servers
-                found[way._replace(server=owner)] = Sent(each, num_bytes)
+                frames[way._replace(server=owner)] = Sent(each, num_bytes)
                 continue
             for server in range(topology.servers):
                 if part := world.elements(way.stage, server) / elements:
-                    found[way._replace(server=server)] = Sent(each, part * num_bytes + FRAME_BYTES)
+                    frames[way._replace(server=server)] = Sent(each, part * num_bytes + FRAME_BYTES)
         if topology.table_servers:
-            found |= self._asked(config, topology)
-        return found
+            frames |= self._asked(config, topology)
+        return frames
 
     def _asked(self, config: Config, topology: Topology) -> dict[Way, Sent]:
         """Frames to and from table servers, which share every batch equally."""
         embedding, parallel = config.embedding, config.parallel
-        one = parallel.having(cuts=(), trainers=1, servers=1, table_servers=1, elastic=False)
+        single = parallel.having(cuts=(), trainers=1, servers=1, table_servers=1, elastic=False)
         rows = config.train.batch_size
         if rows not in self._tables:
-            alone = replace(config, parallel=one, embedding=embedding.having(staleness=0))
+            alone = replace(config, parallel=single, embedding=embedding.having(staleness=0))
             self._tables[rows] = self._count(alone, FEW_STEPS)
         sent = self._tables[rows]
         servers, stage = topology.table_servers, topology.interaction_stage
-        found: dict[Way, Sent] = {}
+        frames: dict[Way, Sent] = {}
         for kind in TABLE_KINDS:
             size = sent[Way(kind, 0)].num_bytes
             for server in range(servers):
                 part = FRAME_BYTES + (size - FRAME_BYTES) / servers
-                found[Way(kind, stage, server)] = Sent(topology.trainers, part)
-        return found
+                frames[Way(kind, stage, server)] = Sent(topology.trainers, part)
+        return frames
 
     def _batch_ids(self, config: Config) -> BatchIds:
         rows = config.train.batch_size
@@ -195,8 +195,8 @@ def in_process(config: Config) -> Config:
 def smaller(config: Config, trainers: int) -> Config:
     """Configure a world with fewer trainers, one server, and tables shared by trainers."""
     parallel = config.parallel.having(trainers=trainers, servers=1, table_servers=0, elastic=False)
-    own = {one.name: getattr(config.embedding, one.name) for one in fields(config.embedding)}
-    embedding = Fused().having(**{**own, "deduplicate": True})
+    keys = {key.name: getattr(config.embedding, key.name) for key in fields(config.embedding)}
+    embedding = Fused().having(**{**keys, "deduplicate": True})
     return replace(config, parallel=parallel, embedding=embedding)
 
 
@@ -240,17 +240,17 @@ def batch_ids(config: Config, shards: Shards) -> BatchIds:
     """Count the ids in the first batches of a trainer."""
     loader, at = build_model.loader(config, shards), START
     rows_F = np.array(shards.table_rows, np.int64)
-    found: list[tuple[int, int, int, int]] = []
+    counts: list[tuple[int, int, int, int]] = []
     for _ in range(min(ID_BATCHES, loader.steps_per_epoch)):
         batch, at = loader.read(at)
         values_N, offsets = batch.bags.values.reshape(-1), table_offsets(batch.bags).tolist()
         parts = [np.unique(values_N[start:stop]) for start, stop in pairwise(offsets)]
-        counts_F = np.array([len(one) for one in parts], np.int64)
+        counts_F = np.array([len(ids) for ids in parts], np.int64)
         most = int(np.diff(offsets).max())
         coded = encoded_ids(np.concatenate(parts).astype(np.int64), counts_F, rows_F, most)
         bags = len(batch.label_B) * len(parts)
-        found.append((bags, len(values_N), int(counts_F.sum()), len(coded)))
-    means = np.mean(found, axis=0).tolist()
+        counts.append((bags, len(values_N), int(counts_F.sum()), len(coded)))
+    means = np.mean(counts, axis=0).tolist()
     schema = shards.schema
     return BatchIds(*means, are_lists=bool(schema.multi_hot or schema.expanded))
 

@@ -34,9 +34,9 @@ def units_of(run: Calibration, world: Layout, hosts: Hosts) -> UnitCosts:
     units = _with_wake(run, world, _Fit(run.ranks, world, cold).units(), hosts)
     few = simulated(world.config).parallel.trainers * world.topology.stages
     for _ in range(COLD_TURNS):
-        known = simulate(world, units, hosts).cold_seconds
+        sim = simulate(world, units, hosts).cold_seconds
         beyond = world.topology.num_workers - few  # workers that a simulated one stands for
-        cold = {rank: known[rank % few if rank < few + beyond else rank - beyond] for rank in cold}
+        cold = {rank: sim[rank % few if rank < few + beyond else rank - beyond] for rank in cold}
         units = _with_wake(run, world, _Fit(run.ranks, world, cold).units(), hosts)
     return units
 
@@ -68,7 +68,7 @@ class _Fit:
         encode, decode = self._fitted(moved, Span.ENCODE), self._fitted(moved, Span.DECODE)
         applied = sum(self._of_stage(stage, Span.APPLY) for stage in stages) / total
         send, send_byte = fitted(
-            [(one.messages, one.num_bytes) for one in self.ranks.values()],
+            [(rank.messages, rank.num_bytes) for rank in self.ranks.values()],
             [self._seconds(rank, Span.SEND) for rank in self.ranks],
         )
         return UnitCosts(
@@ -80,7 +80,7 @@ class _Fit:
             encode_activation=encode[1],
             decode_activation=decode[1],
             take_version=applied + decode[0],
-            loop=sum(self._of_stage(one, Span.READ, Span.REST) for one in stages) / len(stages),
+            loop=sum(self._of_stage(stage, Span.READ, Span.REST) for stage in stages) / len(stages),
             server_decode=self._of_servers(ServerRole, Span.DECODE) / pushes,
             server_apply=self._of_servers(ServerRole, Span.APPLY) / pushes or applied,
             server_encode=self._of_servers(ServerRole, Span.ENCODE) / total,
@@ -101,8 +101,8 @@ class _Fit:
         else:
             shared = asking if topology.trainers > 1 else asking / OWN_LOOKUP_SHARE
             ask, serve = shared / 2, shared / 4
-        own = OWN_LOOKUP_SHARE * shared
-        return {"own_lookup": own, "lookup": shared, "ask": ask, "serve": serve}
+        own_tables = OWN_LOOKUP_SHARE * shared
+        return {"own_lookup": own_tables, "lookup": shared, "ask": ask, "serve": serve}
 
     def _of_stage(self, stage: int, *spans: Span) -> float:
         group = self.world.topology.stage_group(stage)
@@ -118,11 +118,11 @@ class _Fit:
 
         Spans are wall time: if ranks share cores they include the time in which others ran.
         """
-        one = self.ranks[rank]
-        if not one.working:
+        costs = self.ranks[rank]
+        if not costs.working:
             return 0.0
-        share = (one.thread_seconds - self.cold[rank]) / one.working
-        return min(1.0, max(share, LEAST_SHARE)) * sum(one.spans.get(span, 0.0) for span in spans)
+        share = (costs.thread_seconds - self.cold[rank]) / costs.working
+        return min(1.0, max(share, LEAST_SHARE)) * sum(costs.spans.get(span, 0.0) for span in spans)
 
     def _fitted(self, features: Sequence[Sequence[float]], span: Span) -> list[float]:
         stages = range(self.world.topology.stages)
@@ -156,10 +156,10 @@ def fitted(features: Sequence[Sequence[float]], measured: Sequence[float]) -> li
 
 
 def _carrying(ranks: Mapping[int, RankCosts]) -> dict[str, float]:
-    """Costs of network threads: what processes took beside their main threads."""
+    """Costs of network threads: the CPU time of processes beside their main threads."""
     message, byte = CARRY_SECONDS, CARRY_BYTE_SECONDS
-    carried = 2 * sum(message * one.messages + byte * one.num_bytes for one in ranks.values())
-    beside = sum(max(one.cpu_seconds - one.thread_seconds, 0.0) for one in ranks.values())
+    carried = 2 * sum(message * rank.messages + byte * rank.num_bytes for rank in ranks.values())
+    beside = sum(max(rank.cpu_seconds - rank.thread_seconds, 0.0) for rank in ranks.values())
     times = beside / carried if carried else 1.0
     return {"carry": times * message, "carry_byte": times * byte}
 
@@ -170,18 +170,18 @@ def _with_wake(run: Calibration, world: Layout, units: UnitCosts, hosts: Hosts) 
     A step's time is nearly linear in `wake`, so chords are followed.
     """
     rows = world.config.train.batch_size * world.topology.trainers
-    wanted = rows / run.samples_per_second
+    target = rows / run.samples_per_second
 
     def seconds(wake: float) -> float:
         return rows / simulate(world, replace(units, wake=wake), hosts).samples_per_second
 
     low, wake = LEAST_WAKE_SECONDS, 10 * LEAST_WAKE_SECONDS
     at_low = seconds(low)
-    for _ in range(WAKE_TURNS if at_low < wanted else 0):
+    for _ in range(WAKE_TURNS if at_low < target else 0):
         at_wake = seconds(wake)
-        if abs(at_wake / wanted - 1) < CLOSE:
+        if abs(at_wake / target - 1) < CLOSE:
             return replace(units, wake=wake)
         slope = max((at_wake - at_low) / (wake - low), 1.0)
-        wake += (wanted - at_wake) / slope
+        wake += (target - at_wake) / slope
         wake = min(max(wake, low * 1.01), MOST_WAKE_SECONDS)
-    return replace(units, wake=low if at_low >= wanted else wake)
+    return replace(units, wake=low if at_low >= target else wake)

@@ -1,4 +1,4 @@
-"""Layout of a planned world: which rank computes and owns what, and what is sent."""
+"""Layout of a planned world: which rank computes and owns what, and the frames of a step."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class Layout:
 
     def elements(self, stage: int, server: int | None = None) -> int:
         """Number of dense parameters of a stage, or of those that one server owns."""
-        of_stage = (one for one in self.tensors if one.stage == stage)
-        return sum(one.count for one in of_stage if server is None or one.server == server)
+        of_stage = (tensor for tensor in self.tensors if tensor.stage == stage)
+        return sum(tensor.count for tensor in of_stage if server is None or tensor.server == server)
 
     def matrices(self, stage: int) -> list[tuple[int, int]]:
         """Outputs and inputs of all weight matrices of a stage."""
@@ -102,11 +102,11 @@ class Layout:
     def bytes_by_class(self) -> dict[Traffic, float]:
         """Bytes sent by all ranks in a step of all trainers, without control messages."""
         trainers = self.topology.trainers
-        found = dict.fromkeys(
+        sizes = dict.fromkeys(
             (traffic for traffic in Traffic if traffic is not Traffic.CONTROL), 0.0
         )
-        found[Traffic.EMBEDDING] = sum(self.exchange) * trainers * (trainers - 1)
-        for way, one in self.sent.items():
-            if (traffic := traffic_of(way.kind)) in found:
-                found[traffic] += one.messages * one.num_bytes
-        return found
+        sizes[Traffic.EMBEDDING] = sum(self.exchange) * trainers * (trainers - 1)
+        for way, sent in self.sent.items():
+            if (traffic := traffic_of(way.kind)) in sizes:
+                sizes[traffic] += sent.messages * sent.num_bytes
+        return sizes

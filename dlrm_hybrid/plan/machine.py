@@ -163,7 +163,7 @@ class Links:
         seconds = self._latency if hosts[0] != hosts[1] else 0.0
         for flow in self._flows.values() if hosts[0] != hosts[1] else ():
             shared = [
-                host for (_, host), own in zip(flow.links, hosts, strict=False) if host == own
+                host for (_, host), end in zip(flow.links, hosts, strict=False) if host == end
             ]
             seconds += QUEUED_BYTES / self._rates[shared[0]] if shared else 0.0
         self._clock.after(seconds, then)
@@ -389,12 +389,12 @@ class Rank:
 
     def _do(self, effect: Any) -> None:
         while self._todo:
-            one = self._todo.popleft()
-            if len(one) == 1:
-                self.busy_seconds += one[0]
-                self._take(one[0], effect, self._do)
+            task = self._todo.popleft()
+            if len(task) == 1:
+                self.busy_seconds += task[0]
+                self._take(task[0], effect, self._do)
                 return
-            self._machine.transmit(self.rank, *one)
+            self._machine.transmit(self.rank, *task)
         if effect is None:
             self.done = True
         elif effect is NOW:

@@ -1,4 +1,4 @@
-"""Which world is the fastest on so many machines: the worlds worth trying, and their opponent."""
+"""The fastest world on some number of machines: the worlds worth trying, and their opponent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXPERIMENTS = ("dp_levels", "dp_bfloat16", "dct_hybrid")
 TRAINERS_EACH = (1, 2)
 DECIDED = tuple(f"parallel.{key}" for key in ("machines", "trainers", "servers", "table_servers"))
 BFLOAT16_BYTES, ID_BYTES = 2, 4
-# Of a step of DDP + TorchRec in bfloat16, over one process at its batch size, and for each
+# Time of a step of DDP + TorchRec in bfloat16, over one process at its batch size, and for each
 # parameter that is reduced: `scripts/benchmarks/practitioner.py speed` on loopback, Xeon.
 DDP_TIMES, DDP_PARAMETER_SECONDS = 1.36, 16e-9
 DDP_EXCHANGES = 3  # of ids, pooled rows and their gradients
@@ -41,33 +41,33 @@ def kinds(request: Request) -> list[Kind]:
     """The experiment on the command line, or those to choose from where there is none.
 
     Raises:
-        ConfigError: no experiment goes with what else is there, or it says how many there are.
+        ConfigError: none goes with the other overrides, or these decide numbers of ranks.
     """
-    given = request.overrides
-    if decided := [one for one in given if one.lstrip("+").partition("=")[0] in DECIDED]:
+    typed = request.overrides
+    if decided := [text for text in typed if text.lstrip("+").partition("=")[0] in DECIDED]:
         why = "plan.machines decides numbers of trainers and servers; leave it out"
-        raise ConfigError(faults_text([f"{one}: {why}" for one in decided]))
-    chosen = any(one.startswith("+experiment=") for one in given)
-    found: list[Kind] = []
+        raise ConfigError(faults_text([f"{text}: {why}" for text in decided]))
+    chosen = any(text.startswith("+experiment=") for text in typed)
+    fitting: list[Kind] = []
     faults: list[ConfigError] = []
     for words in [()] if chosen else [(f"+experiment={name}",) for name in EXPERIMENTS]:
-        overrides = (*words, *given)
+        overrides = (*words, *typed)
         try:
-            found.append(Kind(overrides, compose.values_of(overrides)))
+            fitting.append(Kind(overrides, compose.values_of(overrides)))
         except ConfigError as error:  # such as stages of a model that has no such layers
             faults.append(error)
-    if not found:
+    if not fitting:
         raise faults[0]
-    return found
+    return fitting
 
 
 def worlds_on(kinds: Sequence[Kind], machines: int) -> list[Planned]:
-    """Worlds of some kinds that can be started on so many machines, on all links to compare.
+    """Worlds of some kinds that can be started on `machines` machines, on all links to compare.
 
     Raises:
-        ConfigError: there is none; says what is wrong with the smallest of the first kind.
+        ConfigError: there is none; has the faults of the smallest of the first kind.
     """
-    found: list[Planned] = []
+    planned: list[Planned] = []
     faults: list[str] = []
     for kind, each in product(kinds, TRAINERS_EACH):
         size = {
@@ -82,27 +82,27 @@ def worlds_on(kinds: Sequence[Kind], machines: int) -> list[Planned]:
             continue
         config = validate(values)
         # The rest follows from the number of machines, if no file of an experiment says it.
-        said = {"parallel.machines", *compose.given_keys(kind.overrides)}
+        keys = {"parallel.machines", *compose.given_keys(kind.overrides)}
         if each > 1:
-            said.add("parallel.trainers")
-        sizes = [f"{key}={number}" for key, number in size.items() if key in said]
-        found += [
+            keys.add("parallel.trainers")
+        sizes = [f"{key}={number}" for key, number in size.items() if key in keys]
+        planned += [
             Planned(config, rate, latency, (*kind.overrides, *sizes))
             for rate, latency in links(config)
         ]
-    if not found:
-        raise ConfigError(faults_text([f"plan.machines = {machines}: {one}" for one in faults]))
-    return found
+    if not planned:
+        raise ConfigError(faults_text([f"plan.machines = {machines}: {fault}" for fault in faults]))
+    return planned
 
 
 def command(world: Planned) -> str:
     """The command that starts a world: on each of its machines, or here where they are emulated."""
-    words = [one for one in world.overrides if not one.lstrip("+~").startswith("plan.")]
+    words = [text for text in world.overrides if not text.lstrip("+~").startswith("plan.")]
     if world.config.network.name != "emulated":
         return start_command(world.config, words)
     links = {"network.rate": world.rate, "network.latency": world.latency}
-    words = [one for one in words if one.partition("=")[0] not in links]
-    words += [f"{key}={one}" for key, one in links.items() if one is not None]
+    words = [text for text in words if text.partition("=")[0] not in links]
+    words += [f"{key}={value}" for key, value in links.items() if value is not None]
     return shlex.join(("python", "-m", "dlrm_hybrid", "train", *words))
 
 
@@ -126,11 +126,11 @@ def ddp_seconds(world: Layout, hosts: Hosts, alone_seconds: float) -> float:
 
 
 def ring_bytes(elements: int, members: int, width: int) -> float:
-    """What each member of a ring sends to reduce so many elements of `width` bytes."""
+    """Bytes that each member of a ring sends to reduce `elements` elements of `width` bytes."""
     return 2 * (members - 1) / members * elements * width
 
 
 def pooled_bytes(spec: ModelShape, members: int, width: int) -> float:
-    """Of a sample, where tables are spread: its ids, pooled rows of `width` and their gradients."""
+    """Bytes of a sample, if tables are spread: ids, pooled rows of `width` and their gradients."""
     each = ID_BYTES + 2 * spec.embedding_dim * width
     return (members - 1) / members * len(spec.table_rows) * each

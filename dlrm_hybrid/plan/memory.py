@@ -34,20 +34,20 @@ def kind_of(world: Layout, rank: int) -> str:
 
 def runtimes(world: Layout, peaks: Mapping[int, int]) -> dict[str, int]:
     """Memory of a run's ranks beside what they owned, from their peaks: torch, kernels, buffers."""
-    found: dict[str, list[int]] = defaultdict(list)
+    sizes: dict[str, list[int]] = defaultdict(list)
     for rank, peak in peaks.items():
-        found[kind_of(world, rank)].append(peak - _owned(world, rank))
-    return {kind: int(median(all_)) for kind, all_ in found.items()}
+        sizes[kind_of(world, rank)].append(peak - _owned(world, rank))
+    return {kind: int(median(own)) for kind, own in sizes.items()}
 
 
 def memory_bytes(world: Layout, rank: int, known: Runtimes) -> int:
     """Predict the peak memory of a rank in bytes, given the `runtimes` of a run."""
-    others = int(median(known.values())) if known else RUNTIME_BYTES
-    return known.get(kind_of(world, rank), others) + _owned(world, rank)
+    usual = int(median(known.values())) if known else RUNTIME_BYTES
+    return known.get(kind_of(world, rank), usual) + _owned(world, rank)
 
 
 def _owned(world: Layout, rank: int) -> int:
-    """Bytes of what a rank owns, with its copy while a checkpoint is written."""
+    """Bytes that a rank owns, with their copy while a checkpoint is written."""
     role, config = world.topology.role(rank), world.config
     if isinstance(role, WorkerRole):
         return _worker(world, role.stage)
@@ -65,8 +65,8 @@ def _owned(world: Layout, rank: int) -> int:
 def _worker(world: Layout, stage: int) -> int:
     config, topology = world.config, world.topology
     sparse = config.gradient.is_sparse
-    own = SLOTS[config.optimizer.name] if not topology.servers else 0
-    dense = FLOAT_BYTES * world.elements(stage) * (2 + 2 * sparse + own)
+    slots = SLOTS[config.optimizer.name] if not topology.servers else 0
+    dense = FLOAT_BYTES * world.elements(stage) * (2 + 2 * sparse + slots)
     part, rows = world.partition.stages[stage], config.train.batch_size
     # Twice what forward keeps for backward: values and gradients.
     widths = [part.input_width, *(outputs for outputs, _ in world.matrices(stage))]

@@ -15,11 +15,11 @@ from dlrm_hybrid.report.figures import AxesText, Line, Lines, Picture, Range
 def draw(predictions: Sequence[Prediction], path: Path) -> None:
     """Draw predictions, in any order, into a PNG, SVG or PDF file; raises OSError."""
     points: dict[str, dict[int, float]] = {}
-    for one in predictions:
-        _, _, shape = one.planned.name.partition(" ")
-        name = f"{one.planned.links or 'no bound'}, T {shape}"
-        trainers = one.planned.config.parallel.trainers
-        points.setdefault(name, {})[trainers] = one.samples_per_second
+    for prediction in predictions:
+        _, _, shape = prediction.planned.name.partition(" ")
+        name = f"{prediction.planned.links or 'no bound'}, T {shape}"
+        trainers = prediction.planned.config.parallel.trainers
+        points.setdefault(name, {})[trainers] = prediction.samples_per_second
     lines = [
         Line(label=name, number=number, curve=pd.Series(dict(sorted(speeds.items()))))
         for number, (name, speeds) in enumerate(points.items())

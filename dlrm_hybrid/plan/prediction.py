@@ -91,7 +91,7 @@ class Prediction:
     def to_json(self) -> dict[str, Any]:
         """The prediction as JSON values, with names that mean the same as in a run's summary."""
         parallel = self.planned.config.parallel
-        by_class = {traffic.value: one for traffic, one in self.bytes_per_sample.items()}
+        by_class = {traffic.value: size for traffic, size in self.bytes_per_sample.items()}
         return {
             "name": self.planned.name,
             "trainers": parallel.trainers,
@@ -130,7 +130,7 @@ class Costs:
     @classmethod
     def of(cls, run: Calibration, world: Layout) -> Costs:
         """Derive the costs of a run from its measurements and its layout."""
-        peaks = {rank: one.peak_rss_bytes for rank, one in run.ranks.items()}
+        peaks = {rank: costs.peak_rss_bytes for rank, costs in run.ranks.items()}
         hosts = as_configured(run.config).hosts(run.cores)
         return cls(run, units_of(run, world, hosts), runtimes(world, peaks))
 
@@ -139,7 +139,7 @@ class Costs:
         return _name(self.calibration.config, section) == _name(config, section)
 
     def likeness(self, config: Config) -> int:
-        """Score of how much a world has in common with the run, as far as it decides costs."""
+        """Score of how much a world has in common with the run in choices that decide costs."""
         run = self.calibration.config
         alike = sum(LIKENESS[section] for section in LIKENESS if self.knows(config, section))
         alike += 2 * (run.parallel.cuts == config.parallel.cuts)
@@ -148,22 +148,22 @@ class Costs:
 
 def most_like(costs: Sequence[Costs], config: Config) -> Costs:
     """Costs of the run most like a world; those of tables and activations may be from others."""
-    ranked = sorted(costs, key=lambda one: -one.likeness(config))
+    ranked = sorted(costs, key=lambda run: -run.likeness(config))
     units = ranked[0].units
     for section, names in UNITS_OF.items():
-        source = next((one for one in ranked if one.knows(config, section)), ranked[0]).units
+        source = next((run for run in ranked if run.knows(config, section)), ranked[0]).units
         units = replace(units, **{name: getattr(source, name) for name in names})
     first = ranked[0].calibration.config
     alike = [
-        one.units
-        for one in ranked
-        if (one.calibration.config.parallel.cuts, one.calibration.config.train.batch_size)
+        run.units
+        for run in ranked
+        if (run.calibration.config.parallel.cuts, run.calibration.config.train.batch_size)
         == (first.parallel.cuts, first.train.batch_size)
     ]
-    means = {name: fmean(getattr(one, name) for one in alike) for name in COMPUTING}
+    means = {name: fmean(getattr(unit_costs, name) for unit_costs in alike) for name in COMPUTING}
     units = replace(units, **means)
-    known = {kind: size for one in reversed(ranked) for kind, size in one.runtimes.items()}
-    return Costs(ranked[0].calibration, units, known)
+    sizes = {kind: size for run in reversed(ranked) for kind, size in run.runtimes.items()}
+    return Costs(ranked[0].calibration, units, sizes)
 
 
 def remarks(costs: Sequence[Costs], config: Config) -> list[str]:
@@ -174,7 +174,7 @@ def remarks(costs: Sequence[Costs], config: Config) -> list[str]:
         for section in LIKENESS
         if section != "activation" or config.parallel.cuts
         if _name(config, section) != _name(first.config, section)
-        if section not in UNITS_OF or not any(one.knows(config, section) for one in costs)
+        if section not in UNITS_OF or not any(run.knows(config, section) for run in costs)
     ]
     rows, then = config.train.batch_size, first.config.train.batch_size
     if rows != then:
@@ -220,7 +220,7 @@ def with_changes(prediction: Prediction, world: Layout, costs: Costs) -> Predict
         for change, there in _changes(hosts, slow)
     }
     speed = prediction.samples_per_second
-    return replace(prediction, what_if={name: one / speed for name, one in what_if.items()})
+    return replace(prediction, what_if={name: new / speed for name, new in what_if.items()})
 
 
 def cores(config: Config, costs: Costs) -> float:

@@ -31,13 +31,13 @@ def probe(worlds: Sequence[Values], display: Display, view: TrainingView) -> lis
         RunFailedError: a run ended without a result.
     """
     display.line(FIRST)
-    found: list[Calibration] = []
+    calibrations: list[Calibration] = []
     with TemporaryDirectory(prefix="dlrm_hybrid-plan-") as folder:
         for number, values in enumerate((*map(world_of, worlds), alone(worlds[0]))):
             run = Path(folder) / str(number)
             train(Request(validate(values), values, run, ()), display, view)
-            found.append(read(run))
-    return found
+            calibrations.append(read(run))
+    return calibrations
 
 
 def world_of(values: Values) -> dict[str, Any]:

@@ -35,14 +35,14 @@ from dlrm_hybrid.run.assembly.build import pipeline, policy
 from dlrm_hybrid.types import BatchNumber, Tick, Version
 from dlrm_hybrid.wire.frame import Kind
 
-MOST_TRAINERS = 4  # that are simulated; in larger worlds each stands for several
+MOST_TRAINERS = 4  # most trainers that are simulated; in larger worlds each stands for several
 MOST_PLACED = 16  # the same with servers beside trainers, where no trainer is like another
 STEPS, WARMUP_SHARE = 9, 1 / 3
 JITTER, JITTER_STEPS = 0.25, 1 << 20  # of a step's time, unless trainers wait; assumed
 ONE_WAY_SHARE = 0.6
-"""Of what a pair exchanges over gloo, so much goes one way only after the other: who comes second
-finds the first one ready, and its own word that it is goes behind its rows. Other pairs fill the
-gap. Measured with two trainers: 0.3 to 0.85."""
+"""Share of a pair's bytes over gloo that go one way only after the other way's: the second rank
+finds the first one ready, and its own word that it is ready goes behind its rows. Other pairs fill
+the gap. Measured with two trainers: 0.3 to 0.85."""
 FORWARD_SHARE = 0.36
 """Forward's share of the time of forward and backward: one of three products, and more. Assumed."""
 TENSOR: Any = "a tensor"  # in place of every tensor
@@ -98,9 +98,9 @@ def simulate(world: Layout, units: UnitCosts, hosts: Hosts) -> Outcome:
         cores[of] += copies * (rank.busy_seconds + rank.carried_seconds) / now / hosts.cores
     uses["cores"] = min(1.0, max(cores.values()))
     return Outcome(
-        samples_per_second=crowd * sum(few.train.batch_size / one for one in times),
+        samples_per_second=crowd * sum(few.train.batch_size / seconds for seconds in times),
         uses=uses,
-        cold_seconds=[one.cold_seconds / simulation.steps for one in machine.ranks],
+        cold_seconds=[rank.cold_seconds / simulation.steps for rank in machine.ranks],
     )
 
 
@@ -129,7 +129,7 @@ class _Simulation:
 
     def _train(self, rank: Rank, role: WorkerRole) -> Simulated:
         first, worker = 0.0, _Worker(self, rank, role.stage)
-        stand_in: Any = worker  # has what a step asks of a worker and of a batch
+        stand_in: Any = worker  # has all that a step reads of a worker and of a batch
         for step in range(self.steps):
             if step == self.skipped:
                 first = yield NOW
@@ -149,7 +149,7 @@ class _Simulation:
         return 1 + JITTER * (2 * drawn - 1)
 
     def _serve(self, rank: Rank, server: int) -> Simulated:
-        """Take pushes and contributions as they arrive, and publish what the policy says."""
+        """Take pushes and contributions as they arrive, and publish versions by the policy."""
         world, topology = self.world, self.world.topology
         states: dict[int, BucketState] = {}
         for stage in range(topology.stages):
@@ -222,7 +222,7 @@ class _Worker:
         self._world, self._units = world, units
         self._compute = compute_seconds(units, world, stage) / self.microbatches
         self._exchanged = world.exchange if topology.trainers > 1 else ()
-        self._others = [one for one in topology.interaction_group if one != rank.rank]
+        self._others = [other for other in topology.interaction_group if other != rank.rank]
         self._all_others = topology.trainers * simulation.crowd - 1
         self._table_servers = topology.table_server_group
         unit = units.own_lookup if topology.trainers == 1 else units.lookup

@@ -31,7 +31,7 @@ class Planned:
         config: configuration of the run.
         rate: rate of links, such as `100mbit`; None if links are no limit.
         latency: latency of links, such as `20ms`; None for none.
-        overrides: those that lead to it, if it was chosen for its machines.
+        overrides: its overrides, if it was chosen for its machines.
     """
 
     config: Config
@@ -55,7 +55,7 @@ class Planned:
     def hosts(self, cores: float) -> Hosts:
         """Placement of the ranks that are simulated, on machines with this many cores.
 
-        Links are between machines, unless this one emulates them; without links all share it.
+        Links are between machines, unless one machine emulates them; without links all share it.
         """
         config = simulated(self.config)
         host = tuple(host_of(config, rank) for rank in range(topology(config).size))
@@ -88,16 +88,16 @@ def compared(config: Config, values: Values) -> list[Planned]:
     sizes = product(
         config.plan.trainers or (parallel.trainers,), config.plan.servers or (parallel.servers,)
     )
-    own = {"parallel.trainers": parallel.trainers, "parallel.servers": parallel.servers}
-    others = [dict(dict(zip(own, size, strict=True)).items() - own.items()) for size in sizes]
-    configs = [validate(changed(values, one)) for one in others]
-    return [Planned(one, rate, latency) for (rate, latency), one in product(links(config), configs)]
+    base = {"parallel.trainers": parallel.trainers, "parallel.servers": parallel.servers}
+    changes = [dict(dict(zip(base, size, strict=True)).items() - base.items()) for size in sizes]
+    configs = [validate(changed(values, change)) for change in changes]
+    return [Planned(x, rate, latency) for (rate, latency), x in product(links(config), configs)]
 
 
 def links(config: Config) -> list[tuple[str | None, str | None]]:
     """Pairs of rate and latency to compare."""
-    own = as_configured(config)
-    return list(product(config.plan.rates or (own.rate,), config.plan.latencies or (own.latency,)))
+    cfg = as_configured(config)
+    return list(product(config.plan.rates or (cfg.rate,), config.plan.latencies or (cfg.latency,)))
 
 
 def changed(values: Values, changes: Values) -> dict[str, Any]:
@@ -148,11 +148,11 @@ def check(config: Config) -> None:
 
 def _link_faults(config: Config) -> Iterator[str]:
     plan = config.plan
-    for key, parse, given in (
+    for key, parse, texts in (
         ("rates", bits_per_second, plan.rates),
         ("latencies", seconds, plan.latencies),
     ):
-        for text in given or ():
+        for text in texts or ():
             try:
                 parse(text)
             except ValueError as error:
