@@ -38,7 +38,7 @@ MARKERS = ("o", "s", "^", "X")
 PARTS = ("#3b6ea5", "#9cc3e6", "#d9772b", "#f7bf86", "#4f9d4f", "#a9a9a9", "#8a6bb1", "#c9b3dd")
 PALE = "#80808038"  # for waiting, which is no work
 TEXT = "#757575"
-"""Has the same contrast to a white and to a dark page, as pictures have no background."""
+"""A grey of equal contrast to white and to dark pages, as pictures have no background."""
 FORMATS = (".png", ".svg", ".pdf")
 DOTS_PER_INCH = 150
 WIDTH_INCHES, HEIGHT_INCHES = 5.2, 3.3
@@ -156,8 +156,8 @@ def panels(
     """
     drawn = Figure(figsize=size_inches, layout="constrained")
     grid = drawn.add_gridspec(len(heights), len(texts) // len(heights), height_ratios=heights)
-    every = [drawn.add_subplot(cell) for cell in grid]  # pyright: ignore[reportUnknownVariableType]
-    for axes, text in zip(every, texts, strict=True):
+    plots = [drawn.add_subplot(cell) for cell in grid]  # pyright: ignore[reportUnknownVariableType]
+    for axes, text in zip(plots, texts, strict=True):
         axes.set_xlabel(text.x)
         axes.set_ylabel(text.y)
         axes.xaxis.set_major_formatter(ticks(text.x_unit))
@@ -166,7 +166,7 @@ def panels(
         elif text.x_is_whole:
             axes.xaxis.set_major_locator(MaxNLocator(steps=ROUND, integer=True, min_n_ticks=1))
         axes.ticklabel_format(axis="y", style="plain", useOffset=False)
-    return drawn, every
+    return drawn, plots
 
 
 def logarithmic(axis: Axis, unit: str = "") -> None:
@@ -206,12 +206,12 @@ def tick(value: float, _: float = 0.0) -> str:
 
 def add_key(drawn: Figure, columns: int = KEY_COLUMNS) -> None:
     """Add a key with each label once, above the panels."""
-    named: dict[str, Any] = {}
+    shapes: dict[str, Any] = {}
     for axes in drawn.axes:
         for shape, name in zip(*axes.get_legend_handles_labels(), strict=True):
-            named.setdefault(name, shape)
-    shown = key_columns(drawn, list(named), columns)
-    drawn.legend(list(named.values()), list(named), loc="outside upper left", ncols=shown)
+            shapes.setdefault(name, shape)
+    shown = key_columns(drawn, list(shapes), columns)
+    drawn.legend(list(shapes.values()), list(shapes), loc="outside upper left", ncols=shown)
 
 
 def key_columns(drawn: Figure, names: Sequence[str], most: int = KEY_COLUMNS) -> int:

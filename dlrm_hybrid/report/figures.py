@@ -43,7 +43,7 @@ class Over(Enum):
 
 
 class Range(Enum):
-    """What decides the range of a figure's y-axis."""
+    """The rule for the range of a figure's y-axis."""
 
     LOSSES = auto()  # all but outliers far above
     MAGNITUDES = auto()  # from zero, or logarithmic if the values differ much
@@ -220,10 +220,10 @@ def rates(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
 
 def traffic(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
     """Yield pictures of bytes by class of traffic, and of their shares."""
-    counted = by_run(runs, labels, bytes_by_class).dropna(how="all")
+    sizes = by_run(runs, labels, bytes_by_class).dropna(how="all")
     caption = "Sent while training; every message counts once."
-    yield from _bars("Bytes by class", counted, BYTES.title, caption)
-    shares = counted.div(counted.sum(axis="columns") / 100, axis="index")
+    yield from _bars("Bytes by class", sizes, BYTES.title, caption)
+    shares = sizes.div(sizes.sum(axis="columns") / 100, axis="index")
     caption = "The same bytes, scaled to 100 % for each run."
     yield from _bars("Shares of the classes", shares, "% of the bytes of each run", caption)
 
@@ -252,9 +252,9 @@ def time_by_span(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture
 
 def cpu(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
     """Yield a picture of CPU seconds by role."""
-    spent = by_run(runs, labels, cpu_seconds_by_role).dropna(how="all")
+    seconds = by_run(runs, labels, cpu_seconds_by_role).dropna(how="all")
     caption = "A stage's workers are summed over all trainers."
-    return _bars("CPU seconds by role", spent, "CPU seconds of training steps", caption)
+    return _bars("CPU seconds by role", seconds, "CPU seconds of training steps", caption)
 
 
 def usage(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
@@ -337,9 +337,9 @@ def evaluated_loss(run: Run, over: Over, label: str | None = None) -> Curve | No
     Of all labels, or of one of several. None without evaluations, or if the axis was not measured.
     """
     position = _positions(run, over)
-    evaluated = [event for event in run.events if event.kind is Kind.EVALUATED]
-    validated = [event for event in evaluated if part_of(event) is ScoredPart.VALIDATION]
-    points = validated or evaluated
+    scores = [event for event in run.events if event.kind is Kind.EVALUATED]
+    validations = [event for event in scores if part_of(event) is ScoredPart.VALIDATION]
+    points = validations or scores
     if position is None or not points:
         return None
     scores = [one.values if label is None else one.values["labels"][label] for one in points]
@@ -391,8 +391,8 @@ def sent(event: Event) -> float | None:
 
 def _over_steps(run: Run, value: Callable[[Event], float | None]) -> Curve | None:
     points = {event.step: value(event) for event in run.events if event.kind is Kind.PROGRESS}
-    known = [(step, found) for step, found in points.items() if found is not None]
-    return _curve({part[-1][0]: sum(y for _, y in part) / len(part) for part in _parts(known)})
+    pairs = [(step, number) for step, number in points.items() if number is not None]
+    return _curve({part[-1][0]: sum(y for _, y in part) / len(part) for part in _parts(pairs)})
 
 
 def _curve(points: Mapping[Any, float]) -> Curve | None:
@@ -456,9 +456,9 @@ def cpu_use(run: Run) -> dict[str, Curve]:
 
 def cpu_use_of_all(run: Run) -> Curve | None:
     """Percent over time of all cores that the ranks can use."""
-    used = pd.DataFrame(cpu_use(run))
-    cores = min(len(used.columns), run.environment.get("cores", len(used.columns)))
-    return None if used.empty else used.dropna().sum(axis="columns") / cores
+    cores_used = pd.DataFrame(cpu_use(run))
+    cores = min(len(cores_used.columns), run.environment.get("cores", len(cores_used.columns)))
+    return None if cores_used.empty else cores_used.dropna().sum(axis="columns") / cores
 
 
 def _ranks(run: Run) -> list[Mapping[str, Any]]:
@@ -473,9 +473,9 @@ def _use(windows: Mapping[str, Sequence[Window]]) -> dict[str, Curve]:
     """Resample all series to the same times, in seconds since the first window."""
     if not windows:
         return {}
-    every = [window for series in windows.values() for window in series]
-    first = min(window[START] for window in every)
-    last = max(window[START] + window[SECONDS] for window in every)
+    all_windows = [window for series in windows.values() for window in series]
+    first = min(window[START] for window in all_windows)
+    last = max(window[START] + window[SECONDS] for window in all_windows)
     most = max(len(series) for series in windows.values())
     edges = np.linspace(first, last, min(most, MOST_WINDOWS) + 1)
     middles = (edges[1:] + edges[:-1]) / 2 - first
@@ -493,8 +493,8 @@ def _share(series: Sequence[Window], edges: np.ndarray, middles: np.ndarray) -> 
     measured, spent = (
         np.diff(np.interp(edges, times, _sums(amounts))) for amounts in (seconds, used)
     )
-    kept = measured > 0.5 * (edges[1] - edges[0])
-    return pd.Series(100 * spent[kept] / measured[kept], middles[kept])
+    is_measured = measured > 0.5 * (edges[1] - edges[0])
+    return pd.Series(100 * spent[is_measured] / measured[is_measured], middles[is_measured])
 
 
 def _sums(amounts: np.ndarray) -> np.ndarray:

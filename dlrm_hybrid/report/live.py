@@ -139,9 +139,9 @@ def _latest(watched: Watched) -> Iterator[tuple[str, str, int]]:
         ("bytes sent a sample", sent, digits),
         ("dense ÷ sent", _dense_ratio, RATIO.show),
     ):
-        known = [(found, event) for event in points if (found := value(event)) is not None]
-        if known:
-            yield name, show(known[-1][0]), known[-1][1].step
+        pairs = [(figure, event) for event in points if (figure := value(event)) is not None]
+        if pairs:
+            yield name, show(pairs[-1][0]), pairs[-1][1].step
     saved, starts = watched.of(Kind.SAVED), watched.of(Kind.STARTED)
     if saved:
         yield "checkpoints saved", integer(len(saved)), saved[-1].step

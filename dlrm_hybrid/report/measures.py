@@ -73,7 +73,7 @@ def _at(section: str, name: str) -> Callable[[Summary], float | None]:
     return lambda summary: summary[section][name]
 
 
-def _of_validation(name: str) -> Callable[[Summary], float | None]:
+def _validation(name: str) -> Callable[[Summary], float | None]:
     return lambda summary: summary["validation"][name] if "validation" in summary else None
 
 
@@ -87,8 +87,8 @@ def _counted(summary: Summary) -> float | None:
 STEPS = Measure("steps", "steps", lambda summary: summary["steps"], integer)
 TRAIN_LOSS = Measure("train_loss", "training loss", _at("train", "loss"), score)
 VALIDATION = (
-    Measure("validation_loss", "validation log-loss", _of_validation("loss"), score),
-    Measure("validation_auc", "validation AUC", _of_validation("auc"), score),
+    Measure("validation_loss", "validation log-loss", _validation("loss"), score),
+    Measure("validation_auc", "validation AUC", _validation("auc"), score),
 )
 """Measures of the validation part, which most data sets lack."""
 TEST_LOSS = Measure("test_loss", "test log-loss", _at("test", "loss"), score)
@@ -102,7 +102,7 @@ COUNTED = Measure(
     _counted,
     digits,
 )
-"""For a world in one process whose trainers share tables."""
+"""The measure for a world in one process whose trainers share tables."""
 RATIO = Measure("dense_ratio", "dense ÷ sent", dense_ratio, lambda value: f"{value:.1f}×")
 NETWORK_USE = Measure("network_utilization", "network use", _at("network", "utilization"), percent)
 CPU_USE = Measure("cpu_utilization", "CPU use", _at("cpu", "utilization"), percent)
@@ -123,64 +123,64 @@ RARE = (*VALIDATION, GAUC, COUNTED)
 
 def figures(summaries: Sequence[Summary | None]) -> pd.DataFrame:
     """A row for each summary with every measure of the comparison; NaN if not measured."""
-    found = pd.DataFrame(
+    data = pd.DataFrame(
         {
-            measure.key: [None if one is None else measure.pick(one) for one in summaries]
+            measure.key: [None if x is None else measure.pick(x) for x in summaries]
             for measure in COMPARISON
         },
         dtype=float,
     )
-    rare = [measure.key for measure in RARE if found[measure.key].dropna().empty]
-    return found.drop(columns=rare)
+    rare = [measure.key for measure in RARE if data[measure.key].dropna().empty]
+    return data.drop(columns=rare)
 
 
-def rows_of(found: pd.DataFrame) -> list[Row]:
+def rows_of(data: pd.DataFrame) -> list[Row]:
     """The rows of a frame as mappings by column name."""
-    return cast("list[Row]", found.to_dict("records"))
+    return cast("list[Row]", data.to_dict("records"))
 
 
 def means(groups: Sequence[str], rows: Sequence[Row]) -> list[dict[str, str]]:
     """Mean ± sample standard deviation of each measure, as text, for groups of several rows."""
     shown: list[dict[str, str]] = []
     for name in dict.fromkeys(groups):
-        own = [row for group, row in zip(groups, rows, strict=True) if group == name]
-        if len(own) > 1:
-            spreads = {measure.title: _spread(measure, own) for measure in COMPARISON}
-            shown.append({"over seeds": name, "runs": str(len(own)), **spreads})
-    known = {title for row in shown for title, text in row.items() if text != MISSING}
-    return [{title: text for title, text in row.items() if title in known} for row in shown]
+        group_rows = [row for group, row in zip(groups, rows, strict=True) if group == name]
+        if len(group_rows) > 1:
+            spreads = {measure.title: _spread(measure, group_rows) for measure in COMPARISON}
+            shown.append({"over seeds": name, "runs": str(len(group_rows)), **spreads})
+    titles = {title for row in shown for title, text in row.items() if text != MISSING}
+    return [{title: text for title, text in row.items() if title in titles} for row in shown]
 
 
 def _spread(measure: Measure, rows: Sequence[Row]) -> str:
-    known = [value for row in rows if not isnan(value := float(row.get(measure.key, nan)))]
-    if len(known) < 2:
+    values = [value for row in rows if not isnan(value := float(row.get(measure.key, nan)))]
+    if len(values) < 2:
         return MISSING
-    return f"{measure.show(mean(known))} ± {measure.show(stdev(known))}"
+    return f"{measure.show(mean(values))} ± {measure.show(stdev(values))}"
 
 
-def texts(found: pd.DataFrame) -> pd.DataFrame:
+def texts(data: pd.DataFrame) -> pd.DataFrame:
     """Format the columns of `figures`, under their titles; a dash for NaN."""
     measures = {measure.key: measure for measure in COMPARISON}
     return pd.DataFrame(
         {
             measure.title: [MISSING if pd.isna(value) else measure.show(value) for value in values]
-            for key, values in found.items()
+            for key, values in data.items()
             if (measure := measures.get(str(key)))
         },
-        index=found.index,
+        index=data.index,
     )
 
 
-def nonzero(found: pd.DataFrame) -> pd.DataFrame:
+def nonzero(data: pd.DataFrame) -> pd.DataFrame:
     """Drop the columns that are 0 or NaN in every row."""
-    return found.drop(columns=[name for name, values in found.items() if not values.any()])
+    return data.drop(columns=[name for name, values in data.items() if not values.any()])
 
 
 def frame(runs: Sequence[Run]) -> pd.DataFrame:
     """A row for each run by label: status and every measure; NaN if not measured."""
-    found = figures([run.summary for run in runs]).set_axis(labels(runs))
-    found.insert(0, "status", [run.status for run in runs])
-    return found.rename_axis("run")
+    data = figures([run.summary for run in runs]).set_axis(labels(runs))
+    data.insert(0, "status", [run.status for run in runs])
+    return data.rename_axis("run")
 
 
 def points(runs: Sequence[Run], kind: Kind) -> pd.DataFrame:

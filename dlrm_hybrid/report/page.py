@@ -132,26 +132,26 @@ class Document:
 def build_report(runs: Sequence[Run], subtitle: str) -> Document:
     """Make the report of one run or several; `subtitle` tells when and by what it was made."""
     names = labels(runs)
-    given = runs, names
-    usage = (*figures.usage(*given), *figures.cpu(*given))
-    quality, losses = tuple(figures.quality(*given)), tuple(figures.losses(*given))
+    args = runs, names
+    usage = (*figures.usage(*args), *figures.cpu(*args))
+    quality, losses = tuple(figures.quality(*args)), tuple(figures.losses(*args))
     sections = (
-        Section("Comparison", COMPARISON, tables.comparison(*given), quality),
+        Section("Comparison", COMPARISON, tables.comparison(*args), quality),
         Section("Seeds", SEEDS, tables.over_seeds(runs)),
         Section("Loss", _uncounted(runs), None, losses),
-        Section("Labels", LABELS, tables.label_scores(*given), tuple(figures.label_losses(*given))),
-        Section("Bytes", "", tables.traffic(*given), tuple(figures.traffic(*given))),
-        Section("Time", SPANS, tables.spans(*given), tuple(figures.time_by_span(*given))),
-        Section("Steps", STEPS, tables.steps(*given)),
-        Section("Waiting", WAITS, tables.waits(*given)),
-        Section("Network and CPU", "", tables.roles(*given), usage),
-        Section("Ranks", RANKS, tables.ranks(*given)),
-        Section("Compression", "", None, tuple(figures.compressed(*given))),
-        Section("Staleness", STALENESS, tables.staleness(*given)),
-        Section("Before learning", BEFORE, tables.progressive(*given)),
-        Section("New categories", GROWTH, tables.growth(*given)),
-        Section("Configuration", DIFFERENCES, tables.differences(*given)),
-        Section("Runs", "", tables.origins(*given)),
+        Section("Labels", LABELS, tables.label_scores(*args), tuple(figures.label_losses(*args))),
+        Section("Bytes", "", tables.traffic(*args), tuple(figures.traffic(*args))),
+        Section("Time", SPANS, tables.spans(*args), tuple(figures.time_by_span(*args))),
+        Section("Steps", STEPS, tables.steps(*args)),
+        Section("Waiting", WAITS, tables.waits(*args)),
+        Section("Network and CPU", "", tables.roles(*args), usage),
+        Section("Ranks", RANKS, tables.ranks(*args)),
+        Section("Compression", "", None, tuple(figures.compressed(*args))),
+        Section("Staleness", STALENESS, tables.staleness(*args)),
+        Section("Before learning", BEFORE, tables.progressive(*args)),
+        Section("New categories", GROWTH, tables.growth(*args)),
+        Section("Configuration", DIFFERENCES, tables.differences(*args)),
+        Section("Runs", "", tables.origins(*args)),
     )
     title = f"Run {names[0]}" if len(runs) == 1 else f"{len(runs)} runs compared"
     return Document(
@@ -165,7 +165,7 @@ def build_report(runs: Sequence[Run], subtitle: str) -> Document:
 
 
 def _uncounted(runs: Sequence[Run]) -> str:
-    """Why there is no picture over bytes; empty if there is one."""
+    """The reason why there is no picture over bytes; empty if there is one."""
     if any(BYTES.pick(run.summary) is not None for run in runs):
         return ""
     return (
@@ -287,8 +287,8 @@ def _section_text(section: Section, pictures: PurePath | None) -> str:
     if pictures is not None:
         shown = "" if pictures.suffix == ".pdf" else "!"  # only a link, as pages cannot show a PDF
         parts += [
-            f"{shown}[{one.title}]({file_of(one, pictures).as_posix()})\n\n{one.title}. "
-            f"{plain_markdown(one.caption)}\n"
-            for one in section.pictures
+            f"{shown}[{image.title}]({file_of(image, pictures).as_posix()})\n\n{image.title}. "
+            f"{plain_markdown(image.caption)}\n"
+            for image in section.pictures
         ]
     return "\n".join(parts)

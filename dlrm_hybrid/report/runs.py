@@ -56,14 +56,14 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
     Numbers in their names are ordered by value.
     """
-    found: dict[Path, Path] = {}
+    folders: dict[Path, Path] = {}
     for path in paths:
         below = list(_below(path, MAX_DEPTH))
         if not below:
             raise ConfigError(f"report.runs = {path}: no run folder found here or below")
         for folder in below:
-            found.setdefault(folder.resolve(), folder)
-    return list(found.values())
+            folders.setdefault(folder.resolve(), folder)
+    return list(folders.values())
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
@@ -121,7 +121,7 @@ def _before(run: Run, here: Mapping[Path, Run]) -> int:
     parent = here.get(folder.parent.parent.resolve())
     if parent is None or run.summary["first_step"] or not is_folder_name(folder.name):
         return 0
-    others = {path: one for path, one in here.items() if one is not run}
+    others = {path: other for path, other in here.items() if other is not run}
     return step_of(folder) + _before(parent, others)
 
 

@@ -65,10 +65,10 @@ class Table:
         status = self.columns.index("status") if "status" in self.columns else None
         lines: list[str] = []
         for row in self.rows:
-            own = list(kinds)
+            css = list(kinds)
             if status is not None and row[status] != COMPLETE:
-                own[status] = ' class="bad"'
-            cells = (f"<td{kind}>{escape(cell)}</td>" for cell, kind in zip(row, own, strict=True))
+                css[status] = ' class="bad"'
+            cells = (f"<td{kind}>{escape(cell)}</td>" for cell, kind in zip(row, css, strict=True))
             lines.append(f"<tr>{''.join(cells)}</tr>\n")
         return (
             '<div class="wide"><table>\n'

@@ -81,21 +81,21 @@ def over_seeds(runs: Sequence[Run]) -> Table | None:
     configs = [flat(run.config) for run in runs]
     seeds = [tuple(map(values.get, keys_of(Effect.SEED))) for values in configs]
     each = {  # one run for each choice of seeds
-        (without_seeds(run.config), *own): run
-        for run, own in zip(runs, seeds, strict=True)
+        (without_seeds(run.config), *choice): run
+        for run, choice in zip(runs, seeds, strict=True)
         if run.status == COMPLETE
     }
     several: dict[str, list[Run]] = {}
     for (key, *_), run in each.items():
         several.setdefault(key, []).append(run)
-    several = {key: own for key, own in several.items() if len(own) > 1}
+    several = {key: group for key, group in several.items() if len(group) > 1}
     if not several:
         return None
-    firsts = [own[0] for own in several.values()]
+    firsts = [group[0] for group in several.values()]
     names = labels([replace(run, overrides=_seedless(run.overrides)) for run in firsts])
-    groups = [name for name, own in zip(names, several.values(), strict=True) for _ in own]
-    found = figures([run.summary for own in several.values() for run in own])
-    return _means(groups, rows_of(found))
+    groups = [name for name, group in zip(names, several.values(), strict=True) for _ in group]
+    data = figures([run.summary for group in several.values() for run in group])
+    return _means(groups, rows_of(data))
 
 
 def sweep_means(frame: pd.DataFrame) -> Table | None:
@@ -116,7 +116,7 @@ def _means(groups: Sequence[str], rows: Sequence[Mapping[Any, Any]]) -> Table | 
 
 
 def _seedless(overrides: Sequence[str]) -> tuple[str, ...]:
-    return tuple(one for one in overrides if one.partition("=")[0] not in keys_of(Effect.SEED))
+    return tuple(text for text in overrides if text.partition("=")[0] not in keys_of(Effect.SEED))
 
 
 def bytes_by_class(summary: Summary) -> dict[str, float]:
@@ -177,7 +177,7 @@ def staleness(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
 
 
 def growth(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
-    """What became of categories in runs whose rows were prepared on another's; None without any."""
+    """Counts of new and old categories in runs whose rows go on from others'; None without any."""
     rows = [
         (label, column, *(integer(number) for number in counts))
         for label, run in zip(labels, runs, strict=True)
@@ -224,18 +224,18 @@ def _before(scores: Summary, names: Sequence[str]) -> list[str]:
 
 def _most_new(summary: Summary) -> list[tuple[str, list[int]]]:
     """The columns with most new categories, each with the counts of `GROWTH`."""
-    found: Mapping[str, Mapping[str, int]] = summary.get("growth") or {}
-    columns = sorted(found, key=lambda name: -found[name]["appended"])[:MOST_COLUMNS]
-    return [(name, [found[name].get(of, 0) for of in GROWTH]) for name in columns]
+    counts: Mapping[str, Mapping[str, int]] = summary.get("growth") or {}
+    columns = sorted(counts, key=lambda name: -counts[name]["appended"])[:MOST_COLUMNS]
+    return [(name, [counts[name].get(count, 0) for count in GROWTH]) for name in columns]
 
 
 def _staleness(sync: Summary) -> list[str]:
-    found = sync["staleness"]
-    means = [one["mean"] for one in found["by_trainer"].values()]
+    stats = sync["staleness"]
+    means = [trainer["mean"] for trainer in stats["by_trainer"].values()]
     return [
         _span_of([sync["pushes"]], integer),
-        _span_of([found["mean"]], digits),
-        *(_span_of([found[name]], integer) for name in ("p50", "p95", "max")),
+        _span_of([stats["mean"]], digits),
+        *(_span_of([stats[name]], integer) for name in ("p50", "p95", "max")),
         _span_of(means, digits),
         _span_of(sync["batches_by_trainer"].values(), integer),
     ]
@@ -272,11 +272,11 @@ def steps(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
 
 
 def _step_cells(summary: Summary) -> list[str]:
-    found = summary["step_milliseconds"]
-    slow = [one["p95"] for one in found["by_trainer"].values()]
+    stats = summary["step_milliseconds"]
+    slow = [trainer["p95"] for trainer in stats["by_trainer"].values()]
     return [
-        _span_of([found["steps"]], integer),
-        *(_span_of([found[name]], digits) for name in STEP_FIGURES),
+        _span_of([stats["steps"]], integer),
+        *(_span_of([stats[name]], digits) for name in STEP_FIGURES),
         _span_of(slow, digits),
         _span_of([summary["distinct_ids_per_batch"]["mean"]], integer),
     ]
@@ -284,22 +284,21 @@ def _step_cells(summary: Summary) -> list[str]:
 
 def _reported(summary: Summary) -> dict[str, list[Summary]]:
     """The ranks that have reported their memory, by role."""
-    found: dict[str, list[Summary]] = {}
+    by_role: dict[str, list[Summary]] = {}
     for rank in summary["roles"].values():
         if rank.get("peak_rss_bytes") is not None:
-            found.setdefault(role_of(rank["role"]), []).append(rank)
-    return found
+            by_role.setdefault(role_of(rank["role"]), []).append(rank)
+    return by_role
 
 
-def _rank_cells(several: Sequence[Summary]) -> tuple[str, ...]:
+def _rank_cells(group: Sequence[Summary]) -> tuple[str, ...]:
     cpu_seconds, learning = (
-        sum(rank.get(key) or 0.0 for rank in several)
-        for key in ("cpu_seconds", "thread_cpu_seconds")
+        sum(rank.get(key) or 0.0 for rank in group) for key in ("cpu_seconds", "thread_cpu_seconds")
     )
     share = ratio(learning, cpu_seconds)
-    peak_bytes = max(rank["peak_rss_bytes"] for rank in several)
+    peak_bytes = max(rank["peak_rss_bytes"] for rank in group)
     return (
-        integer(len(several)),
+        integer(len(group)),
         digits(cpu_seconds),
         MISSING if share is None else percent(share),
         digits(peak_bytes / MEGABYTE),
@@ -307,8 +306,8 @@ def _rank_cells(several: Sequence[Summary]) -> tuple[str, ...]:
 
 
 def _span_of(values: Iterable[float | None], show: Callable[[float], str]) -> str:
-    known = [value for value in values if value is not None]
-    ends = dict.fromkeys(show(end) for end in (min(known), max(known))) if known else [MISSING]
+    numbers = [value for value in values if value is not None]
+    ends = dict.fromkeys(show(x) for x in (min(numbers), max(numbers))) if numbers else [MISSING]
     return " to ".join(ends)
 
 
@@ -374,9 +373,9 @@ def _by_role(summary: Summary, key: str) -> pd.DataFrame:
     for rank in summary["roles"].values():
         if samples and rank["seconds_by_span"]:
             ranks.setdefault(role_of(rank["role"]), []).append(rank.get(key) or {})
-    names = sorted({name for several in ranks.values() for one in several for name in one})
+    names = sorted({name for several in ranks.values() for times in several for name in times})
     means = {
-        role: [sum(one.get(name, 0.0) for one in several) / len(several) for name in names]
+        role: [sum(times.get(name, 0.0) for times in several) / len(several) for name in names]
         for role, several in ranks.items()
         if any(several)
     }
@@ -387,23 +386,23 @@ def _by_role(summary: Summary, key: str) -> pd.DataFrame:
 
 def span_bars(runs: Sequence[Run], labels: Sequence[str]) -> pd.DataFrame:
     """Time by span of each role of each run, or the mean of each run's roles if these are many."""
-    found = _of_all(runs, labels, microseconds_by_role)
-    return pd.concat([pd.DataFrame(columns=SPANS, dtype=float), found])
+    times = _frame_of_runs(runs, labels, microseconds_by_role)
+    return pd.concat([pd.DataFrame(columns=SPANS, dtype=float), times])
 
 
-def _of_all(
+def _frame_of_runs(
     runs: Sequence[Run], labels: Sequence[str], by_role: Callable[[Summary], pd.DataFrame]
 ) -> pd.DataFrame:
-    found = {
+    frames = {
         label: spent
         for label, run in zip(labels, runs, strict=True)
         if len(spent := by_role(run.summary))
     }
-    if sum(map(len, found.values())) > MAX_BARS:
-        return pd.DataFrame({label: spent.mean() for label, spent in found.items()}).T
+    if sum(map(len, frames.values())) > MAX_BARS:
+        return pd.DataFrame({label: spent.mean() for label, spent in frames.items()}).T
     if len(runs) > 1:
-        found = {one: spent.set_axis(f"{one} · " + spent.index) for one, spent in found.items()}
-    return pd.concat([pd.DataFrame(dtype=float), *found.values()])
+        frames = {key: spent.set_axis(f"{key} · " + spent.index) for key, spent in frames.items()}
+    return pd.concat([pd.DataFrame(dtype=float), *frames.values()])
 
 
 def spans(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
@@ -415,7 +414,7 @@ def spans(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
 
 def waits(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
     """Waits of each role by reason; None if no rank has measured them."""
-    spent = _of_all(runs, labels, waits_by_role)
+    spent = _frame_of_runs(runs, labels, waits_by_role)
     sums: dict[str, float] = {str(name): total for name, total in spent.sum().items()}
     names = sorted(sums, key=lambda name: -sums[name])
     shown = spent.where(spent > 0).reindex(columns=names)
@@ -424,12 +423,12 @@ def waits(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
     return _table("µs per sample", shown, "all", list(totals))
 
 
-def _table(head: str, found: pd.DataFrame, last_head: str, last: Sequence[str]) -> Table | None:
+def _table(head: str, data: pd.DataFrame, last_head: str, last: Sequence[str]) -> Table | None:
     """A row for each label: its figures, then a cell of `last`; None without figures."""
-    if found.empty:
+    if data.empty:
         return None
-    cells = found.map(lambda value: MISSING if pd.isna(value) else digits(value))
-    cells.insert(0, head, list(found.index))
+    cells = data.map(lambda value: MISSING if pd.isna(value) else digits(value))
+    cells.insert(0, head, list(data.index))
     return Table.of(cells.assign(**{last_head: list(last)}), "lr")
 
 
@@ -447,8 +446,8 @@ def sweep_frame(jobs: Sequence[tuple[Job, int]]) -> pd.DataFrame:
             "status": [_status(run, code) for run, (_, code) in zip(runs, jobs, strict=True)],
         }
     )
-    found = figures([None if run is None else run.summary for run in runs])
-    return heads.join(found.filter([measure.key for measure in SWEEP]))
+    data = figures([None if run is None else run.summary for run in runs])
+    return heads.join(data.filter([measure.key for measure in SWEEP]))
 
 
 def sweep_table(frame: pd.DataFrame) -> Table:
