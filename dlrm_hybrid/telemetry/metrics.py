@@ -59,13 +59,13 @@ class BinaryScores:
     @property
     def values(self) -> dict[str, Any]:
         """The scores by name; `gauc` and `labels` only if there are any."""
-        found = asdict(self)
+        scores = asdict(self)
         if self.gauc is None:
-            del found["gauc"]
-        del found["labels"]
+            del scores["gauc"]
+        del scores["labels"]
         if self.labels:
-            found["labels"] = {name: one.values for name, one in self.labels.items()}
-        return found
+            scores["labels"] = {name: label.values for name, label in self.labels.items()}
+        return scores
 
 
 class BinaryMetrics:
@@ -148,9 +148,9 @@ class BinaryMetrics:
         )
 
     def _all(self) -> _Totals:
-        some = slice(self._pending)
-        weight_N = None if self._weight_N is None else self._weight_N[some]
-        pending = _count(self._logit_N[some], self._label_N[some], weight_N)
+        rows = slice(self._pending)
+        weight_N = None if self._weight_N is None else self._weight_N[rows]
+        pending = _count(self._logit_N[rows], self._label_N[rows], weight_N)
         return self._totals.plus(pending, self._max_bins)
 
 
@@ -164,7 +164,7 @@ class LabelMetrics:
 
     def __init__(self, loss_weights: Mapping[str, float]) -> None:
         self._loss_weights = loss_weights
-        self._each = {name: BinaryMetrics() for name in loss_weights}
+        self._metrics = {name: BinaryMetrics() for name in loss_weights}
 
     def add(
         self,
@@ -174,18 +174,18 @@ class LabelMetrics:
         group_B: npt.NDArray[np.int64] | None = None,
     ) -> None:
         """Count the rows of a batch; see `BinaryMetrics.add`."""
-        for place, one in enumerate(self._each.values()):
-            one.add(logit_BL[:, place], label_BL[:, place], weight_B, group_B)
+        for place, metrics in enumerate(self._metrics.values()):
+            metrics.add(logit_BL[:, place], label_BL[:, place], weight_B, group_B)
 
     def scores(self) -> BinaryScores:
         """Scores of the rows so far; raises as `BinaryMetrics.scores`."""
-        each = {name: one.scores() for name, one in self._each.items()}
-        loss = sum(weight * each[name].log_loss for name, weight in self._loss_weights.items())
-        return replace(next(iter(each.values())), log_loss=loss, labels=each)
+        scores = {name: metrics.scores() for name, metrics in self._metrics.items()}
+        loss = sum(weight * scores[name].log_loss for name, weight in self._loss_weights.items())
+        return replace(next(iter(scores.values())), log_loss=loss, labels=scores)
 
 
 def metrics_of(loss_weights: Mapping[str, float]) -> BinaryMetrics | LabelMetrics:
-    """What accumulates scores: of labels with these weights by name, none for a single label."""
+    """Metrics of labels with these loss weights by name, or of a single label without any."""
     return LabelMetrics(loss_weights) if loss_weights else BinaryMetrics()
 
 

@@ -209,15 +209,15 @@ def _scores(record: Sequence[Event], part: ScoredPart) -> dict[str, Any]:
     evaluated = [event for event in record if event.kind is Kind.EVALUATED]
     scores = [event.values for event in evaluated if part_of(event) is part]
     last: Mapping[str, Any] = scores[-1] if scores else {}
-    found = _named_scores(last)
+    named = _named_scores(last)
     if "labels" in last:
-        found["labels"] = {name: _named_scores(one) for name, one in last["labels"].items()}
-    return found
+        named["labels"] = {name: _named_scores(values) for name, values in last["labels"].items()}
+    return named
 
 
 def _named_scores(values: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: values.get(source) for name, source in SCORES.items()}
-    return found | ({"gauc": values["gauc"]} if "gauc" in values else {})
+    named = {name: values.get(source) for name, source in SCORES.items()}
+    return named | ({"gauc": values["gauc"]} if "gauc" in values else {})
 
 
 def _leader(record: Sequence[Event], points: Sequence[Event]) -> list[RankValues]:
