@@ -9,12 +9,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
-from typing import Generic, Protocol, TypeVar, final
+from typing import Any, Generic, Protocol, TypeVar, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 Int64s = NDArray[np.int64]
+Float32s = NDArray[np.float32]
 BagOf = Callable[[int, Int64s], Int64s]
 """Maps a table and R of its ids (R,) to their bags (R, bag size), each id first in its bag."""
 _AT_ONCE = 1 << 15  # ids expanded at a time, so that they stay in the processor's cache
@@ -31,7 +32,6 @@ class Shaped(Protocol):
 
 Array = TypeVar("Array", bound=Shaped)
 Other = TypeVar("Other", bound=Shaped)
-Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 @final
@@ -45,12 +45,14 @@ class Bags(Generic[Array]):
             None: every bag has one id.
         jagged_tables: F where there are offsets, as those of a batch without rows do not tell it.
         averaged: tables whose bags are pooled to the mean of their rows; others to the sum.
+        weights: float32 (N,), what the row of each id is multiplied by; None: 1 each.
     """
 
     values: Array
     offsets: Array | None = None
     jagged_tables: int = 0
     averaged: tuple[int, ...] = ()
+    weights: Any = None
 
     @property
     def tables(self) -> int:
@@ -70,9 +72,10 @@ class Bags(Generic[Array]):
         return prod(self.values.shape)
 
     def map(self, function: Callable[[Array], Other]) -> Bags[Other]:
-        """Apply a conversion, such as numpy to torch, to both arrays."""
+        """Apply a conversion, such as numpy to torch, to all arrays."""
         offsets = None if self.offsets is None else function(self.offsets)
-        return Bags(function(self.values), offsets, self.jagged_tables, self.averaged)
+        weights = None if self.weights is None else function(self.weights)
+        return Bags(function(self.values), offsets, self.jagged_tables, self.averaged, weights)
 
 
 def lengths_of(bags: Bags[Int64s]) -> Int64s:
@@ -83,7 +86,7 @@ def lengths_of(bags: Bags[Int64s]) -> Int64s:
     )
 
 
-def shares_of_means(bags: Bags[Int64s]) -> NDArray[np.float32] | None:
+def shares_of_means(bags: Bags[Int64s]) -> Float32s | None:
     """What sums of rows, and then their gradients, are multiplied by (B, F, 1); None for 1."""
     if not bags.averaged:
         return None
@@ -108,12 +111,15 @@ def known(bags: Bags[Int64s], is_known: Sequence[NDArray[np.bool_]]) -> Bags[Int
 
 
 def require_offsets(bags: Bags[Int64s]) -> None:
-    """Refuse offsets that do not fit the ids.
+    """Refuse offsets or weights that do not fit the ids.
 
     Raises:
-        ValueError: they do not begin at 0, decrease, do not end at N, or are not F * B + 1 many.
+        ValueError: they do not begin at 0, decrease, do not end at N, or are not F * B + 1 many; or
+            there are weights, not N.
     """
     offsets = bags.offsets
+    if bags.weights is not None and (offsets is None or bags.weights.shape != bags.values.shape):
+        raise ValueError(f"weights {bags.weights.shape} of bags of {bags.num_ids} ids")
     if offsets is None:
         return
     is_whole = (
@@ -126,13 +132,19 @@ def require_offsets(bags: Bags[Int64s]) -> None:
         )
 
 
-def jagged(values_N: Int64s, lengths_FB: Int64s, averaged: tuple[int, ...] = ()) -> Bags[Int64s]:
+def jagged(
+    values_N: Int64s,
+    lengths_FB: Int64s,
+    averaged: tuple[int, ...] = (),
+    weights_N: Float32s | None = None,
+) -> Bags[Int64s]:
     """Make bags of any size from their ids and lengths.
 
     Args:
         values_N: ids by table, then by row.
         lengths_FB: number of ids in each bag; their sum is N.
         averaged: see `Bags`.
+        weights_N: likewise.
 
     Raises:
         ValueError: a length is below 0, or their sum is not N.
@@ -141,7 +153,7 @@ def jagged(values_N: Int64s, lengths_FB: Int64s, averaged: tuple[int, ...] = ())
     np.cumsum(lengths_FB, out=offsets[1:])
     if lengths_FB.min(initial=0) < 0 or offsets[-1] != len(values_N):
         raise ValueError(f"bags of {offsets[-1]} ids, and {len(values_N)} ids")
-    return Bags(values_N, offsets, len(lengths_FB), averaged)
+    return Bags(values_N, offsets, len(lengths_FB), averaged, weights_N)
 
 
 def part(bags: Bags[Int64s], rows: slice) -> Bags[Int64s]:
@@ -150,7 +162,7 @@ def part(bags: Bags[Int64s], rows: slice) -> Bags[Int64s]:
         return replace(bags, values=np.ascontiguousarray(bags.values[:, rows]))
     starts_FB = bags.offsets[:-1].reshape(bags.tables, bags.rows)[:, rows]
     lengths_FB = lengths_of(bags)[:, rows]
-    return jagged(runs(bags.values, starts_FB, lengths_FB), lengths_FB, bags.averaged)
+    return _picked(bags, run_places(starts_FB, lengths_FB), lengths_FB)
 
 
 def joined(several: Sequence[Bags[Int64s]]) -> Bags[Int64s]:
@@ -161,9 +173,22 @@ def joined(several: Sequence[Bags[Int64s]]) -> Bags[Int64s]:
     values_N = np.concatenate([one.values.reshape(-1) for one in several])
     firsts_1X = np.cumsum([0, *(one.num_ids for one in several)])[None, :-1]
     offsets_FX = np.stack([table_offsets(one) for one in several], axis=1)
-    of_tables = runs(values_N, offsets_FX[:-1] + firsts_1X, np.diff(offsets_FX, axis=0))
+    places_N = run_places(offsets_FX[:-1] + firsts_1X, np.diff(offsets_FX, axis=0))
     lengths_FB = np.concatenate([lengths_of(one) for one in several], axis=1)
-    return jagged(of_tables, lengths_FB, averaged)
+    whole = Bags(values_N, averaged=averaged, weights=weights_of_all(several))
+    return _picked(whole, places_N, lengths_FB)
+
+
+def weights_of_all(several: Sequence[Bags[Int64s]]) -> Float32s | None:
+    """Concatenate the weights of several bags; None if none has any."""
+    if all(one.weights is None for one in several):
+        return None
+    return np.concatenate(
+        [
+            np.ones(one.num_ids, np.float32) if one.weights is None else one.weights
+            for one in several
+        ]
+    )
 
 
 def in_order(bags: Bags[Int64s], order_L: Int64s) -> Bags[Int64s]:
@@ -172,24 +197,25 @@ def in_order(bags: Bags[Int64s], order_L: Int64s) -> Bags[Int64s]:
     if bags.offsets is None:
         return Bags(bags.values[order_L], averaged=averaged)
     offsets = table_offsets(bags)
-    values_N = runs(bags.values, offsets[:-1][order_L], np.diff(offsets)[order_L])
-    return jagged(values_N, lengths_of(bags)[order_L], averaged)
+    places_N = run_places(offsets[:-1][order_L], np.diff(offsets)[order_L])
+    return replace(_picked(bags, places_N, lengths_of(bags)[order_L]), averaged=averaged)
 
 
 def expanded(bags: Bags[Int64s], sizes: Mapping[int, int], bag_of: BagOf) -> Bags[Int64s]:
     """Expand the one id of each row to a whole bag, in some tables.
 
     Args:
-        bags: bags of one id in the tables to expand.
+        bags: bags of one id, of weight 1, in the tables to expand.
         sizes: by table to expand, the new bag size.
         bag_of: makes a bag from an id.
     """
     if not sizes:
         return bags
     offsets, lengths_FB, values_N = table_offsets(bags), lengths_of(bags), bags.values.reshape(-1)
-    found: list[Int64s] = []
+    found: list[Bags[Int64s]] = []
     for table, (first, stop) in enumerate(pairwise(offsets.tolist())):
         ids_B = values_N[first:stop]
+        weights_N = None if bags.weights is None else bags.weights[first:stop]
         if size := sizes.get(table):
             assert (lengths_FB[table] == 1).all(), "a bag of one id is expanded"
             lengths_FB[table] = size
@@ -197,9 +223,10 @@ def expanded(bags: Bags[Int64s], sizes: Mapping[int, int], bag_of: BagOf) -> Bag
             rows = max(1, _AT_ONCE // size)
             for start in range(0, len(ids_B), rows):
                 ids_BS[start : start + rows] = bag_of(table, ids_B[start : start + rows])
-            ids_B = ids_BS.reshape(-1)
-        found.append(ids_B)
-    return jagged(np.concatenate(found), lengths_FB, bags.averaged)
+            ids_B, weights_N = ids_BS.reshape(-1), None
+        found.append(Bags(ids_B, weights=weights_N))
+    values_N = np.concatenate([one.values for one in found])
+    return jagged(values_N, lengths_FB, bags.averaged, weights_of_all(found))
 
 
 def with_first_ids(bags: Bags[Int64s], tables: Collection[int]) -> Bags[Int64s]:
@@ -208,12 +235,18 @@ def with_first_ids(bags: Bags[Int64s], tables: Collection[int]) -> Bags[Int64s]:
         return bags
     lengths_FB = lengths_of(bags)
     lengths_FB[list(tables)] = 1
-    return jagged(runs(bags.values, bags.offsets[:-1], lengths_FB), lengths_FB, bags.averaged)
+    return _picked(bags, run_places(bags.offsets[:-1], lengths_FB), lengths_FB)
 
 
-def runs(values_N: NDArray[Scalar], starts_S: Int64s, lengths_S: Int64s) -> NDArray[Scalar]:
-    """Concatenate S runs of consecutive values, given by their starts and lengths."""
+def _picked(bags: Bags[Int64s], places_N: Int64s, lengths_FB: Int64s) -> Bags[Int64s]:
+    """Bags of the ids in some places of others, with their weights."""
+    weights_N = None if bags.weights is None else bags.weights[places_N]
+    return jagged(bags.values[places_N], lengths_FB, bags.averaged, weights_N)
+
+
+def run_places(starts_S: Int64s, lengths_S: Int64s) -> Int64s:
+    """Places of S runs of consecutive values, given by their starts and lengths."""
     starts_S, lengths_S = starts_S.reshape(-1), lengths_S.reshape(-1)
     ends_S = np.cumsum(lengths_S)
     total = int(ends_S[-1]) if len(ends_S) else 0
-    return values_N[np.repeat(starts_S - ends_S + lengths_S, lengths_S) + np.arange(total)]
+    return np.repeat(starts_S - ends_S + lengths_S, lengths_S) + np.arange(total)

@@ -13,14 +13,17 @@ from dlrm_hybrid.model.embeddings import tensor_bags
 MOST = 4
 
 
-def drawn_bags(seed: object, table_rows: Sequence[int], rows: int) -> Bags[np.ndarray]:
+def drawn_bags(
+    seed: object, table_rows: Sequence[int], rows: int, weighted: bool = False
+) -> Bags[np.ndarray]:
     """Of 0 to 4 ids; the first table's have one, the last one's are empty, some ids repeat."""
     rng = np.random.default_rng(seed)
     lengths_FB = rng.integers(0, MOST + 1, (len(table_rows), rows))
     lengths_FB[0], lengths_FB[-1] = 1, 0
     counts = lengths_FB.sum(1)
     ids = [rng.integers(0, limit, count) for limit, count in zip(table_rows, counts, strict=True)]
-    return jagged(np.concatenate(ids), lengths_FB)
+    weights_N = rng.normal(size=counts.sum()).astype(np.float32) if weighted else None
+    return jagged(np.concatenate(ids), lengths_FB, (), weights_N)
 
 
 def counted(ids_FB: Tensor) -> Bags[Tensor]:
@@ -43,6 +46,9 @@ def pooled_by_torch(
             offsets_FB[table] - starts[table],
             mode="mean" if table in bags.averaged else "sum",
             sparse=is_sparse,
+            per_sample_weights=None
+            if bags.weights is None
+            else bags.weights[starts[table] : starts[table + 1]],
         )
         for table, weight in enumerate(weights.values())
     ]

@@ -24,6 +24,7 @@ from dlrm_hybrid.bags import (
 )
 
 Lists = list[list[list[int]]]  # by table and row
+FOUR = np.arange(4), np.ones((2, 2), np.int64)
 
 
 @st.composite
@@ -33,11 +34,17 @@ def batches(draw: st.DrawFn, tables: int, most: int = 4) -> Lists:
     return [[draw(bag) for _ in range(rows)] for _ in range(tables)]
 
 
-def bags_of(lists: Lists) -> Bags[np.ndarray]:
+def bags_of(lists: Lists, weighted: bool = False) -> Bags[np.ndarray]:
     rows = len(lists[0])
     values = np.array([one for table in lists for bag in table for one in bag], np.int64)
     lengths = np.array([[len(bag) for bag in table] for table in lists], np.int64)
-    return jagged(values, lengths.reshape(len(lists), rows))
+    weights = weight_of(values) if weighted else None
+    return jagged(values, lengths.reshape(len(lists), rows), (), weights)
+
+
+def weight_of(values: np.ndarray) -> np.ndarray:
+    """By which an id's weight is told from others'."""
+    return (values % 8191 + 0.5).astype(np.float32)
 
 
 def lists_of(bags: Bags[np.ndarray]) -> Lists:
@@ -100,6 +107,27 @@ def test_tables_that_are_averaged_stay_so(
     assert {order[place] for place in found.averaged} == averaged
 
 
+@given(batches(3), st.permutations(range(3)), st.integers(0, 5), st.integers(1, 5))
+def test_each_id_keeps_its_weight(lists: Lists, order: list[int], cut: int, size: int) -> None:
+    bags, bare = bags_of(lists, weighted=True), bags_of(lists)
+    for one in (
+        *(part(bags, slice(cut)), part(bags, slice(cut, None)), joined([bags, bags])),
+        *(in_order(bags, np.array(order, np.int64)), bags.map(np.copy)),
+    ):
+        assert np.array_equal(one.weights, weight_of(one.values))
+        require_offsets(one)
+    of_tables = [np.array([one for bag in table for one in bag], np.int64) for table in lists]
+    wanted = [w for ids_N in of_tables for w in (weight_of(ids_N), np.ones(len(ids_N)))]
+    assert np.array_equal(joined([bags, bare]).weights, np.concatenate(wanted))
+    ids_FB = np.arange(3 * size).reshape(3, size)
+    ones = jagged(ids_FB.reshape(-1), np.ones_like(ids_FB), (), weight_of(ids_FB.reshape(-1)))
+    found = expanded(ones, {1: 2}, lambda table, ids_B: np.stack([ids_B, ids_B + 99], 1))
+    wanted = [weight_of(ids_FB[0]), np.ones(2 * size), weight_of(ids_FB[2])]
+    assert np.array_equal(found.weights, np.concatenate(wanted))
+    again = with_first_ids(found, (1,))
+    assert np.array_equal(again.values, ones.values) and len(again.weights) == ones.num_ids
+
+
 @given(batches(3), st.integers(1, 4))
 def test_parts_joined_are_the_batch(lists: Lists, size: int) -> None:
     """As micro-batches, and as the batches of trainers."""
@@ -137,6 +165,13 @@ def test_bags_of_one_id_are_the_same_without_offsets(rows: int, cut: int) -> Non
 def test_offsets_that_are_none_are_refused(offsets: list[int]) -> None:
     with pytest.raises(ValueError, match="offsets of .* bags of 2 tables"):
         require_offsets(Bags(np.arange(4), np.array(offsets, np.int64), 2))
+
+
+def test_weights_that_are_none_are_refused() -> None:
+    three = np.ones(3, np.float32)
+    for bags in (Bags(np.ones((2, 2), int), weights=np.ones((2, 2))), jagged(*FOUR, (), three)):
+        with pytest.raises(ValueError, match="weights .* of bags of 4 ids"):
+            require_offsets(bags)
 
 
 def test_lengths_that_are_none_are_refused() -> None:

@@ -30,8 +30,8 @@ RUNS_FILE = "runs.txt"  # the folders of runs trained on these rows, one a line
 MOST_RUNS_BYTES = 1 << 20
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OWN = re.compile(
-    rf"(label|dense|weight|group|ids(\.[0-9]+\.(values|offsets))?|vectors\.[0-9]+(\.ids)?)\.npy|"
-    rf"{VOCABULARY_FOLDER}|"
+    r"(label|dense|weight|group|ids(\.[0-9]+\.(values|offsets|weights))?|vectors\.[0-9]+(\.ids)?)"
+    rf"\.npy|{VOCABULARY_FOLDER}|"
     + "|".join(map(re.escape, (MANIFEST_FILE, UNFINISHED_FILE, QUARANTINE_FILE, RUNS_FILE)))
 )
 _MOST_COPIES = 16

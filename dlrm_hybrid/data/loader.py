@@ -20,7 +20,7 @@ from typing import NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
-from dlrm_hybrid.bags import Bags, in_order, jagged, joined, lengths_of, part
+from dlrm_hybrid.bags import Bags, in_order, jagged, joined, lengths_of, part, weights_of_all
 from dlrm_hybrid.data.shards import ListRecords, Shards, bad_weights
 from dlrm_hybrid.kernels.criteo import gather, pack
 from dlrm_hybrid.rng import fold, splitmix64
@@ -353,7 +353,8 @@ class _Records:
         self._floats_RW = np.empty((rows, 1 + shards.schema.num_dense + len(single)), np.float32)
         self._integers_RW = self._floats_RW.view(np.int32)
         self._table_rows_F = np.array([shards.table_rows[one] for one in single], np.int64)
-        self._lists = [ListRecords(rows) for _ in self._multi_hot]
+        weighted, self._averaged = shards.schema.weighted, shards.schema.averaged
+        self._lists = [ListRecords(rows, one in weighted) for one in self._multi_hot]
         self._weight_R = np.empty(rows if shards.rows.weight_R is not None else 0, np.float32)
         self._label_RL = np.empty((rows, len(shards.schema.loss_weights)), np.float32)
         self._order_F = np.argsort([*single, *self._multi_hot])
@@ -390,8 +391,9 @@ class _Records:
                 tables = [single, *tables]
             values_N = np.concatenate([one.values for one in tables])
             lengths_FB = np.concatenate([lengths_of(one) for one in tables])
-            bags = in_order(jagged(values_N, lengths_FB), self._order_F)
-            bags = replace(bags, averaged=self._shards.schema.averaged)
+            whole = jagged(values_N, lengths_FB, (), weights_of_all(tables))
+            bags = in_order(whole, self._order_F)
+            bags = replace(bags, averaged=self._averaged)
         return replace(batch, bags=self._shards.expanded(bags))
 
     def gather(self, order_B: npt.NDArray[np.uint32], first: int, batch: Batch) -> bool:

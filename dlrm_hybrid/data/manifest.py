@@ -217,7 +217,7 @@ class Manifest:
         arrays: the files with the rows: `label.npy`, `dense.npy`, `ids.npy` for the categorical
             columns with one id a row, `weight.npy` and `group.npy` (hashes) if the schema
             has these, and `ids.<n>.values.npy` and `ids.<n>.offsets.npy` for each multi-hot one,
-            where n counts all categorical columns from 1.
+            and `ids.<n>.weights.npy` where it has weights; n counts all categorical columns from 1.
         table_rows: ids in use per categorical column, the shared id 0 included.
         out_of_vocabulary: per categorical column, whether id 0 represents unknown categories.
         vocabulary_xxh3: xxh3-128 over the xxh3-128 digests of the vocabularies.
@@ -288,6 +288,7 @@ class Manifest:
                 f"categorical[{i}]": [one.name, one.kind, one.hash_size, *one.changes]
                 + ([f"expand_to {one.expand_to}"] if one.expand_to > 1 else [])
                 + ([f"pooling {one.pooling}"] if one.pooling != "sum" else [])
+                + ([] if one.weights is None else [f"weights {one.weights}"])
                 for i, one in enumerate(self.schema.categorical)
             }
             | ({"labels": [*labels]} if (labels := self.schema.loss_weights) else {})
@@ -334,6 +335,8 @@ def array_shapes(schema: Schema, rows: int) -> dict[str, tuple[str, tuple[int | 
     for column in schema.multi_hot:
         shapes[values_file(column)] = ("<i4", (None,))
         shapes[offsets_file(column)] = ("<i8", (rows + 1,))
+        if column in schema.weighted:
+            shapes[weights_file(column)] = ("<f4", (None,))
     return shapes
 
 
@@ -350,6 +353,11 @@ def offsets_file(column: int) -> str:
 def vectors_files(column: int) -> tuple[str, str]:
     """Names of the files with the ids that have vectors of a column, and with these."""
     return f"vectors.{column + 1}.ids.npy", f"vectors.{column + 1}.npy"
+
+
+def weights_file(column: int) -> str:
+    """Name of the file with the weights of the ids in `values_file`."""
+    return f"ids.{column + 1}.weights.npy"
 
 
 def write(folder: Path, manifest: Manifest) -> None:
@@ -440,7 +448,14 @@ def _contradiction(manifest: Manifest) -> str | None:
             return f"arrays.{number}: {array.dtype} {array.shape} instead of {dtype} {shape}"
         if len(array.blocks) != -(-array.rows // BLOCK_ROWS):
             return f"arrays.{number}.blocks: {len(array.blocks)} checksums for {array.rows} rows"
-    return None
+    return next(_odd_weights(manifest), None)
+
+
+def _odd_weights(manifest: Manifest) -> Iterator[str]:
+    for column in manifest.schema.weighted:
+        ids, weights = (manifest.array(name(column)).rows for name in (values_file, weights_file))
+        if ids != weights:
+            yield f"arrays: {weights} weights for {ids} ids in {weights_file(column)}"
 
 
 _EDGE_BYTES = 1 << 20

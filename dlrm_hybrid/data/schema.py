@@ -21,7 +21,8 @@ MOST_IDS = 1 << 16  # of one row of a multi-hot column
 _SHOWN_NAMES = 8
 _MEANING = re.compile(
     r"data\.schema\.(missing_values\[|dense\[\d+\]\.(name|transform|missing|length):"
-    r"|categorical\[\d+\]\.(name|kind|bucket|missing|hash_size|truncate|expand_to|pooling):)"
+    r"|categorical\[\d+\]\.(name|kind|bucket|missing|hash_size|truncate|expand_to"
+    r"|pooling|weights):)"
 )
 ColumnName = Annotated[str, Field(min_length=1, max_length=1000)]
 Integer = Annotated[int, Field(gt=-(2**63), lt=2**63)]
@@ -91,6 +92,8 @@ class CategoricalColumn:
         pooling: rows of a list's ids are added (`sum`), or averaged (`mean`); an empty list is 0.
         vectors: file with a vector for each of some categories, whose rows begin with these.
         trainable: whether the rows of its table learn; else they stay as they begin.
+        weights: column of lists of numbers, one for each id, that rows are multiplied by before
+            they are added; null for 1 each.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -115,6 +118,7 @@ class CategoricalColumn:
         default=None, repr=False
     )
     trainable: bool = field(default=True, repr=False)
+    weights: ColumnName | None = field(default=None, repr=False)
 
     @property
     def has_texts(self) -> bool:
@@ -290,9 +294,10 @@ class Schema:
         by_column = zip(*set_apart, strict=True)
         limits = [value for values in by_column if any(values) for value in values]
         drawn_by = self.split.column if isinstance(self.split, ByFraction) else None
-        means = [f"{i}: mean" for i in self.averaged]
+        pooled = [f"{i}: mean" for i in self.averaged]
+        pooled += [f"{i}: {self.categorical[i].weights}" for i in self.weighted]
         lists = [(one.length, one.separator) for one in self.dense if one.length > 1]
-        found = [*limits, self.weight, self.group, drawn_by, *means, *lists]
+        found = [*limits, self.weight, self.group, drawn_by, *pooled, *lists]
         several = [*self.loss_weights.items()]
         return [*found, *several] if several or any(found) else []
 
@@ -348,6 +353,17 @@ class Schema:
         return tuple(i for i, one in enumerate(self.categorical) if one.pooling == "mean")
 
     @property
+    def weighted(self) -> tuple[int, ...]:
+        """Indices of the categorical columns whose ids have weights."""
+        return tuple(i for i, one in enumerate(self.categorical) if one.weights is not None)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the columns that a model's inputs are made of."""
+        weights = (self.categorical[i].weights or "" for i in self.weighted)
+        return (*(one.name for one in (*self.dense, *self.categorical)), *weights)
+
+    @property
     def expanded(self) -> dict[int, int]:
         """Bag size by index of each categorical column that is expanded."""
         sizes = enumerate(one.expand_to for one in self.categorical)
@@ -362,8 +378,7 @@ class Schema:
     @property
     def read_columns(self) -> tuple[str, ...]:
         """Names of all columns that are read from a file, the labels first."""
-        features = (one.name for one in (*self.dense, *self.categorical))
-        return tuple(dict.fromkeys((*self.label_columns, *features, *self._only_prepared)))
+        return tuple(dict.fromkeys((*self.label_columns, *self.features, *self._only_prepared)))
 
     @property
     def _only_prepared(self) -> tuple[str, ...]:
@@ -411,8 +426,7 @@ class Schema:
             keep: more columns that the rows must have.
             key: the option that sets `extra`, for the message.
         """
-        features = [one.name for one in (*self.dense, *self.categorical)]
-        defaults = self.defaults
+        features, defaults = self.features, self.defaults
         required = [one for one in features if one not in defaults]
         missing = [one for one in dict.fromkeys((*required, *keep)) if one not in names]
         named = {*self.label_columns, *features, *self.ignore, *keep}

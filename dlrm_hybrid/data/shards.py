@@ -17,7 +17,7 @@ from typing import NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
-from dlrm_hybrid.bags import Bags, Int64s, jagged, runs
+from dlrm_hybrid.bags import Bags, Int64s, jagged, run_places
 from dlrm_hybrid.data import manifest as manifests
 from dlrm_hybrid.data.arrays import (
     BLOCK_ROWS,
@@ -33,7 +33,6 @@ from dlrm_hybrid.data.schema import Schema
 from dlrm_hybrid.types import ConfigError, DataError, ScoredPart
 
 SAMPLED_BLOCKS = 32
-_LIST_FILES = (manifests.offsets_file, manifests.values_file)
 
 
 class Lists(NamedTuple):
@@ -42,19 +41,25 @@ class Lists(NamedTuple):
     Attributes:
         offsets_E: int64 (R + 1,), where the ids of each row begin in `values_N`, and their end.
         values_N: int32, ids of all rows of the column.
+        weights_N: float32, their weights; None without any.
     """
 
     offsets_E: npt.NDArray[np.int64]
     values_N: npt.NDArray[np.int32]
+    weights_N: npt.NDArray[np.float32] | None = None
 
     def are_bad(self, table_rows: int, most: int) -> npt.NDArray[np.bool_]:
-        """Mask (R,) of the rows with more than `most` ids, or one beyond the table."""
+        """Mask (R,) of the rows with more than `most` ids, one beyond the table or a bad weight."""
         starts_R, stops_R = self.offsets_E[:-1], self.offsets_E[1:]
         bad_R = (starts_R < 0) | (starts_R > stops_R) | (stops_R > len(self.values_N))
         bad_R |= stops_R - starts_R > most
         if not bad_R.any() and len(bad_R):
-            ids_N = self.values_N[starts_R[0] : stops_R[-1]]
-            bad_N = np.concatenate([[0], np.cumsum((ids_N < 0) | (ids_N >= table_rows))])
+            own = slice(starts_R[0], stops_R[-1])
+            ids_N = self.values_N[own]
+            is_bad_N = (ids_N < 0) | (ids_N >= table_rows)
+            if self.weights_N is not None:
+                is_bad_N |= ~np.isfinite(self.weights_N[own])
+            bad_N = np.concatenate([[0], np.cumsum(is_bad_N)])
             bad_R = bad_N[stops_R - starts_R[0]] > bad_N[starts_R - starts_R[0]]
         return bad_R
 
@@ -63,10 +68,11 @@ class Lists(NamedTuple):
 class ListRecords:
     """A buffer for the lists of a multi-hot column in `rows` records, read in random order."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, weighted: bool) -> None:
         self._starts_R = np.zeros(rows, np.int64)
         self._lengths_R = np.zeros(rows, np.int64)
         self._values_N = np.empty(0, np.int32)
+        self._weights_N = np.empty(0, np.float32) if weighted else None
         self._used = 0
 
     def put(self, first: int, lists: Lists) -> None:
@@ -75,9 +81,12 @@ class ListRecords:
         begin, end = int(lists.offsets_E[0]), int(lists.offsets_E[-1])
         used = self._used + end - begin
         if used > len(self._values_N):
-            kept_N = self._values_N[: self._used]
-            self._values_N = np.concatenate([kept_N, np.empty(2 * used - self._used, np.int32)])
+            self._values_N = self._larger(self._values_N, used)
+            if self._weights_N is not None:
+                self._weights_N = self._larger(self._weights_N, used)
         self._values_N[self._used : used] = lists.values_N[begin:end]
+        if self._weights_N is not None and lists.weights_N is not None:
+            self._weights_N[self._used : used] = lists.weights_N[begin:end]
         records = slice(first, first + len(lists.offsets_E) - 1)
         self._starts_R[records] = lists.offsets_E[:-1] - begin + self._used
         self._lengths_R[records] = np.diff(lists.offsets_E)
@@ -86,8 +95,14 @@ class ListRecords:
     def bags(self, order_B: npt.NDArray[np.uint32]) -> Bags[npt.NDArray[np.int64]]:
         """The bags of records in this order; of one table, this column's."""
         lengths_B = self._lengths_R[order_B]
-        values_N = runs(self._values_N, self._starts_R[order_B], lengths_B).astype(np.int64)
-        return jagged(values_N, lengths_B[None])
+        places_N = run_places(self._starts_R[order_B], lengths_B)
+        values_N = self._values_N[places_N].astype(np.int64)
+        weights_N = None if self._weights_N is None else self._weights_N[places_N]
+        return jagged(values_N, lengths_B[None], (), weights_N)
+
+    def _larger(self, array_N: Array, used: int) -> Array:
+        more_N = np.empty(2 * used - self._used, array_N.dtype)
+        return np.concatenate([array_N[: self._used], more_N])
 
 
 class StoredRows(NamedTuple):
@@ -115,7 +130,7 @@ class StoredRows(NamedTuple):
             self.label_R[first:stop],
             self.dense_RI[first:stop],
             self.ids_RF[first:stop],
-            tuple(Lists(one.offsets_E[first : stop + 1], one.values_N) for one in self.lists),
+            tuple(one._replace(offsets_E=one.offsets_E[first : stop + 1]) for one in self.lists),
             None if self.weight_R is None else self.weight_R[first:stop],
             None if self.group_R is None else self.group_R[first:stop],
         )
@@ -301,11 +316,21 @@ def _first_fault(rows: StoredRows, schema: Schema, table_rows: Sequence[int]) ->
                 f"{bag.name} has more than {bag.max_length} ids, or one for which its table "
                 f"has no row: it has {table_rows[column]}"
             )
+            what += ", or a weight that is not finite" if column in schema.weighted else ""
             return _Fault(row, manifests.values_file(column), what)
     number = int(np.flatnonzero(wrong[3][row])[0])
     name, size = schema.categorical[single[number]].name, sizes_F[number]
     what = f"{name} is {rows.ids_RF[row, number]}, its table has {size} rows"
     return _Fault(row, "ids.npy", what)
+
+
+def _list_files(schema: Schema) -> list[list[str]]:
+    """Names of the files of each multi-hot column, in the order of `Lists`."""
+    return [
+        [manifests.offsets_file(column), manifests.values_file(column)]
+        + [manifests.weights_file(column)] * (column in schema.weighted)
+        for column in schema.multi_hot
+    ]
 
 
 def open_shards(folder: Path, expected: Semantics | None) -> Shards:
@@ -329,11 +354,11 @@ def open_shards(folder: Path, expected: Semantics | None) -> Shards:
     label_R, dense_RI, ids_RF = (
         open_array(folder, manifest.array(file)) for file in ("label.npy", "dense.npy", "ids.npy")
     )
-    lists = tuple(
-        Lists(*(open_array(folder, manifest.array(file(column))) for file in _LIST_FILES))
-        for column in manifest.schema.multi_hot
-    )
     schema = manifest.schema
+    lists = tuple(
+        Lists(*(open_array(folder, manifest.array(file)) for file in files))
+        for files in _list_files(schema)
+    )
     beside = ((manifests.WEIGHT_FILE, schema.weight), (manifests.GROUP_FILE, schema.group))
     weight_R, group_R = (
         None if column is None else open_array(folder, manifest.array(file))

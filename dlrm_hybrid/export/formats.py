@@ -27,7 +27,7 @@ from dlrm_hybrid.export.plain import INT8_KINDS, PlainDlrm, quantised
 from dlrm_hybrid.model.layers.keep_largest import KeepLargest
 from dlrm_hybrid.model.own import OwnModel
 from dlrm_hybrid.model.spec import ModelShape
-from dlrm_hybrid.saved.inputs import inputs_of, list_name
+from dlrm_hybrid.saved.inputs import inputs_of, list_name, weights_name
 from dlrm_hybrid.types import ConfigError, ResourceError
 
 Format = Literal["pt2", "onnx", "safetensors"]
@@ -64,6 +64,7 @@ class ModelFile:
         int8: whether its tables are `quantised`.
         multi_hot: indices of the tables with any number of ids per row.
         averaged: those of them whose rows are averaged, not summed.
+        weighted: those of them whose ids have weights.
         masks: masks of activations, by the layer that they follow.
     """
 
@@ -73,6 +74,7 @@ class ModelFile:
     int8: bool
     multi_hot: tuple[int, ...] = ()
     averaged: tuple[int, ...] = ()
+    weighted: tuple[int, ...] = ()
     masks: Mapping[str, KeepLargest] = field(default_factory=dict[str, KeepLargest])
 
     @property
@@ -96,9 +98,10 @@ class ModelFile:
             return
         with _silent():
             inputs = ["dense"] * bool(self.spec.num_dense) + ["ids"]
+            inputs += [*map(list_name, self.multi_hot), *map(weights_name, self.weighted)]
             written: Any = torch.onnx.export(
                 program,
-                input_names=[*inputs, *map(list_name, self.multi_hot)],
+                input_names=inputs,
                 output_names=OUTPUTS,
                 opset_version=OPSET,
                 verbose=False,
@@ -110,22 +113,23 @@ class ModelFile:
         """Read the file back with the library that its users would use."""
         path = folder / self.file
         if self.format == "onnx":
-            return _onnx_scorer(path, self.multi_hot)
+            return _onnx_scorer(path, self.multi_hot, self.weighted)
         if self.format == "pt2":
-            return _torch_scorer(torch.export.load(path).module(), self.multi_hot)
+            return _torch_scorer(torch.export.load(path).module(), self.multi_hot, self.weighted)
         names = list(shapes_of(self.spec))
         if self.int8:
             names += (f"{table}.{kind}" for table in self.spec.table_names for kind in INT8_KINDS)
         tensors = to_ours(self.naming, self.spec, names, _tensors_of(path))
-        return _torch_scorer(self._plain(tensors), self.multi_hot)
+        return _torch_scorer(self._plain(tensors), self.multi_hot, self.weighted)
 
     def expected(self, tensors: Mapping[str, Tensor]) -> Scorer:
         """The scorer that a file of these tensors must agree with."""
         held = quantised(self.spec, tensors) if self.int8 else tensors
-        return _torch_scorer(self._plain(held), self.multi_hot)
+        return _torch_scorer(self._plain(held), self.multi_hot, self.weighted)
 
     def _plain(self, tensors: Mapping[str, Tensor]) -> PlainDlrm:
-        return PlainDlrm(self.spec, tensors, self.multi_hot, self.masks, self.averaged)
+        pooled = self.averaged, self.weighted
+        return PlainDlrm(self.spec, tensors, self.multi_hot, self.masks, *pooled)
 
     def _program(self, tensors: Mapping[str, Tensor]) -> Any:
         model = self._plain(tensors)
@@ -138,6 +142,9 @@ class ModelFile:
         if self.multi_hot:
             examples["lists"] = [torch.zeros(2, 3, dtype=torch.int64) for _ in self.multi_hot]
             sizes["lists"] = [{0: dynamic, 1: dynamic} for _ in self.multi_hot]
+        if self.weighted:
+            examples["weights"] = [torch.zeros(2, 3) for _ in self.weighted]
+            sizes["weights"] = [{0: dynamic, 1: dynamic} for _ in self.weighted]
         try:
             return torch.export.export(model, (), kwargs=examples, dynamic_shapes=sizes)
         except Exception as error:
@@ -155,12 +162,14 @@ def _tensors_of(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _torch_scorer(module: Any, multi_hot: Sequence[int]) -> Scorer:
+def _torch_scorer(module: Any, multi_hot: Sequence[int], weighted: Sequence[int]) -> Scorer:
     def score(batch: Batch) -> tuple[Floats, Floats]:
-        inputs = inputs_of(batch.dense_BI, batch.bags, multi_hot).items()
+        inputs = inputs_of(batch.dense_BI, batch.bags, multi_hot, weighted).items()
         named: dict[str, Any] = {name: torch.from_numpy(array) for name, array in inputs}
         if multi_hot:
             named["lists"] = [named.pop(list_name(one)) for one in multi_hot]
+        if weighted:
+            named["weights"] = [named.pop(weights_name(one)) for one in weighted]
         with torch.no_grad():
             outputs: tuple[Tensor, Tensor] = module(**named)
         return outputs[0].numpy(), outputs[1].numpy()
@@ -168,16 +177,15 @@ def _torch_scorer(module: Any, multi_hot: Sequence[int]) -> Scorer:
     return score
 
 
-def _onnx_scorer(path: Path, multi_hot: Sequence[int]) -> Scorer:
+def _onnx_scorer(path: Path, multi_hot: Sequence[int], weighted: Sequence[int]) -> Scorer:
     runtime = import_module("onnxruntime")
     options: Any = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session: Any = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
     def score(batch: Batch) -> tuple[Floats, Floats]:
-        logit_B, score_B = session.run(
-            list(OUTPUTS), inputs_of(batch.dense_BI, batch.bags, multi_hot)
-        )
+        inputs = inputs_of(batch.dense_BI, batch.bags, multi_hot, weighted)
+        logit_B, score_B = session.run(list(OUTPUTS), inputs)
         return logit_B, score_B
 
     return score

@@ -167,6 +167,7 @@ class PlainDlrm(nn.Module):
         multi_hot: indices of the tables with any number of ids per row, whose rows are summed.
         masks: masks of activations, by the layer that they follow.
         averaged: those of `multi_hot` whose rows are averaged instead.
+        weighted: those of them whose ids have weights.
     """
 
     def __init__(
@@ -176,9 +177,11 @@ class PlainDlrm(nn.Module):
         multi_hot: Collection[int] = (),
         masks: Mapping[str, nn.Module] | None = None,
         averaged: Collection[int] = (),
+        weighted: Collection[int] = (),
     ) -> None:
         super().__init__()
         self._multi_hot, self._averaged = frozenset(multi_hot), frozenset(averaged)
+        self._weighted = frozenset(weighted)
         self.embedding = nn.ModuleList(_table(tensors, name) for name in spec.table_names)
         self.own = PlainParts(spec, tensors, masks or {}) if isinstance(spec, OwnModel) else None
         if isinstance(spec, ModelSpec):
@@ -190,7 +193,12 @@ class PlainDlrm(nn.Module):
         self.eval()
 
     def forward(
-        self, *, ids: Tensor, dense: Tensor | None = None, lists: Sequence[Tensor] = ()
+        self,
+        *,
+        ids: Tensor,
+        dense: Tensor | None = None,
+        lists: Sequence[Tensor] = (),
+        weights: Sequence[Tensor] = (),
     ) -> tuple[Tensor, Tensor]:
         """Logits and probabilities of a click, both float32 (B,).
 
@@ -198,10 +206,14 @@ class PlainDlrm(nn.Module):
             dense: float32 (B, I), transformed; None for a model without dense columns.
             ids: int64 (B, S), ids of the tables that are not multi-hot; -1 is a row of zeros.
             lists: int64 (B, L) for each multi-hot table, with -1 after the last id of a row.
+            weights: float32 (B, L) for each weighted one of them.
         """
-        single, multi = count(), iter(lists)
+        single, multi, factors = count(), iter(lists), iter(weights)
         rows = [
-            _pooled(table, next(multi), number in self._averaged)
+            _pooled(
+                *(table, next(multi), number in self._averaged),
+                next(factors) if number in self._weighted else None,
+            )
             if number in self._multi_hot
             else _rows(table, ids[:, next(single)])
             for number, table in enumerate(self.embedding)
@@ -249,9 +261,12 @@ def _rows(table: nn.Module, ids: Tensor) -> Tensor:
     return rows * (ids >= 0).unsqueeze(-1)
 
 
-def _pooled(table: nn.Module, ids_BL: Tensor, is_averaged: bool) -> Tensor:
+def _pooled(
+    table: nn.Module, ids_BL: Tensor, is_averaged: bool, weights_BL: Tensor | None
+) -> Tensor:
     """Pool the rows of lists of ids, which end in -1; zeros for an empty one."""
-    sum_BD = _rows(table, ids_BL).sum(1)
+    rows_BLD = _rows(table, ids_BL)
+    sum_BD = (rows_BLD if weights_BL is None else rows_BLD * weights_BL.unsqueeze(-1)).sum(1)
     return sum_BD / (ids_BL >= 0).sum(1, keepdim=True).clamp(min=1) if is_averaged else sum_BD
 
 

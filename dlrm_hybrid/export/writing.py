@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from dlrm_hybrid import __version__
-from dlrm_hybrid.bags import Int64s, jagged, with_first_ids
+from dlrm_hybrid.bags import Bags, Int64s, jagged, weights_of_all, with_first_ids
 from dlrm_hybrid.config.commands import ExportConfig
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text, unset_faults
@@ -94,16 +94,21 @@ def drawn_batches(
     preprocessing: Preprocessing, rows: int, batch_size: int
 ) -> Generator[Batch, None, None]:
     """Yield batches of random rows that are valid inputs of a model, the same each time."""
-    rng, columns = np.random.default_rng(0), preprocessing.schema.categorical
+    rng, schema = np.random.default_rng(0), preprocessing.schema
+    columns = schema.categorical
     for first in range(0, rows, batch_size):
         count = min(batch_size, rows - first)
         lengths_FB = np.ones((len(columns), count), np.int64)
-        for table in preprocessing.schema.multi_hot:
+        for table in schema.multi_hot:
             lengths_FB[table] = rng.integers(0, columns[table].max_length + 1, count)
         sizes = zip(preprocessing.table_rows, lengths_FB.sum(1).tolist(), strict=True)
         ids: list[Int64s] = [rng.integers(0, size, length) for size, length in sizes]
-        dense_BI = rng.standard_normal((count, preprocessing.schema.num_dense), np.float32)
-        drawn = jagged(np.concatenate(ids), lengths_FB, preprocessing.schema.averaged)
+        dense_BI = rng.standard_normal((count, schema.num_dense), np.float32)
+        parts = [Bags(ids_M) for ids_M in ids]
+        for table in schema.weighted:
+            parts[table] = Bags(ids[table], weights=rng.random(len(ids[table]), np.float32))
+        weights_N = weights_of_all(parts)
+        drawn = jagged(np.concatenate(ids), lengths_FB, schema.averaged, weights_N)
         bags = preprocessing.expanded(drawn)
         yield Batch(dense_BI, bags, np.zeros(count, np.float32))
 
@@ -222,6 +227,7 @@ def export(request: Request, display: Display) -> Exported:
             int8=options.int8,
             multi_hot=tuple(sorted(lists - set(summed))),
             averaged=schema.averaged,
+            weighted=schema.weighted,
             masks=saved.masks,
         )
         names_of(file.naming, file.spec, shapes_of(file.spec))  # raises if the naming has none

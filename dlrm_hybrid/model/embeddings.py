@@ -73,7 +73,8 @@ class Embeddings:
         """
         ids_FB = require_ids_on_cpu(bags).values
         if bags.offsets is not None:
-            return self._look_up(ids_FB, bags.offsets).view(bags.rows, len(self._names), self._dim)
+            pooled_BN = self._look_up(ids_FB, bags.offsets, bags.weights)
+            return pooled_BN.view(bags.rows, len(self._names), self._dim)
         if self._small is not None and ids_FB.numel() <= SMALL_IDS:
             return self._small(ids_FB, self._lr)
         num_rows = ids_FB.shape[1]
@@ -107,9 +108,9 @@ class Embeddings:
         pairs = zip(self._names, self._kernel.tensors(), strict=True)
         return {f"{name}.{kind}": one for name, held in pairs for kind, one in held.items()}
 
-    def _look_up(self, ids: Tensor, offsets: Tensor) -> Tensor:
+    def _look_up(self, ids: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Tensor:
         self._kernel.set_lr(self._lr)
-        return self._kernel(ids, offsets)
+        return self._kernel(ids, offsets, weights)
 
     def _offsets_of(self, num_ids: int) -> Tensor:
         if len(self._offsets) != num_ids + 1:
@@ -138,13 +139,16 @@ class DistinctIds:
     most: int
 
     def pool(self, rows_KD: Tensor) -> Tensor:
-        """Sum rows of the distinct ids (K, D) to the bags of the batch (B, F, D)."""
+        """Sum rows of the distinct ids (K, D), times weights, to the batch's bags (B, F, D)."""
         shape = (self.bags.tables, self.bags.rows, rows_KD.shape[1])
         if self.bags.offsets is None:
             rows_BFD = rows_KD.index_select(0, self.inverse.view(-1))
             return rows_BFD.view(shape[1], shape[0], shape[2])
         pooled_FBD = functional.embedding_bag(
-            self.inverse, rows_KD, self.bags.offsets, mode="sum", include_last_offset=True
+            *(self.inverse, rows_KD, self.bags.offsets),
+            mode="sum",
+            include_last_offset=True,
+            per_sample_weights=self.bags.weights,
         )
         return pooled_FBD.view(shape).transpose(0, 1).contiguous()
 
@@ -153,7 +157,10 @@ class DistinctIds:
         sum_KD = gradient_BFD.new_zeros(len(self.ids_K), gradient_BFD.shape[2])
         inverse_BF = self.inverse
         if self.bags.offsets is not None:  # each id on its own: a batch of one table
-            gradient_BFD = _by_id(gradient_BFD, self.bags.offsets).unsqueeze(1)
+            gradient_ND = _by_id(gradient_BFD, self.bags.offsets)
+            if self.bags.weights is not None:
+                gradient_ND *= self.bags.weights.unsqueeze(1)
+            gradient_BFD = gradient_ND.unsqueeze(1)
             inverse_BF = self.inverse.unsqueeze(1)
         sum_rows(gradient_BFD.contiguous().numpy(), inverse_BF.numpy(), sum_KD.numpy())
         return sum_KD

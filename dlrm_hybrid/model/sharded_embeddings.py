@@ -152,7 +152,7 @@ class ShardedEmbeddings:
     def _look_up_distinct(self, exchange: DistinctExchange, bags: Bags[Tensor]) -> Tensor:
         asked = exchange.ask(bags)
         (kernel,) = self._kernels
-        pooled_NW = _looked_up(kernel, asked.bags.ids_K, asked.bags.offsets, 0)
+        pooled_NW = _looked_up(kernel, asked.bags.ids_K, asked.bags.offsets, None, 0)
         return exchange.answer(pooled_NW, asked)
 
     def keep_rows(self) -> None:
@@ -201,14 +201,16 @@ class _Reorder(torch.autograd.Function):
         return gradients[0].index_select(1, ctx.inverse_F), None, None
 
 
-def _looked_up(kernel: TableKernel | None, ids: Tensor, offsets: Tensor, num_rows: int) -> Tensor:
+def _looked_up(
+    kernel: TableKernel | None, ids: Tensor, offsets: Tensor, weights: Tensor | None, num_rows: int
+) -> Tensor:
     """Look up pooled rows of this trainer's tables; (`num_rows`, 0) if it holds none.
 
     TorchRec's own lookup wraps and unwraps ids, which costs a tenth of a step.
     """
     if kernel is None:
         return torch.empty(num_rows, 0, requires_grad=True)
-    return kernel(ids, offsets)
+    return kernel(ids, offsets, weights)
 
 
 def _local_kernel(sharding: Any) -> TableKernel | None:

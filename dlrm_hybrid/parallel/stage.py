@@ -27,6 +27,7 @@ from dlrm_hybrid.types import BatchNumber, DlrmError
 
 # MKL rounds products differently where an operand's address is not a multiple of this.
 ALIGNMENT_BYTES = 16
+STATE = ("dense", "ids", "offsets", "averaged", "id_weights", "label", "weight", "pooled")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -208,6 +209,7 @@ class Stage:
                 "ids": None if inputs.bags is None else inputs.bags.values,
                 "offsets": None if inputs.bags is None else inputs.bags.offsets,
                 "averaged": torch.tensor(means) if means else None,
+                "id_weights": None if inputs.bags is None else inputs.bags.weights,
                 "label": inputs.label_B,
                 "weight": inputs.weight_B,
                 "pooled": flying.pooled_BFD,
@@ -221,13 +223,12 @@ class Stage:
         self._batches.clear()
         for batch in sorted({int(name.split(".")[0]) for name in state}):
             rows = int(state[f"{batch}.rows"])
-            dense, ids, offsets, averaged, label, weight, pooled = (
-                state.get(f"{batch}.{name}")
-                for name in ("dense", "ids", "offsets", "averaged", "label", "weight", "pooled")
+            dense, ids, offsets, averaged, id_weights, label, weight, pooled = (
+                state.get(f"{batch}.{name}") for name in STATE
             )
             tables = 0 if offsets is None else (len(offsets) - 1) // rows
             means = () if averaged is None else tuple(map(int, averaged))
-            bags = None if ids is None else Bags(ids, offsets, tables, means)
+            bags = None if ids is None else Bags(ids, offsets, tables, means, id_weights)
             inputs = Inputs(rows=rows, dense_BI=dense, bags=bags, label_B=label, weight_B=weight)
             self.begin(BatchNumber(batch), inputs, pooled)
             graphs = self._batches[BatchNumber(batch)].graphs

@@ -57,6 +57,7 @@ class BatchIds:
         distinct: number of distinct ids.
         coded_bytes: bytes of the distinct ids as encoded for the exchange.
         are_lists: whether bags have any number of ids.
+        are_weighted: whether ids have weights.
     """
 
     bags: float
@@ -64,6 +65,7 @@ class BatchIds:
     distinct: float
     coded_bytes: float
     are_lists: bool
+    are_weighted: bool = False
 
 
 @final
@@ -252,7 +254,8 @@ def batch_ids(config: Config, shards: Shards) -> BatchIds:
         counts.append((bags, len(values_N), int(counts_F.sum()), len(coded)))
     means = np.mean(counts, axis=0).tolist()
     schema = shards.schema
-    return BatchIds(*means, are_lists=bool(schema.multi_hot or schema.expanded))
+    are_lists, are_weighted = bool(schema.multi_hot or schema.expanded), bool(schema.weighted)
+    return BatchIds(*means, are_lists=are_lists, are_weighted=are_weighted)
 
 
 def exchange_bytes(config: Config, ids: BatchIds) -> tuple[float, ...]:
@@ -273,4 +276,6 @@ def exchange_bytes(config: Config, ids: BatchIds) -> tuple[float, ...]:
     rows = ids.bags * share * row_bytes
     if not ids.are_lists:
         return ids.bags * share * ID_BYTES, rows, rows
-    return ids.bags * share * LENGTH_BYTES, ids.looked_up * share * ID_BYTES, rows, rows
+    asked = ids.looked_up * share * ID_BYTES
+    weights = [ids.looked_up * share * FLOAT_BYTES] * ids.are_weighted
+    return ids.bags * share * LENGTH_BYTES, asked, *weights, rows, rows

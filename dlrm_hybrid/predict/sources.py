@@ -147,7 +147,7 @@ def _names(
     key = EXTRA_KEY if source != FRAME else "extra"
     if fault := schema.columns_fault(present, extra, keep, key):
         raise DataError(f"{source}: {fault} ({ROWS_KEY})")
-    features = [one.name for one in (*schema.dense, *schema.categorical) if one.name in present]
+    features = [one for one in schema.features if one in present]
     labels = [one for one in schema.label_columns if one in present]
     names = list(dict.fromkeys((*features, *labels, *keep)))
     twice = [name for name in names if present.count(name) > 1]

@@ -13,7 +13,7 @@ from typing import Any, Literal, final
 import numpy as np
 import numpy.typing as npt
 
-from dlrm_hybrid.bags import Bags, Int64s, jagged
+from dlrm_hybrid.bags import Bags, Int64s, jagged, weights_of_all
 from dlrm_hybrid.data.manifest import Scale
 from dlrm_hybrid.data.preprocessing import NO_ROW, Lookup, Preprocessing, Vocabulary
 from dlrm_hybrid.data.schema import Schema
@@ -157,8 +157,10 @@ class Encoder:
             return Bags(np.stack(ids))
         one_B = np.ones(len(values.row_N), np.int64)
         lengths_FB = np.stack([one_B if length_B is None else length_B for length_B in lengths])
+        pairs = zip(ids, values.categories, strict=True)
+        weights_N = weights_of_all([Bags(ids_M, weights=one.weight_M) for ids_M, one in pairs])
         lengths_FB = lengths_FB.astype(np.int64)
-        return jagged(np.concatenate(ids), lengths_FB, self._schema.averaged)
+        return jagged(np.concatenate(ids), lengths_FB, self._schema.averaged, weights_N)
 
     def _settle(self, column: int, ids_M: Int64s, coded: Coded) -> RefusedValueError | None:
         """Give unknown categories an id, in place; returns the first one without a row."""

@@ -8,6 +8,7 @@ Shapes: B rows, I dense columns, S columns with one id per row, L ids per row of
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -43,8 +44,16 @@ def list_name(number: int) -> str:
     return f"ids_{number + 1}"
 
 
+def weights_name(number: int) -> str:
+    """Name of the input for the weights of the ids in `list_name`."""
+    return f"weights_{number + 1}"
+
+
 def inputs_of(
-    dense_BI: npt.NDArray[np.float32], bags: Bags[Int64s], multi_hot: Sequence[int] = ()
+    dense_BI: npt.NDArray[np.float32],
+    bags: Bags[Int64s],
+    multi_hot: Sequence[int] = (),
+    weighted: Sequence[int] = (),
 ) -> dict[str, npt.NDArray[Any]]:
     """The named inputs of an exported graph; `dense` only if there are dense columns.
 
@@ -52,6 +61,7 @@ def inputs_of(
         dense_BI: dense input.
         bags: bags of all tables.
         multi_hot: indices of the tables with any number of ids per row.
+        weighted: those of them whose ids have weights.
     """
     lengths_FB, first_F = lengths_of(bags), table_offsets(bags).tolist()
     values_N = bags.values.reshape(-1)
@@ -59,15 +69,20 @@ def inputs_of(
     single = [ids_N for table, ids_N in enumerate(ids) if table not in multi_hot]
     ids_BS = np.stack(single, 1) if single else np.empty((bags.rows, 0), np.int64)
     inputs: dict[str, npt.NDArray[Any]] = {"dense": dense_BI, "ids": ids_BS}
+    of_weights: dict[str, npt.NDArray[Any]] = {}
     if not dense_BI.shape[1]:
         del inputs["dense"]
     for table in multi_hot:
         length_B = lengths_FB[table]
         most = max(1, int(length_B.max(initial=0)))
         ids_BL = np.full((bags.rows, most), -1, np.int64)
-        ids_BL[np.arange(most) < length_B[:, None]] = ids[table]
+        is_id_BL = np.arange(most) < length_B[:, None]
+        ids_BL[is_id_BL] = ids[table]
         inputs[list_name(table)] = ids_BL
-    return inputs
+        if table in weighted:
+            of_weights[weights_name(table)] = weights_BL = np.zeros((bags.rows, most), np.float32)
+            weights_BL[is_id_BL] = bags.weights[first_F[table] : first_F[table + 1]]
+    return inputs | of_weights
 
 
 def dense_description(column: DenseColumn, scale: Scale | None) -> dict[str, Any]:
@@ -117,13 +132,20 @@ def write_inputs(
         else:
             np.save(folder / file, np.asarray(one.keys, one.column.key_type))
         columns.append(_description(one, file))
-    scales = preprocessing.manifest.scales
-    dense = [*map(dense_description, preprocessing.schema.inputs, scales)]
+    scales, schema = preprocessing.manifest.scales, preprocessing.schema
+    dense = [*map(dense_description, schema.inputs, scales)]
     singles = [one for table, one in enumerate(columns) if table not in multi_hot]
     return {
         **({"dense": {"dtype": "float32", "columns": dense}} if dense else {}),
         "ids": {"dtype": "int64", "columns": singles},
         **{list_name(k): {"dtype": "int64", "columns": [columns[k]]} for k in multi_hot},
+        **{
+            weights_name(k): {
+                "dtype": "float32",
+                "columns": [{"name": schema.categorical[k].weights}],
+            }
+            for k in schema.weighted
+        },
     }
 
 
@@ -249,7 +271,8 @@ class ModelInputs:
         self._check_columns(rows)
         try:
             values = self._values(rows)
-            inputs = inputs_of(self._encoder.dense(values), self._encoder.bags(values), self._lists)
+            made = self._encoder.dense(values), self._encoder.bags(values)
+            inputs = inputs_of(*made, self._lists, self._schema.weighted)
         except RefusedValueError as error:
             raise DataError(f"row {error.row + 1}: {error.reason}") from None
         return {name: np.ascontiguousarray(array) for name, array in inputs.items()}
@@ -284,40 +307,61 @@ class ModelInputs:
         ]
 
     def _coded(self, rows: Sequence[Row], column: CategoricalColumn) -> Coded:
-        values, length_B = self._column(rows, column.name), None
+        values, length_B, weight_M = self._column(rows, column.name), None, None
         row_M: Sequence[int] = range(len(rows))
         if column.max_length > 1:
-            lists = [self._list(row, value, column) for row, value in enumerate(values)]
-            length_B = np.array([*map(len, lists)], np.int32)
+            lists = [self._items(*one, column, column.name) for one in enumerate(values)]
+            kept = [self._kept(row, one, column) for row, one in enumerate(lists)]
+            if column.weights is not None:
+                weight_M = self._weights(rows, column, lists, kept)
+            length_B = np.array([*map(len, kept)], np.int32)
             row_M = np.repeat(np.arange(len(rows)), length_B).tolist()
-            values = [value for one in lists for value in one]
+            values = [one[k] for one, places in zip(lists, kept, strict=True) for k in places]
         keys, faults = keys_of(values, column)
         for place, reason in faults.items():
             raise RefusedValueError(row_M[place], column.name, reason)
-        return Coded(np.arange(len(keys), dtype=np.int32), keys, length_B)
+        return Coded(np.arange(len(keys), dtype=np.int32), keys, length_B, weight_M)
 
-    def _items(self, row: int, value: Any, column: CategoricalColumn | DenseColumn) -> list[Any]:
-        """Values of a row from a list or from text with the separator."""
+    def _weights(
+        self,
+        rows: Sequence[Row],
+        column: CategoricalColumn,
+        lists: Sequence[Sequence[Any]],
+        kept: Sequence[Sequence[int]],
+    ) -> npt.NDArray[np.float32]:
+        """The weights of the ids in the kept places of lists."""
+        found, name = list[float](), column.weights or ""
+        for row, value in enumerate(self._column(rows, name)):
+            own = self._items(row, value, column, name)
+            if len(own) != len(lists[row]):
+                reason = f"{len(own)} weights for {len(lists[row])} values of {column.name!r}"
+                raise RefusedValueError(row, name, reason)
+            found += (_weight(own[place], row, name) for place in kept[row])
+        return np.array(found, np.float32)
+
+    def _items(
+        self, row: int, value: Any, column: CategoricalColumn | DenseColumn, name: str
+    ) -> list[Any]:
+        """Values of a row in a column of lists, from a list or from text with the separator."""
         if is_missing(value):
             value = ()
         elif isinstance(value, str) and column.separator is not None:
             try:
                 value = split_list(value, column.separator)
             except ValueError as error:
-                raise RefusedValueError(row, column.name, f"{shown(value)} {error}") from None
+                raise RefusedValueError(row, name, f"{shown(value)} {error}") from None
         elif not isinstance(value, (list, tuple, np.ndarray)):
-            raise RefusedValueError(row, column.name, f"{shown(value)} is no list")
+            raise RefusedValueError(row, name, f"{shown(value)} is no list")
         return [plain_value(one, self._missing) for one in cast("Sequence[Any]", value)]
 
-    def _list(self, row: int, value: Any, column: CategoricalColumn) -> list[Any]:
-        """Categories of a row, without missing ones."""
-        items = self._items(row, value, column)
-        most = column.max_length
+    def _kept(self, row: int, items: Sequence[Any], column: CategoricalColumn) -> list[int]:
+        """Places of the values that `truncate` keeps and that are not missing."""
+        most, places = column.max_length, range(len(items))
         if len(items) > most and column.truncate == "error":
             reason = f"{len(items)} values, max_length = {most}"
             raise RefusedValueError(row, column.name, reason)
-        items = items[-most:] if column.truncate == "last" else items[:most]
-        return [one for one in items if not is_missing(one)]
+        places = places[-most:] if column.truncate == "last" else places[:most]
+        return [place for place in places if not is_missing(items[place])]
 
     def _dense(self, rows: Sequence[Row], column: DenseColumn) -> npt.NDArray[np.float64]:
         """The numbers of a column (B, length)."""
@@ -339,8 +383,22 @@ class ModelInputs:
 
     def _vector(self, row: int, value: Any, column: DenseColumn) -> list[Any]:
         """The numbers of a row's list; those of a missing list are missing."""
-        items = [None] * column.length if is_missing(value) else self._items(row, value, column)
+        items = [None] * column.length
+        if not is_missing(value):
+            items = self._items(row, value, column, column.name)
         if len(items) != column.length:
             reason = f"{len(items)} numbers instead of {column.length}"
             raise RefusedValueError(row, column.name, reason)
         return items
+
+
+def _weight(value: Any, row: int, name: str) -> float:
+    try:
+        with np.errstate(over="ignore"):
+            weight = float(np.float32(number(value)))
+    except ValueError as error:
+        raise RefusedValueError(row, name, f"{shown(value)} {error}") from None
+    if not math.isfinite(weight):
+        reason = "a weight is empty" if is_missing(value) else f"{shown(value)} is no finite weight"
+        raise RefusedValueError(row, name, reason)
+    return weight

@@ -7,7 +7,7 @@ there are several.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, cast, final
 
@@ -243,7 +243,9 @@ def _bags(value: Any, names: Sequence[str]) -> Bags[npt.NDArray[np.int64]]:
     """Convert ids to bags in the order of tables."""
     if isinstance(value, Bags):
         as_bags = cast("Bags[Any]", value)
-        bags = as_bags.map(lambda array: _array("ids", array, np.int64))
+        ids_only = replace(as_bags, weights=None)
+        bags = ids_only.map(lambda array: _array("ids", array, np.int64))
+        weights = as_bags.weights
     elif hasattr(value, "keys") and hasattr(value, "lengths") and hasattr(value, "values"):
         keys: list[Any] = list(value.keys())
         if keys != list(names) and set(keys) == set(names):
@@ -251,8 +253,7 @@ def _bags(value: Any, names: Sequence[str]) -> Bags[npt.NDArray[np.int64]]:
                 f"ids have keys {', '.join(keys)}, must be in the order of the tables: "
                 f"{', '.join(names)}"
             )
-        if getattr(value, "weights_or_none", lambda: None)() is not None:
-            raise _FaultError("ids have weights, which a model of a world does not use")
+        weights = getattr(value, "weights_or_none", lambda: None)()
         try:
             lengths_FB = _array("lengths", value.lengths(), np.int64).reshape(len(keys), -1)
             bags = jagged(_array("ids", value.values(), np.int64), lengths_FB)
@@ -263,6 +264,13 @@ def _bags(value: Any, names: Sequence[str]) -> Bags[npt.NDArray[np.int64]]:
         if ids_BF.ndim != 2:
             raise _FaultError(f"ids have shape {_shape(ids_BF)}, must be (rows, tables), or Bags")
         return Bags(np.ascontiguousarray(ids_BF.T))
+    if weights is not None:
+        weights_N = _array("weights of ids", weights, np.float32)
+        is_odd_N = ~np.isfinite(weights_N.reshape(-1))
+        if is_odd_N.any():
+            place = int(is_odd_N.argmax())
+            raise _FaultError(f"weight {place} of the ids is {weights_N.reshape(-1)[place]}")
+        bags = replace(bags, weights=weights_N)
     try:
         require_offsets(bags)
     except ValueError as error:

@@ -43,6 +43,8 @@ def tensors_of_batch(batch: Batch) -> dict[str, Tensor]:
     """Convert a batch to tensors by name, for an order."""
     offsets = {} if batch.bags.offsets is None else {"offsets": batch.bags.offsets}
     arrays = {"dense": batch.dense_BI, "ids": batch.bags.values, **offsets, "label": batch.label_B}
+    if batch.bags.weights is not None:
+        arrays["id_weights"] = batch.bags.weights
     if batch.bags.averaged:
         arrays["averaged"] = np.array(batch.bags.averaged, np.int64)
     if batch.weight_B is not None:
@@ -55,5 +57,6 @@ def batch_of(tensors: Tensors, tables: int) -> Batch:
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     offsets = arrays.get("offsets")
     averaged = tuple(arrays.get("averaged", np.empty(0, np.int64)).tolist())
-    bags = Bags(arrays["ids"], offsets, 0 if offsets is None else tables, averaged)
+    tables, id_weights = 0 if offsets is None else tables, arrays.get("id_weights")
+    bags = Bags(arrays["ids"], offsets, tables, averaged, id_weights)
     return Batch(arrays["dense"], bags, arrays["label"], arrays.get("weight"))

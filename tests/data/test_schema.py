@@ -162,6 +162,19 @@ FAULTS = [
     (GOOD + "2024-01-01: 1", "m.yaml: 2024-01-01: unknown key"),
     (GOOD.replace("c}", "c, truncate: last}"), r"\[0\].truncate: only with max_length > 1"),
     (GOOD.replace("c}", "c, pooling: mean}"), r"\[0\].pooling: only with max_length > 1"),
+    (GOOD.replace("c}", "c, weights: w}"), r"\[0\].weights: only with max_length > 1"),
+    (
+        GOOD.replace("c}", "c, max_length: 2, pooling: mean, weights: w}"),
+        r"\[0\].weights: only with pooling: sum, not mean",
+    ),
+    (
+        GOOD.replace("c}", "c, max_length: 2, default: '', weights: w}"),
+        r"\[0\].default = '': not with weights",
+    ),
+    (
+        GOOD.replace("c}", "c, max_length: 2, weights: c}"),
+        r"\[0\].weights = 'c': is categorical\[0\].n",
+    ),
     (GOOD.replace("c}", "c, max_length: 2, pooling: max}"), "pooling = 'max': must be 'sum' or"),
     (GOOD.replace("c}", "c, max_length: 2, truncate: end}"), "truncate = 'end': must be 'first', "),
     (GOOD + "missing_values: [NA, '-1']", r"missing_values\[1\] = '-1': is a number, which is nev"),

@@ -25,7 +25,11 @@ TOLERANCE = 1e-5
 
 
 def drawn(
-    rows: int, multi_hot: tuple[int, ...], most: int = 5, averaged: tuple[int, ...] = ()
+    rows: int,
+    multi_hot: tuple[int, ...],
+    most: int = 5,
+    averaged: tuple[int, ...] = (),
+    weighted: tuple[int, ...] = (),
 ) -> Batch:
     """Rows with empty bags among them."""
     rng = np.random.default_rng(rows)
@@ -35,7 +39,11 @@ def drawn(
     sizes = zip(SPEC.table_rows, lengths_FB.sum(1), strict=True)
     values_N = np.concatenate([rng.integers(0, size, count) for size, count in sizes])
     dense_BI = rng.random((rows, 3), np.float32)
-    return Batch(dense_BI, jagged(values_N, lengths_FB, averaged), np.zeros(rows, np.float32))
+    is_weighted_F = np.isin(np.arange(3), weighted)
+    weights_N = rng.normal(size=len(values_N)).astype(np.float32)
+    weights_N[~np.repeat(is_weighted_F, lengths_FB.sum(1))] = 1
+    bags = jagged(values_N, lengths_FB, averaged, weights_N if weighted else None)
+    return Batch(dense_BI, bags, np.zeros(rows, np.float32))
 
 
 @pytest.mark.parametrize(
@@ -60,15 +68,16 @@ def test_bags_are_pooled_as_they_should_an_unknown_id_is_zeros_and_one_too_large
     for name, rows in zip(SPEC.table_names, SPEC.table_rows, strict=True):
         tensors[f"{name}.weight"][rows:] = 0
         tensors[f"{name}.weight"] = tensors[f"{name}.weight"][:rows]
-    averaged = multi_hot[-1:]
+    averaged, weighted = multi_hot[-1:], multi_hot[:-1]
     options: dict[str, Any] = {"int8": int8, "multi_hot": multi_hot, "averaged": averaged}
-    file = ModelFile(format=format, naming="ours", spec=SPEC, **options)
+    file = ModelFile(format=format, naming="ours", spec=SPEC, weighted=weighted, **options)
     file.write(tmp_path, tensors)
     before = file.expected(tensors) if int8 else padded.score
     after = file.scorer(tmp_path)
     # batches and lists of any size, one without any id
     known, *others = (
-        drawn(rows, multi_hot, most, averaged) for rows, most in ((500, 5), (1, 5), (7, 40), (3, 0))
+        drawn(rows, multi_hot, most, averaged, weighted)
+        for rows, most in ((500, 5), (1, 5), (7, 40), (3, 0))
     )
     for batch in (known, *others):
         for wanted, found in zip(before(batch), after(batch), strict=True):
@@ -98,3 +107,7 @@ def test_lists_are_padded_with_minus_one_row_by_row() -> None:
     assert found.keys() == {"dense", "ids", "ids_2"}
     assert found["ids"].tolist() == [[4, 6], [5, 7]]
     assert found["ids_2"].tolist() == [[-1, -1, -1], [10, 11, 12]]
+    weighted = replace(bags, weights=np.array([1, 1, 0.5, 2, -3, 1, 1], np.float32))
+    found = inputs_of(np.zeros((2, 0), np.float32), weighted, (1,), (1,))
+    assert list(found) == ["ids", "ids_2", "weights_2"]
+    assert found["weights_2"].tolist() == [[0, 0, 0], [0.5, 2, -3]]

@@ -75,7 +75,11 @@ def learns_what_torch_learns(argument: str, report, stop) -> None:
         forward = 0.0
         for step in range(STEPS):
             rows_T = rows_of(step, trainer.trainers)
-            bags_T = [drawn_bags([step, t], SPEC.table_rows, rows) for t, rows in enumerate(rows_T)]
+            weighted = trainer.given.get("weighted", False)
+            bags_T = [
+                drawn_bags([step, t], SPEC.table_rows, rows, weighted)
+                for t, rows in enumerate(rows_T)
+            ]
             of_all = joined(bags_T)
             mine = trainer.mine(rows_T)
             assert np.array_equal(part(of_all, mine).values, bags_T[trainer.number].values)
@@ -104,7 +108,8 @@ def counts(argument: str, report, stop) -> None:
     """What one lookup of bags and its backward send, and who holds what."""
     with trainer_of(argument, report) as (trainer, sharded):
         rows_T = trainer.given["rows_T"]
-        bags = drawn_bags([7, trainer.number], SPEC.table_rows, rows_T[trainer.number])
+        weighted = trainer.given.get("weighted", False)
+        bags = drawn_bags([7, trainer.number], SPEC.table_rows, rows_T[trainer.number], weighted)
         bytes_of(trainer)
         out_BFD = sharded(tensor_bags(bags), rows_T)
         forward = bytes_of(trainer)

@@ -64,9 +64,12 @@ def test_bags_of_one_id_learn_the_bits_of_ids(
         assert torch.equal(state, other.optimizer_state()[name])
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(0, 12), st.permutations(range(TABLES)))
-def test_distinct_ids_pool_and_sum_what_all_ids_do(seed: int, rows: int, order: list[int]) -> None:
-    bags, order_F = tensor_bags(drawn_bags(seed, SPEC.table_rows, rows)), np.array(order)
+@given(st.integers(0, 2**32 - 1), st.integers(0, 12), st.permutations(range(TABLES)), st.booleans())
+def test_distinct_ids_pool_and_sum_what_all_ids_do(
+    seed: int, rows: int, order: list[int], weighted: bool
+) -> None:
+    bags = tensor_bags(drawn_bags(seed, SPEC.table_rows, rows, weighted))
+    order_F = np.array(order)
     ids = distinct_ids(bags, order_F)
     weights = {
         name: torch.nn.Parameter(weight.clone())

@@ -36,7 +36,20 @@ def test_bags_of_one_id_learn_the_bits_of_ids(
     assert [(one["same"], one["moved"]) for one in told] == [(True, True)] * trainers
 
 
-@pytest.mark.parametrize(("trainers", "optimizer", "given"), WORLDS)
+WEIGHTED = {"weighted": True}
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("trainers", "optimizer", "given"),
+    [
+        *WORLDS,
+        (2, "sgd", {**TABLE, **WEIGHTED}),
+        (3, "adam", {**ROW, **WEIGHTED}),
+        pytest.param(2, "adagrad", {**COLUMN, **WEIGHTED}, marks=SLOW),
+        pytest.param(3, "sgd", {**DISTINCT, **WEIGHTED}, marks=SLOW),
+    ],
+)
 def test_trainers_learn_from_bags_what_torch_learns(
     tmp_path: Path, trainers: int, optimizer: str, given: dict
 ) -> None:
@@ -51,7 +64,7 @@ def test_trainers_learn_from_bags_what_torch_learns(
     assert told[0]["moved"][last] == 0  # its bags are empty
 
 
-@pytest.mark.parametrize("given", [TABLE, DISTINCT])
+@pytest.mark.parametrize("given", [TABLE, {**TABLE, "weighted": True}, DISTINCT])
 def test_bytes_of_bags_are_counted(tmp_path: Path, given: dict) -> None:
     rows_T = [50, 20, 0]
     told = run(tmp_path, "counts", 3, module=MODULE, rows_T=rows_T, **given)
@@ -64,11 +77,12 @@ def test_bytes_of_bags_are_counted(tmp_path: Path, given: dict) -> None:
         held_F = np.array([holder for (holder,) in one["holders"]]) == me
         ids, bags = lengths_T[me][~held_F].sum(), lengths_T[me][~held_F].size
         others = sum(rows_T) - rows_T[me]
-        # Lengths and ids, and pooled rows of what others look up here.
-        forward = 4 * (bags + ids) + 4 * DIM * others * held_F.sum()
+        # Lengths and ids with their weights, and pooled rows of what others look up here.
+        numbers = bags + ids * (1 + ("weighted" in given))
+        forward = 4 * numbers + 4 * DIM * others * held_F.sum()
         assert one["forward"][1] == forward
         assert one["backward"][1] == 4 * DIM * bags
-        if given is TABLE:
+        if "deduplicate" not in given:
             assert one["forward"][0] == forward
             assert one["backward"][0] == 4 * DIM * bags
         else:

@@ -101,8 +101,9 @@ def by_torch(
 @pytest.mark.parametrize("dim", [8, 10, 3])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("optimizer", get_args(TableOptimizer))
+@pytest.mark.parametrize("weighted", [False, True], ids=["sums", "weighted"])
 def test_rows_that_were_looked_up_learn_what_torch_learns(
-    optimizer: TableOptimizer, decay: float, dim: int, place: Placement
+    weighted: bool, optimizer: TableOptimizer, decay: float, dim: int, place: Placement
 ) -> None:
     ours = tables_of(dim, optimizer, decay, place=place)
     first = {name: weight.clone() for name, weight in ours.weights().items()}
@@ -110,7 +111,7 @@ def test_rows_that_were_looked_up_learn_what_torch_learns(
     rule = by_torch(optimizer, list(theirs.values()))
     seen = {name: torch.zeros(len(weight), dtype=torch.bool) for name, weight in first.items()}
     for step in range(STEPS):
-        bags = tensor_bags(drawn_bags(step, ROWS, 12))
+        bags = tensor_bags(drawn_bags(step, ROWS, 12, weighted))
         pooled_BFD, expected_BFD = ours(bags), pooled_by_torch(theirs, bags, is_sparse=True)
         torch.testing.assert_close(pooled_BFD, expected_BFD, rtol=1e-6, atol=1e-6)
         rule.zero_grad()
@@ -132,8 +133,9 @@ def test_rows_that_were_looked_up_learn_what_torch_learns(
 @PLACES
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("optimizer", get_args(TableOptimizer))
+@pytest.mark.parametrize("weighted", [False, True], ids=["sums", "weighted"])
 def test_frozen_tables_are_those_of_torch_and_others_learn_as_beside_them(
-    optimizer: TableOptimizer, decay: float, place: Placement
+    weighted: bool, optimizer: TableOptimizer, decay: float, place: Placement
 ) -> None:
     frozen = (False, True, True, False, True)
     ours = tables_of(8, optimizer, decay, frozen, place)
@@ -146,7 +148,7 @@ def test_frozen_tables_are_those_of_torch_and_others_learn_as_beside_them(
         for weight in first.values()
     ]
     for step in range(STEPS):
-        bags = tensor_bags(drawn_bags(step, ROWS, 12))
+        bags = tensor_bags(drawn_bags(step, ROWS, 12, weighted))
         pooled_BFD, of_others_BFD = ours(bags), without(bags)
         gradient_BFD = gradient_of(pooled_BFD.shape, step)
         pooled_BFD.backward(gradient_BFD)
@@ -155,8 +157,10 @@ def test_frozen_tables_are_those_of_torch_and_others_learn_as_beside_them(
         for table, bag in enumerate(fixed):
             if frozen[table]:
                 begin, rows = starts[table], slice(table * bags.rows, (table + 1) * bags.rows + 1)
-                own = (bags.values[begin : starts[table + 1]], bags.offsets[rows] - begin)
-                torch.testing.assert_close(pooled_BFD[:, table], bag(*own), rtol=0, atol=1e-6)
+                ids = slice(begin, starts[table + 1])
+                weights = None if bags.weights is None else bags.weights[ids]
+                expected_BD = bag(bags.values[ids], bags.offsets[rows] - begin, weights)
+                torch.testing.assert_close(pooled_BFD[:, table], expected_BD, rtol=0, atol=1e-6)
     weights, states = ours.weights(), ours.optimizer_state()
     for table, (name, weight) in enumerate(without.weights().items()):
         if frozen[table]:

@@ -46,6 +46,11 @@ def jagged_bags(trainer: int, batch: int) -> Bags[Tensor]:
     return tensor_bags(drawn_bags([trainer, batch], SPEC.table_rows, rows))
 
 
+def weighted_bags(trainer: int, batch: int) -> Bags[Tensor]:
+    rows = ROWS + 3 * trainer
+    return tensor_bags(drawn_bags([trainer, batch], SPEC.table_rows, rows, weighted=True))
+
+
 def steady(pooled_BFD: Tensor, trainer: int) -> Tensor:
     """Draws sums of rows to a point, so that rounding does not grow."""
     return (pooled_BFD - trainer - 1) / 4096
@@ -108,12 +113,13 @@ def test_bags_of_one_id_learn_the_bits_of_ids(kind: str) -> None:
     assert_moved(plain)
 
 
+@pytest.mark.parametrize("bags_of", [jagged_bags, weighted_bags])
 @pytest.mark.parametrize("kind", EXACT)
-def test_tables_learn_from_bags_what_torch_learns(kind: str) -> None:
-    found, trainers = KINDS[kind](jagged_bags, steady), EXACT[kind]
+def test_tables_learn_from_bags_what_torch_learns(kind: str, bags_of: BagsOf) -> None:
+    found, trainers = KINDS[kind](bags_of, steady), EXACT[kind]
     expected = {name: weight.clone() for name, weight in drawn().weights().items()}
     for batch in range(BATCHES):
-        bags_T = [jagged_bags(trainer, batch) for trainer in range(trainers)]
+        bags_T = [bags_of(trainer, batch) for trainer in range(trainers)]
         leaves = {name: weight.clone().requires_grad_() for name, weight in expected.items()}
         for trainer, bags in enumerate(bags_T):
             pooled_BFD = pooled_by_torch(leaves, bags)
@@ -127,11 +133,12 @@ def test_tables_learn_from_bags_what_torch_learns(kind: str) -> None:
         assert bool((weight - first[name]).abs().max() > 0.05) is (name != last), name
 
 
+@pytest.mark.parametrize("bags_of", [jagged_bags, weighted_bags])
 @pytest.mark.parametrize("kind", ["served", "cached"])
-def test_predictions_are_pooled(kind: str) -> None:
+def test_predictions_are_pooled(kind: str, bags_of: BagsOf) -> None:
     world = World(1, 2, cache=Served(cache_rows=60, cache_batches=4) if kind == "cached" else None)
-    world.learn(0, 5, jagged_bags)
-    bags = jagged_bags(0, 99)
+    world.learn(0, 5, bags_of)
+    bags = bags_of(0, 99)
     (found_BFD,) = world.runner.run({0: world.tables[0].predict(bags)}).values()
     assert torch.allclose(found_BFD, pooled_by_torch(world.weights(), bags), atol=1e-6)
     assert found_BFD.abs().max() > 0.1

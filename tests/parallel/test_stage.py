@@ -147,7 +147,8 @@ def test_weights_multiply_the_losses_of_their_rows(microbatches: int):
 def test_sums_of_rows_become_means_and_gradients_are_of_sums(microbatches: int):
     batch, averaged = draw_batch(SMALL, ROWS, 0), (0, 3)
     lengths_FB = np.random.default_rng(0).integers(0, 4, (26, ROWS))
-    jagged_bags = jagged(np.zeros(lengths_FB.sum(), np.int64), lengths_FB, averaged)
+    weights_N = np.arange(lengths_FB.sum(), dtype=np.float32)
+    jagged_bags = jagged(np.zeros(len(weights_N), np.int64), lengths_FB, averaged, weights_N)
     batch = replace(batch, bags=tensor_bags(jagged_bags))
     sum_BFD = torch.randn(ROWS, 26, 4, generator=torch.Generator().manual_seed(0))
     sum_BFD.requires_grad_()
@@ -165,6 +166,7 @@ def test_sums_of_rows_become_means_and_gradients_are_of_sums(microbatches: int):
     saved = stage.state_dict()
     stage.load_state_dict({name: one.clone() for name, one in saved.items()})
     assert stage.bags(NUMBER).averaged == averaged
+    assert stage.bags(NUMBER).weights.tolist() == weights_N.tolist()
     for microbatch in range(microbatches):
         stage.forward(NUMBER, microbatch, None)
         stage.backward(NUMBER, microbatch, None)

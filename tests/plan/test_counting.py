@@ -101,7 +101,9 @@ def test_frames_grow_with_trainers_up_to_all_that_there_is() -> None:
 SCHEMA = """
 label: y
 dense: [{name: x}]
-categorical: [{name: tags, kind: integer, max_length: 9}, {name: shop, kind: integer, expand_to: 3}]
+categorical:
+  - {name: tags, kind: integer, max_length: 9, weights: much}
+  - {name: shop, kind: integer, expand_to: 3}
 split: {by: fraction, test: 0.1}
 """
 
@@ -115,6 +117,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
         "x": rng.random(rows),
         "tags": pa.array(tags, pa.list_(pa.int64())),
         "shop": rng.integers(0, 50, rows),
+        "much": [rng.random(len(one)).tolist() for one in tags],
     }
     pq.write_table(pa.table(columns), folder / "rows.parquet")
     (folder / "mine.yaml").write_text(SCHEMA)

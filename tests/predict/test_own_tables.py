@@ -23,6 +23,7 @@ from dlrm_hybrid.types import DataError
 
 ROWS = 1500
 COLUMNS = ("age", "price", "depth", "city", "brand", "user", "device", "code", "tags")
+COLUMNS += ("words", "much")
 KNOWN: dict[str, Any] = {**dict.fromkeys(COLUMNS), "user": 0, "code": "00000000"}
 SCHEMA = """
 label: clicked
@@ -36,7 +37,8 @@ categorical:
   - {name: user, kind: integer}
   - {name: device, hash_size: 30, missing: shared}
   - {name: code, kind: hash8}
-  - {name: tags, max_length: 4, separator: "|"}
+  - {name: tags, max_length: 4, separator: "|", pooling: mean}
+  - {name: words, kind: integer, max_length: 3, truncate: first, separator: "|", weights: much}
 ignore: [note]
 split: {by: fraction, test: 0.2, seed: 1}
 vocabulary: all
@@ -61,6 +63,10 @@ def drawn() -> pd.DataFrame:
     lengths = rng.integers(0, 5, ROWS)
     texts = ["|".join(f"t{tag}" for tag in row[:n]) for row, n in zip(tags, lengths, strict=True)]
     frame["tags"] = pd.Series(texts).replace("", None)
+    words = [rng.integers(0, 9, count) for count in rng.integers(0, 5, ROWS)]
+    much = [rng.normal(size=len(one)) for one in words]
+    frame["words"] = ["|".join(map(str, one)) for one in words]
+    frame["much"] = ["|".join(f"{weight:.3f}" for weight in one) for one in much]
     frame["note"] = [f"note {number}" for number in range(ROWS)]
     return frame
 
@@ -103,6 +109,8 @@ def test_new_rows_get_the_logits_of_the_prepared_ones(
 def test_lists_may_be_lists(predictor: Predictor, frame: pd.DataFrame) -> None:
     lists = frame.copy()
     lists["tags"] = [text.split("|") if isinstance(text, str) else [] for text in frame["tags"]]
+    for name, kind in (("words", int), ("much", float)):
+        lists[name] = [[*map(kind, text.split("|"))] if text else [] for text in frame[name]]
     np.testing.assert_array_equal(predictor.predict(lists), predictor.predict(frame))
 
 
@@ -151,7 +159,7 @@ def test_unknown_categories_take_the_shared_row_are_named_or_are_zero(
     zero = Predictor(own / "run", unknown="zero")
     found = zero.predict(some)
     assert bool(np.isfinite(found).all())
-    assert zero.encoder.unknown_F.tolist() == [2, 1, 0, 0, 0, 1]
+    assert zero.encoder.unknown_F.tolist() == [2, 1, 0, 0, 0, 1, 0]
     empty = some.copy()
     empty["device"] = [None] * 4 + ["nothing like it"] * 5  # `missing: shared` is no new category
     ids = zero.batch(frame_block(empty, zero.schema)).bags
@@ -199,7 +207,8 @@ def test_an_export_says_what_its_ids_mean(served: Path) -> None:
     inputs = json.loads((served / "model.json").read_text())["inputs"]
     city, brand, user, device, code = inputs["ids"]["columns"]
     (tags,) = inputs["ids_6"]["columns"]
-    assert (tags["name"], tags["rows"]) == ("tags", 9)
+    assert (tags["name"], tags["rows"], tags["pooling"]) == ("tags", 9, "mean")
+    assert inputs["weights_7"] == {"dtype": "float32", "columns": [{"name": "much"}]}
     texts = json.loads((served / city["vocabulary"]).read_text())
     assert "" in texts and len(texts) == city["rows"] == 16  # 15 and the missing one
     assert (brand["first_id"], city["first_id"]) == (1, 0)
@@ -366,10 +375,12 @@ def test_inputs_of_a_served_model_are_those_of_the_encoder(
     inputs = ModelInputs(served)
     found = inputs(as_json(frame))
     batch = predictor.batch(frame_block(frame, predictor.schema))
-    wanted = inputs_of(batch.dense_BI, batch.bags, (5,))
+    wanted = inputs_of(batch.dense_BI, batch.bags, (5, 6), (6,))
     assert found.keys() == wanted.keys()
     np.testing.assert_array_equal(found["ids"], wanted["ids"])
-    np.testing.assert_array_equal(found["ids_6"], wanted["ids_6"])
+    for name in ("ids_6", "ids_7", "weights_7"):
+        np.testing.assert_array_equal(found[name], wanted[name])
+    assert np.abs(found["weights_7"]).max() > 2
     np.testing.assert_allclose(found["dense"], wanted["dense"], rtol=1e-6)
     # lists as lists, categories nobody has seen where a row stands for them, a missing list
     lists = [{"tags": ["t1", None, "t3"]}, {"tags": "t1|t3"}, {}]
@@ -394,6 +405,9 @@ def test_inputs_of_a_served_model_are_those_of_the_encoder(
         ({"depth": 1e39}, "column 'depth': 1e[+]39 is outside 32 bits"),
         ({"tags": 5}, "column 'tags': 5 is no list"),
         ({"tags": ["t1"] * 5}, "column 'tags': 5 values, max_length = 4"),
+        ({"words": [1, 2], "much": [0.5]}, "column 'much': 1 weights for 2 values of 'words'"),
+        ({"words": [1], "much": ["x"]}, "column 'much': 'x' is not a number"),
+        ({"words": [1], "much": [None]}, "column 'much': a weight is empty"),
     ],
 )
 def test_a_value_that_a_served_model_cannot_take_is_named(

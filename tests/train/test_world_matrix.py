@@ -113,8 +113,9 @@ def rows(
     much = np.arange(1500) % 7 / 3
     words = [draw.integers(0, 40, draw.integers(0, 5)).tolist() for _ in range(1500)]
     numbers = {"price": draw.random(1500), "much": much}
+    factors = [draw.normal(size=len(one)).tolist() for one in lists]
     tables = {
-        "lists": {**columns, **numbers, "tags": lists, "words": words},
+        "lists": {**columns, **numbers, "tags": lists, "factors": factors, "words": words},
         "bare": {**columns, "tags": draw.integers(0, 40, 1500)},
     }
     stars = {"stars": np.random.default_rng(1).integers(1, 6, 1500)}
@@ -122,7 +123,9 @@ def rows(
     columns = {"click": draw.integers(0, 2, 1500), "shop": draw.integers(NEXT_SHOPS, 130, 1500)}
     lists = [draw.integers(10, 60, draw.integers(0, 6)).tolist() for _ in range(1500)]
     words = [draw.integers(20, 60, draw.integers(0, 5)).tolist() for _ in range(1500)]
-    tables["next lists"] = {**columns, **numbers, "tags": lists, "words": words}
+    factors = [draw.normal(size=len(one)).tolist() for one in lists]
+    added = {"tags": lists, "factors": factors, "words": words}
+    tables["next lists"] = {**columns, **numbers, **added}
     tables["next bare"] = {**columns, "tags": draw.integers(10, 60, 1500)}
     tables["next labels"] = {**tables["next lists"], **stars}
     for name, table in tables.items():
@@ -138,7 +141,8 @@ def rows(
     (folder / "given.yaml").write_text(GIVEN_SCHEMA.format(folder=folder))
     made: dict[str, tuple[str, ...]] = {"clicks": tuple(small_rows)}
     several = "[click, {column: stars, above: 3, loss_weight: 0.3}]"
-    numbered = ("{name: price}", ", max_length: 5", MEANS, "weight: much\ngroup: shop")
+    length = ", max_length: 5, weights: factors"
+    numbered = ("{name: price}", length, MEANS, "weight: much\ngroup: shop")
     schemas = (
         *(("lists", "click", *numbered), ("labels", several, *numbered)),
         ("bare", "click", "", "", "", ""),

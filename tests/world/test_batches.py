@@ -121,7 +121,7 @@ def test_bags_of_any_size_come_from_keyed_jagged_tensors() -> None:
         COLUMNS.batch((DENSE, replace(batch.bags, averaged=(0, 2)), LABEL), "batch")
 
 
-def test_keyed_jagged_tensors_say_what_would_be_ignored() -> None:
+def test_keyed_jagged_tensors_have_the_tables_keys_and_perhaps_weights() -> None:
     one, two = SPEC.table_names
     with pytest.raises(DataError, match=f"keys {two}, {one}, must .*: {one}, {two}"):
         COLUMNS.batch((DENSE, Keyed([two, one], [0] * 8, [1] * 8), LABEL), "batch")
@@ -129,8 +129,16 @@ def test_keyed_jagged_tensors_say_what_would_be_ignored() -> None:
     weights, lengths = torch.full((8,), 0.5), torch.ones(8, dtype=torch.int32)
     values = torch.zeros(8, dtype=torch.int64)
     weighted = KeyedJaggedTensor([one, two], values, weights=weights, lengths=lengths)
-    with pytest.raises(DataError, match="ids have weights"):
+    batch = COLUMNS.batch((DENSE, weighted, LABEL), "batch")
+    assert batch.bags.weights.tolist() == [0.5] * 8
+    whole = COLUMNS.batch((DENSE, batch.bags, LABEL), "batch")
+    assert whole.bags.weights.tolist() == [0.5] * 8
+    weights[3] = torch.nan
+    with pytest.raises(DataError, match="batch: weight 3 of the ids is nan"):
         COLUMNS.batch((DENSE, weighted, LABEL), "batch")
+    with pytest.raises(DataError, match=r"batch: ids: weights \(7,\) of bags of 8 ids"):
+        short = replace(batch.bags, weights=batch.bags.weights[:7])
+        COLUMNS.batch((DENSE, short, LABEL), "batch")
     with pytest.raises(DataError, match="batch: ids: "):
         COLUMNS.batch((DENSE, Keyed(["a", "b"], [0] * 7, [1] * 7), LABEL), "batch")
 
@@ -140,9 +148,11 @@ def test_a_batch_arrives_as_it_was_sent(lengths: list[int], seed: int) -> None:
     draw = np.random.default_rng(seed)
     values = [*draw.integers(0, 5, sum(lengths[:4])), *draw.integers(0, 7, sum(lengths[4:]))]
     sent = COLUMNS.batch((DENSE, Keyed(["a", "b"], values, lengths), LABEL), "batch")
-    sent = replace(sent, bags=replace(sent.bags, averaged=(1,)))
+    weights = draw.random(len(values), np.float32)
+    sent = replace(sent, bags=replace(sent.bags, averaged=(1,), weights=weights))
     found = batch_of(tensors_of_batch(sent), 2)
     assert found.bags.averaged == (1,)
+    assert found.bags.weights.tolist() == weights.tolist()
     assert found.bags.values.tolist() == sent.bags.values.tolist()
     assert lengths_of(found.bags).tolist() == lengths_of(sent.bags).tolist()
     assert found.label_B.tolist() == LABEL

@@ -237,6 +237,10 @@ def _faults(schema: Schema) -> Iterator[str]:
         *((f"dense[{i}].name", one.name) for i, one in enumerate(schema.dense)),
         *(("dense", one.name) for one in schema.inputs if one not in schema.dense),
         *((f"categorical[{i}].name", one.name) for i, one in enumerate(schema.categorical)),
+        *(
+            (f"categorical[{i}].weights", schema.categorical[i].weights or "")
+            for i in schema.weighted
+        ),
         *((f"ignore[{i}]", name) for i, name in enumerate(schema.ignore)),
     ]
     first: dict[str, str] = {}
@@ -320,10 +324,7 @@ def _dense_faults(schema: Schema) -> Iterator[str]:
 
 
 def _column_faults(key: str, column: CategoricalColumn) -> Iterator[str]:
-    of_lists = {"separator": None, "truncate": "error", "pooling": "sum"}
-    for name, default in of_lists.items() if column.max_length == 1 else ():
-        if getattr(column, name) != default:
-            yield f"{key}.{name}: only with max_length > 1, a multi-hot column"
+    yield from _list_faults(key, column)
     if column.default is not None:
         yield from _default_faults(f"{key}.default = {column.default!r}", column, column.default)
     if column.missing != "own" and column.max_length > 1:
@@ -340,6 +341,17 @@ def _column_faults(key: str, column: CategoricalColumn) -> Iterator[str]:
         yield f"{key}.embedding_dim = {dim}: {own}; all tables have model.embedding_dim"
     if column.expand_to > 1 and column.max_length > 1:
         yield f"{key}.expand_to: only with max_length = 1, a column of one id a row"
+
+
+def _list_faults(key: str, column: CategoricalColumn) -> Iterator[str]:
+    of_lists = {"separator": None, "truncate": "error", "pooling": "sum", "weights": None}
+    for name, default in of_lists.items() if column.max_length == 1 else ():
+        if getattr(column, name) != default:
+            yield f"{key}.{name}: only with max_length > 1, a multi-hot column"
+    if column.weights is not None and column.pooling != "sum":
+        yield f"{key}.weights: only with pooling: sum, not {column.pooling}"
+    if column.weights is not None and column.default is not None:
+        yield f"{key}.default = {column.default!r}: not with weights, which have none"
 
 
 def _default_faults(key: str, column: CategoricalColumn, default: Default) -> Iterator[str]:

@@ -27,11 +27,13 @@ class Coded:
         index_M: int32, index into `keys` of each id.
         keys: distinct categories; or an array of the categories of all ids, in order.
         length_N: int32, number of ids of each row; None if each row has one.
+        weight_M: float32, weight of each id, if the schema has them.
     """
 
     index_M: npt.NDArray[np.int32]
     keys: Sequence[Key] | npt.NDArray[Any]
     length_N: npt.NDArray[np.int32] | None = None
+    weight_M: npt.NDArray[np.float32] | None = None
 
 
 class LabelValue(NamedTuple):

@@ -32,6 +32,7 @@ from dlrm_hybrid.data.manifest import (
     file_xxh3,
     offsets_file,
     values_file,
+    weights_file,
 )
 from dlrm_hybrid.data.preprocessing import NO_ROW, Keys, Vocabulary, write_vocabulary
 from dlrm_hybrid.data.schema import ByFile, ByFraction, ByTime, CategoricalColumn, Schema
@@ -325,6 +326,9 @@ def prepare_tables(job: PrepareJob) -> Prepared:
         arrays = list(_single(job, spill, scales, id_of, job.counter("assemble", sum(rows))))
         for index in schema.multi_hot:
             arrays += _multi_hot(index, spill, job.result, id_of[index])
+            if index in schema.weighted:
+                file, name = weights_file(index), f"weights{index}"
+                arrays += _beside(job.result / file, spill, name, np.float32)
     return Prepared(
         xxh3=xxh3,
         rows=rows,
@@ -509,6 +513,8 @@ def _put(
             spill.write(name, f"ids{index}", number_M[mask_M])
             if length_N is not None:
                 spill.write(name, f"lengths{index}", length_N[mask])
+            if coded.weight_M is not None:
+                spill.write(name, f"weights{index}", coded.weight_M[mask_M])
 
 
 def _single(
@@ -543,13 +549,17 @@ def _single(
         yield from (label.finish(), dense.finish(), ids.finish())
     beside = ((WEIGHT_FILE, schema.weight, np.float32), (GROUP_FILE, schema.group, np.int64))
     for file, column, dtype in beside:
-        if column is None:
-            continue
-        with ArrayWriter(result / file, dtype) as array:
-            for part in PARTS:
-                for values_N in spill.read(part, file, dtype):
-                    array.append(values_N)
-            yield array.finish()
+        if column is not None:
+            yield from _beside(result / file, spill, file, dtype)
+
+
+def _beside(path: Path, spill: Spill, name: str, dtype: type[np.generic]) -> Iterator[StoredArray]:
+    """Write a spilled column as it is."""
+    with ArrayWriter(path, dtype) as array:
+        for part in PARTS:
+            for values in spill.read(part, name, dtype):
+                array.append(values)
+        yield array.finish()
 
 
 def _standardised(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -213,6 +214,7 @@ def _columns(batch: Batch, schema: Schema, path: str, labels: bool) -> dict[str,
         take(dense.name, dense.name, lambda array, column=dense: _dense(array, column, path, words))
     for one in schema.categorical:
         take(one.name, one.name, lambda array, column=one: _categories(array, column, path, words))
+    _add_weights(results, batch, schema, path)
     split = schema.split if labels else None
     if isinstance(split, ByTime):
         is_text = isinstance(split.test_from, str)
@@ -222,6 +224,19 @@ def _columns(batch: Batch, schema: Schema, path: str, labels: bool) -> dict[str,
     if labels and schema.group is not None:
         take(schema.group, f"{schema.group}\0group_N", _hashes)
     return results
+
+
+def _add_weights(results: dict[str, _Found], batch: Batch, schema: Schema, path: str) -> None:
+    """Parse the weights of ids, and add them to the categories."""
+    for column in map(schema.categorical.__getitem__, schema.weighted):
+        name, coded = column.weights or "", results[column.name]
+        ids, array = (
+            batch.column(batch.schema.get_field_index(one)) for one in (column.name, name)
+        )
+        given = ids, column, path, schema.missing_values
+        found = _at(name, path, lambda array, given=given: _id_weights(array, *given), array)
+        weighted = replace(coded.values, weight_M=found.values)
+        results |= {column.name: coded._replace(values=weighted), name: found}
 
 
 def _numbers(array: Any) -> _Found:
@@ -395,13 +410,9 @@ def _categories(array: Any, column: CategoricalColumn, path: str, missing: Seque
                 f"{path}: column {column.name!r}: holds lists; the schema needs max_length > 1"
             )
         return _coded(array, column, None)
-    array, bad = _lists(plain(array), column, path)
-    length_N = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
-    flat = without(plain(array.flatten()), missing)
-    kept_M = ~_is_empty(flat)
-    if column.truncate != "error":
-        kept_M &= _is_kept(length_N, column)
-    else:
+    listed, bad = _listed(array, column, path, missing)
+    flat, length_N, kept_M = listed
+    if column.truncate == "error":
         for index in np.flatnonzero(length_N > column.max_length).tolist():
             bad.setdefault(index, f"{length_N[index]} values, max_length = {column.max_length}")
     if not kept_M.all():
@@ -410,6 +421,52 @@ def _categories(array: Any, column: CategoricalColumn, path: str, missing: Seque
         flat = flat.filter(pa.array(kept_M))
     coded = _coded(flat, column, length_N.astype(np.int32))
     return _Found(coded.values, {**coded.bad, **bad})
+
+
+class _Listed(NamedTuple):
+    """The values of lists, row after row, the number of each row's, and which are kept."""
+
+    flat: Any
+    length_N: npt.NDArray[Any]
+    kept_M: npt.NDArray[np.bool_]
+
+
+def _listed(
+    array: Any, column: CategoricalColumn, path: str, missing: Sequence[str]
+) -> tuple[_Listed, dict[int, str]]:
+    array, bad = _lists(plain(array), column, path)
+    length_N = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+    flat = without(plain(array.flatten()), missing)
+    kept_M = ~_is_empty(flat)
+    if column.truncate != "error":
+        kept_M &= _is_kept(length_N, column)
+    return _Listed(flat, length_N, kept_M), bad
+
+
+def _id_weights(
+    array: Any, ids: Any, column: CategoricalColumn, path: str, missing: Sequence[str]
+) -> _Found:
+    """Parse the weights of the ids that are kept, float32 (M,) where no row is bad."""
+    # Split, an empty text would be a list of one missing value.
+    ids, array = (without(plain(one), [""]) for one in (ids, array))
+    (_, length_N, kept_M), _ = _listed(ids, column, path, missing)
+    own = replace(column, name=column.weights or "")
+    (flat, own_length_N, _), bad = _listed(array, own, path, missing)
+    row_M, own_row_M = (np.repeat(np.arange(len(array)), one) for one in (length_N, own_length_N))
+    same_N = length_N == own_length_N
+    for index in np.flatnonzero(~same_N).tolist():
+        reason = f"{own_length_N[index]} weights for {length_N[index]} values of {column.name!r}"
+        bad.setdefault(index, reason)
+    flat = flat.filter(pa.array(same_N[own_row_M])).filter(pa.array(kept_M[same_N[row_M]]))
+    row_M = row_M[same_N[row_M] & kept_M]
+    weight_M, faults = _numbers(flat)
+    with np.errstate(over="ignore"):
+        narrow_M = weight_M.astype(np.float32)
+    for place in np.flatnonzero(~np.isfinite(narrow_M)).tolist():
+        value = flat[place].as_py()
+        reason = "a weight is empty" if is_missing(value) else f"{shown(value)} is no finite weight"
+        bad.setdefault(int(row_M[place]), faults.get(place, reason))
+    return _Found(narrow_M, bad)
 
 
 def _lists(

@@ -2,7 +2,8 @@
 
 TorchRec's own input distribution is made for bags of any size: it sends splits, lengths and ids in
 three collectives, and regroups them by feature. If every bag has one id, one collective of ids is
-enough, else one of lengths and one of ids. TorchRec returns the pooled rows.
+enough, else one of lengths and one of ids, and one of their weights if they have any. TorchRec
+returns the pooled rows.
 
 Shapes: B rows of this trainer's batch, F tables, T trainers, L tables that one trainer looks up, N
 rows of all trainers' batches.
@@ -11,7 +12,7 @@ rows of all trainers' batches.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -25,6 +26,8 @@ from dlrm_hybrid.model.sharding import Routes
 from dlrm_hybrid.types import DlrmError
 
 WIRE_DTYPE = torch.int32
+Asked = tuple[Tensor, Tensor, Tensor | None]
+"""Ids, offsets and weights of a lookup, as `TableKernel` takes them."""
 
 
 @final
@@ -48,16 +51,16 @@ class IdExchange:
         self._features_T = [len(wanted) for wanted in routes.wanted_T]
         self._order = torch.tensor([table for wanted in routes.wanted_T for table in wanted])
 
-    def __call__(self, bags: Bags[Tensor], rows_T: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+    def __call__(self, bags: Bags[Tensor], rows_T: Sequence[int]) -> list[Asked]:
         """Exchange ids; returns, for each lookup, those of all trainers' batches, concatenated.
 
         Args:
-            bags: those of this trainer's batch; ids are valid.
+            bags: those of this trainer's batch, weighted if those of all are; ids are valid.
             rows_T: number of rows of every trainer's batch.
 
         Returns:
-            Per lookup, as FBGEMM takes them: the ids held here, int64, and the begin of each
-            feature's and row's bag in them, int64 (features * N + 1,).
+            Per lookup, as FBGEMM takes them: the ids held here, int64, the begin of each feature's
+            and row's bag in them, int64 (features * N + 1,), and their weights if they have any.
 
         Raises:
             DlrmError: a trainer sent invalid bags.
@@ -81,7 +84,7 @@ class IdExchange:
             for part_LN, blocks in zip(parts_LN, self._blocks_L, strict=True)
         ]
 
-    def _of_jagged(self, bags: Bags[Int64s], rows_T: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+    def _of_jagged(self, bags: Bags[Int64s], rows_T: Sequence[int]) -> list[Asked]:
         """Exchange lengths of bags before the ids, whose number the holder of a table needs."""
         asked = in_order(bags, self._order.numpy())
         mine, num_rows = self._features_T[self._rank], rows_T[self._rank]
@@ -96,12 +99,19 @@ class IdExchange:
                 raise DlrmError(f"trainer {trainer} sent bags of fewer ids than none")
         counts_T = [int(theirs.sum()) for theirs in theirs_T]
         ends = table_offsets(asked)[np.cumsum([0, *self._features_T])]
-        ids = self._group.exchange(
-            torch.from_numpy(asked.values).to(WIRE_DTYPE), np.diff(ends).tolist(), counts_T
-        )
-        parts = zip(split(ids.long(), counts_T), theirs_T, rows_T, strict=True)
+        given_T = np.diff(ends).tolist()
+        ids_N = torch.from_numpy(asked.values).to(WIRE_DTYPE)
+        ids = self._group.exchange(ids_N, given_T, counts_T)
+        weights_T: list[Any] = [None] * len(counts_T)
+        if asked.weights is not None:
+            weights = self._group.exchange(torch.from_numpy(asked.weights), given_T, counts_T)
+            weights_T = [one.numpy() for one in split(weights, counts_T)]
+        parts = zip(split(ids.long(), counts_T), theirs_T, rows_T, weights_T, strict=True)
         held = joined(
-            [jagged(own.numpy(), theirs.view(mine, n).numpy()) for own, theirs, n in parts]
+            [
+                jagged(own.numpy(), theirs.view(mine, rows).numpy(), (), weights_N)
+                for own, theirs, rows, weights_N in parts
+            ]
         )
         lookups_L = np.split(np.arange(mine), np.cumsum(self._num_features_L)[:-1])
         return [
@@ -109,24 +119,24 @@ class IdExchange:
             for tables, blocks in zip(lookups_L, self._blocks_L, strict=True)
         ]
 
-    def _dense_bags(self, ids_LN: Tensor) -> tuple[Tensor, Tensor]:
+    def _dense_bags(self, ids_LN: Tensor) -> Asked:
         num_ids = ids_LN.numel()
         if len(self._offsets) <= num_ids:
             self._offsets = torch.arange(num_ids + 1)
-        return ids_LN.reshape(-1).long(), self._offsets[: num_ids + 1]
+        return ids_LN.reshape(-1).long(), self._offsets[: num_ids + 1], None
 
 
-def _block_bags(ids_LN: Tensor, first_L1: Tensor, stop_L1: Tensor) -> tuple[Tensor, Tensor]:
+def _block_bags(ids_LN: Tensor, first_L1: Tensor, stop_L1: Tensor) -> Asked:
     """Make bags of a block's ids; one of another block is an empty bag: its owner adds the row."""
     here_LN = (ids_LN >= first_L1).logical_and_(ids_LN < stop_L1)
     offsets = torch.zeros(ids_LN.numel() + 1, dtype=torch.int64)
     torch.cumsum(here_LN.view(-1), 0, out=offsets[1:])
-    return (ids_LN - first_L1)[here_LN], offsets
+    return (ids_LN - first_L1)[here_LN], offsets, None
 
 
-def _jagged_bags(bags: Bags[Int64s], blocks_2L1: Tensor | None) -> tuple[Tensor, Tensor]:
+def _jagged_bags(bags: Bags[Int64s], blocks_2L1: Tensor | None) -> Asked:
     """Make bags, as `_dense_bags` and `_block_bags`, of the ids whose rows are held here."""
-    values_N, offsets = bags.values, bags.offsets
+    values_N, offsets, weights_N = bags.values, bags.offsets, bags.weights
     assert offsets is not None
     if blocks_2L1 is not None:
         counts_L = np.diff(table_offsets(bags))
@@ -134,7 +144,9 @@ def _jagged_bags(bags: Bags[Int64s], blocks_2L1: Tensor | None) -> tuple[Tensor,
         here_N = (values_N >= first_N) & (values_N < stop_N)
         offsets = np.concatenate([[0], np.cumsum(here_N)])[offsets]
         values_N = (values_N - first_N)[here_N]
-    return torch.from_numpy(values_N), torch.from_numpy(offsets)
+        weights_N = None if weights_N is None else weights_N[here_N]
+    weights = None if weights_N is None else torch.from_numpy(weights_N)
+    return torch.from_numpy(values_N), torch.from_numpy(offsets), weights
 
 
 def check_ids(bags: Bags[Tensor], table_rows_F1: Tensor) -> None:

@@ -34,12 +34,13 @@ if TYPE_CHECKING:
 class TableKernel(Protocol):
     """Tables of one width in this process, updated in backward."""
 
-    def __call__(self, ids_K: Tensor, offsets_E: Tensor) -> Tensor:
+    def __call__(self, ids_K: Tensor, offsets_E: Tensor, weights_K: Tensor | None = None) -> Tensor:
         """Look up and sum the rows of bags, float32 (B, F D).
 
         Args:
             ids_K: int64, bags of one table after the other.
             offsets_E: int64, begin of each bag in them, and their number.
+            weights_K: float32, what the rows are multiplied by; None for 1 each.
         """
         ...
 
@@ -83,8 +84,9 @@ class OwnKernel(TableKernel):
         self._leaf = torch.empty(0, requires_grad=True)
 
     @override
-    def __call__(self, ids_K: Tensor, offsets_E: Tensor) -> Tensor:
-        return cast(Tensor, _BagLookup.apply(self._leaf, self, ids_K, offsets_E, self._lr))
+    def __call__(self, ids_K: Tensor, offsets_E: Tensor, weights_K: Tensor | None = None) -> Tensor:
+        given = ids_K, offsets_E, weights_K
+        return cast(Tensor, _BagLookup.apply(self._leaf, self, *given, self._lr))
 
     @override
     def set_lr(self, lr: float) -> None:
@@ -94,8 +96,10 @@ class OwnKernel(TableKernel):
     def tensors(self) -> list[dict[str, Tensor]]:
         return [self.rows.tensors(table) for table in range(len(self._rows_F))]
 
-    def look_up(self, ids_K: Tensor, offsets_E: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Sum the rows of bags (B, F D); and the unsorted keys of what learns, with their shift."""
+    def look_up(
+        self, ids_K: Tensor, offsets_E: Tensor, weights_K: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None, int]:
+        """Sum the rows of bags (B, F D); and of what learns unsorted keys, weights, and a shift."""
         tables, weights_RD = len(self._rows_F), self.rows.weights_RD
         bags = (len(offsets_E) - 1) // tables
         shift = key_shift(len(weights_RD), tables * bags)
@@ -113,17 +117,22 @@ class OwnKernel(TableKernel):
         if offsets_E is not self._offsets_E:  # those of one id a bag come again and again
             self._offsets_E, self._offsets_there_E = offsets_E, self.placement.up(offsets_E)
         keys = self.placement.up(torch.from_numpy(keys_K))
+        weights_K = None if weights_K is None else self.placement.up(weights_K)
         found_FBD = functional.embedding_bag(
             *(keys >> shift, weights_RD, self._offsets_there_E),
             mode="sum",
             include_last_offset=True,
+            per_sample_weights=weights_K,
         ).view(tables, bags, weights_RD.shape[1])
         pooled_BFD = found_FBD.transpose(0, 1).contiguous()
         if not self.rows.learns_F.all():
             ends = pairwise(offsets_E[:: max(1, bags)].numpy())
             parts = zip(ends, self.rows.learns_F, strict=False)
-            keys = torch.cat([keys[:0], *(keys[a:b] for (a, b), learns in parts if learns)])
-        return pooled_BFD.view(bags, tables * weights_RD.shape[1]), keys, shift
+            learning = [slice(a, b) for (a, b), learns in parts if learns]
+            keys = torch.cat([keys[:0], *(keys[one] for one in learning)])
+            if weights_K is not None:
+                weights_K = torch.cat([weights_K[:0], *(weights_K[one] for one in learning)])
+        return pooled_BFD.view(bags, tables * weights_RD.shape[1]), keys, weights_K, shift
 
     def update(self, keys_K: Tensor, shift: int, gradient_GD: Tensor, lr: float) -> None:
         """Update the rows that `look_up` found by the gradients of their bags."""
@@ -141,18 +150,29 @@ class _BagLookup(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, _leaf: Tensor, kernel: OwnKernel, ids_K: Tensor, offsets_E: Tensor, lr: float
+        ctx: Any,
+        _leaf: Tensor,
+        kernel: OwnKernel,
+        ids_K: Tensor,
+        offsets_E: Tensor,
+        weights_K: Tensor | None,
+        lr: float,
     ) -> Tensor:
-        pooled_BW, ctx.keys_K, ctx.shift = kernel.look_up(ids_K, offsets_E)
+        pooled_BW, *learning, ctx.shift = kernel.look_up(ids_K, offsets_E, weights_K)
+        ctx.keys_K, ctx.weights_K = learning
         ctx.kernel, ctx.lr = kernel, lr
         return pooled_BW
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
-        dim = ctx.kernel.rows.weights_RD.shape[1]
-        gradient_GD = gradients[0].contiguous().view(-1, dim)
-        ctx.kernel.update(ctx.keys_K, ctx.shift, gradient_GD, ctx.lr)
-        return None, None, None, None, None
+        weights_RD, keys, shift = ctx.kernel.rows.weights_RD, ctx.keys_K, ctx.shift
+        gradient_GD = gradients[0].contiguous().view(-1, weights_RD.shape[1])
+        if ctx.weights_K is not None:  # each id has a gradient of its own
+            gradient_GD = gradient_GD[keys & ((1 << shift) - 1)] * ctx.weights_K.unsqueeze(1)
+            rows, shift = keys >> shift, key_shift(len(weights_RD), len(keys))
+            keys = rows << shift | torch.arange(len(keys), device=keys.device)
+        ctx.kernel.update(keys, shift, gradient_GD, ctx.lr)
+        return None, None, None, None, None, None
 
 
 # FBGEMM takes half a millisecond for a call, but prefetches. With 26 tables our kernels take a
@@ -195,8 +215,8 @@ class FbgemmKernel(TableKernel):
     tables: SplitTableBatchedEmbeddingBagsCodegen
 
     @override
-    def __call__(self, ids_K: Tensor, offsets_E: Tensor) -> Tensor:
-        return cast(Tensor, self.tables(ids_K, offsets_E))
+    def __call__(self, ids_K: Tensor, offsets_E: Tensor, weights_K: Tensor | None = None) -> Tensor:
+        return cast(Tensor, self.tables(ids_K, offsets_E, weights_K))
 
     @override
     def set_lr(self, lr: float) -> None:
