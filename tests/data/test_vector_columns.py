@@ -18,6 +18,7 @@ from dlrm_hybrid.data.schema import Schema
 from dlrm_hybrid.data.schemas import reading
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.predict import Predictor
+from dlrm_hybrid.predict.sources import frame_block
 from dlrm_hybrid.saved.inputs import ModelInputs
 from dlrm_hybrid.types import ConfigError, DataError
 
@@ -156,6 +157,12 @@ def test_text_that_is_no_vector_is_a_bad_row(tmp_path: Path) -> None:
         DataError, match="column 'image': binary is no list; the schema needs a sep"
     ):
         run_prepare([path], tmp_path / "rows", read(schema()))
+
+
+def test_rows_that_lack_vectors_may_have_missing_ones() -> None:
+    lacks = read(schema(more=", default: ''")).for_scoring
+    found = frame_block(pd.DataFrame({"age": [1.0], "price": [2.0], "c": ["a"]}), lacks)
+    assert found.values.dense_NI.tolist() == [[1.0, 0.5, 0.5, 0.5, 2.0]]
 
 
 @pytest.mark.parametrize(
