@@ -221,12 +221,12 @@ def _device(config: Config) -> Iterator[str]:
         yield "tf32 = True: CPUs multiply float32 as it is; needs device=cuda"
     if config.embedding.device == "cpu":
         return
-    given = "embedding.device = 'cuda'"
+    head = "embedding.device = 'cuda'"
     if config.device == "cpu":
-        yield f"{given}: tables are where the dense layers are; needs device=cuda"
+        yield f"{head}: tables are where the dense layers are; needs device=cuda"
     if config.parallel.trainers > 1:
         yield (
-            f"{given}: trainers that share tables exchange rows on the CPU; needs "
+            f"{head}: trainers that share tables exchange rows on the CPU; needs "
             "parallel.trainers=1"
         )
 

@@ -199,9 +199,9 @@ def label_losses(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture
     lines: list[Line] = []
     for run, of_run, start in zip(runs, labels, steps_before(runs), strict=True):
         for name in run.summary["test"].get("labels", {}):
-            found = _after(evaluated_loss(run, Over.STEPS, name), start)
+            curve = _after(evaluated_loss(run, Over.STEPS, name), start)
             label = name if len(runs) == 1 else f"{of_run} · {name}"
-            lines.append(Line(label=label, number=len(lines), curve=found))
+            lines.append(Line(label=label, number=len(lines), curve=curve))
     text = AxesText(Over.STEPS.value, "log-loss", x_is_whole=True)
     content = Lines(lines, text, Range.LOSSES, has_key=True)
     yield from _picture("Loss of each label", content, "Of each evaluation.")
@@ -334,16 +334,16 @@ def training_loss(run: Run, over: Over) -> Curve | None:
 def evaluated_loss(run: Run, over: Over, label: str | None = None) -> Curve | None:
     """Log-loss of each evaluation on the validation part, or on the test part without one.
 
-    Of all labels, or of one of several. None without evaluations, or if the axis was not measured.
+    Of one label if there are several; None without evaluations or if the axis was not measured.
     """
     position = _positions(run, over)
-    scores = [event for event in run.events if event.kind is Kind.EVALUATED]
-    validations = [event for event in scores if part_of(event) is ScoredPart.VALIDATION]
-    points = validations or scores
+    evaluations = [event for event in run.events if event.kind is Kind.EVALUATED]
+    validations = [event for event in evaluations if part_of(event) is ScoredPart.VALIDATION]
+    points = validations or evaluations
     if position is None or not points:
         return None
-    scores = [one.values if label is None else one.values["labels"][label] for one in points]
-    return pd.Series([one["log_loss"] for one in scores], [position(event) for event in points])
+    scores = [x.values if label is None else x.values["labels"][label] for x in points]
+    return pd.Series([x["log_loss"] for x in scores], [position(event) for event in points])
 
 
 def density(run: Run, prefix: str) -> Curve | None:

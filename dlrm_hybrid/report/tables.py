@@ -207,12 +207,12 @@ def label_scores(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
     names = [
         name
         for name in BEFORE
-        if name != "gauc" or any(name in one for scores in several for one in scores.values())
+        if name != "gauc" or any(name in x for scores in several for x in scores.values())
     ]
     rows = [
-        (run, label, *_before(one, names))
+        (run, label, *_before(row, names))
         for run, scores in zip(labels, several, strict=True)
-        for label, one in scores.items()
+        for label, row in scores.items()
     ]
     return Table(("run", "label", *map(BEFORE.__getitem__, names)), rows, "ll") if rows else None
 

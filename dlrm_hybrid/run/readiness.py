@@ -105,13 +105,13 @@ def _other_columns(model: Model, shards: Shards) -> Iterator[str]:
 
 def _other_widths(config: Config, shards: Shards) -> Iterator[str]:
     """Vectors that rows should begin with, and that are not as wide."""
-    for one in shards.manifest.vectors:
-        column, (_, width) = shards.schema.categorical[one.column], one.values.shape
+    for vectors in shards.manifest.vectors:
+        column, (_, width) = shards.schema.categorical[vectors.column], vectors.values.shape
         dim = column.embedding_dim or config.model.embedding_dim
         if width != dim:
             of = "" if column.embedding_dim else "model."
             yield (
-                f"data.schema.categorical[{one.column}].vectors = {column.vectors}: vectors of "
+                f"data.schema.categorical[{vectors.column}].vectors = {column.vectors}: vectors of "
                 f"{width} numbers for rows of {dim} ({of}embedding_dim)"
             )
 

@@ -176,11 +176,11 @@ def _show_prepared(result: PrepareResult, folder: Path, display: Display) -> Non
         f"{share}, {sum(manifest.table_rows):,} categories; "
         f"{result.seconds:.1f} s, {result.rows_per_second:,.0f} rows/s"
     )
-    for one in manifest.vectors:
-        column, found = manifest.schema.categorical[one.column], one.ids.rows
+    for file in manifest.vectors:
+        column, count = manifest.schema.categorical[file.column], file.ids.rows
         display.line(
-            f"  {column.name}: {found:,} of {manifest.table_rows[one.column]:,} rows begin with a "
-            f"vector of {column.vectors}; {one.categories - found:,} of its categories have no row"
+            f"  {column.name}: {count:,} of {manifest.table_rows[file.column]:,} rows begin with a "
+            f"vector of {column.vectors}; {file.categories - count:,} of its categories have no row"
         )
     if manifest.base is not None:
         names = [column.name for column in manifest.schema.categorical]

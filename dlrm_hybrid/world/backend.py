@@ -126,8 +126,8 @@ def job_of(settings: Settings, task: TrainTask) -> Job:
     config = settings.config
     rows = config.parallel.trainers * config.train.batch_size
     plan = Plan(steps=settings.steps, samples_per_step=rows)
-    known = settings.spec
-    spec = build.model_spec(config, known.table_rows, known.frozen, known.loss_weights)
+    model = settings.spec
+    spec = build.model_spec(config, model.table_rows, model.frozen, model.loss_weights)
     return Job.of(task, settings.values, config, plan, spec)
 
 

@@ -75,8 +75,8 @@ class Columns:
             label_B = label_B[:, 0]
         labels = self.spec.labels
         if label_B.shape[1:] != (() if labels == 1 else (labels,)) or not label_B.ndim:
-            wanted = "(rows,)" if labels == 1 else f"(rows, {labels})"
-            raise _FaultError(f"label has shape {_shape(label_B)}, must be {wanted}")
+            shape = "(rows,)" if labels == 1 else f"(rows, {labels})"
+            raise _FaultError(f"label has shape {_shape(label_B)}, must be {shape}")
         if rows is not None and len(label_B) != rows:
             raise _FaultError(
                 f"{len(label_B)} rows, must be {rows}: all batches of a world have "

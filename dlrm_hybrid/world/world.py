@@ -237,7 +237,7 @@ class World:
             DataError: a batch is malformed, or there are no rows.
         """
         weights = enumerate(self.spec.loss_weights, 1)
-        metrics, is_empty = metrics_of({f"label.{place}": one for place, one in weights}), True
+        metrics, is_empty = metrics_of({f"label.{place}": x for place, x in weights}), True
         for logit_B, batch in self._scored(batches, labelled=True):
             metrics.add(logit_B, *batch.outcomes)
             is_empty = False

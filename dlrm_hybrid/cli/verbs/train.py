@@ -254,8 +254,8 @@ class LiveTraining:
 def _labels_text(values: Values) -> str:
     """The scores of each of several labels, in a line; empty for one label."""
     shown = [
-        f"{name} {one['log_loss']:.4f}" + ("" if one["auc"] is None else f" AUC {one['auc']:.4f}")
-        for name, one in values.get("labels", {}).items()
+        f"{name} {x['log_loss']:.4f}" + ("" if x["auc"] is None else f" AUC {x['auc']:.4f}")
+        for name, x in values.get("labels", {}).items()
     ]
     return f"; {', '.join(shown)}" if shown else ""
 
@@ -278,8 +278,8 @@ def show_scores(terminal: Terminal, title: str, scores: Values, teacher: Values 
     rows = [["model", *(cell(scores.get(name)) for name in names)]]
     if several:
         rows = [["weighted sum", cell(scores["loss"]), *[""] * (len(names) - 1)]]
-    for label, one in several.items():
-        named = {"loss": one.get("log_loss"), **one}
+    for label, figures in several.items():
+        named = {"loss": figures.get("log_loss"), **figures}
         rows.append([label, *(cell(named.get(name)) for name in names)])
     if teacher is not None:
         rows.append(["Bayes optimum", *(cell(teacher.get(name)) for name in names)])

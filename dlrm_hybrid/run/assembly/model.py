@@ -63,7 +63,7 @@ def measured_bfloat16(config: Config, shape: ModelShape) -> Bfloat16 | None:
     if config.precision != Precision.BFLOAT16 or config.device != "cpu":
         return None
     shapes = shape.dense_shapes().values()
-    layers = [(one[1], one[0]) for one in shapes if len(one) == 2]
+    layers = [(x[1], x[0]) for x in shapes if len(x) == 2]
     return measure_bfloat16(layers, config.train.batch_size)
 
 

@@ -14,8 +14,8 @@ def begin_with_vectors(job: Job, pieces: Iterable[Piece]) -> None:
     """Begin the rows held in this process with the vectors of their categories, if any have such.
 
     Args:
-        job: that of the process.
-        pieces: what it holds.
+        job: job of the process.
+        pieces: the pieces that it holds.
 
     Raises:
         DataError: the vectors beside the prepared rows are damaged.
@@ -23,11 +23,11 @@ def begin_with_vectors(job: Job, pieces: Iterable[Piece]) -> None:
     held, shards = [*pieces], job.prepared
     if shards is None:
         return
-    for given in shards.manifest.vectors:
-        name = f"{job.layout.spec.table_names[given.column]}.weight"
-        own = [piece for piece in held if piece.name == name]
-        for ids_K, values_KD in shards.vectors(given) if own else ():
-            for piece in own:
+    for vectors in shards.manifest.vectors:
+        name = f"{job.layout.spec.table_names[vectors.column]}.weight"
+        found = [piece for piece in held if piece.name == name]
+        for ids_K, values_KD in shards.vectors(vectors) if found else ():
+            for piece in found:
                 rows_K, off_K = divmod(ids_K - piece.begin[0], piece.every)
                 here_K = (off_K == 0) & (rows_K >= 0) & (rows_K < len(piece.view))
                 columns = slice(piece.begin[1], piece.begin[1] + piece.view.shape[1])
