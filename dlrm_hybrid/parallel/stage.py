@@ -134,6 +134,7 @@ class Stage:
         self._weight_decay = weight_decay
         self._trainer = trainer
         self._loss_weights = loss_weights
+        self._weight_L = placement.up(torch.tensor(loss_weights)) if loss_weights else None
         self._weights = model.dense_parameters()
         self._batches: dict[BatchNumber, _Batch] = {}
 
@@ -280,9 +281,9 @@ class Stage:
 
     def _loss(self, logit_b: Tensor, label_b: Tensor, weight_b: Tensor | None) -> Tensor:
         """The mean over rows of their losses: Σ w·l / b, where l is Σ λ·l of several labels."""
-        if not self._loss_weights:
+        if self._weight_L is None:
             return functional.binary_cross_entropy_with_logits(logit_b, label_b, weight_b)
-        weight_bL = logit_b.new_tensor(self._loss_weights).expand_as(logit_b)
+        weight_bL = self._weight_L.expand_as(logit_b)
         if weight_b is not None:
             weight_bL = weight_bL * weight_b.unsqueeze(1)
         loss = functional.binary_cross_entropy_with_logits
