@@ -12,7 +12,7 @@
 # docs/benchmarks; training first, and each page as far as it came. The exit code is 0 if all laws
 # hold and all was measured, 2 without a GPU.
 cd "$(dirname "$0")/../.." || exit 1
-export PYTHONPATH="$PWD" PYTHONUNBUFFERED=1
+export PYTHONPATH="$PWD:$PWD/tests" PYTHONUNBUFFERED=1
 unset TRITON_INTERPRET
 python3 -c '
 import sys, torch
@@ -31,9 +31,9 @@ laws() {
         status=1
 }
 # Of all worlds those that compile few kernels for the CPU.
-laws 70 tests/train/test_devices_of_worlds.py "gpu and (single or tables or cross or dense or dct)"
-timeout 110 python3 scripts/gpu/train.py "${1:-docs/benchmarks}" --seconds 75 || status=1
+laws 85 tests/train/test_devices_of_worlds.py "gpu and (single or tables or cross or dense or dct)"
+timeout 105 python3 scripts/gpu/train.py "${1:-docs/benchmarks}" --seconds 75 || status=1
 laws 60 tests/compress/device "not plain_torch_sends" # that one is for the CPU
-timeout 85 python3 scripts/gpu/measure.py "${1:-docs/benchmarks}" || status=1
+timeout 80 python3 scripts/gpu/measure.py "${1:-docs/benchmarks}" || status=1
 laws 30 tests/compress/library/test_device_ranks.py "" # two processes, gloo
 exit $status

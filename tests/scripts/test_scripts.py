@@ -1,5 +1,7 @@
 """Every script says how it is used; what was measured can be measured again."""
 
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -8,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+import torch
 from patience import HANG_SECONDS
 
 from dlrm_hybrid.config.compose import values_of
@@ -117,3 +120,29 @@ def test_runs_killed_while_they_save_end_equal(parallel: str, tmp_path: Path) ->
 
 def test_an_attack_is_withstood(script: Callable[..., int], tmp_path: Path) -> None:
     assert script("faults/attack.py", tmp_path, "--only", "unknown-key") == 0
+
+
+CHECK = SCRIPTS / "gpu/check.sh"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it would run for minutes")
+def test_a_check_of_the_gpu_needs_one() -> None:
+    done = subprocess.run(["sh", CHECK], check=False, capture_output=True, text=True)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2 and "sees no CUDA device here" in line and not done.stdout
+
+
+def test_a_check_of_the_gpu_finds_its_laws() -> None:
+    """As it looks for them, where nothing of this folder is installed."""
+    laws = re.findall(r"^laws \d+ (\S+)", CHECK.read_text("utf-8"), flags=re.MULTILINE)
+    found = re.findall('PYTHONPATH="([^"]+)"', CHECK.read_text("utf-8"))[0]
+    root = SCRIPTS.parent
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--noconftest", "--collect-only", "-q", *laws],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": found.replace("$PWD", str(root))},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert len(laws) == 3 and done.returncode == 0, done.stdout
