@@ -5,8 +5,9 @@
 
 Files appear while it runs, each written beside its place and renamed. The program is killed with
 kill -9 and started again with the same command until all files are learned, and again in a new
-folder until there were so many kills. Prints a Markdown table; exit code 1 if a file was learned
-twice or not at all, or weights or scores are others. Overrides go to every run.
+folder until there were so many kills. Rows of one table, which is full, change hands. Prints a
+Markdown table; exit code 1 if a file was learned twice or not at all, or weights or scores are
+others. Overrides go to every run.
 """
 
 from __future__ import annotations
@@ -103,6 +104,11 @@ class Followed:
             found.append((one["file"], json.dumps(scores), digest(run, whole["steps"])))
         return found
 
+    def evicted(self) -> int:
+        """How many rows of the table of items changed hands."""
+        runs = (read_object(one, "summary.json") for one in (self.folder / FILES).glob("*"))
+        return sum(run["growth"]["item"]["evicted"] for run in runs if run["growth"])
+
     def ranks(self) -> list[int]:
         """Process ids of all ranks that there were."""
         texts = [path.read_text() for path in self.folder.glob(f"{FILES}/*/log/*.pid")]
@@ -115,12 +121,17 @@ def main() -> None:
     options, overrides = parser.parse_known_args()
     log = options.folder / "log"
     write(Log(rows=options.rows, days=options.files, new=0.1), log)
+    schema = (log / "day1.yaml").read_text()
+    full = schema.replace("{name: item,", "{name: item, max_rows: 20, evict: rarest,")
+    (log / "day1.yaml").write_text(full)
     whole = Followed(options.folder / "whole", log, options.files, overrides)
     for number in range(1, options.files + 1):
         whole.bring(number)
     if whole.start().wait():
         raise SystemExit(f"{whole.folder}: the run that nobody has harmed failed")
     expected = whole.result()
+    if not whole.evicted():
+        raise SystemExit(f"{whole.folder}: no row changed hands")
     draw = np.random.default_rng(fold(options.seed, "following"))
     kills, rows = 0, list[list[str]]()
     while kills < options.kills:
