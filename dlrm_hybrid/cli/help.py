@@ -40,6 +40,7 @@ TRAIN_READS = (
         "name",
         "precision",
         "device",
+        "tf32",
         "threads",
         "skip_completed",
         "conf",
@@ -55,7 +56,10 @@ EXPORTS = ("output", "format", "names", "int8", "check_rows")  # of each file of
 READS: Mapping[str, tuple[str, ...]] = {
     "prepare": ("prepare", "data"),
     "train": (*TRAIN_READS, "sweep", *(f"export.{key}" for key in EXPORTS)),
-    "evaluate": ("evaluate", "activation.evaluate_masked", "data", "device", "threads"),
+    "evaluate": (
+        *("evaluate", "activation.evaluate_masked", "data", "device", "embedding.device", "tf32"),
+        "threads",
+    ),
     "predict": (
         *("predict", "threads", "evaluate.batch_size", "data.prepared", "data.block_bytes"),
     ),
