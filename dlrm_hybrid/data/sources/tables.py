@@ -325,10 +325,7 @@ def prepare_tables(job: PrepareJob) -> Prepared:
         ]
         arrays = list(_single(job, spill, scales, id_of, job.counter("assemble", sum(rows))))
         for index in schema.multi_hot:
-            arrays += _multi_hot(index, spill, job.result, id_of[index])
-            if index in schema.weighted:
-                file, name = weights_file(index), f"weights{index}"
-                arrays += _beside(job.result / file, spill, name, np.float32)
+            arrays += _multi_hot(index, spill, job, id_of[index])
     return Prepared(
         xxh3=xxh3,
         rows=rows,
@@ -575,8 +572,9 @@ def _standardised(
 
 
 def _multi_hot(
-    index: int, spill: Spill, result: Path, id_V: npt.NDArray[np.int32]
+    index: int, spill: Spill, job: PrepareJob, id_V: npt.NDArray[np.int32]
 ) -> Iterator[StoredArray]:
+    result = job.result
     with (
         ArrayWriter(result / values_file(index), np.int32) as values,
         ArrayWriter(result / offsets_file(index), np.int64) as offsets,
@@ -591,3 +589,6 @@ def _multi_hot(
             for number_M in spill.read(part, f"ids{index}", np.int32):
                 values.append(id_V[number_M])
         yield from (values.finish(), offsets.finish())
+    if index in job.semantics.schema.weighted:
+        file = result / weights_file(index)
+        yield from _beside(file, spill, f"weights{index}", np.float32)
