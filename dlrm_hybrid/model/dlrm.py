@@ -8,11 +8,16 @@ Shapes: B batch, F tables, D embedding dimension; a stage's N inputs, M outputs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import final
+from typing import cast, final
 
 from torch import Tensor, nn
 
-from dlrm_hybrid.model.layers.interactions import DotInteraction, Interacting, interaction
+from dlrm_hybrid.model.layers.interactions import (
+    DotInteraction,
+    Interacting,
+    Projections,
+    interaction,
+)
 from dlrm_hybrid.model.layers.mlp import Mlp, hidden_dropout
 from dlrm_hybrid.model.layers.norm import statistics
 from dlrm_hybrid.model.layers.own import OwnLayers, initial
@@ -20,6 +25,8 @@ from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.own import OwnModel
 from dlrm_hybrid.model.spec import ModelShape, ModelSpec, StagePart
 from dlrm_hybrid.model.tensors import draw_dense
+
+_PROJECT = "project"  # in names of parameters
 
 
 @final
@@ -30,6 +37,9 @@ class DlrmLayers(nn.Module):
         super().__init__()
         self.bottom = _bottom(spec, part.bottom, precision, seed) if part.bottom else None
         self.interaction = interaction(spec, precision, seed) if part.has_interaction else None
+        self._has_projections = self.interaction is not None and bool(spec.projected)
+        if self.interaction is not None and self._has_projections:
+            self.interaction.add_module(_PROJECT, Projections(spec))
         self.top = _top(spec, part.top, precision, seed) if part.top else None
         draw_dense(dict(self.named_parameters()), seed)
 
@@ -39,6 +49,9 @@ class DlrmLayers(nn.Module):
             x_BN = self.bottom(x_BN, rows)
         if self.interaction is not None:
             assert pooled_BFD is not None
+            if self._has_projections:
+                project = self.interaction.get_submodule(_PROJECT)
+                pooled_BFD = cast(Tensor, project(pooled_BFD))
             x_BN = _interacted(self.interaction, x_BN, pooled_BFD, rows)
         return x_BN if self.top is None else self.top(x_BN, rows)
 
@@ -70,7 +83,8 @@ class StageModel(nn.Module):
 
         Args:
             x_BN: float32, the input.
-            pooled_BFD: float32 rows of all tables; not None at the stage with the interaction.
+            pooled_BFD: float32 rows of all tables, as wide as the widest, others with zeros behind
+                them; not None at the stage with the interaction.
             rows: as for `Mlp.forward`.
         """
         return self.layers.forward(x_BN, pooled_BFD, rows)

@@ -5,8 +5,8 @@ FBGEMM holds them where all learn and it knows optimizer and width (`Embedding.f
 A batch's ids are looked up as they are, or without repetition: then each row is looked up once, and
 the gradients of equal ids are summed.
 
-Shapes: B rows of a batch, F tables, D embedding dimension, K distinct ids, T trainers, L tables
-looked up, N bags of each of them.
+Shapes: B rows of a batch, F tables, D width of the widest (see `Widths`), K distinct ids, T
+trainers, L tables looked up, N bags of each of them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from dlrm_hybrid.kernels.gaps import bag_offsets, sum_rows, unique_ids
 from dlrm_hybrid.model.placement import HOST, Placement
 from dlrm_hybrid.model.rows.kernels import (
     SMALL_IDS,
-    OwnKernel,
     SmallBatches,
     TableKernel,
     fbgemm_kernel,
+    own_kernel,
 )
 from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.model.tables import Embedding
@@ -51,17 +51,17 @@ class Embeddings:
 
     def __init__(self, spec: ModelShape, options: Embedding, placement: Placement = HOST) -> None:
         self._names = spec.table_names
-        self._dim = spec.embedding_dim
-        dim = spec.embedding_dim
-        fits = options.fit_fbgemm(dim) and not spec.frozen and not placement.is_apart
+        self._widths = spec.widths
+        rows, dims = spec.table_rows, self._widths.dims
+        fits = options.fit_fbgemm(*dims) and not spec.frozen and not placement.is_apart
         self._kernel: TableKernel = (
-            fbgemm_kernel(spec.table_rows, dim, options)
+            fbgemm_kernel(rows, dims, options)
             if fits
-            else OwnKernel(spec.table_rows, dim, options, spec.frozen, placement)
+            else own_kernel(rows, dims, options, spec.frozen, placement)
         )
         self._offsets = torch.arange(1)
         self._lr = 0.0
-        is_plain = fits and options.optimizer == "sgd"
+        is_plain = fits and options.optimizer == "sgd" and self._widths.is_uniform
         self._small = SmallBatches(list(self.weights().values())) if is_plain else None
 
     def __call__(self, bags: Bags[Tensor]) -> Tensor:
@@ -73,13 +73,10 @@ class Embeddings:
         """
         ids_FB = require_ids_on_cpu(bags).values
         if bags.offsets is not None:
-            pooled_BN = self._look_up(ids_FB, bags.offsets, bags.weights)
-            return pooled_BN.view(bags.rows, len(self._names), self._dim)
+            return self._look_up(ids_FB, bags.offsets, bags.weights)
         if self._small is not None and ids_FB.numel() <= SMALL_IDS:
             return self._small(ids_FB, self._lr)
-        num_rows = ids_FB.shape[1]
-        pooled_BN = self._look_up(ids_FB.view(-1), self._offsets_of(ids_FB.numel()))
-        return pooled_BN.view(num_rows, len(self._names), self._dim)
+        return self._look_up(ids_FB.view(-1), self._offsets_of(ids_FB.numel()))
 
     def pooled(self, bags: DistinctBags) -> Tensor:
         """Look up bags of all tables, in their order → float32 (N, F * D).
@@ -87,20 +84,20 @@ class Embeddings:
         Raises:
             RuntimeError: an id is not a row of its table.
         """
-        return self._look_up(bags.ids_K, bags.offsets)
+        return self._look_up(bags.ids_K, bags.offsets).flatten(1)
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate for the rows of the next lookups."""
         self._lr = lr
 
     def weights(self) -> dict[str, Tensor]:
-        """Views (rows, D) of all tables: `embedding.1.weight` …; writing to one changes it."""
+        """Views (rows, width) of all tables: `embedding.1.weight` …; writing to one changes it."""
         return {name: one for name, one in self._tensors().items() if name.endswith(".weight")}
 
     def optimizer_state(self) -> dict[str, Tensor]:
         """Views of the optimizer's state: `embedding.1.sum` …; none for `sgd`.
 
-        (rows, D), or (rows,) of one number for each row, or (1,) of `embedding.1.step`.
+        (rows, width), or (rows,) of one number for each row, or (1,) of `embedding.1.step`.
         """
         return {name: one for name, one in self._tensors().items() if not name.endswith(".weight")}
 
@@ -110,7 +107,7 @@ class Embeddings:
 
     def _look_up(self, ids: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Tensor:
         self._kernel.set_lr(self._lr)
-        return self._kernel(ids, offsets, weights)
+        return self._widths.padded(self._kernel(ids, offsets, weights))
 
     def _offsets_of(self, num_ids: int) -> Tensor:
         if len(self._offsets) != num_ids + 1:

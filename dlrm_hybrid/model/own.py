@@ -25,6 +25,8 @@ from dlrm_hybrid.outside import path_of
 if TYPE_CHECKING:
     from torch.nn import Module
 
+    from dlrm_hybrid.compress.embedding.widths import Widths
+
 INTERACTION = "interaction"
 """Name of the part that takes the rows of the tables."""
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
@@ -112,6 +114,13 @@ class OwnModel:
     def parts(self) -> tuple[Part, ...]:
         """Its parts, in the order of the forward pass; raises ConfigError."""
         return parts_of(self.module, _hashable(self.settings), self.inputs)
+
+    @property
+    def widths(self) -> Widths:
+        """Widths of the tables: D each."""
+        from dlrm_hybrid.compress.embedding.widths import Widths  # not without numpy
+
+        return Widths((self.embedding_dim,) * len(self.table_rows), self.embedding_dim)
 
     @property
     def layer_names(self) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """The embedding tables of all trainers, sharded over them by TorchRec.
 
-Shapes: B batch, F tables, D embedding dimension, T trainers.
+Shapes: B batch, F tables, D width of the widest (see `Widths`), T trainers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dlrm_hybrid.model.exchange.distinct import DistinctExchange
 from dlrm_hybrid.model.exchange.ids import IdExchange, check_ids
 from dlrm_hybrid.model.exchange.levels import LevelExchange
 from dlrm_hybrid.model.optimizer import STEP
-from dlrm_hybrid.model.rows.kernels import FbgemmKernel, OwnKernel, TableKernel, fbgemm_arguments
+from dlrm_hybrid.model.rows.kernels import FbgemmKernel, TableKernel, fbgemm_arguments, own_kernel
 from dlrm_hybrid.model.rows.plan import (
     CPU,
     CpuSharder,
@@ -76,7 +76,8 @@ class ShardedEmbeddings:
         self._group = group
         quiet()
         set_gradient_division(False)
-        fits = embedding.fit_fbgemm(spec.embedding_dim) and not spec.frozen
+        widths = spec.widths
+        fits = embedding.fit_fbgemm(*widths.dims) and not spec.frozen
         sharder = CpuSharder(
             fused_params=fbgemm_arguments(embedding) if fits else {},
             qcomm_codecs_registry=codec_registry(embedding.comm_precision),
@@ -113,6 +114,8 @@ class ShardedEmbeddings:
         names = [name for one in shardings.values() for name in one.embedding_names()]
         self._order = torch.tensor([names.index(name) for name in spec.table_names])
         self._inverse = torch.argsort(self._order)
+        self._widths = widths.of([spec.table_names.index(name) for name in names])
+        self._held_widths = widths.of(paths.wanted_T[self._trainer])
 
     def __call__(self, bags: Bags[Tensor], rows_T: Sequence[int] | None = None) -> Tensor:
         """Look up the ids of a batch → float32 (B, F, D), in the order of the spec's tables.
@@ -146,14 +149,14 @@ class ShardedEmbeddings:
         ]
         parts_BN: list[Tensor] = [part_BN.wait() for part_BN in on_their_way]
         pooled_BN = parts_BN[0] if len(parts_BN) == 1 else torch.cat(parts_BN, 1)
-        pooled_BFD = pooled_BN.view(num_rows, len(self._order), self._spec.embedding_dim)
+        pooled_BFD = self._widths.padded(pooled_BN)
         return cast(Tensor, _Reorder.apply(pooled_BFD, self._order, self._inverse))
 
     def _look_up_distinct(self, exchange: DistinctExchange, bags: Bags[Tensor]) -> Tensor:
         asked = exchange.ask(bags)
         (kernel,) = self._kernels
-        pooled_NW = _looked_up(kernel, asked.bags.ids_K, asked.bags.offsets, None, 0)
-        return exchange.answer(pooled_NW, asked)
+        pooled_NC = _looked_up(kernel, asked.bags.ids_K, asked.bags.offsets, None, 0)
+        return exchange.answer(self._held_widths.padded(pooled_NC).flatten(1), asked)
 
     def keep_rows(self) -> None:
         """Fetch each row once in the lookups without gradients that follow; tables must not change.
@@ -217,7 +220,7 @@ def _local_kernel(sharding: Any) -> TableKernel | None:
     """FBGEMM's tables that this trainer holds of one kind of sharding; None if there are none."""
     lookup: torch.nn.Module = sharding.create_lookup()
     tables = [one for one in lookup.modules() if isinstance(one, BatchedFusedEmbeddingBag)]
-    assert len(tables) <= 1, "tables of one width and type share one kernel"
+    assert len(tables) <= 1, "tables of one type share one kernel"
     return FbgemmKernel(tables[0].emb_module) if tables else None
 
 
@@ -227,9 +230,9 @@ def _own_kernel(
     """Tables, with their shards, that FBGEMM cannot update; None if there are none."""
     if not held:
         return None
-    (width,) = {shard.columns[1] - shard.columns[0] for _, shard in held}
     rows = [shard.rows[1] - shard.rows[0] for _, shard in held]
-    return OwnKernel(rows, width, options, [frozen[table] for table, _ in held] if frozen else ())
+    dims = [shard.columns[1] - shard.columns[0] for _, shard in held]
+    return own_kernel(rows, dims, options, [frozen[table] for table, _ in held] if frozen else ())
 
 
 def _held(
@@ -259,13 +262,13 @@ def _pieces_of(
             begin = (shard.rows[0], shard.columns[0])
             found += [(kind, table, begin, view) for kind, view in views.items()]
     return [
-        _piece(f"{spec.table_names[table]}.{kind}", spec.table_rows[table], spec, begin, view)
+        _piece(f"{spec.table_names[table]}.{kind}", spec, table, begin, view)
         for kind, table, begin, view in sorted(found, key=lambda x: (x[0] != "weight", *x[:3]))
     ]
 
 
-def _piece(name: str, rows: int, spec: ModelShape, begin: tuple[int, int], view: Tensor) -> Piece:
+def _piece(name: str, spec: ModelShape, table: int, begin: tuple[int, int], view: Tensor) -> Piece:
     if name.endswith(f".{STEP}"):  # every shard has it; one trainer saves it
         return Piece(name=name, shape=(1,), begin=(0,), view=view, is_copy=begin != (0, 0))
-    dims = view.dim()
-    return Piece(name=name, shape=(rows, spec.embedding_dim)[:dims], begin=begin[:dims], view=view)
+    shape, dims = (spec.table_rows[table], spec.widths.dims[table]), view.dim()
+    return Piece(name=name, shape=shape[:dims], begin=begin[:dims], view=view)

@@ -19,6 +19,7 @@ from dlrm_hybrid.model.interaction import Dot, Interaction
 from dlrm_hybrid.types import ConfigError
 
 if TYPE_CHECKING:
+    from dlrm_hybrid.compress.embedding.widths import Widths
     from dlrm_hybrid.model.own import OwnModel
 
 ModelShape: TypeAlias = "ModelSpec | OwnModel"
@@ -34,7 +35,8 @@ class ModelSpec:
     """The shape of a model; layers and tables are numbered from 1.
 
     Attributes:
-        embedding_dim: D, the width of every table and of the bottom MLP's output.
+        embedding_dim: D, the width of the vectors that interact: of the bottom MLP's output, and of
+            every table without a width of its own.
         bottom: widths of the bottom MLP, its input first: (13, 512, 256, 64, 16); empty without
             dense columns.
         top: widths of the top MLP's layers; that of its input follows: (512, 256, 1). The last is
@@ -46,6 +48,8 @@ class ModelSpec:
         batch_norm: whether hidden layers have it instead of biases.
         frozen: whether the rows of each table never change; empty if all learn.
         loss_weights: of two labels or more, the factor of each one's loss; empty for one label.
+        table_dims: widths of the tables; empty if all have D. Rows of another width become vectors
+            of D by a linear layer without bias (mixed dimension embeddings, Ginart et al., 2019).
 
     Raises:
         ConfigError: the widths do not fit together; the message names the key.
@@ -61,6 +65,7 @@ class ModelSpec:
     batch_norm: bool = False
     frozen: tuple[bool, ...] = ()
     loss_weights: tuple[float, ...] = ()
+    table_dims: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         faults = list(self._no_numbers())
@@ -81,13 +86,19 @@ class ModelSpec:
             faults.append("model.interaction = 'dot': one table and no bottom MLP make no pair")
         if self.frozen and len(self.frozen) != len(self.table_rows):
             faults.append(f"model: frozen says it of {len(self.frozen)} tables")
-        if min((self.embedding_dim, *self.bottom, *self.top, *self.table_rows)) < 1:
+        if self.table_dims and len(self.table_dims) != len(self.table_rows):
+            faults.append(
+                f"model.table_dims: {list(self.table_dims)} must have a width for each of the "
+                f"{len(self.table_rows)} tables, or none"
+            )
+        widths = (self.embedding_dim, *self.bottom, *self.top, *self.table_dims)
+        if min((*widths, *self.table_rows)) < 1:
             faults.append("model: every width and every number of rows must be at least 1")
         if faults:
             raise ConfigError("\n".join(faults))
 
     def _no_numbers(self) -> Iterator[str]:
-        for name in ("embedding_dim", "bottom", "top", "table_rows"):
+        for name in ("embedding_dim", "bottom", "top", "table_rows", "table_dims"):
             given: Any = getattr(self, name)
             is_list = name != "embedding_dim"
             numbers = cast("Sequence[Any]", given) if type(given) in (tuple, list) else [given]
@@ -95,6 +106,20 @@ class ModelSpec:
             if not (is_right and all(map(_is_number, numbers))):
                 wanted = "whole numbers" if is_list else "a whole number"
                 yield f"model.{name} = {given!r:.80}: must be {wanted}"
+
+    @property
+    def widths(self) -> Widths:
+        """Widths of the tables."""
+        from dlrm_hybrid.compress.embedding.widths import Widths  # not without numpy
+
+        dims = self.table_dims or (self.embedding_dim,) * len(self.table_rows)
+        return Widths(dims, max(dims))
+
+    @property
+    def projected(self) -> dict[int, int]:
+        """Width by number of each table whose rows become vectors of D by a linear layer."""
+        numbered = enumerate(self.table_dims, 1)
+        return {number: dim for number, dim in numbered if dim != self.embedding_dim}
 
     @property
     def num_dense(self) -> int:
@@ -159,13 +184,18 @@ class ModelSpec:
         """Shape of every dense parameter by name, in the order of the forward pass.
 
         `bottom.1.weight` (out, in), `bottom.1.bias` …, then those of the interaction
-        (`interaction.1.v`), then those of the top MLP. A layer with batch norm has
+        (`interaction.1.v`, then `interaction.project.3.weight` of table 3 with a width of its own),
+        then those of the top MLP. A layer with batch norm has
         `bottom.1.norm.weight` and `bottom.1.norm.bias` instead of `bottom.1.bias`.
         """
         interaction = self.interaction.shapes(self.num_vectors, self.embedding_dim)
         shapes = {
             **_shapes("bottom", self.bottom),
             **{f"interaction.{name}": shape for name, shape in interaction.items()},
+            **{
+                f"interaction.project.{number}.weight": (self.embedding_dim, dim)
+                for number, dim in self.projected.items()
+            },
             **_shapes("top", self.top_widths),
         }
         norms = {f"{layer}.bias": f"{layer}.norm" for layer in self.normed_layers}

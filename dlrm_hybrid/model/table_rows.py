@@ -3,7 +3,7 @@
 Server s of S owns the rows s, s + S, s + 2S … of every table, so popular ids, which have low
 numbers, spread over all servers. Here a row has the number id // S.
 
-Shapes: F tables, R rows of all, D embedding dimension, K ids, C numbers of state for each row.
+Shapes: F tables, D width of the widest (see `Widths`), K ids.
 """
 
 from __future__ import annotations
@@ -43,6 +43,38 @@ def owned_rows(table_rows: Sequence[int], server: int, servers: int) -> tuple[in
 
 
 @final
+class _Part:
+    """The rows of the tables of one width, among all tables."""
+
+    def __init__(
+        self,
+        dim: int,
+        dims_F: Sequence[int],
+        rows_F: Sequence[int],
+        options: Embedding,
+        storage: RowStorage,
+        frozen: Sequence[bool],
+    ) -> None:
+        self.dim = dim
+        self._is_mine_F = np.array(dims_F) == dim
+        # Others have no rows here, so tables keep their numbers.
+        own = [rows if other == dim else 0 for rows, other in zip(rows_F, dims_F, strict=True)]
+        self.rows = UpdatedRows(own, dim, options, storage, frozen)
+
+    def tensors(self) -> dict[int, dict[str, Tensor]]:
+        """Views of each table by name, by table."""
+        return {table: self.rows.tensors(table) for table in self._is_mine_F.nonzero()[0].tolist()}
+
+    def mine(self, asked: OwnedIds) -> Int64s:
+        """Which of some ids are of these tables."""
+        return np.flatnonzero(np.repeat(self._is_mine_F, asked.counts_F))
+
+    def flat(self, asked: OwnedIds) -> Int64s:
+        """Numbers among all rows here, of ids of these tables; of others without meaning."""
+        return asked.ids_K + np.repeat(self.rows.starts_F, asked.counts_F)
+
+
+@final
 class TableRows:
     """The rows of one server, with their optimizer's state; both are initially 0.
 
@@ -63,20 +95,24 @@ class TableRows:
         storage: RowStorage = IN_MEMORY,
     ) -> None:
         self.rows_F = owned_rows(spec.table_rows, server, servers)
-        self.dim = spec.embedding_dim
+        self.widths = spec.widths
         self._spec = spec
         self._storage = storage
         self._server, self._servers = server, servers
-        self._rows = UpdatedRows(self.rows_F, self.dim, options, storage, spec.frozen)
-        self._tables = [self._rows.tensors(table) for table in range(len(self.rows_F))]
+        dims = self.widths.dims
+        self._parts = [
+            _Part(dim, dims, self.rows_F, options, storage, spec.frozen)
+            for dim in dict.fromkeys(dims)
+        ]
+        held = {table: one for part in self._parts for table, one in part.tensors().items()}
+        self._tables = [held[table] for table in range(len(self.rows_F))]
 
     def draw(self, seed: int, init: TableInit = "uniform_rows") -> None:
         """Draw the values that rows have in any layout; see `draw_embeddings`."""
-        for name, full, held in zip(
-            self._spec.table_names, self._spec.table_rows, self._tables, strict=True
-        ):
+        sizes = zip(self._spec.table_rows, self.widths.dims, strict=True)
+        for name, size, held in zip(self._spec.table_names, sizes, self._tables, strict=True):
             own_RD, drawn = held["weight"], 0
-            for part_RD in embedding_parts(f"{name}.weight", full, self.dim, seed, init):
+            for part_RD in embedding_parts(f"{name}.weight", *size, seed, init):
                 # The first row of the part has the number `drawn` in its table.
                 mine_RD = part_RD[(self._server - drawn) % self._servers :: self._servers]
                 first = -(-(drawn - self._server) // self._servers)
@@ -85,7 +121,15 @@ class TableRows:
 
     def look_up(self, asked: OwnedIds) -> Tensor:
         """Copy the rows (K, D) of some ids."""
-        return self._storage.look_up(self._rows.weights_RD, torch.from_numpy(self._flat(asked)))
+        if len(self._parts) == 1:
+            (part,) = self._parts
+            return self._storage.look_up(part.rows.weights_RD, torch.from_numpy(part.flat(asked)))
+        found_KD = torch.zeros(len(asked.ids_K), self.widths.widest)
+        for part in self._parts:
+            mine_K = torch.from_numpy(part.mine(asked))
+            rows_K = torch.from_numpy(part.flat(asked)).index_select(0, mine_K)
+            found_KD[mine_K, : part.dim] = self._storage.look_up(part.rows.weights_RD, rows_K)
+        return found_KD
 
     def update(self, gradients: Sequence[tuple[OwnedIds, Tensor]], lr: float) -> None:
         """Update each row once by the sum of its gradients.
@@ -94,12 +138,20 @@ class TableRows:
             gradients: float32 (K, D) for distinct ids, per trainer in the order of summing.
             lr: learning rate.
         """
-        rows_K = np.concatenate([self._flat(ids) for ids, _ in gradients])
-        gradient_KD = torch.cat([gradient_KD for _, gradient_KD in gradients]).numpy()
-        keys_K, shift = row_keys(rows_K, np.arange(len(rows_K)))
-        if len(gradients) > 1:  # ids of one trainer come in order
-            keys_K.sort()
-        self._rows.update(Gradients(keys_K, shift, gradient_KD), lr)
+        for part in self._parts:
+            rows_K = np.concatenate([part.flat(ids) for ids, _ in gradients])
+            gradient_KD = torch.cat([gradient_KD for _, gradient_KD in gradients]).numpy()
+            if len(self._parts) > 1:
+                ends = np.cumsum([0, *(len(ids.ids_K) for ids, _ in gradients)])
+                mine_K = np.concatenate(
+                    [part.mine(ids) + end for (ids, _), end in zip(gradients, ends, strict=False)]
+                )
+                rows_K = rows_K[mine_K]
+                gradient_KD = np.ascontiguousarray(gradient_KD[mine_K, : part.dim])
+            keys_K, shift = row_keys(rows_K, np.arange(len(rows_K)))
+            if len(gradients) > 1:  # ids of one trainer come in order
+                keys_K.sort()
+            part.rows.update(Gradients(keys_K, shift, gradient_KD), lr)
 
     def pieces(self) -> list[Piece]:
         """Views of all rows and of their optimizer's state, by table, without empty ones."""
@@ -123,6 +175,3 @@ class TableRows:
             view=view,
             every=self._servers,
         )
-
-    def _flat(self, asked: OwnedIds) -> Int64s:
-        return asked.ids_K + np.repeat(self._rows.starts_F, asked.counts_F)

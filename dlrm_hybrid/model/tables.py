@@ -107,10 +107,10 @@ class Embedding(_Embedding):
         """Whether state is one number per full row, so columns cannot be split."""
         return any(self.row_state.values())
 
-    def fit_fbgemm(self, dim: int) -> bool:
-        """Whether FBGEMM holds and updates tables of this width on a CPU."""
+    def fit_fbgemm(self, *dims: int) -> bool:
+        """Whether FBGEMM holds and updates tables of these widths on a CPU."""
         is_known = self.optimizer in BY_FBGEMM and not self.weight_decay and self.kernel == "fbgemm"
-        return is_known and dim % FBGEMM_COLUMNS == 0
+        return is_known and not any(dim % FBGEMM_COLUMNS for dim in dims)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -182,6 +182,6 @@ class _ProgramLink(Link):
         counts = added([self.meter.steps_counts(), self.answers.counts])
         if self.rank.topology.table_servers and self.rank.worker.tables is not None:
             # One row of float32 per id looked up.
-            row_bytes = FLOAT_BYTES * self.job.layout.spec.embedding_dim
-            counts[Traffic.EMBEDDING]["dense_equivalent_bytes"] += row_bytes * self._ids
+            elements = self.job.layout.spec.widths.mean_elements(self._ids)
+            counts[Traffic.EMBEDDING]["dense_equivalent_bytes"] += FLOAT_BYTES * elements
         return Answer(value=counts)

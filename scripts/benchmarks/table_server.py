@@ -34,6 +34,7 @@ from harness import (
     spread,
 )
 
+from dlrm_hybrid.compress.embedding.widths import Widths
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
@@ -205,7 +206,8 @@ def messages_of(
             (asked,) = split_batch(tensor_bags(batch.bags), 1)[1].asked
             gradient_KD = torch.randn(len(asked.ids.ids_K), dim, generator=generator)
             sections = id_sections(asked, rows)
-            values = value_section(gradient_KD, gradient_cast)
+            widths = Widths((dim,) * len(rows), dim)
+            values = value_section(gradient_KD, asked.ids.counts_F, widths, gradient_cast)
             for kind, found, sent in (
                 (Kind.LOOKUP, lookups, sections),
                 (Kind.UPDATE, updates, (*sections, values)),

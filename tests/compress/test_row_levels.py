@@ -20,6 +20,7 @@ from dlrm_hybrid.compress.embedding.memory import (
 )
 from dlrm_hybrid.compress.embedding.messages import LevelReceiver, LevelSender
 from dlrm_hybrid.compress.embedding.trainer import Part, TrainerMemory, load_copies
+from dlrm_hybrid.compress.embedding.widths import Widths
 from dlrm_hybrid.kernels.levels.row_levels import MOST_LEVELS, NO_SLOT, WAYS
 from dlrm_hybrid.types import DataError, DivergedError
 from dlrm_hybrid.wire.section import SectionError
@@ -27,6 +28,7 @@ from dlrm_hybrid.wire.section import SectionError
 Float32s = NDArray[np.float32]
 DIM = 4
 TABLES = (1, 9, 300)
+WIDTHS = Widths((4, 4, 3), DIM)
 OPTIONS = LevelOptions(row_error=0.05, gradient_error=0.5, copies_rows=32, lifespan=8)
 SEEDS = st.integers(0, 2**32 - 1)
 EXPONENTS = st.integers(-30, 10)
@@ -37,6 +39,11 @@ def some_rows(rng: np.random.Generator) -> Rows:
     counts = [rng.integers(0, rows + 1) if rng.random() < 0.9 else rows for rows in TABLES]
     ids = [np.sort(rng.permutation(rows)[:n]) for rows, n in zip(TABLES, counts, strict=True)]
     return Rows(np.concatenate(ids).astype(np.int64), np.array(counts, np.int64))
+
+
+def is_inside(rows: Rows) -> NDArray[np.bool_]:
+    """What of the rows is no zero behind a narrow one."""
+    return np.arange(DIM) < np.repeat(WIDTHS.as_array, rows.counts_L)[:, None]
 
 
 def flat(rows: Rows) -> NDArray[np.int64]:
@@ -135,7 +142,7 @@ def test_a_full_set_lets_the_rows_go_that_were_asked_for_the_longest_ago(
 @given(SEEDS)
 def test_levels_come_back_from_their_bytes(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    sender, receiver = LevelSender(len(TABLES), 5), LevelReceiver(len(TABLES), 2)
+    sender, receiver = LevelSender(WIDTHS, 5), LevelReceiver(WIDTHS, 2)
     for number in range(12):
         rows = some_rows(rng)
         shape = (len(rows.ids_K), DIM)
@@ -143,10 +150,11 @@ def test_levels_come_back_from_their_bytes(seed: int) -> None:
         levels_KD *= rng.choice([-1, 1], shape) * (rng.random((shape[0], 1)) < rng.random())
         if rng.random() < 0.3 and levels_KD.size:
             levels_KD[0, 0] = rng.choice([MOST_LEVELS, -MOST_LEVELS])
+        levels_KD *= is_inside(rows)
         if number == 7:
             sender.restart()
         message = sender.encode(levels_KD.astype(np.int32), rows.counts_L, [-number, 60])
-        found_KD, exponents = receiver.decode(memoryview(message), rows.counts_L, DIM)
+        found_KD, exponents = receiver.decode(memoryview(message), rows.counts_L)
         assert exponents == [-number, 60]
         assert np.array_equal(found_KD, levels_KD)
 
@@ -154,15 +162,15 @@ def test_levels_come_back_from_their_bytes(seed: int) -> None:
 @given(st.binary(max_size=300), SEEDS, st.integers(0, 400), st.integers(0, 7))
 def test_any_bytes_give_levels_or_an_error(noise: bytes, seed: int, at: int, bit: int) -> None:
     rng = np.random.default_rng(seed)
-    sender, rows = LevelSender(len(TABLES), 5), some_rows(rng)
+    sender, rows = LevelSender(WIDTHS, 5), some_rows(rng)
     levels_KD = rng.integers(-2, 3, (len(rows.ids_K), DIM)).astype(np.int32)
     good = sender.encode(levels_KD, rows.counts_L, [3])
     flipped = bytearray(good)
     flipped[at % len(good)] ^= 1 << bit
     for message in (noise, bytes(flipped), good[: at % len(good)], good + noise[:1]):
-        receiver = LevelReceiver(len(TABLES), 1)
+        receiver = LevelReceiver(WIDTHS, 1)
         try:
-            found_KD, _ = receiver.decode(memoryview(message), rows.counts_L, DIM)
+            found_KD, _ = receiver.decode(memoryview(message), rows.counts_L)
         except SectionError:
             continue
         assert (np.abs(found_KD.astype(np.int64)) <= MOST_LEVELS).all()
@@ -173,7 +181,7 @@ def test_a_message_takes_what_its_levels_are_worth() -> None:
     rng = np.random.default_rng(0)
     rows = Rows(np.arange(4000), np.array([4000]))
     levels_KD = rng.integers(-1, 2, (4000, DIM)) * (rng.random((4000, 1)) < 0.1)
-    sender = LevelSender(1, 1000)
+    sender = LevelSender(Widths((DIM,), DIM), 1000)
     sizes = [len(sender.encode(levels_KD.astype(np.int32), rows.counts_L, [0])) for _ in range(4)]
     is_sent = levels_KD.any(axis=1)
     chance = is_sent.mean()
@@ -186,12 +194,15 @@ def test_a_message_takes_what_its_levels_are_worth() -> None:
 @given(SEEDS)
 def test_sums_of_squares_do_not_depend_on_who_holds_a_table(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    one = TrainerMemory.of_one_part(TABLES, DIM, OPTIONS)
+    one = TrainerMemory.of_one_part(TABLES, WIDTHS, OPTIONS)
     order = rng.permutation(len(TABLES)).tolist()
     # The first holds no table, and is never asked.
     held = [[], *([table] for table in order)]
     several = TrainerMemory(
-        [Part(own, [TABLES[table] for table in own], DIM, OPTIONS.copies_rows) for own in held],
+        [
+            Part(own, [TABLES[table] for table in own], WIDTHS.of(own), OPTIONS.copies_rows)
+            for own in held
+        ],
         TABLES,
         OPTIONS,
     )
@@ -199,8 +210,8 @@ def test_sums_of_squares_do_not_depend_on_who_holds_a_table(seed: int) -> None:
     for _ in range(20):
         rows = some_rows(rng)
         ends_L = np.cumsum(rows.counts_L)[:-1]
-        true_KD = rng.normal(size=(len(rows.ids_K), DIM)).astype(np.float32)
-        sum_KD = (1e-3 * rng.normal(size=true_KD.shape)).astype(np.float32)
+        true_KD = rng.normal(size=(len(rows.ids_K), DIM)).astype(np.float32) * is_inside(rows)
+        sum_KD = (1e-3 * rng.normal(size=true_KD.shape)).astype(np.float32) * is_inside(rows)
         ids_L, true_L, sum_L = (np.split(x, ends_L) for x in (rows.ids_K, true_KD, sum_KD))
         expected = np.split(one.own_rows(0, rows, true_KD), ends_L)
         parts = [Rows(ids_L[table], rows.counts_L[table : table + 1]) for table in order]
@@ -220,7 +231,7 @@ def test_sums_of_squares_do_not_depend_on_who_holds_a_table(seed: int) -> None:
 @given(SEEDS)
 def test_who_goes_on_from_a_checkpoint_does_as_who_was_never_broken(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    memory = TrainerMemory.of_one_part(TABLES, DIM, OPTIONS)
+    memory = TrainerMemory.of_one_part(TABLES, WIDTHS, OPTIONS)
 
     def learn(own: TrainerMemory, rng: np.random.Generator) -> list[NDArray[np.generic]]:
         told: list[NDArray[np.generic]] = []
@@ -232,7 +243,7 @@ def test_who_goes_on_from_a_checkpoint_does_as_who_was_never_broken(seed: int) -
 
     learn(memory, rng)
     saved = {name: value.copy() for name, value in memory.tensors().items()}
-    again = TrainerMemory.of_one_part(TABLES, DIM, OPTIONS)
+    again = TrainerMemory.of_one_part(TABLES, WIDTHS, OPTIONS)
     again.load(saved)
     holder = Copies(TABLES, DIM, OPTIONS.copies_rows)
     assert load_copies(holder, range(len(TABLES)), saved) == memory.row_step.exponent
@@ -246,16 +257,17 @@ def test_who_goes_on_from_a_checkpoint_does_as_who_was_never_broken(seed: int) -
 
 
 def test_a_checkpoint_of_other_limits_is_refused() -> None:
-    saved = TrainerMemory.of_one_part((100,), DIM, OPTIONS).tensors()
+    one = Widths((DIM,), DIM)
+    saved = TrainerMemory.of_one_part((100,), one, OPTIONS).tensors()
     with pytest.raises(DataError, match=r"levels 0.slots: int64 \(32, 2\), expected .* \(104, 2\)"):
         TrainerMemory.of_one_part(
-            (100,), DIM, LevelOptions(row_error=1, gradient_error=1, copies_rows=100, lifespan=1)
+            (100,), one, LevelOptions(row_error=1, gradient_error=1, copies_rows=100, lifespan=1)
         ).load(saved)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
 def test_what_is_no_number_of_steps_is_refused(bad: float) -> None:
-    memory = TrainerMemory.of_one_part((9,), DIM, OPTIONS)
+    memory = TrainerMemory.of_one_part((9,), Widths((DIM,), DIM), OPTIONS)
     rows, good_KD = Rows(np.array([2, 5]), np.array([2])), np.ones((2, DIM), np.float32)
     bad_KD = good_KD.copy()
     bad_KD[1, 2] = bad
@@ -273,7 +285,7 @@ def test_a_step_is_the_power_of_two_near_its_part_of_the_mean_square(
     exponent: int, fraction: float
 ) -> None:
     values_KD = np.full((10, DIM), 2.0**exponent, np.float32)
-    step, own = Step(fraction, 8, 0.0), Sum(1)
+    step, own = Step(fraction, 8, 0.0), Sum(Widths((DIM,), DIM))
     own.add(Rows(np.arange(10), np.array([10])), values_KD)
     step.renew_if_due([own])
     wanted = 2 * fraction * 2.0**exponent

@@ -53,7 +53,7 @@ def equals_one_set_of_tables(argument: str, report, stop) -> None:
         first = {name: tensor.clone() for name, tensor in tensors(embeddings).items()}
         precision = trainer.given["precision"]
         memories = [
-            TrainerMemory.of_one_part(SPEC.table_rows, SPEC.embedding_dim, LevelOptions(**levels))
+            TrainerMemory.of_one_part(SPEC.table_rows, SPEC.widths, LevelOptions(**levels))
             for _ in range(trainer.trainers)
             if (levels := trainer.given.get("levels"))
         ]

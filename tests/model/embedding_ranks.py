@@ -52,7 +52,8 @@ class Trainer:
         self.group: CountedGroup | None = None
         self._report = report
         dim = given.get("dim", SPEC.embedding_dim)
-        self.spec = replace(SPEC, embedding_dim=dim, bottom=(13, dim))
+        dims = tuple(given.get("dims", ()))
+        self.spec = replace(SPEC, embedding_dim=dim, bottom=(13, dim), table_dims=dims)
 
     def count(self, sent_bytes: int, dense_bytes: int, received_bytes: int) -> None:
         self.sent_bytes += sent_bytes
@@ -127,8 +128,8 @@ def batch(step: int, rows: int, spec: ModelSpec = SPEC) -> tuple[Tensor, Tensor]
     ids_FB = torch.stack(
         [torch.randint(0, limit, (rows,), generator=generator) for limit in spec.table_rows]
     )
-    shape = (rows, len(spec.table_rows), spec.embedding_dim)
-    return ids_FB, torch.randn(shape, generator=generator)
+    drawn = torch.randn(rows, sum(spec.widths.dims), generator=generator)
+    return ids_FB, spec.widths.padded(drawn)
 
 
 def unsharded(trainer: Trainer) -> Embeddings:

@@ -91,6 +91,36 @@ def test_widths_and_decay_that_fbgemm_does_not_know(
         assert moved >= 1e-3
 
 
+OWN_WIDTHS = [8, 4, 16, 8, 12, 4, 8]
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimizer", "given"),
+    [
+        ("table_wise", "rowwise_adagrad", {}),
+        ("table_wise", "adam", {"deduplicate": True, "dims": [3, 8, 5, 8, 10, 4, 8]}),
+        *slow(
+            ("table_wise", "sgd", {"deduplicate": True}),
+            ("row_wise", "adagrad", {}),
+            ("row_wise", "adam", {"dims": [3, 8, 5, 8, 10, 4, 8]}),
+            ("column_wise", "adagrad", {"dims": [8, 12, 16, 8, 12, 24, 8]}),
+            ("auto", "adagrad", {}),
+        ),
+    ],
+)
+def test_tables_of_several_widths_equal_one_process(
+    tmp_path: Path, kind: str, optimizer: str, given: dict
+):
+    given = {"dims": OWN_WIDTHS, **given}
+    told = run(tmp_path, "equals_one_table", 3, kind=kind, optimizer=optimizer, **given)
+    exact = kind == "table_wise" and not given.get("deduplicate")
+    for one in told:
+        assert one["forward"] <= (0.0 if exact else 1e-6)
+    for difference, moved in told[-1]["values"].values():
+        assert difference <= (0.0 if exact else 2e-6 * max(1.0, moved))
+        assert moved >= 1e-3
+
+
 # Gradients as small as 1e-6 must arrive as well as others.
 @pytest.mark.parametrize("scale", [pytest.param(1e-3, marks=pytest.mark.slow), 1e-6])
 @pytest.mark.parametrize(

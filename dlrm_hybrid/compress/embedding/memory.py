@@ -14,7 +14,7 @@ of its gradients. The trainer renews both steps and names them in its messages; 
 they do not depend on who holds which table.
 
 Shapes: K rows of a message, table after table, distinct and increasing in each; L tables; S slots;
-D embedding dimension.
+D width of the widest table (see `Widths`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import final
 import numpy as np
 
 from dlrm_hybrid.arrays import Bools, Float32s, Int32s, Int64s
+from dlrm_hybrid.compress.embedding.widths import Widths
 from dlrm_hybrid.kernels.levels.row_levels import (
     WAYS,
     add_squares,
@@ -148,14 +149,15 @@ class Step:
 class Sum:
     """Squares of the elements of some tables' rows, by table, and their number."""
 
-    def __init__(self, num_tables: int) -> None:
-        self.squares_L = np.zeros(num_tables)
+    def __init__(self, widths: Widths) -> None:
+        self._widths = widths
+        self.squares_L = np.zeros(len(widths.dims))
         self.count = 0
 
     def add(self, rows: Rows, values_KD: Float32s) -> None:
         """Add the squares of a message's rows."""
         add_squares(values_KD, rows.counts_L, self.squares_L)
-        self.count += values_KD.size
+        self.count += self._widths.elements(rows.counts_L)
 
     def forget(self) -> None:
         """Begin again at 0."""

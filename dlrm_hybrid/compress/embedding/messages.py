@@ -4,7 +4,7 @@
 
 Rows name the step that they are in; gradients theirs, and that in which rows are to be sent next.
 
-Shapes: K rows, L tables, D embedding dimension.
+Shapes: K rows, L tables, D width of the widest (see `Widths`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 
 from dlrm_hybrid.arrays import Int32s, Int64s
 from dlrm_hybrid.compress.embedding.memory import MOST_EXPONENT
+from dlrm_hybrid.compress.embedding.widths import Widths
 from dlrm_hybrid.kernels.levels.rans import (
     EVENT_BYTES,
     EVENTS_OF_A_LEVEL,
@@ -31,20 +32,22 @@ from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 class LevelSender:
     """Codes levels, by chances of its own for each table."""
 
-    def __init__(self, num_tables: int, lifespan: int) -> None:
-        self._tables = TableSender(Shape(num_tables, num_tables, SYMBOLS), lifespan)
+    def __init__(self, widths: Widths, lifespan: int) -> None:
+        self._dims_L, tables = widths.as_array, len(widths.dims)
+        self._tables = TableSender(Shape(tables, tables, SYMBOLS), lifespan)
 
     def encode(self, levels_KD: Int32s, counts_L: Int64s, exponents: Sequence[int]) -> bytes:
         """The bytes of a message."""
         counts = self._tables.counts
         counted = (counts.set_C, counts.flags_C, counts.symbols_CS)
-        rows = count_levels(levels_KD, counts_L, *counted)
+        rows = count_levels(levels_KD, counts_L, self._dims_L, *counted)
         head = np.array(exponents, np.int8).tobytes() + self._tables.begin()
         events = len(levels_KD) + EVENTS_OF_A_LEVEL * rows * levels_KD.shape[1]
         events_S = np.empty(events, np.uint32)
         out = np.empty(EVENT_BYTES * events + STATE_BYTES, np.uint8)
         tables = self._tables.tables
-        size = encode_levels(levels_KD, counts_L, tables.chance_C, tables.starts_CE, events_S, out)
+        chances = (tables.chance_C, tables.starts_CE)
+        size = encode_levels(levels_KD, counts_L, self._dims_L, *chances, events_S, out)
         return head + out[:size].tobytes()
 
     def restart(self) -> None:
@@ -56,11 +59,12 @@ class LevelSender:
 class LevelReceiver:
     """Reads what a `LevelSender` has coded."""
 
-    def __init__(self, num_tables: int, exponents: int) -> None:
+    def __init__(self, widths: Widths, exponents: int) -> None:
+        self._widths, tables = widths, len(widths.dims)
         self._exponents = exponents
-        self._tables = TableReceiver(Shape(num_tables, num_tables, SYMBOLS))
+        self._tables = TableReceiver(Shape(tables, tables, SYMBOLS))
 
-    def decode(self, message: memoryview, counts_L: Int64s, dim: int) -> tuple[Int32s, list[int]]:
+    def decode(self, message: memoryview, counts_L: Int64s) -> tuple[Int32s, list[int]]:
         """The levels (K, D) of a message, and its exponents.
 
         Raises:
@@ -72,8 +76,9 @@ class LevelReceiver:
         if len(exponents) < self._exponents or any(abs(x) > MOST_EXPONENT for x in exponents):
             raise section.error(f"it does not begin with {self._exponents} exponents of steps")
         tables, _, codes = self._tables.begin(section)
-        levels_KD = np.empty((int(counts_L.sum()), dim), np.int32)
+        levels_KD = np.empty((int(counts_L.sum()), self._widths.widest), np.int32)
         data = np.frombuffer(codes, np.uint8).copy()
-        if not decode_levels(data, counts_L, tables.chance_C, tables.starts_CE, levels_KD):
+        chances, dims_L = (tables.chance_C, tables.starts_CE), self._widths.as_array
+        if not decode_levels(data, counts_L, dims_L, *chances, levels_KD):
             raise section.error(f"{len(data)} bytes are not the levels of {len(levels_KD)} rows")
         return levels_KD, exponents

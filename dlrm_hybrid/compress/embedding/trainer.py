@@ -26,6 +26,7 @@ from dlrm_hybrid.compress.embedding.memory import (
     Sum,
     first_exponent,
 )
+from dlrm_hybrid.compress.embedding.widths import Widths
 from dlrm_hybrid.types import DataError
 
 Array = NDArray[np.generic]
@@ -38,11 +39,14 @@ SENT, LOST = "rows.levels", "rows.lost_residuals"
 class Part:
     """What a trainer remembers of tables that one end holds."""
 
-    def __init__(self, tables: Sequence[int], rows_L: Sequence[int], dim: int, most: int) -> None:
+    def __init__(
+        self, tables: Sequence[int], rows_L: Sequence[int], widths: Widths, most: int
+    ) -> None:
         self.tables = tuple(tables)
-        self.copies = Copies(rows_L, dim, most)
-        self.residuals = Residuals(self.copies.slots, dim)
-        self.of_rows, self.of_gradients = Sum(len(rows_L)), Sum(len(rows_L))
+        self.widths = widths
+        self.copies = Copies(rows_L, widths.widest, most)
+        self.residuals = Residuals(self.copies.slots, widths.widest)
+        self.of_rows, self.of_gradients = Sum(widths), Sum(widths)
 
     def take(self, rows: Rows, view_KD: Float32s, fresh: Int64s) -> None:
         """Take rows that were received; `fresh` are the slots that change their row by it."""
@@ -70,10 +74,10 @@ class TrainerMemory:
 
     @classmethod
     def of_one_part(
-        cls, table_rows: Sequence[int], dim: int, options: LevelOptions
+        cls, table_rows: Sequence[int], widths: Widths, options: LevelOptions
     ) -> TrainerMemory:
         """The memory where one end holds all tables."""
-        part = Part(range(len(table_rows)), table_rows, dim, options.copies_rows)
+        part = Part(range(len(table_rows)), table_rows, widths, options.copies_rows)
         return cls([part], table_rows, options)
 
     @property
@@ -103,7 +107,9 @@ class TrainerMemory:
             for part, part_rows, sum_KD in zip(self.parts, rows, sums, strict=True)
         ]
         self._rows += sum(map(len, rounded))
-        self._elements += sum(levels_KD.size for levels_KD in rounded)
+        self._elements += sum(
+            part.widths.elements(own.counts_L) for part, own in zip(self.parts, rows, strict=True)
+        )
         self._sent += sum(int(np.count_nonzero(levels_KD)) for levels_KD in rounded)
         return rounded
 

@@ -13,7 +13,7 @@ chances of the flag and of magnitudes.
 
 Shapes: K rows of a message, table after table; L tables: first slot, sets; each a context C of
 flags and magnitudes; S slots of all: 1 + row or 0 for none, last message that asked for it; of
-magnitudes S symbols, E = S + 1; D embedding dimension.
+magnitudes S symbols, E = S + 1; D width of the widest table (rows of others end in zeros).
 """
 
 from __future__ import annotations
@@ -270,13 +270,19 @@ def scale_levels(levels_KD: Int32s, step: float, values_KD: Float32s) -> None:
 
 @kernel
 def count_levels(
-    levels_KD: Int32s, counts_L: Int64s, set_C: Int64s, flags_C: Int64s, symbols_CS: Int64s
+    levels_KD: Int32s,
+    counts_L: Int64s,
+    dims_L: Int64s,
+    set_C: Int64s,
+    flags_C: Int64s,
+    symbols_CS: Int64s,
 ) -> int:
     """Count what `encode_levels` will write.
 
     Args:
         levels_KD: of the rows of a message.
         counts_L: how many are of each table.
+        dims_L: width of each table.
         set_C: rows of nothing but zeros are added to it.
         flags_C: so are all rows.
         symbols_CS: so are the magnitudes of the other rows.
@@ -284,9 +290,9 @@ def count_levels(
     Returns:
         rows that are not all zeros.
     """
-    rows, k, dim = 0, 0, levels_KD.shape[1]
+    rows, k = 0, 0
     for table in range(counts_L.size):
-        zeros = 0
+        zeros, dim = 0, dims_L[table]
         for _ in range(counts_L[table]):
             bits = np.int32(0)
             for column in range(dim):
@@ -307,6 +313,7 @@ def count_levels(
 def encode_levels(
     levels_KD: Int32s,
     counts_L: Int64s,
+    dims_L: Int64s,
     chance_C: Halves,
     starts_CE: Halves,
     events_S: Words,
@@ -317,6 +324,7 @@ def encode_levels(
     Args:
         levels_KD: of the rows of a message.
         counts_L: how many are of each table.
+        dims_L: width of each table.
         chance_C: of flags, by table.
         starts_CE: of magnitudes, by table.
         events_S: has room for an event for each row, and EVENTS_OF_A_LEVEL for each level sent.
@@ -326,9 +334,10 @@ def encode_levels(
         bytes written.
     """
     events, starts = address_of(events_S), address_of(starts_CE)
-    k, at, dim = 0, 0, levels_KD.shape[1]
+    k, at = 0, 0
     for table in range(counts_L.size):
         chance, row = np.int64(chance_C[table]), row_of(starts, table, SYMBOLS)
+        dim = dims_L[table]
         for _ in range(counts_L[table]):
             bits = np.int32(0)
             for column in range(dim):
@@ -343,13 +352,19 @@ def encode_levels(
 
 @kernel
 def decode_levels(
-    data: Bytes, counts_L: Int64s, chance_C: Halves, starts_CE: Halves, levels_KD: Int32s
+    data: Bytes,
+    counts_L: Int64s,
+    dims_L: Int64s,
+    chance_C: Halves,
+    starts_CE: Halves,
+    levels_KD: Int32s,
 ) -> bool:
     """Read what `encode_levels` wrote; False if the bytes are no such rows."""
     words, state, at = begin(data)
-    starts, dim, k = address_of(starts_CE), levels_KD.shape[1], 0
+    starts, k = address_of(starts_CE), 0
     for table in range(counts_L.size):
         chance, row = np.int64(chance_C[table]), row_of(starts, table, SYMBOLS)
+        dim = dims_L[table]
         for _ in range(counts_L[table]):
             is_zero, state, at = read_flag(words, state, at, chance)
             for column in range(dim):
@@ -359,5 +374,7 @@ def decode_levels(
                 if abs(level) > MOST_LEVELS:
                     return False
                 levels_KD[k, column] = level
+            for column in range(dim, levels_KD.shape[1]):
+                levels_KD[k, column] = 0
             k += 1
     return has_ended(state, at)

@@ -9,8 +9,9 @@ Each id of a batch is sent once, and rows are pooled by the trainer that looks t
 
 Every trainer is on both sides. Both sides know the number of rows from the ids.
 
-Shapes: B rows of this trainer's batch, F tables, D embedding dimension, K distinct ids, T trainers,
-L tables that one trainer looks up, N rows of all trainers' batches or bags of each table.
+Shapes: B rows of this trainer's batch, F tables, D width of the widest (see `Widths`), K distinct
+ids, T trainers, L tables that one trainer looks up, N rows of all trainers' batches or bags of each
+table.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from dlrm_hybrid.arrays import Bytes, Int64s
 from dlrm_hybrid.bags import Bags, table_offsets
 from dlrm_hybrid.comm.group import FLOAT_BYTES, CountedGroup, GroupMessages
 from dlrm_hybrid.compress.embedding.memory import Rows
+from dlrm_hybrid.compress.embedding.widths import Widths
 from dlrm_hybrid.kernels.gaps import (
     BITS_OF_A_COUNT,
     BITS_OF_AN_ID,
@@ -97,13 +99,14 @@ class DistinctExchange:
         self._group = group
         self._messages = GroupMessages(group, _MARGIN)
         self._rank = group.rank()
-        self._dim = spec.embedding_dim
+        self._dim = spec.widths.widest
         self._casts = casts
         self.levels = levels
         self._kept: KeptRows | None = None
         self._order_F = np.array([table for held in wanted_T for table in held], np.int64)
         self._rows_F = np.array(spec.table_rows, np.int64)[self._order_F]
         self._learns_F = learning(spec.frozen, len(spec.table_rows))[self._order_F]
+        self._widths_T = [spec.widths.of(held) for held in wanted_T]
         self._num_held_T = [len(held) for held in wanted_T]
         ends_T = list(accumulate(self._num_held_T))
         self._held_T = [
@@ -173,16 +176,13 @@ class DistinctExchange:
     ) -> Tensor:
         """Send rows from the holders of tables to the trainers that look up (B, F, D)."""
         others = sum(asked.rows_T) - asked.rows_T[self._rank]
-        dense_bytes = FLOAT_BYTES * self._dim * self._num_held_T[self._rank] * others
+        dense_bytes = FLOAT_BYTES * sum(self._widths_T[self._rank].dims) * others
         given_KD = asked.bags.gather(pooled_NW, self._dim)
         if levels is not None:
             taken_KD = levels.rows(given_KD, asked.theirs_T, asked.mine_T, dense_bytes)
             return asked.mine.pool(taken_KD)
-        codec, _ = self._casts
-        taken_KD = self._group.exchange(
-            codec.encode(given_KD), _sizes(asked.theirs_T), _sizes(asked.mine_T), dense_bytes
-        )
-        rows_KD = codec.decode(taken_KD)
+        of_mine, of_theirs = self._packings(asked.mine_T, asked.theirs_T)
+        rows_KD = self._exchanged(given_KD, of_theirs, of_mine, self._casts[0], dense_bytes)
         if asked.found_K is not None and self._kept is not None:
             mine = Rows(asked.mine.ids_K, asked.mine.counts_F)
             all_KD = self._kept.complete(mine, asked.found_K, rows_KD.numpy())
@@ -194,7 +194,9 @@ class DistinctExchange:
 
         Those of frozen tables are not sent: they are zero there.
         """
-        dense_bytes = FLOAT_BYTES * self._dim * self._num_elsewhere * len(gradient_BFD)
+        elsewhere = [one for t, one in enumerate(self._widths_T) if t != self._rank]
+        columns = sum(dim for one in elsewhere for dim in one.dims)
+        dense_bytes = FLOAT_BYTES * columns * len(gradient_BFD)
         given_KD = asked.mine.sum_by_id(gradient_BFD)
         if self._learns_F.all():
             return self._send_gradients(given_KD, asked.theirs_T, asked.mine_T, dense_bytes)
@@ -216,11 +218,23 @@ class DistinctExchange:
     ) -> Tensor:
         if self.levels is not None:
             return self.levels.gradients(given_KD, theirs_T, mine_T, dense_bytes)
-        _, codec = self._casts
-        taken_KD = self._group.exchange(
-            codec.encode(given_KD), _sizes(mine_T), _sizes(theirs_T), dense_bytes
-        )
-        return codec.decode(taken_KD)
+        of_mine, of_theirs = self._packings(mine_T, theirs_T)
+        return self._exchanged(given_KD, of_mine, of_theirs, self._casts[1], dense_bytes)
+
+    def _packings(
+        self, mine_T: Sequence[Rows], theirs_T: Sequence[Rows]
+    ) -> tuple[_Packing, _Packing]:
+        """Rows that this trainer looks up, by holder; and rows held here, by who looks up."""
+        held = [self._widths_T[self._rank]] * len(theirs_T)
+        return _Packing(self._widths_T, mine_T), _Packing(held, theirs_T)
+
+    def _exchanged(
+        self, given_KD: Tensor, given: _Packing, taken: _Packing, codec: Cast, dense_bytes: int
+    ) -> Tensor:
+        """Send rows to the trainers that are to have them; returns those for this one."""
+        sent = codec.encode(given.widths.packed(given_KD, given.counts).flatten())
+        came = self._group.exchange(sent, given.sizes, taken.sizes, dense_bytes)
+        return taken.widths.unpacked(codec.decode(came), taken.counts)
 
     def _exchange(
         self, messages_T: list[Bytes], mine: DistinctIds
@@ -255,8 +269,31 @@ class DistinctExchange:
         return len(self._order_F) - self._num_held_T[self._rank]
 
 
-def _sizes(rows_T: Sequence[Rows]) -> list[int]:
-    return [len(one.ids_K) for one in rows_T]
+@final
+@dataclass(frozen=True, slots=True)
+class _Packing:
+    """Widths and numbers of rows for each trainer, or from it, which are packed into a message."""
+
+    widths_T: Sequence[Widths]
+    rows_T: Sequence[Rows]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of elements of each trainer."""
+        pairs = zip(self.widths_T, self.rows_T, strict=True)
+        return [widths.elements(rows.counts_L) for widths, rows in pairs]
+
+    @property
+    def widths(self) -> Widths:
+        """Widths of the tables of all trainers."""
+        return Widths(
+            tuple(dim for one in self.widths_T for dim in one.dims), self.widths_T[0].widest
+        )
+
+    @property
+    def counts(self) -> Int64s:
+        """Number of rows of these tables."""
+        return np.concatenate([one.counts_L for one in self.rows_T])
 
 
 def encoded_ids(ids_K: Int64s, counts_L: Int64s, rows_L: Int64s, most: int) -> Bytes:

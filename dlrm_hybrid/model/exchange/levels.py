@@ -3,7 +3,7 @@
 What a trainer looks up in its own tables is rounded too, though it is not sent: so results do not
 depend on who holds a table.
 
-Shapes: D embedding dimension, K distinct ids, T trainers, L tables held here.
+Shapes: D width of the widest table (see `Widths`), K distinct ids, T trainers, L tables held here.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from dlrm_hybrid.compress.embedding.trainer import (
     tensors_of,
     values_of_trainer,
 )
+from dlrm_hybrid.compress.embedding.widths import Widths
 from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.section import SectionError
@@ -44,17 +45,20 @@ class RowResponder:
 
     Args:
         tables: those held here.
+        widths: of these tables.
         copies: the rows as the trainer has them.
         exponent: that of the step of rows.
         lifespan: number of messages that a probability table serves.
     """
 
-    def __init__(self, tables: Sequence[int], copies: Copies, exponent: int, lifespan: int) -> None:
+    def __init__(
+        self, tables: Sequence[int], widths: Widths, copies: Copies, exponent: int, lifespan: int
+    ) -> None:
         self.tables = tuple(tables)
         self.copies = copies
         self.exponent = exponent
-        self.sender = LevelSender(len(tables), lifespan)
-        self.receiver = LevelReceiver(len(tables), GRADIENT_EXPONENTS)
+        self.sender = LevelSender(widths, lifespan)
+        self.receiver = LevelReceiver(widths, GRADIENT_EXPONENTS)
 
     def rows(self, rows: Rows, values_KD: Float32s) -> bytes:
         """Encode the message with some rows; empty if no table is held here."""
@@ -65,10 +69,9 @@ class RowResponder:
 
     def gradients(self, message: memoryview, rows: Rows) -> Float32s:
         """Decode the gradients of some rows from the trainer's message."""
-        dim = self.copies.values_SD.shape[1]
         if not self.tables:
-            return np.empty((0, dim), np.float32)
-        levels_KD, exponents = self.receiver.decode(message, rows.counts_L, dim)
+            return np.empty((0, self.copies.values_SD.shape[1]), np.float32)
+        levels_KD, exponents = self.receiver.decode(message, rows.counts_L)
         exponent, self.exponent = exponents
         return values_of(levels_KD, exponent)
 
@@ -89,15 +92,14 @@ class Asking:
 
     def __init__(self, part: Part, lifespan: int) -> None:
         self.part = part
-        self.sender = LevelSender(len(part.tables), lifespan)
-        self.receiver = LevelReceiver(len(part.tables), ROW_EXPONENTS)
+        self.sender = LevelSender(part.widths, lifespan)
+        self.receiver = LevelReceiver(part.widths, ROW_EXPONENTS)
 
     def rows(self, message: memoryview, rows: Rows) -> Float32s:
         """Decode the rows of a holder's message."""
-        dim = self.part.copies.values_SD.shape[1]
         if not self.part.tables:
-            return np.empty((0, dim), np.float32)
-        levels_KD, (exponent,) = self.receiver.decode(message, rows.counts_L, dim)
+            return np.empty((0, self.part.widths.widest), np.float32)
+        levels_KD, (exponent,) = self.receiver.decode(message, rows.counts_L)
         view_KD, fresh = self.part.copies.receive(rows, levels_KD, exponent)
         self.part.take(rows, view_KD, fresh)
         return view_KD
@@ -133,19 +135,21 @@ class LevelExchange:
         self._rank = group.rank()
         self._row_messages = GroupMessages(group, _MARGIN)
         self._gradient_messages = GroupMessages(group, _MARGIN)
-        self._dim = spec.embedding_dim
-        rows, most = spec.table_rows, options.copies_rows
-        parts = [Part(held, [rows[one] for one in held], self._dim, most) for held in held_T]
+        rows, widths, most = spec.table_rows, spec.widths, options.copies_rows
+        parts = [Part(held, [rows[one] for one in held], widths.of(held), most) for held in held_T]
         self.memory = TrainerMemory(parts, rows, options)
         self._asking_T = [Asking(part, options.lifespan) for part in parts]
         own = held_T[self._rank]
-        rows_L, first = [rows[one] for one in own], self.memory.row_step.exponent
+        rows_L, widest = [rows[one] for one in own], widths.widest
+        first = self.memory.row_step.exponent
         # For its own rows a trainer is both ends.
         copies_T = [
-            parts[self._rank].copies if trainer == self._rank else Copies(rows_L, self._dim, most)
+            parts[self._rank].copies if trainer == self._rank else Copies(rows_L, widest, most)
             for trainer in range(len(held_T))
         ]
-        self._answering_T = [RowResponder(own, one, first, options.lifespan) for one in copies_T]
+        self._answering_T = [
+            RowResponder(own, widths.of(own), one, first, options.lifespan) for one in copies_T
+        ]
 
     def rows(
         self, given_KD: Tensor, theirs_T: Sequence[Rows], mine_T: Sequence[Rows], dense_bytes: int

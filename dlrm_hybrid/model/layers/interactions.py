@@ -4,7 +4,8 @@ Each maps x_BD, the output of the bottom MLP, and e_BED, the pooled rows of the 
 of the top MLP. Without a bottom MLP x_BD has no columns and counts as no vector.
 
 Shapes: B batch, F vectors of a row (bottom MLP first, then the tables), D their width, E tables,
-P = F(F-1)/2 pairs, W = F D all vectors one after the other, R rank of a cross layer.
+P = F(F-1)/2 pairs, W = F D all vectors one after the other (in projections: a table's own width, or
+the widest), R rank of a cross layer.
 """
 
 from __future__ import annotations
@@ -25,6 +26,73 @@ from dlrm_hybrid.model.layers.products import (
     hidden_type,
 )
 from dlrm_hybrid.model.spec import ModelSpec
+
+
+@final
+class _Projected(torch.autograd.Function):
+    """Forward: a product for each narrow or wide table, others as they are; backward: two."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, e_BEW: Tensor, dim: int, dims_E: tuple[int, ...], *weights: Tensor
+    ) -> Tensor:
+        z_BED = e_BEW.new_empty(len(e_BEW), len(dims_E), dim)
+        saved: list[Tensor] = []
+        for table, width in enumerate(dims_E):
+            # Contiguous, and so aligned: products round the same wherever rows came from.
+            x_BW = e_BEW[:, table, :width].contiguous()
+            if width != dim:
+                weight_DW = weights[len(saved) // 2]
+                saved += (x_BW, weight_DW)
+                x_BW = affine(x_BW, weight_DW, None, relu=False)
+            z_BED[:, table] = x_BW
+        ctx.dim, ctx.dims_E, ctx.shape = dim, dims_E, e_BEW.shape
+        ctx.save_for_backward(*saved)
+        return z_BED
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (g_BED,) = gradients
+        of_e_BEW = g_BED.new_zeros(ctx.shape)
+        of_weights: list[Tensor] = []
+        for table, width in enumerate(ctx.dims_E):
+            g_BD = g_BED[:, table].contiguous()
+            if width != ctx.dim:
+                at = 2 * len(of_weights)
+                x_BW, weight_DW = ctx.saved_tensors[at : at + 2]
+                of_weights.append(gradient_of_weight(g_BD, x_BW))
+                g_BD = gradient_of_input(g_BD, weight_DW)
+            of_e_BEW[:, table, :width] = g_BD
+        return (of_e_BEW, None, None, *of_weights)
+
+
+@final
+class Projection(nn.Module):
+    """The linear layer of one table: `weight` (D, width), zero until drawn."""
+
+    def __init__(self, dim: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(dim, width))
+
+
+@final
+class Projections(nn.Module):
+    """Rows of tables of any width, (B, E, widest) → vectors (B, E, D).
+
+    Mixed dimension embeddings (Ginart et al., 2019, arXiv 1909.11810, section 3): rows of another
+    width than D are multiplied by a matrix of their table. In float32, whatever the precision.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self._dim, self._dims_E = spec.embedding_dim, spec.widths.dims
+        for number, width in spec.projected.items():
+            self.add_module(str(number), Projection(spec.embedding_dim, width))
+        self._flat = tuple(self.parameters())
+
+    def forward(self, e_BEW: Tensor) -> Tensor:
+        """Vectors that interact; `e_BEW` has zeros after rows that are narrower."""
+        return cast(Tensor, _Projected.apply(e_BEW, self._dim, self._dims_E, *self._flat))
 
 
 @final

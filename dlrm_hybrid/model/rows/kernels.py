@@ -1,7 +1,7 @@
 """Tables of one process: those that FBGEMM holds, its optimizer fused into backward, and our own.
 
-Shapes: F tables, R rows of all, D embedding dimension; B rows of a batch or bags of each table, K
-ids, E = F B + 1 offsets of bags; G gradients.
+Shapes: F tables, R rows of all, D their width, C columns of all; B rows of a batch or bags of each
+table, K ids, E = F B + 1 offsets of bags; G gradients.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch.nn import functional
 from typing_extensions import override
 
 from dlrm_hybrid.arrays import Int64s
+from dlrm_hybrid.bags import Bags, in_order
 from dlrm_hybrid.kernels.rows import Gradients, bag_keys, look_up, update_sgd
 from dlrm_hybrid.model.placement import HOST, Placement
 from dlrm_hybrid.model.row_storage import InMemory
@@ -32,10 +33,10 @@ if TYPE_CHECKING:
 
 
 class TableKernel(Protocol):
-    """Tables of one width in this process, updated in backward."""
+    """Tables in this process, updated in backward."""
 
     def __call__(self, ids_K: Tensor, offsets_E: Tensor, weights_K: Tensor | None = None) -> Tensor:
-        """Look up and sum the rows of bags, float32 (B, F D).
+        """Look up and sum the rows of bags, float32 (B, C), columns of one table after the other.
 
         Args:
             ids_K: int64, bags of one table after the other.
@@ -55,7 +56,7 @@ class TableKernel(Protocol):
 
 @final
 class OwnKernel(TableKernel):
-    """Tables of any width with any optimizer: looked up by torch, updated by our kernels.
+    """Tables of one width, any, with any optimizer: looked up by torch, updated by our kernels.
 
     On a device torch updates them too; ids come from the host, rows and their gradients are there.
 
@@ -65,6 +66,7 @@ class OwnKernel(TableKernel):
         options: their optimizer.
         frozen: see `UpdatedRows`.
         placement: where the tables are.
+        numbers: those of the tables, for messages; empty: 1, 2, ….
     """
 
     def __init__(
@@ -74,9 +76,11 @@ class OwnKernel(TableKernel):
         options: Embedding,
         frozen: Sequence[bool] = (),
         placement: Placement = HOST,
+        numbers: Sequence[int] = (),
     ) -> None:
         self.placement = placement
         self.rows = UpdatedRows(rows_F, dim, options, InMemory(placement.device), frozen)
+        self._numbers = numbers or range(1, len(rows_F) + 1)
         self._rows_F = np.array(rows_F, np.int64)
         self._offsets_E = self._offsets_there_E = torch.empty(0)
         self._lr = 0.0
@@ -112,7 +116,7 @@ class OwnKernel(TableKernel):
             table = int(np.searchsorted(offsets_E[::bags].numpy(), bad, side="right")) - 1
             raise RuntimeError(
                 f"id {int(ids_K[bad])} is out of bounds: "
-                f"table {table + 1} has {self._rows_F[table]} rows"
+                f"table {self._numbers[table]} has {self._rows_F[table]} rows"
             )
         if offsets_E is not self._offsets_E:  # those of one id a bag come again and again
             self._offsets_E, self._offsets_there_E = offsets_E, self.placement.up(offsets_E)
@@ -175,6 +179,81 @@ class _BagLookup(torch.autograd.Function):
         return None, None, None, None, None, None
 
 
+@final
+class MixedKernel(TableKernel):
+    """Tables of several widths: those of each width are an `OwnKernel`.
+
+    Args:
+        rows_F: rows per table; may be 0.
+        dims_F: width of each.
+        options: their optimizer.
+        frozen: see `UpdatedRows`.
+        placement: where the tables are.
+    """
+
+    def __init__(
+        self,
+        rows_F: Sequence[int],
+        dims_F: Sequence[int],
+        options: Embedding,
+        frozen: Sequence[bool] = (),
+        placement: Placement = HOST,
+    ) -> None:
+        self._parts: list[tuple[list[int], OwnKernel]] = []
+        for dim in dict.fromkeys(dims_F):
+            own = [table for table, other in enumerate(dims_F) if other == dim]
+            numbers = [table + 1 for table in own]
+            rows = [rows_F[table] for table in own]
+            stays = [frozen[table] for table in own] if frozen else ()
+            self._parts.append((own, OwnKernel(rows, dim, options, stays, placement, numbers)))
+        self._tables = len(rows_F)
+        ends_F: list[int] = np.cumsum(dims_F).tolist()
+        columns = [
+            column
+            for table in self._order
+            for column in range(ends_F[table] - dims_F[table], ends_F[table])
+        ]
+        self._columns_C = torch.argsort(torch.tensor(columns)).to(placement.device)
+
+    @override
+    def __call__(self, ids_K: Tensor, offsets_E: Tensor, weights_K: Tensor | None = None) -> Tensor:
+        bags = Bags(ids_K, offsets_E, self._tables, weights=weights_K).map(Tensor.numpy)
+        parts: list[Tensor] = []
+        for own, kernel in self._parts:
+            some = in_order(bags, np.array(own)).map(lambda array: torch.from_numpy(array))
+            assert some.offsets is not None
+            parts.append(kernel(some.values, some.offsets, some.weights))
+        return torch.cat(parts, 1).index_select(1, self._columns_C)
+
+    @override
+    def set_lr(self, lr: float) -> None:
+        for _, kernel in self._parts:
+            kernel.set_lr(lr)
+
+    @override
+    def tensors(self) -> list[dict[str, Tensor]]:
+        held = [one for _, kernel in self._parts for one in kernel.tensors()]
+        return [held[self._order.index(table)] for table in range(self._tables)]
+
+    @property
+    def _order(self) -> list[int]:
+        """The tables, by part."""
+        return [table for own, _ in self._parts for table in own]
+
+
+def own_kernel(
+    rows_F: Sequence[int],
+    dims_F: Sequence[int],
+    options: Embedding,
+    frozen: Sequence[bool] = (),
+    placement: Placement = HOST,
+) -> OwnKernel | MixedKernel:
+    """Make tables of these numbers of rows and widths, updated by our kernels."""
+    if len(set(dims_F)) == 1:
+        return OwnKernel(rows_F, dims_F[0], options, frozen, placement)
+    return MixedKernel(rows_F, dims_F, options, frozen, placement)
+
+
 # FBGEMM takes half a millisecond for a call, but prefetches. With 26 tables our kernels take a
 # third of its time at batch 128; at batch 2048 neither is clearly ahead. Both give the same bits.
 SMALL_IDS = 2**14
@@ -232,8 +311,8 @@ class FbgemmKernel(TableKernel):
         ]
 
 
-def fbgemm_kernel(rows_F: Sequence[int], dim: int, options: Embedding) -> FbgemmKernel:
-    """Make tables with these numbers of rows, in this process."""
+def fbgemm_kernel(rows_F: Sequence[int], dims_F: Sequence[int], options: Embedding) -> FbgemmKernel:
+    """Make tables of these numbers of rows and widths, updated by FBGEMM."""
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
         ComputeDevice,
         EmbeddingLocation,
@@ -244,7 +323,10 @@ def fbgemm_kernel(rows_F: Sequence[int], dim: int, options: Embedding) -> Fbgemm
 
     return FbgemmKernel(
         SplitTableBatchedEmbeddingBagsCodegen(
-            [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU) for rows in rows_F],
+            [
+                (rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU)
+                for rows, dim in zip(rows_F, dims_F, strict=True)
+            ],
             device=torch.device("cpu"),
             **fbgemm_arguments(options),
         )

@@ -89,13 +89,13 @@ def unsharded_tables(spec: ModelShape) -> EmbeddingBagCollection:
     tables = [
         EmbeddingBagConfig(
             name=_torchrec_name(name),
-            embedding_dim=spec.embedding_dim,
+            embedding_dim=dim,
             num_embeddings=rows,
             feature_names=[name],
             pooling=PoolingType.SUM,
             init_fn=lambda table: table,  # draws nothing: values would be overwritten
         )
-        for name, rows in zip(spec.table_names, spec.table_rows, strict=True)
+        for name, rows, dim in zip(spec.table_names, spec.table_rows, spec.widths.dims, strict=True)
     ]
     return EmbeddingBagCollection(device=torch.device("meta"), tables=tables)
 
@@ -111,15 +111,10 @@ def make_plan(
     It balances the lookups of trainers with table-wise shards, and rows second. What it chooses
     for `auto` follows from TorchRec's guesses at the speed of machines and networks.
     """
-    kinds = _CHOICES if embedding.sharding == "auto" else (embedding.sharding,)
-    (dim,) = {table.embedding_dim for table in tables.embedding_bag_configs()}
-    if embedding.is_rowwise or dim % NARROWEST_SHARD:
-        # One number per full row, or a width without parts, rules column-wise shards out.
-        kinds = tuple(kind for kind in kinds if kind != "column_wise")
     constraints = {
         table.name: ParameterConstraints(
-            sharding_types=list(kinds),
-            min_partition=columns_of_a_shard(dim),
+            sharding_types=_kinds(embedding, table.embedding_dim),
+            min_partition=columns_of_a_shard(table.embedding_dim),
         )
         for table in tables.embedding_bag_configs()
     }
@@ -135,6 +130,15 @@ def make_plan(
     plan = planner.plan(tables, sharders).get_plan_for_module("")
     assert isinstance(plan, EmbeddingModuleShardingPlan)
     return plan
+
+
+def _kinds(embedding: Embedding, dim: int) -> list[str]:
+    """The kinds of shards that a table of this width may have."""
+    kinds = _CHOICES if embedding.sharding == "auto" else (embedding.sharding,)
+    if embedding.is_rowwise or dim % NARROWEST_SHARD:
+        # One number per full row, or a width without parts, rules column-wise shards out.
+        return [kind for kind in kinds if kind != "column_wise"]
+    return [*kinds]
 
 
 def make_shardings(

@@ -7,7 +7,7 @@
 Ids travel as their number per table and Golomb-Rice codes of their gaps, numbered as the server
 numbers its rows. Rows and gradients are in the order of the ids.
 
-Shapes: B rows of a batch, F tables, D embedding dimension, K distinct ids.
+Shapes: B rows of a batch, F tables, D width of the widest (see `Widths`), K distinct ids.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from dlrm_hybrid.arrays import Int64s
 from dlrm_hybrid.bags import Bags
+from dlrm_hybrid.compress.embedding.widths import Widths
 from dlrm_hybrid.model.embeddings import DistinctIds, distinct_ids
 from dlrm_hybrid.model.exchange.distinct import decoded_ids, encoded_ids
 from dlrm_hybrid.model.sharding import Cast, times
@@ -150,22 +151,23 @@ def asked_of(sections: Sequence[Section], rows_F: Int64s, what: str) -> AskedIds
     return AskedIds(OwnedIds(ids_K, counts_F), most, lookups)
 
 
-def value_section(values_KD: Tensor, cast: Cast) -> Section:
-    """Encode rows or gradients for the wire."""
-    sent_KD = times(values_KD, cast.scale).contiguous()
+def value_section(values_KD: Tensor, counts_F: Int64s, widths: Widths, cast: Cast) -> Section:
+    """Encode rows, or gradients, of so many ids of each table for the wire."""
+    sent_KD = times(widths.packed(values_KD, counts_F), cast.scale).contiguous()
     return packed(2, sent_KD.view(-1).numpy(), _DTYPES[cast.dtype])
 
 
-def values_of(section: Section, cast: Cast, shape: tuple[int, int], what: str) -> Tensor:
+def values_of(section: Section, counts_F: Int64s, widths: Widths, cast: Cast, what: str) -> Tensor:
     """Decode a `value_section` into new memory: float32 (K, D).
 
     Raises:
         DlrmError: type or number differ; the message begins with `what`.
     """
-    expected = (Encoding.DENSE, _DTYPES[cast.dtype], shape[0] * shape[1])
+    expected = (Encoding.DENSE, _DTYPES[cast.dtype], widths.elements(counts_F))
     if (section.encoding, section.dtype, section.count) != expected:
         raise DlrmError(
             f"{what}: {section.count} values of {section.dtype.name.lower()}, expected "
             f"{expected[2]} of {expected[1].name.lower()}"
         )
-    return times(torch.from_numpy(floats_of(section)).view(shape), 1.0 / cast.scale)
+    values = times(torch.from_numpy(floats_of(section)), 1.0 / cast.scale)
+    return widths.unpacked(values, counts_F)

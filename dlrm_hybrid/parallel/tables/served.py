@@ -4,7 +4,7 @@
     lookup     waits for their rows                     ←  ROWS
     update     ids, and sums of their gradients UPDATE  →
 
-Shapes: B batch, F tables, D embedding dimension, K distinct ids.
+Shapes: B batch, F tables, D width of the widest (see `Widths`), K distinct ids.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class TableClient:
         self._learns_F = learning(spec.frozen, len(spec.table_rows))
         self.nothing = Bags(torch.empty(len(spec.table_rows), 0, dtype=torch.int64))
         self._row_cast, self._gradient_cast = casts(precision)
-        self.dim = spec.embedding_dim
+        self._widths = spec.widths
+        self.dim = self._widths.widest
         self.looking_up = clock.within(Span.EMBEDDING)
         self.prefix = f"{LOOKUPS_PREFIX}{port.rank // port.topology.stages}."
 
@@ -93,8 +94,8 @@ class TableClient:
             what = f"rows {number} of rank {server}"
             if len(frame.sections) != 1:
                 raise DlrmError(f"{what}: {len(frame.sections)} sections, expected 1")
-            shape = (len(asked.ids.ids_K), self.dim)
-            parts.append(values_of(frame.sections[0], self._row_cast, shape, what))
+            wanted = (asked.ids.counts_F, self._widths, self._row_cast)
+            parts.append(values_of(frame.sections[0], *wanted, what))
         with self.looking_up:
             return split.joined(parts)
 
@@ -106,9 +107,10 @@ class TableClient:
                 some_K = np.repeat(self._learns_F, asked.ids.counts_F)
                 ids = OwnedIds(asked.ids.ids_K[some_K], asked.ids.counts_F * self._learns_F)
                 asked, part_KD = asked._replace(ids=ids), part_KD[torch.from_numpy(some_K)]
-            values = value_section(part_KD, self._gradient_cast)
+            wanted = (asked.ids.counts_F, self._widths, self._gradient_cast)
+            values = value_section(part_KD, *wanted)
             sections = (*id_sections(asked, self._rows[server]), values)
-            dense_bytes = FLOAT_BYTES * self.dim * asked.lookups
+            dense_bytes = FLOAT_BYTES * self._widths.mean_elements(asked.lookups)
             to = self._group[server]
             self._port.send(to, Kind.UPDATE, batch, sections, dense_bytes=dense_bytes)
 

@@ -136,8 +136,8 @@ class TableServer:
             if len(frame.sections) != 3:
                 raise DlrmError(f"{what}: {len(frame.sections)} sections, expected 3")
             ids = asked_of(frame.sections[:2], self._rows_F, what).ids
-            shape = (len(ids.ids_K), self._rows.dim)
-            gradient_KD = values_of(frame.sections[2], self._gradient_cast, shape, what)
+            wanted = (ids.counts_F, self._rows.widths, self._gradient_cast)
+            gradient_KD = values_of(frame.sections[2], *wanted, what)
             self._gradients[of] = ids, gradient_KD
             self._sent.pop(of, None)
         self._state = after
@@ -154,7 +154,8 @@ class TableServer:
         return [self._sent[action.of]]
 
     def _answer(self, question: Question, is_kept: bool) -> Outgoing:
-        asked = self._asked.pop(question)
+        asked, widths = self._asked.pop(question), self._rows.widths
+        found_KD = self._rows.look_up(asked.ids)
         is_prediction = isinstance(question, PredictionOf)
         frame = Frame(
             kind=Kind.ROWS,
@@ -162,10 +163,10 @@ class TableServer:
             attempt=self._attempt,
             number=question.version if is_prediction else question.batch,
             microbatch=EVALUATION if is_prediction else 0,
-            sections=(value_section(self._rows.look_up(asked.ids), self._row_cast),),
+            sections=(value_section(found_KD, asked.ids.counts_F, widths, self._row_cast),),
         )
         to = self._topology.interaction_group[question.trainer]
-        answer = Outgoing(to, frame, FLOAT_BYTES * self._rows.dim * asked.lookups)
+        answer = Outgoing(to, frame, FLOAT_BYTES * widths.mean_elements(asked.lookups))
         if is_kept and isinstance(question, BatchOf):
             self._sent[question] = answer
         return answer

@@ -186,7 +186,7 @@ def _shared(config: Config, layout: Layout, clock: SpanClock) -> _Access:
     rounding = Rounding(config.embedding.comm_precision)
     options, spec = build_model.level_options(config), layout.spec
     memories = [
-        TrainerMemory.of_one_part(spec.table_rows, spec.embedding_dim, options)
+        TrainerMemory.of_one_part(spec.table_rows, spec.widths, options)
         for _ in group
         if options is not None
     ]
