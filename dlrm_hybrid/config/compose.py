@@ -36,7 +36,12 @@ from dlrm_hybrid.config.keys import (
     readers_of,
     with_whole_numbers,
 )
-from dlrm_hybrid.config.model import with_input_width, with_world_size, without_unread
+from dlrm_hybrid.config.model import (
+    with_input_width,
+    with_table_dims,
+    with_world_size,
+    without_unread,
+)
 from dlrm_hybrid.config.outside import GROUPS, load_typed, unloaded
 from dlrm_hybrid.config.overrides import (
     ALLOWED,
@@ -374,7 +379,8 @@ def _settled(values: dict[str, Any], has_model: bool = True) -> tuple[dict[str, 
     """The values, with nulls that follow from other values filled in; and faults of such keys."""
     values, unread = without_unread(with_world_size(with_whole_numbers(values)))
     values, width = with_input_width(values, has_model)
-    return values, [*unread, *width]
+    values, dims = with_table_dims(values) if has_model else (values, [])
+    return values, [*unread, *width, *dims]
 
 
 def _without_values(overrides: Sequence[str], wrong: Collection[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dlrm_hybrid.config.identity import FROM_ITSELF
 from dlrm_hybrid.config.keys import shown
 from dlrm_hybrid.config.outside import UnloadedModel
 from dlrm_hybrid.config.schema import Config, Model, OwnModelConfig
-from dlrm_hybrid.data.schemas.reading import builtin, named
+from dlrm_hybrid.data.schemas.reading import Schema, builtin, named
 from dlrm_hybrid.model.interaction import Cross, Fm
 from dlrm_hybrid.model.own import INTERACTION, OwnModel
 from dlrm_hybrid.model.spec import Partition
@@ -102,6 +102,37 @@ def _with_columns(
     return {**values, "model": filled}, faults
 
 
+def with_table_dims(
+    values: Mapping[str, Any], schema: Schema | None = None
+) -> tuple[dict[str, Any], list[str]]:
+    """The configuration with the widths of tables that columns of the schema have of their own.
+
+    Args:
+        values: the configuration.
+        schema: that of the rows; None: that of `data.schema`, if it names one.
+
+    Returns:
+        the values, and faults: a model whose tables have one width.
+    """
+    data, model = values.get("data"), values.get("model")
+    if not isinstance(data, Mapping) or not isinstance(model, Mapping):
+        return dict(values), []
+    rows, shape = cast("Mapping[str, Any]", data), cast("Mapping[str, Any]", model)
+    dim, found = shape.get("embedding_dim"), schema or _schema(rows)[0]
+    columns = () if found is None else found.categorical
+    own = [i for i, one in enumerate(columns) if one.embedding_dim not in (None, dim)]
+    if not own or shape.get("table_dims") is not None:
+        return dict(values), []
+    if ":" in str(shape.get("name")):
+        one = columns[own[0]]
+        return dict(values), [
+            f"categorical[{own[0]}].embedding_dim = {one.embedding_dim}: a model of your own takes "
+            f"rows of one width; column {one.name!r} needs null, or model.embedding_dim = {dim}"
+        ]
+    dims = [one.embedding_dim or dim for one in columns]
+    return {**values, "model": {**shape, "table_dims": dims}}, []
+
+
 def with_world_size(values: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration with numbers where `parallel` has null: one for each machine, or few."""
     parallel, embedding = values.get("parallel"), values.get("embedding")
@@ -122,17 +153,26 @@ def with_world_size(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _columns(data: Mapping[str, Any]) -> tuple[int, int, list[str]]:
     """Dense and categorical columns of the rows, 0 if unknown; and faults of their schema."""
-    is_table = data.get("name") == "table"
-    if is_table and data.get("guess") is not None:  # the schema is still to be written
+    if _is_guessed(data):
         return 1, 1, []
-    name = data.get("schema") if is_table else "criteo_kaggle"
-    if not isinstance(name, str):
-        return 0, 0, []
+    schema, faults = _schema(data)
+    return (0, 0, faults) if schema is None else (schema.num_dense, len(schema.categorical), [])
+
+
+def _is_guessed(data: Mapping[str, Any]) -> bool:
+    """Whether the schema is still to be written."""
+    return data.get("name") == "table" and data.get("guess") is not None
+
+
+def _schema(data: Mapping[str, Any]) -> tuple[Schema | None, list[str]]:
+    """The schema of the rows, None if none is named; and its faults."""
+    name = data.get("schema") if data.get("name") == "table" else "criteo_kaggle"
+    if not isinstance(name, str) or _is_guessed(data):
+        return None, []
     try:
-        schema = builtin(name) if name == "criteo_kaggle" else named(name)
+        return (builtin(name) if name == "criteo_kaggle" else named(name)), []
     except ConfigError as error:
-        return 0, 0, str(error).splitlines()
-    return schema.num_dense, len(schema.categorical), []
+        return None, str(error).splitlines()
 
 
 def interaction_rules(config: Config) -> Iterator[str]:
@@ -233,6 +273,7 @@ def dense_tensors(model: Model) -> int:
     of_mlps = 2 * (len(model.bottom[1:]) + len(model.top))
     if model.batch_norm:  # a norm has two parameters in place of a bias
         of_mlps += _hidden_layers(model)
+    of_mlps += sum(dim != model.embedding_dim for dim in model.table_dims or ())
     of_fm = 0 if model.fm is None else 2 * len(model.fm.deep)
     if model.cross is None:
         return of_mlps + of_fm

@@ -313,11 +313,14 @@ def _fused_tables(config: Config) -> Iterator[str]:
             f"embedding.sharding = 'column_wise': embedding.optimizer={embedding.optimizer} keeps "
             "one accumulator per full row"
         )
-    dim = config.model.embedding_dim
-    if embedding.sharding == "column_wise" and (dim < 8 or dim % 4):
+    dims = {"embedding_dim": config.model.embedding_dim}
+    if config.model.table_dims is not None:
+        dims = {f"table_dims[{table}]": dim for table, dim in enumerate(config.model.table_dims)}
+    whole = [key for key, dim in dims.items() if dim < 8 or dim % 4]
+    if embedding.sharding == "column_wise" and whole:
         yield (
-            f"embedding.sharding = 'column_wise': model.embedding_dim = {dim} cannot be cut: "
-            "FBGEMM needs columns in multiples of 4"
+            f"embedding.sharding = 'column_wise': model.{whole[0]} = {dims[whole[0]]} cannot be "
+            "cut: FBGEMM needs columns in multiples of 4"
         )
 
 

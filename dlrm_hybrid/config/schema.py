@@ -64,6 +64,7 @@ class Model(Record):
     dropout: float = 0.0
     bottom_dropout: float | None = None
     batch_norm: bool = False
+    table_dims: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +99,11 @@ class ModelConfig(Model):
         None, "of those of the bottom MLP; null: as many", NEW
     )
     batch_norm: bool = key(False, "normalise hidden layers between their products and their ReLUs")
+    table_dims: Annotated[tuple[Width, ...], Bound(min_length=1)] | None = key(
+        None,
+        "columns of each table by itself, projected to embedding_dim where they differ; null: "
+        "embedding_dim of the schema's columns",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,7 +88,7 @@ class CategoricalColumn:
             lists with brackets, as JSON and Python write them.
         expand_to: bag size that the one id of a row is expanded to, with ids that a hash draws
             from its table, always the same for the same id.
-        embedding_dim: width of its table; only null, which takes the model's.
+        embedding_dim: width of its table; null takes the model's.
         pooling: rows of a list's ids are added (`sum`), or averaged (`mean`); an empty list is 0.
         vectors: file with a vector for each of some categories, whose rows begin with these.
         trainable: whether the rows of its table learn; else they stay as they begin.

@@ -29,6 +29,7 @@ from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import engine as build_engine
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.display import Display
+from dlrm_hybrid.run.folder import with_widths_of_rows
 from dlrm_hybrid.run.rank.facts import checkpoint_facts
 from dlrm_hybrid.run.readiness import require_memory
 from dlrm_hybrid.run.request import Request
@@ -69,6 +70,7 @@ def import_weights(request: Request, display: Display) -> Imported:
         DataError: the file has no such weights, or not this model's; or the rows are missing.
         ResourceError: the disk refuses.
     """
+    request = with_widths_of_rows(request)
     config, options = request.config, request.config.import_
     if options.file is None or options.output is None:
         advice = {"file": "name the file of weights", "output": "name a new folder"}
@@ -79,7 +81,7 @@ def import_weights(request: Request, display: Display) -> Imported:
         shards = open_shards(rows, build.semantics(config))
         spec = build.shape_of(config, shards.manifest)
         taken = _fitted(Path(options.file), tensors, options.names, spec, shards.preprocessing)
-        require_memory(config, sum(shards.table_rows))
+        require_memory(config, shards.table_rows)
         build_model.prepare_torch(config)
         groups = piece_groups(
             build_engine.engine(config, shards, 1, IN_MEMORY, SpanClock()).pieces()

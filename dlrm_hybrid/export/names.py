@@ -39,8 +39,8 @@ MIXED = "top.1.weight"  # the tensor whose columns TorchRec orders differently
 
 def shapes_of(spec: ModelShape) -> dict[str, tuple[int, ...]]:
     """Shapes of all tensors of a model, by their names here."""
-    rows = zip(spec.table_names, spec.table_rows, strict=True)
-    tables = {f"{table}.weight": (count, spec.embedding_dim) for table, count in rows}
+    rows = zip(spec.table_names, spec.table_rows, spec.widths.dims, strict=True)
+    tables = {f"{table}.weight": (count, dim) for table, count, dim in rows}
     return {**tables, **spec.dense_shapes(), **spec.statistics_shapes()}
 
 
@@ -73,6 +73,11 @@ def names_of(naming: Naming, spec: ModelShape, names: Iterable[str]) -> dict[str
         raise ConfigError(
             f"{naming!r} (export.names, import.names): has no model with batch norm "
             "(model.batch_norm); use ours"
+        )
+    if spec.projected:
+        raise ConfigError(
+            f"{naming!r} (export.names, import.names): has no model with tables of several widths "
+            "(model.table_dims); use ours"
         )
     if naming == "dlrm":
         return {name: _in_dlrm(name) for name in names}

@@ -187,6 +187,9 @@ class PlainDlrm(nn.Module):
         if isinstance(spec, ModelSpec):
             layers = len(spec.bottom[1:])
             self.bottom = plain_mlp("bottom", layers, tensors, relu_last=True, masks=masks)
+            self.project = nn.ModuleDict(
+                {str(number): _projection(tensors, number) for number in spec.projected}
+            )
             self.interaction = plain_interaction(spec, tensors)
             self.top = plain_mlp("top", len(spec.top), tensors, relu_last=False, masks=masks)
         self.requires_grad_(False)
@@ -220,6 +223,8 @@ class PlainDlrm(nn.Module):
         ]
         if self.own is not None:
             return _outputs(self.own(dense, torch.stack(rows, 1)))
+        for number, project in self.project.items():
+            rows[int(number) - 1] = project(rows[int(number) - 1])
         first = [] if dense is None else [self.bottom(dense)]
         z_BVD = torch.stack([*first, *rows], 1)
         return _outputs(self.top(self.interaction(z_BVD)))
@@ -253,6 +258,14 @@ class PlainParts(nn.Module):
             x_BN = part(x_BN, pooled_BFD) if name == INTERACTION else part(x_BN)
             x_BN = self._masks[name](x_BN) if name in self._masks else x_BN
         return x_BN
+
+
+def _projection(tensors: Mapping[str, Tensor], number: int) -> nn.Linear:
+    """The layer from the rows of a table of another width to vectors that interact."""
+    weight_DW = tensors[f"interaction.project.{number}.weight"]
+    linear = nn.Linear(*reversed(weight_DW.shape), bias=False, device="meta")
+    linear.weight = nn.Parameter(weight_DW.detach())
+    return linear
 
 
 def _rows(table: nn.Module, ids: Tensor) -> Tensor:
@@ -302,7 +315,7 @@ def quantised(spec: ModelShape, tensors: Mapping[str, Tensor]) -> dict[str, Tens
         low_R, high_R = torch.aminmax(table_RD, dim=1)
         scale_R = (high_R - low_R) / LEVELS
         integers_RD = torch.empty(table_RD.shape, dtype=torch.uint8)
-        block_rows = max(1, BLOCK_ELEMENTS // spec.embedding_dim)
+        block_rows = max(1, BLOCK_ELEMENTS // table_RD.shape[1])
         for first in range(0, len(table_RD), block_rows):
             some = slice(first, first + block_rows)
             step_R = torch.where(scale_R[some] > 0, scale_R[some], 1.0)  # rows of equal values: 0

@@ -361,6 +361,7 @@ def _of_model(spec: ModelShape) -> dict[str, Any]:
         "top": spec.top,
         "interaction": {"name": type(spec.interaction).__name__.lower()} | asdict(spec.interaction),
         "batch_norm": spec.batch_norm,
+        **({"table_dims": spec.table_dims} if spec.table_dims else {}),
     }
 
 

@@ -108,7 +108,7 @@ def check_same_model(calibration: Calibration, config: Config) -> None:
     run = calibration.config
     keys = [
         (f"model.{key}", getattr(run.model, key), getattr(config.model, key))
-        for key in ("embedding_dim", "bottom", "top", "interaction", "cross", "fm")
+        for key in ("embedding_dim", "table_dims", "bottom", "top", "interaction", "cross", "fm")
     ]
     keys.append(("precision", run.precision, config.precision))
     keys.append(("threads", run.threads, config.threads))

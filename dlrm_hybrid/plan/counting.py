@@ -55,6 +55,8 @@ class BatchIds:
         bags: number of bags, one for each row and table.
         looked_up: number of ids.
         distinct: number of distinct ids.
+        bag_elements: numbers in the pooled rows of all bags.
+        distinct_elements: numbers in the rows of the distinct ids.
         coded_bytes: bytes of the distinct ids as encoded for the exchange.
         are_lists: whether bags have any number of ids.
         are_weighted: whether ids have weights.
@@ -63,6 +65,8 @@ class BatchIds:
     bags: float
     looked_up: float
     distinct: float
+    bag_elements: float
+    distinct_elements: float
     coded_bytes: float
     are_lists: bool
     are_weighted: bool = False
@@ -113,7 +117,7 @@ class Counter:
             shape = f"{parallel.trainers} × {len(parallel.cuts) + 1} + {parallel.servers}"
             tables = f" + {parallel.table_servers}" if parallel.table_servers else ""
             self._tell(f"{shape}{tables}: {steps} steps to count its bytes")
-            require_memory(config, sum(self._shards.table_rows))
+            require_memory(config, self._shards.table_rows)
             with TemporaryDirectory(prefix="dlrm_hybrid-plan-") as folder:
                 self._counted[key] = counted(alone, self._shards, steps, Path(folder))
         return self._counted[key]
@@ -242,7 +246,8 @@ def batch_ids(config: Config, shards: Shards) -> BatchIds:
     """Count the ids in the first batches of a trainer."""
     loader, at = build_model.loader(config, shards), START
     rows_F = np.array(shards.table_rows, np.int64)
-    counts: list[tuple[int, int, int, int]] = []
+    widths = build.shape_of(config, shards.manifest).widths
+    counts: list[tuple[int, ...]] = []
     for _ in range(min(ID_BATCHES, loader.steps_per_epoch)):
         batch, at = loader.read(at)
         values_N, offsets = batch.bags.values.reshape(-1), table_offsets(batch.bags).tolist()
@@ -250,8 +255,9 @@ def batch_ids(config: Config, shards: Shards) -> BatchIds:
         counts_F = np.array([len(ids) for ids in parts], np.int64)
         most = int(np.diff(offsets).max())
         coded = encoded_ids(np.concatenate(parts).astype(np.int64), counts_F, rows_F, most)
-        bags = len(batch.label_B) * len(parts)
-        counts.append((bags, len(values_N), int(counts_F.sum()), len(coded)))
+        rows, distinct = len(batch.label_B), int(counts_F.sum())
+        elements = (rows * sum(widths.dims), widths.elements(counts_F))
+        counts.append((rows * len(parts), len(values_N), distinct, *elements, len(coded)))
     means = np.mean(counts, axis=0).tolist()
     schema = shards.schema
     are_lists, are_weighted = bool(schema.multi_hot or schema.expanded), bool(schema.weighted)
@@ -264,16 +270,15 @@ def exchange_bytes(config: Config, ids: BatchIds) -> tuple[float, ...]:
     They are calculated, as nothing is exchanged in one process.
     """
     keys, trainers = config.embedding, config.parallel.trainers
-    row_bytes = config.model.embedding_dim * VALUE_BYTES[keys.comm_precision]
+    value_bytes = VALUE_BYTES[keys.comm_precision]
     share = 1.0 if keys.sharding == "row_wise" else 1 / trainers
     if keys.deduplicate:
-        distinct = ids.distinct * share
         asked = EXCHANGE_HEADER_BYTES + ids.coded_bytes * share * ROOM_OF_IDS
+        rows = ids.distinct_elements * share * value_bytes
         if keys.levels:
-            row_bytes = ROW_LEVELS_BYTES * ROOM_OF_LEVELS
-        rows = LENGTH_BYTES * keys.levels + distinct * row_bytes
+            rows = LENGTH_BYTES + ids.distinct * share * ROW_LEVELS_BYTES * ROOM_OF_LEVELS
         return asked, rows, rows
-    rows = ids.bags * share * row_bytes
+    rows = ids.bag_elements * share * value_bytes
     if not ids.are_lists:
         return ids.bags * share * ID_BYTES, rows, rows
     asked = ids.looked_up * share * ID_BYTES

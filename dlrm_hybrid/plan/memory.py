@@ -58,8 +58,8 @@ def _owned(world: Layout, rank: int) -> int:
         each = 1 + SLOTS[config.optimizer.name] + published * followers + config.sync.staleness
         pushes = world.topology.trainers
         return FLOAT_BYTES * elements * (each * COPIES + pushes)
-    rows = sum(world.table_rows) * (1 if config.embedding.storage == "mmap" else COPIES)
-    return rows * _row_bytes(world) // world.topology.table_servers
+    copies = 1 if config.embedding.storage == "mmap" else COPIES
+    return copies * _table_bytes(world) // world.topology.table_servers
 
 
 def _worker(world: Layout, stage: int) -> int:
@@ -73,15 +73,17 @@ def _worker(world: Layout, stage: int) -> int:
     activations = 2 * FLOAT_BYTES * rows * sum(widths)
     tables = 0
     if part.has_interaction:
-        pooled = FLOAT_BYTES * rows * len(world.table_rows) * world.spec.embedding_dim
+        pooled = FLOAT_BYTES * rows * len(world.table_rows) * world.spec.widths.widest
         activations += 2 * pooled * (1 + config.embedding.staleness)
         if not topology.table_servers:
-            tables = sum(world.table_rows) * _row_bytes(world) * COPIES // topology.trainers
+            tables = _table_bytes(world) * COPIES // topology.trainers
     return dense + activations + tables + READER_BYTES
 
 
-def _row_bytes(world: Layout) -> int:
-    dim = world.spec.embedding_dim
-    state = {"sgd": 0, "rowwise_adagrad": 1, "adagrad": dim, "rowwise_adam": dim + 1}
-    state["adam"] = 2 * dim
-    return FLOAT_BYTES * (dim + state[world.config.embedding.optimizer])
+def _table_bytes(world: Layout) -> int:
+    """Bytes of all rows, with their optimizer's state."""
+    numbers = {"sgd": 0, "rowwise_adagrad": 1, "adagrad": 0, "rowwise_adam": 1, "adam": 0}
+    rows = {"sgd": 1, "rowwise_adagrad": 1, "adagrad": 2, "rowwise_adam": 2, "adam": 3}
+    chosen = world.config.embedding.optimizer
+    sizes = zip(world.table_rows, world.spec.widths.dims, strict=True)
+    return FLOAT_BYTES * sum(count * (rows[chosen] * dim + numbers[chosen]) for count, dim in sizes)

@@ -28,9 +28,10 @@ from dlrm_hybrid.config.identity import (
     same_results,
     with_value,
 )
+from dlrm_hybrid.config.model import with_table_dims
 from dlrm_hybrid.config.paths import ROWS, absolute, elsewhere, full, recorded
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.config.validate import faults_text, own_values
+from dlrm_hybrid.config.validate import faults_text, own_values, validate
 from dlrm_hybrid.data.folder import look_like, note_run
 from dlrm_hybrid.data.manifest import Manifest
 from dlrm_hybrid.data.preprocessing import PREPROCESSING_FOLDER, keep, read_kept
@@ -151,13 +152,40 @@ def with_base(request: Request) -> Request:
 
     A run that goes on keeps the vocabularies that it began with. A new one has those of the
     checkpoint that it starts from or, with the same rows as that, those of that run's `data.base`.
+    Without `data.schema` it also has the widths of tables that the rows' own schema says.
 
     Raises:
+        ConfigError: the model has no tables of several widths.
         DataError: the checkpoint is missing or damaged.
     """
-    data, values = request.config.data, request.values
-    if not isinstance(data, Table) or data.base is not None:
+    data = request.config.data
+    if not isinstance(data, Table):
         return request
+    return with_widths_of_rows(request if data.base is not None else _with_new_base(request, data))
+
+
+def with_widths_of_rows(request: Request) -> Request:
+    """The run with the widths of tables that its rows' own schema says, without `data.schema`.
+
+    Raises:
+        ConfigError: the model has no tables of several widths.
+    """
+    data = request.config.data
+    if not isinstance(data, Table) or data.schema is not None:
+        return request
+    try:
+        schema = build.schema(request.config)
+    except (ConfigError, DataError):  # who opens the rows says it
+        return request
+    values, faults = with_table_dims(request.values, schema)
+    if faults:
+        raise ConfigError(faults_text(faults))
+    is_same = values == request.values
+    return request if is_same else replace(request, config=validate(values), values=values)
+
+
+def _with_new_base(request: Request, data: Table) -> Request:
+    values = request.values
     saved = _read(request.folder / CONFIG_FILE)
     folder = request.folder.absolute()
     base = _new_base(request) if saved is None else _recorded_base(saved, folder)

@@ -5,7 +5,7 @@ Free of torch: faults are reported at once, and no run folder remains.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -101,18 +101,26 @@ def _other_columns(model: Model, shards: Shards) -> Iterator[str]:
         setting = f"model.bottom[0] = {width}" if width else "model.bottom = []"
         advice = takes if dense else "model.bottom=[] is none"
         yield f"{setting}: {of_rows} {dense or 'no'} dense columns; {advice}"
+    dims = [one.embedding_dim or model.embedding_dim for one in shards.schema.categorical]
+    if model.table_dims is None and {*dims} != {model.embedding_dim}:
+        yield f"model.table_dims = null: {of_rows} columns of widths {dims}; name their data.schema"
+    elif model.table_dims is not None and len(model.table_dims) != tables:
+        setting = f"model.table_dims: {len(model.table_dims)} widths"
+        yield f"{setting}; {of_rows} {tables} categorical columns"
 
 
 def _other_widths(config: Config, shards: Shards) -> Iterator[str]:
     """Vectors that rows should begin with, and that are not as wide."""
+    model, tables = config.model, len(shards.schema.categorical)
+    dims = model.table_dims or (model.embedding_dim,) * tables
     for vectors in shards.manifest.vectors:
         column, (_, width) = shards.schema.categorical[vectors.column], vectors.values.shape
-        dim = column.embedding_dim or config.model.embedding_dim
+        dim = dims[vectors.column]
         if width != dim:
-            of = "" if column.embedding_dim else "model."
+            key = "embedding_dim" if column.embedding_dim else "model.embedding_dim"
             yield (
                 f"data.schema.categorical[{vectors.column}].vectors = {column.vectors}: vectors of "
-                f"{width} numbers for rows of {dim} ({of}embedding_dim)"
+                f"{width} numbers for rows of {dim} ({key})"
             )
 
 
@@ -150,12 +158,12 @@ def _require_monitor(config: Config, shards: Shards) -> None:
         )
 
 
-def require_memory(config: Config, table_rows: int) -> None:
+def require_memory(config: Config, table_rows: Sequence[int]) -> None:
     """Check that the embedding tables fit into this machine's memory, if all of them are here.
 
     Args:
         config: configuration of the run.
-        table_rows: number in all tables.
+        table_rows: number in each table.
 
     Raises:
         ResourceError: they do not fit.
@@ -163,11 +171,12 @@ def require_memory(config: Config, table_rows: int) -> None:
     dim = config.model.embedding_dim
     if config.embedding.storage == "mmap":
         return  # they are on the disk, with space reserved
-    needed_bytes = table_rows * dim * FLOAT_BYTES
+    dims = config.model.table_dims or (dim,) * len(table_rows)
+    needed_bytes = sum(rows * own for rows, own in zip(table_rows, dims, strict=True)) * FLOAT_BYTES
     total_bytes = psutil.virtual_memory().total + psutil.swap_memory().total
     if needed_bytes > total_bytes:
         raise ResourceError(
-            f"model.embedding_dim = {dim}: embedding tables of {table_rows:,} rows need "
+            f"model.embedding_dim = {dim}: embedding tables of {sum(table_rows):,} rows need "
             f"{needed_bytes / 1e9:,.1f} GB, this machine has {total_bytes / 1e9:,.1f} GB of memory "
             "and swap (fewer rows: data.min_count, data.max_ind_range; embedding.storage=mmap)"
         )

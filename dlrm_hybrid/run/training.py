@@ -81,7 +81,7 @@ def train(request: Request, display: Display, view: TrainingView) -> int:
         if lost := lost_latest(request.folder):
             display.line(lost)
         rows = ready_rows(request, resume_from, display)
-        require_memory(request.config, sum(open_shards(rows, None).table_rows))
+        require_memory(request.config, open_shards(rows, None).table_rows)
         with _links(request.config, display) as links:
             run_folder.write_facts(request, rows)
             cores = len(os.sched_getaffinity(0))

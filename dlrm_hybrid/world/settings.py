@@ -109,7 +109,7 @@ def settings_from(spec: ModelShape, values: Mapping[str, Any]) -> Settings:
     if faults := [*_faults(config), *loss_weight_faults(spec.loss_weights)]:
         raise ConfigError(faults_text(faults))
     Partition.of(spec, config.parallel.cuts)  # refuses a model of the user's own by its labels
-    require_memory(config, sum(spec.table_rows))
+    require_memory(config, spec.table_rows)
     return Settings(spec=spec, values=values, config=config)
 
 
@@ -191,6 +191,7 @@ def _model_overrides(spec: ModelSpec | OwnModel) -> Iterator[str]:
             "model.dropout": spec.dropout,
             "model.bottom_dropout": spec.bottom_dropout,
             "model.batch_norm": spec.batch_norm,
+            "model.table_dims": spec.table_dims or None,
         }
     )
     if not isinstance(interaction, Dot):

@@ -77,7 +77,16 @@ def ids_of(config: Config) -> BatchIds:
         one * gap_bits(min(one / all_, 1 - 1e-9)) / 8
         for one, all_ in zip(different, ROWS, strict=True)
     )
-    return BatchIds(rows * len(ROWS), rows * sum(sizes), sum(different), coded, are_lists=True)
+    dim, bags = config.model.embedding_dim, rows * len(ROWS)
+    return BatchIds(
+        bags=bags,
+        looked_up=rows * sum(sizes),
+        distinct=sum(different),
+        bag_elements=dim * bags,
+        distinct_elements=dim * sum(different),
+        coded_bytes=coded,
+        are_lists=True,
+    )
 
 
 def distinct(columns: Sequence[Staircase], number: int, rows: int) -> float:

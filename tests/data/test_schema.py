@@ -79,10 +79,13 @@ FAULTS = [
     ("label: 1\nlabel: 2", r"m.yaml:1:1: not YAML: 'label' twice"),
     ("label: &x y\nignore: [*x]", "m.yaml:2:10: not YAML: aliases"),
     ("label: y", "m.yaml: dense: missing\nm.yaml: categorical: missing"),
-    (
-        GOOD.replace("{name: c}", "{name: c, embedding_dim: 8}")
-        + "split: {by: fraction, test: 0.1}",
-        "embedding_dim = 8: column 'c' cannot have a width of its own",
+    *(
+        (GOOD.replace("c}", f"c, embedding_dim: {dim}}}"), told)
+        for dim, told in (
+            ("0", r"categorical\[0\].embedding_dim = 0: must be greater than or equal to 1"),
+            ("4097", r"categorical\[0\].embedding_dim = 4097: must be less than or equal to 4096"),
+            ("wide", r"categorical\[0\].embedding_dim = 'wide': must be a valid integer"),
+        )
     ),
     (GOOD, "split: missing; by: fraction, file or time"),
     *(

@@ -20,6 +20,7 @@ MODELS = {
     "fm": ("model.interaction=fm", "model.fm.deep=[16,8]"),
     "dropout": ("model.dropout=0.3",),
     "norm": ("model.batch_norm=true",),
+    "widths": ("model.table_dims=WIDTHS",),
     "own": ("model=outside_model:DeepFm", "model.embedding_dim=4"),
 }
 ADAM = ("optimizer=adam", "optimizer.lr=0.01", "embedding.lr=0.1")
@@ -180,14 +181,16 @@ RARE = ("randomk", "hard", "gaussian", "redsync", "sidco", "topk")
 
 
 def options(composition: Composition, columns: Columns = COLUMNS) -> tuple[str, ...]:
-    """A composition as overrides; of delays as many as there are stages.
+    """A composition as overrides; of delays as many as there are stages, of widths as tables.
 
     Parts of a model of one's own are named as the layers, without the dot.
     """
     columns = {**columns, "rows": {**columns["rows"], GIVEN: ()}}
     delays, staleness = ("1,1,0", "4,2,0") if composition["cuts"] == "two" else ("1,0", "2,0")
     given = tuple(
-        one.replace("DELAYS", f"[{delays}]").replace("STALENESS", f"[{staleness}]")
+        one.replace("DELAYS", f"[{delays}]")
+        .replace("STALENESS", f"[{staleness}]")
+        .replace("WIDTHS", _widths(composition))
         for column, value in composition.items()
         for one in columns[column][value]
     )
@@ -197,8 +200,18 @@ def options(composition: Composition, columns: Columns = COLUMNS) -> tuple[str, 
 def plain_options(composition: Composition) -> tuple[str, ...]:
     """What of a composition of `PLAIN` says something without a world."""
     kept = ("rows", "table optimizer", "optimizer", "model")
-    given = tuple(one for name in kept for one in PLAIN[name][composition[name]])
+    given = tuple(
+        one.replace("WIDTHS", _widths(composition))
+        for name in kept
+        for one in PLAIN[name][composition[name]]
+    )
     return _named(given) if composition["model"] == "own" else given
+
+
+def _widths(composition: Composition) -> str:
+    """Widths that FBGEMM does not know, and for clicks those that it does; the model's is 4."""
+    dims = [8, 4, 12, *[4] * 20, 8, 4, 8] if composition["rows"] == "clicks" else [6, 3]
+    return str(dims).replace(" ", "")
 
 
 def _named(given: Sequence[str]) -> tuple[str, ...]:

@@ -336,9 +336,6 @@ def _column_faults(key: str, column: CategoricalColumn) -> Iterator[str]:
             yield (
                 f"{key}.missing = {column.missing}: a number needs kind: integer, not {column.kind}"
             )
-    if (dim := column.embedding_dim) is not None:
-        own = f"column {column.name!r} cannot have a width of its own"
-        yield f"{key}.embedding_dim = {dim}: {own}; all tables have model.embedding_dim"
     if column.expand_to > 1 and column.max_length > 1:
         yield f"{key}.expand_to: only with max_length = 1, a column of one id a row"
 

@@ -211,6 +211,7 @@ def model_spec(
         batch_norm=model.batch_norm,
         frozen=frozen,
         loss_weights=loss_weights,
+        table_dims=model.table_dims or (),
     )
 
 

@@ -281,7 +281,8 @@ class Source:
         if keeps:
             was_elastic = bool(saved["parallel"].get("elastic"))
             return self._caches(trainers, may_lack=config.parallel.elastic or was_elastic)
-        shape = (config.train.batch_size, num_tables, config.model.embedding_dim)
+        widest = max(config.model.table_dims or (config.model.embedding_dim,))
+        shape = (config.train.batch_size, num_tables, widest)
         rows = {
             f"{LOOKUPS_PREFIX}{trainer}.{ahead}": torch.empty(shape)
             for trainer in trainers
