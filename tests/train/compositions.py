@@ -210,8 +210,8 @@ def plain_options(composition: Composition) -> tuple[str, ...]:
 
 def _widths(composition: Composition) -> str:
     """Widths that FBGEMM does not know, and for clicks those that it does; the model's is 4."""
-    dims = [8, 4, 12, *[4] * 20, 8, 4, 8] if composition["rows"] == "clicks" else [6, 3]
-    return str(dims).replace(" ", "")
+    of_rows = {"clicks": [8, 4, 12, *[4] * 20, 8, 4, 8], "bare": [6, 3]}
+    return str(of_rows.get(composition["rows"], [6, 3, 4])).replace(" ", "")
 
 
 def _named(given: Sequence[str]) -> tuple[str, ...]:

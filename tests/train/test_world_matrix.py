@@ -71,11 +71,14 @@ APART = [one for one in COVERING if one not in WAITING]
 SECOND_DAYS = [*{one["tables"]: one for one in WAITING if one["rows"] != "clicks"}.values()]
 NEXT_SHOPS = 30  # the first shop of the next day's rows
 DAYS_APART = [*{one["tables"]: one for one in APART if one["rows"] != "clicks"}.values()]
-# Of each kind of tables one with a frozen table and one with vectors, and a column of vectors.
+# Of each kind of tables one with a frozen table and one with vectors, as wide as the model has
+# them, and a column of vectors.
 GIVEN, GIVEN_APART = (
     [
         {**one, "rows": "given"}
-        for one in {one["tables"]: one for one in worlds if one["model"] != "own"}.values()
+        for one in {
+            one["tables"]: one for one in worlds if one["model"] not in ("own", "widths")
+        }.values()
     ]
     for worlds in (WAITING, APART)
 )
