@@ -120,8 +120,8 @@ class OwnModelConfig(Model):
     def settings(self) -> dict[str, Any]:
         return {"name": self.name, **super().settings()}
 
-    def spec(self, table_rows: tuple[int, ...]) -> OwnModel:
-        """The model with tables of these numbers of rows."""
+    def spec(self, table_rows: tuple[int, ...], table_of_column: tuple[int, ...] = ()) -> OwnModel:
+        """The model with tables of these numbers of rows, which columns may share."""
         common = {x.name for x in fields(OwnModelConfig)}
         names = [x.name for x in fields(self) if x.name not in common]
         return OwnModel(
@@ -130,6 +130,7 @@ class OwnModelConfig(Model):
             num_dense=self.dense or 0,
             embedding_dim=self.embedding_dim,
             settings={name: getattr(self, name) for name in names},
+            table_of_column=table_of_column,
         )
 
 

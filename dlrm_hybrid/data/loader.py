@@ -352,7 +352,8 @@ class _Records:
         self._shards = shards
         self._floats_RW = np.empty((rows, 1 + shards.schema.num_dense + len(single)), np.float32)
         self._integers_RW = self._floats_RW.view(np.int32)
-        self._table_rows_F = np.array([shards.table_rows[one] for one in single], np.int64)
+        rows_F = shards.manifest.table_rows
+        self._table_rows_F = np.array([rows_F[one] for one in single], np.int64)
         weighted, self._averaged = shards.schema.weighted, shards.schema.averaged
         self._lists = [ListRecords(rows, one in weighted) for one in self._multi_hot]
         self._weight_R = np.empty(rows if shards.rows.weight_R is not None else 0, np.float32)

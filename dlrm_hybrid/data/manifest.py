@@ -218,7 +218,8 @@ class Manifest:
             columns with one id a row, `weight.npy` and `group.npy` (hashes) if the schema
             has these, and `ids.<n>.values.npy` and `ids.<n>.offsets.npy` for each multi-hot one,
             and `ids.<n>.weights.npy` where it has weights; n counts all categorical columns from 1.
-        table_rows: ids in use per categorical column, the shared id 0 included.
+        table_rows: ids in use per categorical column, the shared id 0 included; equal for columns
+            with one table.
         out_of_vocabulary: per categorical column, whether id 0 represents unknown categories.
         vocabulary_xxh3: xxh3-128 over the xxh3-128 digests of the vocabularies.
         scales: scale of each dense column, null if it was not standardised.
@@ -289,6 +290,7 @@ class Manifest:
                 + ([f"expand_to {one.expand_to}"] if one.expand_to > 1 else [])
                 + ([f"pooling {one.pooling}"] if one.pooling != "sum" else [])
                 + ([] if one.weights is None else [f"weights {one.weights}"])
+                + ([f"table {one.table}"] if one.table is not None else [])
                 for i, one in enumerate(self.schema.categorical)
             }
             | ({"labels": [*labels]} if (labels := self.schema.loss_weights) else {})

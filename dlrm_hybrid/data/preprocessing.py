@@ -6,7 +6,8 @@ file system has these. So a model can score new rows even when its training rows
 `vocabulary/<n>.npy` has the categories of categorical column n, from 1, in the order of their ids,
 none for a shared id 0: text as concatenated UTF-8 bytes, with `<n>.offsets.npy` (V + 1) for where
 each begins; whole numbers and hashes as int64; `hash8` as uint32. A missing value is the empty
-text, -2**63 or 0. A column with `evict` has its categories' `<n>.use.npy` too, int64.
+text, -2**63 or 0. A column with `evict` has its categories' `<n>.use.npy` too, int64. Of columns
+with one table only the first has files.
 
 Shapes: V categories of a column, D keys that are looked up.
 """
@@ -166,47 +167,47 @@ class Preprocessing:
     @property
     def table_rows(self) -> tuple[int, ...]:
         """Number of rows that each embedding table needs."""
-        return self.manifest.table_rows
+        return self.schema.by_table(self.manifest.table_rows)
 
     def vocabularies(self) -> list[Vocabulary]:
         """Read the vocabulary of each categorical column; raises DataError if one is damaged."""
-        columns = zip(
+        found: list[Vocabulary] = []
+        for column, first, contents, is_shared in zip(
             self.schema.categorical,
+            self.schema.first_columns,
             self.verified_vocabularies(),
             self.manifest.out_of_vocabulary,
             strict=True,
-        )
-        return [
-            Vocabulary(
-                column,
-                _keys(contents, column),
-                int(is_shared),
-                None if column.evict is None else np.frombuffer(contents[-1], "<i8"),
-            )
-            for column, contents, is_shared in columns
-        ]
+        ):
+            if first < len(found):
+                found.append(replace(found[first], column=column))
+                continue
+            use_V = None if column.evict is None else np.frombuffer(contents[-1], "<i8")
+            found.append(Vocabulary(column, _keys(contents, column), int(is_shared), use_V))
+        return found
 
     def verified_vocabularies(self) -> list[list[bytes]]:
         """Content of each column's vocabulary files, verified; raises like `vocabularies`."""
-        folder = self.folder / VOCABULARY_FOLDER
-        files = [
-            [f"{number}.npy"]
-            + [f"{number}.offsets.npy"] * column.has_texts
-            + [f"{number}.use.npy"] * (column.evict is not None)
-            for number, column in enumerate(self.schema.categorical, 1)
-        ]
+        folder, firsts = self.folder / VOCABULARY_FOLDER, self.schema.first_columns
+        files = {
+            first: [f"{first + 1}.npy"]
+            + [f"{first + 1}.offsets.npy"] * self.schema.categorical[first].has_texts
+            + [f"{first + 1}.use.npy"] * (self.schema.categorical[first].evict is not None)
+            for first in firsts
+        }
         try:
-            columns = [
-                [disk.plain_file(folder, file).read_bytes()[HEADER_BYTES:] for file in of_column]
-                for of_column in files
-            ]
+            tables = {
+                first: [disk.plain_file(folder, one).read_bytes()[HEADER_BYTES:] for one in named]
+                for first, named in files.items()
+            }
         except OSError as error:
             what = f"{error.filename}: cannot be read: {error.strerror}"
             raise DataError(f"{what}; {DAMAGED}") from error
-        digests = [xxhash.xxh3_128_digest(b"".join(contents)) for contents in columns]
-        if xxhash.xxh3_128_hexdigest(b"".join(digests)) != self.manifest.vocabulary_xxh3:
+        digests = {k: xxhash.xxh3_128_digest(b"".join(one)) for k, one in tables.items()}
+        all_digests = b"".join(digests[first] for first in firsts)
+        if xxhash.xxh3_128_hexdigest(all_digests) != self.manifest.vocabulary_xxh3:
             raise DataError(f"{folder}: does not match {MANIFEST_FILE}; {DAMAGED}")
-        return columns
+        return [tables[first] for first in firsts]
 
     def replaced(self, base: Preprocessing) -> list[Int64s]:
         """Ids of each column that stand for another category than in its base, in order."""
@@ -226,7 +227,7 @@ class Preprocessing:
         After the id come others, drawn uniformly from the whole table as in MLPerf's DLRM v2, by a
         hash of column, id and position. An id without a row in the table is repeated.
         """
-        size, rows = self.schema.categorical[column].expand_to, self.table_rows[column]
+        size, rows = self.schema.categorical[column].expand_to, self.manifest.table_rows[column]
         positions_BS = (ids_B[:, None] << 16) | np.arange(size)
         ids_BS = drawn(fold(0, "bag", column), positions_BS.view(np.uint64), rows).view(np.int64)
         ids_BS[:, 0] = ids_B

@@ -10,7 +10,7 @@ import functools
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter
 
@@ -22,7 +22,7 @@ _SHOWN_NAMES = 8
 _MEANING = re.compile(
     r"data\.schema\.(missing_values\[|dense\[\d+\]\.(name|transform|missing|length):"
     r"|categorical\[\d+\]\.(name|kind|bucket|missing|hash_size|truncate|expand_to"
-    r"|pooling|weights):)"
+    r"|pooling|weights|table):)"
 )
 ColumnName = Annotated[str, Field(min_length=1, max_length=1000)]
 Integer = Annotated[int, Field(gt=-(2**63), lt=2**63)]
@@ -32,6 +32,7 @@ Border = int | float | str
 Default = int | float | str
 Separator = Annotated[str, Field(min_length=1, max_length=8)]
 Extra = Literal["error", "ignore"]
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +95,8 @@ class CategoricalColumn:
         trainable: whether the rows of its table learn; else they stay as they begin.
         weights: column of lists of numbers, one for each id, that rows are multiplied by before
             they are added; null for 1 each.
+        table: name of a table, with its vocabulary, that it shares with all columns that name it;
+            null for one of its own.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -119,6 +122,7 @@ class CategoricalColumn:
     )
     trainable: bool = field(default=True, repr=False)
     weights: ColumnName | None = field(default=None, repr=False)
+    table: ColumnName | None = field(default=None, repr=False)
 
     @property
     def has_texts(self) -> bool:
@@ -289,7 +293,8 @@ class Schema:
     def beside_repr(self) -> list[Any]:
         """Values of the keys that are in no `repr`, by place; empty if none is set."""
         set_apart = (
-            (one.max_rows, one.evict, one.vectors, not one.trainable) for one in self.categorical
+            (one.max_rows, one.evict, one.vectors, not one.trainable, one.table)
+            for one in self.categorical
         )
         by_column = zip(*set_apart, strict=True)
         limits = [value for values in by_column if any(values) for value in values]
@@ -372,8 +377,31 @@ class Schema:
     @property
     def frozen(self) -> tuple[bool, ...]:
         """Whether the rows of each table never change; empty if all learn."""
-        found = tuple(not one.trainable for one in self.categorical)
+        found = self.by_table([not one.trainable for one in self.categorical])
         return found if any(found) else ()
+
+    @property
+    def first_columns(self) -> tuple[int, ...]:
+        """Index, for each categorical column, of the first one that has the same table."""
+        found: dict[str, int] = {}
+        names = enumerate(one.table for one in self.categorical)
+        return tuple(i if name is None else found.setdefault(name, i) for i, name in names)
+
+    @property
+    def table_of_column(self) -> tuple[int, ...]:
+        """Index of the table of each categorical column; empty if none share a table."""
+        firsts = self.first_columns
+        numbers = {first: table for table, first in enumerate(dict.fromkeys(firsts))}
+        return tuple(numbers[one] for one in firsts) if len(numbers) < len(firsts) else ()
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """Name of each table: the one that columns share, or that of its column."""
+        return self.by_table([one.table or one.name for one in self.categorical])
+
+    def by_table(self, values: Sequence[Value]) -> tuple[Value, ...]:
+        """Of values of the categorical columns, those of the first column of each table."""
+        return tuple(values[one] for one in dict.fromkeys(self.first_columns))
 
     @property
     def read_columns(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ L labels if there are several.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, final
@@ -158,7 +158,7 @@ class Shards:
     @property
     def table_rows(self) -> tuple[int, ...]:
         """Number of rows that each embedding table needs."""
-        return self.manifest.table_rows
+        return self.schema.by_table(self.manifest.table_rows)
 
     @property
     def train_rows(self) -> range:
@@ -248,23 +248,22 @@ class Shards:
 
     def bad_lists(self, rows: StoredRows) -> bool:
         """Whether a list of ids in these rows is damaged, so that no model can be trained on it."""
-        return any(bad_R.any() for bad_R in _bad_lists(rows, self.schema, self.table_rows))
+        return any(bad_R.any() for bad_R in _bad_lists(rows, self.manifest))
 
     def fault(self, rows: Iterable[int]) -> DataError:
         """The error for the first damaged one of these rows, on which no model can be trained."""
         for row in rows:
-            wrong = _first_fault(self.read(range(row, row + 1)), self.schema, self.table_rows)
+            wrong = _first_fault(self.read(range(row, row + 1)), self.manifest)
             if wrong is not None:
                 path = self.folder / wrong.file
                 return DataError(f"{path}: row {row:,} (counted from 0): {wrong.what}; {DAMAGED}")
         return DataError(f"{self.folder}: rows changed while they were read; {DAMAGED}")
 
 
-def _bad_lists(
-    rows: StoredRows, schema: Schema, table_rows: Sequence[int]
-) -> list[npt.NDArray[np.bool_]]:
+def _bad_lists(rows: StoredRows, manifest: Manifest) -> list[npt.NDArray[np.bool_]]:
+    schema = manifest.schema
     return [
-        one.are_bad(table_rows[column], schema.categorical[column].max_length)
+        one.are_bad(manifest.table_rows[column], schema.categorical[column].max_length)
         for column, one in zip(schema.multi_hot, rows.lists, strict=True)
     ]
 
@@ -282,11 +281,12 @@ class _Fault(NamedTuple):
     what: str
 
 
-def _first_fault(rows: StoredRows, schema: Schema, table_rows: Sequence[int]) -> _Fault | None:
+def _first_fault(rows: StoredRows, manifest: Manifest) -> _Fault | None:
     """The first fault in some rows, if any; its `row` counts from the first of them."""
+    schema, table_rows = manifest.schema, manifest.table_rows
     single = schema.single
     sizes_F = np.array([table_rows[column] for column in single], np.int64)
-    lists = _bad_lists(rows, schema, table_rows)
+    lists = _bad_lists(rows, manifest)
     weight_R = np.ones(len(rows.label_R), np.float32) if rows.weight_R is None else rows.weight_R
     label_RL = rows.label_R.reshape(-1, len(schema.labels))
     wrong = (
@@ -402,7 +402,7 @@ def verify(shards: Shards, progress: Callable[[int], None]) -> None:
         if first >= manifest.rows:
             continue
         rows = shards.read(range(first, min(first + BLOCK_ROWS, manifest.rows)))
-        if (wrong := _first_fault(rows, shards.schema, shards.table_rows)) is not None:
+        if (wrong := _first_fault(rows, shards.manifest)) is not None:
             raise shards.fault([first + wrong.row])
         progress(first + len(rows.label_R))
     named = ("train", "validation", "test")

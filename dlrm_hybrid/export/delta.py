@@ -113,9 +113,9 @@ def export_delta(request: Request, display: Display) -> Written:
         tables = after.model.spec.table_names
         tensors = difference(tables, before.model.tensors, after.model.tensors)
         changed = sum(len(tensors[f"{name}.rows"]) for name in tables)
-        columns = zip(before.vocabularies, after.vocabularies, strict=True)
-        for number, (old, new) in enumerate(columns, 1):
-            tensors |= vocabulary_tensors(number, old, new)
+        for first in dict.fromkeys(after.preprocessing.schema.first_columns):
+            sides = before.vocabularies[first], after.vocabularies[first]
+            tensors |= vocabulary_tensors(first + 1, *sides)
         rows = before.preprocessing.table_rows, after.preprocessing.table_rows
         _check(before, after, tensors)
         with writing(folder, OUTPUT_KEY):

@@ -62,7 +62,7 @@ class ModelFile:
         naming: names of the tensors in a safetensors file.
         spec: architecture of the model.
         int8: whether its tables are `quantised`.
-        multi_hot: indices of the tables with any number of ids per row.
+        multi_hot: indices of the columns with any number of ids per row.
         averaged: those of them whose rows are averaged, not summed.
         weighted: those of them whose ids have weights.
         masks: masks of activations, by the layer that they follow.
@@ -133,7 +133,7 @@ class ModelFile:
 
     def _program(self, tensors: Mapping[str, Tensor]) -> Any:
         model = self._plain(tensors)
-        singles, dynamic = len(self.spec.table_rows) - len(self.multi_hot), torch.export.Dim.DYNAMIC
+        singles, dynamic = len(self.spec.columns) - len(self.multi_hot), torch.export.Dim.DYNAMIC
         examples: dict[str, Any] = {}
         if self.spec.num_dense:
             examples["dense"] = torch.zeros(2, self.spec.num_dense)

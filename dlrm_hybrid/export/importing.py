@@ -41,7 +41,7 @@ from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.train.saver import piece_groups
 from dlrm_hybrid.types import ConfigError, DataError
 
-SAME = ("name", "kind", "hash_size", "bucket", "missing")  # must agree for each column
+SAME = ("name", "kind", "hash_size", "bucket", "missing", "table")  # must agree for each column
 OUTPUT_KEY = "import.output"
 ATTEMPT = 0
 WAIT_SECONDS = 3600.0  # for a slow disk; an error ends the wait
@@ -120,9 +120,10 @@ def _fitted(
     if theirs is None:
         return weights.fitted(file, tensors, naming, spec)
     rows = _rows_there(file, theirs, preprocessing)
-    their_rows = tuple(one.table_rows for one in theirs.vocabularies)
+    schema = preprocessing.schema
+    their_rows = schema.by_table([one.table_rows for one in theirs.vocabularies])
     taken = weights.fitted(file, tensors, naming, replace(spec, table_rows=their_rows))
-    for name, row_R in zip(spec.table_names, rows, strict=True):
+    for name, row_R in zip(spec.table_names, schema.by_table(rows), strict=True):
         taken[f"{name}.weight"] = taken[f"{name}.weight"][torch.from_numpy(row_R)]
     return taken
 

@@ -13,7 +13,7 @@ facebookresearch/dlrm numbers the modules of an MLP, of which every second one i
 tensors are equal but for one: TorchRec orders the dot products of pairs of vectors by the first of
 a pair, (0, 1), (0, 2), …, the others by the second, (0, 1), (0, 2), (1, 2), …; so the columns of
 the first top layer are in another order there. TorchRec's model with cross layers is `DLRM_DCN`.
-Neither has batch norm.
+Neither has batch norm, or here columns that share tables.
 
 Shapes: M outputs of a layer, W inputs of the first top layer, D embedding dimension.
 """
@@ -68,6 +68,11 @@ def names_of(naming: Naming, spec: ModelShape, names: Iterable[str]) -> dict[str
         raise ConfigError(
             f"{naming!r} (export.names, import.names): has no model without dense columns "
             "(model.bottom=[]); use ours"
+        )
+    if spec.table_of_column:
+        raise ConfigError(
+            f"{naming!r} (export.names, import.names): has no model whose columns share tables "
+            "(categorical[].table of the schema); use ours"
         )
     if spec.batch_norm:
         raise ConfigError(

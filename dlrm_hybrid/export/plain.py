@@ -136,10 +136,10 @@ def with_sums(
     preprocessing: Preprocessing,
     tables: Collection[int],
 ) -> Mapping[str, Tensor]:
-    """Replace each row of some expanded tables by the sum of its whole bag."""
+    """Replace each row of the tables of some expanded columns by the sum of its whole bag."""
     summed = dict(tensors)
     for table in tables:
-        name = f"{spec.table_names[table]}.weight"
+        name = f"{spec.table_names[spec.columns[table]]}.weight"
         rows_RD = tensors[name]
         sums_RD = torch.empty_like(rows_RD)
         size = preprocessing.schema.categorical[table].expand_to
@@ -164,7 +164,7 @@ class PlainDlrm(nn.Module):
     Args:
         spec: architecture of the model.
         tensors: tensors by their names in a checkpoint, or `quantised`; shared, not copied.
-        multi_hot: indices of the tables with any number of ids per row, whose rows are summed.
+        multi_hot: indices of the columns with any number of ids per row, whose rows are summed.
         masks: masks of activations, by the layer that they follow.
         averaged: those of `multi_hot` whose rows are averaged instead.
         weighted: those of them whose ids have weights.
@@ -182,6 +182,7 @@ class PlainDlrm(nn.Module):
         super().__init__()
         self._multi_hot, self._averaged = frozenset(multi_hot), frozenset(averaged)
         self._weighted = frozenset(weighted)
+        self._tables = spec.columns
         self.embedding = nn.ModuleList(_table(tensors, name) for name in spec.table_names)
         self.own = PlainParts(spec, tensors, masks or {}) if isinstance(spec, OwnModel) else None
         if isinstance(spec, ModelSpec):
@@ -207,19 +208,19 @@ class PlainDlrm(nn.Module):
 
         Args:
             dense: float32 (B, I), transformed; None for a model without dense columns.
-            ids: int64 (B, S), ids of the tables that are not multi-hot; -1 is a row of zeros.
-            lists: int64 (B, L) for each multi-hot table, with -1 after the last id of a row.
+            ids: int64 (B, S), ids of the columns that are not multi-hot; -1 is a row of zeros.
+            lists: int64 (B, L) for each multi-hot column, with -1 after the last id of a row.
             weights: float32 (B, L) for each weighted one of them.
         """
         single, multi, factors = count(), iter(lists), iter(weights)
         rows = [
             _pooled(
-                *(table, next(multi), number in self._averaged),
+                *(self.embedding[table], next(multi), number in self._averaged),
                 next(factors) if number in self._weighted else None,
             )
             if number in self._multi_hot
-            else _rows(table, ids[:, next(single)])
-            for number, table in enumerate(self.embedding)
+            else _rows(self.embedding[table], ids[:, next(single)])
+            for number, table in enumerate(self._tables)
         ]
         if self.own is not None:
             return _outputs(self.own(dense, torch.stack(rows, 1)))

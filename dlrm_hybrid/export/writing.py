@@ -101,7 +101,7 @@ def drawn_batches(
         lengths_FB = np.ones((len(columns), count), np.int64)
         for table in schema.multi_hot:
             lengths_FB[table] = rng.integers(0, columns[table].max_length + 1, count)
-        sizes = zip(preprocessing.table_rows, lengths_FB.sum(1).tolist(), strict=True)
+        sizes = zip(preprocessing.manifest.table_rows, lengths_FB.sum(1).tolist(), strict=True)
         ids: list[Int64s] = [rng.integers(0, size, length) for size, length in sizes]
         dense_BI = rng.standard_normal((count, schema.num_dense), np.float32)
         parts = [Bags(ids_M) for ids_M in ids]

@@ -6,7 +6,7 @@ logit for each of several labels. Cuts come after any child but the last, by its
 
 Free of torch: what the module consists of is found out by making it once.
 
-Shapes: B rows, I dense columns, F tables, D embedding dimension.
+Shapes: B rows, I dense columns, F categorical columns, D embedding dimension.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Features:
 
     Attributes:
         dense: I, width of the first part's input.
-        tables: F.
+        tables: F; columns that share a table count each.
         embedding_dim: D; the interaction is given float32 (B, F, D).
         labels: width of the last part's output, a logit for each.
     """
@@ -77,6 +77,7 @@ class OwnModel:
         settings: arguments of the constructor by name.
         frozen: whether the rows of each table never change; empty if all learn.
         loss_weights: of two labels or more, the factor of each one's loss; empty for one label.
+        table_of_column: as of a `ModelSpec`.
 
     Raises:
         ConfigError: only when it is used: the module cannot be trained; says why.
@@ -89,6 +90,12 @@ class OwnModel:
     settings: Mapping[str, Any] = field(default_factory=lambda: NO_SETTINGS)
     frozen: tuple[bool, ...] = ()
     loss_weights: tuple[float, ...] = ()
+    table_of_column: tuple[int, ...] = ()
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Index of the table of each categorical column."""
+        return self.table_of_column or tuple(range(len(self.table_rows)))
 
     @property
     def path(self) -> str:
@@ -100,7 +107,7 @@ class OwnModel:
         """What its constructor is given first."""
         return Features(
             dense=self.num_dense,
-            tables=len(self.table_rows),
+            tables=len(self.columns),
             embedding_dim=self.embedding_dim,
             labels=self.labels,
         )
@@ -134,7 +141,7 @@ class OwnModel:
 
     @property
     def table_names(self) -> tuple[str, ...]:
-        """Names of the tables, `embedding.1` …, in the order of the categorical columns."""
+        """Names of the tables, `embedding.1` …, in the order of their first columns."""
         return tuple(f"embedding.{table}" for table in range(1, len(self.table_rows) + 1))
 
     def dense_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -3,8 +3,8 @@
 A cut `bottom.2` or `top.2` is after that layer. The interaction and the tables belong to the
 stage with the first layer of the top MLP: its activations need every table at once.
 
-Shapes: D embedding dimension, F vectors that interact: one of each table, and that of the bottom
-MLP if there are dense columns.
+Shapes: D embedding dimension, F vectors that interact: one of each categorical column, and that of
+the bottom MLP if there are dense columns.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class ModelSpec:
         loss_weights: of two labels or more, the factor of each one's loss; empty for one label.
         table_dims: widths of the tables; empty if all have D. Rows of another width become vectors
             of D by a linear layer without bias (mixed dimension embeddings, Ginart et al., 2019).
+        table_of_column: index of the table of each categorical column, where columns share tables,
+            which are numbered as columns first name them; empty if each column has its own.
 
     Raises:
         ConfigError: the widths do not fit together; the message names the key.
@@ -66,6 +68,7 @@ class ModelSpec:
     frozen: tuple[bool, ...] = ()
     loss_weights: tuple[float, ...] = ()
     table_dims: tuple[int, ...] = ()
+    table_of_column: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         faults = list(self._no_numbers())
@@ -82,7 +85,8 @@ class ModelSpec:
             faults.append(f"model.top: {list(self.top)} must end in {self.labels}, {logits}")
         if not self.table_rows:
             faults.append("model: at least one embedding table is needed")
-        if not self.bottom and len(self.table_rows) == 1 and isinstance(self.interaction, Dot):
+        faults += self._column_faults()
+        if not self.bottom and len(self.columns) == 1 and isinstance(self.interaction, Dot):
             faults.append("model.interaction = 'dot': one table and no bottom MLP make no pair")
         if self.frozen and len(self.frozen) != len(self.table_rows):
             faults.append(f"model: frozen says it of {len(self.frozen)} tables")
@@ -97,8 +101,19 @@ class ModelSpec:
         if faults:
             raise ConfigError("\n".join(faults))
 
+    def _column_faults(self) -> Iterator[str]:
+        given = self.table_of_column
+        if given and [*dict.fromkeys(given)] != [*range(len(self.table_rows))]:
+            yield (
+                f"model.table_of_column: {list(given)} must number {len(self.table_rows)} tables "
+                "from 0, in the order in which columns name them"
+            )
+        if given and self.table_dims:
+            yield "model.table_dims: not with table_of_column, as columns share tables"
+
     def _no_numbers(self) -> Iterator[str]:
-        for name in ("embedding_dim", "bottom", "top", "table_rows", "table_dims"):
+        lists = ("bottom", "top", "table_rows", "table_dims", "table_of_column")
+        for name in ("embedding_dim", *lists):
             given: Any = getattr(self, name)
             is_list = name != "embedding_dim"
             numbers = cast("Sequence[Any]", given) if type(given) in (tuple, list) else [given]
@@ -133,8 +148,13 @@ class ModelSpec:
 
     @property
     def num_vectors(self) -> int:
-        """Number F of interacting vectors: one per table, and the bottom MLP's output if any."""
-        return len(self.table_rows) + bool(self.bottom)
+        """Number F of interacting vectors: one per column, and the bottom MLP's output if any."""
+        return len(self.columns) + bool(self.bottom)
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Index of the table of each categorical column."""
+        return self.table_of_column or tuple(range(len(self.table_rows)))
 
     @property
     def interaction_width(self) -> int:
@@ -155,7 +175,7 @@ class ModelSpec:
 
     @property
     def table_names(self) -> tuple[str, ...]:
-        """Names of the tables, `embedding.1` …, in the order of the categorical columns."""
+        """Names of the tables, `embedding.1` …, in the order of their first columns."""
         return tuple(f"embedding.{table}" for table in range(1, len(self.table_rows) + 1))
 
     @property

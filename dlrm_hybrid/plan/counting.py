@@ -21,6 +21,8 @@ from dlrm_hybrid.bags import table_offsets
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import START
 from dlrm_hybrid.data.shards import Shards
+from dlrm_hybrid.model.columns import ColumnBags
+from dlrm_hybrid.model.embeddings import tensor_bags
 from dlrm_hybrid.model.exchange.distinct import encoded_ids
 from dlrm_hybrid.model.tables import Fused
 from dlrm_hybrid.parallel.topology import Topology, WorkerRole
@@ -103,9 +105,14 @@ class Counter:
 
     def shape(self, config: Config) -> Layout:
         """The layout of a world, without the frames that it sends."""
-        rows = self._shards.manifest
-        weights = tuple(rows.schema.loss_weights.values())
-        return Layout(config=config, table_rows=rows.table_rows, sent={}, loss_weights=weights)
+        schema = self._shards.schema
+        return Layout(
+            config=config,
+            table_rows=self._shards.table_rows,
+            loss_weights=tuple(schema.loss_weights.values()),
+            table_of_column=schema.table_of_column,
+            sent={},
+        )
 
     def _count(self, config: Config, most_steps: int | None = None) -> Mapping[Way, Sent]:
         alone = in_process(config)
@@ -246,22 +253,25 @@ def batch_ids(config: Config, shards: Shards) -> BatchIds:
     """Count the ids in the first batches of a trainer."""
     loader, at = build_model.loader(config, shards), START
     rows_F = np.array(shards.table_rows, np.int64)
-    widths = build.shape_of(config, shards.manifest).widths
+    spec = build.shape_of(config, shards.manifest)
+    widths, columns = spec.widths, ColumnBags.of(spec)
     counts: list[tuple[int, ...]] = []
     for _ in range(min(ID_BATCHES, loader.steps_per_epoch)):
         batch, at = loader.read(at)
-        values_N, offsets = batch.bags.values.reshape(-1), table_offsets(batch.bags).tolist()
+        bags = batch.bags
+        if columns is not None:
+            bags = columns.by_table(tensor_bags(bags)).map(lambda one: one.numpy())
+        values_N, offsets = bags.values.reshape(-1), table_offsets(bags).tolist()
         parts = [np.unique(values_N[start:stop]) for start, stop in pairwise(offsets)]
         counts_F = np.array([len(ids) for ids in parts], np.int64)
         most = int(np.diff(offsets).max())
         coded = encoded_ids(np.concatenate(parts).astype(np.int64), counts_F, rows_F, most)
-        rows, distinct = len(batch.label_B), int(counts_F.sum())
-        elements = (rows * sum(widths.dims), widths.elements(counts_F))
-        counts.append((rows * len(parts), len(values_N), distinct, *elements, len(coded)))
-    means = np.mean(counts, axis=0).tolist()
-    schema = shards.schema
-    are_lists, are_weighted = bool(schema.multi_hot or schema.expanded), bool(schema.weighted)
-    return BatchIds(*means, are_lists=are_lists, are_weighted=are_weighted)
+        elements = (bags.rows * sum(widths.dims), widths.elements(counts_F))
+        numbers = len(values_N), int(counts_F.sum()), *elements, len(coded)
+        counts.append((bags.tables * bags.rows, *numbers))
+    means, schema = np.mean(counts, axis=0).tolist(), shards.schema
+    are_lists = bool(schema.multi_hot or schema.expanded or columns)
+    return BatchIds(*means, are_lists=are_lists, are_weighted=bool(schema.weighted))
 
 
 def exchange_bytes(config: Config, ids: BatchIds) -> tuple[float, ...]:

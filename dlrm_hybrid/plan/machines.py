@@ -132,5 +132,5 @@ def ring_bytes(elements: int, members: int, width: int) -> float:
 
 def pooled_bytes(spec: ModelShape, members: int, width: int) -> float:
     """Bytes of a sample, if tables are spread: ids, pooled rows of `width` and their gradients."""
-    dims = spec.widths.dims
+    dims = [spec.widths.dims[table] for table in spec.columns]
     return (members - 1) / members * (ID_BYTES * len(dims) + 2 * sum(dims) * width)

@@ -73,7 +73,7 @@ def _worker(world: Layout, stage: int) -> int:
     activations = 2 * FLOAT_BYTES * rows * sum(widths)
     tables = 0
     if part.has_interaction:
-        pooled = FLOAT_BYTES * rows * len(world.table_rows) * world.spec.widths.widest
+        pooled = FLOAT_BYTES * rows * len(world.spec.columns) * world.spec.widths.widest
         activations += 2 * pooled * (1 + config.embedding.staleness)
         if not topology.table_servers:
             tables = _table_bytes(world) * COPIES // topology.trainers

@@ -234,13 +234,17 @@ class _Serving:
         """The later model of a delta; raises DataError if that is damaged."""
         tensors = read_tensors(folder, delta)
         try:
-            vocabularies = [
-                later_vocabulary(tensors, number, one)
-                for number, one in enumerate(self.encoder.vocabularies, 1)
-            ]
+            before, schema = self.encoder.vocabularies, self.preprocessing.schema
+            later = {
+                first: later_vocabulary(tensors, first + 1, before[first])
+                for first in dict.fromkeys(schema.first_columns)
+            }
+            columns = zip(before, schema.first_columns, strict=True)
+            vocabularies = [replace(later[first], column=one.column) for one, first in columns]
             encoder = self.encoder.having(vocabularies, _lookup)
             rows = tuple(max(1, one.table_rows) for one in encoder.vocabularies)
-            if (delta.base_rows, delta.table_rows) != (self.preprocessing.table_rows, rows):
+            sizes = self.preprocessing.table_rows, schema.by_table(rows)
+            if (delta.base_rows, delta.table_rows) != sizes:
                 raise ValueError("rows of tables are not those of its categories")
             model = self.model.updated(
                 config, tensors, delta.base_rows, delta.table_rows, encoder.padded_rows

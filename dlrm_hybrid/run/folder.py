@@ -434,11 +434,13 @@ def write_summary(
 
 
 def _growth(rows: Manifest) -> dict[str, Any] | None:
-    """Per categorical column: the rows of its table, and what became of its categories."""
+    """By table the number of its rows, and how many categories gave it them."""
     if rows.base is None:
         return None
-    columns = zip(rows.schema.categorical, rows.table_rows, rows.base.growth, strict=True)
-    return {column.name: {"rows": count, **asdict(growth)} for column, count, growth in columns}
+    schema = rows.schema
+    sizes, growth = schema.by_table(rows.table_rows), schema.by_table(rows.base.growth)
+    tables = zip(schema.table_names, sizes, growth, strict=True)
+    return {name: {"rows": count, **asdict(one)} for name, count, one in tables}
 
 
 def _check_same_run(request: Request) -> None:

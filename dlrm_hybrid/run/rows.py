@@ -165,7 +165,7 @@ def _prepare(config: Config, raw: Raw, command: Command, display: Display) -> Ma
 
 
 def _show_prepared(result: PrepareResult, folder: Path, display: Display) -> None:
-    manifest = result.manifest
+    manifest, schema = result.manifest, result.manifest.schema
     rows, clicks = manifest.rows, sum(part.clicks for part in manifest.parts)
     train, validation, test = (part.rows for part in manifest.parts)
     validated = f"{validation:,} to validate, " if validation else ""
@@ -173,7 +173,7 @@ def _show_prepared(result: PrepareResult, folder: Path, display: Display) -> Non
     share = f"{clicks / rows:.2%} {'clicks' if first is None else f'with {first!r}'}"
     display.line(
         f"{folder}: {rows:,} rows ({train:,} to train, {validated}{test:,} to test), "
-        f"{share}, {sum(manifest.table_rows):,} categories; "
+        f"{share}, {sum(schema.by_table(manifest.table_rows)):,} categories; "
         f"{result.seconds:.1f} s, {result.rows_per_second:,.0f} rows/s"
     )
     for file in manifest.vectors:
@@ -183,8 +183,7 @@ def _show_prepared(result: PrepareResult, folder: Path, display: Display) -> Non
             f"vector of {column.vectors}; {file.categories - count:,} of its categories have no row"
         )
     if manifest.base is not None:
-        names = [column.name for column in manifest.schema.categorical]
-        for line in _growth_lines(names, manifest.base.growth):
+        for line in _growth_lines(schema.table_names, schema.by_table(manifest.base.growth)):
             display.line(line)
     if manifest.bad_rows:
         display.line(f"  {manifest.bad_rows:,} bad rows were dropped (data.on_bad_row)")

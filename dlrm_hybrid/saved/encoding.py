@@ -73,7 +73,11 @@ class Encoder:
         self._scales = scales
         self._modulo = modulo if 0 < modulo <= 0xFFFFFFFF else 0
         self._unknown: Unknown = unknown
-        self._lookups = [lookup(vocabulary) for vocabulary in vocabularies]
+        built: dict[int, Lookup] = {}  # one for all columns of a table
+        for one in vocabularies:
+            if id(one.keys) not in built:
+                built[id(one.keys)] = lookup(one)
+        self._lookups = [built[id(one.keys)] for one in vocabularies]
         self.unknown_F = np.zeros(len(vocabularies), np.int64)
 
     @classmethod
@@ -94,14 +98,15 @@ class Encoder:
         lookup: Callable[[Vocabulary], Lookup] = Vocabulary.lookup,
     ) -> Encoder:
         """An encoder with these vocabularies, and the counts of this one."""
-        known = dict(zip(map(id, self._vocabularies), self._lookups, strict=True))
+        keys = (id(one.keys) for one in self._vocabularies)
+        known = dict(zip(keys, self._lookups, strict=True))
         found = Encoder(
             self._schema,
             vocabularies,
             self._scales,
             self._modulo,
             self._unknown,
-            lambda one: known[id(one)] if id(one) in known else lookup(one),
+            lambda one: known.get(id(one.keys)) or lookup(one),
         )
         found.unknown_F = self.unknown_F
         return found
@@ -116,7 +121,7 @@ class Encoder:
         """Rows that the tables of a model need, including rows of zeros."""
         return tuple(
             one.table_rows + (self._unknown == "zero" and not one.first_id)
-            for one in self._vocabularies
+            for one in self._schema.by_table(self._vocabularies)
         )
 
     def dense(self, values: Values) -> npt.NDArray[np.float32]:

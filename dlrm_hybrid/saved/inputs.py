@@ -59,8 +59,8 @@ def inputs_of(
 
     Args:
         dense_BI: dense input.
-        bags: bags of all tables.
-        multi_hot: indices of the tables with any number of ids per row.
+        bags: bags of all columns.
+        multi_hot: indices of the columns with any number of ids per row.
         weighted: those of them whose ids have weights.
     """
     lengths_FB, first_F = lengths_of(bags), table_offsets(bags).tolist()
@@ -99,6 +99,7 @@ def _description(vocabulary: Vocabulary, file: str) -> dict[str, Any]:
     same = ("name", "kind", "hash_size", "bucket", "missing", "separator")
     lists = ("max_length", "truncate") if column.max_length > 1 else ()
     default = () if column.default is None else ("default",)
+    table = () if column.table is None else ("table",)
     expanded = ("expand_to",) if column.expand_to > 1 else ()
     pooling = ("pooling",) if column.pooling != "sum" else ()
     return {
@@ -106,7 +107,7 @@ def _description(vocabulary: Vocabulary, file: str) -> dict[str, Any]:
         "vocabulary": file,
         "first_id": vocabulary.first_id,
         "rows": vocabulary.table_rows,
-        **{key: getattr(column, key) for key in (*lists, *default, *expanded, *pooling)},
+        **{key: getattr(column, key) for key in (*lists, *default, *expanded, *pooling, *table)},
     }
 
 
@@ -118,16 +119,20 @@ def write_inputs(
     Args:
         folder: folder of the model.
         preprocessing: preprocessing of the model.
-        multi_hot: indices of the tables that have an input of their own.
+        multi_hot: indices of the columns that have an input of their own.
 
     Raises:
         OSError: they cannot be written.
     """
     (folder / VOCABULARY_FOLDER).mkdir()
     columns: list[dict[str, Any]] = []
-    for place, one in enumerate(preprocessing.vocabularies(), 1):
-        file = f"{VOCABULARY_FOLDER}/{place}.{'json' if one.column.has_texts else 'npy'}"
-        if one.column.has_texts:
+    firsts = preprocessing.schema.first_columns
+    for place, one in enumerate(preprocessing.vocabularies()):
+        first = firsts[place]
+        file = f"{VOCABULARY_FOLDER}/{first + 1}.{'json' if one.column.has_texts else 'npy'}"
+        if first < place:
+            pass  # has been written
+        elif one.column.has_texts:
             (folder / file).write_text(json.dumps([*one.keys]), encoding="utf-8")
         else:
             np.save(folder / file, np.asarray(one.keys, one.column.key_type))

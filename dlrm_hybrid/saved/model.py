@@ -20,6 +20,7 @@ from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.checkpoint.reader import OnRead, open_checkpoint
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
+from dlrm_hybrid.model.columns import ColumnBags
 from dlrm_hybrid.model.dlrm import StageModel
 from dlrm_hybrid.model.embeddings import Embeddings, with_means
 from dlrm_hybrid.model.layers.keep_largest import KeepLargest
@@ -164,7 +165,11 @@ class SavedModel:
         """Logits of a batch, (B,) or (B, L), bit for bit those of an evaluation in one process."""
         with torch.no_grad():
             bags: Bags[Tensor] = batch.bags.map(lambda ids: torch.from_numpy(ids))
-            x_BN, pooled_BFD = torch.from_numpy(batch.dense_BI), self.embeddings(bags)
+            x_BN, columns = torch.from_numpy(batch.dense_BI), ColumnBags.of(self.spec)
+            if columns is None:
+                pooled_BFD = self.embeddings(bags)
+            else:
+                pooled_BFD = columns.by_column(self.embeddings(columns.by_table(bags)))
             if self.rounding is not None:
                 pooled_BFD = self.rounding.pooled(pooled_BFD)
             pooled_BFD = with_means(pooled_BFD, bags)

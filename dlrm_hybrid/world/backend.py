@@ -127,7 +127,8 @@ def job_of(settings: Settings, task: TrainTask) -> Job:
     rows = config.parallel.trainers * config.train.batch_size
     plan = Plan(steps=settings.steps, samples_per_step=rows)
     model = settings.spec
-    spec = build.model_spec(config, model.table_rows, model.frozen, model.loss_weights)
+    options = model.frozen, model.loss_weights, model.table_of_column
+    spec = build.model_spec(config, model.table_rows, *options)
     return Job.of(task, settings.values, config, plan, spec)
 
 

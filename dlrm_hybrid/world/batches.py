@@ -107,22 +107,24 @@ class Columns:
         return dense_BI
 
     def _bags(self, value: Any, rows: int) -> Bags[npt.NDArray[np.int64]]:
-        tables = len(self.spec.table_rows)
+        columns = self.spec.columns
         bags = _bags(value, self.spec.table_names)
-        if (bags.tables, bags.rows) != (tables, rows):
+        if (bags.tables, bags.rows) != (len(columns), rows):
+            of = "columns" if self.spec.table_of_column else "tables"
             raise _FaultError(
-                f"ids of {bags.rows} rows × {bags.tables} tables, must be {rows} × {tables}: "
-                "rows of the label × embedding tables of the model"
+                f"ids of {bags.rows} rows × {bags.tables} {of}, must be {rows} × {len(columns)}: "
+                f"rows of the label × embedding {of} of the model"
             )
         for table in bags.averaged:
-            if table not in range(tables):
-                raise _FaultError(f"averaged = {table}, must be a table from 0 to {tables - 1}")
+            if table not in range(len(columns)):
+                most = len(columns) - 1
+                raise _FaultError(f"averaged = {table}, must be a table from 0 to {most}")
         offsets, ids_N = table_offsets(bags).tolist(), bags.values.reshape(-1)
-        for table, size in enumerate(self.spec.table_rows):
-            ids_T = ids_N[offsets[table] : offsets[table + 1]]
+        for column, table in enumerate(columns):
+            ids_T, size = ids_N[offsets[column] : offsets[column + 1]], self.spec.table_rows[table]
             if len(ids_T) and (ids_T.min() < 0 or ids_T.max() >= size):
                 place = int(((ids_T < 0) | (ids_T >= size)).argmax())
-                ends = np.cumsum(lengths_of(bags)[table])
+                ends = np.cumsum(lengths_of(bags)[column])
                 row = int(np.searchsorted(ends, place, side="right"))
                 name = self.spec.table_names[table]
                 raise _FaultError(

@@ -59,6 +59,7 @@ class Processes(Backend):
             "table_rows": settings.spec.table_rows,
             "frozen": settings.spec.frozen,
             "loss_weights": settings.spec.loss_weights,
+            "table_of_column": settings.spec.table_of_column,
             "orders": str(self._meeting / "o"),
         }
         ranks = [

@@ -51,7 +51,8 @@ def world_rank(argument: str, report: Report, stop: StopRequest) -> None:
     arguments: dict[str, Any] = json.loads(argument)
     load_chosen(arguments["values"])
     task, config = TrainTask(**arguments["task"]), validate(arguments["values"])
-    of_spec = (tuple(arguments[name]) for name in ("table_rows", "frozen", "loss_weights"))
+    names = ("table_rows", "frozen", "loss_weights", "table_of_column")
+    of_spec = (tuple(arguments[name]) for name in names)
     spec = build.model_spec(config, *of_spec)
     settings = Settings(spec=spec, values=arguments["values"], config=config)
     build_model.prepare_torch(config)
@@ -125,7 +126,7 @@ class _ProgramLink(Link):
         yield Due(batch, is_last=True)
 
     def _batch(self, order: Order) -> Batch:
-        return batch_of(tensors_of(order.frame), len(self.job.layout.spec.table_rows))
+        return batch_of(tensors_of(order.frame), len(self.job.layout.spec.columns))
 
     @override
     def take(self) -> Frame:

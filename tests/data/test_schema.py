@@ -192,6 +192,33 @@ FAULTS = [
     ),
     (GOOD.replace("[]", "[{name: d, default: x}]"), r"dense\[0\].default = 'x': is no number"),
     (GOOD.replace("c}", "c, min-count: 1}"), r"m.yaml: categorical\[0\].min-count: unknown key"),
+    *(
+        (GOOD.replace("{name: c}", f"{{name: c, table: t}}, {{name: d, table: t, {other}}}"), told)
+        for other, told in (
+            (
+                "kind: hash8",
+                r"\[1\].kind = 'hash8': column 'd' has the table 't' with 'c', whose k",
+            ),
+            (
+                "hash_size: 9",
+                r"\[1\].hash_size = 9: .* 'c', whose hash_size is 0: must be the same",
+            ),
+            ("min_count: 9", r"\[1\].min_count = 9: .*, whose min_count is 0: must be the same"),
+            ("missing: shared", r"\[1\].missing = 'shared': .*, whose missing is 'own': must be"),
+            ("max_rows: 9", r"\[1\].max_rows = 9: .*, whose max_rows is None: must be the same"),
+            ("expand_to: 2", r"\[1\].expand_to: not with table"),
+        )
+    ),
+    (
+        GOOD.replace("c}", "c, kind: integer, table: t, bucket: log_squared}, {name: d, table: t}"),
+        r"\[1\].kind = 'string': (.|\n)*\[1\].bucket = None: column 'd' .*, whose bucket is 'log",
+    ),
+    (
+        GOOD.replace("{name: c}", "{name: c}, {name: d, table: c}"),
+        r"\[1\].table = 'c': is a column that does not name it; give column 'c' this table too",
+    ),
+    (GOOD.replace("c}", "c, table: 3}"), r"categorical\[0\].table = 3: must be a valid string"),
+    (GOOD.replace("c}", "c, table: t}") + "format: criteo", r"\[0\].table = 't': not with format"),
     (GOOD + "!!binary aGk=: 1", "m.yaml:4:1: not YAML: !!binary is not for schemas"),
     (GOOD + "ignore: !!set {a}", "m.yaml:4:9: not YAML: !!set is not for schemas"),
     (GOOD + "5: 1", "m.yaml:1:1: not YAML: the key 5 must be text: quote it"),

@@ -34,7 +34,7 @@ OPTIMIZERS = {
 }
 
 COLUMNS: Columns = {
-    "rows": {"clicks": (), "lists": (), "bare": ("model.bottom=[]",), "labels": ()},
+    "rows": {"clicks": (), "lists": (), "bare": ("model.bottom=[]",), "labels": (), "shared": ()},
     "trainers": {"2": ("parallel.trainers=2",), "3": ("parallel.trainers=3",)},
     "cuts": {
         "none": ("parallel.cuts=[]",),
@@ -120,6 +120,7 @@ MEETING = "gradient=union|leader|cltk|deft|terngrad"
 ALL_SENT = ("none", "terngrad", "terngrad weights")
 SOME_SENT = f"gradient={'|'.join(one for one in COLUMNS['gradient'] if one not in ALL_SENT)}"
 FORBIDDEN: Forbidden = (
+    ("rows=shared", "model=widths"),
     ("optimizer=adamw", SOME_SENT),
     ("rows=bare", "cuts=bottom|two"),
     ("cuts=none", "activation=dct|levels|gradient_topk|sketch"),
@@ -163,6 +164,7 @@ PLAIN: Columns = {
 # Sums in another order are near only where an optimizer does not divide by them; FBGEMM's row-wise
 # sums are its own.
 PLAIN_FORBIDDEN: Forbidden = (
+    ("rows=shared", "model=widths"),
     ("tables=served", "table optimizer=adagrad|rowwise_adagrad"),
     ("rows=bare", "cuts=bottom.1|bottom.4|bottom.2,top.2|bottom.1,bottom.4,top.1"),
     (TOGETHER, "servers=0"),

@@ -101,6 +101,11 @@ categorical:
   - {{name: shop, kind: integer, vectors: {folder}/shops.parquet}}
 split: {{by: fraction, test: 0.2, seed: 1}}
 """
+OF_ITEMS = "kind: integer, max_rows: 48, evict: least_recent, table: item"
+SHARED = (
+    f"  - {{name: last, {OF_ITEMS}}}\n"
+    f"  - {{name: words, {OF_ITEMS}, max_length: 4, pooling: mean}}\n"
+)
 Train = Callable[..., Path]
 
 
@@ -108,7 +113,7 @@ Train = Callable[..., Path]
 def rows(
     small_rows: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, tuple[str, ...]]:
-    """Overrides by name: Criteo's columns, lists and weights, no numbers, or several labels."""
+    """Overrides by name: Criteo's columns, lists and weights, no numbers, labels, one table."""
     folder, draw = tmp_path_factory.mktemp("tables"), np.random.default_rng(0)
     columns = {"click": draw.integers(0, 2, 1500), "shop": draw.integers(0, 90, 1500)}
     lists = [draw.integers(0, 40, draw.integers(0, 6)).tolist() for _ in range(1500)]
@@ -122,6 +127,7 @@ def rows(
     }
     stars = {"stars": np.random.default_rng(1).integers(1, 6, 1500)}
     tables["labels"] = {**tables["lists"], **stars}
+    tables["shared"] = {**tables["lists"], "last": draw.integers(0, 40, 1500)}
     columns = {"click": draw.integers(0, 2, 1500), "shop": draw.integers(NEXT_SHOPS, 130, 1500)}
     lists = [draw.integers(10, 60, draw.integers(0, 6)).tolist() for _ in range(1500)]
     words = [draw.integers(20, 60, draw.integers(0, 5)).tolist() for _ in range(1500)]
@@ -130,6 +136,7 @@ def rows(
     tables["next lists"] = {**columns, **numbers, **added}
     tables["next bare"] = {**columns, "tags": draw.integers(10, 60, 1500)}
     tables["next labels"] = {**tables["next lists"], **stars}
+    tables["next shared"] = {**tables["next lists"], "last": draw.integers(10, 60, 1500)}
     for name, table in tables.items():
         pq.write_table(pa.table(table), folder / f"{name}.parquet")
     for day in ("", "next "):
@@ -148,11 +155,15 @@ def rows(
     schemas = (
         *(("lists", "click", *numbered), ("labels", several, *numbered)),
         ("bare", "click", "", "", "", ""),
+        (
+            *("shared", "click", "{name: price}", ", max_length: 5, weights: factors, table: item"),
+            *(SHARED, "ignore: [much]"),
+        ),
     )
     for name, label, dense, length, last, more in schemas:
         text = SCHEMA.format(label=label, dense=dense, length=length, columns=last, more=more)
         (folder / f"{name}.yaml").write_text(text)
-    for name in ("lists", "labels", "bare", "given"):
+    for name in ("lists", "labels", "bare", "given", "shared"):
         made[name] = (
             *("data=table", f"data.schema={folder / name}.yaml"),
             *(f"data.raw={folder / name}.parquet", f"data.prepared={folder / name}"),
@@ -312,7 +323,7 @@ def test_a_second_day_in_processes_is_one_process(
     assert (one["first_step"], one["test"]) == (0, other["test"])
     assert one["growth"] == other["growth"]
     assert min(of["appended"] for of in one["growth"].values()) > 5
-    assert one["growth"]["tags"]["evicted"] == 10  # those of the first day alone
+    assert next(iter(one["growth"].values()))["evicted"] == 10  # those of the first day alone
     before, begun = tensors(first, STEPS), tensors(processes, SAVED)
     after = tensors(processes, STEPS)
     assert before.keys() == after.keys()

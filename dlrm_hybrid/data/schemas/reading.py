@@ -39,6 +39,11 @@ SHOWN_CHARACTERS = 60
 YAML = ".yaml"
 _NANOSECONDS = re.compile(r"\.[0-9]{7}")
 PACKAGE = "dlrm_hybrid.data.schemas"
+OF_A_TABLE = (
+    *("kind", "hash_size", "min_count", "bucket", "missing", "max_rows", "evict"),
+    "trainable",
+)
+"""Keys that columns with one table must have alike."""
 
 
 def named(name: str) -> Schema:
@@ -249,6 +254,7 @@ def _faults(schema: Schema) -> Iterator[str]:
             yield f"{key} = {name!r}: is {first[name]} too"
         first.setdefault(name, key)
     yield from _name_faults(schema, first)
+    yield from _table_faults(schema)
     yield from _value_faults(schema)
     yield from _label_faults(schema)
     for i, column in enumerate(schema.categorical):
@@ -297,6 +303,36 @@ def _name_faults(schema: Schema, columns: Collection[str]) -> Iterator[str]:
     required = dict.fromkeys((*schema.read_columns, *schema.ignore))
     if missing := [name for name in required if name not in schema.names]:
         yield f"names: lacks {', '.join(map(repr, missing))}"
+
+
+def _table_faults(schema: Schema) -> Iterator[str]:
+    """Faults of columns that share tables, and so must agree on what makes a category."""
+    first: dict[str, CategoricalColumn] = {}
+    alone = {one.name for one in schema.categorical if one.table is None}
+    for i, column in enumerate(schema.categorical):
+        if (table := column.table) is None:
+            continue
+        key, one = f"categorical[{i}]", first.setdefault(table, column)
+        if schema.format == "criteo":
+            yield f"{key}.table = {table!r}: not with format: criteo, whose columns have their own"
+        if table in alone:
+            yield (
+                f"{key}.table = {table!r}: is a column that does not name it; give column "
+                f"{table!r} this table too, or the table another name"
+            )
+        if column.expand_to > 1:
+            yield f"{key}.expand_to: not with table, as its bags are of the table's own rows"
+        if column.embedding_dim is not None:
+            yield f"{key}.embedding_dim: not with table, which is as wide as the model"
+        if column.vectors is not None:
+            yield f"{key}.vectors: not with table, whose rows begin alike for all its columns"
+        for name in OF_A_TABLE:
+            other, own = getattr(one, name), getattr(column, name)
+            if other != own:
+                yield (
+                    f"{key}.{name} = {own!r}: column {column.name!r} has the table {table!r} with "
+                    f"{one.name!r}, whose {name} is {other!r}: must be the same"
+                )
 
 
 def _value_faults(schema: Schema) -> Iterator[str]:

@@ -5,13 +5,14 @@ Shapes: N rows, I dense columns, M ids of a column, L labels if there are severa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from dlrm_hybrid.bags import Int64s
 from dlrm_hybrid.data.manifest import Scale
 from dlrm_hybrid.data.schema import DenseColumn, Label
 from dlrm_hybrid.data.sources.cells import Key
@@ -41,6 +42,47 @@ class LabelValue(NamedTuple):
 
     label: Label
     key: Key
+
+
+def numbers_of(
+    add: Callable[[Coded, npt.NDArray[np.bool_] | None], npt.NDArray[np.int32]],
+    several: Sequence[Coded],
+    known_N: npt.NDArray[np.bool_] | None,
+) -> list[npt.NDArray[np.int32]]:
+    """The numbers of the ids of a table's columns, which appear row by row.
+
+    Args:
+        add: numbers ids; those that its second argument selects are counted, all if it is None.
+        several: the columns, in their order.
+        known_N: rows whose ids are counted; None for all.
+    """
+    if len(several) == 1:
+        length_N = several[0].length_N
+        if known_N is not None and length_N is not None:
+            known_N = np.repeat(known_N, length_N)
+        return [add(several[0], known_N)]
+    together, row_M, order_M = _row_by_row(several)
+    number_M = np.empty(len(row_M), np.int32)
+    number_M[order_M] = add(together, None if known_N is None else known_N[row_M])
+    return np.split(number_M, np.cumsum([len(one.index_M) for one in several])[:-1])
+
+
+def _row_by_row(several: Sequence[Coded]) -> tuple[Coded, Int64s, Int64s]:
+    """Put the ids of columns together: those of the first row in the columns' order, then others.
+
+    Returns:
+        The ids, the row of each, and its place among the ids of one column after the other.
+    """
+    row_of: list[Int64s] = []
+    for one in several:
+        length_N = np.ones(len(one.index_M), np.int32) if one.length_N is None else one.length_N
+        row_of.append(np.repeat(np.arange(len(length_N)), length_N))
+    row_M = np.concatenate(row_of)
+    order_M = np.argsort(row_M, kind="stable")
+    starts = np.cumsum([0, *(len(one.keys) for one in several)]).tolist()
+    index_M = np.concatenate([one.index_M + k for one, k in zip(several, starts, strict=False)])
+    keys: list[Any] = [key for one in several for key in one.keys]
+    return Coded(index_M[order_M].astype(np.int32), keys), row_M[order_M], order_M
 
 
 @dataclass(frozen=True, slots=True)

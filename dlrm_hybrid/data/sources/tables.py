@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -37,7 +37,7 @@ from dlrm_hybrid.data.manifest import (
 from dlrm_hybrid.data.preprocessing import NO_ROW, Keys, Vocabulary, write_vocabulary
 from dlrm_hybrid.data.schema import ByFile, ByFraction, ByTime, CategoricalColumn, Schema
 from dlrm_hybrid.data.sources.cells import FORM, MISSING_INTEGER, Key, instant, missing_key, shown
-from dlrm_hybrid.data.sources.columns import Coded, LabelValue, Values, standardised
+from dlrm_hybrid.data.sources.columns import Coded, LabelValue, Values, numbers_of, standardised
 from dlrm_hybrid.data.sources.files import Block, TableSource, check_names, open_source
 from dlrm_hybrid.data.sources.paths import below, folder_values
 from dlrm_hybrid.data.sources.raw import Prepared, PrepareJob
@@ -297,13 +297,11 @@ def prepare_tables(job: PrepareJob) -> Prepared:
         raise DataError(
             "\n  ".join([f"{base.folder}: no base for these rows (data.base)", *faults])
         )
-    files = [
-        VectorFile.open(index, column)
-        for index, column in enumerate(schema.categorical)
-        if column.vectors is not None
-    ]
-    earlier = [None] * len(schema.categorical) if base is None else base.vocabularies()
-    numberings = tuple(Numbering() for _ in schema.categorical)
+    firsts, columns = schema.first_columns, schema.categorical
+    given = [index for index, column in enumerate(columns) if column.vectors is not None]
+    files = [VectorFile.open(index, columns[index]) for index in given]
+    earlier = [None] * len(columns) if base is None else base.vocabularies()
+    numberings = {first: Numbering() for first in firsts}
     moments = _Moments()
     with Spill(job.spill / "columns.bin") as spill:
         rows, xxh3 = _read(job, spill, numberings, moments)
@@ -311,18 +309,16 @@ def prepare_tables(job: PrepareJob) -> Prepared:
         folder = job.result / VOCABULARY_FOLDER
         scales = moments.scales(schema) if base is None else base.manifest.scales
         folder.mkdir()
-        columns = zip(numberings, schema.categorical, job.shares_id, earlier, strict=True)
-        numbered = [
-            one.vocabulary(column, shared, known, job.grows)
-            for one, column, shared, known in columns
-        ]
+        of_table = {
+            first: one.vocabulary(columns[first], job.shares_id[first], earlier[first], job.grows)
+            for first, one in numberings.items()
+        }
+        numbered = [of_table[first] for first in firsts]
         id_of = [one.id_V for one in numbered]
-        digests = [
-            write_vocabulary(folder, number, one.keys, column, one.use_V)
-            for number, (one, column) in enumerate(
-                zip(numbered, schema.categorical, strict=True), 1
-            )
-        ]
+        written = {
+            first: write_vocabulary(folder, first + 1, one.keys, columns[first], one.use_V)
+            for first, one in of_table.items()
+        }
         arrays = list(_single(job, spill, scales, id_of, job.counter("assemble", sum(rows))))
         for index in schema.multi_hot:
             arrays += _multi_hot(index, spill, job, id_of[index])
@@ -334,7 +330,7 @@ def prepare_tables(job: PrepareJob) -> Prepared:
             max(1, len(one.keys) + shared)
             for one, shared in zip(numbered, job.shares_id, strict=True)
         ),
-        vocabulary_xxh3=xxhash.xxh3_128_hexdigest(b"".join(digests)),
+        vocabulary_xxh3=xxhash.xxh3_128_hexdigest(b"".join(written[one] for one in firsts)),
         scales=scales,
         growth=() if base is None else tuple(one.growth for one in numbered),
         vectors=tuple(
@@ -365,7 +361,7 @@ def _base_faults(job: PrepareJob, base: Manifest) -> Iterator[str]:
 
 
 def _read(
-    job: PrepareJob, spill: Spill, numberings: Sequence[Numbering], moments: _Moments
+    job: PrepareJob, spill: Spill, numberings: Mapping[int, Numbering], moments: _Moments
 ) -> tuple[tuple[int, int, int], list[str]]:
     """Read all files into the spill; returns rows of each part and xxh3 of each file."""
     schema, counts, report = job.semantics.schema, job.counts, job.counter("read", None)
@@ -485,13 +481,13 @@ def _put(
     spill: Spill,
     values: Values,
     part_N: npt.NDArray[np.int8],
-    numberings: Sequence[Numbering],
+    numberings: Mapping[int, Numbering],
     schema: Schema,
     moments: _Moments,
 ) -> None:
     train_N = part_N == 0
     moments.add(values.dense_NI if train_N.all() else values.dense_NI[train_N])
-    counts_all = schema.vocabulary == "all"
+    known_N = None if schema.vocabulary == "all" else train_N
     assert values.label_N is not None
     masks = [(name, part_N == part) for part, name in enumerate(PARTS)]
     masks = [(name, mask) for name, mask in masks if mask.any()]
@@ -501,17 +497,21 @@ def _put(
         for file, beside_N in ((WEIGHT_FILE, values.weight_N), (GROUP_FILE, values.group_N)):
             if beside_N is not None:
                 spill.write(name, file, beside_N[mask])
-    for index, coded in enumerate(values.categories):
-        length_N = coded.length_N
-        known_M = train_N if length_N is None else np.repeat(train_N, length_N)
-        number_M = numberings[index].add(coded, None if counts_all else known_M)
-        for name, mask in masks:
-            mask_M = mask if length_N is None else np.repeat(mask, length_N)
-            spill.write(name, f"ids{index}", number_M[mask_M])
-            if length_N is not None:
-                spill.write(name, f"lengths{index}", length_N[mask])
-            if coded.weight_M is not None:
-                spill.write(name, f"weights{index}", coded.weight_M[mask_M])
+    columns_of: defaultdict[int, list[int]] = defaultdict(list)
+    for index, first in enumerate(schema.first_columns):
+        columns_of[first].append(index)
+    for first, columns in columns_of.items():
+        several = [values.categories[index] for index in columns]
+        numbers = numbers_of(numberings[first].add, several, known_N)
+        for index, coded, number_M in zip(columns, several, numbers, strict=True):
+            length_N = coded.length_N
+            for name, mask in masks:
+                mask_M = mask if length_N is None else np.repeat(mask, length_N)
+                spill.write(name, f"ids{index}", number_M[mask_M])
+                if length_N is not None:
+                    spill.write(name, f"lengths{index}", length_N[mask])
+                if coded.weight_M is not None:
+                    spill.write(name, f"weights{index}", coded.weight_M[mask_M])
 
 
 def _single(

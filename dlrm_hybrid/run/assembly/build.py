@@ -184,6 +184,7 @@ def model_spec(
     table_rows: tuple[int, ...],
     frozen: tuple[bool, ...] = (),
     loss_weights: tuple[float, ...] = (),
+    table_of_column: tuple[int, ...] = (),
 ) -> ModelSpec | OwnModel:
     """The shape of the model.
 
@@ -192,6 +193,7 @@ def model_spec(
         table_rows: rows of each table.
         frozen: whether they never change (`Schema.frozen`).
         loss_weights: of two labels or more; `model.top` ends in a logit for each.
+        table_of_column: see `ModelSpec`.
 
     Raises:
         ConfigError: it is the user's own, and not loaded or of no use.
@@ -199,7 +201,8 @@ def model_spec(
     model = config.model
     if isinstance(model, OwnModelConfig):
         own_model(model)
-        return replace(model.spec(table_rows), frozen=frozen, loss_weights=loss_weights)
+        spec = model.spec(table_rows, table_of_column)
+        return replace(spec, frozen=frozen, loss_weights=loss_weights)
     return ModelSpec(
         embedding_dim=model.embedding_dim,
         bottom=model.bottom,
@@ -212,13 +215,20 @@ def model_spec(
         frozen=frozen,
         loss_weights=loss_weights,
         table_dims=model.table_dims or (),
+        table_of_column=table_of_column,
     )
 
 
 def shape_of(config: Config, rows: Manifest) -> ModelSpec | OwnModel:
     """The shape of the model of these rows; raises ConfigError as `model_spec`."""
-    weights = tuple(rows.schema.loss_weights.values())
-    return model_spec(config, rows.table_rows, rows.schema.frozen, weights)
+    schema = rows.schema
+    return model_spec(
+        config,
+        schema.by_table(rows.table_rows),
+        schema.frozen,
+        tuple(schema.loss_weights.values()),
+        schema.table_of_column,
+    )
 
 
 def policy(config: Config) -> SyncPolicy:

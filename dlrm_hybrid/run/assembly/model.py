@@ -200,19 +200,19 @@ def evaluated_rows(config: Config, shards: Shards | None) -> dict[ScoredPart, Ev
 
 
 def _known_rows(config: Config, shards: Shards) -> list[npt.NDArray[np.bool_]] | None:
-    """Masks, per table, of the ids that rows are scored with before they are learned; None for all.
+    """Of each column the ids that rows are scored with before they are learned; None for all.
 
     Categories that came with these rows are unknown until then, if there is an id for such.
     """
     earlier = base(config)
     if earlier is None:
         return None
-    is_known = [np.ones(rows, bool) for rows in shards.table_rows]
-    replaced = shards.preprocessing.replaced(earlier)
-    for table, shares_id in enumerate(earlier.manifest.out_of_vocabulary):
+    is_known = [np.ones(rows, bool) for rows in shards.manifest.table_rows]
+    replaced, before = shards.preprocessing.replaced(earlier), earlier.manifest
+    for column, shares_id in enumerate(before.out_of_vocabulary):
         if shares_id:
-            is_known[table][earlier.table_rows[table] :] = False
-            is_known[table][replaced[table]] = False
+            is_known[column][before.table_rows[column] :] = False
+            is_known[column][replaced[column]] = False
     return is_known
 
 

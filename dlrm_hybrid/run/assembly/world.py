@@ -25,6 +25,7 @@ from dlrm_hybrid.compress.gradient.layout import Spec
 from dlrm_hybrid.config.rules import server_leads
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
+from dlrm_hybrid.model.columns import ColumnBags
 from dlrm_hybrid.model.dlrm import StageModel, draw_initial
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.optimizer import Constant
@@ -47,6 +48,7 @@ from dlrm_hybrid.parallel.runners import ProcessRunner
 from dlrm_hybrid.parallel.stage import Stage
 from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.parallel.tables.cached import CachedTables
+from dlrm_hybrid.parallel.tables.columns import ColumnTables
 from dlrm_hybrid.parallel.tables.local import LocalTables
 from dlrm_hybrid.parallel.tables.order import ArrivalOrder, BatchOrder
 from dlrm_hybrid.parallel.tables.served import ServedTables, TableClient
@@ -260,7 +262,8 @@ def thread_workers(
             owner,
             stage=owner.stage.empty(),
             boundaries=Boundaries(owner.boundaries.port, owner.part, codecs.activations, clock),
-            tables=owner.tables and served_tables(config, layout, owner.rank, send, clock),
+            tables=owner.tables
+            and _by_column(layout, served_tables(config, layout, owner.rank, send, clock)),
             client=client,
         )
         for client in clients
@@ -327,10 +330,16 @@ def _worker(
         ),
         pipeline=build.pipeline(config),
         boundaries=boundaries,
-        tables=tables,
+        tables=_by_column(layout, tables),
         embedding_schedule=build_model.embedding_schedule(config, layout.steps, layout.lowered),
         client=client,
     )
+
+
+def _by_column(layout: Layout, tables: Tables | None) -> Tables | None:
+    """Access to tables by columns, where several of these may have the same."""
+    columns = ColumnBags.of(layout.spec)
+    return tables if tables is None or columns is None else ColumnTables(tables, columns)
 
 
 def server(config: Config, layout: Layout, index: int, clock: SpanClock) -> ParameterServer:

@@ -34,6 +34,8 @@ from dlrm_hybrid.config.validate import own_values
 from dlrm_hybrid.data.preprocessing import read_kept
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.disk import read_object
+from dlrm_hybrid.model.columns import ColumnBags
+from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.model.tensors import full_pieces
 from dlrm_hybrid.parallel.dense.published import SUFFIX, fresh_thresholds
 from dlrm_hybrid.parallel.finite import LOOKUPS_PREFIX
@@ -248,7 +250,7 @@ class Source:
         )
         return trainers
 
-    def lookups_ahead(self, trainers: Sequence[int], num_tables: int) -> dict[str, Tensor]:
+    def lookups_ahead(self, trainers: Sequence[int], spec: ModelShape) -> dict[str, Tensor]:
         """Rows that trainers had looked up ahead, named as by `Tables.state_ahead`.
 
         Empty at step 0, and if the batches to come are others; also if the keys that decide how
@@ -257,7 +259,7 @@ class Source:
 
         Args:
             trainers: those that look up in this process.
-            num_tables: number in the model.
+            spec: that of the model.
 
         Raises:
             DataError: the checkpoint lacks them.
@@ -281,8 +283,9 @@ class Source:
         if keeps:
             was_elastic = bool(saved["parallel"].get("elastic"))
             return self._caches(trainers, may_lack=config.parallel.elastic or was_elastic)
-        widest = max(config.model.table_dims or (config.model.embedding_dim,))
-        shape = (config.train.batch_size, num_tables, widest)
+        columns = ColumnBags.of(spec)
+        bags = config.train.batch_size * (1 if columns is None else columns.most)
+        shape = (bags, len(spec.table_rows), spec.widths.widest)
         rows = {
             f"{LOOKUPS_PREFIX}{trainer}.{ahead}": torch.empty(shape)
             for trainer in trainers
@@ -334,5 +337,6 @@ class Source:
 def _fresh(job: Job, folder: Path) -> dict[str, Tensor]:
     """Rows, by table, that new categories have taken over: they begin anew."""
     replaced = job.shards.preprocessing.replaced(read_kept(folder))
-    tables = zip(job.layout.spec.table_names, replaced, strict=True)
+    by_table = job.shards.schema.by_table(replaced)
+    tables = zip(job.layout.spec.table_names, by_table, strict=True)
     return {name: torch.from_numpy(ids_K) for name, ids_K in tables}

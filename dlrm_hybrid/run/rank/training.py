@@ -86,7 +86,7 @@ def resume(job: Job, holder: Holder, source: Source | None) -> Progress:
     groups, trainers = piece_groups(holder.pieces()), holder.looking_up
     values = source.dense()
     values |= source.compressors({piece.name: piece.view for piece in groups.get(COMPRESSOR, [])})
-    values |= source.lookups_ahead(trainers, len(job.layout.spec.table_rows))
+    values |= source.lookups_ahead(trainers, job.layout.spec)
     tables = groups.get("embeddings", [])
     values |= source.row_levels(trainers, [piece.name for piece in tables])
     if progress.emptied < progress.step:
