@@ -43,9 +43,9 @@ class Bags(Generic[Array]):
         values: int64, contiguous: (F, B) where every bag has one id, else (N,).
         offsets: int64 (F * B + 1,), where each bag begins in `values`, then N; a bag may be empty.
             None: every bag has one id.
-        jagged_tables: F where there are offsets, as those of a batch without rows do not tell it.
+        jagged_tables: F if there are offsets: those of a batch without rows do not tell it.
         averaged: tables whose bags are pooled to the mean of their rows; others to the sum.
-        weights: float32 (N,), what the row of each id is multiplied by; None: 1 each.
+        weights: float32 (N,), factor of the row of each id; None: 1 each.
     """
 
     values: Array
@@ -87,7 +87,7 @@ def lengths_of(bags: Bags[Int64s]) -> Int64s:
 
 
 def shares_of_means(bags: Bags[Int64s]) -> Float32s | None:
-    """What sums of rows, and then their gradients, are multiplied by (B, F, 1); None for 1."""
+    """Factors of sums of rows, and then of their gradients (B, F, 1); None: 1 each."""
     if not bags.averaged:
         return None
     tables = list(bags.averaged)
@@ -106,8 +106,8 @@ def known(bags: Bags[Int64s], is_known: Sequence[NDArray[np.bool_]]) -> Bags[Int
     """The bags with 0 instead of each id that its table says is not known."""
     first_F = np.cumsum([0, *map(len, is_known)])[:-1]
     first_N = np.repeat(first_F, np.diff(table_offsets(bags))).reshape(bags.values.shape)
-    known_N = np.concatenate(is_known)[first_N + bags.values]
-    return replace(bags, values=np.where(known_N, bags.values, 0))
+    is_known_N = np.concatenate(is_known)[first_N + bags.values]
+    return replace(bags, values=np.where(is_known_N, bags.values, 0))
 
 
 def require_offsets(bags: Bags[Int64s]) -> None:
@@ -115,7 +115,7 @@ def require_offsets(bags: Bags[Int64s]) -> None:
 
     Raises:
         ValueError: they do not begin at 0, decrease, do not end at N, or are not F * B + 1 many; or
-            there are weights, not N.
+            there are weights, but not N.
     """
     offsets = bags.offsets
     if bags.weights is not None and (offsets is None or bags.weights.shape != bags.values.shape):
@@ -144,7 +144,7 @@ def jagged(
         values_N: ids by table, then by row.
         lengths_FB: number of ids in each bag; their sum is N.
         averaged: see `Bags`.
-        weights_N: likewise.
+        weights_N: see `Bags.weights`.
 
     Raises:
         ValueError: a length is below 0, or their sum is not N.
@@ -165,28 +165,28 @@ def part(bags: Bags[Int64s], rows: slice) -> Bags[Int64s]:
     return _picked(bags, run_places(starts_FB, lengths_FB), lengths_FB)
 
 
-def joined(several: Sequence[Bags[Int64s]]) -> Bags[Int64s]:
+def joined(batches: Sequence[Bags[Int64s]]) -> Bags[Int64s]:
     """Concatenate batches along the rows."""
-    averaged = several[0].averaged
-    if all(one.offsets is None for one in several):
-        return Bags(np.concatenate([one.values for one in several], axis=1), averaged=averaged)
-    values_N = np.concatenate([one.values.reshape(-1) for one in several])
-    firsts_1X = np.cumsum([0, *(one.num_ids for one in several)])[None, :-1]
-    offsets_FX = np.stack([table_offsets(one) for one in several], axis=1)
+    averaged = batches[0].averaged
+    if all(batch.offsets is None for batch in batches):
+        return Bags(np.concatenate([batch.values for batch in batches], axis=1), averaged=averaged)
+    values_N = np.concatenate([batch.values.reshape(-1) for batch in batches])
+    firsts_1X = np.cumsum([0, *(batch.num_ids for batch in batches)])[None, :-1]
+    offsets_FX = np.stack([table_offsets(batch) for batch in batches], axis=1)
     places_N = run_places(offsets_FX[:-1] + firsts_1X, np.diff(offsets_FX, axis=0))
-    lengths_FB = np.concatenate([lengths_of(one) for one in several], axis=1)
-    whole = Bags(values_N, averaged=averaged, weights=weights_of_all(several))
+    lengths_FB = np.concatenate([lengths_of(batch) for batch in batches], axis=1)
+    whole = Bags(values_N, averaged=averaged, weights=weights_of_all(batches))
     return _picked(whole, places_N, lengths_FB)
 
 
-def weights_of_all(several: Sequence[Bags[Int64s]]) -> Float32s | None:
+def weights_of_all(all_bags: Sequence[Bags[Int64s]]) -> Float32s | None:
     """Concatenate the weights of several bags; None if none has any."""
-    if all(one.weights is None for one in several):
+    if all(bags.weights is None for bags in all_bags):
         return None
     return np.concatenate(
         [
-            np.ones(one.num_ids, np.float32) if one.weights is None else one.weights
-            for one in several
+            np.ones(bags.num_ids, np.float32) if bags.weights is None else bags.weights
+            for bags in all_bags
         ]
     )
 
@@ -212,7 +212,7 @@ def expanded(bags: Bags[Int64s], sizes: Mapping[int, int], bag_of: BagOf) -> Bag
     if not sizes:
         return bags
     offsets, lengths_FB, values_N = table_offsets(bags), lengths_of(bags), bags.values.reshape(-1)
-    found: list[Bags[Int64s]] = []
+    pieces: list[Bags[Int64s]] = []
     for table, (first, stop) in enumerate(pairwise(offsets.tolist())):
         ids_B = values_N[first:stop]
         weights_N = None if bags.weights is None else bags.weights[first:stop]
@@ -224,9 +224,9 @@ def expanded(bags: Bags[Int64s], sizes: Mapping[int, int], bag_of: BagOf) -> Bag
             for start in range(0, len(ids_B), rows):
                 ids_BS[start : start + rows] = bag_of(table, ids_B[start : start + rows])
             ids_B, weights_N = ids_BS.reshape(-1), None
-        found.append(Bags(ids_B, weights=weights_N))
-    values_N = np.concatenate([one.values for one in found])
-    return jagged(values_N, lengths_FB, bags.averaged, weights_of_all(found))
+        pieces.append(Bags(ids_B, weights=weights_N))
+    values_N = np.concatenate([piece.values for piece in pieces])
+    return jagged(values_N, lengths_FB, bags.averaged, weights_of_all(pieces))
 
 
 def with_first_ids(bags: Bags[Int64s], tables: Collection[int]) -> Bags[Int64s]:
@@ -239,7 +239,7 @@ def with_first_ids(bags: Bags[Int64s], tables: Collection[int]) -> Bags[Int64s]:
 
 
 def _picked(bags: Bags[Int64s], places_N: Int64s, lengths_FB: Int64s) -> Bags[Int64s]:
-    """Bags of the ids in some places of others, with their weights."""
+    """Bags of the ids in some places of `bags`, with their weights."""
     weights_N = None if bags.weights is None else bags.weights[places_N]
     return jagged(bags.values[places_N], lengths_FB, bags.averaged, weights_N)
 
