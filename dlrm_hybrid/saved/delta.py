@@ -1,13 +1,13 @@
-"""What a model has learned since another: rows of tables, dense weights and new categories.
+"""The delta between two models of a run: rows of tables, dense weights and new categories.
 
     delta.json           which model it changes and which it makes, sizes and checksums; sealed
     delta.safetensors    embedding.1.rows (int32, R) and embedding.1.weight (R × D), of each table
                          the rows that differ; all dense tensors and statistics; vocabulary.1, new
                          categories: whole numbers, or UTF-8 bytes of texts, of the lengths
-                         vocabulary.1.lengths; first those for the places vocabulary.1.taken, where
-                         others were, then those behind all
+                         vocabulary.1.lengths; first the categories that take the places
+                         vocabulary.1.taken of others, then the appended ones
 
-Shapes: R rows of a table, D embedding dimension, K categories in places of others.
+Shapes: R rows of a table, D embedding dimension, K categories that take places of others.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class ModelVersion:
     """One of a run's models.
 
     Attributes:
-        version: identifies its checkpoint, wherever that is.
-        checkpoint: the folder that this had.
+        version: identifies the checkpoint, wherever its folder is.
+        checkpoint: folder of the checkpoint.
         step: step of the checkpoint.
     """
 
@@ -54,7 +54,7 @@ class ModelVersion:
 
     @property
     def text(self) -> str:
-        """For messages."""
+        """Description of the model for messages."""
         return f"{self.checkpoint} (step {self.step:,}, version {self.version[:8]})"
 
 
@@ -86,11 +86,11 @@ def difference(
     """The tensors of a delta between two models, without vocabularies.
 
     Args:
-        tables: their names; those of the later model have at least as many rows.
+        tables: names of the tables, of which the later model has at least as many rows.
         before: all tensors of the earlier model.
         after: all tensors of the later model.
     """
-    found = dict(after)
+    tensors = dict(after)
     for table in tables:
         name = f"{table}.weight"
         old_RD, new_RD = before[name], after[name]
@@ -100,22 +100,22 @@ def difference(
         differs_RD = old_RD.view(torch.int32) != known_RD.view(torch.int32)
         has_changed_R[: len(old_RD)] = differs_RD.any(1)
         rows_R = has_changed_R.nonzero().squeeze(1)
-        found[f"{table}.rows"] = rows_R.to(torch.int32)
-        found[name] = new_RD[rows_R]
-    return found
+        tensors[f"{table}.rows"] = rows_R.to(torch.int32)
+        tensors[name] = new_RD[rows_R]
+    return tensors
 
 
 def vocabulary_tensors(number: int, before: Vocabulary, after: Vocabulary) -> dict[str, Tensor]:
     """The new categories of column `number`, from 1, as tensors of a delta."""
     taken_K, keys = after.since(before)
     name = f"vocabulary.{number}"
-    found = {f"{name}.taken": torch.tensor(taken_K, dtype=torch.int32)}
+    tensors = {f"{name}.taken": torch.tensor(taken_K, dtype=torch.int32)}
     if not after.column.has_texts:
-        return {**found, name: torch.tensor(np.array(keys, np.int64))}
+        return {**tensors, name: torch.tensor(np.array(keys, np.int64))}
     texts = [str(key).encode() for key in keys]
     lengths = np.array([len(text) for text in texts], np.int32)
     content = np.frombuffer(bytearray().join(texts), np.uint8)
-    return {**found, name: torch.tensor(content), f"{name}.lengths": torch.tensor(lengths)}
+    return {**tensors, name: torch.tensor(content), f"{name}.lengths": torch.tensor(lengths)}
 
 
 def write_delta(
@@ -127,22 +127,22 @@ def write_delta(
     table_rows: Sequence[int],
 ) -> int:
     """Write a delta into a folder; returns the bytes of its tensors. Raises OSError."""
-    held = {name: one.contiguous() for name, one in tensors.items()}
-    written = write_tensors(folder / TENSORS_FILE, held)
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    file = write_tensors(folder / TENSORS_FILE, contiguous)
     manifest = DeltaManifest(
         base=base,
         model=model,
         base_rows=tuple(base_rows),
         table_rows=tuple(table_rows),
-        tensors=FileEntry(num_bytes=written.num_bytes, xxh3=written.xxh3),
+        tensors=FileEntry(num_bytes=file.num_bytes, xxh3=file.xxh3),
     )
     values = json.loads(_MANIFEST.dump_json(manifest))
     replace_text(folder / DELTA_FILE, manifest_text(values))
-    return written.num_bytes
+    return file.num_bytes
 
 
 def read_manifest(folder: Path) -> DeltaManifest:
-    """Read what a delta changes; raises DataError if there is none, or it is damaged."""
+    """Read the manifest of a delta; raises DataError if there is none, or it is damaged."""
     path = folder / DELTA_FILE
     if not path.is_file():
         raise DataError(
@@ -165,22 +165,21 @@ def read_tensors(folder: Path, manifest: DeltaManifest) -> dict[str, Tensor]:
     """Read the tensors of a delta.
 
     Raises:
-        DataError: the file is missing or changed, rows are none of the table, or a value is not
-            finite.
+        DataError: the file is missing or changed, or a value is not finite.
     """
     path = plain_file(folder, TENSORS_FILE)
-    found, expected = content(path), manifest.tensors
-    if (found.num_bytes, found.xxh3) != (expected.num_bytes, expected.xxh3):
+    file, expected = content(path), manifest.tensors
+    if (file.num_bytes, file.xxh3) != (expected.num_bytes, expected.xxh3):
         raise DataError(
-            f"{path}: {found.num_bytes} bytes with checksum {found.xxh3}, {DELTA_FILE} says "
+            f"{path}: {file.num_bytes} bytes with checksum {file.xxh3}, {DELTA_FILE} says "
             f"{expected.num_bytes} with {expected.xxh3}"
         )
     try:
         tensors: dict[str, Tensor] = cast(Any, safetensors.torch).load_file(path)
     except safetensors.SafetensorError as error:
         raise DataError(f"{path}: {error}") from error
-    for name, one in tensors.items():
-        if one.dtype is torch.float32 and first_not_finite([(name, one)]) is not None:
+    for name, tensor in tensors.items():
+        if tensor.dtype is torch.float32 and first_not_finite([(name, tensor)]) is not None:
             raise DataError(f"{path}: {name} holds values that are not finite")
     return tensors
 
@@ -188,10 +187,10 @@ def read_tensors(folder: Path, manifest: DeltaManifest) -> dict[str, Tensor]:
 def later_vocabulary(tensors: Mapping[str, Tensor], number: int, before: Vocabulary) -> Vocabulary:
     """The vocabulary of column `number`, from 1, that a delta makes; ValueError if it is damaged.
 
-    It is the earlier one itself if that stays.
+    It is the earlier one itself if no category is new.
     """
     name = f"vocabulary.{number}"
-    taken_K, content = (tensors[one].numpy() for one in (f"{name}.taken", name))
+    taken_K, content = (tensors[key].numpy() for key in (f"{name}.taken", name))
     keys: Keys = content
     if before.column.has_texts:
         lengths = cast("list[int]", tensors[f"{name}.lengths"].tolist())

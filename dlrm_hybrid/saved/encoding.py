@@ -98,30 +98,30 @@ class Encoder:
         lookup: Callable[[Vocabulary], Lookup] = Vocabulary.lookup,
     ) -> Encoder:
         """An encoder with these vocabularies, and the counts of this one."""
-        keys = (id(one.keys) for one in self._vocabularies)
-        known = dict(zip(keys, self._lookups, strict=True))
-        found = Encoder(
+        keys = (id(vocabulary.keys) for vocabulary in self._vocabularies)
+        lookups = dict(zip(keys, self._lookups, strict=True))
+        encoder = Encoder(
             self._schema,
             vocabularies,
             self._scales,
             self._modulo,
             self._unknown,
-            lambda one: known.get(id(one.keys)) or lookup(one),
+            lambda vocabulary: lookups.get(id(vocabulary.keys)) or lookup(vocabulary),
         )
-        found.unknown_F = self.unknown_F
-        return found
+        encoder.unknown_F = self.unknown_F
+        return encoder
 
     @property
     def vocabularies(self) -> Sequence[Vocabulary]:
-        """Those of the categorical columns."""
+        """Vocabularies of the categorical columns."""
         return self._vocabularies
 
     @property
     def padded_rows(self) -> tuple[int, ...]:
         """Rows that the tables of a model need, including rows of zeros."""
         return tuple(
-            one.table_rows + (self._unknown == "zero" and not one.first_id)
-            for one in self._schema.by_table(self._vocabularies)
+            vocabulary.table_rows + (self._unknown == "zero" and not vocabulary.first_id)
+            for vocabulary in self._schema.by_table(self._vocabularies)
         )
 
     def dense(self, values: Values) -> npt.NDArray[np.float32]:
@@ -163,7 +163,7 @@ class Encoder:
         one_B = np.ones(len(values.row_N), np.int64)
         lengths_FB = np.stack([one_B if length_B is None else length_B for length_B in lengths])
         pairs = zip(ids, values.categories, strict=True)
-        weights_N = weights_of_all([Bags(ids_M, weights=one.weight_M) for ids_M, one in pairs])
+        weights_N = weights_of_all([Bags(ids_M, weights=coded.weight_M) for ids_M, coded in pairs])
         lengths_FB = lengths_FB.astype(np.int64)
         return jagged(np.concatenate(ids), lengths_FB, self._schema.averaged, weights_N)
 
@@ -176,8 +176,8 @@ class Encoder:
         keys_U: list[Any] = [coded.keys[index] for index in coded.index_M[unknown].tolist()]
         empty = missing_key(schema)
         # Empty values that share id 0 by the schema are not unknown.
-        meant = keys_U.count(empty) if schema.missing == "shared" else 0
-        self.unknown_F[column] += len(unknown) - meant
+        num_shared = keys_U.count(empty) if schema.missing == "shared" else 0
+        self.unknown_F[column] += len(unknown) - num_shared
         ids_M[unknown] = 0 if vocabulary.first_id else vocabulary.table_rows
         if vocabulary.first_id:
             return None
@@ -186,6 +186,6 @@ class Encoder:
         if coded.length_N is not None:
             row = int(np.searchsorted(np.cumsum(coded.length_N), at, "right"))
         shown = f"category {key:08x}" if schema.has_hashes else f"category {key!r:.60}"
-        what = "a missing value" if key == empty else shown
-        reason = f"{what} was not seen in training"
+        value = "a missing value" if key == empty else shown
+        reason = f"{value} was not seen in training"
         return RefusedValueError(row, schema.name, reason, is_unknown=True)

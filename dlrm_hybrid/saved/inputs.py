@@ -61,7 +61,7 @@ def inputs_of(
         dense_BI: dense input.
         bags: bags of all columns.
         multi_hot: indices of the columns with any number of ids per row.
-        weighted: those of them whose ids have weights.
+        weighted: indices of the columns among them whose ids have weights.
     """
     lengths_FB, first_F = lengths_of(bags), table_offsets(bags).tolist()
     values_N = bags.values.reshape(-1)
@@ -96,14 +96,14 @@ def dense_description(column: DenseColumn, scale: Scale | None) -> dict[str, Any
 
 def _description(vocabulary: Vocabulary, file: str) -> dict[str, Any]:
     column = vocabulary.column
-    same = ("name", "kind", "hash_size", "bucket", "missing", "separator")
+    keys = ("name", "kind", "hash_size", "bucket", "missing", "separator")
     lists = ("max_length", "truncate") if column.max_length > 1 else ()
     default = () if column.default is None else ("default",)
     table = () if column.table is None else ("table",)
     expanded = ("expand_to",) if column.expand_to > 1 else ()
     pooling = ("pooling",) if column.pooling != "sum" else ()
     return {
-        **{key: getattr(column, key) for key in same},
+        **{key: getattr(column, key) for key in keys},
         "vocabulary": file,
         "first_id": vocabulary.first_id,
         "rows": vocabulary.table_rows,
@@ -127,19 +127,19 @@ def write_inputs(
     (folder / VOCABULARY_FOLDER).mkdir()
     columns: list[dict[str, Any]] = []
     firsts = preprocessing.schema.first_columns
-    for place, one in enumerate(preprocessing.vocabularies()):
+    for place, vocabulary in enumerate(preprocessing.vocabularies()):
         first = firsts[place]
-        file = f"{VOCABULARY_FOLDER}/{first + 1}.{'json' if one.column.has_texts else 'npy'}"
+        file = f"{VOCABULARY_FOLDER}/{first + 1}.{'json' if vocabulary.column.has_texts else 'npy'}"
         if first < place:
             pass  # has been written
-        elif one.column.has_texts:
-            (folder / file).write_text(json.dumps([*one.keys]), encoding="utf-8")
+        elif vocabulary.column.has_texts:
+            (folder / file).write_text(json.dumps([*vocabulary.keys]), encoding="utf-8")
         else:
-            np.save(folder / file, np.asarray(one.keys, one.column.key_type))
-        columns.append(_description(one, file))
+            np.save(folder / file, np.asarray(vocabulary.keys, vocabulary.column.key_type))
+        columns.append(_description(vocabulary, file))
     scales, schema = preprocessing.manifest.scales, preprocessing.schema
     dense = [*map(dense_description, schema.inputs, scales)]
-    singles = [one for table, one in enumerate(columns) if table not in multi_hot]
+    singles = [column for place, column in enumerate(columns) if place not in multi_hot]
     return {
         **({"dense": {"dtype": "float32", "columns": dense}} if dense else {}),
         "ids": {"dtype": "int64", "columns": singles},
@@ -176,7 +176,7 @@ class ExportedColumns:
 
     @classmethod
     def read(cls, folder: Path) -> ExportedColumns:
-        """Read them from a folder.
+        """Read the columns from the folder of an exported model.
 
         Raises:
             DataError: `export` has not written the folder, or it is damaged.
@@ -185,8 +185,8 @@ class ExportedColumns:
             text = (folder / MODEL_FILE).read_text(encoding="utf-8")
             return cls._of(folder, json.loads(text))
         except FileNotFoundError as error:
-            what = f"{error.filename}: no such file; name a folder that `export` has written"
-            raise DataError(what) from error
+            fault = f"{error.filename}: no such file; name a folder that `export` has written"
+            raise DataError(fault) from error
         except Exception as error:  # untrusted bytes may make a library raise anything
             reason = (str(error).splitlines() or [""])[0]
             raise DataError(
@@ -199,20 +199,20 @@ class ExportedColumns:
         """Parse the content of `model.json`; raises any error if it is damaged."""
         data, inputs = about["data"], about["inputs"]
         schema = adapter().validate_json(json.dumps(data["schema"]))
-        columns = {one["name"]: one for of in inputs.values() for one in of["columns"]}
+        columns = {column["name"]: column for item in inputs.values() for column in item["columns"]}
         places = {column.name: place for place, column in enumerate(schema.categorical)}
-        lists = [of["columns"][0]["name"] for name, of in inputs.items() if name[:4] == "ids_"]
-        dense = [columns[one.name] for one in schema.inputs]
+        lists = [item["columns"][0]["name"] for name, item in inputs.items() if name[:4] == "ids_"]
+        dense = [columns[column.name] for column in schema.inputs]
         scales = [
-            Scale(mean=float(one["mean"]), deviation=float(one["deviation"]))
-            if "mean" in one
+            Scale(mean=float(column["mean"]), deviation=float(column["deviation"]))
+            if "mean" in column
             else None
-            for one in dense
+            for column in dense
         ]
         return cls(
             file=str(about.get("file")),
             schema=schema,
-            vocabularies=tuple(_read(folder, columns[one.name], one) for one in schema.categorical),
+            vocabularies=tuple(_read(folder, columns[col.name], col) for col in schema.categorical),
             scales=tuple(scales),
             max_ind_range=None if data["max_ind_range"] is None else int(data["max_ind_range"]),
             lists=tuple(places[name] for name in lists),
@@ -252,7 +252,7 @@ class ModelInputs:
         ]
         if bags:
             raise DataError(
-                f"{folder}: the ids of {', '.join(one.name for one in bags)} stand for bags "
+                f"{folder}: the ids of {', '.join(column.name for column in bags)} stand for bags "
                 "(expand_to), which only export.format=onnx and pt2 have in their tables"
             )
         self._extra: Extra = extra
@@ -276,8 +276,8 @@ class ModelInputs:
         self._check_columns(rows)
         try:
             values = self._values(rows)
-            made = self._encoder.dense(values), self._encoder.bags(values)
-            inputs = inputs_of(*made, self._lists, self._schema.weighted)
+            arrays = self._encoder.dense(values), self._encoder.bags(values)
+            inputs = inputs_of(*arrays, self._lists, self._schema.weighted)
         except RefusedValueError as error:
             raise DataError(f"row {error.row + 1}: {error.reason}") from None
         return {name: np.ascontiguousarray(array) for name, array in inputs.items()}
@@ -296,16 +296,16 @@ class ModelInputs:
 
     def _values(self, rows: Sequence[Row]) -> Values:
         schema, numbers = self._schema, np.arange(1, len(rows) + 1)
-        dense = [self._dense(rows, one) for one in schema.dense]
+        dense = [self._dense(rows, column) for column in schema.dense]
         return Values(
             row_N=numbers,
             label_N=None,
             dense_NI=np.concatenate(dense, 1) if dense else np.empty((len(rows), 0)),
-            categories=tuple(self._coded(rows, one) for one in schema.categorical),
+            categories=tuple(self._coded(rows, column) for column in schema.categorical),
         )
 
     def _column(self, rows: Sequence[Row], name: str) -> list[Any]:
-        """The values of a column, or its default in the schema."""
+        """The values of a column, and its default in the schema for rows without it."""
         return [
             plain_value(row[name] if name in row else self._schema.defaults[name], self._missing)
             for row in rows
@@ -315,13 +315,13 @@ class ModelInputs:
         values, length_B, weight_M = self._column(rows, column.name), None, None
         row_M: Sequence[int] = range(len(rows))
         if column.max_length > 1:
-            lists = [self._items(*one, column, column.name) for one in enumerate(values)]
-            kept = [self._kept(row, one, column) for row, one in enumerate(lists)]
+            lists = [self._items(*pair, column, column.name) for pair in enumerate(values)]
+            places = [self._kept(row, items, column) for row, items in enumerate(lists)]
             if column.weights is not None:
-                weight_M = self._weights(rows, column, lists, kept)
-            length_B = np.array([*map(len, kept)], np.int32)
+                weight_M = self._weights(rows, column, lists, places)
+            length_B = np.array([*map(len, places)], np.int32)
             row_M = np.repeat(np.arange(len(rows)), length_B).tolist()
-            values = [one[k] for one, places in zip(lists, kept, strict=True) for k in places]
+            values = [items[k] for items, ks in zip(lists, places, strict=True) for k in ks]
         keys, faults = keys_of(values, column)
         for place, reason in faults.items():
             raise RefusedValueError(row_M[place], column.name, reason)
@@ -332,17 +332,17 @@ class ModelInputs:
         rows: Sequence[Row],
         column: CategoricalColumn,
         lists: Sequence[Sequence[Any]],
-        kept: Sequence[Sequence[int]],
+        places: Sequence[Sequence[int]],
     ) -> npt.NDArray[np.float32]:
         """The weights of the ids in the kept places of lists."""
-        found, name = list[float](), column.weights or ""
+        weights, name = list[float](), column.weights or ""
         for row, value in enumerate(self._column(rows, name)):
-            own = self._items(row, value, column, name)
-            if len(own) != len(lists[row]):
-                reason = f"{len(own)} weights for {len(lists[row])} values of {column.name!r}"
+            items = self._items(row, value, column, name)
+            if len(items) != len(lists[row]):
+                reason = f"{len(items)} weights for {len(lists[row])} values of {column.name!r}"
                 raise RefusedValueError(row, name, reason)
-            found += (_weight(own[place], row, name) for place in kept[row])
-        return np.array(found, np.float32)
+            weights += (_weight(items[place], row, name) for place in places[row])
+        return np.array(weights, np.float32)
 
     def _items(
         self, row: int, value: Any, column: CategoricalColumn | DenseColumn, name: str
@@ -357,7 +357,7 @@ class ModelInputs:
                 raise RefusedValueError(row, name, f"{shown(value)} {error}") from None
         elif not isinstance(value, (list, tuple, np.ndarray)):
             raise RefusedValueError(row, name, f"{shown(value)} is no list")
-        return [plain_value(one, self._missing) for one in cast("Sequence[Any]", value)]
+        return [plain_value(item, self._missing) for item in cast("Sequence[Any]", value)]
 
     def _kept(self, row: int, items: Sequence[Any], column: CategoricalColumn) -> list[int]:
         """Places of the values that `truncate` keeps and that are not missing."""
@@ -373,7 +373,7 @@ class ModelInputs:
         values, length = self._column(rows, column.name), column.length
         if length > 1:
             lists = [self._vector(row, value, column) for row, value in enumerate(values)]
-            values = [one for items in lists for one in items]
+            values = [item for items in lists for item in items]
         x_M = np.empty(len(values))
         for at, value in enumerate(values):
             try:

@@ -46,7 +46,7 @@ class SavedModel:
         stages: its dense layers, cut where boundaries mask activations.
         masks: masks of activations, by the layer that they follow.
         rounding: rounding of pooled embeddings, if evaluations of the run's world send them.
-        rounding_of_rows: that which its tables have had, if these send rows.
+        rounding_of_rows: rounding that its tables have had already, if the run's world sends rows.
     """
 
     spec: ModelShape
@@ -89,8 +89,8 @@ class SavedModel:
         rounding = _rounding(config) if rounds else None
         pooled, of_rows = (None, rounding) if _rows_travel(config) else (rounding, None)
         tables, stages = Embeddings(spec, config.embedding), _stages(spec, precision, masks)
-        loaded = cls(spec, tables, stages, masks, pooled, of_rows)
-        tensors = loaded.tensors
+        model = cls(spec, tables, stages, masks, pooled, of_rows)
+        tensors = model.tensors
         for name, rows in zip(spec.table_names, table_rows, strict=True):
             table = tensors[f"{name}.weight"]
             table[rows:] = 0
@@ -103,7 +103,7 @@ class SavedModel:
         if of_rows is not None:
             for name in spec.table_names:
                 _round(tensors[f"{name}.weight"], of_rows)
-        return loaded
+        return model
 
     def updated(
         self,
@@ -113,29 +113,29 @@ class SavedModel:
         table_rows: tuple[int, ...],
         padded_rows: tuple[int, ...],
     ) -> SavedModel:
-        """The model with the tensors of a delta; this one stays as it is.
+        """The model with the tensors of a delta; `self` stays as it is.
 
         Args:
-            config: that of this model.
+            config: configuration of this model.
             delta: see `saved.delta`.
             base_rows: rows of each table of this model, without those of zeros.
-            table_rows: rows of each table then.
+            table_rows: rows of each table after the delta.
             padded_rows: as for `load`.
 
         Raises:
             ValueError: the tensors do not fit; says which.
         """
         spec = replace(self.spec, table_rows=padded_rows)
-        found = replace(
+        model = replace(
             self,
             spec=spec,
             embeddings=Embeddings(spec, config.embedding),
             stages=_stages(spec, Precision(config.precision), self.masks),
         )
-        held, before = found.tensors, self.tensors
+        tensors, before = model.tensors, self.tensors
         counts = zip(spec.table_names, base_rows, table_rows, strict=True)
         for name, base, rows in counts:
-            table_RD, weight = held.pop(f"{name}.weight"), f"{name}.weight"
+            table_RD, weight = tensors.pop(f"{name}.weight"), f"{name}.weight"
             changed_R, new_RD = delta[f"{name}.rows"].long(), delta[weight].clone()
             if new_RD.shape != (len(changed_R), table_RD.shape[1]):
                 raise ValueError(f"{weight} is {[*new_RD.shape]} for {len(changed_R)} rows")
@@ -146,20 +146,20 @@ class SavedModel:
             table_RD[:base] = before[weight][:base]
             table_RD[rows:] = 0
             table_RD[changed_R] = new_RD
-        for name, tensor in held.items():
+        for name, tensor in tensors.items():
             if delta[name].shape != tensor.shape:
                 raise ValueError(f"{name} is {[*delta[name].shape]}, wanted {[*tensor.shape]}")
             tensor.copy_(delta[name])
-        return found
+        return model
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """Weights and statistics by name; writing to one changes the model."""
-        found = self.embeddings.weights()
+        tensors = self.embeddings.weights()
         for stage in self.stages:
-            dense = {name: one.detach() for name, one in stage.dense_parameters().items()}
-            found = {**found, **dense, **stage.statistics()}
-        return found
+            dense = {name: weight.detach() for name, weight in stage.dense_parameters().items()}
+            tensors = {**tensors, **dense, **stage.statistics()}
+        return tensors
 
     def logits(self, batch: Batch) -> Floats:
         """Logits of a batch, (B,) or (B, L), bit for bit those of an evaluation in one process."""
@@ -192,9 +192,9 @@ def _stages(
     return tuple(StageModel(spec, part, precision, seed=0) for part in parts)
 
 
-def scores_alike(one: Config, other: Config) -> bool:
+def scores_alike(first: Config, second: Config) -> bool:
     """Whether models of these configurations score alike with the same tensors."""
-    return _scoring(one) == _scoring(other)
+    return _scoring(first) == _scoring(second)
 
 
 def _scoring(config: Config) -> tuple[object, ...]:
@@ -203,16 +203,16 @@ def _scoring(config: Config) -> tuple[object, ...]:
 
 
 def _makes_up(changed_R: Tensor, base: int, rows: int) -> bool:
-    """Whether rows that are given and those of the base are all of a table, each once."""
+    """Whether the rows of a delta and those of its base make up a table, each once."""
     is_inside = rows >= base and bool(((changed_R >= 0) & (changed_R < rows)).all())
     is_ordered = bool((changed_R.diff() > 0).all())
     return is_inside and is_ordered and int((changed_R >= base).sum()) == rows - base
 
 
 def _round(table_RD: Tensor, rounding: Rounding) -> None:
-    for first in range(0, len(table_RD), BLOCK_ROWS):
-        some = slice(first, first + BLOCK_ROWS)
-        table_RD[some] = rounding.pooled(table_RD[some])
+    for start in range(0, len(table_RD), BLOCK_ROWS):
+        block = slice(start, start + BLOCK_ROWS)
+        table_RD[block] = rounding.pooled(table_RD[block])
 
 
 def _rounding(config: Config) -> Rounding | None:
