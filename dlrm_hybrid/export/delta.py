@@ -1,4 +1,4 @@
-"""Exports what a model has learned since another of its run, for `Predictor.update`."""
+"""Exports the difference between two models of a run, for `Predictor.update`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One of the two models."""
+    """One of the two models of a delta."""
 
     version: ModelVersion
     config: Config
@@ -75,15 +75,15 @@ class _Side:
                 checkpoint,
                 build.shape_of(config, preprocessing.manifest),
                 Precision.FLOAT32,
-                lambda done, total: show(done, total),
+                lambda count, total: show(count, total),
                 rounds=False,  # who applies the delta rounds, as who loads a checkpoint
             )
-        own = ModelVersion(version=version(facts), checkpoint=str(checkpoint), step=facts["step"])
-        return cls(own, config, preprocessing, preprocessing.vocabularies(), model)
+        stamp = ModelVersion(version=version(facts), checkpoint=str(checkpoint), step=facts["step"])
+        return cls(stamp, config, preprocessing, preprocessing.vocabularies(), model)
 
 
 def export_delta(request: Request, display: Display) -> Written:
-    """Write what `export.checkpoint` has learned since `export.since` to `export.output`.
+    """Write the delta from the model of `export.since` to that of `export.checkpoint`.
 
     Raises:
         ConfigError: a key is missing or does not go with a delta, or the folder exists.
@@ -132,7 +132,7 @@ def export_delta(request: Request, display: Display) -> Written:
 
 
 def _differences(before: _Side, after: _Side) -> Iterator[str]:
-    """Why no delta leads from one model to the other."""
+    """Reasons why no delta leads from one model to the other."""
     if not scores_alike(before.config, after.config):
         yield "they score with other keys of model, precision, activation, parallel or embedding"
     old, new = before.preprocessing, after.preprocessing
@@ -143,16 +143,16 @@ def _differences(before: _Side, after: _Side) -> Iterator[str]:
         yield "other columns have an id for unknown categories"
     if len(old.schema.categorical) != len(new.schema.categorical):
         return
-    for one, other in zip(before.vocabularies, after.vocabularies, strict=True):
-        taken_K, _ = other.since(one)
-        if len(other.keys) < len(one.keys) or (len(taken_K) and other.column.evict is None):
-            yield f"ids of {one.column.name!r} are of other categories"
+    for earlier, later in zip(before.vocabularies, after.vocabularies, strict=True):
+        taken_K, _ = later.since(earlier)
+        if len(later.keys) < len(earlier.keys) or (len(taken_K) and later.column.evict is None):
+            yield f"ids of {earlier.column.name!r} are of other categories"
 
 
 def _check(before: _Side, after: _Side, tensors: dict[str, torch.Tensor]) -> None:
-    """Compare what the delta makes of the earlier model with the later one, bit for bit."""
+    """Compare the earlier model, updated by the delta, with the later one, bit for bit."""
     rows = before.preprocessing.table_rows, after.preprocessing.table_rows
-    made = before.model.updated(before.config, tensors, *rows, rows[1]).tensors
+    result = before.model.updated(before.config, tensors, *rows, rows[1]).tensors
     for name, tensor in after.model.tensors.items():
-        if not torch.equal(made[name].view(torch.int32), tensor.view(torch.int32)):
+        if not torch.equal(result[name].view(torch.int32), tensor.view(torch.int32)):
             raise DataError(f"{name}: the delta does not lead to the later model's")

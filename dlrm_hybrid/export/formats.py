@@ -63,8 +63,8 @@ class ModelFile:
         spec: architecture of the model.
         int8: whether its tables are `quantised`.
         multi_hot: indices of the columns with any number of ids per row.
-        averaged: those of them whose rows are averaged, not summed.
-        weighted: those of them whose ids have weights.
+        averaged: columns among them whose rows are averaged, not summed.
+        weighted: columns among them whose ids have weights.
         masks: masks of activations, by the layer that they follow.
     """
 
@@ -85,12 +85,12 @@ class ModelFile:
     def write(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
         """Write the model with float32 tensors, named as in a checkpoint; raises OSError."""
         path = folder / self.file
-        held = quantised(self.spec, tensors) if self.int8 else tensors
+        state = quantised(self.spec, tensors) if self.int8 else tensors
         if self.format == "safetensors":
-            theirs = to_theirs(self.naming, self.spec, held)
-            write_tensors(path, {name: one.contiguous() for name, one in theirs.items()})
+            foreign = to_theirs(self.naming, self.spec, state)
+            write_tensors(path, {name: tensor.contiguous() for name, tensor in foreign.items()})
             return
-        program = self._program(held)
+        program = self._program(state)
         if self.format == "pt2":
             program.example_inputs = None  # else a pickle, the only one in the file
             with _silent():
@@ -99,15 +99,15 @@ class ModelFile:
         with _silent():
             inputs = ["dense"] * bool(self.spec.num_dense) + ["ids"]
             inputs += [*map(list_name, self.multi_hot), *map(weights_name, self.weighted)]
-            written: Any = torch.onnx.export(
+            model: Any = torch.onnx.export(
                 program,
                 input_names=inputs,
                 output_names=OUTPUTS,
                 opset_version=OPSET,
                 verbose=False,
             )
-            num_bytes = sum(one.nbytes for one in held.values())
-            written.save(path, external_data=num_bytes > MOST_ONNX_BYTES)
+            num_bytes = sum(tensor.nbytes for tensor in state.values())
+            model.save(path, external_data=num_bytes > MOST_ONNX_BYTES)
 
     def scorer(self, folder: Path) -> Scorer:
         """Read the file back with the library that its users would use."""
@@ -124,8 +124,8 @@ class ModelFile:
 
     def expected(self, tensors: Mapping[str, Tensor]) -> Scorer:
         """The scorer that a file of these tensors must agree with."""
-        held = quantised(self.spec, tensors) if self.int8 else tensors
-        return _torch_scorer(self._plain(held), self.multi_hot, self.weighted)
+        state = quantised(self.spec, tensors) if self.int8 else tensors
+        return _torch_scorer(self._plain(state), self.multi_hot, self.weighted)
 
     def _plain(self, tensors: Mapping[str, Tensor]) -> PlainDlrm:
         pooled = self.averaged, self.weighted
@@ -165,13 +165,13 @@ def _tensors_of(path: Path) -> dict[str, Tensor]:
 def _torch_scorer(module: Any, multi_hot: Sequence[int], weighted: Sequence[int]) -> Scorer:
     def score(batch: Batch) -> tuple[Floats, Floats]:
         inputs = inputs_of(batch.dense_BI, batch.bags, multi_hot, weighted).items()
-        named: dict[str, Any] = {name: torch.from_numpy(array) for name, array in inputs}
+        arguments: dict[str, Any] = {name: torch.from_numpy(array) for name, array in inputs}
         if multi_hot:
-            named["lists"] = [named.pop(list_name(one)) for one in multi_hot]
+            arguments["lists"] = [arguments.pop(list_name(table)) for table in multi_hot]
         if weighted:
-            named["weights"] = [named.pop(weights_name(one)) for one in weighted]
+            arguments["weights"] = [arguments.pop(weights_name(table)) for table in weighted]
         with torch.no_grad():
-            outputs: tuple[Tensor, Tensor] = module(**named)
+            outputs: tuple[Tensor, Tensor] = module(**arguments)
         return outputs[0].numpy(), outputs[1].numpy()
 
     return score
@@ -194,11 +194,11 @@ def _onnx_scorer(path: Path, multi_hot: Sequence[int], weighted: Sequence[int]) 
 @contextmanager
 def _silent() -> Generator[None, None, None]:
     logger = logging.getLogger("torch.onnx")
-    before = logger.level
+    level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(before)
+        logger.setLevel(level)

@@ -80,17 +80,17 @@ def import_weights(request: Request, display: Display) -> Imported:
         rows = prepared_rows(config, display, Command("import", request.overrides))
         shards = open_shards(rows, build.semantics(config))
         spec = build.shape_of(config, shards.manifest)
-        taken = _fitted(Path(options.file), tensors, options.names, spec, shards.preprocessing)
+        state = _fitted(Path(options.file), tensors, options.names, spec, shards.preprocessing)
         require_memory(config, shards.table_rows)
         build_model.prepare_torch(config)
         groups = piece_groups(
             build_engine.engine(config, shards, 1, IN_MEMORY, SpanClock()).pieces()
         )
         for piece in (*groups["dense"], *groups["embeddings"]):
-            if piece.name in taken:
-                piece.view.copy_(taken[piece.name])
+            if piece.name in state:
+                piece.view.copy_(state[piece.name])
         for piece in groups.get(statistics.GROUP, []):
-            piece.view.copy_(taken[statistics.model_name(piece.name)])
+            piece.view.copy_(state[statistics.model_name(piece.name)])
         with writing(folder, OUTPUT_KEY):
             keep(rows, folder)
         root = folder / CHECKPOINTS
@@ -103,8 +103,8 @@ def import_weights(request: Request, display: Display) -> Imported:
         commit(root, ATTEMPT, prepared, facts, build.retention(config))
     return Imported(
         folder=Path(options.output),
-        tensors=len(taken),
-        parameters=sum(one.numel() for one in taken.values()),
+        tensors=len(state),
+        parameters=sum(tensor.numel() for tensor in state.values()),
     )
 
 
@@ -116,16 +116,16 @@ def _fitted(
     preprocessing: Preprocessing,
 ) -> dict[str, Tensor]:
     """Like `weights.fitted`; with a vocabulary beside the file, categories keep their rows."""
-    theirs = _beside(file, preprocessing)
-    if theirs is None:
+    exported = _beside(file, preprocessing)
+    if exported is None:
         return weights.fitted(file, tensors, naming, spec)
-    rows = _rows_there(file, theirs, preprocessing)
+    rows = _rows_there(file, exported, preprocessing)
     schema = preprocessing.schema
-    their_rows = schema.by_table([one.table_rows for one in theirs.vocabularies])
-    taken = weights.fitted(file, tensors, naming, replace(spec, table_rows=their_rows))
+    their_rows = schema.by_table([vocabulary.table_rows for vocabulary in exported.vocabularies])
+    state = weights.fitted(file, tensors, naming, replace(spec, table_rows=their_rows))
     for name, row_R in zip(spec.table_names, schema.by_table(rows), strict=True):
-        taken[f"{name}.weight"] = taken[f"{name}.weight"][torch.from_numpy(row_R)]
-    return taken
+        state[f"{name}.weight"] = state[f"{name}.weight"][torch.from_numpy(row_R)]
+    return state
 
 
 def _beside(file: Path, preprocessing: Preprocessing) -> ExportedColumns | None:
@@ -137,29 +137,29 @@ def _beside(file: Path, preprocessing: Preprocessing) -> ExportedColumns | None:
     path = file.parent / MODEL_FILE
     if not path.exists():
         return None
-    theirs = ExportedColumns.read(file.parent)
-    if theirs.file != file.name:
+    exported = ExportedColumns.read(file.parent)
+    if exported.file != file.name:
         raise DataError(
-            f"{path}: is of {theirs.file:.80}, not of {file.name}, so the categories of its rows "
+            f"{path}: is of {exported.file:.80}, not of {file.name}, so the categories of its rows "
             "are not known; give it its name again, or a folder of its own"
         )
-    if faults := list(_column_faults(theirs, preprocessing)):
+    if faults := list(_column_faults(exported, preprocessing)):
         raise _refusal(file, preprocessing, faults)
-    return theirs
+    return exported
 
 
-def _column_faults(theirs: ExportedColumns, preprocessing: Preprocessing) -> Iterator[str]:
-    schema, manifest = theirs.schema, preprocessing.manifest
+def _column_faults(exported: ExportedColumns, preprocessing: Preprocessing) -> Iterator[str]:
+    schema, manifest = exported.schema, preprocessing.manifest
     if schema.num_dense != manifest.schema.num_dense:
         yield f"{schema.num_dense} dense columns, here {manifest.schema.num_dense}"
-    described = map(dense_description, schema.inputs, theirs.scales)
-    own = map(dense_description, manifest.schema.inputs, manifest.scales)
-    for their_column, our_column in zip(described, own, strict=False):
+    their_columns = map(dense_description, schema.inputs, exported.scales)
+    our_columns = map(dense_description, manifest.schema.inputs, manifest.scales)
+    for their_column, our_column in zip(their_columns, our_columns, strict=False):
         if their_column != our_column:
             yield f"dense column {their_column}, here {our_column}"
     modulo = manifest.semantics.max_ind_range
-    if theirs.max_ind_range != modulo:
-        yield f"max_ind_range {theirs.max_ind_range}, here {modulo}"
+    if exported.max_ind_range != modulo:
+        yield f"max_ind_range {exported.max_ind_range}, here {modulo}"
     columns = manifest.schema.categorical
     if len(schema.categorical) != len(columns):
         yield f"other categorical columns than the {len(columns)} here"
@@ -172,22 +172,22 @@ def _column_faults(theirs: ExportedColumns, preprocessing: Preprocessing) -> Ite
 
 
 def _rows_there(
-    file: Path, theirs: ExportedColumns, preprocessing: Preprocessing
+    file: Path, exported: ExportedColumns, preprocessing: Preprocessing
 ) -> list[npt.NDArray[np.int64]]:
     """For each table, the file's row for each row here; DataError if a category has none."""
     rows: list[npt.NDArray[np.int64]] = []
     faults: list[str] = []
-    for exported, own in zip(theirs.vocabularies, preprocessing.vocabularies(), strict=True):
-        ids = exported.lookup()(own.keys)
+    for source, target in zip(exported.vocabularies, preprocessing.vocabularies(), strict=True):
+        ids = source.lookup()(target.keys)
         unknown = np.flatnonzero(ids == NO_ROW).tolist()
         if unknown:
             faults.append(
-                f"{own.column.name}: {len(unknown):,} of {len(ids):,} categories are not in the "
-                f"file's vocabulary, first {plain_value(own.keys[unknown[0]])!r:.60}"
+                f"{target.column.name}: {len(unknown):,} of {len(ids):,} categories are not in the "
+                f"file's vocabulary, first {plain_value(target.keys[unknown[0]])!r:.60}"
             )
-        elif own.first_id > exported.first_id:
-            faults.append(f"{own.column.name}: the file has no row for all other categories")
-        rows.append(np.concatenate([np.zeros(own.first_id, np.int64), ids]))
+        elif target.first_id > source.first_id:
+            faults.append(f"{target.column.name}: the file has no row for all other categories")
+        rows.append(np.concatenate([np.zeros(target.first_id, np.int64), ids]))
     if faults:
         raise _refusal(file, preprocessing, faults)
     return rows

@@ -57,9 +57,9 @@ def names_of(naming: Naming, spec: ModelShape, names: Iterable[str]) -> dict[str
             f"{naming!r} (export.names, import.names): has no model of your own; use ours"
         )
     has_model = {"dlrm": (Dot,), "torchrec": (Dot, Cross)}[naming]
-    chosen = spec.interaction
-    is_other = isinstance(chosen, Cross) and (chosen.rank is None or chosen.deep)
-    if is_other or not isinstance(chosen, has_model):
+    interaction = spec.interaction
+    is_other = isinstance(interaction, Cross) and (interaction.rank is None or interaction.deep)
+    if is_other or not isinstance(interaction, has_model):
         raise ConfigError(
             f"{naming!r} (export.names, import.names): has no model with the interaction of this "
             f"one, {spec.interaction}; use ours"

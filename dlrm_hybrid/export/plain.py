@@ -101,11 +101,11 @@ class _CrossLayers(nn.Module):
         self.deep = deep
         self._kinds = kinds
         for kind in kinds:
-            held = [
+            parameters = [
                 nn.Parameter(tensors[f"interaction.{layer}.{kind}"].detach())
                 for layer in range(1, layers + 1)
             ]
-            self.add_module(kind, nn.ParameterList(held))
+            self.add_module(kind, nn.ParameterList(parameters))
 
     def forward(self, z_BVD: Tensor) -> Tensor:
         x0_BW = x_BW = z_BVD.flatten(1)
@@ -126,28 +126,28 @@ class _Machine(nn.Module):
     def forward(self, z_BVD: Tensor) -> Tensor:
         pairs_BD = z_BVD.sum(1).square() - z_BVD.square().sum(1)
         pairs_B1 = pairs_BD.sum(1, keepdim=True) / 2
-        first = [z_BVD[:, 0]] if self._has_bottom else []
-        return torch.cat([*first, self.deep(z_BVD.flatten(1)), pairs_B1], 1)
+        bottom = [z_BVD[:, 0]] if self._has_bottom else []
+        return torch.cat([*bottom, self.deep(z_BVD.flatten(1)), pairs_B1], 1)
 
 
 def with_sums(
     tensors: Mapping[str, Tensor],
     spec: ModelShape,
     preprocessing: Preprocessing,
-    tables: Collection[int],
+    columns: Collection[int],
 ) -> Mapping[str, Tensor]:
     """Replace each row of the tables of some expanded columns by the sum of its whole bag."""
     summed = dict(tensors)
-    for table in tables:
-        name = f"{spec.table_names[spec.columns[table]]}.weight"
+    for column in columns:
+        name = f"{spec.table_names[spec.columns[column]]}.weight"
         rows_RD = tensors[name]
         sums_RD = torch.empty_like(rows_RD)
-        size = preprocessing.schema.categorical[table].expand_to
+        size = preprocessing.schema.categorical[column].expand_to
         block = max(1, BLOCK_ELEMENTS // (size * rows_RD.shape[1]))
-        for first in range(0, len(rows_RD), block):
-            id_B = np.arange(first, min(first + block, len(rows_RD)))
-            ids_BS = torch.from_numpy(preprocessing.bag_of(table, id_B))
-            sums_RD[first : first + block] = rows_RD[ids_BS].sum(1)
+        for start in range(0, len(rows_RD), block):
+            id_B = np.arange(start, min(start + block, len(rows_RD)))
+            ids_BS = torch.from_numpy(preprocessing.bag_of(column, id_B))
+            sums_RD[start : start + block] = rows_RD[ids_BS].sum(1)
         summed[name] = sums_RD
     return summed
 
@@ -166,8 +166,8 @@ class PlainDlrm(nn.Module):
         tensors: tensors by their names in a checkpoint, or `quantised`; shared, not copied.
         multi_hot: indices of the columns with any number of ids per row, whose rows are summed.
         masks: masks of activations, by the layer that they follow.
-        averaged: those of `multi_hot` whose rows are averaged instead.
-        weighted: those of them whose ids have weights.
+        averaged: columns among `multi_hot` whose rows are averaged instead.
+        weighted: columns among `multi_hot` whose ids have weights.
     """
 
     def __init__(
@@ -226,14 +226,14 @@ class PlainDlrm(nn.Module):
             return _outputs(self.own(dense, torch.stack(rows, 1)))
         for number, project in self.project.items():
             rows[int(number) - 1] = project(rows[int(number) - 1])
-        first = [] if dense is None else [self.bottom(dense)]
-        z_BVD = torch.stack([*first, *rows], 1)
+        bottom = [] if dense is None else [self.bottom(dense)]
+        z_BVD = torch.stack([*bottom, *rows], 1)
         return _outputs(self.top(self.interaction(z_BVD)))
 
 
-def _outputs(left_BL: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits and probabilities, (B,) of one label, else (B, L); ONNX squeezes only what is 1."""
-    logit_B = left_BL.squeeze(1) if left_BL.shape[1] == 1 else left_BL
+def _outputs(output_BL: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits and probabilities, (B,) of one label, else (B, L); ONNX squeezes lengths of 1 only."""
+    logit_B = output_BL.squeeze(1) if output_BL.shape[1] == 1 else output_BL
     return logit_B, torch.sigmoid(logit_B)
 
 
@@ -317,11 +317,11 @@ def quantised(spec: ModelShape, tensors: Mapping[str, Tensor]) -> dict[str, Tens
         scale_R = (high_R - low_R) / LEVELS
         integers_RD = torch.empty(table_RD.shape, dtype=torch.uint8)
         block_rows = max(1, BLOCK_ELEMENTS // table_RD.shape[1])
-        for first in range(0, len(table_RD), block_rows):
-            some = slice(first, first + block_rows)
-            step_R = torch.where(scale_R[some] > 0, scale_R[some], 1.0)  # rows of equal values: 0
-            steps_RD = (table_RD[some] - low_R[some, None]) / step_R[:, None]
-            integers_RD[some] = steps_RD.round_().clamp_(0, LEVELS)
+        for start in range(0, len(table_RD), block_rows):
+            block = slice(start, start + block_rows)
+            step_R = torch.where(scale_R[block] > 0, scale_R[block], 1.0)  # rows of equal values: 0
+            steps_RD = (table_RD[block] - low_R[block, None]) / step_R[:, None]
+            integers_RD[block] = steps_RD.round_().clamp_(0, LEVELS)
         values = (integers_RD, scale_R, low_R)
         quantised_tensors |= {
             f"{name}.{kind}": x for kind, x in zip(("weight", *INT8_KINDS), values, strict=True)

@@ -59,15 +59,15 @@ def read(path: Path) -> dict[str, Tensor]:
     entries = cast("Mapping[Any, Any]", content)
     if isinstance(inner := entries.get(STATE), Mapping):
         entries = cast("Mapping[Any, Any]", inner)
-    foreign = [str(name) for name, one in entries.items() if not isinstance(one, Tensor)]
+    foreign = [str(name) for name, value in entries.items() if not isinstance(value, Tensor)]
     if foreign or not entries:
-        what = f"{', '.join(foreign)}: no tensor" if foreign else "holds no tensors"
-        raise DataError(f"{path}: {what} ({KEY})")
-    for name, one in entries.items():
-        if one.device.type != "cpu" or one.layout is not torch.strided or one.is_nested:
-            kind = "nested" if one.is_nested else f"{one.layout} on the device {one.device}"
+        fault = f"{', '.join(foreign)}: no tensor" if foreign else "holds no tensors"
+        raise DataError(f"{path}: {fault} ({KEY})")
+    for name, value in entries.items():
+        if value.device.type != "cpu" or value.layout is not torch.strided or value.is_nested:
+            kind = "nested" if value.is_nested else f"{value.layout} on the device {value.device}"
             raise DataError(f"{path}: {name}: is {kind}, not a dense tensor with values ({KEY})")
-    return _unwrapped({str(name): one for name, one in entries.items()})
+    return _unwrapped({str(name): tensor for name, tensor in entries.items()})
 
 
 def _loaded(path: Path) -> object:
@@ -118,6 +118,6 @@ def _faults(tensors: Mapping[str, Tensor], naming: Naming, spec: ModelShape) -> 
 
 def _unwrapped(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Remove the prefixes that wrappers have put before all names."""
-    while any(all(name.startswith(one) for name in tensors) for one in WRAPPERS):
+    while any(all(name.startswith(prefix) for name in tensors) for prefix in WRAPPERS):
         tensors = {name.partition(".")[2]: tensor for name, tensor in tensors.items()}
     return tensors

@@ -108,8 +108,8 @@ def drawn_batches(
         for table in schema.weighted:
             parts[table] = Bags(ids[table], weights=rng.random(len(ids[table]), np.float32))
         weights_N = weights_of_all(parts)
-        drawn = jagged(np.concatenate(ids), lengths_FB, schema.averaged, weights_N)
-        bags = preprocessing.expanded(drawn)
+        unexpanded = jagged(np.concatenate(ids), lengths_FB, schema.averaged, weights_N)
+        bags = preprocessing.expanded(unexpanded)
         yield Batch(dense_BI, bags, np.zeros(count, np.float32))
 
 
@@ -125,20 +125,20 @@ def compare(
     """Score rows with two models and compare the results.
 
     Args:
-        before: the one.
-        after: the other.
-        batches: the rows.
+        before: scorer of the first model.
+        after: scorer of the second model.
+        batches: batches of the rows.
         progress: called with the number of rows done.
         labelled: whether the rows have labels.
-        loss_weights: of several labels, by name; empty for one label.
+        loss_weights: weights of several labels, by name; empty for one label.
     """
     metrics, largest = (metrics_of(loss_weights), metrics_of(loss_weights)), np.zeros(2)
     rows = rows_apart = 0
     for batch in batches:
         logit_B, score_B = before(batch)
         other_B, other_score_B = after(batch)
-        for one, found_B in zip(metrics, (logit_B, other_B), strict=True) if labelled else ():
-            one.add(found_B, *batch.outcomes)
+        for metric, output_B in zip(metrics, (logit_B, other_B), strict=True) if labelled else ():
+            metric.add(output_B, *batch.outcomes)
         apart_B = np.abs(other_B - logit_B) / np.maximum(np.abs(logit_B), 1)
         score_apart_B = np.abs(other_score_B - score_B)
         worst = apart_B.max(), score_apart_B.max()
@@ -147,14 +147,14 @@ def compare(
         largest = np.maximum(largest, worst)  # keeps a NaN
         rows += len(logit_B)
         progress(rows)
-    one, other = (counted.scores() if labelled else None for counted in metrics)
+    first, second = (metric.scores() if labelled else None for metric in metrics)
     return Comparison(
         logit_difference=float(largest[0]),
         score_difference=float(largest[1]),
         rows=rows,
         rows_apart=rows_apart,
-        before=one,
-        after=other,
+        before=first,
+        after=second,
     )
 
 
@@ -216,26 +216,26 @@ def export(request: Request, display: Display) -> Exported:
         job = _job(request, Path(options.checkpoint), display)
         schema = job.preprocessing.schema
         build_model.prepare_torch(job.config)
-        saved = _load(job, display)
+        model = _load(job, display)
         summed = _summed(job, options)
         lists = set(schema.multi_hot) | set(schema.expanded)
-        tensors = with_sums(saved.tensors, saved.spec, job.preprocessing, summed)
+        tensors = with_sums(model.tensors, model.spec, job.preprocessing, summed)
         file = ModelFile(
             format=options.format,
             naming=options.names,
-            spec=saved.spec,
+            spec=model.spec,
             int8=options.int8,
             multi_hot=tuple(sorted(lists - set(summed))),
             averaged=schema.averaged,
             weighted=schema.weighted,
-            masks=saved.masks,
+            masks=model.masks,
         )
         names_of(file.naming, file.spec, shapes_of(file.spec))  # raises if the naming has none
         with writing(folder, OUTPUT_KEY):
             file.write(folder, tensors)
             num_bytes = sum(path.stat().st_size for path in folder.iterdir())
             inputs = write_inputs(folder, job.preprocessing, file.multi_hot)
-        comparison = _compare(job, options, saved, file, tensors, folder, display)
+        comparison = _compare(job, options, model, file, tensors, folder, display)
         with writing(folder, OUTPUT_KEY):
             text = json.dumps(_description(job, file, inputs, comparison), indent=1)
             (folder / MODEL_FILE).write_text(text + "\n", encoding="utf-8")
@@ -272,7 +272,7 @@ def _load(job: _Job, display: Display) -> SavedModel:
             job.checkpoint,
             build.shape_of(job.config, job.preprocessing.manifest),
             Precision.FLOAT32,
-            lambda done, total: show(done, total),
+            lambda count, total: show(count, total),
             rounds=False,  # values near a rounding border would round differently in the file
         )
 
@@ -280,7 +280,7 @@ def _load(job: _Job, display: Display) -> SavedModel:
 def _compare(
     job: _Job,
     options: ExportConfig,
-    saved: SavedModel,
+    model: SavedModel,
     file: ModelFile,
     tensors: Mapping[str, Tensor],
     folder: Path,
@@ -301,7 +301,7 @@ def _compare(
     def of_file(scorer: Scorer) -> Scorer:
         return lambda batch: scorer(replace(batch, bags=with_first_ids(batch.bags, summed)))
 
-    written = of_file(file.scorer(folder))
+    exported = of_file(file.scorer(folder))
 
     def against(before: Scorer) -> Comparison:
         batches = (
@@ -316,16 +316,16 @@ def _compare(
 
             weights = job.preprocessing.schema.loss_weights
             labelled = shards is not None
-            return compare(before, written, batches, done, labelled=labelled, loss_weights=weights)
+            return compare(before, exported, batches, done, labelled=labelled, loss_weights=weights)
 
-    comparison = against(saved.score)
-    same = against(of_file(file.expected(tensors))) if options.int8 else comparison
-    if not same.is_equal(masked=bool(file.masks)):
+    comparison = against(model.score)
+    check = against(of_file(file.expected(tensors))) if options.int8 else comparison
+    if not check.is_equal(masked=bool(file.masks)):
         raise DataError(
-            f"{file.file}: differs from {job.checkpoint} on {same.rows_apart:,} of "
+            f"{file.file}: differs from {job.checkpoint} on {check.rows_apart:,} of "
             f"{len(rows):,} rows: scores by "
-            f"{same.score_difference:.2g} (at most {SCORE_TOLERANCE:g}), logits by "
-            f"{same.logit_difference:.2g} (at most {LOGIT_TOLERANCE:g}); nothing was written"
+            f"{check.score_difference:.2g} (at most {SCORE_TOLERANCE:g}), logits by "
+            f"{check.logit_difference:.2g} (at most {LOGIT_TOLERANCE:g}); nothing was written"
         )
     return comparison
 
@@ -343,7 +343,7 @@ def _remarks(job: _Job, file: ModelFile) -> Iterator[str]:
         yield "evaluations sketch activations, the file does not"
     expanded = schema.expanded
     if expanded and file.format == "safetensors":
-        names = ", ".join(schema.categorical[one].name for one in expanded)
+        names = ", ".join(schema.categorical[table].name for table in expanded)
         yield f"the ids of {names} stand for bags (expand_to); who reads weights makes them, too"
 
 

@@ -73,11 +73,11 @@ class Encoder:
         self._scales = scales
         self._modulo = modulo if 0 < modulo <= 0xFFFFFFFF else 0
         self._unknown: Unknown = unknown
-        built: dict[int, Lookup] = {}  # one for all columns of a table
-        for one in vocabularies:
-            if id(one.keys) not in built:
-                built[id(one.keys)] = lookup(one)
-        self._lookups = [built[id(one.keys)] for one in vocabularies]
+        lookups: dict[int, Lookup] = {}  # one for all columns of a table
+        for vocabulary in vocabularies:
+            if id(vocabulary.keys) not in lookups:
+                lookups[id(vocabulary.keys)] = lookup(vocabulary)
+        self._lookups = [lookups[id(vocabulary.keys)] for vocabulary in vocabularies]
         self.unknown_F = np.zeros(len(vocabularies), np.int64)
 
     @classmethod
