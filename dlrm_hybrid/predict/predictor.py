@@ -123,7 +123,7 @@ class Predictor:
 
     @property
     def checkpoint(self) -> Path:
-        """The checkpoint whose model it is, loaded or made by deltas."""
+        """The checkpoint of the present model, loaded or reached by deltas."""
         return Path(self._serving.version.checkpoint)
 
     @property
@@ -142,7 +142,7 @@ class Predictor:
         return self._serving.encoder
 
     def update(self, delta: str | Path) -> None:
-        """Change the model by what it has learned since, as `export export.since=…` has written it.
+        """Change the model by a delta that `export export.since=…` has written.
 
         Scores are then those of a Predictor of the later checkpoint, bit for bit. Calls of other
         threads go on meanwhile, each with one model, the earlier or the later one; both are in
@@ -152,7 +152,7 @@ class Predictor:
             delta: the folder that `export` has written.
 
         Raises:
-            DataError: it is damaged, or changes another model; this one stays as it is.
+            DataError: it is damaged, or changes another model; the present one stays.
         """
         folder = Path(delta)
         with self._updating:
@@ -197,9 +197,9 @@ class Predictor:
         batch = serving.batch(block)
         logit_R = np.empty((len(batch.label_B), len(self.labels) or 1), np.float32)
         logit_R = logit_R if self.labels else logit_R[:, 0]
-        for first in range(0, len(logit_R), self._batch_rows):
-            some = slice(first, first + self._batch_rows)
-            logit_R[some] = serving.model.logits(batch.part(some))
+        for start in range(0, len(logit_R), self._batch_rows):
+            rows = slice(start, start + self._batch_rows)
+            logit_R[rows] = serving.model.logits(batch.part(rows))
         for row, *_ in np.argwhere(~np.isfinite(logit_R))[:1].tolist():
             raise DataError(f"{block.where(row)}: the logit is not finite: values are too large")
         return logit_R
@@ -208,7 +208,7 @@ class Predictor:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Serving:
-    """A model, and how values become its inputs."""
+    """A model, with the encoder of its inputs."""
 
     version: ModelVersion
     preprocessing: Preprocessing
@@ -240,9 +240,9 @@ class _Serving:
                 for first in dict.fromkeys(schema.first_columns)
             }
             columns = zip(before, schema.first_columns, strict=True)
-            vocabularies = [replace(later[first], column=one.column) for one, first in columns]
+            vocabularies = [replace(later[first], column=old.column) for old, first in columns]
             encoder = self.encoder.having(vocabularies, _lookup)
-            rows = tuple(max(1, one.table_rows) for one in encoder.vocabularies)
+            rows = tuple(max(1, vocabulary.table_rows) for vocabulary in encoder.vocabularies)
             sizes = self.preprocessing.table_rows, schema.by_table(rows)
             if (delta.base_rows, delta.table_rows) != sizes:
                 raise ValueError("rows of tables are not those of its categories")

@@ -44,7 +44,7 @@ def score_file(path: Path) -> Generator[ScoreFile, None, None]:
     """Make or replace a file of scores; after an error in the `with` it is unchanged.
 
     Raises:
-        ConfigError: it is neither, or another process is writing it.
+        ConfigError: the name ends otherwise, or another process is writing it.
         ResourceError: the disk refuses.
     """
     if path.suffix not in KINDS:
@@ -120,8 +120,8 @@ class _CsvScores:
         mode = "w" if self._is_new else "a"
         with writing(self._path, OUTPUT_KEY):
             values = {
-                name: _for_pandas(one) if hasattr(one, "to_pandas") else one
-                for name, one in columns.items()
+                name: _for_pandas(column) if hasattr(column, "to_pandas") else column
+                for name, column in columns.items()
             }
             frame = pd.DataFrame(values)
             frame.to_csv(self._path, mode=mode, header=self._is_new, index=False)
@@ -136,7 +136,7 @@ OWN_COLUMNS = ("row", "score")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """What `predict` has scored and written, with its counts.
+    """The outcome of `predict`: rows scored, their counts and the file written.
 
     Attributes:
         checkpoint: the checkpoint used.
@@ -173,10 +173,10 @@ def predict(request: Request, display: Display) -> Predicted:
     paths = find(options.rows, ROWS_KEY)
     with score_file(Path(options.output)) as file:
         predictor = _predictor(request, display)
-        begun = time.perf_counter()
+        start = time.perf_counter()
         rows, scores = _score(request, paths, predictor, file, display)
-        seconds = time.perf_counter() - begun
-    names = [one.name for one in predictor.schema.categorical]
+        seconds = time.perf_counter() - start
+    names = [column.name for column in predictor.schema.categorical]
     counts = zip(names, predictor.encoder.unknown_F.tolist(), strict=True)
     return Predicted(
         checkpoint=predictor.checkpoint,
@@ -201,7 +201,7 @@ def _predictor(request: Request, display: Display) -> Predictor:
             extra=options.extra,
             threads=config.threads,
             batch_rows=config.evaluate.batch_size,
-            progress=lambda done, total: show(done, total),
+            progress=lambda count, total: show(count, total),
         )
 
 
@@ -215,18 +215,18 @@ def _score(
     """Write the scores of all rows; returns their number, and their quality if all have labels."""
     metrics, has_labels, rows = metrics_of(predictor.schema.loss_weights), True, 0
     total_bytes = sum(path.stat().st_size for path in paths if path.is_file())
-    begun = time.perf_counter()
+    start = time.perf_counter()
     with display.bar("predict") as bar:
 
-        def on_bytes(done: int) -> None:
-            speed = rows / (time.perf_counter() - begun)
-            bar.update(done, total_bytes, f"{rows:,} rows, {speed:,.0f} rows/s")
+        def on_bytes(done_bytes: int) -> None:
+            speed = rows / (time.perf_counter() - start)
+            bar.update(done_bytes, total_bytes, f"{rows:,} rows, {speed:,.0f} rows/s")
 
         keep, block_bytes = request.config.predict.keep, request.config.data.block_bytes
         extra = predictor.extra
         names = [f"score_{name}" for name in predictor.labels] or ["score"]
-        if taken := [name for name in names if name in keep]:
-            fault = f"predict.keep = {list(keep)}: {taken[0]} is a column of this file of scores"
+        if clashes := [name for name in names if name in keep]:
+            fault = f"predict.keep = {list(keep)}: {clashes[0]} is a column of this file of scores"
             raise ConfigError(faults_text([fault]))
         for block in read_blocks(paths, predictor.schema, keep, block_bytes, on_bytes, extra):
             logit_R = predictor.logits(block)
@@ -253,7 +253,7 @@ def _faults(request: Request) -> Iterator[str]:
     }
     yield from unset_faults("predict", options, advice)
     rows = find(options.rows, ROWS_KEY)
-    if options.output and Path(options.output).resolve() in [one.resolve() for one in rows]:
+    if options.output and Path(options.output).resolve() in [path.resolve() for path in rows]:
         yield f"predict.output = {options.output}: is one of predict.rows, which it would replace"
     for name in OWN_COLUMNS:
         if name in options.keep:

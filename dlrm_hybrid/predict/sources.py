@@ -81,19 +81,19 @@ def read_blocks(
         DataError: a file is missing or damaged, a column is missing or unknown, or a value is
             invalid.
     """
-    done = 0
+    done_bytes = 0
     for path in paths:
         if not path.is_file():
             raise DataError(f"{path}: no such file ({ROWS_KEY})")
         if is_table(path, schema):
             for block in _table(path, schema, keep, extra, block_bytes):
                 yield block
-                on_bytes(done)
+                on_bytes(done_bytes)
         else:
-            before = done
-            yield from _criteo(path, keep, block_bytes, lambda raw: on_bytes(before + raw))  # noqa: B023
-        done += path.stat().st_size
-        on_bytes(done)
+            start = done_bytes
+            yield from _criteo(path, keep, block_bytes, lambda raw: on_bytes(start + raw))  # noqa: B023
+        done_bytes += path.stat().st_size
+        on_bytes(done_bytes)
 
 
 def frame_block(frame: pd.DataFrame, schema: Schema, extra: Extra = "error") -> NewRows:
@@ -113,7 +113,7 @@ def _array(values: Any, name: str, schema: Schema) -> Any:
         return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
     except (ArrowError, OverflowError, TypeError, ValueError):
         pass  # values of several types, or integers beyond 64 bits
-    column = next((one for one in schema.categorical if one.name == name), None)
+    column = next((column for column in schema.categorical if column.name == name), None)
     missing, converted = frozenset(schema.missing_values), list[Any]()
     for row, value in enumerate(values.astype(object).where(values.notna(), None), 1):
         value = plain_value(value, missing)
@@ -127,8 +127,8 @@ def _array(values: Any, name: str, schema: Schema) -> Any:
 
 def _texts(value: Any, column: CategoricalColumn, missing: Collection[str]) -> Any:
     if isinstance(value, (list, tuple, np.ndarray)):
-        values = [plain_value(one, missing) for one in cast("Sequence[Any]", value)]
-        return [text_of_category(one, column) for one in values]
+        values = [plain_value(item, missing) for item in cast("Sequence[Any]", value)]
+        return [text_of_category(item, column) for item in values]
     return text_of_category(value, column)
 
 
@@ -147,8 +147,8 @@ def _names(
     key = EXTRA_KEY if source != FRAME else "extra"
     if fault := schema.columns_fault(present, extra, keep, key):
         raise DataError(f"{source}: {fault} ({ROWS_KEY})")
-    features = [one for one in schema.features if one in present]
-    labels = [one for one in schema.label_columns if one in present]
+    features = [name for name in schema.features if name in present]
+    labels = [name for name in schema.label_columns if name in present]
     names = list(dict.fromkeys((*features, *labels, *keep)))
     twice = [name for name in names if present.count(name) > 1]
     if twice:
@@ -169,8 +169,8 @@ def _of_columns(block: files.Block, schema: Schema, source: str, keep: Sequence[
     names: list[str] = block.columns.schema.names
     # Rows whose labels are partly missing are scored as rows without labels.
     labels = all(
-        one in names and not _has_missing(block.columns.column(one), schema)
-        for one in schema.label_columns
+        name in names and not _has_missing(block.columns.column(name), schema)
+        for name in schema.label_columns
     )
     values, bad = read_values(block, schema, source, labels=labels)
     if bad:

@@ -124,8 +124,8 @@ class Driver:
                 self._finish()
             scored = [self._evaluate(part) for part in plan.evaluations(self.progress, at_end)]
             is_best = plan.saves_best(step) and any(scored)
-            due = is_due(step, plan.checkpoint_every) or decision.save or is_best
-            if at_end or due or step == self._saved[0]:
+            saves = is_due(step, plan.checkpoint_every) or decision.save or is_best
+            if at_end or saves or step == self._saved[0]:
                 self._save()
             if at_end:
                 return
@@ -198,12 +198,12 @@ class Driver:
 
     def _step(self) -> None:
         progress = self.progress
-        metrics, after = self._engine.make_step(progress.step, progress.loader)
+        metrics, loader = self._engine.make_step(progress.step, progress.loader)
         self._meter.step_done()
         self.progress = Progress(  # `replace` would take twice as long
             step=progress.step + 1,
             samples=progress.samples + self._plan.samples_per_step,
-            loader=after,
+            loader=loader,
             interval=self._with(metrics),
             evaluated_step=progress.evaluated_step,
             tested_step=progress.tested_step,

@@ -48,8 +48,8 @@ class EvaluatedRows:
         batches = sequential_batches(self.shards, self.rows, self.batch_size)
         if self.known is None:
             return batches
-        known = self.known
-        return (replace(one, bags=bags.known(one.bags, known)) for one in batches)
+        is_known = self.known
+        return (replace(batch, bags=bags.known(batch.bags, is_known)) for batch in batches)
 
     def metrics(self) -> BinaryMetrics | LabelMetrics:
         """What accumulates the scores of these rows."""
@@ -107,14 +107,14 @@ class WorldEvaluation:
         place = trainers.index(self.messenger.rank // self.topology.stages)
         for number, done_rows, group in self.rows[part].groups(len(trainers)):
             meet(number, done_rows)
-            own = group[place] if place < len(group) else group[0].part(slice(0))
-            logit_B = self.predict(number, own)
+            share = group[place] if place < len(group) else group[0].part(slice(0))
+            logit_B = self.predict(number, share)
             if self.messenger.rank == leader:
                 for trainer, batch in zip(trainers, group, strict=False):
                     rank = self.topology.worker(trainer, self.topology.stages - 1)
                     if rank != leader:
-                        got = self.messenger.receive_tensors(rank, Kind.LOGITS, number)
-                        metrics.add(got["logits"].numpy(), *batch.outcomes)
+                        tensors = self.messenger.receive_tensors(rank, Kind.LOGITS, number)
+                        metrics.add(tensors["logits"].numpy(), *batch.outcomes)
                     else:
                         assert logit_B is not None
                         metrics.add(logit_B.numpy(), *batch.outcomes)

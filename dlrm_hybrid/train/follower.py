@@ -179,7 +179,7 @@ class Follower:
             if not window:
                 return
             batch, _, coming = window.popleft()
-            metrics = rank.learn(batch, [*(one.batch for one in window), *coming])
+            metrics = rank.learn(batch, [*(due.batch for due in window), *coming])
             self.link.check(rank.step - 1, metrics)
             self._learned(metrics)
 
@@ -190,10 +190,10 @@ class Follower:
     def _next_due(self) -> Due | None:
         """Read the next batch of the orders that have arrived."""
         while (due := next(self._reading, None)) is None:
-            come = self._next_lease()
-            if come is None:
+            lease = self._next_lease()
+            if lease is None:
                 return None
-            self._reading = self.link.read(come)
+            self._reading = self.link.read(lease)
         self._ends.append(due.is_last)
         return due
 
@@ -276,8 +276,8 @@ class WorkerShards:
 
     def wait_until_taken(self) -> None:
         """Wait until the leader has taken the next shard."""
-        messenger, before = self.rank.messenger, self.taken
-        messenger.mailbox.wait_until(lambda: self.taken > before, messenger.patience_seconds)
+        messenger, count = self.rank.messenger, self.taken
+        messenger.mailbox.wait_until(lambda: self.taken > count, messenger.patience_seconds)
 
     def _save(self, frame: Frame) -> Sequence[Outgoing]:
         self.meter.switch(Phase.CHECKPOINT)  # until the next order

@@ -136,7 +136,7 @@ class InProcessEngine(Engine, Holder):
         if self.pace is not None:
             return self.pace.make_step(step, at)
         reads = [read(at) for read in self.reads]
-        metrics = self.learn([one.batch for one in reads], [one.coming for one in reads])
+        metrics = self.learn([read.batch for read in reads], [read.coming for read in reads])
         return metrics, reads[0].after
 
     def learn(
@@ -208,7 +208,7 @@ class InProcessEngine(Engine, Holder):
         masters = self._dense()
         for stage, worker in enumerate(self.evaluators):
             learners = self.ranks.workers[stage :: len(self.evaluators)]
-            of_trainers = [one.stage.model.statistics() for one in learners]
+            of_trainers = [learner.stage.model.statistics() for learner in learners]
             worker.stage.model.fill({**masters, **statistics.mean(of_trainers)})
 
     def predict(self, number: int, batch: Batch) -> Tensor:
@@ -232,15 +232,15 @@ class InProcessEngine(Engine, Holder):
             {rank: tables.state_ahead() for rank, tables in self._tables().items()}
         )
         flights = self.runner.run(
-            {one.rank: flight(one, self.step, self.emptied) for one in self.ranks.workers}
+            {worker.rank: flight(worker, self.step, self.emptied) for worker in self.ranks.workers}
         )
-        compressed = (one.tensors() for one in self.ranks.compressions)
-        own = (
-            statistics.named(one.rank // len(self.evaluators), one.stage.model)
-            for one in self.ranks.workers
+        compressed = (compression.tensors() for compression in self.ranks.compressions)
+        running = (
+            statistics.named(worker.rank // len(self.evaluators), worker.stage.model)
+            for worker in self.ranks.workers
         )
-        held = (*compressed, *ahead.values(), *flights.values(), *own)
-        remembered = {name: tensor for one in held for name, tensor in one.items()}
+        parts = (*compressed, *ahead.values(), *flights.values(), *running)
+        remembered = {name: tensor for part in parts for name, tensor in part.items()}
         return [*full_pieces({**self._dense(), **remembered}), *self.ranks.tables]
 
     @override
@@ -274,8 +274,8 @@ class InProcessEngine(Engine, Holder):
             tables.restart(Version(progress.batches_of(rank // stages)), values)
         self.runner.run(
             {
-                one.rank: load_flight(one, self.step, self.emptied, values)
-                for one in self.ranks.workers
+                worker.rank: load_flight(worker, self.step, self.emptied, values)
+                for worker in self.ranks.workers
             }
         )
 
@@ -290,7 +290,7 @@ class InProcessEngine(Engine, Holder):
 
     def _tables(self) -> dict[int, Tables]:
         workers = self.ranks.workers
-        return {one.rank: one.tables for one in workers if one.tables is not None}
+        return {worker.rank: worker.tables for worker in workers if worker.tables is not None}
 
     def _check_weights(self, step: int) -> None:
         """Check weights where no server has checked the pushes."""

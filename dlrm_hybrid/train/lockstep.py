@@ -97,8 +97,8 @@ class LockstepLeader(Engine):
 
     @override
     def evaluate(self, part: ScoredPart, stop: StopRequest, show: Show) -> BinaryScores:
-        own, trainers = self.own, range(self.own.topology.trainers)
-        rows = len(own.evaluation.rows[part].rows)
+        rank, trainers = self.own, range(self.own.topology.trainers)
+        rows = len(rank.evaluation.rows[part].rows)
 
         def meet(number: int, done_rows: int) -> None:
             show(done_rows, rows)
@@ -106,7 +106,7 @@ class LockstepLeader(Engine):
                 self._stop_together(number, stop)
 
         self._order("evaluate", part=part.value, trainers=[*trainers])
-        scores = own.evaluation.scores(part, own.leader, own.masters(trainers), trainers, meet)
+        scores = rank.evaluation.scores(part, rank.leader, rank.masters(trainers), trainers, meet)
         assert scores is not None, "the leader has them"
         return scores
 

@@ -140,15 +140,17 @@ class Plan:
 
     def evaluations(self, progress: Progress, at_end: bool) -> tuple[ScoredPart, ...]:
         """The parts to score now, each once per step where it is due."""
-        due = self.parts if at_end else self.parts[:1]
+        parts = self.parts if at_end else self.parts[:1]
         if self.scores_first:
             is_now = progress.step == 0
         else:
             is_now = at_end or is_due(progress.step, self.evaluate_every)
         if not is_now:
             return ()
-        before = (progress.evaluated_step, progress.tested_step)
-        return tuple(part for part, step in zip(due, before, strict=False) if step != progress.step)
+        steps = (progress.evaluated_step, progress.tested_step)
+        return tuple(
+            part for part, step in zip(parts, steps, strict=False) if step != progress.step
+        )
 
     def saves_best(self, step: int) -> bool:
         """Whether an evaluation at this step saves a checkpoint if its score is the best."""
@@ -175,13 +177,13 @@ class Plan:
 
         There trainers that otherwise do not wait for each other come to rest.
         """
-        periods = [every for every in (self.evaluate_every, self.checkpoint_every) if every]
-        return min([self.steps, *((step // every + 1) * every for every in periods)])
+        periods = [period for period in (self.evaluate_every, self.checkpoint_every) if period]
+        return min([self.steps, *((step // period + 1) * period for period in periods)])
 
     def anything_due(self, step: int) -> bool:
         """Whether anything is due at this step, the end of the run included."""
         periods = (self.report_every, self.evaluate_every, self.checkpoint_every)
-        return step >= self.steps or any(is_due(step, every) for every in periods)
+        return step >= self.steps or any(is_due(step, period) for period in periods)
 
 
 def is_due(step: int, every: int) -> bool:

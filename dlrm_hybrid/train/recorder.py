@@ -85,8 +85,8 @@ class Recorder:
         self, progress: Progress, part: ScoredPart, scores: BinaryScores, seconds: float
     ) -> None:
         """Record scores of a part of the rows."""
-        named = {} if self.plan.parts == (ScoredPart.TEST,) else {"part": part.value}
-        self._write(Kind.EVALUATED, progress, **named, seconds=seconds, **scores.values)
+        fields = {} if self.plan.parts == (ScoredPart.TEST,) else {"part": part.value}
+        self._write(Kind.EVALUATED, progress, **fields, seconds=seconds, **scores.values)
 
     def saved(self, saved: Saved, waited_seconds: float) -> None:
         """Record a checkpoint that has become valid, for which training waited so long."""

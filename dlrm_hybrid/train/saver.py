@@ -67,7 +67,7 @@ class Committer:
         """Ranks that have not reported their shards yet."""
         return [] if self._preparing is None else list(self._preparing.owed)
 
-    def begin(self, progress: Progress, ranks: Mapping[int, str], begun: float) -> None:
+    def begin(self, progress: Progress, ranks: Mapping[int, str], start: float) -> None:
         """Begin a checkpoint of these ranks, which have copied their tensors.
 
         Args:
@@ -78,7 +78,7 @@ class Committer:
         self._preparing = Preparing(step=progress.step, owed=ranks, shards={})
         self._facts = self.facts(progress)
         self._since = time.perf_counter()
-        self._seconds = self._since - begun
+        self._seconds = self._since - start
 
     def take(self, rank: int, shard: Shard) -> None:
         """Add a rank's shard; raises ResourceError if it could not be written."""
@@ -101,13 +101,13 @@ class Committer:
                 lambda: commit(self.root, self.attempt, prepared, facts, self.retention)
             )
         try:
-            done = outcome(self._commit, wait_seconds)
+            result = outcome(self._commit, wait_seconds)
         except ResourceError as error:
             raise ResourceError(f"{self.title}: {error}") from error
-        if done is None:
+        if result is None:
             return None
         self._preparing = self._commit = None
-        folder, num_bytes = done
+        folder, num_bytes = result
         return Saved(
             step=prepared.step,
             folder=folder,
@@ -147,18 +147,18 @@ class CheckpointWriter:
 
     def save(self, progress: Progress) -> None:
         """Copy the tensors of a checkpoint; the rest is done in the background."""
-        begun, step, holder = time.perf_counter(), progress.step, self.holder
+        start, step, holder = time.perf_counter(), progress.step, self.holder
         away = holder.away
-        there = {rank: name for rank, name in self.names.items() if rank not in away}
-        asked = [rank for rank in there if rank != holder.messenger.rank]
+        present = {rank: name for rank, name in self.names.items() if rank not in away}
+        peers = [rank for rank in present if rank != holder.messenger.rank]
         version, pushed = holder.settled(), holder.pushed()
         self._is_lost = lost_since(holder.losses)
-        for rank in asked:
+        for rank in peers:
             holder.messenger.send(rank, Kind.SAVE, version, {"step": step, "pushed": pushed})
         self.writer.begin(step, piece_groups(holder.pieces()))
-        for rank in asked:
+        for rank in peers:
             self._from(rank, Kind.COPIED, version)
-        self.committer.begin(progress, there, begun)
+        self.committer.begin(progress, present, start)
         self._step = step
 
     def poll(self) -> Saved | None:
@@ -187,13 +187,13 @@ class CheckpointWriter:
         for rank in self.committer.owed:
             if self._is_lost(rank):
                 self.committer.lose(rank)
-        asked = [rank for rank in self.committer.owed if rank != messenger.rank]
-        for rank in asked:
+        peers = [rank for rank in self.committer.owed if rank != messenger.rank]
+        for rank in peers:
             messenger.send(rank, Kind.SHARD, step, {"wait_seconds": wait_seconds})
         shard = self.writer.take(wait_seconds)
         if shard is not None:
             self.committer.take(messenger.rank, shard)
-        for rank in asked:
+        for rank in peers:
             values = self._from(rank, Kind.SHARD, step)
             if values is None:
                 self.committer.lose(rank)

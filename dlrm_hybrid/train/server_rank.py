@@ -97,7 +97,7 @@ class ServerRank:
             return True  # all present workers had an answer after their last pushes
         values = values_of(frame)
         if (pushed := values.get("pushed")) is not None:
-            return all(self.server.has_version(*one) for one in enumerate(pushed))
+            return all(self.server.has_version(*pair) for pair in enumerate(pushed))
         return self.server.has_version(values.get("stage"), frame.number)
 
     def _answer(self, frame: Frame) -> Outgoing:
@@ -176,8 +176,8 @@ class TableServerRank:
         return self._answers()
 
     def _answers(self) -> list[Outgoing]:
-        ready = [one for one in self._waiting if self._due(one) <= self.server.version]
-        self._waiting = [one for one in self._waiting if one not in ready]
+        ready = [frame for frame in self._waiting if self._due(frame) <= self.server.version]
+        self._waiting = [frame for frame in self._waiting if frame not in ready]
         return [self._answer(frame) for frame in ready]
 
     def _answer(self, frame: Frame) -> Outgoing:
@@ -224,11 +224,11 @@ def shard_answer(writer: ShardWriter, frame: Frame, rank: int, attempt: int) -> 
 
 def part_answer(pieces: Iterable[Piece], frame: Frame, rank: int, attempt: int) -> Outgoing:
     """Answer a request for one of the parts of a server's state, with the number of all."""
-    several = [part for piece in pieces for part in parts(piece)]
+    all_parts = [part for piece in pieces for part in parts(piece)]
     number: int = values_of(frame)["part"]
-    count = {"count": len(several)}
-    if number == len(several):
+    count = {"count": len(all_parts)}
+    if number == len(all_parts):
         return Outgoing(frame.sender, message(Kind.WEIGHTS, rank, attempt, frame.number, count), 0)
-    part = several[number]
+    part = all_parts[number]
     answer = piece_message(Kind.WEIGHTS, rank, attempt, frame.number, part, count)
     return Outgoing(frame.sender, answer, part.view.nbytes)

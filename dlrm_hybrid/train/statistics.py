@@ -25,7 +25,7 @@ GROUP = "statistics"
 
 def named(trainer: int, model: StageModel) -> dict[str, Tensor]:
     """Views of a trainer's statistics in one stage, by names that no other worker uses."""
-    return {f"{PREFIX}{trainer}.{name}": one for name, one in model.statistics().items()}
+    return {f"{PREFIX}{trainer}.{name}": tensor for name, tensor in model.statistics().items()}
 
 
 def mean(of: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -44,18 +44,18 @@ def exchanged(
         model: that of this rank.
         step: number of the exchange.
     """
-    own = {name: one.cpu() for name, one in model.statistics().items()}
-    if len(ranks) == 1 or not own:
-        return own
-    first, *others = ranks
-    if messenger.rank != first:
-        messenger.send_tensors(first, Kind.STATISTICS, step, own)
-        return messenger.receive_tensors(first, Kind.STATISTICS, step)
-    rest = (messenger.receive_tensors(rank, Kind.STATISTICS, step) for rank in others)
-    found = mean([own, *rest])
-    for rank in others:
-        messenger.send_tensors(rank, Kind.STATISTICS, step, found)
-    return found
+    tensors = {name: tensor.cpu() for name, tensor in model.statistics().items()}
+    if len(ranks) == 1 or not tensors:
+        return tensors
+    root, *peers = ranks
+    if messenger.rank != root:
+        messenger.send_tensors(root, Kind.STATISTICS, step, tensors)
+        return messenger.receive_tensors(root, Kind.STATISTICS, step)
+    answers = (messenger.receive_tensors(rank, Kind.STATISTICS, step) for rank in peers)
+    average = mean([tensors, *answers])
+    for rank in peers:
+        messenger.send_tensors(rank, Kind.STATISTICS, step, average)
+    return average
 
 
 def resume(checkpoint: Checkpoint, pieces: Iterable[Piece], trainers: int) -> None:
@@ -69,8 +69,8 @@ def resume(checkpoint: Checkpoint, pieces: Iterable[Piece], trainers: int) -> No
     Raises:
         DataError: the checkpoint lacks them.
     """
-    known = {_split(name)[0] for name in checkpoint.names(GROUP)}
-    if known == set(map(str, range(trainers))):
+    numbers = {_split(name)[0] for name in checkpoint.names(GROUP)}
+    if numbers == set(map(str, range(trainers))):
         checkpoint.fill(pieces)
     else:
         fill_with_mean(checkpoint, pieces)
@@ -78,11 +78,11 @@ def resume(checkpoint: Checkpoint, pieces: Iterable[Piece], trainers: int) -> No
 
 def fill_with_mean(checkpoint: Checkpoint, pieces: Iterable[Piece]) -> None:
     """Load the mean statistics into all pieces; raises as `resume`."""
-    held = {piece.name: piece for piece in pieces}
-    shapes = {_split(name)[1]: piece.shape for name, piece in held.items()}
-    found = saved(checkpoint, shapes)
-    for name, piece in held.items():
-        piece.view.copy_(found[_split(name)[1]])
+    by_name = {piece.name: piece for piece in pieces}
+    shapes = {_split(name)[1]: piece.shape for name, piece in by_name.items()}
+    means = saved(checkpoint, shapes)
+    for name, piece in by_name.items():
+        piece.view.copy_(means[_split(name)[1]])
 
 
 def saved(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
@@ -95,15 +95,15 @@ def saved(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> dict
     Raises:
         DataError: the checkpoint lacks them.
     """
-    found: dict[str, Tensor] = {}
+    means: dict[str, Tensor] = {}
     for name, shape in shapes.items():
-        of_trainers = [one for one in checkpoint.names(GROUP) if _split(one)[1] == name]
+        of_trainers = [entry for entry in checkpoint.names(GROUP) if _split(entry)[1] == name]
         if not of_trainers:
             raise DataError(f"{checkpoint.folder}: no tensor {name} of any trainer")
-        held = {one: torch.empty(shape) for one in sorted(of_trainers, key=_place)}
-        checkpoint.fill(full_pieces(held))
-        found |= mean([{name: one} for one in held.values()])
-    return found
+        tensors = {entry: torch.empty(shape) for entry in sorted(of_trainers, key=_place)}
+        checkpoint.fill(full_pieces(tensors))
+        means |= mean([{name: tensor} for tensor in tensors.values()])
+    return means
 
 
 def model_name(name: str) -> str:
@@ -113,8 +113,8 @@ def model_name(name: str) -> str:
 
 def _split(name: str) -> tuple[str, str]:
     """Split a name into the trainer, as written, and the name in the model."""
-    trainer, _, rest = name.removeprefix(PREFIX).partition(".")
-    return trainer, rest
+    trainer, _, suffix = name.removeprefix(PREFIX).partition(".")
+    return trainer, suffix
 
 
 def _place(name: str) -> tuple[int, str]:

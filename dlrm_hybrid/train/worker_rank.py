@@ -138,32 +138,32 @@ class WorkerRank(Holder):
         """
         stage = self.worker.part.index
         if isinstance(self.client, ServerClient):
-            own = self.messenger.fetch(self.topology.server_group, self.settled(), stage)
+            weights = self.messenger.fetch(self.topology.server_group, self.settled(), stage)
         else:
-            own = self.client.tensors()
+            weights = self.client.tensors()
         ranks = [self.topology.worker(trainer, stage) for trainer in trainers]
         model = self.worker.stage.model
-        return {**own, **statistics.exchanged(self.messenger, ranks, model, self.step)}
+        return {**weights, **statistics.exchanged(self.messenger, ranks, model, self.step)}
 
     @override
     def pieces(self) -> list[Piece]:
         trainer = self.worker.rank // self.topology.stages
-        held = self.compression.tensors() | statistics.named(trainer, self.worker.stage.model)
+        tensors = self.compression.tensors() | statistics.named(trainer, self.worker.stage.model)
         if self.worker.tables is not None:
-            held |= self.runner.run(self.worker.tables.state_ahead())
+            tensors |= self.runner.run(self.worker.tables.state_ahead())
         if isinstance(self.client, LocalClient):
-            held |= self.client.tensors()
-        held |= self.runner.run(flight(self.worker, self.step, self.emptied))
-        return [*full_pieces(held), *self.tables]
+            tensors |= self.client.tensors()
+        tensors |= self.runner.run(flight(self.worker, self.step, self.emptied))
+        return [*full_pieces(tensors), *self.tables]
 
     def server_pieces(self) -> Iterator[Piece]:
         """Yield copies of the weights and optimizer state that servers hold, in parts."""
         for server in self.topology.all_servers:
             number = 0
             while True:
-                wanted = {"part": number, "step": self.step, "pushed": self.pushed()}
+                request = {"part": number, "step": self.step, "pushed": self.pushed()}
                 frame = self.messenger.ask(
-                    server, Kind.FETCH, self.settled(), wanted, by=Kind.WEIGHTS
+                    server, Kind.FETCH, self.settled(), request, by=Kind.WEIGHTS
                 )
                 if number == values_of(frame)["count"]:
                     break

@@ -80,16 +80,18 @@ class Crew:
             DlrmError: the first error of a thread; the other threads have ended.
         """
         shares = Shares(first, len(self._workers), read, learned)
-        others = [
+        futures = [
             self._pool.submit(self._work, thread, shares) for thread in range(1, len(self._workers))
         ]
         failures: list[Exception] = []
-        for work in (partial(self._work, 0, shares), *(other.result for other in others)):
+        for work in (partial(self._work, 0, shares), *(future.result for future in futures)):
             try:
                 work()
             except Exception as error:
                 failures.append(error)
-        failures.sort(key=lambda one: isinstance(one, GivenUpError))  # causes before effects
+        failures.sort(
+            key=lambda failure: isinstance(failure, GivenUpError)
+        )  # causes before effects
         if failures:
             raise failures[0]
 
@@ -153,9 +155,9 @@ class Shares:
         with self._turn:
             self._under_way -= 1
             self._finished[number] = metrics
-            while (told := self._finished.pop(self._told, None)) is not None:
+            while (batch_metrics := self._finished.pop(self._told, None)) is not None:
                 self._told += 1
-                self._learned(told)
+                self._learned(batch_metrics)
 
     def stop(self) -> None:
         """Stop dealing batches to the worker threads."""

@@ -98,11 +98,13 @@ class LeaderRank(Engine, Holder):
     def report(self, frame: Frame) -> Sequence[Outgoing]:
         """Handle a worker's REPORT of orders done; returns the frames to send now."""
         number = frame.sender // self.topology.stages
-        values, known = values_of(frame), self.trainers[number].incarnation
-        if values["incarnation"] < known:
+        values, incarnation = values_of(frame), self.trainers[number].incarnation
+        if values["incarnation"] < incarnation:
             return []  # another worker of its trainer was lost, so it will be ended
         lost: list[Outgoing] = []
-        if values["incarnation"] > known:  # an incarnation was lost before this rank noticed it
+        if (
+            values["incarnation"] > incarnation
+        ):  # an incarnation was lost before this rank noticed it
             lost = self._lose(number, values["incarnation"], has_left=False)
         trainer = self.trainers[number]
         if frame.number or not values["incarnation"]:
@@ -219,7 +221,7 @@ class LeaderRank(Engine, Holder):
     @override
     def restart(self, progress: Progress, values: Mapping[str, Tensor]) -> None:
         trainers = range(self.topology.trainers)
-        self._leases = self.begin(tuple(progress.batches_of(one) for one in trainers))
+        self._leases = self.begin(tuple(progress.batches_of(trainer) for trainer in trainers))
         self._met_step = progress.step
         self.server.restart(self._leases.given, values)
 
@@ -255,37 +257,37 @@ class LeaderRank(Engine, Holder):
 
     def _give(self, number: int, ahead: int = AHEAD) -> list[Outgoing]:
         """Order more batches, if any, for a trainer that has at most so many leases ahead."""
-        given: list[Outgoing] = []
+        frames: list[Outgoing] = []
         trainer = self.trainers[number]
         while trainer.can_have(ahead):
             if trainer.is_away:
                 if not trainer.told:
-                    return [*given, *self._let_join(number)]
+                    return [*frames, *self._let_join(number)]
                 trainer.is_away = False
                 self._leases = self._leases.join(number)
             if self._may_leave(number):
                 if not trainer.can_have(0):
-                    return given  # no worker may leave before another has reported its batches
+                    return frames  # no worker may leave before another has reported its batches
                 hands_over = not isinstance(self._leases, Turns)
                 order = {"do": "leave", "hands_over": hands_over}
-                return [*given, *self.trainers.tell(number, order)]
+                return [*frames, *self.trainers.tell(number, order)]
             self._leases, batches = self._leases.take(number, MOST_AT_ONCE * self.threads)
             if not batches:
                 break
             if batches == (PASS,):
-                given += self.trainers.tell(number, {"do": "pass"})
+                frames += self.trainers.tell(number, {"do": "pass"})
                 continue
             if self.log is not None and isinstance(self._leases, Leases):
                 self.log.add(Taken(Kind.DECISION, number, batches[0], len(batches)))
-            of = [divmod(batch, self.topology.trainers) for batch in batches]
-            parts = [(*astuple(self._positions.of(step)), part) for step, part in of]
-            given += self.trainers.tell(number, {"do": "learn", "batches": parts})
-        return given
+            pairs = [divmod(batch, self.topology.trainers) for batch in batches]
+            parts = [(*astuple(self._positions.of(step)), part) for step, part in pairs]
+            frames += self.trainers.tell(number, {"do": "learn", "batches": parts})
+        return frames
 
     def _let_join(self, number: int) -> list[Outgoing]:
         """Let a trainer that joins at a rest do so now if none trains; else make a rest due."""
         trainers = self.trainers
-        if not trainers.present and not any(trainers[one].told for one in trainers.away):
+        if not trainers.present and not any(trainers[n].told for n in trainers.away):
             return trainers.tell(number, trainers[number].join)
         if (soon := self._leases.soon()).limit > self._leases.learned:
             self._leases = soon
@@ -294,17 +296,13 @@ class LeaderRank(Engine, Holder):
     def _join(self) -> None:
         """At rest, let all waiting trainers join, unless they are lost meanwhile."""
         trainers = self.trainers
-        joining = [
-            one for one in trainers.away if not trainers[one].told and trainers[one].can_have(0)
-        ]
+        joining = [n for n in trainers.away if not trainers[n].told and trainers[n].can_have(0)]
         for number in joining:
             trainers.send(trainers.tell(number, trainers[number].join))
-        trainers.wait(
-            lambda: not any(trainers[one].is_away and trainers[one].told for one in joining)
-        )
+        trainers.wait(lambda: not any(trainers[n].is_away and trainers[n].told for n in joining))
 
     def _give_all(self) -> list[Outgoing]:
-        return [one for trainer in range(self.topology.trainers) for one in self._give(trainer)]
+        return [frame for trainer in range(self.topology.trainers) for frame in self._give(trainer)]
 
     def _lose(self, number: int, incarnation: int, *, has_left: bool) -> list[Outgoing]:
         """Replace a lost trainer by its next incarnation; returns the orders for the others.
@@ -316,7 +314,7 @@ class LeaderRank(Engine, Holder):
         under_way, done = self._leases.under_way[number], self._leases.done[number]
         at = done + self.trainers[number].skipped + len(under_way) + 2 * self.threads - 1
         self._leases = self._leases.lose(number)
-        after = self.trainers.lose(
+        successor = self.trainers.lose(
             number,
             incarnation,
             redone=len(under_way),
@@ -325,9 +323,9 @@ class LeaderRank(Engine, Holder):
             left=has_left,
         )
         if self._end is not None:
-            after.told.append(self._end)
+            successor.told.append(self._end)
         elif not isinstance(self._leases, Turns):  # none will wait for it
-            after.told.append(after.join)
+            successor.told.append(successor.join)
         return self._give_all()
 
     def _rest(self, step: int) -> None:
@@ -368,11 +366,11 @@ class LeaderRank(Engine, Holder):
         if number % SYNC_EVERY:
             return
         for rank in workers:
-            asked = self.messenger.receive_unless(
+            request = self.messenger.receive_unless(
                 rank, Kind.STOP_REQUEST, number, partial(is_lost, rank)
             )
-            if asked is not None:
-                self._heed(rank // self.topology.stages, values_of(asked)["severity"])
+            if request is not None:
+                self._heed(rank // self.topology.stages, values_of(request)["severity"])
         self._severity = severity = max(stop.severity, self._severity)
         one_leaves = any(map(self._may_leave, range(self.topology.trainers)))
         # Workers stop here in either case, and wait for their next order.

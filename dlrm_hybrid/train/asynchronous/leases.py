@@ -72,9 +72,9 @@ class Leases:
     @staticmethod
     def begin(done: tuple[int, ...], ahead: int | None = None) -> Leases:
         """Start at rest, after so many batches of each trainer; for `ahead` all are level."""
-        given = sum(done)
+        total = sum(done)
         under_way = ((),) * len(done)
-        return Leases(len(done), given, given, under_way, done, ahead=ahead, since=done)
+        return Leases(len(done), total, total, under_way, done, ahead=ahead, since=done)
 
     @property
     def learned(self) -> int:
@@ -109,17 +109,17 @@ class Leases:
         under_way = self.under_way[trainer]
         if len(under_way) > most:
             raise ValueError(f"trainer {trainer} has batches {under_way} under way")
-        left = len(self.returned) + self.limit - self.given
+        room = len(self.returned) + self.limit - self.given
         share = most * (self.done[trainer] + 1) // (max(self.done) + 1)
-        count = min(left, max(0 if under_way else 1, min(share, left // (2 * self.trainers))))
+        count = min(room, max(0 if under_way else 1, min(share, room // (2 * self.trainers))))
         if self.ahead is not None:
             # Several leases per bound, or trainers at it would learn of others' progress too late.
             count = min(count, max(1, self.ahead // 4), self._slack(trainer))
-        again = self.returned[:count]
-        given = self.given + count - len(again)
-        batches = (*again, *range(self.given, given))
-        after = replace(self, given=given, returned=self.returned[count:])
-        return after._with(trainer, (*under_way, *batches), self.done[trainer]), batches
+        redone = self.returned[:count]
+        stop = self.given + count - len(redone)
+        batches = (*redone, *range(self.given, stop))
+        leases = replace(self, given=stop, returned=self.returned[count:])
+        return leases._with(trainer, (*under_way, *batches), self.done[trainer]), batches
 
     def lose(self, trainer: int) -> Leases:
         """Return a lost trainer's batches under way, for others or for itself after it rejoins.
@@ -127,8 +127,8 @@ class Leases:
         Those it was done with, but had not reported, are trained on twice.
         """
         returned = tuple(sorted((*self.returned, *self.under_way[trainer])))
-        after = replace(self, returned=returned, away=self.away | {trainer})
-        return after._with(trainer, (), self.done[trainer])
+        leases = replace(self, returned=returned, away=self.away | {trainer})
+        return leases._with(trainer, (), self.done[trainer])
 
     def join(self, trainer: int) -> Leases:
         """Let a lost trainer rejoin, level with the slowest."""
@@ -142,19 +142,19 @@ class Leases:
         Raises:
             ValueError: the number is impossible.
         """
-        left = not_learned(trainer, done, self.done[trainer], self.under_way[trainer])
-        return self._with(trainer, left, done)
+        under_way = not_learned(trainer, done, self.done[trainer], self.under_way[trainer])
+        return self._with(trainer, under_way, done)
 
     def _slack(self, trainer: int) -> int:
         """Number of batches that `ahead` still allows a trainer."""
         assert self.ahead is not None
-        has = self.done[trainer] - self.since[trainer] + len(self.under_way[trainer])
-        return self._slowest() + self.ahead - has
+        lead = self.done[trainer] - self.since[trainer] + len(self.under_way[trainer])
+        return self._slowest() + self.ahead - lead
 
     def _slowest(self) -> int:
         """Number of batches of the slowest present trainer since all were level."""
-        trainers = [one for one in range(self.trainers) if one not in self.away]
-        return min((self.done[one] - self.since[one] for one in trainers), default=0)
+        trainers = [trainer for trainer in range(self.trainers) if trainer not in self.away]
+        return min((self.done[trainer] - self.since[trainer] for trainer in trainers), default=0)
 
     def _with(self, trainer: int, under_way: tuple[int, ...], done: int) -> Leases:
         return replace(
@@ -186,6 +186,6 @@ def not_learned(
     return under_way[done - before :]
 
 
-def with_own(of_all: tuple[T, ...], trainer: int, own: T) -> tuple[T, ...]:
+def with_own(of_all: tuple[T, ...], trainer: int, value: T) -> tuple[T, ...]:
     """Replace one trainer's value in those of all."""
-    return (*of_all[:trainer], own, *of_all[trainer + 1 :])
+    return (*of_all[:trainer], value, *of_all[trainer + 1 :])

@@ -137,7 +137,7 @@ class SimulatedPace(Pace):
     @override
     def restart(self, progress: Progress) -> None:
         trainers = range(len(self.trainers.workers))
-        self._leases = Leases.begin(tuple(progress.batches_of(one) for one in trainers), self.ahead)
+        self._leases = Leases.begin(tuple(progress.batches_of(n) for n in trainers), self.ahead)
 
     @override
     def rests(self, step: int, soon: bool) -> bool:
@@ -160,35 +160,35 @@ class SimulatedPace(Pace):
             now, trainer, batch = heapq.heappop(self._begun)
             metrics = metrics.plus(self._learn(trainer, batch))
             # With `ahead`, other trainers may have waited for this one.
-            ready = (trainer, *range(count)) if self.ahead else (trainer,)
-            for other in ready:
-                if not self._leases.under_way[other]:
-                    self._begin(other, now)
+            candidates = (trainer, *range(count)) if self.ahead else (trainer,)
+            for candidate in candidates:
+                if not self._leases.under_way[candidate]:
+                    self._begin(candidate, now)
         return metrics, self._positions.of(step + 1)
 
     def _begin(self, trainer: int, now: float) -> None:
         """Let a trainer begin the next batch, if one is left."""
-        self._leases, taken = self._leases.take(trainer, most=1)
-        for number in taken:
+        self._leases, numbers = self._leases.take(trainer, most=1)
+        for number in numbers:
             step, part = divmod(number, len(self.trainers.workers))
             batch = self.trainers.part(self._positions.of(step), part)
-            done = self._leases.done[trainer]
+            count = self._leases.done[trainer]
             for worker in self.trainers.workers[trainer]:
                 bags = stage_inputs(worker, batch).bags
                 if worker.tables is not None and bags is not None:
-                    worker.tables.prefetch(BatchNumber(done), bags)
-            heapq.heappush(self._begun, _Begun(now + self._time(trainer, done), trainer, batch))
+                    worker.tables.prefetch(BatchNumber(count), bags)
+            heapq.heappush(self._begun, _Begun(now + self._time(trainer, count), trainer, batch))
 
     def _learn(self, trainer: int, batch: Batch) -> StepMetrics:
-        done = self._leases.done[trainer]
+        count = self._leases.done[trainer]
         programs: dict[int, Program[StepMetrics]] = {
-            worker.rank: train_step(worker, Tick(done), stage_inputs(worker, batch))
+            worker.rank: train_step(worker, Tick(count), stage_inputs(worker, batch))
             for worker in self.trainers.workers[trainer]
         }
         outcomes = self.trainers.runner.run(programs)
-        self._leases = self._leases.finish(trainer, done + 1)
+        self._leases = self._leases.finish(trainer, count + 1)
         return reduce(StepMetrics.plus, outcomes.values())
 
-    def _time(self, trainer: int, done: int) -> float:
-        rng = np.random.default_rng(fold(self.seed, "pace", trainer, done))
+    def _time(self, trainer: int, count: int) -> float:
+        rng = np.random.default_rng(fold(self.seed, "pace", trainer, count))
         return float(rng.lognormal(0.0, SIGMA)) * self.slowness.get(trainer, 1.0)

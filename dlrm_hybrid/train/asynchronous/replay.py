@@ -88,23 +88,23 @@ class RecordedPace(Pace):
         )
         # As at each recorded rest, so that frames due after a pull come through too.
         self.trainers.refresh()
-        for trainer, several in enumerate(leases):
-            self._done[trainer] += sum(lease.batches for lease in several)
+        for trainer, of_trainer in enumerate(leases):
+            self._done[trainer] += sum(lease.batches for lease in of_trainer)
         if self._rest == self.plan.steps:
             self._check_end()
         return reduce(StepMetrics.plus, outcomes.values())
 
     def _next_rest(self, step: int) -> int:
-        found = self.rests_on_record.popleft() if self.rests_on_record else None
-        if found != step or not self.rests_on_record:
+        recorded = self.rests_on_record.popleft() if self.rests_on_record else None
+        if recorded != step or not self.rests_on_record:
             raise DataError(
                 f"sync.replay = {self.source!r}: all are at rest at step {step}, on record is "
-                f"{found}; only a run that was neither stopped nor resumed can be played back"
+                f"{recorded}; only a run that was neither stopped nor resumed can be played back"
             )
-        due, rest = self.plan.next_rest(step), self.rests_on_record[0]
-        if due < rest:
+        planned, rest = self.plan.next_rest(step), self.rests_on_record[0]
+        if planned < rest:
             raise DataError(
-                f"sync.replay = {self.source!r}: step {due} has an evaluation, a checkpoint or the "
+                f"sync.replay = {self.source!r}: step {planned} has an evaluation, a checkpoint or the "
                 f"end of the run, but on record all came to rest at step {rest} only; use its "
                 "train.steps, train.evaluate_every and checkpoint.every"
             )
@@ -114,25 +114,25 @@ class RecordedPace(Pace):
         """Leases up to the next rest, per trainer."""
         trainers = len(self.trainers.workers)
         leases: list[list[Taken]] = [[] for _ in range(trainers)]
-        given = self._first * trainers
-        while given < self._rest * trainers:
-            if not self.leases or self.leases[0].number != given:
-                found = self.leases[0].number if self.leases else "nothing"
+        number = self._first * trainers
+        while number < self._rest * trainers:
+            if not self.leases or self.leases[0].number != number:
+                recorded = self.leases[0].number if self.leases else "nothing"
                 raise DataError(
-                    f"sync.replay = {self.source!r}: batch {given} is due, on record is {found}; "
+                    f"sync.replay = {self.source!r}: batch {number} is due, on record is {recorded}; "
                     "only a run that was neither stopped nor resumed can be played back"
                 )
             lease = self.leases.popleft()
             leases[lease.sender].append(lease)
-            given += lease.batches
+            number += lease.batches
         return leases
 
     def _learn(self, trainer: int, worker: Worker, leases: Sequence[Taken]) -> Program[StepMetrics]:
         metrics = StepMetrics()
         tick, trainers = self._done[trainer], len(self.trainers.workers)
-        numbers = (n for one in leases for n in range(one.number, one.number + one.batches))
-        of = (divmod(number, trainers) for number in numbers)
-        batches = (self.trainers.part(self._positions.of(step), part) for step, part in of)
+        numbers = (n for lease in leases for n in range(lease.number, lease.number + lease.batches))
+        places = (divmod(number, trainers) for number in numbers)
+        batches = (self.trainers.part(self._positions.of(step), part) for step, part in places)
         # In the run, rows may have been requested later at the end of a lease: gates hold them.
         for batch, coming in with_coming(batches, self.ahead):
             inputs = stage_inputs(worker, batch, coming)
@@ -143,10 +143,10 @@ class RecordedPace(Pace):
     def _check_end(self) -> None:
         """Check that every recorded message has arrived, and no other."""
         for gate in self.gates:
-            left = [("did not come", gate.due)] if gate.due is not None else []
-            left += [("is not on record", one) for one in gate.held]
-            for what, taken in left[:1]:
+            faults = [("did not come", gate.due)] if gate.due is not None else []
+            faults += [("is not on record", message) for message in gate.held]
+            for fault, message in faults[:1]:
                 raise DataError(
-                    f"sync.replay = {self.source!r}: {taken.kind.name} {taken.number} of rank "
-                    f"{taken.sender} {what}"
+                    f"sync.replay = {self.source!r}: {message.kind.name} {message.number} of rank "
+                    f"{message.sender} {fault}"
                 )

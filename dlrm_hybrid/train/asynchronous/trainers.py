@@ -70,9 +70,9 @@ class Trainer:
 
         Metrics of later batches are dropped with a lost trainer: these batches are done again.
         """
-        told = [metrics for at, metrics in self.metrics if at <= learned]
-        self.metrics = [one for one in self.metrics if one[0] > learned]
-        return reduce(StepMetrics.plus, told, StepMetrics())
+        sums = [metrics for at, metrics in self.metrics if at <= learned]
+        self.metrics = [entry for entry in self.metrics if entry[0] > learned]
+        return reduce(StepMetrics.plus, sums, StepMetrics())
 
     def unsent(self) -> list[tuple[int, int, Order]]:
         """Mark as sent, and return with their numbers, the orders that present workers lack.
@@ -80,16 +80,16 @@ class Trainer:
         Drops the orders that all of them have done, except the last.
         """
         if len(self.done) == self.stages:
-            done = max(self.forgotten, min(*self.done.values(), len(self.told) - 1))
-            self.told[self.forgotten : done] = [{}] * (done - self.forgotten)
-            self.forgotten = done
-        found = [
+            count = max(self.forgotten, min(*self.done.values(), len(self.told) - 1))
+            self.told[self.forgotten : count] = [{}] * (count - self.forgotten)
+            self.forgotten = count
+        orders = [
             (worker, number, self.told[number])
             for worker in self.done
             for number in range(self.sent.get(worker, 0), len(self.told))
         ]
         self.sent = dict.fromkeys(self.done, len(self.told))
-        return found
+        return orders
 
     def can_have(self, ahead: int) -> bool:
         """Whether it may get batches: it has no orders to do but at most `ahead` leases."""
@@ -134,17 +134,17 @@ class Trainers:
     @property
     def present(self) -> list[int]:
         """The trainers that are not away."""
-        return [number for number, one in enumerate(self._incarnations) if not one.is_away]
+        return [number for number, trainer in enumerate(self._incarnations) if not trainer.is_away]
 
     @property
     def away(self) -> list[int]:
         """The trainers that were lost and have not rejoined."""
-        return [number for number, one in enumerate(self._incarnations) if one.is_away]
+        return [number for number, trainer in enumerate(self._incarnations) if trainer.is_away]
 
     def workers(self, trainers: Collection[int]) -> list[int]:
         """Ranks of all workers of these trainers."""
         stages = range(self.topology.stages)
-        return [self.topology.worker(one, stage) for one in trainers for stage in stages]
+        return [self.topology.worker(trainer, stage) for trainer in trainers for stage in stages]
 
     def lose(
         self, number: int, incarnation: int, *, redone: int, skipped: int, join: Order, left: bool
@@ -163,14 +163,14 @@ class Trainers:
         self.left += left
         self.lost += not left
         self.redone += redone
-        self._incarnations[number] = after = Trainer(
+        self._incarnations[number] = successor = Trainer(
             stages=self.topology.stages,
             incarnation=incarnation,
             is_away=True,
             skipped=skipped,
             join=join,
         )
-        return after
+        return successor
 
     def tell(self, number: int, order: Order) -> list[Outgoing]:
         """Add an order for a trainer; returns the frames to send its workers now."""
@@ -190,9 +190,9 @@ class Trainers:
         for number in trainers:
             self.send(self.tell(number, order))
 
-    def send(self, several: Sequence[Outgoing]) -> None:
+    def send(self, frames: Sequence[Outgoing]) -> None:
         """Send frames in this order."""
-        for outgoing in several:
+        for outgoing in frames:
             self.messenger.channel.send(*outgoing)
 
     def wait_for_all(self) -> None:

@@ -43,8 +43,8 @@ class Turns:
     @staticmethod
     def begin(done: tuple[int, ...]) -> Turns:
         """Start at rest, after so many batches of each trainer."""
-        given, none = sum(done), ((),) * len(done)
-        return Turns(given, given, none, none, done)
+        total, empty = sum(done), ((),) * len(done)
+        return Turns(total, total, empty, empty, done)
 
     @property
     def learned(self) -> int:
@@ -66,25 +66,25 @@ class Turns:
         """Take a present trainer's next batches, or `PASS` alone; nothing at the limit."""
         if trainer in self.away:
             return self, ()
-        after = self if self.dealt[trainer] else self._deal(most)
-        dealt = after.dealt[trainer]
+        state = self if self.dealt[trainer] else self._deal(most)
+        dealt = state.dealt[trainer]
         count = 1 if dealt[:1] == (PASS,) else (*dealt, PASS).index(PASS)
         turns = dealt[: min(count, most)]
-        under_way = tuple(one for one in turns if one != PASS)
-        after = replace(
-            after,
-            dealt=with_own(after.dealt, trainer, dealt[len(turns) :]),
-            under_way=with_own(after.under_way, trainer, (*after.under_way[trainer], *under_way)),
+        under_way = tuple(turn for turn in turns if turn != PASS)
+        state = replace(
+            state,
+            dealt=with_own(state.dealt, trainer, dealt[len(turns) :]),
+            under_way=with_own(state.under_way, trainer, (*state.under_way[trainer], *under_way)),
         )
-        return after, turns
+        return state, turns
 
     def lose(self, trainer: int) -> Turns:
         """Return a lost trainer's batches, to be dealt again.
 
         Those it was done with, but had not reported, are trained on twice.
         """
-        had = (*self.under_way[trainer], *self.dealt[trainer])
-        returned = sorted((*self.returned, *(one for one in had if one != PASS)))
+        turns = (*self.under_way[trainer], *self.dealt[trainer])
+        returned = sorted((*self.returned, *(turn for turn in turns if turn != PASS)))
         return replace(
             self,
             returned=tuple(returned),
@@ -109,25 +109,25 @@ class Turns:
         Raises:
             ValueError: the number is impossible.
         """
-        left = not_learned(trainer, done, self.done[trainer], self.under_way[trainer])
+        under_way = not_learned(trainer, done, self.done[trainer], self.under_way[trainer])
         return replace(
             self,
-            under_way=with_own(self.under_way, trainer, left),
+            under_way=with_own(self.under_way, trainer, under_way),
             done=with_own(self.done, trainer, done),
         )
 
     def _deal(self, most: int) -> Turns:
         """Deal more turns to all present trainers, as long as there are batches."""
-        there = [one for one in range(len(self.done)) if one not in self.away]
-        left = [*self.returned, *range(self.given, self.limit)][: most * len(there)]
-        again = len(self.returned[: len(left)])
+        present = [trainer for trainer in range(len(self.done)) if trainer not in self.away]
+        batches = [*self.returned, *range(self.given, self.limit)][: most * len(present)]
+        redone = len(self.returned[: len(batches)])
         dealt = [list(turns) for turns in self.dealt]
-        for first in range(0, len(left), len(there)):
-            for place, trainer in enumerate(there, first):
-                dealt[trainer].append(left[place] if place < len(left) else PASS)
+        for start in range(0, len(batches), len(present)):
+            for place, trainer in enumerate(present, start):
+                dealt[trainer].append(batches[place] if place < len(batches) else PASS)
         return replace(
             self,
-            given=self.given + len(left) - again,
-            returned=self.returned[again:],
+            given=self.given + len(batches) - redone,
+            returned=self.returned[redone:],
             dealt=tuple(tuple(turns) for turns in dealt),
         )
