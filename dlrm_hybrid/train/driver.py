@@ -7,13 +7,13 @@
         every `evaluate_every`:   scores on the validation part, or on the test part if there is
                                   none; one step after too many without a better one, the run ends
                                   or its learning rates are lowered
-        if those are the best so far, every `checkpoint_every` steps, or `checkpoint_minutes`
+        if these scores are the best so far, every `checkpoint_every` steps, or `checkpoint_minutes`
         after the last one:       begin a checkpoint, once the last one is valid
         train on a batch, refuse a loss that is not finite
     at the end: meet, a point, a checkpoint; once it is valid, scores on all parts, added to it
 
 One process of a run has it. Its engine trains all that is in this process, and gives the orders to
-all others; `meet` adds what they report.
+all others; `meet` adds their reports.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Driver:
 
     Args:
         engine: trains in this process.
-        plan: that of the run.
-        progress: that of the run so far.
+        plan: plan of the run.
+        progress: progress of the run so far.
         saver: saves checkpoints.
         recorder: records and shows what happens.
-        meter: that of the process; counts every step, evaluation and checkpoint.
+        meter: meter of the process; counts every step, evaluation and checkpoint.
         stop: stop request of signals to this process.
     """
 
@@ -176,7 +176,7 @@ class Driver:
         self._finish()
         with self._meter.within(Phase.CHECKPOINT):
             if self.progress.step == self._saved[0]:
-                # Saved before its evaluation: at the end, or by a signal that stopped that.
+                # Saved before its evaluation: at the end, or by a signal that ended the evaluation.
                 self._saver.amend(self.progress)
             else:
                 self._saver.save(self.progress)

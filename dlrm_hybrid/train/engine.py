@@ -1,4 +1,4 @@
-"""What trains in a run, as its driver and its checkpoints see it."""
+"""The engine of a run and the holders of its tensors, as driver and checkpoints see them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.types import ScoredPart, Version
 
 Show = Callable[[int, int], None]
-"""Called now and then during a long task with how much is done, and how much there is."""
+"""Called now and then during a long task with the amount done, and the whole."""
 
 
 def ignore(*_: object) -> None:
@@ -30,7 +30,7 @@ IsLost = Callable[[int], bool]
 
 
 def lost_since(losses: Sequence[int]) -> IsLost:
-    """Start at the present losses: later incarnations take no part in what began before."""
+    """Count losses from now on: later incarnations take no part in tasks that began before."""
     mark = len(losses)
     return lambda rank: rank in losses[mark:]
 
@@ -89,7 +89,7 @@ class Engine(Protocol):
 
     @property
     def holder(self) -> Holder:
-        """What holds this process's tensors."""
+        """The holder of this process's tensors."""
         ...
 
     def make_step(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
@@ -100,7 +100,7 @@ class Engine(Protocol):
             at: position of the batches.
 
         Returns:
-            Its metrics, as far as they are known here, and the position of the next batches.
+            The metrics, as far as they are known here, and the position of the next batches.
         """
         ...
 
@@ -117,8 +117,8 @@ class Engine(Protocol):
         """Decide before every step and at the end, where due from what other processes report.
 
         Args:
-            progress: that of the run, as far as it is known.
-            plan: that of the run.
+            progress: progress of the run, as far as it is known.
+            plan: plan of the run.
             stop: stop request of signals to this process.
             is_late: whether a checkpoint is due by the clock.
 

@@ -35,7 +35,7 @@ class EvaluatedRows:
         shards: prepared rows.
         rows: numbers of the rows to evaluate.
         batch_size: number of rows predicted at once; scores do not depend on it.
-        known: of each table, which ids are known, the others being 0; None for all.
+        known: for each table, whether each id is known; unknown ids become 0. None: all are known.
     """
 
     shards: Shards
@@ -52,7 +52,7 @@ class EvaluatedRows:
         return (replace(batch, bags=bags.known(batch.bags, is_known)) for batch in batches)
 
     def metrics(self) -> BinaryMetrics | LabelMetrics:
-        """What accumulates the scores of these rows."""
+        """Accumulator of the scores of these rows."""
         return metrics_of(self.shards.schema.loss_weights)
 
     def groups(self, trainers: int) -> Iterator[tuple[int, int, list[Batch]]]:
@@ -73,9 +73,9 @@ class WorldEvaluation:
     Attributes:
         topology: ranks and roles of the world.
         messenger: to the other ranks.
-        runner: that of the worker's programs.
+        runner: runner of the worker's programs.
         evaluator: the worker's stage with separate weights; its tables take batches of any size.
-        rows: those of each part.
+        rows: rows of each part.
     """
 
     topology: Topology
@@ -98,7 +98,7 @@ class WorldEvaluation:
             part: the rows to score.
             leader: rank of the leader.
             masters: weights and statistics of this worker's stage, by name.
-            trainers: those that take part; all must with sharded tables.
+            trainers: trainers that take part; all must with sharded tables.
             meet: called by all workers before each group of batches, with its number and the rows
                 done; an error that it raises in all of them ends the evaluation.
         """
@@ -132,7 +132,7 @@ class WorldEvaluation:
         """Compute logits of this trainer's batch in the last stage, with the evaluated weights.
 
         Args:
-            number: that of the batch, unique in an evaluation.
+            number: number of the batch, unique in an evaluation.
             batch: any number of rows.
         """
         if len(batch.label_B):
@@ -155,8 +155,8 @@ def gathered_scores(
 
     Args:
         topology: ranks and roles of the world.
-        rows: those to score.
-        trainers: those that take part.
+        rows: rows to score.
+        trainers: trainers that take part.
         receive: receives a rank's logits for a group of batches; None if it was lost.
         meet: as for `WorldEvaluation.scores`.
 

@@ -5,10 +5,10 @@ kind DECISION whose values say what to `do`; a report is one of the kind REPORT,
 that of the orders done. An order to learn names the positions of its batches, or brings a batch
 along.
 
-It takes the next batches before it is done with the last ones, where their orders have arrived. Its
-threads, if it has several, train on them at the same time.
+A follower takes the next batches before it is done with the last ones, where their orders have
+arrived. Its threads, if it has several, train on them at the same time.
 
-What goes over the link to a leader:
+Messages over the link to a leader:
 
 it sends:      how many orders it has done, with metrics            REPORT
 it receives:   orders to train on batches, to evaluate, to end      DECISION
@@ -61,7 +61,7 @@ class Order(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a worker reports when it has done an order."""
+    """A worker's report of an order that it has done."""
 
     metrics: StepMetrics = StepMetrics()
     value: Any = None
@@ -87,10 +87,10 @@ Act = Callable[[Order], Answer | None]
 
 
 class Link(Protocol):
-    """A worker's end of the link to its driver, and what it does for it."""
+    """A worker's end of the link to its driver, and its acts beside training."""
 
     def acts(self) -> Mapping[str, Act]:
-        """What the worker does beside training, by name."""
+        """Acts of the worker beside training, by name."""
         ...
 
     def read(self, order: Order) -> Iterator[Due]:
@@ -120,10 +120,10 @@ class Follower:
 
     Attributes:
         rank: the worker.
-        link: to its driver.
-        meter: that of the process.
+        link: link to the driver.
+        meter: meter of the process.
         ahead: number of batches of other orders whose rows are prefetched from the tables.
-        crew: its threads; None if it has one.
+        crew: threads of the worker; None if it has one.
     """
 
     rank: WorkerRank
@@ -256,8 +256,8 @@ class WorkerShards:
 
     Attributes:
         rank: the worker.
-        writer: writes them.
-        meter: that of the process.
+        writer: writes the shards.
+        meter: meter of the process.
         rests: whether the leader asks for them only while the worker waits for orders.
         taken: number of shards that the leader has taken.
     """
@@ -306,7 +306,7 @@ class LeaderLink(Link):
         reads: reads the batches of an order to train.
         in_lockstep: whether all workers make the same steps.
         stop: stop request of signals.
-        meter: that of the process.
+        meter: meter of the process.
         shards: its shards of checkpoints.
         say: writes a line to the log.
         incarnation: how often this worker was started before in this attempt.

@@ -52,13 +52,13 @@ class Ranks:
     """All ranks of a world in one process.
 
     Attributes:
-        workers: those of all trainers, by rank.
+        workers: workers of all trainers, by rank.
         clients: one per worker, in the same order.
         compressions: one per worker, in the same order.
         servers: parameter servers with their channels.
         channels: one per rank.
         tables: all embedding tables, with their optimizers' state.
-        table_servers: with their channels.
+        table_servers: table servers with their channels.
     """
 
     workers: Sequence[Worker]
@@ -78,12 +78,12 @@ class InProcessEngine(Engine, Holder):
     Attributes:
         ranks: workers and servers.
         messenger: to other processes, of which there are none.
-        runner: that of the workers' programs.
+        runner: runner of the workers' programs.
         reads: per trainer, reads a training batch and those coming; none if a program has them.
         schedule: learning rate of the dense parameters, to report it.
         evaluators: workers of one trainer with separate stage models, for master weights.
-        rows: those to evaluate, by part.
-        pace: that of trainers that do not wait for each other; None in lockstep.
+        rows: rows to evaluate, by part.
+        pace: pace of trainers that do not wait for each other; None in lockstep.
         id_sample: counts the ids of training batches.
         step: number of steps done.
         emptied: the last step at which no batch was in flight.
@@ -146,7 +146,7 @@ class InProcessEngine(Engine, Holder):
 
         Args:
             batches: one of each trainer.
-            coming: those of the trainers' next steps, as far as their tables look ahead.
+            coming: batches of the trainers' next steps, as far as their tables look ahead.
         """
         step, stages = self.step, len(self.evaluators)
         coming = coming or [()] * len(batches)
@@ -215,7 +215,7 @@ class InProcessEngine(Engine, Holder):
         """Compute logits of a batch, as `predict_batch`, with the masters last taken.
 
         Args:
-            number: that of the batch, unique in an evaluation.
+            number: number of the batch, unique in an evaluation.
             batch: any number of rows.
         """
         programs: dict[int, Program[Tensor | None]] = {
@@ -303,7 +303,7 @@ class InProcessEngine(Engine, Holder):
                 check_weights(step, worker.name, client.weights, self._named, rates)
 
     def _named(self) -> dict[str, Tensor]:
-        """The tensors in which to find one not finite; of served tables, one server's rows."""
+        """The tensors to search for values that are not finite; of served tables, one server's."""
         return {**self._dense(), **{piece.name: piece.view for piece in self.ranks.tables}}
 
     def _versions(self) -> Versions:

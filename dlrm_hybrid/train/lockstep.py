@@ -37,7 +37,7 @@ class LockstepLeader(Engine):
 
     Attributes:
         own: the worker.
-        plan: that of the run.
+        plan: plan of the run.
         read: reads the worker's batches.
     """
 

@@ -1,4 +1,4 @@
-"""Progress of a run, its length, and what is due on the way."""
+"""Progress of a run, its length, and the events that are due on the way."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Progress:
         loader: position of the next batch.
         interval: sums since the last point of the loss curve.
         evaluated_step: step of the last recorded evaluation on the part that decides, or -1.
-        tested_step: step of the last one on the other part, or -1.
-        score: that of the last deciding evaluation; None before the first.
+        tested_step: step of the last evaluation on the other part, or -1.
+        score: score of the last deciding evaluation; None before the first.
         best: the best deciding score; None as for `score`.
-        course: that of all evaluations.
+        course: course of all evaluations.
         batches: number done by each trainer; empty if each step has one of each.
         emptied: last step with no batch in flight, if steps leave any there.
     """
@@ -98,7 +98,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Length of a run, and the periods of what it does, in steps; 0 is never.
+    """Length of a run, and the periods of its events, in steps; 0 is never.
 
     Attributes:
         steps: number in the whole run, including those before a resume.
@@ -125,10 +125,10 @@ class Plan:
     keeps_best: bool = False
 
     def decision(self, progress: Progress, severity: int, is_late: bool) -> Decision:
-        """Decide from what is known.
+        """Decide what to do before a step.
 
         Args:
-            progress: that of the run.
+            progress: progress of the run.
             severity: the highest of all processes.
             is_late: whether a checkpoint is due by the clock.
         """
@@ -147,10 +147,8 @@ class Plan:
             is_now = at_end or is_due(progress.step, self.evaluate_every)
         if not is_now:
             return ()
-        steps = (progress.evaluated_step, progress.tested_step)
-        return tuple(
-            part for part, step in zip(parts, steps, strict=False) if step != progress.step
-        )
+        last = (progress.evaluated_step, progress.tested_step)
+        return tuple(part for part, step in zip(parts, last, strict=False) if step != progress.step)
 
     def saves_best(self, step: int) -> bool:
         """Whether an evaluation at this step saves a checkpoint if its score is the best."""
@@ -159,7 +157,7 @@ class Plan:
     def is_short(self, step: int) -> bool:
         """Whether a point at this step is the mean of fewer steps than all points before it.
 
-        The only point of a run is not.
+        The only point of a run is not short.
         """
         return step > self.report_every > 0 and step % self.report_every > 0
 

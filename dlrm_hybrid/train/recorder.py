@@ -1,4 +1,4 @@
-"""The events of a run: those on record, and those that are only displayed."""
+"""The events of a run: events on record, and events that are only displayed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Recorder:
     """Records what happens in a run, and shows it meanwhile.
 
     Attributes:
-        plan: that of the run.
+        plan: plan of the run.
         schedule: learning rate of the dense parameters.
-        meter: that of the process.
+        meter: meter of the process.
         sink: takes the events on record.
         live: takes the events that are only displayed.
     """
@@ -118,7 +118,7 @@ def reporting(live: Callable[[Event], None], task: str, unit: str) -> Show:
 
     Args:
         live: called with the events.
-        task: its name, in a word.
+        task: name of the task, in a word.
         unit: what is counted, rows or bytes.
     """
     next_tick = 0.0

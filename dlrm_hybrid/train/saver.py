@@ -71,9 +71,9 @@ class Committer:
         """Begin a checkpoint of these ranks, which have copied their tensors.
 
         Args:
-            progress: that of the run.
+            progress: progress of the run.
             ranks: names by number.
-            begun: time at which training paused, of `time.perf_counter`.
+            start: time at which training paused, of `time.perf_counter`.
         """
         self._preparing = Preparing(step=progress.step, owed=ranks, shards={})
         self._facts = self.facts(progress)
@@ -128,7 +128,7 @@ class CheckpointWriter:
 
     Attributes:
         holder: holds this process's tensors.
-        names: those of all ranks whose tensors are saved, in order.
+        names: names of all ranks whose tensors are saved, in order.
         committer: commits checkpoints.
         writer: writes this process's shards.
     """

@@ -1,4 +1,4 @@
-"""Server processes, of weights and of tables: what they answer, their phase and their shards."""
+"""Server processes, of weights and of tables: their answers, their phase and their shards."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ServerRank:
     Attributes:
         server: owns the tensors.
         collect: handles contributions; None if the method has no rounds.
-        rank: that of the server.
+        rank: rank of the server.
         attempt: how often the run has been restarted.
         switch: called with the phase of the next answers.
         writer: writes its shards of checkpoints.
@@ -128,7 +128,7 @@ class TableServerRank:
 
     Attributes:
         server: owns the rows.
-        rank: that of the table server.
+        rank: rank of the table server.
         attempt: how often the run has been restarted.
         meter: meters by the phase of the answers.
         staleness: number of batches ahead that trainers request rows.
@@ -223,7 +223,7 @@ def shard_answer(writer: ShardWriter, frame: Frame, rank: int, attempt: int) -> 
 
 
 def part_answer(pieces: Iterable[Piece], frame: Frame, rank: int, attempt: int) -> Outgoing:
-    """Answer a request for one of the parts of a server's state, with the number of all."""
+    """Answer a request for one of the parts of a server's state, with their number."""
     all_parts = [part for piece in pieces for part in parts(piece)]
     number: int = values_of(frame)["part"]
     count = {"count": len(all_parts)}

@@ -1,6 +1,6 @@
 """Running statistics of batch norm: each trainer has its own; evaluations use their mean.
 
-They are exchanged for evaluations only. Checkpoints hold those of every trainer, so that a run
+Trainers exchange them for evaluations only. Checkpoints hold those of every trainer, so that a run
 resumes as if unbroken; readers take the mean.
 """
 
@@ -19,7 +19,7 @@ from dlrm_hybrid.types import DataError
 from dlrm_hybrid.wire.frame import Kind
 
 PREFIX = "statistics."
-"""Begins their names in checkpoints, before the trainer and the name in the model."""
+"""Begins names of statistics in checkpoints, before the trainer and the name in the model."""
 GROUP = "statistics"
 
 
@@ -39,9 +39,9 @@ def exchanged(
     """Average the statistics of some workers of one stage; the same bits in each of them.
 
     Args:
-        messenger: that of this worker.
-        ranks: those of all of them; the first collects.
-        model: that of this rank.
+        messenger: messenger of this worker.
+        ranks: ranks of these workers; the first collects.
+        model: model of this rank.
         step: number of the exchange.
     """
     tensors = {name: tensor.cpu() for name, tensor in model.statistics().items()}
@@ -62,9 +62,9 @@ def resume(checkpoint: Checkpoint, pieces: Iterable[Piece], trainers: int) -> No
     """Load each trainer's own statistics, or the mean if the number of trainers differs.
 
     Args:
-        checkpoint: the one to resume from.
+        checkpoint: checkpoint to resume from.
         pieces: statistics as `named`, of any trainers.
-        trainers: number in the run.
+        trainers: number of trainers in the run.
 
     Raises:
         DataError: the checkpoint lacks them.
@@ -89,8 +89,8 @@ def saved(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> dict
     """Average the statistics of all trainers of a checkpoint.
 
     Args:
-        checkpoint: one of a run with batch norm.
-        shapes: those of the statistics, by the names of the model.
+        checkpoint: checkpoint of a run with batch norm.
+        shapes: shapes of the statistics, by the names of the model.
 
     Raises:
         DataError: the checkpoint lacks them.

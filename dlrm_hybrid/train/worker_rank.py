@@ -1,4 +1,4 @@
-"""A worker process: its part in steps, evaluations and checkpoints, whoever drives it."""
+"""A worker process: its part in steps, evaluations and checkpoints under any driver."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ class WorkerRank(Holder):
     Attributes:
         topology: ranks and roles of the world.
         messenger: to the other ranks.
-        runner: that of the worker's programs.
+        runner: runner of the worker's programs.
         worker: the worker's stage, boundaries and clients.
-        client: that of its weights.
-        compression: its compressors.
-        tables: the pieces of tables that it holds.
+        client: client of its weights.
+        compression: compressors of the worker.
+        tables: pieces of tables that the worker holds.
         schedule: learning rate of the dense parameters, to report it.
-        evaluation: its part in evaluations.
+        evaluation: part of the worker in evaluations.
         leader: rank of the process that gives orders, or asks for shards of checkpoints.
         lowered: first steps of lower learning rates.
-        traffic: that of training steps so far; see `RankMeter.steps_traffic`.
+        traffic: traffic of training steps so far; see `RankMeter.steps_traffic`.
         step: number of steps done.
         emptied: the last step at which no batch was in flight.
     """
@@ -81,7 +81,7 @@ class WorkerRank(Holder):
     def lower(self, step: int) -> None:
         """Lower learning rates from this step on; servers know before they can apply it.
 
-        They wait for all trainers, so it is enough if each stage of one of them sends it.
+        Servers wait for all trainers, so it is enough if each stage of one trainer tells them.
         """
         self.lowered.append(step)
         if self.worker.rank < self.topology.stages:
@@ -101,7 +101,7 @@ class WorkerRank(Holder):
 
         Args:
             batch: its rows.
-            coming: those of the next steps, as far as its tables look ahead.
+            coming: batches of the next steps, as far as its tables look ahead.
         """
         step = self.step
         program = train_step(self.worker, Tick(step), stage_inputs(self.worker, batch, coming))

@@ -35,12 +35,12 @@ class Crew:
 
     Args:
         workers: one for each thread, with shared parameters and client.
-        runner: that of their programs.
-        mailbox: that of the runner.
+        runner: runner of their programs.
+        mailbox: mailbox of the runner.
         meter: counts the CPU time of the threads.
 
     Attributes:
-        mailbox: as given.
+        mailbox: mailbox of the runner.
     """
 
     def __init__(
@@ -89,9 +89,7 @@ class Crew:
                 work()
             except Exception as error:
                 failures.append(error)
-        failures.sort(
-            key=lambda failure: isinstance(failure, GivenUpError)
-        )  # causes before effects
+        failures.sort(key=lambda error: isinstance(error, GivenUpError))  # causes before effects
         if failures:
             raise failures[0]
 
@@ -114,9 +112,9 @@ class Shares:
 
     Args:
         first: number of the first batch; batch n belongs to thread n mod H.
-        threads: H.
+        threads: number of threads, H.
         read: reads the next batch.
-        learned: called with the metrics of each, in order.
+        learned: called with the metrics of each batch, in order.
     """
 
     def __init__(self, first: int, threads: int, read: ReadNext, learned: Learned) -> None:

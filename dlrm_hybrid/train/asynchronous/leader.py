@@ -1,7 +1,7 @@
 """The leader, server 0, where trainers do not wait for each other, or not for a lost one.
 
-It gives out batches, and keeps count. A step is as many batches as there are trainers. Trainers
-train at their own pace, or in rounds, and come to rest at steps where something is due.
+The leader gives out batches, and keeps count. A step is as many batches as there are trainers.
+Trainers train at their own pace, or in rounds, and come to rest at steps where something is due.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ class LeaderRank(Engine, Holder):
 
     Attributes:
         topology: ranks and roles of the world.
-        server: that of this rank.
-        plan: that of the run.
+        server: server of this rank.
+        plan: plan of the run.
         after: position of the next step's batches, from that of one; `Loader.after`.
         schedule: learning rate of the dense parameters, to report it.
-        rows: those to evaluate, by part.
+        rows: rows to evaluate, by part.
         messenger: to the other ranks; its mailbox handles frames to servers, and reports.
-        log: records the batches given out, except in rounds; None keeps no record.
+        log: records the batches given out, except in rounds; None: no record.
         begin: makes the schedule of batches, given the number that each trainer has done.
         stop: stop request of signals to this rank.
         elastic: whether trainers may leave and join.
         missed: called with rank and incarnation of a worker lost without a goodbye.
         threads: number per worker; a lease has so many times the batches.
-        trainers: those that follow its orders.
+        trainers: trainers that follow its orders.
     """
 
     topology: Topology
@@ -98,13 +98,11 @@ class LeaderRank(Engine, Holder):
     def report(self, frame: Frame) -> Sequence[Outgoing]:
         """Handle a worker's REPORT of orders done; returns the frames to send now."""
         number = frame.sender // self.topology.stages
-        values, incarnation = values_of(frame), self.trainers[number].incarnation
-        if values["incarnation"] < incarnation:
+        values, current = values_of(frame), self.trainers[number].incarnation
+        if values["incarnation"] < current:
             return []  # another worker of its trainer was lost, so it will be ended
         lost: list[Outgoing] = []
-        if (
-            values["incarnation"] > incarnation
-        ):  # an incarnation was lost before this rank noticed it
+        if values["incarnation"] > current:  # an incarnation was lost before this rank noticed it
             lost = self._lose(number, values["incarnation"], has_left=False)
         trainer = self.trainers[number]
         if frame.number or not values["incarnation"]:
@@ -285,7 +283,7 @@ class LeaderRank(Engine, Holder):
         return frames
 
     def _let_join(self, number: int) -> list[Outgoing]:
-        """Let a trainer that joins at a rest do so now if none trains; else make a rest due."""
+        """Let a trainer join now if no other trains; else let all come to rest soon for it."""
         trainers = self.trainers
         if not trainers.present and not any(trainers[n].told for n in trainers.away):
             return trainers.tell(number, trainers[number].join)
@@ -329,7 +327,7 @@ class LeaderRank(Engine, Holder):
         return self._give_all()
 
     def _rest(self, step: int) -> None:
-        """Wait until all have trained on what they were given, and it has arrived everywhere."""
+        """Wait until all have trained on their batches, and all they sent has arrived."""
         self.trainers.wait_for_all()
         # A trainer that joins meanwhile has just pulled everything, and sent nothing.
         self.trainers.command({"do": "settle"}, self.trainers.present)

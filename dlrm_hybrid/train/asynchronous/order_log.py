@@ -28,10 +28,10 @@ class Taken(NamedTuple):
     """A message that a server took, a lease that the leader gave, or a rest.
 
     Attributes:
-        kind: that of the message.
-        sender: its rank; the trainer of a lease.
-        number: that of the message; the first batch of a lease; the step of a rest.
-        batches: number in a lease; 0 for messages.
+        kind: kind of the message.
+        sender: rank of the sender; the trainer of a lease.
+        number: number of the message; the first batch of a lease; the step of a rest.
+        batches: number of batches in a lease; 0 for messages.
     """
 
     kind: Kind
@@ -112,7 +112,7 @@ class Gate:
     """Lets frames through to one server in a recorded order, whenever they arrive.
 
     Attributes:
-        handle: that of the server.
+        handle: handler of the server.
         order: the recorded messages.
     """
 

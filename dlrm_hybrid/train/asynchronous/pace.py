@@ -37,9 +37,9 @@ class Trainers:
     """All trainers of a world in one process.
 
     Attributes:
-        workers: those of each trainer, by stage.
+        workers: workers of each trainer, by stage.
         clients: one per worker rank.
-        runner: that of their programs.
+        runner: runner of their programs.
         part: rows of a trainer's batch at a position; `Loader.part`.
         after: position of the next step's batches; `Loader.after`.
     """
@@ -109,9 +109,9 @@ class SimulatedPace(Pace):
     """Simulated pace: batches in the order in which they would end.
 
     Attributes:
-        trainers: those of the world.
-        plan: that of the run.
-        seed: that of the times.
+        trainers: trainers of the world.
+        plan: plan of the run.
+        seed: seed of the times.
         ahead: most batches that a trainer may be ahead of the slowest; None for no bound.
         slowness: factor of the time of batches, for some trainers by number.
     """

@@ -27,12 +27,12 @@ class RecordedPace(Pace):
     """Recorded pace: all trainers from rest to rest, while gates keep the servers' order.
 
     Attributes:
-        trainers: those of the world.
-        plan: that of the run.
+        trainers: trainers of the world.
+        plan: plan of the run.
         rests_on_record: steps of the recorded rests; consumed.
         leases: recorded leases of the leader; consumed.
         ahead: number of batches whose rows are prefetched.
-        gates: those of all servers.
+        gates: gates of all servers.
         source: name of the record, for error messages.
     """
 
@@ -86,7 +86,7 @@ class RecordedPace(Pace):
                 for worker in workers
             }
         )
-        # As at each recorded rest, so that frames due after a pull come through too.
+        # Trainers pull at each recorded rest, so frames due after a pull come through too.
         self.trainers.refresh()
         for trainer, of_trainer in enumerate(leases):
             self._done[trainer] += sum(lease.batches for lease in of_trainer)
@@ -104,8 +104,8 @@ class RecordedPace(Pace):
         planned, rest = self.plan.next_rest(step), self.rests_on_record[0]
         if planned < rest:
             raise DataError(
-                f"sync.replay = {self.source!r}: step {planned} has an evaluation, a checkpoint or the "
-                f"end of the run, but on record all came to rest at step {rest} only; use its "
+                f"sync.replay = {self.source!r}: step {planned} has an evaluation, a checkpoint or "
+                f"the end of the run, but on record all came to rest at step {rest} only; use its "
                 "train.steps, train.evaluate_every and checkpoint.every"
             )
         return rest
@@ -117,10 +117,10 @@ class RecordedPace(Pace):
         number = self._first * trainers
         while number < self._rest * trainers:
             if not self.leases or self.leases[0].number != number:
-                recorded = self.leases[0].number if self.leases else "nothing"
+                record = self.leases[0].number if self.leases else "nothing"
                 raise DataError(
-                    f"sync.replay = {self.source!r}: batch {number} is due, on record is {recorded}; "
-                    "only a run that was neither stopped nor resumed can be played back"
+                    f"sync.replay = {self.source!r}: batch {number} is due, on record is "
+                    f"{record}; only a run that was neither stopped nor resumed can be played back"
                 )
             lease = self.leases.popleft()
             leases[lease.sender].append(lease)

@@ -1,4 +1,4 @@
-"""The trainers that a leader keeps busy: who is there, what each was told, and what it has done."""
+"""The trainers that a leader keeps busy: presence of each, its orders, and the orders done."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class Trainers:
         """Record that a trainer is lost; returns the one that takes its place.
 
         Args:
-            number: that of the trainer.
+            number: number of the trainer.
             incarnation: higher than those of its lost workers.
             redone: number of batches it had under way.
             skipped: by how much the new one's own count of batches is higher.
