@@ -71,8 +71,8 @@ APART = [one for one in COVERING if one not in WAITING]
 SECOND_DAYS = [*{one["tables"]: one for one in WAITING if one["rows"] != "clicks"}.values()]
 NEXT_SHOPS = 30  # the first shop of the next day's rows
 DAYS_APART = [*{one["tables"]: one for one in APART if one["rows"] != "clicks"}.values()]
-# Of each kind of tables one with a frozen table and one with vectors, as wide as the model has
-# them, and a column of vectors.
+# Of each kind of tables one with a frozen table, one that columns share and one with vectors, as
+# wide as the model has them, and a column of vectors.
 GIVEN, GIVEN_APART = (
     [
         {**one, "rows": "given"}
@@ -98,6 +98,8 @@ dense: [{{name: price}}, {{name: image, length: 4}}]
 categorical:
   - {{name: tags, kind: integer, max_length: 5, max_rows: 48, evict: least_recent,
      trainable: false, vectors: {folder}/tags.parquet}}
+  - {{name: words, kind: integer, max_length: 4, pooling: mean, table: word}}
+  - {{name: last, kind: integer, table: word}}
   - {{name: shop, kind: integer, vectors: {folder}/shops.parquet}}
 split: {{by: fraction, test: 0.2, seed: 1}}
 """
@@ -141,7 +143,8 @@ def rows(
         pq.write_table(pa.table(table), folder / f"{name}.parquet")
     for day in ("", "next "):
         image = pa.array(draw.normal(size=(1500, 4)).tolist())
-        some = {name: tables[f"{day}lists"][name] for name in ("click", "price", "tags", "shop")}
+        named = ("click", "price", "tags", "shop", "words", "last")
+        some = {name: tables[f"{day}shared"][name] for name in named}
         pq.write_table(pa.table({**some, "image": image}), folder / f"{day}given.parquet")
     for name, column in (("tags", "tags"), ("shops", "shop")):
         vectors = pa.array(draw.normal(size=(60, 4)).tolist())

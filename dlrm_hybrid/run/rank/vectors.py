@@ -20,11 +20,11 @@ def begin_with_vectors(job: Job, pieces: Iterable[Piece]) -> None:
     Raises:
         DataError: the vectors beside the prepared rows are damaged.
     """
-    held, shards = [*pieces], job.prepared
+    held, shards, spec = [*pieces], job.prepared, job.layout.spec
     if shards is None:
         return
     for vectors in shards.manifest.vectors:
-        name = f"{job.layout.spec.table_names[vectors.column]}.weight"
+        name = f"{spec.table_names[spec.columns[vectors.column]]}.weight"
         found = [piece for piece in held if piece.name == name]
         for ids_K, values_KD in shards.vectors(vectors) if found else ():
             for piece in found:
