@@ -130,6 +130,23 @@ def test_models_of_others_have_no_such_tables(
     assert f"{names!r} (export.names, import.names): has no model whose columns share" in told
 
 
+@pytest.mark.parametrize(
+    ("column", "option", "told"),
+    [
+        ("shop, embedding_dim: 8", "train.steps=1", "categorical[1].embedding_dim = 8: not beside"),
+        ("shop", "model.table_dims=[8,4]", "model.table_dims = [8, 4]: not with columns that"),
+    ],
+)
+def test_such_models_have_one_width(
+    column: str, option: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schema = SCHEMA.replace("VOCABULARY", "train").replace("shop", column)
+    (tmp_path / "mine.yaml").write_text(schema)
+    given = ("data=table", f"data.schema={tmp_path}/mine.yaml", "model=dlrm_small", option)
+    assert run(["dlrm_hybrid", "train", *given, f"hydra.run.dir={tmp_path}/run"]) == 2
+    assert told in capsys.readouterr().err
+
+
 def test_weights_come_back(own: Path, tmp_path: Path) -> None:
     out, back = tmp_path / "out", tmp_path / "back"
     wish = (f"export.checkpoint={own}/run0/checkpoints/latest", f"export.output={out}")
