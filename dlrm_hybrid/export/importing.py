@@ -174,7 +174,7 @@ def _column_faults(exported: ExportedColumns, preprocessing: Preprocessing) -> I
 def _rows_there(
     file: Path, exported: ExportedColumns, preprocessing: Preprocessing
 ) -> list[npt.NDArray[np.int64]]:
-    """For each table, the file's row for each row here; DataError if a category has none."""
+    """For each column, the file's row for each row here; DataError if a category has none."""
     rows: list[npt.NDArray[np.int64]] = []
     faults: list[str] = []
     for source, target in zip(exported.vocabularies, preprocessing.vocabularies(), strict=True):
