@@ -89,11 +89,11 @@ class ArrayWriter:
 
     def append(self, rows: Array) -> None:
         """Append rows, which are contiguous and of the file's type."""
-        done = 0
-        while done < len(rows):
-            count = min(len(rows) - done, BLOCK_ROWS - self._rows % BLOCK_ROWS)
-            self._digest.update(_bytes(rows[done : done + count]))
-            done += count
+        start = 0
+        while start < len(rows):
+            count = min(len(rows) - start, BLOCK_ROWS - self._rows % BLOCK_ROWS)
+            self._digest.update(_bytes(rows[start : start + count]))
+            start += count
             self._rows += count
             if self._rows % BLOCK_ROWS == 0:
                 self._end_block()
@@ -135,11 +135,11 @@ def header(dtype: str, shape: Sequence[int]) -> bytes:
 def file_fault(folder: Path, array: StoredArray) -> str | None:
     """The fault in the size or header of a file; None if both are right."""
     path = folder / array.file
-    wanted_bytes = HEADER_BYTES + array.rows * array.row_bytes
+    needed_bytes = HEADER_BYTES + array.rows * array.row_bytes
     try:
         num_bytes = path.stat().st_size
-        if num_bytes != wanted_bytes:
-            return f"{path}: has {num_bytes} bytes, expected {wanted_bytes} for {array.rows:,} rows"
+        if num_bytes != needed_bytes:
+            return f"{path}: has {num_bytes} bytes, expected {needed_bytes} for {array.rows:,} rows"
         with path.open("rb") as file:
             head = file.read(HEADER_BYTES)
     except OSError as error:
@@ -155,8 +155,8 @@ def open_array(folder: Path, array: StoredArray) -> Array:
         empty = np.empty(array.shape, array.dtype)
         empty.flags.writeable = False
         return empty
-    mapped = np.memmap(folder / array.file, array.dtype, "r", HEADER_BYTES, array.shape)
-    return np.asarray(mapped)
+    rows = np.memmap(folder / array.file, array.dtype, "r", HEADER_BYTES, array.shape)
+    return np.asarray(rows)
 
 
 def block_xxh3(rows: Array) -> str:

@@ -79,14 +79,14 @@ class PrepareOptions:
     grows: bool = True
 
     def base_fault(self, prepared: Manifest) -> str | None:
-        """How the base of prepared rows differs from that of these options; None if it does not."""
-        base, found = self.base, prepared.base
+        """The difference of the base of prepared rows from that of these options, if any."""
+        base, prepared_base = self.base, prepared.base
         if base is None:
-            return "it has vocabularies of an earlier run (data.base)" if found else None
-        if found and found.fits(base.manifest.meaning_xxh3, self.grows):
+            return "it has vocabularies of an earlier run (data.base)" if prepared_base else None
+        if prepared_base and prepared_base.fits(base.manifest.meaning_xxh3, self.grows):
             return None
-        own = (base.manifest.identity, base.manifest.meaning)
-        if own == (prepared.identity, prepared.meaning):  # the base was made from these rows
+        base_rows = (base.manifest.identity, base.manifest.meaning)
+        if base_rows == (prepared.identity, prepared.meaning):  # the base was made from these rows
             return None
         return (
             f"its vocabularies are not on those of {base.folder}, data.grow = {self.grows} "
@@ -147,16 +147,16 @@ def current(
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return None
     _refuse_foreign(output)
-    before = _read(output, raw, options, say)
-    if isinstance(before, Stale):
+    existing = _read(output, raw, options, say)
+    if isinstance(existing, Stale):
         if runs := trained_on(output):
-            before = Stale(
-                f"{before.reason}; {_some(runs)} learned from these rows: without them a run "
+            existing = Stale(
+                f"{existing.reason}; {_some(runs)} learned from these rows: without them a run "
                 "predicts and is exported, but is not evaluated on them or resumed"
             )
         if not options.overwrite:
-            raise DataError(f"{before.reason}; {options.advice}")
-    return before
+            raise DataError(f"{existing.reason}; {options.advice}")
+    return existing
 
 
 def trained_on(output: Path) -> list[str]:
@@ -193,17 +193,17 @@ def _read(output: Path, raw: Raw | None, options: PrepareOptions, say: Say) -> M
         differences += [fault] if (fault := options.base_fault(prepared)) else []
         differences += _other_vectors(prepared)
         names = [source.stamp.name for source in sources]
-        asked = [raw.name] if isinstance(raw, Generated) else [path.name for path in raw]
-        if names != asked:
+        raw_names = [raw.name] if isinstance(raw, Generated) else [path.name for path in raw]
+        if names != raw_names:
             differences.append(
-                f"it contains the rows of {_some(names)}, not those of {_some(asked)}"
+                f"it contains the rows of {_some(names)}, not those of {_some(raw_names)}"
             )
     if not differences and raw is not None and not isinstance(raw, Generated):
-        checked = [_checked(*pair, say) for pair in zip(raw, sources, strict=True)]
-        sources = tuple(source for source in checked if source is not None)
+        updates = [_checked(*pair, say) for pair in zip(raw, sources, strict=True)]
+        sources = tuple(source for source in updates if source is not None)
         differences = [
             f"{path} has changed since it was prepared (data.raw)"
-            for path, source in zip(raw, checked, strict=True)
+            for path, source in zip(raw, updates, strict=True)
             if source is None
         ]
     if differences:
@@ -215,13 +215,13 @@ def _read(output: Path, raw: Raw | None, options: PrepareOptions, say: Say) -> M
 
 def _other_vectors(prepared: Manifest) -> Iterator[str]:
     """Files of vectors that have changed; those that are gone are no longer needed."""
-    for one in prepared.vectors:
-        key = f"categorical[{one.column}].vectors"
-        path = Path(prepared.schema.categorical[one.column].vectors or "")
+    for file in prepared.vectors:
+        key = f"categorical[{file.column}].vectors"
+        path = Path(prepared.schema.categorical[file.column].vectors or "")
         if not path.exists():
             continue
-        now = manifest.stamp(path, key)
-        if (now.num_bytes, now.sample_xxh3) != (one.stamp.num_bytes, one.stamp.sample_xxh3):
+        stamp = manifest.stamp(path, key)
+        if (stamp.num_bytes, stamp.sample_xxh3) != (file.stamp.num_bytes, file.stamp.sample_xxh3):
             yield f"{path} has changed since it was prepared ({key}, data.schema)"
 
 
@@ -244,7 +244,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _checked(path: Path, source: SourceFile, say: Say) -> SourceFile | None:
-    """The source with the file's stamp among the known ones; None if its bytes have changed."""
+    """The source with the file's stamp among its copies; None if its bytes have changed."""
     now, before = manifest.stamp(path), source.stamp
     if now in (before, *source.copies):
         return source
@@ -260,15 +260,17 @@ def _checked(path: Path, source: SourceFile, say: Say) -> SourceFile | None:
 def look_like(raw: Sequence[Path], sources: Sequence[SourceFile]) -> bool:
     """Whether raw files look like those that rows were prepared from: by name, size and sample.
 
-    Missing ones are known by their names alone.
+    Missing files are recognised by their names alone.
     """
     if [path.name for path in raw] != [source.stamp.name for source in sources]:
         return False
-    known = [(source.stamp.num_bytes, source.stamp.sample_xxh3) for source in sources]
-    there = [
-        (manifest.stamp(path), one) for path, one in zip(raw, known, strict=True) if path.exists()
+    samples = [(source.stamp.num_bytes, source.stamp.sample_xxh3) for source in sources]
+    pairs = [
+        (manifest.stamp(path), sample)
+        for path, sample in zip(raw, samples, strict=True)
+        if path.exists()
     ]
-    return all((now.num_bytes, now.sample_xxh3) == one for now, one in there)
+    return all((stamp.num_bytes, stamp.sample_xxh3) == sample for stamp, sample in pairs)
 
 
 def _remember(output: Path, before: Manifest, sources: Sequence[SourceFile]) -> Manifest:
@@ -295,12 +297,12 @@ def partial(output: Path, say: Say) -> Generator[Partial, None, None]:
     Raises:
         ResourceError: the folder cannot be made.
     """
-    named = output
+    user_path = output
     output = Path(os.path.realpath(output))
     folder = output.with_name(f"{output.name}.partial")
 
     def waiting(holder: str) -> None:
-        say(f"{named}: {holder} is preparing these rows; waiting for it")
+        say(f"{user_path}: {holder} is preparing these rows; waiting for it")
 
     with ExitStack() as stack:
         try:
@@ -335,5 +337,5 @@ def disk_errors(output: Path) -> Generator[None, None, None]:
     try:
         yield
     except OSError as error:
-        what = "no room left on the disk" if error.errno in _NO_ROOM else "the disk refuses"
-        raise ResourceError(f"{output}: {what}: {error} (data.prepared)") from error
+        reason = "no room left on the disk" if error.errno in _NO_ROOM else "the disk refuses"
+        raise ResourceError(f"{output}: {reason}: {error} (data.prepared)") from error

@@ -42,7 +42,7 @@ class Batch:
     Attributes:
         dense_BI: float32, transformed dense columns.
         bags: int64, ids: row numbers of the embedding tables.
-        label_B: float32, 0 or 1, of several labels (B, L).
+        label_B: float32, 0 or 1; (B, L) if there are several labels.
         weight_B: float32, how much each row counts in losses and scores; None for 1 each.
         group_B: int64, hashes of the rows' groups, 0 without one; None but in evaluations of rows
             with a column of groups.
@@ -56,17 +56,17 @@ class Batch:
 
     @property
     def outcomes(self) -> Outcomes:
-        """What predictions are scored against."""
+        """The labels, weights and groups that predictions are scored against."""
         return Outcomes(self.label_B, self.weight_B, self.group_B)
 
-    def part(self, some: slice) -> Batch:
-        """Some of the rows; arrays are views where they can be."""
+    def part(self, rows: slice) -> Batch:
+        """The batch of some of the rows; arrays are views where they can be."""
         return Batch(
-            dense_BI=self.dense_BI[some],
-            bags=part(self.bags, some),
-            label_B=self.label_B[some],
-            weight_B=None if self.weight_B is None else self.weight_B[some],
-            group_B=None if self.group_B is None else self.group_B[some],
+            dense_BI=self.dense_BI[rows],
+            bags=part(self.bags, rows),
+            label_B=self.label_B[rows],
+            weight_B=None if self.weight_B is None else self.weight_B[rows],
+            group_B=None if self.group_B is None else self.group_B[rows],
         )
 
 
@@ -175,17 +175,17 @@ class Loader:
             DataError: `state` points past the rows, so belongs to other data or options; or a row
                 is damaged: `prepare` does not write such rows.
         """
-        epoch, used = self._find(state)
+        epoch, start = self._find(state)
         batch = _empty_batch(self._shards, self._batch_size)
-        number, row = epoch.position(used + trainer * self._batch_size)
-        filled, lists = 0, list[ListBags]()
-        while filled < self._batch_size:
-            order_B = self._order_of_block(epoch, number)[row : row + self._batch_size - filled]
-            if not self._records.gather(order_B, filled, batch):
+        number, row = epoch.position(start + trainer * self._batch_size)
+        count, lists = 0, list[ListBags]()
+        while count < self._batch_size:
+            order_B = self._order_of_block(epoch, number)[row : row + self._batch_size - count]
+            if not self._records.gather(order_B, count, batch):
                 rows = list(chain.from_iterable(self._runs(epoch, number)))
                 raise self._shards.fault(rows[int(row)] for row in order_B)
             lists.append(self._records.lists(order_B))
-            filled += len(order_B)
+            count += len(order_B)
             number, row = number + 1, 0
         batch = self._records.with_lists(batch, lists)
         if self.watch is not None:
@@ -194,32 +194,32 @@ class Loader:
 
     def after(self, state: LoaderState) -> LoaderState:
         """The position after the global batch at `state`; raises DataError if past the rows."""
-        epoch, used = self._find(state)
-        if self._rows - used < 2 * self._global_rows:
+        epoch, start = self._find(state)
+        if self._rows - start < 2 * self._global_rows:
             return LoaderState(epoch.number + 1, 0, 0)
-        return LoaderState(epoch.number, *epoch.position(used + self._global_rows))
+        return LoaderState(epoch.number, *epoch.position(start + self._global_rows))
 
     def _find(self, state: LoaderState) -> tuple[_Epoch, int]:
-        """Epoch of the batch at a state, and how many of its rows are used up."""
-        epoch, used = self._located(state)
-        if self._rows - used >= self._global_rows:
-            return epoch, used
+        """Epoch of the batch at a state, and the number of its rows before the batch."""
+        epoch, start = self._located(state)
+        if self._rows - start >= self._global_rows:
+            return epoch, start
         return self._located(LoaderState(state.epoch + 1, 0, 0))  # saved with a smaller batch
 
     def _located(self, state: LoaderState) -> tuple[_Epoch, int]:
-        """Order of the state's epoch, and how many of its rows are used up."""
+        """Order of the state's epoch, and the number of its rows before the state's batch."""
         if self._epoch is None or self._epoch.number != state.epoch:
             self._epoch = self._plan(state.epoch)
         epoch = self._epoch
-        used = -1
+        start = -1
         if 0 <= state.block < len(epoch.starts) - 1:
-            used = epoch.starts[state.block] + state.row
-        if state.epoch < 0 or used < 0 or epoch.position(used) != (state.block, state.row):
+            start = epoch.starts[state.block] + state.row
+        if state.epoch < 0 or start < 0 or epoch.position(start) != (state.block, state.row):
             raise DataError(
                 f"{state} does not fit {self._rows} training rows in blocks of"
                 f" {len(self._records)} (data.shuffle_block_rows)"
             )
-        return epoch, used
+        return epoch, start
 
     def _plan(self, number: int) -> _Epoch:
         count = -(-self._rows // self._run_rows)
@@ -233,11 +233,11 @@ class Loader:
         """Read a block into memory, unless it is there, and return the order of its rows."""
         if self._loaded != (epoch.number, number):
             self._loaded = None  # while the previous block is overwritten
-            filled = 0
+            count = 0
             for rows in self._runs(epoch, number):
-                self._records.put(filled, rows)
-                filled += len(rows)
-            self._order_R = self._order(filled, epoch.number, number)
+                self._records.put(count, rows)
+                count += len(rows)
+            self._order_R = self._order(count, epoch.number, number)
             self._loaded = (epoch.number, number)
         return self._order_R
 
@@ -353,9 +353,9 @@ class _Records:
         self._floats_RW = np.empty((rows, 1 + shards.schema.num_dense + len(single)), np.float32)
         self._integers_RW = self._floats_RW.view(np.int32)
         rows_F = shards.manifest.table_rows
-        self._table_rows_F = np.array([rows_F[one] for one in single], np.int64)
+        self._table_rows_F = np.array([rows_F[column] for column in single], np.int64)
         weighted, self._averaged = shards.schema.weighted, shards.schema.averaged
-        self._lists = [ListRecords(rows, one in weighted) for one in self._multi_hot]
+        self._lists = [ListRecords(rows, column in weighted) for column in self._multi_hot]
         self._weight_R = np.empty(rows if shards.rows.weight_R is not None else 0, np.float32)
         self._label_RL = np.empty((rows, len(shards.schema.loss_weights)), np.float32)
         self._order_F = np.argsort([*single, *self._multi_hot])
@@ -365,17 +365,17 @@ class _Records:
 
     def put(self, first: int, rows: range) -> None:
         """Copy rows in from record `first` on, the only ones if 0; DataError if lists are bad."""
-        stored = self._shards.read(rows)
-        label_R = stored.label_R
+        source = self._shards.read(rows)
+        label_R = source.label_R
         if label_R.ndim > 1:
             self._label_RL[first : first + len(rows)] = label_R
             label_R = np.zeros(len(rows), np.float32)
-        pack(label_R, *stored[1:3], first, self._floats_RW, self._integers_RW)
-        if stored.weight_R is not None:
-            self._weight_R[first : first + len(rows)] = stored.weight_R
-        if self._shards.bad_lists(stored):
+        pack(label_R, *source[1:3], first, self._floats_RW, self._integers_RW)
+        if source.weight_R is not None:
+            self._weight_R[first : first + len(rows)] = source.weight_R
+        if self._shards.bad_lists(source):
             raise self._shards.fault(rows)
-        for records, lists in zip(self._lists, stored.lists, strict=True):
+        for records, lists in zip(self._lists, source.lists, strict=True):
             records.put(first, lists)
 
     def lists(self, order_B: npt.NDArray[np.uint32]) -> ListBags:
@@ -386,29 +386,29 @@ class _Records:
         """Add the multi-hot bags of a batch's consecutive parts; expand tables with `expand_to`."""
         bags = batch.bags
         if self._multi_hot:
-            tables = [joined(of_column) for of_column in zip(*parts, strict=True)]
+            tables = [joined(lists) for lists in zip(*parts, strict=True)]
             if len(bags.values):  # bags of no tables do not know their rows
                 single = jagged(bags.values.reshape(-1), np.ones(bags.values.shape, np.int64))
                 tables = [single, *tables]
-            values_N = np.concatenate([one.values for one in tables])
-            lengths_FB = np.concatenate([lengths_of(one) for one in tables])
-            whole = jagged(values_N, lengths_FB, (), weights_of_all(tables))
-            bags = in_order(whole, self._order_F)
+            values_N = np.concatenate([table.values for table in tables])
+            lengths_FB = np.concatenate([lengths_of(table) for table in tables])
+            bags = jagged(values_N, lengths_FB, (), weights_of_all(tables))
+            bags = in_order(bags, self._order_F)
             bags = replace(bags, averaged=self._averaged)
         return replace(batch, bags=self._shards.expanded(bags))
 
     def gather(self, order_B: npt.NDArray[np.uint32], first: int, batch: Batch) -> bool:
         """Copy records to a batch from its row `first` on; False if a model cannot take one."""
-        is_good, some = True, slice(first, first + len(order_B))
+        is_good, rows = True, slice(first, first + len(order_B))
         if batch.weight_B is not None:
             weight_B = self._weight_R[order_B]
             is_good = not bad_weights(weight_B).any()
-            batch.weight_B[some] = weight_B
+            batch.weight_B[rows] = weight_B
         label_B = batch.label_B
         if label_B.ndim > 1:
             label_BL = self._label_RL[order_B]
             is_good &= bool(((label_BL == 0) | (label_BL == 1)).all())
-            label_B[some] = label_BL
+            label_B[rows] = label_BL
             label_B = np.empty(len(label_B), np.float32)
         return is_good and gather(
             self._floats_RW,

@@ -60,7 +60,7 @@ class Semantics:
     @property
     def options(self) -> dict[str, Any]:
         """The options without the schema, by key of the section `data`."""
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "schema"}
+        return {key.name: getattr(self, key.name) for key in fields(self) if key.name != "schema"}
 
     @property
     def shares_id(self) -> tuple[bool, ...]:
@@ -70,17 +70,20 @@ class Semantics:
             return (shares,) * len(self.schema.categorical)
         is_partial = self.schema.vocabulary == "train"
         return tuple(
-            is_partial or one.min_count > 1 or one.missing == "shared" or one.max_rows is not None
-            for one in self.schema.categorical
+            is_partial
+            or column.min_count > 1
+            or column.missing == "shared"
+            or column.max_rows is not None
+            for column in self.schema.categorical
         )
 
     def differences(self, expected: Semantics) -> list[str]:
         """The options that differ from the expected ones, each with its key and both values."""
-        now = expected.options
+        options = expected.options
         return [
-            f"data.{name}: prepared with {value!r}, the configuration says {now[name]!r}"
+            f"data.{name}: prepared with {value!r}, the configuration says {options[name]!r}"
             for name, value in self.options.items()
-            if value != now[name]
+            if value != options[name]
         ] + self.schema.differences(expected.schema)
 
 
@@ -158,10 +161,10 @@ class Growth:
     """Distinct categories of one column in rows that were prepared on a base.
 
     Attributes:
-        reused: those that the base has rows for.
-        appended: new ones, with rows behind those of the base.
-        unknown: those without a row, which share id 0.
-        evicted: those of the base whose rows new ones have taken.
+        reused: categories that the base has rows for.
+        appended: new categories, with rows behind those of the base.
+        unknown: categories without a row, which share id 0.
+        evicted: categories of the base whose rows new ones have taken.
     """
 
     reused: _Count
@@ -196,8 +199,8 @@ class Vectors:
     Attributes:
         column: index of the categorical column.
         stamp: stamp of the file when it was read.
-        categories: how many the file has.
-        ids: ids of those that have a row.
+        categories: number of categories in the file.
+        ids: ids of the categories that have a row.
         values: float32, their vectors.
     """
 
@@ -226,7 +229,7 @@ class Manifest:
         bad_rows: raw rows that were left out.
         zero_keys: fields that literally held 00000000 and share the id of a missing value.
         base: rows whose vocabularies these begin with; None without any.
-        vectors: those of the columns that have such, in order.
+        vectors: vectors of the columns that have any, in order.
     """
 
     format: Literal[3]
@@ -255,43 +258,43 @@ class Manifest:
         expanded = [f"{i}: {size}" for i, size in self.schema.expanded.items()]  # as it is read
         lists = [f"{i}: lists" for i in self.schema.multi_hot]  # tells whose lists the arrays are
         # Each file is learned, the same rows under another name too.
-        names = [one.stamp.name for one in self.sources] if self.schema.is_progressive else []
+        names = [source.stamp.name for source in self.sources] if self.schema.is_progressive else []
         frozen = [f"{i}: frozen" for i, is_frozen in enumerate(self.schema.frozen) if is_frozen]
-        vectors = [f"{one.column}: {one.ids.xxh3} {one.values.xxh3}" for one in self.vectors]
+        vectors = [f"{file.column}: {file.ids.xxh3} {file.values.xxh3}" for file in self.vectors]
         labels = [f"{name}: {weight}" for name, weight in self.schema.loss_weights.items()]
-        more = [*lists, *expanded, *frozen, *vectors, *names, *labels]
-        return [borders, *(array.xxh3 for array in self.arrays), *more]
+        extras = [*lists, *expanded, *frozen, *vectors, *names, *labels]
+        return [borders, *(array.xxh3 for array in self.arrays), *extras]
 
     @property
     def vocabulary(self) -> dict[str, Any]:
         """Everything that decides which category an id means."""
-        shared = set(self.out_of_vocabulary)
+        flags = set(self.out_of_vocabulary)
         return {
             "vocabulary_xxh3": self.vocabulary_xxh3,
             "table_rows": list(self.table_rows),
-            "out_of_vocabulary": shared.pop() if len(shared) == 1 else list(self.out_of_vocabulary),
+            "out_of_vocabulary": flags.pop() if len(flags) == 1 else list(self.out_of_vocabulary),
             "max_ind_range": self.semantics.max_ind_range,
         }
 
     @property
     def meaning(self) -> dict[str, Any]:
         """Everything that decides what a model's inputs mean: vocabulary and transforms."""
-        dense = zip(self.schema.inputs, self.scales, strict=True)
-        scales = [(one, (scale.mean, scale.deviation) if scale else ()) for one, scale in dense]
+        pairs = zip(self.schema.inputs, self.scales, strict=True)
+        scales = [(dense, (scale.mean, scale.deviation) if scale else ()) for dense, scale in pairs]
         return (
             self.vocabulary
             | {"missing_values": list(self.schema.missing_values)}
             | {
-                f"dense[{i}]": [one.name, one.transform, one.missing, *scale]
-                for i, (one, scale) in enumerate(scales)
+                f"dense[{i}]": [column.name, column.transform, column.missing, *scale]
+                for i, (column, scale) in enumerate(scales)
             }
             | {
-                f"categorical[{i}]": [one.name, one.kind, one.hash_size, *one.changes]
-                + ([f"expand_to {one.expand_to}"] if one.expand_to > 1 else [])
-                + ([f"pooling {one.pooling}"] if one.pooling != "sum" else [])
-                + ([] if one.weights is None else [f"weights {one.weights}"])
-                + ([f"table {one.table}"] if one.table is not None else [])
-                for i, one in enumerate(self.schema.categorical)
+                f"categorical[{i}]": [column.name, column.kind, column.hash_size, *column.changes]
+                + ([f"expand_to {column.expand_to}"] if column.expand_to > 1 else [])
+                + ([f"pooling {column.pooling}"] if column.pooling != "sum" else [])
+                + ([] if column.weights is None else [f"weights {column.weights}"])
+                + ([f"table {column.table}"] if column.table is not None else [])
+                for i, column in enumerate(self.schema.categorical)
             }
             | ({"labels": [*labels]} if (labels := self.schema.loss_weights) else {})
         )
@@ -353,7 +356,7 @@ def offsets_file(column: int) -> str:
 
 
 def vectors_files(column: int) -> tuple[str, str]:
-    """Names of the files with the ids that have vectors of a column, and with these."""
+    """Names of the files with a column's ids that have vectors, and with the vectors."""
     return f"vectors.{column + 1}.ids.npy", f"vectors.{column + 1}.npy"
 
 
@@ -407,16 +410,16 @@ def adapter() -> TypeAdapter[Manifest]:
 
 def size_fault(folder: Path, manifest: Manifest) -> str | None:
     """The first fault in the size or header of a file; None if all are right."""
-    of_vectors = (array for one in manifest.vectors for array in (one.ids, one.values))
+    of_vectors = (array for file in manifest.vectors for array in (file.ids, file.values))
     faults = (file_fault(folder, array) for array in (*manifest.arrays, *of_vectors))
     return next((fault for fault in faults if fault is not None), None)
 
 
 def _other_vectors(manifest: Manifest) -> str | None:
-    named = [i for i, one in enumerate(manifest.schema.categorical) if one.vectors is not None]
-    if [one.column for one in manifest.vectors] != named:
-        return f"vectors: {len(manifest.vectors)} for the columns {named}"
-    for number, (ids, values) in enumerate((one.ids, one.values) for one in manifest.vectors):
+    tables = [i for i, table in enumerate(manifest.schema.categorical) if table.vectors is not None]
+    if [file.column for file in manifest.vectors] != tables:
+        return f"vectors: {len(manifest.vectors)} for the columns {tables}"
+    for number, (ids, values) in enumerate((file.ids, file.values) for file in manifest.vectors):
         has_width = len(values.shape) == 2 and values.shape[:1] == ids.shape
         if (ids.dtype, values.dtype) != ("<i4", "<f4") or not has_width:
             return f"vectors.{number}: {ids.dtype} {ids.shape}, {values.dtype} {values.shape}"
@@ -472,8 +475,8 @@ def stamp(path: Path, key: str = "data.raw") -> FileStamp:
         DataError: it is missing, not a regular file or cannot be read; names the `key` of the file.
     """
     if not path.is_file():
-        what = "not a regular file" if path.exists() else "no such file"
-        raise DataError(f"{path}: {what} ({key})")
+        reason = "not a regular file" if path.exists() else "no such file"
+        raise DataError(f"{path}: {reason} ({key})")
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())

@@ -53,7 +53,7 @@ def prepare(
         DataError: a bad row, a damaged file, or an output made from something else.
         ResourceError: no room, no right to write, or a killed worker.
     """
-    started = time.perf_counter()
+    start = time.perf_counter()
     with folder.disk_errors(output), folder.partial(output, say) as partial:
         before = folder.current(output, raw, options, say)
         if isinstance(before, Manifest):
@@ -61,7 +61,7 @@ def prepare(
         if before is not None:
             say(f"{before.reason}; replacing it")
         written = _make(raw, partial, options, progress, say)
-    seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - start
     return PrepareResult(
         manifest=written, up_to_date=False, seconds=seconds, rows_per_second=written.rows / seconds
     )

@@ -66,33 +66,33 @@ class Vocabulary:
         return len(self.keys) + self.first_id
 
     def having(self, taken_K: Int64s, keys: Keys) -> Vocabulary:
-        """The vocabulary with other categories at K of its places, and then more behind its own.
+        """The vocabulary with other categories at K of its places, and more behind the last.
 
         Args:
             taken_K: the places, from 0.
             keys: K categories for these, then those behind.
         """
-        others, more = keys[: len(taken_K)], keys[len(taken_K) :]
+        replacements, additions = keys[: len(taken_K)], keys[len(taken_K) :]
         if self.column.has_texts:
-            held: Any = [*self.keys, *more]
-            for place, key in zip(taken_K.tolist(), others, strict=True):
-                held[place] = key
+            result: Any = [*self.keys, *additions]
+            for place, key in zip(taken_K.tolist(), replacements, strict=True):
+                result[place] = key
         else:
-            held = np.concatenate([np.asarray(one, np.int64) for one in (self.keys, more)])
-            held[taken_K] = others
-        return replace(self, keys=held, use_V=None)
+            result = np.concatenate([np.asarray(part, np.int64) for part in (self.keys, additions)])
+            result[taken_K] = replacements
+        return replace(self, keys=result, use_V=None)
 
     def since(self, earlier: Vocabulary) -> tuple[Int64s, Keys]:
-        """What `having` makes this of an earlier vocabulary from: places, and categories."""
-        known = len(earlier.keys)
+        """The places and categories with which `having` turns an earlier vocabulary into this."""
+        size = len(earlier.keys)
         if self.column.has_texts:
             texts, pairs = list(self.keys), zip(earlier.keys, self.keys, strict=False)
-            taken_K = np.flatnonzero([one != other for one, other in pairs])
-            return taken_K, [*(texts[place] for place in taken_K.tolist()), *texts[known:]]
+            taken_K = np.flatnonzero([old != new for old, new in pairs])
+            return taken_K, [*(texts[place] for place in taken_K.tolist()), *texts[size:]]
         keys_V = np.asarray(self.keys, np.int64)
-        both = min(known, len(keys_V))
-        taken_K = np.flatnonzero(keys_V[:both] != np.asarray(earlier.keys, np.int64)[:both])
-        return taken_K, np.concatenate([keys_V[taken_K], keys_V[known:]])
+        overlap = min(size, len(keys_V))
+        taken_K = np.flatnonzero(keys_V[:overlap] != np.asarray(earlier.keys, np.int64)[:overlap])
+        return taken_K, np.concatenate([keys_V[taken_K], keys_V[size:]])
 
     def lookup(self) -> Lookup:
         """Build an index from categories to ids."""
@@ -171,7 +171,7 @@ class Preprocessing:
 
     def vocabularies(self) -> list[Vocabulary]:
         """Read the vocabulary of each categorical column; raises DataError if one is damaged."""
-        found: list[Vocabulary] = []
+        results: list[Vocabulary] = []
         for column, first, contents, is_shared in zip(
             self.schema.categorical,
             self.schema.first_columns,
@@ -179,12 +179,12 @@ class Preprocessing:
             self.manifest.out_of_vocabulary,
             strict=True,
         ):
-            if first < len(found):
-                found.append(replace(found[first], column=column))
+            if first < len(results):
+                results.append(replace(results[first], column=column))
                 continue
             use_V = None if column.evict is None else np.frombuffer(contents[-1], "<i8")
-            found.append(Vocabulary(column, _keys(contents, column), int(is_shared), use_V))
-        return found
+            results.append(Vocabulary(column, _keys(contents, column), int(is_shared), use_V))
+        return results
 
     def verified_vocabularies(self) -> list[list[bytes]]:
         """Content of each column's vocabulary files, verified; raises like `vocabularies`."""
@@ -197,13 +197,13 @@ class Preprocessing:
         }
         try:
             tables = {
-                first: [disk.plain_file(folder, one).read_bytes()[HEADER_BYTES:] for one in named]
-                for first, named in files.items()
+                first: [disk.plain_file(folder, name).read_bytes()[HEADER_BYTES:] for name in names]
+                for first, names in files.items()
             }
         except OSError as error:
-            what = f"{error.filename}: cannot be read: {error.strerror}"
-            raise DataError(f"{what}; {DAMAGED}") from error
-        digests = {k: xxhash.xxh3_128_digest(b"".join(one)) for k, one in tables.items()}
+            problem = f"{error.filename}: cannot be read: {error.strerror}"
+            raise DataError(f"{problem}; {DAMAGED}") from error
+        digests = {k: xxhash.xxh3_128_digest(b"".join(parts)) for k, parts in tables.items()}
         all_digests = b"".join(digests[first] for first in firsts)
         if xxhash.xxh3_128_hexdigest(all_digests) != self.manifest.vocabulary_xxh3:
             raise DataError(f"{folder}: does not match {MANIFEST_FILE}; {DAMAGED}")
@@ -212,10 +212,10 @@ class Preprocessing:
     def replaced(self, base: Preprocessing) -> list[Int64s]:
         """Ids of each column that stand for another category than in its base, in order."""
         counts = () if self.manifest.base is None else self.manifest.base.growth
-        if not any(one.evicted for one in counts):
+        if not any(growth.evicted for growth in counts):
             return [np.empty(0, np.int64) for _ in self.schema.categorical]
         pairs = zip(base.vocabularies(), self.vocabularies(), strict=True)
-        return [now.since(before)[0] + now.first_id for before, now in pairs]
+        return [new.since(old)[0] + new.first_id for old, new in pairs]
 
     def expanded(self, bags: Bags[Int64s]) -> Bags[Int64s]:
         """Expand the bags of the columns that have `expand_to` in the schema."""
@@ -224,7 +224,7 @@ class Preprocessing:
     def bag_of(self, column: int, ids_B: Int64s) -> Int64s:
         """The bags of an expanded column's ids, int64 (B, size): equal for equal ids.
 
-        After the id come others, drawn uniformly from the whole table as in MLPerf's DLRM v2, by a
+        The ids after it are drawn uniformly from the whole table as in MLPerf's DLRM v2, by a
         hash of column, id and position. An id without a row in the table is repeated.
         """
         size, rows = self.schema.categorical[column].expand_to, self.manifest.table_rows[column]
@@ -252,9 +252,9 @@ def keep(rows: Path, folder: Path) -> None:
 
 def read_kept(folder: Path) -> Preprocessing:
     """Read the preprocessing of a run or checkpoint; raises DataError if missing or damaged."""
-    kept = folder / PREPROCESSING_FOLDER
-    for path in (kept, kept / VOCABULARY_FOLDER):
+    source = folder / PREPROCESSING_FOLDER
+    for path in (source, source / VOCABULARY_FOLDER):
         if path.is_symlink():
             raise DataError(f"{path}: is a link, not the folder that a run makes")
-    disk.plain_file(kept, MANIFEST_FILE)
-    return Preprocessing(kept, manifests.read(kept))
+    disk.plain_file(source, MANIFEST_FILE)
+    return Preprocessing(source, manifests.read(source))

@@ -47,7 +47,7 @@ class DenseColumn:
         default: value of rows to score that lack the column, "" for a missing one; null refuses
             such rows.
         length: how many numbers each list of the column has; 1 for numbers without lists.
-        separator: of text, as of a multi-hot column.
+        separator: separates the numbers of a list in text, as in a multi-hot column.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -56,7 +56,7 @@ class DenseColumn:
     transform: Literal["log1p", "standardise", "none"] = "none"
     missing: float = 0.0
     default: Default | None = None
-    # In no `repr`: folders of prepared rows are named after that.
+    # Not part of `repr`, after which folders of prepared rows are named.
     length: Annotated[int, Field(ge=1, le=MOST_IDS)] = field(default=1, repr=False)
     separator: Separator | None = field(default=None, repr=False)
 
@@ -210,8 +210,8 @@ class Label:
         column: name of the column.
         positive: texts or whole numbers that are 1; None without.
         above: numbers greater than this are 1; None without.
-        name: of one of several labels; null for that of its column.
-        loss_weight: of one of several labels, the factor of its loss in their sum.
+        name: name of one of several labels; null for that of its column.
+        loss_weight: factor of the loss of one of several labels in their sum.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -293,35 +293,35 @@ class Schema:
     def beside_repr(self) -> list[Any]:
         """Values of the keys that are in no `repr`, by place; empty if none is set."""
         set_apart = (
-            (one.max_rows, one.evict, one.vectors, not one.trainable, one.table)
-            for one in self.categorical
+            (column.max_rows, column.evict, column.vectors, not column.trainable, column.table)
+            for column in self.categorical
         )
         by_column = zip(*set_apart, strict=True)
         limits = [value for values in by_column if any(values) for value in values]
         drawn_by = self.split.column if isinstance(self.split, ByFraction) else None
         pooled = [f"{i}: mean" for i in self.averaged]
         pooled += [f"{i}: {self.categorical[i].weights}" for i in self.weighted]
-        lists = [(one.length, one.separator) for one in self.dense if one.length > 1]
-        found = [*limits, self.weight, self.group, drawn_by, *pooled, *lists]
+        lists = [(column.length, column.separator) for column in self.dense if column.length > 1]
+        settings = [*limits, self.weight, self.group, drawn_by, *pooled, *lists]
         several = [*self.loss_weights.items()]
-        return [*found, *several] if several or any(found) else []
+        return [*settings, *several] if several or any(settings) else []
 
     @property
     def labels(self) -> tuple[Label, ...]:
-        """The labels, mostly one."""
-        given = self.label if isinstance(self.label, tuple) else (self.label,)
-        return tuple(Label(column=one) if isinstance(one, str) else one for one in given)
+        """The labels; most tables have one."""
+        labels = self.label if isinstance(self.label, tuple) else (self.label,)
+        return tuple(Label(column=label) if isinstance(label, str) else label for label in labels)
 
     @property
     def label_columns(self) -> tuple[str, ...]:
         """Names of the columns that labels are read from."""
-        return tuple(dict.fromkeys(one.column for one in self.labels))
+        return tuple(dict.fromkeys(label.column for label in self.labels))
 
     @property
     def loss_weights(self) -> dict[str, float]:
-        """Of several labels, each one's name and the factor of its loss; empty for one label."""
+        """Factor of the loss of each of several labels, by name; empty for one label."""
         labels = self.labels
-        return {one.name or one.column: one.loss_weight for one in labels if len(labels) > 1}
+        return {item.name or item.column: item.loss_weight for item in labels if len(labels) > 1}
 
     @property
     def dialect(self) -> Dialect:
@@ -331,77 +331,77 @@ class Schema:
     @property
     def num_dense(self) -> int:
         """Width of the model's dense input."""
-        return sum(one.length for one in self.dense)
+        return sum(column.length for column in self.dense)
 
     @property
     def inputs(self) -> tuple[DenseColumn, ...]:
-        """The dense columns; of one of vectors a column for each number: `image[0]` …"""
+        """The dense columns, with a column for each number of vectors: `image[0]` …"""
         return tuple(
-            one if one.length == 1 else replace(one, name=f"{one.name}[{at}]", length=1)
-            for one in self.dense
-            for at in range(one.length)
+            dense if dense.length == 1 else replace(dense, name=f"{dense.name}[{at}]", length=1)
+            for dense in self.dense
+            for at in range(dense.length)
         )
 
     @property
     def single(self) -> tuple[int, ...]:
         """Indices of the categorical columns with one id per row."""
-        return tuple(i for i, one in enumerate(self.categorical) if one.max_length == 1)
+        return tuple(i for i, column in enumerate(self.categorical) if column.max_length == 1)
 
     @property
     def multi_hot(self) -> tuple[int, ...]:
         """Indices of the categorical columns with a list of ids per row."""
-        return tuple(i for i, one in enumerate(self.categorical) if one.max_length > 1)
+        return tuple(i for i, column in enumerate(self.categorical) if column.max_length > 1)
 
     @property
     def averaged(self) -> tuple[int, ...]:
         """Indices of the categorical columns whose lists are averaged."""
-        return tuple(i for i, one in enumerate(self.categorical) if one.pooling == "mean")
+        return tuple(i for i, column in enumerate(self.categorical) if column.pooling == "mean")
 
     @property
     def weighted(self) -> tuple[int, ...]:
         """Indices of the categorical columns whose ids have weights."""
-        return tuple(i for i, one in enumerate(self.categorical) if one.weights is not None)
+        return tuple(i for i, column in enumerate(self.categorical) if column.weights is not None)
 
     @property
     def features(self) -> tuple[str, ...]:
         """Names of the columns that a model's inputs are made of."""
         weights = (self.categorical[i].weights or "" for i in self.weighted)
-        return (*(one.name for one in (*self.dense, *self.categorical)), *weights)
+        return (*(column.name for column in (*self.dense, *self.categorical)), *weights)
 
     @property
     def expanded(self) -> dict[int, int]:
         """Bag size by index of each categorical column that is expanded."""
-        sizes = enumerate(one.expand_to for one in self.categorical)
+        sizes = enumerate(column.expand_to for column in self.categorical)
         return {i: size for i, size in sizes if size > 1}
 
     @property
     def frozen(self) -> tuple[bool, ...]:
         """Whether the rows of each table never change; empty if all learn."""
-        found = self.by_table([not one.trainable for one in self.categorical])
-        return found if any(found) else ()
+        frozen = self.by_table([not column.trainable for column in self.categorical])
+        return frozen if any(frozen) else ()
 
     @property
     def first_columns(self) -> tuple[int, ...]:
         """Index, for each categorical column, of the first one that has the same table."""
-        found: dict[str, int] = {}
-        names = enumerate(one.table for one in self.categorical)
-        return tuple(i if name is None else found.setdefault(name, i) for i, name in names)
+        indices: dict[str, int] = {}
+        names = enumerate(column.table for column in self.categorical)
+        return tuple(i if name is None else indices.setdefault(name, i) for i, name in names)
 
     @property
     def table_of_column(self) -> tuple[int, ...]:
         """Index of the table of each categorical column; empty if none share a table."""
         firsts = self.first_columns
         numbers = {first: table for table, first in enumerate(dict.fromkeys(firsts))}
-        return tuple(numbers[one] for one in firsts) if len(numbers) < len(firsts) else ()
+        return tuple(numbers[first] for first in firsts) if len(numbers) < len(firsts) else ()
 
     @property
     def table_names(self) -> tuple[str, ...]:
         """Name of each table: the one that columns share, or that of its column."""
-        return self.by_table([one.table or one.name for one in self.categorical])
+        return self.by_table([column.table or column.name for column in self.categorical])
 
     def by_table(self, values: Sequence[Value]) -> tuple[Value, ...]:
-        """Of values of the categorical columns, those of the first column of each table."""
-        return tuple(values[one] for one in dict.fromkeys(self.first_columns))
+        """Choose from values of the categorical columns those of each table's first column."""
+        return tuple(values[column] for column in dict.fromkeys(self.first_columns))
 
     @property
     def read_columns(self) -> tuple[str, ...]:
@@ -412,7 +412,7 @@ class Schema:
     def _only_prepared(self) -> tuple[str, ...]:
         """Columns besides the labels that rows to score need not have."""
         return tuple(
-            one for one in (self.weight, self.group, self._split_column) if one is not None
+            name for name in (self.weight, self.group, self._split_column) if name is not None
         )
 
     @property
@@ -441,12 +441,12 @@ class Schema:
     def defaults(self) -> dict[str, Default]:
         """Default values of the columns that rows to score may lack."""
         columns = (*self.dense, *self.categorical)
-        return {one.name: one.default for one in columns if one.default is not None}
+        return {column.name: column.default for column in columns if column.default is not None}
 
     def columns_fault(
         self, names: Collection[str], extra: Extra, keep: Collection[str] = (), key: str = "extra"
     ) -> str | None:
-        """Why rows with these columns cannot be scored; None if they can.
+        """The reason why rows with these columns cannot be scored; None if they can.
 
         Args:
             names: the columns of the rows.
@@ -455,13 +455,13 @@ class Schema:
             key: the option that sets `extra`, for the message.
         """
         features, defaults = self.features, self.defaults
-        required = [one for one in features if one not in defaults]
-        missing = [one for one in dict.fromkeys((*required, *keep)) if one not in names]
-        named = {*self.label_columns, *features, *self.ignore, *keep}
-        foreign = [one for one in names if one not in named] if extra == "error" else []
+        required = [name for name in features if name not in defaults]
+        missing = [name for name in dict.fromkeys((*required, *keep)) if name not in names]
+        schema_names = {*self.label_columns, *features, *self.ignore, *keep}
+        foreign = [name for name in names if name not in schema_names] if extra == "error" else []
         lacks = f"no column {some_names(missing)}" if missing else ""
         has = f"column {some_names(foreign)} is not in the schema ({key}=ignore leaves it)"
-        return "; ".join(one for one in (lacks, has if foreign else "") if one) or None
+        return "; ".join(fault for fault in (lacks, has if foreign else "") if fault) or None
 
     def differences(self, expected: Schema) -> list[str]:
         """The values that differ, as lines `key: prepared with …, the schema says …`."""
@@ -475,14 +475,15 @@ class Schema:
     def other_meaning(self, other: Schema) -> list[str]:
         """The `differences` that give values another meaning, so that no model has both schemas.
 
-        Not where rows come from, which are for what, and which of their categories are new.
+        Keys that say where rows come from, what they are for and which categories get ids are
+        left out.
         """
         lines = [line for line in self.differences(other) if _MEANING.match(line)]
         if [*self.loss_weights] != [*other.loss_weights]:
-            names, others = (
-                ", ".join(one.name or one.column for one in of.labels) for of in (self, other)
+            names, other_names = (
+                ", ".join(label.name or label.column for label in of.labels) for of in (self, other)
             )
-            lines.append(f"data.schema.label: prepared with {names}, the schema says {others}")
+            lines.append(f"data.schema.label: prepared with {names}, the schema says {other_names}")
         return lines
 
 
@@ -496,10 +497,10 @@ def _flat(value: Any, key: str = "data.schema") -> dict[str, Any]:
     """Flatten nested mappings and sequences to keys such as `data.schema.dense[0].name`."""
     if isinstance(value, dict):
         pairs = cast("dict[str, Any]", value).items()
-        return {k: v for name, one in pairs for k, v in _flat(one, f"{key}.{name}").items()}
+        return {k: v for name, item in pairs for k, v in _flat(item, f"{key}.{name}").items()}
     if isinstance(value, (list, tuple)):
         items = enumerate(cast("list[Any]", value))
-        return {k: v for i, one in items for k, v in _flat(one, f"{key}[{i}]").items()}
+        return {k: v for i, item in items for k, v in _flat(item, f"{key}[{i}]").items()}
     return {key: value}
 
 

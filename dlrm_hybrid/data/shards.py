@@ -54,11 +54,11 @@ class Lists(NamedTuple):
         bad_R = (starts_R < 0) | (starts_R > stops_R) | (stops_R > len(self.values_N))
         bad_R |= stops_R - starts_R > most
         if not bad_R.any() and len(bad_R):
-            own = slice(starts_R[0], stops_R[-1])
-            ids_N = self.values_N[own]
+            span = slice(starts_R[0], stops_R[-1])
+            ids_N = self.values_N[span]
             is_bad_N = (ids_N < 0) | (ids_N >= table_rows)
             if self.weights_N is not None:
-                is_bad_N |= ~np.isfinite(self.weights_N[own])
+                is_bad_N |= ~np.isfinite(self.weights_N[span])
             bad_N = np.concatenate([[0], np.cumsum(is_bad_N)])
             bad_R = bad_N[stops_R - starts_R[0]] > bad_N[starts_R - starts_R[0]]
         return bad_R
@@ -79,29 +79,29 @@ class ListRecords:
         """Copy lists into the buffer from record `first` on; 0 empties it first."""
         self._used = self._used if first else 0
         begin, end = int(lists.offsets_E[0]), int(lists.offsets_E[-1])
-        used = self._used + end - begin
-        if used > len(self._values_N):
-            self._values_N = self._larger(self._values_N, used)
+        size = self._used + end - begin
+        if size > len(self._values_N):
+            self._values_N = self._larger(self._values_N, size)
             if self._weights_N is not None:
-                self._weights_N = self._larger(self._weights_N, used)
-        self._values_N[self._used : used] = lists.values_N[begin:end]
+                self._weights_N = self._larger(self._weights_N, size)
+        self._values_N[self._used : size] = lists.values_N[begin:end]
         if self._weights_N is not None and lists.weights_N is not None:
-            self._weights_N[self._used : used] = lists.weights_N[begin:end]
+            self._weights_N[self._used : size] = lists.weights_N[begin:end]
         records = slice(first, first + len(lists.offsets_E) - 1)
         self._starts_R[records] = lists.offsets_E[:-1] - begin + self._used
         self._lengths_R[records] = np.diff(lists.offsets_E)
-        self._used = used
+        self._used = size
 
     def bags(self, order_B: npt.NDArray[np.uint32]) -> Bags[npt.NDArray[np.int64]]:
-        """The bags of records in this order; of one table, this column's."""
+        """The bags of records in this order, in the one table of the column."""
         lengths_B = self._lengths_R[order_B]
         places_N = run_places(self._starts_R[order_B], lengths_B)
         values_N = self._values_N[places_N].astype(np.int64)
         weights_N = None if self._weights_N is None else self._weights_N[places_N]
         return jagged(values_N, lengths_B[None], (), weights_N)
 
-    def _larger(self, array_N: Array, used: int) -> Array:
-        more_N = np.empty(2 * used - self._used, array_N.dtype)
+    def _larger(self, array_N: Array, size: int) -> Array:
+        more_N = np.empty(2 * size - self._used, array_N.dtype)
         return np.concatenate([array_N[: self._used], more_N])
 
 
@@ -109,12 +109,12 @@ class StoredRows(NamedTuple):
     """Consecutive prepared rows: labels, dense columns and ids.
 
     Attributes:
-        label_R: float32, 0 or 1, of several labels (R, L).
+        label_R: float32, 0 or 1; (R, L) if there are several labels.
         dense_RI: float32.
         ids_RF: int32, ids of the columns with one id per row.
         lists: ids of each multi-hot column.
         weight_R: float32, weights of the rows; None without a column of weights.
-        group_R: int64, a hash of each row's group, 0 without one; None without such a column.
+        group_R: int64, a hash of each row's group, 0 for no group; None without a column of groups.
     """
 
     label_R: npt.NDArray[np.float32]
@@ -130,7 +130,7 @@ class StoredRows(NamedTuple):
             self.label_R[first:stop],
             self.dense_RI[first:stop],
             self.ids_RF[first:stop],
-            tuple(one._replace(offsets_E=one.offsets_E[first : stop + 1]) for one in self.lists),
+            tuple(bags._replace(offsets_E=bags.offsets_E[first : stop + 1]) for bags in self.lists),
             None if self.weight_R is None else self.weight_R[first:stop],
             None if self.group_R is None else self.group_R[first:stop],
         )
@@ -229,11 +229,11 @@ class Shards:
         return self.rows.slice(rows.start, rows.stop)
 
     def vectors(self, of: Vectors) -> Iterator[tuple[Array, Array]]:
-        """Ids with vectors of their own, and these, in blocks; DataError if they are damaged."""
-        arrays = [(one, open_array(self.folder, one)) for one in (of.ids, of.values)]
+        """Ids that have vectors, and the vectors, in blocks; DataError if they are damaged."""
+        arrays = [(array, open_array(self.folder, array)) for array in (of.ids, of.values)]
         for block, first in enumerate(range(0, of.ids.rows, BLOCK_ROWS)):
-            for stored, rows in arrays:
-                _check_block(self.folder, stored, rows, block)
+            for array, rows in arrays:
+                _check_block(self.folder, array, rows, block)
             ids_K, values_KD = (rows[first : first + BLOCK_ROWS] for _, rows in arrays)
             yield ids_K, values_KD
 
@@ -251,20 +251,20 @@ class Shards:
         return any(bad_R.any() for bad_R in _bad_lists(rows, self.manifest))
 
     def fault(self, rows: Iterable[int]) -> DataError:
-        """The error for the first damaged one of these rows, on which no model can be trained."""
+        """The error for the first of these rows that is damaged: no model can be trained on it."""
         for row in rows:
-            wrong = _first_fault(self.read(range(row, row + 1)), self.manifest)
-            if wrong is not None:
-                path = self.folder / wrong.file
-                return DataError(f"{path}: row {row:,} (counted from 0): {wrong.what}; {DAMAGED}")
+            fault = _first_fault(self.read(range(row, row + 1)), self.manifest)
+            if fault is not None:
+                path = self.folder / fault.file
+                return DataError(f"{path}: row {row:,} (counted from 0): {fault.what}; {DAMAGED}")
         return DataError(f"{self.folder}: rows changed while they were read; {DAMAGED}")
 
 
 def _bad_lists(rows: StoredRows, manifest: Manifest) -> list[npt.NDArray[np.bool_]]:
     schema = manifest.schema
     return [
-        one.are_bad(manifest.table_rows[column], schema.categorical[column].max_length)
-        for column, one in zip(schema.multi_hot, rows.lists, strict=True)
+        lists.are_bad(manifest.table_rows[column], schema.categorical[column].max_length)
+        for column, lists in zip(schema.multi_hot, rows.lists, strict=True)
     ]
 
 
@@ -289,39 +289,39 @@ def _first_fault(rows: StoredRows, manifest: Manifest) -> _Fault | None:
     lists = _bad_lists(rows, manifest)
     weight_R = np.ones(len(rows.label_R), np.float32) if rows.weight_R is None else rows.weight_R
     label_RL = rows.label_R.reshape(-1, len(schema.labels))
-    wrong = (
+    masks = (
         (label_RL != 0) & (label_RL != 1),
         bad_weights(weight_R)[:, None],
         ~np.isfinite(rows.dense_RI),
         (rows.ids_RF < 0) | (rows.ids_RF >= sizes_F),
     )
-    faulty = np.flatnonzero(np.logical_or.reduce([*(one.any(axis=1) for one in wrong), *lists]))
+    faulty = np.flatnonzero(np.logical_or.reduce([*(mask.any(axis=1) for mask in masks), *lists]))
     if not len(faulty):
         return None
     row = int(faulty[0])
-    for number in np.flatnonzero(wrong[0][row])[:1].tolist():
+    for number in np.flatnonzero(masks[0][row])[:1].tolist():
         name = f" {[*schema.loss_weights][number]!r}:" if schema.loss_weights else ""
-        what = f"label{name} {label_RL[row, number]:g} is neither 0 nor 1"
-        return _Fault(row, "label.npy", what)
-    if wrong[1][row, 0]:
-        what = f"weight {weight_R[row]:g} is not finite, or below 0"
-        return _Fault(row, manifests.WEIGHT_FILE, what)
-    for number in np.flatnonzero(wrong[2][row]):
+        text = f"label{name} {label_RL[row, number]:g} is neither 0 nor 1"
+        return _Fault(row, "label.npy", text)
+    if masks[1][row, 0]:
+        text = f"weight {weight_R[row]:g} is not finite, or below 0"
+        return _Fault(row, manifests.WEIGHT_FILE, text)
+    for number in np.flatnonzero(masks[2][row]):
         name = schema.inputs[int(number)].name
         return _Fault(row, "dense.npy", f"{name} is {rows.dense_RI[row, number]:g}")
     for column, bad_R in zip(schema.multi_hot, lists, strict=True):
         if bad_R[row]:
             bag = schema.categorical[column]
-            what = (
+            text = (
                 f"{bag.name} has more than {bag.max_length} ids, or one for which its table "
                 f"has no row: it has {table_rows[column]}"
             )
-            what += ", or a weight that is not finite" if column in schema.weighted else ""
-            return _Fault(row, manifests.values_file(column), what)
-    number = int(np.flatnonzero(wrong[3][row])[0])
+            text += ", or a weight that is not finite" if column in schema.weighted else ""
+            return _Fault(row, manifests.values_file(column), text)
+    number = int(np.flatnonzero(masks[3][row])[0])
     name, size = schema.categorical[single[number]].name, sizes_F[number]
-    what = f"{name} is {rows.ids_RF[row, number]}, its table has {size} rows"
-    return _Fault(row, "ids.npy", what)
+    text = f"{name} is {rows.ids_RF[row, number]}, its table has {size} rows"
+    return _Fault(row, "ids.npy", text)
 
 
 def _list_files(schema: Schema) -> list[list[str]]:
@@ -373,12 +373,12 @@ def open_shards(folder: Path, expected: Semantics | None) -> Shards:
     ]
     # A new sample each time, so that damage is found sooner or later.
     sampled = np.random.default_rng().permutation(len(blocks))[:SAMPLED_BLOCKS]
-    opened: dict[int, Array] = {}
+    maps: dict[int, Array] = {}
     for index in np.sort(sampled):
         file, block = blocks[int(index)]
-        if file not in opened:
-            opened[file] = open_array(folder, manifest.arrays[file])
-        _check_block(folder, manifest.arrays[file], opened[file], block)
+        if file not in maps:
+            maps[file] = open_array(folder, manifest.arrays[file])
+        _check_block(folder, manifest.arrays[file], maps[file], block)
     return shards
 
 
@@ -402,12 +402,12 @@ def verify(shards: Shards, progress: Callable[[int], None]) -> None:
         if first >= manifest.rows:
             continue
         rows = shards.read(range(first, min(first + BLOCK_ROWS, manifest.rows)))
-        if (wrong := _first_fault(rows, shards.manifest)) is not None:
-            raise shards.fault([first + wrong.row])
+        if (fault := _first_fault(rows, shards.manifest)) is not None:
+            raise shards.fault([first + fault.row])
         progress(first + len(rows.label_R))
-    named = ("train", "validation", "test")
+    names = ("train", "validation", "test")
     first = 0
-    for name, part in zip(named, manifest.parts, strict=True):
+    for name, part in zip(names, manifest.parts, strict=True):
         clicks = np.count_nonzero(first_label(shards.rows.label_R[first : first + part.rows]))
         first += part.rows
         if clicks != part.clicks:
@@ -421,11 +421,11 @@ def verify(shards: Shards, progress: Callable[[int], None]) -> None:
     shards.preprocessing.verified_vocabularies()
 
 
-def _check_block(folder: Path, stored: StoredArray, rows: Array, block: int) -> None:
+def _check_block(folder: Path, array: StoredArray, rows: Array, block: int) -> None:
     first = block * BLOCK_ROWS
     rows_of_block = rows[first : first + BLOCK_ROWS]
-    if block_xxh3(rows_of_block) != stored.blocks[block]:
+    if block_xxh3(rows_of_block) != array.blocks[block]:
         raise DataError(
-            f"{folder / stored.file}: rows {first:,} to {first + len(rows_of_block) - 1:,} "
+            f"{folder / array.file}: rows {first:,} to {first + len(rows_of_block) - 1:,} "
             f"(counted from 0): checksum differs from manifest.json; {DAMAGED}"
         )

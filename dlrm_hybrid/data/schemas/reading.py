@@ -56,7 +56,7 @@ def named(name: str) -> Schema:
     if not is_builtin(name):
         path = Path(name)
         if _is_missing(path):
-            tables = [one for one in _builtins() if builtin(one).format == "table"]
+            tables = [name for name in _builtins() if builtin(name).format == "table"]
             raise ConfigError(
                 f"data.schema = {name!r}: no such file; the package has {', '.join(tables)}"
             )
@@ -110,7 +110,7 @@ def is_builtin(name: str) -> bool:
 @functools.cache
 def _builtins() -> tuple[str, ...]:
     names = (file.name for file in resources.files(PACKAGE).iterdir())
-    return tuple(sorted(one.removesuffix(YAML) for one in names if one.endswith(YAML)))
+    return tuple(sorted(name.removesuffix(YAML) for name in names if name.endswith(YAML)))
 
 
 def loads(text: str, name: str) -> Schema:
@@ -153,8 +153,8 @@ class _Loader(yaml.SafeLoader):
         mapping = cast("dict[Any, Any]", super().construct_mapping(node, deep))
         for key in mapping:
             if not isinstance(key, str):
-                what = f"the key {key!r:.60} must be text: quote it"
-                raise MarkedYAMLError(problem=what, problem_mark=node.start_mark)
+                fault = f"the key {key!r:.60} must be text: quote it"
+                raise MarkedYAMLError(problem=fault, problem_mark=node.start_mark)
         return mapping
 
     def number(self, node: ScalarNode) -> int:
@@ -163,8 +163,8 @@ class _Loader(yaml.SafeLoader):
             integer = super().construct_yaml_int(node)
             float(integer)
         except (ValueError, OverflowError) as error:
-            what = f"{node.value[:SHOWN_CHARACTERS]}… of {len(node.value)} characters is no number"
-            raise MarkedYAMLError(problem=what, problem_mark=node.start_mark) from error
+            fault = f"{node.value[:SHOWN_CHARACTERS]}… of {len(node.value)} characters is no number"
+            raise MarkedYAMLError(problem=fault, problem_mark=node.start_mark) from error
         return integer
 
     def time(self, node: ScalarNode) -> str:
@@ -204,7 +204,7 @@ def _lines(errors: Sequence[ErrorDetails]) -> list[str]:
         path = error["loc"]
         # Pydantic does not count an invalid column: not another fault.
         if error["type"] == "too_short" and any(
-            len(one["loc"]) > len(path) and one["loc"][: len(path)] == path for one in errors
+            len(inner["loc"]) > len(path) and inner["loc"][: len(path)] == path for inner in errors
         ):
             continue
         head, reason = _fault(error)
@@ -213,47 +213,47 @@ def _lines(errors: Sequence[ErrorDetails]) -> list[str]:
 
 
 def _fault(error: ErrorDetails) -> tuple[str, str]:
-    """An error as key with value, and reason: `categorical[2].min_count = -3`, `must be …`."""
+    """The key with value and the reason of an error: `categorical[2].min_count = -3`, `must …`."""
     tags = ("file", "fraction", "time", "text", "mapping", "list")
-    # At 3 is that of a label in a list.
-    path = [one for i, one in enumerate(error["loc"]) if not (one in tags and i in (1, 3))]
+    # Position 3 has the tag of a label in a list.
+    path = [part for i, part in enumerate(error["loc"]) if not (part in tags and i in (1, 3))]
     kind = error["type"]
     is_unknown = kind in ("unexpected_keyword_argument", "extra_forbidden")
     key = ""
-    for i, one in enumerate(path):
+    for i, part in enumerate(path):
         # Pydantic names the tried type of a union in the path; an unknown key may have any name.
-        is_tried = one in ("int", "float", "str") or not str(one).replace("_", "").isalnum()
+        is_tried = part in ("int", "float", "str") or not str(part).replace("_", "").isalnum()
         if is_tried and not (is_unknown and i == len(path) - 1):
             continue
-        key += f"[{one}]" if isinstance(one, int) else f".{one}" if key else str(one)
+        key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else str(part)
     if is_unknown:
         return key, "unknown key"
     if kind in ("missing", "missing_argument", "union_tag_not_found"):
         return f"{key}{'.by' if kind == 'union_tag_not_found' else ''}", "missing"
     value = repr(error["input"])
-    shown = value if len(value) <= SHOWN_CHARACTERS else f"{value[:SHOWN_CHARACTERS]}…"
-    return f"{key} = {shown}", error["msg"].replace("Input should", "must", 1)
+    text = value if len(value) <= SHOWN_CHARACTERS else f"{value[:SHOWN_CHARACTERS]}…"
+    return f"{key} = {text}", error["msg"].replace("Input should", "must", 1)
 
 
 def _faults(schema: Schema) -> Iterator[str]:
-    named = [
+    columns = [
         *(("label", name) for name in schema.label_columns),
         *([] if schema.weight is None else [("weight", schema.weight)]),
-        *((f"dense[{i}].name", one.name) for i, one in enumerate(schema.dense)),
-        *(("dense", one.name) for one in schema.inputs if one not in schema.dense),
-        *((f"categorical[{i}].name", one.name) for i, one in enumerate(schema.categorical)),
+        *((f"dense[{i}].name", column.name) for i, column in enumerate(schema.dense)),
+        *(("dense", column.name) for column in schema.inputs if column not in schema.dense),
+        *((f"categorical[{i}].name", column.name) for i, column in enumerate(schema.categorical)),
         *(
             (f"categorical[{i}].weights", schema.categorical[i].weights or "")
             for i in schema.weighted
         ),
         *((f"ignore[{i}]", name) for i, name in enumerate(schema.ignore)),
     ]
-    first: dict[str, str] = {}
-    for key, name in named:
-        if name in first:
-            yield f"{key} = {name!r}: is {first[name]} too"
-        first.setdefault(name, key)
-    yield from _name_faults(schema, first)
+    key_of: dict[str, str] = {}
+    for key, name in columns:
+        if name in key_of:
+            yield f"{key} = {name!r}: is {key_of[name]} too"
+        key_of.setdefault(name, key)
+    yield from _name_faults(schema, key_of)
     yield from _table_faults(schema)
     yield from _value_faults(schema)
     yield from _label_faults(schema)
@@ -268,7 +268,7 @@ def _faults(schema: Schema) -> Iterator[str]:
 
 
 def _label_faults(schema: Schema) -> Iterator[str]:
-    """Faults of what makes labels, and of their names."""
+    """Faults of the keys that make labels, and of their names."""
     if isinstance(label := schema.label, str):
         return
     if isinstance(label, Label):
@@ -280,13 +280,13 @@ def _label_faults(schema: Schema) -> Iterator[str]:
         return
     if len(label) < 2:
         yield "label: a list has two labels or more; one is written without brackets"
-    first: dict[str, int] = {}
-    for i, one in enumerate(schema.labels):
-        if one.positive is not None and one.above is not None:
-            yield f"label[{i}]: {one.column!r} needs either `positive` or `above`, or neither"
-        name = one.name or one.column
-        if first.setdefault(name, i) != i:
-            yield f"label[{i}].name = {name!r}: is that of label[{first[name]}] too"
+    numbers: dict[str, int] = {}
+    for i, item in enumerate(schema.labels):
+        if item.positive is not None and item.above is not None:
+            yield f"label[{i}]: {item.column!r} needs either `positive` or `above`, or neither"
+        name = item.name or item.column
+        if numbers.setdefault(name, i) != i:
+            yield f"label[{i}].name = {name!r}: is that of label[{numbers[name]}] too"
 
 
 def _name_faults(schema: Schema, columns: Collection[str]) -> Iterator[str]:
@@ -307,12 +307,12 @@ def _name_faults(schema: Schema, columns: Collection[str]) -> Iterator[str]:
 
 def _table_faults(schema: Schema) -> Iterator[str]:
     """Faults of columns that share tables, and so must agree on what makes a category."""
-    first: dict[str, CategoricalColumn] = {}
-    alone = {one.name for one in schema.categorical if one.table is None}
+    columns: dict[str, CategoricalColumn] = {}
+    alone = {column.name for column in schema.categorical if column.table is None}
     for i, column in enumerate(schema.categorical):
         if (table := column.table) is None:
             continue
-        key, one = f"categorical[{i}]", first.setdefault(table, column)
+        key, first = f"categorical[{i}]", columns.setdefault(table, column)
         if schema.format == "criteo":
             yield f"{key}.table = {table!r}: not with format: criteo, whose columns have their own"
         if table in alone:
@@ -327,11 +327,11 @@ def _table_faults(schema: Schema) -> Iterator[str]:
         if column.vectors is not None:
             yield f"{key}.vectors: not with table, whose rows begin alike for all its columns"
         for name in OF_A_TABLE:
-            other, own = getattr(one, name), getattr(column, name)
-            if other != own:
+            expected, value = getattr(first, name), getattr(column, name)
+            if expected != value:
                 yield (
-                    f"{key}.{name} = {own!r}: column {column.name!r} has the table {table!r} with "
-                    f"{one.name!r}, whose {name} is {other!r}: must be the same"
+                    f"{key}.{name} = {value!r}: column {column.name!r} has the table {table!r} "
+                    f"with {first.name!r}, whose {name} is {expected!r}: must be the same"
                 )
 
 
@@ -393,7 +393,7 @@ def _default_faults(key: str, column: CategoricalColumn, default: Default) -> It
         if default != "" and column.separator is None:
             yield f"{key}: a list needs a separator"
         try:
-            parts = [one for one in split_list(str(default), column.separator or " ") if one]
+            parts = [part for part in split_list(str(default), column.separator or " ") if part]
         except ValueError as error:
             yield f"{key}: {error}"
             return
@@ -407,8 +407,8 @@ def _split_faults(split: Split | None) -> Iterator[str]:
         if split.test == 0:
             yield "split.test = 0: some rows must test the model"
         if split.validation + split.test >= 1:
-            left = f"{split.validation} + {split.test}"
-            yield f"split.validation + split.test = {left}: no rows are left to train"
+            shares = f"{split.validation} + {split.test}"
+            yield f"split.validation + split.test = {shares}: no rows are left to train"
     elif isinstance(split, ByTime):
         early, late = split.validation_from, split.test_from
         for key, border in (("validation_from", early), ("test_from", late)):

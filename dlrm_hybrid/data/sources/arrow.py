@@ -27,7 +27,7 @@ def usual(array: Any) -> Any:
         return usual(pc.run_end_decode(array))
     if isinstance(kind, pa.UuidType):
         distinct = pc.dictionary_encode(array.storage)
-        words = [str(UUID(bytes=one)) for one in distinct.dictionary.to_pylist()]
+        words = [str(UUID(bytes=value)) for value in distinct.dictionary.to_pylist()]
         return pa.DictionaryArray.from_arrays(distinct.indices, pa.array(words, pa.string()))
     if isinstance(kind, pa.BaseExtensionType):
         return usual(array.storage)

@@ -141,12 +141,12 @@ def _texts(values: Sequence[str | None]) -> list[Key]:
 
 
 def _each(values: Sequence[Any], column: CategoricalColumn, faults: dict[int, str]) -> list[Key]:
-    read, missing = _READERS[column.kind], MISSING[column.kind]
-    taken = column.missing if isinstance(column.missing, int) else missing
+    reader, missing = _READERS[column.kind], MISSING[column.kind]
+    replacement = column.missing if isinstance(column.missing, int) else missing
     keys: list[Key] = []
     for index, value in enumerate(values):
         try:
-            keys.append(taken if is_missing(value) else read(value))
+            keys.append(replacement if is_missing(value) else reader(value))
         except ValueError as error:
             faults[index] = f"{shown(value)} {error}"
             keys.append(missing)
@@ -262,7 +262,7 @@ def split_list(text: str, separator: str) -> list[str]:
         return []
     if not isinstance(values, (list, tuple)):
         raise ValueError(_NO_LIST)
-    return [_text(one) for one in cast("list[Any]", values)]
+    return [_text(value) for value in cast("list[Any]", values)]
 
 
 def _read(text: str) -> Any:

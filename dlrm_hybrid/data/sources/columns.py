@@ -61,27 +61,27 @@ def numbers_of(
         if known_N is not None and length_N is not None:
             known_N = np.repeat(known_N, length_N)
         return [add(several[0], known_N)]
-    together, row_M, order_M = _row_by_row(several)
+    merged, row_M, order_M = _row_by_row(several)
     number_M = np.empty(len(row_M), np.int32)
-    number_M[order_M] = add(together, None if known_N is None else known_N[row_M])
-    return np.split(number_M, np.cumsum([len(one.index_M) for one in several])[:-1])
+    number_M[order_M] = add(merged, None if known_N is None else known_N[row_M])
+    return np.split(number_M, np.cumsum([len(ids.index_M) for ids in several])[:-1])
 
 
 def _row_by_row(several: Sequence[Coded]) -> tuple[Coded, Int64s, Int64s]:
-    """Put the ids of columns together: those of the first row in the columns' order, then others.
+    """Put the ids of columns together row by row, within each row in the columns' order.
 
     Returns:
         The ids, the row of each, and its place among the ids of one column after the other.
     """
     row_of: list[Int64s] = []
-    for one in several:
-        length_N = np.ones(len(one.index_M), np.int32) if one.length_N is None else one.length_N
+    for ids in several:
+        length_N = np.ones(len(ids.index_M), np.int32) if ids.length_N is None else ids.length_N
         row_of.append(np.repeat(np.arange(len(length_N)), length_N))
     row_M = np.concatenate(row_of)
     order_M = np.argsort(row_M, kind="stable")
-    starts = np.cumsum([0, *(len(one.keys) for one in several)]).tolist()
-    index_M = np.concatenate([one.index_M + k for one, k in zip(several, starts, strict=False)])
-    keys: list[Any] = [key for one in several for key in one.keys]
+    starts = np.cumsum([0, *(len(ids.keys) for ids in several)]).tolist()
+    index_M = np.concatenate([ids.index_M + k for ids, k in zip(several, starts, strict=False)])
+    keys: list[Any] = [key for ids in several for key in ids.keys]
     return Coded(index_M[order_M].astype(np.int32), keys), row_M[order_M], order_M
 
 
@@ -91,13 +91,13 @@ class Values:
 
     Attributes:
         row_N: int64, row number in the file, from 1.
-        label_N: float32, 0 or 1, of several labels (N, L); None if they were not asked for.
+        label_N: float32, 0 or 1; (N, L) if there are several labels, None if not asked for.
         dense_NI: dense values: missing ones replaced, `log1p` applied, `standardise` not yet.
         categories: categories of each categorical column.
         time_N: the column that splits by time, comparable with its borders; else None.
         weight_N: float32, weights of the rows if the schema has them and labels were asked for.
         group_N: int64, a hash of each row's group, likewise; 0 without a group.
-        drawn_N: int64, likewise of the column whose values draw the parts.
+        drawn_N: int64, likewise a hash of the value that draws the row's part.
         positives: values of labels' `positive` that rows have.
     """
 
@@ -120,7 +120,7 @@ class ReadNumbers(NamedTuple):
 
 
 def transformed(x_N: Numbers, column: DenseColumn) -> ReadNumbers:
-    """Replace the missing numbers (NaN) of a column and apply `log1p` if it has that."""
+    """Replace the missing numbers (NaN) of a column and apply `log1p` if that is its transform."""
     faults = dict.fromkeys(np.flatnonzero(np.isinf(x_N)).tolist(), "is infinite")
     x_N = np.where(np.isnan(x_N), column.missing, x_N)
     if column.transform == "log1p":

@@ -161,8 +161,8 @@ def parse(text: npt.NDArray[np.uint8], max_bad_rows: int) -> ParsedRows:
     ]
     if end < text.size:
         bad.append(_explain(text[end:].tobytes(), lines))
-    kept = tuple(bad[:max_bad_rows])
-    return ParsedRows(label_L[:rows], dense_LI[:rows], keys_FL[:, :rows], kept, zero_keys)
+    faults = tuple(bad[:max_bad_rows])
+    return ParsedRows(label_L[:rows], dense_LI[:rows], keys_FL[:, :rows], faults, zero_keys)
 
 
 def ingest(

@@ -78,8 +78,8 @@ def prepare_criteo(job: PrepareJob) -> Prepared:
 def _day_rows(job: PrepareJob) -> list[int]:
     semantics, rows = job.semantics, [counts.kept for counts in job.counts.files]
     if semantics.day_split == "files":
-        for path, kept in zip(job.raw, rows, strict=True):
-            if kept == 0:
+        for path, count in zip(job.raw, rows, strict=True):
+            if count == 0:
                 raise DataError(f"{path}: no rows for its day (data.day_split=files)")
         return rows
     total = sum(rows)
@@ -147,12 +147,12 @@ class KeyTable:
 
     def insert(self, keys_N: Keys, first_id: int) -> None:
         """Replace keys by `first_id` + number, in place; new keys are added."""
-        done = 0
-        while done < keys_N.size:
+        start = 0
+        while start < keys_N.size:
             limit = min(self.slots.size // 4 * 3, _MAX_IDS)
-            replaced, self.used, _ = insert(keys_N[done:], self.slots, self.used, limit, first_id)
-            done += replaced
-            if done < keys_N.size:
+            replaced, self.used, _ = insert(keys_N[start:], self.slots, self.used, limit, first_id)
+            start += replaced
+            if start < keys_N.size:
                 if limit == _MAX_IDS:
                     raise DataError(f"more than {_MAX_IDS} categories in one column")
                 grown = np.zeros(2 * self.slots.size, np.uint64)

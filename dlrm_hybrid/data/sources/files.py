@@ -225,11 +225,11 @@ class _Delimited:
 
     def blocks(self, names: Sequence[str]) -> Iterator[Block]:
         text, begin, row, is_end = bytearray(), self._body, 0, False
-        wanted_bytes = begin + self._block_bytes
+        target_bytes = begin + self._block_bytes
         with self._path.open("rb") as file, _damage(self._path, self._key):
             chunks = self._chunks(file, self._seen)
             while text or not is_end:
-                is_end = is_end or _fill(text, chunks, wanted_bytes)
+                is_end = is_end or _fill(text, chunks, target_bytes)
                 split = self._split(text, begin, is_end)
                 block = self._block(text, begin, split, row, names)
                 is_long = split.end == begin and len(text) - begin > self._most_row_bytes
@@ -239,7 +239,7 @@ class _Delimited:
                 row += split.rows
                 if split.fault == TORN or (split.fault and is_end) or is_long:
                     raise self._fault(split, row)
-                wanted_bytes = max(self._block_bytes, 2 * len(text))
+                target_bytes = max(self._block_bytes, 2 * len(text))
 
     @property
     def _most_row_bytes(self) -> int:
@@ -321,13 +321,13 @@ class _Delimited:
             most = f"longer than {self._most_row_bytes} bytes (data.block_bytes)"
             return DataError(f"{self._path}: row {number}: {most} ({self._key})")
         column = f"column {self._names[split.value]!r}: " if split.value < len(self._names) else ""
-        what = (
+        reason = (
             "a quote begins here and has no end"
             if split.fault == OPEN
             else "the end of a quote that begins here is in the middle of a value, lines later"
         )
         advice = "`quote: none` in the schema takes quotes for text"
-        return DataError(f"{self._path}: row {number}: {column}{what}; {advice} ({self._key})")
+        return DataError(f"{self._path}: row {number}: {column}{reason}; {advice} ({self._key})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,8 +438,8 @@ def _is_put_together(path: Path, metadata: Any) -> bool:
         [metadata.row_group(metadata.num_row_groups - 1)] if metadata.num_row_groups else []
     ):
         columns = [group.column(index) for index in range(group.num_columns)]
-        starts = [one.dictionary_page_offset or one.data_page_offset for one in columns]
-        sizes = [one.total_compressed_size for one in columns]
+        starts = [column.dictionary_page_offset or column.data_page_offset for column in columns]
+        sizes = [column.total_compressed_size for column in columns]
         end = max(map(sum, zip(starts, sizes, strict=True)))
     if footer == end:
         return False
@@ -502,7 +502,7 @@ def _usual(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _arrow(values: npt.NDArray[Any]) -> Any:
-    """Convert a field of a structured array; one with several values becomes lists."""
+    """Convert a field of a structured array; a field with several values becomes lists."""
     if values.ndim == 1:
         return pa.array(values)
     flat = pa.array(values.reshape(-1))

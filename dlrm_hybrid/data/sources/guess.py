@@ -67,14 +67,14 @@ class _Column:
 
     Attributes:
         name: name of the column.
-        seen: summary of its values, for a comment.
+        summary: summary of its values, for a comment.
         use: column of the schema; None if it can only be ignored.
         is_label: whether it holds only 0 and 1, so may be the label instead.
         is_time: whether it may split the rows by time.
     """
 
     name: str
-    seen: str
+    summary: str
     use: DenseColumn | CategoricalColumn | None = None
     is_label: bool = False
     is_time: bool = False
@@ -107,7 +107,7 @@ def guess(path: Path, policy: BadRowPolicy) -> Guess:
     if len(source.names) < 2:
         raise _no_table(path, f"one column {source.names[0]!r:.60}" if source.names else "nothing")
     blocks = source.blocks(source.names)
-    block = next((one for one in blocks if len(one.row_N) or one.odd), None)
+    block = next((block for block in blocks if len(block.row_N) or block.odd), None)
     next(blocks, None)  # raises if the text after these rows is damaged
     if block is None:
         raise DataError(f"{path}: no rows to guess a schema from ({KEY})")
@@ -116,9 +116,9 @@ def guess(path: Path, policy: BadRowPolicy) -> Guess:
     for count, odd in enumerate(block.odd, 1):
         policy.check(count, f"{path}: row {odd.row}: {odd.reason}")
     columns = [_column(name, block) for name in source.names]
-    if not any(one.use for one in columns):
-        seen = "; ".join(f"{one.name!r}: {one.seen}" for one in columns)
-        raise _no_table(path, f"no column that a model can use: {seen:.400}")
+    if not any(column.use for column in columns):
+        summary = "; ".join(f"{column.name!r}: {column.summary}" for column in columns)
+        raise _no_table(path, f"no column that a model can use: {summary:.400}")
     return _written(path, dialect, columns, block)
 
 
@@ -127,8 +127,8 @@ def _no_table(path: Path, content: str) -> DataError:
 
 
 def _open(path: Path) -> tuple[Dialect, TableSource]:
-    dialects = [Dialect(delimiter=one) for one in DELIMITERS]
-    sources = [(one, _source(path, one)) for one in dialects]
+    dialects = [Dialect(delimiter=delimiter) for delimiter in DELIMITERS]
+    sources = [(dialect, _source(path, dialect)) for dialect in dialects]
     dialect, source = max(sources, key=lambda pair: len(pair[1].names))
     if source.is_text and len(source.names) > 1:
         names = tuple(_MADE.format(number) for number in range(1, len(source.names) + 1))
@@ -159,8 +159,8 @@ def _is_row(cells: Sequence[str], source: TableSource) -> bool:
     rows = pa.array(block.row_N > 1)
     holds: list[bool] = []
     for cell, array in zip(cells, block.columns.columns, strict=True):
-        rest = array.filter(rows).drop_null().unique().to_pylist()
-        if cell and rest and all(_is_value(one.decode(errors="replace")) for one in rest):
+        values = array.filter(rows).drop_null().unique().to_pylist()
+        if cell and values and all(_is_value(value.decode(errors="replace")) for value in values):
             holds.append(_is_value(cell))
     return all(holds) and any(holds)
 
@@ -171,19 +171,19 @@ def _is_value(text: str) -> bool:
 
 def _written(path: Path, dialect: Dialect, columns: Sequence[_Column], block: Block) -> Guess:
     """The schema as text, validated by the reader of `prepare`."""
-    labels = [one for one in columns if one.is_label]
-    labels.sort(key=lambda one: one.name.lower() not in LABELS)
-    rest = [*labels[1:], *(one for one in columns if not one.is_label)]
-    categorical = [one for one in rest if isinstance(one.use, CategoricalColumn)]
+    labels = [column for column in columns if column.is_label]
+    labels.sort(key=lambda column: column.name.lower() not in LABELS)
+    features = [*labels[1:], *(column for column in columns if not column.is_label)]
+    categorical = [column for column in features if isinstance(column.use, CategoricalColumn)]
     split = _split(path, block)
     lines = [
         f"# Guessed from the first {len(block.row_N):,} rows of {printable(path.name)}. Please "
         "check every line:",
         "# what a column means only you know. docs/table.md says what can be written here.",
         *_label(labels[0] if labels else None),
-        *_uses("dense", [one for one in rest if isinstance(one.use, DenseColumn)]),
+        *_uses("dense", [column for column in features if isinstance(column.use, DenseColumn)]),
         *_uses("categorical", categorical),
-        *_unused([one for one in rest if one.use is None]),
+        *_unused([column for column in features if column.use is None]),
         f"split: {{by: fraction, validation: {split.validation}, test: {split.test}, "
         f"seed: {split.seed}}}",
     ]
@@ -215,31 +215,31 @@ def _label(column: _Column | None) -> Iterator[str]:
         yield "# column makes it 1: {column: …, positive: [click, buy]} or {column: …, above: 3.5}."
         yield "label: null"
     else:
-        yield f"label: {_scalar(column.name)}  # {_comment(column.seen)}"
+        yield f"label: {_scalar(column.name)}  # {_comment(column.summary)}"
 
 
 def _uses(key: str, columns: Sequence[_Column]) -> Iterator[str]:
     need = "  # at least one is needed" if key == "categorical" else ""
     yield f"{key}:" if columns else f"{key}: []{need}"
-    for one in columns:
-        seen = f"{one.seen}; another label?" if one.is_label else one.seen
-        yield f"  - {{{_settings(one.use)}}}  # {_comment(seen)}"
+    for column in columns:
+        summary = f"{column.summary}; another label?" if column.is_label else column.summary
+        yield f"  - {{{_settings(column.use)}}}  # {_comment(summary)}"
 
 
 def _unused(columns: Sequence[_Column]) -> Iterator[str]:
     if columns:
         yield "ignore:"
-    for one in columns:
-        yield f"  - {_scalar(one.name)}  # {_comment(one.seen)}"
-    for one in columns:
-        if one.is_time:
-            column = _scalar(one.name)
-            yield f"# or, without it in `ignore`: {{by: time, column: {column}, test_from: …}}"
+    for column in columns:
+        yield f"  - {_scalar(column.name)}  # {_comment(column.summary)}"
+    for column in columns:
+        if column.is_time:
+            name = _scalar(column.name)
+            yield f"# or, without it in `ignore`: {{by: time, column: {name}, test_from: …}}"
 
 
 def _settings(use: Any) -> str:
     """A column's keys and values in YAML, without defaults."""
-    settings = ((one.name, getattr(use, one.name), one.default) for one in fields(use))
+    settings = ((field.name, getattr(use, field.name), field.default) for field in fields(use))
     return ", ".join(f"{key}: {_scalar(value)}" for key, value, usual in settings if value != usual)
 
 
@@ -282,11 +282,11 @@ class _Tried(NamedTuple):
     fault: str
 
     @property
-    def known(self) -> list[Key]:
+    def categories(self) -> list[Key]:
         """Distinct categories, sorted, without the key of missing values."""
         assert self.use is not None
-        used: list[int] = np.unique(self.coded.index_M).tolist()
-        return sorted({self.coded.keys[index] for index in used} - {missing_key(self.use)})
+        indices: list[int] = np.unique(self.coded.index_M).tolist()
+        return sorted({self.coded.keys[index] for index in indices} - {missing_key(self.use)})
 
 
 def _read(
@@ -357,23 +357,23 @@ def _amounts(name: str, block: Block, all_N: npt.NDArray[np.floating[Any]]) -> _
         integer = CategoricalColumn(name=name, kind="integer")
         tried = _try(block, integer, CategoricalColumn(name=name))
         if tried.use:
-            categories = tried.known
+            categories = tried.categories
             ends = (
                 (categories[0], categories[-1])
                 if tried.use == integer
                 else (f"{low:g}", f"{high:g}")
             )
-            seen = f"{ends[0]} to {ends[1]}, {len(categories):,} distinct{note}"
+            summary = f"{ends[0]} to {ends[1]}, {len(categories):,} distinct{note}"
             if is_name and len(categories) > UNIQUE * len(x_N):
-                return _Column(name, f"{seen}: almost every row its own")
+                return _Column(name, f"{summary}: almost every row its own")
             is_label = not note and values.tolist() == [0.0, 1.0]
-            seen = f"{x_N.mean():.2%} are 1" if is_label else seen
-            return _Column(name, seen, tried.use, is_label=is_label)
+            summary = f"{x_N.mean():.2%} are 1" if is_label else summary
+            return _Column(name, summary, tried.use, is_label=is_label)
     is_skewed = low >= 0 and high > SKEWED * max(float(np.median(x_N)), 1e-9)
     use = DenseColumn(name=name, transform="log1p" if is_skewed else "standardise")
     _, fault = _read(block, dense=(use,))
-    seen = f"{low:g} to {high:g}, {len(values):,} distinct{note}"
-    return _Column(name, fault) if fault else _Column(name, seen, use)
+    summary = f"{low:g} to {high:g}, {len(values):,} distinct{note}"
+    return _Column(name, fault) if fault else _Column(name, summary, use)
 
 
 def _words(name: str, block: Block, array: Any) -> _Column:
@@ -385,11 +385,11 @@ def _words(name: str, block: Block, array: Any) -> _Column:
     text = text.filter(pc.not_equal(text, ""))
     distinct = pc.unique(text)
     note = _missing(len(array) - len(text), len(array))
-    if all(instant(one) is not None for one in distinct.to_pylist()):
+    if all(instant(value) is not None for value in distinct.to_pylist()):
         return _Column(name, f"times{note}", is_time=True)
-    for pattern, what in _FOREIGN:
+    for pattern, content in _FOREIGN:
         if pc.all(pc.match_substring_regex(distinct, pattern)).as_py():
-            return _Column(name, f"{what}{note}")
+            return _Column(name, f"{content}{note}")
     if pc.all(pc.match_substring_regex(distinct, _BRACKETS)).as_py():
         return _list(name, block, array, JSON)
     for separator in SEPARATORS:
@@ -424,6 +424,6 @@ def _list(name: str, block: Block, array: Any, separator: str | None = None) -> 
     if not longest:
         return _Column(name, "empty in these rows")
     note = _missing(array.null_count, len(array))
-    seen = f"lists of up to {longest}, {len(tried.known):,} distinct{note}"
+    summary = f"lists of up to {longest}, {len(tried.categories):,} distinct{note}"
     # Later rows may have longer lists.
-    return _Column(name, seen, replace(tried.use, max_length=min(2 * max(2, longest), MOST_IDS)))
+    return _Column(name, summary, replace(tried.use, max_length=min(2 * max(2, longest), MOST_IDS)))

@@ -28,15 +28,15 @@ def find(named: str | Sequence[str] | None, key: str) -> tuple[Path, ...]:
     """
     names = [named] if isinstance(named, str) else named or ()
     paths = tuple(path for name in names for path in _meant(name, key))
-    first: dict[tuple[int, int], Path] = {}
+    by_inode: dict[tuple[int, int], Path] = {}
     for path in paths:
         if not path.exists():
             continue  # its reader reports it
         status = path.stat()
-        before = first.setdefault((status.st_dev, status.st_ino), path)
-        if before is not path:
-            same = "named twice" if str(before) == str(path) else f"the same file as {before}"
-            raise ConfigError(f"{key}: {path} is {same}: each of its rows would count twice")
+        earlier = by_inode.setdefault((status.st_dev, status.st_ino), path)
+        if earlier is not path:
+            reason = "named twice" if str(earlier) == str(path) else f"the same file as {earlier}"
+            raise ConfigError(f"{key}: {path} is {reason}: each of its rows would count twice")
     return paths
 
 
@@ -49,9 +49,9 @@ def _meant(name: str, key: str) -> Sequence[Path]:
     root = Path(path.anchor)
     matches = root.glob(str(path.relative_to(root)))
     if not _is_hidden(path.name):
-        written = set(path.parts)
-        matches = (one for one in matches if not any(map(_is_hidden, {*one.parts} - written)))
-    files = [file for one in matches for file in (_files_in(one, key) if one.is_dir() else [one])]
+        parts = set(path.parts)
+        matches = (hit for hit in matches if not any(map(_is_hidden, {*hit.parts} - parts)))
+    files = [file for hit in matches for file in (_files_in(hit, key) if hit.is_dir() else [hit])]
     if not files:
         raise ConfigError(f"{key} = {name}: no file fits this pattern")
     return sorted(set(files))  # `**` matches a folder and also what is in it
@@ -62,12 +62,12 @@ def _files_in(folder: Path, key: str) -> list[Path]:
         raise ConfigError(f"{key} = {folder}: {error.filename}: {error.strerror}")
 
     files: list[Path] = []
-    seen: set[str] = set()
+    real_paths: set[str] = set()
     for root, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
         real = os.path.realpath(root)
-        if real in seen:
+        if real in real_paths:
             raise ConfigError(f"{key} = {folder}: {root}: the same folder as another one in it")
-        seen.add(real)
+        real_paths.add(real)
         folders[:] = [name for name in folders if not _is_hidden(name)]
         files += (Path(root) / name for name in names if not _is_hidden(name))
     if not files:

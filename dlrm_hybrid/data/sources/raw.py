@@ -69,7 +69,7 @@ class RowCounts:
     Attributes:
         files: counts of each file.
         bad: bad rows of all files.
-        remarks: on what looks wrong in all files together.
+        remarks: remarks on what looks wrong in all files together.
     """
 
     def __init__(self, raw: Sequence[Path], policy: BadRowPolicy) -> None:
@@ -111,17 +111,17 @@ class RowCounts:
 
     def lines(self) -> Iterator[str]:
         """A line for each file; for many files, for the first unusual ones and the sum."""
-        unusual = [one for one in self.files if one.bad or one.remark or not one.kept]
-        shown = self.files if len(self.files) <= _MOST_FILES else unusual[:_MOST_FILES]
-        for counts in shown:
+        unusual = [file for file in self.files if file.bad or file.remark or not file.kept]
+        files = self.files if len(self.files) <= _MOST_FILES else unusual[:_MOST_FILES]
+        for counts in files:
             remark = f"; {counts.remark}" if counts.remark else ""
             yield f"  {counts.path}: {_counts(counts.kept, counts.bad)}{remark}"
         if len(self.files) > _MOST_FILES:
-            hidden = len(unusual) - len(shown)
-            more = f"; {hidden:,} more have bad rows or none" if hidden else ""
-            kept = sum(one.kept for one in self.files)
-            yield f"  {len(self.files):,} files: {_counts(kept, self.bad)}{more}"
-        yield from (f"  {one}" for one in self.remarks)
+            hidden = len(unusual) - len(files)
+            tail = f"; {hidden:,} more have bad rows or none" if hidden else ""
+            kept = sum(file.kept for file in self.files)
+            yield f"  {len(self.files):,} files: {_counts(kept, self.bad)}{tail}"
+        yield from (f"  {remark}" for remark in self.remarks)
 
 
 def _counts(kept: int, bad: int) -> str:
@@ -170,12 +170,12 @@ class PrepareJob:
 
     def counter(self, stage: str, total: int | None) -> Callable[[int], None]:
         """A function that adds up the amounts done in a stage and reports their sum."""
-        done = 0
+        count = 0
 
-        def report(more: int) -> None:
-            nonlocal done
-            done += more
-            self.progress(stage, done, total)
+        def report(amount: int) -> None:
+            nonlocal count
+            count += amount
+            self.progress(stage, count, total)
 
         report(0)
         return report
@@ -188,7 +188,7 @@ class Prepared:
     Attributes:
         xxh3: checksum of each raw file.
         rows: number of training, validation and test rows.
-        growth: of each categorical column; empty without a base.
+        growth: growth of each categorical column's vocabulary; empty without a base.
     """
 
     xxh3: Sequence[str]

@@ -112,15 +112,15 @@ class Numbering:
         """The number of each id; those that `known_M` selects are counted, all if it is None."""
         numbers: dict[Key, int] = self._numbers
         keys = coded.keys
-        seen = coded.index_M if known_M is None else coded.index_M[known_M]
+        index_M = coded.index_M if known_M is None else coded.index_M[known_M]
         number_D = np.zeros(len(keys), np.int64)
         positions = _by_appearance(coded)
-        number_D[positions] = [numbers.setdefault(keys[one], len(numbers)) for one in positions]
+        number_D[positions] = [numbers.setdefault(keys[place], len(numbers)) for place in positions]
         if len(numbers) > _MAX_CATEGORIES:
             raise DataError(f"more than {_MAX_CATEGORIES} categories in one column")
         if len(numbers) > len(self._counts):
             self._counts = np.concatenate([self._counts, np.zeros(len(numbers), np.int64)])
-        np.add.at(self._counts, number_D, np.bincount(seen, minlength=len(keys)))
+        np.add.at(self._counts, number_D, np.bincount(index_M, minlength=len(keys)))
         return number_D[coded.index_M].astype(np.int32)
 
     def vocabulary(
@@ -140,15 +140,15 @@ class Numbering:
             column: the column in the schema.
             shared: whether id 0 is for all other categories.
             base: categories of earlier rows, which keep their ids.
-            grows: whether others than those of the base get rows.
+            grows: whether categories that the base lacks get rows.
         """
-        seen = list(self._numbers)
-        has_own_V = np.ones(len(seen), bool)  # not what shares id 0 by the schema
+        categories = list(self._numbers)
+        has_own_V = np.ones(len(categories), bool)  # False if it shares id 0 by the schema
         if column.missing == "shared" and (key := missing_key(column)) in self._numbers:
             has_own_V[self._numbers[key]] = False
-        known_V = np.full(len(seen), NO_ROW) if base is None else base.lookup()(seen)
+        known_V = np.full(len(categories), NO_ROW) if base is None else base.lookup()(categories)
         is_new_V = has_own_V & (known_V == NO_ROW) & grows
-        counts_V = self._counts[: len(seen)]
+        counts_V = self._counts[: len(categories)]
         is_new_V &= counts_V >= max(1, column.min_count)
         first = int(shared) if base is None else base.table_rows
         late = np.empty(0, np.int64)  # the new ones that the table has no more rows for
@@ -158,28 +158,28 @@ class Numbering:
             is_new_V[late] = False
         has_row_V = is_new_V | (known_V != NO_ROW)
         id_V = np.where(is_new_V, first - 1 + np.cumsum(is_new_V), known_V) * has_row_V
-        appears = zip(seen, is_new_V.tolist(), strict=True)
-        new: list[Key] = [key for key, is_new in appears if is_new]
+        appears = zip(categories, is_new_V.tolist(), strict=True)
+        new_keys: list[Key] = [key for key, is_new in appears if is_new]
         use_V, rows = None, late[:0]
         if column.evict is not None:
             use_V, seen_use_V = _use(column, base, known_V, counts_V, is_new_V)
-            rows = _rows_to_take(use_V[: len(use_V) - len(new)], seen_use_V[late])
+            rows = _rows_to_take(use_V[: len(use_V) - len(new_keys)], seen_use_V[late])
             late = late[: len(rows)]
             use_V[rows] = seen_use_V[late]
             has_row_V &= ~np.isin(known_V, rows + int(shared))
             id_V *= has_row_V
             has_row_V[late], id_V[late] = True, rows + int(shared)
-            new = [*(seen[number] for number in late.tolist()), *new]
-        keys: Keys = new if base is None else base.having(rows, new).keys
+            new_keys = [*(categories[number] for number in late.tolist()), *new_keys]
+        keys: Keys = new_keys if base is None else base.having(rows, new_keys).keys
         if column.hash_size and column.min_count <= 1 and grows:
             keys, id_of_place = _all_buckets(np.array(keys, np.int64), column, shared)
-            id_V = np.where(has_row_V, id_V, id_of_place[_places(seen, column)])
+            id_V = np.where(has_row_V, id_V, id_of_place[_places(categories, column)])
             has_row_V = has_own_V
-        reused, unknown, every = (
-            int(np.count_nonzero(one))
-            for one in ((known_V != NO_ROW) & has_row_V, has_own_V & ~has_row_V, has_own_V)
+        reused, unknown, total = (
+            int(np.count_nonzero(mask))
+            for mask in ((known_V != NO_ROW) & has_row_V, has_own_V & ~has_row_V, has_own_V)
         )
-        appended = every - reused - unknown - len(rows)
+        appended = total - reused - unknown - len(rows)
         growth = Growth(reused=reused, appended=appended, unknown=unknown, evicted=len(rows))
         return Numbered(keys, id_V.astype(np.int32), growth, use_V)
 
@@ -201,7 +201,7 @@ def _use(
         is_new_V: whether it gets a row behind those of the base.
 
     Returns:
-        That of all categories with rows, the base's first, and that of each one that was seen.
+        The use of all categories with rows, the base's first, and of each category seen.
     """
     before_V = np.zeros(0 if base is None else len(base.keys), np.int64)
     if base is not None and base.use_V is not None and base.column.evict == column.evict:
@@ -219,9 +219,9 @@ def _use(
 
 
 def _rows_to_take(use_V: Int64s, more_N: Int64s) -> Int64s:
-    """The rows of the categories least in use that N others take, by falling use, if it is more.
+    """The rows of the categories least in use that N others of more use take, by falling use.
 
-    Of rows as little in use the last are taken: what came early is seen often.
+    Of rows equally little in use the last are taken: categories that came early are seen often.
     """
     least_V = np.lexsort((-np.arange(len(use_V)), use_V))[: len(more_N)]
     return least_V[more_N[: len(least_V)] > use_V[least_V]]
@@ -234,18 +234,18 @@ def _places(keys: Keys, column: CategoricalColumn) -> Int64s:
 
 
 def _all_buckets(held_V: Int64s, column: CategoricalColumn, shared: bool) -> tuple[Int64s, Int64s]:
-    """The keys of a hashed column with all other buckets behind them, and ids of these by place."""
+    """The keys of a hashed column, then all other buckets, and ids of the buckets by place."""
     size = column.hash_size
     is_other = np.arange(size + 1) < size + (column.missing == "own")
     is_other[_places(held_V, column)] = False
-    others = np.flatnonzero(is_other)
+    places = np.flatnonzero(is_other)
     id_of_place = np.zeros(size + 1, np.int64)
-    id_of_place[others] = np.arange(len(others)) + len(held_V) + shared
-    return np.append(held_V, np.where(others == size, MISSING_INTEGER, others)), id_of_place
+    id_of_place[places] = np.arange(len(places)) + len(held_V) + shared
+    return np.append(held_V, np.where(places == size, MISSING_INTEGER, places)), id_of_place
 
 
 def _by_appearance(coded: Coded) -> list[int]:
-    """Indices of the keys that occur, in order of appearance, which Arrow's need not have."""
+    """Indices of the keys that occur, in order of appearance; Arrow's order may be another."""
     nowhere = len(coded.index_M)
     first_D = np.full(len(coded.keys), nowhere)
     first_D[coded.index_M[::-1]] = np.arange(nowhere - 1, -1, -1)  # the last write wins: the first
@@ -298,8 +298,8 @@ def prepare_tables(job: PrepareJob) -> Prepared:
             "\n  ".join([f"{base.folder}: no base for these rows (data.base)", *faults])
         )
     firsts, columns = schema.first_columns, schema.categorical
-    given = [index for index, column in enumerate(columns) if column.vectors is not None]
-    files = [VectorFile.open(index, columns[index]) for index in given]
+    indices = [index for index, column in enumerate(columns) if column.vectors is not None]
+    files = [VectorFile.open(index, columns[index]) for index in indices]
     earlier = [None] * len(columns) if base is None else base.vocabularies()
     numberings = {first: Numbering() for first in firsts}
     moments = _Moments()
@@ -310,14 +310,16 @@ def prepare_tables(job: PrepareJob) -> Prepared:
         scales = moments.scales(schema) if base is None else base.manifest.scales
         folder.mkdir()
         of_table = {
-            first: one.vocabulary(columns[first], job.shares_id[first], earlier[first], job.grows)
-            for first, one in numberings.items()
+            first: numbering.vocabulary(
+                columns[first], job.shares_id[first], earlier[first], job.grows
+            )
+            for first, numbering in numberings.items()
         }
-        numbered = [of_table[first] for first in firsts]
-        id_of = [one.id_V for one in numbered]
-        written = {
-            first: write_vocabulary(folder, first + 1, one.keys, columns[first], one.use_V)
-            for first, one in of_table.items()
+        tables = [of_table[first] for first in firsts]
+        id_of = [table.id_V for table in tables]
+        digests = {
+            first: write_vocabulary(folder, first + 1, table.keys, columns[first], table.use_V)
+            for first, table in of_table.items()
         }
         arrays = list(_single(job, spill, scales, id_of, job.counter("assemble", sum(rows))))
         for index in schema.multi_hot:
@@ -327,31 +329,31 @@ def prepare_tables(job: PrepareJob) -> Prepared:
         rows=rows,
         arrays=tuple(arrays),
         table_rows=tuple(
-            max(1, len(one.keys) + shared)
-            for one, shared in zip(numbered, job.shares_id, strict=True)
+            max(1, len(table.keys) + shared)
+            for table, shared in zip(tables, job.shares_id, strict=True)
         ),
-        vocabulary_xxh3=xxhash.xxh3_128_hexdigest(b"".join(written[one] for one in firsts)),
+        vocabulary_xxh3=xxhash.xxh3_128_hexdigest(b"".join(digests[first] for first in firsts)),
         scales=scales,
-        growth=() if base is None else tuple(one.growth for one in numbered),
+        growth=() if base is None else tuple(table.growth for table in tables),
         vectors=tuple(
-            one.write(
+            file.write(
                 job.result,
-                Vocabulary(one.column, numbered[one.number].keys, int(job.shares_id[one.number])),
+                Vocabulary(file.column, tables[file.number].keys, int(job.shares_id[file.number])),
             )
-            for one in files
+            for file in files
         ),
     )
 
 
 def _base_faults(job: PrepareJob, base: Manifest) -> Iterator[str]:
-    """Why rows cannot have the vocabularies and scales of earlier ones, each with its key."""
+    """Reasons why rows cannot have an earlier vocabulary or scale, each with its key."""
     schema = job.semantics.schema
     yield from base.schema.other_meaning(schema)
     if len(schema.categorical) != len(base.schema.categorical):
         return
     columns = zip(schema.categorical, job.semantics.shares_id, base.out_of_vocabulary, strict=True)
-    for index, (column, shares, theirs) in enumerate(columns):
-        if theirs or not (shares or (not job.grows and not column.hash_size)):
+    for index, (column, shares, base_shares) in enumerate(columns):
+        if base_shares or not (shares or (not job.grows and not column.hash_size)):
             continue
         yield (
             f"data.schema.categorical[{index}]: {column.name!r} may have categories without a row "
@@ -372,12 +374,12 @@ def _read(
     )
     for file, (path, name) in enumerate(zip(job.raw, below(job.raw), strict=True)):
         digest = xxhash.xxh3_128()
-        before = sum(one.rows for one in counts.files)
+        before = sum(entry.rows for entry in counts.files)
         source = open_source(path, schema.dialect, job.block_bytes, digest.update)
         for block in _blocks(source, path, schema):
             values, bad = read_values(block, schema, str(path), labels=True)
-            for one in bad:
-                counts.set_aside(file, f": {one.where}", one.raw.encode())
+            for row in bad:
+                counts.set_aside(file, f": {row.where}", row.raw.encode())
             part_N = parts(values, schema, name, before)
             _put(spill, values, part_N, numberings, schema, moments)
             rows_3 += np.bincount(part_N, minlength=3)
@@ -387,7 +389,7 @@ def _read(
             report(len(values.row_N) + len(bad))
         digests.append(digest.hexdigest() if source.is_text else file_xxh3(path))
     for label in schema.labels:
-        if keys := sorted((one.key for one in absent if one.label == label), key=str):
+        if keys := sorted((value.key for value in absent if value.label == label), key=str):
             names = " or ".join(map(shown, keys))
             counts.remarks.append(f"no row has {label.column} = {names} (positive, data.schema)")
     train, validation, test = rows_3.tolist()
@@ -410,14 +412,14 @@ def _blocks(source: TableSource, path: Path, schema: Schema) -> Iterator[Block]:
 
 def _check_parts(rows: dict[str, int], schema: Schema, raw: Sequence[Path]) -> None:
     split = schema.split
-    needed = ["train"] if split is None else ["train", "test"]
+    part_names = ["train"] if split is None else ["train", "test"]
     if (
         (isinstance(split, ByFile) and split.validation)
         or (isinstance(split, ByFraction) and split.validation)
         or (isinstance(split, ByTime) and split.validation_from is not None)
     ):
-        needed.append("validation")
-    for part in needed:
+        part_names.append("validation")
+    for part in part_names:
         if not rows[part]:
             count = ", ".join(f"{number:,} to {name}" for name, number in rows.items())
             raise DataError(
@@ -442,7 +444,7 @@ def parts(values: Values, schema: Schema, name: str, before: int) -> npt.NDArray
     if isinstance(split, ByFile):
         names = (name, name.rpartition("/")[2])
         for part, patterns in ((2, split.test), (1, split.validation)):
-            if any(fnmatch.fnmatch(one, pattern) for pattern in patterns for one in names):
+            if any(fnmatch.fnmatch(path, pattern) for pattern in patterns for path in names):
                 return np.full(count, part, np.int8)
         return np.zeros(count, np.int8)
     if isinstance(split, ByFraction):
@@ -562,13 +564,13 @@ def _beside(path: Path, spill: Spill, name: str, dtype: type[np.generic]) -> Ite
 def _standardised(
     dense_NI: npt.NDArray[np.float64], scales: Sequence[Scale | None], schema: Schema, part: str
 ) -> npt.NDArray[np.float32]:
-    found_NI = standardised(dense_NI, scales)
-    for row, column in np.argwhere(~np.isfinite(found_NI))[:1].tolist():
+    x_NI = standardised(dense_NI, scales)
+    for row, column in np.argwhere(~np.isfinite(x_NI))[:1].tolist():
         raise DataError(
             f"column {schema.inputs[column].name!r}: {dense_NI[row, column]} of the part `{part}` "
             "is outside 32 bits once it is standardised (data.raw)"
         )
-    return found_NI
+    return x_NI
 
 
 def _multi_hot(

@@ -34,18 +34,18 @@ class _Format(NamedTuple):
     """A kind of file that is not read.
 
     Attributes:
-        head: pattern of its first bytes.
-        what: its name.
-        advice: what the user can do.
+        head: pattern of the first bytes.
+        name: name of the kind.
+        hint: what the user can do.
     """
 
     head: re.Pattern[bytes]
-    what: str
-    advice: str
+    name: str
+    hint: str
 
 
-def _format(head: bytes, what: str, advice: str) -> _Format:
-    return _Format(re.compile(head), what, advice)
+def _format(head: bytes, name: str, hint: str) -> _Format:
+    return _Format(re.compile(head), name, hint)
 
 
 # The first match counts, so kinds of archives stand before archives in general.
@@ -113,9 +113,9 @@ def refuse_others(chunks: Iterator[bytes], path: Path, key: str) -> Iterator[byt
         DataError: the file is of one of the kinds in `_FORMATS`.
     """
     head = next(chunks, b"")
-    for one in _FORMATS:
-        if one.head.match(head):
-            raise DataError(f"{path}: is {one.what}, which is not read here: {one.advice} ({key})")
+    for form in _FORMATS:
+        if form.head.match(head):
+            raise DataError(f"{path}: is {form.name}, which is not read here: {form.hint} ({key})")
     if head:
         yield head
     yield from chunks
@@ -331,13 +331,13 @@ def blocks(
     Raises:
         DataError: a file cannot be read or is damaged, or a line is longer than `MAX_LINE_BYTES`.
     """
-    done = 0
+    offset = 0
     for index, (path, digest) in enumerate(zip(paths, digests, strict=True)):
         with path.open("rb") as file:
             chunks = read_text(file, path, min(_CHUNK_BYTES, block_bytes), digest.update, key)
             for first_line, lines, text in _lines(chunks, path, block_bytes):
-                yield Lines(index, first_line, lines, text, done + file.tell())
-            done += file.tell()
+                yield Lines(index, first_line, lines, text, offset + file.tell())
+            offset += file.tell()
 
 
 def _lines(

@@ -101,7 +101,7 @@ def read_values(
     Raises:
         DataError: the type of a column does not fit its kind in the schema.
     """
-    odd = [BadRow(one.row, "", one.reason, one.raw) for one in block.odd]
+    odd = [BadRow(row.row, "", row.reason, row.raw) for row in block.odd]
     columns = _usual(block.columns, path, schema.missing_values)
     results = _columns(columns, schema, path, labels)
     faults: dict[int, tuple[str, str]] = {}
@@ -116,34 +116,34 @@ def read_values(
     if faults:
         kept_N = np.ones(len(row_N), np.bool_)
         kept_N[list(faults)] = False
-        rest = columns.filter(pa.array(kept_N))
-        results, row_N = _columns(rest, schema, path, labels), row_N[kept_N]
-    dense = [results[one.name].values for one in schema.dense]
-    several = [results[_label_key(one)].values for one in schema.labels] if labels else []
+        good_rows = columns.filter(pa.array(kept_N))
+        results, row_N = _columns(good_rows, schema, path, labels), row_N[kept_N]
+    dense = [results[column.name].values for column in schema.dense]
+    several = [results[_label_key(label)].values for label in schema.labels] if labels else []
     values = Values(
         row_N=row_N,
         label_N=np.stack(several, 1) if len(several) > 1 else several[0] if several else None,
         positives=frozenset[LabelValue]().union(
-            *(one.values for name, one in results.items() if name.endswith(_POSITIVES))
+            *(column.values for name, column in results.items() if name.endswith(_POSITIVES))
         ),
         dense_NI=np.column_stack(dense) if dense else np.empty((len(row_N), 0)),
-        categories=tuple(results[one.name].values for one in schema.categorical),
+        categories=tuple(results[column.name].values for column in schema.categorical),
         weight_N=results[schema.weight].values if labels and schema.weight else None,
-        **{role: one.values for name, one in results.items() if (role := _role(name))},
+        **{role: column.values for name, column in results.items() if (role := _role(name))},
     )
-    return values, sorted([*odd, *bad], key=lambda one: one.row)
+    return values, sorted([*odd, *bad], key=lambda bad_row: bad_row.row)
 
 
 _LABEL, _POSITIVES = "\0label", "\0positives"
 
 
 def _label_key(label: Label) -> str:
-    """Key of the label in what was read of a block."""
+    """Key of the label among the columns of a block."""
     return f"{label.column}\0{label.name or ''}{_LABEL}"
 
 
 def _role(key: str) -> str:
-    """Field of `Values` that a key is for; empty for those put together of several."""
+    """Field of `Values` that a key is for; empty for fields made of several keys."""
     return "" if key.endswith((_LABEL, _POSITIVES)) else key.partition("\0")[2]
 
 
@@ -191,7 +191,7 @@ def _at(name: str, path: str, read: Callable[[Any], Any], array: Any) -> Any:
 
 
 def _columns(batch: Batch, schema: Schema, path: str, labels: bool) -> dict[str, _Found]:
-    """Parse all columns, by name; those that may be features too, by name and field of `Values`."""
+    """Parse all columns, by name; by name and field of `Values` if they may be features too."""
     results: dict[str, _Found] = {}
     words = schema.missing_values
 
@@ -212,8 +212,8 @@ def _columns(batch: Batch, schema: Schema, path: str, labels: bool) -> dict[str,
         take(schema.weight, schema.weight, lambda array: _weight(plain(array)))
     for dense in schema.dense:
         take(dense.name, dense.name, lambda array, column=dense: _dense(array, column, path, words))
-    for one in schema.categorical:
-        take(one.name, one.name, lambda array, column=one: _categories(array, column, path, words))
+    for bag in schema.categorical:
+        take(bag.name, bag.name, lambda array, column=bag: _categories(array, column, path, words))
     _add_weights(results, batch, schema, path)
     split = schema.split if labels else None
     if isinstance(split, ByTime):
@@ -231,12 +231,12 @@ def _add_weights(results: dict[str, _Found], batch: Batch, schema: Schema, path:
     for column in map(schema.categorical.__getitem__, schema.weighted):
         name, coded = column.weights or "", results[column.name]
         ids, array = (
-            batch.column(batch.schema.get_field_index(one)) for one in (column.name, name)
+            batch.column(batch.schema.get_field_index(key)) for key in (column.name, name)
         )
-        given = ids, column, path, schema.missing_values
-        found = _at(name, path, lambda array, given=given: _id_weights(array, *given), array)
-        weighted = replace(coded.values, weight_M=found.values)
-        results |= {column.name: coded._replace(values=weighted), name: found}
+        args = ids, column, path, schema.missing_values
+        weights = _at(name, path, lambda array, args=args: _id_weights(array, *args), array)
+        weighted = replace(coded.values, weight_M=weights.values)
+        results |= {column.name: coded._replace(values=weighted), name: weights}
 
 
 def _numbers(array: Any) -> _Found:
@@ -252,25 +252,25 @@ def _numbers(array: Any) -> _Found:
     except pa.ArrowInvalid:
         odd = pc.invert(pc.match_substring_regex(array, f"^{NUMBER}$")).fill_null(False)
         odd_N = odd.to_numpy(zero_copy_only=False)
-        rest = pc.utf8_trim_whitespace(pc.if_else(odd, pa.scalar(None, array.type), array))
-        x_N = np.array(pc.cast(rest, pa.float64()).to_numpy(zero_copy_only=False), np.float64)
-    read = functools.cache(number)
+        numbers = pc.utf8_trim_whitespace(pc.if_else(odd, pa.scalar(None, array.type), array))
+        x_N = np.array(pc.cast(numbers, pa.float64()).to_numpy(zero_copy_only=False), np.float64)
+    parse = functools.cache(number)
     for index, text in zip(
         np.flatnonzero(odd_N).tolist(), array.filter(pa.array(odd_N)).to_pylist(), strict=True
     ):
         try:
-            x_N[index] = read(text)
+            x_N[index] = parse(text)
         except ValueError as error:
             bad.setdefault(index, f"{shown(text)} {error}")
     return _Found(x_N, bad)
 
 
 def _label(array: Any, label: Label) -> _Found:
-    if wanted := wanted_keys(label):
-        return _is_positive(array, wanted)
-    found = _numbers(array)
-    label_N: npt.NDArray[np.float64] = found.values
-    bad = dict(found.bad)
+    if keys := wanted_keys(label):
+        return _is_positive(array, keys)
+    numbers = _numbers(array)
+    label_N: npt.NDArray[np.float64] = numbers.values
+    bad = dict(numbers.bad)
     if label.above is not None:
         label_N = np.where(np.isnan(label_N), label_N, label_N > label.above)
     for index in np.flatnonzero((label_N != 0) & (label_N != 1)).tolist():
@@ -285,11 +285,11 @@ def wanted_keys(label: Label) -> list[Key]:
     return keys_of(label.positive or (), CategoricalColumn(name="label"))[0]
 
 
-def _is_positive(array: Any, wanted: Sequence[Key]) -> _Found:
+def _is_positive(array: Any, keys: Sequence[Key]) -> _Found:
     if pa.types.is_floating(array.type):
         raise pa.ArrowInvalid("`positive` takes texts or whole numbers, of floats use `above`")
     coded, bad = _coded(array, CategoricalColumn(name="label"), None)
-    is_positive_D = np.isin(np.array(coded.keys, object), wanted)
+    is_positive_D = np.isin(np.array(coded.keys, object), keys)
     bad = dict(bad)
     for index in np.flatnonzero(_is_empty(array)).tolist():
         bad.setdefault(index, "is empty")
@@ -298,9 +298,9 @@ def _is_positive(array: Any, wanted: Sequence[Key]) -> _Found:
 
 def _occurring(array: Any, label: Label) -> _Found:
     coded, _ = _coded(array, CategoricalColumn(name="label"), None)
-    keys = {coded.keys[one] for one in np.unique(coded.index_M).tolist()}
-    found = keys.intersection(wanted_keys(label))
-    return _Found(frozenset(LabelValue(label, key) for key in found), {})
+    keys = {coded.keys[index] for index in np.unique(coded.index_M).tolist()}
+    positives = keys.intersection(wanted_keys(label))
+    return _Found(frozenset(LabelValue(label, key) for key in positives), {})
 
 
 def _weight(array: Any) -> _Found:
@@ -355,7 +355,7 @@ def _time(array: Any, is_instant: bool) -> _Found:
 
 
 def _hashes(array: Any) -> _Found:
-    """Hash values to int64, equal for equal texts; missing ones to 0."""
+    """Hash values to int64, equal for equal texts; missing values to 0."""
     kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     # Whole numbers are floats where pandas had missing ones among them.
     column = CategoricalColumn(
@@ -364,7 +364,7 @@ def _hashes(array: Any) -> _Found:
     coded, bad = _coded(array, column, None)
     missing = missing_key(column)
     hash_D = np.array(
-        [0 if one == missing else xxh3_64_intdigest(str(one).encode()) for one in coded.keys],
+        [0 if key == missing else xxh3_64_intdigest(str(key).encode()) for key in coded.keys],
         np.uint64,
     )
     return _Found(hash_D.view(np.int64)[coded.index_M], bad)
@@ -410,8 +410,8 @@ def _categories(array: Any, column: CategoricalColumn, path: str, missing: Seque
                 f"{path}: column {column.name!r}: holds lists; the schema needs max_length > 1"
             )
         return _coded(array, column, None)
-    listed, bad = _listed(array, column, path, missing)
-    flat, length_N, kept_M = listed
+    lists, bad = _listed(array, column, path, missing)
+    flat, length_N, kept_M = lists
     if column.truncate == "error":
         for index in np.flatnonzero(length_N > column.max_length).tolist():
             bad.setdefault(index, f"{length_N[index]} values, max_length = {column.max_length}")
@@ -424,7 +424,7 @@ def _categories(array: Any, column: CategoricalColumn, path: str, missing: Seque
 
 
 class _Listed(NamedTuple):
-    """The values of lists, row after row, the number of each row's, and which are kept."""
+    """The values of lists, row after row, the number of each row, and a mask of those to keep."""
 
     flat: Any
     length_N: npt.NDArray[Any]
@@ -448,14 +448,14 @@ def _id_weights(
 ) -> _Found:
     """Parse the weights of the ids that are kept, float32 (M,) where no row is bad."""
     # Split, an empty text would be a list of one missing value.
-    ids, array = (without(plain(one), [""]) for one in (ids, array))
+    ids, array = (without(plain(values), [""]) for values in (ids, array))
     (_, length_N, kept_M), _ = _listed(ids, column, path, missing)
-    own = replace(column, name=column.weights or "")
-    (flat, own_length_N, _), bad = _listed(array, own, path, missing)
-    row_M, own_row_M = (np.repeat(np.arange(len(array)), one) for one in (length_N, own_length_N))
-    same_N = length_N == own_length_N
+    weights = replace(column, name=column.weights or "")
+    (flat, weights_N, _), bad = _listed(array, weights, path, missing)
+    row_M, own_row_M = (np.repeat(np.arange(len(array)), count) for count in (length_N, weights_N))
+    same_N = length_N == weights_N
     for index in np.flatnonzero(~same_N).tolist():
-        reason = f"{own_length_N[index]} weights for {length_N[index]} values of {column.name!r}"
+        reason = f"{weights_N[index]} weights for {length_N[index]} values of {column.name!r}"
         bad.setdefault(index, reason)
     flat = flat.filter(pa.array(same_N[own_row_M])).filter(pa.array(kept_M[same_N[row_M]]))
     row_M = row_M[same_N[row_M] & kept_M]
@@ -502,11 +502,11 @@ def _lists(
 def lists_of_numbers(
     array: Any, length: int, missing: Sequence[str] = ()
 ) -> tuple[Any, Mapping[int, str]]:
-    """Numbers (N, length) of lists, NaN for missing ones; and the faults of others, by index.
+    """Numbers (N, length) of lists, NaN for missing ones; and faults of invalid lists, by index.
 
     Args:
         array: lists, or missing ones.
-        length: of each.
+        length: numbers of each list.
         missing: words for missing numbers.
 
     Raises:
@@ -518,11 +518,11 @@ def lists_of_numbers(
     wrong = np.flatnonzero(~fits_N & (length_N >= 0)).tolist()
     bad = {at: f"{length_N[at]} numbers instead of {length}" for at in wrong}
     is_fine_M = pa.array(np.repeat(fits_N, np.maximum(length_N, 0)))
-    found = _numbers(without(plain(array.flatten().filter(is_fine_M)), missing))
+    numbers = _numbers(without(plain(array.flatten().filter(is_fine_M)), missing))
     at_N = np.flatnonzero(fits_N)
     x_NL = np.full((len(array), length), np.nan)
-    x_NL[at_N] = found.values.reshape(-1, length)
-    return x_NL, {**{int(at_N[at // length]): why for at, why in found.bad.items()}, **bad}
+    x_NL[at_N] = numbers.values.reshape(-1, length)
+    return x_NL, {**{int(at_N[at // length]): why for at, why in numbers.bad.items()}, **bad}
 
 
 def coded_of(array: Any, column: CategoricalColumn) -> tuple[Coded, Mapping[int, str]]:

@@ -1,6 +1,6 @@
-"""Reads the vectors that rows of a table begin with: of each category one, from Parquet or .npy.
+"""Reads the vectors that rows of a table begin with, one a category, from Parquet or .npy.
 
-Shapes: N rows of a block, V categories of a column, K of the file's that have a row, D numbers of a
+Shapes: N rows of a block, V categories of a column, K of them that have a row, D numbers of a
 vector.
 """
 
@@ -33,7 +33,7 @@ class VectorFile:
     Attributes:
         number: index of the column among the categorical ones.
         column: the column.
-        key: of the schema, for messages.
+        key: key of the schema, for messages.
         source: the file.
         name: its column of lists.
         width: D.
@@ -58,13 +58,13 @@ class VectorFile:
             raise DataError(f"{path}: text; vectors are read from Parquet or .npy ({key})")
         if column.name not in source.names:
             raise DataError(f"{path}: no column {column.name!r}: {_has(source)} ({key})")
-        others = [one for one in source.names if one != column.name]
-        first = next(source.blocks(others), None) if others else None
-        arrays = {} if first is None else {one: first.columns.column(one) for one in others}
-        lists = {one: array for one, array in arrays.items() if is_list(array.type)}
+        names = [name for name in source.names if name != column.name]
+        block = next(source.blocks(names), None) if names else None
+        arrays = {} if block is None else {name: block.columns.column(name) for name in names}
+        lists = {name: array for name, array in arrays.items() if is_list(array.type)}
         if len(lists) != 1:
-            what = f"{some_names([*lists])} are lists" if lists else "no column of lists"
-            raise DataError(f"{path}: {what}: wants one, of numbers; {_has(source)} ({key})")
+            reason = f"{some_names([*lists])} are lists" if lists else "no column of lists"
+            raise DataError(f"{path}: {reason}: wants one, of numbers; {_has(source)} ({key})")
         ((name, array),) = lists.items()
         width = pc.list_value_length(array)[0].as_py()
         if not width:
@@ -76,7 +76,7 @@ class VectorFile:
 
         Args:
             folder: for the two arrays.
-            vocabulary: that of the column.
+            vocabulary: vocabulary of the column.
 
         Raises:
             DataError: a vector is of another width or not finite, or a category is there twice, or
@@ -102,8 +102,8 @@ class VectorFile:
                 row_of_V[firsts] = np.where(row_of_V[firsts], row_of_V[firsts], row_K[at_K])
                 for at in known_N[row_of_V[ids_K] != row_K][:1].tolist():
                     category = shown(coded.keys[int(coded.index_M[at])])
-                    what = f"{category} is in row {row_of_V[ids_N[at]]} too"
-                    self._refuse(block, at, self.column.name, what)
+                    reason = f"{category} is in row {row_of_V[ids_N[at]]} too"
+                    self._refuse(block, at, self.column.name, reason)
                 ids.append(ids_K.astype(np.int32))
                 values.append(np.ascontiguousarray(x_ND[known_N]))
                 count += len(ids_N)
@@ -121,20 +121,20 @@ class VectorFile:
     def _path(self) -> str:
         return self.column.vectors or ""
 
-    def _read(self, block: Block, name: str, read: Callable[[Any, Any], Any], how: Any) -> Any:
+    def _read(self, block: Block, name: str, read: Callable[[Any, Any], Any], expected: Any) -> Any:
         array = block.columns.column(name)
         try:
-            values, bad = read(array, how)
+            values, bad = read(array, expected)
         except ArrowError as error:
-            what = f"column {name!r}: {array.type}: {str(error).splitlines()[0]}"
-            raise DataError(f"{self._path}: {what} ({self.key})") from error
+            reason = f"column {name!r}: {array.type}: {str(error).splitlines()[0]}"
+            raise DataError(f"{self._path}: {reason} ({self.key})") from error
         for at in sorted(bad)[:1]:
             self._refuse(block, at, name, bad[at])
         return values
 
-    def _refuse(self, block: Block, at: int, name: str, what: str) -> None:
+    def _refuse(self, block: Block, at: int, name: str, reason: str) -> None:
         where = f"{self._path}: row {block.row_N[at]}: column {name!r}"
-        raise DataError(f"{where}: {what} ({self.key})")
+        raise DataError(f"{where}: {reason} ({self.key})")
 
 
 def _has(source: TableSource) -> str:
