@@ -46,19 +46,19 @@ class ColumnBags:
 
     @classmethod
     def of(cls, spec: ModelShape) -> ColumnBags | None:
-        """Those of a model; None if each column has a table of its own."""
+        """The `ColumnBags` of a model; None if each column has a table of its own."""
         return cls(spec.table_of_column) if spec.table_of_column else None
 
     def by_table(self, bags: Bags[Tensor]) -> Bags[Tensor]:
-        """The bags of the tables, from those of the columns.
+        """The bags of the tables, from the bags of the columns.
 
         Raises:
             ValueError: the ids are on another device, or not of so many columns.
         """
-        given = require_ids_on_cpu(bags).map(Tensor.numpy)
+        arrays = require_ids_on_cpu(bags).map(Tensor.numpy)
         lengths_FXB = np.zeros((self._tables, self.most, bags.rows), np.int64)
-        lengths_FXB[self._tables_C, self._among_C] = lengths_of(given)
-        ordered, lengths_FN = in_order(given, self._order_C), lengths_FXB.reshape(self._tables, -1)
+        lengths_FXB[self._tables_C, self._among_C] = lengths_of(arrays)
+        ordered, lengths_FN = in_order(arrays, self._order_C), lengths_FXB.reshape(self._tables, -1)
         return tensor_bags(
             jagged(ordered.values.reshape(-1), lengths_FN, weights_N=ordered.weights)
         )

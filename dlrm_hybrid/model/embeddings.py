@@ -46,7 +46,7 @@ class Embeddings:
     Args:
         spec: the tables.
         options: their optimizer.
-        placement: where they are, and so what is looked up and its gradients; ids are on the host.
+        placement: device of the tables, of looked-up rows and of gradients; ids are on the host.
     """
 
     def __init__(self, spec: ModelShape, options: Embedding, placement: Placement = HOST) -> None:
@@ -92,18 +92,18 @@ class Embeddings:
 
     def weights(self) -> dict[str, Tensor]:
         """Views (rows, width) of all tables: `embedding.1.weight` …; writing to one changes it."""
-        return {name: one for name, one in self._tensors().items() if name.endswith(".weight")}
+        return {name: view for name, view in self._tensors().items() if name.endswith(".weight")}
 
     def optimizer_state(self) -> dict[str, Tensor]:
         """Views of the optimizer's state: `embedding.1.sum` …; none for `sgd`.
 
         (rows, width), or (rows,) of one number for each row, or (1,) of `embedding.1.step`.
         """
-        return {name: one for name, one in self._tensors().items() if not name.endswith(".weight")}
+        return {key: view for key, view in self._tensors().items() if not key.endswith(".weight")}
 
     def _tensors(self) -> dict[str, Tensor]:
         pairs = zip(self._names, self._kernel.tensors(), strict=True)
-        return {f"{name}.{kind}": one for name, held in pairs for kind, one in held.items()}
+        return {f"{name}.{kind}": view for name, views in pairs for kind, view in views.items()}
 
     def _look_up(self, ids: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Tensor:
         self._kernel.set_lr(self._lr)
@@ -121,11 +121,11 @@ class DistinctIds:
     """The distinct ids of one trainer's batch.
 
     Attributes:
-        ids_K: table after table, ascending in each.
+        ids_K: the ids, table after table, ascending in each.
         counts_F: number of ids per table, in the same order.
         inverse: int64, the index in `ids_K` of each id of the batch: (B, F) if every bag has one
             id, else (N,) in the order of the bags.
-        bags: those of the batch.
+        bags: bags of the batch.
         most: largest number of ids of any table in the batch.
     """
 
@@ -273,7 +273,7 @@ class DistinctBags:
     summed in it; empty bags are padding.
 
     Attributes:
-        ids_K: int64, table after table.
+        ids_K: int64, the ids, table after table.
         offsets: int64 (L * N + 1,), begin of each bag in `ids_K`.
         bags_K: int64, each id's bag in an array (N, L), in the order in which ids came.
     """
@@ -297,7 +297,7 @@ def distinct_bags(ids_K: Int64s, counts_TL: Int64s) -> DistinctBags:
     """Make the bags of ids that come trainer after trainer, table after table.
 
     Args:
-        ids_K: those of all trainers.
+        ids_K: ids of all trainers.
         counts_TL: number of ids per trainer and table.
     """
     tables = counts_TL.shape[1]

@@ -35,7 +35,7 @@ NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
-    """What a model is given of each row: the first argument of its constructor.
+    """Sizes of a model's inputs and output: the first argument of its constructor.
 
     Attributes:
         dense: I, width of the first part's input.
@@ -76,8 +76,8 @@ class OwnModel:
         embedding_dim: D, the width of every table.
         settings: arguments of the constructor by name.
         frozen: whether the rows of each table never change; empty if all learn.
-        loss_weights: of two labels or more, the factor of each one's loss; empty for one label.
-        table_of_column: as of a `ModelSpec`.
+        loss_weights: factor of the loss of each of two labels or more; empty for one label.
+        table_of_column: as in a `ModelSpec`.
 
     Raises:
         ConfigError: only when it is used: the module cannot be trained; says why.
@@ -104,7 +104,7 @@ class OwnModel:
 
     @property
     def inputs(self) -> Features:
-        """What its constructor is given first."""
+        """The first argument of its constructor."""
         return Features(
             dense=self.num_dense,
             tables=len(self.columns),
@@ -146,16 +146,16 @@ class OwnModel:
 
     def dense_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every parameter of the module by name, in the order of its parts."""
-        return {name: one for part in self.parts for name, one in part.parameters.items()}
+        return {name: shape for part in self.parts for name, shape in part.parameters.items()}
 
     def statistics_shapes(self) -> dict[str, tuple[int, ...]]:
-        """It has no running statistics."""
+        """No shapes, as the model has no running statistics."""
         return {}
 
     def part(self, index: int, layers: range) -> StagePart:
         """Make the stage of some parts, indices in `layer_names`."""
-        own = self.parts[layers.start : layers.stop]
-        names = tuple(part.name for part in own)
+        parts = self.parts[layers.start : layers.stop]
+        names = tuple(part.name for part in parts)
         return StagePart(
             index=index,
             layer_names=names,
@@ -163,14 +163,14 @@ class OwnModel:
             has_interaction=INTERACTION in names,
             is_last=layers.stop == len(self.parts),
             input_width=self.parts[layers.start - 1].width if layers.start else self.num_dense,
-            output_width=own[-1].width,
-            parameter_names=tuple(name for part in own for name in part.parameters),
+            output_width=parts[-1].width,
+            parameter_names=tuple(name for part in parts for name in part.parameters),
         )
 
 
 @lru_cache(maxsize=64)
 def parts_of(module: type[Module], settings: Settings, inputs: Features) -> tuple[Part, ...]:
-    """Make a module and try each of its parts on a few rows; returns what it consists of.
+    """Make a module and try each of its parts on a few rows; returns the parts.
 
     Raises:
         ConfigError: it cannot be trained; says why.
@@ -189,7 +189,7 @@ def _tuples(value: Any) -> Any:
 
 
 def settings_of(module: object) -> list[tuple[str, Any, Any]]:
-    """Name, type and default of what a module's constructor takes beside `Features`.
+    """Name, type and default of each argument beside `Features` of a module's constructor.
 
     Raises:
         ValueError: it is no module, or an argument is none that a configuration can have.
@@ -199,21 +199,21 @@ def settings_of(module: object) -> list[tuple[str, Any, Any]]:
     if not (isinstance(module, type) and issubclass(module, Module)):
         raise ValueError("is no subclass of torch.nn.Module")
     constructor: Any = vars(module).get("__init__", module.__init__)
-    taken = [*signature(constructor).parameters.values()][1:]
-    if not taken:
+    parameters = [*signature(constructor).parameters.values()][1:]
+    if not parameters:
         raise ValueError("its constructor takes nothing; must take dlrm_hybrid.Features first")
     kinds = get_type_hints(constructor, include_extras=True)
-    found: list[tuple[str, Any, Any]] = []
-    for one in taken[1:]:
-        kind = kinds.get(one.name)
-        if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) or one.default is one.empty:
-            raise ValueError(f"argument `{one.name}` of its constructor needs a default")
+    settings: list[tuple[str, Any, Any]] = []
+    for item in parameters[1:]:
+        kind = kinds.get(item.name)
+        if item.kind in (item.VAR_POSITIONAL, item.VAR_KEYWORD) or item.default is item.empty:
+            raise ValueError(f"argument `{item.name}` of its constructor needs a default")
         try:
             list(described(kind))
         except (KeyError, IndexError, TypeError):
             raise ValueError(
-                f"argument `{one.name}` of its constructor needs a type that a key can have: int, "
+                f"argument `{item.name}` of its constructor needs a type that a key can have: int, "
                 "float, bool, str, a Literal, a tuple of these such as tuple[int, ...], or None"
             ) from None
-        found.append((one.name, kind, one.default))
-    return found
+        settings.append((item.name, kind, item.default))
+    return settings

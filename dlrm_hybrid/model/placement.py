@@ -28,7 +28,7 @@ class Placement:
     """The device of a stage, and the copies between it and the host.
 
     Attributes:
-        device: where the layers and what they are given are.
+        device: device of the layers and of their inputs.
         is_apart: whether tensors of the host must be copied there; `cpu` with copies is for tests.
     """
 
@@ -48,7 +48,7 @@ class Placement:
         return fetched(tensors) if self.is_apart and tensors else tensors
 
     def wait(self) -> None:
-        """Wait until the device has done what it was given."""
+        """Wait until the device has done its work."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 
@@ -57,7 +57,7 @@ HOST = Placement(torch.device("cpu"), is_apart=False)
 
 
 def set_matrix_products(device: str, *, tf32: bool) -> None:
-    """`matrix_products` for the rest of the process."""
+    """Set `matrix_products` for the rest of the process."""
     if device != "cpu":
         torch.backends.cuda.matmul.fp32_precision = "tf32" if tf32 else "ieee"
 
@@ -67,8 +67,8 @@ def matrix_products(device: str, *, tf32: bool) -> Generator[None, None, None]:
     """Let CUDA devices multiply float32 in TF32, or not; as before after the `with`.
 
     Args:
-        device: that of the run; without CUDA nothing happens.
-        tf32: whether to.
+        device: device of the run; without CUDA nothing happens.
+        tf32: whether to multiply in TF32.
     """
     before = torch.backends.cuda.matmul.fp32_precision
     set_matrix_products(device, tf32=tf32)

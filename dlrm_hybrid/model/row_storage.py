@@ -63,7 +63,7 @@ class InMemory(RowStorage):
     """Rows in the memory of the process, or of a device.
 
     Attributes:
-        device: that has them.
+        device: device that has the rows.
     """
 
     device: torch.device = CPU
@@ -105,7 +105,7 @@ class InFiles(RowStorage):
     """
 
     folder: Path
-    _mapped: list[mmap.mmap] = field(default_factory=list[mmap.mmap], repr=False)
+    _maps: list[mmap.mmap] = field(default_factory=list[mmap.mmap], repr=False)
     _readers: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(READERS, "rows"), repr=False
     )
@@ -113,7 +113,7 @@ class InFiles(RowStorage):
     @property
     @override
     def is_paged(self) -> bool:
-        return bool(self._mapped)
+        return bool(self._maps)
 
     @override
     def zeros(self, rows: int, columns: int) -> Tensor:
@@ -125,30 +125,30 @@ class InFiles(RowStorage):
             with TemporaryFile(dir=self.folder) as file:
                 # Reserved: on a full disk a write to a mapped page would kill the process.
                 os.posix_fallocate(file.fileno(), 0, num_bytes)
-                mapped = mmap.mmap(file.fileno(), num_bytes)
+                memory = mmap.mmap(file.fileno(), num_bytes)
         except OSError as error:
             raise ResourceError(
                 f"{self.folder}: no file of {num_bytes:,} bytes for rows of tables: "
                 f"{error.strerror} ({FOLDER_KEY}; null is the run folder)"
             ) from error
-        mapped.madvise(mmap.MADV_RANDOM)
-        self._mapped.append(mapped)
-        return torch.frombuffer(mapped, dtype=torch.float32).view(rows, columns)
+        memory.madvise(mmap.MADV_RANDOM)
+        self._maps.append(memory)
+        return torch.frombuffer(memory, dtype=torch.float32).view(rows, columns)
 
     @override
     def look_up(self, rows_RC: Tensor, rows_K: Tensor) -> Tensor:
         if len(rows_K) <= FEWEST_ROWS:
             return rows_RC.index_select(0, rows_K)
-        found_KC = rows_RC.new_empty(len(rows_K), rows_RC.shape[1])
+        out_KC = rows_RC.new_empty(len(rows_K), rows_RC.shape[1])
         size = max(FEWEST_ROWS, -(-len(rows_K) // READERS))
         parts = [slice(first, first + size) for first in range(0, len(rows_K), size)]
-        reading = [
-            self._readers.submit(torch.index_select, rows_RC, 0, rows_K[part], out=found_KC[part])
+        tasks = [
+            self._readers.submit(torch.index_select, rows_RC, 0, rows_K[part], out=out_KC[part])
             for part in parts
         ]
-        for one in reading:
-            one.result()
-        return found_KC
+        for task in tasks:
+            task.result()
+        return out_KC
 
     @override
     def touch(self, rows_RC: Tensor, rows_K: Tensor) -> None:
@@ -164,5 +164,5 @@ class InFiles(RowStorage):
             self._advise(mmap.MADV_RANDOM)
 
     def _advise(self, advice: int) -> None:
-        for mapped in self._mapped:
-            mapped.madvise(advice)
+        for memory in self._maps:
+            memory.madvise(advice)

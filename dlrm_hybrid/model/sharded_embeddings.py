@@ -56,10 +56,10 @@ class ShardedEmbeddings:
         spec: the tables, whose weights are not initialised here.
         embedding: their optimizer, how they are divided among trainers, and how rows travel.
         levels: resolution of distinct rows and gradients sent as levels; None casts them.
-        group: that of the trainers; a trainer's rank in it is its number.
+        group: group of the trainers; a trainer's rank in it is its number.
 
     Attributes:
-        shards: those of all trainers, by table.
+        shards: shards of all trainers, by table.
         levels: exchange of rows and gradients as levels; None if they are cast.
         pieces: this trainer's weights and optimizer states, named as in `Embeddings`.
     """
@@ -88,7 +88,9 @@ class ShardedEmbeddings:
         environment = ShardingEnv(self._trainers, self._trainer, None)
         environment.process_group = group
         shardings = make_shardings(unsharded, plan, sharder, environment)
-        self._send_rows = [one.create_output_dist(device=CPU) for one in shardings.values()]
+        self._send_rows = [
+            sharding.create_output_dist(device=CPU) for sharding in shardings.values()
+        ]
         blocks = {
             name: shard.rows
             for name, shards in self.shards.items()
@@ -98,8 +100,8 @@ class ShardedEmbeddings:
         paths = routes(shardings, blocks, spec, group)
         held_L = _held(paths, self.shards, spec, self._trainer)
         self._kernels = [
-            _local_kernel(one) if fits else _own_kernel(held, embedding, spec.frozen)
-            for one, held in zip(shardings.values(), held_L, strict=True)
+            _local_kernel(sharding) if fits else _own_kernel(tables, embedding, spec.frozen)
+            for sharding, tables in zip(shardings.values(), held_L, strict=True)
         ]
         self.pieces: Sequence[Piece] = _pieces_of(self._kernels, held_L, spec)
         self._table_rows_F1 = torch.tensor(spec.table_rows).unsqueeze(1)
@@ -111,7 +113,7 @@ class ShardedEmbeddings:
             if embedding.deduplicate
             else None
         )
-        names = [name for one in shardings.values() for name in one.embedding_names()]
+        names = [name for sharding in shardings.values() for name in sharding.embedding_names()]
         self._order = torch.tensor([names.index(name) for name in spec.table_names])
         self._inverse = torch.argsort(self._order)
         self._widths = widths.of([spec.table_names.index(name) for name in names])
@@ -121,7 +123,7 @@ class ShardedEmbeddings:
         """Look up the ids of a batch → float32 (B, F, D), in the order of the spec's tables.
 
         Args:
-            bags: those of this trainer's batch, which may be empty.
+            bags: bags of this trainer's batch, which may be empty.
             rows_T: number of rows of every trainer's batch; None exchanges them, in one more
                 collective. Distinct ids need none.
 
@@ -139,24 +141,24 @@ class ShardedEmbeddings:
             rows_T = self._rows_of_all(num_rows)
         lookups = self._ids(bags, rows_T)
         looked_up = [
-            _looked_up(kernel, *asked, sum(rows_T))
-            for kernel, asked in zip(self._kernels, lookups, strict=True)
+            _looked_up(kernel, *lookup, sum(rows_T))
+            for kernel, lookup in zip(self._kernels, lookups, strict=True)
         ]
         # All are sent before the first is waited for.
-        on_their_way: list[Any] = [
+        transfers: list[Any] = [
             send_rows(pooled, EmbeddingShardingContext(batch_size_per_rank=list(rows_T)))
             for send_rows, pooled in zip(self._send_rows, looked_up, strict=True)
         ]
-        parts_BN: list[Tensor] = [part_BN.wait() for part_BN in on_their_way]
+        parts_BN: list[Tensor] = [part_BN.wait() for part_BN in transfers]
         pooled_BN = parts_BN[0] if len(parts_BN) == 1 else torch.cat(parts_BN, 1)
         pooled_BFD = self._widths.padded(pooled_BN)
         return cast(Tensor, _Reorder.apply(pooled_BFD, self._order, self._inverse))
 
     def _look_up_distinct(self, exchange: DistinctExchange, bags: Bags[Tensor]) -> Tensor:
-        asked = exchange.ask(bags)
+        request = exchange.ask(bags)
         (kernel,) = self._kernels
-        pooled_NC = _looked_up(kernel, asked.bags.ids_K, asked.bags.offsets, None, 0)
-        return exchange.answer(self._held_widths.padded(pooled_NC).flatten(1), asked)
+        pooled_NC = _looked_up(kernel, request.bags.ids_K, request.bags.offsets, None, 0)
+        return exchange.answer(self._held_widths.padded(pooled_NC).flatten(1), request)
 
     def keep_rows(self) -> None:
         """Fetch each row once in the lookups without gradients that follow; tables must not change.
@@ -195,9 +197,9 @@ class _Reorder(torch.autograd.Function):
     """Permutes the second dimension; backward applies the inverse permutation."""
 
     @staticmethod
-    def forward(ctx: Any, given: Tensor, order_F: Tensor, inverse_F: Tensor) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, order_F: Tensor, inverse_F: Tensor) -> Tensor:
         ctx.inverse_F = inverse_F
-        return given.index_select(1, order_F)
+        return tensor.index_select(1, order_F)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -217,22 +219,22 @@ def _looked_up(
 
 
 def _local_kernel(sharding: Any) -> TableKernel | None:
-    """FBGEMM's tables that this trainer holds of one kind of sharding; None if there are none."""
+    """The kernel of FBGEMM's tables here of one kind of sharding; None if there are none."""
     lookup: torch.nn.Module = sharding.create_lookup()
-    tables = [one for one in lookup.modules() if isinstance(one, BatchedFusedEmbeddingBag)]
+    tables = [module for module in lookup.modules() if isinstance(module, BatchedFusedEmbeddingBag)]
     assert len(tables) <= 1, "tables of one type share one kernel"
     return FbgemmKernel(tables[0].emb_module) if tables else None
 
 
 def _own_kernel(
-    held: Sequence[tuple[int, TableShard]], options: Embedding, frozen: Sequence[bool]
+    shards: Sequence[tuple[int, TableShard]], options: Embedding, frozen: Sequence[bool]
 ) -> TableKernel | None:
-    """Tables, with their shards, that FBGEMM cannot update; None if there are none."""
-    if not held:
+    """The kernel of tables, by shard, that FBGEMM cannot update; None if there are none."""
+    if not shards:
         return None
-    rows = [shard.rows[1] - shard.rows[0] for _, shard in held]
-    dims = [shard.columns[1] - shard.columns[0] for _, shard in held]
-    return own_kernel(rows, dims, options, [frozen[table] for table, _ in held] if frozen else ())
+    rows = [shard.rows[1] - shard.rows[0] for _, shard in shards]
+    dims = [shard.columns[1] - shard.columns[0] for _, shard in shards]
+    return own_kernel(rows, dims, options, [frozen[table] for table, _ in shards] if frozen else ())
 
 
 def _held(
@@ -240,11 +242,11 @@ def _held(
 ) -> list[list[tuple[int, TableShard]]]:
     """Tables of each lookup of a trainer, with the shard that it looks up."""
     names = spec.table_names
-    mine = [[one for one in shards[name] if one.trainer == trainer] for name in names]
+    by_table = [[shard for shard in shards[name] if shard.trainer == trainer] for name in names]
     tables = iter(paths.wanted_T[trainer])
     # A column-wise table occurs once for each shard, in their order.
     return [
-        [(table, mine[table].pop(0)) for table in islice(tables, features)]
+        [(table, by_table[table].pop(0)) for table in islice(tables, features)]
         for features in paths.num_features_L
     ]
 
@@ -255,15 +257,15 @@ def _pieces_of(
     spec: ModelShape,
 ) -> list[Piece]:
     """The weights, then the optimizer states, that a trainer holds of sharded tables."""
-    found: list[tuple[str, int, tuple[int, int], Tensor]] = []
-    for kernel, held in zip(kernels, held_L, strict=True):
+    entries: list[tuple[str, int, tuple[int, int], Tensor]] = []
+    for kernel, tables in zip(kernels, held_L, strict=True):
         tensors = [] if kernel is None else kernel.tensors()
-        for (table, shard), views in zip(held, tensors, strict=True):
+        for (table, shard), views in zip(tables, tensors, strict=True):
             begin = (shard.rows[0], shard.columns[0])
-            found += [(kind, table, begin, view) for kind, view in views.items()]
+            entries += [(kind, table, begin, view) for kind, view in views.items()]
     return [
         _piece(f"{spec.table_names[table]}.{kind}", spec, table, begin, view)
-        for kind, table, begin, view in sorted(found, key=lambda x: (x[0] != "weight", *x[:3]))
+        for kind, table, begin, view in sorted(entries, key=lambda x: (x[0] != "weight", *x[:3]))
     ]
 
 

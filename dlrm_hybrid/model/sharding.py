@@ -50,10 +50,10 @@ def routes(
     """Find the routes to the lookups of sharded tables, one lookup per kind of sharding.
 
     Args:
-        shardings: TorchRec's, by kind.
+        shardings: TorchRec's shardings, by kind.
         blocks: first and one past the last row held here, by table, of those with row-wise shards.
         spec: the tables.
-        group: that of the trainers.
+        group: group of the trainers.
     """
     tables = {name: table for table, name in enumerate(spec.table_names)}
     wanted_T: list[list[int]] = [[] for _ in range(group.size())]
@@ -66,11 +66,11 @@ def routes(
             if by_rows
             else sharding.feature_names_per_rank()
         )
-        for wanted, names in zip(wanted_T, names_T, strict=True):
-            wanted.extend(tables[name] for name in names)
-        mine = names_T[group.rank()]
-        num_features_L.append(len(mine))
-        blocks_L.append(tuple(blocks[name] for name in mine) if by_rows else None)
+        for numbers, names in zip(wanted_T, names_T, strict=True):
+            numbers.extend(tables[name] for name in names)
+        features = names_T[group.rank()]
+        num_features_L.append(len(features))
+        blocks_L.append(tuple(blocks[name] for name in features) if by_rows else None)
     return Routes(tuple(map(tuple, wanted_T)), tuple(num_features_L), tuple(blocks_L))
 
 

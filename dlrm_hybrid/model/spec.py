@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from dlrm_hybrid.model.own import OwnModel
 
 ModelShape: TypeAlias = "ModelSpec | OwnModel"
-"""What tables, stages and servers ask for their shapes: this package's model, or a user's own."""
+"""The shapes of tables, stages and servers: this package's model, or a user's own."""
 
 
-def _is_number(one: Any) -> bool:
-    return not isinstance(one, bool) and isinstance(one, Integral)  # numpy's too
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Integral)  # numpy's too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +42,12 @@ class ModelSpec:
         top: widths of the top MLP's layers; that of its input follows: (512, 256, 1). The last is
             the number of labels.
         table_rows: rows of every embedding table.
-        interaction: that of the bottom MLP's output with the rows of the tables.
+        interaction: interaction of the bottom MLP's output with the rows of the tables.
         dropout: share of the activations of hidden layers that is dropped in training.
-        bottom_dropout: that of the bottom MLP; None: `dropout`.
-        batch_norm: whether hidden layers have it instead of biases.
+        bottom_dropout: dropout of the bottom MLP; None for `dropout`.
+        batch_norm: whether hidden layers have batch norm instead of biases.
         frozen: whether the rows of each table never change; empty if all learn.
-        loss_weights: of two labels or more, the factor of each one's loss; empty for one label.
+        loss_weights: factor of the loss of each of two labels or more; empty for one label.
         table_dims: widths of the tables; empty if all have D. Rows of another width become vectors
             of D by a linear layer without bias (mixed dimension embeddings, Ginart et al., 2019).
         table_of_column: index of the table of each categorical column, where columns share tables,
@@ -102,25 +102,25 @@ class ModelSpec:
             raise ConfigError("\n".join(faults))
 
     def _column_faults(self) -> Iterator[str]:
-        given = self.table_of_column
-        if given and [*dict.fromkeys(given)] != [*range(len(self.table_rows))]:
+        tables = self.table_of_column
+        if tables and [*dict.fromkeys(tables)] != [*range(len(self.table_rows))]:
             yield (
-                f"model.table_of_column: {list(given)} must number {len(self.table_rows)} tables "
+                f"model.table_of_column: {list(tables)} must number {len(self.table_rows)} tables "
                 "from 0, in the order in which columns name them"
             )
-        if given and self.table_dims:
+        if tables and self.table_dims:
             yield "model.table_dims: not with table_of_column, as columns share tables"
 
     def _no_numbers(self) -> Iterator[str]:
         lists = ("bottom", "top", "table_rows", "table_dims", "table_of_column")
         for name in ("embedding_dim", *lists):
-            given: Any = getattr(self, name)
+            value: Any = getattr(self, name)
             is_list = name != "embedding_dim"
-            numbers = cast("Sequence[Any]", given) if type(given) in (tuple, list) else [given]
-            is_right = is_list == (type(given) in (tuple, list))
+            numbers = cast("Sequence[Any]", value) if type(value) in (tuple, list) else [value]
+            is_right = is_list == (type(value) in (tuple, list))
             if not (is_right and all(map(_is_number, numbers))):
-                wanted = "whole numbers" if is_list else "a whole number"
-                yield f"model.{name} = {given!r:.80}: must be {wanted}"
+                form = "whole numbers" if is_list else "a whole number"
+                yield f"model.{name} = {value!r:.80}: must be {form}"
 
     @property
     def widths(self) -> Widths:
@@ -133,8 +133,8 @@ class ModelSpec:
     @property
     def projected(self) -> dict[int, int]:
         """Width by number of each table whose rows become vectors of D by a linear layer."""
-        numbered = enumerate(self.table_dims, 1)
-        return {number: dim for number, dim in numbered if dim != self.embedding_dim}
+        dims = enumerate(self.table_dims, 1)
+        return {number: dim for number, dim in dims if dim != self.embedding_dim}
 
     @property
     def num_dense(self) -> int:
@@ -220,9 +220,9 @@ class ModelSpec:
         }
         norms = {f"{layer}.bias": f"{layer}.norm" for layer in self.normed_layers}
         return {
-            own: shape
+            parameter: shape
             for name, shape in shapes.items()
-            for own in (
+            for parameter in (
                 [f"{norms[name]}.weight", f"{norms[name]}.bias"] if name in norms else [name]
             )
         }
@@ -254,18 +254,18 @@ class ModelSpec:
             input_width=outputs[layers.start - 1] if layers.start else self.num_dense,
             output_width=outputs[layers.stop - 1],
             parameter_names=tuple(
-                one for one in self.dense_shapes() if one.startswith(tuple(roots))
+                name for name in self.dense_shapes() if name.startswith(tuple(roots))
             ),
         )
 
 
 def loss_weight_faults(weights: Sequence[float]) -> list[str]:
-    """What is wrong with the `loss_weights` of a model; empty if nothing is."""
-    given = f"loss_weights: {list(weights)}"
+    """The faults of the `loss_weights` of a model; empty if there are none."""
+    head = f"loss_weights: {list(weights)}"
     if len(weights) == 1:
-        return [f"{given}: of two labels or more; () for one"]
-    wrong = [one for one in weights if not 0 < one < float("inf")]
-    return [f"{given}: {one} must be above 0 and finite" for one in wrong]
+        return [f"{head}: of two labels or more; () for one"]
+    wrong = [weight for weight in weights if not 0 < weight < float("inf")]
+    return [f"{head}: {weight} must be above 0 and finite" for weight in wrong]
 
 
 def _shapes(mlp: str, widths: Sequence[int]) -> dict[str, tuple[int, ...]]:

@@ -29,7 +29,7 @@ class OwnedIds(NamedTuple):
     """The distinct ids of one trainer's batch that one server owns.
 
     Attributes:
-        ids_K: as the server numbers its rows; table after table, increasing in each.
+        ids_K: ids as the server numbers its rows; table after table, increasing in each.
         counts_F: number of ids per table.
     """
 
@@ -58,20 +58,20 @@ class _Part:
         self.dim = dim
         self._is_mine_F = np.array(dims_F) == dim
         # Others have no rows here, so tables keep their numbers.
-        own = [rows if other == dim else 0 for rows, other in zip(rows_F, dims_F, strict=True)]
-        self.rows = UpdatedRows(own, dim, options, storage, frozen)
+        sizes = [rows if width == dim else 0 for rows, width in zip(rows_F, dims_F, strict=True)]
+        self.rows = UpdatedRows(sizes, dim, options, storage, frozen)
 
     def tensors(self) -> dict[int, dict[str, Tensor]]:
         """Views of each table by name, by table."""
         return {table: self.rows.tensors(table) for table in self._is_mine_F.nonzero()[0].tolist()}
 
-    def mine(self, asked: OwnedIds) -> Int64s:
-        """Which of some ids are of these tables."""
-        return np.flatnonzero(np.repeat(self._is_mine_F, asked.counts_F))
+    def mine(self, ids: OwnedIds) -> Int64s:
+        """Positions of the ids that are of these tables."""
+        return np.flatnonzero(np.repeat(self._is_mine_F, ids.counts_F))
 
-    def flat(self, asked: OwnedIds) -> Int64s:
-        """Numbers among all rows here, of ids of these tables; of others without meaning."""
-        return asked.ids_K + np.repeat(self.rows.starts_F, asked.counts_F)
+    def flat(self, ids: OwnedIds) -> Int64s:
+        """Numbers of ids among all rows here; without meaning for ids of other tables."""
+        return ids.ids_K + np.repeat(self.rows.starts_F, ids.counts_F)
 
 
 @final
@@ -83,7 +83,7 @@ class TableRows:
         options: the optimizer.
         server: index of this server.
         servers: number of servers.
-        storage: makes the tensors.
+        storage: storage that makes the tensors.
     """
 
     def __init__(
@@ -104,32 +104,32 @@ class TableRows:
             _Part(dim, dims, self.rows_F, options, storage, spec.frozen)
             for dim in dict.fromkeys(dims)
         ]
-        held = {table: one for part in self._parts for table, one in part.tensors().items()}
-        self._tables = [held[table] for table in range(len(self.rows_F))]
+        tables = {table: views for part in self._parts for table, views in part.tensors().items()}
+        self._tables = [tables[table] for table in range(len(self.rows_F))]
 
     def draw(self, seed: int, init: TableInit = "uniform_rows") -> None:
         """Draw the values that rows have in any layout; see `draw_embeddings`."""
         sizes = zip(self._spec.table_rows, self.widths.dims, strict=True)
-        for name, size, held in zip(self._spec.table_names, sizes, self._tables, strict=True):
-            own_RD, drawn = held["weight"], 0
+        for name, size, tensors in zip(self._spec.table_names, sizes, self._tables, strict=True):
+            own_RD, begin = tensors["weight"], 0
             for part_RD in embedding_parts(f"{name}.weight", *size, seed, init):
-                # The first row of the part has the number `drawn` in its table.
-                mine_RD = part_RD[(self._server - drawn) % self._servers :: self._servers]
-                first = -(-(drawn - self._server) // self._servers)
+                # The first row of the part has the number `begin` in its table.
+                mine_RD = part_RD[(self._server - begin) % self._servers :: self._servers]
+                first = -(-(begin - self._server) // self._servers)
                 own_RD[first : first + len(mine_RD)] = mine_RD
-                drawn += len(part_RD)
+                begin += len(part_RD)
 
-    def look_up(self, asked: OwnedIds) -> Tensor:
+    def look_up(self, ids: OwnedIds) -> Tensor:
         """Copy the rows (K, D) of some ids."""
         if len(self._parts) == 1:
             (part,) = self._parts
-            return self._storage.look_up(part.rows.weights_RD, torch.from_numpy(part.flat(asked)))
-        found_KD = torch.zeros(len(asked.ids_K), self.widths.widest)
+            return self._storage.look_up(part.rows.weights_RD, torch.from_numpy(part.flat(ids)))
+        rows_KD = torch.zeros(len(ids.ids_K), self.widths.widest)
         for part in self._parts:
-            mine_K = torch.from_numpy(part.mine(asked))
-            rows_K = torch.from_numpy(part.flat(asked)).index_select(0, mine_K)
-            found_KD[mine_K, : part.dim] = self._storage.look_up(part.rows.weights_RD, rows_K)
-        return found_KD
+            mine_K = torch.from_numpy(part.mine(ids))
+            rows_K = torch.from_numpy(part.flat(ids)).index_select(0, mine_K)
+            rows_KD[mine_K, : part.dim] = self._storage.look_up(part.rows.weights_RD, rows_K)
+        return rows_KD
 
     def update(self, gradients: Sequence[tuple[OwnedIds, Tensor]], lr: float) -> None:
         """Update each row once by the sum of its gradients.
@@ -155,23 +155,23 @@ class TableRows:
 
     def pieces(self) -> list[Piece]:
         """Views of all rows and of their optimizer's state, by table, without empty ones."""
-        found = [
+        pieces = [
             self._piece(table, kind, view)
-            for table, held in enumerate(self._tables)
-            for kind, view in held.items()
+            for table, tensors in enumerate(self._tables)
+            for kind, view in tensors.items()
             if len(view)
         ]
-        return sorted(found, key=lambda piece: not piece.name.endswith(".weight"))
+        return sorted(pieces, key=lambda piece: not piece.name.endswith(".weight"))
 
     def _piece(self, table: int, kind: str, view: Tensor) -> Piece:
         name = f"{self._spec.table_names[table]}.{kind}"
         if kind == STEP:  # every server has it; one saves it
             return Piece(name=name, shape=(1,), begin=(0,), view=view, is_copy=self._server > 0)
-        other = tuple(view.shape[1:])
+        columns = tuple(view.shape[1:])
         return Piece(
             name=name,
-            shape=(self._spec.table_rows[table], *other),
-            begin=(self._server, *(0 for _ in other)),
+            shape=(self._spec.table_rows[table], *columns),
+            begin=(self._server, *(0 for _ in columns)),
             view=view,
             every=self._servers,
         )

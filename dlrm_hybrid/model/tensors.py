@@ -28,12 +28,12 @@ class Piece:
     """The part of a named tensor that one rank holds.
 
     Attributes:
-        name: that of the tensor, the same for all ranks.
-        shape: that of the full tensor.
-        begin: offset of the piece in it, by dimension.
+        name: name of the tensor, the same for all ranks.
+        shape: shape of the full tensor.
+        begin: offset of the piece in the tensor, by dimension.
         view: the piece; writing to it changes the tensor.
         every: distance of its rows in the tensor; 1 if consecutive.
-        is_copy: whether another rank holds the same and saves it.
+        is_copy: whether another rank holds the same piece and saves it.
     """
 
     name: str
@@ -59,20 +59,20 @@ def full_pieces(tensors: Mapping[str, Tensor]) -> list[Piece]:
 
 def whole(pieces: Iterable[Piece]) -> dict[str, Tensor]:
     """Assemble copies of the tensors that pieces make up, by name."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for piece in pieces:
-        if piece.name not in found:
-            found[piece.name] = torch.empty(piece.shape, dtype=piece.view.dtype)
+        if piece.name not in tensors:
+            tensors[piece.name] = torch.empty(piece.shape, dtype=piece.view.dtype)
         places = [slice(a, a + n) for a, n in zip(piece.begin, piece.view.shape, strict=True)]
         if places:
             begin, rows = piece.begin[0], len(piece.view)
             places[0] = slice(begin, begin + rows * piece.every, piece.every)
-        found[piece.name][tuple(places)] = piece.view
-    return found
+        tensors[piece.name][tuple(places)] = piece.view
+    return tensors
 
 
 def parts(piece: Piece, most_bytes: int = PART_BYTES) -> Iterator[Piece]:
-    """Split a piece into pieces of consecutive rows of it, of so many bytes or of one row."""
+    """Split a piece into pieces of consecutive rows, of at most `most_bytes` or of one row."""
     if not piece.shape:
         yield piece
         return
@@ -103,9 +103,9 @@ def draw_embeddings(
     """Fill tables (rows, D) with their initial values.
 
     Args:
-        tables: by name.
-        seed: that of the run.
-        init: the law; `uniform_rows` is that of facebookresearch/dlrm.
+        tables: tables by name.
+        seed: seed of the run.
+        init: the law; facebookresearch/dlrm draws by `uniform_rows`.
     """
     for name, table_RD in tables.items():
         begin, (rows, dim) = 0, table_RD.shape
@@ -133,7 +133,7 @@ def _parts(rows: int, dim: int) -> Iterator[tuple[int, int]]:
 
 
 def _draw(part_RD: Tensor, rows: int, init: TableInit, stream: torch.Generator) -> None:
-    """Fill a part of a table with so many rows."""
+    """Fill a part of a table of `rows` rows."""
     if isinstance(init, float):
         part_RD.normal_(0.0, init, generator=stream)
         return

@@ -61,10 +61,10 @@ class AskedRows:
 
     Attributes:
         mine: ids that this trainer looks up, by the trainers that hold the tables.
-        mine_T: those of them that are asked of each trainer.
-        found_K: where an evaluation keeps rows of `mine`; below 0 for those asked. None: all are.
+        mine_T: ids of `mine` that each trainer is asked for.
+        found_K: slots of kept rows of `mine`, below 0 for rows asked for; None if all are.
         bags: bags that all trainers look up in the tables held here.
-        theirs_T: ids of them that each trainer looks up.
+        theirs_T: ids of `bags` that each trainer looks up.
         rows_T: number of rows of every trainer's batch.
     """
 
@@ -83,8 +83,8 @@ class DistinctExchange:
     Args:
         wanted_T: tables that each trainer holds, in the order of its lookups.
         spec: the tables, of fewer than 2**31 rows.
-        casts: those of rows, and of gradients, on the wire.
-        group: that of the trainers.
+        casts: casts of rows, and of gradients, on the wire.
+        group: group of the trainers.
         levels: exchange for rows and gradients of training as levels; None casts them.
     """
 
@@ -103,14 +103,14 @@ class DistinctExchange:
         self._casts = casts
         self.levels = levels
         self._kept: KeptRows | None = None
-        self._order_F = np.array([table for held in wanted_T for table in held], np.int64)
+        self._order_F = np.array([table for tables in wanted_T for table in tables], np.int64)
         self._rows_F = np.array(spec.table_rows, np.int64)[self._order_F]
         self._learns_F = learning(spec.frozen, len(spec.table_rows))[self._order_F]
-        self._widths_T = [spec.widths.of(held) for held in wanted_T]
-        self._num_held_T = [len(held) for held in wanted_T]
+        self._widths_T = [spec.widths.of(tables) for tables in wanted_T]
+        self._num_held_T = [len(tables) for tables in wanted_T]
         ends_T = list(accumulate(self._num_held_T))
         self._held_T = [
-            slice(end - held, end) for held, end in zip(self._num_held_T, ends_T, strict=True)
+            slice(end - count, end) for count, end in zip(self._num_held_T, ends_T, strict=True)
         ]
 
     def keep_rows(self) -> None:
@@ -123,93 +123,93 @@ class DistinctExchange:
         self._kept = KeptRows(rows_F.tolist(), self._dim)
 
     def ask(self, bags: Bags[Tensor]) -> AskedRows:
-        """Send every trainer the ids of its tables; receive those of the tables held here.
+        """Send every trainer the ids of its tables; receive the ids of the tables held here.
 
         Args:
-            bags: those of this trainer's batch, which may be empty; ids are valid.
+            bags: bags of this trainer's batch, which may be empty; ids are valid.
 
         Raises:
             DlrmError: a trainer sent invalid ids.
         """
-        mine = distinct_ids(bags, self._order_F)
-        wanted, found_K = Rows(mine.ids_K, mine.counts_F), None
+        distinct = distinct_ids(bags, self._order_F)
+        request, found_K = Rows(distinct.ids_K, distinct.counts_F), None
         if torch.is_grad_enabled():
             self._kept = None
         elif self._kept is not None:
-            found_K = self._kept.find(wanted)
-            wanted = not_found(wanted, found_K)
-        counts_T = [wanted.counts_L[held] for held in self._held_T]
-        parts_T = np.split(wanted.ids_K, np.cumsum([counts_L.sum() for counts_L in counts_T])[:-1])
+            found_K = self._kept.find(request)
+            request = not_found(request, found_K)
+        counts_T = [request.counts_L[tables] for tables in self._held_T]
+        parts_T = np.split(request.ids_K, np.cumsum([counts_L.sum() for counts_L in counts_T])[:-1])
         mine_T = list(map(Rows, parts_T, counts_T))
         messages_T = [
-            encoded_ids(rows.ids_K, rows.counts_L, self._rows_F[held], mine.most)
-            for rows, held in zip(mine_T, self._held_T, strict=True)
+            encoded_ids(rows.ids_K, rows.counts_L, self._rows_F[tables], distinct.most)
+            for rows, tables in zip(mine_T, self._held_T, strict=True)
         ]
-        received_T, most_T, rows_T = self._exchange(messages_T, mine)
+        received_T, most_T, rows_T = self._exchange(messages_T, distinct)
         rows_L = self._rows_F[self._held_T[self._rank]]
         counts_TL = np.empty((len(received_T), len(rows_L)), np.int64)
         ids_T: list[Int64s] = []
-        for trainer, received in enumerate(received_T):
-            ids_K = decoded_ids(received, counts_TL[trainer], rows_L, most_T[trainer])
+        for trainer, message in enumerate(received_T):
+            ids_K = decoded_ids(message, counts_TL[trainer], rows_L, most_T[trainer])
             if ids_K is None or rows_T[trainer] < 0:
                 raise DlrmError(f"trainer {trainer} sent invalid ids for the tables held here")
             ids_T.append(ids_K)
-        theirs = distinct_bags(np.concatenate(ids_T), counts_TL)
+        lookups = distinct_bags(np.concatenate(ids_T), counts_TL)
         theirs_T = list(map(Rows, ids_T, counts_TL))
-        return AskedRows(mine, mine_T, found_K, theirs, theirs_T, rows_T)
+        return AskedRows(distinct, mine_T, found_K, lookups, theirs_T, rows_T)
 
-    def answer(self, pooled_NW: Tensor, asked: AskedRows) -> Tensor:
-        """Send the rows that were asked for; returns those of this trainer's batch (B, F, D).
+    def answer(self, pooled_NW: Tensor, request: AskedRows) -> Tensor:
+        """Send the rows that were asked for; returns the rows of this trainer's batch (B, F, D).
 
         Without gradients, as in evaluations, rows are cast, not sent as levels.
 
         Args:
             pooled_NW: float32 (N, L * D), looked up for the bags that were asked for.
-            asked: what `ask` returned.
+            request: the rows from `ask`.
         """
         if not torch.is_grad_enabled():
-            return self.send_rows(pooled_NW, asked, None)
-        return cast(Tensor, _Travel.apply(pooled_NW, self, asked))
+            return self.send_rows(pooled_NW, request, None)
+        return cast(Tensor, _Travel.apply(pooled_NW, self, request))
 
     def send_rows(
-        self, pooled_NW: Tensor, asked: AskedRows, levels: LevelExchange | None
+        self, pooled_NW: Tensor, request: AskedRows, levels: LevelExchange | None
     ) -> Tensor:
         """Send rows from the holders of tables to the trainers that look up (B, F, D)."""
-        others = sum(asked.rows_T) - asked.rows_T[self._rank]
-        dense_bytes = FLOAT_BYTES * sum(self._widths_T[self._rank].dims) * others
-        given_KD = asked.bags.gather(pooled_NW, self._dim)
+        rows_elsewhere = sum(request.rows_T) - request.rows_T[self._rank]
+        dense_bytes = FLOAT_BYTES * sum(self._widths_T[self._rank].dims) * rows_elsewhere
+        given_KD = request.bags.gather(pooled_NW, self._dim)
         if levels is not None:
-            taken_KD = levels.rows(given_KD, asked.theirs_T, asked.mine_T, dense_bytes)
-            return asked.mine.pool(taken_KD)
-        of_mine, of_theirs = self._packings(asked.mine_T, asked.theirs_T)
+            taken_KD = levels.rows(given_KD, request.theirs_T, request.mine_T, dense_bytes)
+            return request.mine.pool(taken_KD)
+        of_mine, of_theirs = self._packings(request.mine_T, request.theirs_T)
         rows_KD = self._exchanged(given_KD, of_theirs, of_mine, self._casts[0], dense_bytes)
-        if asked.found_K is not None and self._kept is not None:
-            mine = Rows(asked.mine.ids_K, asked.mine.counts_F)
-            all_KD = self._kept.complete(mine, asked.found_K, rows_KD.numpy())
+        if request.found_K is not None and self._kept is not None:
+            rows = Rows(request.mine.ids_K, request.mine.counts_F)
+            all_KD = self._kept.complete(rows, request.found_K, rows_KD.numpy())
             rows_KD = torch.from_numpy(all_KD)
-        return asked.mine.pool(rows_KD)
+        return request.mine.pool(rows_KD)
 
-    def send_gradients(self, gradient_BFD: Tensor, asked: AskedRows) -> Tensor:
+    def send_gradients(self, gradient_BFD: Tensor, request: AskedRows) -> Tensor:
         """Send gradients to the holders of tables: sums for distinct ids (K, D).
 
-        Those of frozen tables are not sent: they are zero there.
+        Gradients of frozen tables are not sent: they are zero there.
         """
-        elsewhere = [one for t, one in enumerate(self._widths_T) if t != self._rank]
-        columns = sum(dim for one in elsewhere for dim in one.dims)
+        elsewhere = [widths for t, widths in enumerate(self._widths_T) if t != self._rank]
+        columns = sum(dim for widths in elsewhere for dim in widths.dims)
         dense_bytes = FLOAT_BYTES * columns * len(gradient_BFD)
-        given_KD = asked.mine.sum_by_id(gradient_BFD)
+        given_KD = request.mine.sum_by_id(gradient_BFD)
         if self._learns_F.all():
-            return self._send_gradients(given_KD, asked.theirs_T, asked.mine_T, dense_bytes)
-        pairs, held = zip(asked.mine_T, self._held_T, strict=True), self._held_T[self._rank]
-        sent = [one.of_tables(self._learns_F[of]) for one, of in pairs]
-        taken = [one.of_tables(self._learns_F[held]) for one in asked.theirs_T]
+            return self._send_gradients(given_KD, request.theirs_T, request.mine_T, dense_bytes)
+        pairs, tables = zip(request.mine_T, self._held_T, strict=True), self._held_T[self._rank]
+        sent = [ids.of_tables(self._learns_F[of]) for ids, of in pairs]
+        taken = [ids.of_tables(self._learns_F[tables]) for ids in request.theirs_T]
         is_sent_K, is_taken_K = (
             torch.from_numpy(np.concatenate([some_K for _, some_K in rows]))
             for rows in (sent, taken)
         )
         taken_KD = given_KD.new_zeros(len(is_taken_K), self._dim)
         taken_KD[is_taken_K] = self._send_gradients(
-            given_KD[is_sent_K], [one for one, _ in taken], [one for one, _ in sent], dense_bytes
+            given_KD[is_sent_K], [ids for ids, _ in taken], [ids for ids, _ in sent], dense_bytes
         )
         return taken_KD
 
@@ -229,30 +229,30 @@ class DistinctExchange:
         return _Packing(self._widths_T, mine_T), _Packing(held, theirs_T)
 
     def _exchanged(
-        self, given_KD: Tensor, given: _Packing, taken: _Packing, codec: Cast, dense_bytes: int
+        self, given_KD: Tensor, source: _Packing, target: _Packing, codec: Cast, dense_bytes: int
     ) -> Tensor:
-        """Send rows to the trainers that are to have them; returns those for this one."""
-        sent = codec.encode(given.widths.packed(given_KD, given.counts).flatten())
-        came = self._group.exchange(sent, given.sizes, taken.sizes, dense_bytes)
-        return taken.widths.unpacked(codec.decode(came), taken.counts)
+        """Send rows to the trainers that are to have them; returns the rows for this trainer."""
+        message = codec.encode(source.widths.packed(given_KD, source.counts).flatten())
+        reply = self._group.exchange(message, source.sizes, target.sizes, dense_bytes)
+        return target.widths.unpacked(codec.decode(reply), target.counts)
 
     def _exchange(
-        self, messages_T: list[Bytes], mine: DistinctIds
+        self, messages_T: list[Bytes], ids: DistinctIds
     ) -> tuple[list[Bytes], list[int], list[int]]:
         """Exchange messages; returns those of all trainers, their most ids of a table, and rows."""
         # With one id per bag the two numbers are the same.
-        sizes = [mine.most] if mine.bags.offsets is None else [mine.most, mine.bags.rows]
+        sizes = [ids.most] if ids.bags.offsets is None else [ids.most, ids.bags.rows]
         head = np.array(sizes, "<i4").tobytes()
-        own = messages_T[self._rank]
+        local = messages_T[self._rank]
         given_T = [head + message.tobytes() for message in messages_T]
         given_T[self._rank] = b""
-        dense_bytes = ID_BYTES * self._numbers_elsewhere(mine.bags)
+        dense_bytes = ID_BYTES * self._numbers_elsewhere(ids.bags)
         taken_T = self._messages.exchange(given_T, dense_bytes)
-        taken_T[self._rank] = memoryview(head + own.tobytes())
-        if short := [trainer for trainer, one in enumerate(taken_T) if len(one) < len(head)]:
-            raise DlrmError(f"trainer {short[0]} sent invalid ids for the tables held here")
-        their_sizes_TX = np.array([np.frombuffer(one[: len(head)], "<i4") for one in taken_T])
-        received_T = [np.frombuffer(one[len(head) :], np.uint8).copy() for one in taken_T]
+        taken_T[self._rank] = memoryview(head + local.tobytes())
+        if trainers := [trainer for trainer, part in enumerate(taken_T) if len(part) < len(head)]:
+            raise DlrmError(f"trainer {trainers[0]} sent invalid ids for the tables held here")
+        their_sizes_TX = np.array([np.frombuffer(part[: len(head)], "<i4") for part in taken_T])
+        received_T = [np.frombuffer(part[len(head) :], np.uint8).copy() for part in taken_T]
         return received_T, their_sizes_TX[:, 0].tolist(), their_sizes_TX[:, -1].tolist()
 
     def _numbers_elsewhere(self, bags: Bags[Tensor]) -> int:
@@ -260,8 +260,8 @@ class DistinctExchange:
         if bags.offsets is None:
             return self._num_elsewhere * bags.rows
         counts_F = np.diff(table_offsets(bags.map(Tensor.numpy)))[self._order_F]
-        own = int(counts_F[self._held_T[self._rank]].sum())
-        return bags.num_ids - own + self._num_elsewhere * bags.rows
+        num_here = int(counts_F[self._held_T[self._rank]].sum())
+        return bags.num_ids - num_here + self._num_elsewhere * bags.rows
 
     @property
     def _num_elsewhere(self) -> int:
@@ -272,7 +272,7 @@ class DistinctExchange:
 @final
 @dataclass(frozen=True, slots=True)
 class _Packing:
-    """Widths and numbers of rows for each trainer, or from it, which are packed into a message."""
+    """Widths and numbers of rows to or from each trainer, which are packed into a message."""
 
     widths_T: Sequence[Widths]
     rows_T: Sequence[Rows]
@@ -287,20 +287,20 @@ class _Packing:
     def widths(self) -> Widths:
         """Widths of the tables of all trainers."""
         return Widths(
-            tuple(dim for one in self.widths_T for dim in one.dims), self.widths_T[0].widest
+            tuple(dim for widths in self.widths_T for dim in widths.dims), self.widths_T[0].widest
         )
 
     @property
     def counts(self) -> Int64s:
         """Number of rows of these tables."""
-        return np.concatenate([one.counts_L for one in self.rows_T])
+        return np.concatenate([rows.counts_L for rows in self.rows_T])
 
 
 def encoded_ids(ids_K: Int64s, counts_L: Int64s, rows_L: Int64s, most: int) -> Bytes:
     """Encode distinct ids of a batch: their number per table, and the gaps between them.
 
     Args:
-        ids_K: table after table, increasing in each.
+        ids_K: the ids, table after table, increasing in each.
         counts_L: number of ids per table.
         rows_L: rows per table, fewer than 2**31 each.
         most: largest number of ids of any table in the batch, with repeats.
@@ -329,7 +329,7 @@ def decoded_ids(message: Bytes, counts_L: Int64s, rows_L: Int64s, most: int) -> 
 
 def _count_bits(rows_L: Int64s, most: int) -> Int64s:
     """Bits for the number of distinct ids of each table in a batch."""
-    return np.array([one.bit_length() for one in np.minimum(rows_L, most).tolist()], np.int64)
+    return np.array([rows.bit_length() for rows in np.minimum(rows_L, most).tolist()], np.int64)
 
 
 @final
@@ -338,10 +338,10 @@ class _Travel(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, pooled_NW: Tensor, exchange: DistinctExchange, asked: AskedRows
+        ctx: Any, pooled_NW: Tensor, exchange: DistinctExchange, request: AskedRows
     ) -> Tensor:
-        ctx.exchange, ctx.asked, ctx.shape = exchange, asked, pooled_NW.shape
-        return exchange.send_rows(pooled_NW, asked, exchange.levels)
+        ctx.exchange, ctx.asked, ctx.shape = exchange, request, pooled_NW.shape
+        return exchange.send_rows(pooled_NW, request, exchange.levels)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

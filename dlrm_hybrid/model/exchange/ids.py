@@ -35,8 +35,8 @@ class IdExchange:
     """Sends ids to the trainers that look them up.
 
     Args:
-        routes: those of this trainer.
-        group: that of the trainers.
+        routes: routes of this trainer.
+        group: group of the trainers.
     """
 
     def __init__(self, routes: Routes, group: CountedGroup) -> None:
@@ -48,14 +48,14 @@ class IdExchange:
             for blocks in routes.blocks_L
         ]
         self._offsets = torch.arange(1)
-        self._features_T = [len(wanted) for wanted in routes.wanted_T]
-        self._order = torch.tensor([table for wanted in routes.wanted_T for table in wanted])
+        self._features_T = [len(tables) for tables in routes.wanted_T]
+        self._order = torch.tensor([table for tables in routes.wanted_T for table in tables])
 
     def __call__(self, bags: Bags[Tensor], rows_T: Sequence[int]) -> list[Asked]:
-        """Exchange ids; returns, for each lookup, those of all trainers' batches, concatenated.
+        """Exchange ids; returns, for each lookup, the ids of all trainers' batches, concatenated.
 
         Args:
-            bags: those of this trainer's batch, weighted if those of all are; ids are valid.
+            bags: bags of this trainer's batch, weighted on all trainers or none; ids are valid.
             rows_T: number of rows of every trainer's batch.
 
         Returns:
@@ -68,15 +68,15 @@ class IdExchange:
         if bags.offsets is not None:
             return self._of_jagged(bags.map(Tensor.numpy), rows_T)
         ids_LB = bags.values.to(WIRE_DTYPE).index_select(0, self._order)
-        mine, num_rows = self._features_T[self._rank], rows_T[self._rank]
+        count, num_rows = self._features_T[self._rank], rows_T[self._rank]
         ids = self._group.exchange(
             ids_LB.view(-1),
             [features * num_rows for features in self._features_T],
-            [mine * rows for rows in rows_T],
+            [count * rows for rows in rows_T],
         )
-        parts = split(ids, [mine * rows for rows in rows_T])
+        parts = split(ids, [count * rows for rows in rows_T])
         ids_LN = torch.cat(
-            [part.view(mine, rows) for part, rows in zip(parts, rows_T, strict=True)], 1
+            [part.view(count, rows) for part, rows in zip(parts, rows_T, strict=True)], 1
         )
         parts_LN = split(ids_LN, self._num_features_L)
         return [
@@ -86,36 +86,36 @@ class IdExchange:
 
     def _of_jagged(self, bags: Bags[Int64s], rows_T: Sequence[int]) -> list[Asked]:
         """Exchange lengths of bags before the ids, whose number the holder of a table needs."""
-        asked = in_order(bags, self._order.numpy())
-        mine, num_rows = self._features_T[self._rank], rows_T[self._rank]
+        bags = in_order(bags, self._order.numpy())
+        count, num_rows = self._features_T[self._rank], rows_T[self._rank]
         lengths = self._group.exchange(
-            torch.from_numpy(lengths_of(asked).reshape(-1)).to(WIRE_DTYPE),
+            torch.from_numpy(lengths_of(bags).reshape(-1)).to(WIRE_DTYPE),
             [features * num_rows for features in self._features_T],
-            [mine * rows for rows in rows_T],
+            [count * rows for rows in rows_T],
         )
-        theirs_T = [part.long() for part in split(lengths, [mine * rows for rows in rows_T])]
-        for trainer, theirs in enumerate(theirs_T):
-            if (theirs < 0).any():
+        lengths_T = [part.long() for part in split(lengths, [count * rows for rows in rows_T])]
+        for trainer, length_N in enumerate(lengths_T):
+            if (length_N < 0).any():
                 raise DlrmError(f"trainer {trainer} sent bags of fewer ids than none")
-        counts_T = [int(theirs.sum()) for theirs in theirs_T]
-        ends = table_offsets(asked)[np.cumsum([0, *self._features_T])]
-        given_T = np.diff(ends).tolist()
-        ids_N = torch.from_numpy(asked.values).to(WIRE_DTYPE)
-        ids = self._group.exchange(ids_N, given_T, counts_T)
+        counts_T = [int(length_N.sum()) for length_N in lengths_T]
+        ends = table_offsets(bags)[np.cumsum([0, *self._features_T])]
+        sizes_T = np.diff(ends).tolist()
+        ids_N = torch.from_numpy(bags.values).to(WIRE_DTYPE)
+        ids = self._group.exchange(ids_N, sizes_T, counts_T)
         weights_T: list[Any] = [None] * len(counts_T)
-        if asked.weights is not None:
-            weights = self._group.exchange(torch.from_numpy(asked.weights), given_T, counts_T)
-            weights_T = [one.numpy() for one in split(weights, counts_T)]
-        parts = zip(split(ids.long(), counts_T), theirs_T, rows_T, weights_T, strict=True)
-        held = joined(
+        if bags.weights is not None:
+            weights = self._group.exchange(torch.from_numpy(bags.weights), sizes_T, counts_T)
+            weights_T = [part.numpy() for part in split(weights, counts_T)]
+        parts = zip(split(ids.long(), counts_T), lengths_T, rows_T, weights_T, strict=True)
+        merged = joined(
             [
-                jagged(own.numpy(), theirs.view(mine, rows).numpy(), (), weights_N)
-                for own, theirs, rows, weights_N in parts
+                jagged(part.numpy(), length_N.view(count, rows).numpy(), (), weights_N)
+                for part, length_N, rows, weights_N in parts
             ]
         )
-        lookups_L = np.split(np.arange(mine), np.cumsum(self._num_features_L)[:-1])
+        lookups_L = np.split(np.arange(count), np.cumsum(self._num_features_L)[:-1])
         return [
-            _jagged_bags(in_order(held, tables), blocks)
+            _jagged_bags(in_order(merged, tables), blocks)
             for tables, blocks in zip(lookups_L, self._blocks_L, strict=True)
         ]
 
@@ -127,7 +127,7 @@ class IdExchange:
 
 
 def _block_bags(ids_LN: Tensor, first_L1: Tensor, stop_L1: Tensor) -> Asked:
-    """Make bags of a block's ids; one of another block is an empty bag: its owner adds the row."""
+    """Make bags of a block's ids, empty for ids of other blocks, whose owners add the rows."""
     here_LN = (ids_LN >= first_L1).logical_and_(ids_LN < stop_L1)
     offsets = torch.zeros(ids_LN.numel() + 1, dtype=torch.int64)
     torch.cumsum(here_LN.view(-1), 0, out=offsets[1:])
@@ -157,10 +157,10 @@ def check_ids(bags: Bags[Tensor], table_rows_F1: Tensor) -> None:
         rows = table_rows_F1.flatten().repeat_interleave(torch.from_numpy(counts_F))
     is_bad = (ids < 0).logical_or_(ids >= rows)
     if is_bad.any():
-        first = int(is_bad.flatten().nonzero()[0])
+        place = int(is_bad.flatten().nonzero()[0])
         starts = table_offsets(bags.map(Tensor.numpy))
-        table = int(np.searchsorted(starts, first, side="right")) - 1
+        table = int(np.searchsorted(starts, place, side="right")) - 1
         raise RuntimeError(
-            f"id {ids.flatten()[first]} is out of bounds: embedding.{table + 1} has num_rows = "
+            f"id {ids.flatten()[place]} is out of bounds: embedding.{table + 1} has num_rows = "
             f"{table_rows_F1[table].item()}"
         )

@@ -19,7 +19,7 @@ _SLOT_BYTES = 16
 
 @final
 class KeptRows:
-    """Rows of tables that do not change; of more than fit, those asked for the longest ago go.
+    """Rows of tables that do not change; where room ends, rows asked for longest ago go.
 
     Args:
         rows_L: rows of each table.
@@ -32,16 +32,16 @@ class KeptRows:
         self._values_SD = np.zeros((len(self._slots.held_S2), dim), np.float32)
 
     def find(self, rows: Rows) -> Int64s:
-        """Where rows are kept; below 0 for those that must be fetched."""
+        """Slots where rows are kept; below 0 for rows that must be fetched."""
         return self._slots.find(rows)
 
     def complete(self, rows: Rows, found_K: Int64s, fetched_KD: Float32s) -> Float32s:
-        """Keep rows that were not found, but fetched; returns all of them (K, D)."""
+        """Keep rows that were fetched as they were not found; returns all rows (K, D)."""
         is_kept_K = found_K >= 0
         rows_KD = np.empty((len(found_K), fetched_KD.shape[1]), np.float32)
         rows_KD[is_kept_K] = self._values_SD[found_K[is_kept_K]]
         rows_KD[~is_kept_K] = fetched_KD
-        slots_K = self._slots.take(rows)[0][~is_kept_K]  # what is found stays where it is
+        slots_K = self._slots.take(rows)[0][~is_kept_K]  # kept rows stay where they are
         has_slot_K = slots_K >= 0
         self._values_SD[slots_K[has_slot_K]] = fetched_KD[has_slot_K]
         return rows_KD

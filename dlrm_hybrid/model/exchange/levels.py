@@ -44,10 +44,10 @@ class RowResponder:
     """A table holder's side of the exchange with one trainer that looks up.
 
     Args:
-        tables: those held here.
-        widths: of these tables.
+        tables: tables held here.
+        widths: widths of these tables.
         copies: the rows as the trainer has them.
-        exponent: that of the step of rows.
+        exponent: exponent of the step of rows.
         lifespan: number of messages that a probability table serves.
     """
 
@@ -86,7 +86,7 @@ class Asking:
     """A trainer's side of the exchange with one holder of the tables it looks up.
 
     Args:
-        part: its memory of those tables.
+        part: the trainer's memory of those tables.
         lifespan: number of messages that a probability table serves.
     """
 
@@ -119,10 +119,10 @@ class LevelExchange:
         held_T: tables that each trainer holds, in the order of lookups.
         spec: the tables.
         options: how finely rows and gradients are sent.
-        group: that of the trainers.
+        group: group of the trainers.
 
     Attributes:
-        memory: that of this trainer.
+        memory: memory of this trainer.
     """
 
     def __init__(
@@ -136,25 +136,26 @@ class LevelExchange:
         self._row_messages = GroupMessages(group, _MARGIN)
         self._gradient_messages = GroupMessages(group, _MARGIN)
         rows, widths, most = spec.table_rows, spec.widths, options.copies_rows
-        parts = [Part(held, [rows[one] for one in held], widths.of(held), most) for held in held_T]
+        parts = [Part(held, [rows[t] for t in held], widths.of(held), most) for held in held_T]
         self.memory = TrainerMemory(parts, rows, options)
         self._asking_T = [Asking(part, options.lifespan) for part in parts]
-        own = held_T[self._rank]
-        rows_L, widest = [rows[one] for one in own], widths.widest
-        first = self.memory.row_step.exponent
+        tables = held_T[self._rank]
+        rows_L, widest = [rows[table] for table in tables], widths.widest
+        exponent = self.memory.row_step.exponent
         # For its own rows a trainer is both ends.
         copies_T = [
             parts[self._rank].copies if trainer == self._rank else Copies(rows_L, widest, most)
             for trainer in range(len(held_T))
         ]
         self._answering_T = [
-            RowResponder(own, widths.of(own), one, first, options.lifespan) for one in copies_T
+            RowResponder(tables, widths.of(tables), copies, exponent, options.lifespan)
+            for copies in copies_T
         ]
 
     def rows(
         self, given_KD: Tensor, theirs_T: Sequence[Rows], mine_T: Sequence[Rows], dense_bytes: int
     ) -> Tensor:
-        """Send the rows that were asked for; returns those that this trainer asked for.
+        """Send the rows that were asked for; returns the rows that this trainer asked for.
 
         Args:
             given_KD: exact rows, for one trainer after the other.
@@ -200,12 +201,12 @@ class LevelExchange:
         ]
         received_T = self._gradient_messages.exchange(messages_T, dense_bytes)
         gradients: list[Float32s] = []
-        for trainer, (one, rows) in enumerate(zip(self._answering_T, theirs_T, strict=True)):
+        for trainer, (end, rows) in enumerate(zip(self._answering_T, theirs_T, strict=True)):
             if trainer == self._rank:
                 gradients.append(values_of(levels_T[trainer], exponents[0]))
                 continue
             with _named(f"gradients of trainer {trainer}"):
-                gradients.append(one.gradients(received_T[trainer], rows))
+                gradients.append(end.gradients(received_T[trainer], rows))
         return torch.from_numpy(np.concatenate(gradients))
 
     def tensors(self) -> dict[str, Tensor]:
@@ -218,25 +219,25 @@ class LevelExchange:
 
     def load(self, values: Mapping[str, Tensor]) -> None:
         """Resume from the `tensors` of all trainers, as far as `values` hold them."""
-        for trainer, one in enumerate(self._answering_T):
-            own = values_of_trainer(trainer, values)
-            if own and trainer == self._rank:
-                self.memory.load(own)
-            elif own:
-                one.load(own)
+        for trainer, end in enumerate(self._answering_T):
+            state = values_of_trainer(trainer, values)
+            if state and trainer == self._rank:
+                self.memory.load(state)
+            elif state:
+                end.load(state)
         for asking in self._asking_T:
             asking.sender.restart()
 
 
 def _parts(values_KD: Tensor, rows_T: Sequence[Rows]) -> list[Float32s]:
-    """Split values into those for the rows of each end."""
-    parts = split(values_KD.contiguous(), [len(one.ids_K) for one in rows_T])
+    """Split values into the values for the rows of each end."""
+    parts = split(values_KD.contiguous(), [len(rows.ids_K) for rows in rows_T])
     return [part.numpy() for part in parts]
 
 
 @contextmanager
-def _named(what: str) -> Generator[None, None, None]:
+def _named(label: str) -> Generator[None, None, None]:
     try:
         yield
     except SectionError as error:
-        raise DlrmError(f"{what}: {error}") from error
+        raise DlrmError(f"{label}: {error}") from error

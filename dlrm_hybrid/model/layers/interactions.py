@@ -30,24 +30,24 @@ from dlrm_hybrid.model.spec import ModelSpec
 
 @final
 class _Projected(torch.autograd.Function):
-    """Forward: a product for each narrow or wide table, others as they are; backward: two."""
+    """Forward: a product for each table of another width than D; backward: two."""
 
     @staticmethod
     def forward(
         ctx: Any, e_BEW: Tensor, dim: int, dims_E: tuple[int, ...], *weights: Tensor
     ) -> Tensor:
         z_BED = e_BEW.new_empty(len(e_BEW), len(dims_E), dim)
-        saved: list[Tensor] = []
+        operands: list[Tensor] = []
         for table, width in enumerate(dims_E):
             # Contiguous, and so aligned: products round the same wherever rows came from.
             x_BW = e_BEW[:, table, :width].contiguous()
             if width != dim:
-                weight_DW = weights[len(saved) // 2]
-                saved += (x_BW, weight_DW)
+                weight_DW = weights[len(operands) // 2]
+                operands += (x_BW, weight_DW)
                 x_BW = affine(x_BW, weight_DW, None, relu=False)
             z_BED[:, table] = x_BW
         ctx.dim, ctx.dims_E, ctx.shape = dim, dims_E, e_BEW.shape
-        ctx.save_for_backward(*saved)
+        ctx.save_for_backward(*operands)
         return z_BED
 
     @staticmethod
@@ -163,42 +163,42 @@ class _CrossChain(torch.autograd.Function):
         ctx: Any, has_v: bool, dtype: torch.dtype, x_BD: Tensor, e_BED: Tensor, *parameters: Tensor
     ) -> Tensor:
         x0_BW = torch.cat((x_BD, e_BED.flatten(1)), 1)
-        saved: list[Tensor] = [x0_BW]
+        operands: list[Tensor] = [x0_BW]
         x_BW = x0_BW
-        every = 2 + has_v
-        for *v, w_WR, bias_W in zip(*(parameters[k::every] for k in range(every)), strict=True):
+        count = 2 + has_v
+        for *v, w_WR, bias_W in zip(*(parameters[k::count] for k in range(count)), strict=True):
             v = [as_type(v_RW, dtype) for v_RW in v]
             w_WR, u_BR = as_type(w_WR, dtype), as_type(x_BW, dtype)
-            saved.append(u_BR)
+            operands.append(u_BR)
             for v_RW in v:
                 u_BR = affine(u_BR, v_RW, None, relu=False)
-                saved += (v_RW, u_BR)
+                operands += (v_RW, u_BR)
             y_BW = as_type(affine(u_BR, w_WR, as_type(bias_W, dtype), relu=False), torch.float32)
-            saved += (w_WR, y_BW)
+            operands += (w_WR, y_BW)
             x_BW = torch.addcmul(x_BW, x0_BW, y_BW)
         ctx.has_v, ctx.dtype, ctx.shape, ctx.first = has_v, dtype, e_BED.shape, x_BD.shape[1]
-        ctx.save_for_backward(*saved)
+        ctx.save_for_backward(*operands)
         return x_BW
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (g_BW,) = gradients
-        x0_BW, *saved = ctx.saved_tensors
+        x0_BW, *operands = ctx.saved_tensors
         of_x0_BW = torch.zeros_like(x0_BW)
         of_parameters: list[Tensor] = []
-        each = 5 if ctx.has_v else 3
-        for last in range(len(saved), 0, -each):
-            entered_BW, *v, w_WR, y_BW = saved[last - each : last]
+        count = 5 if ctx.has_v else 3
+        for last in range(len(operands), 0, -count):
+            entered_BW, *v, w_WR, y_BW = operands[last - count : last]
             u_BR = v[1] if v else entered_BW
             of_x0_BW.addcmul_(g_BW, y_BW)
             of_y_BW = g_BW * x0_BW
             rounded_BW = as_type(of_y_BW, ctx.dtype)
             of_u_BR = gradient_of_input(rounded_BW, w_WR)
-            found = [of_y_BW.sum(0), gradient_of_weight(rounded_BW, u_BR)]
+            products = [of_y_BW.sum(0), gradient_of_weight(rounded_BW, u_BR)]
             if v:
-                found.append(gradient_of_weight(of_u_BR, entered_BW))
+                products.append(gradient_of_weight(of_u_BR, entered_BW))
                 of_u_BR = gradient_of_input(of_u_BR, v[0])
-            of_parameters += (as_type(one, torch.float32) for one in found)
+            of_parameters += (as_type(product, torch.float32) for product in products)
             g_BW = g_BW + as_type(of_u_BR, torch.float32)
         of_x0_BW += g_BW
         first: int = ctx.first
@@ -277,13 +277,13 @@ class FactorizationMachine(nn.Module):
 
 
 def _deep(spec: ModelSpec, deep: tuple[int, ...], precision: Precision, seed: int) -> Mlp:
-    every = range(1, len(deep) + 1)
+    layers = range(1, len(deep) + 1)
     return Mlp(
         (spec.num_vectors * spec.embedding_dim, *deep),
         relu_last=True,
         precision=precision,
-        dropout=hidden_dropout("interaction.deep", every, spec.dropout, seed),
-        normed=every if spec.batch_norm else range(0),
+        dropout=hidden_dropout("interaction.deep", layers, spec.dropout, seed),
+        normed=layers if spec.batch_norm else range(0),
     )
 
 
@@ -299,15 +299,15 @@ def interaction(spec: ModelSpec, precision: Precision, seed: int) -> Interacting
     """Make the interaction of a model, with zero parameters.
 
     Args:
-        spec: that of the model.
+        spec: spec of the model.
         precision: type of the products of cross layers and of deep networks.
-        seed: that of the run, for dropout.
+        seed: seed of the run, for dropout.
     """
-    chosen = spec.interaction
-    match chosen:
+    kind = spec.interaction
+    match kind:
         case Dot():
             return DotInteraction(spec.num_vectors, spec.embedding_dim if spec.bottom else 0)
         case Cross():
-            return CrossNetwork(spec, chosen, precision, seed)
+            return CrossNetwork(spec, kind, precision, seed)
         case Fm():
-            return FactorizationMachine(spec, chosen, precision, seed)
+            return FactorizationMachine(spec, kind, precision, seed)

@@ -97,25 +97,25 @@ class _Chain(torch.autograd.Function):
     def forward(
         ctx: Any, kinds: tuple[_Kind, ...], rows: range | None, x_BN: Tensor, *parameters: Tensor
     ) -> Tensor:
-        saved: list[Tensor] = []
+        operands: list[Tensor] = []
         of_norms: list[Tensor] = []
         rest = iter(parameters)
         for kind in kinds:
             x_BN, weight_MN = as_type(x_BN, kind.dtype), as_type(next(rest), kind.dtype)
-            saved += (x_BN, weight_MN)
+            operands += (x_BN, weight_MN)
             if kind.norm is None:
                 x_BN = affine(x_BN, weight_MN, as_type(next(rest), kind.dtype), relu=kind.relu)
             else:
                 x_BN = as_type(affine(x_BN, weight_MN, None, relu=False), torch.float32)
-                x_BN, kept = kind.norm.normed(x_BN, next(rest), next(rest), trains=rows is not None)
+                x_BN, norm = kind.norm.normed(x_BN, next(rest), next(rest), trains=rows is not None)
                 x_BN.relu_()
-                of_norms += kept
+                of_norms += norm
             if kind.dropout is not None and rows is not None:
                 dropped = kind.dropout.dropped(rows, x_BN.shape[1])
-                there = dropped.to(x_BN.device, non_blocking=True)
-                x_BN.masked_fill_(there, 0).mul_(kind.dropout.scale)
+                mask = dropped.to(x_BN.device, non_blocking=True)
+                x_BN.masked_fill_(mask, 0).mul_(kind.dropout.scale)
         ctx.kinds, ctx.trains = kinds, rows is not None
-        ctx.save_for_backward(*saved, x_BN, *of_norms)
+        ctx.save_for_backward(*operands, x_BN, *of_norms)
         return as_type(x_BN, torch.float32)
 
     @staticmethod
@@ -123,12 +123,12 @@ class _Chain(torch.autograd.Function):
         (g_BM,) = gradients
         kinds: tuple[_Kind, ...] = ctx.kinds
         products = 2 * len(kinds) + 1
-        saved: tuple[Tensor, ...] = ctx.saved_tensors[:products]
+        operands: tuple[Tensor, ...] = ctx.saved_tensors[:products]
         of_norms: list[Tensor] = list(ctx.saved_tensors[products:])
         wants_input = ctx.needs_input_grad[2]
         of_parameters: list[Tensor] = []
         for layer in reversed(range(len(kinds))):
-            x_BN, weight_MN, y_BM = saved[2 * layer : 2 * layer + 3]
+            x_BN, weight_MN, y_BM = operands[2 * layer : 2 * layer + 3]
             kind = kinds[layer]
             g_BM = as_type(g_BM, kind.follows)
             if kind.relu:
@@ -142,9 +142,9 @@ class _Chain(torch.autograd.Function):
             if kind.norm is None:
                 of_parameters.append(g_BM.sum(0, dtype=torch.float32))
             else:
-                kept = Normed(*of_norms[-len(Normed._fields) :])
+                norm = Normed(*of_norms[-len(Normed._fields) :])
                 del of_norms[-len(Normed._fields) :]
-                g_BM, of_scale_M, of_shift_M = kind.norm.gradients(g_BM, kept, trains=ctx.trains)
+                g_BM, of_scale_M, of_shift_M = kind.norm.gradients(g_BM, norm, trains=ctx.trains)
                 of_parameters += (of_shift_M, of_scale_M)
                 g_BM = as_type(g_BM, kind.dtype)
             of_parameters.append(as_type(gradient_of_weight(g_BM, x_BN), torch.float32))
@@ -177,12 +177,12 @@ class Mlp(nn.Module):
     its output would have only three digits.
 
     Args:
-        widths: those of the input and of every layer.
+        widths: widths of the input and of every layer.
         relu_last: whether ReLU follows the last layer too.
         precision: type of the products of all layers but the last.
         layers: numbers of consecutive layers to hold; None for all. Each keeps its name and type
             of the full MLP.
-        dropout: that of each layer by number.
+        dropout: dropout of each layer by number.
         normed: numbers of the layers with batch norm; ReLU follows them all.
     """
 
@@ -226,9 +226,9 @@ def hidden_dropout(mlp: str, layers: range, share: float, seed: int) -> dict[int
 
     Args:
         mlp: `bottom`, `top` …, for the names of its layers.
-        layers: those that drop.
+        layers: numbers of the layers that drop activations.
         share: share of their activations dropped; 0 drops nothing.
-        seed: that of the run.
+        seed: seed of the run.
     """
     if not share:
         return {}

@@ -24,7 +24,7 @@ class Normed(NamedTuple):
     Attributes:
         entered_BM: the input.
         scale_M: the factor applied after normalising.
-        mean_M: that of the batch; empty outside training.
+        mean_M: mean of the batch; empty outside training.
         inverse_M: inverse of the batch's standard deviation; empty outside training.
     """
 
@@ -64,21 +64,21 @@ class Norm(nn.Module):
             trains: normalise by the batch's own mean and variance and update the running ones; the
                 batch must have at least two rows.
         """
-        found = torch.ops.aten.native_batch_norm.default(
+        results = torch.ops.aten.native_batch_norm.default(
             x_BM, scale_M, shift_M, *self._running(), trains, MOMENTUM, EPS
         )
-        y_BM, mean_M, inverse_M = found
+        y_BM, mean_M, inverse_M = results
         return y_BM, Normed(x_BM, scale_M, mean_M, inverse_M)
 
     def gradients(
-        self, g_BM: Tensor, kept: Normed, *, trains: bool
+        self, g_BM: Tensor, context: Normed, *, trains: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of the input (B, M), of `weight` and `bias` (M,), from that of the output."""
-        found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_batch_norm_backward.default(
-            *(g_BM, kept.entered_BM, kept.scale_M, *self._running()),
-            *(kept.mean_M, kept.inverse_M, trains, EPS, [True, True, True]),
+        results: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_batch_norm_backward.default(
+            *(g_BM, context.entered_BM, context.scale_M, *self._running()),
+            *(context.mean_M, context.inverse_M, trains, EPS, [True, True, True]),
         )
-        return found
+        return results
 
     def _running(self) -> tuple[Tensor, Tensor]:
         return self.running_mean, self.running_var
@@ -86,7 +86,7 @@ class Norm(nn.Module):
 
 def statistics(model: nn.Module) -> dict[str, Tensor]:
     """All running means and variances of a model by name: `top.1.norm.running_mean` …."""
-    return {name: one for name, one in model.named_buffers() if name.endswith(RUNNING)}
+    return {name: buffer for name, buffer in model.named_buffers() if name.endswith(RUNNING)}
 
 
 def folded(
@@ -95,11 +95,11 @@ def folded(
     """Fold batch norm into a layer: its weight and bias, equivalent after training.
 
     Args:
-        weight_MN: that of the layer.
+        weight_MN: weight of the layer.
         scale_M: `weight` of the norm.
         shift_M: `bias` of the norm.
-        mean_M: the running one.
-        variance_M: the running one.
+        mean_M: running mean.
+        variance_M: running variance.
     """
     factor_M = scale_M.double() / (variance_M.double() + EPS).sqrt()
     bias_M = shift_M.double() - factor_M * mean_M.double()

@@ -152,19 +152,19 @@ def measure_bfloat16(layers: Sequence[tuple[int, int]], batch: int) -> Bfloat16:
     """
     row_flops = 6 * sum(n * m for n, m in layers)
     rows = min(batch, max(LEAST_ROWS, int(ROUND_FLOPS / row_flops)))
-    both = [[layer_inputs(n, m, rows, dtype) for n, m in layers] for dtype in _TYPES]
+    inputs = [[layer_inputs(n, m, rows, dtype) for n, m in layers] for dtype in _TYPES]
     begin = time.perf_counter()
-    first = _repeated(both, begin + MEASURE_SECONDS / 2)  # sets oneDNN up
+    first = _repeated(inputs, begin + MEASURE_SECONDS / 2)  # sets oneDNN up
     if time.perf_counter() - begin > LIMIT_SECONDS / 2:
         return first
-    return _repeated(both, begin + MEASURE_SECONDS)
+    return _repeated(inputs, begin + MEASURE_SECONDS)
 
 
-def _repeated(both: Sequence[LayerInputs], until: float) -> Bfloat16:
+def _repeated(inputs: Sequence[LayerInputs], until: float) -> Bfloat16:
     best = [float("inf"), float("inf")]
     repeats = 0
     while not repeats or time.perf_counter() < until:
-        for kind, layers in enumerate(both):
+        for kind, layers in enumerate(inputs):
             begin = time.perf_counter()
             multiply(layers)
             best[kind] = min(best[kind], time.perf_counter() - begin)

@@ -42,11 +42,11 @@ def update_on_device(
     keys_K = keys_K.sort().values
     rows_K = keys_K >> shift
     weight_KD = rows.weights_RD.index_select(0, rows_K)
-    given_KD = gradient_GD.index_select(0, keys_K & ((1 << shift) - 1))
-    sum_KD = _summed(given_KD, rows_K)
+    gradient_KD = gradient_GD.index_select(0, keys_K & ((1 << shift) - 1))
+    sum_KD = _summed(gradient_KD, rows_K)
     if rows.options.weight_decay:
         sum_KD.add_(weight_KD, alpha=rows.options.weight_decay)
-    state = [one.index_select(0, rows_K) for one in rows.state]
+    state = [tensor.index_select(0, rows_K) for tensor in rows.state]
     if rates_F2 is not None:
         ends_F = placement.up(torch.from_numpy(rows.ends_F))
         table_K = torch.bucketize(rows_K, ends_F, right=True)
@@ -58,16 +58,16 @@ def update_on_device(
         weight_KD.addcdiv_(sum_KD, root_KC, value=-lr)
     else:
         weight_KD.add_(sum_KD, alpha=-lr)
-    for held, new in zip((rows.weights_RD, *rows.state), (weight_KD, *state), strict=True):
-        held.index_copy_(0, rows_K, new)
+    for tensor, values in zip((rows.weights_RD, *rows.state), (weight_KD, *state), strict=True):
+        tensor.index_copy_(0, rows_K, values)
 
 
-def _summed(given_KD: Tensor, rows_K: Tensor) -> Tensor:
+def _summed(gradient_KD: Tensor, rows_K: Tensor) -> Tensor:
     """For each id the sum of the gradients of its row; equal rows are neighbours."""
     number_K = rows_K.diff(prepend=rows_K[:1]).ne(0).cumsum(0)
     # Backward of an embedding: in a fixed order, and fast where a row has most of the gradients.
     backward = torch.ops.aten.embedding_dense_backward
-    sum_KD = cast(Tensor, backward(given_KD, number_K, len(rows_K), -1, False))
+    sum_KD = cast(Tensor, backward(gradient_KD, number_K, len(rows_K), -1, False))
     return sum_KD.index_select(0, number_K)
 
 

@@ -41,7 +41,7 @@ class TableKernel(Protocol):
         Args:
             ids_K: int64, bags of one table after the other.
             offsets_E: int64, begin of each bag in them, and their number.
-            weights_K: float32, what the rows are multiplied by; None for 1 each.
+            weights_K: float32, factors of the rows; None for 1 each.
         """
         ...
 
@@ -56,7 +56,7 @@ class TableKernel(Protocol):
 
 @final
 class OwnKernel(TableKernel):
-    """Tables of one width, any, with any optimizer: looked up by torch, updated by our kernels.
+    """Tables of any one width and any optimizer: looked up by torch, updated by our kernels.
 
     On a device torch updates them too; ids come from the host, rows and their gradients are there.
 
@@ -66,7 +66,7 @@ class OwnKernel(TableKernel):
         options: their optimizer.
         frozen: see `UpdatedRows`.
         placement: where the tables are.
-        numbers: those of the tables, for messages; empty: 1, 2, ….
+        numbers: numbers of the tables, for messages; empty for 1, 2, ….
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class OwnKernel(TableKernel):
 
     @override
     def __call__(self, ids_K: Tensor, offsets_E: Tensor, weights_K: Tensor | None = None) -> Tensor:
-        given = ids_K, offsets_E, weights_K
-        return cast(Tensor, _BagLookup.apply(self._leaf, self, *given, self._lr))
+        bags = ids_K, offsets_E, weights_K
+        return cast(Tensor, _BagLookup.apply(self._leaf, self, *bags, self._lr))
 
     @override
     def set_lr(self, lr: float) -> None:
@@ -103,7 +103,7 @@ class OwnKernel(TableKernel):
     def look_up(
         self, ids_K: Tensor, offsets_E: Tensor, weights_K: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None, int]:
-        """Sum the rows of bags (B, F D); and of what learns unsorted keys, weights, and a shift."""
+        """Sum the rows of bags (B, F D); returns too the keys, weights and shift of the update."""
         tables, weights_RD = len(self._rows_F), self.rows.weights_RD
         bags = (len(offsets_E) - 1) // tables
         shift = key_shift(len(weights_RD), tables * bags)
@@ -122,20 +122,20 @@ class OwnKernel(TableKernel):
             self._offsets_E, self._offsets_there_E = offsets_E, self.placement.up(offsets_E)
         keys = self.placement.up(torch.from_numpy(keys_K))
         weights_K = None if weights_K is None else self.placement.up(weights_K)
-        found_FBD = functional.embedding_bag(
+        sums_FBD = functional.embedding_bag(
             *(keys >> shift, weights_RD, self._offsets_there_E),
             mode="sum",
             include_last_offset=True,
             per_sample_weights=weights_K,
         ).view(tables, bags, weights_RD.shape[1])
-        pooled_BFD = found_FBD.transpose(0, 1).contiguous()
+        pooled_BFD = sums_FBD.transpose(0, 1).contiguous()
         if not self.rows.learns_F.all():
             ends = pairwise(offsets_E[:: max(1, bags)].numpy())
             parts = zip(ends, self.rows.learns_F, strict=False)
             learning = [slice(a, b) for (a, b), learns in parts if learns]
-            keys = torch.cat([keys[:0], *(keys[one] for one in learning)])
+            keys = torch.cat([keys[:0], *(keys[span] for span in learning)])
             if weights_K is not None:
-                weights_K = torch.cat([weights_K[:0], *(weights_K[one] for one in learning)])
+                weights_K = torch.cat([weights_K[:0], *(weights_K[span] for span in learning)])
         return pooled_BFD.view(bags, tables * weights_RD.shape[1]), keys, weights_K, shift
 
     def update(self, keys_K: Tensor, shift: int, gradient_GD: Tensor, lr: float) -> None:
@@ -201,11 +201,11 @@ class MixedKernel(TableKernel):
     ) -> None:
         self._parts: list[tuple[list[int], OwnKernel]] = []
         for dim in dict.fromkeys(dims_F):
-            own = [table for table, other in enumerate(dims_F) if other == dim]
-            numbers = [table + 1 for table in own]
-            rows = [rows_F[table] for table in own]
-            stays = [frozen[table] for table in own] if frozen else ()
-            self._parts.append((own, OwnKernel(rows, dim, options, stays, placement, numbers)))
+            tables = [table for table, width in enumerate(dims_F) if width == dim]
+            numbers = [table + 1 for table in tables]
+            rows = [rows_F[table] for table in tables]
+            stays = [frozen[table] for table in tables] if frozen else ()
+            self._parts.append((tables, OwnKernel(rows, dim, options, stays, placement, numbers)))
         self._tables = len(rows_F)
         ends_F: list[int] = np.cumsum(dims_F).tolist()
         columns = [
@@ -219,10 +219,10 @@ class MixedKernel(TableKernel):
     def __call__(self, ids_K: Tensor, offsets_E: Tensor, weights_K: Tensor | None = None) -> Tensor:
         bags = Bags(ids_K, offsets_E, self._tables, weights=weights_K).map(Tensor.numpy)
         parts: list[Tensor] = []
-        for own, kernel in self._parts:
-            some = in_order(bags, np.array(own)).map(lambda array: torch.from_numpy(array))
-            assert some.offsets is not None
-            parts.append(kernel(some.values, some.offsets, some.weights))
+        for tables, kernel in self._parts:
+            part = in_order(bags, np.array(tables)).map(lambda array: torch.from_numpy(array))
+            assert part.offsets is not None
+            parts.append(kernel(part.values, part.offsets, part.weights))
         return torch.cat(parts, 1).index_select(1, self._columns_C)
 
     @override
@@ -232,13 +232,13 @@ class MixedKernel(TableKernel):
 
     @override
     def tensors(self) -> list[dict[str, Tensor]]:
-        held = [one for _, kernel in self._parts for one in kernel.tensors()]
-        return [held[self._order.index(table)] for table in range(self._tables)]
+        tensors = [views for _, kernel in self._parts for views in kernel.tensors()]
+        return [tensors[self._order.index(table)] for table in range(self._tables)]
 
     @property
     def _order(self) -> list[int]:
         """The tables, by part."""
-        return [table for own, _ in self._parts for table in own]
+        return [table for tables, _ in self._parts for table in tables]
 
 
 def own_kernel(
@@ -338,7 +338,7 @@ class SmallBatches:
     """FBGEMM's tables with plain SGD, by our own kernels, for batches of at most `SMALL_IDS`.
 
     Args:
-        tables: all of them, concatenated in memory.
+        tables: all tables, concatenated in memory.
     """
 
     def __init__(self, tables: Sequence[Tensor]) -> None:
@@ -383,8 +383,8 @@ class SmallBatches:
         keys_FB = (ids_FB.numpy() << shift) + self._keys_FB
         keys_FB.sort(axis=1)
         gradient_GD = gradient_BFD.contiguous().view(-1, self._dim).numpy()
-        given = Gradients(keys_FB.reshape(-1), shift, gradient_GD)
-        update_sgd(self._weights_RD, given, lr, 0.0)
+        batch = Gradients(keys_FB.reshape(-1), shift, gradient_GD)
+        update_sgd(self._weights_RD, batch, lr, 0.0)
 
     def _keys_of_ids_0(self, num_tables: int, num_rows: int) -> tuple[int, Int64s]:
         """The shift of a batch's keys, and its keys if all ids were 0."""

@@ -74,35 +74,35 @@ class UpdatedRows:
         rows = slice(self.starts_F[table], self.ends_F[table])
         pairs = zip(self.options.row_state.items(), self.state, strict=True)
         state = {
-            name: one[rows, 0] if is_rowwise else one[rows] for (name, is_rowwise), one in pairs
+            name: full[rows, 0] if is_rowwise else full[rows] for (name, is_rowwise), full in pairs
         }
-        counted = {} if self._steps_F is None else {STEP: self._steps_F[table : table + 1]}
-        return {"weight": self.weights_RD[rows], **state, **counted}
+        step = {} if self._steps_F is None else {STEP: self._steps_F[table : table + 1]}
+        return {"weight": self.weights_RD[rows], **state, **step}
 
-    def update(self, given: Gradients, lr: float) -> None:
+    def update(self, batch: Gradients, lr: float) -> None:
         """Update each row once by the sum of its gradients; counts as one update of every table.
 
         Args:
-            given: gradients with sorted keys of `row_keys`.
+            batch: gradients with sorted keys of `row_keys`.
             lr: learning rate.
         """
         options, weights_RD = self.options, self.weights_RD.numpy()
         if not self.learns_F.all():
-            tables_K = np.searchsorted(self.ends_F, given.keys_K >> given.shift, side="right")
-            given = given._replace(keys_K=given.keys_K[self.learns_F[tables_K]])
+            tables_K = np.searchsorted(self.ends_F, batch.keys_K >> batch.shift, side="right")
+            batch = batch._replace(keys_K=batch.keys_K[self.learns_F[tables_K]])
         if self._storage.is_paged:
-            for one in self.state:
-                self._storage.touch(one, torch.from_numpy(given.keys_K >> given.shift))
-        state = [one.numpy() for one in self.state]
+            for tensor in self.state:
+                self._storage.touch(tensor, torch.from_numpy(batch.keys_K >> batch.shift))
+        state = [tensor.numpy() for tensor in self.state]
         decay = options.weight_decay
         if (rates_F2 := self.next_rates(lr)) is not None:
             rates = AdamRates(self.ends_F, rates_F2, *options.betas)
             means_RD, squares_RC = state
-            update_adam(weights_RD, means_RD, squares_RC, given, rates, decay)
+            update_adam(weights_RD, means_RD, squares_RC, batch, rates, decay)
         elif state:
-            update_adagrad(weights_RD, state[0], given, lr, options.eps, decay)
+            update_adagrad(weights_RD, state[0], batch, lr, options.eps, decay)
         else:
-            update_sgd(weights_RD, given, lr, decay)
+            update_sgd(weights_RD, batch, lr, decay)
 
     def next_rates(self, lr: float) -> Float64s | None:
         """Count an update; per table the corrected factor of m and term added to the root of v.
