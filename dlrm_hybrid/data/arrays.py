@@ -35,7 +35,7 @@ class StoredArray:
 
     Attributes:
         file: name in its folder.
-        dtype: as numpy writes it: `<f4`, `<i4`, `<i8`.
+        dtype: type as numpy writes it: `<f4`, `<i4`, `<i8`.
         shape: rows, and values of a row unless the array has one dimension.
         blocks: xxh3-64 of each block of `BLOCK_ROWS` rows without the header; the last is shorter.
     """

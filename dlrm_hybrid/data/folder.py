@@ -136,8 +136,8 @@ def current(
 
     Args:
         output: the folder.
-        raw: what it must have been made from; None accepts any files.
-        options: how it must have been made.
+        raw: files that it must have been made from; None accepts any.
+        options: options that it must have been made with.
         say: called before a raw file is read in full.
 
     Raises:

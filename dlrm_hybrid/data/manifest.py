@@ -180,7 +180,7 @@ class Base:
     Attributes:
         meaning_xxh3: `meaning_xxh3` of those rows.
         grows: whether new categories were appended.
-        growth: what became of the categories of each categorical column.
+        growth: growth of the vocabulary of each categorical column.
     """
 
     meaning_xxh3: _Xxh3

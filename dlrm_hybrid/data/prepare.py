@@ -45,7 +45,7 @@ def prepare(
         raw: the files, one for each day with `day_split=files`; or how to generate the only one,
             which is removed afterwards.
         output: the folder.
-        options: how to prepare.
+        options: options of the preparation.
         progress: called with the progress of each stage.
         say: called with messages for the user: which process it waits for, what it replaces.
 
@@ -79,8 +79,8 @@ def _make(
 
     def check_unchanged() -> None:
         for path, before in zip(raw, stamps, strict=True):
-            if (now := manifest.stamp(path)) != before:
-                sizes = f"{before.num_bytes} bytes at first, {now.num_bytes} at the end"
+            if (after := manifest.stamp(path)) != before:
+                sizes = f"{before.num_bytes} bytes at first, {after.num_bytes} at the end"
                 raise DataError(f"{path}: changed while it was read: {sizes} (data.raw)")
 
     semantics, result = options.semantics, partial.result

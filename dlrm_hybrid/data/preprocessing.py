@@ -51,7 +51,7 @@ class Vocabulary:
         keys: categories by id: texts, or an array of uint32 for Criteo's hashes and of int64 for
             other numbers.
         first_id: 1 if id 0 is all other categories, else 0.
-        use_V: of a column with `evict`, what decides who keeps a row: how often a category was seen
+        use_V: with `evict` the use of categories, which decides who keeps a row: times it was seen
             on all days (`rarest`), or the last day of it, the first being 1 (`least_recent`).
     """
 

@@ -46,7 +46,7 @@ class DenseColumn:
         missing: replaces an empty value, before the transform.
         default: value of rows to score that lack the column, "" for a missing one; null refuses
             such rows.
-        length: how many numbers each list of the column has; 1 for numbers without lists.
+        length: number of numbers in each list of the column; 1 for numbers without lists.
         separator: separates the numbers of a list in text, as in a multi-hot column.
     """
 
@@ -70,7 +70,7 @@ class CategoricalColumn:
         kind: `string`, `integer` (64 bits) or `hash8`: eight hexadecimal digits, as Criteo's.
         min_count: categories seen fewer times than this in the vocabulary's rows share id 0; 0 and
             1 keep all.
-        bucket: of an integer column: `log_squared` takes ⌊ln(x)²⌋ for x > 2, others as they are.
+        bucket: for an integer column `log_squared` takes ⌊ln(x)²⌋ of x > 2 and keeps x ≤ 2.
         missing: an empty value is a category of its own (`own`), shares id 0 (`shared`), or is
             this whole number, before `bucket`.
         max_rows: most rows of its table, with that of id 0; the most frequent categories have them,
@@ -113,7 +113,7 @@ class CategoricalColumn:
     separator: Separator | None = None
     expand_to: Annotated[int, Field(ge=1, le=1 << 16)] = 1
     embedding_dim: Annotated[int, Field(ge=1, le=4096)] | None = None
-    # In no `repr`, as above.
+    # Not part of `repr`, as above.
     max_rows: Annotated[int, Field(ge=1, lt=2**31)] | None = field(default=None, repr=False)
     evict: Literal["rarest", "least_recent"] | None = field(default=None, repr=False)
     pooling: Literal["sum", "mean"] = field(default="sum", repr=False)
@@ -189,7 +189,7 @@ class ByTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """Dialect of CSV: how a row is divided into values.
+    """Dialect of CSV, by which a row is divided into values.
 
     Attributes:
         delimiter: separates values.
@@ -219,7 +219,7 @@ class Label:
     column: ColumnName
     positive: Annotated[tuple[str | int, ...], Field(min_length=1)] | None = None
     above: Annotated[float, Field(allow_inf_nan=False)] | None = None
-    # In no `repr`, as above.
+    # Not part of `repr`, as above.
     name: ColumnName | None = field(default=None, repr=False)
     loss_weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = field(default=1.0, repr=False)
 
@@ -285,13 +285,13 @@ class Schema:
     quote: Literal["double", "none"] = "double"
     names: Annotated[tuple[ColumnName, ...], Field(max_length=MOST_COLUMNS)] = ()
     missing_values: tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...] = ()
-    # In no `repr`, as above.
+    # Not part of `repr`, as above.
     weight: ColumnName | None = field(default=None, repr=False)
     group: ColumnName | None = field(default=None, repr=False)
 
     @property
     def beside_repr(self) -> list[Any]:
-        """Values of the keys that are in no `repr`, by place; empty if none is set."""
+        """Values of the keys that are not part of `repr`, by place; empty if none is set."""
         set_apart = (
             (column.max_rows, column.evict, column.vectors, not column.trainable, column.table)
             for column in self.categorical

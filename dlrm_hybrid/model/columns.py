@@ -38,7 +38,7 @@ class ColumnBags:
         self.most, self._tables = int(counts_F.max()), len(counts_F)
         self._order_C = np.argsort(self._tables_C, kind="stable")
         firsts_F = np.cumsum(counts_F) - counts_F
-        self._among_C = np.empty_like(self._tables_C)  # of the columns of its table, from 0
+        self._among_C = np.empty_like(self._tables_C)  # place in its table, from 0
         self._among_C[self._order_C] = np.arange(len(self._tables_C)) - np.repeat(
             firsts_F, counts_F
         )

@@ -66,7 +66,7 @@ class StageModel(nn.Module):
         spec: the full model.
         part: the stage, from `Partition.of(spec, …)`.
         precision: type of the products in a DLRM's MLPs; inputs and outputs are float32.
-        seed: that of the initial values and of dropout.
+        seed: seed of the initial values and of dropout.
     """
 
     def __init__(self, spec: ModelShape, part: StagePart, precision: Precision, seed: int) -> None:
@@ -85,7 +85,7 @@ class StageModel(nn.Module):
             x_BN: float32, the input.
             pooled_BFD: float32 rows of all tables, as wide as the widest, others with zeros behind
                 them; not None at the stage with the interaction.
-            rows: as for `Mlp.forward`.
+            rows: row numbers as for `Mlp.forward`.
         """
         return self.layers.forward(x_BN, pooled_BFD, rows)
 

@@ -274,7 +274,7 @@ class Plateau(LrSchedule):
     """A constant rate, multiplied by a factor whenever scores stop improving.
 
     Attributes:
-        factor: that of each reduction, below 1.
+        factor: factor of each reduction, below 1.
         lowered: first step of each lower rate; appended to during the run.
     """
 

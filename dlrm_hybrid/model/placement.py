@@ -1,4 +1,4 @@
-"""Where a stage computes: on the host, or on a device to which its tensors are copied.
+"""Placement of a stage: on the host, or on a device to which its tensors are copied.
 
 Parameter servers and the network are on the host whatever computes the dense layers; tables are
 there, or beside the layers.

@@ -1,4 +1,4 @@
-"""Storage of table rows: in memory, or in files of which the kernel caches what it can.
+"""Storage of table rows: in memory, or in files that the kernel caches as far as it can.
 
 Shapes: R rows, C columns, K rows of a batch.
 """

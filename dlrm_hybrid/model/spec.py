@@ -35,8 +35,8 @@ class ModelSpec:
     """The shape of a model; layers and tables are numbered from 1.
 
     Attributes:
-        embedding_dim: D, the width of the vectors that interact: of the bottom MLP's output, and of
-            every table without a width of its own.
+        embedding_dim: D, the width of the vectors that interact: the bottom MLP's output, and rows
+            of every table without a width of its own.
         bottom: widths of the bottom MLP, its input first: (13, 512, 256, 64, 16); empty without
             dense columns.
         top: widths of the top MLP's layers; that of its input follows: (512, 256, 1). The last is

@@ -47,7 +47,7 @@ OF_A_TABLE = (
 
 
 def named(name: str) -> Schema:
-    """The schema that `data.schema` names: one that comes with the package, or a file.
+    """The schema that `data.schema` names: a schema of the package, or a file.
 
     Raises:
         ConfigError: see `read`; or the schema is for Criteo's text, which other choices of `data`
@@ -202,7 +202,7 @@ def _lines(errors: Sequence[ErrorDetails]) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for error in errors:
         path = error["loc"]
-        # Pydantic does not count an invalid column: not another fault.
+        # Pydantic does not count an invalid column, which is no fault of its own.
         if error["type"] == "too_short" and any(
             len(inner["loc"]) > len(path) and inner["loc"][: len(path)] == path for inner in errors
         ):

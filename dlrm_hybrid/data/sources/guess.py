@@ -97,7 +97,7 @@ def guess(path: Path, policy: BadRowPolicy) -> Guess:
 
     Args:
         path: the file.
-        policy: how `prepare` will treat bad rows.
+        policy: policy of `prepare` for bad rows.
 
     Raises:
         DataError: the file cannot be read, has no rows, or is no table.

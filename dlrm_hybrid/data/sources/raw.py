@@ -64,7 +64,7 @@ class RowCounts:
 
     Args:
         raw: the files.
-        policy: what happens to bad rows.
+        policy: policy for bad rows.
 
     Attributes:
         files: counts of each file.

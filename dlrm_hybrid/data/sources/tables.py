@@ -88,9 +88,9 @@ class Numbered(NamedTuple):
     """The categories of a column that have rows of its table.
 
     Attributes:
-        keys: those categories, in the order of their ids.
+        keys: these categories, in the order of their ids.
         id_V: int32, the id of each number; 0 without a row.
-        growth: what became of the categories of these rows.
+        growth: growth of the vocabulary by these rows.
         use_V: see `Vocabulary`.
     """
 

@@ -91,7 +91,7 @@ def read_values(
 
     Args:
         block: block with the columns that the schema reads.
-        schema: what the columns are.
+        schema: schema of the columns.
         path: path of the file, for messages.
         labels: whether rows have labels and parts; False for rows to be scored.
 

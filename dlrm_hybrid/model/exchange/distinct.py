@@ -51,7 +51,7 @@ from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.types import DlrmError
 
 ID_BYTES = 4
-_MARGIN = 24  # of `GroupMessages`: nineteen of twenty messages have room
+_MARGIN = 24  # for `GroupMessages`: nineteen of twenty messages have room
 
 
 @final
@@ -225,8 +225,8 @@ class DistinctExchange:
         self, mine_T: Sequence[Rows], theirs_T: Sequence[Rows]
     ) -> tuple[_Packing, _Packing]:
         """Rows that this trainer looks up, by holder; and rows held here, by who looks up."""
-        held = [self._widths_T[self._rank]] * len(theirs_T)
-        return _Packing(self._widths_T, mine_T), _Packing(held, theirs_T)
+        widths_T = [self._widths_T[self._rank]] * len(theirs_T)
+        return _Packing(self._widths_T, mine_T), _Packing(widths_T, theirs_T)
 
     def _exchanged(
         self, given_KD: Tensor, source: _Packing, target: _Packing, codec: Cast, dense_bytes: int
@@ -317,7 +317,7 @@ def decoded_ids(message: Bytes, counts_L: Int64s, rows_L: Int64s, most: int) -> 
         message: the bytes, in writable memory.
         counts_L: filled with the number of ids per table.
         rows_L: rows per table.
-        most: as for the encoder.
+        most: `most` of the encoder.
     """
     if most < 0:
         return None

@@ -13,7 +13,7 @@ import numpy as np
 from dlrm_hybrid.arrays import Float32s, Int64s
 from dlrm_hybrid.compress.embedding.memory import Rows, Slots
 
-MOST_BYTES = 1 << 27  # of all that is kept; takes memory only as far as it is used
+MOST_BYTES = 1 << 27  # of all kept rows; memory is taken only as far as it is used
 _SLOT_BYTES = 16
 
 

@@ -36,7 +36,7 @@ from dlrm_hybrid.wire.section import SectionError
 Array = NDArray[np.generic]
 
 ROW_EXPONENTS, GRADIENT_EXPONENTS = 1, 2
-_MARGIN = 6  # of `GroupMessages`: nine of ten messages have room
+_MARGIN = 6  # for `GroupMessages`: nine of ten messages have room
 
 
 @final
@@ -118,7 +118,7 @@ class LevelExchange:
     Args:
         held_T: tables that each trainer holds, in the order of lookups.
         spec: the tables.
-        options: how finely rows and gradients are sent.
+        options: resolution of rows and gradients on the wire.
         group: group of the trainers.
 
     Attributes:
@@ -189,7 +189,7 @@ class LevelExchange:
             given_KD: sums for distinct ids, for one holder after the other.
             theirs_T: ids that each trainer asked for.
             mine_T: ids that were asked of each trainer.
-            dense_bytes: as for `rows`.
+            dense_bytes: size of what is sent, uncompressed.
         """
         levels_T = self.memory.round(mine_T, _parts(given_KD, mine_T))
         exponents = [self.memory.gradient_step.exponent, self.memory.row_step.exponent]

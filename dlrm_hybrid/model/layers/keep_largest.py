@@ -23,7 +23,7 @@ class KeepLargest(nn.Module):
     Args:
         k: 1 to N.
         dtype: type that kept elements are rounded to; None does not round.
-        bits: those of the levels, per row, that they are rounded to; None rounds to `dtype`.
+        bits: bits of the levels, per row, that values are rounded to; None rounds to `dtype`.
     """
 
     def __init__(self, k: int, dtype: torch.dtype | None = None, bits: int | None = None) -> None:

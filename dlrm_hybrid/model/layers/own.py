@@ -17,9 +17,9 @@ from dlrm_hybrid.outside import path_of
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.types import ConfigError
 
-ROWS = 4  # of a trial
+ROWS = 4  # number of rows of a trial
 RESERVED = ("embedding", "statistics")  # begin names of tensors that are no layers
-TOLERANCE = 1e-3  # by which products of other shapes may round
+TOLERANCE = 1e-3  # products of other shapes round otherwise
 BESIDE = (
     "gives a row other numbers beside other rows; a row must not depend on its batch, which worlds "
     "split"
@@ -67,7 +67,7 @@ class OwnLayers(nn.Module):
 
 
 def initial(spec: OwnModel, seed: int) -> dict[str, Tensor]:
-    """The initial values of all parameters, by name: those of the module's constructor."""
+    """The initial values of all parameters by name, as the module's constructor draws them."""
     return {name: parameter.detach() for name, parameter in made(spec, seed).named_parameters()}
 
 

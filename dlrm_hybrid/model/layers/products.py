@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-ONEDNN_ELEMENTS = 4096  # of a weight; below, oneDNN's set-up costs more than it saves
+ONEDNN_ELEMENTS = 4096  # in smaller weights oneDNN's set-up costs more than it saves
 NARROW = 32  # inputs: a product with so few columns is better computed transposed
 
 
@@ -129,7 +129,7 @@ class Bfloat16:
     """Speed of bfloat16 products on this processor, relative to float32.
 
     Attributes:
-        speed: that of its matrix products; float32 has 1.
+        speed: speed of its matrix products; float32 has 1.
         repeats: number of measurements of each.
     """
 

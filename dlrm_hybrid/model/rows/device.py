@@ -29,10 +29,10 @@ def update_on_device(
     """Update each row once by the sum of its gradients, as `UpdatedRows.update` does on the host.
 
     Args:
-        rows: those of the device.
+        rows: rows on the device.
         keys_K: row << shift | gradient, in any order, on the device.
         shift: 2**shift is at least G.
-        gradient_GD: of rows, or of bags that have several, on the device.
+        gradient_GD: gradients of rows, or of bags of several rows, on the device.
         lr: learning rate.
         placement: the device.
     """
@@ -65,7 +65,7 @@ def update_on_device(
 def _summed(gradient_KD: Tensor, rows_K: Tensor) -> Tensor:
     """For each id the sum of the gradients of its row; equal rows are neighbours."""
     number_K = rows_K.diff(prepend=rows_K[:1]).ne(0).cumsum(0)
-    # Backward of an embedding: in a fixed order, and fast where a row has most of the gradients.
+    # An embedding's backward sums in a fixed order, fast where a row has most of the gradients.
     backward = torch.ops.aten.embedding_dense_backward
     sum_KD = cast(Tensor, backward(gradient_KD, number_K, len(rows_K), -1, False))
     return sum_KD.index_select(0, number_K)

@@ -1,4 +1,4 @@
-"""Tables of one process: those that FBGEMM holds, its optimizer fused into backward, and our own.
+"""Tables of one process: FBGEMM's, with its optimizer fused into backward, and our own.
 
 Shapes: F tables, R rows of all, D their width, C columns of all; B rows of a batch or bags of each
 table, K ids, E = F B + 1 offsets of bags; G gradients.
@@ -181,7 +181,7 @@ class _BagLookup(torch.autograd.Function):
 
 @final
 class MixedKernel(TableKernel):
-    """Tables of several widths: those of each width are an `OwnKernel`.
+    """Tables of several widths: the tables of each width are an `OwnKernel`.
 
     Args:
         rows_F: rows per table; may be 0.

@@ -43,10 +43,10 @@ class UpdatedRows:
     Attributes:
         options: the optimizer.
         starts_F: first row of each table.
-        ends_F: one past the last.
+        ends_F: one past the last row of each table.
         learns_F: whether they change.
         weights_RD: the rows.
-        state: what the optimizer keeps, in the order of `Embedding.row_state`: (R, D) or (R, 1).
+        state: state of the optimizer, in the order of `Embedding.row_state`: (R, D) or (R, 1).
     """
 
     def __init__(
