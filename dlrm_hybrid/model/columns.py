@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dlrm_hybrid.bags import Bags, in_order, jagged, lengths_of
 from dlrm_hybrid.model.embeddings import require_ids_on_cpu, tensor_bags
+from dlrm_hybrid.model.placement import HOST
 from dlrm_hybrid.model.spec import ModelShape
 
 
@@ -27,12 +28,13 @@ class ColumnBags:
 
     Args:
         table_of_column: index of each column's table.
+        device: where the rows of the tables are; ids are on the host.
 
     Attributes:
         most: number of columns of the table with most; N = most * B.
     """
 
-    def __init__(self, table_of_column: Sequence[int]) -> None:
+    def __init__(self, table_of_column: Sequence[int], device: torch.device = HOST.device) -> None:
         self._tables_C = np.array(table_of_column, np.int64)
         counts_F = np.bincount(self._tables_C)
         self.most, self._tables = int(counts_F.max()), len(counts_F)
@@ -42,12 +44,13 @@ class ColumnBags:
         self._among_C[self._order_C] = np.arange(len(self._tables_C)) - np.repeat(
             firsts_F, counts_F
         )
-        self._places_C = torch.from_numpy(self._among_C * self._tables + self._tables_C)
+        places_C = self._among_C * self._tables + self._tables_C
+        self._places_C = torch.from_numpy(places_C).to(device)
 
     @classmethod
-    def of(cls, spec: ModelShape) -> ColumnBags | None:
+    def of(cls, spec: ModelShape, device: torch.device = HOST.device) -> ColumnBags | None:
         """The `ColumnBags` of a model; None if each column has a table of its own."""
-        return cls(spec.table_of_column) if spec.table_of_column else None
+        return cls(spec.table_of_column, device) if spec.table_of_column else None
 
     def by_table(self, bags: Bags[Tensor]) -> Bags[Tensor]:
         """The bags of the tables, from the bags of the columns.

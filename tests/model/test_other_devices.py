@@ -12,6 +12,7 @@ import torch
 from bag_draws import counted
 
 from dlrm_hybrid.bags import Bags
+from dlrm_hybrid.model.columns import ColumnBags
 from dlrm_hybrid.model.embeddings import Embeddings, distinct_ids, with_means
 from dlrm_hybrid.model.exchange.ids import check_ids
 from dlrm_hybrid.model.layers.mlp import Mlp
@@ -57,6 +58,12 @@ def test_tables_of_a_device_are_looked_up_and_learn_there(optimizer: TableOptimi
     }
     with pytest.raises(RuntimeError, match="id 10 is out of bounds: table 1 has 10 rows"):
         tables(counted(torch.tensor([[10], [0]])))
+
+
+def test_rows_of_shared_tables_are_those_of_columns_there():
+    columns = ColumnBags((0, 1, 0), META)
+    assert columns.by_column(torch.empty(6, 2, 4, device=META)).shape == (3, 3, 4)
+    assert columns.gradients(torch.empty(3, 3, 4, device=META)).device == META
 
 
 @pytest.mark.parametrize("precision", list(Precision))

@@ -338,7 +338,7 @@ def _worker(
 
 def _by_column(layout: Layout, tables: Tables | None) -> Tables | None:
     """Access to tables by columns, where several of these may have the same."""
-    columns = ColumnBags.of(layout.spec)
+    columns = ColumnBags.of(layout.spec, layout.tables.device)
     return tables if tables is None or columns is None else ColumnTables(tables, columns)
 
 
