@@ -112,7 +112,7 @@ def with_table_dims(
         schema: that of the rows; None: that of `data.schema`, if it names one.
 
     Returns:
-        the values, and faults: a model whose tables have one width, or columns that share one.
+        the values, and faults: a model whose tables have one width.
     """
     data, model = values.get("data"), values.get("model")
     if not isinstance(data, Mapping) or not isinstance(model, Mapping):
@@ -121,19 +121,7 @@ def with_table_dims(
     dim, found = shape.get("embedding_dim"), schema or _schema(rows)[0]
     columns = () if found is None else found.categorical
     own = [i for i, one in enumerate(columns) if one.embedding_dim not in (None, dim)]
-    shared = found.table_of_column if found else ()
-    if shared and shape.get("table_dims") is not None:
-        return dict(values), [
-            f"model.table_dims = {shape['table_dims']}: not with columns that share a "
-            "table (data.schema); null takes model.embedding_dim"
-        ]
-    if shared and own:
-        one = columns[own[0]]
-        return dict(values), [
-            f"categorical[{own[0]}].embedding_dim = {one.embedding_dim}: not beside columns that "
-            f"share a table; column {one.name!r} needs null, or model.embedding_dim = {dim}"
-        ]
-    if not own or shape.get("table_dims") is not None:
+    if found is None or not own or shape.get("table_dims") is not None:
         return dict(values), []
     if ":" in str(shape.get("name")):
         one = columns[own[0]]
@@ -141,7 +129,7 @@ def with_table_dims(
             f"categorical[{own[0]}].embedding_dim = {one.embedding_dim}: a model of your own takes "
             f"rows of one width; column {one.name!r} needs null, or model.embedding_dim = {dim}"
         ]
-    dims = [one.embedding_dim or dim for one in columns]
+    dims = [one.embedding_dim or dim for one in found.by_table(columns)]
     return {**values, "model": {**shape, "table_dims": dims}}, []
 
 

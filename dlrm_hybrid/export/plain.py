@@ -224,8 +224,9 @@ class PlainDlrm(nn.Module):
         ]
         if self.own is not None:
             return _outputs(self.own(dense, torch.stack(rows, 1)))
-        for number, project in self.project.items():
-            rows[int(number) - 1] = project(rows[int(number) - 1])
+        for column, table in enumerate(self._tables):
+            if (number := str(table + 1)) in self.project:
+                rows[column] = self.project[number](rows[column])
         bottom = [] if dense is None else [self.bottom(dense)]
         z_BVD = torch.stack([*bottom, *rows], 1)
         return _outputs(self.top(self.interaction(z_BVD)))

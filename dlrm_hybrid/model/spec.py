@@ -79,17 +79,14 @@ class ModelSpec:
                 f"model.bottom: {list(self.bottom)} must have an input and end in "
                 f"model.embedding_dim = {self.embedding_dim}, or be empty"
             )
-        faults += loss_weight_faults(self.loss_weights)
+        faults += shape_faults(self)
         if not self.top or self.top[-1] != self.labels:
             logits = "the logit" if self.labels == 1 else "a logit for each of loss_weights"
             faults.append(f"model.top: {list(self.top)} must end in {self.labels}, {logits}")
         if not self.table_rows:
             faults.append("model: at least one embedding table is needed")
-        faults += self._column_faults()
         if not self.bottom and len(self.columns) == 1 and isinstance(self.interaction, Dot):
             faults.append("model.interaction = 'dot': one table and no bottom MLP make no pair")
-        if self.frozen and len(self.frozen) != len(self.table_rows):
-            faults.append(f"model: frozen says it of {len(self.frozen)} tables")
         if self.table_dims and len(self.table_dims) != len(self.table_rows):
             faults.append(
                 f"model.table_dims: {list(self.table_dims)} must have a width for each of the "
@@ -100,16 +97,6 @@ class ModelSpec:
             faults.append("model: every width and every number of rows must be at least 1")
         if faults:
             raise ConfigError("\n".join(faults))
-
-    def _column_faults(self) -> Iterator[str]:
-        tables = self.table_of_column
-        if tables and [*dict.fromkeys(tables)] != [*range(len(self.table_rows))]:
-            yield (
-                f"model.table_of_column: {list(tables)} must number {len(self.table_rows)} tables "
-                "from 0, in the order in which columns name them"
-            )
-        if tables and self.table_dims:
-            yield "model.table_dims: not with table_of_column, as columns share tables"
 
     def _no_numbers(self) -> Iterator[str]:
         lists = ("bottom", "top", "table_rows", "table_dims", "table_of_column")
@@ -259,13 +246,22 @@ class ModelSpec:
         )
 
 
-def loss_weight_faults(weights: Sequence[float]) -> list[str]:
-    """The faults of the `loss_weights` of a model; empty if there are none."""
+def shape_faults(spec: ModelShape) -> Iterator[str]:
+    """The faults of the labels, tables and columns of a model of either kind."""
+    weights, tables, columns = spec.loss_weights, len(spec.table_rows), spec.table_of_column
     head = f"loss_weights: {list(weights)}"
     if len(weights) == 1:
-        return [f"{head}: of two labels or more; () for one"]
-    wrong = [weight for weight in weights if not 0 < weight < float("inf")]
-    return [f"{head}: {weight} must be above 0 and finite" for weight in wrong]
+        yield f"{head}: of two labels or more; () for one"
+    for weight in weights:
+        if not 0 < weight < float("inf"):
+            yield f"{head}: {weight} must be above 0 and finite"
+    if spec.frozen and len(spec.frozen) != tables:
+        yield f"model: frozen says it of {len(spec.frozen)} tables, not of {tables}"
+    if columns and [*dict.fromkeys(columns)] != [*range(tables)]:
+        yield (
+            f"model.table_of_column: {list(columns)} must number {tables} tables from 0, in the "
+            "order in which columns name them"
+        )
 
 
 def _shapes(mlp: str, widths: Sequence[int]) -> dict[str, tuple[int, ...]]:

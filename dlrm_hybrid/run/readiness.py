@@ -67,7 +67,7 @@ def ready_rows(request: Request, resume_from: Path | None, display: Display) -> 
         cuda_devices(config.device)
     rows = prepared_rows(config, display, Command("train", request.overrides))
     shards = open_shards(rows, build.semantics(config))
-    if faults := [*_other_columns(config.model, shards), *_other_widths(config, shards)]:
+    if faults := [*_other_columns(config.model, shards)] or [*_other_widths(config, shards)]:
         raise ConfigError("\n".join(faults))
     if shards.schema.loss_weights and isinstance(config.model, OwnModelConfig):
         # Refuses one without a logit for each label.
@@ -104,18 +104,19 @@ def _other_columns(model: Model, shards: Shards) -> Iterator[str]:
     dims = [one.embedding_dim or model.embedding_dim for one in shards.schema.categorical]
     if model.table_dims is None and {*dims} != {model.embedding_dim}:
         yield f"model.table_dims = null: {of_rows} columns of widths {dims}; name their data.schema"
-    elif model.table_dims is not None and len(model.table_dims) != tables:
+    elif model.table_dims is not None and len(model.table_dims) != len(shards.table_rows):
         setting = f"model.table_dims: {len(model.table_dims)} widths"
-        yield f"{setting}; {of_rows} {tables} categorical columns"
+        yield f"{setting}; {of_rows} {len(shards.table_rows)} tables"
 
 
 def _other_widths(config: Config, shards: Shards) -> Iterator[str]:
     """Vectors that rows should begin with, and that are not as wide."""
-    model, tables = config.model, len(shards.schema.categorical)
-    dims = model.table_dims or (model.embedding_dim,) * tables
+    model, schema = config.model, shards.schema
+    dims = model.table_dims or (model.embedding_dim,) * len(shards.table_rows)
+    tables = schema.table_of_column or range(len(dims))
     for vectors in shards.manifest.vectors:
-        column, (_, width) = shards.schema.categorical[vectors.column], vectors.values.shape
-        dim = dims[vectors.column]
+        column, (_, width) = schema.categorical[vectors.column], vectors.values.shape
+        dim = dims[tables[vectors.column]]
         if width != dim:
             key = "embedding_dim" if column.embedding_dim else "model.embedding_dim"
             yield (

@@ -19,7 +19,7 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text, validate
 from dlrm_hybrid.model.interaction import Cross, Dot, Fm
 from dlrm_hybrid.model.own import OwnModel
-from dlrm_hybrid.model.spec import ModelShape, ModelSpec, Partition, loss_weight_faults
+from dlrm_hybrid.model.spec import ModelShape, ModelSpec, Partition, shape_faults
 from dlrm_hybrid.outside import is_path
 from dlrm_hybrid.run.readiness import require_memory
 from dlrm_hybrid.types import ConfigError
@@ -106,7 +106,7 @@ def settings_of(
 def settings_from(spec: ModelShape, values: Mapping[str, Any]) -> Settings:
     """Validate as `settings_of`, from values of a configuration; raises ConfigError."""
     config = validate(values)
-    if faults := [*_faults(config), *loss_weight_faults(spec.loss_weights)]:
+    if faults := [*_faults(config), *shape_faults(spec)]:
         raise ConfigError(faults_text(faults))
     Partition.of(spec, config.parallel.cuts)  # refuses a model of the user's own by its labels
     require_memory(config, spec.table_rows)

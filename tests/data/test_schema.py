@@ -207,6 +207,7 @@ FAULTS = [
             ("missing: shared", r"\[1\].missing = 'shared': .*, whose missing is 'own': must be"),
             ("max_rows: 9", r"\[1\].max_rows = 9: .*, whose max_rows is None: must be the same"),
             ("expand_to: 2", r"\[1\].expand_to: not with table"),
+            ("embedding_dim: 8", r"\[1\].embedding_dim = 8: .*, whose embedding_dim is None: must"),
         )
     ),
     (

@@ -21,9 +21,9 @@ SCHEMA = """
 label: clicked
 dense: [{name: price}]
 categorical:
-  - {name: viewed, table: item}
-  - {name: shop, kind: integer}
-  - {name: history, table: item, max_length: 4, separator: "|"}
+  - {name: viewed, table: item, embedding_dim: 6}
+  - {name: shop, kind: integer, embedding_dim: 3}
+  - {name: history, table: item, embedding_dim: 6, max_length: 4, separator: "|"}
 split: {by: fraction, test: 0.2, seed: 1}
 vocabulary: VOCABULARY
 """
@@ -128,23 +128,6 @@ def test_models_of_others_have_no_such_tables(
     assert run(["dlrm_hybrid", "export", *wish, *more]) == 2
     told = capsys.readouterr().err
     assert f"{names!r} (export.names, import.names): has no model whose columns share" in told
-
-
-@pytest.mark.parametrize(
-    ("column", "option", "told"),
-    [
-        ("shop, embedding_dim: 8", "train.steps=1", "categorical[1].embedding_dim = 8: not beside"),
-        ("shop", "model.table_dims=[8,4]", "model.table_dims = [8, 4]: not with columns that"),
-    ],
-)
-def test_such_models_have_one_width(
-    column: str, option: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    schema = SCHEMA.replace("VOCABULARY", "train").replace("shop", column)
-    (tmp_path / "mine.yaml").write_text(schema)
-    given = ("data=table", f"data.schema={tmp_path}/mine.yaml", "model=dlrm_small", option)
-    assert run(["dlrm_hybrid", "train", *given, f"hydra.run.dir={tmp_path}/run"]) == 2
-    assert told in capsys.readouterr().err
 
 
 def test_weights_come_back(own: Path, tmp_path: Path) -> None:

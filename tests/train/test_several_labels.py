@@ -293,6 +293,12 @@ def test_a_model_of_ones_own_is_as_wide_as_there_are_labels(
         World.in_process(OwnModel(module=Narrow, loss_weights=(1.0, 1.0), **shape), cuts=[])
     with pytest.raises(ConfigError, match=r"loss_weights: \[2.0\]: of two labels or more"):
         World.in_process(OwnModel(module=DeepFm, loss_weights=(2.0,), **shape), cuts=[])
+    for wrong, message in (
+        ({"frozen": (True,) * 9}, "frozen says it of 9 tables, not of "),
+        ({"table_of_column": (1, 0)}, r"model.table_of_column: \[1, 0\] must number "),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            World.in_process(OwnModel(module=DeepFm, **shape, **wrong), cuts=[])
 
 
 def test_a_world_learns_what_a_run_does(learned: Path, shards: Shards, tmp_path: Path) -> None:

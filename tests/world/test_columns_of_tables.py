@@ -18,7 +18,7 @@ from dlrm_hybrid.world.world import World
 COLUMNS, LISTS = (0, 1, 0, 0), (2,)
 SPEC = ModelSpec(
     **{"embedding_dim": 4, "bottom": (3, 8, 4), "top": (8, 1)},
-    **{"table_rows": (20, 7), "table_of_column": COLUMNS},
+    **{"table_rows": (20, 7), "table_of_column": COLUMNS, "table_dims": (6, 4)},
 )
 ROWS, STEPS, LR = 32, 12, 0.1
 

@@ -41,7 +41,7 @@ _NANOSECONDS = re.compile(r"\.[0-9]{7}")
 PACKAGE = "dlrm_hybrid.data.schemas"
 OF_A_TABLE = (
     *("kind", "hash_size", "min_count", "bucket", "missing", "max_rows", "evict"),
-    "trainable",
+    *("trainable", "embedding_dim"),
 )
 """Keys that columns with one table must have alike."""
 
@@ -322,8 +322,6 @@ def _table_faults(schema: Schema) -> Iterator[str]:
             )
         if column.expand_to > 1:
             yield f"{key}.expand_to: not with table, as its bags are of the table's own rows"
-        if column.embedding_dim is not None:
-            yield f"{key}.embedding_dim: not with table, which is as wide as the model"
         if column.vectors is not None:
             yield f"{key}.vectors: not with table, whose rows begin alike for all its columns"
         for name in OF_A_TABLE:

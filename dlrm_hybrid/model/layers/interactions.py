@@ -3,7 +3,7 @@
 Each maps x_BD, the output of the bottom MLP, and e_BED, the pooled rows of the tables, to the input
 of the top MLP. Without a bottom MLP x_BD has no columns and counts as no vector.
 
-Shapes: B batch, F vectors of a row (bottom MLP first, then the tables), D their width, E tables,
+Shapes: B batch, F vectors of a row (bottom MLP first, then the tables), D their width, E columns,
 P = F(F-1)/2 pairs, W = F D all vectors one after the other (in projections: a table's own width, or
 the widest), R rank of a cross layer.
 """
@@ -30,7 +30,7 @@ from dlrm_hybrid.model.spec import ModelSpec
 
 @final
 class _Projected(torch.autograd.Function):
-    """Forward: a product for each table of another width than D; backward: two."""
+    """Forward: a product for each column of another width, others as they are; backward: two."""
 
     @staticmethod
     def forward(
@@ -38,14 +38,14 @@ class _Projected(torch.autograd.Function):
     ) -> Tensor:
         z_BED = e_BEW.new_empty(len(e_BEW), len(dims_E), dim)
         operands: list[Tensor] = []
-        for table, width in enumerate(dims_E):
+        for column, width in enumerate(dims_E):
             # Contiguous, and so aligned: products round the same wherever rows came from.
-            x_BW = e_BEW[:, table, :width].contiguous()
+            x_BW = e_BEW[:, column, :width].contiguous()
             if width != dim:
                 weight_DW = weights[len(operands) // 2]
                 operands += (x_BW, weight_DW)
                 x_BW = affine(x_BW, weight_DW, None, relu=False)
-            z_BED[:, table] = x_BW
+            z_BED[:, column] = x_BW
         ctx.dim, ctx.dims_E, ctx.shape = dim, dims_E, e_BEW.shape
         ctx.save_for_backward(*operands)
         return z_BED
@@ -55,14 +55,14 @@ class _Projected(torch.autograd.Function):
         (g_BED,) = gradients
         of_e_BEW = g_BED.new_zeros(ctx.shape)
         of_weights: list[Tensor] = []
-        for table, width in enumerate(ctx.dims_E):
-            g_BD = g_BED[:, table].contiguous()
+        for column, width in enumerate(ctx.dims_E):
+            g_BD = g_BED[:, column].contiguous()
             if width != ctx.dim:
                 at = 2 * len(of_weights)
                 x_BW, weight_DW = ctx.saved_tensors[at : at + 2]
                 of_weights.append(gradient_of_weight(g_BD, x_BW))
                 g_BD = gradient_of_input(g_BD, weight_DW)
-            of_e_BEW[:, table, :width] = g_BD
+            of_e_BEW[:, column, :width] = g_BD
         return (of_e_BEW, None, None, *of_weights)
 
 
@@ -77,7 +77,7 @@ class Projection(nn.Module):
 
 @final
 class Projections(nn.Module):
-    """Rows of tables of any width, (B, E, widest) → vectors (B, E, D).
+    """Rows of columns whose tables have any width, (B, E, widest) → vectors (B, E, D).
 
     Mixed dimension embeddings (Ginart et al., 2019, arXiv 1909.11810, section 3): rows of another
     width than D are multiplied by a matrix of their table. In float32, whatever the precision.
@@ -85,10 +85,13 @@ class Projections(nn.Module):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        self._dim, self._dims_E = spec.embedding_dim, spec.widths.dims
-        for number, width in spec.projected.items():
-            self.add_module(str(number), Projection(spec.embedding_dim, width))
-        self._flat = tuple(self.parameters())
+        self._dim, dims = spec.embedding_dim, spec.widths.dims
+        self._dims_E = tuple(dims[table] for table in spec.columns)
+        layers = {number: Projection(self._dim, width) for number, width in spec.projected.items()}
+        for number, layer in layers.items():
+            self.add_module(str(number), layer)
+        numbers = (table + 1 for table in spec.columns)
+        self._flat = tuple(layers[number].weight for number in numbers if number in layers)
 
     def forward(self, e_BEW: Tensor) -> Tensor:
         """Vectors that interact; `e_BEW` has zeros after rows that are narrower."""
