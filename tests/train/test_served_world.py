@@ -11,6 +11,7 @@ from world_runs import Trained, assert_moved, assert_same, checkpoint, summary, 
 from dlrm_hybrid.checkpoint.reader import open_checkpoint
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.run.rank.facts import Source
 from dlrm_hybrid.types import DataError
 
@@ -20,6 +21,7 @@ SERVED = (
     "checkpoint.keep=9",
 )
 IN_PROCESS = "parallel.world=in_process"
+SPEC = ModelSpec(embedding_dim=16, bottom=(13, 16), top=(1,), table_rows=(30,) * 26)
 CACHED = ("embedding.cache_rows=300", "embedding.cache_batches=5")
 
 
@@ -53,7 +55,7 @@ def test_rows_looked_up_ahead_are_in_every_checkpoint_but_that_of_step_0(
     def lookups(step: int, then: dict[str, Any], now: dict[str, Any]) -> dict[str, Tensor]:
         facts = {"step": step, "config": then}
         source = Source(checkpoint=saved, facts=facts, config=validate(now), values=now)
-        return source.lookups_ahead((0, 1), 26)
+        return source.lookups_ahead((0, 1), SPEC)
 
     assert lookups(0, values, values) == {}
     with pytest.raises(DataError, match=r"no tensor lookups\.0\.0 in this checkpoint"):
