@@ -79,7 +79,7 @@ class PrepareOptions:
     grows: bool = True
 
     def base_fault(self, prepared: Manifest) -> str | None:
-        """The difference of the base of prepared rows from that of these options, if any."""
+        """The difference between the bases of prepared rows and of these options, if any."""
         base, prepared_base = self.base, prepared.base
         if base is None:
             return "it has vocabularies of an earlier run (data.base)" if prepared_base else None

@@ -41,7 +41,7 @@ class Semantics:
         day_split: `equal_rows` cuts all rows into `days` equal parts in file order, the first ones
             one row longer, like facebookresearch/dlrm; `files` takes each raw file as a day.
         vocabulary: `all_days` gives every category of every day an id, like facebookresearch/dlrm;
-            `train_days` only those of the training days, and all others share id 0.
+            `train_days` only categories of the training days, and all others share id 0.
         min_count: categories seen fewer times than this within the vocabulary's days share id 0;
             0 and 1 drop none.
         max_ind_range: categories are taken modulo this before the vocabulary; 0 disables it.
@@ -162,7 +162,7 @@ class Growth:
 
     Attributes:
         reused: categories that the base has rows for.
-        appended: new categories, with rows behind those of the base.
+        appended: new categories, with rows behind the rows of the base.
         unknown: categories without a row, which share id 0.
         evicted: categories of the base whose rows new ones have taken.
     """

@@ -210,7 +210,7 @@ class Label:
         column: name of the column.
         positive: texts or whole numbers that are 1; None without.
         above: numbers greater than this are 1; None without.
-        name: name of one of several labels; null for that of its column.
+        name: name of one of several labels; null for the name of its column.
         loss_weight: factor of the loss of one of several labels in their sum.
     """
 
@@ -262,7 +262,7 @@ class Schema:
         ignore: columns that are not read, "" for one without a name; unknown columns are an error.
         split: which rows train, validate and test; null with `criteo`, where `data.days` decides,
             and where all rows are scored, then learned.
-        vocabulary: rows whose categories get ids: those of the `train` part, or `all`; categories
+        vocabulary: rows whose categories get ids: rows of the `train` part, or `all`; categories
             found only in other rows share id 0.
         delimiter: separates the columns of CSV files, an ASCII character.
         quote: of CSV files: `double` takes delimiters and line ends between two `"` for text, as
@@ -396,11 +396,11 @@ class Schema:
 
     @property
     def table_names(self) -> tuple[str, ...]:
-        """Name of each table: the one that columns share, or that of its column."""
+        """Name of each table: the name that columns share, or the name of its column."""
         return self.by_table([column.table or column.name for column in self.categorical])
 
     def by_table(self, values: Sequence[Value]) -> tuple[Value, ...]:
-        """Choose from values of the categorical columns those of each table's first column."""
+        """Choose from values by categorical column the value of each table's first column."""
         return tuple(values[column] for column in dict.fromkeys(self.first_columns))
 
     @property

@@ -24,7 +24,7 @@ from dlrm_hybrid.model.spec import ModelShape
 
 @final
 class ColumnBags:
-    """Turns the bags of columns into those of tables, and rows of tables into those of columns.
+    """Turns bags of columns into bags of tables, and rows of tables into rows of columns.
 
     Args:
         table_of_column: index of each column's table.
@@ -67,7 +67,7 @@ class ColumnBags:
         )
 
     def by_column(self, pooled_NFD: Tensor) -> Tensor:
-        """The pooled rows of the columns (B, C, D), from those of the tables' bags."""
+        """The pooled rows of the columns (B, C, D), from the pooled rows of the tables' bags."""
         tables, dim = pooled_NFD.shape[1:]
         rows = len(pooled_NFD) // self.most
         by_place = pooled_NFD.view(self.most, rows, tables, dim).transpose(1, 2)
@@ -75,7 +75,7 @@ class ColumnBags:
         return by_place.index_select(0, self._places_C).transpose(0, 1).contiguous()
 
     def gradients(self, gradient_BCD: Tensor) -> Tensor:
-        """The gradients of the tables' bags (N, F, D), from those of the columns' rows."""
+        """The gradients of the tables' bags (N, F, D), from the gradients of the columns' rows."""
         rows, _, dim = gradient_BCD.shape
         by_place = gradient_BCD.new_zeros(self.most * self._tables, rows, dim)
         by_place.index_copy_(0, self._places_C, gradient_BCD.transpose(0, 1))

@@ -2,7 +2,7 @@
 
 Shapes: F vectors of a row that interact (bottom MLP first, then the tables), D their width,
 W = F D all of them one after the other, R rank. Without dense columns there is no bottom MLP: the
-vectors are those of the tables, and the outputs of `Dot` and `Fm` have no first vector.
+vectors are the rows of the tables, and the outputs of `Dot` and `Fm` have no first vector.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Cross(Record):
     )
 
     def width(self, vectors: int, dim: int, has_bottom: bool) -> int:
-        """Width of the output: W, and that of the deep network."""
+        """Width of the output: W, and the width of the deep network."""
         return vectors * dim + sum(self.deep[-1:])
 
     def shapes(self, vectors: int, dim: int) -> Shapes:

@@ -188,8 +188,8 @@ class ShardedEmbeddings:
 
     def _rows_of_all(self, num_rows: int) -> list[int]:
         once_T = [1] * self._trainers
-        mine_T = torch.tensor([num_rows] * self._trainers)
-        return [int(rows) for rows in self._group.exchange(mine_T, once_T, once_T)]
+        rows_T = torch.tensor([num_rows] * self._trainers)
+        return [int(rows) for rows in self._group.exchange(rows_T, once_T, once_T)]
 
 
 @final

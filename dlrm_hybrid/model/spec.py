@@ -39,7 +39,7 @@ class ModelSpec:
             of every table without a width of its own.
         bottom: widths of the bottom MLP, its input first: (13, 512, 256, 64, 16); empty without
             dense columns.
-        top: widths of the top MLP's layers; that of its input follows: (512, 256, 1). The last is
+        top: widths of the top MLP's layers; its input's width follows: (512, 256, 1). The last is
             the number of labels.
         table_rows: rows of every embedding table.
         interaction: interaction of the bottom MLP's output with the rows of the tables.

@@ -111,12 +111,12 @@ class TableRows:
         """Draw the values that rows have in any layout; see `draw_embeddings`."""
         sizes = zip(self._spec.table_rows, self.widths.dims, strict=True)
         for name, size, tensors in zip(self._spec.table_names, sizes, self._tables, strict=True):
-            own_RD, begin = tensors["weight"], 0
+            weight_RD, begin = tensors["weight"], 0
             for part_RD in embedding_parts(f"{name}.weight", *size, seed, init):
                 # The first row of the part has the number `begin` in its table.
-                mine_RD = part_RD[(self._server - begin) % self._servers :: self._servers]
+                rows_RD = part_RD[(self._server - begin) % self._servers :: self._servers]
                 first = -(-(begin - self._server) // self._servers)
-                own_RD[first : first + len(mine_RD)] = mine_RD
+                weight_RD[first : first + len(rows_RD)] = rows_RD
                 begin += len(part_RD)
 
     def look_up(self, ids: OwnedIds) -> Tensor:
@@ -126,9 +126,9 @@ class TableRows:
             return self._storage.look_up(part.rows.weights_RD, torch.from_numpy(part.flat(ids)))
         rows_KD = torch.zeros(len(ids.ids_K), self.widths.widest)
         for part in self._parts:
-            mine_K = torch.from_numpy(part.mine(ids))
-            rows_K = torch.from_numpy(part.flat(ids)).index_select(0, mine_K)
-            rows_KD[mine_K, : part.dim] = self._storage.look_up(part.rows.weights_RD, rows_K)
+            place_K = torch.from_numpy(part.mine(ids))
+            rows_K = torch.from_numpy(part.flat(ids)).index_select(0, place_K)
+            rows_KD[place_K, : part.dim] = self._storage.look_up(part.rows.weights_RD, rows_K)
         return rows_KD
 
     def update(self, gradients: Sequence[tuple[OwnedIds, Tensor]], lr: float) -> None:
@@ -143,11 +143,11 @@ class TableRows:
             gradient_KD = torch.cat([gradient_KD for _, gradient_KD in gradients]).numpy()
             if len(self._parts) > 1:
                 ends = np.cumsum([0, *(len(ids.ids_K) for ids, _ in gradients)])
-                mine_K = np.concatenate(
+                place_K = np.concatenate(
                     [part.mine(ids) + end for (ids, _), end in zip(gradients, ends, strict=False)]
                 )
-                rows_K = rows_K[mine_K]
-                gradient_KD = np.ascontiguousarray(gradient_KD[mine_K, : part.dim])
+                rows_K = rows_K[place_K]
+                gradient_KD = np.ascontiguousarray(gradient_KD[place_K, : part.dim])
             keys_K, shift = row_keys(rows_K, np.arange(len(rows_K)))
             if len(gradients) > 1:  # ids of one trainer come in order
                 keys_K.sort()

@@ -1,4 +1,4 @@
-"""Reads schemas from YAML: those of the package, in this folder, and the user's own files.
+"""Reads schemas from YAML: the package's, which lie in this folder, and the user's own files.
 
 `named` finds either; `loads` validates a whole text and reports each fault in a line.
 """

@@ -14,7 +14,7 @@ _MISSING = "__HIVE_DEFAULT_PARTITION__"
 
 
 def find(named: str | Sequence[str] | None, key: str) -> tuple[Path, ...]:
-    """Resolve names to files, those of a folder or pattern in alphabetical order.
+    """Resolve names to files; files of a folder or pattern are in alphabetical order.
 
     A folder stands for all files in it and its subfolders. Names that begin with `_` or `.`, such
     as those that Spark writes beside rows, are skipped unless they are written out.

@@ -164,7 +164,7 @@ class PrepareJob:
     def shares_id(self) -> tuple[bool, ...]:
         """Whether id 0 is all categories without a row of their own, for each categorical column.
 
-        A base decides it: its row 0 has that meaning, or is that of a category.
+        A base decides it: its row 0 has that meaning, or is the row of a category.
         """
         return self.base.manifest.out_of_vocabulary if self.base else self.semantics.shares_id
 

@@ -132,9 +132,9 @@ class Numbering:
     ) -> Numbered:
         """Decide which categories get rows of the table.
 
-        These are those of the base, then those counted often enough and, after them, all other
-        buckets of a hashed column, as later rows may have values in them. Where the table is full,
-        the most frequent new ones take the rows of those least in use (`evict`).
+        These are the categories of the base, then new ones counted often enough and, after them,
+        all other buckets of a hashed column, as later rows may have values in them. Where the table
+        is full, the most frequent new ones take the rows of those least in use (`evict`).
 
         Args:
             column: the column in the schema.
@@ -198,7 +198,7 @@ def _use(
         base: categories of earlier rows.
         known_V: id in the base of each category that was seen.
         counts_V: how often it was seen where rows are counted.
-        is_new_V: whether it gets a row behind those of the base.
+        is_new_V: whether it gets a row behind the rows of the base.
 
     Returns:
         The use of all categories with rows, the base's first, and of each category seen.
@@ -228,7 +228,7 @@ def _rows_to_take(use_V: Int64s, more_N: Int64s) -> Int64s:
 
 
 def _places(keys: Keys, column: CategoricalColumn) -> Int64s:
-    """The places of a hashed column's keys: buckets, and behind them that of a missing value."""
+    """The places of a hashed column's keys: buckets, and behind them the missing value."""
     keys_V = np.asarray(keys, np.int64)
     return np.where(keys_V == MISSING_INTEGER, column.hash_size, keys_V)
 

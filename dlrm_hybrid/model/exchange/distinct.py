@@ -177,12 +177,12 @@ class DistinctExchange:
         """Send rows from the holders of tables to the trainers that look up (B, F, D)."""
         rows_elsewhere = sum(request.rows_T) - request.rows_T[self._rank]
         dense_bytes = FLOAT_BYTES * sum(self._widths_T[self._rank].dims) * rows_elsewhere
-        given_KD = request.bags.gather(pooled_NW, self._dim)
+        values_KD = request.bags.gather(pooled_NW, self._dim)
         if levels is not None:
-            taken_KD = levels.rows(given_KD, request.theirs_T, request.mine_T, dense_bytes)
-            return request.mine.pool(taken_KD)
+            rows_KD = levels.rows(values_KD, request.theirs_T, request.mine_T, dense_bytes)
+            return request.mine.pool(rows_KD)
         of_mine, of_theirs = self._packings(request.mine_T, request.theirs_T)
-        rows_KD = self._exchanged(given_KD, of_theirs, of_mine, self._casts[0], dense_bytes)
+        rows_KD = self._exchanged(values_KD, of_theirs, of_mine, self._casts[0], dense_bytes)
         if request.found_K is not None and self._kept is not None:
             rows = Rows(request.mine.ids_K, request.mine.counts_F)
             all_KD = self._kept.complete(rows, request.found_K, rows_KD.numpy())
@@ -197,9 +197,9 @@ class DistinctExchange:
         elsewhere = [widths for t, widths in enumerate(self._widths_T) if t != self._rank]
         columns = sum(dim for widths in elsewhere for dim in widths.dims)
         dense_bytes = FLOAT_BYTES * columns * len(gradient_BFD)
-        given_KD = request.mine.sum_by_id(gradient_BFD)
+        sum_KD = request.mine.sum_by_id(gradient_BFD)
         if self._learns_F.all():
-            return self._send_gradients(given_KD, request.theirs_T, request.mine_T, dense_bytes)
+            return self._send_gradients(sum_KD, request.theirs_T, request.mine_T, dense_bytes)
         pairs, tables = zip(request.mine_T, self._held_T, strict=True), self._held_T[self._rank]
         sent = [ids.of_tables(self._learns_F[of]) for ids, of in pairs]
         taken = [ids.of_tables(self._learns_F[tables]) for ids in request.theirs_T]
@@ -207,19 +207,19 @@ class DistinctExchange:
             torch.from_numpy(np.concatenate([some_K for _, some_K in rows]))
             for rows in (sent, taken)
         )
-        taken_KD = given_KD.new_zeros(len(is_taken_K), self._dim)
-        taken_KD[is_taken_K] = self._send_gradients(
-            given_KD[is_sent_K], [ids for ids, _ in taken], [ids for ids, _ in sent], dense_bytes
+        gradient_KD = sum_KD.new_zeros(len(is_taken_K), self._dim)
+        gradient_KD[is_taken_K] = self._send_gradients(
+            sum_KD[is_sent_K], [ids for ids, _ in taken], [ids for ids, _ in sent], dense_bytes
         )
-        return taken_KD
+        return gradient_KD
 
     def _send_gradients(
-        self, given_KD: Tensor, theirs_T: Sequence[Rows], mine_T: Sequence[Rows], dense_bytes: int
+        self, sum_KD: Tensor, theirs_T: Sequence[Rows], mine_T: Sequence[Rows], dense_bytes: int
     ) -> Tensor:
         if self.levels is not None:
-            return self.levels.gradients(given_KD, theirs_T, mine_T, dense_bytes)
+            return self.levels.gradients(sum_KD, theirs_T, mine_T, dense_bytes)
         of_mine, of_theirs = self._packings(mine_T, theirs_T)
-        return self._exchanged(given_KD, of_mine, of_theirs, self._casts[1], dense_bytes)
+        return self._exchanged(sum_KD, of_mine, of_theirs, self._casts[1], dense_bytes)
 
     def _packings(
         self, mine_T: Sequence[Rows], theirs_T: Sequence[Rows]
@@ -229,30 +229,30 @@ class DistinctExchange:
         return _Packing(self._widths_T, mine_T), _Packing(widths_T, theirs_T)
 
     def _exchanged(
-        self, given_KD: Tensor, source: _Packing, target: _Packing, codec: Cast, dense_bytes: int
+        self, values_KD: Tensor, source: _Packing, target: _Packing, codec: Cast, dense_bytes: int
     ) -> Tensor:
         """Send rows to the trainers that are to have them; returns the rows for this trainer."""
-        message = codec.encode(source.widths.packed(given_KD, source.counts).flatten())
+        message = codec.encode(source.widths.packed(values_KD, source.counts).flatten())
         reply = self._group.exchange(message, source.sizes, target.sizes, dense_bytes)
         return target.widths.unpacked(codec.decode(reply), target.counts)
 
     def _exchange(
         self, messages_T: list[Bytes], ids: DistinctIds
     ) -> tuple[list[Bytes], list[int], list[int]]:
-        """Exchange messages; returns those of all trainers, their most ids of a table, and rows."""
+        """Exchange messages; returns all trainers' messages, most ids of a table, and rows."""
         # With one id per bag the two numbers are the same.
         sizes = [ids.most] if ids.bags.offsets is None else [ids.most, ids.bags.rows]
         head = np.array(sizes, "<i4").tobytes()
         local = messages_T[self._rank]
-        given_T = [head + message.tobytes() for message in messages_T]
-        given_T[self._rank] = b""
+        outgoing_T = [head + message.tobytes() for message in messages_T]
+        outgoing_T[self._rank] = b""
         dense_bytes = ID_BYTES * self._numbers_elsewhere(ids.bags)
-        taken_T = self._messages.exchange(given_T, dense_bytes)
-        taken_T[self._rank] = memoryview(head + local.tobytes())
-        if trainers := [trainer for trainer, part in enumerate(taken_T) if len(part) < len(head)]:
-            raise DlrmError(f"trainer {trainers[0]} sent invalid ids for the tables held here")
-        their_sizes_TX = np.array([np.frombuffer(part[: len(head)], "<i4") for part in taken_T])
-        received_T = [np.frombuffer(part[len(head) :], np.uint8).copy() for part in taken_T]
+        incoming_T = self._messages.exchange(outgoing_T, dense_bytes)
+        incoming_T[self._rank] = memoryview(head + local.tobytes())
+        if ranks := [trainer for trainer, part in enumerate(incoming_T) if len(part) < len(head)]:
+            raise DlrmError(f"trainer {ranks[0]} sent invalid ids for the tables held here")
+        their_sizes_TX = np.array([np.frombuffer(part[: len(head)], "<i4") for part in incoming_T])
+        received_T = [np.frombuffer(part[len(head) :], np.uint8).copy() for part in incoming_T]
         return received_T, their_sizes_TX[:, 0].tolist(), their_sizes_TX[:, -1].tolist()
 
     def _numbers_elsewhere(self, bags: Bags[Tensor]) -> int:

@@ -153,45 +153,45 @@ class LevelExchange:
         ]
 
     def rows(
-        self, given_KD: Tensor, theirs_T: Sequence[Rows], mine_T: Sequence[Rows], dense_bytes: int
+        self, rows_KD: Tensor, theirs_T: Sequence[Rows], mine_T: Sequence[Rows], dense_bytes: int
     ) -> Tensor:
         """Send the rows that were asked for; returns the rows that this trainer asked for.
 
         Args:
-            given_KD: exact rows, for one trainer after the other.
+            rows_KD: exact rows, for one trainer after the other.
             theirs_T: ids that each trainer asked for.
             mine_T: ids that were asked of each trainer.
             dense_bytes: size of what is sent, uncompressed.
         """
-        given_T = _parts(given_KD, theirs_T)
+        parts_T = _parts(rows_KD, theirs_T)
         messages_T = [
             b"" if trainer == self._rank else answering.rows(rows, values_KD)
             for trainer, (answering, rows, values_KD) in enumerate(
-                zip(self._answering_T, theirs_T, given_T, strict=True)
+                zip(self._answering_T, theirs_T, parts_T, strict=True)
             )
         ]
         received_T = self._row_messages.exchange(messages_T, dense_bytes)
         views: list[Float32s] = []
         for trainer, (asking, rows) in enumerate(zip(self._asking_T, mine_T, strict=True)):
             if trainer == self._rank:
-                views.append(self.memory.own_rows(trainer, rows, given_T[trainer]))
+                views.append(self.memory.own_rows(trainer, rows, parts_T[trainer]))
                 continue
             with _named(f"rows of trainer {trainer}"):
                 views.append(asking.rows(received_T[trainer], rows))
         return torch.from_numpy(np.concatenate(views))
 
     def gradients(
-        self, given_KD: Tensor, theirs_T: Sequence[Rows], mine_T: Sequence[Rows], dense_bytes: int
+        self, sum_KD: Tensor, theirs_T: Sequence[Rows], mine_T: Sequence[Rows], dense_bytes: int
     ) -> Tensor:
-        """Send gradients of the rows that this trainer asked for; returns those of its own rows.
+        """Send gradients of the rows that this trainer asked for; returns gradients of its rows.
 
         Args:
-            given_KD: sums for distinct ids, for one holder after the other.
+            sum_KD: sums for distinct ids, for one holder after the other.
             theirs_T: ids that each trainer asked for.
             mine_T: ids that were asked of each trainer.
             dense_bytes: size of what is sent, uncompressed.
         """
-        levels_T = self.memory.round(mine_T, _parts(given_KD, mine_T))
+        levels_T = self.memory.round(mine_T, _parts(sum_KD, mine_T))
         exponents = [self.memory.gradient_step.exponent, self.memory.row_step.exponent]
         messages_T = [
             b"" if trainer == self._rank else asking.gradients(levels_KD, rows, exponents)

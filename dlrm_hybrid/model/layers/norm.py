@@ -73,7 +73,7 @@ class Norm(nn.Module):
     def gradients(
         self, g_BM: Tensor, context: Normed, *, trains: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of the input (B, M), of `weight` and `bias` (M,), from that of the output."""
+        """Gradients of the input (B, M), `weight` and `bias` (M,), from the output's gradient."""
         results: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_batch_norm_backward.default(
             *(g_BM, context.entered_BM, context.scale_M, *self._running()),
             *(context.mean_M, context.inverse_M, trains, EPS, [True, True, True]),
