@@ -159,6 +159,14 @@ def test_text_that_is_no_vector_is_a_bad_row(tmp_path: Path) -> None:
         run_prepare([path], tmp_path / "rows", read(schema()))
 
 
+def test_a_vector_for_one_number_is_refused(columns: dict[str, list[Any]], tmp_path: Path) -> None:
+    path, _ = written(tmp_path, columns, "parquet")
+    one = read(schema().replace("length: 3, ", ""))
+    told = "column 'image': list<element: double> where the schema has one number; length takes"
+    with pytest.raises(DataError, match=told):
+        run_prepare([path], tmp_path / "rows", one)
+
+
 def test_rows_that_lack_vectors_may_have_missing_ones() -> None:
     lacks = read(schema(more=", default: ''")).for_scoring
     found = frame_block(pd.DataFrame({"age": [1.0], "price": [2.0], "c": ["a"]}), lacks)

@@ -418,7 +418,8 @@ def _list(name: str, block: Block, array: Any, separator: str | None = None) -> 
     is_number = separator is None and not is_text(plain(array.flatten()).type)
     tried = _try(block, *([replace(text, kind="integer")] if is_number else []), text)
     if tried.use is None:
-        return _Column(name, f"{array.type}: {tried.fault}" if is_number else tried.fault)
+        fault = f"{array.type}: {tried.fault}" if is_number else tried.fault
+        return (_vectors(name, block, array) if is_number else None) or _Column(name, fault)
     assert tried.coded.length_N is not None
     longest = int(tried.coded.length_N.max())
     if not longest:
@@ -427,3 +428,14 @@ def _list(name: str, block: Block, array: Any, separator: str | None = None) -> 
     summary = f"lists of up to {longest}, {len(tried.categories):,} distinct{note}"
     # Later rows may have longer lists.
     return _Column(name, summary, replace(tried.use, max_length=min(2 * max(2, longest), MOST_IDS)))
+
+
+def _vectors(name: str, block: Block, array: Any) -> _Column | None:
+    """Guess about lists that are no categories: vectors, if they are numbers and equally many."""
+    lengths = pc.unique(pc.list_value_length(array).drop_null()).to_pylist()
+    if len(lengths) != 1 or not 1 < lengths[0] <= MOST_IDS:
+        return None
+    use = DenseColumn(name=name, length=lengths[0])
+    _, fault = _read(block, dense=(use,))
+    note = _missing(array.null_count, len(array))
+    return None if fault else _Column(name, f"lists of {lengths[0]} numbers{note}", use)

@@ -318,6 +318,11 @@ def _dense(array: Any, column: DenseColumn, path: str, missing: Sequence[str]) -
     array = plain(array)
     if column.length > 1:
         return _dense_lists(array, column, path, missing)
+    if is_list(array.type):
+        raise DataError(
+            f"{path}: column {column.name!r}: {array.type} where the schema has one number; "
+            "length takes lists of so many"
+        )
     x_N, bad = _numbers(array)
     x_N, faults = transformed(x_N, column)
     reasons = {index: f"{shown(array[index].as_py())} {fault}" for index, fault in faults.items()}
