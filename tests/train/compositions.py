@@ -120,7 +120,6 @@ MEETING = "gradient=union|leader|cltk|deft|terngrad"
 ALL_SENT = ("none", "terngrad", "terngrad weights")
 SOME_SENT = f"gradient={'|'.join(one for one in COLUMNS['gradient'] if one not in ALL_SENT)}"
 FORBIDDEN: Forbidden = (
-    ("rows=shared", "model=widths"),
     ("optimizer=adamw", SOME_SENT),
     ("rows=bare", "cuts=bottom|two"),
     ("cuts=none", "activation=dct|levels|gradient_topk|sketch"),
@@ -164,7 +163,6 @@ PLAIN: Columns = {
 # Sums in another order are near only where an optimizer does not divide by them; FBGEMM's row-wise
 # sums are its own.
 PLAIN_FORBIDDEN: Forbidden = (
-    ("rows=shared", "model=widths"),
     ("tables=served", "table optimizer=adagrad|rowwise_adagrad"),
     ("rows=bare", "cuts=bottom.1|bottom.4|bottom.2,top.2|bottom.1,bottom.4,top.1"),
     (TOGETHER, "servers=0"),
@@ -212,7 +210,7 @@ def plain_options(composition: Composition) -> tuple[str, ...]:
 
 def _widths(composition: Composition) -> str:
     """Widths that FBGEMM does not know, and for clicks those that it does; the model's is 4."""
-    of_rows = {"clicks": [8, 4, 12, *[4] * 20, 8, 4, 8], "bare": [6, 3]}
+    of_rows = {"clicks": [8, 4, 12, *[4] * 20, 8, 4, 8], "bare": [6, 3], "shared": [6, 3]}
     return str(of_rows.get(composition["rows"], [6, 3, 4])).replace(" ", "")
 
 
