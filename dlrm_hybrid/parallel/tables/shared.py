@@ -283,11 +283,12 @@ class _RowsOfLevels(LookedUp):
         for ids, asked, gradient_BFD, memory in zip(
             self.ids, self.asked, gradients, self.memories, strict=True
         ):
-            learns_F = learning(self.frozen, len(asked.counts_L))
-            sent, is_sent_K = asked.of_tables(learns_F)
             sum_KD = ids.sum_by_id(gradient_BFD).numpy()
-            (levels_KD,) = memory.round([sent], [sum_KD[is_sent_K]])
-            sum_KD[~is_sent_K] = 0
-            sum_KD[is_sent_K] = values_of(levels_KD, memory.gradient_step.exponent)
-            parts.append(torch.from_numpy(sum_KD))
+            sent, some_K = asked, slice(None)
+            if self.frozen:
+                sent, some_K = asked.of_tables(learning(self.frozen, len(asked.counts_L)))
+            (levels_KD,) = memory.round([sent], [sum_KD[some_K]])
+            rounded_KD = np.zeros_like(sum_KD)
+            rounded_KD[some_K] = values_of(levels_KD, memory.gradient_step.exponent)
+            parts.append(torch.from_numpy(rounded_KD))
         self.pooled_NW.backward(self.bags.scatter(torch.cat(parts), self.pooled_NW.shape))
