@@ -68,11 +68,19 @@ def prepared_rows(config: Config, display: Display, command: Command) -> Path:
     advice = f"to replace it, with data.raw naming the raw files:\n  {fix}"
     options = replace(build.prepare_options(config, advice), overwrite=False)
     if folders.current(folder, None, options, display.line) is None:
+        example, kinds = _example(config)
         raise DataError(
-            f"data.prepared = {folder}: no prepared rows here; name the raw file (train.txt, .gz "
-            f"or .zst) to prepare them first:\n  {command.with_('data.raw=train.txt')}"
+            f"data.prepared = {folder}: no prepared rows here; name the raw file ({kinds}) to "
+            f"prepare them first:\n  {command.with_(f'data.raw={example}')}"
         )
     return folder
+
+
+def _example(config: Config) -> tuple[str, str]:
+    """The name of a raw file, and of which kinds it may be."""
+    if config.data.name == "table":
+        return "rows.parquet", "CSV, Parquet or .npy"
+    return "train.txt", "text, .gz or .zst"
 
 
 def _raw(config: Config, display: Display) -> Raw:
@@ -127,7 +135,8 @@ def prepare_rows(config: Config, display: Display, command: Command) -> Manifest
     """
     raw = _raw(config, display)
     if not raw:
-        fault = "data.raw = null: name the raw file, data.raw=train.txt (or .gz, .zst)"
+        example, kinds = _example(config)
+        fault = f"data.raw = null: name the raw file, data.raw={example} ({kinds})"
         raise ConfigError(faults_text([fault]))
     is_there = (build.prepared_folder(config) / MANIFEST_FILE).is_file()  # and has a schema
     has_schema = config.data.schema is not None or config.data.base is not None or is_there

@@ -209,7 +209,9 @@ def test_prepared_rows_are_named_after_schema_and_files(
     assert program("prepare", "data.guess=rows.parquet") == 0
     table, there = ("data=table", "data.schema=rows.yaml"), Path("data/prepared")
     assert program("train", *table, *SMALL) == 3
-    assert "data.prepared = data/prepared/table: no prepared rows here" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "data.prepared = data/prepared/table: no prepared rows here" in told
+    assert "data.raw=rows.parquet" in told
     assert program("prepare", *table, "data.raw=rows.parquet") == 0
     (first,) = there.iterdir()
     # The only one there is found without files, and without a schema.
