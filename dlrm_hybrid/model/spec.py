@@ -108,6 +108,10 @@ class ModelSpec:
             if not (is_right and all(map(_is_number, numbers))):
                 form = "whole numbers" if is_list else "a whole number"
                 yield f"model.{name} = {value!r:.80}: must be {form}"
+        for name in ("frozen", "loss_weights"):
+            value = getattr(self, name)
+            if type(value) not in (tuple, list):
+                yield f"model.{name} = {value!r:.80}: must be a tuple"
 
     @property
     def widths(self) -> Widths:
@@ -256,7 +260,7 @@ def shape_faults(spec: ModelShape) -> Iterator[str]:
         if not 0 < weight < float("inf"):
             yield f"{head}: {weight} must be above 0 and finite"
     if spec.frozen and len(spec.frozen) != tables:
-        yield f"model: frozen says it of {len(spec.frozen)} tables, not of {tables}"
+        yield f"model.frozen: {len(spec.frozen)} values for {tables} tables"
     if columns and [*dict.fromkeys(columns)] != [*range(tables)]:
         yield (
             f"model.table_of_column: {list(columns)} must number {tables} tables from 0, in the "

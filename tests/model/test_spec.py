@@ -51,6 +51,10 @@ def test_without_dense_columns_the_tables_meet_alone():
         ({"loss_weights": (1.0,)}, r"loss_weights: \[1.0\]: of two labels or more; \(\) for one"),
         ({"loss_weights": (1.0, 0.0), "top": (2,)}, "loss_weights: .*: 0.0 must be above 0"),
         ({"loss_weights": (float("nan"), 1.0), "top": (2,)}, "nan must be above 0 and finite"),
+        (
+            {"loss_weights": 1.0, "frozen": True},
+            "model.frozen = True: .*\nmodel.loss_weights = 1.0",
+        ),
         ({"table_rows": ()}, "table"),
         ({"table_rows": (3, 0)}, "rows"),
         ({"bottom": ()}, "interaction.*no pair"),

@@ -173,7 +173,7 @@ def test_frozen_tables_are_those_of_torch_and_others_learn_as_beside_them(
 
 
 def test_frozen_tables_are_as_many_as_tables() -> None:
-    with pytest.raises(ConfigError, match="frozen says it of 2 tables"):
+    with pytest.raises(ConfigError, match="model.frozen: 2 values for "):
         tables_of(8, SGD, frozen=(True, False))
 
 

@@ -369,6 +369,18 @@ def test_vectors_of_another_width_are_told_with_both(
     assert not of.exists()
 
 
+def test_vectors_of_another_width_than_the_schema_says_are_not_prepared(
+    train: Train, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schema = (
+        (folder / "mine.yaml").read_text().replace(" vectors:", " embedding_dim: 9, vectors:", 1)
+    )
+    (tmp_path / "wide.yaml").write_text(schema)
+    train("run", *WORLDS["single"], f"data.schema={tmp_path}/wide.yaml", code=3)
+    told = capsys.readouterr().err
+    assert f"column 'vector': vectors of {D} numbers, categorical[0].embedding_dim = 9" in told
+
+
 def test_damaged_vectors_beside_the_rows_are_found(train: Train, tmp_path: Path) -> None:
     first = train("first", *WORLDS["single"])
     prepared = Path(json.loads((first / "config.json").read_text())["data"]["prepared"])

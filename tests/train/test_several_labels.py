@@ -294,7 +294,7 @@ def test_a_model_of_ones_own_is_as_wide_as_there_are_labels(
     with pytest.raises(ConfigError, match=r"loss_weights: \[2.0\]: of two labels or more"):
         World.in_process(OwnModel(module=DeepFm, loss_weights=(2.0,), **shape), cuts=[])
     for wrong, message in (
-        ({"frozen": (True,) * 9}, "frozen says it of 9 tables, not of "),
+        ({"frozen": (True,) * 9}, "model.frozen: 9 values for "),
         ({"table_of_column": (1, 0)}, r"model.table_of_column: \[1, 0\] must number "),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -69,6 +69,9 @@ class VectorFile:
         width = pc.list_value_length(array)[0].as_py()
         if not width:
             raise DataError(f"{path}: row 1: column {name!r}: no numbers ({key})")
+        if column.embedding_dim not in (None, width):
+            other = f"categorical[{number}].embedding_dim = {column.embedding_dim}"
+            raise DataError(f"{path}: column {name!r}: vectors of {width} numbers, {other} ({key})")
         return cls(number, column, key, source, name, width, before)
 
     def write(self, folder: Path, vocabulary: Vocabulary) -> Vectors:
