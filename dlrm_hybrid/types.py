@@ -85,7 +85,7 @@ class PreemptedError(DlrmError):
 
 
 class InterruptedRunError(DlrmError):
-    """Ctrl-C was received."""
+    """Ctrl-C ended the command before it was done."""
 
     exit_code = ExitCode.INTERRUPTED
 

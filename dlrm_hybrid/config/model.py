@@ -118,18 +118,19 @@ def with_table_dims(
     if not isinstance(data, Mapping) or not isinstance(model, Mapping):
         return dict(values), []
     rows, shape = cast("Mapping[str, Any]", data), cast("Mapping[str, Any]", model)
-    dim, found = shape.get("embedding_dim"), schema or _schema(rows)[0]
-    columns = () if found is None else found.categorical
-    own = [i for i, one in enumerate(columns) if one.embedding_dim not in (None, dim)]
-    if found is None or not own or shape.get("table_dims") is not None:
+    dim, named = shape.get("embedding_dim"), schema or _schema(rows)[0]
+    columns = () if named is None else named.categorical
+    places = [i for i, column in enumerate(columns) if column.embedding_dim not in (None, dim)]
+    if named is None or not places or shape.get("table_dims") is not None:
         return dict(values), []
     if ":" in str(shape.get("name")):
-        one = columns[own[0]]
+        column = columns[places[0]]
+        key = f"categorical[{places[0]}].embedding_dim"
         return dict(values), [
-            f"categorical[{own[0]}].embedding_dim = {one.embedding_dim}: a model of your own takes "
-            f"rows of one width; column {one.name!r} needs null, or model.embedding_dim = {dim}"
+            f"{key} = {column.embedding_dim}: a model of your own takes rows of one "
+            f"width; column {column.name!r} needs null, or model.embedding_dim = {dim}"
         ]
-    dims = [one.embedding_dim or dim for one in found.by_table(columns)]
+    dims = [column.embedding_dim or dim for column in named.by_table(columns)]
     return {**values, "model": {**shape, "table_dims": dims}}, []
 
 

@@ -52,37 +52,9 @@ def names_of(naming: Naming, spec: ModelShape, names: Iterable[str]) -> dict[str
     """
     if naming == "ours":
         return {name: name for name in names}
-    if not isinstance(spec, ModelSpec):
+    if fault := _not_in(naming, spec):
         raise ConfigError(
-            f"{naming!r} (export.names, import.names): has no model of your own; use ours"
-        )
-    has_model = {"dlrm": (Dot,), "torchrec": (Dot, Cross)}[naming]
-    interaction = spec.interaction
-    is_other = isinstance(interaction, Cross) and (interaction.rank is None or interaction.deep)
-    if is_other or not isinstance(interaction, has_model):
-        raise ConfigError(
-            f"{naming!r} (export.names, import.names): has no model with the interaction of this "
-            f"one, {spec.interaction}; use ours"
-        )
-    if not spec.bottom:
-        raise ConfigError(
-            f"{naming!r} (export.names, import.names): has no model without dense columns "
-            "(model.bottom=[]); use ours"
-        )
-    if spec.table_of_column:
-        raise ConfigError(
-            f"{naming!r} (export.names, import.names): has no model whose columns share tables "
-            "(categorical[].table of the schema); use ours"
-        )
-    if spec.batch_norm:
-        raise ConfigError(
-            f"{naming!r} (export.names, import.names): has no model with batch norm "
-            "(model.batch_norm); use ours"
-        )
-    if spec.projected:
-        raise ConfigError(
-            f"{naming!r} (export.names, import.names): has no model with tables of several widths "
-            "(model.table_dims); use ours"
+            f"{naming!r} (export.names, import.names): has no model {fault}; use ours"
         )
     if naming == "dlrm":
         return {name: _in_dlrm(name) for name in names}
@@ -91,6 +63,24 @@ def names_of(naming: Naming, spec: ModelShape, names: Iterable[str]) -> dict[str
             f"model.top = {list(spec.top)}: TorchRec's OverArch has at least two layers"
         )
     return {name: _in_torchrec(name, len(spec.top)) for name in names}
+
+
+def _not_in(naming: Naming, spec: ModelShape) -> str | None:
+    """What another program has no model with; None if it has this one."""
+    if not isinstance(spec, ModelSpec):
+        return "of your own"
+    interaction = spec.interaction
+    is_other = isinstance(interaction, Cross) and (interaction.rank is None or interaction.deep)
+    interactions = {"ours": (), "dlrm": (Dot,), "torchrec": (Dot, Cross)}[naming]
+    faults = {
+        f"with the interaction of this one, {interaction}": is_other
+        or not isinstance(interaction, interactions),
+        "without dense columns (model.bottom=[])": not spec.bottom,
+        "whose columns share tables (categorical[].table of the schema)": spec.table_of_column,
+        "with batch norm (model.batch_norm)": spec.batch_norm,
+        "with tables of several widths (model.table_dims)": spec.projected,
+    }
+    return next((fault for fault, has in faults.items() if has), None)
 
 
 def to_theirs(naming: Naming, spec: ModelShape, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

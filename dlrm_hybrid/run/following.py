@@ -164,7 +164,7 @@ class _Followed:
         return [run for run in map(FileRun, folders) if run.has_begun]
 
     def run(self) -> None:
-        """Learn file after file."""
+        """Learn files as they appear, until a key or a signal ends it."""
         self.clean()
         runs = self.runs()
         if runs and not runs[-1].is_complete:

@@ -39,7 +39,7 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """Number of numbers counted."""
+        """How many numbers the histogram has counted."""
         return self.counts.total()
 
     @property

@@ -22,6 +22,14 @@ def slow(*rows: tuple) -> list[object]:
 PRECISIONS = ["float16", *slow(("float32",), ("bfloat16",))]
 
 
+def assert_equal_to_one_table(told: list, exact: bool) -> None:
+    for answer in told:
+        assert answer["forward"] <= (0.0 if exact else 1e-6)
+    for difference, moved in told[-1]["values"].values():
+        assert difference <= (0.0 if exact else 2e-6 * max(1.0, moved))
+        assert moved >= 1e-3
+
+
 @pytest.mark.parametrize(
     ("trainers", "optimizer"),
     [
@@ -83,12 +91,7 @@ def test_widths_and_decay_that_fbgemm_does_not_know(
     tmp_path: Path, kind: str, optimizer: str, given: dict
 ):
     told = run(tmp_path, "equals_one_table", 2, kind=kind, optimizer=optimizer, **given)
-    exact = kind == "table_wise" and not given.get("deduplicate")
-    for one in told:
-        assert one["forward"] <= (0.0 if exact else 1e-6)
-    for difference, moved in told[-1]["values"].values():
-        assert difference <= (0.0 if exact else 2e-6 * max(1.0, moved))
-        assert moved >= 1e-3
+    assert_equal_to_one_table(told, exact=kind == "table_wise" and not given.get("deduplicate"))
 
 
 OWN_WIDTHS = [8, 4, 16, 8, 12, 4, 8]
@@ -113,12 +116,7 @@ def test_tables_of_several_widths_equal_one_process(
 ):
     given = {"dims": OWN_WIDTHS, **given}
     told = run(tmp_path, "equals_one_table", 3, kind=kind, optimizer=optimizer, **given)
-    exact = kind == "table_wise" and not given.get("deduplicate")
-    for one in told:
-        assert one["forward"] <= (0.0 if exact else 1e-6)
-    for difference, moved in told[-1]["values"].values():
-        assert difference <= (0.0 if exact else 2e-6 * max(1.0, moved))
-        assert moved >= 1e-3
+    assert_equal_to_one_table(told, exact=kind == "table_wise" and not given.get("deduplicate"))
 
 
 # Gradients as small as 1e-6 must arrive as well as others.

@@ -169,7 +169,7 @@ class LiveTraining:
         self._stack.close()
 
     def show(self, event: Event) -> None:
-        """Take an event."""
+        """Show what an event of a rank says."""
         self._work.show(event)
         values = event.values
         if event.kind is Kind.STARTED:

@@ -63,7 +63,7 @@ _FOREIGN = (
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """Guess about a column.
+    """What a column of a file seems to be.
 
     Attributes:
         name: name of the column.
