@@ -52,7 +52,8 @@ def names_of(naming: Naming, spec: ModelShape, names: Iterable[str]) -> dict[str
     """
     if naming == "ours":
         return {name: name for name in names}
-    if fault := _not_in(naming, spec):
+    fault = _not_in(naming, spec) if isinstance(spec, ModelSpec) else "of your own"
+    if fault or not isinstance(spec, ModelSpec):  # the latter for type checkers
         raise ConfigError(
             f"{naming!r} (export.names, import.names): has no model {fault}; use ours"
         )
@@ -65,10 +66,8 @@ def names_of(naming: Naming, spec: ModelShape, names: Iterable[str]) -> dict[str
     return {name: _in_torchrec(name, len(spec.top)) for name in names}
 
 
-def _not_in(naming: Naming, spec: ModelShape) -> str | None:
+def _not_in(naming: Naming, spec: ModelSpec) -> str | None:
     """What another program has no model with; None if it has this one."""
-    if not isinstance(spec, ModelSpec):
-        return "of your own"
     interaction = spec.interaction
     is_other = isinstance(interaction, Cross) and (interaction.rank is None or interaction.deep)
     interactions = {"ours": (), "dlrm": (Dot,), "torchrec": (Dot, Cross)}[naming]

@@ -105,14 +105,8 @@ class Counter:
 
     def shape(self, config: Config) -> Layout:
         """The layout of a world, without the frames that it sends."""
-        schema = self._shards.schema
-        return Layout(
-            config=config,
-            table_rows=self._shards.table_rows,
-            loss_weights=tuple(schema.loss_weights.values()),
-            table_of_column=schema.table_of_column,
-            sent={},
-        )
+        spec = build.shape_of(config, self._shards.manifest)
+        return Layout(config=config, spec=spec, sent={})
 
     def _count(self, config: Config, most_steps: int | None = None) -> Mapping[Way, Sent]:
         alone = in_process(config)

@@ -50,30 +50,16 @@ class Layout:
 
     Attributes:
         config: configuration of the run.
-        table_rows: rows of each embedding table.
+        spec: the whole model.
         sent: frames of a step.
-        loss_weights: of several labels; empty for one.
         exchange: bytes from a trainer to each other one with which it shares tables, for each
             collective of a step in order; the last one follows backward.
-        table_of_column: see `ModelSpec`.
     """
 
     config: Config
-    table_rows: tuple[int, ...]
+    spec: ModelShape
     sent: Mapping[Way, Sent]
-    loss_weights: tuple[float, ...] = ()
     exchange: tuple[float, ...] = ()
-    table_of_column: tuple[int, ...] = ()
-
-    @cached_property
-    def spec(self) -> ModelShape:
-        """The whole model."""
-        return build.model_spec(
-            self.config,
-            self.table_rows,
-            loss_weights=self.loss_weights,
-            table_of_column=self.table_of_column,
-        )
 
     @cached_property
     def partition(self) -> Partition:

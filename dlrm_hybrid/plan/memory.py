@@ -85,5 +85,5 @@ def _table_bytes(world: Layout) -> int:
     numbers = {"sgd": 0, "rowwise_adagrad": 1, "adagrad": 0, "rowwise_adam": 1, "adam": 0}
     rows = {"sgd": 1, "rowwise_adagrad": 1, "adagrad": 2, "rowwise_adam": 2, "adam": 3}
     chosen = world.config.embedding.optimizer
-    sizes = zip(world.table_rows, world.spec.widths.dims, strict=True)
+    sizes = zip(world.spec.table_rows, world.spec.widths.dims, strict=True)
     return FLOAT_BYTES * sum(count * (rows[chosen] * dim + numbers[chosen]) for count, dim in sizes)

@@ -21,6 +21,7 @@ from dlrm_hybrid.plan.counting import BatchIds, exchange_bytes
 from dlrm_hybrid.plan.layout import Layout
 from dlrm_hybrid.plan.memory import memory_bytes
 from dlrm_hybrid.report.table import MISSING, Table
+from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly.build import profile
 
 # mlcommons/training, recommendation_v2/torchrec_dlrm/README.MD, --num_embeddings_per_feature
@@ -134,7 +135,7 @@ def sent(world: Layout) -> tuple[float, float, float]:
 
 def _row(name: str, overrides: tuple[str, ...]) -> list[str]:
     config = validate(values_of([*RECIPE, *overrides]))
-    world = Layout(config=config, table_rows=ROWS, sent={})
+    world = Layout(config=config, spec=build.model_spec(config, ROWS), sent={})
     groups = sent(world)
     most = [0, 0, 0]
     for rank in range(world.topology.size):

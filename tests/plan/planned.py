@@ -12,6 +12,7 @@ from dlrm_hybrid.plan.layout import Layout, Sent, Way
 from dlrm_hybrid.plan.machine import Hosts
 from dlrm_hybrid.plan.simulation import Outcome, simulate
 from dlrm_hybrid.plan.worlds import Planned, as_configured
+from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.wire.frame import Kind
 
 RECORD = json.loads((Path(__file__).parent / "worlds.json").read_text(encoding="utf-8"))
@@ -62,9 +63,10 @@ def measured_worlds() -> list[Measured]:
 
 
 def _layout(one: dict[str, Any]) -> Layout:
+    config = validate(compose.values_of(one["words"]))
     return Layout(
-        config=validate(compose.values_of(one["words"])),
-        table_rows=tuple(RECORD["table_rows"]),
+        config=config,
+        spec=build.model_spec(config, tuple(RECORD["table_rows"])),
         sent={Way(Kind[kind], *way[:3]): Sent(*way[3:]) for kind, *way in one["sent"]},
         exchange=tuple(one["exchange"]),
     )
@@ -80,7 +82,8 @@ def config(*overrides: str) -> Config:
 
 def dense(*overrides: str) -> Layout:
     """A world that sends all of its weights and gradients, and 1 kB wherever else it sends."""
-    plain = Layout(config=config(*overrides), table_rows=(1000,) * 26, sent={})
+    of_world = config(*overrides)
+    plain = Layout(config=of_world, spec=build.model_spec(of_world, (1000,) * 26), sent={})
     topology, trainers = plain.topology, plain.topology.trainers
     sent: dict[Way, Sent] = {}
     for stage in range(topology.stages):
@@ -97,7 +100,7 @@ def dense(*overrides: str) -> Layout:
     shared = not topology.table_servers and trainers > 1
     return Layout(
         config=plain.config,
-        table_rows=plain.table_rows,
+        spec=plain.spec,
         sent=sent,
         exchange=(1e3,) * 3 if shared else (),
     )
