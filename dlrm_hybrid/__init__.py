@@ -14,7 +14,6 @@ _NAMES = {
     "OwnModel": "dlrm_hybrid.model.own",
     "Predictor": "dlrm_hybrid.predict.predictor",
     "World": "dlrm_hybrid.world.world",
-    "objective": "dlrm_hybrid.run.jobs.objective",
 }
 __all__ = sorted(_NAMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
