@@ -34,7 +34,7 @@ from dlrm_hybrid.telemetry.summary import COMPLETE
 sys.path.append(str(Path(__file__).parents[1] / "studies"))
 from drifting import Log, write
 
-GONE_SECONDS = 10.0
+GONE_SECONDS = 60.0
 MOST_CHANGES = 8  # of the place, from a start of the program to its end
 MOST_SECONDS = 0.3  # after the last of these
 SHARE = 0.02  # of the polls bring another file
