@@ -2,14 +2,16 @@
 
     python scripts/gpu/measure.py docs/benchmarks
 
-Writes gpu_<card>.md and gpu_<card>.json.
+Writes gpu_<card>.md and gpu_<card>.json. `--device cpu` runs all of it with the CPU for a card, but
+counts neither memory nor waits.
 
 Times are medians of CUDA events around one encode and decode of a single trainer: gradients are
 added to the residual, selected elements leave it, and the gradients are overwritten with them. As
 after a backward pass, the device is busy before, so that the host is ahead until it waits; "from
 idle" is the same without. Three draws of gradients take turns; thresholds settle in the 12 steps
-before the measured 20. The floor is 12 bytes an element (gradient and residual are read, the
-residual is written) at the bandwidth of a copy.
+before the measured 20. A step that takes long is measured less often, at least 3 times. The floor
+is 12 bytes an element (gradient and residual are read, the residual is written) at the bandwidth of
+a copy.
 """
 
 from __future__ import annotations
@@ -22,13 +24,15 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import metadata
+from importlib.util import find_spec
+from itertools import count
 from math import isqrt
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -43,17 +47,35 @@ from dlrm_hybrid.compress import (
     GradientMethod,
     RedSync,
     Sidco,
+    TernGrad,
     TopK,
     ddp_hook,
 )
 from dlrm_hybrid.compress.library.compressor import ParameterCompressor
 
-DEVICE = torch.device("cuda", 0)
 SIZES = (1_000_000, 10_000_000, 100_000_000)
 DENSITIES = (0.01, 0.001)
-WARM, STEPS, SOURCES = 12, 20, 3
+WARM, STEPS, IDLE_STEPS, SOURCES = 12, 20, 10, 3
+FEWEST, LONGEST_SECONDS = 3, 1.0  # of each of these phases
 BUSY_CYCLES = 20_000_000  # about 10 ms
 FLOOR_BYTES = 12  # an element: gradient and residual are read, the residual is written
+FIGURE_ELEMENTS = 14_982_987  # of VGG16, in table 1 of SIDCo's paper
+FIGURE_DENSITIES = (0.1, 0.01, 0.001)
+MODEL_DENSITY = 0.01
+TOPK, TOPK_STEP = "torch.topk", "Top-k by torch.topk"
+SAMPLING = "DGC's sampling"
+FIGURE_TEXT = """\
+Speed-up over Top-k, as in figure 1 of SIDCo's paper (Abdelmoniem et al., MLSys 2021): one tensor of
+as many elements as its VGG16 has, drawn as above. Top-k is a whole step by torch.topk: residual and
+magnitudes, selection, values, residual without them, gradients overwritten. On the CPU one thread
+computes. The paper's figure (one V100, and a Xeon Silver 4112) has bars without numbers: the last
+columns hold what its text says of them."""
+PAPER = {
+    SAMPLING: ("above 1", "below 1"),
+    "RedSync": ("above DGC's", "above 1"),
+    "Gaussian": ("above DGC's", "above 1"),
+    "Sidco": ("at least twice DGC's", "above 1, over DGC's more than on the GPU"),
+}
 
 Step = Callable[[int], object]
 
@@ -68,6 +90,14 @@ def methods(density: float) -> dict[str, GradientMethod]:
         "Gaussian": Gaussian(density=density),
         "RedSync": RedSync(density=density),
     }
+
+
+def figure_methods(density: float) -> dict[str, GradientMethod]:
+    """The same, with DGC's sampling alone in the place of `Dgc`, whose momenta the paper left."""
+    sampling = Dct(density=density, threshold="dgc", lifespan=1, renewal="fixed")
+    known = methods(density)
+    del known["Dgc"]
+    return {SAMPLING: sampling, **known}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,131 +137,223 @@ class Timing:
     sent: float | None = None
 
 
-def timed(step: Step, prepare: Step = lambda turn: None) -> Spread:
-    """The time of a step, what it waits for the host included."""
-    taken: list[float] = []
-    for turn in range(WARM + 2 * STEPS):
-        prepare(turn)
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        if turn < WARM + STEPS:
-            torch.cuda._sleep(BUSY_CYCLES)  # pyright: ignore[reportPrivateUsage]
-        begin.record()
-        step(turn)
-        end.record()
-        torch.cuda.synchronize()
-        taken.append(begin.elapsed_time(end))
-    busy = taken[WARM : WARM + STEPS]
-    deciles = quantiles(busy, n=10)
-    return Spread(
-        middle=median(busy), low=deciles[0], high=deciles[-1], idle=median(taken[WARM + STEPS :])
-    )
+@dataclass(frozen=True)
+class Measured:
+    """All that was measured in time.
+
+    Attributes:
+        by_size: with one tensor.
+        of_tensors: with those of a model.
+        figure: for SIDCo's figure 1, by where it was computed.
+        waits: of the host in steps of DDP, by method.
+    """
+
+    by_size: Sequence[Timing]
+    of_tensors: Sequence[Timing]
+    figure: Mapping[str, Sequence[Timing]]
+    waits: Mapping[str, Sequence[int]]
 
 
-def gradients_like(shapes: Sequence[tuple[int, ...]], seed: int) -> list[Tensor]:
+def milliseconds(device: torch.device, run: Callable[[], object], *, busy: bool) -> float:
+    """The time of a call, what it waits for the host included."""
+    if device.type != "cuda":
+        began = time.perf_counter()
+        run()
+        return 1e3 * (time.perf_counter() - began)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    if busy:
+        torch.cuda._sleep(BUSY_CYCLES)  # pyright: ignore[reportPrivateUsage]
+    begin.record()
+    run()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end)
+
+
+def timed(
+    device: torch.device,
+    step: Step,
+    prepare: Step = lambda turn: None,
+    settled: Callable[[], object] = lambda: None,
+) -> Spread:
+    """The time of a step; `prepare` comes before each, `settled` before the first that counts."""
+    turns = count()
+
+    def phase(most: int, *, busy: bool) -> list[float]:
+        until, taken = time.monotonic() + LONGEST_SECONDS, list[float]()
+        while len(taken) < most and (len(taken) < FEWEST or time.monotonic() < until):
+            turn = next(turns)
+            prepare(turn)
+            taken.append(milliseconds(device, partial(step, turn), busy=busy))
+        return taken
+
+    phase(WARM, busy=True)
+    settled()
+    behind, idle = phase(STEPS, busy=True), phase(IDLE_STEPS, busy=False)
+    deciles = quantiles(behind, n=10)
+    return Spread(middle=median(behind), low=deciles[0], high=deciles[-1], idle=median(idle))
+
+
+def gradients_like(
+    shapes: Sequence[tuple[int, ...]], seed: int, device: torch.device
+) -> list[Tensor]:
     """Gradients with heavy tails."""
-    drawn = torch.Generator(DEVICE).manual_seed(seed)
-    made: list[Tensor] = []
-    for shape in shapes:
-        one = torch.randn(shape, generator=drawn, device=DEVICE)
-        made.append(one.mul_(torch.randn(shape, generator=drawn, device=DEVICE).exp_()).mul_(1e-3))
-    return made
+    generator = torch.Generator(device).manual_seed(seed)
+    draw = partial(torch.randn, generator=generator, device=device)
+    return [draw(shape).mul_(draw(shape).exp_()).mul_(1e-3) for shape in shapes]
 
 
-def copy_bandwidth() -> float:
-    """Bytes a second of a large copy from the device to itself, read and written."""
-    given, taken = (torch.randn(2**28, device=DEVICE) for _ in range(2))
-    seconds = timed(lambda turn: taken.copy_(given)).middle / 1e3
-    return 2 * given.numel() * given.element_size() / seconds
+def copy_bandwidth(device: torch.device, elements: int) -> float:
+    """Bytes a second of a copy from the device to itself, read and written."""
+    source, target = (torch.randn(elements, device=device) for _ in range(2))
+    seconds = timed(device, lambda turn: target.copy_(source)).middle / 1e3
+    return 2 * source.nbytes / seconds
 
 
 def compressed(
-    name: str, method: GradientMethod, shapes: Sequence[tuple[int, ...]], density: float | None
+    name: str,
+    method: GradientMethod,
+    shapes: Sequence[tuple[int, ...]],
+    density: float | None,
+    device: torch.device,
 ) -> Timing:
-    """One encode and decode of a method by `reduce_gradients`, of a single trainer over nccl."""
+    """One encode and decode of a method by `reduce_gradients`, of a single trainer."""
     parameters = [
-        (f"{index}", nn.Parameter(torch.zeros(shape, device=DEVICE)))
+        (f"{index}", nn.Parameter(torch.zeros(shape, device=device)))
         for index, shape in enumerate(shapes)
     ]
-    sources = [gradients_like(shapes, seed) for seed in range(SOURCES)]
-    gradients = [torch.zeros_like(one) for one in sources[0]]
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    compressor: ParameterCompressor = method.for_parameters(parameters)
+    sources = [gradients_like(shapes, seed, device) for seed in range(SOURCES)]
+    gradients = [torch.zeros_like(source) for source in sources[0]]
+    on_card = device.type == "cuda"
+    if on_card:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated() if on_card else 0
+    compressor: ParameterCompressor = method.for_parameters(parameters, last_layer="")
 
     def prepare(turn: int) -> None:
-        if turn == WARM:
-            compressor.report()
-        for own, source in zip(gradients, sources[turn % SOURCES], strict=True):
-            own.copy_(source)
+        for gradient, source in zip(gradients, sources[turn % SOURCES], strict=True):
+            gradient.copy_(source)
 
-    taken = timed(lambda turn: compressor.average(gradients, None, finds_unused=False), prepare)
-    elements = sum(one.numel() for one in gradients)
-    extra = (torch.cuda.max_memory_allocated() - before) / (4 * elements)
+    def step(turn: int) -> None:
+        compressor.average(gradients, None, finds_unused=False)
+
+    spread = timed(device, step, prepare, compressor.report)
+    elements = sum(gradient.numel() for gradient in gradients)
+    extra = (torch.cuda.max_memory_allocated() - before) / (4 * elements) if on_card else None
     reports = compressor.report().values()
-    share = sum(one.sent for one in reports) / sum(one.elements for one in reports)
+    candidates = sum(report.elements for report in reports)
+    share = sum(report.sent for report in reports) / candidates if candidates else None
     return Timing(
-        elements=elements, density=density, name=name, extra=extra, sent=share, time=taken
+        elements=elements, density=density, name=name, extra=extra, sent=share, time=spread
     )
 
 
-def torch_topk(elements: int, density: float) -> Timing:
+def torch_topk(elements: int, density: float, device: torch.device) -> Timing:
     """torch.topk of the magnitudes alone, without residual, selection of values and decoding."""
-    magnitudes = gradients_like([(elements,)], 0)[0].abs_()
+    magnitudes = gradients_like([(elements,)], 0, device)[0].abs_()
     k = round(elements * density)
-    taken = timed(lambda turn: torch.topk(magnitudes, k, sorted=False))
-    return Timing(elements=elements, density=density, name="torch.topk", time=taken)
+    spread = timed(device, lambda turn: torch.topk(magnitudes, k, sorted=False))
+    return Timing(elements=elements, density=density, name=TOPK, time=spread)
 
 
-def power_sgd(elements: int) -> Timing:
-    """The operations of torch's PowerSGD hook of rank 1 on a square matrix."""
-    width = isqrt(elements)
-    matrix = gradients_like([(1, width, width)], 0)[0]
-    orthogonalize: Callable[[Tensor], None] = vars(powerSGD_hook)["_orthogonalize"]
-    error, q = torch.zeros_like(matrix), torch.randn(1, width, 1, device=DEVICE)
-    given = torch.empty_like(matrix)
+def topk_step(elements: int, density: float, device: torch.device) -> Timing:
+    """A whole step of Top-k with torch.topk: what a method does, encode and decode."""
+    (source,) = gradients_like([(elements,)], 0, device)
+    residual, gradient = torch.zeros_like(source), torch.empty_like(source)
+    k = round(elements * density)
 
     def step(turn: int) -> None:
-        given.add_(error)
-        error.copy_(given)
+        residual.add_(gradient)
+        index_K = torch.topk(residual.abs(), k, sorted=False).indices
+        value_K = residual[index_K]
+        residual.index_fill_(0, index_K, 0.0)
+        gradient.zero_().index_copy_(0, index_K, value_K)
+
+    spread = timed(device, step, lambda turn: gradient.copy_(source))
+    return Timing(elements=elements, density=density, name=TOPK_STEP, time=spread)
+
+
+def power_sgd(elements: int, device: torch.device) -> Timing:
+    """The operations of torch's PowerSGD hook of rank 1 on a square matrix."""
+    width = isqrt(elements)
+    (matrix,) = gradients_like([(1, width, width)], 0, device)
+    orthogonalize: Callable[[Tensor], None] = vars(powerSGD_hook)["_orthogonalize"]
+    error, q = torch.zeros_like(matrix), torch.randn(1, width, 1, device=device)
+    gradient = torch.empty_like(matrix)
+
+    def step(turn: int) -> None:
+        gradient.add_(error)
+        error.copy_(gradient)
         orthogonalize(q)
-        p = torch.bmm(given, q)
+        p = torch.bmm(gradient, q)
         orthogonalize(p)
-        torch.bmm(given.transpose(1, 2), p, out=q)
-        torch.bmm(p, q.transpose(1, 2), out=given)
-        error.sub_(given)
+        torch.bmm(gradient.transpose(1, 2), p, out=q)
+        torch.bmm(p, q.transpose(1, 2), out=gradient)
+        error.sub_(gradient)
 
-    taken = timed(step, lambda turn: given.copy_(matrix))
-    return Timing(elements=elements, density=None, name="PowerSGD, rank 1 (operations)", time=taken)
+    spread = timed(device, step, lambda turn: gradient.copy_(matrix))
+    name = "PowerSGD, rank 1 (operations)"
+    return Timing(elements=elements, density=None, name=name, time=spread)
 
 
-def half_precision(elements: int) -> Timing:
+def half_precision(elements: int, device: torch.device) -> Timing:
     """The operations of torch's fp16 hook."""
-    given = gradients_like([(elements,)], 0)[0]
-    taken = timed(lambda turn: given.copy_(given.to(torch.float16).div_(1)))
-    return Timing(elements=elements, density=None, name="fp16 hook (operations)", time=taken)
+    (gradient,) = gradients_like([(elements,)], 0, device)
+    step: Step = lambda turn: gradient.copy_(gradient.to(torch.float16).div_(1))  # noqa: E731
+    spread = timed(device, step)
+    return Timing(elements=elements, density=None, name="fp16 hook (operations)", time=spread)
+
+
+def of_size(elements: int, device: torch.device) -> Iterator[Callable[[], Timing]]:
+    """What is measured with one tensor of so many elements."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    yield partial(half_precision, elements, device)
+    yield partial(power_sgd, elements, device)
+    for density in DENSITIES:
+        yield partial(torch_topk, elements, density, device)
+        for name, method in methods(density).items():
+            yield partial(compressed, name, method, [(elements,)], density, device)
+    yield partial(compressed, "TernGrad", TernGrad(), [(elements,)], None, device)
+
+
+def of_figure(elements: int, device: torch.device) -> Iterator[Callable[[], Timing]]:
+    """What SIDCo's figure 1 shows, and torch's hooks."""
+    yield partial(half_precision, elements, device)
+    yield partial(power_sgd, elements, device)
+    for density in FIGURE_DENSITIES:
+        yield partial(topk_step, elements, density, device)
+        for name, method in figure_methods(density).items():
+            yield partial(compressed, name, method, [(elements,)], density, device)
+
+
+def of_model(device: torch.device) -> Iterator[Callable[[], Timing]]:
+    """What is measured with the tensors of a model."""
+    for name, method in methods(MODEL_DENSITY).items():
+        yield partial(compressed, name, method, bert_shapes(), MODEL_DENSITY, device)
 
 
 def bert_shapes() -> list[tuple[int, ...]]:
     """The shapes of a Transformer encoder of 12 layers and width 768 with its embeddings."""
     wide, norm = 768, [(768,), (768,)]
-    layer: list[tuple[int, ...]] = [one for _ in range(4) for one in ((wide, wide), (wide,))]
+    layer: list[tuple[int, ...]] = 4 * [(wide, wide), (wide,)]
     layer += [*norm, (4 * wide, wide), (4 * wide,), (wide, 4 * wide), (wide,), *norm]
     return [(30522, wide), (512, wide), (2, wide), *norm, *(12 * layer)]
 
 
-def waits(method: GradientMethod | None) -> list[int]:
+def waits(method: GradientMethod | None, device: torch.device) -> list[int]:
     """How often torch lets the host wait for the device, in each of some steps of DDP."""
     torch.manual_seed(0)
     layers = [nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU()]
-    ddp = DistributedDataParallel(nn.Sequential(*layers, nn.Linear(1024, 1)).to(DEVICE))
+    ddp = DistributedDataParallel(nn.Sequential(*layers, nn.Linear(1024, 1)).to(device))
     if method is not None:
         ddp.register_comm_hook(method.ddp_state(ddp), ddp_hook)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
     counts: list[int] = []
     for _ in range(12):
-        x = torch.randn(64, 1024, device=DEVICE)
+        x = torch.randn(64, 1024, device=device)
         torch.cuda.synchronize()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -240,57 +362,60 @@ def waits(method: GradientMethod | None) -> list[int]:
             ddp(x).square().mean().backward()
             optimizer.step()
             torch.cuda.set_sync_debug_mode("default")
-        found = [one for one in caught if "synchroniz" in str(one.message)]
-        counts.append(len(found))
+        counts.append(sum("synchroniz" in str(warning.message) for warning in caught))
     return counts
 
 
-def measured(until: float) -> tuple[list[Timing], dict[str, Any]]:
-    """All tables, the largest first; ends early rather than late."""
-    timings: list[Timing] = []
-    for elements in reversed(SIZES):
-        torch.cuda.empty_cache()
-        timings += [half_precision(elements), power_sgd(elements)]
-        for density in DENSITIES:
-            timings.append(torch_topk(elements, density))
-            for name, method in methods(density).items():
-                if time.monotonic() < until:
-                    timings.append(compressed(name, method, [(elements,)], density))
-                    print(f"{timings[-1]}", file=sys.stderr)
-    shapes = bert_shapes()
-    for name, method in methods(0.01).items():
-        if time.monotonic() < until:
-            timings.append(compressed(name, method, shapes, 0.01))
-    waits(Dct())  # what a process does once
-    counts = {name: waits(method) for name, method in methods(0.01).items()}
-    return timings, {"waits": {"no hook": waits(None), **counts}, "tensors": len(shapes)}
+def waits_of_all(device: torch.device) -> dict[str, list[int]]:
+    """Waits of the host with each method, and without."""
+    waits(Dct(), device)  # what a process does once
+    counts = {name: waits(method, device) for name, method in methods(MODEL_DENSITY).items()}
+    return {"no hook": waits(None, device), **counts}
+
+
+def measured(device: torch.device, sizes: Sequence[int], figure: int, until: float) -> Measured:
+    """All tables, the largest size first; ends early rather than late."""
+
+    def timings(contestants: Iterator[Callable[[], Timing]]) -> list[Timing]:
+        done: list[Timing] = []
+        while time.monotonic() < until and (contestant := next(contestants, None)):
+            done.append(contestant())
+            print(done[-1], file=sys.stderr)
+        return done
+
+    host, threads = torch.device("cpu"), torch.get_num_threads()
+    by_size = [timing for size in sorted(sizes)[::-1] for timing in timings(of_size(size, device))]
+    counts = waits_of_all(device) if device.type == "cuda" else {}
+    on_card = timings(of_figure(figure, device))
+    torch.set_num_threads(1)
+    on_host = timings(of_figure(figure, host))
+    torch.set_num_threads(threads)
+    # A model has the shapes of its own; where the sizes are small it would take far longer.
+    of_tensors = timings(of_model(device)) if figure == FIGURE_ELEMENTS else []
+    return Measured(by_size, of_tensors, {"card": on_card, "CPU": on_host}, counts)
 
 
 def rows_of(timings: Sequence[Timing], elements: int, bandwidth: float) -> list[list[str]]:
     """The rows of one size, with what its floor and torch.topk would take."""
     floor = 1e3 * FLOOR_BYTES * elements / bandwidth
-    topk = {
-        one.density: one.time.middle
-        for one in timings
-        if one.name == "torch.topk" and one.elements == elements
-    }
     rows = [["floor: 12 bytes an element", "", f"{floor:.3f}", "", "1.00", "", "", "", ""]]
-    for one in timings:
-        if one.elements == elements:
-            beside = topk[one.density] / one.time.middle if one.density in topk else None
-            rows.append(
-                [
-                    one.name,
-                    "" if one.density is None else f"{one.density:g}",
-                    f"{one.time.middle:.3f}",
-                    f"{one.time.low:.3f} to {one.time.high:.3f}",
-                    f"{one.time.middle / floor:.2f}",
-                    f"{one.time.idle:.3f}",
-                    "" if beside is None else f"{beside:.1f}",
-                    "" if one.sent is None else f"{one.sent:.5f}",
-                    "" if one.extra is None else f"{one.extra:.3f}",
-                ]
-            )
+    own = [timing for timing in timings if timing.elements == elements]
+    topk = {timing.density: timing.time.middle for timing in own if timing.name == TOPK}
+    for timing in own:
+        spread, density = timing.time, timing.density
+        rows.append(
+            [
+                timing.name,
+                "" if density is None else f"{density:g}",
+                f"{spread.middle:.3f}",
+                f"{spread.low:.3f} to {spread.high:.3f}",
+                f"{spread.middle / floor:.2f}",
+                f"{spread.idle:.3f}",
+                f"{topk[density] / spread.middle:.1f}" if density in topk else "",
+                "" if timing.sent is None else f"{timing.sent:.5f}",
+                "" if timing.extra is None else f"{timing.extra:.3f}",
+            ]
+        )
     return rows
 
 
@@ -307,35 +432,54 @@ HEAD = [
 ]
 
 
+def figure_table(figure: Mapping[str, Sequence[Timing]]) -> str:
+    """Speed-ups over Top-k at each density on each device, and the paper's words."""
+    names = dict.fromkeys(timing.name for timings in figure.values() for timing in timings)
+    names.pop(TOPK_STEP, None)
+    columns: list[tuple[str, Mapping[str, float]]] = []
+    for place, timings in figure.items():
+        for density in FIGURE_DENSITIES:
+            middles = {t.name: t.time.middle for t in timings if t.density in (density, None)}
+            topk = middles.get(TOPK_STEP)
+            speeds = {name: topk / middle for name, middle in middles.items()} if topk else {}
+            columns.append((f"{place}, {density:g}", speeds))
+    rows = [
+        [name, *(f"{speeds[name]:.2f}" if name in speeds else "" for _, speeds in columns)]
+        + [*PAPER.get(name, ("", ""))]
+        for name in names
+    ]
+    return table(["", *(head for head, _ in columns), "paper, GPU", "paper, CPU"], rows)
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table; all columns but the first stand to the right."""
     lines = [head, ["---", *("--:" for _ in head[1:])], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
-def page(
-    card: str, facts: Mapping[str, str], found: Mapping[str, Any], timings: Sequence[Timing]
-) -> str:
+def page(card: str, facts: Mapping[str, str], measures: Measured, bandwidth: float) -> str:
     """The page of Markdown."""
-    bandwidth = found["bandwidth"]
     parts = [f"# Gradient compression on one {card}\n\n```\nscripts/gpu/check.sh\n```\n"]
     parts.append("\n".join(f"- {name}: {value}" for name, value in facts.items()) + "\n")
     parts.append(__doc__.split("\n\n")[3].replace("\n", " ").strip() + "\n" if __doc__ else "")
-    for elements in SIZES:
-        rows = rows_of(timings, elements, bandwidth)
+    for elements in sorted({timing.elements for timing in measures.by_size}):
+        rows = rows_of(measures.by_size, elements, bandwidth)
         parts.append(f"## {elements:,} elements in one tensor\n\n{table(HEAD, rows)}")
-    many = {one.elements for one in timings} - {*SIZES}
-    for elements in many:
-        rows = rows_of(timings, elements, bandwidth)
+    if measures.of_tensors:
+        elements = measures.of_tensors[0].elements
+        rows = rows_of(measures.of_tensors, elements, bandwidth)
+        tensors = len(bert_shapes())
+        parts.append(f"## {elements:,} elements in {tensors} tensors\n\n{table(HEAD, rows)}")
+    if any(measures.figure.values()):
+        text = FIGURE_TEXT.replace("\n", " ")
+        parts.append(f"## Speed-up over Top-k\n\n{text}\n\n{figure_table(measures.figure)}")
+    if measures.waits:
+        rows = [[name, " ".join(map(str, counts))] for name, counts in measures.waits.items()]
         parts.append(
-            f"## {elements:,} elements in {found['tensors']} tensors\n\n{table(HEAD, rows)}"
+            "## Waits of the host\n\nHow often torch lets the host wait for the device in each "
+            "of the first 12 steps of DDP (one rank, nccl, three layers of width 1,024).\n\n"
+            + table(["", "waits in steps 1 to 12"], rows)
         )
-    rows = [[name, " ".join(map(str, counts))] for name, counts in found["waits"].items()]
-    parts.append(
-        "## Waits of the host\n\nHow often torch lets the host wait for the device in each "
-        "of the first 12 steps of DDP (one rank, nccl, three layers of width 1,024).\n\n"
-        + table(["", "waits in steps 1 to 12"], rows)
-    )
     return "\n".join(parts)
 
 
@@ -343,30 +487,35 @@ def main() -> None:
     """Measure, and write both files."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    folder: Path = parser.parse_args().folder
-    began = time.monotonic()
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="elements")
+    parser.add_argument("--figure", type=int, default=FIGURE_ELEMENTS, help="elements of its own")
+    parser.add_argument("--seconds", type=float, default=70, help="no measurement begins later")
+    options = parser.parse_args()
+    until, folder = time.monotonic() + options.seconds, options.folder
+    device = torch.device("cuda", 0) if options.device == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    card = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     with tempfile.TemporaryDirectory() as store:
-        torch.cuda.set_device(DEVICE)
-        dist.init_process_group("nccl", init_method=f"file://{store}/s", rank=0, world_size=1)
-        card = torch.cuda.get_device_name(DEVICE)
-        bandwidth = copy_bandwidth()
-        timings, found = measured(began + 70)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, init_method=f"file://{store}/s", rank=0, world_size=1)
+        bandwidth = copy_bandwidth(device, 2**28 if device.type == "cuda" else 2**24)
+        measures = measured(device, options.sizes, options.figure, until)
         dist.destroy_process_group()
-    found["bandwidth"] = bandwidth
+    packages = [name for name in ("torch", "triton", "numpy", "numba") if find_spec(name)]
     facts = {
         "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "card": card,
         "copy bandwidth": f"{bandwidth / 1e12:.2f} TB/s, read and written",
         "versions": f"Python {platform.python_version()}, "
-        + ", ".join(
-            f"{name} {metadata.version(name)}" for name in ("torch", "triton", "numpy", "numba")
-        ),
+        + ", ".join(f"{name} {metadata.version(name)}" for name in packages),
     }
     name = "gpu_" + re.sub(r"\W+", "-", card.lower())
-    written = {"facts": facts, **found, "timings": [asdict(one) for one in timings]}
-    text = page(card, facts, found, timings)
+    text = page(card, facts, measures, bandwidth)
+    written = json.dumps({"facts": facts, "bandwidth": bandwidth, **asdict(measures)}, indent=1)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+    (folder / f"{name}.json").write_text(written + "\n", encoding="utf-8")
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
     print(text)
 
