@@ -6,16 +6,29 @@ scripts/gpu/check.sh does.
 """
 
 import os
+import sys
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from dlrm_hybrid.compress import Dct, Dgc, Gaussian, GradientMethod, Hard, RedSync, Sidco, TopK
+from dlrm_hybrid.compress import (
+    Dct,
+    Dgc,
+    Gaussian,
+    GradientMethod,
+    Hard,
+    RedSync,
+    Sidco,
+    TopK,
+    decode,
+)
 from dlrm_hybrid.compress.device import feedback
 from dlrm_hybrid.compress.device.feedback import DeviceFeedback, Selection, addresses, can_move
 from dlrm_hybrid.compress.device.ops import DeviceOps, Ranks
@@ -261,6 +274,69 @@ def waits() -> Iterator[list[object]]:
         torch.cuda.set_sync_debug_mode("warn")
         yield caught
         torch.cuda.set_sync_debug_mode("default")
+
+
+class Unlaunched:
+    """Triton's kernels, none of which is launched."""
+
+    def __getattr__(self, name: str) -> dict[object, Callable[..., None]]:
+        return defaultdict(lambda: lambda *arguments, **constants: None)
+
+
+@pytest.fixture
+def unlaunched(monkeypatch: pytest.MonkeyPatch) -> Operations:
+    """What launches kernels, without them: on tensors without numbers, which nobody can read."""
+    launches = "dlrm_hybrid.compress.device.launches"
+    monkeypatch.setattr("dlrm_hybrid.kernels.device", Unlaunched(), raising=False)
+    monkeypatch.delitem(sys.modules, launches, raising=False)
+    operations = import_module(launches).TritonOps
+    monkeypatch.delitem(sys.modules, launches)
+    return operations
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@ALL_METHODS
+def test_the_host_reads_nothing_but_the_numbers_of_a_step(
+    method: GradientMethod, alone: bool, unlaunched: Operations
+) -> None:
+    """Tensors of the device meta raise where the host would wait for what they hold."""
+    compressor = DeviceFeedback(original(method), torch.device("meta"), unlaunched)
+    tensors = len(SPECS)
+    for step in range(8):
+        gradients = [torch.empty(spec.shape, device="meta") for spec in SPECS]
+        numbers_M = compressor.begin(gradients, step, alone=alone)
+        with pytest.raises(NotImplementedError):
+            numbers_M.tolist()
+        numbers = [0] * (tensors + 1) + [*range(tensors + 1)]
+        numbers += [0] * (numbers_M.numel() - len(numbers))
+        selection = compressor.finish(numbers)
+        assert all(part.numel() >= tensors - 1 for part in selection)  # one tensor is empty
+        compressor.put_back(selection)
+
+
+@NO_GPU
+def test_a_model_in_a_cuda_graph_is_compressed_as_without() -> None:
+    """Its passes are captured, and compression runs between them."""
+    losses: dict[bool, list[float]] = {}
+    for captures in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1)).cuda()
+        compressor = Dct(density=0.1).for_parameters(model.named_parameters())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x = torch.randn(32, 16, device="cuda")
+        called = torch.cuda.make_graphed_callables(model, (x.clone(),)) if captures else model
+        losses[captures] = []
+        for step in range(12):
+            optimizer.zero_grad()
+            loss = (called(x)[:, 0] - x.sum(1).sin()).square().mean()
+            loss.backward()
+            gradients = [parameter.grad for parameter in model.parameters()]
+            packet = compressor.encode(gradients, step)
+            decode(packet).add_to([gradient.zero_() for gradient in gradients])
+            optimizer.step()
+            losses[captures].append(loss.item())
+    assert losses[True][-1] < 0.9 * losses[True][0]
+    np.testing.assert_allclose(losses[True], losses[False], rtol=1e-3)
 
 
 @NO_GPU

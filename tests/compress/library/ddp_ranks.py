@@ -78,13 +78,17 @@ def weights(model: nn.Module) -> list[bytes]:
     return [one.detach().float().numpy().tobytes() for one in model.parameters()]
 
 
-def steps(model: nn.Module, rank: int, numbers: range, reduce: Callable[[], None]) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def steps(model: nn.Module, rank: int, numbers: range, reduce: Callable[[], None]) -> list[float]:
+    """Train; the losses."""
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), list[float]()
     for step in numbers:
         optimizer.zero_grad()
-        loss_of(model, rank, step).backward()
+        loss = loss_of(model, rank, step)
+        loss.backward()
         reduce()
         optimizer.step()
+        losses.append(loss.item())
+    return losses
 
 
 def nothing() -> None:

@@ -1,6 +1,7 @@
 """What the ranks of test_ddp_edges do: two processes, gloo, and what goes wrong or is unusual."""
 
 import logging
+from unittest import mock
 
 import ddp_ranks
 import torch
@@ -9,6 +10,7 @@ from ddp_ranks import KEEPING, hooked, loss_of, network, nothing, steps
 from torch.nn.parallel import DistributedDataParallel
 
 from dlrm_hybrid.compress import CltK, TernGrad, TopK, ddp_hook
+from dlrm_hybrid.compress.library import compressor as library
 from dlrm_hybrid.types import DivergedError
 
 
@@ -47,19 +49,31 @@ def alone(rank: int) -> tuple[int, bool]:
     return state.traffic.sent, all(torch.equal(one.grad, other.grad) for one, other in pairs)
 
 
-def compiled(rank: int) -> list[tuple[list[str], int, list[bytes]]]:
-    """Names that are saved, bytes and weights: as it is; DDP compiled; a compiled model in DDP."""
+def compiled(rank: int) -> list[tuple[list[str], int, list[float], list[bytes]]]:
+    """Names that are saved, bytes, losses and weights: as it is; DDP or the model in it compiled.
+
+    Then without DDP, and the same with what compresses on a device.
+    """
     found = []
-    for inner, outer in ((False, False), (False, True), (True, False)):
-        method = TopK(density=0.1)
-        model = torch.compile(network(), backend="eager") if inner else network()
+    ways = ((False, False, False), (False, True, False), (True, False, False), (True, False, True))
+    for inner, outer, is_there in ways:
+        torch._dynamo.reset()
+        method, home = TopK(density=0.1), torch.device("cpu") if is_there else None
+        model = torch.compile(network(), backend="aot_eager") if inner else network()
         ddp = DistributedDataParallel(model)
-        whole = torch.compile(ddp, backend="eager") if outer else ddp
+        whole = torch.compile(ddp, backend="aot_eager") if outer else ddp
         state = method.ddp_state(whole)
         ddp.register_comm_hook(state, ddp_hook)
-        steps(whole, rank, range(3), nothing)
+        with mock.patch.object(library, "home_of", lambda parameters, home=home: home):
+            losses = steps(whole, rank, range(4), nothing)
         names = sorted(state.state_dict()["tensors"])
-        found.append((names, state.traffic.sent, ddp_ranks.weights(ddp)))
+        found.append((names, state.traffic.sent, losses, ddp_ranks.weights(ddp)))
+    model = network()
+    whole = torch.compile(model, backend="aot_eager")
+    compressor = TopK(density=0.1).for_parameters(model.named_parameters())
+    losses = steps(whole, rank, range(4), compressor.reduce_gradients)
+    names = sorted(compressor.state_dict()["tensors"])
+    found.append((names, compressor.traffic.sent, losses, ddp_ranks.weights(model)))
     return found
 
 

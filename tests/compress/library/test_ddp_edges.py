@@ -30,9 +30,13 @@ def test_ddp_of_some_ranks_reduces_among_these(ranks: list[dict]) -> None:
 
 
 def test_a_model_that_is_compiled_is_the_same_model(ranks: list[dict]) -> None:
-    for plain, *others in (one["compiled"] for one in ranks):
-        assert plain[0][0] == "0.bias.discarded"
-        assert others == [plain] * 2
+    for plain, *compiled in (one["compiled"] for one in ranks):
+        names, sent, losses, weights = plain
+        assert names[0] == "0.bias.discarded" and sent > 0 and losses[-1] < losses[0]
+        assert weights != edge_ranks.ddp_ranks.weights(edge_ranks.network())
+        *in_ddp, without = compiled
+        assert in_ddp == [plain] * 3
+        assert without[0] == names and without[2:] == (losses, weights)
 
 
 def test_parameters_spread_over_ranks_are_refused(ranks: list[dict]) -> None:
