@@ -52,6 +52,7 @@ from dlrm_hybrid.data.preprocessing import read_kept
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.predict import Predictor
 from dlrm_hybrid.run import training
+from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.telemetry.metrics import metrics_of
 from dlrm_hybrid.train.asynchronous.order_log import order_file, read_order
 from dlrm_hybrid.wire.frame import Kind as FrameKind
@@ -70,6 +71,7 @@ APART = [one for one in COVERING if one not in WAITING]
 # One with each kind of tables, of rows whose columns may grow.
 SECOND_DAYS = [*{one["tables"]: one for one in WAITING if one["rows"] != "clicks"}.values()]
 NEXT_SHOPS = 30  # the first shop of the next day's rows
+ON_A_DEVICE = [*{one["gradient"]: one for one in WAITING}.values()]
 DAYS_APART = [*{one["tables"]: one for one in APART if one["rows"] != "clicks"}.values()]
 # Of each kind of tables one with a frozen table, one that columns share and one with vectors, as
 # wide as the model has them, and a column of vectors.
@@ -292,6 +294,23 @@ def test_processes_killed_or_not_are_one_process(
     assert one["compression"] == other["compression"]
     if not is_killed and world["schedule"] != "dsp":  # whose last answers nobody waits for
         assert_same_traffic(one, other)
+
+
+@pytest.mark.parametrize("world", parameters(ON_A_DEVICE, 1))
+def test_processes_on_devices_are_one_process(
+    world: Composition, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = (*HYBRID, *options(world))
+    monkeypatch.setattr(build_world, "placement", world_faults.apart)
+    in_process = train("in-process", world, *given, IN_PROCESS)
+    monkeypatch.setattr(training, "TRAIN_RANK", world_faults.ON_A_DEVICE)
+    processes = train("processes", world, *given)
+    for step in (SAVED, 2 * SAVED, STEPS):
+        assert_same_state(processes, in_process, step)
+    assert curve(processes) == curve(in_process)
+    assert summary(processes)["test"] == summary(in_process)["test"]
+    before, after = tensors(processes, SAVED), tensors(processes, STEPS)
+    assert all(largest_difference(before, after, part) > 1e-5 for part in ("top", "embedding"))
 
 
 def assert_same_traffic(processes: dict, in_process: dict) -> None:

@@ -1,4 +1,7 @@
-"""A world's ranks of which some suffer faults in the middle of chosen steps; named by tests."""
+"""A world's ranks of which some suffer faults in the middle of chosen steps; named by tests.
+
+Or whose workers compute on a device, for which the CPU stands.
+"""
 
 import json
 import os
@@ -11,14 +14,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
+import torch
 
 from dlrm_hybrid.comm.metered import MeteredChannel
+from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.model.placement import HOST, Placement
+from dlrm_hybrid.parallel.topology import Topology, WorkerRole
+from dlrm_hybrid.run.assembly import world
 from dlrm_hybrid.run.rank.main import train_rank
 from dlrm_hybrid.train.evaluation import WorldEvaluation
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.wire.frame import Frame, Kind
 
 ENTRY = "world_faults:struck_world_rank"
+ON_A_DEVICE = "world_faults:world_rank_on_a_device"
 # Of the training step; the numbers of all others are no steps.
 STEP_KINDS = set(Kind) - {kind for kind in Kind if kind >= Kind.REPORT}
 
@@ -101,6 +110,18 @@ def struck_world_rank(argument: str, report, stop: StopRequest) -> None:
         if fault.rank == task["rank"]:
             _evaluation(fault, folder) if fault.evaluating else _sending(fault, folder)
     train_rank(argument, report, stop)
+
+
+def world_rank_on_a_device(argument: str, report, stop: StopRequest) -> None:
+    """Be a rank of a world; a worker computes on a device."""
+    world.placement = apart
+    train_rank(argument, report, stop)
+
+
+def apart(config: Config, topology: Topology, rank: int) -> Placement:
+    """The CPU in the place of each worker's device, for `world.placement`."""
+    is_worker = isinstance(topology.role(rank), WorkerRole)
+    return Placement(torch.device("cpu"), is_apart=True) if is_worker else HOST
 
 
 def _sending(fault: Fault, folder: Path) -> None:
