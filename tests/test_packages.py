@@ -1,6 +1,8 @@
 """What is installed with which extra, and what a wheel holds."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from email.parser import Parser
 from pathlib import Path
@@ -36,6 +38,25 @@ def test_exact_versions_are_in_constraints_alone() -> None:
     assert {normal(name): version for name, version in VERSIONS.items()} == {
         name.removesuffix("-cpu"): version for name, version in pins.items()
     }
+
+
+@pytest.mark.parametrize("build", ["", "+cpu", "+cu130"])
+def test_pip_takes_any_build_of_the_torch_that_is_needed(build: str, tmp_path: Path) -> None:
+    for version in (f"{VERSIONS['torch']}{build}", "2.13.9+cu999"):
+        name, metadata = (
+            f"torch-{version}",
+            f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n",
+        )
+        with ZipFile(tmp_path / f"{name}-py3-none-any.whl", "w") as archive:
+            archive.writestr(f"{name}.dist-info/METADATA", metadata)
+            archive.writestr(f"{name}.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+            archive.writestr(f"{name}.dist-info/RECORD", "")
+    needed = [one for extra in EXTRAS.values() for one in extra if normal(one) == "torch"]
+    options = ("--isolated", "--no-index", "--dry-run", "--ignore-installed", "--no-deps")
+    command = [sys.executable, "-m", "pip", "install", *options, "--find-links", str(tmp_path)]
+    command += [*needed, "-c", str(ROOT / "constraints.txt")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert f"Would install torch-{VERSIONS['torch']}{build}\n" in done.stdout
 
 
 def test_what_commands_look_for_is_what_the_extra_installs() -> None:
