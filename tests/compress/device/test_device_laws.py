@@ -276,6 +276,56 @@ def waits() -> Iterator[list[object]]:
         torch.cuda.set_sync_debug_mode("default")
 
 
+# Of an element: what an operation reads and writes, and what joins the residual in the first look.
+BYTES = {
+    "inspect": 4,
+    "moments": 4,
+    "excesses": 4,
+    "looks": 4,
+    "kth": 3 * 4,
+    "mark": 8,
+    "blend": 12,
+}
+JOINING = 8  # gradient read, sum written
+PASSES: list[tuple[GradientMethod, set[int]]] = [
+    (Dct(density=0.01), {20, 32}),  # 32 in a step that renews its threshold
+    (TopK(density=0.01), {32}),
+    (Sidco(density=0.01), {36, 40}),  # 28, and 4 for each stage but the first
+    (Dgc(density=0.01, warmup_steps=0), {40, 52}),  # 52 where too many reach the sample's threshold
+    (Gaussian(density=0.01), {28}),
+    (RedSync(density=0.01), {28}),
+]
+
+
+@pytest.mark.parametrize(("method", "expected"), PASSES, ids=lambda one: getattr(one, "name", None))
+def test_a_step_reads_and_writes_as_many_bytes_as_docs_say(
+    method: GradientMethod, expected: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an element, in steps after thresholds have settled; sparse accesses are left out."""
+    layout, moved = Layout([Spec(0, "tensor0", (200_000,))]), list[int]()
+
+    def counted(name: str) -> Callable[..., object]:
+        operation = getattr(PlainOps, name)
+
+        def run(ops: PlainOps, x: Sums, *arguments: object) -> object:
+            looks = name not in ("inspect", "blend")
+            # Only the k-th magnitude of what is due, and only thresholds of some tensor.
+            is_active = name not in ("excesses", "looks", "kth") or bool(arguments[1].any())
+            if x.blocks.counts == [layout.size]:  # not of a sample
+                moved[-1] += BYTES[name] * is_active + JOINING * (looks and x.waits)
+            return operation(ops, x, *arguments)
+
+        return run
+
+    for name in BYTES:
+        monkeypatch.setattr(PlainOps, name, counted(name))
+    compressor = DeviceFeedback(original(method, layout), CPU, PlainOps)
+    for step in range(30):
+        moved.append(0)
+        selection(compressor, gradients_of((1, 2, 6)[step % 3], layout), step)
+    assert {*moved[12:]} <= expected and min(expected) in moved[12:]
+
+
 class Unlaunched:
     """Triton's kernels, none of which is launched."""
 
