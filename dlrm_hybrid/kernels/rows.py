@@ -53,6 +53,7 @@ class AdamRates(NamedTuple):
     beta2: float
 
 
+_DIGIT_BITS = 10  # of a row's number, by which keys are sorted at a time
 _TILE = 64  # rows of a batch that are written for all tables while they are in the first cache
 
 
@@ -257,3 +258,40 @@ def bag_keys(
                     return k
                 keys_K[k] = (starts_F[table] + ids_K[k]) << shift | (bag * tables + table)
     return -1
+
+
+@kernel
+def sort_by_row(keys_K: Int64s, rows: int, shift: int) -> Int64s:
+    """Sort keys of which those of a row are in order already, as those of `bag_keys` are.
+
+    Digit by digit of the rows' numbers, from the lowest: comparisons take several times as long.
+
+    Args:
+        keys_K: row << shift | gradient; overwritten.
+        rows: of all tables.
+        shift: 2**shift is at least the number of gradients.
+
+    Returns:
+        them in ascending order, in this array or another.
+    """
+    digits = 0
+    while (rows - 1) >> (_DIGIT_BITS * digits) > 0:
+        digits += 1
+    places_PV = np.zeros((digits, 1 << _DIGIT_BITS), np.int64)  # P digits of V values
+    mask = (1 << _DIGIT_BITS) - 1
+    for key in keys_K:
+        for digit in range(digits):
+            places_PV[digit, (key >> (shift + _DIGIT_BITS * digit)) & mask] += 1
+    sorted_K = np.empty_like(keys_K)
+    for digit in range(digits):
+        place, low = 0, shift + _DIGIT_BITS * digit
+        for value in range(mask + 1):
+            count = places_PV[digit, value]
+            places_PV[digit, value] = place
+            place += count
+        for key in keys_K:
+            value = (key >> low) & mask
+            sorted_K[places_PV[digit, value]] = key
+            places_PV[digit, value] += 1
+        keys_K, sorted_K = sorted_K, keys_K
+    return keys_K

@@ -33,6 +33,7 @@ from dlrm_hybrid.kernels.rows import (
     AdamRates,
     Gradients,
     bag_keys,
+    sort_by_row,
     update_adagrad,
     update_adam,
     update_sgd,
@@ -220,7 +221,7 @@ def updated() -> Outputs:
     ids_K, offsets_E = rng.integers(0, 20, 100), np.arange(0, 102, 2)[:51]
     starts_F, keys_K = np.array([0, 20]), np.zeros(100, np.int64)
     assert bag_keys(ids_K, offsets_E, starts_F, np.array([20, 20]), 25, 6, keys_K) == -1
-    keys_K.sort()
+    keys_K = sort_by_row(keys_K, 40, 6)
     given = Gradients(keys_K, 6, floats(400, 9).reshape(50, 8))
     weights = [floats(320, 10).reshape(40, 8) for _ in range(5)]
     means, squares = ([np.zeros((40, n), np.float32) for n in sizes] for sizes in ((8, 8), (8, 1)))

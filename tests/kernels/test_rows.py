@@ -13,6 +13,7 @@ from dlrm_hybrid.kernels.rows import (
     AdamRates,
     Gradients,
     bag_keys,
+    sort_by_row,
     update_adagrad,
     update_adam,
     update_sgd,
@@ -48,7 +49,9 @@ class Case(NamedTuple):
         keys_K = np.empty(len(self.ids_K), np.int64)
         given = (self.ids_K, self.offsets_E, self.starts, self.rows_F)
         assert bag_keys(*given, self.bags, SHIFT, keys_K) == -1
-        keys_K.sort()
+        expected_K = np.sort(keys_K)
+        keys_K = sort_by_row(keys_K, self.rows_F.sum(), SHIFT)
+        assert np.array_equal(keys_K, expected_K)
         return Gradients(keys_K, SHIFT, self.drawn(2 * self.bags))
 
     def drawn(self, rows: int) -> Float32s:
@@ -165,3 +168,12 @@ def test_an_id_outside_its_table_is_found(case: Case, place: int, beyond: bool) 
     keys_K = np.empty(len(case.ids_K), np.int64)
     given = (case.ids_K, case.offsets_E, case.starts, case.rows_F)
     assert bag_keys(*given, case.bags, SHIFT, keys_K) == place
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 1024, 1025, 2**20, 2**20 + 1, 34_000_000, 2**50])
+def test_keys_of_many_rows_are_sorted(rows: int) -> None:
+    draw = np.random.default_rng(rows)
+    rows_K = draw.integers(0, max(1, rows), 3000 if rows else 0)
+    rows_K[::3] = rows_K[:1]  # one of them is there very often
+    keys_K = rows_K << 12 | np.arange(rows_K.size)
+    assert np.array_equal(sort_by_row(keys_K.copy(), rows, 12), np.sort(keys_K))

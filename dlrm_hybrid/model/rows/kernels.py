@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from dlrm_hybrid.arrays import Int64s
 from dlrm_hybrid.bags import Bags, in_order
-from dlrm_hybrid.kernels.rows import Gradients, bag_keys, look_up, update_sgd
+from dlrm_hybrid.kernels.rows import Gradients, bag_keys, look_up, sort_by_row, update_sgd
 from dlrm_hybrid.model.placement import HOST, Placement
 from dlrm_hybrid.model.row_storage import InMemory
 from dlrm_hybrid.model.rows.device import update_on_device
@@ -143,8 +143,7 @@ class OwnKernel(TableKernel):
         if self.placement.is_apart:
             update_on_device(self.rows, keys_K, shift, gradient_GD, lr, self.placement)
             return
-        keys = keys_K.numpy()
-        keys.sort()
+        keys = sort_by_row(keys_K.numpy(), len(self.rows.weights_RD), shift)
         self.rows.update(Gradients(keys, shift, gradient_GD.numpy()), lr)
 
 
