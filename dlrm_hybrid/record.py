@@ -26,6 +26,8 @@ class Effect(Flag):
     """It may differ between a run and the one that resumes from its checkpoint."""
     NEW_RUN = auto()
     """It may differ in a new run from an old checkpoint."""
+    STATE = auto()
+    """As `NEW_RUN`; of the checkpoint then go on weights and optimizers alone."""
     SEED = auto()
     """Runs that differ in it alone are samples of one thing."""
     EVALUATION = auto()
@@ -36,16 +38,6 @@ class Effect(Flag):
     """It names a file or folder: records have it from the root."""
     PLACE = auto()
     """It says where a run writes or sends to: no run folder decides that."""
-    COMPRESSORS = auto()
-    """What compressors remember depends on it."""
-    VERSIONS = auto()
-    """Which versions of weights a checkpoint holds beside them depends on it."""
-    LOOKUPS = auto()
-    """Which version of the tables the rows of coming batches have depends on it."""
-    LEVELS = auto()
-    """What both ends remember of rows that were sent as levels depends on it."""
-    FLIGHTS = auto()
-    """What workers hold of batches in flight depends on it."""
 
 
 WEIGHTS = Effect(0)

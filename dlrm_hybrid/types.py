@@ -24,6 +24,19 @@ class ScoredPart(StrEnum):
     TEST = "test"
 
 
+class Group(StrEnum):
+    """What a tensor of a checkpoint is: of the model and its optimizers, or of a run's state."""
+
+    DENSE = "dense"
+    EMBEDDINGS = "embeddings"
+    STATISTICS = "statistics"
+    VERSIONS = "versions"
+    COMPRESSOR = "compressor"
+    LOOKUPS = "lookups"
+    LEVELS = "levels"
+    FLIGHT = "flight"
+
+
 class ExitCode(IntEnum):
     """Exit codes of the program."""
 

@@ -17,12 +17,9 @@ from dlrm_hybrid.checkpoint.manifest import Manifest, TensorBox, TensorEntry
 from dlrm_hybrid.checkpoint.writer import DTYPES
 from dlrm_hybrid.disk import Content, content, plain_file
 from dlrm_hybrid.model.tensors import Piece, full_pieces
-from dlrm_hybrid.parallel.compression import PREFIX
 from dlrm_hybrid.parallel.finite import EMBEDDING_PREFIX, first_not_finite
 from dlrm_hybrid.types import DataError
 
-# Residuals and their momenta, which can be averaged: a server averages what trainers push.
-PENDING = (".residual", ".momentum")
 OnRead = Callable[[int, int], None]
 """Called with the number of bytes of a file verified so far, and its size."""
 
@@ -243,52 +240,3 @@ def _places(some: range, among: range) -> slice:
     if not some:
         return slice(0, 0)
     return slice(among.index(some[0]), among.index(some[-1]) + 1, some.step // among.step)
-
-
-def remembered(
-    checkpoint: Checkpoint, fresh: Mapping[str, Tensor], trainers: int | None
-) -> dict[str, Tensor]:
-    """Read the state with which compressors resume.
-
-    Args:
-        checkpoint: the checkpoint to resume from.
-        fresh: their initial state.
-        trainers: number in the checkpoint if its compressors differ from these; else None.
-    """
-    if trainers is None:
-        return checkpoint.tensors(fresh)
-    names = {_trainer_name(trainer, name) for name in fresh for trainer in range(trainers)}
-    return spread(checkpoint.tensors(names), fresh, trainers)
-
-
-def spread(
-    saved: Mapping[str, Tensor], fresh: Mapping[str, Tensor], trainers: int
-) -> dict[str, Tensor]:
-    """Make state for `fresh` from that of other compressors: all get the mean residual.
-
-    So the mean that a server takes stays the same. All other state remains as in `fresh`:
-    thresholds are found again at the next step.
-
-    Args:
-        saved: state of all trainers by `trainer.<number>.<name>`.
-        fresh: initial state, of any number of trainers or stages.
-        trainers: number of trainers in `saved`.
-
-    Returns:
-        The new state; residuals of other names or shapes are left out.
-    """
-    return {name: _mean(saved, name, tensor, trainers) for name, tensor in fresh.items()}
-
-
-def _mean(saved: Mapping[str, Tensor], name: str, fresh: Tensor, trainers: int) -> Tensor:
-    residuals = [saved.get(_trainer_name(trainer, name)) for trainer in range(trainers)]
-    parts = [part for part in residuals if part is not None and part.shape == fresh.shape]
-    if not name.endswith(PENDING) or len(parts) < trainers:
-        return fresh.clone()
-    return torch.stack(parts).double().mean(0).to(fresh.dtype)
-
-
-def _trainer_name(trainer: int, name: str) -> str:
-    """The name that a trainer has for the same state."""
-    _, _, rest = name.removeprefix(PREFIX).partition(".")
-    return f"{PREFIX}{trainer}.{rest}"

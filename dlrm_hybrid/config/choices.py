@@ -40,7 +40,7 @@ World = Literal["processes", "in_process"]
 
 ANY = Effect.EVALUATION
 ROWS_FILES = Effect.NOTHING | Effect.EVALUATION
-NEW = Effect.NEW_RUN
+NEW, STATE = Effect.NEW_RUN, Effect.STATE
 
 
 class _Data(Choice, effect=ANY):
@@ -245,12 +245,12 @@ class Hybrid(Parallel):
     trainers: Trainers = key(
         None,
         "data-parallel replicas; null: one for each of parallel.machines, or 2",
-        NEW | Effect.COMPRESSORS | Effect.LOOKUPS | Effect.LEVELS | Effect.FLIGHTS,
+        STATE,
     )
     cuts: tuple[str, ...] = key(
         ("bottom.2", "top.2"),
         "split the model into pipeline stages after these layers",
-        NEW | Effect.COMPRESSORS | Effect.FLIGHTS,
+        STATE,
     )
     servers: Servers = key(
         None, "of the dense weights; null: one for each of parallel.machines, or 1"
@@ -258,7 +258,6 @@ class Hybrid(Parallel):
     table_servers: Servers = key(
         None,
         "own the embedding tables; null: with embedding=served as parallel.servers, else none",
-        NEW | Effect.LEVELS,
         only="embedding=served",
     )
     world: World = key("processes", WORLD, Effect.FREE)
@@ -268,7 +267,7 @@ class Hybrid(Parallel):
     threads: Several = key(1, "of each worker, that share its weights", only="sync=async")
 
 
-class Sync(Choice, effect=NEW | Effect.VERSIONS, choice=NEW | Effect.VERSIONS | Effect.LOOKUPS):
+class Sync(Choice, effect=STATE):
     """How old the weights may be that a step is computed with."""
 
     staleness: Lag = 0
@@ -338,7 +337,7 @@ class SyncAsynchronous(Sync):
     replay: Path | None = key(
         None,
         "run folder whose recorded order parallel.world=in_process plays back",
-        NEW | Effect.VERSIONS | Effect.PATH,
+        STATE | Effect.PATH,
     )
 
     @override

@@ -7,16 +7,17 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from dlrm_hybrid.compress.gradient.methods import find
 from dlrm_hybrid.config.keys import effect_of, sections
 from dlrm_hybrid.record import Choice, Effect, plain
+from dlrm_hybrid.types import Group
 
 CONFIG_FILE = "config.json"  # the configuration of a run, in its folder
 
-STALE_SCHEDULE = "dsp"  # the schedule with which batches are in flight between steps
 # Values of checkpoint.resume that begin with no other run's weights.
 FROM_ITSELF = ("never", "auto")
 FREE = Effect.NOTHING | Effect.FREE
+MODEL = frozenset({Group.DENSE, Group.EMBEDDINGS, Group.STATISTICS})
+CHANGEABLE = Effect.NEW_RUN | Effect.STATE
 
 
 def flat(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
@@ -64,59 +65,38 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], new_run: bool)
         now: the values of this run.
         new_run: whether the run has a folder of its own; False to resume in the old one.
     """
-    before, after = _without(saved, FREE), _without(now, FREE)
-    fixed = "gradient.residual" if _waits_otherwise(before, after) else ""
     return [
-        f"{key} = {_at(after, key)}: the checkpoint was made with {_at(before, key)}"
-        for key in sorted(before.keys() | after.keys())
-        if _at(before, key) != _at(after, key)
-        and not (new_run and Effect.NEW_RUN in effect_of(key) and key != fixed)
+        f"{key} = {after}: the checkpoint was made with {before}"
+        for key, (before, after) in _changes(saved, now).items()
+        if not (new_run and CHANGEABLE & effect_of(key))
     ]
 
 
-def same_compressors(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether the state of compressors fits as it is."""
-    return _same(saved, now, Effect.COMPRESSORS)
+def kept_groups(
+    saved: Mapping[str, Any], now: Mapping[str, Any], *, same_rows: bool
+) -> frozenset[Group]:
+    """The tensors of a checkpoint that a run goes on with.
 
-
-def same_versions(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether the versions of weights that workers had fit as they are."""
-    return _same(saved, now, Effect.VERSIONS) and _rests(saved) == _rests(now)
-
-
-def same_lookups(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether rows that were looked up ahead, or are kept, fit as they are.
-
-    Where all trainers rest no rows are ahead; else those of the next batches must be there.
+    With the same configuration all; with another one the model and its optimizers; with other rows
+    also what compressors remember.
     """
-    is_ahead = bool(flat(now).get("embedding.staleness"))
-    return _same(saved, now, Effect.LOOKUPS) and (not is_ahead or _rests(saved) == _rests(now))
+    if any(Effect.STATE in effect_of(key) for key in _changes(saved, now)):
+        return MODEL
+    if not same_rows:
+        return MODEL | {Group.COMPRESSOR}
+    dropped: set[Group] = set()
+    if _rests(now):
+        dropped |= {Group.VERSIONS}
+        if not _rests(saved) and flat(now).get("embedding.staleness"):
+            dropped |= {Group.LOOKUPS}  # of batches that may be other trainers' now
+    return frozenset(Group) - dropped
 
 
-def same_levels(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether the state of both ends of rows that were sent as levels fits as it is."""
-    return _same(saved, now, Effect.LEVELS)
-
-
-def in_flight(facts: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint with these facts was made while batches were between two stages."""
-    progress, schedule = facts["progress"], facts["config"].get("schedule", {})
-    name = str(schedule.get("name"))
-    is_late = ":" in name or (name == STALE_SCHEDULE and any(schedule["staleness"]))
-    return is_late and progress["step"] > progress.get("emptied", 0)
-
-
-def other_flights(facts: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """One line for each key with which a run cannot go on with the batches in flight."""
-    if not in_flight(facts):
-        return []
-    before, after = _without(facts["config"], FREE), _without(now, FREE)
-    return [
-        f"{key} = {_at(after, key)}: the checkpoint was made with {_at(before, key)}, and holds "
-        "batches in flight; that at the end of its run holds none"
-        for key in sorted(before.keys() | after.keys())
-        if Effect.FLIGHTS in effect_of(key) and _at(before, key) != _at(after, key)
-    ]
+def _changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The values before and after of each key that decides a weight and has changed."""
+    before, after = _without(saved, FREE), _without(now, FREE)
+    values = {key: (_at(before, key), _at(after, key)) for key in before.keys() | after.keys()}
+    return {key: values[key] for key in sorted(values) if values[key][0] != values[key][1]}
 
 
 def _at(values: Mapping[str, Any], key: str) -> Any:
@@ -133,16 +113,6 @@ def _rests(values: Mapping[str, Any]) -> bool:
     """Whether replicas are made equal, and nothing is ahead, when a checkpoint is made."""
     keys = flat(values)
     return keys.get("sync.name") == "async" or bool(keys.get("parallel.elastic"))
-
-
-def _same(saved: Mapping[str, Any], now: Mapping[str, Any], effect: Effect) -> bool:
-    """Whether all keys with an effect that decide a weight have the same values."""
-    before, after = _without(saved, FREE), _without(now, FREE)
-    return all(
-        _at(before, key) == _at(after, key)
-        for key in before.keys() | after.keys()
-        if effect in effect_of(key)
-    )
 
 
 def evaluated(
@@ -185,14 +155,6 @@ def with_value(values: Mapping[str, Any], key: str, value: Any) -> dict[str, Any
     """The values of nested sections with another value at a dotted key."""
     head, _, rest = key.partition(".")
     return {**values, head: with_value(values.get(head) or {}, rest, value) if rest else value}
-
-
-def _waits_otherwise(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Whether residuals hold gradients in one of the runs, and finished updates in the other."""
-    chosen = [find(str(values.get("gradient.name"))) for values in (before, after)]
-    keep = all(method is not None and method.is_sparse for method in chosen)
-    as_updates = {values.get("gradient.residual") == "update" for values in (before, after)}
-    return keep and len(as_updates) > 1
 
 
 def _results(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from dlrm_hybrid.record import WEIGHTS, Choice, Effect, about, defaults_of
 ROOT = "config"
 CONF = "conf"  # the folder with experiments of a user's own
 EXPERIMENT = "experiment"  # a group that config.yaml does not choose from: it needs a +
-OF_METHODS = Effect.NEW_RUN | Effect.COMPRESSORS  # effect of the keys of `gradient`
+OF_METHODS = Effect.STATE  # effect of the keys of `gradient`
 # Keys that papers or people know under another name, with the text to type instead.
 REPLACED = {
     "gradient.sparsity": "gradient.density is the fraction that is sent, 0.01 one in a hundred",

@@ -22,8 +22,7 @@ Sharding = Literal["table_wise", "row_wise", "column_wise", "auto"]
 Storage = Literal["memory", "mmap"]
 TableOptimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "rowwise_adam"]
 
-NEW = Effect.NEW_RUN
-TABLES = NEW | Effect.LOOKUPS | Effect.LEVELS | Effect.FLIGHTS
+NEW, STATE = Effect.NEW_RUN, Effect.STATE
 
 BY_FBGEMM: tuple[TableOptimizer, ...] = ("sgd", "adagrad", "rowwise_adagrad")
 """The optimizers that FBGEMM fuses into backward on a CPU."""
@@ -37,7 +36,7 @@ _ROW_STATE: Mapping[TableOptimizer, Mapping[str, bool]] = {
 }
 
 
-class _Embedding(Choice, effect=WEIGHTS, choice=TABLES):
+class _Embedding(Choice, effect=WEIGHTS, choice=STATE):
     """Values of the choices of `embedding` that have no such key."""
 
     kernel: Kernel = "fbgemm"
@@ -139,23 +138,23 @@ class Fused(Embedding):
     levels: bool = key(
         False,
         "rows and gradients as whole steps from what both ends remember",
-        NEW | Effect.LEVELS,
+        STATE,
         only="parallel=hybrid",
     )
     row_error: Rate = key(
         0.0625,
         "levels: half a step of rows, over the root mean square of a trainer's rows",
-        NEW | Effect.LEVELS,
+        STATE,
     )
     gradient_error: Rate = key(
         2.0,
         "levels: the same of gradients; what rounding leaves is sent later",
-        NEW | Effect.LEVELS,
+        STATE,
     )
     copies_rows: CopiedRows = key(
         262_144,
         "levels: rows of each table that are remembered for each trainer",
-        NEW | Effect.LEVELS,
+        STATE,
     )
 
 
@@ -165,15 +164,13 @@ class Served(Embedding):
 
     name: ClassVar[str] = "served"
     staleness: Lag = key(
-        0, "a lookup sees all updates but those of so many batches before it", NEW | Effect.LOOKUPS
+        0, "a lookup sees all updates but those of so many batches before it", STATE
     )
-    cache_rows: CachedRows = key(
-        0, "rows that a trainer keeps for later batches; 0 is off", NEW | Effect.LOOKUPS
-    )
+    cache_rows: CachedRows = key(0, "rows that a trainer keeps for later batches; 0 is off", STATE)
     cache_batches: Lag = key(
         0,
         "for so many: rows are older by as much, gradients are summed meanwhile",
-        NEW | Effect.LOOKUPS,
+        STATE,
     )
     storage: Storage = key(
         "memory",

@@ -50,8 +50,10 @@ class Compression:
         return {f"{PREFIX}{self.trainer}.{name}": tensor for name, tensor in state.items()}
 
     def load(self, values: Mapping[str, Tensor]) -> None:
-        """Resume from the `tensors` of a checkpoint; raises DataError if one does not fit."""
-        copy_into(self.tensors(), values)
+        """Resume from `tensors`, if a checkpoint has any; raises DataError if one does not fit."""
+        tensors = self.tensors()
+        if not tensors.keys().isdisjoint(values):
+            copy_into(tensors, values)
 
     def counts(self) -> dict[str, dict[str, float]]:
         """Compression counters since the last call, as `telemetry.compression` lays them out."""

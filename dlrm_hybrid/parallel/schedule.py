@@ -132,7 +132,7 @@ def fault_of(pipeline: Pipeline) -> str | None:
     return f"stages wait for each other: {', '.join(stuck)}" if stuck else None
 
 
-class Schedule(Choice, effect=Effect.NEW_RUN | Effect.COMPRESSORS | Effect.FLIGHTS):
+class Schedule(Choice, effect=Effect.STATE):
     """The order in which batches and their parts pass through the stages."""
 
     microbatches: Several = 1

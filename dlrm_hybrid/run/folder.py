@@ -23,8 +23,7 @@ from dlrm_hybrid.config.identity import (
     config_hash,
     differences,
     flat,
-    in_flight,
-    other_flights,
+    kept_groups,
     same_results,
     with_value,
 )
@@ -54,7 +53,7 @@ from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import EVENTS_FILE
 from dlrm_hybrid.telemetry.machine import describe
 from dlrm_hybrid.telemetry.summary import COMPLETE, SUMMARY_FILE, summarise
-from dlrm_hybrid.types import ConfigError, DataError
+from dlrm_hybrid.types import ConfigError, DataError, Group
 
 LOCK_FILE = ".lock"
 TRACKERS = ("wandb",)  # they link to files of their own elsewhere
@@ -63,6 +62,13 @@ OVERRIDES_FILE = "overrides.yaml"
 BASE = "data.base"
 ANCESTORS = "ancestors"
 ORIGIN_FILE = "origin.json"  # names the checkpoint of another run that this one began from
+STATE: Mapping[Group, str] = {
+    Group.COMPRESSOR: "residuals and thresholds",
+    Group.VERSIONS: "published weights",
+    Group.LOOKUPS: "rows looked up ahead or cached",
+    Group.LEVELS: "copies and residuals of rows sent as levels",
+    Group.FLIGHT: "batches in flight",
+}
 
 
 @contextmanager
@@ -244,12 +250,21 @@ def check_checkpoint(
     facts = read_facts(folder)
     saved = own_values(folder / MANIFEST_FILE, facts["config"])
     lines = differences(saved, absolute(values), new_run=new_run)
-    lines = lines or other_flights(facts, values)
     if shards is not None:
         fault = _rows_fault(facts, shards.manifest, values["data"]["name"], new_run)
         lines += [f"data.prepared = {shards.folder}: {fault}"] if fault else []
     _refuse(folder, lines)
-    return facts
+    return {**facts, "config": saved}
+
+
+def begun_anew(
+    folder: Path, facts: Mapping[str, Any], values: Mapping[str, Any], *, same_rows: bool = True
+) -> str | None:
+    """Say what state in a checkpoint with these facts a run drops; None if it goes on with all."""
+    kept = kept_groups(facts["config"], absolute(values), same_rows=same_rows)
+    dropped = {tensor["group"] for tensor in facts["tensors"].values()} - kept
+    state = ", ".join(text for group, text in STATE.items() if group in dropped)
+    return f"weights and optimizers of {folder} go on; {state} begin anew" if state else None
 
 
 def _rows_fault(facts: Mapping[str, Any], rows: Manifest, data: str, new_run: bool) -> str | None:
@@ -270,11 +285,6 @@ def _rows_fault(facts: Mapping[str, Any], rows: Manifest, data: str, new_run: bo
             "the checkpoint was made from other rows, and these were prepared without its "
             "vocabularies; data.raw=FILES, without data.prepared, prepares them with these"
         )
-    if in_flight(facts):
-        return (
-            "the checkpoint holds batches in flight of other rows; that at the end of its run "
-            "holds none"
-        )
     return None
 
 
@@ -289,8 +299,8 @@ def check_weights(folder: Path, values: Mapping[str, Any], new_run: bool) -> Map
     saved = own_values(folder / MANIFEST_FILE, facts["config"])
     name = {"name": values["model"]["name"]}  # a file in conf/, which it need not come from
     saved = {**saved, "data": values["data"], "model": {**saved["model"], **name}}
-    _refuse(folder, differences(saved, values, new_run=new_run) or other_flights(facts, values))
-    return facts
+    _refuse(folder, differences(saved, values, new_run=new_run))
+    return {**facts, "config": saved}
 
 
 def _refuse(folder: Path, lines: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.model.spec import Partition
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.display import Display
-from dlrm_hybrid.run.folder import check_checkpoint, has_rows
+from dlrm_hybrid.run.folder import begun_anew, check_checkpoint, has_rows
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.run.rows import Command, prepared_rows
 from dlrm_hybrid.telemetry.trackers import require
@@ -77,11 +77,14 @@ def ready_rows(request: Request, resume_from: Path | None, display: Display) -> 
     if resume_from is not None:
         checkpoint = checkpoint_folder.find(resume_from)
         facts = check_checkpoint(checkpoint, request.values, shards, is_new)
-        if not has_rows(facts, shards.manifest):
+        same_rows = has_rows(facts, shards.manifest)
+        if not same_rows:
             display.line(
                 f"the rows are others than those of {checkpoint}: its weights and optimizers go "
                 "on; steps, rates and best scores begin anew"
             )
+        if line := begun_anew(checkpoint, facts, request.values, same_rows=same_rows):
+            display.line(line)
     return rows
 
 

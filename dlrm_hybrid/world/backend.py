@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.run.assembly import build
-from dlrm_hybrid.run.folder import check_weights
+from dlrm_hybrid.run.folder import begun_anew, check_weights
 from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.rank.training import checkpoint_writer
 from dlrm_hybrid.run.request import TrainTask
@@ -135,10 +136,12 @@ def job_of(settings: Settings, task: TrainTask) -> Job:
 def check_weights_of(folder: Path, settings: Settings) -> None:
     """Refuse a checkpoint of another model, or of other settings that decide the weights.
 
+    Warns of state of it that is dropped.
+
     Raises:
         DataError: names each key or table that differs.
     """
-    check_weights(folder, settings.values, new_run=True)
+    facts = check_weights(folder, settings.values, new_run=True)
     tensors = read(folder).tensors
     for name, rows in zip(settings.spec.table_names, settings.spec.table_rows, strict=True):
         table = tensors.get(f"{name}.weight")
@@ -150,6 +153,8 @@ def check_weights_of(folder: Path, settings: Settings) -> None:
         if tensor is not None and tuple(tensor.shape) != shape:
             has = f"has the shape {[*tensor.shape]}, the model's {[*shape]}"
             raise DataError(f"{folder}: {name} {has}")
+    if line := begun_anew(folder, facts, settings.values):
+        warnings.warn(line, stacklevel=3)
 
 
 def save(job: Job, engine: InProcessEngine | WorkerRank, meter: RankMeter) -> Path:

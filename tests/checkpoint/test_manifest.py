@@ -30,7 +30,7 @@ from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.run.rank.facts import resumed
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.train.progress import Progress
-from dlrm_hybrid.types import DataError
+from dlrm_hybrid.types import DataError, Group
 
 Values = dict[str, Any]
 FILE = "dense.worker-0.safetensors"
@@ -178,13 +178,12 @@ def test_progress_that_cannot_be_is_refused(change: Values, told: str) -> None:
     task = TrainTask(
         run_folder="run", prepared="", resume_from="run", rank=0, attempt=0, rendezvous=""
     )
-    values = {"schedule": {"name": "sequential"}}
-    facts = {"step": 1, "config": values, "progress": {**asdict(Progress(step=1)), **change}}
+    facts = {"step": 1, "progress": {**asdict(Progress(step=1)), **change}}
     with pytest.raises(DataError) as caught:
-        resumed(task, facts, values)
+        resumed(task, facts, frozenset(Group))
     assert told in str(caught.value)
     good = {**facts, "progress": asdict(Progress(step=1))}
-    assert resumed(task, good, values) == Progress(step=1)
+    assert resumed(task, good, frozenset(Group)) == Progress(step=1)
 
 
 def test_a_manifest_of_any_size_or_depth_is_refused(tmp_path: Path) -> None:

@@ -1,27 +1,24 @@
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.identity import (
+    MODEL,
     config_hash,
     differences,
     evaluated,
-    in_flight,
     is_below,
-    other_flights,
-    same_compressors,
-    same_levels,
-    same_lookups,
+    kept_groups,
     same_results,
-    same_versions,
     with_value,
 )
 from dlrm_hybrid.config.keys import all_keys, keys_of
 from dlrm_hybrid.config.validate import own_values
 from dlrm_hybrid.record import Effect
-from dlrm_hybrid.types import DataError
+from dlrm_hybrid.types import DataError, Group
 
 # Sections and keys by what they decide; every other key decides none of it.
 EFFECTS: Mapping[Effect, tuple[str, ...]] = {
@@ -62,29 +59,15 @@ EFFECTS: Mapping[Effect, tuple[str, ...]] = {
         *("sync.replay", "network.keys", "checkpoint.resume"),
     ),
     Effect.PLACE: ("embedding.folder", "telemetry.wandb", "telemetry.mlflow"),
-    Effect.COMPRESSORS: (
-        "gradient",
-        "activation",
-        "parallel.trainers",
-        "parallel.cuts",
-        "schedule",
-    ),
-    Effect.VERSIONS: ("pull", "sync"),
-    Effect.LOOKUPS: (
-        *("parallel.trainers", "sync.name", "embedding.name", "embedding.staleness"),
+    Effect.STATE: (
+        *("gradient", "activation", "schedule", "sync", "pull", "parallel.trainers"),
+        *("parallel.cuts", "embedding.name", "embedding.levels", "embedding.row_error"),
+        *("embedding.gradient_error", "embedding.copies_rows", "embedding.staleness"),
         *("embedding.cache_rows", "embedding.cache_batches"),
-    ),
-    Effect.LEVELS: (
-        *("parallel.trainers", "parallel.table_servers", "embedding.name", "embedding.levels"),
-        *("embedding.row_error", "embedding.gradient_error", "embedding.copies_rows"),
-    ),
-    Effect.FLIGHTS: (
-        *("parallel.trainers", "parallel.cuts", "schedule", "activation", "embedding.name"),
     ),
     Effect.NEW_RUN: (
         *("train.epochs", "train.steps", "train.patience", "train.min_delta", "train.monitor"),
-        *("optimizer", "parallel", "sync", "schedule", "gradient", "activation", "pull"),
-        *("embedding", "model.dropout", "model.bottom_dropout"),
+        *("optimizer", "parallel", "embedding", "model.dropout", "model.bottom_dropout"),
     ),
 }
 NOT_OF_THEM: Mapping[Effect, tuple[str, ...]] = {
@@ -92,9 +75,8 @@ NOT_OF_THEM: Mapping[Effect, tuple[str, ...]] = {
     Effect.NEW_RUN: ("optimizer.name", "embedding.optimizer", "embedding.eps"),
 }
 
-STATE = Effect.NEW_RUN | Effect.COMPRESSORS | Effect.VERSIONS | Effect.LOOKUPS
-STATE |= Effect.LEVELS | Effect.FLIGHTS
-
+ALL, LATER, ANEW = frozenset(Group), (False, True, frozenset(Group)), (False, True, MODEL)
+CACHED = ("embedding.cache_rows=9", "embedding.cache_batches=2")
 SAVED = {
     "name": "one",
     "train": {"seed": 1, "epochs": 1, "evaluate_every": 0},
@@ -113,7 +95,9 @@ def test_a_key_decides_what_it_always_did(effect: Effect) -> None:
     keys = {key for key in all_keys() if is_below(key, EFFECTS[effect])}
     keys -= {*NOT_OF_THEM.get(effect, ())}
     free = Effect.NOTHING | Effect.FREE
-    if effect in STATE:  # what is free is not compared
+    if effect is Effect.NEW_RUN:
+        keys -= {*keys_of(Effect.STATE)}
+    if effect in Effect.NEW_RUN | Effect.STATE:  # what is free is not compared
         keys = {key for key in keys if not free & all_keys()[key].effect}
     assert {*keys_of(effect)} == keys
 
@@ -138,72 +122,63 @@ def test_what_decides_a_weight_is_named() -> None:
     ]
 
 
-def test_a_new_run_may_be_longer_and_learn_at_another_rate() -> None:
-    assert differences(SAVED, changed("train", epochs=3), new_run=True) == []
-    assert differences(SAVED, changed("optimizer", lr=0.2), new_run=True) == []
-    assert differences(SAVED, changed("optimizer", name="adagrad"), new_run=True) == [
-        "optimizer.name = adagrad: the checkpoint was made with sgd"
-    ]
+@pytest.mark.parametrize(
+    ("changes", "same_run", "new_run", "kept"),
+    [
+        (
+            {
+                "name": "two",
+                "telemetry.every": 9,
+                "train.evaluate_every": 5,
+                "network.rate": "1gbit",
+            },
+            *(True, True, ALL),
+        ),
+        ({"train.epochs": 3, "train.steps": 9, "train.patience": 2}, *LATER),
+        ({"optimizer.lr": 0.2, "model.dropout": 0.1, "embedding.betas": [0.8, 0.9]}, *LATER),
+        ({"embedding.init": 0.01, "embedding.weight_decay": 0.1, "parallel.servers": 3}, *LATER),
+        ({"gradient": {"name": "none"}}, *ANEW),
+        ({"gradient.residual": "update"}, *ANEW),
+        ({"activation.sparsity": 0.5}, *ANEW),
+        ({"pull.precision": "levels"}, *ANEW),
+        ({"parallel.trainers": 3}, *ANEW),
+        ({"parallel.cuts": ["top.1"]}, *ANEW),
+        ({"schedule": {"name": "dsp"}}, *ANEW),
+        ({"sync": {"name": "bounded", "staleness": 2}}, *ANEW),
+        ({"embedding.levels": True}, *ANEW),
+        ({"embedding.cache_rows": 5}, *ANEW),
+        ({"optimizer.name": "adagrad"}, False, False, ALL),
+        ({"train.seed": 3}, False, False, ALL),
+    ],
+    ids=lambda case: "+".join(case) if isinstance(case, dict) else "",
+)
+def test_what_a_run_goes_on_with(
+    changes: Mapping[str, Any], same_run: bool, new_run: bool, kept: frozenset[Group]
+) -> None:
+    """All of the same configuration; weights and optimizers alone of another one."""
+    before = after = values_of(["+experiment=dct_hybrid"])
+    for key, value in changes.items():
+        after = with_value(after, key, value)
+    for saved, now in ((before, after), (after, before)):
+        assert (differences(saved, now, new_run=False) == []) == same_run
+        assert (differences(saved, now, new_run=True) == []) == new_run
+        assert kept_groups(saved, now, same_rows=True) == kept
+        of_rows = MODEL | ({Group.COMPRESSOR} & kept)
+        assert kept_groups(saved, now, same_rows=False) == of_rows
 
 
-def test_a_new_run_may_drop_decay_and_average_otherwise() -> None:
-    one = {
-        "model": {"dropout": 0.1, "bottom_dropout": None},
-        "embedding": {"weight_decay": 0.0, "betas": [0.9, 0.999], "init": "uniform_rows"},
-    }
-    tables = one["embedding"]
-    for other in (
-        {**one, "model": {"dropout": 0.1, "bottom_dropout": 0.0}},
-        {**one, "embedding": {**tables, "weight_decay": 0.1}},
-        {**one, "embedding": {**tables, "betas": [0.8, 0.999]}},
-        {**one, "embedding": {**tables, "init": 0.01}},
-    ):
-        assert differences(one, other, new_run=True) == []
-        assert len(differences(one, other, new_run=False)) == 1
-
-
-def test_a_new_run_may_be_spread_and_compressed_otherwise() -> None:
-    one = {"parallel": {"trainers": 2, "cuts": [], "servers": 1}, "gradient": {"name": "dct"}}
-    layout = one["parallel"]
-    for other, same in (
-        ({**one, "parallel": {**layout, "trainers": 1}}, False),
-        ({**one, "parallel": {**layout, "cuts": ["top.1"]}}, False),
-        ({**one, "parallel": {**layout, "servers": 3}}, True),
-        ({**one, "gradient": {"name": "none"}}, False),
-    ):
-        assert differences(one, other, new_run=True) == []
-        assert len(differences(one, other, new_run=False)) == 1
-        assert same_compressors(one, other) == same
-
-
-@pytest.mark.parametrize("sync", ["sync", "async"])
-def test_in_lock_step_membership_says_whether_anything_is_ahead(sync: str) -> None:
+def test_in_lock_step_membership_says_whether_anything_is_ahead() -> None:
     """Trainers that may be lost rest before a checkpoint, as those of `async` always do."""
-    one = {"sync": {"name": sync}, "parallel": {"elastic": False, "trainers": 2}}
-    one["embedding"] = {"cache_rows": 9, "staleness": 2}
-    other = {**one, "parallel": {"elastic": True, "trainers": 2}}
-    assert differences(one, other, new_run=False) == []
-    for same in (same_versions, same_lookups):
-        assert same(one, one)
-        assert same(one, other) == same(other, one) == (sync == "async")
-    for values in (one, other):
-        values["embedding"] = {"cache_rows": 9, "staleness": 0}
-    assert same_lookups(one, other) and same_lookups(other, one), "what is kept fits"
-
-
-def test_what_waited_as_updates_does_not_go_on_as_gradients() -> None:
-    updates = {"gradient": {"name": "dct", "residual": "update"}}
-    for name, residual in (("dct", "gradient"), ("cltk", None)):
-        gradients = {"gradient": {"name": name, "residual": residual}}
-        for saved, now in ((gradients, updates), (updates, gradients)):
-            assert differences(saved, now, new_run=True) == [
-                f"gradient.residual = {now['gradient']['residual']}: the checkpoint was made with "
-                f"{saved['gradient']['residual']}"
-            ]
-    for name in ("none", "terngrad"):
-        nothing = {"gradient": {"name": name, "residual": None}}
-        assert differences(updates, nothing, new_run=True) == []
-        assert differences(nothing, updates, new_run=True) == []
+    plain = values_of(["parallel=hybrid", "embedding=served", *CACHED])
+    elastic = with_value(plain, "parallel.elastic", True)
+    assert differences(plain, elastic, new_run=False) == []
+    assert kept_groups(elastic, plain, same_rows=True) == ALL
+    assert kept_groups(plain, elastic, same_rows=True) == ALL - {Group.VERSIONS}
+    ahead = [with_value(values, "embedding.staleness", 2) for values in (plain, elastic)]
+    assert kept_groups(*ahead, same_rows=True) == ALL - {Group.VERSIONS, Group.LOOKUPS}
+    assert kept_groups(*reversed(ahead), same_rows=True) == ALL
+    asynchronous = [with_value(values, "sync", {"name": "async"}) for values in ahead]
+    assert kept_groups(*asynchronous, same_rows=True) == ALL - {Group.VERSIONS}
 
 
 def test_results_are_the_same_where_nothing_but_the_doing_differs() -> None:
@@ -232,30 +207,11 @@ def test_a_key_that_a_choice_lacks_is_what_it_does_without() -> None:
     assert evaluated(single, three, ["parallel.trainers"])[1] == [
         "parallel.trainers = 3: the checkpoint was made with 1"
     ]
-    stale = values_of(["parallel=hybrid", "schedule=dsp"])
-    facts = {"config": stale, "progress": {"step": 5}}
-    lines = other_flights(facts, with_value(stale, "parallel", single["parallel"]))
-    assert any(line.startswith("parallel.trainers = 1: the checkpoint was made") for line in lines)
+    assert kept_groups(single, one, same_rows=True) == ALL
+    assert kept_groups(single, three, same_rows=True) == MODEL
 
 
-STALE = ("parallel=hybrid", "schedule=dsp")
-LEVELS = ("parallel=hybrid", "embedding.deduplicate=true", "embedding.levels=true")
 SERVED = ("parallel=hybrid", "embedding=served", "parallel.table_servers=2")
-
-
-def test_only_a_run_with_the_same_stages_goes_on_with_batches_in_flight() -> None:
-    values = values_of(list(STALE))
-    facts = {"config": values, "progress": {"step": 9, "emptied": 4}}
-    assert in_flight(facts) and not other_flights(facts, values)
-    assert not in_flight({**facts, "progress": {"step": 9, "emptied": 9}})
-    assert not in_flight({**facts, "config": values_of(["parallel=hybrid"])})
-    zeros = values_of([*STALE, "schedule.delays=[0,0,0]", "schedule.staleness=[0,0,0]"])
-    assert not in_flight({**facts, "config": zeros})
-    for override in ("parallel.trainers=1", "schedule.delays=[0,1,0]", "activation=dct"):
-        key = override.partition("=")[0]
-        lines = other_flights(facts, values_of([*STALE, override]))
-        assert [line for line in lines if line.startswith(key)], override
-    assert not other_flights(facts, values_of([*STALE, "parallel.servers=3", "optimizer.lr=0.3"]))
 
 
 def test_where_rows_lie_decides_no_weight() -> None:
@@ -266,16 +222,6 @@ def test_where_rows_lie_decides_no_weight() -> None:
     scored, faults = evaluated(in_files, in_memory, ["embedding.storage", "embedding.folder"])
     assert not faults
     assert scored == in_memory
-
-
-def test_only_a_new_run_may_send_otherwise_and_then_remembers_nothing() -> None:
-    values = values_of(list(LEVELS))
-    for change in ("embedding.levels=false", "embedding.row_error=0.1", "embedding.copies_rows=9"):
-        other = values_of([*LEVELS, change])
-        assert differences(values, other, new_run=False)
-        assert not differences(values, other, new_run=True)
-        assert not same_levels(values, other)
-    assert same_levels(values, values_of([*LEVELS, "optimizer.lr=0.01"]))
 
 
 def test_keys_that_an_earlier_version_lacked_get_their_defaults() -> None:

@@ -143,15 +143,12 @@ def test_every_gradient_is_sent_once_or_held(limits: Served) -> None:
 
 @pytest.mark.parametrize("limits", [Served(cache_rows=60, cache_batches=4), MANY])
 def test_what_is_held_can_be_handed_over(limits: Served) -> None:
-    """By a trainer that leaves; a checkpoint then says that nothing is kept."""
+    """By a trainer that leaves; a checkpoint then holds nothing of it."""
     world, expected = steady_world(limits, range(12))
     world.runner.run({n: one.flush() for n, one in enumerate(world.tables)})
     assert_sent(world, expected)
     emptied = world.runner.run({n: one.state_ahead() for n, one in enumerate(world.tables)})
-    for trainer, state in emptied.items():
-        assert {name: one.tolist() for name, one in state.items()} == {
-            f"lookups.{trainer}.kept": [0]
-        }
+    assert not any(emptied.values())
 
 
 def held_by(world: World, trainer: int = 0) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ from dlrm_hybrid.parallel.runners import InProcessRunner
 from dlrm_hybrid.parallel.tables.served import ServedTables, TableClient
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import Tally, Traffic
-from dlrm_hybrid.types import BatchNumber, DlrmError
+from dlrm_hybrid.types import BatchNumber, DataError, DlrmError, Version
 from dlrm_hybrid.wire.frame import Frame, Kind
 
 
@@ -61,6 +61,15 @@ def test_lookups_see_the_version_they_should(
     for name, table in world.weights().items():
         assert torch.equal(table, versions[-1][name]), name
     assert_moved(world.weights())
+
+
+def test_saved_rows_of_another_shape_are_refused() -> None:
+    (tables,) = World(1, 1, 2).tables
+    rows = torch.zeros(1, len(SPEC.table_rows), SPEC.embedding_dim)
+    tables.restart(Version(5), {"lookups.0.1": rows, "lookups.0.keys": rows, "lookups.1.0": rows})
+    tables.prefetch(BatchNumber(5), Bags(ids_of(0, 5)))  # asks for its rows
+    with pytest.raises(DataError, match=r"^lookups\.0\.\*: \[1, .*\] for batch 6, it must be \["):
+        tables.prefetch(BatchNumber(6), Bags(ids_of(0, 6)))
 
 
 def test_messages_that_come_twice_change_nothing() -> None:

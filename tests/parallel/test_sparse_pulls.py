@@ -14,7 +14,7 @@ from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.compress.gradient.rule import target_k
 from dlrm_hybrid.compress.update import decode
 from dlrm_hybrid.model.optimizer import Adagrad, Adam, Momentum, Optimizer, Sgd
-from dlrm_hybrid.parallel.dense.published import SUFFIX, LargestChanges, adds, fresh_thresholds
+from dlrm_hybrid.parallel.dense.published import SUFFIX, LargestChanges, adds
 from dlrm_hybrid.parallel.policies import Lockstep
 from dlrm_hybrid.types import DivergedError
 from dlrm_hybrid.wire.section import Dtype
@@ -125,14 +125,6 @@ def test_weights_that_overflow_are_named() -> None:
     weight_N[-1] = np.inf
     with pytest.raises(DivergedError, match=r"step 1: .*top\.1\.weight is not finite"):
         one.publish()
-
-
-def test_fresh_thresholds_are_those_of_a_new_mirror() -> None:
-    weights = drawn(0)
-    weight_N = torch.cat([weight.reshape(-1) for weight in weights.values()]).numpy()
-    held = LargestChanges(LAYOUT, weight_N, Dtype.FLOAT32, 0.9).tensors()
-    mirrored = {f"{name}{SUFFIX}": weight for name, weight in weights.items()}
-    assert_same(held, mirrored | fresh_thresholds(weights, 0.9))
 
 
 OPTIMIZERS: list[Optimizer] = [

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from saver_kills import saver, tensors
@@ -13,11 +14,13 @@ from dlrm_hybrid.checkpoint.commit import Preparing, Shard
 from dlrm_hybrid.checkpoint.folder import find
 from dlrm_hybrid.checkpoint.reader import open_checkpoint
 from dlrm_hybrid.cli.main import run
-from dlrm_hybrid.parallel.dense.published import fresh_thresholds
+from dlrm_hybrid.compress.gradient.layout import Layout, Spec
+from dlrm_hybrid.parallel.dense.published import LargestChanges
 from dlrm_hybrid.parallel.finite import is_finite
 from dlrm_hybrid.run import training
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.types import DataError, DivergedError
+from dlrm_hybrid.wire.section import Dtype
 
 NAN, INF = float("nan"), float("inf")
 # ReLUs of oneDNN turn NaN into 0: behind them the loss of a model full of NaN is finite.
@@ -113,7 +116,8 @@ def test_what_is_not_finite_is_never_read(unchecked: Callable[[str], Path]) -> N
 
 
 def test_a_threshold_that_is_not_found_yet_is_finite(unchecked: Callable[[str], Path]) -> None:
-    state = fresh_thresholds({"bias": torch.zeros(100)}, 0.9)
+    layout, weight_N = Layout([Spec(0, "bias", (100,))]), np.zeros(100, np.float32)
+    state = LargestChanges(layout, weight_N, Dtype.FLOAT32, 0.9).tensors()
     assert all(is_finite(one) for one in state.values())
     folder = unchecked("compressor.0.bottom.1.weight.threshold")
     with pytest.raises(DataError, match=r"threshold holds values that are not finite"):

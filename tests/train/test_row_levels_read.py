@@ -1,66 +1,53 @@
-"""What a rank reads of a checkpoint about rows that were sent as levels."""
+"""What a rank reads of the state in a checkpoint: its own, and what holders of tables need."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.config.compose import values_of
-from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.model.tensors import full_pieces
 from dlrm_hybrid.run.rank.facts import Source
+from dlrm_hybrid.types import Group
 
 TRAINERS, TABLES = range(3), range(12)
-NAMES = [
-    *(f"levels.{trainer}.steps" for trainer in TRAINERS),
-    *(
-        f"levels.{trainer}.{table}.{what}"
-        for trainer in TRAINERS
-        for table in TABLES
-        for what in ("slots", "copies", "residuals", "row_squares")
-    ),
-]
+KINDS = ("slots", "copies", "residuals", "row_squares")
+SAVED = {
+    Group.COMPRESSOR: [f"trainer.{trainer}.top.1.weight.residual" for trainer in TRAINERS],
+    Group.LOOKUPS: [f"lookups.{trainer}.rows" for trainer in TRAINERS],
+    Group.LEVELS: [
+        *(f"levels.{trainer}.steps" for trainer in TRAINERS),
+        *(f"levels.{trainer}.{n}.{kind}" for trainer in TRAINERS for n in TABLES for kind in KINDS),
+    ],
+    Group.FLIGHT: ["flight.0.stage.5.rows"],
+}
 
 
 class Saved:
     """A checkpoint with these names."""
 
-    folder = Path("saved")
-
-    def names(self, *groups: str) -> list[str]:
-        assert groups == ("levels",)
-        return NAMES
+    def names(self, *groups: Group) -> list[str]:
+        return [name for group in groups for name in SAVED[group]]
 
     def tensors(self, names: Iterable[str]) -> dict[str, Tensor]:
         return {name: torch.zeros(1) for name in names}
 
 
 @pytest.mark.parametrize(
-    ("trainers", "held", "others"),
-    [
-        ([1], ["embedding.2", "embedding.11.sum"], (1, 10)),
-        ([1], [], ()),
-        ([], ["embedding.1"], None),
-    ],
+    ("tables", "others"), [(["embedding.2.weight", "embedding.11.sum"], (1, 10)), ([], ())]
 )
 def test_a_rank_reads_its_own_and_what_holders_know_of_others(
-    trainers: list[int], held: list[str], others: tuple[int, ...] | None
+    tables: list[str], others: tuple[int, ...]
 ) -> None:
-    values = values_of([])
     saved: Any = Saved()
-    facts = {"config": values}
-    source = Source(checkpoint=saved, facts=facts, config=validate(values), values=values)
-    found = source.row_levels(trainers, held)
-    if others is None:
-        assert found == {}
-        return
-    own = {name for name in NAMES if name.startswith("levels.1.")}
-    known = {
-        f"levels.{trainer}.{table}.{what}"
-        for trainer in (0, 2)
-        for table in others
-        for what in ("slots", "copies")
-    }
-    assert found.keys() == own | known | {"levels.0.steps", "levels.2.steps"}
+    own = {name for group in SAVED.values() for name in group if name.split(".")[1] == "1"}
+    pieces = full_pieces(dict.fromkeys(own, torch.zeros(1)))
+    pieces += full_pieces(dict.fromkeys(tables, torch.zeros(1)))
+    known = {f"levels.{t}.{n}.{what}" for t in (0, 2) for n in others for what in KINDS[:2]}
+    known |= {"levels.0.steps", "levels.2.steps"}
+    source = Source(checkpoint=saved, facts={}, kept=frozenset(Group))
+    assert source.state([1], pieces).keys() == own | known | {*SAVED[Group.FLIGHT]}
+    for group, names in SAVED.items():
+        source = Source(checkpoint=saved, facts={}, kept=frozenset({group}))
+        assert source.state([1], pieces).keys() <= {*names}

@@ -1,19 +1,10 @@
 """Worlds with table servers: other owners, and what a checkpoint holds of lookups ahead."""
 
-from typing import Any
-
 import numpy as np
-import pytest
 from patience import PATIENT
-from torch import Tensor
 from world_runs import Trained, assert_moved, assert_same, checkpoint, summary, tensors
 
-from dlrm_hybrid.checkpoint.reader import open_checkpoint
-from dlrm_hybrid.config.compose import values_of
-from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.model.spec import ModelSpec
-from dlrm_hybrid.run.rank.facts import Source
-from dlrm_hybrid.types import DataError
 
 SERVED = (
     *("parallel=hybrid", "embedding=served", PATIENT),
@@ -41,37 +32,6 @@ def test_a_server_may_own_nothing_of_a_batch(trained: Trained) -> None:
     assert_same(one, many, 20)
     assert_moved(many, 10, 20)
     assert summary(one)["test"] == summary(many)["test"]
-
-
-def test_rows_looked_up_ahead_are_in_every_checkpoint_but_that_of_step_0(
-    trained: Trained, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A run that is stopped before its first step has looked up nothing yet."""
-    options = (*SERVED, IN_PROCESS)
-    folder = trained("none-ahead", *options, *layout(2, 2, 0), "train.steps=10")
-    saved = open_checkpoint(checkpoint(folder, 10))
-    values = values_of([*options, *layout(2, 2, 4)])
-
-    def lookups(step: int, then: dict[str, Any], now: dict[str, Any]) -> dict[str, Tensor]:
-        facts = {"step": step, "config": then}
-        source = Source(checkpoint=saved, facts=facts, config=validate(now), values=now)
-        return source.lookups_ahead((0, 1), SPEC)
-
-    assert lookups(0, values, values) == {}
-    with pytest.raises(DataError, match=r"no tensor lookups\.0\.0 in this checkpoint"):
-        lookups(10, values, values)
-    cached = values_of([*options, *layout(2, 2, 0), *CACHED])
-    with pytest.raises(DataError, match="no rows that trainer 0 has kept"):
-        lookups(10, cached, cached)
-    fused = (*options, "parallel.trainers=2", "parallel.servers=1", "embedding=fused")
-    for now in (
-        values,
-        values_of([*options, *layout(2, 2, 0), "sync=async"]),
-        values_of([*fused, "parallel.table_servers=0"]),
-    ):
-        assert lookups(10, cached, now) == {}
-        told = capsys.readouterr().out
-        assert "caches begin empty, and the gradients they held are lost" in told
 
 
 def test_a_checkpoint_goes_on_with_other_owners(trained: Trained) -> None:

@@ -39,7 +39,7 @@ class BoundaryContext:
     seed: int
 
 
-class ActivationMethod(Choice, effect=Effect.NEW_RUN | Effect.COMPRESSORS | Effect.FLIGHTS):
+class ActivationMethod(Choice, effect=Effect.STATE):
     """How activations and their gradients travel between stages."""
 
     compresses_activations: ClassVar[bool] = True

@@ -24,7 +24,7 @@ from dlrm_hybrid.compress.host import require_host
 from dlrm_hybrid.compress.update import DenseUpdate, Update
 from dlrm_hybrid.kernels.scatter import collect, mean_of_all, put, scatter_add
 from dlrm_hybrid.model.optimizer import STEP
-from dlrm_hybrid.parallel.dense.master import MasterWeights, OptimizerConfig
+from dlrm_hybrid.parallel.dense.master import MasterWeights, OptimizerConfig, copy_into
 from dlrm_hybrid.parallel.dense.published import (
     EveryChange,
     LargestChanges,
@@ -280,8 +280,17 @@ class Bucket:
         self._count(elements)
         return [*sent.sections().values()]
 
-    def resume(self) -> None:
-        """Mark all followers' replicas as equal to the weights, which have just been loaded."""
+    def restart(self, values: Mapping[str, Tensor]) -> None:
+        """Resume from `tensors`; replicas of followers, and versions that it lacks, equal weights.
+
+        Raises:
+            DataError: a value is missing or has another shape.
+        """
+        copy_into(self._views(self._master.tensors()), values)
+        for value_N in (self._published.value_N, *self._older):
+            np.copyto(value_N, self._master.weights[_ALL].numpy())
+        versions = self._version_tensors()
+        copy_into({name: versions[name] for name in versions.keys() & values.keys()}, values)
         for follower in self._followers.values():
             follower.equalize(everything=True)
 
@@ -314,15 +323,19 @@ class Bucket:
 
     def tensors(self) -> dict[str, Tensor]:
         """Views of all that a checkpoint must hold; see `ParameterServer.tensors`."""
-        flat = dict(self._master.tensors())
-        for behind, value_N in enumerate(self._older, start=1):
-            flat[f".behind{behind}"] = torch.from_numpy(value_N)
-        views = {
+        return self._views(self._master.tensors()) | self._version_tensors()
+
+    def _version_tensors(self) -> dict[str, Tensor]:
+        older = enumerate(self._older, start=1)
+        flat = {f".behind{behind}": torch.from_numpy(value_N) for behind, value_N in older}
+        return self._views(flat) | self._published.tensors()
+
+    def _views(self, flat: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {
             name: view
             for end, flat_N in flat.items()
             for name, view in self._named(end, flat_N).items()
         }
-        return views | self._published.tensors()
 
     def _named(self, end: str, flat_N: Tensor) -> dict[str, Tensor]:
         """Views of all tensors in `flat_N`, by their names, each followed by `end`.

@@ -335,20 +335,19 @@ class ServerClient(Client):
     def restart(self, pushed: int, values: Mapping[str, Tensor]) -> None:
         """Resume after `pushed` pushes, from the servers' `tensors` in a checkpoint.
 
-        Takes over the version that the next push is computed with, which may be an older one.
+        Takes over the version that the next push is computed with, which may be an older one, or
+        the weights if `values` have no versions.
 
         Raises:
             DataError: a value is missing or has another shape.
         """
         version = resumed_version(self._policy, pushed)
         behind = self._policy.settled(pushed) - version
-        suffix = f".behind{behind}" if behind else ""
-        if not behind and any(f"{name}{SUFFIX}" in values for name in self._replica):
-            suffix = SUFFIX
+        suffix = f".behind{behind}" if behind else SUFFIX
         if self._ternary is not None:
             self._ternary.restart(values)  # its weights are the newest; the replica's may be older
-        older = {name: values[key] for name in self._replica if (key := name + suffix) in values}
-        copy_into(self._replica, older)
+        older = {name: values.get(name + suffix, values.get(name)) for name in self._replica}
+        copy_into(self._replica, {name: one for name, one in older.items() if one is not None})
         self._applied = dict.fromkeys(self._buckets, version)
         self._first = version
         self.pushed = pushed

@@ -10,7 +10,7 @@ Shapes: T tensors of N elements in all; K elements that are published.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol, final
 
 import numpy as np
@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from dlrm_hybrid.arrays import Float32s, Int32s
 from dlrm_hybrid.compress.gradient.compressor import Selected, Sent, Whole
-from dlrm_hybrid.compress.gradient.layout import Indices, Layout, Spec
+from dlrm_hybrid.compress.gradient.layout import Indices, Layout
 from dlrm_hybrid.compress.gradient.methods.dct import Dct
 from dlrm_hybrid.compress.gradient.methods.topk import CountedThreshold
 from dlrm_hybrid.compress.gradient.residual import Residual, not_finite
@@ -250,17 +250,6 @@ def _published_levels(
     size = int(splits_E[-1])
     elements = Elements(splits_E, local_K[:size], rounded_K[:size])
     return Published(Selected(layout, elements, Dtype.BFLOAT16), size)
-
-
-def fresh_thresholds(weights: Mapping[str, Tensor], sparsity: float) -> dict[str, Tensor]:
-    """The initial `LargestChanges.tensors` of these weights, without an object.
-
-    Args:
-        weights: weights by name.
-        sparsity: fraction of elements that is not published.
-    """
-    specs = [Spec(0, name, tuple(weight.shape)) for name, weight in weights.items()]
-    return _selector(sparsity).init(Layout(specs)).tensors()
 
 
 def _selector(sparsity: float) -> ThresholdSelector:

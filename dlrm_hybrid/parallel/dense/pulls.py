@@ -11,7 +11,7 @@ from dlrm_hybrid.wire.section import Dtype
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pulls(Record, effect=Effect.NEW_RUN | Effect.VERSIONS):
+class Pulls(Record, effect=Effect.STATE):
     """How new weights travel from the servers, which publish what has changed."""
 
     precision: PrecisionOrLevels = key(

@@ -17,7 +17,6 @@ from torch import Tensor
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.compress.update import Update
 from dlrm_hybrid.parallel.dense.bucket import Bucket, Change, ServerOptions
-from dlrm_hybrid.parallel.dense.master import copy_into
 from dlrm_hybrid.parallel.dense.sections import digest_section
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.sync import (
@@ -206,12 +205,11 @@ class ParameterServer:
         Raises:
             DataError: a value is missing or has another shape.
         """
-        copy_into(self.tensors(), values)
         pushed_S = (pushed,) * self._topology.stages if isinstance(pushed, int) else pushed
         self._states = self._settled(pushed_S)
         self._pushed.clear()
         for bucket in self._buckets.values():
-            bucket.resume()
+            bucket.restart(values)
         policy = self._options.policy
         outgoing: list[Outgoing] = []
         for stage, bucket in self._buckets.items():

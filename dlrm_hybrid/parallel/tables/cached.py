@@ -228,7 +228,6 @@ class CachedTables(Tables):
         # Relative to the current batch, since a resumed trainer may count anew.
         ages_N2 = self._updated - kept_N4[:, 1:3]
         state = {
-            "kept": torch.tensor([len(kept_N4)]),  # may be 0, where empty tensors are left out
             "keys": torch.from_numpy(kept_N4[:, 0].copy()),
             "ages": torch.from_numpy(ages_N2),
             "rows": self._rows_SD.index_select(0, slots_N),

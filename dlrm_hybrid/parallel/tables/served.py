@@ -38,7 +38,7 @@ from dlrm_hybrid.parallel.tables.lookups import (
 )
 from dlrm_hybrid.parallel.tables.table_server import FLOAT_BYTES
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
-from dlrm_hybrid.types import BatchNumber, DlrmError, Version
+from dlrm_hybrid.types import BatchNumber, DataError, DlrmError, Version
 from dlrm_hybrid.wire.frame import EVALUATION, Kind
 
 ID_BYTES = 4
@@ -167,6 +167,12 @@ class ServedTables(Tables):
         with self._client.looking_up:
             ids, split = split_batch(bags, self._client.servers)
             pooled_BFD = self._loaded.pop(batch, None)
+            fit = (bags.rows, bags.tables, self._client.dim)
+            if pooled_BFD is not None and pooled_BFD.shape != fit:
+                raise DataError(
+                    f"{self._client.prefix}*: {list(pooled_BFD.shape)} for batch {batch}, it must "
+                    f"be {list(fit)}"
+                )
             self._flying[batch] = _Flying(ids, split, pooled_BFD)
             if pooled_BFD is None:
                 self._client.ask(split, batch)
@@ -218,9 +224,9 @@ class ServedTables(Tables):
         self._updated = version
         self._flying.clear()
         self._loaded = {
-            BatchNumber(version + int(name.removeprefix(head))): rows
+            BatchNumber(version + int(ahead)): rows
             for name, rows in values.items()
-            if name.startswith(head)
+            if name.startswith(head) and (ahead := name.removeprefix(head)).isdecimal()
         }
 
     def _receive(self, flying: _Flying, batch: BatchNumber) -> Program[Tensor]:

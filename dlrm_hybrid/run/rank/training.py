@@ -29,7 +29,7 @@ from dlrm_hybrid.train.driver import Driver
 from dlrm_hybrid.train.engine import Engine, Holder
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.train.recorder import Recorder
-from dlrm_hybrid.train.saver import COMPRESSOR, FLIGHT, CheckpointWriter, Committer, piece_groups
+from dlrm_hybrid.train.saver import CheckpointWriter, Committer, piece_groups
 from dlrm_hybrid.train.signals import StopRequest
 
 
@@ -83,16 +83,10 @@ def resume(job: Job, holder: Holder, source: Source | None) -> Progress:
     progress, saved = source.progress, source.checkpoint
     if not server_leads(job.config) or len(progress.batches) != job.config.parallel.trainers:
         progress = replace(progress, batches=())  # all have done the same number
-    groups, trainers = piece_groups(holder.pieces()), holder.looking_up
-    values = source.dense()
-    values |= source.compressors({piece.name: piece.view for piece in groups.get(COMPRESSOR, [])})
-    values |= source.lookups_ahead(trainers, job.layout.spec)
-    tables = groups.get("embeddings", [])
-    values |= source.row_levels(trainers, [piece.name for piece in tables])
-    if progress.emptied < progress.step:
-        values |= saved.tensors(saved.names(FLIGHT))
+    pieces = holder.pieces()
+    groups, values = piece_groups(pieces), source.dense() | source.state(holder.looking_up, pieces)
     statistics.resume(saved, groups.get(statistics.GROUP, []), job.config.parallel.trainers)
-    saved.fill(tables)  # before batches in flight look up rows to update
+    saved.fill(groups.get("embeddings", []))  # before batches in flight look up rows to update
     holder.restart(progress, values)
     return progress
 
