@@ -20,7 +20,7 @@ from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train.engine import Holder
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.train.saver import CheckpointWriter, Committer
-from dlrm_hybrid.types import Version
+from dlrm_hybrid.types import Group, Version
 
 OPERATIONS = ("mkdir", "open", "write", "fsync", "replace", "rename", "unlink", "rmdir")
 KILLED = 77
@@ -42,7 +42,10 @@ class Held(Holder):
     tensors: dict[str, Tensor]
 
     def pieces(self) -> list[Piece]:
-        return full_pieces(self.tensors)
+        groups = {name: Group.DENSE for name in self.tensors}
+        groups["embedding.1.weight"] = Group.EMBEDDINGS
+        pieces = (full_pieces({name: x}, groups[name]) for name, x in self.tensors.items())
+        return [piece for (piece,) in pieces]
 
     def settled(self) -> Version:
         return Version(0)

@@ -17,8 +17,8 @@ from dlrm_hybrid.checkpoint.manifest import Manifest, TensorBox, TensorEntry
 from dlrm_hybrid.checkpoint.writer import DTYPES
 from dlrm_hybrid.disk import Content, content, plain_file
 from dlrm_hybrid.model.tensors import Piece, full_pieces
-from dlrm_hybrid.parallel.finite import EMBEDDING_PREFIX, first_not_finite
-from dlrm_hybrid.types import DataError
+from dlrm_hybrid.parallel.finite import first_not_finite
+from dlrm_hybrid.types import DataError, Group
 
 OnRead = Callable[[int, int], None]
 """Called with the number of bytes of a file verified so far, and its size."""
@@ -81,7 +81,7 @@ class Checkpoint:
             raise DataError(f"{self.folder}: no tensor {piece.name} in this checkpoint")
         dtype = TYPES[entry.dtype]
         shape = entry.shape
-        is_table = piece.name.startswith(EMBEDDING_PREFIX)
+        is_table = piece.group is Group.EMBEDDINGS
         if self.fresh is not None and is_table and piece.shape[:1] > shape[:1]:
             shape = (*piece.shape[:1], *shape[1:])
         if shape != piece.shape or dtype != piece.view.dtype:
@@ -174,7 +174,7 @@ def open_checkpoint(
 
 
 def load(
-    folder: Path, groups: Mapping[str, Mapping[str, Tensor]], progress: OnRead | None = None
+    folder: Path, groups: Mapping[Group, Mapping[str, Tensor]], progress: OnRead | None = None
 ) -> None:
     """Copy the tensors of a checkpoint into `groups`, whose names and shapes must be the same.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,12 +23,11 @@ from dlrm_hybrid.checkpoint.commit import Shard
 from dlrm_hybrid.checkpoint.folder import key_of, partial_folder, unwritten
 from dlrm_hybrid.disk import Content, write
 from dlrm_hybrid.model.row_storage import IN_MEMORY, RowStorage
-from dlrm_hybrid.model.tensors import Piece
+from dlrm_hybrid.model.tensors import Piece, in_groups
 from dlrm_hybrid.parallel.finite import first_not_finite
 from dlrm_hybrid.types import DlrmError
 
 T = TypeVar("T")
-Groups = Mapping[str, Sequence[Piece]]
 
 SUFFIX = ".safetensors"
 DTYPES: Mapping[torch.dtype, str] = {
@@ -65,8 +64,8 @@ class ShardWriter:
     _copies: dict[str, Tensor] = field(default_factory=dict[str, Tensor], repr=False)
     _shard: Future[Shard] | None = None
 
-    def begin(self, step: int, groups: Groups) -> None:
-        """Copy the pieces of a checkpoint, by group; a thread checks and writes the copies.
+    def begin(self, step: int, pieces: Iterable[Piece]) -> None:
+        """Copy the pieces of a checkpoint; a thread checks and writes the copies, a file a group.
 
         Pieces with `is_copy` are left out: another rank saves them.
 
@@ -76,14 +75,14 @@ class ShardWriter:
         if self._shard is not None:
             raise DlrmError(f"{self.rank}: step {step} is saved before the last one is written")
         folder = partial_folder(self.root, step, self.attempt)
-        groups = _saved(groups)
+        saved = [piece for piece in pieces if not piece.is_copy]
         if self.storage.is_paged:
             self._shard = Future()
             with self.storage.reading_all():
-                self._shard.set_result(self._write(folder, groups))
+                self._shard.set_result(self._write(folder, saved))
             return
-        copies = {group: [self._copied(piece) for piece in groups[group]] for group in groups}
-        names = {key_of(piece.name, piece.begin, piece.is_full) for piece in _all(groups)}
+        copies = [self._copied(piece) for piece in saved]
+        names = {key_of(piece.name, piece.begin, piece.is_full) for piece in saved}
         for name in self._copies.keys() - names:
             del self._copies[name]
         self._shard = in_background(lambda: self._write(folder, copies))
@@ -111,9 +110,9 @@ class ShardWriter:
         copy.copy_(piece.view)
         return replace(piece, view=copy)
 
-    def _write(self, folder: Path, groups: Groups) -> Shard:
+    def _write(self, folder: Path, pieces: Sequence[Piece]) -> Shard:
         begun = time.perf_counter()
-        not_finite = first_not_finite((piece.name, piece.view) for piece in _all(groups))
+        not_finite = first_not_finite((piece.name, piece.view) for piece in pieces)
         files: dict[str, dict[str, Any]] = {}
         tensors: dict[str, dict[str, Any]] = {}
         fault: str | None = None
@@ -121,12 +120,13 @@ class ShardWriter:
         try:
             if not_finite is None:
                 folder.mkdir(parents=True, exist_ok=True)
-            for group, pieces in groups.items() if not_finite is None else ():
-                path = folder / f"{group}.{self.rank}{SUFFIX}"
-                views = {key_of(p.name, p.begin, p.is_full): p.view for p in pieces}
+            groups = dict.fromkeys(piece.group for piece in pieces)
+            for group in groups if not_finite is None else ():
+                path, some = folder / f"{group}.{self.rank}{SUFFIX}", in_groups(pieces, group)
+                views = {key_of(p.name, p.begin, p.is_full): p.view for p in some}
                 files[path.name] = asdict(write_tensors(path, views))
-                for piece in pieces:
-                    _add_part(tensors, group, path.name, piece)
+                for piece in some:
+                    _add_part(tensors, path.name, piece)
         except OSError as error:
             fault = unwritten(self.root, path, error)
         return Shard(
@@ -138,19 +138,9 @@ class ShardWriter:
         )
 
 
-def _saved(groups: Groups) -> Groups:
-    """Drop copies of pieces, and groups left empty."""
-    owned = {name: [p for p in pieces if not p.is_copy] for name, pieces in groups.items()}
-    return {name: pieces for name, pieces in owned.items() if pieces}
-
-
-def _all(groups: Groups) -> list[Piece]:
-    return [piece for pieces in groups.values() for piece in pieces]
-
-
-def _add_part(tensors: dict[str, dict[str, Any]], group: str, file: str, piece: Piece) -> None:
+def _add_part(tensors: dict[str, dict[str, Any]], file: str, piece: Piece) -> None:
     entry: dict[str, Any] = {
-        "group": group,
+        "group": piece.group,
         "dtype": DTYPES[piece.view.dtype],
         "shape": list(piece.shape),
         "parts": [],

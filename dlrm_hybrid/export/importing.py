@@ -25,6 +25,7 @@ from dlrm_hybrid.export.names import Naming
 from dlrm_hybrid.model.own import OwnModel
 from dlrm_hybrid.model.row_storage import IN_MEMORY
 from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.tensors import in_groups
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import engine as build_engine
 from dlrm_hybrid.run.assembly import model as build_model
@@ -38,8 +39,7 @@ from dlrm_hybrid.saved.inputs import MODEL_FILE, ExportedColumns, dense_descript
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train import statistics
 from dlrm_hybrid.train.progress import Progress
-from dlrm_hybrid.train.saver import piece_groups
-from dlrm_hybrid.types import ConfigError, DataError
+from dlrm_hybrid.types import ConfigError, DataError, Group
 
 SAME = ("name", "kind", "hash_size", "bucket", "missing", "table")  # must agree for each column
 OUTPUT_KEY = "import.output"
@@ -83,19 +83,17 @@ def import_weights(request: Request, display: Display) -> Imported:
         state = _fitted(Path(options.file), tensors, options.names, spec, shards.preprocessing)
         require_memory(config, shards.table_rows)
         build_model.prepare_torch(config)
-        groups = piece_groups(
-            build_engine.engine(config, shards, 1, IN_MEMORY, SpanClock()).pieces()
-        )
-        for piece in (*groups["dense"], *groups["embeddings"]):
+        pieces = build_engine.engine(config, shards, 1, IN_MEMORY, SpanClock()).pieces()
+        for piece in in_groups(pieces, Group.DENSE, Group.EMBEDDINGS):
             if piece.name in state:
                 piece.view.copy_(state[piece.name])
-        for piece in groups.get(statistics.GROUP, []):
+        for piece in in_groups(pieces, Group.STATISTICS):
             piece.view.copy_(state[statistics.model_name(piece.name)])
         with writing(folder, OUTPUT_KEY):
             keep(rows, folder)
         root = folder / CHECKPOINTS
         writer = ShardWriter(root=root, rank="worker-0", attempt=ATTEMPT)
-        writer.begin(0, groups)
+        writer.begin(0, pieces)
         shard = writer.take(WAIT_SECONDS)
         assert shard is not None
         prepared = Preparing(step=0, owed={0: "worker-0"}, shards={}).took(0, shard)

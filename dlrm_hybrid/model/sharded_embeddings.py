@@ -39,6 +39,7 @@ from dlrm_hybrid.model.sharding import Routes, casts, routes
 from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.model.tables import Embedding
 from dlrm_hybrid.model.tensors import Piece, TableInit, draw_embeddings
+from dlrm_hybrid.types import Group
 
 
 @final
@@ -270,7 +271,9 @@ def _pieces_of(
 
 
 def _piece(name: str, spec: ModelShape, table: int, begin: tuple[int, int], view: Tensor) -> Piece:
+    group = Group.EMBEDDINGS
     if name.endswith(f".{STEP}"):  # every shard has it; one trainer saves it
-        return Piece(name=name, shape=(1,), begin=(0,), view=view, is_copy=begin != (0, 0))
+        is_copy = begin != (0, 0)
+        return Piece(name=name, shape=(1,), begin=(0,), view=view, group=group, is_copy=is_copy)
     shape, dims = (spec.table_rows[table], spec.widths.dims[table]), view.dim()
-    return Piece(name=name, shape=shape[:dims], begin=begin[:dims], view=view)
+    return Piece(name=name, shape=shape[:dims], begin=begin[:dims], view=view, group=group)

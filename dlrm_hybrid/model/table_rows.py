@@ -23,6 +23,7 @@ from dlrm_hybrid.model.rows.optimizer import UpdatedRows, row_keys
 from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.model.tables import Embedding
 from dlrm_hybrid.model.tensors import Piece, TableInit, embedding_parts
+from dlrm_hybrid.types import Group
 
 
 class OwnedIds(NamedTuple):
@@ -164,14 +165,16 @@ class TableRows:
         return sorted(pieces, key=lambda piece: not piece.name.endswith(".weight"))
 
     def _piece(self, table: int, kind: str, view: Tensor) -> Piece:
-        name = f"{self._spec.table_names[table]}.{kind}"
+        name, group = f"{self._spec.table_names[table]}.{kind}", Group.EMBEDDINGS
         if kind == STEP:  # every server has it; one saves it
-            return Piece(name=name, shape=(1,), begin=(0,), view=view, is_copy=self._server > 0)
+            is_copy = self._server > 0
+            return Piece(name=name, shape=(1,), begin=(0,), view=view, group=group, is_copy=is_copy)
         columns = tuple(view.shape[1:])
         return Piece(
             name=name,
             shape=(self._spec.table_rows[table], *columns),
             begin=(self._server, *(0 for _ in columns)),
             view=view,
+            group=group,
             every=self._servers,
         )

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.rng import fold
+from dlrm_hybrid.types import Group
 
 TableInit = Literal["uniform_rows", "uniform_width"] | float
 """Law of initial rows: U(-b, b), b = 1/sqrt(rows of the table) or 1/sqrt(width); or N(0, s²)."""
@@ -32,6 +33,7 @@ class Piece:
         shape: shape of the full tensor.
         begin: offset of the piece in the tensor, by dimension.
         view: the piece; writing to it changes the tensor.
+        group: what the tensor is.
         every: distance of its rows in the tensor; 1 if consecutive.
         is_copy: whether another rank holds the same piece and saves it.
     """
@@ -40,6 +42,7 @@ class Piece:
     shape: tuple[int, ...]
     begin: tuple[int, ...]
     view: Tensor
+    group: Group = Group.DENSE
     every: int = 1
     is_copy: bool = False
 
@@ -49,12 +52,18 @@ class Piece:
         return tuple(self.view.shape) == self.shape
 
 
-def full_pieces(tensors: Mapping[str, Tensor]) -> list[Piece]:
+def full_pieces(tensors: Mapping[str, Tensor], group: Group = Group.DENSE) -> list[Piece]:
     """Pieces of tensors that this rank holds as a whole."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     return [
-        Piece(name=name, shape=tuple(tensor.shape), begin=(0,) * tensor.dim(), view=tensor.detach())
-        for name, tensor in tensors.items()
+        Piece(name=name, shape=shape, begin=(0,) * len(shape), view=view.detach(), group=group)
+        for (name, shape), view in zip(shapes.items(), tensors.values(), strict=True)
     ]
+
+
+def in_groups(pieces: Iterable[Piece], *groups: Group) -> list[Piece]:
+    """The pieces of some groups."""
+    return [piece for piece in pieces if piece.group in groups]
 
 
 def whole(pieces: Iterable[Piece]) -> dict[str, Tensor]:

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from dlrm_hybrid.compress.activation.codec import ActivationCodec
 from dlrm_hybrid.compress.gradient.compressor import Compressor
+from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.dense.master import copy_into
 from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.telemetry.compression import ACTIVATION, GRADIENT, counted
-
-PREFIX = "trainer."
-"""Begins the name of every tensor of compressor state."""
+from dlrm_hybrid.types import Group
 
 
 @final
@@ -38,8 +37,11 @@ class Compression:
     tables: Tables | None = None
     turn: Lock = field(default_factory=Lock, repr=False)
 
-    def tensors(self) -> dict[str, Tensor]:
+    def pieces(self) -> list[Piece]:
         """Views of the state that a checkpoint must hold, by names unique to this worker."""
+        return full_pieces(self._tensors(), Group.COMPRESSOR)
+
+    def _tensors(self) -> dict[str, Tensor]:
         state = {
             f"boundary.{boundary}.{name}": tensor
             for boundary, codec in self.activations.items()
@@ -47,11 +49,11 @@ class Compression:
         }
         if self.gradients is not None:
             state |= self.gradients.tensors()
-        return {f"{PREFIX}{self.trainer}.{name}": tensor for name, tensor in state.items()}
+        return {f"trainer.{self.trainer}.{name}": tensor for name, tensor in state.items()}
 
     def load(self, values: Mapping[str, Tensor]) -> None:
-        """Resume from `tensors`, if a checkpoint has any; raises DataError if one does not fit."""
-        tensors = self.tensors()
+        """Resume from `pieces`, if a checkpoint has any; raises DataError if one does not fit."""
+        tensors = self._tensors()
         if not tensors.keys().isdisjoint(values):
             copy_into(tensors, values)
 

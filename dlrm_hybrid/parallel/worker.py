@@ -16,6 +16,7 @@ from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.embeddings import tensor_bags
 from dlrm_hybrid.model.optimizer import LrSchedule
 from dlrm_hybrid.model.spec import StagePart
+from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.boundaries import Boundaries
 from dlrm_hybrid.parallel.dense.client import Client
 from dlrm_hybrid.parallel.effects import Program
@@ -23,11 +24,8 @@ from dlrm_hybrid.parallel.schedule import Pipeline
 from dlrm_hybrid.parallel.stage import Inputs, Stage, predict_stage
 from dlrm_hybrid.parallel.step import look_up
 from dlrm_hybrid.parallel.tables.base import Tables
-from dlrm_hybrid.types import BatchNumber, DataError
+from dlrm_hybrid.types import BatchNumber, DataError, Group
 from dlrm_hybrid.wire.frame import EVALUATION
-
-FLIGHT_PREFIX = "flight."
-"""Begins the name of every tensor that batches in flight leave in workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,12 +106,13 @@ def load_in_flight(worker: Worker, state: Mapping[str, Tensor]) -> Program[None]
         yield from look_up(worker, worker.tables, batch)
 
 
-def flight(worker: Worker, ticks: int, emptied: int) -> Program[dict[str, Tensor]]:
+def flight(worker: Worker, ticks: int, emptied: int) -> Program[list[Piece]]:
     """`state_in_flight` under names unique to the worker; empty if no batch outlives a tick."""
     if not worker.pipeline.most_in_flight:
-        return {}
+        return []
     state = yield from state_in_flight(worker, ticks, emptied)
-    return {f"{FLIGHT_PREFIX}{worker.rank}.{name}": tensor for name, tensor in state.items()}
+    named = {f"flight.{worker.rank}.{name}": tensor for name, tensor in state.items()}
+    return full_pieces(named, Group.FLIGHT)
 
 
 def load_flight(
@@ -124,7 +123,7 @@ def load_flight(
     Raises:
         DataError: `values` do not hold the batches in flight.
     """
-    head = f"{FLIGHT_PREFIX}{worker.rank}."
+    head = f"flight.{worker.rank}."
     state = {k.removeprefix(head): value for k, value in values.items() if k.startswith(head)}
     pushed = worker.pipeline.pushed(worker.part.index, ticks, emptied)
     try:

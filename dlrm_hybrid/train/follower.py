@@ -43,7 +43,6 @@ from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.telemetry.rank_meter import Interval, RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.asynchronous.crew import Crew
-from dlrm_hybrid.train.saver import piece_groups
 from dlrm_hybrid.train.server_rank import shard_answer
 from dlrm_hybrid.train.signals import StopRequest, obey
 from dlrm_hybrid.train.worker_rank import WorkerRank
@@ -281,7 +280,7 @@ class WorkerShards:
 
     def _save(self, frame: Frame) -> Sequence[Outgoing]:
         self.meter.switch(Phase.CHECKPOINT)  # until the next order
-        self.writer.begin(values_of(frame)["step"], piece_groups(self.rank.pieces()))
+        self.writer.begin(values_of(frame)["step"], self.rank.pieces())
         messenger = self.rank.messenger
         answer = message(Kind.COPIED, messenger.rank, messenger.attempt, frame.number, {})
         return [Outgoing(frame.sender, answer, 0)]

@@ -234,14 +234,19 @@ class InProcessEngine(Engine, Holder):
         flights = self.runner.run(
             {worker.rank: flight(worker, self.step, self.emptied) for worker in self.ranks.workers}
         )
-        compressed = (compression.tensors() for compression in self.ranks.compressions)
-        running = (
-            statistics.named(worker.rank // len(self.evaluators), worker.stage.model)
-            for worker in self.ranks.workers
-        )
-        parts = (*compressed, *ahead.values(), *flights.values(), *running)
-        remembered = {name: tensor for part in parts for name, tensor in part.items()}
-        return [*full_pieces({**self._dense(), **remembered}), *self.ranks.tables]
+        parts = [
+            *(server.pieces() for _, server in self.ranks.servers),
+            *(full_pieces(client.tensors()) for client in self._local()),
+            *(compression.pieces() for compression in self.ranks.compressions),
+            *ahead.values(),
+            *flights.values(),
+            *(
+                statistics.pieces(worker.rank // len(self.evaluators), worker.stage.model)
+                for worker in self.ranks.workers
+            ),
+            self.ranks.tables,
+        ]
+        return [piece for part in parts for piece in part]
 
     @override
     def settled(self) -> Version:
@@ -312,10 +317,11 @@ class InProcessEngine(Engine, Holder):
 
     def _dense(self) -> dict[str, Tensor]:
         """The masters of all dense weights, with their optimizers' state."""
-        owners = [server for _, server in self.ranks.servers] or [
-            client for client in self.ranks.clients if isinstance(client, LocalClient)
-        ]
+        owners = (*(server for _, server in self.ranks.servers), *self._local())
         return {name: tensor for owner in owners for name, tensor in owner.tensors().items()}
+
+    def _local(self) -> list[LocalClient]:
+        return [client for client in self.ranks.clients if isinstance(client, LocalClient)]
 
 
 def _summed(outcomes: Mapping[int, StepMetrics]) -> StepMetrics:

@@ -10,9 +10,8 @@ It makes a round whenever workers meet, while a checkpoint is under way.
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,20 +20,12 @@ from typing import Any, final
 from dlrm_hybrid.checkpoint.commit import Preparing, Saved, Shard, amend, commit
 from dlrm_hybrid.checkpoint.folder import RetentionPolicy
 from dlrm_hybrid.checkpoint.writer import ShardWriter, in_background, outcome
-from dlrm_hybrid.compress.embedding.trainer import LEVELS_PREFIX
-from dlrm_hybrid.model.tensors import Piece
-from dlrm_hybrid.parallel.compression import PREFIX as COMPRESSOR_PREFIX
-from dlrm_hybrid.parallel.finite import EMBEDDING_PREFIX, LOOKUPS_PREFIX
 from dlrm_hybrid.parallel.messages import values_of
-from dlrm_hybrid.parallel.worker import FLIGHT_PREFIX
-from dlrm_hybrid.train import statistics
 from dlrm_hybrid.train.engine import Holder, IsLost, lost_since
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.types import ResourceError
 from dlrm_hybrid.wire.frame import Kind
 
-COMPRESSOR, LOOKUPS, FLIGHT, LEVELS = "compressor", "lookups", "flight", "levels"
-_VERSION = re.compile(r"\.(published|threshold|life|behind[0-9]+)$")
 WAIT_SECONDS = 0.2  # longest wait for a rank's shard, before the next one is asked
 
 
@@ -155,7 +146,7 @@ class CheckpointWriter:
         self._is_lost = lost_since(holder.losses)
         for rank in peers:
             holder.messenger.send(rank, Kind.SAVE, version, {"step": step, "pushed": pushed})
-        self.writer.begin(step, piece_groups(holder.pieces()))
+        self.writer.begin(step, holder.pieces())
         for rank in peers:
             self._from(rank, Kind.COPIED, version)
         self.committer.begin(progress, present, start)
@@ -210,32 +201,3 @@ class CheckpointWriter:
             rank, kind, number, lambda: self._is_lost(rank)
         )
         return None if frame is None else values_of(frame)
-
-
-def piece_groups(pieces: Iterable[Piece]) -> dict[str, list[Piece]]:
-    """Group a rank's pieces of a checkpoint; no group is empty.
-
-    `dense` and `embeddings` are in every checkpoint, others if the layout of the world needs them
-    (workers' `versions` of weights, `lookups` requested ahead, state of a `compressor` and of rows
-    sent as `levels`, batches in `flight`) or the model (`statistics` of batch norm).
-    """
-    groups: dict[str, list[Piece]] = {}
-    for piece in pieces:
-        groups.setdefault(_group(piece.name), []).append(piece)
-    return groups
-
-
-def _group(name: str) -> str:
-    if name.startswith(COMPRESSOR_PREFIX):
-        return COMPRESSOR
-    if name.startswith(EMBEDDING_PREFIX):
-        return "embeddings"
-    if name.startswith(FLIGHT_PREFIX):
-        return FLIGHT
-    if name.startswith(statistics.PREFIX):
-        return statistics.GROUP
-    if name.startswith(LEVELS_PREFIX):
-        return LEVELS
-    if name.startswith(LOOKUPS_PREFIX):
-        return LOOKUPS
-    return "versions" if _VERSION.search(name) else "dense"

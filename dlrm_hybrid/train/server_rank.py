@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 from typing import final
 
 from dlrm_hybrid.checkpoint.writer import ShardWriter
-from dlrm_hybrid.model.tensors import Piece, full_pieces, parts
+from dlrm_hybrid.model.tensors import Piece, in_groups, parts
 from dlrm_hybrid.parallel.dense.server import Handle, ParameterServer
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.messages import message, num_bytes, piece_message, values_of
 from dlrm_hybrid.parallel.tables.table_server import TableServer
 from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS, RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
-from dlrm_hybrid.train.saver import piece_groups
-from dlrm_hybrid.types import DlrmError, Version
+from dlrm_hybrid.types import DlrmError, Group, Version
 from dlrm_hybrid.wire.frame import EVALUATION, Frame, Kind
 
 
@@ -103,13 +102,13 @@ class ServerRank:
     def _answer(self, frame: Frame) -> Outgoing:
         values = values_of(frame)
         if frame.kind is Kind.FETCH and "part" in values:
-            groups = piece_groups(full_pieces(self.server.tensors()))
-            return part_answer(groups.get("dense", ()), frame, self.rank, self.attempt)
+            weights = in_groups(self.server.pieces(), Group.DENSE)
+            return part_answer(weights, frame, self.rank, self.attempt)
         if frame.kind is Kind.FETCH:
             tensors = self.server.weights(values["stage"])
             answer = message(Kind.WEIGHTS, self.rank, self.attempt, frame.number, {}, tensors)
             return Outgoing(frame.sender, answer, num_bytes(tensors))
-        self.writer.begin(values["step"], piece_groups(full_pieces(self.server.tensors())))
+        self.writer.begin(values["step"], self.server.pieces())
         answer = message(Kind.COPIED, self.rank, self.attempt, frame.number, {})
         return Outgoing(frame.sender, answer, 0)
 
@@ -191,7 +190,7 @@ class TableServerRank:
                 f"rank {self.rank}: asked to save the tables of step {step}, which are at version "
                 f"{self.server.version}"
             )
-        self.writer.begin(step, piece_groups(self.server.pieces()))
+        self.writer.begin(step, self.server.pieces())
         answer = message(Kind.COPIED, self.rank, self.attempt, frame.number, {})
         return Outgoing(frame.sender, answer, 0)
 

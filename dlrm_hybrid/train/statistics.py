@@ -15,17 +15,18 @@ from dlrm_hybrid.checkpoint.reader import Checkpoint
 from dlrm_hybrid.model.dlrm import StageModel
 from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.messages import Messenger
-from dlrm_hybrid.types import DataError
+from dlrm_hybrid.types import DataError, Group
 from dlrm_hybrid.wire.frame import Kind
 
 PREFIX = "statistics."
 """Begins names of statistics in checkpoints, before the trainer and the name in the model."""
-GROUP = "statistics"
 
 
-def named(trainer: int, model: StageModel) -> dict[str, Tensor]:
+def pieces(trainer: int, model: StageModel) -> list[Piece]:
     """Views of a trainer's statistics in one stage, by names that no other worker uses."""
-    return {f"{PREFIX}{trainer}.{name}": tensor for name, tensor in model.statistics().items()}
+    tensors = model.statistics().items()
+    named = {f"{PREFIX}{trainer}.{name}": tensor for name, tensor in tensors}
+    return full_pieces(named, Group.STATISTICS)
 
 
 def mean(of: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -69,7 +70,7 @@ def resume(checkpoint: Checkpoint, pieces: Iterable[Piece], trainers: int) -> No
     Raises:
         DataError: the checkpoint lacks them.
     """
-    numbers = {_split(name)[0] for name in checkpoint.names(GROUP)}
+    numbers = {_split(name)[0] for name in checkpoint.names(Group.STATISTICS)}
     if numbers == set(map(str, range(trainers))):
         checkpoint.fill(pieces)
     else:
@@ -97,7 +98,9 @@ def saved(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> dict
     """
     means: dict[str, Tensor] = {}
     for name, shape in shapes.items():
-        of_trainers = [entry for entry in checkpoint.names(GROUP) if _split(entry)[1] == name]
+        of_trainers = [
+            entry for entry in checkpoint.names(Group.STATISTICS) if _split(entry)[1] == name
+        ]
         if not of_trainers:
             raise DataError(f"{checkpoint.folder}: no tensor {name} of any trainer")
         tensors = {entry: torch.empty(shape) for entry in sorted(of_trainers, key=_place)}

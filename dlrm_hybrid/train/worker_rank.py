@@ -147,14 +147,13 @@ class WorkerRank(Holder):
 
     @override
     def pieces(self) -> list[Piece]:
-        trainer = self.worker.rank // self.topology.stages
-        tensors = self.compression.tensors() | statistics.named(trainer, self.worker.stage.model)
-        if self.worker.tables is not None:
-            tensors |= self.runner.run(self.worker.tables.state_ahead())
+        trainer, worker = self.worker.rank // self.topology.stages, self.worker
+        pieces = self.compression.pieces() + statistics.pieces(trainer, worker.stage.model)
+        if worker.tables is not None:
+            pieces += self.runner.run(worker.tables.state_ahead())
         if isinstance(self.client, LocalClient):
-            tensors |= self.client.tensors()
-        tensors |= self.runner.run(flight(self.worker, self.step, self.emptied))
-        return [*full_pieces(tensors), *self.tables]
+            pieces += full_pieces(self.client.tensors())
+        return [*pieces, *self.runner.run(flight(worker, self.step, self.emptied)), *self.tables]
 
     def server_pieces(self) -> Iterator[Piece]:
         """Yield copies of the weights and optimizer state that servers hold, in parts."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from dlrm_hybrid.checkpoint.folder import read
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
-from dlrm_hybrid.model.tensors import Piece
+from dlrm_hybrid.model.tensors import Piece, in_groups
 from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.folder import begun_anew, check_weights
@@ -27,15 +27,13 @@ from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.in_process import InProcessEngine
 from dlrm_hybrid.train.progress import Plan, Progress
-from dlrm_hybrid.train.saver import piece_groups
 from dlrm_hybrid.train.worker_rank import WorkerRank
-from dlrm_hybrid.types import DataError, DivergedError
+from dlrm_hybrid.types import DataError, DivergedError, Group
 from dlrm_hybrid.world.settings import Settings
 
 Floats = npt.NDArray[np.float32]
 OwnOrder = Callable[..., Any]
 """A function of a module: takes a worker and values, and returns what JSON can hold."""
-WEIGHTS = ("dense", "embeddings")  # groups of a checkpoint
 Counts = Mapping[str, Mapping[str, int]]
 """Messages, bytes and dense_equivalent_bytes sent, by traffic class."""
 
@@ -173,8 +171,7 @@ def save(job: Job, engine: InProcessEngine | WorkerRank, meter: RankMeter) -> Pa
 
 def weights(engine: InProcessEngine | WorkerRank) -> list[Piece]:
     """The pieces of weights and optimizer state that a process holds."""
-    groups = piece_groups(engine.pieces())
-    return [piece for group in WEIGHTS for piece in groups.get(group, ())]
+    return in_groups(engine.pieces(), Group.DENSE, Group.EMBEDDINGS)
 
 
 def added(several: Iterable[Counts]) -> dict[str, dict[str, int]]:

@@ -29,7 +29,7 @@ from dlrm_hybrid.checkpoint.folder import (
 from dlrm_hybrid.checkpoint.writer import ShardWriter, write_tensors
 from dlrm_hybrid.model.row_storage import InFiles
 from dlrm_hybrid.model.tensors import Piece, full_pieces
-from dlrm_hybrid.types import ConfigError, DataError, DlrmError, ResourceError
+from dlrm_hybrid.types import ConfigError, DataError, DlrmError, Group, ResourceError
 
 ONE, TWO = (RetentionPolicy(newest=newest, best=False) for newest in (1, 2))
 DENSE = "dense.worker-0.safetensors"
@@ -45,7 +45,11 @@ def groups(fill: float) -> Groups:
     }
 
 
-def write(root: Path, step: int, *ranks: dict[str, list[Piece]]) -> Preparing:
+def pieces_of(held: Groups) -> list[Piece]:
+    return [piece for group in held for piece in full_pieces(held[group], Group(group))]
+
+
+def write(root: Path, step: int, *ranks: list[Piece]) -> Preparing:
     """What these ranks have written."""
     names = {number: f"worker-{number}" for number in range(len(ranks))}
     preparing = Preparing(step=step, owed=names, shards={})
@@ -59,14 +63,12 @@ def write(root: Path, step: int, *ranks: dict[str, list[Piece]]) -> Preparing:
 
 
 def save(root: Path, step: int, held: Groups, keep: RetentionPolicy, **facts: object) -> Path:
-    pieces = {group: full_pieces(tensors) for group, tensors in held.items()}
-    return commit(root, 0, write(root, step, pieces), facts, keep)[0]
+    return commit(root, 0, write(root, step, pieces_of(held)), facts, keep)[0]
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
-    pieces = {group: full_pieces(tensors) for group, tensors in groups(0.1).items()}
-    folder, num_bytes = commit(root, 0, write(root, 12, pieces), {"seed": 3}, TWO)
+    folder, num_bytes = commit(root, 0, write(root, 12, pieces_of(groups(0.1))), {"seed": 3}, TWO)
     assert folder.name == "step_00000012"
     assert num_bytes == sum(path.stat().st_size for path in folder.iterdir())
     into = groups(9.0)
@@ -102,12 +104,12 @@ def test_the_writer_copies_before_it_returns(tmp_path: Path) -> None:
     held = groups(1.0)
     writer = ShardWriter(root=tmp_path, rank="worker-0", attempt=0)
     for step in (1, 2):
-        writer.begin(step, {group: full_pieces(tensors) for group, tensors in held.items()})
+        writer.begin(step, pieces_of(held))
         for tensors in held.values():
             for tensor in tensors.values():
                 tensor.fill_(step + 1.0)
         with pytest.raises(DlrmError, match="before the last one is written"):
-            writer.begin(step + 1, {})
+            writer.begin(step + 1, [])
         assert writer.take(60.0) is not None
         assert writer.take(0.0) is None
         saved = load_file(partial_folder(tmp_path, step, 0) / DENSE)
@@ -121,14 +123,14 @@ def test_rows_in_files_are_written_before_the_writer_returns(tmp_path: Path) -> 
     writer = ShardWriter(root=tmp_path, rank="tables-0", attempt=0, storage=storage)
     for step in (1, 2):
         table.fill_(float(step))
-        writer.begin(step, {"embeddings": full_pieces({"embedding.1.weight": table})})
+        writer.begin(step, full_pieces({"embedding.1.weight": table}))
         shard = writer.take(0.0)
         assert shard is not None
         (file,) = shard.files
         saved = load_file(partial_folder(tmp_path, step, 0) / file)
         assert saved["embedding.1.weight"].eq(float(step)).all()
     table[3, 3] = torch.nan
-    writer.begin(3, {"embeddings": full_pieces({"embedding.1.weight": table})})
+    writer.begin(3, full_pieces({"embedding.1.weight": table}))
     shard = writer.take(0.0)
     assert shard is not None
     assert shard.not_finite == "embedding.1.weight"
@@ -164,7 +166,7 @@ def test_any_pieces_are_read_from_any_others(tmp_path: Path, data: st.DataObject
     pieces = cut(table)
     mine = data.draw(st.sets(st.integers(0, len(pieces) - 1)))
     shares = [
-        {"dense": [piece for number, piece in enumerate(pieces) if (number in mine) is is_mine]}
+        [piece for number, piece in enumerate(pieces) if (number in mine) is is_mine]
         for is_mine in (True, False)
     ]
     root = tmp_path / "any"
@@ -202,10 +204,10 @@ def test_half_a_tensor_is_no_checkpoint(tmp_path: Path) -> None:
     table = torch.zeros(4, 2)
     half = Piece(name="t", shape=(4, 2), begin=(2, 0), view=table[2:])
     with pytest.raises(DlrmError, match=r"t: 4 elements saved, its shape is \[4, 2\]"):
-        commit(tmp_path, 0, write(tmp_path, 1, {"dense": [half]}), {}, ONE)
+        commit(tmp_path, 0, write(tmp_path, 1, [half]), {}, ONE)
     other = Piece(name="t", shape=(2, 2), begin=(0, 0), view=table[:2])
     with pytest.raises(DlrmError, match="two ranks have saved it as different tensors"):
-        write(tmp_path, 1, {"dense": [half]}, {"dense": [other]}).contents()
+        write(tmp_path, 1, [half], [other]).contents()
 
 
 def test_the_newest_are_kept_and_latest_names_the_last(tmp_path: Path) -> None:
@@ -406,8 +408,8 @@ def test_a_file_of_another_machine_that_is_not_seen_is_named(
 ) -> None:
     monkeypatch.setattr(checkpoint_commit, "SEEN_SECONDS", 0.0)
     root = tmp_path / "run" / "checkpoints"
-    pieces = {"dense": full_pieces({"t": torch.zeros(2)})}
-    prepared = write(root, 1, {}, pieces)
+    pieces = full_pieces({"t": torch.zeros(2)})
+    prepared = write(root, 1, [], pieces)
     (partial_folder(root, 1, 0) / "dense.worker-1.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"worker-1 has written .*dense\.worker-1\.safe") as told:
         commit(root, 0, prepared, {}, ONE)
@@ -415,5 +417,5 @@ def test_a_file_of_another_machine_that_is_not_seen_is_named(
 
 
 def test_shards_travel_as_json(tmp_path: Path) -> None:
-    (shard,) = write(tmp_path, 1, {"dense": full_pieces({"t": torch.zeros(2, 3)})}).shards.values()
+    (shard,) = write(tmp_path, 1, full_pieces({"t": torch.zeros(2, 3)})).shards.values()
     assert type(shard)(**json.loads(json.dumps(asdict(shard)))) == shard

@@ -44,7 +44,7 @@ def save(root: Path, step: int, **facts: object) -> Path:
         Piece(name="t", shape=(4, 2), begin=(top, 0), view=table[top : top + 2]) for top in (0, 2)
     ]
     writer = ShardWriter(root=root, rank="worker-0", attempt=0)
-    writer.begin(step, {"dense": halves})
+    writer.begin(step, halves)
     shard = writer.take(60.0)
     assert shard is not None
     preparing = Preparing(step=step, owed={0: "worker-0"}, shards={}).took(0, shard)

@@ -67,7 +67,7 @@ def test_what_a_rank_that_is_gone_has_written_is_in_no_checkpoint(tmp_path: Path
     writers = [ShardWriter(root=tmp_path, rank=f"worker-{one}.0", attempt=0) for one in (0, 1)]
     for rank, writer in enumerate(writers):
         view = torch.full((6, 3), float(rank))
-        writer.begin(4, {"dense": [Piece(name=f"t{rank}", shape=(6, 3), begin=(0, 0), view=view)]})
+        writer.begin(4, [Piece(name=f"t{rank}", shape=(6, 3), begin=(0, 0), view=view)])
     there, gone = (writer.take(9.0) for writer in writers)
     assert there is not None and gone is not None
     prepared = Preparing(step=4, owed={0: "a", 1: "b"}, shards={}).took(0, there).without(1)
@@ -147,7 +147,7 @@ def _write(root: Path, step: int, attempt: int, order: list[int], end: str) -> P
         if rank == 1 and end in ("fault", "rank killed"):
             break
         writer = ShardWriter(root=root, rank=names[rank], attempt=attempt)
-        writer.begin(step, {"dense": piece(step, rank)})
+        writer.begin(step, piece(step, rank))
         shard = writer.take(60.0)
         assert shard is not None
         preparing = preparing.took(rank, shard)

@@ -29,7 +29,6 @@ from dlrm_hybrid.model.tables import Fused
 from dlrm_hybrid.model.tensors import draw_embeddings, full_pieces
 from dlrm_hybrid.run.supervisor import Rank, run_ranks
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.train.saver import piece_groups
 from dlrm_hybrid.types import PeerLostError
 
 SPEC = ModelSpec(
@@ -258,7 +257,7 @@ def leaves_a_checkpoint(argument: str, report, stop) -> None:
             learn_sharded(trainer, sharded, step)
         root = Path(trainer.given["checkpoints"])
         writer = ShardWriter(root=root, rank=f"worker-{trainer.number}", attempt=0)
-        writer.begin(5, piece_groups(sharded.pieces))
+        writer.begin(5, sharded.pieces)
         shard = writer.take(60.0)
         assert shard is not None
         trainer.tell(shard=asdict(shard))

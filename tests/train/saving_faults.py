@@ -12,13 +12,14 @@ from typing import Any
 
 from dlrm_hybrid.checkpoint import writer
 from dlrm_hybrid.checkpoint.folder import find
-from dlrm_hybrid.checkpoint.writer import Groups, ShardWriter
+from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.disk import Content
+from dlrm_hybrid.model.tensors import Piece, in_groups
 from dlrm_hybrid.run.rank.main import train_rank
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.in_process import InProcessEngine
 from dlrm_hybrid.train.signals import StopRequest
-from dlrm_hybrid.types import ScoredPart
+from dlrm_hybrid.types import Group, ScoredPart
 
 Strike = Callable[[], None]
 Entry = Callable[..., None]
@@ -92,13 +93,13 @@ def poisoned_rank(argument: str, report, stop: StopRequest) -> None:
     """
     real = ShardWriter.begin
 
-    def begin(writer: ShardWriter, step: int, groups: Groups) -> None:
+    def begin(writer: ShardWriter, step: int, pieces: list[Piece]) -> None:
         if "server" in writer.rank and step == 20:
-            first, *others = groups["dense"]
+            first, *others = pieces
             view = first.view.clone()
             view.view(-1)[-1] = float("nan")
-            groups = {**groups, "dense": [replace(first, view=view), *others]}
-        real(writer, step, groups)
+            pieces = [replace(first, view=view), *others]
+        real(writer, step, pieces)
 
     ShardWriter.begin = begin
     train_rank(argument, report, stop)
@@ -108,9 +109,9 @@ def unchecked_rank(argument: str, report, stop: StopRequest) -> None:
     """Be a run of an older version of the program: it saves a NaN."""
     real = ShardWriter.begin
 
-    def begin(writer: ShardWriter, step: int, groups: Groups) -> None:
-        groups["embeddings"][0].view[-1, -1] = float("nan")
-        real(writer, step, groups)
+    def begin(writer: ShardWriter, step: int, pieces: list[Piece]) -> None:
+        in_groups(pieces, Group.EMBEDDINGS)[0].view[-1, -1] = float("nan")
+        real(writer, step, pieces)
 
     ShardWriter.begin = begin
     writer.first_not_finite = lambda _: None

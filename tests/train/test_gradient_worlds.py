@@ -12,6 +12,7 @@ from dlrm_hybrid.compress.gradient.methods import methods
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.telemetry.spans import SpanClock
+from dlrm_hybrid.types import Group
 
 if TYPE_CHECKING:
     from dlrm_hybrid.train.in_process import InProcessEngine
@@ -74,7 +75,7 @@ def test_every_method_learns(method: str, small_rows: list[str]) -> None:
 
 def test_updates_move_weights_as_gradients_do(small_rows: list[str]) -> None:
     """Where lr · g waits instead of g, the server must not multiply by lr again."""
-    from dlrm_hybrid.train.saver import piece_groups
+    from dlrm_hybrid.model.tensors import in_groups
 
     options = (*WORLD, "gradient=dct", "gradient.density=1", "optimizer.schedule=linear")
     engines = [
@@ -82,7 +83,8 @@ def test_updates_move_weights_as_gradients_do(small_rows: list[str]) -> None:
         for residual in ("gradient", "update")
     ]
     of_gradients, of_updates = (
-        {piece.name: piece.view for piece in piece_groups(one.pieces())["dense"]} for one in engines
+        {piece.name: piece.view for piece in in_groups(one.pieces(), Group.DENSE)}
+        for one in engines
     )
     assert of_gradients.keys() == of_updates.keys()
     for name, weight in of_gradients.items():

@@ -43,7 +43,7 @@ def test_a_rank_reads_its_own_and_what_holders_know_of_others(
     saved: Any = Saved()
     own = {name for group in SAVED.values() for name in group if name.split(".")[1] == "1"}
     pieces = full_pieces(dict.fromkeys(own, torch.zeros(1)))
-    pieces += full_pieces(dict.fromkeys(tables, torch.zeros(1)))
+    pieces += full_pieces(dict.fromkeys(tables, torch.zeros(1)), Group.EMBEDDINGS)
     known = {f"levels.{t}.{n}.{what}" for t in (0, 2) for n in others for what in KINDS[:2]}
     known |= {"levels.0.steps", "levels.2.steps"}
     source = Source(checkpoint=saved, facts={}, kept=frozenset(Group))

@@ -24,6 +24,7 @@ from dlrm_hybrid.compress.host import require_host
 from dlrm_hybrid.compress.update import DenseUpdate, Update
 from dlrm_hybrid.kernels.scatter import collect, mean_of_all, put, scatter_add
 from dlrm_hybrid.model.optimizer import STEP
+from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.dense.master import MasterWeights, OptimizerConfig, copy_into
 from dlrm_hybrid.parallel.dense.published import (
     EveryChange,
@@ -39,7 +40,7 @@ from dlrm_hybrid.parallel.finite import check_finite
 from dlrm_hybrid.parallel.sync import SyncPolicy
 from dlrm_hybrid.parallel.topology import DenseTensor
 from dlrm_hybrid.telemetry.traffic import Versions
-from dlrm_hybrid.types import ConfigError
+from dlrm_hybrid.types import ConfigError, Group
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.gradient_levels import UpdateSender
 from dlrm_hybrid.wire.section import Dtype, Section
@@ -281,7 +282,7 @@ class Bucket:
         return [*sent.sections().values()]
 
     def restart(self, values: Mapping[str, Tensor]) -> None:
-        """Resume from `tensors`; replicas of followers, and versions that it lacks, equal weights.
+        """Resume from the tensors of `pieces`; versions that are not there begin as the weights.
 
         Raises:
             DataError: a value is missing or has another shape.
@@ -289,7 +290,7 @@ class Bucket:
         copy_into(self._views(self._master.tensors()), values)
         for value_N in (self._published.value_N, *self._older):
             np.copyto(value_N, self._master.weights[_ALL].numpy())
-        versions = self._version_tensors()
+        versions = self._versions()
         copy_into({name: versions[name] for name in versions.keys() & values.keys()}, values)
         for follower in self._followers.values():
             follower.equalize(everything=True)
@@ -321,11 +322,12 @@ class Bucket:
         """Views of the weights by name."""
         return self._named("", self._master.weights[_ALL])
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Views of all that a checkpoint must hold; see `ParameterServer.tensors`."""
-        return self._views(self._master.tensors()) | self._version_tensors()
+    def pieces(self) -> list[Piece]:
+        """Views of all that a checkpoint must hold; see `ParameterServer.pieces`."""
+        weights = full_pieces(self._views(self._master.tensors()))
+        return [*weights, *full_pieces(self._versions(), Group.VERSIONS)]
 
-    def _version_tensors(self) -> dict[str, Tensor]:
+    def _versions(self) -> dict[str, Tensor]:
         older = enumerate(self._older, start=1)
         flat = {f".behind{behind}": torch.from_numpy(value_N) for behind, value_N in older}
         return self._views(flat) | self._published.tensors()

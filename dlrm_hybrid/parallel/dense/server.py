@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.compress.update import Update
+from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.dense.bucket import Bucket, Change, ServerOptions
 from dlrm_hybrid.parallel.dense.sections import digest_section
 from dlrm_hybrid.parallel.effects import Outgoing
@@ -154,7 +155,7 @@ class ParameterServer:
         """Digest of a stage as sent to a trainer, to compare with `ServerClient.digest`."""
         return self._buckets[stage].digest(0, self._topology.worker(trainer, stage))
 
-    def tensors(self) -> dict[str, Tensor]:
+    def pieces(self) -> list[Piece]:
         """Views of all that a checkpoint must hold.
 
         Weights by name, and the optimizer state as `<name>.<slot>`. Where versions are rounded or
@@ -162,11 +163,11 @@ class ParameterServer:
         `<name>.life`. With a history of h versions, the n-th before the newest, n = 1 … h, as
         `<name>.behind<n>`: a worker may still have to compute with it.
         """
-        return {
-            name: view
-            for bucket in self._buckets.values()
-            for name, view in bucket.tensors().items()
-        }
+        return [piece for bucket in self._buckets.values() for piece in bucket.pieces()]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The views of `pieces` by name."""
+        return {piece.name: piece.view for piece in self.pieces()}
 
     def versions(self) -> Versions:
         """Counters of what was published in this attempt; a version for all workers counts once."""

@@ -11,8 +11,9 @@ from typing import Protocol
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
+from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.effects import Program
-from dlrm_hybrid.types import BatchNumber, Version
+from dlrm_hybrid.types import BatchNumber, Group, Version
 
 
 class Remembered(Protocol):
@@ -74,10 +75,11 @@ class Tables(Protocol):
         """Pooled rows as from `lookup`, without an update to follow."""
         ...
 
-    def state_ahead(self) -> Program[dict[str, Tensor]]:
+    def state_ahead(self) -> Program[list[Piece]]:
         """The state of rows requested ahead, for a checkpoint; waits for them."""
         yield from ()
-        return {} if self.remembered is None else self.remembered.tensors()
+        tensors = {} if self.remembered is None else self.remembered.tensors()
+        return full_pieces(tensors, Group.LEVELS)
 
     def counts(self) -> Mapping[str, tuple[int, int]]:
         """Per counter: (total, sent or lost) since the last call."""

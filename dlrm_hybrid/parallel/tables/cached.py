@@ -30,6 +30,7 @@ from dlrm_hybrid.kernels.gaps import merge_rows, part_rows
 from dlrm_hybrid.model.embeddings import DistinctIds, distinct_ids
 from dlrm_hybrid.model.table_rows import OwnedIds
 from dlrm_hybrid.model.tables import Served
+from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.tables.base import Tables, mean_part
 from dlrm_hybrid.parallel.tables.lookups import (
@@ -39,7 +40,7 @@ from dlrm_hybrid.parallel.tables.lookups import (
     split_ids,
 )
 from dlrm_hybrid.parallel.tables.served import TableClient
-from dlrm_hybrid.types import BatchNumber, DataError, Version
+from dlrm_hybrid.types import BatchNumber, DataError, Group, Version
 
 _TABLE_SHIFT = 32  # tables have fewer than 2**31 rows
 _ID_MASK = (1 << _TABLE_SHIFT) - 1
@@ -217,7 +218,7 @@ class CachedTables(Tables):
         return self._client.predict(bags, self._updated)
 
     @override
-    def state_ahead(self) -> Program[dict[str, Tensor]]:
+    def state_ahead(self) -> Program[list[Piece]]:
         fetched: list[Tensor] = []
         for batch, flying in self._flying.items():
             yield from self._receive(batch)
@@ -235,7 +236,8 @@ class CachedTables(Tables):
             "counts": torch.tensor([len(part) for part in fetched]),
             "fetched": torch.cat([self._rows_SD[:0], *fetched]),
         }
-        return {f"{self._client.prefix}{name}": part for name, part in state.items() if len(part)}
+        named = {f"{self._client.prefix}{name}": part for name, part in state.items() if len(part)}
+        return full_pieces(named, Group.LOOKUPS)
 
     @override
     def flush(self) -> Program[None]:

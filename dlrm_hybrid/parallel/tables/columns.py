@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.columns import ColumnBags
+from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.types import BatchNumber, Version
@@ -54,7 +55,7 @@ class ColumnTables(Tables):
         return self._columns.by_column(pooled)
 
     @override
-    def state_ahead(self) -> Program[dict[str, Tensor]]:
+    def state_ahead(self) -> Program[list[Piece]]:
         return self._tables.state_ahead()
 
     @override

@@ -26,6 +26,7 @@ from dlrm_hybrid.model.rows.optimizer import learning
 from dlrm_hybrid.model.sharding import casts
 from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.model.table_rows import OwnedIds, owned_rows
+from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.effects import Port, Program
 from dlrm_hybrid.parallel.finite import LOOKUPS_PREFIX
 from dlrm_hybrid.parallel.tables.base import Tables, mean_part
@@ -38,7 +39,7 @@ from dlrm_hybrid.parallel.tables.lookups import (
 )
 from dlrm_hybrid.parallel.tables.table_server import FLOAT_BYTES
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
-from dlrm_hybrid.types import BatchNumber, DataError, DlrmError, Version
+from dlrm_hybrid.types import BatchNumber, DataError, DlrmError, Group, Version
 from dlrm_hybrid.wire.frame import EVALUATION, Kind
 
 ID_BYTES = 4
@@ -200,14 +201,14 @@ class ServedTables(Tables):
         return self._client.predict(bags, self._updated)
 
     @override
-    def state_ahead(self) -> Program[dict[str, Tensor]]:
+    def state_ahead(self) -> Program[list[Piece]]:
         # Relative to the current batch: the tables will have newer versions.
         rows: dict[str, Tensor] = {}
         for batch, flying in self._flying.items():
             if flying.pooled_BFD is None:
                 flying.pooled_BFD = yield from self._receive(flying, batch)
             rows[f"{self._client.prefix}{batch - self._updated}"] = flying.pooled_BFD
-        return rows
+        return full_pieces(rows, Group.LOOKUPS)
 
     @override
     def settle(self) -> Program[None]:

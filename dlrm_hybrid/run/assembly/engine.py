@@ -38,6 +38,7 @@ from dlrm_hybrid.train.asynchronous.order_log import TAKEN, Gate, order_file, re
 from dlrm_hybrid.train.asynchronous.pace import Pace, SimulatedPace, Trainers
 from dlrm_hybrid.train.asynchronous.replay import RecordedPace
 from dlrm_hybrid.train.in_process import InProcessEngine, Ranks
+from dlrm_hybrid.types import Group
 from dlrm_hybrid.wire.frame import Frame, Kind
 
 
@@ -178,7 +179,7 @@ class _Access:
 def _shared(config: Config, layout: Layout, clock: SpanClock) -> _Access:
     """One set of tables for all trainers, with the rounding of transport if there are several."""
     embeddings = build_model.embeddings(config, layout.spec, layout.tables)
-    pieces = full_pieces({**embeddings.weights(), **embeddings.optimizer_state()})
+    pieces = full_pieces({**embeddings.weights(), **embeddings.optimizer_state()}, Group.EMBEDDINGS)
     group = layout.topology.interaction_group
     if len(group) == 1:
         tables = {group[0]: LocalTables(embeddings, 1, clock)}

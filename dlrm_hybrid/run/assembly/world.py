@@ -64,6 +64,7 @@ from dlrm_hybrid.train.asynchronous.crew import Crew
 from dlrm_hybrid.train.evaluation import WorldEvaluation
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.train.worker_rank import WorkerRank
+from dlrm_hybrid.types import Group
 
 if TYPE_CHECKING:
     from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings
@@ -434,7 +435,9 @@ def worker_rank(
             tables = (served, served)
         elif rank in topology.interaction_group and topology.trainers == 1:
             embeddings = build_model.embeddings(config, layout.spec, layout.tables)
-            pieces = full_pieces({**embeddings.weights(), **embeddings.optimizer_state()})
+            pieces = full_pieces(
+                {**embeddings.weights(), **embeddings.optimizer_state()}, Group.EMBEDDINGS
+            )
             local = LocalTables(embeddings, 1, meter.clock)
             tables = (local, local)
         elif rank in topology.interaction_group:

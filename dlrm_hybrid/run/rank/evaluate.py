@@ -17,6 +17,7 @@ from dlrm_hybrid.config.choices import Hybrid, Parallel, SyncLockstep
 from dlrm_hybrid.config.outside import Unloaded, load_chosen
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.shards import open_shards
+from dlrm_hybrid.model.tensors import in_groups
 from dlrm_hybrid.parallel.schedule import Sequential
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import engine as build_engine
@@ -27,9 +28,8 @@ from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train import statistics
 from dlrm_hybrid.train.recorder import reporting
-from dlrm_hybrid.train.saver import piece_groups
 from dlrm_hybrid.train.signals import StopRequest
-from dlrm_hybrid.types import DataError
+from dlrm_hybrid.types import DataError, Group
 
 TRAINS: Mapping[str, Any] = MappingProxyType(
     {"gradient": NoCompression(), "schedule": Sequential(), "sync": SyncLockstep()}
@@ -55,12 +55,13 @@ def evaluate_rank(argument: str, report: Report, stop: StopRequest) -> None:
     scored = replace(config, parallel=_small_world(config.parallel), sync=sync, data=data)
     storage = build_model.row_storage(config, Path())
     engine = build_engine.engine(scored, shards, 1, storage, SpanClock())
-    pieces = piece_groups(engine.pieces())
+    pieces = engine.pieces()
     needed = {
-        name: {piece.name: piece.view for piece in pieces[name]} for name in ("dense", "embeddings")
+        group: {piece.name: piece.view for piece in in_groups(pieces, group)}
+        for group in (Group.DENSE, Group.EMBEDDINGS)
     }
     checkpoint.load(folder, needed, reporting(report, "checkpoint", "bytes"))
-    moments = pieces.get(statistics.GROUP, [])
+    moments = in_groups(pieces, Group.STATISTICS)
     statistics.fill_with_mean(checkpoint.open_checkpoint(folder), moments)
     # The part of data.test_part comes last.
     part, _ = shards.scored_rows(config.data.test_part).popitem()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -26,8 +26,8 @@ from dlrm_hybrid.config.validate import own_values
 from dlrm_hybrid.data.preprocessing import read_kept
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.disk import read_object
-from dlrm_hybrid.model.tensors import Piece
-from dlrm_hybrid.parallel.finite import EMBEDDING_PREFIX, LOOKUPS_PREFIX
+from dlrm_hybrid.model.tensors import Piece, in_groups
+from dlrm_hybrid.parallel.finite import LOOKUPS_PREFIX
 from dlrm_hybrid.run.folder import check_checkpoint, check_weights, has_rows
 from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.rank.process import Report
@@ -187,7 +187,7 @@ class Source:
         groups = self.kept & {Group.DENSE, Group.VERSIONS}
         return self.checkpoint.tensors(self.checkpoint.names(*groups))
 
-    def state(self, trainers: Sequence[int], pieces: Iterable[Piece]) -> dict[str, Tensor]:
+    def state(self, trainers: Sequence[int], pieces: Sequence[Piece]) -> dict[str, Tensor]:
         """The state of this process, beside its tables and `dense`, that goes on.
 
         Args:
@@ -195,7 +195,8 @@ class Source:
             pieces: what a checkpoint would hold of this process.
         """
         own = {piece.name for piece in pieces}
-        parts = {int(name.split(".")[1]) - 1 for name in own if name.startswith(EMBEDDING_PREFIX)}
+        tables = in_groups(pieces, Group.EMBEDDINGS)
+        parts = {int(piece.name.split(".")[1]) - 1 for piece in tables}
         # A holder of tables also needs what it remembers of other trainers.
         ends = (".steps", *(f".{part}.{what}" for part in parts for what in ("slots", "copies")))
         heads = tuple(f"{LOOKUPS_PREFIX}{trainer}." for trainer in trainers)

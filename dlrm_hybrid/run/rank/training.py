@@ -12,6 +12,7 @@ from pathlib import Path
 from dlrm_hybrid.checkpoint.commit import clean
 from dlrm_hybrid.config.identity import flat
 from dlrm_hybrid.config.rules import server_leads
+from dlrm_hybrid.model.tensors import in_groups
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.folder import write_whole
@@ -29,8 +30,9 @@ from dlrm_hybrid.train.driver import Driver
 from dlrm_hybrid.train.engine import Engine, Holder
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.train.recorder import Recorder
-from dlrm_hybrid.train.saver import CheckpointWriter, Committer, piece_groups
+from dlrm_hybrid.train.saver import CheckpointWriter, Committer
 from dlrm_hybrid.train.signals import StopRequest
+from dlrm_hybrid.types import Group
 
 
 def train_to_the_end(
@@ -84,9 +86,10 @@ def resume(job: Job, holder: Holder, source: Source | None) -> Progress:
     if not server_leads(job.config) or len(progress.batches) != job.config.parallel.trainers:
         progress = replace(progress, batches=())  # all have done the same number
     pieces = holder.pieces()
-    groups, values = piece_groups(pieces), source.dense() | source.state(holder.looking_up, pieces)
-    statistics.resume(saved, groups.get(statistics.GROUP, []), job.config.parallel.trainers)
-    saved.fill(groups.get("embeddings", []))  # before batches in flight look up rows to update
+    values = source.dense() | source.state(holder.looking_up, pieces)
+    means = in_groups(pieces, Group.STATISTICS)
+    statistics.resume(saved, means, job.config.parallel.trainers)
+    saved.fill(in_groups(pieces, Group.EMBEDDINGS))  # before batches in flight look up rows
     holder.restart(progress, values)
     return progress
 

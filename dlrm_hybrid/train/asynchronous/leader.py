@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from dlrm_hybrid.data.loader import LoaderState
 from dlrm_hybrid.model.optimizer import LrSchedule
-from dlrm_hybrid.model.tensors import Piece, full_pieces
+from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.dense.server import ParameterServer
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.messages import Messenger, tensors_of, values_of
@@ -209,7 +209,7 @@ class LeaderRank(Engine, Holder):
 
     @override
     def pieces(self) -> list[Piece]:
-        return full_pieces(self.server.tensors())
+        return self.server.pieces()
 
     @override
     def settled(self) -> Version:
