@@ -24,7 +24,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from dlrm_hybrid.arrays import Bytes
-from dlrm_hybrid.compress.device.feedback import DeviceFeedback, Selection
+from dlrm_hybrid.compress.device.feedback import DeviceFeedback
+from dlrm_hybrid.compress.device.shard import Selection
 from dlrm_hybrid.compress.gradient.collective import Op
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Sent
 from dlrm_hybrid.compress.library.exchange import Exchange
@@ -230,7 +231,7 @@ def average_on_device(
         raise
     if exchange.size > 1:  # else the gradients hold what was selected
         for part in parts:
-            compressor.ops.scatter(*part, gradients, compressor.addresses_T)
+            compressor.add(part, gradients)
         for gradient in gradients:
             gradient.div_(exchange.size)
     return used_T

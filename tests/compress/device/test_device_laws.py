@@ -29,10 +29,11 @@ from dlrm_hybrid.compress import (
     TopK,
     decode,
 )
-from dlrm_hybrid.compress.device import feedback
-from dlrm_hybrid.compress.device.feedback import DeviceFeedback, Selection, addresses, can_move
+from dlrm_hybrid.compress.device import shard
+from dlrm_hybrid.compress.device.feedback import DeviceFeedback, can_move
 from dlrm_hybrid.compress.device.ops import DeviceOps, Ranks
 from dlrm_hybrid.compress.device.plain import PlainOps
+from dlrm_hybrid.compress.device.shard import Selection, addresses
 from dlrm_hybrid.compress.device.sums import Blocks, Sums, sent
 from dlrm_hybrid.compress.gradient.collective import encode_together
 from dlrm_hybrid.compress.gradient.compressor import Compressor
@@ -245,8 +246,8 @@ def test_what_finds_no_room_is_listed_all_the_same(
     narrow = DeviceFeedback(original(TopK(density=0.5)), device, ops)
     made: list[tuple[Selection, list[Tensor]]] = []
     for compressor, room in ((roomy, 10_000), (narrow, 3)):
-        monkeypatch.setattr(feedback, "_ROOM", room)
-        monkeypatch.setattr(feedback, "_ROOMY", 0)
+        monkeypatch.setattr(shard, "_ROOM", room)
+        monkeypatch.setattr(shard, "_ROOMY", 0)
         given = [one.to(device, copy=True) for one in gradients_of(3).values()]
         numbers = compressor.begin(given, 0, alone=alone).tolist()
         made.append((compressor.finish(numbers), given))
