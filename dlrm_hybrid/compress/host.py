@@ -45,13 +45,14 @@ def host_array(tensor: Tensor, what: str, which: object) -> Float32s:
 
 
 def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copy tensors of one device to the CPU's memory; the host waits once for all of them."""
-    pins = tensors[0].is_cuda
+    """Copy tensors to the CPU's memory; the host waits once for each device that has some."""
+    devices = {tensor.device for tensor in tensors if tensor.is_cuda}
+    pins = bool(devices)
     copies = [torch.empty(t.shape, dtype=t.dtype, device="cpu", pin_memory=pins) for t in tensors]
     for copy, tensor in zip(copies, tensors, strict=True):
         copy.copy_(tensor.detach(), non_blocking=True)
-    if pins:
-        torch.cuda.current_stream(tensors[0].device).synchronize()
+    for device in devices:
+        torch.cuda.current_stream(device).synchronize()
     return copies
 
 

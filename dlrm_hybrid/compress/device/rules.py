@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, inf, log2, nan
 from statistics import NormalDist
-from typing import NamedTuple, Protocol, final
+from typing import NamedTuple, Protocol, cast, final
 
 import torch
 from torch import Tensor
@@ -177,7 +177,8 @@ class DeviceDgc(DeviceRule):
         sample, ranks, sample_ops = self._sample(query)
         if x.waits:
             ops.moments(x)  # what is drawn must have been added
-        numbers = [int(state["samples"].item()) for state in query.states]
+        rows = [cast("list[int]", state["samples"].tolist()) for state in query.states]
+        numbers = [number for row in rows for number in row]
         seeds = [fold(self._rule.seed, "sample", number) for number in numbers]
         ops.draw(x, sample, sent(seeds, torch.int64, x.blocks.device))
         taus = [sample_ops.kth(sample, ranks, query.due_T).double()]

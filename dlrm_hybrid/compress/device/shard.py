@@ -17,7 +17,7 @@ from torch import Tensor
 from dlrm_hybrid.arrays import Float32s
 from dlrm_hybrid.compress.device.ops import DeviceOps, Marks, Ranks
 from dlrm_hybrid.compress.device.rules import DeviceRule, Estimate, Query
-from dlrm_hybrid.compress.device.sums import Blocks, Sums, sent
+from dlrm_hybrid.compress.device.sums import Blocks, Sums, pointers, sent
 from dlrm_hybrid.compress.gradient.error_feedback import FeedbackOptions
 from dlrm_hybrid.compress.gradient.layout import Layout
 from dlrm_hybrid.compress.gradient.rule import RuleState
@@ -95,12 +95,12 @@ class Shard:
     Args:
         layout: of the tensors.
         device: that they are on.
-        ks: how many elements of each should be sent.
         options: what happens to gradients besides selecting.
+        rule: finds thresholds.
         operations: makes what computes.
 
     Attributes:
-        layout, device: as given.
+        layout, device, rule: as given.
         blocks: how the tensors are spread over the device.
         ops: to compute with.
         query: of the last step, to the rule.
@@ -113,11 +113,11 @@ class Shard:
         self,
         layout: Layout,
         device: torch.device,
-        ks: Sequence[int],
         options: FeedbackOptions,
+        rule: DeviceRule,
         operations: Callable[[Blocks], DeviceOps],
     ) -> None:
-        self.layout, self.device = layout, device
+        self.layout, self.device, self.rule = layout, device, rule
         self.blocks = Blocks(layout.counts, device)
         self.ops = operations(self.blocks)
         self._dtype = options.dtype
@@ -131,21 +131,26 @@ class Shard:
             joining_N = self._momenta_N if self._ahead_N is None else self._ahead_N
             self._joining = self.blocks.parts(joining_N)
             self._joining_addresses_T = addresses(self._joining, device)
-        self._ranks = Ranks(self.blocks, ks)
-        self._largest = Ranks(self.blocks, [1] * len(ks))
+        self._ranks = self._largest = Ranks(self.blocks, [1] * len(layout.specs))
         self._step: _Launch | None = None
-        self._pointers: list[int] = []
+        self._places: list[int] = []
         self._orders: list[list[int]] = []
         self.addresses_T = addresses([], device)
 
-    def launch(
-        self, gradients: Sequence[Tensor], orders: Orders, rule: DeviceRule, *, alone: bool
-    ) -> Tensor:
-        """Launch a step up to the selection; returns numbers for `facts`, int64 on the device."""
-        x = self._x
+    @property
+    def fault_1(self) -> Tensor:
+        """The flag of all tensors together: where it is set nothing joins a residual."""
+        return self._x.fault
+
+    def inspect(self, gradients: Sequence[Tensor]) -> None:
+        """Take the gradients of a step, and look whether they are finite."""
         self._locate(gradients)
-        x.begin(gradients, self.addresses_T)
-        self.ops.inspect(x)
+        self._x.begin(gradients, self.addresses_T)
+        self.ops.inspect(self._x)
+
+    def launch(self, orders: Orders, *, alone: bool) -> Tensor:
+        """Launch a step up to the selection; returns numbers for `facts`, int64 on the device."""
+        x, gradients = self._x, self._x.gradients
         if self._momentum is not None:
             self.ops.blend(x, self._momenta_N, self._momentum.momentum, self._ahead_N)
             x.replace(self._joining, self._joining_addresses_T)
@@ -157,7 +162,7 @@ class Shard:
         )
         estimate = Estimate(taus_T)
         if orders.due:
-            estimate = rule.taus(self.query)
+            estimate = self.rule.taus(self.query)
             taus_T = torch.where(due_T, estimate.taus_T, taus_T)
         marks = self.ops.mark(x, taus_T, gradients, self.addresses_T)
         room = _ROOM + int(_ROOMY * sum(orders.ks))
@@ -169,10 +174,10 @@ class Shard:
 
     def _locate(self, gradients: Sequence[Tensor]) -> None:
         """Bring the gradients' addresses to the device where they have changed."""
-        pointers = [gradient.data_ptr() for gradient in gradients]
-        if pointers != self._pointers:
-            self._pointers = pointers
-            self.addresses_T = sent(pointers, torch.int64, self.device)
+        places = pointers(gradients)
+        if places != self._places:
+            self._places = places
+            self.addresses_T = sent(places, torch.int64, self.device)
 
     def _ordered(self, orders: Orders) -> tuple[Tensor, Tensor]:
         """Thresholds, float32, and which are due, bool, on the device; sent where they changed."""
@@ -183,6 +188,12 @@ class Shard:
             orders_2T = sent(rows, torch.int32, self.device)
             self._ordered_2 = orders_2T[0].view(torch.float32), orders_2T[1] != 0
         return self._ordered_2
+
+    def announced(self, numbers_M: Tensor) -> Tensor:
+        """How many elements were selected, int64 (1); -1 if a gradient is broken."""
+        tensors = len(self.layout.specs)
+        fault_1, count_1 = numbers_M[tensors : tensors + 1], numbers_M[2 * tensors + 1 :][:1]
+        return torch.where(fault_1 != 0, -1, count_1)
 
     def facts(self, numbers: Sequence[int]) -> Facts:
         """Read what `launch` has returned."""
@@ -292,7 +303,7 @@ class Shard:
 
 def addresses(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """Where tensors are, int64 (T) on the device."""
-    return sent([tensor.data_ptr() for tensor in tensors], torch.int64, device)
+    return sent(pointers(tensors), torch.int64, device)
 
 
 def _momentum_of(options: FeedbackOptions) -> Momentum | None:

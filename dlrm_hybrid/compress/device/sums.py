@@ -115,7 +115,12 @@ class Sums:
 
 def is_aligned(tensors: Sequence[Tensor]) -> bool:
     """Whether all can be read 16 bytes at a time."""
-    return not any(tensor.data_ptr() % 16 for tensor in tensors)
+    return not any(pointer % 16 for pointer in pointers(tensors))
+
+
+def pointers(tensors: Sequence[Tensor]) -> list[int]:
+    """Where tensors are in the memory of their device."""
+    return [tensor.data_ptr() for tensor in tensors]
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:

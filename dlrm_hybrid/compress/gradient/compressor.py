@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from dlrm_hybrid.compress.gradient.collective import Collective, Op, Sections
 from dlrm_hybrid.compress.gradient.layout import Layout
-from dlrm_hybrid.compress.host import CPU, host_array
+from dlrm_hybrid.compress.host import host_array
 from dlrm_hybrid.compress.report import SentReport
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.section import Dtype, Section
@@ -125,8 +125,8 @@ class Compressor(Protocol):
     layout: Layout
     """The layout of its tensors."""
 
-    home: torch.device = CPU
-    """The device of the gradients it reads, and of its state."""
+    homes: Sequence[torch.device] = ()
+    """The devices of the gradients it reads, and of its state; none for the CPU."""
 
     @property
     def rounds(self) -> tuple[Op, ...]:

@@ -26,8 +26,10 @@ from typing_extensions import override
 from dlrm_hybrid.arrays import Bytes
 from dlrm_hybrid.compress.device.feedback import DeviceFeedback
 from dlrm_hybrid.compress.device.shard import Selection
+from dlrm_hybrid.compress.device.sums import sent
 from dlrm_hybrid.compress.gradient.collective import Op
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Sent
+from dlrm_hybrid.compress.host import fetched
 from dlrm_hybrid.compress.library.exchange import Exchange
 from dlrm_hybrid.compress.library.packets import decode
 from dlrm_hybrid.types import DlrmError
@@ -206,21 +208,18 @@ def average_on_device(
             changed here, or what was finite has joined it.
     """
     with exchange.shares_failure():
-        numbers_M = compressor.begin(gradients, step, alone=exchange.size == 1)
-        facts_M = numbers_M
+        launched = compressor.begin(gradients, step, alone=exchange.size == 1)
         if exchange.is_direct:
-            facts_M = torch.cat([numbers_M, exchange.announce(compressor.announced(numbers_M))])
-    facts = cast("list[int]", facts_M.tolist())  # the host waits
-    numbers, sizes = facts[: numbers_M.numel()], facts[numbers_M.numel() :]
+            launched.append(exchange.announce(compressor.announced(launched)))
+    facts = [cast("list[int]", fact.tolist()) for fact in fetched(launched)]  # the host waits
+    announced_A = facts.pop() if exchange.is_direct else []
     # Over nccl all others know by now of a failure here; else they learn of it now.
     with nullcontext() if exchange.is_direct else exchange.shares_failure():
-        own = compressor.finish(numbers)
-    used_T = np.ones(len(gradients), bool)
-    if finds_unused:
-        used_T = np.array(compressor.used(numbers))
+        own = compressor.finish(facts)
+    used_T = compressor.used(facts) if finds_unused else np.ones(len(gradients), bool)
     try:
         if exchange.is_direct:
-            parts = _directly(exchange, own, sizes)
+            parts = _directly(exchange, own, announced_A)
             used_T = exchange.any_of(used_T) if finds_unused else used_T
         else:
             parts, heads = _by_packets(exchange, compressor, own, used_T if finds_unused else None)
@@ -237,31 +236,42 @@ def average_on_device(
     return used_T
 
 
-def _directly(exchange: Exchange, selection: Selection, sizes_A: Sequence[int]) -> list[Selection]:
+def _directly(
+    exchange: Exchange, selections: Sequence[Selection], announced_A: Sequence[int]
+) -> list[list[Selection]]:
     """Gather what each trainer sends from device to device, padded to the longest."""
-    sizes = exchange.sizes_of(sizes_A)
-    width = max(sizes)
-    indices_AK, values_AK = [
-        exchange.gather_tensor(torch.nn.functional.pad(tensor, (0, width - tensor.numel())))
-        for tensor in selection
-    ]
-    rows = zip(indices_AK, values_AK, sizes, strict=True)
-    return [Selection(indices[:size], values[:size]) for indices, values, size in rows]
+    sizes_AD = [[size] for size in exchange.sizes_of(announced_A)]
+    if len(selections) > 1:  # which all have announced together
+        own_D = [selection.indices_K.numel() for selection in selections]
+        home = selections[0].indices_K.device
+        (gathered_AD,) = fetched([exchange.gather_tensor(sent(own_D, torch.int64, home))])
+        sizes_AD = cast("list[list[int]]", gathered_AD.tolist())
+    parts: list[list[Selection]] = [[] for _ in sizes_AD]
+    for selection, *sizes_A in zip(selections, *sizes_AD, strict=True):
+        width = max(sizes_A)
+        indices_AK, values_AK = [
+            exchange.gather_tensor(torch.nn.functional.pad(tensor, (0, width - tensor.numel())))
+            for tensor in selection
+        ]
+        rows = zip(parts, sizes_A, indices_AK, values_AK, strict=True)
+        for part, size, indices_K, values_K in rows:
+            part.append(Selection(indices_K[:size], values_K[:size]))
+    return parts
 
 
 def _by_packets(
     exchange: Exchange,
     compressor: DeviceFeedback,
-    selection: Selection,
+    selection: Sequence[Selection],
     used_T: NDArray[np.bool_] | None,
-) -> tuple[list[Selection], list[Bytes]]:
+) -> tuple[list[Sequence[Selection]], list[Bytes]]:
     """Gather what each trainer sends by way of the host; and as bits, which tensors each used."""
     if exchange.size == 1:
         return [selection], []
     head = b"" if used_T is None else np.packbits(used_T).tobytes()
     sections = [*compressor.sent(selection).sections().values()]
     packets = exchange.gather(head + encode_packet(exchange.fingerprint, sections))
-    selections: list[Selection] = []
+    selections: list[Sequence[Selection]] = []
     for trainer, packet in enumerate(packets):
         if trainer == exchange.rank:
             selections.append(selection)

@@ -22,6 +22,7 @@ from dlrm_hybrid.compress.gradient.collective import encode_together
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.context import Builder, StageContext, module_of
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
+from dlrm_hybrid.compress.host import CPU
 from dlrm_hybrid.compress.library.averaging import Averaging, average_on_device, averaging_of
 from dlrm_hybrid.compress.library.exchange import Exchange, Traffic
 from dlrm_hybrid.compress.library.packets import fingerprint_of
@@ -29,7 +30,7 @@ from dlrm_hybrid.compress.library.parameters import (
     Gradients,
     Parameters,
     copies,
-    home_of,
+    homes_of,
     is_plain,
     require_finite,
     require_gradients,
@@ -206,9 +207,9 @@ class ParameterCompressor:
             staged = self._staged(gradients, compressor)
         values = [*staged.values()]
         pairs = zip(gradients, values, strict=True)
-        copied = [(target, value) for target, value in pairs if not is_plain(target, value.device)]
+        copied = [(target, x) for target, x in pairs if target.data_ptr() != x.data_ptr()]
         if isinstance(compressor, DeviceFeedback):
-            with current(compressor.home):
+            with current(compressor.homes[0]):
                 used_T = average_on_device(
                     exchange, compressor, values, self._reduced, finds_unused=finds_unused
                 )
@@ -328,13 +329,16 @@ class ParameterCompressor:
             seed=options.seed,
         )
         compressor = self.method.build(context)
-        home = home_of(self.parameters)
-        if home is not None and can_move(compressor):
-            compressor = DeviceFeedback(compressor, home)
+        homes = homes_of(self.parameters)
+        if homes and can_move(compressor):
+            compressor = DeviceFeedback(compressor, homes)
         if self._pending is not None:
             self._restore(compressor, self._pending, trainer)
         self._place, self._compressor, self._pending = (trainer, trainers), compressor, None
         return compressor
+
+    def _homes(self, compressor: Compressor) -> Sequence[torch.device]:
+        return compressor.homes or [CPU] * len(self.parameters)
 
     def _restore(self, compressor: Compressor, state: Mapping[str, Any], trainer: int) -> None:
         if state.get("trainer") not in (None, trainer):
@@ -343,8 +347,9 @@ class ParameterCompressor:
                 "what each has not sent is in its own"
             )
         views, saved = compressor.tensors(), dict(state["tensors"])
+        homes = self._homes(compressor)
         deferred = {
-            index: saved.pop(f"{name}.owed").to(compressor.home, copy=True)
+            index: saved.pop(f"{name}.owed").to(homes[index], copy=True)
             for index, name in enumerate(self.names)
             if f"{name}.owed" in saved
         }
@@ -364,7 +369,7 @@ class ParameterCompressor:
         self._deferred = deferred
 
     def _staged(self, gradients: Gradients, compressor: Compressor) -> dict[str, Tensor]:
-        """The gradients by name, as float32 on the compressor's device; copies only if needed."""
+        """The gradients by name, as float32 where it reads them; copies only if needed."""
         if isinstance(gradients, Mapping):
             missing = [name for name in self.names if name not in gradients]
             if missing:
@@ -374,8 +379,10 @@ class ParameterCompressor:
         require_gradients(self.names, self._layout.counts, tensors)
         self._named.require_frozen()
         grads = [tensor.detach() for tensor in tensors]
-        home = compressor.home
-        staged = [g if is_plain(g, home) else g.to(home, torch.float32).contiguous() for g in grads]
+        staged = [
+            g if is_plain(g, home) else g.to(home, torch.float32).contiguous()
+            for g, home in zip(grads, self._homes(compressor), strict=True)
+        ]
         return dict(zip(self.names, staged, strict=True))
 
     def _defer_unused(self, gradients: Sequence[Tensor], used_T: NDArray[np.bool_]) -> None:

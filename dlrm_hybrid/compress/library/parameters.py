@@ -94,12 +94,10 @@ def tensors_of(gradients: Gradients) -> list[Tensor]:
     return [*(gradients.values() if isinstance(gradients, Mapping) else gradients)]
 
 
-def home_of(parameters: Sequence[Tensor]) -> torch.device | None:
-    """The GPU that has all parameters, if they are float32; else None."""
-    homes = {p.device for p in parameters}
-    is_float32 = all(p.dtype is torch.float32 for p in parameters)
-    home = next(iter(homes))
-    return home if len(homes) == 1 and home.type == "cuda" and is_float32 else None
+def homes_of(parameters: Sequence[Tensor]) -> list[torch.device]:
+    """The GPUs of the parameters; none if some are elsewhere."""
+    homes = [p.device for p in parameters]
+    return homes if all(home.type == "cuda" for home in homes) else []
 
 
 def require_gradients(names: Sequence[str], counts: Sequence[int], grads: Sequence[object]) -> None:

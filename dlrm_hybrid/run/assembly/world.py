@@ -200,7 +200,7 @@ def compression(config: Config, layout: Layout, rank: int) -> Compression:
             lowered=layout.lowered,
         )
         if layout.placement.is_apart and can_move(gradient_codec):
-            gradients = DeviceFeedback(gradient_codec, layout.placement.device)
+            gradients = DeviceFeedback(gradient_codec, [layout.placement.device] * len(specs))
     activations = build_model.activations(config, layout.partition.stages[stage])
     return Compression(trainer=trainer, gradients=gradients, activations=activations)
 

@@ -9,14 +9,16 @@ import os
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import accumulate, cycle, islice
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from dlrm_hybrid.compress import (
     Dct,
@@ -29,7 +31,7 @@ from dlrm_hybrid.compress import (
     TopK,
     decode,
 )
-from dlrm_hybrid.compress.device import shard
+from dlrm_hybrid.compress.device import shard, sums
 from dlrm_hybrid.compress.device.feedback import DeviceFeedback, can_move
 from dlrm_hybrid.compress.device.ops import DeviceOps, Ranks
 from dlrm_hybrid.compress.device.plain import PlainOps
@@ -43,6 +45,7 @@ from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.types import DivergedError
 
 CPU = torch.device("cpu")
+CPUS = [torch.device("cpu", 0), torch.device("cpu", 1)]  # they differ in name only
 HAS_GPU = torch.cuda.is_available()
 INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
 SIZES = (
@@ -53,7 +56,7 @@ LAYOUT = Layout(SPECS)
 STEPS = 4 if INTERPRETS else 14
 METHODS: list[GradientMethod] = [
     Dct(density=0.01),
-    Dct(density=0.05, lifespan=3, precision="bfloat16"),
+    Dct(density=0.05, lifespan=3, renewal="fixed", staggered=True, precision="bfloat16"),
     TopK(density=0.02),
     TopK(density=0.02, precision="float16"),
     Sidco(density=0.01),
@@ -116,18 +119,31 @@ def gradients_of(step: int, layout: Layout = LAYOUT) -> dict[str, Tensor]:
     return {name: one if step % 5 else one / 8 for name, one in made.items()}
 
 
+def feedback(
+    method: GradientMethod, devices: Sequence[torch.device], ops: Operations
+) -> DeviceFeedback:
+    """Compresses on devices, which have the tensors in turn."""
+    return DeviceFeedback(original(method), [*islice(cycle(devices), len(SIZES))], ops)
+
+
 def selection(compressor: DeviceFeedback, gradients: dict[str, Tensor], step: int) -> Selection:
-    given = [one.to(compressor.home, copy=True) for one in gradients.values()]
-    return compressor.finish(compressor.begin(given, step, alone=False).tolist())
+    """What a step has selected, on the first device."""
+    pairs = zip(gradients.values(), compressor.homes, strict=True)
+    given = [one.to(home, copy=True) for one, home in pairs]
+    launched = compressor.begin(given, step, alone=False)
+    return compressor.finish([one.tolist() for one in launched])[0]
 
 
 def held(compressor: Compressor) -> dict[str, Tensor]:
     return {name: one.cpu().nan_to_num(-1) for name, one in compressor.tensors().items()}
 
 
+@pytest.mark.parametrize("devices", [1, 2])
 @ALL_METHODS
-def test_plain_torch_sends_and_keeps_what_the_cpu_does(method: GradientMethod) -> None:
-    cpu, device = original(method), DeviceFeedback(original(method), CPU, PlainOps)
+def test_plain_torch_sends_and_keeps_what_the_cpu_does(
+    method: GradientMethod, devices: int
+) -> None:
+    cpu, device = original(method), feedback(method, CPUS[:devices], PlainOps)
     for step in range(STEPS):
         gradients = gradients_of(step)
         pair = [
@@ -149,8 +165,8 @@ def test_plain_torch_sends_and_keeps_what_the_cpu_does(method: GradientMethod) -
 def test_every_place_sends_and_keeps_the_same(
     method: GradientMethod, ops: Operations, device: torch.device
 ) -> None:
-    plain = DeviceFeedback(original(method), CPU, PlainOps)
-    there = DeviceFeedback(original(method), device, ops)
+    plain = feedback(method, [CPU], PlainOps)
+    there = feedback(method, [device], ops)
     for step in range(STEPS):
         gradients = gradients_of(step)
         own, other = selection(plain, gradients, step), selection(there, gradients, step)
@@ -219,11 +235,13 @@ def test_a_rank_is_found_where_the_sample_deceives(ops: Operations, device: torc
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("method", [Dct(), Sidco(), Dgc()], ids=lambda one: one.name)
-@ALL_PLACES
+@pytest.mark.parametrize(
+    ("ops", "device"), [pytest.param(PlainOps, None, id="plain on two devices"), *PLACES]
+)
 def test_what_is_not_finite_changes_nothing(
-    method: GradientMethod, ops: Operations, device: torch.device, bad: float
+    method: GradientMethod, ops: Operations, device: torch.device | None, bad: float
 ) -> None:
-    compressor = DeviceFeedback(original(method), device, ops)
+    compressor = feedback(method, [device] if device else CPUS, ops)
     selection(compressor, gradients_of(1), 0)
     before = held(compressor)
     broken = gradients_of(2)
@@ -242,15 +260,15 @@ def test_what_is_not_finite_changes_nothing(
 def test_what_finds_no_room_is_listed_all_the_same(
     ops: Operations, device: torch.device, alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    roomy = DeviceFeedback(original(TopK(density=0.5)), device, ops)
-    narrow = DeviceFeedback(original(TopK(density=0.5)), device, ops)
+    roomy = feedback(TopK(density=0.5), [device], ops)
+    narrow = feedback(TopK(density=0.5), [device], ops)
     made: list[tuple[Selection, list[Tensor]]] = []
     for compressor, room in ((roomy, 10_000), (narrow, 3)):
         monkeypatch.setattr(shard, "_ROOM", room)
         monkeypatch.setattr(shard, "_ROOMY", 0)
         given = [one.to(device, copy=True) for one in gradients_of(3).values()]
-        numbers = compressor.begin(given, 0, alone=alone).tolist()
-        made.append((compressor.finish(numbers), given))
+        numbers = [one.tolist() for one in compressor.begin(given, 0, alone=alone)]
+        made.append((compressor.finish(numbers)[0], given))
     (own, left), (other, others_left) = made
     assert own.indices_K.numel() > 100
     assert all(torch.equal(*pair) for pair in zip(own, other, strict=True))
@@ -260,9 +278,9 @@ def test_what_finds_no_room_is_listed_all_the_same(
 
 @ALL_PLACES
 def test_what_was_not_delivered_returns(ops: Operations, device: torch.device) -> None:
-    compressor = DeviceFeedback(original(TopK(density=0.5)), device, ops)
+    compressor = feedback(TopK(density=0.5), [device], ops)
     gradients = gradients_of(1)
-    compressor.put_back(selection(compressor, gradients, 0))
+    compressor.put_back([selection(compressor, gradients, 0)])
     for name, one in gradients.items():
         assert torch.equal(one, compressor.tensors()[f"{name}.residual"].cpu())
 
@@ -320,7 +338,7 @@ def test_a_step_reads_and_writes_as_many_bytes_as_docs_say(
 
     for name in BYTES:
         monkeypatch.setattr(PlainOps, name, counted(name))
-    compressor = DeviceFeedback(original(method, layout), CPU, PlainOps)
+    compressor = DeviceFeedback(original(method, layout), [CPU], PlainOps)
     for step in range(30):
         moved.append(0)
         selection(compressor, gradients_of((1, 2, 6)[step % 3], layout), step)
@@ -345,24 +363,50 @@ def unlaunched(monkeypatch: pytest.MonkeyPatch) -> Operations:
     return operations
 
 
+@pytest.mark.parametrize("devices", [["meta"], ["meta", "meta:1"]], ids=len)
 @pytest.mark.parametrize("alone", [True, False])
 @ALL_METHODS
 def test_the_host_reads_nothing_but_the_numbers_of_a_step(
-    method: GradientMethod, alone: bool, unlaunched: Operations
+    method: GradientMethod,
+    alone: bool,
+    devices: list[str],
+    unlaunched: Operations,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Tensors of the device meta raise where the host would wait for what they hold."""
-    compressor = DeviceFeedback(original(method), torch.device("meta"), unlaunched)
-    tensors = len(SPECS)
+    """Fake tensors raise where the host would wait for what they hold, and where devices mix."""
+    for module in (sums, shard):
+        monkeypatch.setattr(module, "pointers", lambda tensors: [0] * len(tensors))
+    homes = [torch.device(name) for name in islice(cycle(devices), len(SPECS))]
+    made, fake = original(method), FakeTensorMode()
+    with fake:
+        compressor = DeviceFeedback(made, homes, unlaunched)
     for step in range(8):
-        gradients = [torch.empty(spec.shape, device="meta") for spec in SPECS]
-        numbers_M = compressor.begin(gradients, step, alone=alone)
-        with pytest.raises(NotImplementedError):
-            numbers_M.tolist()
-        numbers = [0] * (tensors + 1) + [*range(tensors + 1)]
-        numbers += [0] * (numbers_M.numel() - len(numbers))
-        selection = compressor.finish(numbers)
-        assert all(part.numel() >= tensors - 1 for part in selection)  # one tensor is empty
-        compressor.put_back(selection)
+        with fake:
+            pairs = zip(SPECS, homes, strict=True)
+            gradients = [torch.empty(spec.shape, device=home) for spec, home in pairs]
+            numbers = compressor.begin(gradients, step, alone=alone)
+            announced_1 = compressor.announced(numbers)
+            assert {own_M.device for own_M in (*numbers, announced_1)} == {homes[0]}
+            with pytest.raises(DataDependentOutputException):
+                announced_1.tolist()
+            parts = [SPECS[first :: len(devices)] for first in range(len(devices))]
+            selections = compressor.finish([*map(numbers_of, numbers, parts)])
+            for selection, device in zip(selections, devices, strict=True):
+                assert {part.device for part in selection} == {torch.device(device)}
+                assert all(part.numel() > 0 for part in selection)
+            compressor.add(selections, gradients)
+            compressor.put_back(selections)
+        compressor.report()  # takes note of the step in state that is no fake
+    with fake:
+        flushed = compressor.flush()
+    assert [flushed[spec.name].device for spec in SPECS] == homes
+
+
+def numbers_of(launched_M: Tensor, specs: Sequence[Spec]) -> list[int]:
+    """Numbers that a step may bring: no flag, and of each tensor at most 30 elements selected."""
+    splits = [*accumulate((min(30, spec.count) for spec in specs), initial=0)]
+    numbers = [0] * (len(specs) + 1) + splits
+    return numbers + [0] * (launched_M.numel() - len(numbers))
 
 
 @NO_GPU
@@ -395,7 +439,7 @@ def test_a_model_in_a_cuda_graph_is_compressed_as_without() -> None:
 @ALL_METHODS
 def test_a_step_waits_once(method: GradientMethod, waits: list[object]) -> None:
     device = torch.device("cuda", 0)
-    compressor = DeviceFeedback(original(method), device, triton)
+    compressor = feedback(method, [device], triton)
     for step in range(8):
         gradients = {name: one.to(device) for name, one in gradients_of(step).items()}
         waits.clear()

@@ -58,13 +58,13 @@ def compiled(rank: int) -> list[tuple[list[str], int, list[float], list[bytes]]]
     ways = ((False, False, False), (False, True, False), (True, False, False), (True, False, True))
     for inner, outer, is_there in ways:
         torch._dynamo.reset()
-        method, home = TopK(density=0.1), torch.device("cpu") if is_there else None
+        method, homes = TopK(density=0.1), [torch.device("cpu")] * is_there
         model = torch.compile(network(), backend="aot_eager") if inner else network()
         ddp = DistributedDataParallel(model)
         whole = torch.compile(ddp, backend="aot_eager") if outer else ddp
         state = method.ddp_state(whole)
         ddp.register_comm_hook(state, ddp_hook)
-        with mock.patch.object(library, "home_of", lambda parameters, home=home: home):
+        with mock.patch.object(library, "homes_of", lambda ps, homes=homes: homes * len(ps)):
             losses = steps(whole, rank, range(4), nothing)
         names = sorted(state.state_dict()["tensors"])
         found.append((names, state.traffic.sent, losses, ddp_ranks.weights(ddp)))

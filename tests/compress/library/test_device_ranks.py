@@ -43,3 +43,12 @@ def test_the_same_bytes_travel_over_gloo(found: list[dict], method: str) -> None
     for rank in found:
         assert rank[method]["device"]["sent"] == rank[method]["host"]["sent"]
         assert rank[method]["mixed"]["sent"] == rank[method]["host"]["sent"]
+
+
+@METHOD_AND_WAY
+def test_a_step_waits_once_for_all_devices(found: list[dict], method: str, way: str) -> None:
+    """Once more where the host hands on what was selected, or ranks tell counts of two devices."""
+    expected = 2 if len(found) > 1 and way in ("device", "mixed", "direct two") else 1
+    for rank in found:
+        is_host = way == "mixed" and rank is found[0]
+        assert rank[method][way]["waits"] == (0 if is_host else expected)
