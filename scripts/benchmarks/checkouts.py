@@ -25,6 +25,12 @@ WORLDS: Mapping[str, tuple[str, ...]] = {
     "single, batch 2,048": ("train.batch_size=2048", "train.steps=120"),
     "dct_hybrid, 2 × 3 + 1": ("+experiment=dct_hybrid", "train.steps=700"),
     "baseline, 2 × 3 + 1": ("+experiment=baseline", "train.steps=300"),
+    "dp_levels, 2 + 1": ("+experiment=dp_levels", "train.steps=700"),
+    "dp_levels, 2 + 1, batch 2,048": (
+        *("+experiment=dp_levels", "train.batch_size=2048", "train.steps=80"),
+    ),
+    "dp_levels, 4 + 1": ("+experiment=dp_levels", "parallel.trainers=4", "train.steps=400"),
+    "dp_bfloat16, 2 + 1": ("+experiment=dp_bfloat16", "train.steps=500"),
 }
 COMMON = ("train.evaluate_every=0", "telemetry.tensorboard=false", "checkpoint.every=0")
 

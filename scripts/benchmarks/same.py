@@ -27,7 +27,10 @@ COMMON = (
     "train.steps=24",
 )
 IN_PROCESS = ("parallel=hybrid", "parallel.world=in_process")
-EXPERIMENTS = ("baseline", "dct_dp", "dct_mp", "dct_hybrid", "dct_levels")
+EXPERIMENTS = (
+    *("baseline", "dct_dp", "dct_mp", "dct_hybrid", "dct_levels"),
+    *("data_parallel", "dp_bfloat16", "dp_levels"),
+)
 GRADIENTS = (
     *("none", "cltk", "dct", "deft", "dgc", "gaussian"),
     *("hard", "randomk", "redsync", "sidco", "terngrad", "topk"),
