@@ -1,8 +1,7 @@
-"""The process group beneath TorchRec's collectives: gloo on one interface, every byte counted.
+"""The process group beneath TorchRec's collectives: a mesh of connections, every byte counted.
 
 It has only the collectives that TorchRec needs. Each member counts the tensor bytes it sends to
-others, without the part that stays with it or what gloo adds; so over all members each byte counts
-once.
+others, without the part that stays with it; so over all members each byte counts once.
 
 Shapes: T members.
 """
@@ -12,26 +11,43 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, final
+from itertools import accumulate, pairwise
+from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from dlrm_hybrid.comm.rendezvous import Rendezvous
+from dlrm_hybrid.comm.mesh import Buffer, Listener, Mesh
+from dlrm_hybrid.comm.rendezvous import Endpoint, Rendezvous, endpoint_of
 from dlrm_hybrid.telemetry.spans import COLLECTIVE, SpanClock, Within
 from dlrm_hybrid.types import DeadlineError, DlrmError, PeerLostError
 
 CountBytes = Callable[[int, int, int], None]
 """Called once per collective, with the bytes sent, their size as float32 and the bytes received."""
 
-Explain = Callable[[RuntimeError], Exception]
-"""Translates an error of gloo."""
+Explain = Callable[[OSError], Exception]
+"""Translates an error of the connections."""
 
 FLOAT_BYTES = 4
+
+
+class Exchange(Protocol):
+    """The connections of a group's members: see `comm.mesh.Mesh`."""
+
+    place: int
+    size: int
+
+    def begin(self, outgoing_T: Sequence[Buffer], incoming_T: Sequence[Buffer]) -> int:
+        """Begin an exchange; returns its number."""
+        ...
+
+    def finish(self, number: int) -> None:
+        """Wait for the end of an exchange."""
+        ...
 
 
 @final
@@ -40,21 +56,21 @@ class CountedGroup(dist.ProcessGroup):
 
     torch.distributed passes arguments by position, so parameters may have other names.
 
-    A reduction is an all-to-all and a local sum in the order of the members: the same in every
-    run, and half the bytes of gloo's, which reduces everything everywhere.
+    A reduction is an all-to-all and a local sum in the order of the members: the same in every run.
 
     Args:
-        gloo: the group that does the work.
+        mesh: the connections that do the work.
         count: called for every collective.
-        explain: translates errors of gloo.
+        explain: translates errors of the connections.
         waiting: span entered while this member waits for a collective.
     """
 
-    def __init__(self, gloo: Any, count: CountBytes, explain: Explain, waiting: Within) -> None:
-        super().__init__(gloo.rank(), gloo.size())  # pyright: ignore
-        self._gloo = gloo
-        self._rank: int = gloo.rank()
-        self._size: int = gloo.size()
+    def __init__(
+        self, mesh: Exchange, count: CountBytes, explain: Explain, waiting: Within
+    ) -> None:
+        super().__init__(mesh.place, mesh.size)  # pyright: ignore
+        self._mesh = mesh
+        self._rank, self._size = mesh.place, mesh.size
         self._count = count
         self._explain = explain
         self.waiting = waiting
@@ -83,36 +99,29 @@ class CountedGroup(dist.ProcessGroup):
             if count < 0:
                 raise DlrmError(f"trainer {member} says that {count} rows follow")
         received = rows.new_empty(sum(incoming_T), *rows.shape[1:])
-        self._all_to_all(received, rows, (list(incoming_T), list(outgoing_T)), dense_bytes).wait()
+        self._all_to_all(received, rows, (incoming_T, outgoing_T), dense_bytes).wait()
         return received
 
-    def swap(self, messages_T: Sequence[bytes], sizes_T: Sequence[int]) -> list[bytes]:
-        """Send and receive messages of known sizes, only between the members that have any.
+    def swap(
+        self, messages_T: Sequence[Buffer], sizes_T: Sequence[int], dense_bytes: int = 0
+    ) -> list[memoryview]:
+        """Send and receive messages of known sizes; nothing is counted if there are none.
 
         Args:
             messages_T: message for each member; empty for none.
             sizes_T: size of the message from each member.
+            dense_bytes: size of what is sent, uncompressed.
 
         Raises:
             DeadlineError: it took too long.
             PeerLostError: a member has left.
         """
-        recvs = {member: torch.empty(size, dtype=torch.uint8) for member, size in _some(sizes_T)}
-        sends = {
-            member: torch.frombuffer(bytearray(messages_T[member]), dtype=torch.uint8)
-            for member, _ in _some(list(map(len, messages_T)))
-        }
-        if recvs or sends:
-            self._count(sum(map(len, sends.values())), 0, sum(map(len, recvs.values())))
-            with self.waiting, self.explained():
-                works = [self._gloo.send([t], member, 0) for member, t in sends.items()]
-                works += [self._gloo.recv([t], member, 0) for member, t in recvs.items()]
-                for work in works:
-                    work.wait()
-        return [
-            recvs[member].numpy().tobytes() if member in recvs else b""
-            for member in range(self._size)
-        ]
+        received_T = [bytearray(size) for size in sizes_T]
+        sent_bytes = sum(map(len, messages_T))
+        if sent_bytes or sum(sizes_T):
+            self._count(sent_bytes, dense_bytes, sum(sizes_T))
+            self._begin(messages_T, received_T).wait()
+        return [*map(memoryview, received_T)]
 
     def all_to_all_single(
         self,
@@ -129,46 +138,27 @@ class CountedGroup(dist.ProcessGroup):
         self,
         output: Tensor,
         rows: Tensor,
-        splits: tuple[list[int], list[int]],
+        splits: tuple[Sequence[int], Sequence[int]],
         dense_bytes: int | None,
     ) -> dist.Work:
-        output_splits, input_splits = splits
-        elements = self._exchanged(rows, input_splits)
-        received = self._exchanged(output, output_splits)
-        if dense_bytes is None:
-            dense_bytes = elements * _plain_bytes(rows)
-        if len(rows) or len(output):
-            size = rows.element_size()
-            self._count(elements * size, dense_bytes, received * size)
-        with self.explained():
-            work = self._gloo.alltoall_base(
-                output, rows, output_splits, input_splits, dist.AllToAllOptions()
-            )
-        return _Pending(self, work)
+        incoming_T, outgoing_T = (
+            self._parts(tensor, rows_T)
+            for tensor, rows_T in zip((output, rows), splits, strict=True)
+        )
+        return self._exchanged(outgoing_T, incoming_T, _times_as_float32(rows), dense_bytes)
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, options: Any = None) -> dist.Work:
         """The call behind torch.distributed.all_gather_into_tensor."""
-        num_bytes = (self._size - 1) * tensor.numel() * tensor.element_size()
-        dense_bytes = (self._size - 1) * tensor.numel() * _plain_bytes(tensor)
-        self._count(num_bytes, dense_bytes, num_bytes)
-        with self.explained():
-            return _Pending(self, self._gloo._allgather_base(output, tensor))
+        outgoing_T, incoming_T = [_bytes_of(tensor)] * self._size, self._parts(output, ())
+        return self._exchanged(outgoing_T, incoming_T, _times_as_float32(tensor), None)
 
     def allgather(
         self, outputs: list[list[Tensor]], tensors: list[Tensor], options: Any = None
     ) -> dist.Work:
         """The call behind torch.distributed.all_gather; tensors may differ in rows."""
         (parts,), (tensor,) = outputs, tensors
-        rows_T = [len(part) for part in parts]
-        gathered = tensor.new_empty(sum(rows_T), *tensor.shape[1:])
-        repeated = tensor.repeat(self._size, *(1 for _ in tensor.shape[1:]))
-        work = self.all_to_all_single(gathered, repeated, rows_T, [len(tensor)] * self._size)
-
-        def spread() -> None:
-            for part, received in zip(parts, split(gathered, rows_T), strict=True):
-                part.copy_(received)
-
-        return _Pending(self, work, spread)
+        outgoing_T, incoming_T = [_bytes_of(tensor)] * self._size, [*map(_bytes_of, parts)]
+        return self._exchanged(outgoing_T, incoming_T, _times_as_float32(tensor), None)
 
     def reduce_scatter_single(self, output: Tensor, rows: Tensor, options: Any = None) -> dist.Work:
         """The call behind torch.distributed.reduce_scatter_tensor; the reduction is a sum."""
@@ -183,28 +173,49 @@ class CountedGroup(dist.ProcessGroup):
 
     def barrier(self, opts: Any = None) -> dist.Work:
         """The call behind torch.distributed.barrier; moves no tensor."""
-        with self.explained():
-            return _Pending(self, self._gloo.barrier())
+        return self._begin([b"."] * self._size, [bytearray(1) for _ in range(self._size)])
 
     def _reduce_scatter(self, output: Tensor, rows: Tensor, rows_T: list[int]) -> dist.Work:
         parts = rows.new_empty(self._size, *output.shape)
         work = self.all_to_all_single(parts.flatten(0, 1), rows, [len(output)] * self._size, rows_T)
-        return _Pending(self, work, lambda: torch.sum(parts, 0, out=output))
+        return _Pending(self, work.wait, lambda: torch.sum(parts, 0, out=output))
 
-    def _exchanged(self, rows: Tensor, splits: list[int]) -> int:
-        """Number of elements exchanged with other members; even parts if there are no splits."""
-        count = len(rows)
-        if not count:
-            return 0
-        local = splits[self._rank] if splits else count // self._size
-        return (count - local) * (rows.numel() // count)
+    def _parts(self, tensor: Tensor, rows_T: Sequence[int]) -> list[memoryview]:
+        """The bytes of consecutive rows, rows_T[t] each; even parts if none are given."""
+        data = _bytes_of(tensor)
+        row_bytes = len(data) // max(len(tensor), 1)
+        rows_T = rows_T or [len(tensor) // self._size] * self._size
+        ends = accumulate((row_bytes * rows for rows in rows_T), initial=0)
+        return [data[begin:end] for begin, end in pairwise(ends)]
+
+    def _exchanged(
+        self,
+        outgoing_T: Sequence[memoryview],
+        incoming_T: Sequence[memoryview],
+        plain: float,
+        dense_bytes: int | None,
+    ) -> dist.Work:
+        """Exchange parts; what is sent takes `plain` times as much uncompressed, if not given."""
+        own, received = outgoing_T[self._rank], incoming_T[self._rank]
+        received[:] = own
+        num_sent, num_received = (sum(map(len, parts_T)) for parts_T in (outgoing_T, incoming_T))
+        if num_sent or num_received:
+            sent_bytes = num_sent - len(own)
+            dense_bytes = int(plain * sent_bytes) if dense_bytes is None else dense_bytes
+            self._count(sent_bytes, dense_bytes, num_received - len(own))
+        return self._begin(outgoing_T, incoming_T)
+
+    def _begin(self, outgoing_T: Sequence[Buffer], incoming_T: Sequence[Buffer]) -> _Pending:
+        with self.explained():
+            number = self._mesh.begin(outgoing_T, incoming_T)
+        return _Pending(self, lambda: self._mesh.finish(number))
 
     @contextmanager
     def explained(self) -> Generator[None, None, None]:
-        """Translate errors of gloo within the context."""
+        """Translate errors of the connections within the context."""
         try:
             yield
-        except RuntimeError as error:
+        except OSError as error:
             raise self._explain(error) from error
 
 
@@ -213,30 +224,38 @@ class _Pending(dist.Work):
     """A collective under way, and a step to do once it has ended."""
 
     def __init__(
-        self, group: CountedGroup, work: dist.Work, then: Callable[[], object] | None = None
+        self,
+        group: CountedGroup,
+        finish: Callable[[], object],
+        then: Callable[[], object] | None = None,
     ) -> None:
         super().__init__()
         self._group = group
-        self._work = work
+        self._finish = finish
         self._then = then
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         with self._group.waiting, self._group.explained():
-            self._work.wait()
+            self._finish()
         if self._then is not None:
             self._then()
             self._then = None
         return True
 
 
-def _plain_bytes(tensor: Tensor) -> int:
-    """Uncompressed size of one element: floats count as float32, integers as they are."""
-    return FLOAT_BYTES if tensor.is_floating_point() else tensor.element_size()
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor, where they are; ValueError if it is not contiguous."""
+    if not tensor.is_contiguous():
+        raise ValueError("a collective takes contiguous tensors")
+    # `view` refuses other types where the stride of a single element is not 1.
+    begin, size = tensor.storage_offset() * tensor.element_size(), (tensor.nbytes,)
+    data = torch.empty(0, dtype=torch.uint8)
+    return data.set_(tensor.untyped_storage(), begin, size, (1,)).numpy().data
 
 
-def _some(sizes_T: Sequence[int]) -> list[tuple[int, int]]:
-    """(member, size) of the members whose size is not 0."""
-    return [(member, size) for member, size in enumerate(sizes_T) if size]
+def _times_as_float32(tensor: Tensor) -> float:
+    """How many times as much an element takes uncompressed: floats as float32, integers as is."""
+    return FLOAT_BYTES / tensor.element_size() if tensor.is_floating_point() else 1.0
 
 
 def split(tensor: Tensor, rows_T: Sequence[int]) -> tuple[Tensor, ...]:
@@ -267,6 +286,7 @@ class GroupMessages:
 
     def __init__(self, group: CountedGroup, margin: int) -> None:
         self._group = group
+        self._rank = group.rank()
         self._outgoing_T = [_Lengths(margin) for _ in range(group.size())]
         self._incoming_T = [_Lengths(margin) for _ in range(group.size())]
 
@@ -281,17 +301,17 @@ class GroupMessages:
             DeadlineError: it took too long.
             PeerLostError: a member has left.
         """
-        rooms_T, data = [lengths.room for lengths in self._outgoing_T], bytearray()
-        for room, message in zip(rooms_T, messages_T, strict=True):
-            data += len(message).to_bytes(_HEAD_BYTES, "little") + message[:room]
-            data += bytes(max(room - len(message), 0))
-        outgoing_T, incoming_T = _sizes(self._outgoing_T), _sizes(self._incoming_T)
-        buffer = torch.frombuffer(data, dtype=torch.uint8)
-        received = self._group.exchange(buffer, outgoing_T, incoming_T, dense_bytes)
-        parts_T = [memoryview(part.numpy().data) for part in split(received, incoming_T)]
-        lengths_T = [int.from_bytes(part[:_HEAD_BYTES], "little") for part in parts_T]
+        rooms_T = [lengths.room for lengths in self._outgoing_T]
+        parts_T = [
+            len(message).to_bytes(_HEAD_BYTES, "little") + message[:room].ljust(room, b"\0")
+            for room, message in zip(rooms_T, messages_T, strict=True)
+        ]
+        sizes_T = [_HEAD_BYTES + lengths.room for lengths in self._incoming_T]
+        parts_T[self._rank], sizes_T[self._rank] = b"", 0
+        received_T = self._group.swap(parts_T, sizes_T, dense_bytes)
+        lengths_T = [int.from_bytes(part[:_HEAD_BYTES], "little") for part in received_T]
         firsts_T = [
-            part[_HEAD_BYTES:][:length] for part, length in zip(parts_T, lengths_T, strict=True)
+            part[_HEAD_BYTES:][:length] for part, length in zip(received_T, lengths_T, strict=True)
         ]
         rests_T = self._group.swap(
             [message[room:] for room, message in zip(rooms_T, messages_T, strict=True)],
@@ -302,7 +322,7 @@ class GroupMessages:
         for lengths, length in zip(self._incoming_T, lengths_T, strict=True):
             lengths.latest.append(length)
         return [
-            memoryview(bytes(first) + rest) if rest else first
+            memoryview(bytes(first) + rest) if len(rest) else first
             for first, rest in zip(firsts_T, rests_T, strict=True)
         ]
 
@@ -321,11 +341,7 @@ class _Lengths:
         return shortest + -(-shortest // self._margin)
 
 
-def _sizes(lengths_T: Sequence[_Lengths]) -> list[int]:
-    return [_HEAD_BYTES + lengths.room for lengths in lengths_T]
-
-
-BACKEND = "counted_gloo"
+BACKEND = "counted"
 PATIENCE_SECONDS = 0.5  # until a process whose connections broke is known to have ended
 
 
@@ -349,7 +365,12 @@ class GroupOptions:
 
 @contextmanager
 def process_group(
-    members: Sequence[int], rank: int, options: GroupOptions, count: CountBytes, clock: SpanClock
+    members: Sequence[int],
+    rank: int,
+    options: GroupOptions,
+    count: CountBytes,
+    clock: SpanClock,
+    mesh: Exchange | None = None,
 ) -> Generator[CountedGroup, None, None]:
     """Open the default process group of this process, for as long as the context lasts.
 
@@ -361,55 +382,74 @@ def process_group(
         options: the same for all.
         count: called for every collective.
         clock: measures this member's waiting for collectives.
+        mesh: connections to use in place of new ones.
 
     Raises:
         DeadlineError: members did not join, or a collective took too long.
         PeerLostError: a member left during a collective.
     """
-    place, size = members.index(rank), len(members)
-    timeout = timedelta(seconds=options.deadline_seconds)
-    _wait_for_members(members, rank, options)
 
-    def explain(error: RuntimeError) -> Exception:
+    def explain(error: OSError) -> Exception:
         return _explain(error, [member for member in members if member != rank], options)
 
-    def create(backend_options: Any, _: object) -> CountedGroup:
-        gloo_options: Any = dist.ProcessGroupGloo._Options()  # pyright: ignore
-        gloo_options._timeout = timeout
-        gloo_options._devices = [dist.ProcessGroupGloo.create_device(hostname=options.address)]
-        create_gloo: Any = dist.ProcessGroupGloo
-        gloo = create_gloo(backend_options.store, place, size, gloo_options)
-        return CountedGroup(gloo, count, explain, clock.waiting(COLLECTIVE))
+    connected = _connected(members, rank, options, explain) if mesh is None else nullcontext(mesh)
+    with connected as exchange:
+        group = CountedGroup(exchange, count, explain, clock.waiting(COLLECTIVE))
 
-    dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])
-    store = options.rendezvous.store("embeddings")
-    store.set_timeout(timeout)
-    dist.init_process_group(BACKEND, store=store, rank=place, world_size=size, timeout=timeout)
+        def create(*_: object) -> CountedGroup:
+            return group
+
+        dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])
+        timeout = timedelta(seconds=options.deadline_seconds)
+        store = options.rendezvous.store("embeddings")
+        store.set_timeout(timeout)
+        dist.init_process_group(
+            BACKEND, store=store, rank=group.rank(), world_size=group.size(), timeout=timeout
+        )
+        try:
+            yield group
+        finally:
+            dist.destroy_process_group()
+
+
+@contextmanager
+def _connected(
+    members: Sequence[int], rank: int, options: GroupOptions, explain: Explain
+) -> Generator[Mesh, None, None]:
+    """Connections of this member to all others, once all are there."""
+    seconds = options.deadline_seconds
     try:
-        group = dist.group.WORLD
-        assert isinstance(group, CountedGroup)
-        yield group
-    finally:
-        dist.destroy_process_group()
+        with closing(Listener(options.address)) as listener:
+            endpoints = _endpoints(members, rank, options, listener.endpoint)
+            mesh = listener.connect(members.index(rank), endpoints, seconds)
+    except OSError as error:
+        raise explain(error) from error
+    with closing(mesh):
+        yield mesh
 
 
-def _wait_for_members(members: Sequence[int], rank: int, options: GroupOptions) -> None:
+def _endpoints(
+    members: Sequence[int], rank: int, options: GroupOptions, own: Endpoint
+) -> list[Endpoint]:
+    """Where each member listens."""
+    rendezvous = options.rendezvous
     names = {member: f"embeddings-{member}" for member in members}
-    options.rendezvous.put(names[rank], "is here")
-    texts = options.rendezvous.wait_for_all(names.values(), options.deadline_seconds)
+    rendezvous.put(names[rank], own.to_json())
+    texts = rendezvous.wait_for_all(names.values(), options.deadline_seconds)
     missing = [member for member, name in names.items() if name not in texts]
     if missing:
         raise DeadlineError(
             f"ranks {missing} did not join the embeddings' process group within "
             f"{options.deadline_seconds:g} s (network.patience_seconds)"
         )
+    return [endpoint_of(texts[name], f"{rendezvous}/{name}") for name in names.values()]
 
 
-def _explain(error: RuntimeError, peers: Sequence[int], options: GroupOptions) -> Exception:
+def _explain(error: OSError, peers: Sequence[int], options: GroupOptions) -> Exception:
     lost_rank = options.lost_peer(PATIENCE_SECONDS)
     if lost_rank is not None:
         return PeerLostError(lost_rank, "its part of the embeddings' collectives broke off")
-    if "Timed out" in str(error):
+    if isinstance(error, TimeoutError):
         return DeadlineError(
             f"a collective of the embeddings with ranks {list(peers)} took longer than "
             f"{options.deadline_seconds:g} s (network.patience_seconds)",

@@ -56,6 +56,10 @@ class Endpoint:
     address: str
     token: str = field(repr=False)
 
+    def to_json(self) -> str:
+        """The text that `endpoint_of` reads."""
+        return json.dumps({"address": self.address, "token": self.token})
+
 
 def go_on() -> None:
     """Do nothing, so that only the deadline ends a wait."""
@@ -215,8 +219,7 @@ class Rendezvous:
             peer: f"{peer}.{number}.json" if number else f"{peer}.json"
             for peer, number in incarnations.items()
         }
-        text = json.dumps({"address": endpoint.address, "token": endpoint.token})
-        if not self.put(names[rank], text):
+        if not self.put(names[rank], endpoint.to_json()):
             raise DlrmError(f"rank {rank} has come to {self} before: {names[rank]} is there")
         texts = self.wait_for_all(names.values(), deadline_seconds)
         if missing := [str(peer) for peer, name in names.items() if name not in texts]:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from threading import get_ident
 from typing import ParamSpec, TypeVar, final
 
-# Reasons to wait besides kinds of frames: gloo, threads that take turns, nothing came in time.
+# Reasons to wait besides kinds of frames: other trainers, threads in turn, nothing came in time.
 COLLECTIVE = "collective"
 TURN = "turn"
 NOTHING = "nothing"

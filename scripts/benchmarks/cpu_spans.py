@@ -4,7 +4,7 @@
 
 Ranks that share cores wait for each other in any span, so wall time does not tell what a span
 costs. Here `seconds_by_span` holds CPU seconds of each rank's main thread; its other threads
-(ZeroMQ, gloo) take the rest of its CPU time.
+(ZeroMQ) take the rest of its CPU time.
 """
 
 from __future__ import annotations

@@ -27,11 +27,12 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from itertools import product
 from math import prod
 from pathlib import Path
 from statistics import median
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -47,10 +48,12 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import (
 )
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.bounds import WirePrecision
-from dlrm_hybrid.comm.group import CountedGroup, GroupOptions, process_group
+from dlrm_hybrid.comm.group import CountedGroup, Exchange, GroupOptions, process_group
+from dlrm_hybrid.comm.mesh import Buffer
 from dlrm_hybrid.comm.netem.plan import bits_per_second
 from dlrm_hybrid.comm.rendezvous import share_folder
 from dlrm_hybrid.config.compose import values_of
@@ -120,6 +123,46 @@ class Measured:
     cpu_microseconds: float
     bytes: float
     embedding_bytes: float
+
+
+class GlooExchange(Exchange):
+    """gloo's all-to-all, in place of this program's own connections.
+
+    Args:
+        options: where members meet, and the address of this one.
+        place: number of this member.
+        size: number of members.
+    """
+
+    def __init__(self, options: GroupOptions, place: int, size: int) -> None:
+        self.place, self.size = place, size
+        gloo: Any = dist.ProcessGroupGloo
+        gloo_options = gloo._Options()
+        gloo_options._timeout = timedelta(seconds=options.deadline_seconds)
+        gloo_options._devices = [gloo.create_device(hostname=options.address)]
+        self._gloo = gloo(options.rendezvous.store("tables"), place, size, gloo_options)
+        self._begun: dict[int, tuple[dist.Work, Tensor, Sequence[Buffer]]] = {}
+        self._number = 0
+
+    @override
+    def begin(self, outgoing_T: Sequence[Buffer], incoming_T: Sequence[Buffer]) -> int:
+        sizes = [[*map(len, parts_T)] for parts_T in (incoming_T, outgoing_T)]
+        outgoing = torch.frombuffer(bytearray().join(outgoing_T) or bytearray(1), dtype=torch.uint8)
+        received = torch.empty(sum(sizes[0]), dtype=torch.uint8)
+        outgoing = outgoing[: sum(sizes[1])]
+        work = self._gloo.alltoall_base(received, outgoing, *sizes, dist.AllToAllOptions())
+        self._number += 1
+        self._begun[self._number] = (work, received, incoming_T)
+        return self._number
+
+    @override
+    def finish(self, number: int) -> None:
+        work, received, incoming_T = self._begun.pop(number)
+        work.wait()
+        for part, bytes_T in zip(
+            torch.split(received, [*map(len, incoming_T)]), incoming_T, strict=True
+        ):
+            memoryview(bytes_T)[:] = part.numpy().data
 
 
 class Practitioner:
@@ -207,8 +250,9 @@ def be_rank(argument: str, report: Report, _: StopRequest) -> None:
         address=address,
         deadline_seconds=DEADLINE_SECONDS,
     )
+    exchange = GlooExchange(options, trainer, trainers)
     with (
-        process_group(range(trainers), trainer, options, count, SpanClock()) as group,
+        process_group(range(trainers), trainer, options, count, SpanClock(), exchange) as group,
         closing(Practitioner(PAPER_SPEC, WIRES[wire], group, batch_size)) as practitioner,
     ):
         drawn = batches(PAPER_SPEC, batch_size, seed=trainer)

@@ -36,7 +36,7 @@ PLAIN_RANKS, PLAIN_ROWS, PLAIN_STEPS = 2, 64, 1500
 START_WORLD = ("train.steps=1", "telemetry.every=1")
 SEEDS = (0, 1, 2)
 CPU_SPANS = program(str(Path(__file__).with_name("cpu_spans.py")))
-OTHER_THREADS = "other threads: ZeroMQ, gloo"
+OTHER_THREADS = "other threads: ZeroMQ"
 
 
 def main() -> None:

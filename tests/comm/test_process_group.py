@@ -118,8 +118,8 @@ def test_a_collective_has_a_deadline(tmp_path: Path):
 
 
 def test_who_says_that_less_than_nothing_follows_is_named() -> None:
-    gloo: Any = SimpleNamespace(rank=lambda: 0, size=lambda: 3)
+    mesh: Any = SimpleNamespace(place=0, size=3)
     never: Any = nullcontext()
-    group = CountedGroup(gloo, lambda *counts: None, lambda error: error, never)
+    group = CountedGroup(mesh, lambda *counts: None, lambda error: error, never)
     with pytest.raises(DlrmError, match="trainer 2 says that -5 rows follow"):
         group.exchange(torch.zeros(6), [2, 2, 2], [2, 2, -5])

@@ -94,35 +94,27 @@ def equals_one_set_of_tables(argument: str, report, stop) -> None:
 
 
 class Recorder:
-    """Passes collectives on and remembers the bytes that leave this trainer."""
+    """Passes exchanges on and remembers the bytes that leave this trainer."""
 
-    def __init__(self, gloo, rank: int) -> None:
+    def __init__(self, mesh) -> None:
         self.sent: list[int] = []
-        self.sent_later = 0  # what had no room in a collective
-        self._gloo = gloo
-        self._rank = rank
+        self.place, self.size = mesh.place, mesh.size
+        self._mesh = mesh
 
-    def alltoall_base(self, output: Tensor, given: Tensor, output_splits, input_splits, options):
-        parts = torch.split(given, input_splits)
-        self.sent.append(
-            sum(part.nbytes for member, part in enumerate(parts) if member != self._rank)
-        )
-        return self._gloo.alltoall_base(output, given, output_splits, input_splits, options)
+    def begin(self, outgoing_T, incoming_T) -> int:
+        sizes_T = [len(part) for part in outgoing_T]
+        self.sent.append(sum(sizes_T) - sizes_T[self.place])
+        return self._mesh.begin(outgoing_T, incoming_T)
 
-    def send(self, tensors: list[Tensor], member: int, tag: int):
-        assert member != self._rank
-        self.sent_later += tensors[0].nbytes
-        return self._gloo.send(tensors, member, tag)
-
-    def recv(self, tensors: list[Tensor], member: int, tag: int):
-        return self._gloo.recv(tensors, member, tag)
+    def finish(self, number: int) -> None:
+        self._mesh.finish(number)
 
 
 def counts_distinct(argument: str, report, stop) -> None:
     """What a lookup and its backward send, and how many distinct rows there are of each table."""
     with trainer_of(argument, report) as (trainer, sharded):
-        recorder = Recorder(sharded._group._gloo, trainer.number)
-        sharded._group._gloo = recorder
+        recorder = Recorder(sharded._group._mesh)
+        sharded._group._mesh = recorder
         rows_T = trainer.given["rows_T"]
         ids_FB, gradient_BFD = batch(0, sum(rows_T))
         mine = trainer.mine(rows_T)
@@ -133,7 +125,6 @@ def counts_distinct(argument: str, report, stop) -> None:
             counted=trainer.sent_bytes,
             dense=trainer.dense_bytes,
             sent=recorder.sent,
-            sent_later=recorder.sent_later,
             holders=holders,
         )
 

@@ -73,10 +73,10 @@ def test_what_is_counted_is_what_the_group_is_given(tmp_path: Path, precision: s
         me, rows = one["trainer"], rows_T[one["trainer"]]
         held_F = np.array(one["holders"]) == me
         others_T = np.arange(3) != me
-        lengths, forward, backward = one["sent"]
-        assert one["counted"] == sum(one["sent"]) + one["sent_later"]
+        lengths, later, forward, backward = one["sent"]
+        assert one["counted"] == sum(one["sent"])
         assert lengths == 4 * 2
-        ids = one["sent_later"] - 4 * 2  # behind the most ids of a table
+        ids = later - 4 * 2  # behind the most ids of a table
         # No table of fewer than 2**8 rows needs more than 8 + 3 bits for an id, or 6 for a count.
         most_bits = (11 * distinct_TF[me] + 6)[~held_F].sum()
         assert 0 <= ids <= most_bits // 8 + 2

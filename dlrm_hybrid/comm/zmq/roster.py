@@ -15,7 +15,6 @@ is lost, and of two ranks that say goodbye at once neither misses its answer.
 from __future__ import annotations
 
 import hmac
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -165,8 +164,7 @@ class Roster:
         """Make the first message to the rank that has published `token`."""
         arrays = [np.frombuffer(bytes.fromhex(token), np.uint8)]
         if self.incarnation and self.endpoint is not None:
-            text = json.dumps({"address": self.endpoint.address, "token": self.endpoint.token})
-            arrays.append(np.frombuffer(text.encode(), np.uint8))
+            arrays.append(np.frombuffer(self.endpoint.to_json().encode(), np.uint8))
         return [Word.HELLO.value, self._control(*arrays)]
 
     def goodbye(self, peer: Peer) -> list[MessagePart]:
