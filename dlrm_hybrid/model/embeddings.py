@@ -12,25 +12,31 @@ trainers, L tables looked up, N bags of each of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import Protocol, final
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+from typing_extensions import override
 
 from dlrm_hybrid.arrays import Int64s
 from dlrm_hybrid.bags import Bags, require_offsets, shares_of_means, table_offsets
+from dlrm_hybrid.compress.embedding.widths import Widths
 from dlrm_hybrid.compress.host import require_cpu
 from dlrm_hybrid.kernels.gaps import bag_offsets, sum_rows, unique_ids
+from dlrm_hybrid.kernels.rows import Gradients, sort_by_row
 from dlrm_hybrid.model.placement import HOST, Placement
 from dlrm_hybrid.model.rows.kernels import (
     SMALL_IDS,
+    KeyedRows,
+    PlainRows,
     SmallBatches,
     TableKernel,
     fbgemm_kernel,
     own_kernel,
 )
+from dlrm_hybrid.model.rows.optimizer import key_shift
 from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.model.tables import Embedding
 
@@ -53,6 +59,7 @@ class Embeddings:
         self._names = spec.table_names
         self._widths = spec.widths
         rows, dims = spec.table_rows, self._widths.dims
+        self._rows_F = np.array(rows, np.int64)
         fits = options.fit_fbgemm(*dims) and not spec.frozen and not placement.is_apart
         self._kernel: TableKernel = (
             fbgemm_kernel(rows, dims, options)
@@ -61,8 +68,9 @@ class Embeddings:
         )
         self._offsets = torch.arange(1)
         self._lr = 0.0
-        is_plain = fits and options.optimizer == "sgd" and self._widths.is_uniform
-        self._small = SmallBatches(list(self.weights().values())) if is_plain else None
+        self._distinct = DistinctLookup(self._kernel, self._widths)
+        keyed = self._kernel.keyed()
+        self._small = SmallBatches(keyed, rows) if isinstance(keyed, PlainRows) else None
 
     def __call__(self, bags: Bags[Tensor]) -> Tensor:
         """Look up the ids of a batch → float32 (B, F, D), 0 for empty bags.
@@ -85,6 +93,20 @@ class Embeddings:
             RuntimeError: an id is not a row of its table.
         """
         return self._look_up(bags.ids_K, bags.offsets).flatten(1)
+
+    def look_up_distinct(self, ids_K: Int64s, counts_TF: Int64s) -> DistinctRows:
+        """Look up the distinct ids of several batches; see `DistinctLookup`.
+
+        Raises:
+            RuntimeError: an id is not a row of its table.
+        """
+        tables_K = np.repeat(np.indices(counts_TF.shape)[1].reshape(-1), counts_TF.reshape(-1))
+        bad_K = (ids_K < 0) | (ids_K >= self._rows_F[tables_K])
+        if bad_K.any():
+            bad = int(bad_K.argmax())
+            rows, table = self._rows_F[tables_K[bad]], tables_K[bad] + 1
+            raise RuntimeError(f"id {ids_K[bad]} is out of bounds: table {table} has {rows} rows")
+        return self._distinct(ids_K, counts_TF, self._lr)
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate for the rows of the next lookups."""
@@ -309,3 +331,91 @@ def distinct_bags(ids_K: Int64s, counts_TL: Int64s) -> DistinctBags:
     )
     bag_offsets(ids_K, counts_TL, bags.ids_K.numpy(), bags.offsets.numpy(), bags.bags_K.numpy())
     return bags
+
+
+class DistinctRows(Protocol):
+    """Rows of the distinct ids of each trainer, which wait for their gradients.
+
+    Attributes:
+        rows_KD: the rows, in the order in which ids came, without autograd.
+    """
+
+    rows_KD: Tensor
+
+    def update(self, gradient_KD: Tensor) -> None:
+        """Update the rows by the gradients for the ids, summed in trainer order."""
+        ...
+
+
+@final
+class DistinctLookup:
+    """Looks up ids that come trainer after trainer, table after table, each once per trainer.
+
+    Args:
+        kernel: of the tables; None if there are none.
+        widths: of the tables.
+    """
+
+    def __init__(self, kernel: TableKernel | None, widths: Widths) -> None:
+        self._kernel, self._widths = kernel, widths
+        self._keyed = kernel.keyed() if kernel is not None and widths.is_uniform else None
+
+    def __call__(self, ids_K: Int64s, counts_TL: Int64s, lr: float) -> DistinctRows:
+        """Look up rows.
+
+        Args:
+            ids_K: ids of all trainers; rows of their tables.
+            counts_TL: number of ids per trainer and table.
+            lr: learning rate of the rows.
+        """
+        if self._keyed is not None:
+            return _KeyedLookup(self._keyed, ids_K, counts_TL, lr)
+        if self._kernel is None:
+            return _NoRows(torch.empty(0, self._widths.widest))
+        self._kernel.set_lr(lr)
+        bags = distinct_bags(ids_K, counts_TL)
+        pooled_NC = self._kernel(bags.ids_K, bags.offsets)
+        return _BagLookup(bags, self._widths.padded(pooled_NC).flatten(1), self._widths.widest)
+
+
+@final
+class _KeyedLookup(DistinctRows):
+    """Rows that were looked up one by one."""
+
+    def __init__(self, rows: KeyedRows, ids_K: Int64s, counts_TL: Int64s, lr: float) -> None:
+        starts_TL = np.broadcast_to(rows.starts_F, counts_TL.shape)
+        self._places_K = ids_K + np.repeat(starts_TL.reshape(-1), counts_TL.reshape(-1))
+        self._rows, self._lr = rows, lr
+        self.rows_KD = rows.weights_RD.index_select(0, torch.from_numpy(self._places_K))
+
+    @override
+    def update(self, gradient_KD: Tensor) -> None:
+        shift = key_shift(len(self._rows.weights_RD), len(gradient_KD))
+        keys_K = self._places_K << shift | np.arange(len(gradient_KD))
+        keys_K = sort_by_row(keys_K, len(self._rows.weights_RD), shift)
+        self._rows.update(Gradients(keys_K, shift, gradient_KD.contiguous().numpy()), self._lr)
+
+
+@final
+class _BagLookup(DistinctRows):
+    """Rows that were looked up as bags of one id."""
+
+    def __init__(self, bags: DistinctBags, pooled_NW: Tensor, dim: int) -> None:
+        self._bags, self._pooled_NW = bags, pooled_NW
+        self.rows_KD = bags.gather(pooled_NW.detach(), dim)
+
+    @override
+    def update(self, gradient_KD: Tensor) -> None:
+        self._pooled_NW.backward(self._bags.scatter(gradient_KD, self._pooled_NW.shape))
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _NoRows(DistinctRows):
+    """The rows of no tables."""
+
+    rows_KD: Tensor
+
+    @override
+    def update(self, gradient_KD: Tensor) -> None:
+        pass

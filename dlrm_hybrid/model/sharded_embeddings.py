@@ -19,6 +19,7 @@ from torchrec.distributed.types import ShardingEnv
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.comm.group import CountedGroup
 from dlrm_hybrid.compress.embedding.memory import LevelOptions
+from dlrm_hybrid.model.embeddings import DistinctLookup
 from dlrm_hybrid.model.exchange.distinct import DistinctExchange
 from dlrm_hybrid.model.exchange.ids import IdExchange, check_ids
 from dlrm_hybrid.model.exchange.levels import LevelExchange
@@ -101,7 +102,9 @@ class ShardedEmbeddings:
         paths = routes(shardings, blocks, spec, group)
         held_L = _held(paths, self.shards, spec, self._trainer)
         self._kernels = [
-            _local_kernel(sharding) if fits else _own_kernel(tables, embedding, spec.frozen)
+            _local_kernel(sharding, embedding)
+            if fits
+            else _own_kernel(tables, embedding, spec.frozen)
             for sharding, tables in zip(shardings.values(), held_L, strict=True)
         ]
         self.pieces: Sequence[Piece] = _pieces_of(self._kernels, held_L, spec)
@@ -118,7 +121,8 @@ class ShardedEmbeddings:
         self._order = torch.tensor([names.index(name) for name in spec.table_names])
         self._inverse = torch.argsort(self._order)
         self._widths = widths.of([spec.table_names.index(name) for name in names])
-        self._held_widths = widths.of(paths.wanted_T[self._trainer])
+        held = widths.of(paths.wanted_T[self._trainer])
+        self._lookup, self._lr = DistinctLookup(self._kernels[0], held), 0.0
 
     def __call__(self, bags: Bags[Tensor], rows_T: Sequence[int] | None = None) -> Tensor:
         """Look up the ids of a batch → float32 (B, F, D), in the order of the spec's tables.
@@ -157,9 +161,7 @@ class ShardedEmbeddings:
 
     def _look_up_distinct(self, exchange: DistinctExchange, bags: Bags[Tensor]) -> Tensor:
         request = exchange.ask(bags)
-        (kernel,) = self._kernels
-        pooled_NC = _looked_up(kernel, request.bags.ids_K, request.bags.offsets, None, 0)
-        return exchange.answer(self._held_widths.padded(pooled_NC).flatten(1), request)
+        return exchange.answer(request.look_up(self._lookup, self._lr), request)
 
     def keep_rows(self) -> None:
         """Fetch each row once in the lookups without gradients that follow; tables must not change.
@@ -171,6 +173,7 @@ class ShardedEmbeddings:
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of the rows of the next lookups, the same for all trainers."""
+        self._lr = lr
         for kernel in self._kernels:
             if kernel is not None:
                 kernel.set_lr(lr)
@@ -219,12 +222,13 @@ def _looked_up(
     return kernel(ids, offsets, weights)
 
 
-def _local_kernel(sharding: Any) -> TableKernel | None:
+def _local_kernel(sharding: Any, options: Embedding) -> TableKernel | None:
     """The kernel of FBGEMM's tables here of one kind of sharding; None if there are none."""
     lookup: torch.nn.Module = sharding.create_lookup()
     tables = [module for module in lookup.modules() if isinstance(module, BatchedFusedEmbeddingBag)]
     assert len(tables) <= 1, "tables of one type share one kernel"
-    return FbgemmKernel(tables[0].emb_module) if tables else None
+    is_plain = options.optimizer == "sgd"
+    return FbgemmKernel(tables[0].emb_module, is_plain=is_plain) if tables else None
 
 
 def _own_kernel(

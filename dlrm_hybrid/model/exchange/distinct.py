@@ -3,15 +3,14 @@
 Each id of a batch is sent once, and rows are pooled by the trainer that looks them up:
 
     looks up                                                     holds the rows
-    distinct ids of a batch  ──────── coded ids ──────────▶      one bag for each
+    distinct ids of a batch  ──────── coded ids ──────────▶      looks them up
     rows of these, pooled    ◀────────── rows ─────────────      their rows
     sums for distinct ids    ──────── gradients ──────────▶      updates
 
 Every trainer is on both sides. Both sides know the number of rows from the ids.
 
 Shapes: B rows of this trainer's batch, F tables, D width of the widest (see `Widths`), K distinct
-ids, T trainers, L tables that one trainer looks up, N rows of all trainers' batches or bags of each
-table.
+ids, T trainers, L tables that one trainer looks up.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ from dlrm_hybrid.kernels.gaps import (
     encode_ids,
 )
 from dlrm_hybrid.model.embeddings import (
-    DistinctBags,
     DistinctIds,
-    distinct_bags,
+    DistinctLookup,
+    DistinctRows,
     distinct_ids,
 )
 from dlrm_hybrid.model.exchange.kept import KeptRows, not_found
@@ -63,17 +62,20 @@ class AskedRows:
         mine: ids that this trainer looks up, by the trainers that hold the tables.
         mine_T: ids of `mine` that each trainer is asked for.
         found_K: slots of kept rows of `mine`, below 0 for rows asked for; None if all are.
-        bags: bags that all trainers look up in the tables held here.
-        theirs_T: ids of `bags` that each trainer looks up.
+        theirs_T: ids that each trainer looks up in the tables held here.
         rows_T: number of rows of every trainer's batch.
     """
 
     mine: DistinctIds
     mine_T: list[Rows]
     found_K: Int64s | None
-    bags: DistinctBags
     theirs_T: list[Rows]
     rows_T: list[int]
+
+    def look_up(self, tables: DistinctLookup, lr: float) -> DistinctRows:
+        """Look up the rows that all trainers ask for in the tables held here."""
+        ids_K = np.concatenate([rows.ids_K for rows in self.theirs_T])
+        return tables(ids_K, np.stack([rows.counts_L for rows in self.theirs_T]), lr)
 
 
 @final
@@ -108,6 +110,7 @@ class DistinctExchange:
         self._learns_F = learning(spec.frozen, len(spec.table_rows))[self._order_F]
         self._widths_T = [spec.widths.of(tables) for tables in wanted_T]
         self._num_held_T = [len(tables) for tables in wanted_T]
+        self._leaf = torch.empty(0, requires_grad=True)  # it only makes autograd call backward
         ends_T = list(accumulate(self._num_held_T))
         self._held_T = [
             slice(end - count, end) for count, end in zip(self._num_held_T, ends_T, strict=True)
@@ -154,30 +157,28 @@ class DistinctExchange:
             if ids_K is None or rows_T[trainer] < 0:
                 raise DlrmError(f"trainer {trainer} sent invalid ids for the tables held here")
             ids_T.append(ids_K)
-        lookups = distinct_bags(np.concatenate(ids_T), counts_TL)
         theirs_T = list(map(Rows, ids_T, counts_TL))
-        return AskedRows(distinct, mine_T, found_K, lookups, theirs_T, rows_T)
+        return AskedRows(distinct, mine_T, found_K, theirs_T, rows_T)
 
-    def answer(self, pooled_NW: Tensor, request: AskedRows) -> Tensor:
+    def answer(self, looked_up: DistinctRows, request: AskedRows) -> Tensor:
         """Send the rows that were asked for; returns the rows of this trainer's batch (B, F, D).
 
         Without gradients, as in evaluations, rows are cast, not sent as levels.
 
         Args:
-            pooled_NW: float32 (N, L * D), looked up for the bags that were asked for.
+            looked_up: the rows that were asked for; backward updates them.
             request: the rows from `ask`.
         """
         if not torch.is_grad_enabled():
-            return self.send_rows(pooled_NW, request, None)
-        return cast(Tensor, _Travel.apply(pooled_NW, self, request))
+            return self.send_rows(looked_up.rows_KD, request, None)
+        return cast(Tensor, _Travel.apply(self._leaf, looked_up, self, request))
 
     def send_rows(
-        self, pooled_NW: Tensor, request: AskedRows, levels: LevelExchange | None
+        self, values_KD: Tensor, request: AskedRows, levels: LevelExchange | None
     ) -> Tensor:
         """Send rows from the holders of tables to the trainers that look up (B, F, D)."""
         rows_elsewhere = sum(request.rows_T) - request.rows_T[self._rank]
         dense_bytes = FLOAT_BYTES * sum(self._widths_T[self._rank].dims) * rows_elsewhere
-        values_KD = request.bags.gather(pooled_NW, self._dim)
         if levels is not None:
             rows_KD = levels.rows(values_KD, request.theirs_T, request.mine_T, dense_bytes)
             return request.mine.pool(rows_KD)
@@ -334,16 +335,20 @@ def _count_bits(rows_L: Int64s, most: int) -> Int64s:
 
 @final
 class _Travel(torch.autograd.Function):
-    """Sends rows to the trainers that look up; backward returns gradients, summed by id."""
+    """Sends rows to the trainers that look up; backward returns gradients, and updates the rows."""
 
     @staticmethod
     def forward(
-        ctx: Any, pooled_NW: Tensor, exchange: DistinctExchange, request: AskedRows
+        ctx: Any,
+        _leaf: Tensor,
+        looked_up: DistinctRows,
+        exchange: DistinctExchange,
+        request: AskedRows,
     ) -> Tensor:
-        ctx.exchange, ctx.asked, ctx.shape = exchange, request, pooled_NW.shape
-        return exchange.send_rows(pooled_NW, request, exchange.levels)
+        ctx.exchange, ctx.asked, ctx.looked_up = exchange, request, looked_up
+        return exchange.send_rows(looked_up.rows_KD, request, exchange.levels)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        gradient_KD = ctx.exchange.send_gradients(gradients[0], ctx.asked)
-        return ctx.asked.bags.scatter(gradient_KD, ctx.shape), None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
+        ctx.looked_up.update(ctx.exchange.send_gradients(gradients[0], ctx.asked))
+        return None, None, None, None

@@ -32,6 +32,22 @@ if TYPE_CHECKING:
     )
 
 
+class KeyedRows(Protocol):
+    """Rows of tables of one width on the host, one table after the other.
+
+    Attributes:
+        weights_RD: the rows.
+        starts_F: first row of each table.
+    """
+
+    weights_RD: Tensor
+    starts_F: Int64s
+
+    def update(self, batch: Gradients, lr: float) -> None:
+        """Update each row once by the sum of its gradients, whose keys are sorted."""
+        ...
+
+
 class TableKernel(Protocol):
     """Tables in this process, updated in backward."""
 
@@ -52,6 +68,10 @@ class TableKernel(Protocol):
     def tensors(self) -> list[dict[str, Tensor]]:
         """Views of each table by name: `weight`, and its optimizer's state."""
         ...
+
+    def keyed(self) -> KeyedRows | None:
+        """The rows, if looked up and updated one by one they learn the same bits; else None."""
+        return None
 
 
 @final
@@ -99,6 +119,10 @@ class OwnKernel(TableKernel):
     @override
     def tensors(self) -> list[dict[str, Tensor]]:
         return [self.rows.tensors(table) for table in range(len(self._rows_F))]
+
+    @override
+    def keyed(self) -> KeyedRows | None:
+        return None if self.placement.is_apart else self.rows
 
     def look_up(
         self, ids_K: Tensor, offsets_E: Tensor, weights_K: Tensor | None = None
@@ -288,9 +312,11 @@ class FbgemmKernel(TableKernel):
 
     Attributes:
         tables: made with `fbgemm_arguments`.
+        is_plain: whether their optimizer is plain SGD.
     """
 
     tables: SplitTableBatchedEmbeddingBagsCodegen
+    is_plain: bool
 
     @override
     def __call__(self, ids_K: Tensor, offsets_E: Tensor, weights_K: Tensor | None = None) -> Tensor:
@@ -308,6 +334,31 @@ class FbgemmKernel(TableKernel):
             {"weight": weight, **({"sum": state[0]} if state else {})}
             for weight, state in zip(weights, states, strict=True)
         ]
+
+    @override
+    def keyed(self) -> KeyedRows | None:
+        weights: list[Tensor] = self.tables.split_embedding_weights()
+        is_uniform = len({weight.shape[1] for weight in weights}) == 1
+        return PlainRows(weights) if self.is_plain and is_uniform else None
+
+
+@final
+class PlainRows(KeyedRows):
+    """FBGEMM's rows with plain SGD, updated by our own kernel.
+
+    Args:
+        tables: all tables of one width, concatenated in memory.
+    """
+
+    def __init__(self, tables: Sequence[Tensor]) -> None:
+        elements = tables[0].untyped_storage().nbytes() // tables[0].itemsize
+        dim = tables[0].shape[1]
+        self.weights_RD = tables[0].detach().as_strided((elements // dim, dim), (dim, 1), 0)
+        self.starts_F = np.array([table.storage_offset() // dim for table in tables])
+
+    @override
+    def update(self, batch: Gradients, lr: float) -> None:
+        update_sgd(self.weights_RD.numpy(), batch, lr, 0.0)
 
 
 def fbgemm_kernel(rows_F: Sequence[int], dims_F: Sequence[int], options: Embedding) -> FbgemmKernel:
@@ -328,7 +379,8 @@ def fbgemm_kernel(rows_F: Sequence[int], dims_F: Sequence[int], options: Embeddi
             ],
             device=torch.device("cpu"),
             **fbgemm_arguments(options),
-        )
+        ),
+        is_plain=options.optimizer == "sgd",
     )
 
 
@@ -337,20 +389,18 @@ class SmallBatches:
     """FBGEMM's tables with plain SGD, by our own kernels, for batches of at most `SMALL_IDS`.
 
     Args:
-        tables: all tables, concatenated in memory.
+        rows: of all tables.
+        rows_F: how many each table has.
     """
 
-    def __init__(self, tables: Sequence[Tensor]) -> None:
+    def __init__(self, rows: PlainRows, rows_F: Sequence[int]) -> None:
         self._leaf = torch.empty(0, requires_grad=True)
-        elements = tables[0].untyped_storage().nbytes() // tables[0].itemsize
-        weights_N = tables[0].as_strided((elements,), (1,), 0).numpy()
-        self._dim = tables[0].shape[1]
-        self._weights_RD = weights_N.reshape(-1, self._dim)
-        self._quads_N = weights_N.view(np.complex128)
-        self._starts_F = np.array([table.storage_offset() for table in tables])
-        self._first_rows_F = self._starts_F // self._dim
+        self._rows = rows
+        self._dim = rows.weights_RD.shape[1]
+        self._quads_N = rows.weights_RD.view(-1).numpy().view(np.complex128)
+        self._starts_F = rows.starts_F * self._dim
         self._shift, self._keys_FB = 0, np.empty((0, 0), np.int64)
-        self._rows_F = np.array([len(table) for table in tables])
+        self._rows_F = np.array(rows_F)
 
     def __call__(self, ids_FB: Tensor, lr: float) -> Tensor:
         """Look up the row of each id, (B, F, D); backward updates them.
@@ -382,14 +432,13 @@ class SmallBatches:
         keys_FB = (ids_FB.numpy() << shift) + self._keys_FB
         keys_FB.sort(axis=1)
         gradient_GD = gradient_BFD.contiguous().view(-1, self._dim).numpy()
-        batch = Gradients(keys_FB.reshape(-1), shift, gradient_GD)
-        update_sgd(self._weights_RD, batch, lr, 0.0)
+        self._rows.update(Gradients(keys_FB.reshape(-1), shift, gradient_GD), lr)
 
     def _keys_of_ids_0(self, num_tables: int, num_rows: int) -> tuple[int, Int64s]:
         """The shift of a batch's keys, and its keys if all ids were 0."""
-        shift = key_shift(len(self._weights_RD), num_tables * num_rows)
+        shift = key_shift(len(self._rows.weights_RD), num_tables * num_rows)
         gradients_FB = np.arange(num_tables)[:, None] + num_tables * np.arange(num_rows)
-        return shift, (self._first_rows_F[:, None] << shift) + gradients_FB
+        return shift, (self._rows.starts_F[:, None] << shift) + gradients_FB
 
 
 @final

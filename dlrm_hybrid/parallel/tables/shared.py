@@ -1,6 +1,6 @@
 """One set of tables for all trainers of a world in one process; rows come in trainer order.
 
-Shapes: B batch, F tables, D embedding dimension, K distinct ids, N bags of each table.
+Shapes: B batch, F tables, D embedding dimension, K distinct ids.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from dlrm_hybrid.arrays import Int64s
 from dlrm_hybrid.bags import Bags, joined
 from dlrm_hybrid.comm.group import split
 from dlrm_hybrid.compress.embedding.memory import Rows, values_of
 from dlrm_hybrid.compress.embedding.trainer import TrainerMemory
 from dlrm_hybrid.model.embeddings import (
-    DistinctBags,
     DistinctIds,
-    distinct_bags,
+    DistinctRows,
     distinct_ids,
     tensor_bags,
 )
@@ -183,11 +183,11 @@ class _AllRows(LookedUp):
         self.pooled_BFD.backward(torch.cat([self.rounding.gradient(g) for g in gradients]))
 
 
-class BagTables(Protocol):
-    """Tables of this process that update themselves in backward: `model.Embeddings`."""
+class RowTables(Protocol):
+    """Tables of this process, looked up row by row: `model.Embeddings`."""
 
-    def pooled(self, bags: DistinctBags) -> Tensor:
-        """Look up bags of all tables → float32 (N, F * D)."""
+    def look_up_distinct(self, ids_K: Int64s, counts_TF: Int64s) -> DistinctRows:
+        """Look up ids that come trainer after trainer, table after table."""
         ...
 
     def set_lr(self, lr: float) -> None:
@@ -207,7 +207,7 @@ class EachIdOnce(JointLookup):
         frozen: whether the rows of each table never change; empty if all learn.
     """
 
-    embeddings: BagTables
+    embeddings: RowTables
     rounding: Rounding
     memories: Sequence[TrainerMemory] = ()
     frozen: Sequence[bool] = ()
@@ -221,55 +221,50 @@ class EachIdOnce(JointLookup):
         order_F = np.arange(bags[0].tables)
         distinct = [distinct_ids(part, order_F) for part in bags]
         counts_TF = np.stack([ids.counts_F for ids in distinct])
-        asked = distinct_bags(np.concatenate([ids.ids_K for ids in distinct]), counts_TF)
-        pooled_NW = self.embeddings.pooled(asked)
+        ids_K = np.concatenate([ids.ids_K for ids in distinct])
+        looked_up = self.embeddings.look_up_distinct(ids_K, counts_TF)
         if self.memories and torch.is_grad_enabled():
             rows = [Rows(ids.ids_K, ids.counts_F) for ids in distinct]
-            return _RowsOfLevels(distinct, rows, asked, pooled_NW, self.memories, self.frozen)
-        return _DistinctRows(distinct, asked, pooled_NW, self.rounding)
+            return _RowsOfLevels(distinct, rows, looked_up, self.memories, self.frozen)
+        return _RoundedRows(distinct, looked_up, self.rounding)
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class _DistinctRows(LookedUp):
-    """Rows of the distinct ids of each trainer, concatenated."""
+class _RoundedRows(LookedUp):
+    """Rows of the distinct ids of each trainer, concatenated, as their transport rounds them."""
 
     ids: list[DistinctIds]
-    bags: DistinctBags
-    pooled_NW: Tensor
+    looked_up: DistinctRows
     rounding: Rounding
 
     @override
     def rows(self) -> list[Tensor]:
-        embedding_dim = self.pooled_NW.shape[1] // len(self.ids[0].counts_F)
-        rows_KD = self.bags.gather(self.pooled_NW.detach(), embedding_dim)
-        parts = split(self.rounding.pooled(rows_KD), [len(ids.ids_K) for ids in self.ids])
+        rows_KD = self.rounding.pooled(self.looked_up.rows_KD)
+        parts = split(rows_KD, [len(ids.ids_K) for ids in self.ids])
         return [ids.pool(part_KD) for ids, part_KD in zip(self.ids, parts, strict=True)]
 
     @override
     def update(self, gradients: Sequence[Tensor]) -> None:
         pairs = zip(self.ids, gradients, strict=True)
         parts = [self.rounding.gradient(ids.sum_by_id(gradient)) for ids, gradient in pairs]
-        self.pooled_NW.backward(self.bags.scatter(torch.cat(parts), self.pooled_NW.shape))
+        self.looked_up.update(torch.cat(parts))
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class _RowsOfLevels(LookedUp):
-    """The rows of `_DistinctRows`, rounded to levels by the memory of each trainer."""
+    """The same rows, rounded to levels by the memory of each trainer."""
 
     ids: list[DistinctIds]
     asked: list[Rows]
-    bags: DistinctBags
-    pooled_NW: Tensor
+    looked_up: DistinctRows
     memories: Sequence[TrainerMemory]
     frozen: Sequence[bool]
 
     @override
     def rows(self) -> list[Tensor]:
-        embedding_dim = self.pooled_NW.shape[1] // len(self.ids[0].counts_F)
-        rows_KD = self.bags.gather(self.pooled_NW.detach(), embedding_dim)
-        parts = split(rows_KD, [len(ids.ids_K) for ids in self.ids])
+        parts = split(self.looked_up.rows_KD, [len(ids.ids_K) for ids in self.ids])
         return [
             ids.pool(torch.from_numpy(memory.own_rows(0, asked, part_KD.numpy())))
             for ids, asked, part_KD, memory in zip(
@@ -291,4 +286,4 @@ class _RowsOfLevels(LookedUp):
             rounded_KD = np.zeros_like(sum_KD)
             rounded_KD[some_K] = values_of(levels_KD, memory.gradient_step.exponent)
             parts.append(torch.from_numpy(rounded_KD))
-        self.pooled_NW.backward(self.bags.scatter(torch.cat(parts), self.pooled_NW.shape))
+        self.looked_up.update(torch.cat(parts))
