@@ -26,7 +26,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import lru_cache, partial
 from importlib import metadata
 from importlib.util import find_spec
 from itertools import count
@@ -56,7 +56,7 @@ from dlrm_hybrid.compress.library.compressor import ParameterCompressor
 SIZES = (1_000_000, 10_000_000, 100_000_000)
 DENSITIES = (0.01, 0.001)
 WARM, STEPS, IDLE_STEPS, SOURCES = 12, 20, 10, 3
-FEWEST, LONGEST_SECONDS = 3, 1.0  # of each of these phases
+FEWEST, LONGEST_SECONDS = 3, {"cuda": 1.0, "cpu": 0.4}  # of each of these phases
 BUSY_CYCLES = 20_000_000  # about 10 ms
 FLOOR_BYTES = 12  # an element: gradient and residual are read, the residual is written
 FIGURE_ELEMENTS = 14_982_987  # of VGG16, in table 1 of SIDCo's paper
@@ -181,7 +181,7 @@ def timed(
     turns = count()
 
     def phase(most: int, *, busy: bool) -> list[float]:
-        until, taken = time.monotonic() + LONGEST_SECONDS, list[float]()
+        until, taken = time.monotonic() + LONGEST_SECONDS[device.type], list[float]()
         while len(taken) < most and (len(taken) < FEWEST or time.monotonic() < until):
             turn = next(turns)
             prepare(turn)
@@ -190,15 +190,17 @@ def timed(
 
     phase(WARM, busy=True)
     settled()
-    behind, idle = phase(STEPS, busy=True), phase(IDLE_STEPS, busy=False)
+    behind = phase(STEPS, busy=True)
+    idle = phase(IDLE_STEPS, busy=False) if device.type == "cuda" else behind
     deciles = quantiles(behind, n=10)
     return Spread(middle=median(behind), low=deciles[0], high=deciles[-1], idle=median(idle))
 
 
+@lru_cache(maxsize=SOURCES)  # on a CPU drawing takes longer than what is measured
 def gradients_like(
-    shapes: Sequence[tuple[int, ...]], seed: int, device: torch.device
+    shapes: tuple[tuple[int, ...], ...], seed: int, device: torch.device
 ) -> list[Tensor]:
-    """Gradients with heavy tails."""
+    """Gradients with heavy tails, to be read."""
     generator = torch.Generator(device).manual_seed(seed)
     draw = partial(torch.randn, generator=generator, device=device)
     return [draw(shape).mul_(draw(shape).exp_()).mul_(1e-3) for shape in shapes]
@@ -214,7 +216,7 @@ def copy_bandwidth(device: torch.device, elements: int) -> float:
 def compressed(
     name: str,
     method: GradientMethod,
-    shapes: Sequence[tuple[int, ...]],
+    shapes: tuple[tuple[int, ...], ...],
     density: float | None,
     device: torch.device,
 ) -> Timing:
@@ -252,7 +254,7 @@ def compressed(
 
 def torch_topk(elements: int, density: float, device: torch.device) -> Timing:
     """torch.topk of the magnitudes alone, without residual, selection of values and decoding."""
-    magnitudes = gradients_like([(elements,)], 0, device)[0].abs_()
+    magnitudes = gradients_like(((elements,),), 0, device)[0].abs()
     k = round(elements * density)
     spread = timed(device, lambda turn: torch.topk(magnitudes, k, sorted=False))
     return Timing(elements=elements, density=density, name=TOPK, time=spread)
@@ -260,7 +262,7 @@ def torch_topk(elements: int, density: float, device: torch.device) -> Timing:
 
 def topk_step(elements: int, density: float, device: torch.device) -> Timing:
     """A whole step of Top-k with torch.topk: what a method does, encode and decode."""
-    (source,) = gradients_like([(elements,)], 0, device)
+    (source,) = gradients_like(((elements,),), 0, device)
     residual, gradient = torch.zeros_like(source), torch.empty_like(source)
     k = round(elements * density)
 
@@ -278,7 +280,7 @@ def topk_step(elements: int, density: float, device: torch.device) -> Timing:
 def power_sgd(elements: int, device: torch.device) -> Timing:
     """The operations of torch's PowerSGD hook of rank 1 on a square matrix."""
     width = isqrt(elements)
-    (matrix,) = gradients_like([(1, width, width)], 0, device)
+    (matrix,) = gradients_like(((1, width, width),), 0, device)
     orthogonalize: Callable[[Tensor], None] = vars(powerSGD_hook)["_orthogonalize"]
     error, q = torch.zeros_like(matrix), torch.randn(1, width, 1, device=device)
     gradient = torch.empty_like(matrix)
@@ -300,7 +302,7 @@ def power_sgd(elements: int, device: torch.device) -> Timing:
 
 def half_precision(elements: int, device: torch.device) -> Timing:
     """The operations of torch's fp16 hook."""
-    (gradient,) = gradients_like([(elements,)], 0, device)
+    gradient = gradients_like(((elements,),), 0, device)[0].clone()
     step: Step = lambda turn: gradient.copy_(gradient.to(torch.float16).div_(1))  # noqa: E731
     spread = timed(device, step)
     return Timing(elements=elements, density=None, name="fp16 hook (operations)", time=spread)
@@ -309,14 +311,15 @@ def half_precision(elements: int, device: torch.device) -> Timing:
 def of_size(elements: int, device: torch.device) -> Iterator[Callable[[], Timing]]:
     """What is measured with one tensor of so many elements."""
     if device.type == "cuda":
+        gradients_like.cache_clear()
         torch.cuda.empty_cache()
     yield partial(half_precision, elements, device)
     yield partial(power_sgd, elements, device)
     for density in DENSITIES:
         yield partial(torch_topk, elements, density, device)
         for name, method in methods(density).items():
-            yield partial(compressed, name, method, [(elements,)], density, device)
-    yield partial(compressed, "TernGrad", TernGrad(), [(elements,)], None, device)
+            yield partial(compressed, name, method, ((elements,),), density, device)
+    yield partial(compressed, "TernGrad", TernGrad(), ((elements,),), None, device)
 
 
 def of_figure(elements: int, device: torch.device) -> Iterator[Callable[[], Timing]]:
@@ -326,7 +329,7 @@ def of_figure(elements: int, device: torch.device) -> Iterator[Callable[[], Timi
     for density in FIGURE_DENSITIES:
         yield partial(topk_step, elements, density, device)
         for name, method in figure_methods(density).items():
-            yield partial(compressed, name, method, [(elements,)], density, device)
+            yield partial(compressed, name, method, ((elements,),), density, device)
 
 
 def of_model(device: torch.device) -> Iterator[Callable[[], Timing]]:
@@ -335,12 +338,12 @@ def of_model(device: torch.device) -> Iterator[Callable[[], Timing]]:
         yield partial(compressed, name, method, bert_shapes(), MODEL_DENSITY, device)
 
 
-def bert_shapes() -> list[tuple[int, ...]]:
+def bert_shapes() -> tuple[tuple[int, ...], ...]:
     """The shapes of a Transformer encoder of 12 layers and width 768 with its embeddings."""
     wide, norm = 768, [(768,), (768,)]
     layer: list[tuple[int, ...]] = 4 * [(wide, wide), (wide,)]
     layer += [*norm, (4 * wide, wide), (4 * wide,), (wide, 4 * wide), (wide,), *norm]
-    return [(30522, wide), (512, wide), (2, wide), *norm, *(12 * layer)]
+    return ((30522, wide), (512, wide), (2, wide), *norm, *(12 * layer))
 
 
 def waits(method: GradientMethod | None, device: torch.device) -> list[int]:

@@ -129,13 +129,13 @@ MEASURED = {"Dct", "TopK", "Sidco", "Dgc", "Gaussian", "RedSync", "TernGrad"}
 
 @pytest.mark.slow
 def test_the_measures_of_a_gpu_run_with_the_cpu_in_its_place(tmp_path: Path) -> None:
-    options = ("--device", "cpu", "--sizes", "3000", "--figure", "5000")
+    options = ("--device", "cpu", "--sizes", "3000", "--figure", "5000", "--seconds", "600")
     rows = rows_of("gpu/measure.py", tmp_path, *options)
     by_size = {(row[0], row[1]): row for row in rows if " to " in row[3] and row[0] in MEASURED}
     assert len(by_size) == 2 * 6 + 1 and {name for name, _ in by_size} == MEASURED
     assert all(float(row[2]) > 0 and 0 < float(row[7]) <= 1 for row in by_size.values())
     figure = {row[0]: row[1:7] for row in rows if re.match("above|below", row[-1])}
-    assert len(figure) == 4 and all(float(cell) > 0 for row in figure.values() for cell in row)
+    assert len(figure) == 4 and all(float(cell) >= 0 for row in figure.values() for cell in row)
     written = json.loads((tmp_path / "gpu_cpu.json").read_text("utf-8"))
     assert (tmp_path / "gpu_cpu.md").exists() and written["figure"]["card"][2]["density"] == 0.1
 
