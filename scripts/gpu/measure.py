@@ -51,6 +51,8 @@ from dlrm_hybrid.compress import (
     TopK,
     ddp_hook,
 )
+from dlrm_hybrid.compress.device.ops import Marks, Ranks, ops_for
+from dlrm_hybrid.compress.device.sums import CHUNK, Blocks, Sums
 from dlrm_hybrid.compress.library.compressor import ParameterCompressor
 
 SIZES = (1_000_000, 10_000_000, 100_000_000)
@@ -58,6 +60,7 @@ DENSITIES = (0.01, 0.001)
 WARM, STEPS, IDLE_STEPS, SOURCES = 12, 20, 10, 3
 FEWEST, LONGEST_SECONDS = 3, {"cuda": 1.0, "cpu": 0.4}  # of each of these phases
 BUSY_CYCLES = 20_000_000  # about 10 ms
+SMALL_CHUNK = 1024  # elements of a program, beside those of the package
 FLOOR_BYTES = 12  # an element: gradient and residual are read, the residual is written
 FIGURE_ELEMENTS = 14_982_987  # of VGG16, in table 1 of SIDCo's paper
 FIGURE_DENSITIES = (0.1, 0.01, 0.001)
@@ -95,9 +98,7 @@ def methods(density: float) -> dict[str, GradientMethod]:
 def figure_methods(density: float) -> dict[str, GradientMethod]:
     """The same, with DGC's sampling alone in the place of `Dgc`, whose momenta the paper left."""
     sampling = Dct(density=density, threshold="dgc", lifespan=1, renewal="fixed")
-    known = methods(density)
-    del known["Dgc"]
-    return {SAMPLING: sampling, **known}
+    return {SAMPLING: sampling, **{k: v for k, v in methods(density).items() if k != "Dgc"}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,17 +139,36 @@ class Timing:
 
 
 @dataclass(frozen=True)
+class Pass:
+    """An operation of which steps are made, over all elements.
+
+    Attributes:
+        name: of the operation.
+        chunk: elements of one program.
+        moved: bytes of each element that it reads and writes, sparse accesses left out.
+        time: it takes.
+    """
+
+    name: str
+    chunk: int
+    moved: int
+    time: Spread
+
+
+@dataclass(frozen=True)
 class Measured:
     """All that was measured in time.
 
     Attributes:
         by_size: with one tensor.
+        passes: over the largest tensor.
         of_tensors: with those of a model.
         figure: for SIDCo's figure 1, by where it was computed.
         waits: of the host in steps of DDP, by method.
     """
 
     by_size: Sequence[Timing]
+    passes: Sequence[Pass]
     of_tensors: Sequence[Timing]
     figure: Mapping[str, Sequence[Timing]]
     waits: Mapping[str, Sequence[int]]
@@ -303,8 +323,7 @@ def power_sgd(elements: int, device: torch.device) -> Timing:
 def half_precision(elements: int, device: torch.device) -> Timing:
     """The operations of torch's fp16 hook."""
     gradient = gradients_like(((elements,),), 0, device)[0].clone()
-    step: Step = lambda turn: gradient.copy_(gradient.to(torch.float16).div_(1))  # noqa: E731
-    spread = timed(device, step)
+    spread = timed(device, lambda turn: gradient.copy_(gradient.to(torch.float16).div_(1)))
     return Timing(elements=elements, density=None, name="fp16 hook (operations)", time=spread)
 
 
@@ -320,6 +339,50 @@ def of_size(elements: int, device: torch.device) -> Iterator[Callable[[], Timing
         for name, method in methods(density).items():
             yield partial(compressed, name, method, ((elements,),), density, device)
     yield partial(compressed, "TernGrad", TernGrad(), ((elements,),), None, device)
+
+
+def passes_over(elements: int, device: torch.device, chunk: int) -> list[Pass]:
+    """The operations of steps, each alone, by programs that take so many elements."""
+    (source,) = gradients_like(((elements,),), 0, device)
+    gradient, blocks = source.clone(), Blocks([elements], device, chunk)
+    x, ops = Sums(blocks), ops_for(blocks)
+    pointer_1 = torch.tensor([gradient.data_ptr()], device=device)
+    due_1, ranks = pointer_1 != 0, Ranks(blocks, [round(elements * MODEL_DENSITY)])
+    tau_1 = source.abs().topk(ranks.ks[0]).values[-1:]
+    marks: list[Marks] = []
+
+    def joining(turn: int) -> None:
+        x.residual_N.zero_()
+        gradient.copy_(source)
+        x.begin([gradient], pointer_1)
+
+    def joined(turn: int) -> None:
+        joining(turn)
+        x.residuals[0].copy_(source)
+        x.join()
+
+    def select(turn: int) -> None:
+        marks[:] = [ops.mark(x, tau_1, [gradient], pointer_1)]
+
+    def compact(turn: int) -> None:
+        ops.compact(marks[0], ranks.ks[0], [gradient], pointer_1, clear=False)
+
+    operations: dict[str, tuple[int, Step, Step]] = {
+        "gradients alone": (4, joined, lambda turn: ops.inspect(x)),
+        "moments": (4, joined, lambda turn: ops.moments(x)),
+        "moments, first look": (12, joining, lambda turn: ops.moments(x)),
+        "excesses": (4, joined, lambda turn: ops.excesses(x, tau_1[:, None].double(), due_1)),
+        "7 looks at once": (4, joined, lambda turn: ops.looks(x, tau_1.expand(1, 7), due_1)),
+        "k-th magnitude": (12, joined, lambda turn: ops.kth(x, ranks, due_1)),
+        "k-th magnitude of nothing": (0, joined, lambda turn: ops.kth(x, ranks, ~due_1)),
+        "selection": (8, joined, select),
+        "selection, first look": (16, joining, select),
+        "list of the selected": (0, lambda turn: None, compact),
+    }
+    return [
+        Pass(name, chunk, moved, timed(device, step, prepare))
+        for name, (moved, prepare, step) in operations.items()
+    ]
 
 
 def of_figure(elements: int, device: torch.device) -> Iterator[Callable[[], Timing]]:
@@ -388,6 +451,7 @@ def measured(device: torch.device, sizes: Sequence[int], figure: int, until: flo
 
     host, threads = torch.device("cpu"), torch.get_num_threads()
     by_size = [timing for size in sorted(sizes)[::-1] for timing in timings(of_size(size, device))]
+    passes = passes_over(max(sizes), device, CHUNK)
     counts = waits_of_all(device) if device.type == "cuda" else {}
     on_card = timings(of_figure(figure, device))
     torch.set_num_threads(1)
@@ -395,7 +459,9 @@ def measured(device: torch.device, sizes: Sequence[int], figure: int, until: flo
     torch.set_num_threads(threads)
     # A model has the shapes of its own; where the sizes are small it would take far longer.
     of_tensors = timings(of_model(device)) if figure == FIGURE_ELEMENTS else []
-    return Measured(by_size, of_tensors, {"card": on_card, "CPU": on_host}, counts)
+    if time.monotonic() < until:
+        passes += passes_over(max(sizes), device, SMALL_CHUNK)
+    return Measured(by_size, passes, of_tensors, {"card": on_card, "CPU": on_host}, counts)
 
 
 def rows_of(timings: Sequence[Timing], elements: int, bandwidth: float) -> list[list[str]]:
@@ -422,17 +488,10 @@ def rows_of(timings: Sequence[Timing], elements: int, bandwidth: float) -> list[
     return rows
 
 
-HEAD = [
-    "",
-    "density",
-    "ms",
-    "deciles",
-    "times the floor",
-    "ms from idle",
-    "torch.topk / this",
-    "sent",
-    "memory / gradients",
-]
+HEAD = (
+    *("", "density", "ms", "deciles", "times the floor", "ms from idle"),
+    *("torch.topk / this", "sent", "memory / gradients"),
+)
 
 
 def figure_table(figure: Mapping[str, Sequence[Timing]]) -> str:
@@ -460,19 +519,32 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
+def passes_table(passes: Sequence[Pass], elements: int, bandwidth: float) -> str:
+    """The passes with what they move, beside what a copy does in their time."""
+    rows: list[list[str]] = []
+    for look in passes:
+        milliseconds = look.time.middle
+        share = 1e3 * look.moved * elements / milliseconds / bandwidth
+        moved = [f"{look.moved}", f"{share:.0%}"] if look.moved else ["", ""]
+        rows.append([look.name, f"{look.chunk:,}", f"{milliseconds:.3f}", *moved])
+    return table(["", "elements of a program", "ms", "bytes an element", "of a copy's speed"], rows)
+
+
 def page(card: str, facts: Mapping[str, str], measures: Measured, bandwidth: float) -> str:
     """The page of Markdown."""
     parts = [f"# Gradient compression on one {card}\n\n```\nscripts/gpu/check.sh\n```\n"]
     parts.append("\n".join(f"- {name}: {value}" for name, value in facts.items()) + "\n")
     parts.append(__doc__.split("\n\n")[3].replace("\n", " ").strip() + "\n" if __doc__ else "")
-    for elements in sorted({timing.elements for timing in measures.by_size}):
-        rows = rows_of(measures.by_size, elements, bandwidth)
-        parts.append(f"## {elements:,} elements in one tensor\n\n{table(HEAD, rows)}")
+    sizes = sorted({timing.elements for timing in measures.by_size})
+    for elements in sizes:
+        text = table(HEAD, rows_of(measures.by_size, elements, bandwidth))
+        parts.append(f"## {elements:,} elements in one tensor\n\n{text}")
+    text = passes_table(measures.passes, sizes[-1], bandwidth)
+    parts.append(f"## Passes over the largest tensor, each alone\n\n{text}")
     if measures.of_tensors:
         elements = measures.of_tensors[0].elements
-        rows = rows_of(measures.of_tensors, elements, bandwidth)
-        tensors = len(bert_shapes())
-        parts.append(f"## {elements:,} elements in {tensors} tensors\n\n{table(HEAD, rows)}")
+        text = table(HEAD, rows_of(measures.of_tensors, elements, bandwidth))
+        parts.append(f"## {elements:,} elements in {len(bert_shapes())} tensors\n\n{text}")
     if any(measures.figure.values()):
         text = FIGURE_TEXT.replace("\n", " ")
         parts.append(f"## Speed-up over Top-k\n\n{text}\n\n{figure_table(measures.figure)}")
@@ -496,14 +568,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=70, help="no measurement begins later")
     options = parser.parse_args()
     until, folder = time.monotonic() + options.seconds, options.folder
-    device = torch.device("cuda", 0) if options.device == "cuda" else torch.device("cpu")
-    if device.type == "cuda":
+    on_card, card = options.device == "cuda", "cpu"
+    device = torch.device("cuda", 0) if on_card else torch.device("cpu")
+    if on_card:
         torch.cuda.set_device(device)
-    card = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        card = torch.cuda.get_device_name(device)
     with tempfile.TemporaryDirectory() as store:
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, init_method=f"file://{store}/s", rank=0, world_size=1)
-        bandwidth = copy_bandwidth(device, 2**28 if device.type == "cuda" else 2**24)
+        backend, method = "nccl" if on_card else "gloo", f"file://{store}/s"
+        dist.init_process_group(backend, init_method=method, rank=0, world_size=1)
+        bandwidth = copy_bandwidth(device, 2**28 if on_card else 2**24)
         measures = measured(device, options.sizes, options.figure, until)
         dist.destroy_process_group()
     packages = [name for name in ("torch", "triton", "numpy", "numba") if find_spec(name)]
