@@ -23,7 +23,7 @@ CROWDED: set[str] = set()
 Node = TypeVar("Node", bound=ast.AST)
 RECORDS = (
     *("record.py", "config/choices.py", "config/outside.py", "config/schema.py"),
-    *("compress/activation/methods.py", "model/optimizer.py", "model/tables.py"),
+    *("compress/activation/methods.py", "model/optimizer.py", "model/spec.py", "model/tables.py"),
     "parallel/schedule.py",
 )
 

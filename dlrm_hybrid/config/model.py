@@ -11,9 +11,9 @@ from dlrm_hybrid.config.keys import shown
 from dlrm_hybrid.config.outside import UnloadedModel
 from dlrm_hybrid.config.schema import Config, Model, OwnModelConfig
 from dlrm_hybrid.data.schemas.reading import Schema, builtin, named
-from dlrm_hybrid.model.interaction import Cross, Fm
+from dlrm_hybrid.model.interaction import Cross, Dot, Fm
 from dlrm_hybrid.model.own import INTERACTION, OwnModel
-from dlrm_hybrid.model.spec import Partition
+from dlrm_hybrid.model.spec import DataShape, ModelShape, ModelSpec, Partition, mlp_layers
 from dlrm_hybrid.parallel.schedule import Pipeline
 from dlrm_hybrid.record import defaults_of
 from dlrm_hybrid.types import ConfigError
@@ -204,28 +204,55 @@ def is_known(model: Model) -> bool:
     return not isinstance(model, UnloadedModel) and model.tables is not None
 
 
-def own_model(model: OwnModelConfig) -> OwnModel:
-    """A model of the user's own with tables of one row; raises ConfigError."""
+def spec_of(model: Model, data: DataShape) -> ModelShape:
+    """The shape of a model for such rows.
+
+    Raises:
+        ConfigError: its widths do not fit together; or it is the user's own, and not loaded.
+    """
     if isinstance(model, UnloadedModel):
         model.refuse()
-    return model.spec((1,) * (model.tables or 1))
+    if isinstance(model, OwnModelConfig):
+        return OwnModel(
+            module=model.module,
+            num_dense=model.dense or 0,
+            embedding_dim=model.embedding_dim,
+            settings=model.own_settings,
+            **data.of_rows,
+        )
+    return ModelSpec(
+        embedding_dim=model.embedding_dim,
+        bottom=model.bottom,
+        top=(*model.top[:-1], data.labels),
+        interaction=model.cross or model.fm or Dot(),
+        dropout=model.dropout,
+        bottom_dropout=model.bottom_dropout,
+        batch_norm=model.batch_norm,
+        table_dims=model.table_dims or (),
+        **data.of_rows,
+    )
+
+
+def _alone(model: Model) -> ModelShape:
+    """The shape of a model with tables of one row, as many as it says; raises as `spec_of`."""
+    says = model.tables if isinstance(model, OwnModelConfig) else len(model.table_dims or ())
+    return spec_of(model, DataShape(table_rows=(1,) * (says or 2)))
 
 
 def layer_names(model: Model) -> tuple[str, ...]:
     """Names of all layers, or of all parts, in the order of the forward pass."""
     if isinstance(model, OwnModelConfig):
-        return own_model(model).layer_names
-    bottom = (f"bottom.{layer}" for layer in range(1, len(model.bottom)))
-    return (*bottom, *(f"top.{layer}" for layer in range(1, len(model.top) + 1)))
+        return _alone(model).layer_names
+    return mlp_layers(model.bottom, model.top)
 
 
 def interaction_stage(config: Config) -> int:
     """The stage with the tables: in a DLRM it follows the last layer of the bottom MLP."""
-    model, cuts = config.model, config.parallel.cuts
-    if not isinstance(model, OwnModelConfig):
-        return sum(cut.startswith("bottom.") for cut in cuts)
-    names = own_model(model).layer_names if cuts else (INTERACTION,)
-    return sum(cut in cuts for cut in names[: names.index(INTERACTION)])
+    if not (cuts := config.parallel.cuts):  # then a user's own model need not be made
+        return 0
+    names = layer_names(config.model)
+    first = INTERACTION if INTERACTION in names else "top.1"
+    return sum(cut in cuts for cut in names[: names.index(first)])
 
 
 def own_model_rules(config: Config) -> Iterator[str]:
@@ -241,8 +268,7 @@ def own_model_rules(config: Config) -> Iterator[str]:
     if not is_known(model):
         return
     try:
-        spec = own_model(model)
-        partition = Partition.of(spec, config.parallel.cuts)
+        partition = Partition.of(_alone(model), config.parallel.cuts)
     except ConfigError as error:  # cuts that there are not have a rule of their own
         if not str(error).startswith("parallel.cuts"):
             yield str(error)
@@ -267,25 +293,12 @@ def is_late(config: Config) -> bool:
     return name == "dsp" or (":" in name and pipeline(config).most_in_flight > 0)
 
 
-def dense_tensors(model: Model) -> int:
-    """Number of a model's dense parameters."""
-    if isinstance(model, OwnModelConfig):
-        return len(own_model(model).dense_shapes())
-    of_mlps = 2 * (len(model.bottom[1:]) + len(model.top))
-    if model.batch_norm:  # a norm has two parameters in place of a bias
-        of_mlps += _hidden_layers(model)
-    of_mlps += sum(dim != model.embedding_dim for dim in model.table_dims or ())
-    of_fm = 0 if model.fm is None else 2 * len(model.fm.deep)
-    if model.cross is None:
-        return of_mlps + of_fm
-    of_layer = 2 if model.cross.rank is None else 3
-    return of_mlps + of_layer * model.cross.layers + 2 * len(model.cross.deep)
-
-
-def _hidden_layers(model: Model) -> int:
-    """Number of layers that have dropout or batch norm where the model does."""
-    of_mlps = len(model.bottom[1:-1]) + len(model.top[:-1])
-    return of_mlps + sum(len(x.deep) for x in (model.fm, model.cross) if x is not None)
+def dense_tensors(model: Model) -> int | None:
+    """Number of a model's dense parameters; None for a model that other rules refuse."""
+    try:
+        return len(_alone(model).dense_shapes())
+    except ConfigError:
+        return None
 
 
 def batch_norm_rules(config: Config) -> Iterator[str]:
@@ -293,7 +306,9 @@ def batch_norm_rules(config: Config) -> Iterator[str]:
     if not config.model.batch_norm:
         return
     head, parallel = "model.batch_norm=true", config.parallel
-    if not _hidden_layers(config.model):
+    model = config.model
+    deep = [x.deep for x in (model.fm, model.cross) if x is not None]
+    if not any((model.bottom[1:-1], model.top[:-1], *deep)):
         yield "model.batch_norm = True: this model has no hidden layer to normalise"
     if config.train.batch_size < 2:
         yield f"train.batch_size = 1: one row has no variance; {head} needs 2 or more"

@@ -116,7 +116,7 @@ def _parallel(config: Config) -> Iterator[str]:
     elif list(parallel.cuts) != sorted(set(parallel.cuts), key=layers.index):
         yield f"{head}: name each cut once, in the order of the layers"
     tensors = dense_tensors(config.model)
-    if parallel.servers > tensors:
+    if tensors is not None and parallel.servers > tensors:
         of_machines = (
             f"parallel.machines = {parallel.machines}: each gets a server, "
             if parallel.servers == parallel.machines

@@ -38,7 +38,6 @@ from dlrm_hybrid.config.commands import (
 )
 from dlrm_hybrid.model.interaction import Cross, Fm
 from dlrm_hybrid.model.optimizer import Optimizer
-from dlrm_hybrid.model.own import OwnModel
 from dlrm_hybrid.model.tables import Embedding
 from dlrm_hybrid.parallel.dense.pulls import Pulls
 from dlrm_hybrid.parallel.schedule import Schedule
@@ -120,18 +119,11 @@ class OwnModelConfig(Model):
     def settings(self) -> dict[str, Any]:
         return {"name": self.name, **super().settings()}
 
-    def spec(self, table_rows: tuple[int, ...], table_of_column: tuple[int, ...] = ()) -> OwnModel:
-        """The model with tables of these numbers of rows, which columns may share."""
+    @property
+    def own_settings(self) -> dict[str, Any]:
+        """Arguments of the module's constructor by name."""
         common = {x.name for x in fields(OwnModelConfig)}
-        names = [x.name for x in fields(self) if x.name not in common]
-        return OwnModel(
-            module=self.module,
-            table_rows=table_rows,
-            num_dense=self.dense or 0,
-            embedding_dim=self.embedding_dim,
-            settings={name: getattr(self, name) for name in names},
-            table_of_column=table_of_column,
-        )
+        return {x.name: getattr(self, x.name) for x in fields(self) if x.name not in common}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,9 +22,8 @@ from dlrm_hybrid.disk import writing
 from dlrm_hybrid.export import weights
 from dlrm_hybrid.export.folder import new_folder
 from dlrm_hybrid.export.names import Naming
-from dlrm_hybrid.model.own import OwnModel
 from dlrm_hybrid.model.row_storage import IN_MEMORY
-from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.model.tensors import in_groups
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import engine as build_engine
@@ -110,7 +109,7 @@ def _fitted(
     file: Path,
     tensors: Mapping[str, Tensor],
     naming: Naming,
-    spec: ModelSpec | OwnModel,
+    spec: ModelShape,
     preprocessing: Preprocessing,
 ) -> dict[str, Tensor]:
     """Like `weights.fitted`; with a vocabulary beside the file, categories keep their rows."""

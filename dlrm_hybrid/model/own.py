@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final, get_type_hints
 
 from dlrm_hybrid.bounds import described
-from dlrm_hybrid.model.spec import StagePart
+from dlrm_hybrid.model.spec import DataShape, StagePart
 from dlrm_hybrid.outside import path_of
 
 if TYPE_CHECKING:
@@ -66,36 +66,24 @@ Settings = tuple[tuple[str, Any], ...]
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class OwnModel:
+class OwnModel(DataShape):
     """A model of your own for a `World`, in the place of a `ModelSpec`.
 
     Attributes:
         module: class of the model; its constructor takes `Features`, then settings by name.
-        table_rows: rows of every embedding table.
         num_dense: I, the dense columns.
         embedding_dim: D, the width of every table.
         settings: arguments of the constructor by name.
-        frozen: whether the rows of each table never change; empty if all learn.
-        loss_weights: factor of the loss of each of two labels or more; empty for one label.
-        table_of_column: as in a `ModelSpec`.
+        table_rows, frozen, loss_weights, table_of_column: as in a `ModelSpec`.
 
     Raises:
         ConfigError: only when it is used: the module cannot be trained; says why.
     """
 
     module: type[Module]
-    table_rows: tuple[int, ...]
     num_dense: int
     embedding_dim: int
     settings: Mapping[str, Any] = field(default_factory=lambda: NO_SETTINGS)
-    frozen: tuple[bool, ...] = ()
-    loss_weights: tuple[float, ...] = ()
-    table_of_column: tuple[int, ...] = ()
-
-    @property
-    def columns(self) -> tuple[int, ...]:
-        """Index of the table of each categorical column."""
-        return self.table_of_column or tuple(range(len(self.table_rows)))
 
     @property
     def path(self) -> str:
@@ -111,11 +99,6 @@ class OwnModel:
             embedding_dim=self.embedding_dim,
             labels=self.labels,
         )
-
-    @property
-    def labels(self) -> int:
-        """Number of labels, each with a logit."""
-        return len(self.loss_weights) or 1
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -138,11 +121,6 @@ class OwnModel:
     def last_layer(self) -> str:
         """Name of the last module with parameters."""
         return [*self.dense_shapes()][-1].rpartition(".")[0]
-
-    @property
-    def table_names(self) -> tuple[str, ...]:
-        """Names of the tables, `embedding.1` …, in the order of their first columns."""
-        return tuple(f"embedding.{table}" for table in range(1, len(self.table_rows) + 1))
 
     def dense_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every parameter of the module by name, in the order of its parts."""

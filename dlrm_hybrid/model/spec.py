@@ -10,7 +10,7 @@ the bottom MLP if there are dense columns.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -31,7 +31,37 @@ def _is_number(value: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSpec:
+class DataShape:
+    """The part of a model's shape that its rows decide; `ModelSpec` describes the fields."""
+
+    table_rows: tuple[int, ...]
+    frozen: tuple[bool, ...] = ()
+    loss_weights: tuple[float, ...] = ()
+    table_of_column: tuple[int, ...] = ()
+
+    @property
+    def of_rows(self) -> dict[str, Any]:
+        """These fields by name, also of a whole model."""
+        return {x.name: getattr(self, x.name) for x in fields(DataShape)}
+
+    @property
+    def labels(self) -> int:
+        """Number of labels, each with a logit."""
+        return len(self.loss_weights) or 1
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Index of the table of each categorical column."""
+        return self.table_of_column or tuple(range(len(self.table_rows)))
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """Names of the tables, `embedding.1` …, in the order of their first columns."""
+        return tuple(f"embedding.{table}" for table in range(1, len(self.table_rows) + 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec(DataShape):
     """The shape of a model; layers and tables are numbered from 1.
 
     Attributes:
@@ -60,15 +90,11 @@ class ModelSpec:
     embedding_dim: int
     bottom: tuple[int, ...]
     top: tuple[int, ...]
-    table_rows: tuple[int, ...]
     interaction: Interaction = Dot()
     dropout: float = 0.0
     bottom_dropout: float | None = None
     batch_norm: bool = False
-    frozen: tuple[bool, ...] = ()
-    loss_weights: tuple[float, ...] = ()
     table_dims: tuple[int, ...] = ()
-    table_of_column: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         faults = list(self._no_numbers())
@@ -133,19 +159,9 @@ class ModelSpec:
         return self.bottom[0] if self.bottom else 0
 
     @property
-    def labels(self) -> int:
-        """Number of labels, each with a logit."""
-        return len(self.loss_weights) or 1
-
-    @property
     def num_vectors(self) -> int:
         """Number F of interacting vectors: one per column, and the bottom MLP's output if any."""
         return len(self.columns) + bool(self.bottom)
-
-    @property
-    def columns(self) -> tuple[int, ...]:
-        """Index of the table of each categorical column."""
-        return self.table_of_column or tuple(range(len(self.table_rows)))
 
     @property
     def interaction_width(self) -> int:
@@ -160,14 +176,7 @@ class ModelSpec:
     @property
     def layer_names(self) -> tuple[str, ...]:
         """Names of the MLPs' layers, `bottom.1` … `top.4`, in the order of the forward pass."""
-        bottom = (f"bottom.{layer}" for layer in range(1, len(self.bottom)))
-        top = (f"top.{layer}" for layer in range(1, len(self.top) + 1))
-        return (*bottom, *top)
-
-    @property
-    def table_names(self) -> tuple[str, ...]:
-        """Names of the tables, `embedding.1` …, in the order of their first columns."""
-        return tuple(f"embedding.{table}" for table in range(1, len(self.table_rows) + 1))
+        return mlp_layers(self.bottom, self.top)
 
     @property
     def last_layer(self) -> str:
@@ -248,6 +257,12 @@ class ModelSpec:
                 name for name in self.dense_shapes() if name.startswith(tuple(roots))
             ),
         )
+
+
+def mlp_layers(bottom: Sequence[int], top: Sequence[int]) -> tuple[str, ...]:
+    """Names of the layers of MLPs of these widths, of which the bottom one's include its input."""
+    counts = {"bottom": max(0, len(bottom) - 1), "top": len(top)}
+    return tuple(f"{mlp}.{n}" for mlp, count in counts.items() for n in range(1, count + 1))
 
 
 def shape_faults(spec: ModelShape) -> Iterator[str]:

@@ -14,11 +14,11 @@ import numpy.typing as npt
 from torch import Tensor
 
 from dlrm_hybrid.checkpoint.folder import read
+from dlrm_hybrid.config.model import spec_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.tensors import Piece, in_groups
 from dlrm_hybrid.parallel.step import StepMetrics
-from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.folder import begun_anew, check_weights
 from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.rank.training import checkpoint_writer
@@ -125,10 +125,7 @@ def job_of(settings: Settings, task: TrainTask) -> Job:
     config = settings.config
     rows = config.parallel.trainers * config.train.batch_size
     plan = Plan(steps=settings.steps, samples_per_step=rows)
-    model = settings.spec
-    options = model.frozen, model.loss_weights, model.table_of_column
-    spec = build.model_spec(config, model.table_rows, *options)
-    return Job.of(task, settings.values, config, plan, spec)
+    return Job.of(task, settings.values, config, plan, spec_of(config.model, settings.spec))
 
 
 def check_weights_of(folder: Path, settings: Settings) -> None:

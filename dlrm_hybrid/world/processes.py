@@ -56,10 +56,7 @@ class Processes(Backend):
         )
         common = {
             "values": settings.values,
-            "table_rows": settings.spec.table_rows,
-            "frozen": settings.spec.frozen,
-            "loss_weights": settings.spec.loss_weights,
-            "table_of_column": settings.spec.table_of_column,
+            "of_rows": settings.spec.of_rows,
             "orders": str(self._meeting / "o"),
         }
         ranks = [

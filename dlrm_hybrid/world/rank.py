@@ -16,13 +16,14 @@ from typing_extensions import override
 
 from dlrm_hybrid.comm.metered import MeteredChannel, traffic_of
 from dlrm_hybrid.comm.rendezvous import share_folder
+from dlrm_hybrid.config.model import spec_of
 from dlrm_hybrid.config.outside import load_chosen
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.loader import Batch
+from dlrm_hybrid.model.spec import DataShape
 from dlrm_hybrid.model.tensors import parts
 from dlrm_hybrid.outside import imported
 from dlrm_hybrid.parallel.messages import message, piece_message, tensors_of
-from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.rank.facts import Source
 from dlrm_hybrid.run.rank.job import Job
@@ -51,9 +52,8 @@ def world_rank(argument: str, report: Report, stop: StopRequest) -> None:
     arguments: dict[str, Any] = json.loads(argument)
     load_chosen(arguments["values"])
     task, config = TrainTask(**arguments["task"]), validate(arguments["values"])
-    names = ("table_rows", "frozen", "loss_weights", "table_of_column")
-    of_spec = (tuple(arguments[name]) for name in names)
-    spec = build.model_spec(config, *of_spec)
+    data = DataShape(**{name: tuple(of_rows) for name, of_rows in arguments["of_rows"].items()})
+    spec = spec_of(config.model, data)
     settings = Settings(spec=spec, values=arguments["values"], config=config)
     build_model.prepare_torch(config)
     job = job_of(settings, task)

@@ -19,7 +19,7 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text, validate
 from dlrm_hybrid.model.interaction import Cross, Dot, Fm
 from dlrm_hybrid.model.own import OwnModel
-from dlrm_hybrid.model.spec import ModelShape, ModelSpec, Partition, shape_faults
+from dlrm_hybrid.model.spec import ModelShape, Partition, shape_faults
 from dlrm_hybrid.outside import is_path
 from dlrm_hybrid.run.readiness import require_memory
 from dlrm_hybrid.types import ConfigError
@@ -70,7 +70,7 @@ def named_keys(
 
 
 def settings_of(
-    spec: ModelSpec | OwnModel,
+    spec: ModelShape,
     world: str,
     named: Mapping[str, object],
     gradient: GradientMethod | str | None,
@@ -167,7 +167,7 @@ def _gradient_overrides(gradient: GradientMethod | str | None) -> Iterator[str]:
     yield from _texts({f"gradient.{key}": value for key, value in flat(settings).items()})
 
 
-def _model_overrides(spec: ModelSpec | OwnModel) -> Iterator[str]:
+def _model_overrides(spec: ModelShape) -> Iterator[str]:
     """Overrides of `model` that describe a spec, without the rows of its tables."""
     if isinstance(spec, OwnModel):
         if not is_path(spec.path):

@@ -24,8 +24,7 @@ from dlrm_hybrid.checkpoint.folder import find
 from dlrm_hybrid.compress.gradient.methods import GradientMethod
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
-from dlrm_hybrid.model.own import OwnModel
-from dlrm_hybrid.model.spec import ModelShape, ModelSpec
+from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.outside import is_path, path_of
 from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.telemetry.metrics import BinaryScores, metrics_of
@@ -66,7 +65,7 @@ class World:
     @classmethod
     def in_process(
         cls,
-        spec: ModelSpec | OwnModel,
+        spec: ModelShape,
         loader: Loader | None = None,
         *,
         trainers: int | None = None,
@@ -101,7 +100,7 @@ class World:
     @classmethod
     def processes(
         cls,
-        spec: ModelSpec | OwnModel,
+        spec: ModelShape,
         loader: Loader | None = None,
         *,
         trainers: int | None = None,

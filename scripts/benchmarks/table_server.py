@@ -120,7 +120,7 @@ def shards_of(rows: int, folder: Path) -> Shards:
 
 def measure_rows(shards: Shards, batch_sizes: Sequence[int], repeats: int) -> Iterator[Row]:
     """A row for each optimizer and batch size."""
-    spec = build.model_spec(configured(1), shards.manifest.table_rows)
+    spec = build.shape_of(configured(1), shards.manifest)
     topology = Topology(
         trainers=TRAINERS, stages=1, servers=1, interaction_stage=0, table_servers=1
     )

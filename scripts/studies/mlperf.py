@@ -12,16 +12,17 @@ from collections.abc import Mapping, Sequence
 from math import expm1, log1p
 
 from dlrm_hybrid.config.compose import values_of
+from dlrm_hybrid.config.model import spec_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.profile import WEIGHT_ONE, Staircase
 from dlrm_hybrid.data.schemas.reading import builtin
+from dlrm_hybrid.model.spec import DataShape
 from dlrm_hybrid.parallel.topology import ServerRole, WorkerRole
 from dlrm_hybrid.plan.counting import BatchIds, exchange_bytes
 from dlrm_hybrid.plan.layout import Layout
 from dlrm_hybrid.plan.memory import memory_bytes
 from dlrm_hybrid.report.table import MISSING, Table
-from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly.build import profile
 
 # mlcommons/training, recommendation_v2/torchrec_dlrm/README.MD, --num_embeddings_per_feature
@@ -135,7 +136,7 @@ def sent(world: Layout) -> tuple[float, float, float]:
 
 def _row(name: str, overrides: tuple[str, ...]) -> list[str]:
     config = validate(values_of([*RECIPE, *overrides]))
-    world = Layout(config=config, spec=build.model_spec(config, ROWS), sent={})
+    world = Layout(config=config, spec=spec_of(config.model, DataShape(table_rows=ROWS)), sent={})
     groups = sent(world)
     most = [0, 0, 0]
     for rank in range(world.topology.size):

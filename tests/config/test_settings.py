@@ -3,10 +3,8 @@
 import pytest
 
 from dlrm_hybrid.config.compose import sweep_of, values_of
-from dlrm_hybrid.config.model import dense_tensors
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.parallel.dense.pulls import Pulls
-from dlrm_hybrid.run.assembly.build import model_spec
 
 HYBRID = "parallel=hybrid"
 
@@ -72,19 +70,6 @@ def test_a_sparsity_is_read_as_the_density_that_it_leaves(
     assert found == {*densities}
     if len(densities) == 1:
         assert values_of(overrides)["gradient"]["density"] == densities[0]
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        *(["model=dlrm_paper"], ["model=dlrm_small"], ["model=dcnv2"], ["model=deepfm"]),
-        ["model=dcnv2", "model.cross.rank=null", "model.cross.deep=[9,8]"],
-    ],
-)
-@pytest.mark.parametrize("norm", ["true", "false"])
-def test_the_tensors_of_a_model_are_counted_without_building_it(overrides: list[str], norm: str):
-    config = validate(values_of([*overrides, f"model.batch_norm={norm}"]))
-    assert dense_tensors(config.model) == len(model_spec(config, (9,) * 26).dense_shapes())
 
 
 def test_an_interaction_alone_takes_settings_of_its_own():

@@ -5,14 +5,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dlrm_hybrid.config import compose
+from dlrm_hybrid.config.model import spec_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.model.spec import DataShape
 from dlrm_hybrid.plan.costs import UnitCosts
 from dlrm_hybrid.plan.layout import Layout, Sent, Way
 from dlrm_hybrid.plan.machine import Hosts
 from dlrm_hybrid.plan.simulation import Outcome, simulate
 from dlrm_hybrid.plan.worlds import Planned, as_configured
-from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.wire.frame import Kind
 
 RECORD = json.loads((Path(__file__).parent / "worlds.json").read_text(encoding="utf-8"))
@@ -66,7 +67,7 @@ def _layout(one: dict[str, Any]) -> Layout:
     config = validate(compose.values_of(one["words"]))
     return Layout(
         config=config,
-        spec=build.model_spec(config, tuple(RECORD["table_rows"])),
+        spec=spec_of(config.model, DataShape(table_rows=tuple(RECORD["table_rows"]))),
         sent={Way(Kind[kind], *way[:3]): Sent(*way[3:]) for kind, *way in one["sent"]},
         exchange=tuple(one["exchange"]),
     )
@@ -83,7 +84,9 @@ def config(*overrides: str) -> Config:
 def dense(*overrides: str) -> Layout:
     """A world that sends all of its weights and gradients, and 1 kB wherever else it sends."""
     of_world = config(*overrides)
-    plain = Layout(config=of_world, spec=build.model_spec(of_world, (1000,) * 26), sent={})
+    plain = Layout(
+        config=of_world, spec=spec_of(of_world.model, DataShape(table_rows=(1000,) * 26)), sent={}
+    )
     topology, trainers = plain.topology, plain.topology.trainers
     sent: dict[Way, Sent] = {}
     for stage in range(topology.stages):

@@ -43,7 +43,7 @@ class Reference:
     def __init__(self, folder: Path) -> None:
         config = validate(json.loads((folder / "config.json").read_text()))
         shards = open_shards(Path(config.data.prepared or ""), build.semantics(config))
-        spec = build.model_spec(config, shards.table_rows)
+        spec = build.shape_of(config, shards.manifest)
         self._config, cuts = config, config.parallel.cuts
         self._stages = [
             StageModel(spec, part, Precision.FLOAT32, config.train.seed)

@@ -10,9 +10,10 @@ from bars_files import HEADERS, write_criteo, write_drawn
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.config.compose import values_of
+from dlrm_hybrid.config.model import spec_of
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.schemas.reading import builtin
-from dlrm_hybrid.run.assembly.build import model_spec
+from dlrm_hybrid.model.spec import DataShape
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
 
@@ -31,7 +32,7 @@ COUNTED = {"bars_criteo_x1": 21_664_241, "bars_criteo_x4": 20_382_577, "bars_ava
 def test_models_have_as_many_parameters_as_those_of_fuxictr(experiment: str) -> None:
     config = validate(values_of([f"+experiment={experiment}"]))
     columns = len(builtin(experiment).categorical)
-    spec, every = model_spec(config, (9,) * columns), COUNTED[experiment]
+    spec, every = spec_of(config.model, DataShape(table_rows=(9,) * columns)), COUNTED[experiment]
     dense = sum(shape[0] * (shape[1:] or (1,))[0] for shape in spec.dense_shapes().values())
     idle = sum(spec.normed_layers.values())  # biases before batch norm, which has its own
     rows = (

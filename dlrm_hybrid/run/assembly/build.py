@@ -5,17 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from dlrm_hybrid.checkpoint.folder import RetentionPolicy
 from dlrm_hybrid.checkpoint.folder import find as find_checkpoint
 from dlrm_hybrid.comm.netem.plan import NetworkPlan, bits_per_second, seconds
 from dlrm_hybrid.config.choices import Criteo, Emulated, Synthetic
-from dlrm_hybrid.config.model import interaction_stage, own_model
+from dlrm_hybrid.config.model import interaction_stage, spec_of
 from dlrm_hybrid.config.model import pipeline as pipeline
 from dlrm_hybrid.config.rules import server_leads
-from dlrm_hybrid.config.schema import Config, OwnModelConfig
+from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.manifest import MANIFEST_FILE, Manifest, Semantics
@@ -25,9 +24,7 @@ from dlrm_hybrid.data.profile import Profile, builtin, raw_name
 from dlrm_hybrid.data.schema import Schema
 from dlrm_hybrid.data.schemas import reading as schemas
 from dlrm_hybrid.data.sources.paths import find
-from dlrm_hybrid.model.interaction import Dot
-from dlrm_hybrid.model.own import OwnModel
-from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.spec import DataShape, ModelShape
 from dlrm_hybrid.parallel.sync import SyncPolicy
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.types import ConfigError, DataError
@@ -179,56 +176,16 @@ def mates(config: Config, rank: int) -> frozenset[int]:
     return frozenset(range(first, first + world.stages))
 
 
-def model_spec(
-    config: Config,
-    table_rows: tuple[int, ...],
-    frozen: tuple[bool, ...] = (),
-    loss_weights: tuple[float, ...] = (),
-    table_of_column: tuple[int, ...] = (),
-) -> ModelSpec | OwnModel:
-    """The shape of the model.
-
-    Args:
-        config: that of a run.
-        table_rows: rows of each table.
-        frozen: whether they never change (`Schema.frozen`).
-        loss_weights: of two labels or more; `model.top` ends in a logit for each.
-        table_of_column: see `ModelSpec`.
-
-    Raises:
-        ConfigError: it is the user's own, and not loaded or of no use.
-    """
-    model = config.model
-    if isinstance(model, OwnModelConfig):
-        own_model(model)
-        spec = model.spec(table_rows, table_of_column)
-        return replace(spec, frozen=frozen, loss_weights=loss_weights)
-    return ModelSpec(
-        embedding_dim=model.embedding_dim,
-        bottom=model.bottom,
-        top=(*model.top[:-1], len(loss_weights) or 1),
-        table_rows=table_rows,
-        interaction=model.cross or model.fm or Dot(),
-        dropout=model.dropout,
-        bottom_dropout=model.bottom_dropout,
-        batch_norm=model.batch_norm,
-        frozen=frozen,
-        loss_weights=loss_weights,
-        table_dims=model.table_dims or (),
-        table_of_column=table_of_column,
-    )
-
-
-def shape_of(config: Config, rows: Manifest) -> ModelSpec | OwnModel:
-    """The shape of the model of these rows; raises ConfigError as `model_spec`."""
+def shape_of(config: Config, rows: Manifest) -> ModelShape:
+    """The shape of the model of these rows; raises ConfigError as `spec_of`."""
     schema = rows.schema
-    return model_spec(
-        config,
-        schema.by_table(rows.table_rows),
-        schema.frozen,
-        tuple(schema.loss_weights.values()),
-        schema.table_of_column,
+    data = DataShape(
+        table_rows=schema.by_table(rows.table_rows),
+        frozen=schema.frozen,
+        loss_weights=tuple(schema.loss_weights.values()),
+        table_of_column=schema.table_of_column,
     )
+    return spec_of(config.model, data)
 
 
 def policy(config: Config) -> SyncPolicy:

@@ -15,10 +15,11 @@ from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.methods import methods, rules
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.keys import conf_folder
+from dlrm_hybrid.config.model import spec_of
 from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.model.spec import DataShape
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import world as build_world
-from dlrm_hybrid.run.assembly.build import model_spec
 
 
 def test_every_method_has_its_law_row() -> None:
@@ -39,7 +40,8 @@ def compressors(*overrides: str) -> list[Compressor]:
     """Those of all workers of a world of two stages, in the order of their ranks."""
     world = ("parallel=hybrid", "parallel.cuts=[bottom.2]", "model=dlrm_small")
     config = validate(values_of([*world, *overrides]))
-    plan = build_world.layout(config, model_spec(config, (10,) * 26), steps=10, attempt=0)
+    spec = spec_of(config.model, DataShape(table_rows=(10,) * 26))
+    plan = build_world.layout(config, spec, steps=10, attempt=0)
     made = [
         build_world.compression(config, plan, rank).gradients
         for rank in range(2 * config.parallel.trainers)
