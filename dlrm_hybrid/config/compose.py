@@ -24,7 +24,6 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dlrm_hybrid.config.experiments.hydra_state import composing
 from dlrm_hybrid.config.experiments.own import OwnExperiments
 from dlrm_hybrid.config.experiments.unfit import drop_unfit
 from dlrm_hybrid.config.identity import CONFIG_FILE, flat, is_below
@@ -42,6 +41,7 @@ from dlrm_hybrid.config.model import (
     with_world_size,
     without_unread,
 )
+from dlrm_hybrid.config.options import composing
 from dlrm_hybrid.config.outside import GROUPS, load_typed, unloaded
 from dlrm_hybrid.config.overrides import (
     ALLOWED,

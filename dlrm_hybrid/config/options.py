@@ -1,14 +1,23 @@
-"""The options that Hydra composes: defaults of records and files of `conf/`, parsed once."""
+"""The options that Hydra composes: defaults of records and files of `conf/`, parsed once.
+
+Hydra has one state for all threads of a program, which `composing` lends to one and gives back.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+import sys
+import threading
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, Final, cast
 
+import hydra
 import yaml
 from hydra.core.config_store import ConfigNode, ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from dlrm_hybrid.bounds import types_of
@@ -24,7 +33,37 @@ from dlrm_hybrid.config.outside import GROUPS, loaded
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.record import defaults_of, plain
 
+_TURN: Final = threading.RLock()
+_NONE: Final = object()
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, where it is built
+
+
+@contextmanager
+def composing() -> Generator[None, None, None]:
+    """Make Hydra ready to compose from the program's own options and nothing else.
+
+    A program that uses Hydra itself finds its own state afterwards.
+    """
+    with _TURN:
+        theirs, plugins = GlobalHydra.instance().hydra, sys.modules.get("hydra_plugins", _NONE)
+        store = ConfigStore.instance()
+        stored = store.repo
+        GlobalHydra.instance().clear()
+        # Its plugins are imported from wherever Python looks, the working folder for one.
+        sys.modules["hydra_plugins"] = cast("Any", None)
+        try:
+            _store_options(stored["hydra"])
+            # A folder without YAML files: all there is to compose is in the store.
+            folder = str(Path(__file__).parent)
+            with hydra.initialize_config_dir(config_dir=folder, version_base="1.3"):
+                yield
+        finally:
+            store.repo = stored
+            GlobalHydra.instance().hydra = theirs
+            if plugins is _NONE:
+                del sys.modules["hydra_plugins"]
+            else:
+                sys.modules["hydra_plugins"] = cast("Any", plugins)
 
 
 class _Options(dict[str, Any]):
@@ -35,7 +74,7 @@ class _Options(dict[str, Any]):
         return self
 
 
-def store_options(hydras: Any) -> None:
+def _store_options(hydras: Any) -> None:
     """Put all options into Hydra's store, in place of anybody else's."""
     store = ConfigStore.instance()
     packages = _of_package()
