@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, UnionType
+from types import UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from dlrm_hybrid.bounds import NAME_PATTERN, Bound, OneOf, types_of
@@ -89,14 +89,6 @@ def records(section: str) -> Mapping[str, type]:
         return {"": ModelConfig if base is Model else base, **from_outside}
     choices = {record.name: record for record in _below(base) if "name" in vars(record)}
     return {**{name: record for name, record in choices.items() if ":" not in name}, **from_outside}
-
-
-def as_choice(
-    section: str, name: str, values: Mapping[str, Any] = MappingProxyType({})
-) -> dict[str, Any]:
-    """The section of a choice: these values where it has the keys, else defaults."""
-    defaults = defaults_of(records(section)[name])
-    return {key: values.get(key, default) for key, default in defaults.items()} | {"name": name}
 
 
 def with_new_keys(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, cast
 from dlrm_hybrid.config.choices import Criteo
 from dlrm_hybrid.config.identity import FROM_ITSELF
 from dlrm_hybrid.config.keys import shown
-from dlrm_hybrid.config.outside import UnloadedModel
+from dlrm_hybrid.config.outside import Unloaded
 from dlrm_hybrid.config.schema import Config, Model, OwnModelConfig
 from dlrm_hybrid.data.schemas.reading import Schema, builtin, named
 from dlrm_hybrid.model.interaction import Cross, Dot, Fm
@@ -64,10 +64,9 @@ def with_input_width(
     Returns:
         the values, and faults: those of the schema, or of a model that does not fit it.
     """
-    data, model = values.get("data"), values.get("model")
-    if not isinstance(data, Mapping) or not isinstance(model, Mapping):
+    if (sections := _sections(values, "data", "model")) is None:
         return dict(values), []
-    rows, shape = cast("Mapping[str, Any]", data), cast("Mapping[str, Any]", model)
+    rows, shape = sections
     if ":" in str(shape.get("name")):
         return _with_columns(values, rows, shape, has_model)
     bottom = shape.get("bottom", [])
@@ -114,10 +113,9 @@ def with_table_dims(
     Returns:
         the values, and faults: a model whose tables have one width.
     """
-    data, model = values.get("data"), values.get("model")
-    if not isinstance(data, Mapping) or not isinstance(model, Mapping):
+    if (sections := _sections(values, "data", "model")) is None:
         return dict(values), []
-    rows, shape = cast("Mapping[str, Any]", data), cast("Mapping[str, Any]", model)
+    rows, shape = sections
     dim, named = shape.get("embedding_dim"), schema or _schema(rows)[0]
     columns = () if named is None else named.categorical
     places = [i for i, column in enumerate(columns) if column.embedding_dim not in (None, dim)]
@@ -136,10 +134,9 @@ def with_table_dims(
 
 def with_world_size(values: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration with numbers where `parallel` has null: one for each machine, or few."""
-    parallel, embedding = values.get("parallel"), values.get("embedding")
-    if not isinstance(parallel, Mapping) or not isinstance(embedding, Mapping):
+    if (sections := _sections(values, "parallel", "embedding")) is None:
         return dict(values)
-    world, tables = cast("Mapping[str, Any]", parallel), cast("Mapping[str, Any]", embedding)
+    world, tables = sections
     number = world.get("machines")
     machines = number if isinstance(number, int) and number > 1 else None
     tables_each = int(tables.get("name") == "served")
@@ -150,6 +147,12 @@ def with_world_size(values: Mapping[str, Any]) -> dict[str, Any]:
     }
     filled = {key: number for key, number in follow.items() if world.get(key, 0) is None}
     return {**values, "parallel": {**world, **filled}}
+
+
+def _sections(values: Mapping[str, Any], *names: str) -> list[Mapping[str, Any]] | None:
+    """The sections of these names; None if one is missing, or no section."""
+    sections = [values.get(name) for name in names]
+    return sections if all(isinstance(section, Mapping) for section in sections) else None
 
 
 def _columns(data: Mapping[str, Any]) -> tuple[int, int, list[str]]:
@@ -201,7 +204,7 @@ def is_known(model: Model) -> bool:
     """Whether a model's parts are known; those of the user's own only where it is loaded."""
     if not isinstance(model, OwnModelConfig):
         return True
-    return not isinstance(model, UnloadedModel) and model.tables is not None
+    return not isinstance(model, Unloaded) and model.tables is not None
 
 
 def spec_of(model: Model, data: DataShape) -> ModelShape:
@@ -210,7 +213,7 @@ def spec_of(model: Model, data: DataShape) -> ModelShape:
     Raises:
         ConfigError: its widths do not fit together; or it is the user's own, and not loaded.
     """
-    if isinstance(model, UnloadedModel):
+    if isinstance(model, Unloaded):
         model.refuse()
     if isinstance(model, OwnModelConfig):
         return OwnModel(

@@ -8,25 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, make_dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Never, cast, final
-
-from typing_extensions import override
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass
+from typing import Any, ClassVar, Never, cast
 
 from dlrm_hybrid.compress.gradient import methods
 from dlrm_hybrid.compress.gradient.methods import GradientMethod
-from dlrm_hybrid.config.choices import Parallel, Sync
+from dlrm_hybrid.config.choices import Sync
 from dlrm_hybrid.config.schema import OwnModelConfig
 from dlrm_hybrid.model.own import settings_of
 from dlrm_hybrid.outside import imported, is_path
-from dlrm_hybrid.parallel.schedule import Op, Schedule
+from dlrm_hybrid.parallel.schedule import Schedule
 from dlrm_hybrid.record import Choice
 from dlrm_hybrid.types import ConfigError
-
-if TYPE_CHECKING:
-    from dlrm_hybrid.compress.gradient.compressor import Compressor
-    from dlrm_hybrid.compress.gradient.context import StageContext
-    from dlrm_hybrid.parallel.sync import SyncPolicy
 
 GROUPS = ("gradient", "model", "schedule", "sync")
 """Groups that have choices from outside."""
@@ -55,57 +48,29 @@ class Unloaded:
         """The section as it was read."""
         return {"name": self.path, **dict(self.values)}
 
-    def refuse(self) -> Never:
+    def refuse(self, *_: object) -> Never:
         """Raise ConfigError: only the loaded choice can do what it is asked for."""
         raise ConfigError(f"{self.group} = {self.path!r}: {unloaded(self.group, self.path)}")
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class UnloadedMethod(Unloaded, GradientMethod):
-    """A method of gradient compression that nobody has loaded."""
-
-    group: ClassVar[str] = "gradient"
-
-    @override
-    def build(self, context: StageContext) -> Compressor:
-        self.refuse()
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class UnloadedModel(Unloaded, OwnModelConfig):
-    """A model that nobody has loaded."""
-
-    group: ClassVar[str] = "model"
+def _of_group(group: str, base: type, act: str | None) -> type:
+    """The class of such choices of a group, which refuses the act of those that are loaded."""
+    acts = {} if act is None else {act: Unloaded.refuse}
+    return make_dataclass(
+        f"Unloaded{base.__name__}",
+        (),
+        bases=(Unloaded, base),
+        namespace={"__module__": __name__, "group": group, **acts},
+        frozen=True,
+        kw_only=True,
+    )
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class UnloadedSchedule(Unloaded, Schedule):
-    """A schedule that nobody has loaded."""
-
-    group: ClassVar[str] = "schedule"
-
-    @override
-    def __call__(self, stage: int, stages: int, microbatches: int) -> tuple[Op, ...]:
-        self.refuse()
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class UnloadedSync(Unloaded, Sync):
-    """A sync policy that nobody has loaded."""
-
-    group: ClassVar[str] = "sync"
-
-    @override
-    def policy(self, parallel: Parallel) -> SyncPolicy:
-        self.refuse()
-
-
-_DATA: Mapping[str, type[Unloaded]] = {
-    x.group: x for x in (UnloadedMethod, UnloadedModel, UnloadedSchedule, UnloadedSync)
+_DATA: Mapping[str, Any] = {
+    "gradient": _of_group("gradient", GradientMethod, "build"),
+    "model": _of_group("model", OwnModelConfig, None),
+    "schedule": _of_group("schedule", Schedule, "__call__"),
+    "sync": _of_group("sync", Sync, "policy"),
 }
 _BASES: Mapping[str, type[Choice]] = {"schedule": Schedule, "sync": Sync}
 
@@ -139,15 +104,9 @@ def as_data(group: str, path: str, values: Mapping[str, Any]) -> Unloaded | None
     """The data of a choice from outside that is not loaded; None if a name is no path."""
     if group not in GROUPS or not _OUTSIDE.fullmatch(path):
         return None
-    data = _DATA[group](path=path, values=tuple(values.items()))
-    sizes = ("embedding_dim", "dense", "tables")  # which others ask for
-    return (
-        data
-        if group != "model"
-        else replace(
-            data, **{name: values[name] for name in sizes if isinstance(values.get(name), int)}
-        )
-    )
+    sizes = ("embedding_dim", "dense", "tables") if group == "model" else ()  # others ask for them
+    known = {name: values[name] for name in sizes if isinstance(values.get(name), int)}
+    return _DATA[group](path=path, values=tuple(values.items()), **known)
 
 
 def load_typed(overrides: Iterable[str]) -> None:

@@ -14,9 +14,10 @@ from dlrm_hybrid.checkpoint.manifest import manifest_text
 from dlrm_hybrid.cli import terminal
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.config import compose
+from dlrm_hybrid.config.choices import CriteoKaggle
 from dlrm_hybrid.config.identity import evaluated
-from dlrm_hybrid.config.keys import as_choice
 from dlrm_hybrid.disk import locked
+from dlrm_hybrid.record import defaults_of
 from dlrm_hybrid.run.evaluating import saved_config
 
 Evaluate = Callable[..., int]
@@ -237,7 +238,7 @@ def test_a_checkpoint_decides_no_path(
     assert evaluate(own) == 0
     assert not target.parent.exists()
     assert [path.name for path in Path("data").iterdir() if any(path.iterdir())] == ["prepared"]
-    real = {**as_choice("data", "criteo_kaggle"), "raw": "/etc/passwd", "prepared": str(target)}
+    real = {**defaults_of(CriteoKaggle), "raw": "/etc/passwd", "prepared": str(target)}
     other = forged(trained, tmp_path / "other", lambda v: v["config"].update(data=real))
     assert evaluate(other) == 3
     told = capsys.readouterr().err
