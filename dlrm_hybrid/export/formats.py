@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -27,7 +27,7 @@ from dlrm_hybrid.export.plain import INT8_KINDS, PlainDlrm, quantised
 from dlrm_hybrid.model.layers.keep_largest import KeepLargest
 from dlrm_hybrid.model.own import OwnModel
 from dlrm_hybrid.model.spec import ModelShape
-from dlrm_hybrid.saved.inputs import inputs_of, list_name, weights_name
+from dlrm_hybrid.saved.inputs import NO_LISTS, ListInputs, inputs_of, list_name, weights_name
 from dlrm_hybrid.types import ConfigError, ResourceError
 
 Format = Literal["pt2", "onnx", "safetensors"]
@@ -62,9 +62,7 @@ class ModelFile:
         naming: names of the tensors in a safetensors file.
         spec: architecture of the model.
         int8: whether its tables are `quantised`.
-        multi_hot: indices of the columns with any number of ids per row.
-        averaged: columns among them whose rows are averaged, not summed.
-        weighted: columns among them whose ids have weights.
+        lists: its multi-hot columns.
         masks: masks of activations, by the layer that they follow.
     """
 
@@ -72,9 +70,7 @@ class ModelFile:
     naming: Naming
     spec: ModelShape
     int8: bool
-    multi_hot: tuple[int, ...] = ()
-    averaged: tuple[int, ...] = ()
-    weighted: tuple[int, ...] = ()
+    lists: ListInputs = NO_LISTS
     masks: Mapping[str, KeepLargest] = field(default_factory=dict[str, KeepLargest])
 
     @property
@@ -98,7 +94,7 @@ class ModelFile:
             return
         with _silent():
             inputs = ["dense"] * bool(self.spec.num_dense) + ["ids"]
-            inputs += [*map(list_name, self.multi_hot), *map(weights_name, self.weighted)]
+            inputs += [*map(list_name, self.lists.columns), *map(weights_name, self.lists.weighted)]
             model: Any = torch.onnx.export(
                 program,
                 input_names=inputs,
@@ -113,38 +109,38 @@ class ModelFile:
         """Read the file back with the library that its users would use."""
         path = folder / self.file
         if self.format == "onnx":
-            return _onnx_scorer(path, self.multi_hot, self.weighted)
+            return _onnx_scorer(path, self.lists)
         if self.format == "pt2":
-            return _torch_scorer(torch.export.load(path).module(), self.multi_hot, self.weighted)
+            return _torch_scorer(torch.export.load(path).module(), self.lists)
         names = list(shapes_of(self.spec))
         if self.int8:
             names += (f"{table}.{kind}" for table in self.spec.table_names for kind in INT8_KINDS)
         tensors = to_ours(self.naming, self.spec, names, _tensors_of(path))
-        return _torch_scorer(self._plain(tensors), self.multi_hot, self.weighted)
+        return _torch_scorer(self._plain(tensors), self.lists)
 
     def expected(self, tensors: Mapping[str, Tensor]) -> Scorer:
         """The scorer that a file of these tensors must agree with."""
         state = quantised(self.spec, tensors) if self.int8 else tensors
-        return _torch_scorer(self._plain(state), self.multi_hot, self.weighted)
+        return _torch_scorer(self._plain(state), self.lists)
 
     def _plain(self, tensors: Mapping[str, Tensor]) -> PlainDlrm:
-        pooled = self.averaged, self.weighted
-        return PlainDlrm(self.spec, tensors, self.multi_hot, self.masks, *pooled)
+        return PlainDlrm(self.spec, tensors, self.lists, self.masks)
 
     def _program(self, tensors: Mapping[str, Tensor]) -> Any:
         model = self._plain(tensors)
-        singles, dynamic = len(self.spec.columns) - len(self.multi_hot), torch.export.Dim.DYNAMIC
+        lists, dynamic = self.lists, torch.export.Dim.DYNAMIC
+        singles = len(self.spec.columns) - len(lists.columns)
         examples: dict[str, Any] = {}
         if self.spec.num_dense:
             examples["dense"] = torch.zeros(2, self.spec.num_dense)
         examples["ids"] = torch.zeros(2, singles, dtype=torch.int64)
         sizes: dict[str, Any] = {name: {0: dynamic} for name in examples}
-        if self.multi_hot:
-            examples["lists"] = [torch.zeros(2, 3, dtype=torch.int64) for _ in self.multi_hot]
-            sizes["lists"] = [{0: dynamic, 1: dynamic} for _ in self.multi_hot]
-        if self.weighted:
-            examples["weights"] = [torch.zeros(2, 3) for _ in self.weighted]
-            sizes["weights"] = [{0: dynamic, 1: dynamic} for _ in self.weighted]
+        if lists.columns:
+            examples["lists"] = [torch.zeros(2, 3, dtype=torch.int64) for _ in lists.columns]
+            sizes["lists"] = [{0: dynamic, 1: dynamic} for _ in lists.columns]
+        if lists.weighted:
+            examples["weights"] = [torch.zeros(2, 3) for _ in lists.weighted]
+            sizes["weights"] = [{0: dynamic, 1: dynamic} for _ in lists.weighted]
         try:
             return torch.export.export(model, (), kwargs=examples, dynamic_shapes=sizes)
         except Exception as error:
@@ -162,14 +158,14 @@ def _tensors_of(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _torch_scorer(module: Any, multi_hot: Sequence[int], weighted: Sequence[int]) -> Scorer:
+def _torch_scorer(module: Any, lists: ListInputs) -> Scorer:
     def score(batch: Batch) -> tuple[Floats, Floats]:
-        inputs = inputs_of(batch.dense_BI, batch.bags, multi_hot, weighted).items()
+        inputs = inputs_of(batch.dense_BI, batch.bags, lists).items()
         arguments: dict[str, Any] = {name: torch.from_numpy(array) for name, array in inputs}
-        if multi_hot:
-            arguments["lists"] = [arguments.pop(list_name(table)) for table in multi_hot]
-        if weighted:
-            arguments["weights"] = [arguments.pop(weights_name(table)) for table in weighted]
+        if lists.columns:
+            arguments["lists"] = [arguments.pop(list_name(table)) for table in lists.columns]
+        if lists.weighted:
+            arguments["weights"] = [arguments.pop(weights_name(table)) for table in lists.weighted]
         with torch.no_grad():
             outputs: tuple[Tensor, Tensor] = module(**arguments)
         return outputs[0].numpy(), outputs[1].numpy()
@@ -177,14 +173,14 @@ def _torch_scorer(module: Any, multi_hot: Sequence[int], weighted: Sequence[int]
     return score
 
 
-def _onnx_scorer(path: Path, multi_hot: Sequence[int], weighted: Sequence[int]) -> Scorer:
+def _onnx_scorer(path: Path, lists: ListInputs) -> Scorer:
     runtime = import_module("onnxruntime")
     options: Any = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session: Any = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
     def score(batch: Batch) -> tuple[Floats, Floats]:
-        inputs = inputs_of(batch.dense_BI, batch.bags, multi_hot, weighted)
+        inputs = inputs_of(batch.dense_BI, batch.bags, lists)
         logit_B, score_B = session.run(list(OUTPUTS), inputs)
         return logit_B, score_B
 

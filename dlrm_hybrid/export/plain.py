@@ -22,6 +22,7 @@ from dlrm_hybrid.model.layers.norm import folded
 from dlrm_hybrid.model.layers.own import made
 from dlrm_hybrid.model.own import INTERACTION, OwnModel
 from dlrm_hybrid.model.spec import ModelShape, ModelSpec
+from dlrm_hybrid.saved.inputs import NO_LISTS, ListInputs
 
 
 def plain_interaction(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -164,25 +165,19 @@ class PlainDlrm(nn.Module):
     Args:
         spec: architecture of the model.
         tensors: tensors by their names in a checkpoint, or `quantised`; shared, not copied.
-        multi_hot: indices of the columns with any number of ids per row, whose rows are summed.
+        lists: the multi-hot columns, whose rows are summed or averaged.
         masks: masks of activations, by the layer that they follow.
-        averaged: columns among `multi_hot` whose rows are averaged instead.
-        weighted: columns among `multi_hot` whose ids have weights.
     """
 
     def __init__(
         self,
         spec: ModelShape,
         tensors: Mapping[str, Tensor],
-        multi_hot: Collection[int] = (),
+        lists: ListInputs = NO_LISTS,
         masks: Mapping[str, nn.Module] | None = None,
-        averaged: Collection[int] = (),
-        weighted: Collection[int] = (),
     ) -> None:
         super().__init__()
-        self._multi_hot, self._averaged = frozenset(multi_hot), frozenset(averaged)
-        self._weighted = frozenset(weighted)
-        self._tables = spec.columns
+        self._lists, self._tables = lists, spec.columns
         self.embedding = nn.ModuleList(_table(tensors, name) for name in spec.table_names)
         self.own = PlainParts(spec, tensors, masks or {}) if isinstance(spec, OwnModel) else None
         if isinstance(spec, ModelSpec):
@@ -215,10 +210,10 @@ class PlainDlrm(nn.Module):
         single, multi, factors = count(), iter(lists), iter(weights)
         rows = [
             _pooled(
-                *(self.embedding[table], next(multi), number in self._averaged),
-                next(factors) if number in self._weighted else None,
+                *(self.embedding[table], next(multi), number in self._lists.averaged),
+                next(factors) if number in self._lists.weighted else None,
             )
-            if number in self._multi_hot
+            if number in self._lists.columns
             else _rows(self.embedding[table], ids[:, next(single)])
             for number, table in enumerate(self._tables)
         ]

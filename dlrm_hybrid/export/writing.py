@@ -39,7 +39,7 @@ from dlrm_hybrid.run.evaluating import (
 )
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.run.rows import Command
-from dlrm_hybrid.saved.inputs import MODEL_FILE, write_inputs
+from dlrm_hybrid.saved.inputs import MODEL_FILE, ListInputs, write_inputs
 from dlrm_hybrid.saved.model import SavedModel
 from dlrm_hybrid.telemetry.metrics import BinaryScores, metrics_of
 from dlrm_hybrid.types import ConfigError, DataError
@@ -218,23 +218,21 @@ def export(request: Request, display: Display) -> Exported:
         build_model.prepare_torch(job.config)
         model = _load(job, display)
         summed = _summed(job, options)
-        lists = set(schema.multi_hot) | set(schema.expanded)
+        lists = {*schema.multi_hot, *schema.expanded} - {*summed}
         tensors = with_sums(model.tensors, model.spec, job.preprocessing, summed)
         file = ModelFile(
             format=options.format,
             naming=options.names,
             spec=model.spec,
             int8=options.int8,
-            multi_hot=tuple(sorted(lists - set(summed))),
-            averaged=schema.averaged,
-            weighted=schema.weighted,
+            lists=ListInputs(tuple(sorted(lists)), schema.averaged, schema.weighted),
             masks=model.masks,
         )
         names_of(file.naming, file.spec, shapes_of(file.spec))  # raises if the naming has none
         with writing(folder, OUTPUT_KEY):
             file.write(folder, tensors)
             num_bytes = sum(path.stat().st_size for path in folder.iterdir())
-            inputs = write_inputs(folder, job.preprocessing, file.multi_hot)
+            inputs = write_inputs(folder, job.preprocessing, file.lists)
         comparison = _compare(job, options, model, file, tensors, folder, display)
         with writing(folder, OUTPUT_KEY):
             text = json.dumps(_description(job, file, inputs, comparison), indent=1)

@@ -39,6 +39,24 @@ Row = Mapping[str, Any]
 """Values of JSON by column; null and an empty text are missing values."""
 
 
+@dataclass(frozen=True, slots=True)
+class ListInputs:
+    """The categorical columns, by index, with an input of their own for any number of ids a row.
+
+    Attributes:
+        columns: these columns.
+        averaged: those of them whose rows are averaged, not summed.
+        weighted: those of them whose ids have weights.
+    """
+
+    columns: tuple[int, ...] = ()
+    averaged: tuple[int, ...] = ()
+    weighted: tuple[int, ...] = ()
+
+
+NO_LISTS = ListInputs()
+
+
 def list_name(number: int) -> str:
     """Name of the input for the lists of a multi-hot column, numbered from 0."""
     return f"ids_{number + 1}"
@@ -50,36 +68,26 @@ def weights_name(number: int) -> str:
 
 
 def inputs_of(
-    dense_BI: npt.NDArray[np.float32],
-    bags: Bags[Int64s],
-    multi_hot: Sequence[int] = (),
-    weighted: Sequence[int] = (),
+    dense_BI: npt.NDArray[np.float32], bags: Bags[Int64s], lists: ListInputs = NO_LISTS
 ) -> dict[str, npt.NDArray[Any]]:
-    """The named inputs of an exported graph; `dense` only if there are dense columns.
-
-    Args:
-        dense_BI: dense input.
-        bags: bags of all columns.
-        multi_hot: indices of the columns with any number of ids per row.
-        weighted: indices of the columns among them whose ids have weights.
-    """
+    """The named inputs of an exported graph; `dense` only if there are dense columns."""
     lengths_FB, first_F = lengths_of(bags), table_offsets(bags).tolist()
     values_N = bags.values.reshape(-1)
     ids = [values_N[first:stop] for first, stop in pairwise(first_F)]
-    single = [ids_N for table, ids_N in enumerate(ids) if table not in multi_hot]
+    single = [ids_N for table, ids_N in enumerate(ids) if table not in lists.columns]
     ids_BS = np.stack(single, 1) if single else np.empty((bags.rows, 0), np.int64)
     inputs: dict[str, npt.NDArray[Any]] = {"dense": dense_BI, "ids": ids_BS}
     of_weights: dict[str, npt.NDArray[Any]] = {}
     if not dense_BI.shape[1]:
         del inputs["dense"]
-    for table in multi_hot:
+    for table in lists.columns:
         length_B = lengths_FB[table]
         most = max(1, int(length_B.max(initial=0)))
         ids_BL = np.full((bags.rows, most), -1, np.int64)
         is_id_BL = np.arange(most) < length_B[:, None]
         ids_BL[is_id_BL] = ids[table]
         inputs[list_name(table)] = ids_BL
-        if table in weighted:
+        if table in lists.weighted:
             of_weights[weights_name(table)] = weights_BL = np.zeros((bags.rows, most), np.float32)
             weights_BL[is_id_BL] = bags.weights[first_F[table] : first_F[table + 1]]
     return inputs | of_weights
@@ -111,15 +119,8 @@ def _description(vocabulary: Vocabulary, file: str) -> dict[str, Any]:
     }
 
 
-def write_inputs(
-    folder: Path, preprocessing: Preprocessing, multi_hot: Sequence[int]
-) -> dict[str, Any]:
+def write_inputs(folder: Path, preprocessing: Preprocessing, lists: ListInputs) -> dict[str, Any]:
     """Write vocabularies (`vocabulary/1.npy`, texts `1.json`); describe inputs for `model.json`.
-
-    Args:
-        folder: folder of the model.
-        preprocessing: preprocessing of the model.
-        multi_hot: indices of the columns that have an input of their own.
 
     Raises:
         OSError: they cannot be written.
@@ -139,17 +140,17 @@ def write_inputs(
         columns.append(_description(vocabulary, file))
     scales, schema = preprocessing.manifest.scales, preprocessing.schema
     dense = [*map(dense_description, schema.inputs, scales)]
-    singles = [column for place, column in enumerate(columns) if place not in multi_hot]
+    singles = [column for place, column in enumerate(columns) if place not in lists.columns]
     return {
         **({"dense": {"dtype": "float32", "columns": dense}} if dense else {}),
         "ids": {"dtype": "int64", "columns": singles},
-        **{list_name(k): {"dtype": "int64", "columns": [columns[k]]} for k in multi_hot},
+        **{list_name(k): {"dtype": "int64", "columns": [columns[k]]} for k in lists.columns},
         **{
             weights_name(k): {
                 "dtype": "float32",
                 "columns": [{"name": schema.categorical[k].weights}],
             }
-            for k in schema.weighted
+            for k in lists.weighted
         },
     }
 
@@ -258,7 +259,7 @@ class ModelInputs:
         self._extra: Extra = extra
         self._schema = exported.schema.for_scoring
         self._missing = frozenset(exported.schema.missing_values)
-        self._lists = exported.lists
+        self._lists = ListInputs(exported.lists, weighted=exported.schema.weighted)
         modulo = exported.max_ind_range or 0
         self._encoder = Encoder(
             exported.schema, exported.vocabularies, exported.scales, modulo, "error"
@@ -277,7 +278,7 @@ class ModelInputs:
         try:
             values = self._values(rows)
             arrays = self._encoder.dense(values), self._encoder.bags(values)
-            inputs = inputs_of(*arrays, self._lists, self._schema.weighted)
+            inputs = inputs_of(*arrays, self._lists)
         except RefusedValueError as error:
             raise DataError(f"row {error.row + 1}: {error.reason}") from None
         return {name: np.ascontiguousarray(array) for name, array in inputs.items()}

@@ -16,7 +16,7 @@ from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.model.tables import Fused
 from dlrm_hybrid.model.tensors import draw_embeddings
-from dlrm_hybrid.saved.inputs import inputs_of
+from dlrm_hybrid.saved.inputs import ListInputs, inputs_of
 from dlrm_hybrid.saved.model import SavedModel
 
 SPEC = ModelSpec(embedding_dim=4, bottom=(3, 8, 4), top=(8, 1), table_rows=(50, 60, 70))
@@ -69,8 +69,8 @@ def test_bags_are_pooled_as_they_should_an_unknown_id_is_zeros_and_one_too_large
         tensors[f"{name}.weight"][rows:] = 0
         tensors[f"{name}.weight"] = tensors[f"{name}.weight"][:rows]
     averaged, weighted = multi_hot[-1:], multi_hot[:-1]
-    options: dict[str, Any] = {"int8": int8, "multi_hot": multi_hot, "averaged": averaged}
-    file = ModelFile(format=format, naming="ours", spec=SPEC, weighted=weighted, **options)
+    lists = ListInputs(multi_hot, averaged, weighted)
+    file = ModelFile(format=format, naming="ours", spec=SPEC, int8=int8, lists=lists)
     file.write(tmp_path, tensors)
     before = file.expected(tensors) if int8 else padded.score
     after = file.scorer(tmp_path)
@@ -103,11 +103,11 @@ def test_bags_are_pooled_as_they_should_an_unknown_id_is_zeros_and_one_too_large
 def test_lists_are_padded_with_minus_one_row_by_row() -> None:
     lengths_FB = np.array([[1, 1], [0, 3], [1, 1]])
     bags = jagged(np.array([4, 5, 10, 11, 12, 6, 7]), lengths_FB)
-    found = inputs_of(np.zeros((2, 3), np.float32), bags, (1,))
+    found = inputs_of(np.zeros((2, 3), np.float32), bags, ListInputs((1,)))
     assert found.keys() == {"dense", "ids", "ids_2"}
     assert found["ids"].tolist() == [[4, 6], [5, 7]]
     assert found["ids_2"].tolist() == [[-1, -1, -1], [10, 11, 12]]
     weighted = replace(bags, weights=np.array([1, 1, 0.5, 2, -3, 1, 1], np.float32))
-    found = inputs_of(np.zeros((2, 0), np.float32), weighted, (1,), (1,))
+    found = inputs_of(np.zeros((2, 0), np.float32), weighted, ListInputs((1,), weighted=(1,)))
     assert list(found) == ["ids", "ids_2", "weights_2"]
     assert found["weights_2"].tolist() == [[0, 0, 0], [0.5, 2, -3]]

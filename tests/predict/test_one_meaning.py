@@ -28,7 +28,7 @@ from dlrm_hybrid.data.sources.files import open_source
 from dlrm_hybrid.data.sources.values import read_values
 from dlrm_hybrid.predict import Predictor
 from dlrm_hybrid.predict.sources import frame_block, read_blocks
-from dlrm_hybrid.saved.inputs import ModelInputs, inputs_of
+from dlrm_hybrid.saved.inputs import ListInputs, ModelInputs, inputs_of
 from dlrm_hybrid.types import DataError
 
 SCHEMA = """
@@ -44,6 +44,7 @@ split: {by: fraction, test: 0.2, seed: 1}
 WORDS = ["a", "5", "True", "False", "5.0", "05", "nan", " 7 ", "", "1.50"]
 WHOLE = [0, 1, 5, 7, 1000, -3, 10**16, 2**63 - 1, ""]
 EXAMPLES = settings.default.max_examples // 3 if settings.default else 16
+LISTS = ListInputs((2,))
 BASE = {"d": 1.5, "z": 0.5, "s": "a", "k": 5, "t": "x|y"}
 
 
@@ -105,7 +106,7 @@ Read = Callable[[dict[str, Any], str, Any], Any]
 
 
 def encoded(predictor: Predictor, values: Values) -> dict[str, Any]:
-    return inputs_of(predictor.encoder.dense(values), predictor.encoder.bags(values), (2,))
+    return inputs_of(predictor.encoder.dense(values), predictor.encoder.bags(values), LISTS)
 
 
 def readers(folder: Path, predictor: Predictor, inputs: ModelInputs) -> dict[str, Read]:
@@ -285,7 +286,7 @@ def test_rows_without_columns_or_with_others(
     without = {name: value for name, value in BASE.items() if name != "s"}
     assert inputs([without])["ids"].tolist() == known["json"][1]
     batch = predictor.batch(frame_block(pd.DataFrame([without]), predictor.schema))
-    assert inputs_of(batch.dense_BI, batch.bags, (2,))["ids"].tolist() == known["frame"][1]
+    assert inputs_of(batch.dense_BI, batch.bags, LISTS)["ids"].tolist() == known["frame"][1]
     more = {**BASE, "kk": 5}
     assert ModelInputs(own / "out", extra="ignore")([more])["ids"].tolist() == known["json"][1]
     wide = Predictor(own / "run", extra="ignore")

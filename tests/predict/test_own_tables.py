@@ -18,7 +18,7 @@ from dlrm_hybrid.data.loader import sequential_batches
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.predict import Predictor
 from dlrm_hybrid.predict.sources import frame_block
-from dlrm_hybrid.saved.inputs import ModelInputs, inputs_of
+from dlrm_hybrid.saved.inputs import ListInputs, ModelInputs, inputs_of
 from dlrm_hybrid.types import DataError
 
 ROWS = 1500
@@ -375,7 +375,7 @@ def test_inputs_of_a_served_model_are_those_of_the_encoder(
     inputs = ModelInputs(served)
     found = inputs(as_json(frame))
     batch = predictor.batch(frame_block(frame, predictor.schema))
-    wanted = inputs_of(batch.dense_BI, batch.bags, (5, 6), (6,))
+    wanted = inputs_of(batch.dense_BI, batch.bags, ListInputs((5, 6), weighted=(6,)))
     assert found.keys() == wanted.keys()
     np.testing.assert_array_equal(found["ids"], wanted["ids"])
     for name in ("ids_6", "ids_7", "weights_7"):

@@ -11,11 +11,11 @@ from dlrm_hybrid.bags import jagged
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.export.plain import PlainDlrm
 from dlrm_hybrid.model.spec import ModelSpec
-from dlrm_hybrid.saved.inputs import inputs_of
+from dlrm_hybrid.saved.inputs import ListInputs, inputs_of
 from dlrm_hybrid.types import DataError
 from dlrm_hybrid.world.world import World
 
-COLUMNS, LISTS = (0, 1, 0, 0), (2,)
+COLUMNS, LISTS = (0, 1, 0, 0), ListInputs((2,))
 SPEC = ModelSpec(
     **{"embedding_dim": 4, "bottom": (3, 8, 4), "top": (8, 1)},
     **{"table_rows": (20, 7), "table_of_column": COLUMNS, "table_dims": (6, 4)},
@@ -26,7 +26,7 @@ ROWS, STEPS, LR = 32, 12, 0.1
 def batch_of(seed: int, rows: int = ROWS) -> Batch:
     rng = np.random.default_rng(seed)
     lengths_FB = np.ones((len(COLUMNS), rows), np.int64)
-    lengths_FB[LISTS] = rng.integers(0, 5, rows)
+    lengths_FB[[*LISTS.columns]] = rng.integers(0, 5, rows)
     counts = zip(COLUMNS, lengths_FB.sum(1).tolist(), strict=True)
     values_N = np.concatenate([rng.integers(0, SPEC.table_rows[one], n) for one, n in counts])
     label_B = (rng.random(rows) < 0.4).astype(np.float32)
