@@ -84,8 +84,6 @@ class Job:
     """One configuration to run.
 
     Attributes:
-        values: the configuration, resolved.
-        folder: folder for the run.
         overrides: those that configure the program, as they were typed.
         dropped: a line for each value of an experiment that does not fit what was typed.
     """
@@ -101,10 +99,8 @@ class Sweep:
     """Several configurations, none of them composed yet.
 
     Attributes:
-        points: the overrides of each job.
         folder: the folder above those of all jobs.
         keys: keys that differ between jobs.
-        jobs: number of jobs that run at one time.
         submit: who is to run them, null for this machine.
         sbatch: more options for that.
     """
@@ -155,7 +151,6 @@ def choice_of(
     """As much of a configuration as `overrides` give, whatever their faults are.
 
     Args:
-        overrides: of the command line.
         is_sweep: whether a key may have several values; the first one counts.
         has_model: whether the command makes a model, which must fit the rows.
     """
@@ -189,7 +184,6 @@ def job_of(
     what the overrides set.
 
     Args:
-        overrides: of the command line.
         faults: of the command line, to be listed with all others.
         has_model: whether the command makes a model, which must fit the rows.
         trains: whether the command has a run folder.

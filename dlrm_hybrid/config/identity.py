@@ -61,8 +61,6 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], new_run: bool)
     """One line for each key that forbids resuming from a checkpoint.
 
     Args:
-        saved: the values that the checkpoint was made with.
-        now: the values of this run.
         new_run: whether the run has a folder of its own; False to resume in the old one.
     """
     return [

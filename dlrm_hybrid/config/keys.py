@@ -219,7 +219,6 @@ def line_of(key: str, choice: str = "") -> str:
     """The help of a key.
 
     Args:
-        key: its name.
         choice: choice of its section, whose line goes before those of other choices.
     """
     section, _, name = key.rpartition(".")

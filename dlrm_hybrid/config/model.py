@@ -107,7 +107,6 @@ def with_table_dims(
     """The configuration with the widths of tables that columns of the schema have of their own.
 
     Args:
-        values: the configuration.
         schema: that of the rows; None: that of `data.schema`, if it names one.
 
     Returns:

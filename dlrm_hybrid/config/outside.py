@@ -29,12 +29,7 @@ _loaded: dict[tuple[str, str], type] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class Unloaded:
-    """A choice from outside that a file names and nobody here has loaded: data only.
-
-    Attributes:
-        path: its import path.
-        values: its settings by name.
-    """
+    """A choice from outside that a file names and nobody here has loaded: data only."""
 
     name: ClassVar[str] = "unloaded"
     group: ClassVar[str]

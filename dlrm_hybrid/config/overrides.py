@@ -114,7 +114,6 @@ def override_fault(text: str, is_sweep: bool = False, own: Sequence[str] | None 
     """The fault of an override by itself; None without one.
 
     Args:
-        text: the override as it was typed.
         is_sweep: whether an override may have several values.
         own: names of the user's experiments; None where they are not known.
     """

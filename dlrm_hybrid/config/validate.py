@@ -41,7 +41,6 @@ def all_faults(
     and rules' faults of them are left out.
 
     Args:
-        values: values of all keys.
         defaults: makes values that are right; without it the rules wait until all keys are right.
         wrong: keys whose values could not even be taken over into `values`.
     """

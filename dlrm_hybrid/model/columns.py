@@ -27,7 +27,6 @@ class ColumnBags:
     """Turns bags of columns into bags of tables, and rows of tables into rows of columns.
 
     Args:
-        table_of_column: index of each column's table.
         device: where the rows of the tables are; ids are on the host.
 
     Attributes:

@@ -63,7 +63,6 @@ class StageModel(nn.Module):
     It has no tables: the stage with the interaction is given their pooled rows.
 
     Args:
-        spec: the full model.
         part: the stage, from `Partition.of(spec, …)`.
         precision: type of the products in a DLRM's MLPs; inputs and outputs are float32.
         seed: seed of the initial values and of dropout.
@@ -82,7 +81,6 @@ class StageModel(nn.Module):
         """Compute the stage's output, float32 (B, M).
 
         Args:
-            x_BN: float32, the input.
             pooled_BFD: float32 rows of all tables, as wide as the widest, others with zeros behind
                 them; not None at the stage with the interaction.
             rows: row numbers as for `Mlp.forward`.

@@ -50,8 +50,6 @@ class Embeddings:
     Not a torch module: its tensors are views which no other optimizer may find among parameters.
 
     Args:
-        spec: the tables.
-        options: their optimizer.
         placement: device of the tables, of looked-up rows and of gradients; ids are on the host.
     """
 
@@ -147,7 +145,6 @@ class DistinctIds:
         counts_F: number of ids per table, in the same order.
         inverse: int64, the index in `ids_K` of each id of the batch: (B, F) if every bag has one
             id, else (N,) in the order of the bags.
-        bags: bags of the batch.
         most: largest number of ids of any table in the batch.
     """
 
@@ -316,12 +313,7 @@ class DistinctBags:
 
 
 def distinct_bags(ids_K: Int64s, counts_TL: Int64s) -> DistinctBags:
-    """Make the bags of ids that come trainer after trainer, table after table.
-
-    Args:
-        ids_K: ids of all trainers.
-        counts_TL: number of ids per trainer and table.
-    """
+    """Make the bags of ids that come trainer after trainer, table after table."""
     tables = counts_TL.shape[1]
     most = int(counts_TL.sum(0).max(initial=0))
     bags = DistinctBags(

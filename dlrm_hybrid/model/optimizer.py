@@ -96,8 +96,6 @@ class Optimizer(_Optimizer):
         """The learning rate over a run.
 
         Args:
-            base_lr: initial rate.
-            steps: number in the whole run.
             lowered: first steps of lower rates of `schedule=plateau`; appended to.
         """
         if self.schedule == "plateau":
@@ -274,7 +272,6 @@ class Plateau(LrSchedule):
     """A constant rate, multiplied by a factor whenever scores stop improving.
 
     Attributes:
-        factor: factor of each reduction, below 1.
         lowered: first step of each lower rate; appended to during the run.
     """
 
@@ -295,7 +292,6 @@ class StalenessWarmup(LrSchedule):
     Stale gradients harm most early on (Yang et al., 2021, PipeMare, arXiv 1910.05124, technique 1).
 
     Attributes:
-        schedule: the other schedule.
         staleness: updates between computing a gradient and applying it; 0 and 1 change nothing.
         steps: number until the full rate.
     """

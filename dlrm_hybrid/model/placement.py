@@ -28,7 +28,6 @@ class Placement:
     """The device of a stage, and the copies between it and the host.
 
     Attributes:
-        device: device of the layers and of their inputs.
         is_apart: whether tensors of the host must be copied there; `cpu` with copies is for tests.
     """
 
@@ -68,7 +67,6 @@ def matrix_products(device: str, *, tf32: bool) -> Generator[None, None, None]:
 
     Args:
         device: device of the run; without CUDA nothing happens.
-        tf32: whether to multiply in TF32.
     """
     before = torch.backends.cuda.matmul.fp32_precision
     set_matrix_products(device, tf32=tf32)

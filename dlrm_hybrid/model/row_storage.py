@@ -60,11 +60,7 @@ class RowStorage(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class InMemory(RowStorage):
-    """Rows in the memory of the process, or of a device.
-
-    Attributes:
-        device: device that has the rows.
-    """
+    """Rows in the memory of the process, or of a device."""
 
     device: torch.device = CPU
 

@@ -61,7 +61,6 @@ class ShardedEmbeddings:
         group: group of the trainers; a trainer's rank in it is its number.
 
     Attributes:
-        shards: shards of all trainers, by table.
         levels: exchange of rows and gradients as levels; None if they are cast.
         pieces: this trainer's weights and optimizer states, named as in `Embeddings`.
     """

@@ -52,8 +52,6 @@ def routes(
     Args:
         shardings: TorchRec's shardings, by kind.
         blocks: first and one past the last row held here, by table, of those with row-wise shards.
-        spec: the tables.
-        group: group of the trainers.
     """
     tables = {name: table for table, name in enumerate(spec.table_names)}
     wanted_T: list[list[int]] = [[] for _ in range(group.size())]

@@ -31,7 +31,6 @@ class OwnedIds(NamedTuple):
 
     Attributes:
         ids_K: ids as the server numbers its rows; table after table, increasing in each.
-        counts_F: number of ids per table.
     """
 
     ids_K: Int64s
@@ -77,15 +76,7 @@ class _Part:
 
 @final
 class TableRows:
-    """The rows of one server, with their optimizer's state; both are initially 0.
-
-    Args:
-        spec: the tables.
-        options: the optimizer.
-        server: index of this server.
-        servers: number of servers.
-        storage: storage that makes the tensors.
-    """
+    """The rows of one server, with their optimizer's state; both are initially 0."""
 
     def __init__(
         self,
@@ -137,7 +128,6 @@ class TableRows:
 
         Args:
             gradients: float32 (K, D) for distinct ids, per trainer in the order of summing.
-            lr: learning rate.
         """
         for part in self._parts:
             rows_K = np.concatenate([part.flat(ids) for ids, _ in gradients])

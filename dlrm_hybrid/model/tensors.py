@@ -30,7 +30,6 @@ class Piece:
 
     Attributes:
         name: name of the tensor, the same for all ranks.
-        shape: shape of the full tensor.
         begin: offset of the piece in the tensor, by dimension.
         view: the piece; writing to it changes the tensor.
         group: what the tensor is.
@@ -112,8 +111,6 @@ def draw_embeddings(
     """Fill tables (rows, D) with their initial values.
 
     Args:
-        tables: tables by name.
-        seed: seed of the run.
         init: the law; facebookresearch/dlrm draws by `uniform_rows`.
     """
     for name, table_RD in tables.items():

@@ -86,7 +86,6 @@ class DistinctExchange:
         wanted_T: tables that each trainer holds, in the order of its lookups.
         spec: the tables, of fewer than 2**31 rows.
         casts: casts of rows, and of gradients, on the wire.
-        group: group of the trainers.
         levels: exchange for rows and gradients of training as levels; None casts them.
     """
 
@@ -167,7 +166,6 @@ class DistinctExchange:
 
         Args:
             looked_up: the rows that were asked for; backward updates them.
-            request: the rows from `ask`.
         """
         if not torch.is_grad_enabled():
             return self.send_rows(looked_up.rows_KD, request, None)
@@ -302,7 +300,6 @@ def encoded_ids(ids_K: Int64s, counts_L: Int64s, rows_L: Int64s, most: int) -> B
 
     Args:
         ids_K: the ids, table after table, increasing in each.
-        counts_L: number of ids per table.
         rows_L: rows per table, fewer than 2**31 each.
         most: largest number of ids of any table in the batch, with repeats.
     """
@@ -317,7 +314,6 @@ def decoded_ids(message: Bytes, counts_L: Int64s, rows_L: Int64s, most: int) -> 
     Args:
         message: the bytes, in writable memory.
         counts_L: filled with the number of ids per table.
-        rows_L: rows per table.
         most: `most` of the encoder.
     """
     if most < 0:

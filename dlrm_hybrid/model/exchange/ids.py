@@ -32,12 +32,7 @@ Asked = tuple[Tensor, Tensor, Tensor | None]
 
 @final
 class IdExchange:
-    """Sends ids to the trainers that look them up.
-
-    Args:
-        routes: routes of this trainer.
-        group: group of the trainers.
-    """
+    """Sends ids to the trainers that look them up."""
 
     def __init__(self, routes: Routes, group: CountedGroup) -> None:
         self._group = group
@@ -56,7 +51,6 @@ class IdExchange:
 
         Args:
             bags: bags of this trainer's batch, weighted on all trainers or none; ids are valid.
-            rows_T: number of rows of every trainer's batch.
 
         Returns:
             Per lookup, as FBGEMM takes them: the ids held here, int64, the begin of each feature's

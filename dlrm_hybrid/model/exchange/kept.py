@@ -19,12 +19,7 @@ _SLOT_BYTES = 16
 
 @final
 class KeptRows:
-    """Rows of tables that do not change; where room ends, rows asked for longest ago go.
-
-    Args:
-        rows_L: rows of each table.
-        dim: D.
-    """
+    """Rows of tables that do not change; where room ends, rows asked for longest ago go."""
 
     def __init__(self, rows_L: Sequence[int], dim: int) -> None:
         row_bytes = 4 * dim + _SLOT_BYTES

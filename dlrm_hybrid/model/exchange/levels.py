@@ -44,8 +44,6 @@ class RowResponder:
     """A table holder's side of the exchange with one trainer that looks up.
 
     Args:
-        tables: tables held here.
-        widths: widths of these tables.
         copies: the rows as the trainer has them.
         exponent: exponent of the step of rows.
         lifespan: number of messages that a probability table serves.
@@ -83,12 +81,7 @@ class RowResponder:
 
 @final
 class Asking:
-    """A trainer's side of the exchange with one holder of the tables it looks up.
-
-    Args:
-        part: the trainer's memory of those tables.
-        lifespan: number of messages that a probability table serves.
-    """
+    """A trainer's side of the exchange with one holder of the tables it looks up."""
 
     def __init__(self, part: Part, lifespan: int) -> None:
         self.part = part
@@ -117,12 +110,7 @@ class LevelExchange:
 
     Args:
         held_T: tables that each trainer holds, in the order of lookups.
-        spec: the tables.
         options: resolution of rows and gradients on the wire.
-        group: group of the trainers.
-
-    Attributes:
-        memory: memory of this trainer.
     """
 
     def __init__(
@@ -187,9 +175,6 @@ class LevelExchange:
 
         Args:
             sum_KD: sums for distinct ids, for one holder after the other.
-            theirs_T: ids that each trainer asked for.
-            mine_T: ids that were asked of each trainer.
-            dense_bytes: size of what is sent, uncompressed.
         """
         levels_T = self.memory.round(mine_T, _parts(sum_KD, mine_T))
         exponents = [self.memory.gradient_step.exponent, self.memory.row_step.exponent]

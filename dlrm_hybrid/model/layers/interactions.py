@@ -302,9 +302,7 @@ def interaction(spec: ModelSpec, precision: Precision, seed: int) -> Interacting
     """Make the interaction of a model, with zero parameters.
 
     Args:
-        spec: spec of the model.
         precision: type of the products of cross layers and of deep networks.
-        seed: seed of the run, for dropout.
     """
     kind = spec.interaction
     match kind:

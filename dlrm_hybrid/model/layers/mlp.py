@@ -226,9 +226,7 @@ def hidden_dropout(mlp: str, layers: range, share: float, seed: int) -> dict[int
 
     Args:
         mlp: `bottom`, `top` …, for the names of its layers.
-        layers: numbers of the layers that drop activations.
         share: share of their activations dropped; 0 drops nothing.
-        seed: seed of the run.
     """
     if not share:
         return {}

@@ -22,7 +22,6 @@ class Normed(NamedTuple):
     """The tensors that backward needs of a forward.
 
     Attributes:
-        entered_BM: the input.
         scale_M: the factor applied after normalising.
         mean_M: mean of the batch; empty outside training.
         inverse_M: inverse of the batch's standard deviation; empty outside training.
@@ -58,7 +57,6 @@ class Norm(nn.Module):
         """Normalise rows to float32 (B, M); returns also what `gradients` needs.
 
         Args:
-            x_BM: float32.
             scale_M: `weight`.
             shift_M: `bias`.
             trains: normalise by the batch's own mean and variance and update the running ones; the
@@ -92,15 +90,7 @@ def statistics(model: nn.Module) -> dict[str, Tensor]:
 def folded(
     weight_MN: Tensor, scale_M: Tensor, shift_M: Tensor, mean_M: Tensor, variance_M: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Fold batch norm into a layer: its weight and bias, equivalent after training.
-
-    Args:
-        weight_MN: weight of the layer.
-        scale_M: `weight` of the norm.
-        shift_M: `bias` of the norm.
-        mean_M: running mean.
-        variance_M: running variance.
-    """
+    """Fold batch norm into a layer: its weight and bias, equivalent after training."""
     factor_M = scale_M.double() / (variance_M.double() + EPS).sqrt()
     bias_M = shift_M.double() - factor_M * mean_M.double()
     return (weight_MN.double() * factor_M.unsqueeze(1)).float(), bias_M.float()

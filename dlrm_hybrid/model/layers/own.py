@@ -32,11 +32,6 @@ class OwnLayers(nn.Module):
 
     Gradients are copied where they leave autograd, which may hand out one tensor for several, or
     views: who takes them adds in place, and sends bytes.
-
-    Args:
-        spec: the whole model.
-        names: names of the parts.
-        seed: seed of the run.
     """
 
     def __init__(self, spec: OwnModel, names: Sequence[str], seed: int) -> None:

@@ -130,7 +130,6 @@ class Bfloat16:
 
     Attributes:
         speed: speed of its matrix products; float32 has 1.
-        repeats: number of measurements of each.
     """
 
     speed: float
@@ -148,7 +147,6 @@ def measure_bfloat16(layers: Sequence[tuple[int, int]], batch: int) -> Bfloat16:
 
     Args:
         layers: N and M per layer.
-        batch: B.
     """
     row_flops = 6 * sum(n * m for n, m in layers)
     rows = min(batch, max(LEAST_ROWS, int(ROUND_FLOPS / row_flops)))
@@ -176,7 +174,6 @@ def multiply(layers: LayerInputs, input_gradients_from: int = 0) -> None:
     """Run the three products of each layer in turn, as training does.
 
     Args:
-        layers: operands of each.
         input_gradients_from: the first layer whose input needs a gradient.
     """
     for number, (x_BN, weight_MN, bias_M, g_BM) in enumerate(layers):

@@ -29,12 +29,9 @@ def update_on_device(
     """Update each row once by the sum of its gradients, as `UpdatedRows.update` does on the host.
 
     Args:
-        rows: rows on the device.
         keys_K: row << shift | gradient, in any order, on the device.
         shift: 2**shift is at least G.
         gradient_GD: gradients of rows, or of bags of several rows, on the device.
-        lr: learning rate.
-        placement: the device.
     """
     rates_F2 = rows.next_rates(lr)
     if not len(keys_K):

@@ -82,10 +82,6 @@ class OwnKernel(TableKernel):
 
     Args:
         rows_F: rows per table; may be 0.
-        dim: D.
-        options: their optimizer.
-        frozen: see `UpdatedRows`.
-        placement: where the tables are.
         numbers: numbers of the tables, for messages; empty for 1, 2, ….
     """
 
@@ -204,15 +200,7 @@ class _BagLookup(torch.autograd.Function):
 
 @final
 class MixedKernel(TableKernel):
-    """Tables of several widths: the tables of each width are an `OwnKernel`.
-
-    Args:
-        rows_F: rows per table; may be 0.
-        dims_F: width of each.
-        options: their optimizer.
-        frozen: see `UpdatedRows`.
-        placement: where the tables are.
-    """
+    """Tables of several widths: the tables of each width are an `OwnKernel`."""
 
     def __init__(
         self,

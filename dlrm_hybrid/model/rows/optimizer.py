@@ -35,17 +35,11 @@ class UpdatedRows:
 
     Args:
         rows_F: rows per table; may be 0.
-        dim: D.
-        options: the optimizer.
-        storage: makes the tensors.
         frozen: whether the rows of each table never change; empty if all learn.
 
     Attributes:
-        options: the optimizer.
         starts_F: first row of each table.
         ends_F: one past the last row of each table.
-        learns_F: whether they change.
-        weights_RD: the rows.
         state: state of the optimizer, in the order of `Embedding.row_state`: (R, D) or (R, 1).
     """
 
@@ -84,7 +78,6 @@ class UpdatedRows:
 
         Args:
             batch: gradients with sorted keys of `row_keys`.
-            lr: learning rate.
         """
         options, weights_RD = self.options, self.weights_RD.numpy()
         if not self.learns_F.all():

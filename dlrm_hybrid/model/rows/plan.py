@@ -50,7 +50,6 @@ class TableShard:
     """A rectangle of a table and the trainer that holds it.
 
     Attributes:
-        trainer: the holder.
         rows: first and one past the last.
         columns: first and one past the last.
     """
