@@ -34,7 +34,6 @@ class StoredArray:
     """Type, shape and checksums of a .npy file, as the manifest lists them.
 
     Attributes:
-        file: name in its folder.
         dtype: type as numpy writes it: `<f4`, `<i4`, `<i8`.
         shape: rows, and values of a row unless the array has one dimension.
         blocks: xxh3-64 of each block of `BLOCK_ROWS` rows without the header; the last is shorter.
@@ -66,8 +65,6 @@ class ArrayWriter:
     """Writes a .npy file from rows that come in pieces.
 
     Args:
-        path: the file.
-        dtype: type of the values.
         width: values of a row; None for an array of one dimension.
     """
 

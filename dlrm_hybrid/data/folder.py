@@ -44,7 +44,6 @@ class Generated:
 
     Attributes:
         name: name of the file; it determines the bytes inside.
-        write: makes the file.
     """
 
     name: str
@@ -59,7 +58,6 @@ class PrepareOptions:
     """Options of prepare: the meaning of the rows, and the threads and memory to use.
 
     Attributes:
-        semantics: what the rows mean.
         max_bad_rows: bad rows to leave out at most, unless each is an error.
         processes: number of threads that parse, number the categories and write shards.
         block_bytes: bytes of text parsed at a time.
@@ -135,9 +133,7 @@ def current(
     """Look for an up-to-date output: its manifest, `Stale` with the reason, or None without one.
 
     Args:
-        output: the folder.
         raw: files that it must have been made from; None accepts any.
-        options: options that it must have been made with.
         say: called before a raw file is read in full.
 
     Raises:

@@ -114,8 +114,6 @@ class Loader:
     block in memory; not thread-safe.
 
     Attributes:
-        steps_per_epoch: global batches in one epoch.
-        dropped_rows: rows dropped at the end of each epoch.
         watch: called with the ids of each batch that is read, if not None.
     """
 
@@ -134,9 +132,7 @@ class Loader:
         """Prepare to read; nothing is read yet.
 
         Args:
-            shards: the prepared rows.
             batch_size: rows of each trainer's batch (`train.batch_size`).
-            seed: seed of the order (`train.seed`).
             shuffle: False gives file order (`data.shuffle`).
             shuffle_block_rows: rows of a block (`data.shuffle_block_rows`).
             shuffle_read_rows: rows of a run (`data.shuffle_read_rows`).
@@ -257,8 +253,6 @@ class Ahead(NamedTuple):
     """A batch, with those read ahead.
 
     Attributes:
-        batch: the batch at the position asked for.
-        after: position of the next batch.
         coming: the batches after it, in order.
     """
 
@@ -283,7 +277,6 @@ class ReadAhead:
     """Reads batches before they are due, so that their ids can be announced.
 
     Args:
-        read: reads the batch at a position.
         ahead: number of batches read after the one asked for.
     """
 

@@ -37,16 +37,8 @@ class Semantics:
     All but the last two are for Criteo's rows, and null for a table, whose schema has its own.
 
     Attributes:
-        days: number of consecutive parts; the last one is the test part.
         day_split: `equal_rows` cuts all rows into `days` equal parts in file order, the first ones
             one row longer, like facebookresearch/dlrm; `files` takes each raw file as a day.
-        vocabulary: `all_days` gives every category of every day an id, like facebookresearch/dlrm;
-            `train_days` only categories of the training days, and all others share id 0.
-        min_count: categories seen fewer times than this within the vocabulary's days share id 0;
-            0 and 1 drop none.
-        max_ind_range: categories are taken modulo this before the vocabulary; 0 disables it.
-        on_bad_row: `error`, `skip` or `quarantine`.
-        schema: the columns.
     """
 
     days: int | None
@@ -93,10 +85,8 @@ class FileStamp:
 
     Attributes:
         name: file name without the folder.
-        num_bytes: size in bytes.
         mtime_ns: time of the last change of its bytes, which programs may set.
         ctime_ns: time of the last change of bytes, name or rights, which only the system sets.
-        inode: number in the file system.
         sample_xxh3: xxh3-128 of its first and last MiB and of pieces between.
     """
 
@@ -113,7 +103,6 @@ class SourceFile:
     """A raw file that was read by prepare.
 
     Attributes:
-        stamp: stamp of the file when it was read.
         xxh3: xxh3-128 of all its bytes.
         copies: stamps of files found to have the same bytes, newest first.
     """
@@ -128,7 +117,6 @@ class Part:
     """Size of the training, validation or test part.
 
     Attributes:
-        rows: number of rows.
         clicks: number of rows with label 1; of several labels, the first one.
     """
 
@@ -180,7 +168,6 @@ class Base:
     Attributes:
         meaning_xxh3: `meaning_xxh3` of those rows.
         grows: whether new categories were appended.
-        growth: growth of the vocabulary of each categorical column.
     """
 
     meaning_xxh3: _Xxh3
@@ -198,8 +185,6 @@ class Vectors:
 
     Attributes:
         column: index of the categorical column.
-        stamp: stamp of the file when it was read.
-        categories: number of categories in the file.
         ids: ids of the categories that have a row.
         values: float32, their vectors.
     """
@@ -216,7 +201,6 @@ class Manifest:
     """Description and checksums of a folder of shards.
 
     Attributes:
-        parts: sizes of the parts.
         arrays: the files with the rows: `label.npy`, `dense.npy`, `ids.npy` for the categorical
             columns with one id a row, `weight.npy` and `group.npy` (hashes) if the schema
             has these, and `ids.<n>.values.npy` and `ids.<n>.offsets.npy` for each multi-hot one,
@@ -229,7 +213,6 @@ class Manifest:
         bad_rows: raw rows that were left out.
         zero_keys: fields that literally held 00000000 and share the id of a missing value.
         base: rows whose vocabularies these begin with; None without any.
-        vectors: vectors of the columns that have any, in order.
     """
 
     format: Literal[3]

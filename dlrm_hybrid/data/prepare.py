@@ -44,9 +44,6 @@ def prepare(
     Args:
         raw: the files, one for each day with `day_split=files`; or how to generate the only one,
             which is removed afterwards.
-        output: the folder.
-        options: options of the preparation.
-        progress: called with the progress of each stage.
         say: called with messages for the user: which process it waits for, what it replaces.
 
     Raises:

@@ -47,7 +47,6 @@ class Vocabulary:
     """The categories of one column.
 
     Attributes:
-        column: the column in the schema.
         keys: categories by id: texts, or an array of uint32 for Criteo's hashes and of int64 for
             other numbers.
         first_id: 1 if id 0 is all other categories, else 0.
@@ -241,7 +240,6 @@ def keep(rows: Path, folder: Path) -> None:
 
     Args:
         rows: folder of prepared rows, or of a run, to take it from.
-        folder: the run or checkpoint.
 
     Raises:
         OSError: it cannot be made.

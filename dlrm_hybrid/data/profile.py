@@ -83,7 +83,6 @@ class Profile:
     """Distributions of all columns and the teacher that synthetic rows are drawn from.
 
     Attributes:
-        format: version of this layout.
         provenance: which rows were measured and how; for the reader.
         click_rate: share of rows with label 1.
         cardinalities: number of categories of each categorical column; a missing value is one, as

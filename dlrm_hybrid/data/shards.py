@@ -141,8 +141,6 @@ class Shards:
     """A folder of prepared rows, mapped into memory.
 
     Attributes:
-        folder: the folder.
-        manifest: description of the rows.
         rows: read-only memory maps of all rows.
     """
 
@@ -337,7 +335,6 @@ def open_shards(folder: Path, expected: Semantics | None) -> Shards:
     """Open prepared rows after checking all sizes and the checksums of a random sample of blocks.
 
     Args:
-        folder: output folder of `prepare`.
         expected: options the rows must have been made with; None accepts any.
 
     Raises:
@@ -386,7 +383,6 @@ def verify(shards: Shards, progress: Callable[[int], None]) -> None:
     """Read all files of a prepared folder and compare them with the manifest.
 
     Args:
-        shards: the opened folder.
         progress: called with the number of rows read so far.
 
     Raises:

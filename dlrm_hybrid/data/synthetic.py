@@ -57,7 +57,6 @@ def generate(
         path: the file; its folder is made. An existing file is replaced.
         rows: number of rows, 0 or more.
         seed: any integer; another seed gives other rows of the same distribution and teacher.
-        profile: the distribution.
         progress: called with the number of rows written so far, every `BLOCK_ROWS` rows.
 
     Raises:
@@ -105,8 +104,6 @@ def teacher_scores(rows: range, seed: int, profile: Profile) -> TeacherScores:
 
     Args:
         rows: row numbers, step 1, not empty.
-        seed: the seed the rows were generated with.
-        profile: the profile they were generated from.
     """
     if rows.step != 1 or len(rows) == 0:
         raise ValueError(f"rows must be a range of step 1 and not empty, not {rows}")

@@ -34,7 +34,6 @@ class Written:
     """A delta that was written.
 
     Attributes:
-        folder: the new folder.
         base: the model that it changes.
         model: the model that it makes.
         changed: rows of tables that changed, the new ones included.

@@ -58,11 +58,8 @@ class ModelFile:
     """A model's file in an exported folder.
 
     Attributes:
-        format: format of the file.
         naming: names of the tensors in a safetensors file.
-        spec: architecture of the model.
         int8: whether its tables are `quantised`.
-        lists: its multi-hot columns.
         masks: masks of activations, by the layer that they follow.
     """
 

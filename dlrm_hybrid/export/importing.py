@@ -52,7 +52,6 @@ class Imported:
 
     Attributes:
         folder: run folder, to resume from.
-        tensors: number of imported tensors.
         parameters: number of their elements.
     """
 

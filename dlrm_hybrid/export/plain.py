@@ -163,7 +163,6 @@ class PlainDlrm(nn.Module):
     """Bottom MLP and tables → interaction → top MLP, or a user's parts, with named inputs.
 
     Args:
-        spec: architecture of the model.
         tensors: tensors by their names in a checkpoint, or `quantised`; shared, not copied.
         lists: the multi-hot columns, whose rows are summed or averaged.
         masks: masks of activations, by the layer that they follow.

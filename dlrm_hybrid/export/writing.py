@@ -58,7 +58,6 @@ class Comparison:
     Attributes:
         logit_difference: largest difference of logits, relative for those above 1.
         score_difference: largest difference of probabilities.
-        rows: number of rows scored.
         rows_apart: rows that differ by more than the order of sums explains, or are NaN.
         before: scores of the checkpoint; None for rows without labels.
         after: scores of the written model; None for rows without labels.
@@ -125,11 +124,7 @@ def compare(
     """Score rows with two models and compare the results.
 
     Args:
-        before: scorer of the first model.
-        after: scorer of the second model.
-        batches: batches of the rows.
         progress: called with the number of rows done.
-        labelled: whether the rows have labels.
         loss_weights: weights of several labels, by name; empty for one label.
     """
     metrics, largest = (metrics_of(loss_weights), metrics_of(loss_weights)), np.zeros(2)
@@ -167,13 +162,9 @@ class Exported:
     """An exported model, which agrees with its checkpoint.
 
     Attributes:
-        checkpoint: folder of the checkpoint.
-        step: step of the checkpoint.
         folder: the new folder.
         file: name of the model's file in it.
         num_bytes: size of that file and of those that it needs beside it.
-        comparison: comparison with the checkpoint.
-        remarks: remarks for the user.
     """
 
     checkpoint: Path

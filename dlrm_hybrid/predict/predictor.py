@@ -148,9 +148,6 @@ class Predictor:
         threads go on meanwhile, each with one model, the earlier or the later one; both are in
         memory until then.
 
-        Args:
-            delta: the folder that `export` has written.
-
         Raises:
             DataError: it is damaged, or changes another model; the present one stays.
         """

@@ -139,10 +139,7 @@ class Predicted:
     """The outcome of `predict`: rows scored, their counts and the file written.
 
     Attributes:
-        checkpoint: the checkpoint used.
-        step: step of the checkpoint.
         output: the file of scores.
-        rows: number of rows in it.
         seconds: seconds from the first row to the last.
         unknown: number of ids that the run has not seen, by column; only those above 0.
         scores: quality of the scores if all rows have labels, else None.

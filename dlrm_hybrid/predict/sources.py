@@ -73,9 +73,7 @@ def read_blocks(
             without label. With another schema than Criteo's, every file is a table.
         schema: schema of the training rows, without a split.
         keep: columns to pass on unchanged.
-        block_bytes: bytes of text parsed at a time.
         on_bytes: called with the bytes done of all files, before decompression.
-        extra: whether columns that the schema does not name are an `error`.
 
     Raises:
         DataError: a file is missing or damaged, a column is missing or unknown, or a value is

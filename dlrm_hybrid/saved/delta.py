@@ -44,8 +44,6 @@ class ModelVersion:
 
     Attributes:
         version: identifies the checkpoint, wherever its folder is.
-        checkpoint: folder of the checkpoint.
-        step: step of the checkpoint.
     """
 
     version: Digest
@@ -87,8 +85,6 @@ def difference(
 
     Args:
         tables: names of the tables, of which the later model has at least as many rows.
-        before: all tensors of the earlier model.
-        after: all tensors of the later model.
     """
     tensors = dict(after)
     for table in tables:

@@ -47,9 +47,6 @@ class Encoder:
     or gets the id after the last one, whose row must be zero in the model.
 
     Args:
-        schema: schema of the rows.
-        vocabularies: vocabularies of the categorical columns.
-        scales: scales of the dense columns.
         modulo: modulus of Criteo's hashes; 0 for none.
         unknown: what to do with unknown categories of columns without a shared id 0.
         lookup: builds the index of a vocabulary.

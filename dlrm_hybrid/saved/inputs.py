@@ -161,9 +161,6 @@ class ExportedColumns:
 
     Attributes:
         file: name of the model's file.
-        schema: schema of the training rows.
-        vocabularies: vocabularies of the categorical columns.
-        scales: scales of the dense columns.
         max_ind_range: modulus of Criteo's hashes, or None.
         lists: indices of the categorical columns that have an input of their own.
     """

@@ -41,8 +41,6 @@ class SavedModel:
     """A trained model, for scoring.
 
     Attributes:
-        spec: architecture of the model.
-        embeddings: its tables.
         stages: its dense layers, cut where boundaries mask activations.
         masks: masks of activations, by the layer that they follow.
         rounding: rounding of pooled embeddings, if evaluations of the run's world send them.
@@ -71,10 +69,7 @@ class SavedModel:
         """Read the weights of a checkpoint.
 
         Args:
-            config: configuration of the run.
-            folder: folder of the checkpoint.
             spec: shape of the model in the checkpoint.
-            precision: precision to compute in.
             progress: called while a file is verified.
             padded_rows: rows of each table to make, at least as many; the additional ones are zero.
             rounds: whether to round what evaluations of the run's world send (table rows or pooled
@@ -116,7 +111,6 @@ class SavedModel:
         """The model with the tensors of a delta; `self` stays as it is.
 
         Args:
-            config: configuration of this model.
             delta: see `saved.delta`.
             base_rows: rows of each table of this model, without those of zeros.
             table_rows: rows of each table after the delta.

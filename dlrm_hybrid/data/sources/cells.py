@@ -249,7 +249,6 @@ def split_list(text: str, separator: str) -> list[str]:
     """Split the text of a list into its values; missing ones are empty.
 
     Args:
-        text: text of the list.
         separator: separates its values; or `json`, for lists in brackets.
 
     Raises:

@@ -53,7 +53,6 @@ def numbers_of(
 
     Args:
         add: numbers ids; those that its second argument selects are counted, all if it is None.
-        several: the columns, in their order.
         known_N: rows whose ids are counted; None for all.
     """
     if len(several) == 1:
@@ -93,7 +92,6 @@ class Values:
         row_N: int64, row number in the file, from 1.
         label_N: float32, 0 or 1; (N, L) if there are several labels, None if not asked for.
         dense_NI: dense values: missing ones replaced, `log1p` applied, `standardise` not yet.
-        categories: categories of each categorical column.
         time_N: the column that splits by time, comparable with its borders; else None.
         weight_N: float32, weights of the rows if the schema has them and labels were asked for.
         group_N: int64, a hash of each row's group, likewise; 0 without a group.

@@ -171,9 +171,6 @@ def ingest(
     """Read and parse all raw files.
 
     Args:
-        job: the files.
-        label: gets the labels.
-        dense: gets the dense values.
         spilled: file of each categorical column, which gets its keys.
 
     Returns:

@@ -115,9 +115,7 @@ class ColumnTask:
 
     Attributes:
         spilled: file of keys, overwritten by ids.
-        folder: folder for the vocabularies.
         number: number of the column, from 1.
-        rows: rows in the spilled file.
         known_rows: number of first rows whose categories make the vocabulary.
         semantics: which categories are kept, and whether the others share id 0.
     """
@@ -181,11 +179,7 @@ def number_columns(
     """Replace the keys of all columns by ids, a task per column.
 
     Args:
-        spilled: file of keys of each column.
-        folder: gets `vocabulary/1.npy` …
         rows: number of training rows, and of all.
-        semantics: which categories are kept, and whether the others share id 0.
-        threads: the thread pool.
         report: called with the number of values done since the last call.
     """
     vocabulary = folder / VOCABULARY_FOLDER

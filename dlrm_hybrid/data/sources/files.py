@@ -50,7 +50,6 @@ class OddRow:
 
     Attributes:
         row: number in the file, from 1; the header is not counted.
-        reason: what is wrong.
         raw: text of the row.
     """
 
@@ -105,7 +104,6 @@ def open_source(
 
     Args:
         path: the file; text may be compressed by gzip or zstd.
-        dialect: dialect of CSV.
         block_bytes: bytes of text read at a time.
         seen: called with the bytes of a text file as they are read, before decompression.
         key: configuration key that names the file, for messages.
@@ -136,8 +134,6 @@ def check_names(
     """Check that a file has the columns of a schema and no others.
 
     Args:
-        path: path of the file, for messages.
-        names: columns of the file.
         required: columns that are read.
         allowed: all columns that the schema names.
 

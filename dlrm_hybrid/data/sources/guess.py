@@ -66,7 +66,6 @@ class _Column:
     """What a column of a file seems to be.
 
     Attributes:
-        name: name of the column.
         summary: summary of its values, for a comment.
         use: column of the schema; None if it can only be ignored.
         is_label: whether it holds only 0 and 1, so may be the label instead.
@@ -94,10 +93,6 @@ class Guess(NamedTuple):
 
 def guess(path: Path, policy: BadRowPolicy) -> Guess:
     """Guess a schema that `prepare` accepts from the first block of a file.
-
-    Args:
-        path: the file.
-        policy: policy of `prepare` for bad rows.
 
     Raises:
         DataError: the file cannot be read, has no rows, or is no table.
@@ -273,7 +268,6 @@ class _Tried(NamedTuple):
 
     Attributes:
         use: the column of the schema; None if `prepare` refuses a value.
-        coded: the categories.
         fault: the first value that is refused.
     """
 

@@ -19,10 +19,6 @@ def find(named: str | Sequence[str] | None, key: str) -> tuple[Path, ...]:
     A folder stands for all files in it and its subfolders. Names that begin with `_` or `.`, such
     as those that Spark writes beside rows, are skipped unless they are written out.
 
-    Args:
-        named: files, folders or patterns.
-        key: configuration key that names them, for messages.
-
     Raises:
         ConfigError: nothing matches a pattern, a folder holds no file, or a file is named twice.
     """

@@ -27,7 +27,6 @@ class BadRowPolicy:
 
     Attributes:
         stop: whether the first one is an error.
-        max_rows: most bad rows that may be left out.
         quarantine: file that gets the rows left out, if any.
     """
 
@@ -62,12 +61,7 @@ class FileRows:
 class RowCounts:
     """Counts the rows of raw files and sets bad ones aside.
 
-    Args:
-        raw: the files.
-        policy: policy for bad rows.
-
     Attributes:
-        files: counts of each file.
         bad: bad rows of all files.
         remarks: remarks on what looks wrong in all files together.
     """

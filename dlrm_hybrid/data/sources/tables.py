@@ -90,7 +90,6 @@ class Numbered(NamedTuple):
     Attributes:
         keys: these categories, in the order of their ids.
         id_V: int32, the id of each number; 0 without a row.
-        growth: growth of the vocabulary by these rows.
         use_V: see `Vocabulary`.
     """
 
@@ -137,7 +136,6 @@ class Numbering:
         is full, the most frequent new ones take the rows of those least in use (`evict`).
 
         Args:
-            column: the column in the schema.
             shared: whether id 0 is for all other categories.
             base: categories of earlier rows, which keep their ids.
             grows: whether categories that the base lacks get rows.
@@ -194,8 +192,6 @@ def _use(
     """The use of a column's categories after these rows; see `Vocabulary.use_V`.
 
     Args:
-        column: the column in the schema.
-        base: categories of earlier rows.
         known_V: id in the base of each category that was seen.
         counts_V: how often it was seen where rows are counted.
         is_new_V: whether it gets a row behind the rows of the base.
@@ -433,8 +429,6 @@ def parts(values: Values, schema: Schema, name: str, before: int) -> npt.NDArray
     """The part of each row: 0 training, 1 validation, 2 test.
 
     Args:
-        values: consecutive rows of a file.
-        schema: has the split.
         name: path of the file below the folder that all files share.
         before: number of rows in the files before it.
     """

@@ -35,7 +35,6 @@ class _Format(NamedTuple):
 
     Attributes:
         head: pattern of the first bytes.
-        name: name of the kind.
         hint: what the user can do.
     """
 
@@ -103,11 +102,6 @@ _FORMATS: Sequence[_Format] = (
 
 def refuse_others(chunks: Iterator[bytes], path: Path, key: str) -> Iterator[bytes]:
     """Pass decompressed text through, unless its first piece shows another kind of file.
-
-    Args:
-        chunks: pieces of the text.
-        path: path of the file, for messages.
-        key: configuration key that names the file, for messages.
 
     Raises:
         DataError: the file is of one of the kinds in `_FORMATS`.
@@ -271,10 +265,8 @@ def read_text(
 
     Args:
         file: the file at its beginning.
-        path: path of the file, for messages.
         chunk_bytes: bytes of the file read at a time.
         seen: called with each piece of the file before decompression.
-        key: configuration key that names the file, for messages.
 
     Raises:
         DataError: it cannot be read, is damaged or truncated, or is a file of another kind.
@@ -323,10 +315,8 @@ def blocks(
     """Yield all lines of all files in order, in blocks of which none spans two files.
 
     Args:
-        paths: the files.
         block_bytes: approximate bytes of text of a block.
         digests: for each file a digest, updated by its bytes before decompression.
-        key: configuration key that names the files, for messages.
 
     Raises:
         DataError: a file cannot be read or is damaged, or a line is longer than `MAX_LINE_BYTES`.

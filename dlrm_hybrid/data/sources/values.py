@@ -62,7 +62,6 @@ class BadRow(NamedTuple):
         row: number in the file, from 1.
         column: name of the column at fault; empty if the whole row is wrong.
         reason: what is wrong, with the value, in one printable line.
-        raw: the row as text.
     """
 
     row: int
@@ -90,9 +89,6 @@ def read_values(
     """Parse the fields of a block of rows into numbers and categories.
 
     Args:
-        block: block with the columns that the schema reads.
-        schema: schema of the columns.
-        path: path of the file, for messages.
         labels: whether rows have labels and parts; False for rows to be scored.
 
     Returns:
@@ -511,7 +507,6 @@ def lists_of_numbers(
 
     Args:
         array: lists, or missing ones.
-        length: numbers of each list.
         missing: words for missing numbers.
 
     Raises:

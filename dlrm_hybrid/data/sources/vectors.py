@@ -32,9 +32,6 @@ class VectorFile:
 
     Attributes:
         number: index of the column among the categorical ones.
-        column: the column.
-        key: key of the schema, for messages.
-        source: the file.
         name: its column of lists.
         width: D.
         before: the file's stamp before it is read.
@@ -76,10 +73,6 @@ class VectorFile:
 
     def write(self, folder: Path, vocabulary: Vocabulary) -> Vectors:
         """Write the vectors of the categories that have a row.
-
-        Args:
-            folder: for the two arrays.
-            vocabulary: vocabulary of the column.
 
         Raises:
             DataError: a vector is of another width or not finite, or a category is there twice, or
