@@ -316,7 +316,6 @@ class _Tried:
 
 
 def _wrong(overrides: Sequence[str], conf: OwnExperiments) -> dict[str, str]:
-    """A message for each override that is wrong by itself."""
     return {text: fault for text in overrides if (fault := override_fault(text, own=conf.names))}
 
 
@@ -474,7 +473,6 @@ def _settings(config: DictConfig) -> dict[str, Any]:
 
 
 def _changed(settings: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
-    """Hydra's sections that are not the same."""
     keys = dict.fromkeys((*settings, *expected))
     changed = [key for key in keys if (key, settings.get(key)) not in expected.items()]
     changed += [key for key in expected if key not in settings]
@@ -561,7 +559,6 @@ def _head(override: str) -> str:
 
 
 def _folder(tree: _Tree, key: str) -> Path:
-    """The folder that one of Hydra's keys names."""
     try:
         name = OmegaConf.select(tree.config, key)
     except COMPOSE_ERRORS as error:

@@ -163,7 +163,6 @@ def _columns(data: Mapping[str, Any]) -> tuple[int, int, list[str]]:
 
 
 def _is_guessed(data: Mapping[str, Any]) -> bool:
-    """Whether the schema is still to be written."""
     return data.get("name") == "table" and data.get("guess") is not None
 
 

@@ -137,7 +137,6 @@ def _machines(parallel: Parallel, machines: int) -> Iterator[str]:
 
 
 def _own_sync(config: Config) -> Iterator[str]:
-    """Faults of a sync policy from outside the package."""
     if ":" not in (name := config.sync.name):
         return
     try:
@@ -409,7 +408,6 @@ def schedule_rules(config: Config) -> Iterator[str]:
 
 
 def _own_schedule(config: Config) -> Iterator[str]:
-    """Faults of a schedule from outside the package."""
     if ":" not in (name := config.schedule.name):
         return
     try:

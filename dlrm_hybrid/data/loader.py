@@ -372,7 +372,6 @@ class _Records:
             records.put(first, lists)
 
     def lists(self, order_B: npt.NDArray[np.uint32]) -> ListBags:
-        """The bags of the multi-hot columns for records in this order."""
         return [records.bags(order_B) for records in self._lists]
 
     def with_lists(self, batch: Batch, parts: Sequence[ListBags]) -> Batch:

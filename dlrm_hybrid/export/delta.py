@@ -53,8 +53,6 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One of the two models of a delta."""
-
     version: ModelVersion
     config: Config
     preprocessing: Preprocessing

@@ -62,7 +62,6 @@ class _Part:
         self.rows = UpdatedRows(sizes, dim, options, storage, frozen)
 
     def tensors(self) -> dict[int, dict[str, Tensor]]:
-        """Views of each table by name, by table."""
         return {table: self.rows.tensors(table) for table in self._is_mine_F.nonzero()[0].tolist()}
 
     def mine(self, ids: OwnedIds) -> Int64s:

@@ -205,15 +205,12 @@ class Predictor:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Serving:
-    """A model, with the encoder of its inputs."""
-
     version: ModelVersion
     preprocessing: Preprocessing
     encoder: Encoder
     model: SavedModel
 
     def batch(self, block: NewRows) -> Batch:
-        """See `Predictor.batch`."""
         values = block.values
         try:
             bags = self.preprocessing.expanded(self.encoder.bags(values))

@@ -233,7 +233,6 @@ def _unused(columns: Sequence[_Column]) -> Iterator[str]:
 
 
 def _settings(use: Any) -> str:
-    """A column's keys and values in YAML, without defaults."""
     settings = ((field.name, getattr(use, field.name), field.default) for field in fields(use))
     return ", ".join(f"{key}: {_scalar(value)}" for key, value, usual in settings if value != usual)
 

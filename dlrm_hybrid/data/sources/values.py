@@ -223,7 +223,6 @@ def _columns(batch: Batch, schema: Schema, path: str, labels: bool) -> dict[str,
 
 
 def _add_weights(results: dict[str, _Found], batch: Batch, schema: Schema, path: str) -> None:
-    """Parse the weights of ids, and add them to the categories."""
     for column in map(schema.categorical.__getitem__, schema.weighted):
         name, coded = column.weights or "", results[column.name]
         ids, array = (

@@ -264,7 +264,6 @@ class DistinctExchange:
 
     @property
     def _num_elsewhere(self) -> int:
-        """Number of tables that other trainers hold."""
         return len(self._order_F) - self._num_held_T[self._rank]
 
 
@@ -278,20 +277,17 @@ class _Packing:
 
     @property
     def sizes(self) -> list[int]:
-        """Number of elements of each trainer."""
         pairs = zip(self.widths_T, self.rows_T, strict=True)
         return [widths.elements(rows.counts_L) for widths, rows in pairs]
 
     @property
     def widths(self) -> Widths:
-        """Widths of the tables of all trainers."""
         return Widths(
             tuple(dim for widths in self.widths_T for dim in widths.dims), self.widths_T[0].widest
         )
 
     @property
     def counts(self) -> Int64s:
-        """Number of rows of these tables."""
         return np.concatenate([rows.counts_L for rows in self.rows_T])
 
 

@@ -291,7 +291,6 @@ def _deep(spec: ModelSpec, deep: tuple[int, ...], precision: Precision, seed: in
 
 
 def _vectors(x_BD: Tensor, e_BED: Tensor) -> Tensor:
-    """All vectors of a row, (B, F, D)."""
     return torch.cat((x_BD.unsqueeze(1), e_BED), 1) if x_BD.shape[1] else e_BED
 
 

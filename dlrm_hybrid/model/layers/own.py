@@ -114,7 +114,6 @@ class _Trial:
         self._path = path
 
     def refuse(self, reason: str) -> Never:
-        """Raise ConfigError with a reason."""
         raise ConfigError(f"model = {self._path!r}: {reason}")
 
     def part(
@@ -156,7 +155,6 @@ class _Trial:
         return out_BM.detach()
 
     def ran(self, title: str, module: nn.Module, args: Sequence[Tensor]) -> Tensor:
-        """The output of a part, or of the whole module."""
         call = f"{title} of {', '.join(map(_shown, args))}"
         try:
             output: object = module(*args)
@@ -230,7 +228,6 @@ def _children(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _differences(model: nn.Module, twin: nn.Module) -> Iterator[str]:
-    """Differences of two modules made with the same seed."""
     twins = dict(twin.named_parameters())
     for name, parameter in model.named_parameters():
         copy = twins.get(name)

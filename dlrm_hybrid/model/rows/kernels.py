@@ -169,8 +169,6 @@ class OwnKernel(TableKernel):
 
 @final
 class _BagLookup(torch.autograd.Function):
-    """Looks up rows of bags; backward updates them."""
-
     @staticmethod
     def forward(
         ctx: Any,
@@ -248,7 +246,6 @@ class MixedKernel(TableKernel):
 
     @property
     def _order(self) -> list[int]:
-        """The tables, by part."""
         return [table for tables, _ in self._parts for table in tables]
 
 
@@ -431,8 +428,6 @@ class SmallBatches:
 
 @final
 class _RowLookup(torch.autograd.Function):
-    """Looks up one row for each id; backward updates them."""
-
     @staticmethod
     def forward(ctx: Any, _leaf: Tensor, tables: SmallBatches, ids_FB: Tensor, lr: float) -> Tensor:
         ctx.tables, ctx.ids_FB, ctx.lr = tables, ids_FB, lr

@@ -132,7 +132,6 @@ def make_plan(
 
 
 def _kinds(embedding: Embedding, dim: int) -> list[str]:
-    """The kinds of shards that a table of this width may have."""
     kinds = _CHOICES if embedding.sharding == "auto" else (embedding.sharding,)
     if embedding.is_rowwise or dim % NARROWEST_SHARD:
         # One number per full row, or a width without parts, rules column-wise shards out.
