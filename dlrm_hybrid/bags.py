@@ -12,10 +12,9 @@ from math import prod
 from typing import Any, Generic, Protocol, TypeVar, final
 
 import numpy as np
-from numpy.typing import NDArray
 
-Int64s = NDArray[np.int64]
-Float32s = NDArray[np.float32]
+from dlrm_hybrid.arrays import Bools, Float32s, Int64s
+
 BagOf = Callable[[int, Int64s], Int64s]
 """Maps a table and R of its ids (R,) to their bags (R, bag size), each id first in its bag."""
 _AT_ONCE = 1 << 15  # ids expanded at a time, so that they stay in the processor's cache
@@ -102,7 +101,7 @@ def table_offsets(bags: Bags[Int64s]) -> Int64s:
     return first_bags if bags.offsets is None else bags.offsets[first_bags]
 
 
-def known(bags: Bags[Int64s], is_known: Sequence[NDArray[np.bool_]]) -> Bags[Int64s]:
+def known(bags: Bags[Int64s], is_known: Sequence[Bools]) -> Bags[Int64s]:
     """The bags with 0 instead of each id that its table says is not known."""
     first_F = np.cumsum([0, *map(len, is_known)])[:-1]
     first_N = np.repeat(first_F, np.diff(table_offsets(bags))).reshape(bags.values.shape)

@@ -18,8 +18,8 @@ from itertools import chain
 from typing import NamedTuple, final
 
 import numpy as np
-import numpy.typing as npt
 
+from dlrm_hybrid.arrays import Float32s, Int64s, Words
 from dlrm_hybrid.bags import Bags, in_order, jagged, joined, lengths_of, part, weights_of_all
 from dlrm_hybrid.data.shards import ListRecords, Shards, bad_weights
 from dlrm_hybrid.kernels.criteo import gather, pack
@@ -30,9 +30,9 @@ from dlrm_hybrid.types import DataError
 class Outcomes(NamedTuple):
     """Labels, weights and groups of rows, in the order of arguments of `BinaryMetrics.add`."""
 
-    label_B: npt.NDArray[np.float32]
-    weight_B: npt.NDArray[np.float32] | None
-    group_B: npt.NDArray[np.int64] | None
+    label_B: Float32s
+    weight_B: Float32s | None
+    group_B: Int64s | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ class Batch:
             with a column of groups.
     """
 
-    dense_BI: npt.NDArray[np.float32]
-    bags: Bags[npt.NDArray[np.int64]]
-    label_B: npt.NDArray[np.float32]
-    weight_B: npt.NDArray[np.float32] | None = None
-    group_B: npt.NDArray[np.int64] | None = None
+    dense_BI: Float32s
+    bags: Bags[Int64s]
+    label_B: Float32s
+    weight_B: Float32s | None = None
+    group_B: Int64s | None = None
 
     @property
     def outcomes(self) -> Outcomes:
@@ -93,7 +93,7 @@ class _Epoch:
     """The order of one epoch: its runs, and for each block the number of rows before it."""
 
     number: int
-    runs: npt.NDArray[np.uint32]
+    runs: Words
     starts: list[int]
 
     def position(self, rows_before: int) -> tuple[int, int]:
@@ -158,7 +158,7 @@ class Loader:
         self._loaded: tuple[int, int] | None = None  # epoch and number of the block in memory
         self._order_R = np.empty(0, np.uint32)
         self.dropped_rows = rows % global_rows
-        self.watch: Callable[[Bags[npt.NDArray[np.int64]]], None] | None = None
+        self.watch: Callable[[Bags[Int64s]], None] | None = None
 
     def read(self, state: LoaderState) -> tuple[Batch, LoaderState]:
         """Read this trainer's batch at `state`, and the state after it; raises like `part`."""
@@ -225,7 +225,7 @@ class Loader:
         block_sizes = np.add.reduceat(sizes, np.arange(0, count, self._runs_per_block))
         return _Epoch(number, runs, [0, *np.cumsum(block_sizes).tolist()])
 
-    def _order_of_block(self, epoch: _Epoch, number: int) -> npt.NDArray[np.uint32]:
+    def _order_of_block(self, epoch: _Epoch, number: int) -> Words:
         """Read a block into memory, unless it is there, and return the order of its rows."""
         if self._loaded != (epoch.number, number):
             self._loaded = None  # while the previous block is overwritten
@@ -243,7 +243,7 @@ class Loader:
             first = run * self._run_rows
             yield range(first, min(first + self._run_rows, self._rows))
 
-    def _order(self, count: int, epoch: int, name: str | int) -> npt.NDArray[np.uint32]:
+    def _order(self, count: int, epoch: int, name: str | int) -> Words:
         if not self._shuffle:
             return np.arange(count, dtype=np.uint32)
         return permutation(fold(self._seed, "loader", epoch, name), count)
@@ -330,7 +330,7 @@ def _empty_batch(shards: Shards, rows: int) -> Batch:
     )
 
 
-ListBags = list[Bags[npt.NDArray[np.int64]]]  # the bags of some rows, by multi-hot column
+ListBags = list[Bags[Int64s]]  # the bags of some rows, by multi-hot column
 
 
 @final
@@ -371,7 +371,7 @@ class _Records:
         for records, lists in zip(self._lists, source.lists, strict=True):
             records.put(first, lists)
 
-    def lists(self, order_B: npt.NDArray[np.uint32]) -> ListBags:
+    def lists(self, order_B: Words) -> ListBags:
         return [records.bags(order_B) for records in self._lists]
 
     def with_lists(self, batch: Batch, parts: Sequence[ListBags]) -> Batch:
@@ -389,7 +389,7 @@ class _Records:
             bags = replace(bags, averaged=self._averaged)
         return replace(batch, bags=self._shards.expanded(bags))
 
-    def gather(self, order_B: npt.NDArray[np.uint32], first: int, batch: Batch) -> bool:
+    def gather(self, order_B: Words, first: int, batch: Batch) -> bool:
         """Copy records to a batch from its row `first` on; False if a model cannot take one."""
         is_good, rows = True, slice(first, first + len(order_B))
         if batch.weight_B is not None:
@@ -414,7 +414,7 @@ class _Records:
         )
 
 
-def permutation(seed: int, count: int) -> npt.NDArray[np.uint32]:
+def permutation(seed: int, count: int) -> Words:
     """A permutation of 0 … count - 1 that depends on `seed` and `count` alone.
 
     Sorts the numbers by a hash of (seed, number). The number replaces the hash's lowest bits, so

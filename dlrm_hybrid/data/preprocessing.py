@@ -25,7 +25,8 @@ import numpy.typing as npt
 import xxhash
 
 from dlrm_hybrid import disk
-from dlrm_hybrid.bags import Bags, Int64s, expanded
+from dlrm_hybrid.arrays import Int64s
+from dlrm_hybrid.bags import Bags, expanded
 from dlrm_hybrid.data import manifest as manifests
 from dlrm_hybrid.data.arrays import HEADER_BYTES, header
 from dlrm_hybrid.data.manifest import MANIFEST_FILE, VOCABULARY_FOLDER, Manifest

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import NamedTuple, final
 
 import numpy as np
-import numpy.typing as npt
 
-from dlrm_hybrid.bags import Bags, Int64s, jagged, run_places
+from dlrm_hybrid.arrays import Bools, Float32s, Int32s, Int64s, Words
+from dlrm_hybrid.bags import Bags, jagged, run_places
 from dlrm_hybrid.data import manifest as manifests
 from dlrm_hybrid.data.arrays import (
     BLOCK_ROWS,
@@ -44,11 +44,11 @@ class Lists(NamedTuple):
         weights_N: float32, their weights; None without any.
     """
 
-    offsets_E: npt.NDArray[np.int64]
-    values_N: npt.NDArray[np.int32]
-    weights_N: npt.NDArray[np.float32] | None = None
+    offsets_E: Int64s
+    values_N: Int32s
+    weights_N: Float32s | None = None
 
-    def are_bad(self, table_rows: int, most: int) -> npt.NDArray[np.bool_]:
+    def are_bad(self, table_rows: int, most: int) -> Bools:
         """Mask (R,) of the rows with more than `most` ids, one beyond the table or a bad weight."""
         starts_R, stops_R = self.offsets_E[:-1], self.offsets_E[1:]
         bad_R = (starts_R < 0) | (starts_R > stops_R) | (stops_R > len(self.values_N))
@@ -92,7 +92,7 @@ class ListRecords:
         self._lengths_R[records] = np.diff(lists.offsets_E)
         self._used = size
 
-    def bags(self, order_B: npt.NDArray[np.uint32]) -> Bags[npt.NDArray[np.int64]]:
+    def bags(self, order_B: Words) -> Bags[Int64s]:
         """The bags of records in this order, in the one table of the column."""
         lengths_B = self._lengths_R[order_B]
         places_N = run_places(self._starts_R[order_B], lengths_B)
@@ -117,12 +117,12 @@ class StoredRows(NamedTuple):
         group_R: int64, a hash of each row's group, 0 for no group; None without a column of groups.
     """
 
-    label_R: npt.NDArray[np.float32]
-    dense_RI: npt.NDArray[np.float32]
-    ids_RF: npt.NDArray[np.int32]
+    label_R: Float32s
+    dense_RI: Float32s
+    ids_RF: Int32s
     lists: tuple[Lists, ...] = ()
-    weight_R: npt.NDArray[np.float32] | None = None
-    group_R: npt.NDArray[np.int64] | None = None
+    weight_R: Float32s | None = None
+    group_R: Int64s | None = None
 
     def slice(self, first: int, stop: int) -> StoredRows:
         """The rows from `first` to before `stop`, without a copy."""
@@ -258,7 +258,7 @@ class Shards:
         return DataError(f"{self.folder}: rows changed while they were read; {DAMAGED}")
 
 
-def _bad_lists(rows: StoredRows, manifest: Manifest) -> list[npt.NDArray[np.bool_]]:
+def _bad_lists(rows: StoredRows, manifest: Manifest) -> list[Bools]:
     schema = manifest.schema
     return [
         lists.are_bad(manifest.table_rows[column], schema.categorical[column].max_length)
@@ -266,7 +266,7 @@ def _bad_lists(rows: StoredRows, manifest: Manifest) -> list[npt.NDArray[np.bool
     ]
 
 
-def bad_weights(weight_R: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+def bad_weights(weight_R: Float32s) -> Bools:
     """Mask of the weights that are negative or not finite."""
     return ~((weight_R >= 0) & np.isfinite(weight_R))
 

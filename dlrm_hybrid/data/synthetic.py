@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from dlrm_hybrid import disk
+from dlrm_hybrid.arrays import Bytes, Float64s, Int64s
 from dlrm_hybrid.data.profile import NUM_CATEGORICAL, WEIGHT_ONE, Profile
 from dlrm_hybrid.kernels import synthesize
 from dlrm_hybrid.rng import fold
@@ -116,22 +116,20 @@ def teacher_scores(rows: range, seed: int, profile: Profile) -> TeacherScores:
     return _scores(count_2L, logistic / WEIGHT_ONE)
 
 
-def score(
-    first: int, rows: int, key: np.uint64, tables: synthesize.Tables
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+def score(first: int, rows: int, key: np.uint64, tables: synthesize.Tables) -> tuple[Int64s, Bytes]:
     """The teacher's logits (in 2**-20) and the labels of rows `first` … `first + rows`."""
     logit_R, click_R = np.empty(rows, np.int64), np.empty(rows, np.uint8)
     synthesize.score_rows(first, key, tables, logit_R, click_R)
     return logit_R, click_R
 
 
-def logistic_index(logit_R: npt.NDArray[np.int64], entries: int) -> npt.NDArray[np.int64]:
+def logistic_index(logit_R: Int64s, entries: int) -> Int64s:
     """The entries of the logistic table for logits, rounded as in the kernel."""
     half = 1 << (synthesize.LOGIT_SHIFT - 1)
     return np.clip(((logit_R + half) >> synthesize.LOGIT_SHIFT) + entries // 2, 0, entries - 1)
 
 
-def _scores(count_2L: npt.NDArray[np.int64], p_L: npt.NDArray[np.float64]) -> TeacherScores:
+def _scores(count_2L: Int64s, p_L: Float64s) -> TeacherScores:
     total, clicks = int(count_2L.sum()), int(count_2L[1].sum())
     loss = -(count_2L[1] @ np.log(p_L) + count_2L[0] @ np.log1p(-p_L)) / total
     below_L = np.cumsum(count_2L[0]) - count_2L[0]

@@ -14,12 +14,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import numpy as np
-import numpy.typing as npt
 import safetensors.torch
 import torch
 from torch import Tensor
 
+from dlrm_hybrid.arrays import Float32s
 from dlrm_hybrid.checkpoint.writer import write_tensors
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.export.names import Naming, shapes_of, to_ours, to_theirs
@@ -36,8 +35,7 @@ OPSET = 18
 # Above this the tensors of ONNX are in a file of their own: protocol buffers end at 2 GiB.
 MOST_ONNX_BYTES = 1 << 30
 
-Floats = npt.NDArray[np.float32]
-Scorer = Callable[[Batch], tuple[Floats, Floats]]
+Scorer = Callable[[Batch], tuple[Float32s, Float32s]]
 """Scores a batch: returns logits and probabilities, each (B,), or (B, L) of several labels."""
 
 
@@ -156,7 +154,7 @@ def _tensors_of(path: Path) -> dict[str, Tensor]:
 
 
 def _torch_scorer(module: Any, lists: ListInputs) -> Scorer:
-    def score(batch: Batch) -> tuple[Floats, Floats]:
+    def score(batch: Batch) -> tuple[Float32s, Float32s]:
         inputs = inputs_of(batch.dense_BI, batch.bags, lists).items()
         arguments: dict[str, Any] = {name: torch.from_numpy(array) for name, array in inputs}
         if lists.columns:
@@ -176,7 +174,7 @@ def _onnx_scorer(path: Path, lists: ListInputs) -> Scorer:
     options.intra_op_num_threads = torch.get_num_threads()
     session: Any = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
-    def score(batch: Batch) -> tuple[Floats, Floats]:
+    def score(batch: Batch) -> tuple[Float32s, Float32s]:
         inputs = inputs_of(batch.dense_BI, batch.bags, lists)
         logit_B, score_B = session.run(list(OUTPUTS), inputs)
         return logit_B, score_B

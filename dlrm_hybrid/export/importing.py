@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dlrm_hybrid.arrays import Int64s
 from dlrm_hybrid.checkpoint.commit import Preparing, commit
 from dlrm_hybrid.checkpoint.folder import CHECKPOINTS
 from dlrm_hybrid.checkpoint.writer import ShardWriter
@@ -169,9 +169,9 @@ def _column_faults(exported: ExportedColumns, preprocessing: Preprocessing) -> I
 
 def _rows_there(
     file: Path, exported: ExportedColumns, preprocessing: Preprocessing
-) -> list[npt.NDArray[np.int64]]:
+) -> list[Int64s]:
     """For each column, the file's row for each row here; DataError if a category has none."""
-    rows: list[npt.NDArray[np.int64]] = []
+    rows: list[Int64s] = []
     faults: list[str] = []
     for source, target in zip(exported.vocabularies, preprocessing.vocabularies(), strict=True):
         ids = source.lookup()(target.keys)

@@ -13,7 +13,8 @@ import numpy as np
 from torch import Tensor
 
 from dlrm_hybrid import __version__
-from dlrm_hybrid.bags import Bags, Int64s, jagged, weights_of_all, with_first_ids
+from dlrm_hybrid.arrays import Int64s
+from dlrm_hybrid.bags import Bags, jagged, weights_of_all, with_first_ids
 from dlrm_hybrid.config.commands import ExportConfig
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text, unset_faults

@@ -11,11 +11,10 @@ from threading import Lock
 from typing import TYPE_CHECKING, final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.nn import Module
 
-from dlrm_hybrid.bags import Int64s
+from dlrm_hybrid.arrays import Float32s, Int64s
 from dlrm_hybrid.checkpoint.folder import find_best, read_facts
 from dlrm_hybrid.checkpoint.manifest import version
 from dlrm_hybrid.checkpoint.reader import OnRead
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 4096
 UNKNOWN_KEY = "predict.unknown"
-Floats = npt.NDArray[np.float32]
 
 
 @final
@@ -162,7 +160,7 @@ class Predictor:
                 )
             self._serving = serving.updated(self.config, folder, manifest)
 
-    def predict(self, frame: pd.DataFrame) -> Floats:
+    def predict(self, frame: pd.DataFrame) -> Float32s:
         """Probabilities of a click, float32 (R,), in the order of the rows; of `labels` (R, L).
 
         Args:
@@ -183,7 +181,7 @@ class Predictor:
         """Convert rows to a batch for the model, with labels of 0; raises like `logits`."""
         return self._serving.batch(block)
 
-    def logits(self, block: NewRows) -> Floats:
+    def logits(self, block: NewRows) -> Float32s:
         """Logits of rows, float32 (R,), of `labels` (R, L).
 
         Raises:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, final
 
 import numpy as np
-import numpy.typing as npt
 
-from dlrm_hybrid.bags import Bags, Int64s, jagged, weights_of_all
+from dlrm_hybrid.arrays import Float32s, Int64s
+from dlrm_hybrid.bags import Bags, jagged, weights_of_all
 from dlrm_hybrid.data.manifest import Scale
 from dlrm_hybrid.data.preprocessing import NO_ROW, Lookup, Preprocessing, Vocabulary
 from dlrm_hybrid.data.schema import Schema
@@ -121,7 +121,7 @@ class Encoder:
             for vocabulary in self._schema.by_table(self._vocabularies)
         )
 
-    def dense(self, values: Values) -> npt.NDArray[np.float32]:
+    def dense(self, values: Values) -> Float32s:
         """Standardise dense values to float32 (B, I); RefusedValueError if one exceeds it."""
         dense_BI = standardised(values.dense_NI, self._scales)
         is_fine_BI = np.isfinite(dense_BI)

@@ -18,7 +18,8 @@ from typing import Any, cast, final
 import numpy as np
 import numpy.typing as npt
 
-from dlrm_hybrid.bags import Bags, Int64s, lengths_of, table_offsets
+from dlrm_hybrid.arrays import Float32s, Float64s, Int64s
+from dlrm_hybrid.bags import Bags, lengths_of, table_offsets
 from dlrm_hybrid.data.manifest import VOCABULARY_FOLDER, Scale
 from dlrm_hybrid.data.preprocessing import Keys, Preprocessing, Vocabulary
 from dlrm_hybrid.data.schema import CategoricalColumn, DenseColumn, Extra, Schema, adapter
@@ -68,7 +69,7 @@ def weights_name(number: int) -> str:
 
 
 def inputs_of(
-    dense_BI: npt.NDArray[np.float32], bags: Bags[Int64s], lists: ListInputs = NO_LISTS
+    dense_BI: Float32s, bags: Bags[Int64s], lists: ListInputs = NO_LISTS
 ) -> dict[str, npt.NDArray[Any]]:
     """The named inputs of an exported graph; `dense` only if there are dense columns."""
     lengths_FB, first_F = lengths_of(bags), table_offsets(bags).tolist()
@@ -331,7 +332,7 @@ class ModelInputs:
         column: CategoricalColumn,
         lists: Sequence[Sequence[Any]],
         places: Sequence[Sequence[int]],
-    ) -> npt.NDArray[np.float32]:
+    ) -> Float32s:
         """The weights of the ids in the kept places of lists."""
         weights, name = list[float](), column.weights or ""
         for row, value in enumerate(self._column(rows, name)):
@@ -366,7 +367,7 @@ class ModelInputs:
         places = places[-most:] if column.truncate == "last" else places[:most]
         return [place for place in places if not is_missing(items[place])]
 
-    def _dense(self, rows: Sequence[Row], column: DenseColumn) -> npt.NDArray[np.float64]:
+    def _dense(self, rows: Sequence[Row], column: DenseColumn) -> Float64s:
         """The numbers of a column (B, length)."""
         values, length = self._column(rows, column.name), column.length
         if length > 1:

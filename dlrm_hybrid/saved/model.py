@@ -11,11 +11,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import final
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dlrm_hybrid.arrays import Float32s
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.checkpoint.reader import OnRead, open_checkpoint
 from dlrm_hybrid.config.schema import Config
@@ -32,7 +31,6 @@ from dlrm_hybrid.run.assembly.model import evaluation_masks
 from dlrm_hybrid.train import statistics
 
 BLOCK_ROWS = 1 << 20  # rows rounded at a time
-Floats = npt.NDArray[np.float32]
 
 
 @final
@@ -155,7 +153,7 @@ class SavedModel:
             tensors = {**tensors, **dense, **stage.statistics()}
         return tensors
 
-    def logits(self, batch: Batch) -> Floats:
+    def logits(self, batch: Batch) -> Float32s:
         """Logits of a batch, (B,) or (B, L), bit for bit those of an evaluation in one process."""
         with torch.no_grad():
             bags: Bags[Tensor] = batch.bags.map(lambda ids: torch.from_numpy(ids))
@@ -172,7 +170,7 @@ class SavedModel:
                 x_BN = x_BN if mask is None else mask(x_BN)
         return x_BN.squeeze(1).numpy()
 
-    def score(self, batch: Batch) -> tuple[Floats, Floats]:
+    def score(self, batch: Batch) -> tuple[Float32s, Float32s]:
         """Logits and probabilities of a batch, each (B,) or (B, L)."""
         logit_B = self.logits(batch)
         return logit_B, torch.from_numpy(logit_B).sigmoid().numpy()

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
-import numpy.typing as npt
 
+from dlrm_hybrid.arrays import Int64s
 from dlrm_hybrid.bags import Bags, table_offsets
 
 EXACT_BITS = 8  # leading bits of a number that decide its bucket
@@ -120,14 +120,14 @@ class IdSample:
     ids: Histogram = field(default_factory=Histogram)
     _batches: int = 0
 
-    def add(self, bags: Bags[npt.NDArray[np.int64]]) -> None:
+    def add(self, bags: Bags[Int64s]) -> None:
         """Take a batch as it is read; every `SAMPLED`th is counted."""
         if self._batches % SAMPLED == 0:
             self.ids.add(count_distinct(bags))
         self._batches += 1
 
 
-def count_distinct(bags: Bags[npt.NDArray[np.int64]]) -> int:
+def count_distinct(bags: Bags[Int64s]) -> int:
     """Number of distinct ids of each table, added up."""
     if bags.offsets is not None:
         by_table = np.split(bags.values, table_offsets(bags)[1:-1])

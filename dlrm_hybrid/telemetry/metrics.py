@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
+from dlrm_hybrid.arrays import Bools, Float32s, Float64s, Int64s, Words
 from dlrm_hybrid.types import DataError, DivergedError
 
 Counts = npt.NDArray[np.int64 | np.float64]
@@ -76,16 +77,16 @@ class BinaryMetrics:
         self._totals = _Totals(0, 0, 0, 0.0, 0.0, 0, _NO_BINS, _NO_BINS)
         self._logit_N = np.empty(PENDING_ROWS, np.float32)
         self._label_N = np.empty(PENDING_ROWS, np.bool_)
-        self._weight_N: npt.NDArray[np.float64] | None = None
+        self._weight_N: Float64s | None = None
         self._pending = 0
         self._grouped: list[_Grouped] = []
 
     def add(
         self,
-        logit_B: npt.NDArray[np.float32],
-        label_B: npt.NDArray[np.float32],
-        weight_B: npt.NDArray[np.float32] | None = None,
-        group_B: npt.NDArray[np.int64] | None = None,
+        logit_B: Float32s,
+        label_B: Float32s,
+        weight_B: Float32s | None = None,
+        group_B: Int64s | None = None,
     ) -> None:
         """Count the rows of a batch, each as its weight or 1; the arrays are copied.
 
@@ -168,10 +169,10 @@ class LabelMetrics:
 
     def add(
         self,
-        logit_BL: npt.NDArray[np.float32],
-        label_BL: npt.NDArray[np.float32],
-        weight_B: npt.NDArray[np.float32] | None = None,
-        group_B: npt.NDArray[np.int64] | None = None,
+        logit_BL: Float32s,
+        label_BL: Float32s,
+        weight_B: Float32s | None = None,
+        group_B: Int64s | None = None,
     ) -> None:
         """Count the rows of a batch; see `BinaryMetrics.add`."""
         for place, metrics in enumerate(self._metrics.values()):
@@ -193,7 +194,7 @@ def metrics_of(loss_weights: Mapping[str, float]) -> BinaryMetrics | LabelMetric
 class _Bins:
     """A histogram: distinct keys in increasing order, and the rows of each or their weight."""
 
-    key_K: npt.NDArray[np.uint32]
+    key_K: Words
     rows_K: Counts
     shift: int
 
@@ -244,9 +245,9 @@ class _Totals:
 
 
 def _count(
-    logit_N: npt.NDArray[np.float32],
-    label_N: npt.NDArray[np.bool_],
-    weight_N: npt.NDArray[np.float64] | None,
+    logit_N: Float32s,
+    label_N: Bools,
+    weight_N: Float64s | None,
 ) -> _Totals:
     def total(x_N: npt.NDArray[Any]) -> Any:
         return (x_N if weight_N is None else x_N * weight_N).sum().item()
@@ -271,20 +272,20 @@ def _count(
     )
 
 
-def _keys(logit_N: npt.NDArray[np.float32]) -> npt.NDArray[np.uint32]:
+def _keys(logit_N: Float32s) -> Words:
     """Map floats to integers in the same order: adjacent floats become adjacent integers."""
     pattern_N = (logit_N + np.float32(0)).view(np.int32)  # -0 + 0 = 0
     return pattern_N.view(np.uint32) ^ ((pattern_N >> 31).view(np.uint32) | np.uint32(1 << 31))
 
 
-def _sort(key_N: npt.NDArray[np.uint32], weight_N: npt.NDArray[np.float64] | None) -> _Bins:
+def _sort(key_N: Words, weight_N: Float64s | None) -> _Bins:
     if weight_N is None:
         return _sum_up(np.sort(key_N), np.ones(len(key_N), np.int64), 0)
     order_N = np.argsort(key_N, kind="stable")
     return _sum_up(key_N[order_N], weight_N[order_N], 0)
 
 
-def _sum_up(key_N: npt.NDArray[np.uint32], rows_N: Counts, shift: int) -> _Bins:
+def _sum_up(key_N: Words, rows_N: Counts, shift: int) -> _Bins:
     """Merge equal keys, which are sorted, and add up their rows."""
     if len(key_N) == 0:
         return _Bins(key_N, rows_N, shift)
@@ -307,9 +308,9 @@ def _auc(clicked: _Bins, skipped: _Bins) -> float:
 class _Grouped(NamedTuple):
     """Rows with their groups."""
 
-    group_N: npt.NDArray[np.int64]
-    logit_N: npt.NDArray[np.float32]
-    label_N: npt.NDArray[np.bool_]
+    group_N: Int64s
+    logit_N: Float32s
+    label_N: Bools
     weight_N: Counts
 
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import final
 
-import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from dlrm_hybrid import bags
+from dlrm_hybrid.arrays import Bools
 from dlrm_hybrid.data.loader import Batch, sequential_batches
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.embeddings import tensor_bags
@@ -41,7 +40,7 @@ class EvaluatedRows:
     shards: Shards
     rows: range
     batch_size: int
-    known: Sequence[npt.NDArray[np.bool_]] | None = None
+    known: Sequence[Bools] | None = None
 
     def batches(self) -> Iterator[Batch]:
         """Read all rows in batches; the last may be smaller."""

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, final
 
-import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
+from dlrm_hybrid.arrays import Float32s
 from dlrm_hybrid.checkpoint.folder import read
 from dlrm_hybrid.config.model import spec_of
 from dlrm_hybrid.config.schema import Config
@@ -31,7 +30,6 @@ from dlrm_hybrid.train.worker_rank import WorkerRank
 from dlrm_hybrid.types import DataError, DivergedError, Group
 from dlrm_hybrid.world.settings import Settings
 
-Floats = npt.NDArray[np.float32]
 OwnOrder = Callable[..., Any]
 """A function of a module: takes a worker and values, and returns what JSON can hold."""
 Counts = Mapping[str, Mapping[str, int]]
@@ -95,7 +93,7 @@ class Backend(Protocol):
         """Take the present master weights for predictions."""
         ...
 
-    def predict(self, batches: Sequence[Batch]) -> list[Floats]:
+    def predict(self, batches: Sequence[Batch]) -> list[Float32s]:
         """Compute logits of batches of any number of rows, at most one for each trainer."""
         ...
 

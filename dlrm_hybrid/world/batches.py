@@ -14,6 +14,7 @@ from typing import Any, cast, final
 import numpy as np
 import numpy.typing as npt
 
+from dlrm_hybrid.arrays import Float32s, Int64s
 from dlrm_hybrid.bags import Bags, jagged, lengths_of, require_offsets, table_offsets
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.data.shards import bad_weights
@@ -91,7 +92,7 @@ class Columns:
         bags, weight_B = self._bags(ids, len(label_B)), _weights(weight, len(label_B))
         return Batch(self._dense(dense, len(label_B)), bags, label_B, weight_B)
 
-    def _dense(self, value: Any, rows: int) -> npt.NDArray[np.float32]:
+    def _dense(self, value: Any, rows: int) -> Float32s:
         if value is None and not self.spec.num_dense:
             return np.empty((rows, 0), np.float32)
         dense_BI = _array("dense", value, np.float32)
@@ -106,7 +107,7 @@ class Columns:
             raise _FaultError(f"dense column {column} of row {row} is {dense_BI[row, column]}")
         return dense_BI
 
-    def _bags(self, value: Any, rows: int) -> Bags[npt.NDArray[np.int64]]:
+    def _bags(self, value: Any, rows: int) -> Bags[Int64s]:
         columns = self.spec.columns
         bags = _bags(value, self.spec.table_names)
         if (bags.tables, bags.rows) != (len(columns), rows):
@@ -212,7 +213,7 @@ def _parts(data: Any) -> tuple[Any, Any, Any, Any]:
     return dense, ids, label, None
 
 
-def _weights(value: Any, rows: int) -> npt.NDArray[np.float32] | None:
+def _weights(value: Any, rows: int) -> Float32s | None:
     if value is None:
         return None
     weight_B = _array(WEIGHT, value, np.float32)
@@ -241,7 +242,7 @@ def _array(name: str, value: Any, dtype: Any) -> npt.NDArray[Any]:
     return np.array(array, dtype, order="C")
 
 
-def _bags(value: Any, names: Sequence[str]) -> Bags[npt.NDArray[np.int64]]:
+def _bags(value: Any, names: Sequence[str]) -> Bags[Int64s]:
     """Convert ids to bags in the order of tables."""
     if isinstance(value, Bags):
         as_bags = cast("Bags[Any]", value)

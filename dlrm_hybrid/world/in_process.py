@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from dlrm_hybrid.arrays import Float32s
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.placement import matrix_products
@@ -28,7 +29,6 @@ from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.world.backend import (
     Backend,
     Counts,
-    Floats,
     OwnOrder,
     job_of,
     save,
@@ -94,7 +94,7 @@ class InProcess(Backend):
             self._engine.take_masters()
 
     @override
-    def predict(self, batches: Sequence[Batch]) -> list[Floats]:
+    def predict(self, batches: Sequence[Batch]) -> list[Float32s]:
         with _as_in_a_rank(self._config), self._meter.within(Phase.EVALUATE):
             return [self._engine.predict(next(self._predicted), batch).numpy() for batch in batches]
 

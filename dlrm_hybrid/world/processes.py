@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor
 from typing_extensions import override
 
+from dlrm_hybrid.arrays import Float32s
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.tensors import whole
@@ -27,7 +28,7 @@ from dlrm_hybrid.run.rank.process import Rank
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.wire.frame import Frame
-from dlrm_hybrid.world.backend import Backend, Counts, Floats, OwnOrder, added
+from dlrm_hybrid.world.backend import Backend, Counts, OwnOrder, added
 from dlrm_hybrid.world.orders import Tensors, tensors_of_batch
 from dlrm_hybrid.world.ranks import WorldRanks
 from dlrm_hybrid.world.settings import Settings
@@ -92,7 +93,7 @@ class Processes(Backend):
         self._ranks.ask("begin_evaluation")
 
     @override
-    def predict(self, batches: Sequence[Batch]) -> list[Floats]:
+    def predict(self, batches: Sequence[Batch]) -> list[Float32s]:
         topology = self._topology
         nothing = [batches[0].part(slice(0))] * (topology.trainers - len(batches))
         tensors = self._parts([*batches, *nothing])

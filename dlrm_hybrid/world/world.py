@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dlrm_hybrid.arrays import Float32s
 from dlrm_hybrid.checkpoint.folder import find
 from dlrm_hybrid.compress.gradient.methods import GradientMethod
 from dlrm_hybrid.config.schema import Config
@@ -32,7 +33,6 @@ from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.types import ConfigError, DataError, ResourceError
 from dlrm_hybrid.world.backend import (
     Backend,
-    Floats,
     OwnOrder,
     StepResult,
     check_weights_of,
@@ -244,7 +244,7 @@ class World:
             raise DataError("evaluate: no batch with a row to score")
         return metrics.scores()
 
-    def predict(self, batches: Iterable[Any]) -> Floats:
+    def predict(self, batches: Iterable[Any]) -> Float32s:
         """Probabilities that labels are 1; batches as for `evaluate`, labels optional.
 
         They are (rows,), or (rows, labels) of a model with `loss_weights`.
@@ -370,7 +370,7 @@ class World:
                 stacklevel=3,
             )
 
-    def _scored(self, batches: Iterable[Any], labelled: bool) -> Iterator[tuple[Floats, Batch]]:
+    def _scored(self, batches: Iterable[Any], labelled: bool) -> Iterator[tuple[Float32s, Batch]]:
         """Batches with their logits, in order."""
         if is_one(batches):
             raise DataError("evaluation: this is one batch, must be several, such as [batch]")

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 import numpy as np
-from numpy.typing import NDArray
+
+from dlrm_hybrid.arrays import Int64s
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Int64s = NDArray[np.int64]
 
 
 @final

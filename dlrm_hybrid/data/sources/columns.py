@@ -12,12 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dlrm_hybrid.bags import Int64s
+from dlrm_hybrid.arrays import Bools, Float32s, Float64s, Int32s, Int64s
 from dlrm_hybrid.data.manifest import Scale
 from dlrm_hybrid.data.schema import DenseColumn, Label
 from dlrm_hybrid.data.sources.cells import Key
-
-Numbers = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +29,10 @@ class Coded:
         weight_M: float32, weight of each id, if the schema has them.
     """
 
-    index_M: npt.NDArray[np.int32]
+    index_M: Int32s
     keys: Sequence[Key] | npt.NDArray[Any]
-    length_N: npt.NDArray[np.int32] | None = None
-    weight_M: npt.NDArray[np.float32] | None = None
+    length_N: Int32s | None = None
+    weight_M: Float32s | None = None
 
 
 class LabelValue(NamedTuple):
@@ -45,10 +43,10 @@ class LabelValue(NamedTuple):
 
 
 def numbers_of(
-    add: Callable[[Coded, npt.NDArray[np.bool_] | None], npt.NDArray[np.int32]],
+    add: Callable[[Coded, Bools | None], Int32s],
     several: Sequence[Coded],
-    known_N: npt.NDArray[np.bool_] | None,
-) -> list[npt.NDArray[np.int32]]:
+    known_N: Bools | None,
+) -> list[Int32s]:
     """The numbers of the ids of a table's columns, which appear row by row.
 
     Args:
@@ -99,25 +97,25 @@ class Values:
         positives: values of labels' `positive` that rows have.
     """
 
-    row_N: npt.NDArray[np.int64]
-    label_N: npt.NDArray[np.float32] | None
+    row_N: Int64s
+    label_N: Float32s | None
     dense_NI: npt.NDArray[np.floating[Any]]
     categories: tuple[Coded, ...]
     time_N: npt.NDArray[Any] | None = None
-    weight_N: npt.NDArray[np.float32] | None = None
-    group_N: npt.NDArray[np.int64] | None = None
-    drawn_N: npt.NDArray[np.int64] | None = None
+    weight_N: Float32s | None = None
+    group_N: Int64s | None = None
+    drawn_N: Int64s | None = None
     positives: frozenset[LabelValue] = frozenset()
 
 
 class ReadNumbers(NamedTuple):
     """Dense values before they are standardised, and the fault of each invalid one by index."""
 
-    x_N: Numbers
+    x_N: Float64s
     faults: dict[int, str]
 
 
-def transformed(x_N: Numbers, column: DenseColumn) -> ReadNumbers:
+def transformed(x_N: Float64s, column: DenseColumn) -> ReadNumbers:
     """Replace the missing numbers (NaN) of a column and apply `log1p` if that is its transform."""
     faults = dict.fromkeys(np.flatnonzero(np.isinf(x_N)).tolist(), "is infinite")
     x_N = np.where(np.isnan(x_N), column.missing, x_N)
@@ -132,7 +130,7 @@ def transformed(x_N: Numbers, column: DenseColumn) -> ReadNumbers:
 
 def standardised(
     dense_NI: npt.NDArray[np.floating[Any]], scales: Sequence[Scale | None]
-) -> npt.NDArray[np.float32]:
+) -> Float32s:
     """Standardise the columns that have a scale, (x - mean) / deviation, and convert to float32.
 
     A value beyond float32 becomes infinite.

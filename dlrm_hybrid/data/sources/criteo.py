@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
+from dlrm_hybrid.arrays import Bytes, Float32s, Words
 from dlrm_hybrid.data.arrays import ArrayWriter
 from dlrm_hybrid.data.sources import text as reader
 from dlrm_hybrid.data.sources.cells import shown
@@ -73,9 +73,9 @@ class ParsedRows:
         zero_keys: number of fields that hold 00000000.
     """
 
-    label_R: npt.NDArray[np.float32]
-    dense_RI: npt.NDArray[np.float32]
-    keys_FR: npt.NDArray[np.uint32]
+    label_R: Float32s
+    dense_RI: Float32s
+    keys_FR: Words
     bad: tuple[BadLine, ...]
     zero_keys: int
 
@@ -134,13 +134,13 @@ def _explain(line: bytes, number: int) -> BadLine:
 
 
 @functools.cache
-def _log_table() -> npt.NDArray[np.float32]:
+def _log_table() -> Float32s:
     table = np.empty(_LOG_TABLE_SIZE, np.float32)
     fill_log_table(table)
     return table
 
 
-def parse(text: npt.NDArray[np.uint8], max_bad_rows: int) -> ParsedRows:
+def parse(text: Bytes, max_bad_rows: int) -> ParsedRows:
     """Parse a block of lines; a last line without newline is a bad row.
 
     Args:

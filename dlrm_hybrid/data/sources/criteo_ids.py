@@ -15,10 +15,10 @@ from io import BufferedRandom
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from dlrm_hybrid import disk
+from dlrm_hybrid.arrays import Int32s, Words
 from dlrm_hybrid.data.arrays import ArrayWriter, StoredArray, read_rows
 from dlrm_hybrid.data.folder import check_space
 from dlrm_hybrid.data.manifest import VOCABULARY_FOLDER, Semantics
@@ -30,7 +30,6 @@ from dlrm_hybrid.kernels.criteo import count, insert, keys_by_number, lookup, re
 from dlrm_hybrid.threads import Report, Threads
 from dlrm_hybrid.types import DataError
 
-Keys = npt.NDArray[np.uint32]
 _SPACE_MARGIN = 1.05
 _PIECE_ROWS = 1 << 15  # rows assembled at a time
 _WINDOW_PER_THREAD = 3
@@ -93,7 +92,7 @@ def _day_rows(job: PrepareJob) -> list[int]:
 def _assemble(spilled: Sequence[Path], rows: int, job: PrepareJob) -> StoredArray:
     pieces = (range(first, min(first + _PIECE_ROWS, rows)) for first in range(0, rows, _PIECE_ROWS))
 
-    def piece(rows_of_piece: range, _: Report) -> npt.NDArray[np.int32]:
+    def piece(rows_of_piece: range, _: Report) -> Int32s:
         ids_FN = np.empty((len(spilled), len(rows_of_piece)), np.int32)
         for path, ids_N in zip(spilled, ids_FN, strict=True):
             with path.open("rb", buffering=0) as file:
@@ -143,7 +142,7 @@ class KeyTable:
         self.slots = np.zeros(_FIRST_SLOTS, np.uint64)
         self.used = 0
 
-    def insert(self, keys_N: Keys, first_id: int) -> None:
+    def insert(self, keys_N: Words, first_id: int) -> None:
         """Replace keys by `first_id` + number, in place; new keys are added."""
         start = 0
         while start < keys_N.size:
@@ -157,11 +156,11 @@ class KeyTable:
                 rehash(self.slots, grown)
                 self.slots = grown
 
-    def lookup(self, keys_N: Keys) -> None:
+    def lookup(self, keys_N: Words) -> None:
         """Replace keys by 1 + number, unknown ones by 0, in place."""
         lookup(keys_N, self.slots)
 
-    def keys(self) -> Keys:
+    def keys(self) -> Words:
         """The keys in order of their numbers, uint32 (V,)."""
         keys_V = np.empty(self.used, np.uint32)
         keys_by_number(self.slots, keys_V)
@@ -223,7 +222,9 @@ def encode(task: ColumnTask, report: Report) -> ColumnResult:
     return ColumnResult(keys_V.size + task.semantics.shares_id[0], digest)
 
 
-def _number(task: ColumnTask, file: BufferedRandom, report: Report) -> tuple[KeyTable, Keys | None]:
+def _number(
+    task: ColumnTask, file: BufferedRandom, report: Report
+) -> tuple[KeyTable, Words | None]:
     """Replace keys by numbers of first appearance; count each if `min_count` matters."""
     semantics = task.semantics
     table = KeyTable()
@@ -247,7 +248,7 @@ def _number(task: ColumnTask, file: BufferedRandom, report: Report) -> tuple[Key
     return table, counts_V
 
 
-def _blocks(file: BufferedRandom, rows: range) -> Iterator[Keys]:
+def _blocks(file: BufferedRandom, rows: range) -> Iterator[Words]:
     """Yield a file's keys of these rows in blocks; what the caller changes is written back."""
     buffer = np.empty(min(_BLOCK_ROWS, len(rows)), np.uint32)
     for part in (rows[at : at + _BLOCK_ROWS] for at in range(0, len(rows), _BLOCK_ROWS)):

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
+from dlrm_hybrid.arrays import Bytes, Int64s
 from dlrm_hybrid.data.schema import Dialect, some_names
 from dlrm_hybrid.data.sources.arrow import ArrowError, Batch, pa, pa_csv, parquet
 from dlrm_hybrid.data.sources.paths import folder_values
@@ -70,7 +71,7 @@ class Block:
     """
 
     columns: Batch
-    row_N: npt.NDArray[np.int64]
+    row_N: Int64s
     odd: tuple[OddRow, ...]
     remark: str = ""
 
@@ -358,7 +359,7 @@ class _Rows(NamedTuple):
 
     rows: int
     end: int
-    odd_K4: npt.NDArray[np.int64]
+    odd_K4: Int64s
     fault: int
     value: int
     alike: int
@@ -375,7 +376,7 @@ def _fill(text: bytearray, chunks: Iterator[bytes], num_bytes: int) -> bool:
     return False
 
 
-def _read_only(text: bytes | bytearray) -> npt.NDArray[np.uint8]:
+def _read_only(text: bytes | bytearray) -> Bytes:
     return np.frombuffer(memoryview(text).toreadonly(), np.uint8)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from dlrm_hybrid.bags import Int64s
+from dlrm_hybrid.arrays import Bools, Float32s, Float64s, Int32s, Int64s
 from dlrm_hybrid.data.arrays import Array, ArrayWriter, StoredArray
 from dlrm_hybrid.data.manifest import (
     GROUP_FILE,
@@ -94,7 +94,7 @@ class Numbered(NamedTuple):
     """
 
     keys: Keys
-    id_V: npt.NDArray[np.int32]
+    id_V: Int32s
     growth: Growth
     use_V: Int64s | None
 
@@ -107,7 +107,7 @@ class Numbering:
         self._numbers: dict[Key, int] = {}
         self._counts = np.zeros(1 << 10, np.int64)
 
-    def add(self, coded: Coded, known_M: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.int32]:
+    def add(self, coded: Coded, known_M: Bools | None) -> Int32s:
         """The number of each id; those that `known_M` selects are counted, all if it is None."""
         numbers: dict[Key, int] = self._numbers
         keys = coded.keys
@@ -187,7 +187,7 @@ def _use(
     base: Vocabulary | None,
     known_V: Int64s,
     counts_V: Int64s,
-    is_new_V: npt.NDArray[np.bool_],
+    is_new_V: Bools,
 ) -> tuple[Int64s, Int64s]:
     """The use of a column's categories after these rows; see `Vocabulary.use_V`.
 
@@ -453,9 +453,7 @@ def parts(values: Values, schema: Schema, name: str, before: int) -> npt.NDArray
     return part_N
 
 
-def _drawn(
-    split: ByFraction, number_N: npt.NDArray[np.int64], hash_N: npt.NDArray[np.int64] | None
-) -> npt.NDArray[np.float64]:
+def _drawn(split: ByFraction, number_N: Int64s, hash_N: Int64s | None) -> Float64s:
     """Numbers in [0, 1) by the rows' numbers, or by hashes where these are not 0."""
     bits_N = hashed(fold(split.seed, "split"), number_N.view(np.uint64))
     if hash_N is not None:
@@ -514,7 +512,7 @@ def _single(
     job: PrepareJob,
     spill: Spill,
     scales: Sequence[Scale | None],
-    id_of: Sequence[npt.NDArray[np.int32]],
+    id_of: Sequence[Int32s],
     report: Callable[[int], None],
 ) -> Iterator[StoredArray]:
     schema, result = job.semantics.schema, job.result
@@ -556,8 +554,8 @@ def _beside(path: Path, spill: Spill, name: str, dtype: type[np.generic]) -> Ite
 
 
 def _standardised(
-    dense_NI: npt.NDArray[np.float64], scales: Sequence[Scale | None], schema: Schema, part: str
-) -> npt.NDArray[np.float32]:
+    dense_NI: Float64s, scales: Sequence[Scale | None], schema: Schema, part: str
+) -> Float32s:
     x_NI = standardised(dense_NI, scales)
     for row, column in np.argwhere(~np.isfinite(x_NI))[:1].tolist():
         raise DataError(
@@ -567,9 +565,7 @@ def _standardised(
     return x_NI
 
 
-def _multi_hot(
-    index: int, spill: Spill, job: PrepareJob, id_V: npt.NDArray[np.int32]
-) -> Iterator[StoredArray]:
+def _multi_hot(index: int, spill: Spill, job: PrepareJob, id_V: Int32s) -> Iterator[StoredArray]:
     result = job.result
     with (
         ArrayWriter(result / values_file(index), np.int32) as values,

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, cast
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 import zstandard
 from isal import isal_zlib
 
+from dlrm_hybrid.arrays import Bytes
 from dlrm_hybrid.kernels.criteo import count_lines
 from dlrm_hybrid.types import DataError
 
@@ -148,7 +148,7 @@ class Lines:
     file: int
     first_line: int
     lines: int
-    text: npt.NDArray[np.uint8]
+    text: Bytes
     raw_bytes: int
 
 
@@ -332,7 +332,7 @@ def blocks(
 
 def _lines(
     chunks: Iterator[bytes], path: Path, block_bytes: int
-) -> Iterator[tuple[int, int, npt.NDArray[np.uint8]]]:
+) -> Iterator[tuple[int, int, Bytes]]:
     """Yield the blocks of one file: number of the first line, number of lines, text."""
     text = bytearray()
     first_line = 1

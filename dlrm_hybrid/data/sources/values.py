@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
+from dlrm_hybrid.arrays import Bools, Float64s, Int64s
 from dlrm_hybrid.data.schema import (
     ByFraction,
     ByTime,
@@ -264,7 +265,7 @@ def _label(array: Any, label: Label) -> _Found:
     if keys := wanted_keys(label):
         return _is_positive(array, keys)
     numbers = _numbers(array)
-    label_N: npt.NDArray[np.float64] = numbers.values
+    label_N: Float64s = numbers.values
     bad = dict(numbers.bad)
     if label.above is not None:
         label_N = np.where(np.isnan(label_N), label_N, label_N > label.above)
@@ -381,7 +382,7 @@ def _arrow_times(array: Any) -> Any:
     return array
 
 
-def _microseconds(times: Any) -> npt.NDArray[np.int64]:
+def _microseconds(times: Any) -> Int64s:
     """Microseconds since 1970, rounded down."""
     whole_N = pc.fill_null(pc.cast(times, pa.int64()), 0).to_numpy(zero_copy_only=False)
     if times.type.unit == "ns":
@@ -391,7 +392,7 @@ def _microseconds(times: Any) -> npt.NDArray[np.int64]:
     return np.clip(whole_N, -most, most) * factor
 
 
-def _each_time(array: Any) -> tuple[npt.NDArray[np.int64], dict[int, str]]:
+def _each_time(array: Any) -> tuple[Int64s, dict[int, str]]:
     """Parse times one by one, where Arrow cannot parse all of them."""
     time_N, faults = np.zeros(len(array), np.int64), dict[int, str]()
     for index, value in enumerate(array.to_pylist()):
@@ -428,7 +429,7 @@ class _Listed(NamedTuple):
 
     flat: Any
     length_N: npt.NDArray[Any]
-    kept_M: npt.NDArray[np.bool_]
+    kept_M: Bools
 
 
 def _listed(
@@ -529,14 +530,14 @@ def coded_of(array: Any, column: CategoricalColumn) -> tuple[Coded, Mapping[int,
     return _coded(plain(array), column, None)
 
 
-def _is_empty(flat: Any) -> npt.NDArray[np.bool_]:
+def _is_empty(flat: Any) -> Bools:
     empty = pc.is_null(flat, nan_is_null=True)
     if is_text(flat.type):
         empty = pc.or_(empty, pc.equal(pc.binary_length(flat), 0).fill_null(True))
     return empty.to_numpy(zero_copy_only=False)
 
 
-def _is_kept(length_N: npt.NDArray[Any], column: CategoricalColumn) -> npt.NDArray[np.bool_]:
+def _is_kept(length_N: npt.NDArray[Any], column: CategoricalColumn) -> Bools:
     """Mask of the values of lists that `truncate` keeps."""
     end_N = np.cumsum(length_N)
     place_M = np.arange(int(length_N.sum()))

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from dlrm_hybrid.arrays import Bools
 from dlrm_hybrid.compress.activation.codec import ActivationCodec, DenseCodec
 from dlrm_hybrid.compress.activation.methods import BoundaryContext, Dct, Dense
 from dlrm_hybrid.compress.embedding.memory import LevelOptions
@@ -199,7 +199,7 @@ def evaluated_rows(config: Config, shards: Shards | None) -> dict[ScoredPart, Ev
     }
 
 
-def _known_rows(config: Config, shards: Shards) -> list[npt.NDArray[np.bool_]] | None:
+def _known_rows(config: Config, shards: Shards) -> list[Bools] | None:
     """Of each column the ids that rows are scored with before they are learned; None for all.
 
     Categories that came with these rows are unknown until then, if there is an id for such.
