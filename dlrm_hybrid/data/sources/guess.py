@@ -28,7 +28,14 @@ from dlrm_hybrid.data.schema import (
 )
 from dlrm_hybrid.data.schemas.reading import loads
 from dlrm_hybrid.data.sources.arrow import ArrowError, is_list, is_text, pa, pc, plain
-from dlrm_hybrid.data.sources.cells import JSON, Key, instant, is_number, missing_key
+from dlrm_hybrid.data.sources.cells import (
+    JSON,
+    Key,
+    instant,
+    is_number,
+    missing_key,
+    split_list,
+)
 from dlrm_hybrid.data.sources.files import Block, TableSource, check_names, open_source
 from dlrm_hybrid.data.sources.raw import BadRowPolicy
 from dlrm_hybrid.data.sources.tables import parts
@@ -383,6 +390,9 @@ def _words(name: str, block: Block, array: Any) -> _Column:
     for pattern, content in _FOREIGN:
         if pc.all(pc.match_substring_regex(distinct, pattern)).as_py():
             return _Column(name, f"{content}{note}")
+    tries = (_vectors(name, block, _lengths(distinct, x), note, x) for x in (JSON, *SEPARATORS))
+    if vectors := next(filter(None, tries), None):
+        return vectors
     if pc.all(pc.match_substring_regex(distinct, _BRACKETS)).as_py():
         return _list(name, block, array, JSON)
     for separator in SEPARATORS:
@@ -410,25 +420,48 @@ def _list(name: str, block: Block, array: Any, separator: str | None = None) -> 
     text = CategoricalColumn(name=name, max_length=MOST_IDS, separator=separator)
     is_number = separator is None and not is_text(plain(array.flatten()).type)
     tried = _try(block, *([replace(text, kind="integer")] if is_number else []), text)
+    note = _missing(array.null_count, len(array))
+    if tried.use is None and is_number:
+        lengths = pc.unique(pc.list_value_length(array).drop_null()).to_pylist()
+        vectors = _vectors(name, block, lengths, note)
+        return vectors or _Column(name, f"{array.type}: {tried.fault}")
     if tried.use is None:
-        fault = f"{array.type}: {tried.fault}" if is_number else tried.fault
-        return (_vectors(name, block, array) if is_number else None) or _Column(name, fault)
+        return _Column(name, tried.fault)
     assert tried.coded.length_N is not None
     longest = int(tried.coded.length_N.max())
     if not longest:
         return _Column(name, "empty in these rows")
-    note = _missing(array.null_count, len(array))
     summary = f"lists of up to {longest}, {len(tried.categories):,} distinct{note}"
     # Later rows may have longer lists.
     return _Column(name, summary, replace(tried.use, max_length=min(2 * max(2, longest), MOST_IDS)))
 
 
-def _vectors(name: str, block: Block, array: Any) -> _Column | None:
-    """Guess about lists that are no categories: vectors, if they are numbers and equally many."""
-    lengths = pc.unique(pc.list_value_length(array).drop_null()).to_pylist()
+def _lengths(texts: Any, separator: str) -> Sequence[int]:
+    """The different lengths of texts as lists; none if the first is no list of several numbers."""
+    lengths: dict[int, None] = {}
+    for text in texts.to_pylist():
+        try:
+            values = split_list(text, separator)
+        except ValueError:
+            return ()
+        if not lengths and (len(values) < 2 or not all(map(is_number, values))):
+            return ()
+        lengths[len(values)] = None
+    return [*lengths]
+
+
+def _vectors(
+    name: str, block: Block, lengths: Sequence[int], note: str, separator: str | None = None
+) -> _Column | None:
+    """Guess about lists that are no categories: vectors, if they are numbers and equally many.
+
+    In text whole numbers may be categories, and are taken for them.
+    """
     if len(lengths) != 1 or not 1 < lengths[0] <= MOST_IDS:
         return None
-    use = DenseColumn(name=name, length=lengths[0])
-    _, fault = _read(block, dense=(use,))
-    note = _missing(array.null_count, len(array))
-    return None if fault else _Column(name, f"lists of {lengths[0]} numbers{note}", use)
+    use = DenseColumn(name=name, length=lengths[0], separator=separator)
+    values, fault = _read(block, dense=(use,))
+    x_NL = values.dense_NI
+    if fault or (separator is not None and (x_NL == np.floor(x_NL)).all()):
+        return None
+    return _Column(name, f"lists of {lengths[0]} numbers{note}", use)
