@@ -132,7 +132,7 @@ FAULTS = [
     (
         GOOD.replace("c}", "c, missing: other}"),
         r"missing = 'other': must be 'own' or 'shared', or must be a valid "
-        r"integer$",
+        r"integer \(column 'c'\)$",
     ),
     (
         GOOD.replace("c}", "c, kind: integer, missing: -9223372036854775808}"),
@@ -218,6 +218,8 @@ FAULTS = [
         GOOD.replace("{name: c}", "{name: c}, {name: d, table: c}"),
         r"\[1\].table = 'c': is a column that does not name it; give column 'c' this table too",
     ),
+    (GOOD.replace("c}", "c, min_count: -3}"), r"\[0\].min_count = -3: .* \(column 'c'\)$"),
+    (GOOD.replace("[]", "[{name: a}, {name: b, length: 0}]"), r"dense\[1\].*\(column 'b'\)$"),
     (GOOD.replace("c}", "c, table: 3}"), r"categorical\[0\].table = 3: must be a valid string"),
     (GOOD.replace("c}", "c, table: t}") + "format: criteo", r"\[0\].table = 't': not with format"),
     (GOOD + "!!binary aGk=: 1", "m.yaml:4:1: not YAML: !!binary is not for schemas"),

@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any, cast
@@ -37,6 +38,7 @@ from dlrm_hybrid.types import ConfigError, DataError
 MOST_BYTES = 1 << 24
 SHOWN_CHARACTERS = 60
 YAML = ".yaml"
+_PLACE = re.compile(r"(dense|categorical)\[(\d+)\]")
 _NANOSECONDS = re.compile(r"\.[0-9]{7}")
 PACKAGE = "dlrm_hybrid.data.schemas"
 OF_A_TABLE = (
@@ -130,7 +132,17 @@ def loads(text: str, name: str) -> Schema:
         faults = list(_faults(schema))
         if not faults:
             return schema
-    raise ConfigError("\n".join(f"{name}: {fault}" for fault in dict.fromkeys(faults)))
+    named = (f"{name}: {fault}{_column_of(fault, values)}" for fault in dict.fromkeys(faults))
+    raise ConfigError("\n".join(named))
+
+
+def _column_of(fault: str, values: Any) -> str:
+    """The end of a fault, with the name of its column; empty where it has none, or says it."""
+    if (place := _PLACE.match(fault)) is not None:
+        with suppress(LookupError, TypeError):
+            column = values[place[1]][int(place[2])]["name"]
+            return "" if repr(column) in fault else f" (column {column!r:.80})"
+    return ""
 
 
 class _Loader(yaml.SafeLoader):
