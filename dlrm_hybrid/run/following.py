@@ -298,9 +298,9 @@ class _Followed:
         learned = {entry["file"] for entry in self.entries}
         for name in names[: len(names) - len(later)]:
             if name not in learned:
+                path = self._folder / name
                 self.display.line_once(
-                    f"{self._folder / name}: is passed over: its name sorts before "
-                    f"{max(learned)}, which is learned"
+                    f"{path}: is passed over: files whose names sort behind it are learned"
                 )
 
     def _tell_changed(self) -> None:

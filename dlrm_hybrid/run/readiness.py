@@ -26,6 +26,7 @@ from dlrm_hybrid.telemetry.trackers import require
 from dlrm_hybrid.types import ConfigError, ResourceError
 
 FLOAT_BYTES = 4
+BLOCK_ROWS = 1 << 16  # looked at together for labels that are all the same
 BUSY_SHARE = 0.25  # of the cores; above it threads wait for others at every product
 
 
@@ -78,14 +79,31 @@ def ready_rows(request: Request, resume_from: Path | None, display: Display) -> 
         checkpoint = checkpoint_folder.find(resume_from)
         facts = check_checkpoint(checkpoint, request.values, shards, is_new)
         same_rows = has_rows(facts, shards.manifest)
-        if not same_rows:
+        if not (same_rows or request.again):  # `follow` always has other rows
             display.line(
                 f"the rows are others than those of {checkpoint}: its weights and optimizers go "
                 "on; steps, rates and best scores begin anew"
             )
-        if line := begun_anew(checkpoint, facts, request.values, same_rows=same_rows):
+        line = begun_anew(checkpoint, facts, request.values, same_rows=same_rows)
+        if line and not request.again:
             display.line(line)
+    for line in label_remarks(shards):
+        display.line(line)
     return rows
+
+
+def label_remarks(shards: Shards) -> Iterator[str]:
+    """A line for each label that is the same in all training rows."""
+    schema, rows, sums_L = shards.schema, len(shards.train_rows), 0
+    for first in range(0, rows, BLOCK_ROWS):
+        label_RL = shards.rows.label_R[first : min(first + BLOCK_ROWS, rows)]
+        sums_L = sums_L + label_RL.reshape(-1, len(schema.labels)).sum(0, dtype=np.int64)
+        if ((sums_L > 0) & (sums_L < first + len(label_RL))).all():
+            return
+    for label, ones in zip(schema.labels, np.atleast_1d(sums_L).tolist(), strict=True):
+        if ones in (0, rows):
+            name, value = label.name or label.column, int(ones > 0)
+            yield f"label {name!r} is {value} in all {rows:,} training rows: it cannot be learned"
 
 
 def _other_columns(model: Model, shards: Shards) -> Iterator[str]:

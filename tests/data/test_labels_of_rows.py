@@ -18,6 +18,7 @@ from dlrm_hybrid.data.loader import START, Loader, sequential_batches
 from dlrm_hybrid.data.schema import Schema
 from dlrm_hybrid.data.schemas import reading as schemas
 from dlrm_hybrid.data.shards import Shards, open_shards, verify
+from dlrm_hybrid.run.readiness import label_remarks
 from dlrm_hybrid.types import ConfigError, DataError
 
 ROWS = 300
@@ -85,6 +86,16 @@ def test_each_row_keeps_its_labels_in_batches_of_any_order(tmp_path: Path) -> No
     train = shards.train_rows
     clicks = shards.manifest.parts.train.clicks
     assert clicks == shards.rows.label_R[train.start : train.stop, 0].sum()
+
+
+def test_labels_that_are_the_same_in_all_rows_are_told(tmp_path: Path) -> None:
+    assert [*label_remarks(prepared(tmp_path, columns()))] == []
+    alike = {**columns(), "clicked": [0] * ROWS, "action": ["buy"] * ROWS}
+    (tmp_path / "alike").mkdir()
+    shards = prepared(tmp_path / "alike", alike)
+    rows = f"in all {len(shards.train_rows)} training rows: it cannot be learned"
+    wanted = [f"label 'clicked' is 0 {rows}", f"label 'action' is 1 {rows}"]
+    assert [*label_remarks(shards)] == wanted
 
 
 def test_csv_has_the_same_labels_and_all_else_is_as_with_one(tmp_path: Path) -> None:

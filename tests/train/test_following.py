@@ -254,7 +254,7 @@ def test_late_and_changed_files_are_named_and_not_learned(
     capsys.readouterr()
     follow("followed")
     told = " ".join(capsys.readouterr().out.split())
-    assert "day15.parquet: is passed over: its name sorts before day2.parquet" in told
+    assert told.count("day15.parquet: is passed over: files whose names sort behind it") == 1
     assert "day1.parquet: has changed since it was learned, and is not learned again" in told
     assert "day2.parquet: has changed" not in told
     assert [one["file"] for one in files(folder)] == [f"day{day}.parquet" for day in (1, 2, 3)]
