@@ -80,7 +80,7 @@ def _make(
                 sizes = f"{before.num_bytes} bytes at first, {after.num_bytes} at the end"
                 raise DataError(f"{path}: changed while it was read: {sizes} (data.raw)")
 
-    semantics, result = options.semantics, partial.result
+    result = partial.result
     with (
         Threads(options.processes) as threads,
         RowCounts(raw, _policy(result, options)) as counts,
@@ -88,18 +88,14 @@ def _make(
         job = PrepareJob(
             raw=raw,
             num_bytes=sum(stamp.num_bytes for stamp in stamps),
-            semantics=semantics,
-            result=result,
-            spill=partial.spill,
-            block_bytes=options.block_bytes,
+            options=options,
+            partial=partial,
             threads=threads,
             counts=counts,
             progress=progress,
             check_unchanged=check_unchanged,
-            base=options.base,
-            grows=options.grows,
         )
-        prepared = _reader(semantics.schema)(job)
+        prepared = _reader(job.schema)(job)
         counts.flush()
     written = _manifest(job, prepared, stamps)
     check_unchanged()  # again: rows may have been added while arrays were written
@@ -118,11 +114,12 @@ def _manifest(job: PrepareJob, prepared: Prepared, stamps: Sequence[FileStamp]) 
         SourceFile(stamp=stamp, xxh3=xxh3)
         for stamp, xxh3 in zip(stamps, prepared.xxh3, strict=True)
     ]
+    base = job.options.base
     return Manifest(
         format=manifest.FORMAT,
-        semantics=job.semantics,
+        semantics=job.options.semantics,
         sources=tuple(sources),
-        parts=count_clicks(job.result, prepared.arrays[0], prepared.rows),
+        parts=count_clicks(job.partial.result, prepared.arrays[0], prepared.rows),
         arrays=prepared.arrays,
         table_rows=prepared.table_rows,
         out_of_vocabulary=job.shares_id,
@@ -130,10 +127,10 @@ def _manifest(job: PrepareJob, prepared: Prepared, stamps: Sequence[FileStamp]) 
         scales=prepared.scales,
         bad_rows=job.counts.bad,
         zero_keys=prepared.zero_keys,
-        base=job.base
+        base=base
         and Base(
-            meaning_xxh3=job.base.manifest.meaning_xxh3,
-            grows=job.grows,
+            meaning_xxh3=base.manifest.meaning_xxh3,
+            grows=job.options.grows,
             growth=prepared.growth,
         ),
         vectors=prepared.vectors,

@@ -187,7 +187,7 @@ def ingest(
         return replace(block, text=block.text[:0].copy()), parse(block.text, most_bad_rows)
 
     zero_keys = 0
-    blocks = reader.blocks(job.raw, job.block_bytes, digests)
+    blocks = reader.blocks(job.raw, job.options.block_bytes, digests)
     window = _WINDOW_PER_THREAD * job.threads.count
     job.progress("parse", 0, job.num_bytes)
     with ExitStack() as stack:

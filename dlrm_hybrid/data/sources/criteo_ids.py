@@ -46,12 +46,12 @@ def prepare_criteo(job: PrepareJob) -> Prepared:
         DataError: a bad row, a damaged file, or a day without rows.
         ResourceError: the disk has too little room.
     """
-    semantics, result = job.semantics, job.result
+    semantics, result = job.options.semantics, job.partial.result
     num_dense, num_columns = semantics.schema.num_dense, len(semantics.schema.categorical)
     row_bytes = 4 + 4 * num_dense + 2 * 4 * num_columns  # keys are spilled first
     num_bytes = sum(map(estimated_rows, job.raw)) * row_bytes
     check_space(result, round(num_bytes * _SPACE_MARGIN))
-    spilled = tuple(job.spill / f"{number}.bin" for number in range(1, num_columns + 1))
+    spilled = tuple(job.partial.spill / f"{number}.bin" for number in range(1, num_columns + 1))
     with (
         ArrayWriter(result / "label.npy", np.float32) as label,
         ArrayWriter(result / "dense.npy", np.float32, num_dense) as dense,
@@ -75,7 +75,7 @@ def prepare_criteo(job: PrepareJob) -> Prepared:
 
 
 def _day_rows(job: PrepareJob) -> list[int]:
-    semantics, rows = job.semantics, [counts.kept for counts in job.counts.files]
+    semantics, rows = job.options.semantics, [counts.kept for counts in job.counts.files]
     if semantics.day_split == "files":
         for path, count in zip(job.raw, rows, strict=True):
             if count == 0:
@@ -101,7 +101,7 @@ def _assemble(spilled: Sequence[Path], rows: int, job: PrepareJob) -> StoredArra
 
     window = _WINDOW_PER_THREAD * job.threads.count
     report = job.counter("assemble", rows)
-    with ArrayWriter(job.result / "ids.npy", np.int32, len(spilled)) as ids:
+    with ArrayWriter(job.partial.result / "ids.npy", np.int32, len(spilled)) as ids:
         for ids_NF in job.threads.run(piece, pieces, report, window=window):
             ids.append(ids_NF)
             report(len(ids_NF))

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import BinaryIO, final
 
 from dlrm_hybrid.data.arrays import StoredArray
-from dlrm_hybrid.data.manifest import Growth, Scale, Semantics, Vectors
-from dlrm_hybrid.data.preprocessing import Preprocessing
+from dlrm_hybrid.data.folder import Partial, PrepareOptions
+from dlrm_hybrid.data.manifest import Growth, Scale, Vectors
+from dlrm_hybrid.data.schema import Schema
 from dlrm_hybrid.threads import Threads
 from dlrm_hybrid.types import DataError
 
@@ -127,32 +128,24 @@ class PrepareJob:
     """Raw files to prepare, and the means to do so.
 
     Attributes:
-        raw: the files.
         num_bytes: size of all files.
-        semantics: what their rows mean.
-        result: folder for arrays and vocabularies.
-        spill: folder for temporary files.
-        block_bytes: bytes of text parsed at a time.
-        threads: the thread pool.
-        counts: counts the rows.
         progress: called with the progress of each stage.
         check_unchanged: raises DataError if a file has changed since the start.
-        base: earlier rows whose vocabularies and scales to use; None for new ones.
-        grows: whether categories that the base lacks get rows behind its own.
     """
 
     raw: Sequence[Path]
     num_bytes: int
-    semantics: Semantics
-    result: Path
-    spill: Path
-    block_bytes: int
+    options: PrepareOptions
+    partial: Partial
     threads: Threads
     counts: RowCounts
     progress: Progress
     check_unchanged: Callable[[], None]
-    base: Preprocessing | None = None
-    grows: bool = True
+
+    @property
+    def schema(self) -> Schema:
+        """The columns of the rows."""
+        return self.options.semantics.schema
 
     @property
     def shares_id(self) -> tuple[bool, ...]:
@@ -160,7 +153,8 @@ class PrepareJob:
 
         A base decides it: its row 0 has that meaning, or is the row of a category.
         """
-        return self.base.manifest.out_of_vocabulary if self.base else self.semantics.shares_id
+        base = self.options.base
+        return base.manifest.out_of_vocabulary if base else self.options.semantics.shares_id
 
     def counter(self, stage: str, total: int | None) -> Callable[[int], None]:
         """A function that adds up the amounts done in a stage and reports their sum."""

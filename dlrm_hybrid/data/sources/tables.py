@@ -288,7 +288,7 @@ def prepare_tables(job: PrepareJob) -> Prepared:
         DataError: a file is damaged or has other columns; a bad row is not allowed; a part that
             the split needs has no rows.
     """
-    schema, base = job.semantics.schema, job.base
+    schema, base = job.schema, job.options.base
     if base is not None and (faults := list(_base_faults(job, base.manifest))):
         raise DataError(
             "\n  ".join([f"{base.folder}: no base for these rows (data.base)", *faults])
@@ -299,15 +299,15 @@ def prepare_tables(job: PrepareJob) -> Prepared:
     earlier = [None] * len(columns) if base is None else base.vocabularies()
     numberings = {first: Numbering() for first in firsts}
     moments = _Moments()
-    with Spill(job.spill / "columns.bin") as spill:
+    with Spill(job.partial.spill / "columns.bin") as spill:
         rows, xxh3 = _read(job, spill, numberings, moments)
         job.check_unchanged()
-        folder = job.result / VOCABULARY_FOLDER
+        folder = job.partial.result / VOCABULARY_FOLDER
         scales = moments.scales(schema) if base is None else base.manifest.scales
         folder.mkdir()
         of_table = {
             first: numbering.vocabulary(
-                columns[first], job.shares_id[first], earlier[first], job.grows
+                columns[first], job.shares_id[first], earlier[first], job.options.grows
             )
             for first, numbering in numberings.items()
         }
@@ -333,7 +333,7 @@ def prepare_tables(job: PrepareJob) -> Prepared:
         growth=() if base is None else tuple(table.growth for table in tables),
         vectors=tuple(
             file.write(
-                job.result,
+                job.partial.result,
                 Vocabulary(file.column, tables[file.number].keys, int(job.shares_id[file.number])),
             )
             for file in files
@@ -343,13 +343,15 @@ def prepare_tables(job: PrepareJob) -> Prepared:
 
 def _base_faults(job: PrepareJob, base: Manifest) -> Iterator[str]:
     """Reasons why rows cannot have an earlier vocabulary or scale, each with its key."""
-    schema = job.semantics.schema
+    schema = job.schema
     yield from base.schema.other_meaning(schema)
     if len(schema.categorical) != len(base.schema.categorical):
         return
-    columns = zip(schema.categorical, job.semantics.shares_id, base.out_of_vocabulary, strict=True)
+    columns = zip(
+        schema.categorical, job.options.semantics.shares_id, base.out_of_vocabulary, strict=True
+    )
     for index, (column, shares, base_shares) in enumerate(columns):
-        if base_shares or not (shares or (not job.grows and not column.hash_size)):
+        if base_shares or not (shares or (not job.options.grows and not column.hash_size)):
             continue
         yield (
             f"data.schema.categorical[{index}]: {column.name!r} may have categories without a row "
@@ -362,7 +364,7 @@ def _read(
     job: PrepareJob, spill: Spill, numberings: Mapping[int, Numbering], moments: _Moments
 ) -> tuple[tuple[int, int, int], list[str]]:
     """Read all files into the spill; returns rows of each part and xxh3 of each file."""
-    schema, counts, report = job.semantics.schema, job.counts, job.counter("read", None)
+    schema, counts, report = job.schema, job.counts, job.counter("read", None)
     rows_3, weights_3 = np.zeros(3, np.int64), np.zeros(3)
     digests, absent = (
         list[str](),
@@ -371,7 +373,7 @@ def _read(
     for file, (path, name) in enumerate(zip(job.raw, below(job.raw), strict=True)):
         digest = xxhash.xxh3_128()
         before = sum(entry.rows for entry in counts.files)
-        source = open_source(path, schema.dialect, job.block_bytes, digest.update)
+        source = open_source(path, schema.dialect, job.options.block_bytes, digest.update)
         for block in _blocks(source, path, schema):
             values, bad = read_values(block, schema, str(path), labels=True)
             for row in bad:
@@ -515,7 +517,7 @@ def _single(
     id_of: Sequence[Int32s],
     report: Callable[[int], None],
 ) -> Iterator[StoredArray]:
-    schema, result = job.semantics.schema, job.result
+    schema, result = job.schema, job.partial.result
     width, single = schema.num_dense, schema.single
     with (
         ArrayWriter(result / "label.npy", np.float32, len(schema.loss_weights) or None) as label,
@@ -566,7 +568,7 @@ def _standardised(
 
 
 def _multi_hot(index: int, spill: Spill, job: PrepareJob, id_V: Int32s) -> Iterator[StoredArray]:
-    result = job.result
+    result = job.partial.result
     with (
         ArrayWriter(result / values_file(index), np.int32) as values,
         ArrayWriter(result / offsets_file(index), np.int64) as offsets,
@@ -581,6 +583,6 @@ def _multi_hot(index: int, spill: Spill, job: PrepareJob, id_V: Int32s) -> Itera
             for number_M in spill.read(part, f"ids{index}", np.int32):
                 values.append(id_V[number_M])
         yield from (values.finish(), offsets.finish())
-    if index in job.semantics.schema.weighted:
+    if index in job.schema.weighted:
         file = result / weights_file(index)
         yield from _beside(file, spill, f"weights{index}", np.float32)
