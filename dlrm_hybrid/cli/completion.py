@@ -105,6 +105,6 @@ def _values(verb: str, typed: Sequence[str], head: str) -> list[str]:
 def _own_experiments(typed: Sequence[str]) -> Iterable[str]:
     if not any(text.startswith(f"{CONF}=") for text in typed):
         return ()
-    from dlrm_hybrid.config.experiments.own import OwnExperiments  # Hydra takes a tenth of a second
+    from dlrm_hybrid.config.experiments import OwnExperiments  # Hydra takes a tenth of a second
 
     return OwnExperiments.of(typed).files

@@ -240,7 +240,7 @@ def _groups(verb: str, values: Mapping[str, Any]) -> list[str]:
 
 def _own_experiments(folder: str | None) -> Iterator[str]:
     if folder is not None:
-        from dlrm_hybrid.config.experiments.own import (
+        from dlrm_hybrid.config.experiments import (
             OwnExperiments,  # Hydra takes a tenth of a second
         )
 

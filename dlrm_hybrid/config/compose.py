@@ -24,8 +24,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dlrm_hybrid.config.experiments.own import OwnExperiments
-from dlrm_hybrid.config.experiments.unfit import drop_unfit
+from dlrm_hybrid.config.experiments import OwnExperiments, drop_unfit
 from dlrm_hybrid.config.identity import CONFIG_FILE, flat, is_below
 from dlrm_hybrid.config.keys import (
     CONF,

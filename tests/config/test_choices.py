@@ -7,8 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from dlrm_hybrid.config import compose
-from dlrm_hybrid.config.experiments.own import OwnExperiments
-from dlrm_hybrid.config.experiments.unfit import drop_unfit
+from dlrm_hybrid.config.experiments import OwnExperiments, drop_unfit
 from dlrm_hybrid.config.identity import flat, with_value
 from dlrm_hybrid.config.keys import EXPERIMENT, all_groups, default_choices
 from dlrm_hybrid.config.model import with_input_width, with_world_size, without_unread

@@ -11,8 +11,7 @@ from dlrm_hybrid.cli.completion import words
 from dlrm_hybrid.cli.help import help_text
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.config import compose
-from dlrm_hybrid.config.experiments.own import OwnExperiments
-from dlrm_hybrid.config.experiments.reading import read
+from dlrm_hybrid.config.experiments import OwnExperiments, read
 from dlrm_hybrid.types import ConfigError
 
 Write = Callable[..., str]

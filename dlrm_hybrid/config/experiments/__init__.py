@@ -1,1 +1,0 @@
-"""Experiments of a user's own: `conf=FOLDER`."""
