@@ -22,8 +22,7 @@ from dlrm_hybrid.bags import Bags, in_order
 from dlrm_hybrid.kernels.rows import Gradients, bag_keys, look_up, sort_by_row, update_sgd
 from dlrm_hybrid.model.placement import HOST, Placement
 from dlrm_hybrid.model.row_storage import InMemory
-from dlrm_hybrid.model.rows.device import update_on_device
-from dlrm_hybrid.model.rows.optimizer import UpdatedRows, key_shift
+from dlrm_hybrid.model.rows.optimizer import UpdatedRows, key_shift, update_on_device
 from dlrm_hybrid.model.tables import Embedding, TableOptimizer
 
 if TYPE_CHECKING:
