@@ -66,11 +66,7 @@ class Experiment:
 
 
 def read(path: Path, names: tuple[str, ...]) -> Experiment:
-    """Read the file of an experiment.
-
-    Raises:
-        ConfigError: it is no such file; one line for each fault, with file and line.
-    """
+    """Read the file of an experiment; ConfigError with the place of each fault."""
     try:
         if not path.is_file() or path.stat().st_size > MOST_BYTES:
             raise ConfigError(f"{path}: must be a file of at most {MOST_BYTES:,} bytes")
@@ -261,11 +257,7 @@ class OwnExperiments:
         return self._with_bases([name for name in _named(overrides) if name in self.files])
 
     def check(self, overrides: Sequence[str], more: Sequence[str]) -> None:
-        """Refuse a folder, or a file of the experiments that these overrides choose.
-
-        Raises:
-            ConfigError: there is a fault of the folder, or of a file with its line.
-        """
+        """Raise ConfigError if the folder, or a file that these overrides choose, has a fault."""
         if faults := self.faults_of(overrides):
             raise ConfigError(faults_text([*more, *faults]))
 

@@ -87,11 +87,7 @@ def with_density(overrides: Sequence[str]) -> list[str]:
 
 @lru_cache(maxsize=1024)
 def parsed(text: str) -> Override:
-    """An override as Hydra's parser reads it; not to be changed.
-
-    Raises:
-        HydraException: it is not key=value.
-    """
+    """An override as Hydra's parser reads it; not to be changed. HydraException if it is none."""
     return OverridesParser.create().parse_override(text)
 
 

@@ -186,11 +186,7 @@ MOST_CHARACTERS = 500  # of the line for one fault
 
 
 def validate(values: Mapping[str, Any]) -> Config:
-    """Make the typed configuration of plain values, or name all their faults.
-
-    Raises:
-        ConfigError: one line per fault, each naming its key and the value it has.
-    """
+    """Make the typed configuration of plain values; ConfigError with a line for each fault."""
     reading = read(values)
     config = reading.config
     faults = reading.faults or [fault for rule in RULES for fault in rule(cast("Config", config))]

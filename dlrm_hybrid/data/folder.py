@@ -109,11 +109,7 @@ class Partial:
     spill: Path
 
     def publish(self) -> None:
-        """Rename the result to the output, replacing an older output of prepare.
-
-        Raises:
-            DataError: something else took its place in the meantime.
-        """
+        """Rename the result to the output, in place of an older one; DataError if that is taken."""
         flush(self.result)
         replaced = self.folder / "replaced"
         try:

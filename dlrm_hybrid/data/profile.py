@@ -129,11 +129,7 @@ def _values(record: Any) -> dict[str, Any]:
 
 
 def loads(text: str, name: str) -> Profile:
-    """Read a profile from JSON; `name` is for messages.
-
-    Raises:
-        DataError: not a profile of this format, or an invalid staircase; names the column.
-    """
+    """Read a profile from JSON; DataError after `name` if it is none, or a column is invalid."""
     try:
         profile = TypeAdapter(Profile).validate_json(text, strict=True)
     except ValidationError as error:

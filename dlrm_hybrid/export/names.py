@@ -45,11 +45,7 @@ def shapes_of(spec: ModelShape) -> dict[str, tuple[int, ...]]:
 
 
 def names_of(naming: Naming, spec: ModelShape, names: Iterable[str]) -> dict[str, str]:
-    """Names of a model's tensors in another program, by their names here.
-
-    Raises:
-        ConfigError: the other program has no such model.
-    """
+    """Names of a model's tensors in another program; ConfigError if it has no such model."""
     if naming == "ours":
         return {name: name for name in names}
     fault = _not_in(naming, spec) if isinstance(spec, ModelSpec) else "of your own"

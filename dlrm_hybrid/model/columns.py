@@ -52,11 +52,7 @@ class ColumnBags:
         return cls(spec.table_of_column, device) if spec.table_of_column else None
 
     def by_table(self, bags: Bags[Tensor]) -> Bags[Tensor]:
-        """The bags of the tables, from the bags of the columns.
-
-        Raises:
-            ValueError: the ids are on another device, or not of so many columns.
-        """
+        """The bags of the tables, from the bags of the columns; ValueError if they do not fit."""
         arrays = require_ids_on_cpu(bags).map(Tensor.numpy)
         lengths_FXB = np.zeros((self._tables, self.most, bags.rows), np.int64)
         lengths_FXB[self._tables_C, self._among_C] = lengths_of(arrays)

@@ -85,11 +85,7 @@ class Embeddings:
         return self._look_up(ids_FB.view(-1), self._offsets_of(ids_FB.numel()))
 
     def pooled(self, bags: DistinctBags) -> Tensor:
-        """Look up bags of all tables, in their order → float32 (N, F * D).
-
-        Raises:
-            RuntimeError: an id is not a row of its table.
-        """
+        """Look up bags of all tables, in their order → float32 (N, F * D); raises as a call."""
         return self._look_up(bags.ids_K, bags.offsets).flatten(1)
 
     def look_up_distinct(self, ids_K: Int64s, counts_TF: Int64s) -> DistinctRows:
@@ -204,11 +200,7 @@ def tensor_bags(bags: Bags[Int64s]) -> Bags[Tensor]:
 
 
 def require_ids_on_cpu(bags: Bags[Tensor]) -> Bags[Tensor]:
-    """Return the bags; refuse them if on another device or with invalid offsets.
-
-    Raises:
-        ValueError: names the device, or the offsets.
-    """
+    """Return the bags; ValueError if they are on another device or have invalid offsets."""
     require_cpu(bags.values, "bags", "an embedding lookup")
     if bags.offsets is not None:
         require_offsets(bags.map(Tensor.numpy))

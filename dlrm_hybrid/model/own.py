@@ -148,11 +148,7 @@ class OwnModel(DataShape):
 
 @lru_cache(maxsize=64)
 def parts_of(module: type[Module], settings: Settings, inputs: Features) -> tuple[Part, ...]:
-    """Make a module and try each of its parts on a few rows; returns the parts.
-
-    Raises:
-        ConfigError: it cannot be trained; says why.
-    """
+    """Make a module and try its parts on a few rows; ConfigError if it cannot be trained."""
     from dlrm_hybrid.model.layers.own import tried  # torch takes a second
 
     return tried(module, dict(settings), inputs)

@@ -370,11 +370,7 @@ class Partition:
 
 
 def microbatch_rows(batch_size: int, microbatches: int) -> int:
-    """Number of rows of each micro-batch of a trainer's batch.
-
-    Raises:
-        ConfigError: the batch does not divide evenly.
-    """
+    """Number of rows of a micro-batch; ConfigError if a batch does not divide evenly."""
     if batch_size % microbatches:
         raise ConfigError(
             f"train.batch_size={batch_size} must be a multiple of "

@@ -158,11 +158,7 @@ def read_manifest(folder: Path) -> DeltaManifest:
 
 
 def read_tensors(folder: Path, manifest: DeltaManifest) -> dict[str, Tensor]:
-    """Read the tensors of a delta.
-
-    Raises:
-        DataError: the file is missing or changed, or a value is not finite.
-    """
+    """Read the tensors of a delta; DataError if it is damaged, or a value is not finite."""
     path = plain_file(folder, TENSORS_FILE)
     file, expected = content(path), manifest.tensors
     if (file.num_bytes, file.xxh3) != (expected.num_bytes, expected.xxh3):

@@ -134,11 +134,7 @@ class Encoder:
         return dense_BI
 
     def bags(self, values: Values) -> Bags[Int64s]:
-        """Look up the ids of all categorical columns.
-
-        Raises:
-            RefusedValueError: for the first unknown category, if `unknown` is `error`.
-        """
+        """Look up all ids; RefusedValueError for the first unknown one, if `unknown` is `error`."""
         ids: list[Int64s] = []
         refusal: RefusedValueError | None = None
         for column, coded in enumerate(values.categories):

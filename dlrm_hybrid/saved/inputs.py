@@ -121,11 +121,7 @@ def _description(vocabulary: Vocabulary, file: str) -> dict[str, Any]:
 
 
 def write_inputs(folder: Path, preprocessing: Preprocessing, lists: ListInputs) -> dict[str, Any]:
-    """Write vocabularies (`vocabulary/1.npy`, texts `1.json`); describe inputs for `model.json`.
-
-    Raises:
-        OSError: they cannot be written.
-    """
+    """Write vocabularies (`vocabulary/1.npy`, texts `1.json`); describe inputs for `model.json`."""
     (folder / VOCABULARY_FOLDER).mkdir()
     columns: list[dict[str, Any]] = []
     firsts = preprocessing.schema.first_columns
@@ -175,11 +171,7 @@ class ExportedColumns:
 
     @classmethod
     def read(cls, folder: Path) -> ExportedColumns:
-        """Read the columns from the folder of an exported model.
-
-        Raises:
-            DataError: `export` has not written the folder, or it is damaged.
-        """
+        """Read the columns from the folder of a model; DataError if `export` has not written it."""
         try:
             text = (folder / MODEL_FILE).read_text(encoding="utf-8")
             return cls._of(folder, json.loads(text))

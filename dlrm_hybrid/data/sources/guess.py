@@ -99,11 +99,7 @@ class Guess(NamedTuple):
 
 
 def guess(path: Path, policy: BadRowPolicy) -> Guess:
-    """Guess a schema that `prepare` accepts from the first block of a file.
-
-    Raises:
-        DataError: the file cannot be read, has no rows, or is no table.
-    """
+    """Guess a schema from the first block of a file; DataError if it is no table with rows."""
     dialect, source = _open(path)
     check_names(path, source.names, (), set(source.names))
     if len(source.names) < 2:

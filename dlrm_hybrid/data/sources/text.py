@@ -101,11 +101,7 @@ _FORMATS: Sequence[_Format] = (
 
 
 def refuse_others(chunks: Iterator[bytes], path: Path, key: str) -> Iterator[bytes]:
-    """Pass decompressed text through, unless its first piece shows another kind of file.
-
-    Raises:
-        DataError: the file is of one of the kinds in `_FORMATS`.
-    """
+    """Pass decompressed text through; DataError if its first piece is of a kind in `_FORMATS`."""
     head = next(chunks, b"")
     for form in _FORMATS:
         if form.head.match(head):

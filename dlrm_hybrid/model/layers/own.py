@@ -67,11 +67,7 @@ def initial(spec: OwnModel, seed: int) -> dict[str, Tensor]:
 
 
 def made(spec: OwnModel, seed: int) -> nn.Module:
-    """Make the whole module; its initial values depend on the seed alone.
-
-    Raises:
-        ConfigError: the constructor fails.
-    """
+    """Make the whole module, drawn by the seed alone; ConfigError if its constructor fails."""
     return _made(spec.module, spec.settings, spec.inputs, fold(seed, "initialise", "model"))
 
 

@@ -387,11 +387,7 @@ class SmallBatches:
         self._rows_F = np.array(rows_F)
 
     def __call__(self, ids_FB: Tensor, lr: float) -> Tensor:
-        """Look up the row of each id, (B, F, D); backward updates them.
-
-        Raises:
-            RuntimeError: an id is not a row of its table.
-        """
+        """Look up rows of ids (B, F, D), which backward updates; RuntimeError if one has none."""
         return cast(Tensor, _RowLookup.apply(self._leaf, self, ids_FB, lr))
 
     def look_up(self, ids_FB: Tensor) -> Tensor:

@@ -140,11 +140,7 @@ def row_keys(rows_K: Int64s, gradients_K: Int64s) -> tuple[Int64s, int]:
 
 
 def key_shift(rows: int, gradients: int) -> int:
-    """Number of bits for a gradient's number in a key.
-
-    Raises:
-        ResourceError: a row's and a gradient's bits exceed a key.
-    """
+    """Number of bits for a gradient's number in a key; ResourceError if a key has too few."""
     shift = gradients.bit_length()
     if rows.bit_length() + shift > KEY_BITS:
         raise ResourceError(
