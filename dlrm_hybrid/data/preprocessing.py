@@ -29,7 +29,7 @@ from dlrm_hybrid.arrays import Int64s
 from dlrm_hybrid.bags import Bags, expanded
 from dlrm_hybrid.data import manifest as manifests
 from dlrm_hybrid.data.arrays import HEADER_BYTES, header
-from dlrm_hybrid.data.manifest import MANIFEST_FILE, VOCABULARY_FOLDER, Manifest
+from dlrm_hybrid.data.manifest import MANIFEST_FILE, VOCABULARY_FOLDER, Manifest, Scale
 from dlrm_hybrid.data.schema import CategoricalColumn, Schema
 from dlrm_hybrid.data.sources.cells import Key
 from dlrm_hybrid.rng import drawn, fold
@@ -148,6 +148,21 @@ def _keys(contents: Sequence[bytes], column: CategoricalColumn) -> Keys:
 
 @final
 @dataclass(frozen=True, slots=True)
+class ModelColumns:
+    """The columns of a model's inputs, and what their raw values mean.
+
+    Attributes:
+        modulo: modulus of Criteo's hashes; 0 for none.
+    """
+
+    schema: Schema
+    vocabularies: Sequence[Vocabulary]
+    scales: tuple[Scale | None, ...]
+    modulo: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class Preprocessing:
     """Preprocessing of raw values to inputs of a model: schema, vocabularies and scales.
 
@@ -185,6 +200,11 @@ class Preprocessing:
             use_V = None if column.evict is None else np.frombuffer(contents[-1], "<i8")
             results.append(Vocabulary(column, _keys(contents, column), int(is_shared), use_V))
         return results
+
+    def columns(self) -> ModelColumns:
+        """Read the columns with their vocabularies; raises like `vocabularies`."""
+        modulo = self.manifest.semantics.max_ind_range or 0
+        return ModelColumns(self.schema, self.vocabularies(), self.manifest.scales, modulo)
 
     def verified_vocabularies(self) -> list[list[bytes]]:
         """Content of each column's vocabulary files, verified; raises like `vocabularies`."""

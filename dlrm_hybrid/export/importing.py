@@ -15,7 +15,7 @@ from dlrm_hybrid.checkpoint.commit import Preparing, commit
 from dlrm_hybrid.checkpoint.folder import CHECKPOINTS
 from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.config.validate import faults_text, unset_faults
-from dlrm_hybrid.data.preprocessing import NO_ROW, Preprocessing, keep
+from dlrm_hybrid.data.preprocessing import NO_ROW, ModelColumns, Preprocessing, keep
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.data.sources.cells import plain_value
 from dlrm_hybrid.disk import writing
@@ -111,87 +111,66 @@ def _fitted(
     spec: ModelShape,
     preprocessing: Preprocessing,
 ) -> dict[str, Tensor]:
-    """Like `weights.fitted`; with a vocabulary beside the file, categories keep their rows."""
-    exported = _beside(file, preprocessing)
-    if exported is None:
-        return weights.fitted(file, tensors, naming, spec)
-    rows = _rows_there(file, exported, preprocessing)
-    schema = preprocessing.schema
-    their_rows = schema.by_table([vocabulary.table_rows for vocabulary in exported.vocabularies])
-    state = weights.fitted(file, tensors, naming, replace(spec, table_rows=their_rows))
-    for name, row_R in zip(spec.table_names, schema.by_table(rows), strict=True):
-        state[f"{name}.weight"] = state[f"{name}.weight"][torch.from_numpy(row_R)]
-    return state
-
-
-def _beside(file: Path, preprocessing: Preprocessing) -> ExportedColumns | None:
-    """The columns that `export` has described beside the file; None without `model.json`.
+    """Like `weights.fitted`; with a vocabulary beside the file, categories keep their rows.
 
     Raises:
-        DataError: `model.json` is damaged or of another file, or its columns differ from the rows'.
+        DataError: as `weights.fitted`; or `model.json` beside the file is damaged or of another
+            file, or its columns differ from the rows'.
     """
     path = file.parent / MODEL_FILE
     if not path.exists():
-        return None
+        return weights.fitted(file, tensors, naming, spec)
     exported = ExportedColumns.read(file.parent)
     if exported.file != file.name:
         raise DataError(
             f"{path}: is of {exported.file:.80}, not of {file.name}, so the categories of its rows "
             "are not known; give it its name again, or a folder of its own"
         )
-    if faults := list(_column_faults(exported, preprocessing)):
-        raise _refusal(file, preprocessing, faults)
-    return exported
+    theirs, ours, rows = exported.columns, preprocessing.columns(), list[Int64s]()
+    if faults := [*_column_faults(theirs, ours)] or [*_row_faults(theirs, ours, rows)]:
+        lines = "".join(f"\n  {fault}" for fault in faults)
+        raise DataError(
+            f"{file}: the columns that {MODEL_FILE} beside it has are not those of "
+            f"{preprocessing.folder} (import.file){lines}"
+        )
+    their_rows = ours.schema.by_table([vocabulary.table_rows for vocabulary in theirs.vocabularies])
+    state = weights.fitted(file, tensors, naming, replace(spec, table_rows=their_rows))
+    for name, row_R in zip(spec.table_names, ours.schema.by_table(rows), strict=True):
+        state[f"{name}.weight"] = state[f"{name}.weight"][torch.from_numpy(row_R)]
+    return state
 
 
-def _column_faults(exported: ExportedColumns, preprocessing: Preprocessing) -> Iterator[str]:
-    schema, manifest = exported.schema, preprocessing.manifest
-    if schema.num_dense != manifest.schema.num_dense:
-        yield f"{schema.num_dense} dense columns, here {manifest.schema.num_dense}"
-    their_columns = map(dense_description, schema.inputs, exported.scales)
-    our_columns = map(dense_description, manifest.schema.inputs, manifest.scales)
+def _column_faults(theirs: ModelColumns, ours: ModelColumns) -> Iterator[str]:
+    if theirs.schema.num_dense != ours.schema.num_dense:
+        yield f"{theirs.schema.num_dense} dense columns, here {ours.schema.num_dense}"
+    their_columns = map(dense_description, theirs.schema.inputs, theirs.scales)
+    our_columns = map(dense_description, ours.schema.inputs, ours.scales)
     for their_column, our_column in zip(their_columns, our_columns, strict=False):
         if their_column != our_column:
             yield f"dense column {their_column}, here {our_column}"
-    modulo = manifest.semantics.max_ind_range
-    if exported.max_ind_range != modulo:
-        yield f"max_ind_range {exported.max_ind_range}, here {modulo}"
-    columns = manifest.schema.categorical
-    if len(schema.categorical) != len(columns):
-        yield f"other categorical columns than the {len(columns)} here"
+    if theirs.modulo != ours.modulo:
+        yield f"max_ind_range {theirs.modulo}, here {ours.modulo}"
+    if len(theirs.vocabularies) != len(ours.vocabularies):
+        yield f"other categorical columns than the {len(ours.vocabularies)} here"
         return
-    for their_column, our_column in zip(schema.categorical, columns, strict=True):
+    pairs = zip(theirs.schema.categorical, ours.schema.categorical, strict=True)
+    for their_column, our_column in pairs:
         for key in SAME:
             pair = getattr(their_column, key), getattr(our_column, key)
             if pair[0] != pair[1]:
                 yield f"column {their_column.name}: {key} {pair[0]!r}, here {pair[1]!r}"
 
 
-def _rows_there(
-    file: Path, exported: ExportedColumns, preprocessing: Preprocessing
-) -> list[Int64s]:
-    """For each column, the file's row for each row here; DataError if a category has none."""
-    rows: list[Int64s] = []
-    faults: list[str] = []
-    for source, target in zip(exported.vocabularies, preprocessing.vocabularies(), strict=True):
+def _row_faults(theirs: ModelColumns, ours: ModelColumns, rows: list[Int64s]) -> Iterator[str]:
+    """Categories that the file has no row for; notes in `rows`, by column, its row of each here."""
+    for source, target in zip(theirs.vocabularies, ours.vocabularies, strict=True):
         ids = source.lookup()(target.keys)
         unknown = np.flatnonzero(ids == NO_ROW).tolist()
         if unknown:
-            faults.append(
+            yield (
                 f"{target.column.name}: {len(unknown):,} of {len(ids):,} categories are not in the "
                 f"file's vocabulary, first {plain_value(target.keys[unknown[0]])!r:.60}"
             )
         elif target.first_id > source.first_id:
-            faults.append(f"{target.column.name}: the file has no row for all other categories")
+            yield f"{target.column.name}: the file has no row for all other categories"
         rows.append(np.concatenate([np.zeros(target.first_id, np.int64), ids]))
-    if faults:
-        raise _refusal(file, preprocessing, faults)
-    return rows
-
-
-def _refusal(file: Path, preprocessing: Preprocessing, faults: list[str]) -> DataError:
-    lines = "".join(f"\n  {fault}" for fault in faults)
-    return DataError(
-        f"{file}: the columns that {MODEL_FILE} beside it has are not those of "
-        f"{preprocessing.folder} (import.file){lines}"
-    )

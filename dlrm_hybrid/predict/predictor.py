@@ -99,7 +99,7 @@ class Predictor:
             torch.set_num_threads(threads)
         self.schema = preprocessing.schema.for_scoring
         self.extra: Extra = extra
-        encoder = Encoder.of(preprocessing, unknown, _lookup)
+        encoder = Encoder(preprocessing.columns(), unknown, _lookup)
         self._batch_rows = batch_rows
         self._updating = Lock()
         # Replaced as a whole by `update`: whoever scores takes it once.
@@ -226,7 +226,7 @@ class _Serving:
         """The later model of a delta; raises DataError if that is damaged."""
         tensors = read_tensors(folder, delta)
         try:
-            before, schema = self.encoder.vocabularies, self.preprocessing.schema
+            before, schema = self.encoder.columns.vocabularies, self.preprocessing.schema
             later = {
                 first: later_vocabulary(tensors, first + 1, before[first])
                 for first in dict.fromkeys(schema.first_columns)
@@ -234,7 +234,9 @@ class _Serving:
             columns = zip(before, schema.first_columns, strict=True)
             vocabularies = [replace(later[first], column=old.column) for old, first in columns]
             encoder = self.encoder.having(vocabularies, _lookup)
-            rows = tuple(max(1, vocabulary.table_rows) for vocabulary in encoder.vocabularies)
+            rows = tuple(
+                max(1, vocabulary.table_rows) for vocabulary in encoder.columns.vocabularies
+            )
             sizes = self.preprocessing.table_rows, schema.by_table(rows)
             if (delta.base_rows, delta.table_rows) != sizes:
                 raise ValueError("rows of tables are not those of its categories")

@@ -8,15 +8,14 @@ Shapes: B rows, I dense columns, F categorical columns, M ids of a column.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal, final
 
 import numpy as np
 
 from dlrm_hybrid.arrays import Float32s, Int64s
 from dlrm_hybrid.bags import Bags, jagged, weights_of_all
-from dlrm_hybrid.data.manifest import Scale
-from dlrm_hybrid.data.preprocessing import NO_ROW, Lookup, Preprocessing, Vocabulary
-from dlrm_hybrid.data.schema import Schema
+from dlrm_hybrid.data.preprocessing import NO_ROW, Lookup, ModelColumns, Vocabulary
 from dlrm_hybrid.data.sources.cells import missing_key
 from dlrm_hybrid.data.sources.columns import Coded, Values, standardised
 
@@ -47,7 +46,6 @@ class Encoder:
     or gets the id after the last one, whose row must be zero in the model.
 
     Args:
-        modulo: modulus of Criteo's hashes; 0 for none.
         unknown: what to do with unknown categories of columns without a shared id 0.
         lookup: builds the index of a vocabulary.
 
@@ -58,36 +56,16 @@ class Encoder:
 
     def __init__(
         self,
-        schema: Schema,
-        vocabularies: Sequence[Vocabulary],
-        scales: Sequence[Scale | None],
-        modulo: int,
+        columns: ModelColumns,
         unknown: Unknown,
         lookup: Callable[[Vocabulary], Lookup] = Vocabulary.lookup,
     ) -> None:
-        self._schema = schema
-        self._vocabularies = vocabularies
-        self._scales = scales
-        self._modulo = modulo if 0 < modulo <= 0xFFFFFFFF else 0
+        self.columns = columns
         self._unknown: Unknown = unknown
-        lookups: dict[int, Lookup] = {}  # one for all columns of a table
-        for vocabulary in vocabularies:
-            if id(vocabulary.keys) not in lookups:
-                lookups[id(vocabulary.keys)] = lookup(vocabulary)
-        self._lookups = [lookups[id(vocabulary.keys)] for vocabulary in vocabularies]
-        self.unknown_F = np.zeros(len(vocabularies), np.int64)
-
-    @classmethod
-    def of(
-        cls,
-        preprocessing: Preprocessing,
-        unknown: Unknown,
-        lookup: Callable[[Vocabulary], Lookup] = Vocabulary.lookup,
-    ) -> Encoder:
-        """Make an encoder with the preprocessing of prepared rows or of a run."""
-        manifest, vocabularies = preprocessing.manifest, preprocessing.vocabularies()
-        modulo = manifest.semantics.max_ind_range or 0
-        return cls(manifest.schema, vocabularies, manifest.scales, modulo, unknown, lookup)
+        firsts, vocabularies = columns.schema.first_columns, columns.vocabularies
+        of_tables = {first: lookup(vocabularies[first]) for first in dict.fromkeys(firsts)}
+        self._lookups = [of_tables[first] for first in firsts]
+        self.unknown_F = np.zeros(len(firsts), np.int64)
 
     def having(
         self,
@@ -95,13 +73,10 @@ class Encoder:
         lookup: Callable[[Vocabulary], Lookup] = Vocabulary.lookup,
     ) -> Encoder:
         """An encoder with these vocabularies, and the counts of this one."""
-        keys = (id(vocabulary.keys) for vocabulary in self._vocabularies)
+        keys = (id(vocabulary.keys) for vocabulary in self.columns.vocabularies)
         lookups = dict(zip(keys, self._lookups, strict=True))
         encoder = Encoder(
-            self._schema,
-            vocabularies,
-            self._scales,
-            self._modulo,
+            replace(self.columns, vocabularies=vocabularies),
             self._unknown,
             lambda vocabulary: lookups.get(id(vocabulary.keys)) or lookup(vocabulary),
         )
@@ -109,38 +84,34 @@ class Encoder:
         return encoder
 
     @property
-    def vocabularies(self) -> Sequence[Vocabulary]:
-        """Vocabularies of the categorical columns."""
-        return self._vocabularies
-
-    @property
     def padded_rows(self) -> tuple[int, ...]:
         """Rows that the tables of a model need, including rows of zeros."""
         return tuple(
             vocabulary.table_rows + (self._unknown == "zero" and not vocabulary.first_id)
-            for vocabulary in self._schema.by_table(self._vocabularies)
+            for vocabulary in self.columns.schema.by_table(self.columns.vocabularies)
         )
 
     def dense(self, values: Values) -> Float32s:
         """Standardise dense values to float32 (B, I); RefusedValueError if one exceeds it."""
-        dense_BI = standardised(values.dense_NI, self._scales)
+        dense_BI = standardised(values.dense_NI, self.columns.scales)
         is_fine_BI = np.isfinite(dense_BI)
         if not is_fine_BI.all():
             place: list[int] = np.argwhere(~is_fine_BI)[0].tolist()
             row, column = place
             x = float(values.dense_NI[row, column])
             reason = f"{x} is outside 32 bits once it is standardised"
-            raise RefusedValueError(row, self._schema.inputs[column].name, reason)
+            raise RefusedValueError(row, self.columns.schema.inputs[column].name, reason)
         return dense_BI
 
     def bags(self, values: Values) -> Bags[Int64s]:
         """Look up all ids; RefusedValueError for the first unknown one, if `unknown` is `error`."""
+        schema, is_wrapped = self.columns.schema, 0 < self.columns.modulo <= 0xFFFFFFFF
         ids: list[Int64s] = []
         refusal: RefusedValueError | None = None
         for column, coded in enumerate(values.categories):
             keys = coded.keys
-            if self._modulo and self._schema.categorical[column].has_hashes:
-                keys = np.asarray(keys, np.uint32) % np.uint32(self._modulo)
+            if is_wrapped and schema.categorical[column].has_hashes:
+                keys = np.asarray(keys, np.uint32) % np.uint32(self.columns.modulo)
             ids_M = self._lookups[column](keys)
             if not isinstance(keys, np.ndarray):  # distinct keys, not those of all ids
                 ids_M = ids_M[coded.index_M]
@@ -158,11 +129,14 @@ class Encoder:
         pairs = zip(ids, values.categories, strict=True)
         weights_N = weights_of_all([Bags(ids_M, weights=coded.weight_M) for ids_M, coded in pairs])
         lengths_FB = lengths_FB.astype(np.int64)
-        return jagged(np.concatenate(ids), lengths_FB, self._schema.averaged, weights_N)
+        return jagged(np.concatenate(ids), lengths_FB, schema.averaged, weights_N)
 
     def _settle(self, column: int, ids_M: Int64s, coded: Coded) -> RefusedValueError | None:
         """Give unknown categories an id, in place; returns the first one without a row."""
-        vocabulary, schema = self._vocabularies[column], self._schema.categorical[column]
+        vocabulary, schema = (
+            self.columns.vocabularies[column],
+            self.columns.schema.categorical[column],
+        )
         unknown = np.flatnonzero(ids_M == NO_ROW)
         if not len(unknown):
             return None

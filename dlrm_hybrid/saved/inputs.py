@@ -21,8 +21,8 @@ import numpy.typing as npt
 from dlrm_hybrid.arrays import Float32s, Float64s, Int64s
 from dlrm_hybrid.bags import Bags, lengths_of, table_offsets
 from dlrm_hybrid.data.manifest import VOCABULARY_FOLDER, Scale
-from dlrm_hybrid.data.preprocessing import Keys, Preprocessing, Vocabulary
-from dlrm_hybrid.data.schema import CategoricalColumn, DenseColumn, Extra, Schema, adapter
+from dlrm_hybrid.data.preprocessing import Keys, ModelColumns, Preprocessing, Vocabulary
+from dlrm_hybrid.data.schema import CategoricalColumn, DenseColumn, Extra, adapter
 from dlrm_hybrid.data.sources.cells import (
     is_missing,
     keys_of,
@@ -158,15 +158,11 @@ class ExportedColumns:
 
     Attributes:
         file: name of the model's file.
-        max_ind_range: modulus of Criteo's hashes, or None.
         lists: indices of the categorical columns that have an input of their own.
     """
 
     file: str
-    schema: Schema
-    vocabularies: tuple[Vocabulary, ...]
-    scales: tuple[Scale | None, ...]
-    max_ind_range: int | None
+    columns: ModelColumns
     lists: tuple[int, ...]
 
     @classmethod
@@ -202,10 +198,12 @@ class ExportedColumns:
         ]
         return cls(
             file=str(about.get("file")),
-            schema=schema,
-            vocabularies=tuple(_read(folder, columns[col.name], col) for col in schema.categorical),
-            scales=tuple(scales),
-            max_ind_range=None if data["max_ind_range"] is None else int(data["max_ind_range"]),
+            columns=ModelColumns(
+                schema,
+                [_read(folder, columns[col.name], col) for col in schema.categorical],
+                tuple(scales),
+                int(data["max_ind_range"] or 0),
+            ),
             lists=tuple(places[name] for name in lists),
         )
 
@@ -238,22 +236,17 @@ class ModelInputs:
 
     def __init__(self, folder: str | Path, *, extra: Extra = "error") -> None:
         exported = ExportedColumns.read(Path(folder))
-        bags = [
-            exported.schema.categorical[k] for k in exported.lists if k in exported.schema.expanded
-        ]
-        if bags:
+        schema = exported.columns.schema
+        if bags := [schema.categorical[k].name for k in exported.lists if k in schema.expanded]:
             raise DataError(
-                f"{folder}: the ids of {', '.join(column.name for column in bags)} stand for bags "
+                f"{folder}: the ids of {', '.join(bags)} stand for bags "
                 "(expand_to), which only export.format=onnx and pt2 have in their tables"
             )
         self._extra: Extra = extra
-        self._schema = exported.schema.for_scoring
-        self._missing = frozenset(exported.schema.missing_values)
-        self._lists = ListInputs(exported.lists, weighted=exported.schema.weighted)
-        modulo = exported.max_ind_range or 0
-        self._encoder = Encoder(
-            exported.schema, exported.vocabularies, exported.scales, modulo, "error"
-        )
+        self._schema = schema.for_scoring
+        self._missing = frozenset(schema.missing_values)
+        self._lists = ListInputs(exported.lists, weighted=schema.weighted)
+        self._encoder = Encoder(exported.columns, "error")
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, npt.NDArray[Any]]:
         """Inputs by name: `dense` float32 (B, I), `ids` int64 (B, S), lists int64 (B, L) each.

@@ -316,7 +316,7 @@ def test_a_number_that_standardising_makes_infinite_ends_the_command(tmp_path: P
 def test_new_rows_are_encoded_as_the_prepared_ones(tmp_path: Path, rows: list[Row]) -> None:
     path = write_csv(tmp_path / "a.csv", rows)
     made = run_prepare([path], tmp_path / "out", table())
-    encoder = Encoder.of(open_shards(tmp_path / "out", None).preprocessing, "error")
+    encoder = Encoder(open_shards(tmp_path / "out", None).preprocessing.columns(), "error")
     source = open_source(path, Dialect(), 1 << 16, lambda piece: None)
     (block,) = source.blocks(made.schema.read_columns)
     values, bad = read_values(block, made.schema, str(path), labels=True)
@@ -351,9 +351,9 @@ def test_an_unknown_category_needs_an_id(tmp_path: Path, rows: list[Row]) -> Non
     assert values.label_N is None
     preprocessing = open_shards(tmp_path / "out", None).preprocessing
     with pytest.raises(RefusedValueError) as caught:
-        Encoder.of(preprocessing, "error").bags(values)
+        Encoder(preprocessing.columns(), "error").bags(values)
     assert caught.value.args == (0, "device", "category 'watch' was not seen in training")
-    encoder = Encoder.of(preprocessing, "zero")
+    encoder = Encoder(preprocessing.columns(), "zero")
     bags = encoder.bags(values)
     assert bags.values[2, 0] == made.table_rows[2]  # a row of zeros after the last
     assert encoder.padded_rows[2] == made.table_rows[2] + 1

@@ -306,10 +306,11 @@ def test_a_dense_value_that_becomes_infinite_is_refused(
     own: Path, predictor: Predictor, inputs: ModelInputs
 ) -> None:
     frame = pd.DataFrame([BASE, {**BASE, "z": 3.4e38}])
-    scales = predictor.encoder._scales  # type: ignore[reportPrivateUsage]
-    small = [None, replace(scales[1], deviation=1e-3)]
-    predictor.encoder._scales = small  # type: ignore[reportPrivateUsage]
-    inputs._encoder._scales = small  # type: ignore[reportPrivateUsage]
+    encoders = predictor.encoder, inputs._encoder  # type: ignore[reportPrivateUsage]
+    before = [encoder.columns for encoder in encoders]
+    for encoder, columns in zip(encoders, before, strict=True):
+        small = (None, replace(columns.scales[1], deviation=1e-3))
+        encoder.columns = replace(columns, scales=small)
     try:
         with pytest.raises(
             DataError, match=r"DataFrame: row 2: column 'z': 3.4e\+38 is outside 32"
@@ -318,5 +319,5 @@ def test_a_dense_value_that_becomes_infinite_is_refused(
         with pytest.raises(DataError, match=r"row 2: column 'z': 3.4e\+38 is outside 32 bits"):
             inputs(frame.to_dict("records"))
     finally:
-        predictor.encoder._scales = scales  # type: ignore[reportPrivateUsage]
-        inputs._encoder._scales = scales  # type: ignore[reportPrivateUsage]
+        for encoder, columns in zip(encoders, before, strict=True):
+            encoder.columns = columns
