@@ -17,7 +17,6 @@ from dlrm_hybrid.disk import writing
 from dlrm_hybrid.export.folder import new_folder
 from dlrm_hybrid.export.writing import OUTPUT_KEY
 from dlrm_hybrid.model.layers.products import Precision
-from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.display import Display
 from dlrm_hybrid.run.evaluating import saved_config, saved_preprocessing
@@ -70,7 +69,7 @@ class _Side:
             model = SavedModel.load(
                 config,
                 checkpoint,
-                build.shape_of(config, preprocessing.manifest),
+                preprocessing.manifest,
                 Precision.FLOAT32,
                 lambda count, total: show(count, total),
                 rounds=False,  # who applies the delta rounds, as who loads a checkpoint

@@ -29,7 +29,6 @@ from dlrm_hybrid.export.plain import with_sums
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.own import OwnModel
 from dlrm_hybrid.model.spec import ModelShape
-from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.display import Display
 from dlrm_hybrid.run.evaluating import (
@@ -260,7 +259,7 @@ def _load(job: _Job, display: Display) -> SavedModel:
         return SavedModel.load(
             job.config,
             job.checkpoint,
-            build.shape_of(job.config, job.preprocessing.manifest),
+            job.preprocessing.manifest,
             Precision.FLOAT32,
             lambda count, total: show(count, total),
             rounds=False,  # values near a rounding border would round differently in the file

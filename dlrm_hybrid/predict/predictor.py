@@ -28,7 +28,6 @@ from dlrm_hybrid.data.sources.criteo_ids import KeyTable
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.outside import path_of
 from dlrm_hybrid.predict.sources import NewRows, frame_block
-from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.evaluating import check_vocabulary, saved_config, saved_preprocessing
 from dlrm_hybrid.saved.delta import (
     DeltaManifest,
@@ -112,7 +111,7 @@ class Predictor:
             model=SavedModel.load(
                 self.config,
                 checkpoint,
-                build.shape_of(self.config, preprocessing.manifest),
+                preprocessing.manifest,
                 Precision(self.config.precision),
                 progress,
                 padded_rows=encoder.padded_rows,

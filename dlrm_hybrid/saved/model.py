@@ -19,6 +19,7 @@ from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.checkpoint.reader import OnRead, open_checkpoint
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
+from dlrm_hybrid.data.manifest import Manifest
 from dlrm_hybrid.model.columns import ColumnBags
 from dlrm_hybrid.model.dlrm import StageModel
 from dlrm_hybrid.model.embeddings import Embeddings, with_means
@@ -27,6 +28,7 @@ from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.sharding import Rounding
 from dlrm_hybrid.model.spec import ModelShape, Partition
 from dlrm_hybrid.model.tensors import full_pieces
+from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly.model import evaluation_masks
 from dlrm_hybrid.train import statistics
 
@@ -57,7 +59,7 @@ class SavedModel:
         cls,
         config: Config,
         folder: Path,
-        spec: ModelShape,
+        rows: Manifest,
         precision: Precision,
         progress: OnRead | None = None,
         *,
@@ -67,7 +69,7 @@ class SavedModel:
         """Read the weights of a checkpoint.
 
         Args:
-            spec: shape of the model in the checkpoint.
+            rows: the rows that the model was trained on.
             progress: called while a file is verified.
             padded_rows: rows of each table to make, at least as many; the additional ones are zero.
             rounds: whether to round what evaluations of the run's world send (table rows or pooled
@@ -76,6 +78,7 @@ class SavedModel:
         Raises:
             DataError: a file is missing, changed or does not fit.
         """
+        spec = build.shape_of(config, rows)
         table_rows = spec.table_rows
         spec = replace(spec, table_rows=padded_rows or table_rows)
         masks = evaluation_masks(config, spec, rounds=rounds)
@@ -84,10 +87,10 @@ class SavedModel:
         tables, stages = Embeddings(spec, config.embedding), _stages(spec, precision, masks)
         model = cls(spec, tables, stages, masks, pooled, of_rows)
         tensors = model.tensors
-        for name, rows in zip(spec.table_names, table_rows, strict=True):
+        for name, count in zip(spec.table_names, table_rows, strict=True):
             table = tensors[f"{name}.weight"]
-            table[rows:] = 0
-            tensors[f"{name}.weight"] = table[:rows]
+            table[count:] = 0
+            tensors[f"{name}.weight"] = table[:count]
         checkpoint = open_checkpoint(folder, progress)
         of_norms = {name: tensors.pop(name) for name in spec.statistics_shapes()}
         checkpoint.fill(full_pieces(tensors))

@@ -33,7 +33,6 @@ from dlrm_hybrid.export.plain import LEVELS, quantised
 from dlrm_hybrid.export.writing import LOGIT_TOLERANCE, SCORE_TOLERANCE, compare
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.spec import ModelSpec
-from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.saved.model import SavedModel
 from dlrm_hybrid.types import ConfigError
 
@@ -54,8 +53,8 @@ def prepared(checkpoint: Path) -> Shards:
 
 def saved(checkpoint: Path, *, rounds: bool = False) -> SavedModel:
     config = validate(read_facts(find(checkpoint))["config"])
-    spec = build.shape_of(config, prepared(checkpoint).manifest)
-    return SavedModel.load(config, find(checkpoint), spec, Precision.FLOAT32, rounds=rounds)
+    rows = prepared(checkpoint).manifest
+    return SavedModel.load(config, find(checkpoint), rows, Precision.FLOAT32, rounds=rounds)
 
 
 def some_rows(checkpoint: Path, rows: range) -> Batch:

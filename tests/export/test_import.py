@@ -25,7 +25,6 @@ from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.export import weights
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.spec import ModelSpec
-from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.saved.model import SavedModel
 from dlrm_hybrid.types import DataError
 
@@ -83,8 +82,7 @@ def saved_by_facebook(net: DlrmNet) -> dict[str, Any]:
 def logits_of(checkpoint: Path, shards: Shards, batch: Batch) -> Any:
     folder = find(checkpoint)
     config = validate(read_facts(folder)["config"])
-    spec = build.shape_of(config, shards.manifest)
-    model = SavedModel.load(config, folder, spec, Precision.FLOAT32)
+    model = SavedModel.load(config, folder, shards.manifest, Precision.FLOAT32)
     return model.logits(batch)
 
 
