@@ -387,7 +387,7 @@ class _Records:
             bags = jagged(values_N, lengths_FB, (), weights_of_all(tables))
             bags = in_order(bags, self._order_F)
             bags = replace(bags, averaged=self._averaged)
-        return replace(batch, bags=self._shards.expanded(bags))
+        return replace(batch, bags=self._shards.preprocessing.expanded(bags))
 
     def gather(self, order_B: Words, first: int, batch: Batch) -> bool:
         """Copy records to a batch from its row `first` on; False if a model cannot take one."""

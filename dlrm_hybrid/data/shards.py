@@ -240,10 +240,6 @@ class Shards:
         """The preprocessing that the rows were made with."""
         return Preprocessing(self.folder, self.manifest)
 
-    def expanded(self, bags: Bags[Int64s]) -> Bags[Int64s]:
-        """Expand the bags of the columns that have `expand_to` in the schema."""
-        return self.preprocessing.expanded(bags)
-
     def bad_lists(self, rows: StoredRows) -> bool:
         """Whether a list of ids in these rows is damaged, so that no model can be trained on it."""
         return any(bad_R.any() for bad_R in _bad_lists(rows, self.manifest))

@@ -38,61 +38,57 @@ class _Format(NamedTuple):
         hint: what the user can do.
     """
 
-    head: re.Pattern[bytes]
+    head: bytes
     name: str
     hint: str
 
 
-def _format(head: bytes, name: str, hint: str) -> _Format:
-    return _Format(re.compile(head), name, hint)
-
-
 # The first match counts, so kinds of archives stand before archives in general.
 _FORMATS: Sequence[_Format] = (
-    _format(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", "compressed by bzip2", _COMPRESS),
-    _format(rb"\xfd7zXZ\0", "compressed by xz", _COMPRESS),
-    _format(rb"\x5d\0\0", "compressed by lzma", _COMPRESS),
-    _format(rb"\x04\x22\x4d\x18", "compressed by lz4", _COMPRESS),
-    _format(rb"\xff\x06\0\0sNaPpY", "compressed by snappy", _COMPRESS),
-    _format(rb"\x1f\x9d", "compressed by compress", _COMPRESS),
-    _format(rb"LZIP\x01", "compressed by lzip", _COMPRESS),
-    _format(rb"\x1f\x8b|\x28\xb5\x2f\xfd", "compressed twice", "decompress it once"),
-    _format(
+    _Format(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", "compressed by bzip2", _COMPRESS),
+    _Format(rb"\xfd7zXZ\0", "compressed by xz", _COMPRESS),
+    _Format(rb"\x5d\0\0", "compressed by lzma", _COMPRESS),
+    _Format(rb"\x04\x22\x4d\x18", "compressed by lz4", _COMPRESS),
+    _Format(rb"\xff\x06\0\0sNaPpY", "compressed by snappy", _COMPRESS),
+    _Format(rb"\x1f\x9d", "compressed by compress", _COMPRESS),
+    _Format(rb"LZIP\x01", "compressed by lzip", _COMPRESS),
+    _Format(rb"\x1f\x8b|\x28\xb5\x2f\xfd", "compressed twice", "decompress it once"),
+    _Format(
         rb"PK\x03\x04(?s:.{0,4000}?)(\[Content_Types\]\.xml|xl/)",
         "a workbook of Excel",
         "save its sheet as CSV",
     ),
-    _format(
+    _Format(
         rb"PK\x03\x04(?s:.{26})[^\0]{1,200}?\.npy",
         "an archive of arrays (.npz)",
         "save one structured array with numpy.save",
     ),
-    _format(rb"PK(\x03\x04|\x05\x06)", "a zip archive", _UNPACK),
-    _format(rb"7z\xbc\xaf\x27\x1c", "a 7z archive", _UNPACK),
-    _format(rb"Rar!\x1a\x07", "a rar archive", _UNPACK),
-    _format(rb"(?s:.{257})ustar", "a tar archive", _UNPACK),
-    _format(rb"PAR1", "a Parquet file", _AS_IT_IS),
-    _format(rb"PARE" + _BINARY, "an encrypted Parquet file", _CONVERT),
-    _format(rb"\x93NUMPY", "a .npy file", _AS_IT_IS),
-    _format(rb"ORC" + _BINARY, "an ORC file", f"{_CONVERT} (pandas.read_orc)"),
-    _format(rb"Obj\x01", "an Avro file", _CONVERT),
-    _format(rb"ARROW1\0\0|FEA1", "an Arrow (Feather) file", f"{_CONVERT} (pandas.read_feather)"),
-    _format(rb"\xff\xff\xff\xff(?s:.{3})\0", "a stream of Arrow", f"{_CONVERT} (pyarrow.ipc)"),
-    _format(rb"\x89HDF\r\n\x1a\n", "an HDF5 file", f"{_CONVERT} (pandas.read_hdf)"),
-    _format(rb"SQLite format 3\0", "an SQLite database", f"{_CONVERT} (pandas.read_sql)"),
-    _format(rb"\xd0\xcf\x11\xe0", "a file of an old Office", "save its sheet as CSV"),
-    _format(rb"\x80[\x02-\x05]", "a pickle", _CONVERT),
-    _format(rb"%PDF-", "a PDF", _CONVERT),
-    _format(
+    _Format(rb"PK(\x03\x04|\x05\x06)", "a zip archive", _UNPACK),
+    _Format(rb"7z\xbc\xaf\x27\x1c", "a 7z archive", _UNPACK),
+    _Format(rb"Rar!\x1a\x07", "a rar archive", _UNPACK),
+    _Format(rb"(?s:.{257})ustar", "a tar archive", _UNPACK),
+    _Format(rb"PAR1", "a Parquet file", _AS_IT_IS),
+    _Format(rb"PARE" + _BINARY, "an encrypted Parquet file", _CONVERT),
+    _Format(rb"\x93NUMPY", "a .npy file", _AS_IT_IS),
+    _Format(rb"ORC" + _BINARY, "an ORC file", f"{_CONVERT} (pandas.read_orc)"),
+    _Format(rb"Obj\x01", "an Avro file", _CONVERT),
+    _Format(rb"ARROW1\0\0|FEA1", "an Arrow (Feather) file", f"{_CONVERT} (pandas.read_feather)"),
+    _Format(rb"\xff\xff\xff\xff(?s:.{3})\0", "a stream of Arrow", f"{_CONVERT} (pyarrow.ipc)"),
+    _Format(rb"\x89HDF\r\n\x1a\n", "an HDF5 file", f"{_CONVERT} (pandas.read_hdf)"),
+    _Format(rb"SQLite format 3\0", "an SQLite database", f"{_CONVERT} (pandas.read_sql)"),
+    _Format(rb"\xd0\xcf\x11\xe0", "a file of an old Office", "save its sheet as CSV"),
+    _Format(rb"\x80[\x02-\x05]", "a pickle", _CONVERT),
+    _Format(rb"%PDF-", "a PDF", _CONVERT),
+    _Format(
         rb"\s*(?i:<!doctype|<html)", "a page of HTML", "see whether a server sent it for the file"
     ),
-    _format(rb"(\xef\xbb\xbf)?\s*<\?xml", "XML", _CONVERT),
-    _format(rb"\xff\xfe\0\0|\0\0\xfe\xff", "text in UTF-32", "save it in UTF-8"),
-    _format(rb"\xff\xfe|\xfe\xff", "text in UTF-16", "save it in UTF-8"),
-    _format(
+    _Format(rb"(\xef\xbb\xbf)?\s*<\?xml", "XML", _CONVERT),
+    _Format(rb"\xff\xfe\0\0|\0\0\xfe\xff", "text in UTF-32", "save it in UTF-8"),
+    _Format(rb"\xff\xfe|\xfe\xff", "text in UTF-16", "save it in UTF-8"),
+    _Format(
         rb"(\xef\xbb\xbf)?\s*(\[\s*[\[{]|\{\s*[\"}])", "JSON", f"{_CONVERT} (pandas.read_json)"
     ),
-    _format(
+    _Format(
         rb"[-+.\d]+( (qid|\d+(:\d+)?):[-+.\deE]+)+[ \t\r]*\n",
         "no table with a header but LibSVM or LibFFM",
         f"{_CONVERT} with a column for each feature",
@@ -104,7 +100,7 @@ def refuse_others(chunks: Iterator[bytes], path: Path, key: str) -> Iterator[byt
     """Pass decompressed text through; DataError if its first piece is of a kind in `_FORMATS`."""
     head = next(chunks, b"")
     for form in _FORMATS:
-        if form.head.match(head):
+        if re.match(form.head, head):
             raise DataError(f"{path}: is {form.name}, which is not read here: {form.hint} ({key})")
     if head:
         yield head
