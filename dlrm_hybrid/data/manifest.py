@@ -375,14 +375,16 @@ def read(folder: Path) -> Manifest:
     try:
         manifest = adapter().validate_json(content, strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise DataError(
-            f"{path}: not a manifest of prepared rows: {field or 'file'}: {first['msg']}"
-        ) from error
+        raise DataError(f"{path}: not a manifest of prepared rows: {odd_field(error)}") from error
     if fault := _contradiction(manifest) or _other_vectors(manifest):
         raise DataError(f"{path}: {fault}")
     return manifest
+
+
+def odd_field(error: ValidationError) -> str:
+    """The first field of a file that is wrong, and why: `sources.0.xxh3: String should …`."""
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'file'}: {first['msg']}"
 
 
 @functools.cache

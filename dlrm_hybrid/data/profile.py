@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Final, Literal, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from dlrm_hybrid.data.manifest import odd_field
 from dlrm_hybrid.types import DataError
 
 NUM_DENSE, NUM_CATEGORICAL = 13, 26  # of Criteo's rows
@@ -133,11 +134,7 @@ def loads(text: str, name: str) -> Profile:
     try:
         profile = TypeAdapter(Profile).validate_json(text, strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise DataError(
-            f"{name}: not a profile of format {FORMAT}: {field!r}: {first['msg']}"
-        ) from error
+        raise DataError(f"{name}: not a profile of format {FORMAT}: {odd_field(error)}") from error
     _check(profile, name)
     return profile
 

@@ -84,7 +84,7 @@ def broken(change: Callable[[dict[str, Any]], None]) -> str:
         ("{", "x.json: not a profile of format 1"),
         ("[]", "x.json: not a profile of format 1"),
         (broken(lambda raw: raw.update(format=2)), "not a profile of format 1"),
-        (broken(lambda raw: raw.pop("teacher")), "'teacher'"),
+        (broken(lambda raw: raw.pop("teacher")), "teacher: Field required"),
         (broken(lambda raw: raw.update(extra=1)), "extra"),
         (broken(lambda raw: raw["integers"].pop()), "13 integer and 26 categorical columns"),
         (broken(lambda raw: raw["integers"][3]["starts"].reverse()), "column 3: steps are not"),

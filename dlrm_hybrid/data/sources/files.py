@@ -169,6 +169,8 @@ def _damage(path: Path, key: str) -> Generator[None, None, None]:
 
 
 class _Delimited:
+    is_text = True
+
     def __init__(
         self,
         path: Path,
@@ -183,7 +185,7 @@ class _Delimited:
         self._block_bytes = block_bytes
         self._seen = seen
         self._header = b""
-        self._names: tuple[str, ...] = ()
+        self.names: Sequence[str] = ()
         with path.open("rb") as file:
             text = bytearray()
             is_end = _fill(text, self._chunks(file, lambda piece: None), _HEAD_BYTES)
@@ -195,11 +197,11 @@ class _Delimited:
             raise DataError(f"{path}: empty: no header ({key})")
         if dialect.names:  # the kernel sets a line equal to the header aside
             self._header = dialect.delimiter.join(dialect.names).encode()
-            self._names, self._body = dialect.names, bom
+            self.names, self._body = dialect.names, bom
             return
         self._body = split.end
         self._header = bytes(text[bom : split.end]).strip(b"\r\n")
-        self._names = self._read_names()
+        self.names = self._read_names()
 
     def _read_names(self) -> tuple[str, ...]:
         quoting = csv.QUOTE_NONE if self._dialect.quote == "none" else csv.QUOTE_MINIMAL
@@ -211,14 +213,6 @@ class _Delimited:
             raise DataError(
                 f"{self._path}: row 0: no header of CSV: {error} ({self._key})"
             ) from error
-
-    @property
-    def names(self) -> Sequence[str]:
-        return self._names
-
-    @property
-    def is_text(self) -> bool:
-        return True
 
     def blocks(self, names: Sequence[str]) -> Iterator[Block]:
         text, begin, row, is_end = bytearray(), self._body, 0, False
@@ -254,7 +248,7 @@ class _Delimited:
             _read_only(self._header),
             ord(self._dialect.delimiter),
             NO_QUOTE if self._dialect.quote == "none" else ord(_QUOTE),
-            len(self._names),
+            len(self.names),
             most_rows,
             is_end,
             odd_K4,
@@ -282,7 +276,7 @@ class _Delimited:
     def _odd(
         self, text: bytearray, before: int, begin: int, end: int, values: int, row: int
     ) -> OddRow:
-        reason = f"{values} columns instead of {len(self._names)}"
+        reason = f"{values} columns instead of {len(self.names)}"
         if values == HEADER_AGAIN:
             reason = "the header again, as where files were put together"
         raw = text[begin:end].rstrip(b"\r\n").decode(errors="backslashreplace")
@@ -290,13 +284,13 @@ class _Delimited:
 
     def _batch(self, body: Any, names: Sequence[str]) -> Batch:
         """Parse good rows with Arrow, in this thread alone: no thread of Arrow's touches Python."""
-        numbers = [str(self._names.index(name)) for name in names]
+        numbers = [str(self.names.index(name)) for name in names]
         table = pa_csv.read_csv(
             pa.BufferReader(body),
             read_options=pa_csv.ReadOptions(
                 use_threads=False,
                 block_size=body.size,
-                column_names=list(map(str, range(len(self._names)))),
+                column_names=list(map(str, range(len(self.names)))),
             ),
             parse_options=pa_csv.ParseOptions(
                 delimiter=self._dialect.delimiter,
@@ -313,11 +307,11 @@ class _Delimited:
         return table.rename_columns(list(names)).combine_chunks().to_batches()[0]
 
     def _fault(self, split: _Rows, row: int) -> DataError:
-        number = row + bool(self._names)  # the header is row 0
+        number = row + bool(self.names)  # the header is row 0
         if not split.fault:
             most = f"longer than {self._most_row_bytes} bytes (data.block_bytes)"
             return DataError(f"{self._path}: row {number}: {most} ({self._key})")
-        column = f"column {self._names[split.value]!r}: " if split.value < len(self._names) else ""
+        column = f"column {self.names[split.value]!r}: " if split.value < len(self.names) else ""
         reason = (
             "a quote begins here and has no end"
             if split.fault == OPEN
@@ -393,25 +387,19 @@ def _nothing(names: Sequence[str]) -> Batch:
 
 
 class _Parquet:
+    is_text = False
+
     def __init__(self, path: Path, key: str) -> None:
         self._path = path
         self._key = key
         with _damage(path, key):
             self._file = parquet.ParquetFile(path, pre_buffer=False, buffer_size=_READ_BYTES)
-            self._names = tuple(cast("list[str]", self._file.schema_arrow.names))
+            self.names = tuple(cast("list[str]", self._file.schema_arrow.names))
             if _is_put_together(path, self._file.metadata):
                 raise DataError(
                     f"{path}: Parquet files put together byte by byte, of which only the last one "
                     f"would be read: write their rows as one file, or name each of them ({key})"
                 )
-
-    @property
-    def names(self) -> Sequence[str]:
-        return self._names
-
-    @property
-    def is_text(self) -> bool:
-        return False
 
     def blocks(self, names: Sequence[str]) -> Iterator[Block]:
         first = 1
@@ -447,6 +435,8 @@ def _is_put_together(path: Path, metadata: Any) -> bool:
 
 
 class _Npy:
+    is_text = False
+
     def __init__(self, path: Path, key: str) -> None:
         self._path = path
         self._key = key
@@ -461,17 +451,10 @@ class _Npy:
                 f"{path}: {self._rows.dtype} {list(self._rows.shape)}: a table in a .npy file is "
                 f"a structured array of one dimension, with a field for each column ({key})"
             )
+        self.names: Sequence[str] = self._rows.dtype.names
         end = int(getattr(self._rows, "offset", 0)) + self._rows.nbytes
         if more := path.stat().st_size - end:
             raise DataError(f"{path}: {more} bytes behind its {len(self._rows)} rows ({key})")
-
-    @property
-    def names(self) -> Sequence[str]:
-        return self._rows.dtype.names
-
-    @property
-    def is_text(self) -> bool:
-        return False
 
     def blocks(self, names: Sequence[str]) -> Iterator[Block]:
         for first in range(0, len(self._rows), BLOCK_ROWS):
