@@ -150,7 +150,7 @@ def with_world_size(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sections(values: Mapping[str, Any], *names: str) -> list[Mapping[str, Any]] | None:
     """The sections of these names; None if one is missing, or no section."""
-    sections = [values.get(name) for name in names]
+    sections: list[Any] = [values.get(name) for name in names]
     return sections if all(isinstance(section, Mapping) for section in sections) else None
 
 
