@@ -64,7 +64,7 @@ def resume(checkpoint: Checkpoint, pieces: Iterable[Piece], trainers: int) -> No
 
     Args:
         checkpoint: checkpoint to resume from.
-        pieces: statistics as `named`, of any trainers.
+        pieces: statistics as from `pieces`, of any trainers.
         trainers: number of trainers in the run.
 
     Raises:
@@ -110,7 +110,7 @@ def saved(checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> dict
 
 
 def model_name(name: str) -> str:
-    """The model's name of statistics that are `named` so."""
+    """The model's name of statistics of this name in a checkpoint."""
     return _split(name)[1]
 
 

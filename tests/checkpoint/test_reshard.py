@@ -1,9 +1,7 @@
 """A checkpoint goes on in a world of another shape: weights and optimizers are exact."""
 
-import numpy as np
 import pytest
-from saved_tensors import saved_groups
-from world_runs import Trained, assert_moved, assert_same_state, checkpoint, summary, tensors
+from world_runs import Trained, summary, tensors
 
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
@@ -58,47 +56,3 @@ def test_a_world_goes_on_in_another_shape(shape: str, processes: bool, trained: 
     evaluated = [event.step for event in record if event.kind is Kind.EVALUATED]
     assert evaluated == [STEPS, 2 * STEPS, 3 * STEPS]
     assert summary(after)["test"]["loss"] < summary(before)["test"]["loss"]
-
-
-PLAIN = ("parallel=hybrid", "parallel.cuts=[]", "sync.check_every=1", "train.batch_size=16")
-LATE = ("sync=bounded", "sync.staleness=2", "pull.precision=bfloat16")
-SPARSE = ("pull.sparsity=0.9",)
-SWITCHES = [
-    *(((), LATE, False), (LATE, (), False), ((), LATE, True), (LATE, (), True)),
-    *(((), SPARSE, False), (SPARSE, LATE, True)),
-]
-
-
-@pytest.mark.parametrize(
-    ("saved", "now", "processes"),
-    [
-        pytest.param(*one, marks=() if one == ((), LATE, False) else pytest.mark.slow)
-        for one in SWITCHES
-    ],
-    ids=lambda one: str(one) if isinstance(one, bool) else "+".join(one) or "exact",
-)
-def test_versions_that_are_told_otherwise_begin_as_the_weights(
-    saved: tuple[str, ...], now: tuple[str, ...], processes: bool, trained: Trained
-) -> None:
-    world = (*PLAIN, "parallel.world=" + ("processes" if processes else "in_process"))
-    before = trained("before", *world, *saved, f"train.steps={STEPS}")
-    still = ("optimizer.lr=1e-30", "embedding.lr=1e-30", f"train.steps={STEPS + 4}")
-    after = trained("after", *world, *now, f"checkpoint.resume={before}", *still)
-    loaded = tensors(after, STEPS + 4)
-    for name, tensor in tensors(before, STEPS).items():
-        assert tensor.tobytes() == loaded[name].tobytes(), name
-
-
-def test_sparse_pulls_go_on_with_more_servers(trained: Trained) -> None:
-    world = (*PLAIN, "parallel.world=in_process", *SPARSE, "gradient=dct", "gradient.density=0.1")
-    length = (f"train.steps={2 * STEPS}", f"checkpoint.every={STEPS}", "checkpoint.keep=9")
-    unbroken = trained("unbroken", *world, *length, "parallel.servers=1")
-    resume = f"checkpoint.resume={checkpoint(unbroken, STEPS)}"
-    after = trained("after", *world, *length, "parallel.servers=3", resume)
-    assert_same_state(after, unbroken, 2 * STEPS)
-    assert_moved(unbroken, STEPS, 2 * STEPS)
-    versions = saved_groups(checkpoint(after, 2 * STEPS))["versions"]
-    weights = tensors(after, 2 * STEPS)
-    name = "bottom.1.weight"
-    assert not np.array_equal(versions[f"{name}.published"], weights[name])
-    assert f"{name}.threshold" in versions

@@ -1,7 +1,7 @@
 """What trainers send each other for rows of tables: every id or distinct ones, halves, levels."""
 
 from patience import PATIENT
-from world_runs import Trained, assert_same, checkpoint, curve, summary, tensors
+from world_runs import Trained, assert_same, curve, summary
 
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
@@ -65,15 +65,3 @@ def test_an_evaluation_sends_each_row_once_and_scores_the_same(trained: Trained)
         sent[name] = sum(one["embedding"]["bytes"] for one in traffic if "embedding" in one)
     assert scores[0] == scores[1] == scores[2]
     assert 0 < sent["many batches"] < 1.5 * sent["one batch"]
-
-
-def test_with_other_trainers_all_is_sent_anew(trained: Trained) -> None:
-    """Nothing of what others remembered is taken over: as from a checkpoint without it."""
-    options = (*WORLD, *LEVELS, IN_PROCESS, "train.batch_size=16")
-    two = trained("two", *options, "parallel.trainers=2", "train.steps=20")
-    three = ("parallel.trainers=3", "train.steps=30", f"checkpoint.resume={checkpoint(two, 20)}")
-    once = trained("once", *options, *three)
-    plain = trained("plain", *options, *three, "embedding.levels=false")
-    first, second = tensors(once, 30), tensors(plain, 30)
-    assert first.keys() == second.keys()
-    assert 0 < max(float(abs(first[name] - second[name]).max()) for name in first) < 0.05

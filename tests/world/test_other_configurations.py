@@ -28,7 +28,10 @@ WORLDS: Mapping[str, Keys] = {
         **{**COMMON, "schedule": "dsp"},
         **{"schedule.delays": [1, 0], "schedule.staleness": [2, 0]},
     },
-    "levels": {**COMMON, "embedding.deduplicate": True, "embedding.levels": True},
+    "levels": {
+        **{**COMMON, "embedding.deduplicate": True, "embedding.levels": True},
+        "pull.sparsity": 0.5,
+    },
     "served": {
         **{**COMMON, "embedding": "served", "parallel.table_servers": 2, "sync": "bounded"},
         **{"embedding.cache_rows": 20, "embedding.cache_batches": 3, "optimizer": "sgd"},
