@@ -1,9 +1,10 @@
-"""Counts of what compression let through, however they are gathered."""
+"""Counts of what compression let through and of traffic, however they are gathered."""
 
 import copy
 import json
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from dlrm_hybrid.telemetry.compression import (
     merged,
     values_of,
 )
+from dlrm_hybrid.telemetry.traffic import Phase, Tally, Traffic, TrafficCounter
 
 NAMES = st.sampled_from(["gradient.top.1.weight", "gradient.top.1.bias", "activation.0"])
 ELEMENTS = st.integers(1, 10**9)
@@ -86,3 +88,38 @@ def test_a_run_without_compression_has_no_density() -> None:
     assert density([], GRADIENT) is None
     assert density([values_of({"activation.1": counted(8, 2, 0.5, 1)})], GRADIENT) is None
     assert density([values_of({"activation.1": counted(8, 2, 0.5, 1)})], ACTIVATION) == 0.25
+
+
+def test_names_are_those_of_the_summary() -> None:
+    assert [str(one) for one in Traffic] == [
+        "gradient_push",
+        "parameter_pull",
+        "activation",
+        "activation_gradient",
+        "embedding",
+        "control",
+    ]
+    assert [str(one) for one in Phase] == ["warmup", "train", "evaluate", "checkpoint"]
+
+
+def test_messages_are_summed_by_class() -> None:
+    counter = TrafficCounter()
+    counter.add(Traffic.EMBEDDING, 100, 400)
+    counter.add(Traffic.EMBEDDING, 1, 2)
+    counter.add(Traffic.CONTROL, 7, 0)
+    assert counter.snapshot() == {
+        **dict.fromkeys(Traffic, Tally()),
+        Traffic.EMBEDDING: Tally(2, 101, 402),
+        Traffic.CONTROL: Tally(1, 7, 0),
+    }
+
+
+def test_a_snapshot_stays_as_it_was() -> None:
+    counter = TrafficCounter()
+    counter.add(Traffic.ACTIVATION, 10, 20)
+    before = counter.snapshot()
+    counter.add(Traffic.ACTIVATION, 1, 3)
+    assert before[Traffic.ACTIVATION] == Tally(1, 10, 20)
+    assert counter.snapshot()[Traffic.ACTIVATION] == Tally(2, 11, 23)
+    with pytest.raises(TypeError):
+        before[Traffic.CONTROL] = Tally()  # pyright: ignore[reportIndexIssue]
