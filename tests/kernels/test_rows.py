@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -177,3 +178,21 @@ def test_keys_of_many_rows_are_sorted(rows: int) -> None:
     rows_K[::3] = rows_K[:1]  # one of them is there very often
     keys_K = rows_K << 12 | np.arange(rows_K.size)
     assert np.array_equal(sort_by_row(keys_K.copy(), rows, 12), np.sort(keys_K))
+
+
+def test_bits_are_the_same_on_every_machine() -> None:
+    """Written down once: a processor that multiplies and adds in one go would change them."""
+    rng = np.random.default_rng(8)
+    ids_K, offsets_E = rng.integers(0, 20, 100), np.arange(0, 102, 2)
+    case = Case(np.array([20, 20]), ids_K, offsets_E, dim=8, seed=9)
+    rates = AdamRates(np.array([20, 40]), np.array(RATES), *BETAS)
+    digest = xxhash.xxh3_64()
+    for columns in (8, 1):
+        weights = [case.drawn(40) for _ in range(3)]
+        means, squares, sums = (np.zeros((40, size), np.float32) for size in (8, columns, columns))
+        update_sgd(weights[0], case.given(), LR, 0.01)
+        update_adagrad(weights[1], sums, case.given(), LR, EPS, 0.0)
+        update_adam(weights[2], means, squares, case.given(), rates, 0.01)
+        for array in (*weights, means, squares, sums):
+            digest.update(array.tobytes())
+    assert digest.hexdigest() == "980fabf74bf1a7fc"
