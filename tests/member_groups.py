@@ -13,6 +13,8 @@ from dlrm_hybrid.comm.rendezvous import share_folder
 from dlrm_hybrid.comm.zmq.channel import ZmqOptions, open_zmq_channel
 from dlrm_hybrid.telemetry.spans import SpanClock
 
+_OPEN: list[object] = []  # channels, until the process ends: some peers are gone without a word
+
 
 @contextmanager
 def members_group(argument: str, count: CountBytes) -> Generator[CountedGroup, None, None]:
@@ -43,6 +45,7 @@ def members_group(argument: str, count: CountBytes) -> Generator[CountedGroup, N
         index = None if channel is None else channel.lost_peer(seconds)
         return None if index is None else members[index]
 
+    _OPEN.append(channel)
     options = GroupOptions(
         rendezvous=share_folder(folder),
         lost_peer=lost_peer,

@@ -1,4 +1,4 @@
-"""What holds for every codec of activations."""
+"""What holds for every codec of activations, and what is special about those that send all."""
 
 from itertools import product
 
@@ -8,8 +8,11 @@ from activation_journey import KEY, gaussian, round_trip, travel
 from activation_rows import CODECS, CodecRow
 from plain_torch import in_plain_torch
 
-from dlrm_hybrid.compress.activation.codec import Sections
-from dlrm_hybrid.types import DlrmError
+from dlrm_hybrid.compress.activation.codec import DenseCodec, Key, Sections
+from dlrm_hybrid.compress.activation.controls import GradientTopKCodec
+from dlrm_hybrid.compress.activation.dct import ThresholdCodec
+from dlrm_hybrid.parallel.compression import Compression
+from dlrm_hybrid.types import DivergedError, DlrmError
 from dlrm_hybrid.wire.section import Dtype, Encoding, Section
 
 LINEAR = {name: row for name, row in CODECS.items() if row.linear}
@@ -127,3 +130,61 @@ def test_other_sections_than_expected_are_refused(row: CodecRow) -> None:
             codec.decode(sections, x_BN.shape, KEY)
         with pytest.raises(DlrmError, match=named):
             codec.decode_gradient(sections, x_BN.shape, saved, KEY)
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.75, 0.9])
+def test_all_crosses_and_the_thresholds_are_those_of_the_threshold_codec(sparsity: float) -> None:
+    x_BN, g_BN = gaussian(8, 70, 1).relu(), gaussian(8, 70, 2)
+    observed = DenseCodec(observe=sparsity)
+    threshold = ThresholdCodec(sparsity=sparsity, dtype=Dtype.FLOAT32, allow_rice=False)
+    trip, dense = round_trip(observed, x_BN, g_BN), round_trip(DenseCodec(), x_BN, g_BN)
+    assert torch.equal(trip.received_BN, dense.received_BN)
+    assert torch.equal(trip.returned_BN, dense.returned_BN)
+    assert trip[2:] == dense[2:]
+    threshold.encode(x_BN, KEY)
+    seen, used = observed.report(), threshold.report()
+    assert seen is not None and used is not None
+    assert seen.threshold == used.threshold
+    assert (seen.sent, seen.elements) == (x_BN.numel(), used.elements)
+
+
+def test_each_boundary_is_reported_and_saved_under_its_number() -> None:
+    codecs = {
+        2: ThresholdCodec(sparsity=0.75, dtype=Dtype.FLOAT32, allow_rice=False),
+        3: ThresholdCodec(sparsity=0.5, dtype=Dtype.FLOAT32, allow_rice=False),
+        5: GradientTopKCodec(sparsity=0.9, dtype=Dtype.FLOAT32, shape=(2, 20), microbatches=1),
+    }
+    worker = Compression(trainer=4, gradients=None, activations=codecs)
+    x_BN = gaussian(2, 20, 1)
+    kept = {2: (10, 10), 3: (20, 20), 5: (40, 4)}
+    for boundary, counts in kept.items():
+        trip = round_trip(codecs[boundary], x_BN, x_BN, Key(0, boundary, 0))
+        assert (int((trip.received_BN != 0).sum()), int((trip.returned_BN != 0).sum())) == counts
+    sent = {name: counts["sent"] for name, counts in worker.counts().items()}
+    assert sent == {"activation.2": 10, "activation.3": 20, "activation.5": 4}
+    ((name, residual_BN),) = worker.tensors().items()
+    assert name == "trainer.4.boundary.5.microbatch.0.residual"
+    assert torch.count_nonzero(residual_BN) == 36
+
+
+def test_all_that_crosses_is_the_same_bit_for_bit_from_its_own_memory() -> None:
+    x_BN = torch.tensor([[0.0, -0.0, torch.inf], [1e-45, -1.5, torch.nan]])
+    trip = round_trip(DenseCodec(), x_BN, x_BN)
+    for got_BN in (trip.received_BN, trip.returned_BN):
+        assert torch.equal(got_BN.view(torch.int32), x_BN.view(torch.int32))
+    assert trip.forward_bytes == trip.backward_bytes == 4 * 6
+    ((section,), _) = DenseCodec().encode(x_BN, KEY)
+    x_BN.fill_(1)
+    assert bytes(section.payload) == b"\x00\x00\x80\x3f" * 6
+
+
+CHECKING = ("observed", "threshold_75", "threshold_90_bfloat16", "threshold_90_float16")
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", CHECKING)
+def test_an_activation_that_is_not_finite_ends_the_run(name: str, bad: float) -> None:
+    x_BN = gaussian(3, 20, 10)
+    x_BN[1, 19] = bad
+    with pytest.raises(DivergedError, match="batch 7, boundary 1, micro-batch 2: an activation"):
+        CODECS[name].make(3, 20).encode(x_BN, KEY)

@@ -12,9 +12,10 @@ from hypothesis.extra.numpy import arrays
 from method_rows import METHOD_ROWS, MethodRow
 from plain_torch import in_plain_torch
 
-from dlrm_hybrid.compress.gradient.compressor import Compressor
-from dlrm_hybrid.compress.gradient.layout import Spec
+from dlrm_hybrid.compress.gradient.compressor import Compressor, Dense
+from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.types import DivergedError
+from dlrm_hybrid.wire.dense import array_of
 
 ROWS: list[Row | MethodRow] = [*METHOD_ROWS, *MADE_ROWS]
 DRAWN = [row for row in METHOD_ROWS if row.draws]
@@ -260,3 +261,11 @@ def drains_of(tensors: dict[str, torch.Tensor], spec: Spec) -> int:
 
 def bits_of(sections: dict) -> dict:
     return {name: (one.encoding, one.dtype, bytes(one.payload)) for name, one in sections.items()}
+
+
+def test_without_compression_sections_view_the_gradients() -> None:
+    gradients = gradients_of(0)
+    sections = encoded(Dense(Layout(SPECS)), gradients | {"other": torch.zeros(4)}, 0)
+    for spec in SPECS:
+        sent, own = array_of(sections[spec.name]), gradients[spec.name].numpy()
+        assert np.shares_memory(sent, own) == (own.size > 0)

@@ -1,4 +1,4 @@
-"""What the ranks of test_ddp_edges do: two processes, gloo, and what goes wrong or is unusual."""
+"""What the ranks of test_ddp do: two processes, gloo, and what goes wrong or is unusual."""
 
 import logging
 from unittest import mock

@@ -1,13 +1,18 @@
-"""Every method in DDP and without it, on two ranks."""
+"""Every method in DDP and without it on ranks of gloo: means, states, failures and bytes."""
 
 import pickle
 
+import averaging_ranks
 import ddp_ranks
+import edge_ranks
 import numpy as np
 import pytest
+import state_ranks
+import torch
 from task_ranks import results
+from torch import nn
 
-from dlrm_hybrid.compress import Dct, TopK
+from dlrm_hybrid.compress import Dct, SparseBoundary, TernGrad, TopK, decode
 
 HEADER = 48  # bytes of gloo's header of a message
 STEPS = 10
@@ -16,7 +21,9 @@ STEPS = 10
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """What both ranks have found, by task."""
-    return results(ddp_ranks.TASKS, tmp_path_factory.mktemp("ranks"))
+    rooms = (ddp_ranks, edge_ranks, state_ranks, averaging_ranks)
+    tasks = [task for room in rooms for task in room.TASKS]
+    return results(tasks, tmp_path_factory.mktemp("ranks"))
 
 
 def test_buckets_make_no_difference_and_neither_does_ddp(ranks: list[dict]) -> None:
@@ -126,3 +133,187 @@ def test_a_state_without_names_is_not_saved() -> None:
 def test_a_rate_that_is_missing_is_said_before_the_first_step() -> None:
     with pytest.raises(ValueError, match="needs lr="):
         TopK(residual="update").ddp_state(ddp_ranks.network())
+
+
+def test_ddp_goes_on_after_a_step_that_failed(ranks: list[dict]) -> None:
+    """It begins no pass after one that has not ended."""
+    well, ill = (one["ddp_after_a_failure"] for one in ranks)
+    for bad, (said, left, weights), (others_said, others_left, others) in zip(
+        (0, 1, 3, 0, 1, 3), well, ill, strict=True
+    ):
+        assert [bool(one) for one in said] == [step == bad for step in range(5)]
+        assert "trainer 1 could not compress" in said[bad]
+        assert "is not finite" in others_said[bad]
+        assert not any(left) and not any(others_left), "the optimizer may step"
+        assert weights == others
+
+
+def test_ddp_of_some_ranks_reduces_among_these(ranks: list[dict]) -> None:
+    for sent, own in (one["alone"] for one in ranks):
+        assert own and sent == 0
+
+
+def test_a_model_that_is_compiled_is_the_same_model(ranks: list[dict]) -> None:
+    for plain, *compiled in (one["compiled"] for one in ranks):
+        names, sent, losses, weights = plain
+        assert names[0] == "0.bias.discarded" and sent > 0 and losses[-1] < losses[0]
+        assert weights != ddp_ranks.weights(ddp_ranks.network())
+        *in_ddp, without = compiled
+        assert in_ddp == [plain] * 3
+        assert without[0] == names and without[2:] == (losses, weights)
+
+
+def test_parameters_spread_over_ranks_are_refused(ranks: list[dict]) -> None:
+    for said in (one["sharded"] for one in ranks):
+        assert len(said) == 4
+        assert all(
+            "FSDP and tensor parallelism spread parameters over ranks" in one for one in said
+        )
+
+
+def test_sparse_gradients_are_refused_by_all(ranks: list[dict]) -> None:
+    for said in (one["sparse"] for one in ranks):
+        assert "only dense gradients are compressed" in said
+
+
+def test_trainers_at_different_steps_say_so(ranks: list[dict]) -> None:
+    for said in (one["loaded_alone"] for one in ranks):
+        assert [one.partition(":")[0] for one in said] == ["trainers are at steps 0, 3"] * 3
+
+
+def test_a_rank_without_batches_joins(ranks: list[dict]) -> None:
+    """It goes on waiting where the other's step fails: that one may make the next step."""
+    (weights, said), (others, told) = (one["joined"] for one in ranks)
+    assert weights == others
+    assert "is not finite" in said
+    assert "trainer 0 could not compress" in told, "its hook is called in no backward pass"
+
+
+def test_all_ranks_divide_even_those_that_have_ended(ranks: list[dict]) -> None:
+    for by_all, by_those_left in (one["divided"] for one in ranks):
+        assert by_all == by_those_left
+
+
+def test_what_a_failed_step_did_not_send_is_sent_later(ranks: list[dict]) -> None:
+    """Of the trainers whose gradients were good; the other's join nothing."""
+    for errors in (one["kept"] for one in ranks):
+        assert len(errors) == len(edge_ranks.KEEPING)
+        assert max(errors) < 1e-6, errors
+
+
+def test_other_parameters_on_another_rank_are_refused_by_all(ranks: list[dict]) -> None:
+    for one in ranks:
+        for said in one["differing"]:
+            assert len(said) == 2
+            assert all("trainers compress different parameters" in text for text in said)
+
+
+def test_what_reached_nobody_is_sent_later(ranks: list[dict]) -> None:
+    for errors in (one["undelivered"] for one in ranks):
+        assert len(errors) == len(state_ranks.KEEPING)
+        assert max(errors) < 1e-6, errors
+
+
+def test_a_rank_that_has_no_tables_is_sent_some(ranks: list[dict]) -> None:
+    for loaded, regrouped in (one["one_of_two_is_new"] for one in ranks):
+        for unbroken, again in (loaded, regrouped):
+            assert unbroken == again
+
+
+def test_what_is_owed_is_in_a_state_once(ranks: list[dict]) -> None:
+    for unbroken, resumed, once, twice in (one["owed"] for one in ranks):
+        assert unbroken.any()
+        assert torch.equal(unbroken, resumed)
+        assert torch.equal(once, twice)
+
+
+def test_steps_without_compression_are_counted(ranks: list[dict]) -> None:
+    for steps in (one["dense"] for one in ranks):
+        assert steps == (3, 5)
+
+
+def test_a_state_of_the_beginning_leads_back_to_it(ranks: list[dict]) -> None:
+    for once, again in (one["rolled_back"] for one in ranks):
+        assert once == again
+
+
+def test_a_state_shares_no_memory() -> None:
+    net = nn.Linear(8, 4)
+    compressor = TopK(density=0.1).for_parameters(net.named_parameters())
+    compressor.encode([torch.ones_like(one) for one in net.parameters()], 0)
+    given = compressor.state_dict()
+    state = TopK(density=0.1).ddp_state(net)
+    state.load_state_dict(given)
+    given["tensors"]["weight.residual"].zero_()
+    assert state.state_dict()["tensors"]["weight.residual"].any()
+    state.state_dict()["tensors"]["weight.residual"].zero_()
+    assert state.state_dict()["tensors"]["weight.residual"].any()
+
+
+def test_what_is_owed_has_the_shape_of_its_parameter() -> None:
+    net = nn.Linear(8, 4)
+    compressor = TopK(density=0.1).for_parameters(net.named_parameters())
+    compressor.encode([torch.ones_like(one) for one in net.parameters()], 0)
+    state = compressor.state_dict()
+    state["tensors"]["bias.owed"] = torch.ones(3)
+    with pytest.raises(ValueError, match=r"of other parameters: bias\.owed"):
+        compressor.load_state_dict(state)
+
+
+@pytest.mark.parametrize("net", [nn.Linear(30, 20), nn.LSTM(5, 20)], ids=["linear", "lstm"])
+def test_every_parameter_of_the_last_layer_stays_float32(net: nn.Module) -> None:
+    compressor = TernGrad(smallest=1, sharing=False).for_parameters(net.named_parameters())
+    gradients = [torch.randn_like(one) for one in net.parameters()]
+    sums = [torch.zeros_like(one) for one in gradients]
+    decode(compressor.encode(gradients, 0)).add_to(sums)
+    assert all(torch.equal(one, own) for one, own in zip(sums, gradients, strict=True))
+
+
+def test_a_boundary_counts_on_any_device() -> None:
+    boundary = SparseBoundary(0.5)
+    boundary(torch.ones(2, 8))
+    boundary(torch.ones(2, 8, device="meta"))
+    assert boundary._totals is not None and boundary._totals.device.type == "meta"
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """What three ranks have found, by task."""
+    return results(averaging_ranks.TASKS, tmp_path_factory.mktemp("three"), averaging_ranks.RANKS)
+
+
+@pytest.mark.parametrize("world", ["ranks", "three"])
+def test_means_are_those_of_what_was_made(world: str, request: pytest.FixtureRequest) -> None:
+    for one in request.getfixturevalue(world):
+        for method, steps in zip(averaging_ranks.METHODS, one["means"], strict=True):
+            assert len(steps) == averaging_ranks.STEPS
+            for given, expected in steps:
+                for mean, other in zip(given, expected, strict=True):
+                    # To reduce them is to add in another order.
+                    torch.testing.assert_close(mean, other, rtol=1e-6, atol=1e-7, msg=repr(method))
+
+
+@pytest.mark.parametrize("world", ["ranks", "three"])
+def test_all_have_the_same_bits(world: str, request: pytest.FixtureRequest) -> None:
+    first, *others = request.getfixturevalue(world)
+    for other in others:
+        for steps, their_steps in zip(first["means"], other["means"], strict=True):
+            for (given, _), (theirs, _) in zip(steps, their_steps, strict=True):
+                assert all(torch.equal(one, two) for one, two in zip(given, theirs, strict=True))
+
+
+def test_positions_that_all_know_do_not_travel(ranks: list[dict], three: list[dict]) -> None:
+    """800 elements of 40,000: values, and what leaders and unions take."""
+    values = 800 * 4
+    for one in ranks:
+        assert values < one["traffic"]["CltK"] < values + 700 < one["traffic"]["TopK"]
+        assert values / 2 < one["traffic"]["CltK half"] < values / 2 + 700
+    for one in three:  # 2/3 there and 2/3 back, for any number of trainers
+        assert 4 / 3 * values < one["traffic"]["CltK"] < 4 / 3 * values + 1000
+        assert values < one["traffic"]["CltK half"] < values + 1000
+        assert one["traffic"]["Deft"] < 0.7 * one["traffic"]["TopK"]
+
+
+def test_levels_take_less_than_sixty_percent_of_half_precision(ranks: list[dict]) -> None:
+    for one in ranks:
+        assert one["traffic"]["levels"] < 0.6 * one["traffic"]["half"]
