@@ -1,5 +1,7 @@
 """What trainers do in the tests of shared tables with bags; each runs in a process of its own."""
 
+from unittest import mock
+
 import numpy as np
 import torch
 from bag_draws import counted, drawn_bags, pooled_by_torch
@@ -121,10 +123,10 @@ def counts(argument: str, report, stop) -> None:
 def hears_no_lengths(argument: str, report, stop) -> None:
     """Trainer 1 sends lengths below 0."""
     with trainer_of(argument, report) as (trainer, sharded):
-        if trainer.number == 1:
-            good = exchanges.lengths_of
-            exchanges.lengths_of = lambda bags: -good(bags) - 1
-        try:
-            sharded(tensor_bags(drawn_bags(0, SPEC.table_rows, 4)), [4, 4])
-        except DlrmError as error:
-            trainer.tell(message=str(error))
+        good, bags = exchanges.lengths_of, tensor_bags(drawn_bags(0, SPEC.table_rows, 4))
+        told = (lambda bags: -good(bags) - 1) if trainer.number == 1 else good
+        with mock.patch.object(exchanges, "lengths_of", told):
+            try:
+                sharded(bags, [4, 4])
+            except DlrmError as error:
+                trainer.tell(message=str(error))

@@ -1,96 +1,21 @@
 """What trainers do in the tests of distinct ids; each runs in a process of its own."""
 
+import json
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import torch
-from embedding_ranks import SPEC, batch, gather, lr_of, tensors, trainer_of, unsharded
+from embedding_ranks import SPEC, batch, gather, trainer_of
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
-from dlrm_hybrid.compress.embedding.memory import LevelOptions
-from dlrm_hybrid.compress.embedding.trainer import TrainerMemory, tensors_of
 from dlrm_hybrid.model.exchange import distinct as exchanges
 from dlrm_hybrid.model.exchange import kept
-from dlrm_hybrid.model.sharding import Rounding
 from dlrm_hybrid.model.spec import ModelSpec
-from dlrm_hybrid.parallel.effects import Program, Result
-from dlrm_hybrid.parallel.tables.local import LocalTables
-from dlrm_hybrid.parallel.tables.shared import EachIdOnce, JointTables, LookupRequest, UpdateRequest
-from dlrm_hybrid.telemetry.spans import SpanClock
-from dlrm_hybrid.types import BatchNumber, DlrmError
+from dlrm_hybrid.types import DlrmError
 
-STEPS = 40
-SCALE = 1e-2  # of gradients: float16 holds none above 1
 FEW_TABLES = ModelSpec(embedding_dim=8, bottom=(13, 8), top=(4, 1), table_rows=(5, 40))
-
-
-def rows_of(step: int, trainers: int) -> list[int]:
-    """Of every trainer's batch; they differ, and now and then one has none."""
-    return [(9 + 5 * step + 7 * trainer) % 13 for trainer in range(trainers)]
-
-
-def parts_of(rows_T: list[int]) -> list[slice]:
-    stops = np.cumsum(rows_T).tolist()
-    return [slice(stop - rows, stop) for stop, rows in zip(stops, rows_T, strict=True)]
-
-
-def result(program: Program[Result]) -> Result:
-    """Of a program that waits for nothing."""
-    try:
-        next(program)
-    except StopIteration as end:
-        return end.value
-    raise AssertionError("it waits")
-
-
-def equals_one_set_of_tables(argument: str, report, stop) -> None:
-    """Train beside the tables of a world in one process; tell how far apart they are."""
-    with trainer_of(argument, report) as (trainer, sharded):
-        embeddings = unsharded(trainer)
-        # Adagrad makes up for the scale of gradients, SGD does not.
-        faster = 1.0 / SCALE if trainer.given["optimizer"] == "sgd" else 1.0
-        first = {name: tensor.clone() for name, tensor in tensors(embeddings).items()}
-        precision = trainer.given["precision"]
-        memories = [
-            TrainerMemory.of_one_part(SPEC.table_rows, SPEC.widths, LevelOptions(**levels))
-            for _ in range(trainer.trainers)
-            if (levels := trainer.given.get("levels"))
-        ]
-        look_up = EachIdOnce(embeddings, Rounding(precision), memories)
-        oracle = JointTables(look_up, SpanClock())
-        own = LocalTables(sharded, trainer.trainers, SpanClock())
-        same = True
-        for step in range(STEPS):
-            rows_T = rows_of(step, trainer.trainers)
-            ids_FB, gradient_BFD = batch(step, sum(rows_T))
-            bags_T = [Bags(ids_FB[:, part].contiguous()) for part in parts_of(rows_T)]
-            lookups = [
-                LookupRequest(BatchNumber(step), bags, faster * lr_of(step)) for bags in bags_T
-            ]
-            updates = [
-                UpdateRequest(BatchNumber(step), SCALE * gradient_BFD[part])
-                for part in parts_of(rows_T)
-            ]
-            expected = oracle.lookup(lookups)[trainer.number]
-            found = result(own.lookup(*lookups[trainer.number]))
-            same &= found.shape == expected.shape and torch.equal(found, expected)
-            oracle.update(updates)
-            result(own.update(*updates[trainer.number]))
-        gathered = gather(trainer, sharded, 0)
-        values: dict[str, tuple[bool, float]] = {}
-        if trainer.number == 0:
-            for name, expected in tensors(embeddings).items():
-                moved = (expected - first[name]).abs().max().item()
-                values[name] = (torch.equal(gathered[name], expected), moved)
-        state_is_same = True
-        if memories:
-            expected = tensors_of(trainer.number, memories[trainer.number])
-            held = sharded.levels.tensors()
-            state_is_same = held.keys() == expected.keys() and all(
-                torch.equal(held[name], one) for name, one in expected.items()
-            )
-        trainer.tell(same=same and state_is_same, values=values)
 
 
 class Recorder:
@@ -131,8 +56,8 @@ def counts_distinct(argument: str, report, stop) -> None:
 
 def keeps_rows(argument: str, report, stop) -> None:
     """Look up batches without gradients, with rows kept or not, before and after a step."""
-    with trainer_of(argument, report) as (trainer, sharded):
-        kept.MOST_BYTES = trainer.given["most_bytes"]
+    most_bytes = mock.patch.object(kept, "MOST_BYTES", json.loads(argument)["most_bytes"])
+    with most_bytes, trainer_of(argument, report) as (trainer, sharded):
         rows_T = [30, 20, 10][: trainer.trainers]
         mine = trainer.mine(rows_T)
 

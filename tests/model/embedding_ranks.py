@@ -9,6 +9,8 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -169,6 +171,20 @@ def learn_sharded(
 
 def rows_of(step: int) -> int:
     return 6 + step % 3
+
+
+def several(argument: str, report, stop) -> None:
+    """Go through worlds one after the other; each that is told of names its world."""
+    given = json.loads(argument)
+    for name, world in given["worlds"].items():
+        module, _, entry = given["entries"][name].rpartition(":")
+        told = partial(_of_world, report, name)
+        own = json.dumps({"rank": given["rank"], **world})
+        getattr(import_module(module or __name__), entry)(own, told, stop)
+
+
+def _of_world(report, name: str, event: Event) -> None:
+    report(replace(event, values={**event.values, "world": name}))
 
 
 def equals_one_table(argument: str, report, stop) -> None:

@@ -7,8 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_step import Dlrm
-from torch import Tensor, nn
-from torch.nn import functional
 
 from dlrm_hybrid.model.dlrm import DlrmLayers
 from dlrm_hybrid.model.interaction import Fm
@@ -67,51 +65,6 @@ def test_layers_and_seeds_drop_otherwise():
 def _model(spec: ModelSpec = SPEC) -> Dlrm:
     tables = Fused()
     return Dlrm(spec, tables, Precision.FLOAT32, SEED)
-
-
-def _chain(
-    weights: dict[str, nn.Parameter], part: str, hidden: int, last: int, x: Tensor, rows: range
-) -> Tensor:
-    """Linear, ReLU, dropout, with the masks that the layers' names give."""
-    for number in range(1, last + 1):
-        name = f"{part}.{number}"
-        x = functional.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
-        if number < last or part != "top":
-            x = torch.relu(x)
-        if number <= hidden:
-            dropout = Dropout.of(name, SPEC.dropout, SEED)
-            x = x * (~dropout.dropped(rows, x.shape[1])).float() / (1 - dropout.share)
-    return x
-
-
-def _plain(weights: dict[str, nn.Parameter], dense_BI: Tensor, e: Tensor, rows: range) -> Tensor:
-    x = _chain(weights, "bottom", 2, 3, dense_BI, rows)
-    z = torch.cat((x.unsqueeze(1), e), 1)
-    deep = _chain(weights, "interaction.deep", 2, 2, z.flatten(1), rows)
-    pairs = 0.5 * (z.sum(1) ** 2 - (z**2).sum(1)).sum(1, keepdim=True)
-    return _chain(weights, "top", 2, 3, torch.cat((x, deep, pairs), 1), rows).squeeze(1)
-
-
-@pytest.mark.parametrize("name", ["SGD", "Adam"])
-def test_twenty_steps_equal_plain_pytorch_with_the_same_masks(name: str):
-    model, other = _model(), _model()
-    ours, plain = model.dense_parameters(), other.dense_parameters()
-    first = {key: one.detach().clone() for key, one in ours.items()}
-    steps = [getattr(torch.optim, name)(one.values(), lr=0.02) for one in (ours, plain)]
-    torch.manual_seed(3)
-    for step in range(20):
-        rows = range(step * ROWS, (step + 1) * ROWS)
-        dense_BI, e_BED = torch.randn(ROWS, 6), torch.randn(ROWS, 3, 4)
-        label_B = (dense_BI[:, 0] > 0).float()
-        logits = model.logits(dense_BI, e_BED, rows), _plain(plain, dense_BI, e_BED, rows)
-        torch.testing.assert_close(*logits, rtol=2e-6, atol=2e-6)
-        for logit_B, optimizer in zip(logits, steps, strict=True):
-            optimizer.zero_grad()
-            functional.binary_cross_entropy_with_logits(logit_B, label_B).backward()
-            optimizer.step()
-    for key, weight in ours.items():
-        assert (weight - first[key]).abs().max() > 1e-3, key
-        torch.testing.assert_close(weight, plain[key], rtol=0, atol=1e-6, msg=key)
 
 
 def test_nothing_is_dropped_where_rows_have_no_numbers():

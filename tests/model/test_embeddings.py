@@ -45,10 +45,6 @@ def _learn(embeddings: Embeddings, steps: range) -> None:
         out_BFD.backward(gradient)
 
 
-def _state(embeddings: Embeddings) -> dict[str, Tensor]:
-    return {**embeddings.weights(), **embeddings.optimizer_state()}
-
-
 def test_looks_up_the_row_of_every_id():
     embeddings = _embeddings("sgd")
     tables = list(embeddings.weights().values())
@@ -116,22 +112,6 @@ def test_an_id_outside_its_table_is_an_error(bad_id: int, rows: int, optimizer: 
     ids_FB[3, 5] = bad_id
     with pytest.raises(RuntimeError, match=r"out of bounds|num_rows"):
         _embeddings(optimizer)(Bags(ids_FB))
-
-
-@pytest.mark.parametrize("optimizer", get_args(TableOptimizer))
-def test_resuming_from_saved_tensors_is_exact(optimizer: TableOptimizer):
-    unbroken = _embeddings(optimizer)
-    _learn(unbroken, range(6))
-    saved = {name: tensor.clone() for name, tensor in _state(unbroken).items()}
-    _learn(unbroken, range(6, 12))
-    resumed = _embeddings(optimizer)
-    for name, tensor in _state(resumed).items():
-        tensor.copy_(saved[name])
-    _learn(resumed, range(6, 12))
-    for name, tensor in _state(unbroken).items():
-        assert not torch.equal(tensor, saved[name])
-        assert torch.equal(tensor, _state(resumed)[name])
-    assert (len(saved) == 4) is (optimizer == "sgd")
 
 
 def test_building_and_learning_warn_of_nothing(

@@ -1,4 +1,4 @@
-"""Cross layers and factorization machines against those of TorchRec, and the paper's sums."""
+"""Dots, cross layers and factorization machines against loops, TorchRec and the paper's sums."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from torchrec.modules.deepfm import FactorizationMachine as FlatMachine
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from dlrm_hybrid.model.interaction import Cross, Dot, Fm, Interaction
-from dlrm_hybrid.model.layers.interactions import CrossNetwork, interaction
+from dlrm_hybrid.model.layers.interactions import CrossNetwork, DotInteraction, interaction
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.tensors import draw_dense
@@ -48,6 +48,27 @@ def _assert_same(mine: list[Tensor], theirs: list[Tensor]) -> None:
     for one, other in zip(mine, theirs, strict=True):
         assert other.abs().max() > 1e-2
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+@given(
+    rows=st.integers(1, 5), tables=st.integers(2, 7), dim=st.integers(1, 6), bottom=st.booleans()
+)
+def test_dots_equal_a_loop_over_pairs(rows: int, tables: int, dim: int, bottom: bool):
+    generator = torch.Generator().manual_seed(rows * 100 + tables * 10 + dim)
+    x_BD = torch.randn(rows, dim if bottom else 0, generator=generator)
+    e_BED = torch.randn(rows, tables, dim, generator=generator)
+    out_BW = DotInteraction(tables + bottom, x_BD.shape[1])(x_BD, e_BED)
+    vectors = [*([x_BD] if bottom else []), *e_BED.unbind(1)]
+    dots = [(vectors[i] * vectors[j]).sum(1) for i in range(len(vectors)) for j in range(i)]
+    torch.testing.assert_close(out_BW, torch.cat([x_BD, torch.stack(dots, 1)], 1))
+
+
+@pytest.mark.parametrize(("tables", "dim"), [(1, 5), (4, 5), (4, 0)])
+def test_gradients_of_dots_are_those_of_finite_differences(tables: int, dim: int):
+    torch.manual_seed(1)
+    x_BD = torch.randn(3, dim, dtype=torch.float64, requires_grad=True)
+    e_BED = torch.randn(3, tables, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(DotInteraction(tables + (dim > 0), dim), (x_BD, e_BED))
 
 
 @pytest.mark.parametrize(("layers", "rank"), [(1, 1), (3, 8), (2, 64)])

@@ -42,14 +42,6 @@ def test_warmup_decay_equals_a_rule_with_memory(warmup: int, wait: int, length: 
     assert rates == pytest.approx(_reference(0.1, warmup, start, length, 50), rel=1e-12)
 
 
-def test_warmup_rises_and_decay_falls():
-    schedule = WarmupDecay(base_lr=1.0, warmup_steps=4, decay_start_step=6, decay_steps=4)
-    rates = [schedule.lr(step) for step in range(12)]
-    assert rates[:3] == [0.25, 0.5, 0.75]
-    assert rates[5:9] == [1.0, 0.5625, 0.25, 0.0625]
-    assert rates[9:] == [0.0625] * 3
-
-
 def test_a_stale_gradient_gets_its_whole_rate_by_and_by():
     given = Linear(base_lr=0.6, steps=200)
     warm = StalenessWarmup(schedule=given, staleness=9, steps=100)

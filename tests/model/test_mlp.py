@@ -69,29 +69,3 @@ def test_bfloat16_rounds_the_hidden_layers_but_not_the_last():
 def test_layers_are_named_from_one():
     names = [name for name, _ in _mlp(relu_last=False).named_parameters()]
     assert names == ["1.weight", "1.bias", "2.weight", "2.bias", "3.weight", "3.bias"]
-
-
-@pytest.mark.parametrize("precision", list(Precision))
-@pytest.mark.parametrize("relu_last", [False, True])
-@pytest.mark.parametrize("cut", [1, 2])
-def test_a_chain_cut_in_two_computes_the_same_bits(cut: int, relu_last: bool, precision: Precision):
-    whole = _mlp(relu_last, precision)
-    parts = [
-        Mlp(WIDTHS, relu_last=relu_last, precision=precision, layers=layers)
-        for layers in (range(1, cut + 1), range(cut + 1, len(WIDTHS)))
-    ]
-    of_parts = {name: tensor for part in parts for name, tensor in part.named_parameters()}
-    of_whole = dict(whole.named_parameters())
-    assert list(of_parts) == list(of_whole)
-    with torch.no_grad():
-        for name, tensor in of_parts.items():
-            tensor.copy_(of_whole[name])
-    x_BN = torch.randn(33, WIDTHS[0], requires_grad=True)
-    y_BM, z_BM = whole(x_BN), parts[1](parts[0](x_BN))
-    assert torch.equal(y_BM, z_BM)
-    assert y_BM.std() > 0.1
-    gradients = torch.autograd.grad(y_BM.square().sum(), [x_BN, *of_whole.values()])
-    cut_gradients = torch.autograd.grad(z_BM.square().sum(), [x_BN, *of_parts.values()])
-    for mine, theirs in zip(gradients, cut_gradients, strict=True):
-        assert theirs.abs().max() > 1e-2
-        assert torch.equal(mine, theirs)

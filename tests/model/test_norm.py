@@ -1,6 +1,7 @@
-"""Batch norm: that of torch in training, in evaluation, and folded into a linear layer."""
+"""Batch norm and dropout: those of torch in training, in evaluation, and folded norms."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -43,26 +44,27 @@ class Masked(nn.Module):
         return x_BM * ~self.dropout.dropped(self.rows, x_BM.shape[1]) / (1 - SHARE)
 
 
-def hidden(name: str, widths: Sequence[int], *, bias: bool) -> list[nn.Module]:
+def hidden(name: str, widths: Sequence[int], *, normed: bool, bias: bool) -> list[nn.Module]:
     """Linear → BatchNorm → ReLU → dropout, as users of torch write it."""
     modules: list[nn.Module] = []
     for layer, (fan_in, fan_out) in enumerate(zip(widths, widths[1:], strict=False), 1):
         linear = nn.Linear(fan_in, fan_out, bias=bias)
-        modules += [linear, nn.BatchNorm1d(fan_out), nn.ReLU(), Masked(f"{name}.{layer}")]
+        norm = nn.BatchNorm1d(fan_out) if normed else nn.Identity()
+        modules += [linear, norm, nn.ReLU(), Masked(f"{name}.{layer}")]
     return modules
 
 
 class Plain(nn.Module):
     """DeepFM out of torch's modules, with the weights of a model of ours."""
 
-    def __init__(self, ours: StageModel, *, bias: bool) -> None:
+    def __init__(self, ours: StageModel, **how: bool) -> None:
         super().__init__()
-        bottom = hidden("bottom", SPEC.bottom[:-1], bias=bias)
+        bottom = hidden("bottom", SPEC.bottom[:-1], **how)
         self.bottom = nn.Sequential(*bottom, nn.Linear(*SPEC.bottom[-2:]), nn.ReLU())
         assert isinstance(SPEC.interaction, Fm)
         widths = (SPEC.num_vectors * SPEC.embedding_dim, *SPEC.interaction.deep)
-        self.deep = nn.Sequential(*hidden("interaction.deep", widths, bias=bias))
-        top = hidden("top", SPEC.top_widths[:-1], bias=bias)
+        self.deep = nn.Sequential(*hidden("interaction.deep", widths, **how))
+        top = hidden("top", SPEC.top_widths[:-1], **how)
         self.top = nn.Sequential(*top, nn.Linear(*SPEC.top_widths[-2:]))
         for name, tensor in ours.dense_parameters().items():
             self.named(name).data.copy_(tensor.detach())
@@ -92,9 +94,10 @@ def batch(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return dense_BI, pooled_BFD, (dense_BI[:, :1] + pooled_BFD[:, 0, :1] > 0).float()
 
 
-def model() -> StageModel:
-    (part,) = Partition.of(SPEC, ()).stages
-    return StageModel(SPEC, part, Precision.FLOAT32, SEED)
+def model(normed: bool = True) -> StageModel:
+    spec = replace(SPEC, batch_norm=normed)
+    (part,) = Partition.of(spec, ()).stages
+    return StageModel(spec, part, Precision.FLOAT32, SEED)
 
 
 def train(ours: StageModel, steps: int) -> list[float]:
@@ -127,24 +130,24 @@ def train_plain(plain: Plain, steps: int) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_twenty_steps_of_adam_are_those_of_plain_torch(bias: bool):
-    ours = model()
+@pytest.mark.parametrize(("normed", "bias"), [(True, False), (True, True), (False, True)])
+def test_twenty_steps_of_adam_are_those_of_plain_torch(normed: bool, bias: bool):
+    ours = model(normed)
     first = {name: one.detach().clone() for name, one in ours.dense_parameters().items()}
-    plain = Plain(ours, bias=bias)
+    plain = Plain(ours, normed=normed, bias=bias)
     losses, expected = train(ours, STEPS), train_plain(plain, STEPS)
     assert losses == pytest.approx(expected, rel=0, abs=1e-6)
     for name, weight in ours.dense_parameters().items():
         torch.testing.assert_close(weight, plain.named(name), rtol=0, atol=1e-6)
         assert (weight - first[name]).abs().max() > 1e-3
     held = ours.statistics()
-    assert set(held) == set(SPEC.statistics_shapes())
+    assert set(held) == set(SPEC.statistics_shapes() if normed else ())
     for name, running in held.items():
         # A bias of a layer moves the mean, and the norm takes it away again.
         if not bias or name.endswith("var"):
             torch.testing.assert_close(running, plain.named(name), rtol=1e-6, atol=1e-6)
         assert not torch.equal(running, torch.full_like(running, name.endswith("var")))
-    if bias:
+    if normed and bias:
         return
     plain.eval()
     dense_BI, pooled_BFD, _ = batch(STEPS)
@@ -191,11 +194,17 @@ WIDTHS = (5, 8, 6, 3)
 
 @pytest.mark.parametrize("precision", list(Precision))
 @pytest.mark.parametrize("cut", [1, 2])
-def test_a_chain_cut_in_two_computes_the_same_bits(cut: int, precision: Precision):
+@pytest.mark.parametrize(
+    ("relu_last", "normed"), [(True, range(1, 3)), (True, range(0)), (False, range(0))]
+)
+def test_a_chain_cut_in_two_computes_the_same_bits(
+    relu_last: bool, normed: range, cut: int, precision: Precision
+):
     """Gradients of all parameters and of the input, and the statistics."""
 
     def chain(layers: range) -> Mlp:
-        mlp = Mlp(WIDTHS, relu_last=True, precision=precision, layers=layers, normed=range(1, 3))
+        options = {"relu_last": relu_last, "precision": precision, "normed": normed}
+        mlp = Mlp(WIDTHS, layers=layers, **options)
         generator = torch.Generator().manual_seed(2)
         for name, one in mlp.named_parameters():
             shift = int(name[0])  # the same values for a layer in either chain

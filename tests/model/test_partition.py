@@ -1,4 +1,4 @@
-from itertools import combinations, pairwise
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,6 @@ PAPER = ModelSpec(
     embedding_dim=16, bottom=(13, 512, 256, 64, 16), top=(512, 256, 128, 1), table_rows=(10,) * 26
 )
 PAPER_CUTS = ("bottom.1", "bottom.2", "bottom.3", "bottom.4", "top.1", "top.2", "top.3")
-ALL_LISTS = [cuts for number in range(8) for cuts in combinations(PAPER_CUTS, number)]
 
 
 def _spec(bottom: int, top: int) -> ModelSpec:
@@ -50,13 +49,6 @@ def _check(spec: ModelSpec, cuts: tuple[str, ...]) -> None:
         assert before.output_width == behind.input_width
 
 
-def test_every_list_of_cuts_of_the_paper_puts_every_tensor_in_one_stage():
-    assert PAPER.layer_names[:-1] == PAPER_CUTS
-    assert len(ALL_LISTS) == 128
-    for cuts in ALL_LISTS:
-        _check(PAPER, cuts)
-
-
 @given(st.data())
 def test_any_model_with_cuts_in_any_order(data: st.DataObject):
     spec = _spec(data.draw(st.integers(1, 6)), data.draw(st.integers(1, 6)))
@@ -65,20 +57,6 @@ def test_any_model_with_cuts_in_any_order(data: st.DataObject):
     cuts = data.draw(st.lists(st.sampled_from(possible), unique=True))
     _check(spec, tuple(cuts))
     assert Partition.of(spec, cuts) == Partition.of(spec, cuts[::-1])
-
-
-def test_the_worlds_of_the_design():
-    first, second, third = Partition.of(PAPER, ("bottom.2", "top.2")).stages
-    assert first.layer_names == ("bottom.1", "bottom.2")
-    assert second.layer_names == ("bottom.3", "bottom.4", "top.1", "top.2")
-    assert third.layer_names == ("top.3", "top.4")
-    assert (first.input_width, first.output_width) == (13, 256)
-    assert (third.input_width, third.output_width) == (256, 1)
-    assert second.has_interaction
-    behind_bottom = Partition.of(PAPER, ("bottom.4",)).stages[1]
-    assert behind_bottom.layer_names[0] == "top.1"
-    assert behind_bottom.input_width == 16
-    assert behind_bottom.has_interaction
 
 
 @pytest.mark.parametrize(
@@ -97,13 +75,6 @@ def test_all_faults_are_reported_at_once():
         Partition.of(PAPER, ("top.2", "top.9", "top.2", "bottom.7"))
     lines = str(refused.value).splitlines()
     assert [line.split()[1] for line in lines] == ["'top.2'", "'top.9'", "'top.2'", "'bottom.7'"]
-
-
-def test_a_model_of_one_layer_each_has_one_cut():
-    spec = _spec(1, 1)
-    assert spec.layer_names[:-1] == ("bottom.1",)
-    with pytest.raises(ConfigError, match=r"possible are bottom\.1$"):
-        Partition.of(spec, ("top.1",))
 
 
 def test_microbatches_have_equal_rows_or_are_refused():

@@ -26,21 +26,3 @@ def test_products_equal_exact_ones(batch: int, shape: tuple[int, int], dtype: to
         assert mine.dtype == dtype
         assert mine.shape == exact.shape
         torch.testing.assert_close(mine.double(), exact, rtol=relative, atol=absolute)
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_same_operands_give_the_same_bits(shape: tuple[int, int]):
-    torch.manual_seed(0)
-    width, out = shape
-    x_BN, g_BM, weight_MN = torch.randn(50, width), torch.randn(50, out), torch.randn(out, width)
-
-    def products() -> list[torch.Tensor]:
-        copies = [tensor.clone() for tensor in (x_BN, g_BM, weight_MN)]
-        return [
-            affine(copies[0], copies[2], torch.ones(out), relu=True),
-            gradient_of_input(copies[1], copies[2]),
-            gradient_of_weight(copies[1], copies[0]),
-        ]
-
-    for first, second in zip(products(), products(), strict=True):
-        assert torch.equal(first, second)

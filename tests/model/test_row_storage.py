@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,54 +11,14 @@ from patience import HANG_SECONDS
 from small_disk import needs_mount, small_disk
 
 from dlrm_hybrid.model import tensors
-from dlrm_hybrid.model.row_storage import FEWEST_ROWS, IN_MEMORY, READERS, InFiles
+from dlrm_hybrid.model.row_storage import FEWEST_ROWS, READERS, InFiles
 from dlrm_hybrid.model.spec import ModelSpec
-from dlrm_hybrid.model.table_rows import OwnedIds, TableRows
-from dlrm_hybrid.model.tables import Fused, TableOptimizer
+from dlrm_hybrid.model.table_rows import TableRows
+from dlrm_hybrid.model.tables import Fused
 from dlrm_hybrid.model.tensors import draw_embeddings, embedding_parts
 from dlrm_hybrid.types import ResourceError
 
-SPEC = ModelSpec(embedding_dim=8, bottom=(13, 8), top=(1,), table_rows=(1, 7, 400) + (50,) * 23)
-STEPS, LR, SEED = 20, 0.5, 3
-
-
-def asked(rows_F: tuple[int, ...], seed: int) -> OwnedIds:
-    """Half of the rows, more than one reader takes."""
-    rng = np.random.default_rng(seed)
-    found = [np.flatnonzero(rng.random(rows) < 0.5) for rows in rows_F]
-    return OwnedIds(np.concatenate(found), np.array([len(one) for one in found]))
-
-
-@pytest.mark.parametrize("optimizer", get_args(TableOptimizer))
-@pytest.mark.parametrize("servers", [1, 3])
-def test_files_hold_the_bits_of_memory(
-    optimizer: TableOptimizer, servers: int, tmp_path: Path
-) -> None:
-    options = Fused(optimizer=optimizer)
-    for server in range(servers):
-        both = [
-            TableRows(SPEC, options, server, servers, storage)
-            for storage in (IN_MEMORY, InFiles(tmp_path / "rows"))
-        ]
-        for one in both:
-            one.draw(SEED)
-        first = both[0].pieces()[-1].view.clone()
-        for step in range(STEPS):
-            batches = [asked(both[0].rows_F, 2 * step + trainer) for trainer in range(2)]
-            gradients = [
-                (ids, torch.from_numpy(np.random.default_rng(step).random((len(ids.ids_K), 8))))
-                for ids in batches
-            ]
-            assert len(batches[0].ids_K) > FEWEST_ROWS
-            memory, file = (one.look_up(batches[0]) for one in both)
-            assert torch.equal(memory, file)
-            for one in both:
-                one.update([(ids, grad_KD.float()) for ids, grad_KD in gradients], LR)
-        for memory, file in zip(both[0].pieces(), both[1].pieces(), strict=True):
-            assert memory.name == file.name
-            assert torch.equal(memory.view, file.view), memory.name
-        assert (both[1].pieces()[-1].view - first).abs().max() > 0.1
-    assert not list((tmp_path / "rows").iterdir())
+SEED = 3
 
 
 @pytest.mark.parametrize("count", [0, 1, FEWEST_ROWS + 1, 40 * READERS * FEWEST_ROWS + 3])

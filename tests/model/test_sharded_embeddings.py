@@ -1,161 +1,147 @@
+"""Shared tables of trainers are one table, however they are divided; every byte is counted."""
+
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from embedding_runs import run
+from embedding_runs import World, rows, run
 
 from dlrm_hybrid.checkpoint.commit import Preparing, Shard, commit
 from dlrm_hybrid.checkpoint.folder import RetentionPolicy
 
 NUM_TABLES, DIM = 7, 8
 KINDS = ["table_wise", "row_wise", "column_wise"]
+HELD = {"sgd": 1, "adam": 4, "rowwise_adam": 4}  # tensors of a table
+OWN_WIDTHS, ODD_WIDTHS = [8, 4, 16, 8, 12, 4, 8], [3, 8, 5, 8, 10, 4, 8]
+DISTINCT = {"deduplicate": True}
+Told = Callable[[str], list[dict]]
 
 
-def slow(*rows: tuple) -> list[object]:
-    """For `make test-all`."""
-    return [pytest.param(*row, marks=pytest.mark.slow) for row in rows]
+def of(trainers: int, kind: str, optimizer: str, **given: Any) -> World:
+    given = {"kind": kind, "optimizer": optimizer, **given}
+    return World(trainers, "equals_one_table", given, given.pop("is_slow", False))
 
 
-PRECISIONS = ["float16", *slow(("float32",), ("bfloat16",))]
+def slow(trainers: int, kind: str, optimizer: str, **given: Any) -> World:
+    return of(trainers, kind, optimizer, is_slow=True, **given)
 
 
-def assert_equal_to_one_table(told: list, exact: bool) -> None:
-    for answer in told:
-        assert answer["forward"] <= (0.0 if exact else 1e-6)
-    for difference, moved in told[-1]["values"].values():
-        assert difference <= (0.0 if exact else 2e-6 * max(1.0, moved))
+SHARDED = [
+    of(2, "table_wise", "rowwise_adagrad"),
+    of(3, "table_wise", "adam"),
+    of(3, "row_wise", "rowwise_adagrad"),
+    of(2, "column_wise", "adam"),
+    of(2, "column_wise", "adagrad", dim=12, weight_decay=0.01),
+    of(2, "table_wise", "rowwise_adam", dim=3, **DISTINCT),
+    of(3, "table_wise", "rowwise_adagrad", dims=OWN_WIDTHS),
+    of(3, "table_wise", "adam", dims=ODD_WIDTHS, **DISTINCT),
+    slow(2, "table_wise", "sgd"),
+    slow(3, "table_wise", "adagrad"),
+    slow(2, "table_wise", "rowwise_adam"),
+    slow(3, "table_wise", "rowwise_adagrad"),
+    slow(2, "row_wise", "adagrad"),
+    slow(3, "row_wise", "adam"),
+    slow(3, "column_wise", "adagrad"),
+    slow(2, "auto", "sgd"),
+    slow(3, "auto", "rowwise_adagrad"),
+    slow(2, "auto", "rowwise_adam"),
+    slow(2, "table_wise", "sgd", dim=10),
+    slow(2, "row_wise", "rowwise_adagrad", dim=10),
+    slow(2, "auto", "adam", dim=6, weight_decay=0.01),
+    slow(3, "table_wise", "sgd", dims=OWN_WIDTHS, **DISTINCT),
+    slow(3, "row_wise", "adagrad", dims=OWN_WIDTHS),
+    slow(3, "row_wise", "adam", dims=ODD_WIDTHS),
+    slow(3, "column_wise", "adagrad", dims=[8, 12, 16, 8, 12, 24, 8]),
+    slow(3, "auto", "adagrad", dims=OWN_WIDTHS),
+]
+# Errors of the forward pass and of updates. Gradients as small as 1e-6 must arrive as well.
+ROUNDED = {("row_wise", "float16"): (1e-3, 1e-3), ("column_wise", "bfloat16"): (1e-2, 5e-3)}
+ROUNDED |= {("table_wise", "float16"): (1e-3, 1e-3), ("table_wise", "bfloat16"): (1e-2, 5e-3)}
+ROUNDED_WORLDS = {
+    f"rounded {kind} {precision} {scale}": World(
+        2,
+        "equals_one_table",
+        {"kind": kind, "precision": precision, "scale": scale},
+        kind == "table_wise" or scale == 1e-3,
+    )
+    for kind, precision in ROUNDED
+    for scale in (1e-3, 1e-6)
+}
+ROWS_T = {"row_wise": [4, 4, 4]}
+COUNTED = {
+    f"counts {kind} {precision}": World(
+        3,
+        "counts",
+        {"kind": kind, "precision": precision, "rows_T": ROWS_T.get(kind, [5, 2, 4])},
+        precision != "float16",
+    )
+    for kind in KINDS
+    for precision in ("float16", "float32", "bfloat16")
+}
+UNEVEN = {
+    f"uneven {kind} {trainers}": World(
+        trainers, "looks_up_uneven_batches", {"kind": kind}, trainers == 2
+    )
+    for kind in KINDS
+    for trainers in (2, 3)
+}
+BAD_ID = {"bad id": World(2, "refuses_a_bad_id", {"kind": "table_wise"})}
+EQUAL = {f"{number}": world for number, world in enumerate(SHARDED)}
+WORLDS = EQUAL | ROUNDED_WORLDS | COUNTED | UNEVEN | BAD_ID
+
+
+@pytest.mark.parametrize("name", rows(EQUAL))
+def test_any_sharding_equals_one_table(name: str, told: Told) -> None:
+    """By tables bit for bit: nothing is added in another order."""
+    world, found = WORLDS[name], told(name)
+    kind, given = world.given["kind"], world.given
+    is_exact = kind == "table_wise" and "deduplicate" not in given
+    near = 1e-6 if given.keys() <= {"kind", "optimizer"} else 2e-6
+    for one in found:
+        assert one["forward"] <= (0.0 if is_exact else 1e-6)
+        assert one["shards"] == found[0]["shards"]
+    assert len(found[-1]["values"]) == NUM_TABLES * HELD.get(given["optimizer"], 2)
+    for difference, moved in found[-1]["values"].values():
+        assert difference <= (0.0 if is_exact else near * max(1.0, moved))
         assert moved >= 1e-3
+    shards = found[0]["shards"].values()
+    if kind == "table_wise":
+        tables_T = [0] * world.trainers
+        for ((trainer, _, _),) in shards:
+            tables_T[trainer] += 1
+        assert "dims" in given or max(tables_T) - min(tables_T) <= 1
+    elif kind != "auto":
+        assert all(len(one) > 1 for one in shards)
 
 
-@pytest.mark.parametrize(
-    ("trainers", "optimizer"),
-    [
-        (2, "rowwise_adagrad"),
-        (3, "adam"),
-        *slow((2, "sgd"), (3, "adagrad"), (2, "rowwise_adam"), (3, "rowwise_adagrad")),
-    ],
-)
-def test_table_wise_equals_one_table_bit_for_bit(tmp_path: Path, trainers: int, optimizer: str):
-    told = run(tmp_path, "equals_one_table", trainers, kind="table_wise", optimizer=optimizer)
-    for one in told:
-        assert one["forward"] == 0.0
-        assert one["shards"] == told[0]["shards"]
-    held = {"sgd": 1, "adam": 4, "rowwise_adam": 4}.get(optimizer, 2)
-    assert len(told[-1]["values"]) == NUM_TABLES * held
-    for difference, moved in told[-1]["values"].values():
-        assert difference == 0.0
-        assert moved >= 1e-3
-    tables_T = [0] * trainers
-    for shards in told[0]["shards"].values():
-        ((trainer, _, _),) = shards
-        tables_T[trainer] += 1
-    assert max(tables_T) - min(tables_T) <= 1
-
-
-@pytest.mark.parametrize(
-    ("kind", "optimizer", "trainers"),
-    [
-        ("row_wise", "rowwise_adagrad", 3),
-        ("column_wise", "adam", 2),
-        *slow(("row_wise", "adagrad", 2), ("row_wise", "adam", 3), ("column_wise", "adagrad", 3)),
-        *slow(("auto", "sgd", 2), ("auto", "rowwise_adagrad", 3), ("auto", "rowwise_adam", 2)),
-    ],
-)
-def test_other_shardings_equal_one_table(tmp_path: Path, kind: str, optimizer: str, trainers: int):
-    told = run(tmp_path, "equals_one_table", trainers, kind=kind, optimizer=optimizer)
-    for one in told:
-        assert one["forward"] <= 1e-6
-    for difference, moved in told[-1]["values"].values():
-        assert difference <= 1e-6 * max(1.0, moved)
-        assert moved >= 1e-3
-    if kind != "auto":
-        assert all(len(shards) > 1 for shards in told[0]["shards"].values())
-
-
-@pytest.mark.parametrize(
-    ("kind", "optimizer", "given"),
-    [
-        ("column_wise", "adagrad", {"dim": 12, "weight_decay": 0.01}),
-        ("table_wise", "rowwise_adam", {"dim": 3, "deduplicate": True}),
-        *slow(
-            ("table_wise", "sgd", {"dim": 10}),
-            ("row_wise", "rowwise_adagrad", {"dim": 10}),
-            ("auto", "adam", {"dim": 6, "weight_decay": 0.01}),
-        ),
-    ],
-)
-def test_widths_and_decay_that_fbgemm_does_not_know(
-    tmp_path: Path, kind: str, optimizer: str, given: dict
-):
-    told = run(tmp_path, "equals_one_table", 2, kind=kind, optimizer=optimizer, **given)
-    assert_equal_to_one_table(told, exact=kind == "table_wise" and not given.get("deduplicate"))
-
-
-OWN_WIDTHS = [8, 4, 16, 8, 12, 4, 8]
-
-
-@pytest.mark.parametrize(
-    ("kind", "optimizer", "given"),
-    [
-        ("table_wise", "rowwise_adagrad", {}),
-        ("table_wise", "adam", {"deduplicate": True, "dims": [3, 8, 5, 8, 10, 4, 8]}),
-        *slow(
-            ("table_wise", "sgd", {"deduplicate": True}),
-            ("row_wise", "adagrad", {}),
-            ("row_wise", "adam", {"dims": [3, 8, 5, 8, 10, 4, 8]}),
-            ("column_wise", "adagrad", {"dims": [8, 12, 16, 8, 12, 24, 8]}),
-            ("auto", "adagrad", {}),
-        ),
-    ],
-)
-def test_tables_of_several_widths_equal_one_process(
-    tmp_path: Path, kind: str, optimizer: str, given: dict
-):
-    given = {"dims": OWN_WIDTHS, **given}
-    told = run(tmp_path, "equals_one_table", 3, kind=kind, optimizer=optimizer, **given)
-    assert_equal_to_one_table(told, exact=kind == "table_wise" and not given.get("deduplicate"))
-
-
-# Gradients as small as 1e-6 must arrive as well as others.
-@pytest.mark.parametrize("scale", [pytest.param(1e-3, marks=pytest.mark.slow), 1e-6])
-@pytest.mark.parametrize(
-    ("kind", "precision", "forward", "update"),
-    [
-        ("row_wise", "float16", 1e-3, 1e-3),
-        ("column_wise", "bfloat16", 1e-2, 5e-3),
-        *slow(("table_wise", "float16", 1e-3, 1e-3), ("table_wise", "bfloat16", 1e-2, 5e-3)),
-    ],
-)
-def test_half_precision_costs_little(
-    tmp_path: Path, kind: str, precision: str, forward: float, update: float, scale: float
-):
-    told = run(tmp_path, "equals_one_table", 2, kind=kind, precision=precision, scale=scale)
-    assert 0 < max(one["forward"] for one in told) <= forward
-    for difference, moved in told[-1]["values"].values():
+@pytest.mark.parametrize("name", rows(ROUNDED_WORLDS))
+def test_half_precision_costs_little(name: str, told: Told) -> None:
+    given, found = WORLDS[name].given, told(name)
+    forward, update = ROUNDED[given["kind"], given["precision"]]
+    assert 0 < max(one["forward"] for one in found) <= forward
+    for difference, moved in found[-1]["values"].values():
         assert 0 < difference <= update * moved
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_byte_that_leaves_a_trainer_is_counted_once(
-    tmp_path: Path, kind: str, precision: str
-):
-    rows_T = [5, 2, 4] if kind != "row_wise" else [4, 4, 4]
-    told = run(tmp_path, "counts", 3, kind=kind, precision=precision, rows_T=rows_T)
+@pytest.mark.parametrize("name", rows(COUNTED))
+def test_every_byte_that_leaves_a_trainer_is_counted_once(name: str, told: Told) -> None:
+    kind, precision, rows_T = WORLDS[name].given.values()
     size = 4 if precision == "float32" else 2
-    for one in told:
-        me, rows = one["trainer"], rows_T[one["trainer"]]
+    for one in told(name):
+        me, own = one["trainer"], rows_T[one["trainer"]]
         others = [t for t in range(3) if t != me]
         if kind == "row_wise":
-            ids = rows * NUM_TABLES * 2
-            forward = backward = rows * NUM_TABLES * DIM * 2
+            ids = own * NUM_TABLES * 2
+            forward = backward = own * NUM_TABLES * DIM * 2
         else:
-            ids = rows * sum(one["lookups_T"][t] for t in others)
+            ids = own * sum(one["lookups_T"][t] for t in others)
             forward = one["columns_T"][me] * sum(rows_T[t] for t in others)
-            backward = rows * sum(one["columns_T"][t] for t in others)
+            backward = own * sum(one["columns_T"][t] for t in others)
         assert one["told"] == [
             [4 * ids + size * forward, 4 * ids + 4 * forward],
             [4 * ids + size * (forward + backward), 4 * (ids + forward + backward)],
@@ -182,17 +168,14 @@ def test_the_interface_carries_what_is_counted(tmp_path: Path, kind: str):
         assert counted < one["seen"] < 1.05 * counted
 
 
-@pytest.mark.parametrize("trainers", [pytest.param(2, marks=pytest.mark.slow), 3])
-@pytest.mark.parametrize("kind", KINDS)
-def test_batches_may_differ_and_be_empty(tmp_path: Path, kind: str, trainers: int):
-    told = run(tmp_path, "looks_up_uneven_batches", trainers, kind=kind)
-    assert [one["batches"] for one in told] == [5] * trainers
+@pytest.mark.parametrize("name", rows(UNEVEN))
+def test_batches_may_differ_and_be_empty(name: str, told: Told) -> None:
+    assert [one["batches"] for one in told(name)] == [5] * WORLDS[name].trainers
 
 
-def test_an_id_outside_its_table_is_an_error(tmp_path: Path):
-    told = run(tmp_path, "refuses_a_bad_id", 2, kind="table_wise")
+def test_an_id_outside_its_table_is_an_error(told: Told) -> None:
     for trainer in (0, 1):
-        messages = [one["message"] for one in told if one["trainer"] == trainer]
+        messages = [one["message"] for one in told("bad id") if one["trainer"] == trainer]
         assert messages == [
             f"id {bad_id} is out of bounds: embedding.4 has num_rows = 17"
             for bad_id in (-1, 17, 2**32)
@@ -200,8 +183,10 @@ def test_an_id_outside_its_table_is_an_error(tmp_path: Path):
 
 
 @pytest.mark.parametrize("before", ["lookup", "backward"])
-def test_a_lost_trainer_is_named(tmp_path: Path, before: str):
-    told = run(tmp_path, "loses_a_trainer", 2, silent=1, kind="table_wise", before=before)
+@pytest.mark.parametrize("deduplicate", [False, True])
+def test_a_lost_trainer_is_named(tmp_path: Path, before: str, deduplicate: bool) -> None:
+    given = {"kind": "table_wise", "before": before, "deduplicate": deduplicate}
+    told = run(tmp_path, "loses_a_trainer", 2, silent=1, **given)
     assert told == [{"trainer": 0, "lost": 4}]  # its rank in the run
 
 
@@ -210,12 +195,15 @@ def test_a_lost_trainer_is_named(tmp_path: Path, before: str):
     [
         ("adagrad", ("row_wise", 2), ("table_wise", 3), True),
         ("rowwise_adam", ("table_wise", 2), ("row_wise", 3), False),
-        *slow(
-            ("sgd", ("column_wise", 2), ("table_wise", 3), True),
-            ("adagrad", ("table_wise", 3), ("column_wise", 2), False),
-            ("rowwise_adagrad", ("table_wise", 2), ("row_wise", 3), False),
-            ("adam", ("row_wise", 3), ("table_wise", 2), True),
-            ("adam", ("table_wise", 2), ("column_wise", 2), False),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in (
+                ("sgd", ("column_wise", 2), ("table_wise", 3), True),
+                ("adagrad", ("table_wise", 3), ("column_wise", 2), False),
+                ("rowwise_adagrad", ("table_wise", 2), ("row_wise", 3), False),
+                ("adam", ("row_wise", 3), ("table_wise", 2), True),
+                ("adam", ("table_wise", 2), ("column_wise", 2), False),
+            )
         ),
     ],
 )

@@ -137,19 +137,21 @@ def test_parameters_are_named_and_drawn_in_one_order(chosen: Interaction) -> Non
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad", "adam", "rowwise_adam"])
 @pytest.mark.parametrize("in_files", [False, True], ids=["memory", "files"])
+@pytest.mark.parametrize("spec", [SPEC, replace(SPEC, table_dims=())], ids=["widths", "one width"])
 def test_servers_hold_and_update_what_one_process_does(
-    optimizer: TableOptimizer, in_files: bool, tmp_path
+    spec: ModelSpec, optimizer: TableOptimizer, in_files: bool, tmp_path
 ) -> None:
     options = Fused(optimizer=optimizer, kernel="numba", eps=1e-2)
-    alone = Dlrm(SPEC, options, Precision.FLOAT32, seed=4).embeddings
+    alone = Dlrm(spec, options, Precision.FLOAT32, seed=4).embeddings
     storages: list[RowStorage] = [InFiles(tmp_path)] if in_files else []
-    servers = [TableRows(SPEC, options, index, 2, *storages) for index in range(2)]
+    servers = [TableRows(spec, options, index, 2, *storages) for index in range(2)]
     for one in servers:
         one.draw(4)
     generator = torch.Generator().manual_seed(0)
     for _ in range(3):
         ids = [torch.randperm(n, generator=generator)[:6].sort().values for n in SPEC.table_rows]
-        gradient_BFW = SPEC.widths.padded(torch.randn(6, 32, generator=generator))
+        drawn_BW = torch.randn(6, sum(spec.widths.dims), generator=generator)
+        gradient_BFW = spec.widths.padded(drawn_BW)
         alone.set_lr(LR)
         alone(Bags(torch.stack(ids))).backward(gradient_BFW)
         for index, server in enumerate(servers):
@@ -159,8 +161,8 @@ def test_servers_hold_and_update_what_one_process_does(
             parts = [gradient_BFW[is_mine, table] for table, is_mine in enumerate(mine)]
             server.update([(asked, torch.cat(parts))], LR)
             looked_up = server.look_up(asked)
-            assert looked_up.shape == (len(asked.ids_K), 16)
-            assert not looked_up[: len(own[0]), 4:].any()
+            assert looked_up.shape == (len(asked.ids_K), max(spec.widths.dims))
+            assert not looked_up[: len(own[0]), spec.widths.dims[0] :].any()
     expected = {**alone.weights(), **alone.optimizer_state()}
     found = {name: torch.full_like(one, torch.nan) for name, one in expected.items()}
     for piece in (piece for server in servers for piece in server.pieces()):
@@ -168,6 +170,7 @@ def test_servers_hold_and_update_what_one_process_does(
         found[piece.name][piece.begin[0] :: piece.every] = piece.view
     for name, one in expected.items():
         assert torch.equal(found[name], one), name
+    assert not list(tmp_path.iterdir())  # files need no names
 
 
 def test_rows_are_packed_without_the_zeros_behind_them() -> None:
