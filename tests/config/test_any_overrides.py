@@ -187,18 +187,3 @@ def test_any_command_shows_its_configuration_or_is_refused_by_name(
     assert code in (ExitCode.DONE, ExitCode.CONFIGURATION)
     if code == ExitCode.CONFIGURATION:
         check_named(told, some)
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        "Traceback",
-        "configuration: 1 fault\n  oh no",
-        "configuration: 1 fault\n  train.seed = -1: must be greater\x1b",
-        "configuration: 1 fault",
-    ],
-)
-def test_a_refusal_that_names_no_key_is_noticed(message: str) -> None:
-    check_named("configuration: 1 fault\n  train.seed = -1: must be 0 or more", ["train.seed=-1"])
-    with pytest.raises(AssertionError):
-        check_named(message, ["train.seed=-1"])

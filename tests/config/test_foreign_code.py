@@ -204,13 +204,3 @@ def test_nothing_that_lies_about_is_run_by_a_good_command(booby_trapped: Path) -
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert not (booby_trapped / "canary").exists()
-
-
-def test_the_traps_would_go_off(booby_trapped: Path) -> None:
-    pickle.loads((booby_trapped / "config.pickle").read_bytes())
-    assert (booby_trapped / "canary").exists()
-    (booby_trapped / "canary").unlink()
-    environment = {**os.environ, "PYTHONPATH": str(booby_trapped)}
-    command = [sys.executable, "-c", "import hydra_plugins.canary"]
-    assert subprocess.run(command, env=environment, check=True).returncode == 0
-    assert (booby_trapped / "canary").exists()
