@@ -90,19 +90,6 @@ def test_a_model_of_yesterday_is_worth_something(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ratings_are_days_in_order_of_time(tmp_path: Path) -> None:
-    file, log = tmp_path / "u.data", tmp_path / "runs" / "log"
-    lines = [f"{place % 7}\t{place % 11}\t{place % 5 + 1}\t{1000 - place}" for place in range(300)]
-    file.write_text("\n".join(lines))
-    options = ("--days", "3", "--models", "grown", "--score", "auc", "--movielens", str(file))
-    options += ("--more", "train.batch_size=32")
-    (row,) = rows_of("studies/second_day.py", tmp_path / "runs", *options)
-    assert all(0 < float(cell) < 1 for cell in row[1:4])
-    days = [(log / f"day{day}.csv").read_text().split("\n")[:-1] for day in (1, 2, 3)]
-    assert [line for day in days for line in day] == lines[::-1]
-
-
-@pytest.mark.slow
 def test_stopped_runs_end_equal(tmp_path: Path) -> None:
     options = ("--each", "1", "--group", "--phases", "imports", "training", "closing")
     rows = rows_of("faults/terminate.py", tmp_path / "runs", *options)
