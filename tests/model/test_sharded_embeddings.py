@@ -72,6 +72,8 @@ ROUNDED_WORLDS = {
     for kind, precision in ROUNDED
     for scale in (1e-3, 1e-6)
 }
+SMALL = {"kind": "table_wise", "precision": "float16", "scale": 1e-6}
+ROUNDED_WORLDS["rounded distinct"] = World(2, "equals_one_table", SMALL | DISTINCT)
 ROWS_T = {"row_wise": [4, 4, 4]}
 COUNTED = {
     f"counts {kind} {precision}": World(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mutated_bytes import changed
 from torch import nn
 
 from dlrm_hybrid.compress import CltK, Dct, NoCompression, RandomK, TernGrad, TopK, decode
@@ -196,15 +197,12 @@ PACKET = (
 )
 
 
-@given(st.integers(0, len(PACKET) - 1), st.integers(1, 255), st.booleans())
+@given(st.binary(max_size=200) | changed(PACKET))
 @settings(deadline=None)
-def test_a_changed_packet_is_refused(at: int, change: int, cut: bool) -> None:
-    if cut:
-        changed = PACKET[:at]
-    else:
-        changed = PACKET[:at] + bytes([PACKET[at] ^ change]) + PACKET[at + 1 :]
-    with pytest.raises(DlrmError, match="not a packet"):
-        decode(changed)
+def test_any_other_bytes_are_refused(noise: bytes) -> None:
+    if noise != PACKET:
+        with pytest.raises(DlrmError, match="not a packet"):
+            decode(noise)
 
 
 PACKETS = [
@@ -234,9 +232,3 @@ def test_any_bytes_behind_a_right_checksum_decode_or_are_refused(data: st.DataOb
         else:
             with pytest.raises(ValueError, match="in the packet"):
                 found.add_to(out)
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_are_refused(noise: bytes) -> None:
-    with pytest.raises(DlrmError):
-        decode(noise)
