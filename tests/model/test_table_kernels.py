@@ -23,9 +23,17 @@ from dlrm_hybrid.types import ConfigError, ResourceError
 
 ROWS, STEPS, LR, EPS, BETAS = (3, 50, 1, 17, 9), 20, 0.05, 1e-8, (0.8, 0.99)
 SGD, ADAM = "sgd", "adam"
-PLACES = pytest.mark.parametrize(
-    "place", [HOST, Placement(torch.device("cpu"), is_apart=True)], ids=["host", "device"]
-)
+DEVICE = Placement(torch.device("cpu"), is_apart=True)
+PLACES = pytest.mark.parametrize("place", [HOST, DEVICE], ids=["host", "device"])
+# Any two choices meet.
+CASES = [
+    (8, 0.0, False, HOST),
+    (8, 0.1, True, DEVICE),
+    (10, 0.0, False, DEVICE),
+    (10, 0.1, True, HOST),
+    (3, 0.0, True, DEVICE),
+    (3, 0.1, False, HOST),
+]
 
 
 def tables_of(
@@ -97,13 +105,10 @@ def by_torch(
     return Rowwise(parameters, optimizer == "rowwise_adam")
 
 
-@PLACES
-@pytest.mark.parametrize("dim", [8, 10, 3])
-@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize(("dim", "decay", "weighted", "place"), CASES)
 @pytest.mark.parametrize("optimizer", get_args(TableOptimizer))
-@pytest.mark.parametrize("weighted", [False, True], ids=["sums", "weighted"])
 def test_rows_that_were_looked_up_learn_what_torch_learns(
-    weighted: bool, optimizer: TableOptimizer, decay: float, dim: int, place: Placement
+    optimizer: TableOptimizer, dim: int, decay: float, weighted: bool, place: Placement
 ) -> None:
     ours = tables_of(dim, optimizer, decay, place=place)
     first = {name: weight.clone() for name, weight in ours.weights().items()}
@@ -130,16 +135,14 @@ def test_rows_that_were_looked_up_learn_what_torch_learns(
     assert 0 < sum(int(rows.sum()) for rows in seen.values()) < sum(ROWS)
 
 
-@PLACES
-@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize(("dim", "decay", "weighted", "place"), CASES)
 @pytest.mark.parametrize("optimizer", get_args(TableOptimizer))
-@pytest.mark.parametrize("weighted", [False, True], ids=["sums", "weighted"])
 def test_frozen_tables_are_those_of_torch_and_others_learn_as_beside_them(
-    weighted: bool, optimizer: TableOptimizer, decay: float, place: Placement
+    optimizer: TableOptimizer, dim: int, decay: float, weighted: bool, place: Placement
 ) -> None:
     frozen = (False, True, True, False, True)
-    ours = tables_of(8, optimizer, decay, frozen, place)
-    without = tables_of(8, optimizer, decay)
+    ours = tables_of(dim, optimizer, decay, frozen, place)
+    without = tables_of(dim, optimizer, decay)
     first = {name: weight.clone() for name, weight in ours.weights().items()}
     fixed = [
         torch.nn.EmbeddingBag.from_pretrained(

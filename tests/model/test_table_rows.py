@@ -16,7 +16,7 @@ from dlrm_hybrid.model.tensors import draw_embeddings
 
 SPEC = ModelSpec(embedding_dim=8, bottom=(13, 8), top=(1,), table_rows=(1, 2, 7, 50) + (20,) * 22)
 ORDER_F = np.arange(26)
-STEPS, LR = 30, 0.5
+STEPS, LR = 12, 0.5
 
 
 def batch(seed: int) -> tuple[Tensor, Tensor]:
