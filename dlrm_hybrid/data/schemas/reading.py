@@ -252,7 +252,12 @@ def _faults(schema: Schema) -> Iterator[str]:
         *(("label", name) for name in schema.label_columns),
         *([] if schema.weight is None else [("weight", schema.weight)]),
         *((f"dense[{i}].name", column.name) for i, column in enumerate(schema.dense)),
-        *(("dense", column.name) for column in schema.inputs if column not in schema.dense),
+        *(
+            ("dense", f"{column.name}[{at}]")
+            for column in schema.dense
+            if column.length > 1
+            for at in range(column.length)
+        ),
         *((f"categorical[{i}].name", column.name) for i, column in enumerate(schema.categorical)),
         *(
             (f"categorical[{i}].weights", schema.categorical[i].weights or "")
