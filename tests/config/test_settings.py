@@ -6,7 +6,6 @@ from dlrm_hybrid.config.compose import sweep_of, values_of
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.parallel.dense.pulls import Pulls
 from dlrm_hybrid.run.assembly import build
-from dlrm_hybrid.run.assembly.build import model_spec
 
 HYBRID = "parallel=hybrid"
 

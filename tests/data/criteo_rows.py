@@ -4,52 +4,51 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from dlrm_hybrid.data import manifest
-from dlrm_hybrid.data.folder import PrepareOptions
+from dlrm_hybrid.data.folder import Generated, PrepareOptions
 from dlrm_hybrid.data.manifest import Semantics
 from dlrm_hybrid.data.prepare import PrepareResult, prepare
 from dlrm_hybrid.data.schemas.reading import builtin
 
 
-def semantics(**changes: object) -> Semantics:
-    base: dict[str, object] = {
-        "days": 7,
-        "day_split": "equal_rows",
-        "vocabulary": "all_days",
-        "min_count": 1,
-        "max_ind_range": 0,
-        "on_bad_row": "error",
-        "schema": builtin("criteo_kaggle"),
-    }
-    return Semantics(**{**base, **changes})  # type: ignore[arg-type]
+def semantics(**changes: Any) -> Semantics:
+    base = {"days": 7, "day_split": "equal_rows", "vocabulary": "all_days", "min_count": 1}
+    base |= {"max_ind_range": 0, "on_bad_row": "error", "schema": builtin("criteo_kaggle")}
+    return Semantics(**base | changes)
+
+
+OPTIONS = PrepareOptions(
+    semantics=semantics(),
+    max_bad_rows=0,
+    processes=1,
+    block_bytes=1 << 22,
+    overwrite=False,
+    advice="ADVICE",
+)
+
+
+def options(**changes: Any) -> PrepareOptions:
+    """Options with other values, of which some are of the semantics."""
+    own = {name: changes.pop(name) for name in [*changes] if hasattr(OPTIONS, name)}
+    return replace(OPTIONS, semantics=semantics(**changes), **own)
 
 
 def run_prepare(
-    raw: Path | list[Path],
+    raw: Path | list[Path] | Generated,
     output: Path,
     *,
-    processes: int = 1,
-    block_bytes: int = 1 << 22,
-    max_bad_rows: int = 0,
-    overwrite: bool = False,
     progress: Callable[[str, int, int | None], None] = lambda stage, done, total: None,
     say: Callable[[str], None] = lambda line: None,
-    **changes: object,
+    **changes: Any,
 ) -> PrepareResult:
-    options = PrepareOptions(
-        semantics=semantics(**changes),
-        max_bad_rows=max_bad_rows,
-        processes=processes,
-        block_bytes=block_bytes,
-        overwrite=overwrite,
-        advice="ADVICE",
-    )
     files = [raw] if isinstance(raw, Path) else raw
-    return prepare(files, output, options, progress, say)
+    return prepare(files, output, options(**changes), progress, say)
 
 
 def make_lines(rows: int, seed: int = 0) -> list[bytes]:

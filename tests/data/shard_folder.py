@@ -6,23 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
+from criteo_rows import semantics
 
 from dlrm_hybrid.data import manifest as manifests
 from dlrm_hybrid.data.arrays import ArrayWriter, StoredArray, header
 from dlrm_hybrid.data.manifest import VOCABULARY_FOLDER, Manifest, Semantics
 from dlrm_hybrid.data.prepare import count_clicks
-from dlrm_hybrid.data.schemas.reading import builtin
 
 RECORD_WORDS, FIRST_DENSE_WORD, FIRST_ID_WORD = 40, 1, 14
-SEMANTICS = Semantics(
-    days=3,
-    day_split="equal_rows",
-    vocabulary="all_days",
-    min_count=0,
-    max_ind_range=0,
-    on_bad_row="error",
-    schema=builtin("criteo_kaggle"),
-)
+SEMANTICS = semantics(days=3, min_count=0)
 
 
 def make_records(rows: int, seed: int = 0) -> np.ndarray:

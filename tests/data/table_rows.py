@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import criteo_rows
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.manifest import Manifest, Semantics
-from dlrm_hybrid.data.prepare import prepare
-from dlrm_hybrid.data.preprocessing import Preprocessing
 from dlrm_hybrid.data.schema import Schema
 from dlrm_hybrid.data.schemas import reading as schemas
 
@@ -110,41 +107,16 @@ def write_npy(path: Path, rows: list[Row]) -> Path:
     return path
 
 
+NOT_CRITEO = dict.fromkeys(("days", "day_split", "vocabulary", "min_count", "max_ind_range"))
+
+
 def semantics(schema: Schema, on_bad_row: str = "error") -> Semantics:
-    return Semantics(
-        days=None,
-        day_split=None,
-        vocabulary=None,
-        min_count=None,
-        max_ind_range=None,
-        on_bad_row=on_bad_row,
-        schema=schema,
-    )
+    return criteo_rows.semantics(schema=schema, on_bad_row=on_bad_row, **NOT_CRITEO)
 
 
-def run_prepare(
-    raw: list[Path],
-    output: Path,
-    schema: Schema,
-    *,
-    on_bad_row: str = "error",
-    max_bad_rows: int = 1000,
-    block_bytes: int = 1 << 16,
-    base: Preprocessing | None = None,
-    grows: bool = True,
-    say: Callable[[str], None] = lambda line: None,
-) -> Manifest:
-    options = PrepareOptions(
-        semantics=semantics(schema, on_bad_row),
-        max_bad_rows=max_bad_rows,
-        processes=1,
-        block_bytes=block_bytes,
-        overwrite=False,
-        advice="ADVICE",
-        base=base,
-        grows=grows,
-    )
-    return prepare(raw, output, options, lambda *_: None, say).manifest
+def run_prepare(raw: list[Path], output: Path, schema: Schema, **options: Any) -> Manifest:
+    defaults = {"schema": schema, "max_bad_rows": 1000, "block_bytes": 1 << 16}
+    return criteo_rows.run_prepare(raw, output, **NOT_CRITEO | defaults | options).manifest
 
 
 def part_of(row: Row) -> int:

@@ -12,10 +12,8 @@ import pytest
 import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
-from table_rows import run_prepare, semantics
+from table_rows import run_prepare
 
-from dlrm_hybrid.data.folder import PrepareOptions
-from dlrm_hybrid.data.prepare import prepare
 from dlrm_hybrid.data.schema import Dialect
 from dlrm_hybrid.data.schemas import reading as schemas
 from dlrm_hybrid.data.sources.files import open_source
@@ -189,17 +187,13 @@ def test_compressed_csv_is_read_to_its_end(tmp_path: Path) -> None:
 
 def test_a_file_that_grows_until_the_end_is_refused(tmp_path: Path) -> None:
     path = plays(tmp_path, {})
-    options = PrepareOptions(
-        semantics=semantics(schemas.loads(SCHEMA, "s.yaml")), max_bad_rows=0, processes=1,
-        block_bytes=1 << 16, overwrite=False, advice="",
-    )  # fmt: skip
 
     def grow(stage: str, done: int, total: int | None) -> None:
         if stage == "assemble" and not done:
             path.write_bytes(path.read_bytes() + b"1\tlate\tu1\n")
 
     with pytest.raises(DataError, match="plays.tsv: changed while it was read: .* bytes at first"):
-        prepare([path], tmp_path / "out", options, grow, lambda line: None)
+        run_prepare([path], tmp_path / "out", schemas.loads(SCHEMA, "s.yaml"), progress=grow)
     assert not (tmp_path / "out").exists()
 
 

@@ -7,13 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from full_rows import SCHEMA, columns, prepared
 from hypothesis import given
 from hypothesis import strategies as st
 from shard_folder import SEMANTICS, write_folder
-from test_multi_hot_rows import SCHEMA as WITH_LISTS
-from test_multi_hot_rows import TABLE_ROWS as ROWS_WITH_LISTS
-from test_multi_hot_rows import drawn as lists_of
-from test_multi_hot_rows import write_folder as write_lists
 
 from dlrm_hybrid.bags import Bags, expanded, jagged, lengths_of, part, table_offsets, with_first_ids
 from dlrm_hybrid.data import manifest as manifests
@@ -128,18 +125,15 @@ def test_other_sizes_are_other_rows_and_mean_something_else(folder: Path, shards
 
 
 def test_lists_stay_beside_columns_that_are_expanded(tmp_path: Path) -> None:
-    # the columns of that schema have one id, a list, one id, a list
-    write_lists(tmp_path, lists_of())
-    found = manifests.read(tmp_path)
-    schema = with_sizes(WITH_LISTS, {2: 4})
-    manifests.write(tmp_path, replace(found, semantics=replace(found.semantics, schema=schema)))
-    shards = open_shards(tmp_path, None)
-    (batch,) = sequential_batches(shards, range(50), 50)
-    by_table = lists_of()
-    for table in (0, 1, 3):
-        assert bags_of(batch.bags, table) == by_table[table][:50]
-    rows = ROWS_WITH_LISTS[2]
-    assert bags_of(batch.bags, 2) == [wanted(2, row[0], 4, rows) for row in by_table[2][:50]]
+    plain = prepared(tmp_path / "plain", columns())
+    wide = SCHEMA.replace(
+        "{name: shop, kind: integer}", "{name: shop, kind: integer, expand_to: 4}"
+    )
+    shards = prepared(tmp_path / "wide", columns(), wide)
+    (before,), (after,) = (sequential_batches(one, range(50), 50) for one in (plain, shards))
+    assert bags_of(after.bags, 1) == bags_of(before.bags, 1)
+    shops, rows = [bag[0] for bag in bags_of(before.bags, 0)], shards.table_rows[0]
+    assert bags_of(after.bags, 0) == [wanted(0, shop, 4, rows) for shop in shops]
 
 
 def numbered(table: int, ids_B: np.ndarray[Any, Any], sizes: dict[int, int]) -> Any:

@@ -26,7 +26,6 @@ from dlrm_hybrid.data.shards import open_shards, verify
 from dlrm_hybrid.types import DataError
 
 NAMES = ("città", "shop", "device", "code", "page", "tags")
-CATEGORIES = {"città": str, "shop": int, "code": str}
 
 
 def first_day(folder: Path, schema: Schema | None = None) -> Preprocessing:

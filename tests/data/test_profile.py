@@ -10,11 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import criteo_profile
-import fit_profile
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dlrm_hybrid.data import profile, synthetic
 from dlrm_hybrid.data.profile import NUM_DENSE, WEIGHT_ONE, Staircase
@@ -116,16 +113,6 @@ def expected_distinct(column: Staircase, rows: int) -> float:
     return float((widths * -np.expm1(rows * np.log1p(-np.minimum(share, 1 - 1e-12)))).sum())
 
 
-@pytest.mark.slow
-def test_a_file_of_the_samples_size_shows_as_many_categories(tmp_path: Path) -> None:
-    rows, wanted = PROFILE.provenance["rows"], PROFILE.provenance["categories_seen"]
-    seen = criteo_profile.count([generated(tmp_path / "rows.txt", rows, 3)], ignore)
-    for number, (shown, target) in enumerate(
-        zip(criteo_profile.seen_cardinalities(seen), wanted, strict=True)
-    ):
-        assert abs(shown - target) <= 0.03 * target + 2, f"C{number + 1}: {shown} for {target}"
-
-
 def test_measuring_generated_rows_finds_the_profile_again(counted: criteo_profile.Counts) -> None:
     assert counted.rows == ROWS
     assert abs(counted.clicks / ROWS - PROFILE.click_rate) < 0.01
@@ -152,96 +139,9 @@ def below(column: Staircase, values: np.ndarray) -> np.ndarray:
     return np.interp(values, edges, weight)
 
 
-def test_files_and_blocks_do_not_show(
-    tmp_path: Path, counted: criteo_profile.Counts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = generated(tmp_path / "rows.txt", ROWS, 7).read_bytes().splitlines(keepends=True)
-    parts = [tmp_path / "a.txt", tmp_path / "b.txt"]
-    parts[0].write_bytes(b"".join(lines[:20_001]))
-    parts[1].write_bytes(b"".join(lines[20_001:]).removesuffix(b"\n"))
-    monkeypatch.setattr(criteo_profile, "BLOCK_BYTES", 1 << 21)
-    seen: list[int] = []
-    again = criteo_profile.count(parts, seen.append)
-    assert len(seen) > 4
-    assert seen[-1] == ROWS
-    assert (again.rows, again.clicks) == (counted.rows, counted.clicks)
-    assert np.array_equal(again.missing_CC, counted.missing_CC)
-    for left, right in ((again.keys, counted.keys), (again.counts, counted.counts)):
-        assert all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda cells: cells[:-1], r"rows\.txt:5001: not 40 columns"),
-        (lambda cells: [*cells, "0"], r"rows\.txt:5001: not 40 columns"),
-        (lambda cells: ["2", *cells[1:]], "a label is neither 0 nor 1"),
-        (lambda cells: [*cells[:-1], "0123456"], "not eight hexadecimal digits"),
-        (lambda cells: [*cells[:-1], "012345678"], "not eight hexadecimal digits"),
-        (lambda cells: [*cells[:-1], "0123456x"], "not eight hexadecimal digits"),
-        (lambda cells: [cells[0], "x", *cells[2:]], r"rows\.txt: lines 1 to 12000: cannot be"),
-    ],
-)
-def test_other_rows_are_refused(
-    tmp_path: Path, change: Callable[[list[str]], list[str]], message: str
-) -> None:
-    lines = generated(tmp_path / "rows.txt", 12_000, 0).read_text().splitlines()
-    lines[5000] = "\t".join(change(lines[5000].split("\t")))
-    (tmp_path / "rows.txt").write_text("\n".join(lines) + "\n")
-    with pytest.raises(DataError, match=message):
-        criteo_profile.count([tmp_path / "rows.txt"], ignore)
-
-
 def test_rows_that_would_show_single_people_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="9999 rows; a profile needs at least 10000"):
         criteo_profile.count([generated(tmp_path / "rows.txt", 9_999, 0)], ignore)
-
-
-def test_a_published_number_below_the_one_seen_is_refused(counted: criteo_profile.Counts) -> None:
-    wrong = (*PROFILE.cardinalities[:3], 1000, *PROFILE.cardinalities[4:])
-    with pytest.raises(DataError, match="C4: .* categories were seen, more than the published 999"):
-        criteo_profile.categorical_columns(counted, wrong)
-
-
-@pytest.mark.slow
-@settings(max_examples=25)
-@given(
-    support=st.integers(2_000, 300_000),
-    exponent=st.floats(0.6, 1.6),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_a_tail_keeps_mass_order_and_what_the_sample_shows(
-    support: int, exponent: float, seed: int
-) -> None:
-    share = np.arange(1, support + 1) ** -exponent
-    counts = np.random.default_rng(seed).multinomial(20_000, share / share.sum())
-    seen = counts[counts > 0]
-    steps = fit_profile.rank_steps(seen, support)
-    assert sum(steps.weights) == WEIGHT_ONE
-    assert steps.stop == support
-    column = Staircase(missing=0, missing_with=0, **{n: getattr(steps, n) for n in steps.__slots__})
-    assert abs(expected_distinct(column, 20_000) - len(seen)) < 0.05 * len(seen)
-    heights = np.array(steps.weights) / np.diff((*steps.starts, steps.stop))
-    assert (np.diff(heights) <= 0.02 * heights[:-1] + 1).all()
-
-
-def test_columns_without_values_have_a_staircase() -> None:
-    none = np.zeros(0, np.int64)
-    assert (
-        fit_profile.integer_steps(none, none)
-        == fit_profile.rank_steps(none, 0)
-        == fit_profile.ONE_VALUE
-    )
-
-
-@pytest.mark.slow
-def test_calibration_reaches_its_goals() -> None:
-    blank = fit_profile.blank_teacher(5, 64, PROFILE.teacher.pairs)
-    made = replace(PROFILE, click_rate=0.1, teacher=blank)
-    found = fit_profile.calibrated(made, (1.0, 1.0, 0.5), 0.28)
-    scores = synthetic.teacher_scores(range(200_000), 9, found)
-    assert abs(scores.base_rate - 0.1) < 0.005
-    assert abs(scores.log_loss - 0.28) < 0.01
 
 
 @pytest.mark.slow

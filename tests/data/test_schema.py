@@ -73,6 +73,7 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
 
 
 GOOD = "label: y\ndense: []\ncategorical: [{name: c}]\n"
+BY_FRACTION = "split: {by: fraction, test: 0.1}\n"
 FAULTS = [
     ("[", "m.yaml:1:2: not YAML"),
     ("- 1", "a schema is a mapping"),
@@ -89,7 +90,7 @@ FAULTS = [
     ),
     (GOOD, "split: missing; by: fraction, file or time"),
     *(
-        (GOOD + f"split: {{by: fraction, test: 0.1}}\nnames: {names}", told)
+        (GOOD + BY_FRACTION + f"names: {names}", told)
         for names, told in (
             ("[y, c, c]", r"names\[2\] = 'c': is names\[1\] too"),
             ("[y, c, z]", r"names\[2\] = 'z': no column of the schema; use it or name it in"),
@@ -227,6 +228,56 @@ FAULTS = [
     (GOOD + "5: 1", "m.yaml:1:1: not YAML: the key 5 must be text: quote it"),
     (GOOD + "null: 1", "m.yaml:1:1: not YAML: the key None must be text: quote it"),
     ("label: !!python/object/apply:os.system [id]", "not YAML: could not determine a constructor"),
+    *(
+        (GOOD.replace("label: y", f"label: {label}"), told)
+        for label, told in (
+            ("[a]", "label: a list has two labels or more; one is written without brackets"),
+            ("[]", "label: a list has two labels or more"),
+            ("[a, a]", r"label\[1\].name = 'a': is that of label\[0\] too"),
+            (
+                "[{column: a, above: 3}, {column: a, above: 4}]",
+                r"label\[1\].name = 'a': is that of label\[0\] too",
+            ),
+            ("[a, c]", r"categorical\[0\].name = 'c': is label too"),
+            ("[a, {column: b, above: 3, positive: [3]}]", r"label\[1\]: 'b' needs either `posi"),
+            ("[a, 3]", r"label\[1\] = 3: must be "),
+            ("[a, [b]]", r"label\[1\] = \['b'\]: must be "),
+            ("[a, {column: b, upon: 3}]", r"label\[1\].upon: unknown key$"),
+            ("[a, {above: 3}]", r"label\[1\].column: missing$"),
+            ("[a, {column: b, loss_weight: 0}]", r"label\[1\].loss_weight = 0: must be gr"),
+            ("[a, {column: b, loss_weight: .inf}]", r"label\[1\].loss_weight = .*finite"),
+            ("[a, {column: b, loss_weight: much}]", r"label\[1\].loss_weight = 'much': must"),
+            ("{column: a, above: 3, loss_weight: 2}", "label.loss_weight = 2.0: only of one in a"),
+            ("{column: a, above: 3, name: b}", "label.name = 'b': only of one in a list"),
+            ("{column: y}", "label: 'y' needs either `positive` or `above`"),
+            ("{column: y, positive: [a], above: 1}", "label: 'y' needs either `positive` or"),
+            ("{column: c, above: 1}", r"categorical\[0\].name = 'c': is label too"),
+            ("{column: y, positive: []}", r"label.positive = \[\]: .* at least 1 item"),
+            ("{column: y, positive: [yes]}", r"label.positive\[0\] = True: must be a valid str"),
+            ("{column: y, above: .nan}", "label.above = nan: must be a finite number"),
+            ("{column: y, upon: 1}", "m.yaml: label.upon: unknown key$"),
+            ("{above: 1}", "m.yaml: label.column: missing$"),
+            ("3", "label = 3: must be "),
+            ("{column: y, above: 1}\nformat: criteo", "label: not with format: criteo"),
+            ("[a, b]\nformat: criteo", "label: not with format: criteo"),
+            ("a\nweight: a", "weight = 'a': is label too"),
+            ("a\nweight: c", r"categorical\[0\].name = 'c': is weight too"),
+            ("a\nweight: b\nignore: [b]", r"ignore\[0\] = 'b': is weight too"),
+            ("a\nweight: 3", "weight = 3: must be a valid string"),
+            ("a\nweight: b\nformat: criteo", "weight: not with format: criteo"),
+            ("a\ngroup: c\nformat: criteo", "group: not with format: criteo"),
+            ("a\ngroup: [c]", r"group = \['c'\]: must be a valid string"),
+        )
+    ),
+    *(
+        (GOOD.replace("[]", f"[{{name: d, {keys}}}, {{name: 'd[2]'}}]") + BY_FRACTION, told)
+        for keys, told in (
+            ("length: 3, default: 3", r"dense\[0\].default = 3: of lists only a missing one, ''"),
+            ("separator: x", r"dense\[0\].separator: only with len"),
+            ("length: 3", r"dense = 'd\[2\]': is dense"),
+            ("length: 0", r"dense\[0\].length = 0: must be greater"),
+        )
+    ),
 ]
 
 
@@ -238,6 +289,10 @@ def test_faults_are_told_with_file_key_and_value(text: str, told: str) -> None:
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"xxx: cannot be read: File name too long \(data.schema"):
+        reading.named(300 * "x")
+    with pytest.raises(ConfigError, match="data.schema = 'mine': no such file; the package has"):
+        reading.named("mine")
     with pytest.raises(ConfigError, match=r"nothing.yaml: cannot be read: No such file.*data.sch"):
         reading.read(tmp_path / "nothing.yaml")
     (tmp_path / "latin.yaml").write_bytes(b"label: \xe9")
@@ -293,12 +348,3 @@ def test_what_yaml_says_is_what_was_meant(made: list[CategoricalColumn], label: 
 def test_any_text_is_a_schema_or_told_why_not(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^m\.yaml"):
         reading.loads(text, "m.yaml")
-
-
-def test_a_name_that_cannot_be_looked_at_is_told_with_the_reason() -> None:
-    with pytest.raises(
-        ConfigError, match=r"xxx: cannot be read: File name too long \(data.schema\)"
-    ):
-        reading.named(300 * "x")
-    with pytest.raises(ConfigError, match="data.schema = 'mine': no such file; the package has"):
-        reading.named("mine")

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from shard_folder import SEMANTICS, write_folder, write_records
+from shard_folder import SEMANTICS, write_folder
 
 from dlrm_hybrid.data.arrays import BLOCK_ROWS, HEADER_BYTES
-from dlrm_hybrid.data.loader import START, Loader, sequential_batches
 from dlrm_hybrid.data.manifest import MANIFEST_FILE
 from dlrm_hybrid.data.shards import open_shards, verify
 from dlrm_hybrid.types import DataError
@@ -36,13 +35,6 @@ def test_maps_are_read_only(tmp_path):
             array[0] = 1
 
 
-def test_numpy_opens_every_file(tmp_path):
-    records = write_folder(tmp_path, [3, 2])
-    assert np.array_equal(np.load(tmp_path / "label.npy"), records.view(np.float32)[:, 0])
-    assert np.array_equal(np.load(tmp_path / "dense.npy"), records.view(np.float32)[:, 1:14])
-    assert np.array_equal(np.load(tmp_path / "ids.npy"), records[:, 14:].view(np.int32))
-
-
 @pytest.mark.parametrize("last", [0, 1, 6, 7])
 def test_the_last_day_is_for_testing(tmp_path, last):
     write_folder(tmp_path, [5, 4, last])
@@ -62,16 +54,12 @@ def test_other_options_are_refused_and_all_named(tmp_path):
     expected = replace(SEMANTICS, days=7, vocabulary="train_days", min_count=4)
     with pytest.raises(DataError) as caught:
         open_shards(tmp_path, expected)
-    message = str(caught.value)
-    assert str(tmp_path) in message
-    assert "data.days: prepared with 3, the configuration says 7" in message
-    assert (
-        "data.vocabulary: prepared with 'all_days', the configuration says 'train_days'" in message
+    assert str(caught.value) == (
+        f"{tmp_path}: made with other options (data.days: prepared with 3, the configuration says 7"
+        "; data.vocabulary: prepared with 'all_days', the configuration says 'train_days'"
+        "; data.min_count: prepared with 0, the configuration says 4)"
+        "; run `prepare` again or name another folder in data.prepared"
     )
-    assert "data.min_count: prepared with 0, the configuration says 4" in message
-    assert "data.on_bad_row" not in message
-    assert "prepare" in message
-    assert "data.prepared" in message
 
 
 def test_a_cut_or_missing_file_is_refused(tmp_path):
@@ -129,34 +117,3 @@ def test_all_that_a_manifest_tells_is_verified(tmp_path, what):
     shards = open_shards(tmp_path, None)
     with pytest.raises(DataError, match="does not match manifest.json"):
         verify(shards, lambda rows: None)
-
-
-FORGED = [
-    (0, np.float32(0.5), "label 0.5 is neither 0 nor 1"),
-    (0, np.float32(np.nan), "label nan is neither 0 nor 1"),
-    (1, np.float32(np.inf), "I1 is inf"),
-    (13, np.float32(np.nan), "I13 is nan"),
-    (14, np.uint32(999), "C1 is 999, its table has 40 rows"),
-    (39, np.uint32(2**31 + 5), "C26 is -2147483643, its table has 2147483648 rows"),
-]
-
-
-@pytest.mark.parametrize(("word", "value", "message"), FORGED)
-def test_a_value_that_no_model_can_take_is_named_with_its_row(tmp_path, word, value, message):
-    records = write_folder(tmp_path, [11, 17, 12])
-    records[13, word] = value.view(np.uint32)
-    write_records(tmp_path, records, [11, 17, 12])
-    shards = open_shards(tmp_path, None)  # its checksums are right
-    file = "label" if word == 0 else "dense" if word < 14 else "ids"
-    found = rf"{file}.npy: row 13 \(counted from 0\): {re.escape(message)}; the file was damaged"
-    with pytest.raises(DataError, match=found):
-        verify(shards, lambda rows: None)
-    with pytest.raises(DataError, match=found):
-        list(sequential_batches(shards, range(40), 5))
-    loader = Loader(
-        shards, batch_size=4, seed=3, shuffle=True, shuffle_block_rows=9, shuffle_read_rows=3
-    )
-    state = START
-    with pytest.raises(DataError, match=found):
-        for _ in range(7):
-            _, state = loader.read(state)

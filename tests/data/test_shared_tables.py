@@ -128,14 +128,9 @@ def test_a_full_table_gives_rows_to_what_any_column_has(tmp_path: Path) -> None:
     assert gone == {f"i{one}" for one in range(30)}
 
 
-def test_what_shares_no_table_is_as_it_was() -> None:
-    alone = schema(SCHEMA.replace("table: item, ", ""))
-    one = schema(
-        SCHEMA.replace("history, table: item", "history").replace("last, table: item", "last")
-    )
-    assert (one.table_of_column, alone.table_of_column) == ((), ())
-    assert schema().table_of_column == (0, 1, 0, 0)
-    assert schema().table_names == ("item", "shop")
-    assert "item" not in repr(schema())
-    assert alone.beside_repr == []
+def test_a_table_of_one_column_is_that_columns_own() -> None:
+    names = ("history, table: item", "history"), ("last, table: item", "last")
+    one = schema(SCHEMA.replace(*names[0]).replace(*names[1]))
+    assert one.table_of_column == ()
+    assert (schema().table_of_column, schema().table_names) == ((0, 1, 0, 0), ("item", "shop"))
     assert schema().beside_repr != one.beside_repr

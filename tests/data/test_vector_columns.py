@@ -20,7 +20,7 @@ from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.predict import Predictor
 from dlrm_hybrid.predict.sources import frame_block
 from dlrm_hybrid.saved.inputs import ModelInputs
-from dlrm_hybrid.types import ConfigError, DataError
+from dlrm_hybrid.types import DataError
 
 ROWS, LENGTH = 300, 3
 SPLIT = "split: {by: fraction, test: 0.2, seed: 1}\n"
@@ -120,51 +120,16 @@ def test_npy_files_hold_vectors_too(columns: dict[str, list[Any]], tmp_path: Pat
     assert [one.xxh3 for one in found.arrays] == [one.xxh3 for one in expected.arrays]
 
 
-BAD = [
-    ([1.0, 2.0], "2 numbers instead of 3"),
-    ([1.0] * 4, "4 numbers instead of 3"),
-    ([], "0 numbers instead of 3"),
-    ([1.0, float("inf"), 1.0], "inf is infinite"),
-    ([1.0, 1e39, 1.0], "1e+39 is outside 32 bits"),
-]
-
-
-@pytest.mark.parametrize(("vector", "told"), BAD)
-def test_a_list_that_is_no_vector_is_a_bad_row(
-    vector: list[float], told: str, columns: dict[str, list[Any]], tmp_path: Path
-) -> None:
-    image = [*columns["image"]]
-    image[10] = vector
-    path, _ = written(tmp_path, {**columns, "image": image}, "parquet")
-    with pytest.raises(DataError) as caught:
-        run_prepare([path], tmp_path / "rows", read(schema()))
-    assert str(caught.value) == f"{path}: row 11: column 'image': {told} (data.on_bad_row=error)"
-    kept = run_prepare([path], tmp_path / "rows", read(schema()), on_bad_row="skip")
-    assert (kept.bad_rows, kept.rows) == (1, ROWS - 1)
-
-
-def test_text_that_is_no_vector_is_a_bad_row(tmp_path: Path) -> None:
-    for text, told in (
-        ("1 x 3", "'x' is not a number"),
-        ("1 2", "2 numbers instead of 3"),
-        ("1  2 3", "4 numbers instead of 3"),
-    ):
-        path = tmp_path / "rows.csv"
-        path.write_text(f"y,age,price,c,image\n1,0,0,a,1 2 3\n0,0,0,b,{text}\n")
-        with pytest.raises(DataError, match=f"row 2: column 'image': {told}"):
-            run_prepare([path], tmp_path / "rows", read(schema(more=', separator: " "')))
-    with pytest.raises(
-        DataError, match="column 'image': binary is no list; the schema needs a sep"
-    ):
-        run_prepare([path], tmp_path / "rows", read(schema()))
-
-
 def test_a_vector_for_one_number_is_refused(columns: dict[str, list[Any]], tmp_path: Path) -> None:
     path, _ = written(tmp_path, columns, "parquet")
     one = read(schema().replace("length: 3, ", ""))
     told = "column 'image': list<element: double> where the schema has one number; length takes"
     with pytest.raises(DataError, match=told):
         run_prepare([path], tmp_path / "rows", one)
+    path, _ = written(tmp_path, columns, "csv")
+    told = "column 'image': binary is no list; the schema needs a sep"
+    with pytest.raises(DataError, match=told):
+        run_prepare([path], tmp_path / "rows", read(schema()))
 
 
 def test_rows_that_lack_vectors_may_have_missing_ones() -> None:
@@ -173,23 +138,8 @@ def test_rows_that_lack_vectors_may_have_missing_ones() -> None:
     assert found.values.dense_NI.tolist() == [[1.0, 0.5, 0.5, 0.5, 2.0]]
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (schema(more=", default: 3"), r"dense\[1\].default = 3: of lists only a missing one, ''"),
-        (schema().replace("length: 3, ", "separator: x, "), r"dense\[1\].separator: only with len"),
-        (schema().replace("{name: age}", "{name: 'image[2]'}"), r"dense = 'image\[2\]': is dense"),
-        (schema().replace("length: 3", "length: 0"), r"dense\[1\].length = 0: must be greater"),
-    ],
-)
-def test_faults_of_schemas_are_told(text: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        read(text)
-
-
-def test_schemas_without_vectors_are_as_they_were() -> None:
+def test_other_lengths_are_other_rows() -> None:
     plain = read(schema(apart=True))
-    assert "length" not in repr(plain.dense) and plain.beside_repr == []
     assert plain.inputs == plain.dense
     assert read(schema()).beside_repr != read(schema().replace("h: 3", "h: 4")).beside_repr
 
@@ -200,10 +150,8 @@ def runs(columns: dict[str, list[Any]], tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("vectors")
     pq.write_table(pa.table(columns), folder / "vectors.parquet")
     pq.write_table(pa.table(single_columns(columns)), folder / "apart.parquet")
-    for name, text in (
-        ("vectors", schema("standardise")),
-        ("apart", schema("standardise", apart=True)),
-    ):
+    for name in ("vectors", "apart"):
+        text = schema("standardise", apart=name == "apart")
         (folder / f"{name}.yaml").write_text(text)
         rows = (f"data.schema={folder / name}.yaml", f"data.raw={folder / name}.parquet")
         more = (f"data.prepared={folder / name}-rows", "model=dlrm_small", "train.steps=5")
