@@ -3,13 +3,22 @@
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
 from dlrm_hybrid.comm.mailbox import Receive
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Dense
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
-from dlrm_hybrid.model.optimizer import Linear, LrSchedule, Optimizer, Sgd
+from dlrm_hybrid.model.optimizer import (
+    Adagrad,
+    Adam,
+    Linear,
+    LrSchedule,
+    Momentum,
+    Optimizer,
+    Sgd,
+)
 from dlrm_hybrid.parallel.dense.bucket import ServerOptions
 from dlrm_hybrid.parallel.dense.client import Client, ServerClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
@@ -24,6 +33,8 @@ from dlrm_hybrid.wire.section import Dtype
 
 SHAPES = {"bottom.1.weight": (33, 13), "bottom.1.bias": (33,), "top.1.weight": (1, 5)}
 SCHEDULE = Linear(base_lr=0.1, steps=100)
+OPTIMIZERS: list[Optimizer] = [Sgd(), Momentum(), Adagrad(eps=1e-10), Adam(eps=1e-8)]
+EVERY_OPTIMIZER = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: one.name)
 
 Gradients = Callable[[int, int], dict[str, Tensor]]
 """Of a trainer at a step."""

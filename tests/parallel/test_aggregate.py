@@ -112,23 +112,6 @@ def test_a_value_that_is_not_finite_is_told():
             assert not Aggregate(firsts([100])).mean([push, parts([3], [1.0])]).is_finite
 
 
-def test_elements_that_cancel_out_are_still_told():
-    """A replica may know an older value of them: nothing else would bring it up to date."""
-    pushes = [parts([2, 70], [1.5, 1.0]), parts([2], [-1.5])]
-    indices_K, values_K, *_ = Aggregate(firsts([100])).mean(pushes)
-    assert indices_K is not None
-    assert (indices_K.tolist(), values_K.tolist()) == ([2, 70], [0.0, 0.5])
-
-
-def test_the_order_of_the_trainers_is_the_order_of_the_sum():
-    for made in (lambda value: parts([0], [value]), lambda value: whole(np.float32([value]))):
-        pushes = [made(value) for value in (1e8, -1e8, 1.0)]
-        in_order = Aggregate(firsts([1])).mean(pushes).values_K.copy()
-        assert in_order.tolist() == [np.float32(1) / np.float32(3)]
-        other = [pushes[0], pushes[2], pushes[1]]
-        assert Aggregate(firsts([1])).mean(other).values_K.tolist() == [0.0]
-
-
 def test_a_gradient_at_an_odd_address_is_read():
     payload = memoryview(b"?" + np.float32([1, 2, 3]).tobytes())[1:]
     pushes = [whole(np.frombuffer(payload, np.float32)), whole(np.float32([3, 2, 1]))]

@@ -1,6 +1,5 @@
 """Servers that answer each push at once: any order of the pushes, workers that pull anew."""
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
@@ -10,24 +9,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from server_world import SHAPES, World, assert_same, drawn, gappy_gradients_of, travel
+from server_world import OPTIMIZERS, SHAPES, World, assert_same, drawn, gappy_gradients_of, travel
 from test_compressed_servers import sparsifier
 from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.compressor import Dense
+from dlrm_hybrid.compress.gradient.layout import Layout
 from dlrm_hybrid.compress.update import DenseUpdate, decode
-from dlrm_hybrid.model.optimizer import Adagrad, Adam, Constant, Momentum, Optimizer, Sgd
+from dlrm_hybrid.model.optimizer import Constant, Optimizer
 from dlrm_hybrid.parallel.policies import Asynchronous, Lockstep
 from dlrm_hybrid.types import ConfigError, DlrmError
 from dlrm_hybrid.wire.frame import Frame, Kind
 from dlrm_hybrid.wire.section import Dtype
 
-OPTIMIZERS: list[Optimizer] = [
-    Sgd(),
-    Momentum(momentum=0.9),
-    Adagrad(eps=1e-10),
-    Adam(betas=(0.9, 0.999), eps=1e-8),
-]
 PULLS = [Dtype.FLOAT32, Dtype.BFLOAT16]
 HALF = Constant(base_lr=0.5)
 Values = dict[str, Tensor]
@@ -75,7 +69,7 @@ def assert_moved(values: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> 
     sparsity=st.sampled_from([None, 0.9]),
     choices=orders,
 )
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_replicas_are_what_they_were_told_in_any_order(
     trainers: int,
     in_flight: int,
@@ -119,42 +113,58 @@ def test_replicas_are_what_they_were_told_in_any_order(
 
 
 @given(trainers=st.integers(1, 4), in_flight=st.integers(1, 2), choices=orders)
-@settings(max_examples=30)
+@settings(max_examples=20)
 def test_weights_are_the_first_less_all_pushes_in_any_order(
     trainers: int, in_flight: int, choices: Random
 ):
+    """Trainers that leave hand over what they have held back; others come in their place."""
     first = dyadic(drawn(0))
     world = World(
         trainers,
         Asynchronous(trainers, in_flight),
+        servers=choices.choice([1, 2]),
         schedule=HALF,
         values=first,
         make=sparsifier(0.9),
         gradients=lambda trainer, step: dyadic(gappy_gradients_of(trainer, step)),
     )
-    loose = Loose(world)
+    loose, has_left = Loose(world), False
     given_sum, pushed_sum = ({n: torch.zeros(s) for n, s in SHAPES.items()} for _ in range(2))
+    names = {spec.id: spec.name for spec in world.specs(0)}
     for _ in range(25):
         rank = choices.choice(range(trainers))
         for name, gradient in world.gradients(rank, loose.pushed[rank]).items():
             given_sum[name] += gradient
-        (push,) = loose.step(rank)
-        update = decode(push.sections, "push")
-        assert not isinstance(update, DenseUpdate)
-        for place, sum_N in enumerate(pushed_sum.values()):
-            first_k, end_k = update.offsets_E[place : place + 2]
-            sum_N.view(-1).numpy()[update.indices_K[first_k:end_k]] += update.values_of(place)
+        for push in loose.step(rank):
+            update = decode(push.sections, "push")
+            assert not isinstance(update, DenseUpdate)
+            for place, section in enumerate(push.sections):
+                first_k, end_k = update.offsets_E[place : place + 2]
+                sum_N = pushed_sum[names[section.tensor]].view(-1).numpy()
+                sum_N[update.indices_K[first_k:end_k]] += update.values_of(place)
+        if choices.random() < 0.1:
+            has_left = True
+            world.drive(rank, world.clients[rank].flush())
+            held = world.compressors[rank].tensors()
+            assert not any(bool(held[f"{name}.residual"].any()) for name in SHAPES)
+            assert not any(one.to == rank for one in world.mail)
+            # Its servers have seen one push more than it had batches: whoever comes counts on.
+            loose.pushed[rank] += 1
+            world.compressors[rank] = sparsifier(0.9)(Layout(world.specs(rank)))
+            world.clients[rank] = world.client(rank)
+            world.clients[rank].join(loose.pushed[rank])
+            world.refresh(rank, whole=True)
     weights = loose.weights()
-    assert_same(weights, {name: value - 0.5 * pushed_sum[name] for name, value in first.items()})
     for name, gradient in given_sum.items():
         kept = sum(world.compressors[rank].tensors()[f"{name}.residual"] for rank in world.clients)
-        assert torch.equal(gradient, pushed_sum[name] + kept)
+        assert torch.equal(weights[name], first[name] - 0.5 * (gradient - kept))
+        assert has_left or torch.equal(gradient, pushed_sum[name] + kept)
         assert not torch.equal(gradient, pushed_sum[name])
     assert_moved(weights, first)
 
 
 @given(trainers=st.integers(2, 4), choices=orders)
-@settings(max_examples=30)
+@settings(max_examples=20)
 def test_an_answer_holds_what_differs_from_the_version_its_worker_has(
     trainers: int, choices: Random
 ):
@@ -186,34 +196,6 @@ def test_an_answer_holds_what_differs_from_the_version_its_worker_has(
             assert update.values_K.tolist() == weight.view(-1)[differs_N].tolist()
         has[rank] = weights
     assert_moved(weights, dyadic(drawn(0)))
-
-
-@given(trainers=st.integers(1, 4), in_flight=st.integers(1, 3), choices=orders)
-@settings(max_examples=30)
-def test_servers_count_the_versions_that_a_push_has_missed(
-    trainers: int, in_flight: int, choices: Random
-):
-    loose = Loose(World(trainers, Asynchronous(trainers, in_flight), servers=2))
-    first, second = loose.world.servers.values()
-    order = choices.choices(range(trainers), k=30)
-    # Versions that its weights hold: how many had been pushed when each answer to it was made.
-    held: dict[int, list[int]] = {rank: [0] for rank in range(trainers)}
-    expected: dict[int, list[int]] = {rank: [] for rank in range(trainers)}
-    for version, rank in enumerate(order):
-        base = held[rank][max(0, len(held[rank]) - in_flight)]
-        expected[rank].append(version - base)
-        held[rank].append(version + 1)
-        loose.step(rank)
-    found = first.staleness()
-    assert found == second.staleness()
-    assert sorted(found) == sorted(set(order))
-    for rank, one in found.items():
-        assert dict(one.counts) == Counter(expected[rank])
-        assert (one.total, one.largest) == (sum(expected[rank]), max(expected[rank]))
-    if in_flight == 1:
-        unfinished = sum(len(order) - versions[-1] for versions in held.values())
-        total = sum(one.total for one in found.values())
-        assert total == (trainers - 1) * len(order) - unfinished
 
 
 def test_in_lockstep_no_staleness_is_counted():
@@ -269,12 +251,6 @@ def test_what_is_out_of_turn_is_refused_and_changes_nothing():
         server.handle(pull_frame(world, 0, 4))
     with pytest.raises(DlrmError, match=r"pull 0 of nobody \(rank 9\): this server owns nothing"):
         server.handle(pull_frame(world, 9))
-
-
-def test_in_lockstep_a_pull_is_refused():
-    world = World(2, Lockstep())
-    with pytest.raises(DlrmError, match="pull of rank 1: in lock-step"):
-        world.refresh(1)
 
 
 def test_what_all_must_be_sent_alike_is_refused():

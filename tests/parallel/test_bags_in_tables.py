@@ -29,7 +29,6 @@ from dlrm_hybrid.parallel.tables.local import LocalTables
 from dlrm_hybrid.parallel.tables.order import ArrivalOrder
 from dlrm_hybrid.parallel.tables.shared import AllIds, EachIdOnce, JointTables, SharedTables
 from dlrm_hybrid.telemetry.spans import SpanClock
-from dlrm_hybrid.telemetry.traffic import Traffic
 from dlrm_hybrid.types import BatchNumber
 
 BATCHES = 12
@@ -142,15 +141,6 @@ def test_predictions_are_pooled(kind: str, bags_of: BagsOf) -> None:
     (found_BFD,) = world.runner.run({0: world.tables[0].predict(bags)}).values()
     assert torch.allclose(found_BFD, pooled_by_torch(world.weights(), bags), atol=1e-6)
     assert found_BFD.abs().max() > 0.1
-
-
-def test_traffic_of_servers_counts_every_id() -> None:
-    world = World(2, 2)
-    world.learn(0, 10, jagged_bags)
-    sent = world.counters.sent.snapshot()[Traffic.EMBEDDING]
-    ids = sum(jagged_bags(trainer, batch).num_ids for trainer in (0, 1) for batch in range(10))
-    assert sent.dense_equivalent_bytes == ids * (4 + 32 + 32)
-    assert 0 < sent.num_bytes < sent.dense_equivalent_bytes
 
 
 def test_an_empty_batch_asks_for_nothing() -> None:

@@ -75,7 +75,7 @@ def test_ten_batches_with_momentum_give_the_numbers_of_another_implementation() 
     np.testing.assert_allclose(found, MOMENTUM, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("schedule", "seeds"), [(SHORT, 25), (MIDDLE, 3), (LONG, 3)], ids=str)
+@pytest.mark.parametrize(("schedule", "seeds"), [(SHORT, 10), (MIDDLE, 3), (LONG, 3)], ids=str)
 def test_any_order_of_events_gives_the_same_bits_and_queues_stay_short(
     schedule: Dsp, seeds: int
 ) -> None:
@@ -99,21 +99,6 @@ def test_weights_that_do_not_move_give_the_losses_of_backpropagation(schedule: D
     for blocks in runs:
         for name, one in blocks.weights().items():
             assert torch.equal(one, initial()[name]), name
-
-
-def test_the_first_ticks_are_those_of_the_paper() -> None:
-    pipeline = Pipeline.of(SHORT, 3, 1)
-    at = [
-        [{op.kind: tick - op.delay for op in ops if tick >= op.delay} for ops in pipeline.ops]
-        for tick in range(6)
-    ]
-    assert at[0] == [{"F": 0}, {}, {}]
-    assert at[1] == [{"F": 1}, {"F": 0}, {}]
-    assert at[2] == [{"F": 2}, {"F": 1}, {"F": 0, "B": 0}]
-    assert at[3] == [{"F": 3}, {"F": 2, "B": 0}, {"F": 1, "B": 1}]
-    assert at[4] == [{"F": 4, "B": 0}, {"F": 3, "B": 1}, {"F": 2, "B": 2}]
-    assert at[5] == [{"F": 5, "B": 1}, {"F": 4, "B": 2}, {"F": 3, "B": 3}]
-    assert pipeline.most_in_flight == 4
 
 
 @st.composite

@@ -6,23 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from server_world import SHAPES, World, assert_same, travel
+from server_world import EVERY_OPTIMIZER, SHAPES, World, assert_same, travel
 from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.layout import Layout
 from dlrm_hybrid.compress.gradient.ternary import TernaryCompressor
-from dlrm_hybrid.model.optimizer import Adagrad, Adam, Momentum, Optimizer, Sgd
+from dlrm_hybrid.model.optimizer import Optimizer, Sgd
 from dlrm_hybrid.parallel.policies import Lockstep
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.section import Encoding
 
-OPTIMIZERS: list[Optimizer] = [
-    Sgd(),
-    Momentum(momentum=0.9),
-    Adagrad(eps=1e-10),
-    Adam(betas=(0.9, 0.999), eps=1e-8),
-]
 LARGE = "bottom.1.weight"
 
 
@@ -69,7 +63,7 @@ def world(
     )
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
+@EVERY_OPTIMIZER
 def test_replicas_learn_what_servers_learn(optimizer: Optimizer) -> None:
     told, learned = (world(optimizer, publishes_means=one) for one in (False, True))
     used = told.run(0, 9)
@@ -85,7 +79,7 @@ def test_replicas_learn_what_servers_learn(optimizer: Optimizer) -> None:
     assert len(levels.payload) == 8 + -(-33 * 13 * 3 // 8)  # -3 … 3
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
+@EVERY_OPTIMIZER
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_a_resumed_replica_remembers_what_its_server_does(
     optimizer: Optimizer, staleness: int

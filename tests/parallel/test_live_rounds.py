@@ -6,9 +6,9 @@ from server_world import World, assert_same, drawn, travel
 from torch import Tensor
 
 from dlrm_hybrid.model.optimizer import Adagrad, Constant
-from dlrm_hybrid.parallel.policies import Asynchronous, Lockstep, Rounds
+from dlrm_hybrid.parallel.policies import Lockstep, Rounds
 from dlrm_hybrid.parallel.sync import Average, BucketState, Publish, Pull, Push
-from dlrm_hybrid.types import ConfigError, DlrmError
+from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.section import Dtype
 
 
@@ -132,17 +132,3 @@ def test_what_is_not_due_is_refused() -> None:
     state, _ = state.on_leave(4)
     with pytest.raises(DlrmError, match="push 6 of rank 4: it must pull"):
         state.on_push(Push(4, 6))
-    with pytest.raises(ConfigError, match=r"parallel\.trainers: 0"):
-        Rounds(0)
-
-
-def test_under_other_policies_nobody_passes() -> None:
-    lockstep = Lockstep().bucket((0, 1), 0)
-    alone = Asynchronous(2).bucket((0, 1), 0)
-    with pytest.raises(DlrmError, match="pass of rank 1: in lock-step everybody pushes"):
-        lockstep.on_pass(Push(1, 0))
-    with pytest.raises(DlrmError, match="rank 1 has left: in lock-step nobody goes on without it"):
-        lockstep.on_leave(1)
-    with pytest.raises(DlrmError, match="pass of rank 1: nobody waits for its pushes"):
-        alone.on_pass(Push(1, 0))
-    assert alone.on_leave(1) == (alone, ())

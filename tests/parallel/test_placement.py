@@ -21,12 +21,18 @@ from dlrm_hybrid.model.dlrm import StageModel
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.optimizer import Adagrad, Adam, Constant, Momentum, Optimizer, Sgd
 from dlrm_hybrid.model.placement import HOST, Placement
-from dlrm_hybrid.model.spec import ModelSpec, Partition
+from dlrm_hybrid.model.spec import Partition
+from dlrm_hybrid.parallel.dense.bucket import Bucket, ServerOptions
 from dlrm_hybrid.parallel.dense.client import LocalClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
+from dlrm_hybrid.parallel.dense.sections import flat_views
+from dlrm_hybrid.parallel.messages import message
+from dlrm_hybrid.parallel.policies import Lockstep
 from dlrm_hybrid.parallel.stage import Stage
+from dlrm_hybrid.parallel.topology import lay_out
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import BatchNumber
+from dlrm_hybrid.wire.frame import Kind
 
 # Torch without CUDA can neither index nor differentiate fake tensors of a GPU.
 DEVICE = torch.device("meta")
@@ -85,15 +91,20 @@ def up(tensor: Tensor | None) -> Tensor | None:
 
 
 CUTS = [(), ("bottom.1",), ("top.1",), ("bottom.1", "top.1")]
+# Every model with every list of cuts and place of tables, and every two of each with a precision.
+CASES = [
+    (spec, cuts, [*Precision][(number + cut + place) % len(Precision)], tables)
+    for number, spec in enumerate(SPECS)
+    for cut, cuts in enumerate(CUTS)
+    for place, tables in enumerate(("host", "device"))
+]
 
 
-@pytest.mark.parametrize("tables", ["host", "device"])
-@pytest.mark.parametrize("precision", list(Precision))
-@pytest.mark.parametrize("cuts", CUTS, ids=",".join)
-@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+@pytest.mark.parametrize(("name", "cuts", "precision", "tables"), CASES)
 def test_all_of_a_stage_is_on_its_device(
-    spec: ModelSpec, cuts: tuple[str, ...], precision: Precision, tables: str, waits: list[int]
+    name: str, cuts: tuple[str, ...], precision: Precision, tables: str, waits: list[int]
 ) -> None:
+    spec = SPECS[name]
     where = Placement(DEVICE, is_apart=True)
     beside = where if tables == "device" else HOST
     shape = (ROWS, len(spec.table_rows), spec.embedding_dim)
@@ -141,3 +152,20 @@ def test_optimizers_wait_for_no_device(optimizer: Optimizer) -> None:
     client = LocalClient({"one": weight}, schedule, SpanClock())
     for _ in range(2):  # a number of a meta tensor cannot be read
         assert not [*client.push({"one": gradient})]
+
+
+NAME = "top.0.weight"
+ELSEWHERE = {NAME: torch.zeros(3, 2, device="meta")}
+NAMED = rf"{NAME} is on meta, .* pass its \.cpu\(\)"
+
+
+def test_replicas_servers_and_messages_refuse_tensors_of_another_device() -> None:
+    with pytest.raises(ValueError, match=NAMED):
+        flat_views(ELSEWHERE)
+    with pytest.raises(ValueError, match=NAMED):
+        message(Kind.WEIGHTS, 0, 0, 0, {}, ELSEWHERE)
+    tensors = lay_out({NAME: (3, 2)}, {NAME: 0}, 1)
+    optimizer = OptimizerConfig(optimizer=Sgd(), schedule=Constant(base_lr=0.1))
+    options = ServerOptions(policy=Lockstep(), optimizers=[optimizer], check_every=1, attempt=0)
+    with pytest.raises(ValueError, match=NAMED):
+        Bucket(tensors, ELSEWHERE, options, ())

@@ -4,13 +4,15 @@ A policy gets a row in `POLICIES`, and nothing else here; `test_own_policy` play
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.parallel.policies import Asynchronous, Lockstep
+from dlrm_hybrid.parallel.policies import Asynchronous, Lockstep, Rounds
 from dlrm_hybrid.parallel.sync import (
     Average,
     BucketState,
@@ -98,12 +100,15 @@ class World:
             assert [type(one) for one in actions] in ([], [Average, Publish])
             assert self.state.version == before + bool(actions)
             for action in actions:
-                self.act(action, rank)
+                self.act(action, rank, before)
 
-    def act(self, action: Average | Publish, sender: int) -> None:
+    def act(self, action: Average | Publish, sender: int, before: int) -> None:
         if isinstance(action, Average):
             arrived = {rank: one.pushed - len(one.sent) for rank, one in self.workers.items()}
             assert all(one.number < arrived[one.sender] for one in action.pushes)
+            if isinstance(self.policy, Lockstep):  # of all, in the order of trainers
+                number = {one.number for one in action.pushes} | {action.number}
+                assert ([one.sender for one in action.pushes], number) == ([*self.ranks], {before})
             self.averaged += action.pushes
         else:
             own = self.workers[sender].pushed - len(self.workers[sender].sent)
@@ -149,50 +154,114 @@ def test_lockstep_needs_the_version_that_the_staleness_says():
         assert needs == [Exactly(max(0, number - policy.staleness)) for number in range(6)]
 
 
-def at(policy: Lockstep, *pushes: Push) -> BucketState:
+@given(
+    trainers=st.integers(1, 6),
+    in_flight=st.integers(1, 3),
+    version=st.sampled_from([0, 1, 12]),
+    choices=st.randoms(use_true_random=False),
+)
+def test_an_async_push_makes_a_version_at_once_and_is_as_stale_as_what_came_between(
+    trainers: int, in_flight: int, version: int, choices: Random
+) -> None:
+    """Also where workers pull anew, with counts of their own; what is not due changes nothing."""
+    ranks = tuple(range(5, 5 + 3 * trainers, 3))
+    state: BucketState = Asynchronous(trainers, in_flight).bucket(ranks, version)
+    due: dict[int, int] = {}
+    based: dict[int, list[int]] = {}  # the bucket's versions at a worker's pull and its answers
+
+    def pull(rank: int, pushed: int) -> None:
+        nonlocal state
+        state = state.on_pull(Pull(rank, pushed))
+        due[rank], based[rank] = pushed, [state.version]
+
+    def push(rank: int) -> None:
+        nonlocal state
+        before, number = state.version, due[rank]
+        staleness = before - based[rank][max(0, len(based[rank]) - in_flight)]
+        state, actions = state.on_push(Push(rank, number))
+        average = Average((Push(rank, number),), before // trainers, staleness)
+        assert actions == (average, Publish(number + 1, (rank,)))
+        assert state.version == before + 1
+        due[rank] += 1
+        based[rank].append(state.version)
+
+    for rank in ranks:
+        pull(rank, rank)
+    for _ in range(60):
+        rank = choices.choice(ranks)
+        match choices.choice(["push"] * 3 + ["twice", "early", "pull"]):
+            case "push":
+                push(rank)
+            case "pull":
+                pull(rank, choices.randint(0, 50))
+            case "early":
+                with pytest.raises(DlrmError, match=f"too early, push {due[rank]} is due"):
+                    state.on_push(Push(rank, due[rank] + choices.randint(1, 3)))
+            case _ if len(based[rank]) > 1:
+                number = due[rank] - choices.randint(1, len(based[rank]) - 1)
+                with pytest.raises(DlrmError, match=f"push {number} of rank {rank}: it came befo"):
+                    state.on_push(Push(rank, number))
+
+
+def at(policy: SyncPolicy, *events: Push | Pull) -> BucketState:
     state: BucketState = policy.bucket((0, 2), 0)
-    for push in pushes:
-        state, _ = state.on_push(push)
+    for event in events:
+        state = state.on_pull(event) if isinstance(event, Pull) else state.on_push(event)[0]
     return state
 
 
-def test_the_last_push_of_a_number_makes_a_version_in_trainer_order():
-    state, actions = Lockstep().bucket((1, 3), 0).on_push(Push(3, 0))
-    assert (state.version, actions) == (0, ())
-    state, actions = state.on_push(Push(1, 0))
-    assert actions == (Average((Push(1, 0), Push(3, 0)), 0), Publish(1, (1, 3)))
-    assert state.version == 1
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (
+            lambda: at(Lockstep(), Push(0, 0), Push(0, 0)),
+            "push 0 of rank 0: it came before; push 1 is due",
+        ),
+        (lambda: at(Lockstep(), Push(0, 1)), "push 1 of rank 0: too early, push 0 is due"),
+        (
+            lambda: at(Lockstep(2), *(Push(0, number) for number in range(4))),
+            "push 3 of rank 0: too early, it needs version 1; .* is 0",
+        ),
+        (
+            lambda: at(Lockstep(), Pull(2, 0)),
+            "pull of rank 2: in lock-step versions come without",
+        ),
+        (lambda: at(Lockstep()).on_pass(Push(2, 0)), "pass of rank 2: in lock-step everybody push"),
+        (
+            lambda: at(Lockstep()).on_leave(2),
+            "rank 2 has left: in lock-step nobody goes on without it",
+        ),
+        (
+            lambda: at(Asynchronous(2)).on_pass(Push(2, 0)),
+            "pass of rank 2: nobody waits for its pushes",
+        ),
+        (
+            lambda: at(Asynchronous(2), Pull(0, 0), Push(2, 0)),
+            "push 0 of rank 2: it must pull before it pushes",
+        ),
+        (lambda: at(Asynchronous(2), Pull(3, 0)), r"pull of rank 3: workers here are \(0, 2\)"),
+    ],
+)
+def test_what_is_out_of_turn_is_refused(act: Callable[[], object], message: str) -> None:
+    with pytest.raises(DlrmError, match=message):
+        act()
 
 
-def test_under_bounded_staleness_a_worker_runs_ahead():
-    state = at(Lockstep(2), Push(0, 0), Push(0, 1), Push(0, 2))
-    with pytest.raises(DlrmError, match="push 3 of rank 0: too early, it needs version 1"):
-        state.on_push(Push(0, 3))
-    state, actions = state.on_push(Push(2, 0))
-    assert actions == (Average((Push(0, 0), Push(2, 0)), 0), Publish(1, (0, 2)))
-    _, actions = state.on_push(Push(0, 3))
-    assert actions == ()
+def test_who_leaves_is_missed_by_nobody_who_waits_for_nobody() -> None:
+    alone = at(Asynchronous(2))
+    assert alone.on_leave(2) == (alone, ())
 
 
 @pytest.mark.parametrize(
-    ("pushes", "message"),
+    ("make", "message"),
     [
-        ([Push(0, 0), Push(0, 0)], "push 0 of rank 0: it came before; push 1 is due"),
-        ([Push(0, 1)], "push 1 of rank 0: too early, push 0 is due"),
-        ([Push(0, 0), Push(0, 1)], "push 1 of rank 0: too early, it needs version 1; .* is 0"),
+        (lambda: Lockstep(-1), r"sync\.staleness: -1"),
+        (lambda: Asynchronous(0), r"parallel\.trainers: 0"),
+        (lambda: Asynchronous(1, in_flight=0), r"sync\.in_flight: 0 must be at least 1"),
+        (lambda: Asynchronous(1, threads=0), r"parallel\.threads: 0"),
+        (lambda: Rounds(0), r"parallel\.trainers: 0"),
     ],
 )
-def test_pushes_out_of_turn_are_refused(pushes: list[Push], message: str):
-    before = at(Lockstep(), *pushes[:-1])
-    with pytest.raises(DlrmError, match=message):
-        before.on_push(pushes[-1])
-
-
-def test_in_lockstep_nobody_pulls():
-    with pytest.raises(DlrmError, match="pull of rank 2: in lock-step versions come without"):
-        Lockstep().bucket((0, 2), 0).on_pull(Pull(2, 0))
-
-
-def test_a_negative_staleness_is_refused():
-    with pytest.raises(ConfigError, match=r"sync\.staleness: -1"):
-        Lockstep(-1)
+def test_counts_that_cannot_be_are_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()

@@ -85,15 +85,6 @@ def after(*events: Contribution) -> RoundsState:
     return state
 
 
-def test_the_last_contribution_to_a_round_makes_its_result() -> None:
-    state, action = step(after(), Contribution(3, 5, 0))
-    assert action is None
-    state, action = step(state, Contribution(0, 4, 0))
-    assert action is None
-    state, action = step(state, Contribution(1, 5, 0))
-    assert action == Reduce(1, 5, 0, (1, 3))
-
-
 @pytest.mark.parametrize(
     ("events", "message"),
     [

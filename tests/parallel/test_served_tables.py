@@ -46,11 +46,11 @@ def test_lookups_see_the_version_they_should(
     """Against one set of rows that keeps every version."""
     options = Fused(optimizer=optimizer)
     world = World(trainers, servers, staleness, options)
-    world.learn(0, 25)
+    world.learn(0, 16)
     rows = TableRows(SPEC, options)
     rows.draw(SEED)
     versions: list[dict[str, Tensor]] = [joined(rows.pieces())]
-    for batch in range(25):
+    for batch in range(16):
         weights = versions[max(0, batch - staleness)]
         gradients = [
             reference_gradient(weights, trainer, batch, trainers) for trainer in range(trainers)

@@ -8,15 +8,28 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from server_world import SHAPES, World, assert_same, drawn, gappy_gradients_of, gradients_of
+from server_world import (
+    EVERY_OPTIMIZER,
+    SHAPES,
+    World,
+    assert_same,
+    drawn,
+    gappy_gradients_of,
+    gradients_of,
+)
 
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.compress.gradient.rule import target_k
 from dlrm_hybrid.compress.update import decode
-from dlrm_hybrid.model.optimizer import Adagrad, Adam, Momentum, Optimizer, Sgd
-from dlrm_hybrid.parallel.dense.published import SUFFIX, LargestChanges, adds
+from dlrm_hybrid.model.optimizer import Optimizer
+from dlrm_hybrid.parallel.dense.published import (
+    SUFFIX,
+    LargestChanges,
+    Stamps,
+    adds,
+)
 from dlrm_hybrid.parallel.policies import Lockstep
-from dlrm_hybrid.types import DivergedError
+from dlrm_hybrid.types import DivergedError, DlrmError
 from dlrm_hybrid.wire.section import Dtype
 from dlrm_hybrid.wire.sparse import Destination
 
@@ -127,15 +140,7 @@ def test_weights_that_overflow_are_named() -> None:
         one.publish()
 
 
-OPTIMIZERS: list[Optimizer] = [
-    Sgd(),
-    Momentum(momentum=0.9),
-    Adagrad(eps=1e-10),
-    Adam(betas=(0.9, 0.999), eps=1e-8),
-]
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
+@EVERY_OPTIMIZER
 @pytest.mark.parametrize("gradients", [gradients_of, gappy_gradients_of], ids=["dense", "gaps"])
 def test_a_sparsity_near_0_publishes_every_difference(
     optimizer: Optimizer, gradients: Callable[[int, int], dict[str, torch.Tensor]]
@@ -153,7 +158,7 @@ def test_a_sparsity_near_0_publishes_every_difference(
     assert all(not torch.equal(held[name], before[name]) for name in SHAPES)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: type(one).__name__)
+@EVERY_OPTIMIZER
 def test_dense_pushes_are_pulled_in_parts(optimizer: Optimizer) -> None:
     world = World(2, Lockstep(), optimizer=optimizer, pull_sparsity=0.9)
     world.run(0, 50)
@@ -162,3 +167,39 @@ def test_dense_pushes_are_pulled_in_parts(optimizer: Optimizer) -> None:
     assert versions.told / versions.elements == pytest.approx(0.1, rel=0.5)
     held = world.held()
     assert any(not torch.equal(held[name], held[f"{name}{SUFFIX}"]) for name in SHAPES)
+
+
+@given(seed=st.integers(0, 10_000), size=st.sampled_from([1, 63, 64, 65, 300]))
+def test_stamps_list_what_has_moved_since_an_update(seed: int, size: int) -> None:
+    rng = np.random.default_rng(seed)
+    weight_N = rng.normal(size=size).astype(np.float32)
+    stamps = Stamps(weight_N)
+    began = stamps.updates
+    moved: list[set[int]] = []
+    for _ in range(12):
+        chosen_K = np.flatnonzero(rng.random(size) < rng.choice([0.0, 0.1, 1.0]))
+        moved.append(set(chosen_K.tolist()))
+        stamps.moved(chosen_K.astype(np.int32))
+        weight_N += 1
+    for update in range(13):
+        change = stamps.since(began + update)
+        assert change is not None
+        expected = sorted(set[int]().union(*moved[update:]))
+        assert change.indices_K.tolist() == expected
+        assert change.weight_K.tolist() == weight_N[expected].tolist()
+    stamps.moved(None)
+    assert stamps.since(stamps.updates - 1) is None
+    assert stamps.since(stamps.updates) is not None
+
+
+def test_stamps_end_with_the_numbers_of_float32() -> None:
+    stamps = Stamps(np.zeros(100, np.float32))
+    stamps.updates = 0x7F7FFFFD
+    for element in (3, 70):
+        stamps.moved(np.array([element], np.int32))
+    for back, expected in [(2, [3, 70]), (1, [70]), (0, [])]:
+        change = stamps.since(stamps.updates - back)
+        assert change is not None
+        assert change.indices_K.tolist() == expected
+    with pytest.raises(DlrmError, match="more than 2130706431 updates of a bucket"):
+        stamps.moved(None)

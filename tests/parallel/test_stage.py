@@ -116,31 +116,46 @@ def test_microbatches_sum_to_the_gradients_of_the_batch(microbatches: int, spec:
     assert results[-1].loss_sum == pytest.approx(loss.item() * ROWS, rel=1e-6)
 
 
+@pytest.mark.parametrize("weights", [(), (1.0, 0.25, 3.0)], ids=["one", "several"])
+@pytest.mark.parametrize("is_weighted", [False, True])
 @pytest.mark.parametrize("microbatches", [1, 3])
-def test_weights_multiply_the_losses_of_their_rows(microbatches: int):
-    """The loss of a batch is Σ w l / B, whatever the sum of the weights."""
+def test_losses_of_labels_and_rows_are_added_by_their_weights(
+    microbatches: int, is_weighted: bool, weights: tuple[float, ...]
+):
+    """The loss of a batch is Σ λ Σ w l / B, over labels and rows, whatever the sum of weights."""
+    spec, draw = SMALL, torch.Generator().manual_seed(0)
     batch = draw_batch(SMALL, ROWS, 0)
+    if weights:
+        spec = replace(SMALL, top=(*SMALL.top[:-1], 3), loss_weights=weights)
+        label_BL = torch.rand(ROWS, 3, generator=draw) < torch.tensor([0.5, 0.2, 0.8])
+        batch = replace(batch, label_B=label_BL.float())
+    weight_B = torch.ones(ROWS)
+    if is_weighted:
+        weight_B = torch.rand(ROWS, generator=draw) * 3
+        weight_B[::5] = 0
+        batch = replace(batch, weight_B=weight_B)
     dense_BI, ids_FB, label_B = columns(batch)
-    weight_B = torch.rand(ROWS, generator=torch.Generator().manual_seed(0)) * 3
-    weight_B[::5] = 0
-    model = Dlrm(SMALL, TABLES, Precision.FLOAT32, SEED)
+    label_BL = label_B.view(ROWS, -1)
+    model = Dlrm(spec, TABLES, Precision.FLOAT32, SEED)
     pooled_BFD = model.embeddings(Bags(ids_FB)).detach().requires_grad_()
-    chance_B = model.logits(dense_BI, pooled_BFD).sigmoid()
-    losses_B = -(label_B * chance_B.log() + (1 - label_B) * (1 - chance_B).log())
-    loss = (weight_B * losses_B).sum() / ROWS
+    chance_BL = model.logits(dense_BI, pooled_BFD).sigmoid().view(ROWS, -1)
+    losses_BL = -(label_BL * chance_BL.log() + (1 - label_BL) * (1 - chance_BL).log())
+    loss = (torch.tensor(weights or (1.0,)) * weight_B[:, None] * losses_BL).sum() / ROWS
     loss.backward()
     expected = {name: weight.grad for name, weight in model.dense_parameters().items()}
-    weighted = replace(batch, weight_B=weight_B)
-    models = _models(SMALL, ("bottom.2", "top.1"))
-    results = _step(models, weighted, pooled_BFD.detach(), microbatches)
-    assert results[-1].loss_sum == pytest.approx(loss.item() * ROWS, rel=1e-6)
-    for name, gradient in _gathered(results).items():
-        wanted = pooled_BFD.grad if name == "pooled" else expected[name]
-        assert wanted is not None and wanted.abs().max() > 1e-5
-        torch.testing.assert_close(gradient, wanted, rtol=0, atol=1e-6, msg=name)
-    unweighted = _gathered(_step(models, batch, pooled_BFD.detach(), microbatches))
-    assert not torch.allclose(unweighted["pooled"], pooled_BFD.grad, atol=1e-3)
-    assert results[-1].correct == int(((chance_B >= 0.5) == (label_B == 1)).sum())
+    expected |= {"pooled": pooled_BFD.grad}
+    right_B = (chance_BL[:, 0] >= 0.5) == (label_BL[:, 0] == 1)
+    assert 0 < right_B.sum() < ROWS
+    for cuts in (("bottom.2", "top.1"), (), (spec.layer_names[-2],)):
+        stages = [Stage(one, microbatches, loss_weights=weights) for one in _models(spec, cuts)]
+        stages = [stage.empty() for stage in stages]  # as threads have them
+        results = _run(stages, batch, pooled_BFD.detach())
+        assert results[-1].loss_sum == pytest.approx(loss.item() * ROWS, rel=1e-6)
+        for name, gradient in _gathered(results).items():
+            wanted = expected[name]
+            assert wanted is not None and wanted.abs().max() > 1e-5
+            torch.testing.assert_close(gradient, wanted, rtol=0, atol=1e-6, msg=name)
+        assert [one.correct for one in results] == [0] * len(cuts) + [int(right_B.sum())]
 
 
 @pytest.mark.parametrize("microbatches", [1, 3])
@@ -175,52 +190,6 @@ def test_sums_of_rows_become_means_and_gradients_are_of_sums(microbatches: int):
     torch.testing.assert_close(found, sum_BFD.grad, rtol=0, atol=1e-7)
     logit_again_B = predict_stage(stage, batch, None, sum_BFD.detach())
     torch.testing.assert_close(logit_again_B, logit_B.detach(), rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("is_weighted", [False, True])
-@pytest.mark.parametrize("microbatches", [1, 3])
-def test_losses_of_several_labels_are_added_by_their_weights(microbatches: int, is_weighted: bool):
-    """The loss of a batch is Σ λ Σ w l / B, over labels and rows."""
-    weights = (1.0, 0.25, 3.0)
-    spec = replace(SMALL, top=(*SMALL.top[:-1], 3), loss_weights=weights)
-    draw, one = torch.Generator().manual_seed(0), draw_batch(SMALL, ROWS, 0)
-    label_BL = (torch.rand(ROWS, 3, generator=draw) < torch.tensor([0.5, 0.2, 0.8])).float()
-    weight_B = torch.rand(ROWS, generator=draw) * 3 if is_weighted else torch.ones(ROWS)
-    batch = replace(one, label_B=label_BL, weight_B=weight_B if is_weighted else None)
-    dense_BI, ids_FB, _ = columns(batch)
-    model = Dlrm(spec, TABLES, Precision.FLOAT32, SEED)
-    pooled_BFD = model.embeddings(Bags(ids_FB)).detach().requires_grad_()
-    chance_BL = model.logits(dense_BI, pooled_BFD).sigmoid()
-    assert chance_BL.shape == (ROWS, 3)
-    losses_BL = -(label_BL * chance_BL.log() + (1 - label_BL) * (1 - chance_BL).log())
-    of_labels = [(weight_B * losses_B).sum() / ROWS for losses_B in losses_BL.T]
-    loss = sum(weight * of for weight, of in zip(weights, of_labels, strict=True))
-    assert isinstance(loss, Tensor)
-    loss.backward()
-    expected = {name: weight.grad for name, weight in model.dense_parameters().items()}
-    expected |= {"pooled": pooled_BFD.grad}
-    for cuts in (("bottom.2", "top.1"), (), (spec.layer_names[-2],)):
-        stages = [Stage(one, microbatches, loss_weights=weights) for one in _models(spec, cuts)]
-        stages = [stage.empty() for stage in stages]  # as threads have them
-        results = _run(stages, batch, pooled_BFD.detach())
-        assert results[-1].loss_sum == pytest.approx(loss.item() * ROWS, rel=1e-6)
-        for name, gradient in _gathered(results).items():
-            wanted = expected[name]
-            assert wanted is not None and wanted.abs().max() > 1e-5
-            torch.testing.assert_close(gradient, wanted, rtol=0, atol=1e-6, msg=name)
-        right_B = (chance_BL[:, 0] >= 0.5) == (label_BL[:, 0] == 1)
-        assert results[-1].correct == int(right_B.sum())
-
-
-def test_correct_rows_are_counted_in_the_last_stage():
-    batch = draw_batch(SMALL, ROWS, 0)
-    dense_BI, ids_FB, label_B = columns(batch)
-    model = Dlrm(SMALL, TABLES, Precision.FLOAT32, SEED)
-    right = (model(dense_BI, Bags(ids_FB)) >= 0) == (label_B == 1)
-    assert 0 < right.sum() < ROWS
-    pooled_BFD = model.embeddings(Bags(ids_FB)).detach()
-    results = _step(_models(SMALL, ("bottom.2", "top.1")), batch, pooled_BFD, microbatches=2)
-    assert [one.correct for one in results] == [0, 0, int(right.sum())]
 
 
 @pytest.mark.parametrize("offset", [1, 2, 3])

@@ -1,7 +1,5 @@
 """In order of arrival nobody waits, every update counts once, and only the order decides."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -18,6 +16,7 @@ from table_world import (
     learning,
     reference_gradient,
 )
+from test_table_versions import Message, messages
 from torch import Tensor
 
 from dlrm_hybrid.comm.mailbox import Receive
@@ -37,24 +36,11 @@ from dlrm_hybrid.types import BatchNumber, DlrmError, Version
 from dlrm_hybrid.wire.frame import Frame
 
 SEEDS = st.integers(0, 2**32 - 1)
-Message = tuple[str, BatchOf]
 FALLING = Linear(base_lr=LR, steps=40)
 
 
 def batch_of(trainer: int, batch: int) -> BatchOf:
     return BatchOf(trainer, BatchNumber(batch))
-
-
-def messages(
-    trainer: int, staleness: int, first: int, batches: int
-) -> Iterator[tuple[str, BatchOf]]:
-    """What one trainer sends, in its order, from the first batch of an attempt."""
-    asked = first
-    for number in range(first, first + batches):
-        while asked <= number + staleness:
-            yield "lookup", batch_of(trainer, asked)
-            asked += 1
-        yield "update", batch_of(trainer, number)
 
 
 @given(

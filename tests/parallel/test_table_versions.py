@@ -88,20 +88,6 @@ def test_versions_do_not_depend_on_order_or_repetition(
     assert all(len(trainer.has) == batches + staleness for trainer in world)
 
 
-def test_a_lookup_that_comes_again_gets_the_rows_of_then() -> None:
-    state = BatchOrder(1).begin(2, Version(0))
-    for trainer in (0, 1):
-        for batch in (0, 1):
-            state, actions = state.on_question(BatchOf(trainer, BatchNumber(batch)))
-            assert isinstance(actions[0], SendRows)
-    for trainer in (0, 1):
-        state, actions = state.on_update(BatchOf(trainer, BatchNumber(0)))
-    assert actions == (Apply((BatchOf(0, BatchNumber(0)), BatchOf(1, BatchNumber(0))), 0),)
-    again = BatchOf(1, BatchNumber(1))
-    assert state.on_question(again) == (state, (Resend(again),))
-    assert state.on_question(BatchOf(1, BatchNumber(0))) == (state, ())
-
-
 def test_a_prediction_waits_for_its_version() -> None:
     state = BatchOrder(0).begin(1, Version(4))
     asked = PredictionOf(0, Version(5))

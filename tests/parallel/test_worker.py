@@ -25,11 +25,11 @@ from torch import Tensor
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.optimizer import Optimizer
-from dlrm_hybrid.model.spec import ModelSpec, Partition
+from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.parallel.effects import GroupCall
 from dlrm_hybrid.parallel.policies import Lockstep
 from dlrm_hybrid.parallel.step import train_step
-from dlrm_hybrid.types import ConfigError, DlrmError, Tick
+from dlrm_hybrid.types import DlrmError, Tick
 from dlrm_hybrid.wire.frame import EVALUATION, Kind
 
 SOME_CUTS = [(), ("bottom.4",), ("bottom.2", "top.2"), ("bottom.1", "bottom.4", "top.3")]
@@ -174,12 +174,6 @@ def test_predictions_are_those_of_the_whole_model(cuts: tuple[str, ...], precisi
     assert len(confirmations) == 3 * len(cuts)
 
 
-def test_a_batch_that_does_not_divide_is_refused():
-    world = TinyWorld(SMALL, Layout(microbatches=4))
-    with pytest.raises(ConfigError, match=r"train\.batch_size=18 .*schedule\.microbatches=4"):
-        world.step(0, [draw_batch(SMALL, 18, 0)])
-
-
 def test_activations_of_another_size_are_refused():
     world = TinyWorld(SMALL, Layout(cuts=("bottom.2",)))
     first, second = world.workers
@@ -190,12 +184,3 @@ def test_activations_of_another_size_are_refused():
     run.send(torch.zeros(ROWS // 2, 26, 4))
     with pytest.raises(DlrmError, match="batch 0, boundary 0, micro-batch 0: .* of 256, .*8 x 16"):
         run.send(world.sent[0].frame)
-
-
-def test_the_layouts_of_these_tests_cover_every_stage_that_can_be():
-    kinds = {
-        (bool(part.bottom), bool(part.top), part.is_first, part.is_last)
-        for cuts in SOME_CUTS
-        for part in Partition.of(SMALL, cuts).stages
-    }
-    assert len(kinds) == 6
