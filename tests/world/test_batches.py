@@ -158,6 +158,23 @@ def test_a_batch_arrives_as_it_was_sent(lengths: list[int], seed: int) -> None:
     assert found.label_B.tolist() == LABEL
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dense": DENSE[:, :2]}, r"dense has shape \(4, 2\), must be \(4, 3\)"),
+        ({"ids": IDS[:, :1]}, "4 rows × 1 tables, must be 4 × 2"),
+        ({"ids": IDS.astype(np.float32)}, "ids is of float32, must be integers"),
+        ({"label": [0, 1, 2, 0]}, "label of row 2"),
+        ({"dense": np.full_like(DENSE, np.nan)}, "dense column 0 of row 0 is nan"),
+        ({"label": None}, "label is of object, must be numbers"),
+    ],
+)
+def test_what_no_columns_are_is_refused(changes: dict[str, Any], message: str) -> None:
+    given = {**dict(zip(KEYS, (DENSE, IDS, LABEL), strict=True)), **changes}
+    with pytest.raises(DataError, match=message):
+        COLUMNS.batch(given, "batch")
+
+
 @given(row=st.integers(0, 3), table=st.integers(0, 1), beyond=st.integers(0, 2**40))
 def test_an_id_without_a_row_is_named(row: int, table: int, beyond: int) -> None:
     ids = IDS.astype(np.int64)

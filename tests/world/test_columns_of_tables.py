@@ -84,18 +84,6 @@ def test_a_world_learns_what_torch_learns(optimizer: str, served: bool) -> None:
         assert np.abs(scores_B - score(expected, batch_of(99))[1].detach().numpy()).max() <= 1e-6
 
 
-def test_processes_learn_what_one_process_learns() -> None:
-    layout: dict[str, Any] = {"trainers": 2, "cuts": [], "servers": 1, "batch_size": ROWS}
-    states = []
-    for make in (World.in_process, World.processes):
-        with make(SPEC, **layout, config={"embedding.optimizer": "adagrad"}) as world:
-            for step in range(4):
-                world.step(batch_of(step, 2 * ROWS))
-            states.append({name: one.clone() for name, one in world.state_dict().items()})
-    for name, tensor in states[0].items():
-        assert torch.equal(tensor, states[1][name]), name
-
-
 def test_ids_are_those_of_a_columns_table() -> None:
     layout: dict[str, Any] = {"trainers": 1, "cuts": [], "servers": 0, "batch_size": 2}
     dense, label = np.zeros((2, 3)), np.zeros(2)

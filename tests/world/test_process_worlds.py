@@ -21,13 +21,10 @@ from torch import Tensor
 from world_rows import (
     BATCH,
     assert_same_tensors,
-    failing,
     global_batches,
     loader,
-    short,
     small_spec,
     test_batches,
-    uneven,
 )
 
 from dlrm_hybrid.data.shards import Shards
@@ -156,20 +153,21 @@ def test_orders_go_through_a_folder_for_this_user_alone(shards: Shards) -> None:
     assert not folder.exists()
 
 
-def test_a_killed_rank_ends_the_world_and_is_named(shards: Shards) -> None:
-    with world_of("processes", shards) as world:
-        batch = global_batches(shards, 1)[0]
-        world.step(batch)
-        killed = ranks()[0]
-        log = log_of(killed)
-        killed.kill()
-        with pytest.raises(RunFailedError, match=f"{log.stem} .*was killed by SIGKILL"):
-            for _ in range(50):
-                world.step(batch)
-        with pytest.raises(DlrmError, match="cannot go on"):
+def test_a_killed_rank_ends_the_world_and_is_named_and_its_log_stays(shards: Shards) -> None:
+    batch = global_batches(shards, 1)[0]
+    for act in (lambda world: [world.step(batch) for _ in range(50)], World.state_dict):
+        with world_of("processes", shards) as world:
             world.step(batch)
-        assert ranks() == []
-        shutil.rmtree(world._session.folder)  # the logs, which stay
+            killed = ranks()[0]
+            name = log_of(killed).stem
+            killed.kill()
+            with pytest.raises(RunFailedError, match=f"{name} .*was killed by SIGKILL") as caught:
+                act(world)
+            with pytest.raises(DlrmError, match="cannot go on"):
+                world.step(batch)
+            assert "over: it was cut off by RunFailedError" in repr(world)
+            assert ranks() == []
+            assert_log_stays(caught.value, world)
 
 
 @pytest.mark.slow
@@ -192,17 +190,6 @@ def assert_log_stays(error: RunFailedError, world: World) -> None:
     log = Path(found[1])
     assert log.exists()
     shutil.rmtree(log.parent.parent)
-
-
-def test_the_log_that_an_error_names_stays(shards: Shards) -> None:
-    world = world_of("processes", shards)
-    world.step(global_batches(shards, 1)[0])
-    ranks()[0].kill()
-    with pytest.raises(RunFailedError, match="SIGKILL") as caught:
-        world.state_dict()
-    assert "over: it was cut off by RunFailedError" in repr(world)
-    assert_log_stays(caught.value, world)
-    assert ranks() == []
 
 
 def test_the_log_of_ranks_that_load_stays(shards: Shards, tmp_path: Path, monkeypatch: Any) -> None:
@@ -244,23 +231,6 @@ def test_what_cannot_be_loaded_leaves_the_world_as_it_was(shards: Shards, tmp_pa
     assert ranks() == []
 
 
-def test_a_loader_is_any_function_of_the_program(shards: Shards, tmp_path: Path) -> None:
-    def load(trainer: int, trainers: int) -> Iterator[tuple]:
-        return failing(str(shards.folder), trainer, trainers)
-
-    with World.processes(small_spec(shards), load, cuts=["bottom.2"], batch_size=BATCH) as world:
-        world.step()
-        with pytest.raises(DataError, match=r"^trainer 1, epoch 1, batch 1.*disk is gone"):
-            world.step()
-        assert world.steps == 1
-        assert world.save(tmp_path).is_dir()
-    with world_of("processes", shards, uneven) as world:
-        with pytest.warns(UserWarning, match="trainers 1"):
-            assert len(list(world.epoch())) == 2
-        assert world.step().step == 3
-    assert ranks() == []
-
-
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_loader_may_have_processes_and_not_use_its_world(shards: Shards) -> None:
     worlds: list[World] = []
@@ -283,19 +253,6 @@ def test_a_loader_may_have_processes_and_not_use_its_world(shards: Shards) -> No
     finally:
         helper.kill()
     assert ranks() == []
-
-
-def test_after_wrong_batches_of_loaders_both_kinds_learn_the_same(shards: Shards) -> None:
-    text = r"trainer 0, epoch 1, batch 1: 5 rows.*\n.*trainer 1, epoch 1, batch 1: 5 rows"
-    found: dict[str, list[float | None]] = {}
-    for kind in ("in_process", "processes"):
-        with world_of(kind, shards, short) as world:
-            found[kind] = [world.step().loss]
-            with pytest.raises(DataError, match=text) as caught:
-                world.step()
-            assert len(str(caught.value).splitlines()) == 2  # once for each trainer
-            found[kind] += [world.step().loss, world.step().loss]
-    assert found["in_process"] == found["processes"]
 
 
 def test_threads_that_share_a_world_take_turns(shards: Shards) -> None:

@@ -43,6 +43,16 @@ def start(tmp_path: Path, body: str) -> subprocess.Popen[str]:
     )
 
 
+def assert_says(program: subprocess.Popen[str], text: str, tmp_path: Path) -> None:
+    """It ends well, has said this, and leaves nothing."""
+    try:
+        out, err = program.communicate(timeout=HANG_SECONDS)
+    finally:
+        program.kill()
+    assert (program.returncode, out) == (0, text), err
+    assert_nothing_is_left(tmp_path)
+
+
 def short_folder(tmp_path: Path) -> Path:
     """For sockets: a path of pytest is too long."""
     folder = Path("/tmp") / f"w{os.getpid()}-{abs(hash(tmp_path)) % 10**6}"
@@ -88,24 +98,29 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_a_program_that_does_not_close_its_world_ends_all_the_same(tmp_path: Path) -> None:
-    body = """
+@pytest.mark.parametrize(
+    "body",
+    [
+        "with world() as one:\n    print(one.step().rows)\n",
+        """
 if __name__ == "__main__":
     one = world()
     print(one.step().rows)
-"""
-    program = start(tmp_path, body)
-    out, err = program.communicate(timeout=HANG_SECONDS)
-    assert (program.returncode, out) == (0, "16\n"), err
-    assert_nothing_is_left(tmp_path)
+""",
+    ],
+    ids=["without a guard", "not closed"],
+)
+def test_a_script_ends_and_leaves_nothing(body: str, tmp_path: Path) -> None:
+    assert_says(start(tmp_path, body), "16\n", tmp_path)
 
 
 @pytest.mark.slow
-def test_a_script_needs_no_guard(tmp_path: Path) -> None:
-    program = start(tmp_path, "with world() as one:\n    print(one.step().rows)\n")
-    out, err = program.communicate(timeout=HANG_SECONDS)
-    assert (program.returncode, out) == (0, "16\n"), err
-    assert_nothing_is_left(tmp_path)
+def test_an_interactive_session_has_worlds_of_processes() -> None:
+    program = HEAD + "with world() as one:\n    print(one.step().rows)\n"
+    done = subprocess.run(
+        [sys.executable, "-"], input=program, capture_output=True, text=True, timeout=HANG_SECONDS
+    )
+    assert (done.returncode, done.stdout) == (0, "16\n"), done.stderr
 
 
 def test_a_script_goes_on_after_ctrl_c(tmp_path: Path) -> None:
@@ -127,9 +142,7 @@ if __name__ == "__main__":
     assert program.stdout.readline() == "begun\n"
     assert program.stdout.readline() == "going on\n"
     program.send_signal(signal.SIGINT)  # which step is cut off does not matter
-    out, err = program.communicate(timeout=HANG_SECONDS)
-    assert (program.returncode, out) == (0, "True 1 24\n"), err
-    assert_nothing_is_left(tmp_path)
+    assert_says(program, "True 1 24\n", tmp_path)
 
 
 @pytest.mark.slow
@@ -168,13 +181,7 @@ if __name__ == "__main__":
         children = psutil.Process().children(recursive=True)
         print([one.pid for one in children if one.parent().pid != os.getpid()])
 """
-    program = start(tmp_path, body)
-    try:
-        out, err = program.communicate(timeout=HANG_SECONDS)
-    finally:
-        program.kill()
-    assert (program.returncode, out) == (0, "[]\n"), err
-    assert_nothing_is_left(tmp_path)
+    assert_says(start(tmp_path, body), "[]\n", tmp_path)
 
 
 @pytest.mark.slow
@@ -205,10 +212,7 @@ if __name__ == "__main__":
         left = [one.pid for one in children if one.parent().pid != os.getpid()]
         print(len(told), left, one._session.folder.exists())
 """
-    program = start(tmp_path, body)
-    out, err = program.communicate(timeout=HANG_SECONDS)
-    assert (program.returncode, out) == (0, "2 [] False\n"), err
-    assert_nothing_is_left(tmp_path)
+    assert_says(start(tmp_path, body), "2 [] False\n", tmp_path)
 
 
 @pytest.mark.slow
@@ -238,13 +242,7 @@ if __name__ == "__main__":
     except KeyboardInterrupt:
         print("ended")
 """
-    program = start(tmp_path, body)
-    try:
-        out, err = program.communicate(timeout=HANG_SECONDS)
-    finally:
-        program.kill()
-    assert (program.returncode, out) == (0, "ended\n"), err
-    assert_nothing_is_left(tmp_path)
+    assert_says(start(tmp_path, body), "ended\n", tmp_path)
 
 
 @pytest.mark.slow
@@ -275,10 +273,7 @@ if __name__ == "__main__":
             print(os.waitstatus_to_exitcode(os.wait()[1]), len(calls), one.steps)
         print(here.step(batches) == there.step(batches))
 """
-    program = start(tmp_path, body)
-    out, err = program.communicate(timeout=HANG_SECONDS)
-    assert (program.returncode, out) == (0, "6 6 1\n6 6 1\nTrue\n"), err
-    assert_nothing_is_left(tmp_path)
+    assert_says(start(tmp_path, body), "6 6 1\n6 6 1\nTrue\n", tmp_path)
 
 
 @pytest.mark.slow
@@ -298,19 +293,7 @@ if __name__ == "__main__":
     one.close()
     print(one._session.folder.exists())
 """
-    program = start(tmp_path, body)
-    out, err = program.communicate(timeout=HANG_SECONDS)
-    assert (program.returncode, out) == (0, "True 2\nFalse\n"), err
-    assert_nothing_is_left(tmp_path)
-
-
-@pytest.mark.slow
-def test_an_interactive_session_has_worlds_of_processes() -> None:
-    program = HEAD + "with world() as one:\n    print(one.step().rows)\n"
-    done = subprocess.run(
-        [sys.executable, "-"], input=program, capture_output=True, text=True, timeout=HANG_SECONDS
-    )
-    assert (done.returncode, done.stdout) == (0, "16\n"), done.stderr
+    assert_says(start(tmp_path, body), "True 2\nFalse\n", tmp_path)
 
 
 @pytest.mark.slow
