@@ -120,35 +120,6 @@ def test_a_run_folder_holds_what_the_design_names(train: Train) -> None:
     assert list((folder / "tensorboard").iterdir())
 
 
-def test_a_sweep_trains_each_point_in_its_own_folder(small_rows: list[str], tmp_path: Path) -> None:
-    sweep = [f"hydra.sweep.dir={tmp_path / 'sweep'}", "train.steps=10"]
-    argv = ["dlrm_hybrid", "train", "-m", *small_rows, *sweep, "optimizer.lr=0.05,0.1"]
-    assert run(argv) == 0
-    rates = {
-        folder.name: json.loads((folder / "config.json").read_text())["optimizer"]["lr"]
-        for folder in (tmp_path / "sweep").iterdir()
-        if folder.is_dir()
-    }
-    assert rates == {"0": 0.05, "1": 0.1}
-    summaries = [
-        json.loads((tmp_path / "sweep" / number / "summary.json").read_text()) for number in "01"
-    ]
-    assert summaries[0]["test"]["loss"] != summaries[1]["test"]["loss"]
-
-
-def test_evaluate_repeats_the_scores_of_the_run(train: Train, tmp_path: Path) -> None:
-    code, folder = train("run")
-    assert code == 0
-    output = tmp_path / "scores.json"
-    options = [f"evaluate.checkpoint={folder}", f"evaluate.output={output}"]
-    assert run(["dlrm_hybrid", "evaluate", *options, "evaluate.batch_size=100"]) == 0
-    scores = json.loads(output.read_text())
-    test = json.loads((folder / "summary.json").read_text())["test"]
-    assert scores["step"] == 93
-    assert scores["log_loss"] == pytest.approx(test["loss"], rel=1e-6)
-    assert scores["auc"] == pytest.approx(test["auc"], rel=1e-4)
-
-
 def test_a_bad_row_is_named_and_ends_with_3(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -30,31 +30,38 @@ def table(sweep: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_jobs_beside_each_other_reach_what_they_reach_alone(
+def test_jobs_alone_or_beside_each_other_outlive_those_that_fail_which_alone_are_done_again(
     small_rows: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     points = ["train.seed=1,2", "optimizer.lr=0.05,1e18", "train.steps=10"]
     argv = ["dlrm_hybrid", "train", "-m", *small_rows, *points]
     alone, beside = (tmp_path / name for name in ("alone", "beside"))
-    assert run([*argv, f"hydra.sweep.dir={alone}"]) == 4
-    capsys.readouterr()
-    assert run([*argv, f"hydra.sweep.dir={beside}", "sweep.jobs=3"]) == 4
-    told = capsys.readouterr()
+    for sweep, jobs in ((alone, 1), (beside, 3)):
+        given = [*argv, f"hydra.sweep.dir={sweep}", f"sweep.jobs={jobs}"]
+        assert run(given) == 4
+        told = capsys.readouterr()
+        failed = sorted(line.partition(": step")[0] for line in told.err.splitlines())
+        assert failed == ["job 1", "job 3"]
+        assert "job 2: train.seed=2 optimizer.lr=0.05\n" in told.out
+        assert "2 of 4 jobs did not complete" in told.out
+        assert jobs == 1 or told.out.count(": complete after ") == 2
+        rows = table(sweep)
+        assert run([*given, "skip_completed=true"]) == 4
+        assert capsys.readouterr().out.count("already complete, skipped") == 2
+        assert [len(begins(sweep / number)) for number in "0123"] == [1, 2, 1, 2]
+        assert table(sweep) == rows
     assert table(beside) == table(alone)
-    assert [row["status"] for row in table(beside)] == ["complete", "diverged"] * 2
-    assert sorted(line.partition(": step")[0] for line in told.err.splitlines()) == [
-        "job 1",
-        "job 3",
+    assert [(row["train.seed"], row["optimizer.lr"], row["status"]) for row in rows] == [
+        *(("1", "0.05", "complete"), ("1", "1e+18", "diverged")),
+        *(("2", "0.05", "complete"), ("2", "1e+18", "diverged")),
     ]
-    assert "job 2: train.seed=2 optimizer.lr=0.05\n" in told.out
-    assert told.out.count(": complete after ") == 2
     assert (beside / "2/overrides.yaml").read_text() == (alone / "2/overrides.yaml").read_text()
     assert "10 steps of 64 samples" in (beside / "2" / "output.log").read_text()
     assert "learning rate" in (beside / "3" / "output.log").read_text()
-
-    assert run([*argv, f"hydra.sweep.dir={beside}", "sweep.jobs=2", "skip_completed=true"]) == 4
-    assert capsys.readouterr().out.count("already complete, skipped") == 2
     assert (beside / "3" / "output.log").read_text().count("run folder") == 2
+    page = tmp_path / "report.html"
+    assert run(["dlrm_hybrid", "report", f"report.runs={beside}", f"report.output={page}"]) == 0
+    assert page.read_text().count('<td class="bad">diverged</td>') == 2
 
 
 def test_how_many_jobs_run_is_of_the_whole_sweep(

@@ -62,39 +62,26 @@ def test_from_a_file_to_a_model_in_three_commands(
     table = ("data=table", "data.schema=rows.yaml")
     assert program("prepare", *table, "data.raw=row*.parquet") == 0
     assert f"{ROWS:,} rows (" in capsys.readouterr().out
-    code = program("train", *table, *SMALL, "train.epochs=6", "hydra.run.dir=run")
-    assert code == 0
+    often = ("train.epochs=6", "train.evaluate_every=100")
+    assert program("train", *table, *SMALL, *often, "hydra.run.dir=run") == 0
+    told = capsys.readouterr().out
+    assert "396 validation rows, 379 test rows" in told
+    for line in ("step 100: validation", "step 300: validation", "step 300: test"):
+        assert f"{line} log-loss" in told
+    assert "step 100: test" not in told
+    assert "validation part" in told and "test part" in told
     summary = json.loads(Path("run/summary.json").read_text())
     assert summary["test"]["auc"] > 0.85  # 0.90 is the best there is
     config = json.loads(Path("run/config.json").read_text())
     assert config["model"]["bottom"] == [2, 32, 16, 8, 4]
     Path("rows.yaml").unlink()  # the rows know their schema
-    assert program("evaluate", "evaluate.checkpoint=run", "evaluate.output=scores.json") == 0
-    scores = json.loads(Path("scores.json").read_text())
-    assert scores["auc"] == pytest.approx(summary["test"]["auc"], abs=1e-9)
-
-
-def test_validation_while_training_and_tests_at_the_end(
-    rows: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert program("prepare", "data.guess=rows.parquet") == 0
-    table = ("data=table", "data.schema=rows.yaml", "data.raw=rows.parquet")
-    assert program("train", *table, *SMALL, "train.evaluate_every=20", "hydra.run.dir=run") == 0
-    told = capsys.readouterr().out
-    assert "396 validation rows, 379 test rows" in told
-    for line in ("step 20: validation", "step 50: validation", "step 50: test"):
-        assert f"{line} log-loss" in told
-    assert "step 20: test" not in told
-    assert "validation part" in told
-    assert "test part" in told
-    for name in ("validation", "day"):
+    last = "evaluate.checkpoint=run/checkpoints/latest"
+    for name, part in (("validation", "validation"), ("day", "test")):
         given = (f"data.test_part={name}", f"evaluate.output={name}.json")
-        assert program("evaluate", "evaluate.checkpoint=run", *given) == 0
-    summary = json.loads(Path("run/summary.json").read_text())
-    scores = [json.loads(Path(f"{name}.json").read_text()) for name in ("validation", "day")]
-    assert scores[0]["auc"] == pytest.approx(summary["validation"]["auc"], abs=1e-9)
-    assert scores[1]["auc"] == pytest.approx(summary["test"]["auc"], abs=1e-9)
-    assert scores[1]["auc"] != pytest.approx(scores[0]["auc"], abs=1e-6)
+        assert program("evaluate", last, *given) == 0
+        scores = json.loads(Path(f"{name}.json").read_text())
+        assert scores["auc"] == pytest.approx(summary[part]["auc"], abs=1e-9)
+    assert abs(summary["validation"]["auc"] - summary["test"]["auc"]) > 1e-6
     capsys.readouterr()
     assert program("report", "report.runs=[run]") == 0
     assert "validation AUC" in capsys.readouterr().out

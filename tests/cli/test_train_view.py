@@ -168,28 +168,6 @@ def test_rows_that_fill_no_batch_are_told(rows: int, left: str) -> None:
     assert ("left out" in file.getvalue()) == bool(left)
 
 
-@pytest.mark.parametrize(("width", "terminal"), [(80, True), (120, True), (80, False)])
-def test_the_line_of_progress_fits_and_tells_rates(
-    width: int, terminal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dlrm_hybrid.cli.terminal.ETA_AFTER_SECONDS", 0.0)
-    file = StringIO()
-    console = Console(file=file, width=width, soft_wrap=True, force_terminal=terminal)
-    steps = {"steps_total": 23_437, "samples_per_step": 64, "train_rows": 1, "test_rows": 1}
-    with LiveTraining(Terminal(console)) as live:
-        live.show(Event(Kind.STARTED, 0, 0.0, steps))
-        for second, bytes_sent in enumerate((None, 100_000, None)):
-            live.show(tick_of(second, bytes_sent, 2_000_000))
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", file.getvalue())
-    last = [line for line in re.split(r"[\r\n]+", text) if "loss" in line][-1]
-    assert "12.3 MB/s 20.0×" in last
-    assert "12,345" in last
-    if terminal:
-        assert re.search(r"ETA \d+:\d\d", last)
-        assert len(last.rstrip()) <= width
-    assert ("accuracy" in last) == (width == 120 or not terminal)
-
-
 def test_who_came_from_outside_is_told_if_anybody_did() -> None:
     def told(messages: int, connections: int) -> list[str]:
         came = {"foreign_messages": messages, "refused_connections": connections}
