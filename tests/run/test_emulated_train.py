@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -146,20 +145,6 @@ def test_nothing_is_left_of_a_killed_run_and_the_machines_links_are_untouched(
         process.communicate()
     assert are_gone(ours, HANG_SECONDS)
     assert links() == links_before
-
-
-@pytest.mark.slow
-def test_ctrl_c_saves_and_leaves_nothing_running(small_rows: list[str], tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    long = ("train.epochs=1000", "telemetry.every=1", f"hydra.run.dir={folder}")
-    process = start((), *small_rows, *EMULATED, *long)
-    started(process, folder)
-    ours = family(process.pid)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    text, _ = process.communicate(timeout=HANG_SECONDS)
-    assert process.returncode == 130, text
-    assert (folder / "checkpoints" / "latest").exists()
-    assert are_gone(ours, HANG_SECONDS)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from world_runs import Train, assert_same, summary
 from dlrm_hybrid.data.manifest import MANIFEST_FILE, read, write
 from dlrm_hybrid.disk import locked
 from dlrm_hybrid.run.launch.member import FAREWELL_SECONDS
+
+TWO = ("parallel.trainers=1", "parallel.cuts=[]")
 
 
 def run(*arguments: str, size: int = SIZE, **changes: str):
@@ -48,46 +51,34 @@ def test_tasks_learn_the_same_as_ranks_of_a_supervisor(
 
 
 @pytest.mark.slow
-def test_a_world_of_another_size_is_refused_by_all(small_rows: list[str], tmp_path: Path) -> None:
-    tasks = run(*small_rows, *WORLD, f"hydra.run.dir={tmp_path / 'run'}", size=2)
-    assert [task.code for task in tasks] == [2, 2]
-    assert tasks[0].text == (
-        "configuration: 1 fault\n"
-        "  SLURM_NTASKS = 2: parallel.trainers = 2, parallel.cuts = [bottom.1] (2 stages) and "
-        "parallel.servers = 1 make 5 processes\n"
-    )
-    assert tasks[1].text == ""
-
-
-@pytest.mark.slow
-def test_a_folder_in_use_is_refused_by_all(small_rows: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (WORLD, 2, "configuration: 1 fault\n  SLURM_NTASKS = 2: parallel.trainers = 2, "),
+        ((*WORLD, *TWO), 2, "configuration: 1 fault\n  hydra.run.dir = "),  # in use
+        (("-m", "optimizer.lr=0.1,0.2"), 2, "-m: a launcher starts the processes of one run"),
+        (("--cfg", "job"), 0, "batch_size: 64"),
+    ],
+    ids=["size", "folder", "sweep", "help"],
+)
+def test_all_end_alike_and_rank_0_says_why(
+    arguments: tuple[str, ...], code: int, said: str, small_rows: list[str], tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    two = ("parallel.trainers=1", "parallel.cuts=[]")
-    with locked(folder / ".lock"):
-        tasks = run(*small_rows, *WORLD, *two, f"hydra.run.dir={folder}", size=2)
-    assert [task.code for task in tasks] == [2, 2]
-    assert f"hydra.run.dir = {folder}: in use by process {os.getpid()} on " in tasks[0].text
+    is_taken = TWO[0] in arguments
+    where = [f"hydra.run.dir={folder}"] if arguments[:2] == WORLD[:2] else []
+    with locked(folder / ".lock") if is_taken else nullcontext():
+        tasks = run(*arguments[:1], *small_rows, *arguments[1:], *where, size=2)
+    assert [task.code for task in tasks] == [code, code]
+    assert said in tasks[0].text
+    assert (f"{folder}: in use by process {os.getpid()} on " in tasks[0].text) == is_taken
+    assert tasks[1].text == ""
     assert list(folder.iterdir()) == []
 
 
 @pytest.mark.slow
-def test_a_sweep_is_refused(small_rows: list[str]) -> None:
-    tasks = run("-m", *small_rows, "optimizer.lr=0.1,0.2", size=2)
-    assert [task.code for task in tasks] == [2, 2]
-    assert "-m: a launcher starts the processes of one run" in tasks[0].text
-
-
-@pytest.mark.slow
-def test_help_is_printed_once(small_rows: list[str]) -> None:
-    tasks = run("--cfg", "job", *small_rows, size=2)
-    assert [task.code for task in tasks] == [0, 0]
-    assert "batch_size: 64" in tasks[0].text
-    assert tasks[1].text == ""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("killed", ["server-0", "worker-0.0", "worker-1.1"])
+@pytest.mark.parametrize("killed", ["server-0", "worker-1.1"])
 def test_a_killed_rank_is_named_and_ends_the_others(
     killed: str, small_rows: list[str], tmp_path: Path
 ) -> None:

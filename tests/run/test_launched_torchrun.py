@@ -164,17 +164,6 @@ def test_a_killed_rank_ends_both_launchers_and_is_named(
     assert not any(psutil.pid_exists(pid) for pid in pids.values())
 
 
-def test_a_world_of_another_size_is_refused_on_both_machines(
-    machines: list[list[str]], keys: str, small_rows: list[str], tmp_path: Path
-) -> None:
-    more = ("network.bind=10.77.0.0/24", keys, f"hydra.run.dir={tmp_path / 'run'}")
-    both = launch(machines, (1, 1), *small_rows, *WORLD, *more)
-    assert [one.code for one in both] == [1, 1]  # torchrun's own
-    for one in both:
-        assert "WORLD_SIZE = 2: parallel.trainers = 2, parallel.cuts = [bottom.1]" in one.text
-        assert "exitcode  : 2" in one.text
-
-
 def test_each_of_two_machines_holds_a_trainer_and_a_server_and_starts_again(
     machines: list[list[str]], keys: str, small_rows: list[str], tmp_path: Path
 ) -> None:
@@ -198,17 +187,6 @@ def test_each_of_two_machines_holds_a_trainer_and_a_server_and_starts_again(
     assert summary(folder)["status"] == "complete"
     begun = [one.step for one in events.read(folder / "events.jsonl") if one.kind is Kind.STARTED]
     assert len(begun) == 2 and begun[0] == 0 < begun[1]
-
-
-def test_a_machine_with_too_many_ranks_ends_the_run_on_both(
-    machines: list[list[str]], keys: str, small_rows: list[str], tmp_path: Path
-) -> None:
-    more = ("network.bind=10.77.0.0/24", keys, f"hydra.run.dir={tmp_path / 'run'}")
-    world = ("+experiment=dp_levels", "parallel.machines=2")
-    both = launch(machines, (3, 1), *small_rows, *world, *more)
-    assert [one.code for one in both] == [1, 1]
-    fault = "parallel.machines = 2: each has 2 of the processes, but "
-    assert any(fault in one.text and "--nproc-per-node=2" in one.text for one in both), both
 
 
 def test_one_process_of_torchrun_is_a_plain_run(small_rows: list[str], tmp_path: Path) -> None:

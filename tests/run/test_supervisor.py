@@ -179,10 +179,8 @@ def test_a_limit_is_taken_for_the_cause_where_it_may_be_and_is_no_loss(tmp_path:
 @pytest.mark.parametrize(
     ("waits", "message"),
     [
-        (([1], [2], []), "worker-2 (rank 2) does not answer worker-"),
         (([1, 2], [0, 2], []), "worker-2 (rank 2) does not answer worker-"),
         (([1, 2], [], "stopped"), "worker-2 (rank 2) has been stopped, by SIGSTOP or a debugger: "),
-        (([1], [0]), "worker-"),
     ],
 )
 def test_who_is_silent_is_named(
@@ -219,21 +217,6 @@ def test_nobody_starts_again_after_a_signal(tmp_path: Path) -> None:
     with Forwarder.installed() as forwarder:
         run_attempts(forwarder, lambda: ranks(tmp_path, ""), entry, strike, again)
     assert asked == []
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
-def test_signals_are_passed_on(tmp_path: Path, number: int, code: int) -> None:
-    before = signal.getsignal(number)
-    sent: list[int] = []
-
-    def send_once(event: Event) -> None:
-        if not sent:
-            sent.append(number)
-            os.kill(os.getpid(), number)
-
-    outcome = run_ranks(ranks(tmp_path, "", ""), f"{__name__}:waits_for_signals", send_once)
-    assert outcome.exit_code == code
-    assert signal.getsignal(number) is before
 
 
 def test_a_signal_while_an_exit_code_is_read_does_not_take_it(
@@ -307,7 +290,7 @@ def test_a_signal_to_every_process_is_one_to_the_supervisor(
     tmp_path: Path, number: int, code: int
 ) -> None:
     """As systemd sends it; ranks get it twice, forkserver and resource tracker ignore it."""
-    helpers: list[psutil.Process] = []
+    helpers, before = list[psutil.Process](), signal.getsignal(number)
 
     def send_to_all(event: Event) -> None:
         if not helpers:
@@ -322,6 +305,7 @@ def test_a_signal_to_every_process_is_one_to_the_supervisor(
     outcome = run_ranks(ranks(tmp_path, "", ""), entry, send_to_all)
     assert outcome.exit_code == code
     assert helpers[0].is_running()
+    assert signal.getsignal(number) is before
 
 
 WARMS_UP = """

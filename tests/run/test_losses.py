@@ -1,9 +1,10 @@
-"""Of ranks that miss each other, the one that is gone or cut off."""
+"""Of ranks that miss each other, who is gone or cut off; how often runs start again."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrm_hybrid.run.rank.process import PeerFailure, root_cause
+from dlrm_hybrid.run.training import RestartBudget
 
 
 def failures(**missed: tuple[int, ...]) -> dict[int, PeerFailure]:
@@ -39,3 +40,22 @@ def test_it_is_always_somebody_who_is_missed(missed: dict[int, list[int]], choos
     told = {rank: PeerFailure(tuple(others), "") for rank, others in missed.items()}
     named = root_cause(choose.choice(list(told.values())), told)
     assert any(named in one.ranks for one in told.values())
+
+
+@given(
+    pauses=st.lists(st.floats(0.0, 10.0), max_size=30),
+    limit=st.integers(0, 4),
+    window=st.floats(0.1, 20.0),
+)
+def test_no_window_holds_more_than_its_limit(
+    pauses: list[float], limit: int, window: float
+) -> None:
+    restarts, now, made = RestartBudget(limit, window), 0.0, list[float]()
+    for pause in pauses:
+        now += pause
+        recent = [time for time in made if time > now - window]
+        number = restarts.another(now)
+        assert number == (len(recent) + 1 if len(recent) < limit else None)
+        if number is not None:
+            made.append(now)
+        assert restarts.made == len(made)
