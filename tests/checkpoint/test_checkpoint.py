@@ -200,16 +200,6 @@ def test_a_file_is_opened_once_whatever_is_read_of_it(
     assert opened == [folder / DENSE]
 
 
-def test_half_a_tensor_is_no_checkpoint(tmp_path: Path) -> None:
-    table = torch.zeros(4, 2)
-    half = Piece(name="t", shape=(4, 2), begin=(2, 0), view=table[2:])
-    with pytest.raises(DlrmError, match=r"t: 4 elements saved, its shape is \[4, 2\]"):
-        commit(tmp_path, 0, write(tmp_path, 1, [half]), {}, ONE)
-    other = Piece(name="t", shape=(2, 2), begin=(0, 0), view=table[:2])
-    with pytest.raises(DlrmError, match="two ranks have saved it as different tensors"):
-        write(tmp_path, 1, [half], [other]).contents()
-
-
 def test_the_newest_are_kept_and_latest_names_the_last(tmp_path: Path) -> None:
     for step in (1, 2, 10, 3000):
         save(tmp_path, step, groups(float(step)), TWO)
@@ -302,13 +292,6 @@ def test_the_one_before_a_damaged_one_is_offered(tmp_path: Path, file: str) -> N
     (before / file).write_bytes(b"{}")
     with pytest.raises(DataError, match=rf"{before}/{file}: [^;]*$"):
         checkpoint.load(before, groups(0.0))
-
-
-def test_without_the_latest_the_newest_that_is_there_is_found(tmp_path: Path) -> None:
-    for step in (1, 2):
-        save(tmp_path, step, groups(float(step)), TWO)
-    rmtree(tmp_path / "step_00000002")
-    assert find(tmp_path).name == "step_00000001"
 
 
 def test_what_a_cut_short_life_has_left_does_not_count(tmp_path: Path) -> None:
