@@ -14,12 +14,12 @@ from dlrm_hybrid.checkpoint import writer
 from dlrm_hybrid.checkpoint.folder import find
 from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.disk import Content
-from dlrm_hybrid.model.tensors import Piece, in_groups
+from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.run.rank.main import train_rank
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.in_process import InProcessEngine
 from dlrm_hybrid.train.signals import StopRequest
-from dlrm_hybrid.types import Group, ScoredPart
+from dlrm_hybrid.types import ScoredPart
 
 Strike = Callable[[], None]
 Entry = Callable[..., None]
@@ -102,17 +102,4 @@ def poisoned_rank(argument: str, report, stop: StopRequest) -> None:
         real(writer, step, pieces)
 
     ShardWriter.begin = begin
-    train_rank(argument, report, stop)
-
-
-def unchecked_rank(argument: str, report, stop: StopRequest) -> None:
-    """Be a run of an older version of the program: it saves a NaN."""
-    real = ShardWriter.begin
-
-    def begin(writer: ShardWriter, step: int, pieces: list[Piece]) -> None:
-        in_groups(pieces, Group.EMBEDDINGS)[0].view[-1, -1] = float("nan")
-        real(writer, step, pieces)
-
-    ShardWriter.begin = begin
-    writer.first_not_finite = lambda _: None
     train_rank(argument, report, stop)

@@ -39,6 +39,9 @@ Follow = Callable[..., Path]
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("log")
     write(Log(rows=ROWS, days=DAYS, new=0.2), folder)
+    for day in range(1, DAYS + 1):
+        with (folder / f"day{day}.yaml").open("a") as schema:
+            schema.write("group: shop\n")
     return folder
 
 
@@ -98,6 +101,9 @@ def test_files_are_scored_by_the_model_before_them_and_then_learned(
         record = list(events.read(of_day(folder, day) / "events.jsonl"))
         scored = [event.step for event in record if event.kind is Kind.EVALUATED]
         assert scored == [0]
+        gauc = summary(of_day(folder, day))["test"]["gauc"]
+        assert found[day - 1]["gauc"] == gauc
+        assert f", GAUC {gauc:.4f} before" in told
     assert "data.progressive=true" in (of_day(folder, 2) / "overrides.yaml").read_text()
     assert not list(folder.glob("files/*/rows"))
     assert len(summary(of_day(folder, 3))["descends_from"]) == 2
@@ -142,6 +148,7 @@ def test_files_come_later_and_the_same_command_goes_on(
     assert len(files(parts)) == 3
 
 
+@pytest.mark.slow
 def test_worlds_of_processes_follow_as_one_process_does(follow: Follow) -> None:
     inside = follow("inside", *DCT, "parallel.world=in_process")
     processes = follow("processes", *DCT)
@@ -151,16 +158,7 @@ def test_worlds_of_processes_follow_as_one_process_does(follow: Follow) -> None:
     assert scores[0] == scores[1]
 
 
-def test_asynchronous_trainers_follow(follow: Follow) -> None:
-    more = ("parallel=hybrid", "parallel.trainers=2", "parallel.cuts=[]", "sync=async")
-    more += ("embedding=served", "parallel.servers=1", "parallel.table_servers=1")
-    folder = follow("followed", *more, "data.follow_files=2")
-    assert [one["samples"] for one in files(folder)] == [STEPS // 2 * 2 * BATCH] * 2
-    first, second = (one["loss"] for one in files(folder))
-    assert second < first
-
-
-@pytest.mark.parametrize("when", ["training", "waiting"])
+@pytest.mark.parametrize("when", [pytest.param("training", marks=pytest.mark.slow), "waiting"])
 def test_a_run_that_is_stopped_or_killed_learns_no_file_twice(
     when: str, follow: Follow, log: Path, inbox: Path, tmp_path: Path
 ) -> None:
@@ -280,29 +278,6 @@ def test_a_file_that_changes_while_it_is_learned_is_refused(
     assert summary(begun)["samples"] == before["samples"]
 
 
-def test_users_are_scored_by_themselves_before_each_file(
-    follow: Follow, log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    schema = tmp_path / "grouped.yaml"
-    schema.write_text((log / "day1.yaml").read_text() + "group: shop\n")
-    folder = follow("followed", "data.follow_files=2", f"data.schema={schema}")
-    gauc = summary(of_day(folder, 2))["test"]["gauc"]
-    assert files(folder)[1]["gauc"] == gauc
-    assert f", GAUC {gauc:.4f} before" in capsys.readouterr().out
-    assert run(["dlrm_hybrid", "report", f"report.runs={folder}", "report.output=r.html"]) == 0
-    assert f"{gauc:.4f}" in Path("r.md").read_text().partition("Before learning")[2]
-
-
-def test_the_same_rows_under_another_name_are_learned_again(
-    follow: Follow, log: Path, inbox: Path
-) -> None:
-    shutil.copy(log / "day1.parquet", inbox / "day1a.parquet")
-    folder = follow("followed", "data.follow_files=2")
-    first, again = files(folder)
-    assert again["samples"] == STEPS * BATCH
-    assert again["loss"] < first["loss"]
-
-
 def test_old_checkpoints_go_and_models_are_exported(
     follow: Follow, log: Path, tmp_path: Path
 ) -> None:
@@ -338,7 +313,9 @@ def test_it_begins_from_a_run_and_is_reported_by_file(
     assert files(folder)[0]["loss"] == summary(Path("first"))["test"]["loss"]  # of the same rows
     assert run(["dlrm_hybrid", "report", f"report.runs={folder}", "report.output=r.html"]) == 0
     text = Path("r.md").read_text()
-    assert f"{files(folder)[1]['loss']:.4f}" in text.partition("Before learning")[2]
+    last = files(folder)[1]
+    for figure in (last["loss"], last["gauc"]):
+        assert f"{figure:.4f}" in text.partition("Before learning")[2]
     assert "day3.parquet" in text
 
 

@@ -163,14 +163,6 @@ def test_rows_begin_with_vectors_and_frozen_ones_stay(
         assert (after[name] != first[name]).any()
 
 
-@pytest.mark.parametrize("world", ["distinct", "levels"])
-def test_processes_are_one_process(world: str, train: Train) -> None:
-    apart = train("apart", *WORLDS[world])
-    together = train("together", *WORLDS[world], IN_PROCESS)
-    assert_same_state(apart, together, STEPS)
-    assert summary(apart)["test"] == summary(together)["test"]
-
-
 def test_gradients_of_frozen_tables_are_not_sent(train: Train, folder: Path) -> None:
     schema = (folder / "mine.yaml").read_text().replace("trainable: false", "trainable: true")
     (folder / "learns.yaml").write_text(schema)
@@ -234,7 +226,10 @@ def by_table(bags: list[nn.EmbeddingBag], batch: Any) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize("world", ["single", "distinct", "in files"])
+@pytest.mark.parametrize(
+    "world",
+    ["single", *(pytest.param(one, marks=pytest.mark.slow) for one in ("distinct", "in files"))],
+)
 def test_a_resumed_run_needs_no_vectors(world: str, train: Train, folder: Path) -> None:
     unbroken = train("unbroken", *WORLDS[world])
     hidden = [path.rename(path.with_name(f"gone-{path.name}")) for path in vector_files(folder)]
@@ -257,9 +252,9 @@ def vector_files(folder: Path) -> list[Path]:
 @pytest.mark.parametrize(
     ("world", "schema"),
     [
-        ("single", "few"),
         ("distinct", "mine"),
         ("served", "few"),
+        pytest.param("single", "few", marks=pytest.mark.slow),
         *(pytest.param("by rows", one, marks=pytest.mark.slow) for one in ("mine", "few")),
     ],
 )

@@ -56,7 +56,7 @@ def learned(small_rows: list[str], *options: str) -> tuple[InProcessEngine, list
     return engine, losses
 
 
-QUICK = ("dgc", "terngrad")  # the others' worlds are rows of test_world_matrix.py, too
+QUICK = ("dgc",)  # the others' worlds are rows of test_world_matrix.py, too
 
 
 @pytest.mark.parametrize(

@@ -11,48 +11,16 @@ from dlrm_hybrid.train.progress import Plan
 
 
 @given(
-    st.lists(st.integers(0, 9), min_size=1, max_size=5),
-    st.lists(st.integers(1, 30), min_size=1, max_size=3),
-    st.integers(0, 2**32 - 1),
+    before=st.lists(st.integers(0, 9), min_size=1, max_size=5),
+    rests=st.lists(st.integers(1, 30), min_size=1, max_size=3),
+    deaths=st.sampled_from([0, 0.2]),
+    seed=st.integers(0, 2**32 - 1),
 )
-def test_every_batch_is_learned_once_in_whatever_order_trainers_come(
-    before: list[int], rests: list[int], seed: int
+def test_every_batch_is_learned_once_whoever_comes_when_or_is_lost(
+    before: list[int], rests: list[int], deaths: float, seed: int
 ) -> None:
-    random = Random(seed)
-    trainers, leases, learned = len(before), Leases.begin(tuple(before)), []
-    for more in rests:
-        leases = leases.until(leases.given + more)
-        while leases.learned < leases.limit:
-            trainer = random.randrange(trainers)
-            under_way = leases.under_way[trainer]
-            if not under_way or (len(under_way) <= MOST_AT_ONCE and random.random() < 0.5):
-                left = leases.limit - leases.given
-                leases, taken = leases.take(trainer)
-                assert len(taken) <= MOST_AT_ONCE
-                assert leases.under_way[trainer] == (*under_way, *taken)
-                # Who has nothing gets something; who has some gets more only where all can.
-                assert taken or under_way or not left
-                assert not (taken and under_way) or left >= 2 * trainers * len(taken)
-                continue
-            count = random.randint(0, len(under_way))
-            learned += under_way[:count]
-            leases = leases.finish(trainer, leases.done[trainer] + count)
-        assert not any(leases.under_way) and leases.given == leases.limit
-        assert all(not leases.take(trainer)[1] for trainer in range(trainers))
-    first = sum(before)
-    assert sorted(learned) == list(range(first, first + sum(rests)))
-    assert leases.learned == first + sum(rests)
-
-
-@given(
-    st.integers(1, 4),
-    st.lists(st.integers(1, 30), min_size=1, max_size=3),
-    st.integers(0, 2**32 - 1),
-)
-def test_batches_of_lost_trainers_are_learned_by_others(
-    trainers: int, rests: list[int], seed: int
-) -> None:
-    random, leases = Random(seed), Leases.begin((0,) * trainers)
+    random, leases = Random(seed), Leases.begin(tuple(before))
+    trainers, first = len(before), sum(before)
     told: list[int] = []  # that trainers said they have learned
     losses, redone, given_out = 0, 0, 0
     for more in rests:
@@ -60,22 +28,30 @@ def test_batches_of_lost_trainers_are_learned_by_others(
         while leases.learned < leases.limit:
             trainer = random.randrange(trainers)
             under_way = leases.under_way[trainer]
-            if losses < 20 and random.random() < 0.2:
-                before, leases = leases, leases.lose(trainer)
-                assert leases.done == before.done and leases.under_way[trainer] == ()
-                assert sorted(leases.returned) == sorted((*before.returned, *under_way))
+            if losses < 20 and random.random() < deaths:
+                held, leases = leases, leases.lose(trainer)
+                assert leases.done == held.done and leases.under_way[trainer] == ()
+                assert sorted(leases.returned) == sorted((*held.returned, *under_way))
                 losses, redone = losses + 1, redone + len(under_way)
             elif under_way and (len(under_way) > MOST_AT_ONCE or random.random() < 0.5):
                 count = random.randint(0, len(under_way))
                 told += under_way[:count]
                 leases = leases.finish(trainer, leases.done[trainer] + count)
             else:
+                left = leases.limit - leases.given
                 leases, taken = leases.take(trainer)
                 given_out += len(taken)
                 assert len(taken) <= MOST_AT_ONCE
+                assert leases.under_way[trainer] == (*under_way, *taken)
+                # Who has nothing gets something; who has some gets more only where all can.
+                assert taken or under_way or not left
+                assert deaths or not (taken and under_way) or left >= 2 * trainers * len(taken)
         assert not any(leases.under_way) and leases.given == leases.limit
         assert all(not leases.lose(trainer).returned for trainer in range(trainers))
-    assert sorted(told) == list(range(sum(rests)))  # every batch, and for the count only once
+        assert all(not leases.take(trainer)[1] for trainer in range(trainers))
+    # Every batch, and for the count only once.
+    assert sorted(told) == list(range(first, first + sum(rests)))
+    assert leases.learned == first + sum(rests)
     assert given_out == sum(rests) + redone
 
 

@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 import torch
 from saver_kills import saver, tensors
-from world_runs import Train, Trained, summary
+from world_runs import Train, summary
 
 from dlrm_hybrid.checkpoint import writer
-from dlrm_hybrid.checkpoint.commit import Preparing, Shard
 from dlrm_hybrid.checkpoint.folder import find
 from dlrm_hybrid.checkpoint.reader import open_checkpoint
-from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.parallel.dense.published import LargestChanges
 from dlrm_hybrid.parallel.finite import is_finite
@@ -83,14 +81,6 @@ def test_what_is_not_finite_is_never_written(
     assert not list(tmp_path.glob("**/*00002*/*"))
 
 
-def test_one_bad_shard_is_enough() -> None:
-    written = Shard(files={}, tensors={}, seconds=0.0, fault=None)
-    bad = Shard(files={}, tensors={}, seconds=0.0, fault=None, not_finite="compressor.0.t.residual")
-    preparing = Preparing(step=7, owed={0: "worker-0", 1: "worker-1"}, shards={})
-    with pytest.raises(DivergedError, match=r"compressor.0.t.residual of worker-1 \(rank 1\)"):
-        preparing.took(0, written).took(1, bad)
-
-
 @pytest.fixture
 def unchecked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
     """A checkpoint as an older version of the program may have written it: with a NaN."""
@@ -129,13 +119,3 @@ def test_finite_values_near_the_limit_are_finite() -> None:
     assert is_finite(torch.tensor([3e38, -3e38, 3e38]))
     assert is_finite(torch.arange(3))
     assert not is_finite(torch.tensor([INF, -INF]))
-
-
-def test_evaluate_refuses_a_checkpoint_of_nan(
-    trained: Trained, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(training, "TRAIN_RANK", "saving_faults:unchecked_rank")
-    folder = trained("run", "train.steps=10")
-    capsys.readouterr()
-    assert run(["dlrm_hybrid", "evaluate", f"evaluate.checkpoint={folder}"]) == 3
-    assert "embedding.1.weight holds values that are not finite" in capsys.readouterr().err

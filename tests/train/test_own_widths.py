@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,8 +13,10 @@ from world_runs import assert_same, summary, tensors
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.data.shards import open_shards
+from dlrm_hybrid.export.names import names_of
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.predict import Predictor
+from dlrm_hybrid.types import ConfigError
 from dlrm_hybrid.world.world import World
 
 DIMS, STEPS = [8, 6, 4, 4], 20  # of user, item, shop and city; dlrm_small has 4
@@ -183,10 +186,15 @@ def test_what_has_no_such_tables_says_so(
     assert told in capsys.readouterr().err
 
 
-def test_names_of_other_programs_are_refused(
-    learned: Learned, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = (f"export.checkpoint={learned.first}", f"export.output={tmp_path / 'out'}")
-    names = ("export.format=safetensors", "export.names=torchrec")
-    assert run(["dlrm_hybrid", "export", *given, *names]) == 2
-    assert "has no model with tables of several widths" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"table_dims": (8, 4)}, "has no model with tables of several widths"),
+        ({"bottom": ()}, "has no model without dense"),
+    ],
+)
+def test_names_of_other_programs_are_refused(changes: dict[str, Any], told: str) -> None:
+    one: dict[str, Any] = {"embedding_dim": 4, "bottom": (3, 8, 4), "top": (8, 1)}
+    spec = ModelSpec(**one | {"table_rows": (9, 9)} | changes)
+    with pytest.raises(ConfigError, match=told):
+        names_of("dlrm", spec, [])

@@ -37,19 +37,26 @@ def of_day(log: Path, day: int) -> tuple[str, ...]:
     return ("data=table", f"data.raw=[{files}]", f"data.schema={log}/day{day}.yaml")
 
 
+def trained(log: Path, folder: Path, day: int, *options: str, code: int = 0) -> Path:
+    given = (*of_day(log, day), "model=dlrm_small", "train.batch_size=64")
+    given += (f"train.steps={STEPS}", "checkpoint.every=1", "checkpoint.keep=99")
+    more = ("telemetry.tensorboard=false", f"hydra.run.dir={folder}", *options)
+    assert run(["dlrm_hybrid", "train", *given, *more]) == code
+    return folder
+
+
+@pytest.fixture(scope="module")
+def first(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the first day, which nobody changes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("first"))
+        return trained(log, Path.cwd() / "day1", 1)
+
+
 @pytest.fixture
 def train(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
     monkeypatch.chdir(tmp_path)
-
-    def train_here(name: str, day: int, *options: str, code: int = 0) -> Path:
-        given = (*of_day(log, day), "model=dlrm_small", "train.batch_size=64")
-        given += (f"train.steps={STEPS}", "checkpoint.every=1", "checkpoint.keep=99")
-        folder = tmp_path / name
-        more = ("telemetry.tensorboard=false", f"hydra.run.dir={folder}", *options)
-        assert run(["dlrm_hybrid", "train", *given, *more]) == code
-        return folder
-
-    return train_here
+    return lambda name, day, *more, code=0: trained(log, tmp_path / name, day, *more, code=code)
 
 
 STATE = ("optimizer=adam", "optimizer.lr=0.01", "embedding.lr=0.1")
@@ -155,57 +162,43 @@ def test_steps_rates_and_scores_begin_anew(
     assert all(a < b < c for a, b, c in zip(*kept_rows, strict=True))
 
 
-def test_a_broken_second_day_goes_on_as_the_unbroken_one(train: Train) -> None:
+def cut_short(folder: Path, step: int) -> None:
+    """As if the run had been killed after this step."""
+    (folder / "summary.json").unlink()
+    for later in range(step + 1, STEPS + 1):
+        shutil.rmtree(folder / f"checkpoints/step_{later:08d}")
+
+
+def test_a_broken_second_day_goes_on_as_the_unbroken_one_and_needs_no_first_one(
+    train: Train, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = (*STATE, "embedding.optimizer=adam")
     first = train("day1", 1, *options)
     unbroken = train("unbroken", 2, *options, f"checkpoint.resume={first}")
-    broken = train("broken", 2, *options, f"checkpoint.resume={first}")
-    (broken / "summary.json").unlink()  # as if it had been killed
-    for step in range(8, STEPS + 1):
-        shutil.rmtree(broken / f"checkpoints/step_{step:08d}")
-    train("broken", 2, *options, "checkpoint.resume=auto")
-    assert_same_state(broken, unbroken, STEPS)
-    assert summary(broken)["growth"] == summary(unbroken)["growth"]
-    alone = ["dlrm_hybrid", "train", f"hydra.run.dir={broken}", "checkpoint.resume=auto"]
-    (broken / "summary.json").unlink()
-    shutil.rmtree(broken / f"checkpoints/step_{STEPS:08d}")
-    assert run(alone) == 0
-    assert_same_state(broken, unbroken, STEPS)
-
-
-def test_a_second_day_needs_no_first_one_once_it_has_begun(
-    train: Train, log: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first = train("day1", 1)
-    unbroken = train("unbroken", 2, f"checkpoint.resume={first}")
-    broken = train("broken", 2, f"checkpoint.resume={first}")
+    broken = Path(shutil.copytree(unbroken, unbroken.with_name("broken")))
     scored = ["dlrm_hybrid", "evaluate", f"evaluate.checkpoint={unbroken}", *of_day(log, 2)]
     assert run([*scored, "evaluate.output=before"]) == 0
-    (broken / "summary.json").unlink()  # as if it had been killed
-    for step in range(8, STEPS + 1):
-        shutil.rmtree(broken / f"checkpoints/step_{step:08d}")
+    cut_short(broken, 7)
+    alone = ["dlrm_hybrid", "train", f"hydra.run.dir={broken}", "checkpoint.resume=auto"]
+    assert run(alone) == 0
+    assert_same_state(broken, unbroken, STEPS)
+    assert summary(broken)["growth"] == summary(unbroken)["growth"]
+    cut_short(broken, 9)
     shutil.rmtree(first)
     rows = json.loads((broken / "config.json").read_text())["data"]["prepared"]
     capsys.readouterr()
-    train("broken", 2, "checkpoint.resume=auto", code=2)
+    again = (*options, "checkpoint.resume=auto")
+    train("broken", 2, *again, code=2)
     assert f"to go on there, add data.prepared={rows}\n" in capsys.readouterr().err
-    train("broken", 2, "checkpoint.resume=auto", f"data.prepared={rows}")
+    train("broken", 2, *again, f"data.prepared={rows}")
     assert_same_state(broken, unbroken, STEPS)
-    again = train("again", 2, f"checkpoint.resume={unbroken}/checkpoints/step_00000009")
-    assert_same_state(again, unbroken, STEPS)
+    half = f"checkpoint.resume={unbroken}/checkpoints/step_00000009"
+    new = train("new", 2, *options, half)  # its rows keep their base
+    assert_same_state(new, unbroken, STEPS)
+    assert summary(new)["first_step"] == 9
     assert run([*scored, "evaluate.output=after"]) == 0
     before, after = (json.loads(Path(one).read_text()) for one in ("before", "after"))
     assert before["log_loss"] == after["log_loss"] == summary(unbroken)["test"]["loss"]
-
-
-def test_the_same_rows_are_gone_on_with_to_the_last_bit(train: Train) -> None:
-    """Also by a second day's run: its rows keep their base."""
-    first = train("day1", 1, *STATE)
-    begun = train("begun", 2, *STATE, f"checkpoint.resume={first}")
-    half = begun / "checkpoints/step_00000009"
-    again = train("again", 2, *STATE, f"checkpoint.resume={half}")
-    assert_same_state(again, begun, STEPS)
-    assert summary(again)["first_step"] == 9
 
 
 def test_without_growth_a_second_day_is_an_import(train: Train, log: Path) -> None:
@@ -225,8 +218,7 @@ def test_without_growth_a_second_day_is_an_import(train: Train, log: Path) -> No
         assert_same_state(resumed, alike, step)
 
 
-def test_new_ids_are_scored_and_exported(train: Train, log: Path) -> None:
-    first = train("day1", 1)
+def test_new_ids_are_scored_and_exported(train: Train, first: Path, log: Path) -> None:
     second = train("day2", 2, f"checkpoint.resume={first}")
     user = read_kept(second).vocabularies()[0]
     new = [one for one in user.keys if one not in {*read_kept(first).vocabularies()[0].keys}]
@@ -235,13 +227,14 @@ def test_new_ids_are_scored_and_exported(train: Train, log: Path) -> None:
     old, grown = (Predictor(one).predict(rows) for one in (first, second))
     assert old[0] == old[1]
     assert grown[0] != grown[1]
-    out = ("export.format=onnx", f"export.output={second}-onnx")
+    out = ("export.format=safetensors", f"export.output={second}-exported")
     assert run(["dlrm_hybrid", "export", f"export.checkpoint={second}", *out]) == 0
     assert run(["dlrm_hybrid", "evaluate", f"evaluate.checkpoint={second}"]) == 0
 
 
-def test_a_model_is_scored_on_the_next_day_before_it_learns_it(train: Train, log: Path) -> None:
-    first = train("day1", 1)
+def test_a_model_is_scored_on_the_next_day_before_it_learns_it(
+    train: Train, first: Path, log: Path
+) -> None:
     scored = ["dlrm_hybrid", "evaluate", f"evaluate.checkpoint={first}", "evaluate.output=scores"]
     assert run([*scored, *of_day(log, 2)]) == 0
     found = json.loads(Path("scores").read_text())
@@ -254,9 +247,8 @@ def test_a_model_is_scored_on_the_next_day_before_it_learns_it(train: Train, log
 
 
 def test_what_cannot_go_on_is_told_in_one_message(
-    train: Train, log: Path, capsys: pytest.CaptureFixture[str]
+    train: Train, first: Path, log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = train("day1", 1)
 
     def told(*options: str, code: int = 3) -> str:
         capsys.readouterr()
@@ -280,9 +272,8 @@ def test_what_cannot_go_on_is_told_in_one_message(
     assert "data.base = nowhere: nowhere: no checkpoint" in told("data.base=nowhere")
 
 
-def test_rows_may_be_prepared_before(train: Train, log: Path) -> None:
+def test_rows_may_be_prepared_before(train: Train, first: Path, log: Path) -> None:
     """With a schema of the base where none is named."""
-    first = train("day1", 1)
     raw = f"data.raw=[{log}/day3.parquet,{log}/day2.parquet]"  # the base tests on the latter
     prepare = ("prepare", "data=table", raw, "data.prepared=rows", f"data.base={first}")
     assert run(["dlrm_hybrid", *prepare]) == 0
@@ -292,9 +283,10 @@ def test_rows_may_be_prepared_before(train: Train, log: Path) -> None:
     assert_same_state(named, straight, STEPS)
 
 
-def test_rows_may_be_scored_and_then_learned_all_of_them(train: Train, log: Path) -> None:
+def test_rows_may_be_scored_and_then_learned_all_of_them(
+    train: Train, first: Path, log: Path
+) -> None:
     """With what the checkpoint knows of them, as `evaluate` does."""
-    first = train("day1", 1)
     raw = f"data.raw={log}/day2.parquet"
     more = ("data.progressive=true", f"checkpoint.resume={first}")
     second = train("day2", 2, raw, *more)

@@ -223,7 +223,9 @@ def test_rows_to_score_need_no_labels(
     assert "score_liked is a column of this file of scores" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("format", ["pt2", "onnx", "safetensors"])
+@pytest.mark.parametrize(
+    "format", ["pt2", pytest.param("onnx", marks=pytest.mark.slow), "safetensors"]
+)
 def test_an_exported_model_gives_a_score_for_each_label(
     format: Any, learned: Path, folder: Path, tmp_path: Path
 ) -> None:
@@ -338,19 +340,3 @@ def test_a_world_learns_what_a_run_does(learned: Path, shards: Shards, tmp_path:
     told = r"top.2.weight has the shape \[3, 8\], the model's \[1, 8\]"
     with other, pytest.raises(DataError, match=told):
         other.load(saved)
-
-
-def test_processes_of_a_world_are_one_process(shards: Shards, tmp_path: Path) -> None:
-    spec = ModelSpec(table_rows=shards.table_rows, **SPEC)
-    options: dict[str, Any] = {"trainers": 2, "cuts": ["bottom.1", "top.1"], "batch_size": 32}
-    options |= {"gradient": "dct", "config": {"gradient.density": 0.2, "activation": "dct"}}
-    read, at = loader(shards), START
-    with World.in_process(spec, **options) as one, World.processes(spec, **options) as several:
-        for _ in range(4):
-            batch, at = read.read(at)
-            result = one.step(batch)
-            assert result == several.step(batch)
-        expected, found = one.state_dict(), several.state_dict()
-        for name, tensor in expected.items():
-            assert torch.equal(tensor, found[name]), name
-        assert one.evaluate([batch, batch]) == several.evaluate([batch, batch])

@@ -164,6 +164,15 @@ def test_processes_measure_everything_and_each_byte_twice(trained: Trained) -> N
     assert_sent_is_received(folder)
 
 
+def test_orders_are_for_many_steps(trained: Trained) -> None:
+    every = ("train.steps=45", "checkpoint.every=20", "train.evaluate_every=20")
+    world = ("parallel=hybrid", "parallel.cuts=[bottom.2]", "train.batch_size=16")
+    told = summary(trained("run", *world, *every))
+    # Of the 40 steps that are counted: each of three workers gets orders to train at steps 10, 20,
+    # 30 and 40, and one to end, and reports at 10, 20, 30, 40 and 45; four say goodbye.
+    assert told["network"]["by_class"]["control"]["messages"] == 3 * (5 + 5) + 4
+
+
 def assert_sent_is_received(folder: Path) -> None:
     """Of each class, over all ranks and phases; progress adds up to what training sent."""
     record = list(events.read(folder / "events.jsonl"))
