@@ -41,7 +41,8 @@ from dlrm_hybrid.model.embeddings import distinct_ids, tensor_bags
 from dlrm_hybrid.model.exchange.distinct import encoded_ids
 from dlrm_hybrid.model.table_rows import OwnedIds
 from dlrm_hybrid.model.tables import Served
-from dlrm_hybrid.parallel.tables.cached import RowCache, ids_of, keys_of
+from dlrm_hybrid.parallel.tables.cached import RowCache
+from dlrm_hybrid.parallel.tables.lookups import ids_of, keys_of
 from dlrm_hybrid.report.measures import mean_spread
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.run.assembly import build, model

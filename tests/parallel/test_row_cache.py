@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import distinct_ids
 from dlrm_hybrid.model.tables import Served
-from dlrm_hybrid.parallel.tables.cached import CacheTurn, RowCache, ids_of, keys_of
+from dlrm_hybrid.parallel.tables.cached import CacheTurn, RowCache
+from dlrm_hybrid.parallel.tables.lookups import ids_of, keys_of
 
 LIMITS = st.builds(Served, cache_rows=st.integers(1, 12), cache_batches=st.integers(1, 5))
 BATCHES = st.lists(st.sets(st.integers(0, 20), min_size=1).map(sorted), max_size=25)

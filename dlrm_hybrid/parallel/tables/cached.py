@@ -28,22 +28,21 @@ from dlrm_hybrid.arrays import Int64s
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.kernels.gaps import merge_rows, part_rows
 from dlrm_hybrid.model.embeddings import DistinctIds, distinct_ids
-from dlrm_hybrid.model.table_rows import OwnedIds
 from dlrm_hybrid.model.tables import Served
 from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.tables.base import Tables, mean_part
 from dlrm_hybrid.parallel.tables.lookups import (
     SplitIds,
+    first_no_row,
+    ids_of,
+    keys_of,
     lookups_of,
     split_batch,
     split_ids,
 )
 from dlrm_hybrid.parallel.tables.served import TableClient
 from dlrm_hybrid.types import BatchNumber, DataError, Group, Version
-
-_TABLE_SHIFT = 32  # tables have fewer than 2**31 rows
-_ID_MASK = (1 << _TABLE_SHIFT) - 1
 
 
 @final
@@ -111,27 +110,6 @@ class RowCache:
         self.kept_N4 = kept_N4
         self._slots = 1 + int(kept_N4[:, 3].max(initial=-1))
         self._free_S = np.setdiff1d(np.arange(self._slots), kept_N4[:, 3])
-
-
-def keys_of(ids: DistinctIds) -> Int64s:
-    """Keys of a batch's rows: one increasing number per row, from table and id."""
-    return ids.ids_K + np.repeat(np.arange(len(ids.counts_F)) << _TABLE_SHIFT, ids.counts_F)
-
-
-def first_no_row(keys_N: Int64s, rows_F: Int64s) -> int | None:
-    """Index of the first number that is no key of such tables or does not increase, or None."""
-    tables_N = keys_N >> _TABLE_SHIFT
-    is_table_N = (tables_N >= 0) & (tables_N < len(rows_F))
-    is_row_N = (keys_N & _ID_MASK) < rows_F[np.where(is_table_N, tables_N, 0)]
-    increases_N = np.append(True, keys_N[1:] > keys_N[:-1])[: len(keys_N)]
-    wrong = np.flatnonzero(~(is_table_N & is_row_N & increases_N))
-    return int(wrong[0]) if len(wrong) else None
-
-
-def ids_of(keys_K: Int64s, tables: int) -> OwnedIds:
-    """The ids of some increasing keys."""
-    counts_F = np.bincount(keys_K >> _TABLE_SHIFT, minlength=tables)
-    return OwnedIds(keys_K & _ID_MASK, counts_F)
 
 
 @dataclass(slots=True, eq=False)

@@ -37,6 +37,8 @@ _DTYPES: Mapping[torch.dtype, Dtype] = {
     torch.float16: Dtype.FLOAT16,
     torch.bfloat16: Dtype.BFLOAT16,
 }
+_TABLE_SHIFT = 32  # tables have fewer than 2**31 rows
+_ID_MASK = (1 << _TABLE_SHIFT) - 1
 
 
 class AskedIds(NamedTuple):
@@ -171,3 +173,24 @@ def values_of(section: Section, counts_F: Int64s, widths: Widths, cast: Cast, wh
         )
     values = times(torch.from_numpy(floats_of(section)), 1.0 / cast.scale)
     return widths.unpacked(values, counts_F)
+
+
+def keys_of(ids: DistinctIds) -> Int64s:
+    """Keys of a batch's rows: one increasing number per row, from table and id."""
+    return ids.ids_K + np.repeat(np.arange(len(ids.counts_F)) << _TABLE_SHIFT, ids.counts_F)
+
+
+def first_no_row(keys_N: Int64s, rows_F: Int64s) -> int | None:
+    """Index of the first number that is no key of such tables or does not increase, or None."""
+    tables_N = keys_N >> _TABLE_SHIFT
+    is_table_N = (tables_N >= 0) & (tables_N < len(rows_F))
+    is_row_N = (keys_N & _ID_MASK) < rows_F[np.where(is_table_N, tables_N, 0)]
+    increases_N = np.append(True, keys_N[1:] > keys_N[:-1])[: len(keys_N)]
+    wrong = np.flatnonzero(~(is_table_N & is_row_N & increases_N))
+    return int(wrong[0]) if len(wrong) else None
+
+
+def ids_of(keys_K: Int64s, tables: int) -> OwnedIds:
+    """The ids of some increasing keys."""
+    counts_F = np.bincount(keys_K >> _TABLE_SHIFT, minlength=tables)
+    return OwnedIds(keys_K & _ID_MASK, counts_F)
