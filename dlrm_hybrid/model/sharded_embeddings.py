@@ -18,11 +18,10 @@ from torchrec.distributed.types import ShardingEnv
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.comm.group import CountedGroup
-from dlrm_hybrid.compress.embedding.memory import LevelOptions
+from dlrm_hybrid.compress.embedding.ends import Remembered, RowFormats
 from dlrm_hybrid.model.embeddings import DistinctLookup
 from dlrm_hybrid.model.exchange.distinct import DistinctExchange
 from dlrm_hybrid.model.exchange.ids import IdExchange, check_ids
-from dlrm_hybrid.model.exchange.levels import LevelExchange
 from dlrm_hybrid.model.optimizer import STEP
 from dlrm_hybrid.model.rows.kernels import FbgemmKernel, TableKernel, fbgemm_arguments, own_kernel
 from dlrm_hybrid.model.rows.plan import (
@@ -36,7 +35,7 @@ from dlrm_hybrid.model.rows.plan import (
     shards_of,
     unsharded_tables,
 )
-from dlrm_hybrid.model.sharding import Routes, casts, routes
+from dlrm_hybrid.model.sharding import Routes, routes
 from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.model.tables import Embedding
 from dlrm_hybrid.model.tensors import Piece, TableInit, draw_embeddings
@@ -57,11 +56,11 @@ class ShardedEmbeddings:
     Args:
         spec: the tables, whose weights are not initialised here.
         embedding: their optimizer, how they are divided among trainers, and how rows travel.
-        levels: resolution of distinct rows and gradients sent as levels; None casts them.
+        formats: formats of distinct rows on the wire.
         group: group of the trainers; a trainer's rank in it is its number.
 
     Attributes:
-        levels: exchange of rows and gradients as levels; None if they are cast.
+        remembered: compression state of exchanged rows; None of those of all ids.
         pieces: this trainer's weights and optimizer states, named as in `Embeddings`.
     """
 
@@ -69,7 +68,7 @@ class ShardedEmbeddings:
         self,
         spec: ModelShape,
         embedding: Embedding,
-        levels: LevelOptions | None,
+        formats: RowFormats,
         group: CountedGroup,
     ) -> None:
         self._trainer, self._trainers = group.rank(), group.size()
@@ -109,13 +108,12 @@ class ShardedEmbeddings:
         self.pieces: Sequence[Piece] = _pieces_of(self._kernels, held_L, spec)
         self._table_rows_F1 = torch.tensor(spec.table_rows).unsqueeze(1)
         self._ids = IdExchange(paths, group)
-        self.levels = LevelExchange(paths.wanted_T, spec, levels, group) if levels else None
-        cast_or_levels = (casts(embedding.comm_precision), group, self.levels)
         self._distinct = (
-            DistinctExchange(paths.wanted_T, spec, *cast_or_levels)
+            DistinctExchange(paths.wanted_T, spec, formats, group)
             if embedding.deduplicate
             else None
         )
+        self.remembered: Remembered | None = self._distinct and self._distinct.ends
         names = [name for sharding in shardings.values() for name in sharding.embedding_names()]
         self._order = torch.tensor([names.index(name) for name in spec.table_names])
         self._inverse = torch.argsort(self._order)

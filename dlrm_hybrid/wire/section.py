@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -99,6 +100,15 @@ class Section(NamedTuple):
     def error(self, reason: str) -> SectionError:
         """The error for a payload that is not what the head says."""
         return SectionError(self.tensor, self.encoding, reason)
+
+
+@contextmanager
+def blamed(label: str) -> Generator[None, None, None]:
+    """Name what holds the sections that are read within the context, where one is faulty."""
+    try:
+        yield
+    except SectionError as error:
+        raise DlrmError(f"{label}: {error}") from error
 
 
 def size_fault(encoding: Encoding, dtype: Dtype, count: int, num_bytes: int) -> str | None:

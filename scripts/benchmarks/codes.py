@@ -45,9 +45,9 @@ PARTS = {
         *("UnitSender.section", "flip", "count_symbols", "group_units", "encode_units"),
         *("UnitReceiver.levels", "decode_units"),
     ),
-    "model.exchange.levels": (
-        *("LevelExchange.rows", "LevelExchange.gradients", "GroupMessages.exchange"),
-        *("RowResponder.rows", "RowResponder.gradients", "Asking.rows", "Asking.gradients"),
+    "model.exchange.distinct": (
+        *("DistinctExchange.send_rows", "DistinctExchange.send_gradients"),
+        "GroupMessages.exchange",
     ),
     "compress.embedding.memory": (
         *("take_slots", "find_slots", "row_levels", "rows_of_levels", "gradient_levels"),
@@ -57,7 +57,11 @@ PARTS = {
         *("LevelSender.encode", "count_levels", "encode_levels"),
         *("LevelReceiver.decode", "decode_levels"),
     ),
-    "compress.embedding.trainer": ("TrainerMemory.round", "TrainerMemory.own_rows"),
+    "compress.embedding.trainer": (
+        *("TrainerMemory.read", "TrainerMemory.take", "TrainerMemory.own_rows"),
+        *("TrainerMemory.round", "TrainerMemory.encode"),
+        *("RowResponder.rows", "RowResponder.gradients"),
+    ),
 }
 
 

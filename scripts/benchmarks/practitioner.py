@@ -59,6 +59,7 @@ from dlrm_hybrid.comm.rendezvous import share_folder
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.model.dlrm import StageModel
+from dlrm_hybrid.model.exchange.floats import row_formats
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.model.tables import Fused
@@ -192,7 +193,9 @@ class Practitioner:
             state = PowerSGDState(gloo, wire.rank, start_powerSGD_iter=WARMUP_STEPS // 2)
             self._dense.register_comm_hook(state, powerSGD_hook)
         self._optimizer = torch.optim.SGD(self._dense.parameters(), lr=LR)
-        self.embeddings = ShardedEmbeddings(spec, Fused(comm_precision=wire.rows), None, group)
+        self.embeddings = ShardedEmbeddings(
+            spec, Fused(comm_precision=wire.rows), row_formats(wire.rows, spec.table_rows), group
+        )
         self.embeddings.initialise(SEED)
         # Losses are means over a trainer's rows, and tables add what all trainers send.
         self.embeddings.set_lr(LR / group.size())

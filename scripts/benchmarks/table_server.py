@@ -34,6 +34,7 @@ from harness import (
     spread,
 )
 
+from dlrm_hybrid.compress.embedding.memory import Rows
 from dlrm_hybrid.compress.embedding.widths import Widths
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
@@ -43,12 +44,12 @@ from dlrm_hybrid.data.loader import START
 from dlrm_hybrid.data.prepare import prepare
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.model.embeddings import tensor_bags
+from dlrm_hybrid.model.exchange.floats import row_formats
 from dlrm_hybrid.model.optimizer import Constant
-from dlrm_hybrid.model.sharding import casts
 from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.model.tables import Fused, TableOptimizer
 from dlrm_hybrid.parallel.effects import Outgoing
-from dlrm_hybrid.parallel.tables.lookups import id_sections, split_batch, value_section
+from dlrm_hybrid.parallel.tables.lookups import held_by, id_sections, number_section, split_batch
 from dlrm_hybrid.parallel.tables.order import BatchOrder
 from dlrm_hybrid.parallel.tables.table_server import TableServer
 from dlrm_hybrid.parallel.topology import Topology
@@ -135,7 +136,7 @@ def measure_rows(shards: Shards, batch_sizes: Sequence[int], repeats: int) -> It
             server = TableServer(
                 *(topology, 0, rows),
                 order=BatchOrder(0),
-                precision=PRECISION,
+                formats=row_formats(PRECISION, rows.rows_F),
                 schedule=Constant(base_lr=LR),
                 attempt=0,
                 clock=SpanClock(),
@@ -196,7 +197,8 @@ def messages_of(
     loader, state = model.loader(config, shards), START
     generator = torch.Generator().manual_seed(SEED)
     rows = np.array(rows_F, np.int64)
-    _, gradient_cast = casts(PRECISION)
+    held = held_by(0, rows_F, Widths((dim,) * len(rows), dim))
+    end = row_formats(PRECISION, rows_F).training.trainer(0, [held])
     for number in range(BATCH_ROWS // batch_size):
         lookups: list[bytes | bytearray] = []
         updates: list[bytes | bytearray] = []
@@ -204,10 +206,9 @@ def messages_of(
         for worker in topology.interaction_group:
             batch, state = loader.read(state)
             (asked,) = split_batch(tensor_bags(batch.bags), 1)[1].asked
-            gradient_KD = torch.randn(len(asked.ids.ids_K), dim, generator=generator)
+            gradient_KD = torch.randn(len(asked.ids.ids_K), dim, generator=generator).numpy()
             sections = id_sections(asked, rows)
-            widths = Widths((dim,) * len(rows), dim)
-            values = value_section(gradient_KD, asked.ids.counts_F, widths, gradient_cast)
+            values = number_section(end.encode(0, Rows(*asked.ids), gradient_KD), end.dtype)
             for kind, found, sent in (
                 (Kind.LOOKUP, lookups, sections),
                 (Kind.UPDATE, updates, (*sections, values)),

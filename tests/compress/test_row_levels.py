@@ -1,6 +1,7 @@
 """Laws of rows and gradients that are sent as levels."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from dlrm_hybrid.compress.embedding.ends import Held
 from dlrm_hybrid.compress.embedding.memory import (
     Copies,
     LevelOptions,
@@ -19,7 +21,7 @@ from dlrm_hybrid.compress.embedding.memory import (
     values_of,
 )
 from dlrm_hybrid.compress.embedding.messages import LevelReceiver, LevelSender
-from dlrm_hybrid.compress.embedding.trainer import Part, TrainerMemory, load_copies
+from dlrm_hybrid.compress.embedding.trainer import LevelFormat, TrainerMemory
 from dlrm_hybrid.compress.embedding.widths import Widths
 from dlrm_hybrid.kernels.levels.row_levels import MOST_LEVELS, NO_SLOT, WAYS
 from dlrm_hybrid.types import DataError, DivergedError
@@ -30,8 +32,17 @@ DIM = 4
 TABLES = (1, 9, 300)
 WIDTHS = Widths((4, 4, 3), DIM)
 OPTIONS = LevelOptions(row_error=0.05, gradient_error=0.5, copies_rows=32, lifespan=8)
+HELD = Held((0, 1, 2), TABLES, WIDTHS)
 SEEDS = st.integers(0, 2**32 - 1)
 EXPONENTS = st.integers(-30, 10)
+
+
+def memory_of(
+    table_rows: tuple[int, ...], widths: Widths, options: LevelOptions = OPTIONS
+) -> TrainerMemory:
+    """Of a trainer whose tables one end holds."""
+    held = Held(tuple(range(len(table_rows))), table_rows, widths)
+    return LevelFormat(options, table_rows).trainer(0, [held])
 
 
 def some_rows(rng: np.random.Generator) -> Rows:
@@ -194,18 +205,12 @@ def test_a_message_takes_what_its_levels_are_worth() -> None:
 @given(SEEDS)
 def test_sums_of_squares_do_not_depend_on_who_holds_a_table(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    one = TrainerMemory.of_one_part(TABLES, WIDTHS, OPTIONS)
+    one = memory_of(TABLES, WIDTHS)
     order = rng.permutation(len(TABLES)).tolist()
     # The first holds no table, and is never asked.
     held = [[], *([table] for table in order)]
-    several = TrainerMemory(
-        [
-            Part(own, [TABLES[table] for table in own], WIDTHS.of(own), OPTIONS.copies_rows)
-            for own in held
-        ],
-        TABLES,
-        OPTIONS,
-    )
+    parts = [Held(tuple(own), tuple(TABLES[t] for t in own), WIDTHS.of(own)) for own in held]
+    several = LevelFormat(OPTIONS, TABLES).trainer(0, parts)
     nothing = Rows(np.empty(0, np.int64), np.empty(0, np.int64))
     for _ in range(20):
         rows = some_rows(rng)
@@ -214,13 +219,13 @@ def test_sums_of_squares_do_not_depend_on_who_holds_a_table(seed: int) -> None:
         sum_KD = (1e-3 * rng.normal(size=true_KD.shape)).astype(np.float32) * is_inside(rows)
         ids_L, true_L, sum_L = (np.split(x, ends_L) for x in (rows.ids_K, true_KD, sum_KD))
         expected = np.split(one.own_rows(0, rows, true_KD), ends_L)
-        parts = [Rows(ids_L[table], rows.counts_L[table : table + 1]) for table in order]
+        rows_P = [Rows(ids_L[table], rows.counts_L[table : table + 1]) for table in order]
         for place, table in enumerate(order):
-            view_KD = several.own_rows(1 + place, parts[place], true_L[table])
+            view_KD = several.own_rows(1 + place, rows_P[place], true_L[table])
             assert np.array_equal(view_KD, expected[table])
         (levels_KD,) = one.round([rows], [sum_KD])
         sums = [sum_KD[:0], *(sum_L[table] for table in order)]
-        _, *found = several.round([nothing, *parts], sums)
+        _, *found = several.round([nothing, *rows_P], sums)
         for table, levels in zip(order, found, strict=True):
             assert np.array_equal(levels, np.split(levels_KD, ends_L)[table])
     assert several.tensors().keys() == one.tensors().keys()
@@ -231,7 +236,7 @@ def test_sums_of_squares_do_not_depend_on_who_holds_a_table(seed: int) -> None:
 @given(SEEDS)
 def test_who_goes_on_from_a_checkpoint_does_as_who_was_never_broken(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    memory = TrainerMemory.of_one_part(TABLES, WIDTHS, OPTIONS)
+    memory = memory_of(TABLES, WIDTHS)
 
     def learn(own: TrainerMemory, rng: np.random.Generator) -> list[NDArray[np.generic]]:
         told: list[NDArray[np.generic]] = []
@@ -242,12 +247,13 @@ def test_who_goes_on_from_a_checkpoint_does_as_who_was_never_broken(seed: int) -
         return told
 
     learn(memory, rng)
-    saved = {name: value.copy() for name, value in memory.tensors().items()}
-    again = TrainerMemory.of_one_part(TABLES, WIDTHS, OPTIONS)
+    saved = {name: value.clone() for name, value in memory.tensors().items()}
+    again = memory_of(TABLES, WIDTHS)
     again.load(saved)
-    holder = Copies(TABLES, DIM, OPTIONS.copies_rows)
-    assert load_copies(holder, range(len(TABLES)), saved) == memory.row_step.exponent
-    assert np.array_equal(holder.values_SD, memory.parts[0].copies.values_SD)
+    holder = LevelFormat(OPTIONS, TABLES).holder(0, HELD)
+    holder.load(saved)
+    assert holder.exponent == memory.row_step.exponent
+    assert np.array_equal(holder.copies.values_SD, memory.parts[0].copies.values_SD)
     for one, other in zip(
         learn(memory, np.random.default_rng(seed)),
         learn(again, np.random.default_rng(seed)),
@@ -258,16 +264,14 @@ def test_who_goes_on_from_a_checkpoint_does_as_who_was_never_broken(seed: int) -
 
 def test_a_checkpoint_of_other_limits_is_refused() -> None:
     one = Widths((DIM,), DIM)
-    saved = TrainerMemory.of_one_part((100,), one, OPTIONS).tensors()
+    saved = memory_of((100,), one).tensors()
     with pytest.raises(DataError, match=r"levels 0.slots: int64 \(32, 2\), expected .* \(104, 2\)"):
-        TrainerMemory.of_one_part(
-            (100,), one, LevelOptions(row_error=1, gradient_error=1, copies_rows=100, lifespan=1)
-        ).load(saved)
+        memory_of((100,), one, replace(OPTIONS, copies_rows=100)).load(saved)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
 def test_what_is_no_number_of_steps_is_refused(bad: float) -> None:
-    memory = TrainerMemory.of_one_part((9,), Widths((DIM,), DIM), OPTIONS)
+    memory = memory_of((9,), Widths((DIM,), DIM))
     rows, good_KD = Rows(np.array([2, 5]), np.array([2])), np.ones((2, DIM), np.float32)
     bad_KD = good_KD.copy()
     bad_KD[1, 2] = bad

@@ -23,8 +23,10 @@ from dlrm_hybrid.checkpoint.folder import find
 from dlrm_hybrid.checkpoint.reader import open_checkpoint
 from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.comm.group import CountedGroup
+from dlrm_hybrid.compress.embedding.ends import RowFormats
 from dlrm_hybrid.compress.embedding.memory import LevelOptions
 from dlrm_hybrid.model.embeddings import Embeddings
+from dlrm_hybrid.model.exchange.floats import row_formats
 from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.tables import Fused
@@ -75,13 +77,17 @@ def trainer_of(
     torch.set_num_threads(1)
     given = json.loads(argument)
     trainer = Trainer(given, report)
-    levels = LevelOptions(**given["levels"]) if "levels" in given else None
     with members_group(argument, trainer.count) as group:
         trainer.group = group
         spec = trainer.spec if spec is None else spec
-        sharded = ShardedEmbeddings(spec, embedding_of(given), levels, group)
+        sharded = ShardedEmbeddings(spec, embedding_of(given), formats_of(given), group)
         sharded.initialise(SEED)
         yield trainer, sharded
+
+
+def formats_of(given: dict) -> RowFormats:
+    levels = LevelOptions(**given["levels"]) if "levels" in given else None
+    return row_formats(given.get("precision", "float32"), SPEC.table_rows, levels)
 
 
 def gather(trainer: Trainer, sharded: ShardedEmbeddings, root: int) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.model.embeddings import Embeddings
+from dlrm_hybrid.model.exchange.floats import row_formats
 from dlrm_hybrid.model.optimizer import Constant, LrSchedule
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.table_rows import OwnedIds, TableRows
@@ -79,6 +80,7 @@ class World:
             MeteredChannel(channel, self.counters, SpanClock())
             for channel in in_process_channels(self.topology.size)
         ]
+        formats = row_formats(precision, SPEC.table_rows)
         self.servers: list[TableServer] = []
         for index in range(servers):
             rows = TableRows(SPEC, options, index, servers)
@@ -87,7 +89,7 @@ class World:
                 TableServer(
                     *(self.topology, index, rows),
                     order=order or BatchOrder(staleness),
-                    precision=precision,
+                    formats=formats,
                     schedule=schedule,
                     attempt=0,
                     clock=SpanClock(),
@@ -97,7 +99,7 @@ class World:
             Port(topology=self.topology, rank=rank, attempt=0, transmit=channels[rank].send)
             for rank in range(trainers)
         ]
-        clients = [TableClient(port, SPEC, precision, SpanClock()) for port in ports]
+        clients = [TableClient(port, SPEC, formats, SpanClock()) for port in ports]
         self.tables: list[Tables] = [
             ServedTables(client, trainers)
             if cache is None

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import tensor_bags
+from dlrm_hybrid.model.exchange.floats import row_formats
 from dlrm_hybrid.model.sharding import Rounding
 from dlrm_hybrid.model.tables import Served
 from dlrm_hybrid.parallel.tables.local import LocalTables
@@ -62,10 +63,14 @@ def local(bags_of: BagsOf, gradient: Gradient) -> dict[str, Tensor]:
     return embeddings.weights()
 
 
-def shared(trainers: int, kind: type[AllIds] | type[EachIdOnce]) -> Learned:
+def shared(trainers: int, deduplicate: bool) -> Learned:
     def learned(bags_of: BagsOf, gradient: Gradient) -> dict[str, Tensor]:
         embeddings, group = drawn(), tuple(range(trainers))
-        joint = JointTables(kind(embeddings, Rounding("float32")), SpanClock())
+        look_up = AllIds(embeddings, Rounding("float32"))
+        if deduplicate:
+            formats = row_formats("float32", SPEC.table_rows)
+            look_up = EachIdOnce.of(embeddings, SPEC, formats, trainers)
+        joint = JointTables(look_up, SpanClock())
         tables = [SharedTables(joint, group) for _ in group]
         programs = {n: learning(tables[n], n, range(BATCHES), 0, bags_of, gradient) for n in group}
         World(trainers).runner.run(programs)
@@ -92,8 +97,8 @@ def served(
 
 KINDS: dict[str, Learned] = {
     "local": local,
-    "all ids": shared(2, AllIds),
-    "each id once": shared(3, EachIdOnce),
+    "all ids": shared(2, deduplicate=False),
+    "each id once": shared(3, deduplicate=True),
     "served": served(2, 1),
     "two servers": served(2, 2),
     "stale": served(2, 2, 3),

@@ -19,6 +19,7 @@ from table_world import (
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
+from dlrm_hybrid.model.exchange.floats import row_formats
 from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.model.tables import Fused, TableOptimizer
 from dlrm_hybrid.parallel.effects import Outgoing, Port
@@ -142,7 +143,8 @@ def test_foreign_messages_are_refused() -> None:
         attempt=1,
         transmit=lambda to, frame, num_bytes: frames.append(frame),
     )
-    tables = ServedTables(TableClient(port, SPEC, "float32", SpanClock()), 1)
+    formats = row_formats("float32", SPEC.table_rows)
+    tables = ServedTables(TableClient(port, SPEC, formats, SpanClock()), 1)
     tables.prefetch(BatchNumber(0), Bags(ids_of(0, 0)))
     with pytest.raises(DlrmError, match="lookup 0 of rank 1, attempt 1: .* of attempt 0"):
         world.servers[0].handle(frames[0])

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
+from dlrm_hybrid.bounds import WirePrecision
 from dlrm_hybrid.model.embeddings import Embeddings
+from dlrm_hybrid.model.exchange.floats import row_formats
 from dlrm_hybrid.model.sharding import Rounding
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.tables import Fused, TableOptimizer
@@ -33,6 +35,12 @@ def embeddings_of(optimizer: str) -> Embeddings:
     return embeddings
 
 
+def each_id_once(
+    embeddings: Embeddings, precision: WirePrecision, trainers: int = len(ROWS_T)
+) -> EachIdOnce:
+    return EachIdOnce.of(embeddings, SPEC, row_formats(precision, SPEC.table_rows), trainers)
+
+
 def step_of(seed: int) -> tuple[list[LookupRequest], list[UpdateRequest]]:
     generator = torch.Generator().manual_seed(seed)
 
@@ -52,9 +60,8 @@ def step_of(seed: int) -> tuple[list[LookupRequest], list[UpdateRequest]]:
 def test_distinct_ids_learn_what_all_ids_learn(optimizer: str) -> None:
     found, expected = embeddings_of(optimizer), embeddings_of(optimizer)
     first = {name: weight.clone() for name, weight in expected.weights().items()}
-    rounding = Rounding("float32")
-    distinct = JointTables(EachIdOnce(found, rounding), SpanClock())
-    plain = JointTables(AllIds(expected, rounding), SpanClock())
+    distinct = JointTables(each_id_once(found, "float32"), SpanClock())
+    plain = JointTables(AllIds(expected, Rounding("float32")), SpanClock())
     for step in range(20):
         lookups, gradients = step_of(step)
         pairs = zip(distinct.lookup(lookups), plain.lookup(lookups), strict=True)
@@ -67,10 +74,10 @@ def test_distinct_ids_learn_what_all_ids_learn(optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
-def test_sums_of_equal_ids_are_rounded_not_their_parts(precision: str) -> None:
+def test_sums_of_equal_ids_are_rounded_not_their_parts(precision: WirePrecision) -> None:
     embeddings = embeddings_of("sgd")
     rounding = Rounding(precision)
-    tables = JointTables(EachIdOnce(embeddings, rounding), SpanClock())
+    tables = JointTables(each_id_once(embeddings, precision, trainers=1), SpanClock())
     ids_FB = torch.zeros(4, 3, dtype=torch.int64)
     # The second and third vanish beside the first in half precision, unless they are summed first.
     gradient_BFD = torch.tensor([0.5, 0.0016, 0.0016]).view(3, 1, 1).expand(3, 4, 4)
@@ -91,10 +98,9 @@ def test_sums_of_equal_ids_are_rounded_not_their_parts(precision: str) -> None:
 def test_an_id_that_is_no_row_is_refused(bad_id: int) -> None:
     ids_FB = torch.zeros(4, 3, dtype=torch.int64)
     ids_FB[3, 1] = bad_id
-    rounding = Rounding("float32")
     for tables in (
-        JointTables(AllIds(embeddings_of("sgd"), rounding), SpanClock()),
-        JointTables(EachIdOnce(embeddings_of("sgd"), rounding), SpanClock()),
+        JointTables(AllIds(embeddings_of("sgd"), Rounding("float32")), SpanClock()),
+        JointTables(each_id_once(embeddings_of("sgd"), "float32"), SpanClock()),
     ):
         with pytest.raises(RuntimeError, match="out of bounds|num_rows|Expected idx"):
             tables.predict([Bags(ids_FB)])

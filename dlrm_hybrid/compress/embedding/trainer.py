@@ -1,8 +1,9 @@
-"""What one trainer remembers of all tables, in parts that are held by different ends.
+"""Both ends of rows that travel as levels: what one trainer remembers, and its holders of it.
 
-In a checkpoint it is tensors `levels.<trainer>.<name>`.
+A trainer remembers all tables, in parts that different holders have. In a checkpoint that is
+tensors `levels.<trainer>.<name>`, of which holders read what they need.
 
-Shapes: K rows of a message, L tables, D embedding dimension.
+Shapes: K rows of a message, L tables, P holders, D width of the widest table (see `Widths`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from dlrm_hybrid.arrays import Float32s, Int32s, Int64s
+from dlrm_hybrid.compress.embedding.ends import (
+    Held,
+    HolderEnd,
+    Message,
+    Numbers,
+    Read,
+    RowFormat,
+    TrainerEnd,
+)
 from dlrm_hybrid.compress.embedding.memory import (
     Copies,
     LevelOptions,
@@ -25,79 +36,97 @@ from dlrm_hybrid.compress.embedding.memory import (
     Step,
     Sum,
     first_exponent,
+    values_of,
 )
-from dlrm_hybrid.compress.embedding.widths import Widths
+from dlrm_hybrid.compress.embedding.messages import LevelReceiver, LevelSender
 from dlrm_hybrid.types import DataError
+from dlrm_hybrid.wire.section import Dtype
 
 Array = NDArray[np.generic]
 
 STEPS, LEVELS_PREFIX = "steps", "levels."
+ROW_EXPONENTS, GRADIENT_EXPONENTS = 1, 2
 SENT, LOST = "rows.levels", "rows.lost_residuals"
 
 
 @final
 class Part:
-    """What a trainer remembers of tables that one end holds."""
+    """What a trainer remembers of tables that one holder has; its ends of their messages."""
 
-    def __init__(
-        self, tables: Sequence[int], rows_L: Sequence[int], widths: Widths, most: int
-    ) -> None:
-        self.tables = tuple(tables)
-        self.widths = widths
-        self.copies = Copies(rows_L, widths.widest, most)
-        self.residuals = Residuals(self.copies.slots, widths.widest)
-        self.of_rows, self.of_gradients = Sum(widths), Sum(widths)
+    def __init__(self, held: Held, options: LevelOptions) -> None:
+        self.tables, rows_L, self.widths = held
+        self.copies = Copies(rows_L, self.widths.widest, options.copies_rows)
+        self.residuals = Residuals(self.copies.slots, self.widths.widest)
+        self.of_rows, self.of_gradients = Sum(self.widths), Sum(self.widths)
+        self.sender = LevelSender(self.widths, options.lifespan)
+        self.receiver = LevelReceiver(self.widths, ROW_EXPONENTS)
 
-    def take(self, rows: Rows, view_KD: Float32s, fresh: Int64s) -> None:
+    def take(self, rows: Rows, view_KD: Float32s, fresh: Int64s) -> Float32s:
         """Take rows that were received; `fresh` are the slots that change their row by it."""
         self.residuals.forget(fresh)
         self.of_rows.add(rows, view_KD)
+        return view_KD
 
 
 @final
-class TrainerMemory:
+class TrainerMemory(TrainerEnd):
     """What a trainer remembers.
+
+    Args:
+        trainer: its number.
+        held_P: tables of each holder.
+        table_rows: rows of all tables.
+        options: resolution of rows and gradients, and how many rows are remembered.
 
     Attributes:
         row_step: in which the next rows are to be sent to this trainer.
         gradient_step: of the last gradients.
     """
 
+    dtype = Dtype.UINT8
+
     def __init__(
-        self, parts: Sequence[Part], table_rows: Sequence[int], options: LevelOptions
+        self,
+        trainer: int,
+        held_P: Sequence[Held],
+        table_rows: Sequence[int],
+        options: LevelOptions,
     ) -> None:
-        self.parts = tuple(parts)
+        self.parts = [Part(held, options) for held in held_P]
+        self._head = f"{LEVELS_PREFIX}{trainer}."
         self.row_step = Step(options.row_error, options.lifespan, 0.0)
         self.row_step.exponent = first_exponent(table_rows, options)
         self.gradient_step = Step(options.gradient_error, options.lifespan, 0.0)
         self._rows = self._elements = self._sent = self._last_lost = 0
-
-    @classmethod
-    def of_one_part(
-        cls, table_rows: Sequence[int], widths: Widths, options: LevelOptions
-    ) -> TrainerMemory:
-        """The memory where one end holds all tables."""
-        part = Part(range(len(table_rows)), table_rows, widths, options.copies_rows)
-        return cls([part], table_rows, options)
 
     @property
     def lost(self) -> int:
         """Rows whose residuals were forgotten, because others took their slots."""
         return sum(part.residuals.lost for part in self.parts)
 
+    @override
+    def read(self, place: int, rows: Rows, message: Message) -> Read:
+        part = self.parts[place]
+        if not part.tables:
+            return np.empty((0, part.widths.widest), np.int32), 0
+        levels_KD, (exponent,) = part.receiver.decode(memoryview(message), rows.counts_L)
+        return levels_KD, exponent
+
+    @override
+    def take(self, place: int, rows: Rows, read: Read) -> Float32s:
+        part = self.parts[place]
+        view_KD, fresh = part.copies.receive(rows, *read)
+        return part.take(rows, view_KD, fresh)
+
+    @override
     def own_rows(self, place: int, rows: Rows, values_KD: Float32s) -> Float32s:
-        """Round true rows of the part in this place, which this trainer holds itself."""
         part = self.parts[place]
         _, view_KD, fresh = part.copies.send(rows, values_KD, self.row_step.exponent)
-        part.take(rows, view_KD, fresh)
-        return view_KD
+        return part.take(rows, view_KD, fresh)
 
+    @override
     def round(self, rows: Sequence[Rows], sums: Sequence[Float32s]) -> list[Int32s]:
-        """The levels of the gradients of each part's rows; renews both steps where that is due.
-
-        Raises:
-            DivergedError: a gradient is not finite, or too large.
-        """
+        """Levels of gradients; renews both steps where that is due."""
         for part, part_rows, sum_KD in zip(self.parts, rows, sums, strict=True):
             part.of_gradients.add(part_rows, sum_KD)
         self.gradient_step.renew_if_due([part.of_gradients for part in self.parts])
@@ -113,6 +142,16 @@ class TrainerMemory:
         self._sent += sum(int(np.count_nonzero(levels_KD)) for levels_KD in rounded)
         return rounded
 
+    @override
+    def encode(self, place: int, rows: Rows, rounded_KD: Numbers) -> bytes:
+        part, exponents = self.parts[place], [self.gradient_step.exponent, self.row_step.exponent]
+        return part.sender.encode(rounded_KD, rows.counts_L, exponents) if part.tables else b""
+
+    @override
+    def values(self, rounded_KD: Numbers) -> Float32s:
+        return values_of(rounded_KD, self.gradient_step.exponent)
+
+    @override
     def counts(self) -> dict[str, tuple[int, int]]:
         """Since the last call: elements and those sent; rows and those of lost residuals."""
         lost = self.lost
@@ -121,23 +160,24 @@ class TrainerMemory:
         self._last_lost = lost
         return counts
 
-    def tensors(self) -> dict[str, Array]:
-        """Arrays for a checkpoint, the same whoever holds a table: `<table>.slots` …"""
-        arrays: dict[str, Array] = {STEPS: self._steps()}
-        for part in self.parts:
-            for place, table in enumerate(part.tables):
-                arrays |= {f"{table}.{what}": view for what, view in _of_table(part, place).items()}
-        return arrays
+    @override
+    def tensors(self) -> dict[str, Tensor]:
+        """Tensors for a checkpoint, the same whoever holds a table: `<table>.slots` …"""
+        arrays = {STEPS: self._steps(), **self._arrays()}
+        return {f"{self._head}{name}": torch.from_numpy(x) for name, x in arrays.items()}
 
-    def load(self, values: Mapping[str, Array]) -> None:
-        """Go on from the `tensors` of a checkpoint; raises DataError if one does not fit."""
+    @override
+    def load(self, values: Mapping[str, Tensor]) -> None:
+        """Resume from a checkpoint, if it holds this state; DataError if that does not fit."""
+        saved = _below(self._head, values)
         for part in self.parts:
-            for place, table in enumerate(part.tables):
-                for what, view in _of_table(part, place).items():
-                    copy_into(view, values, f"{table}.{what}")
-        saved = np.zeros_like(self._steps())
-        copy_into(saved, values, STEPS)
-        messages, *of_steps = saved.tolist()
+            part.sender.restart()
+        if not saved:
+            return
+        steps = self._steps()
+        for name, view in {**self._arrays(), STEPS: steps}.items():
+            copy_into(view, saved, name)
+        messages, *of_steps = steps.tolist()
         for part in self.parts:
             part.copies.slots.messages = messages
             part.of_rows.count = part.of_gradients.count = 0
@@ -145,6 +185,14 @@ class TrainerMemory:
         self.parts[0].of_rows.count, self.parts[0].of_gradients.count = of_steps[4:]
         self.row_step.exponent, self.gradient_step.exponent = of_steps[:2]
         self.row_step.messages, self.gradient_step.messages = of_steps[2:4]
+
+    def _arrays(self) -> dict[str, Array]:
+        """Views of the state, but for the steps."""
+        arrays: dict[str, Array] = {}
+        for part in self.parts:
+            for place, table in enumerate(part.tables):
+                arrays |= {f"{table}.{what}": view for what, view in _of_table(part, place).items()}
+        return arrays
 
     def _steps(self) -> Int64s:
         counts = [
@@ -163,17 +211,78 @@ class TrainerMemory:
         )
 
 
-def load_copies(copies: Copies, tables: Sequence[int], values: Mapping[str, Array]) -> int:
-    """Make a holder's copies those that a trainer had; returns the exponent of the rows' step.
+@final
+class RowResponder(HolderEnd):
+    """A holder's end for one trainer.
 
-    Raises:
-        DataError: an array does not fit.
+    Args:
+        trainer: number of the trainer.
+        held: tables of the holder.
+        exponent: exponent of the first step of rows.
+        options: how many rows are remembered.
+
+    Attributes:
+        copies: the rows as the trainer has them.
     """
-    for place, table in enumerate(tables):
-        for what, view in _of_copies(copies, place).items():
-            copy_into(view, values, f"{table}.{what}")
-    copies.slots.messages = int(values[STEPS][0])
-    return int(values[STEPS][1])
+
+    dtype = Dtype.UINT8
+
+    def __init__(self, trainer: int, held: Held, exponent: int, options: LevelOptions) -> None:
+        self._head = f"{LEVELS_PREFIX}{trainer}."
+        self._tables, rows_L, self._widths = held
+        self.copies = Copies(rows_L, self._widths.widest, options.copies_rows)
+        self.exponent = exponent
+        self._sender = LevelSender(self._widths, options.lifespan)
+        self._receiver = LevelReceiver(self._widths, GRADIENT_EXPONENTS)
+
+    @override
+    def rows(self, rows: Rows, values_KD: Float32s, exponent: int) -> bytes:
+        if not self._tables:
+            return b""
+        levels_KD, _, _ = self.copies.send(rows, values_KD, exponent)
+        return self._sender.encode(levels_KD, rows.counts_L, [exponent])
+
+    @override
+    def gradients(self, rows: Rows, message: Message) -> Float32s:
+        if not self._tables:
+            return np.empty((0, self._widths.widest), np.float32)
+        levels_KD, exponents = self._receiver.decode(memoryview(message), rows.counts_L)
+        exponent, self.exponent = exponents
+        return values_of(levels_KD, exponent)
+
+    @override
+    def load(self, values: Mapping[str, Tensor]) -> None:
+        saved = _below(self._head, values)
+        self._sender.restart()
+        if not saved:
+            return
+        for place, table in enumerate(self._tables):
+            for what, view in _of_copies(self.copies, place).items():
+                copy_into(view, saved, f"{table}.{what}")
+        self.copies.slots.messages, self.exponent = saved[STEPS][:2].tolist()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LevelFormat(RowFormat):
+    """Rows and gradients as whole numbers of steps.
+
+    Attributes:
+        options: resolution, and how many rows are remembered.
+        table_rows: rows of all tables.
+    """
+
+    options: LevelOptions
+    table_rows: tuple[int, ...]
+
+    @override
+    def trainer(self, trainer: int, held_P: Sequence[Held]) -> TrainerMemory:
+        return TrainerMemory(trainer, held_P, self.table_rows, self.options)
+
+    @override
+    def holder(self, trainer: int, held: Held) -> RowResponder:
+        exponent = first_exponent(self.table_rows, self.options)
+        return RowResponder(trainer, held, exponent, self.options)
 
 
 def copy_into(target: Array, values: Mapping[str, Array], name: str) -> None:
@@ -200,41 +309,7 @@ def _of_table(part: Part, place: int) -> dict[str, Array]:
     }
 
 
-def tensors_of(trainer: int, memory: TrainerMemory) -> dict[str, Tensor]:
-    """The tensors of a trainer's memory, as a checkpoint names them."""
-    head = f"{LEVELS_PREFIX}{trainer}."
-    return {f"{head}{name}": torch.from_numpy(array) for name, array in memory.tensors().items()}
-
-
-def values_of_trainer(trainer: int, values: Mapping[str, Tensor]) -> dict[str, Array]:
-    """The arrays for `TrainerMemory.load` among the tensors of a checkpoint; may be none."""
-    head = f"{LEVELS_PREFIX}{trainer}."
+def _below(head: str, values: Mapping[str, Tensor]) -> dict[str, Array]:
+    """Arrays of the tensors whose names begin so, by the rest of the name."""
     tensors = {name: tensor for name, tensor in values.items() if name.startswith(head)}
     return {name.removeprefix(head): tensor.numpy() for name, tensor in tensors.items()}
-
-
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class KeptMemory:
-    """A trainer's memory, as tables in one process save and load it.
-
-    Attributes:
-        trainer: its number.
-        memory: what it remembers.
-    """
-
-    trainer: int
-    memory: TrainerMemory
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Its tensors for a checkpoint."""
-        return tensors_of(self.trainer, self.memory)
-
-    def counts(self) -> dict[str, tuple[int, int]]:
-        """See `TrainerMemory.counts`."""
-        return self.memory.counts()
-
-    def load(self, values: Mapping[str, Tensor]) -> None:
-        """Go on from a checkpoint, if that holds it."""
-        if arrays := values_of_trainer(self.trainer, values):
-            self.memory.load(arrays)

@@ -15,7 +15,7 @@ ids, T trainers, L tables that one trainer looks up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, cast, final
@@ -23,12 +23,20 @@ from typing import Any, cast, final
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from dlrm_hybrid.arrays import Bytes, Int64s
+from dlrm_hybrid.arrays import Bytes, Float32s, Int64s
 from dlrm_hybrid.bags import Bags, table_offsets
-from dlrm_hybrid.comm.group import FLOAT_BYTES, CountedGroup, GroupMessages
+from dlrm_hybrid.comm.group import FLOAT_BYTES, CountedGroup, GroupMessages, split
+from dlrm_hybrid.compress.embedding.ends import (
+    Held,
+    HolderEnd,
+    Remembered,
+    RowFormat,
+    RowFormats,
+    TrainerEnd,
+)
 from dlrm_hybrid.compress.embedding.memory import Rows
-from dlrm_hybrid.compress.embedding.widths import Widths
 from dlrm_hybrid.kernels.gaps import (
     BITS_OF_A_COUNT,
     BITS_OF_AN_ID,
@@ -43,14 +51,14 @@ from dlrm_hybrid.model.embeddings import (
     distinct_ids,
 )
 from dlrm_hybrid.model.exchange.kept import KeptRows, not_found
-from dlrm_hybrid.model.exchange.levels import LevelExchange
 from dlrm_hybrid.model.rows.optimizer import learning
-from dlrm_hybrid.model.sharding import Cast
 from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.types import DlrmError
+from dlrm_hybrid.wire.section import blamed
 
 ID_BYTES = 4
-_MARGIN = 24  # for `GroupMessages`: nineteen of twenty messages have room
+_MARGIN_OF_IDS = 24  # for `GroupMessages`: nineteen of twenty messages have room
+_MARGIN = 6  # of rows and gradients whose sizes vary: nine of ten
 
 
 @final
@@ -85,34 +93,38 @@ class DistinctExchange:
     Args:
         wanted_T: tables that each trainer holds, in the order of its lookups.
         spec: the tables, of fewer than 2**31 rows.
-        casts: casts of rows, and of gradients, on the wire.
-        levels: exchange for rows and gradients of training as levels; None casts them.
+        formats: formats of rows and gradients.
+
+    Attributes:
+        ends: the ends of this trainer in training.
     """
 
     def __init__(
         self,
         wanted_T: Sequence[Sequence[int]],
         spec: ModelShape,
-        casts: tuple[Cast, Cast],
+        formats: RowFormats,
         group: CountedGroup,
-        levels: LevelExchange | None = None,
     ) -> None:
         self._group = group
-        self._messages = GroupMessages(group, _MARGIN)
         self._rank = group.rank()
         self._dim = spec.widths.widest
-        self._casts = casts
-        self.levels = levels
+        held_T = [
+            Held(tuple(held), tuple(spec.table_rows[t] for t in held), spec.widths.of(held))
+            for held in wanted_T
+        ]
+        self.ends, self._exact = (Ends.of(rows, held_T, self._rank) for rows in formats)
+        margins = (_MARGIN_OF_IDS, _MARGIN, _MARGIN)
+        self._ids, self._rows, self._gradients = (GroupMessages(group, one) for one in margins)
         self._kept: KeptRows | None = None
         self._order_F = np.array([table for tables in wanted_T for table in tables], np.int64)
         self._rows_F = np.array(spec.table_rows, np.int64)[self._order_F]
         self._learns_F = learning(spec.frozen, len(spec.table_rows))[self._order_F]
-        self._widths_T = [spec.widths.of(tables) for tables in wanted_T]
-        self._num_held_T = [len(tables) for tables in wanted_T]
+        self._columns_T = [sum(held.widths.dims) for held in held_T]
         self._leaf = torch.empty(0, requires_grad=True)  # it only makes autograd call backward
-        ends_T = list(accumulate(self._num_held_T))
+        ends_T = list(accumulate(len(tables) for tables in wanted_T))
         self._held_T = [
-            slice(end - count, end) for count, end in zip(self._num_held_T, ends_T, strict=True)
+            slice(end - len(tables), end) for tables, end in zip(wanted_T, ends_T, strict=True)
         ]
 
     def keep_rows(self) -> None:
@@ -162,39 +174,46 @@ class DistinctExchange:
     def answer(self, looked_up: DistinctRows, request: AskedRows) -> Tensor:
         """Send the rows that were asked for; returns the rows of this trainer's batch (B, F, D).
 
-        Without gradients, as in evaluations, rows are cast, not sent as levels.
+        Without gradients, as in evaluations, they have a format of their own.
 
         Args:
             looked_up: the rows that were asked for; backward updates them.
         """
         if not torch.is_grad_enabled():
-            return self.send_rows(looked_up.rows_KD, request, None)
+            return self.send_rows(looked_up.rows_KD, request, self._exact)
         return cast(Tensor, _Travel.apply(self._leaf, looked_up, self, request))
 
-    def send_rows(
-        self, values_KD: Tensor, request: AskedRows, levels: LevelExchange | None
-    ) -> Tensor:
+    def send_rows(self, values_KD: Tensor, request: AskedRows, ends: Ends) -> Tensor:
         """Send rows from the holders of tables to the trainers that look up (B, F, D)."""
         rows_elsewhere = sum(request.rows_T) - request.rows_T[self._rank]
-        dense_bytes = FLOAT_BYTES * sum(self._widths_T[self._rank].dims) * rows_elsewhere
-        if levels is not None:
-            rows_KD = levels.rows(values_KD, request.theirs_T, request.mine_T, dense_bytes)
-            return request.mine.pool(rows_KD)
-        of_mine, of_theirs = self._packings(request.mine_T, request.theirs_T)
-        rows_KD = self._exchanged(values_KD, of_theirs, of_mine, self._casts[0], dense_bytes)
+        dense_bytes = FLOAT_BYTES * self._columns_T[self._rank] * rows_elsewhere
+        trainer, mine_T = ends.trainer, request.mine_T
+        parts_T = _parts(values_KD, request.theirs_T)
+        outgoing = {
+            t: end.rows(request.theirs_T[t], parts_T[t], end.exponent)
+            for t, end in ends.holders.items()
+        }
+        sizes = {t: trainer.rows_size(t, mine_T[t]) for t in outgoing}
+        received_T = self._swap(self._rows, outgoing, sizes, dense_bytes)
+        views: list[Float32s] = []
+        for t, rows in enumerate(mine_T):
+            if t == self._rank:
+                views.append(trainer.own_rows(t, rows, parts_T[t]))
+                continue
+            with blamed(f"rows of trainer {t}"):
+                views.append(trainer.take(t, rows, trainer.read(t, rows, received_T[t])))
+        rows_KD = np.concatenate(views)
         if request.found_K is not None and self._kept is not None:
             rows = Rows(request.mine.ids_K, request.mine.counts_F)
-            all_KD = self._kept.complete(rows, request.found_K, rows_KD.numpy())
-            rows_KD = torch.from_numpy(all_KD)
-        return request.mine.pool(rows_KD)
+            rows_KD = self._kept.complete(rows, request.found_K, rows_KD)
+        return request.mine.pool(torch.from_numpy(rows_KD))
 
     def send_gradients(self, gradient_BFD: Tensor, request: AskedRows) -> Tensor:
         """Send gradients to the holders of tables: sums for distinct ids (K, D).
 
         Gradients of frozen tables are not sent: they are zero there.
         """
-        elsewhere = [widths for t, widths in enumerate(self._widths_T) if t != self._rank]
-        columns = sum(dim for widths in elsewhere for dim in widths.dims)
+        columns = sum(self._columns_T) - self._columns_T[self._rank]
         dense_bytes = FLOAT_BYTES * columns * len(gradient_BFD)
         sum_KD = request.mine.sum_by_id(gradient_BFD)
         if self._learns_F.all():
@@ -215,25 +234,33 @@ class DistinctExchange:
     def _send_gradients(
         self, sum_KD: Tensor, theirs_T: Sequence[Rows], mine_T: Sequence[Rows], dense_bytes: int
     ) -> Tensor:
-        if self.levels is not None:
-            return self.levels.gradients(sum_KD, theirs_T, mine_T, dense_bytes)
-        of_mine, of_theirs = self._packings(mine_T, theirs_T)
-        return self._exchanged(sum_KD, of_mine, of_theirs, self._casts[1], dense_bytes)
+        trainer, holders = self.ends.trainer, self.ends.holders
+        rounded_T = trainer.round(mine_T, _parts(sum_KD, mine_T))
+        outgoing = {t: trainer.encode(t, mine_T[t], rounded_T[t]) for t in holders}
+        sizes = {t: end.gradients_size(theirs_T[t]) for t, end in holders.items()}
+        received_T = self._swap(self._gradients, outgoing, sizes, dense_bytes)
+        gradients: list[Float32s] = []
+        for t, rows in enumerate(theirs_T):
+            if t == self._rank:
+                gradients.append(trainer.values(rounded_T[t]))
+                continue
+            with blamed(f"gradients of trainer {t}"):
+                gradients.append(holders[t].gradients(rows, received_T[t]))
+        return torch.from_numpy(np.concatenate(gradients))
 
-    def _packings(
-        self, mine_T: Sequence[Rows], theirs_T: Sequence[Rows]
-    ) -> tuple[_Packing, _Packing]:
-        """Rows that this trainer looks up, by holder; and rows held here, by who looks up."""
-        widths_T = [self._widths_T[self._rank]] * len(theirs_T)
-        return _Packing(self._widths_T, mine_T), _Packing(widths_T, theirs_T)
-
-    def _exchanged(
-        self, values_KD: Tensor, source: _Packing, target: _Packing, codec: Cast, dense_bytes: int
-    ) -> Tensor:
-        """Send rows to the trainers that are to have them; returns the rows for this trainer."""
-        message = codec.encode(source.widths.packed(values_KD, source.counts).flatten())
-        reply = self._group.exchange(message, source.sizes, target.sizes, dense_bytes)
-        return target.widths.unpacked(codec.decode(reply), target.counts)
+    def _swap(
+        self,
+        messages: GroupMessages,
+        outgoing: Mapping[int, bytes],
+        sizes: Mapping[int, int | None],
+        dense_bytes: int,
+    ) -> Sequence[memoryview]:
+        """Exchange messages, with room for lengths only if the sizes of those to come vary."""
+        messages_T = [outgoing.get(t, b"") for t in range(self._group.size())]
+        if None in sizes.values():
+            return messages.exchange(messages_T, dense_bytes)
+        sizes_T = [sizes.get(t) or 0 for t in range(len(messages_T))]
+        return self._group.swap(messages_T, sizes_T, dense_bytes)
 
     def _exchange(
         self, messages_T: list[Bytes], ids: DistinctIds
@@ -246,7 +273,7 @@ class DistinctExchange:
         outgoing_T = [head + message.tobytes() for message in messages_T]
         outgoing_T[self._rank] = b""
         dense_bytes = ID_BYTES * self._numbers_elsewhere(ids.bags)
-        incoming_T = self._messages.exchange(outgoing_T, dense_bytes)
+        incoming_T = self._ids.exchange(outgoing_T, dense_bytes)
         incoming_T[self._rank] = memoryview(head + local.tobytes())
         if ranks := [trainer for trainer, part in enumerate(incoming_T) if len(part) < len(head)]:
             raise DlrmError(f"trainer {ranks[0]} sent invalid ids for the tables held here")
@@ -264,31 +291,43 @@ class DistinctExchange:
 
     @property
     def _num_elsewhere(self) -> int:
-        return len(self._order_F) - self._num_held_T[self._rank]
+        held = self._held_T[self._rank]
+        return len(self._order_F) - (held.stop - held.start)
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Packing:
-    """Widths and numbers of rows to or from each trainer, which are packed into a message."""
+class Ends(Remembered):
+    """The ends of one trainer: as the one who looks up, and as holder for the others by number."""
 
-    widths_T: Sequence[Widths]
-    rows_T: Sequence[Rows]
+    trainer: TrainerEnd
+    holders: Mapping[int, HolderEnd]
 
-    @property
-    def sizes(self) -> list[int]:
-        pairs = zip(self.widths_T, self.rows_T, strict=True)
-        return [widths.elements(rows.counts_L) for widths, rows in pairs]
+    @classmethod
+    def of(cls, rows: RowFormat, held_T: Sequence[Held], rank: int) -> Ends:
+        """Make the ends of the trainer with this number."""
+        others = [trainer for trainer in range(len(held_T)) if trainer != rank]
+        holders = {trainer: rows.holder(trainer, held_T[rank]) for trainer in others}
+        return cls(rows.trainer(rank, held_T), holders)
 
-    @property
-    def widths(self) -> Widths:
-        return Widths(
-            tuple(dim for widths in self.widths_T for dim in widths.dims), self.widths_T[0].widest
-        )
+    @override
+    def tensors(self) -> dict[str, Tensor]:
+        return self.trainer.tensors()
 
-    @property
-    def counts(self) -> Int64s:
-        return np.concatenate([rows.counts_L for rows in self.rows_T])
+    @override
+    def counts(self) -> Mapping[str, tuple[int, int]]:
+        return self.trainer.counts()
+
+    @override
+    def load(self, values: Mapping[str, Tensor]) -> None:
+        for end in (self.trainer, *self.holders.values()):
+            end.load(values)
+
+
+def _parts(values_KD: Tensor, rows_T: Sequence[Rows]) -> list[Float32s]:
+    """Split values into the values for the rows of each end."""
+    parts = split(values_KD.contiguous(), [len(rows.ids_K) for rows in rows_T])
+    return [part.numpy() for part in parts]
 
 
 def encoded_ids(ids_K: Int64s, counts_L: Int64s, rows_L: Int64s, most: int) -> Bytes:
@@ -338,7 +377,7 @@ class _Travel(torch.autograd.Function):
         request: AskedRows,
     ) -> Tensor:
         ctx.exchange, ctx.asked, ctx.looked_up = exchange, request, looked_up
-        return exchange.send_rows(looked_up.rows_KD, request, exchange.levels)
+        return exchange.send_rows(looked_up.rows_KD, request, exchange.ends)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:

@@ -11,25 +11,10 @@ from typing import Protocol
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
+from dlrm_hybrid.compress.embedding.ends import Remembered
 from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.types import BatchNumber, Group, Version
-
-
-class Remembered(Protocol):
-    """Compression state of the rows and gradients that a trainer exchanges with the tables."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The state that a checkpoint must hold."""
-        ...
-
-    def load(self, values: Mapping[str, Tensor]) -> None:
-        """Resume from a checkpoint, if it holds this state."""
-        ...
-
-    def counts(self) -> Mapping[str, tuple[int, int]]:
-        """Per counter: (total, sent or lost) since the last call."""
-        ...
 
 
 class Tables(Protocol):

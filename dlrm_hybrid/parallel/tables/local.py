@@ -15,8 +15,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from dlrm_hybrid.bags import Bags
+from dlrm_hybrid.compress.embedding.ends import Remembered
 from dlrm_hybrid.parallel.effects import Program
-from dlrm_hybrid.parallel.tables.base import Remembered, Tables, mean_part
+from dlrm_hybrid.parallel.tables.base import Tables, mean_part
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.types import BatchNumber
 

@@ -12,7 +12,7 @@ Shapes: B rows of a batch, F tables, D width of the widest (see `Widths`), K dis
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
@@ -22,21 +22,15 @@ from torch import Tensor
 
 from dlrm_hybrid.arrays import Int64s
 from dlrm_hybrid.bags import Bags
+from dlrm_hybrid.compress.embedding.ends import Held, Message
 from dlrm_hybrid.compress.embedding.widths import Widths
 from dlrm_hybrid.model.embeddings import DistinctIds, distinct_ids
 from dlrm_hybrid.model.exchange.distinct import decoded_ids, encoded_ids
-from dlrm_hybrid.model.sharding import Cast, times
 from dlrm_hybrid.model.table_rows import OwnedIds
 from dlrm_hybrid.types import DlrmError
-from dlrm_hybrid.wire.dense import array_of, dense, packed
-from dlrm_hybrid.wire.dense import values_of as floats_of
-from dlrm_hybrid.wire.section import Dtype, Encoding, Section
+from dlrm_hybrid.wire.dense import array_of, dense
+from dlrm_hybrid.wire.section import ELEMENT_BYTES, Dtype, Encoding, Section
 
-_DTYPES: Mapping[torch.dtype, Dtype] = {
-    torch.float32: Dtype.FLOAT32,
-    torch.float16: Dtype.FLOAT16,
-    torch.bfloat16: Dtype.BFLOAT16,
-}
 _TABLE_SHIFT = 32  # tables have fewer than 2**31 rows
 _ID_MASK = (1 << _TABLE_SHIFT) - 1
 
@@ -153,26 +147,16 @@ def asked_of(sections: Sequence[Section], rows_F: Int64s, what: str) -> AskedIds
     return AskedIds(OwnedIds(ids_K, counts_F), most, lookups)
 
 
-def value_section(values_KD: Tensor, counts_F: Int64s, widths: Widths, cast: Cast) -> Section:
-    """Encode rows, or gradients, of so many ids of each table for the wire."""
-    sent_KD = times(widths.packed(values_KD, counts_F), cast.scale).contiguous()
-    return packed(2, sent_KD.view(-1).numpy(), _DTYPES[cast.dtype])
+def number_section(message: bytes, dtype: Dtype) -> Section:
+    """The section that holds a message with rows, or with gradients."""
+    return Section(2, Encoding.DENSE, dtype, len(message) // ELEMENT_BYTES[dtype], message)
 
 
-def values_of(section: Section, counts_F: Int64s, widths: Widths, cast: Cast, what: str) -> Tensor:
-    """Decode a `value_section` into new memory: float32 (K, D).
-
-    Raises:
-        DlrmError: type or number differ; the message begins with `what`.
-    """
-    expected = (Encoding.DENSE, _DTYPES[cast.dtype], widths.elements(counts_F))
-    if (section.encoding, section.dtype, section.count) != expected:
-        raise DlrmError(
-            f"{what}: {section.count} values of {section.dtype.name.lower()}, expected "
-            f"{expected[2]} of {expected[1].name.lower()}"
-        )
-    values = times(torch.from_numpy(floats_of(section)), 1.0 / cast.scale)
-    return widths.unpacked(values, counts_F)
+def message_of(section: Section, dtype: Dtype) -> Message:
+    """The message in a `number_section`; raises SectionError if it holds another type."""
+    if (section.encoding, section.dtype) != (Encoding.DENSE, dtype):
+        raise section.error(f"it holds {section.dtype.name.lower()}, expected {dtype.name.lower()}")
+    return section.payload
 
 
 def keys_of(ids: DistinctIds) -> Int64s:
@@ -194,3 +178,9 @@ def ids_of(keys_K: Int64s, tables: int) -> OwnedIds:
     """The ids of some increasing keys."""
     counts_F = np.bincount(keys_K >> _TABLE_SHIFT, minlength=tables)
     return OwnedIds(keys_K & _ID_MASK, counts_F)
+
+
+def held_by(server: int, rows_F: Sequence[int], widths: Widths) -> Held:
+    """The rows that a table server owns; its state of a table is numbered after other servers'."""
+    first = server * len(rows_F)
+    return Held(tuple(range(first, first + len(rows_F))), tuple(rows_F), widths)

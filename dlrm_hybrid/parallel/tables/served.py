@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from dlrm_hybrid.arrays import Float32s
 from dlrm_hybrid.bags import Bags
-from dlrm_hybrid.bounds import WirePrecision
 from dlrm_hybrid.comm.mailbox import Receive
+from dlrm_hybrid.compress.embedding.ends import RowFormats
+from dlrm_hybrid.compress.embedding.memory import Rows
 from dlrm_hybrid.model.embeddings import DistinctIds
 from dlrm_hybrid.model.rows.optimizer import learning
-from dlrm_hybrid.model.sharding import casts
 from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.model.table_rows import OwnedIds, owned_rows
 from dlrm_hybrid.model.tensors import Piece, full_pieces
@@ -32,15 +33,17 @@ from dlrm_hybrid.parallel.finite import LOOKUPS_PREFIX
 from dlrm_hybrid.parallel.tables.base import Tables, mean_part
 from dlrm_hybrid.parallel.tables.lookups import (
     SplitIds,
+    held_by,
     id_sections,
+    message_of,
+    number_section,
     split_batch,
-    value_section,
-    values_of,
 )
 from dlrm_hybrid.parallel.tables.table_server import FLOAT_BYTES
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.types import BatchNumber, DataError, DlrmError, Group, Version
 from dlrm_hybrid.wire.frame import EVALUATION, Kind
+from dlrm_hybrid.wire.section import blamed
 
 ID_BYTES = 4
 
@@ -52,27 +55,27 @@ class TableClient:
     Args:
         port: port of the worker.
         spec: the tables.
-        precision: precision of rows and gradients on the wire.
+        formats: formats of rows and gradients on the wire.
         clock: measures looking up.
     """
 
-    def __init__(
-        self, port: Port, spec: ModelShape, precision: WirePrecision, clock: SpanClock
-    ) -> None:
+    def __init__(self, port: Port, spec: ModelShape, formats: RowFormats, clock: SpanClock) -> None:
         self._port = port
         self._group = port.topology.table_server_group
-        self._rows = [
-            np.array(owned_rows(spec.table_rows, index, len(self._group)), np.int64)
-            for index in range(len(self._group))
+        servers, trainer = len(self._group), port.rank // port.topology.stages
+        held = [
+            held_by(server, owned_rows(spec.table_rows, server, servers), spec.widths)
+            for server in range(servers)
         ]
+        self._rows = [np.array(part.rows_L, np.int64) for part in held]
+        self._end, self._exact = (one.trainer(trainer, held) for one in formats)
         self.table_rows = np.array(spec.table_rows, np.int64)
         self._learns_F = learning(spec.frozen, len(spec.table_rows))
         self.nothing = Bags(torch.empty(len(spec.table_rows), 0, dtype=torch.int64))
-        self._row_cast, self._gradient_cast = casts(precision)
         self._widths = spec.widths
         self.dim = self._widths.widest
         self.looking_up = clock.within(Span.EMBEDDING)
-        self.prefix = f"{LOOKUPS_PREFIX}{port.rank // port.topology.stages}."
+        self.prefix = f"{LOOKUPS_PREFIX}{trainer}."
 
     @property
     def servers(self) -> int:
@@ -89,30 +92,35 @@ class TableClient:
 
     def receive(self, split: SplitIds, number: int, microbatch: int = 0) -> Program[Tensor]:
         """Receive the rows (K, D) that `ask` has requested."""
+        end = self._exact if microbatch else self._end
         parts: list[Tensor] = []
-        for server, asked in zip(self._group, split.asked, strict=True):
+        for place, (server, asked) in enumerate(zip(self._group, split.asked, strict=True)):
             frame = yield Receive(Kind.ROWS, server, number, microbatch=microbatch)
             what = f"rows {number} of rank {server}"
             if len(frame.sections) != 1:
                 raise DlrmError(f"{what}: {len(frame.sections)} sections, expected 1")
-            wanted = (asked.ids.counts_F, self._widths, self._row_cast)
-            parts.append(values_of(frame.sections[0], *wanted, what))
+            with self.looking_up, blamed(what):
+                rows, message = Rows(*asked.ids), message_of(frame.sections[0], end.dtype)
+                values_KD = end.take(place, rows, end.read(place, rows, message))
+            parts.append(torch.from_numpy(values_KD))
         with self.looking_up:
             return split.joined(parts)
 
     def update(self, split: SplitIds, batch: BatchNumber, sum_KD: Tensor) -> None:
         """Send the sums of gradients of a batch, but for those of frozen tables."""
+        sent: list[Rows] = []
+        sums: list[Float32s] = []
         for server, asked in enumerate(split.asked):
-            part_KD = split.part(sum_KD, server)
-            if not self._learns_F.all():
-                some_K = np.repeat(self._learns_F, asked.ids.counts_F)
-                ids = OwnedIds(asked.ids.ids_K[some_K], asked.ids.counts_F * self._learns_F)
-                asked, part_KD = asked._replace(ids=ids), part_KD[torch.from_numpy(some_K)]
-            wanted = (asked.ids.counts_F, self._widths, self._gradient_cast)
-            values = value_section(part_KD, *wanted)
-            sections = (*id_sections(asked, self._rows[server]), values)
+            rows, some_K = Rows(*asked.ids).of_tables(self._learns_F)
+            sent.append(rows)
+            sums.append(split.part(sum_KD, server).numpy()[some_K])
+        for place, rounded_KD in enumerate(self._end.round(sent, sums)):
+            rows, asked = sent[place], split.asked[place]
+            values = number_section(self._end.encode(place, rows, rounded_KD), self._end.dtype)
+            asked = asked._replace(ids=OwnedIds(rows.ids_K, rows.counts_L))
+            sections = (*id_sections(asked, self._rows[place]), values)
             dense_bytes = FLOAT_BYTES * self._widths.mean_elements(asked.lookups)
-            to = self._group[server]
+            to = self._group[place]
             self._port.send(to, Kind.UPDATE, batch, sections, dense_bytes=dense_bytes)
 
     def predict(self, bags: Bags[Tensor], updated: int) -> Program[Tensor]:

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dlrm_hybrid.arrays import Int64s
+from dlrm_hybrid.arrays import Bools, Int64s
 from dlrm_hybrid.bags import Bags, joined
 from dlrm_hybrid.comm.group import split
-from dlrm_hybrid.compress.embedding.memory import Rows, values_of
-from dlrm_hybrid.compress.embedding.trainer import TrainerMemory
+from dlrm_hybrid.compress.embedding.ends import Held, Remembered, RowFormats, TrainerEnd
+from dlrm_hybrid.compress.embedding.memory import Rows
 from dlrm_hybrid.model.embeddings import (
     DistinctIds,
     DistinctRows,
@@ -27,8 +27,9 @@ from dlrm_hybrid.model.embeddings import (
 )
 from dlrm_hybrid.model.rows.optimizer import learning
 from dlrm_hybrid.model.sharding import Rounding
+from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.parallel.effects import GroupCall, Program
-from dlrm_hybrid.parallel.tables.base import Remembered, Tables, mean_part
+from dlrm_hybrid.parallel.tables.base import Tables, mean_part
 from dlrm_hybrid.parallel.tables.local import EmbeddingTables
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.types import BatchNumber
@@ -201,16 +202,26 @@ class EachIdOnce(JointLookup):
     """Looks up each id of a trainer once, and sums its gradients before they would travel.
 
     Attributes:
-        embeddings: the tables.
-        rounding: rounding of the transport between processes.
-        memories: one per trainer, if training would send rows and gradients as levels; else ().
-        frozen: whether the rows of each table never change; empty if all learn.
+        ends: ends of the trainers, each with all tables in one place.
+        exact: end of a trainer whose lookup no update follows.
+        learns_F: whether the rows of each table change.
     """
 
     embeddings: RowTables
-    rounding: Rounding
-    memories: Sequence[TrainerMemory] = ()
-    frozen: Sequence[bool] = ()
+    ends: Sequence[TrainerEnd]
+    exact: TrainerEnd
+    learns_F: Bools
+
+    @classmethod
+    def of(
+        cls, embeddings: RowTables, spec: ModelShape, formats: RowFormats, trainers: int
+    ) -> EachIdOnce:
+        """Make it for so many trainers."""
+        tables = len(spec.table_rows)
+        held = Held(tuple(range(tables)), tuple(spec.table_rows), spec.widths)
+        ends = [formats.training.trainer(trainer, [held]) for trainer in range(trainers)]
+        exact = formats.exact.trainer(0, [held])
+        return cls(embeddings, ends, exact, learning(spec.frozen, tables))
 
     @override
     def set_lr(self, lr: float) -> None:
@@ -223,67 +234,44 @@ class EachIdOnce(JointLookup):
         counts_TF = np.stack([ids.counts_F for ids in distinct])
         ids_K = np.concatenate([ids.ids_K for ids in distinct])
         looked_up = self.embeddings.look_up_distinct(ids_K, counts_TF)
-        if self.memories and torch.is_grad_enabled():
-            rows = [Rows(ids.ids_K, ids.counts_F) for ids in distinct]
-            return _RowsOfLevels(distinct, rows, looked_up, self.memories, self.frozen)
-        return _RoundedRows(distinct, looked_up, self.rounding)
+        ends = self.ends if torch.is_grad_enabled() else [self.exact] * len(bags)
+        parts = [
+            _Part(ids, Rows(ids.ids_K, ids.counts_F), end)
+            for ids, end in zip(distinct, ends, strict=True)
+        ]
+        return _RoundedRows(parts, looked_up, self.learns_F)
+
+
+class _Part(NamedTuple):
+    ids: DistinctIds
+    rows: Rows
+    end: TrainerEnd
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class _RoundedRows(LookedUp):
-    """Rows of the distinct ids of each trainer, concatenated, as their transport rounds them."""
+    """Rows of the distinct ids of each trainer, concatenated, as each of them has them."""
 
-    ids: list[DistinctIds]
+    parts: Sequence[_Part]
     looked_up: DistinctRows
-    rounding: Rounding
+    learns_F: Bools
 
     @override
     def rows(self) -> list[Tensor]:
-        rows_KD = self.rounding.pooled(self.looked_up.rows_KD)
-        parts = split(rows_KD, [len(ids.ids_K) for ids in self.ids])
-        return [ids.pool(part_KD) for ids, part_KD in zip(self.ids, parts, strict=True)]
-
-    @override
-    def update(self, gradients: Sequence[Tensor]) -> None:
-        pairs = zip(self.ids, gradients, strict=True)
-        parts = [self.rounding.gradient(ids.sum_by_id(gradient)) for ids, gradient in pairs]
-        self.looked_up.update(torch.cat(parts))
-
-
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class _RowsOfLevels(LookedUp):
-    """The same rows, rounded to levels by the memory of each trainer."""
-
-    ids: list[DistinctIds]
-    asked: list[Rows]
-    looked_up: DistinctRows
-    memories: Sequence[TrainerMemory]
-    frozen: Sequence[bool]
-
-    @override
-    def rows(self) -> list[Tensor]:
-        parts = split(self.looked_up.rows_KD, [len(ids.ids_K) for ids in self.ids])
+        values = split(self.looked_up.rows_KD, [len(part.rows.ids_K) for part in self.parts])
         return [
-            ids.pool(torch.from_numpy(memory.own_rows(0, asked, part_KD.numpy())))
-            for ids, asked, part_KD, memory in zip(
-                self.ids, self.asked, parts, self.memories, strict=True
-            )
+            ids.pool(torch.from_numpy(end.own_rows(0, rows, part_KD.numpy())))
+            for (ids, rows, end), part_KD in zip(self.parts, values, strict=True)
         ]
 
     @override
     def update(self, gradients: Sequence[Tensor]) -> None:
-        parts: list[Tensor] = []
-        for ids, asked, gradient_BFD, memory in zip(
-            self.ids, self.asked, gradients, self.memories, strict=True
-        ):
-            sum_KD = ids.sum_by_id(gradient_BFD).numpy()
-            sent, some_K = asked, slice(None)
-            if self.frozen:
-                sent, some_K = asked.of_tables(learning(self.frozen, len(asked.counts_L)))
-            (levels_KD,) = memory.round([sent], [sum_KD[some_K]])
-            rounded_KD = np.zeros_like(sum_KD)
-            rounded_KD[some_K] = values_of(levels_KD, memory.gradient_step.exponent)
-            parts.append(torch.from_numpy(rounded_KD))
-        self.looked_up.update(torch.cat(parts))
+        sums: list[Tensor] = []
+        for (ids, rows, end), gradient_BFD in zip(self.parts, gradients, strict=True):
+            sum_KD = ids.sum_by_id(gradient_BFD)
+            sent, some_K = rows.of_tables(self.learns_F)
+            (rounded_KD,) = end.round([sent], [sum_KD.numpy()[some_K]])
+            sums.append(torch.zeros_like(sum_KD))
+            sums[-1][torch.from_numpy(some_K)] = torch.from_numpy(end.values(rounded_KD))
+        self.looked_up.update(torch.cat(sums))

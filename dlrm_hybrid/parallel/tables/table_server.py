@@ -9,15 +9,22 @@ from collections.abc import Sequence
 from typing import final
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from dlrm_hybrid.bounds import WirePrecision
+from dlrm_hybrid.compress.embedding.ends import RowFormats
+from dlrm_hybrid.compress.embedding.memory import Rows
 from dlrm_hybrid.model.optimizer import LrSchedule
-from dlrm_hybrid.model.sharding import casts
 from dlrm_hybrid.model.table_rows import OwnedIds, TableRows
 from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.effects import Outgoing
-from dlrm_hybrid.parallel.tables.lookups import AskedIds, asked_of, value_section, values_of
+from dlrm_hybrid.parallel.tables.lookups import (
+    AskedIds,
+    asked_of,
+    held_by,
+    message_of,
+    number_section,
+)
 from dlrm_hybrid.parallel.tables.order import (
     Apply,
     BatchOf,
@@ -31,6 +38,7 @@ from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.types import BatchNumber, DlrmError, Version
 from dlrm_hybrid.wire.frame import EVALUATION, Frame, Kind
+from dlrm_hybrid.wire.section import blamed
 
 FLOAT_BYTES = 4
 
@@ -44,7 +52,7 @@ class TableServer:
         index: which server this is.
         rows: the rows that it owns.
         order: order of lookups and updates.
-        precision: precision of rows and gradients on the wire.
+        formats: formats of rows and gradients on the wire.
         schedule: learning rate by step.
         attempt: how often the run has been restarted.
         clock: measures looking up and updating.
@@ -57,7 +65,7 @@ class TableServer:
         rows: TableRows,
         *,
         order: TableOrder,
-        precision: WirePrecision,
+        formats: RowFormats,
         schedule: LrSchedule,
         attempt: int,
         clock: SpanClock,
@@ -67,7 +75,9 @@ class TableServer:
         self._rows = rows
         self._rows_F = np.array(rows.rows_F, np.int64)
         self._order, self._schedule, self._attempt = order, schedule, attempt
-        self._row_cast, self._gradient_cast = casts(precision)
+        held = held_by(index, rows.rows_F, rows.widths)
+        self._ends = [formats.training.holder(t, held) for t in range(topology.trainers)]
+        self._exact = formats.exact.holder(0, held)
         self._looking_up = clock.within(Span.EMBEDDING)
         # Questions that wait, answers whose updates have not come, updates that wait.
         self._asked: dict[Question, AskedIds] = {}
@@ -136,8 +146,10 @@ class TableServer:
             if len(frame.sections) != 3:
                 raise DlrmError(f"{what}: {len(frame.sections)} sections, expected 3")
             ids = asked_of(frame.sections[:2], self._rows_F, what).ids
-            wanted = (ids.counts_F, self._rows.widths, self._gradient_cast)
-            gradient_KD = values_of(frame.sections[2], *wanted, what)
+            end = self._ends[of.trainer]
+            with blamed(what):
+                message = message_of(frame.sections[2], end.dtype)
+                gradient_KD = torch.from_numpy(end.gradients(Rows(*ids), message))
             self._gradients[of] = ids, gradient_KD
             self._sent.pop(of, None)
         self._state = after
@@ -154,19 +166,22 @@ class TableServer:
         return [self._sent[action.of]]
 
     def _answer(self, question: Question, is_kept: bool) -> Outgoing:
-        asked, widths = self._asked.pop(question), self._rows.widths
-        found_KD = self._rows.look_up(asked.ids)
+        asked = self._asked.pop(question)
         is_prediction = isinstance(question, PredictionOf)
+        end = self._exact if is_prediction else self._ends[question.trainer]
+        values_KD = self._rows.look_up(asked.ids).numpy()
+        message = end.rows(Rows(*asked.ids), values_KD, end.exponent)
         frame = Frame(
             kind=Kind.ROWS,
             sender=self._rank,
             attempt=self._attempt,
             number=question.version if is_prediction else question.batch,
             microbatch=EVALUATION if is_prediction else 0,
-            sections=(value_section(found_KD, asked.ids.counts_F, widths, self._row_cast),),
+            sections=(number_section(message, end.dtype),),
         )
         to = self._topology.interaction_group[question.trainer]
-        answer = Outgoing(to, frame, FLOAT_BYTES * widths.mean_elements(asked.lookups))
+        dense_bytes = FLOAT_BYTES * self._rows.widths.mean_elements(asked.lookups)
+        answer = Outgoing(to, frame, dense_bytes)
         if is_kept and isinstance(question, BatchOf):
             self._sent[question] = answer
         return answer

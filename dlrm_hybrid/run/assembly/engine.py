@@ -11,7 +11,6 @@ from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
-from dlrm_hybrid.compress.embedding.trainer import KeptMemory, TrainerMemory
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.row_storage import RowStorage
@@ -184,25 +183,18 @@ def _shared(config: Config, layout: Layout, clock: SpanClock) -> _Access:
     if len(group) == 1:
         tables = {group[0]: LocalTables(embeddings, 1, clock)}
         return _Access(pieces=pieces, training=tables, evaluation=tables)
-    rounding = Rounding(config.embedding.comm_precision)
-    options, spec = build_model.level_options(config), layout.spec
-    memories = [
-        TrainerMemory.of_one_part(spec.table_rows, spec.widths, options)
-        for _ in group
-        if options is not None
-    ]
-    look_up = (
-        EachIdOnce(embeddings, rounding, memories, spec.frozen)
-        if config.embedding.deduplicate
-        else AllIds(embeddings, rounding)
-    )
+    look_up = AllIds(embeddings, Rounding(config.embedding.comm_precision))
+    remembered: Sequence[Remembered | None] = [None] * len(group)
+    if config.embedding.deduplicate:
+        both = build_model.formats_of(config, layout.spec)
+        look_up = EachIdOnce.of(embeddings, layout.spec, both, len(group))
+        remembered = look_up.ends
     joint = JointTables(look_up, clock)
-    remembered: list[Remembered | None] = [*map(KeptMemory, range(len(group)), memories)]
     return _Access(
         pieces=pieces,
         training={
-            rank: SharedTables(joint, group, memory)
-            for rank, memory in zip(group, remembered or [None] * len(group), strict=True)
+            rank: SharedTables(joint, group, end)
+            for rank, end in zip(group, remembered, strict=True)
         },
         evaluation={group[0]: SharedTables(joint, group[:1])},
     )

@@ -11,6 +11,7 @@ import torch
 from dlrm_hybrid.arrays import Bools
 from dlrm_hybrid.compress.activation.codec import ActivationCodec, DenseCodec
 from dlrm_hybrid.compress.activation.methods import BoundaryContext, Dct, Dense
+from dlrm_hybrid.compress.embedding.ends import RowFormats
 from dlrm_hybrid.compress.embedding.memory import LevelOptions
 from dlrm_hybrid.compress.gradient.collective import Op
 from dlrm_hybrid.compress.gradient.compressor import Compressor
@@ -21,6 +22,7 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Loader, ReadAhead
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.embeddings import Embeddings
+from dlrm_hybrid.model.exchange.floats import row_formats
 from dlrm_hybrid.model.layers.keep_largest import KeepLargest
 from dlrm_hybrid.model.layers.products import Bfloat16, Precision, measure_bfloat16
 from dlrm_hybrid.model.optimizer import LrSchedule, StalenessWarmup
@@ -67,17 +69,16 @@ def measured_bfloat16(config: Config, shape: ModelShape) -> Bfloat16 | None:
     return measure_bfloat16(layers, config.train.batch_size)
 
 
-def level_options(config: Config) -> LevelOptions | None:
-    """Resolution of rows and gradients sent as levels; None if they are not."""
+def formats_of(config: Config, shape: ModelShape) -> RowFormats:
+    """The formats of table rows on the wire."""
     keys = config.embedding
-    if not keys.levels:
-        return None
-    return LevelOptions(
+    levels = LevelOptions(
         row_error=keys.row_error,
         gradient_error=keys.gradient_error,
         copies_rows=keys.copies_rows,
         lifespan=LIFESPAN,
     )
+    return row_formats(keys.comm_precision, shape.table_rows, levels if keys.levels else None)
 
 
 def embeddings(config: Config, shape: ModelShape, placement: Placement = HOST) -> Embeddings:

@@ -374,7 +374,7 @@ def table_server(
         index,
         build_model.table_rows(config, layout.spec, index, storage),
         order=ArrivalOrder(config.parallel.threads) if server_leads(config) else order,
-        precision=config.embedding.comm_precision,
+        formats=build_model.formats_of(config, layout.spec),
         schedule=build_model.embedding_schedule(config, layout.steps, layout.lowered),
         attempt=layout.attempt,
         clock=clock,
@@ -387,7 +387,8 @@ def served_tables(
     """Build a worker's access to served tables."""
     port = Port(topology=layout.topology, rank=rank, attempt=layout.attempt, transmit=send)
     keys = config.embedding
-    client = TableClient(port, layout.spec, keys.comm_precision, clock)
+    formats = build_model.formats_of(config, layout.spec)
+    client = TableClient(port, layout.spec, formats, clock)
     averaged = 1 if config.sync.name == "async" else config.parallel.trainers
     if isinstance(keys, Served) and keys.cache_rows:
         return CachedTables(client, averaged, keys)
@@ -448,7 +449,7 @@ def worker_rank(
                     _EqualBatches(sharded, topology.trainers),
                     topology.trainers,
                     meter.clock,
-                    sharded.levels,
+                    sharded.remembered,
                 ),
                 LocalTables(sharded, topology.trainers, meter.clock, keep_rows=sharded.keep_rows),
             )
@@ -549,7 +550,7 @@ def _sharded(
 
     members = layout.topology.interaction_group
     group = stack.enter_context(process_group(members, channel.rank, options, count, clock))
-    levels = build_model.level_options(config)
-    embeddings = ShardedEmbeddings(layout.spec, config.embedding, levels, group)
+    formats = build_model.formats_of(config, layout.spec)
+    embeddings = ShardedEmbeddings(layout.spec, config.embedding, formats, group)
     embeddings.initialise(config.train.seed, config.embedding.init)
     return embeddings
