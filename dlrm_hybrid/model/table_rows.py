@@ -1,7 +1,7 @@
 """The embedding rows that one table server owns, looked up and updated by distinct ids.
 
 Server s of S owns the rows s, s + S, s + 2S … of every table, so popular ids, which have low
-numbers, spread over all servers. Here a row has the number id // S.
+numbers, spread over all servers. Here a row has the number id // S, in ids too.
 
 Shapes: F tables, D width of the widest (see `Widths`), K ids.
 """
@@ -9,13 +9,14 @@ Shapes: F tables, D width of the widest (see `Widths`), K ids.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, final
+from typing import final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dlrm_hybrid.arrays import Int64s
+from dlrm_hybrid.compress.embedding.memory import Rows
 from dlrm_hybrid.kernels.rows import Gradients
 from dlrm_hybrid.model.optimizer import STEP
 from dlrm_hybrid.model.row_storage import IN_MEMORY, RowStorage
@@ -24,17 +25,6 @@ from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.model.tables import Embedding
 from dlrm_hybrid.model.tensors import Piece, TableInit, embedding_parts
 from dlrm_hybrid.types import Group
-
-
-class OwnedIds(NamedTuple):
-    """The distinct ids of one trainer's batch that one server owns.
-
-    Attributes:
-        ids_K: ids as the server numbers its rows; table after table, increasing in each.
-    """
-
-    ids_K: Int64s
-    counts_F: Int64s
 
 
 def owned_rows(table_rows: Sequence[int], server: int, servers: int) -> tuple[int, ...]:
@@ -64,13 +54,13 @@ class _Part:
     def tensors(self) -> dict[int, dict[str, Tensor]]:
         return {table: self.rows.tensors(table) for table in self._is_mine_F.nonzero()[0].tolist()}
 
-    def mine(self, ids: OwnedIds) -> Int64s:
+    def mine(self, ids: Rows) -> Int64s:
         """Positions of the ids that are of these tables."""
-        return np.flatnonzero(np.repeat(self._is_mine_F, ids.counts_F))
+        return np.flatnonzero(np.repeat(self._is_mine_F, ids.counts_L))
 
-    def flat(self, ids: OwnedIds) -> Int64s:
+    def flat(self, ids: Rows) -> Int64s:
         """Numbers of ids among all rows here; without meaning for ids of other tables."""
-        return ids.ids_K + np.repeat(self.rows.starts_F, ids.counts_F)
+        return ids.ids_K + np.repeat(self.rows.starts_F, ids.counts_L)
 
 
 @final
@@ -110,7 +100,7 @@ class TableRows:
                 weight_RD[first : first + len(rows_RD)] = rows_RD
                 begin += len(part_RD)
 
-    def look_up(self, ids: OwnedIds) -> Tensor:
+    def look_up(self, ids: Rows) -> Tensor:
         """Copy the rows (K, D) of some ids."""
         if len(self._parts) == 1:
             (part,) = self._parts
@@ -122,7 +112,7 @@ class TableRows:
             rows_KD[place_K, : part.dim] = self._storage.look_up(part.rows.weights_RD, rows_K)
         return rows_KD
 
-    def update(self, gradients: Sequence[tuple[OwnedIds, Tensor]], lr: float) -> None:
+    def update(self, gradients: Sequence[tuple[Rows, Tensor]], lr: float) -> None:
         """Update each row once by the sum of its gradients.
 
         Args:

@@ -28,11 +28,12 @@ from harness import SEED, Page, Part, Row, arguments, each, one_thread, publish
 from numpy.typing import NDArray
 
 from dlrm_hybrid.bags import Bags
+from dlrm_hybrid.compress.embedding.memory import Rows
 from dlrm_hybrid.data.profile import Profile, Staircase
 from dlrm_hybrid.model import row_storage
 from dlrm_hybrid.model.row_storage import IN_MEMORY, InFiles
 from dlrm_hybrid.model.spec import ModelSpec
-from dlrm_hybrid.model.table_rows import OwnedIds, TableRows
+from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.model.tables import Fused
 from dlrm_hybrid.parallel.tables.lookups import split_batch
 from dlrm_hybrid.run.assembly import build
@@ -193,7 +194,7 @@ def learn(
 
 def distinct(
     rows: TableRows, profile: Profile, is_scattered: bool, batches: int, rng: np.random.Generator
-) -> Iterator[OwnedIds]:
+) -> Iterator[Rows]:
     """The distinct ids of so many batches."""
     columns = [
         drawn(column, count, batches * BATCH, is_scattered, rng)

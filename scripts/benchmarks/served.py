@@ -32,6 +32,7 @@ from harness import (
 from utilisation import cpu_percent, faster, network_percent, speed
 from world import ranks
 
+from dlrm_hybrid.compress.embedding.memory import Rows
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.data.loader import START
@@ -39,7 +40,6 @@ from dlrm_hybrid.data.profile import WEIGHT_ONE, builtin
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.model.embeddings import distinct_ids, tensor_bags
 from dlrm_hybrid.model.exchange.distinct import encoded_ids
-from dlrm_hybrid.model.table_rows import OwnedIds
 from dlrm_hybrid.model.tables import Served
 from dlrm_hybrid.parallel.tables.cached import RowCache
 from dlrm_hybrid.parallel.tables.lookups import ids_of, keys_of
@@ -233,15 +233,15 @@ def expected_bytes(config: Config, steps: int) -> tuple[float, float]:
         for step in range(steps):
             batch, state = loader.read(state)
             ids = distinct_ids(tensor_bags(batch.bags), np.arange(len(rows_F)))
-            both = [OwnedIds(ids.ids_K, ids.counts_F)] * 2
+            both = [Rows(ids.ids_K, ids.counts_F)] * 2
             if keys.cache_rows:
                 turn = cache.turn(step, keys_of(ids))
                 moved = (keys_of(ids)[turn.fetched_M], turn.left_L4[:, 0])
                 both = [ids_of(keys_K, len(rows_F)) for keys_K in moved]
             if step >= WARMUP_STEPS:
                 ways += [
-                    (len(ids_K), len(encoded_ids(ids_K, counts_F, rows_F, batch_size)))
-                    for ids_K, counts_F in both
+                    (len(x.ids_K), len(encoded_ids(x.ids_K, x.counts_L, rows_F, batch_size)))
+                    for x in both
                 ]
     samples = trainers * batch_size * (steps - WARMUP_STEPS)
     value_bytes = 4 if keys.comm_precision == "float32" else 2

@@ -94,7 +94,8 @@ import numpy as np
 import torch
 from dlrm_hybrid.model.row_storage import IN_MEMORY, InFiles
 from dlrm_hybrid.model.spec import ModelSpec
-from dlrm_hybrid.model.table_rows import OwnedIds, TableRows
+from dlrm_hybrid.compress.embedding.memory import Rows
+from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.model.tables import Fused
 
 options = Fused()
@@ -104,7 +105,7 @@ def learned(rows, storage):
     spec = ModelSpec(embedding_dim=64, bottom=(13, 64), top=(1,), table_rows=table_rows)
     table = TableRows(spec, options, storage=storage)
     table.draw(3)
-    ids = OwnedIds(np.array([0, rows - 1]), np.array([2] + [0] * 25))
+    ids = Rows(np.array([0, rows - 1]), np.array([2] + [0] * 25))
     table.update([(ids, torch.ones(2, 64))], 1.0)
     return table.look_up(ids).double().sum().item()
 

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
+from dlrm_hybrid.compress.embedding.memory import Rows
 from dlrm_hybrid.model.embeddings import Embeddings, distinct_bags, distinct_ids
 from dlrm_hybrid.model.spec import ModelSpec
-from dlrm_hybrid.model.table_rows import OwnedIds, TableRows, owned_rows
+from dlrm_hybrid.model.table_rows import TableRows, owned_rows
 from dlrm_hybrid.model.tables import BY_FBGEMM, Fused, TableOptimizer
 from dlrm_hybrid.model.tensors import draw_embeddings
 
@@ -40,7 +41,7 @@ def share(ids_K: np.ndarray, counts_F: np.ndarray, server: int, servers: int) ->
     """The part of distinct ids that a server owns, and where it is among them."""
     mine_K = ids_K % servers == server
     table_K = np.repeat(ORDER_F, counts_F)[mine_K]
-    owned = OwnedIds(ids_K[mine_K] // servers, np.bincount(table_K, minlength=26))
+    owned = Rows(ids_K[mine_K] // servers, np.bincount(table_K, minlength=26))
     return owned, np.flatnonzero(mine_K)
 
 

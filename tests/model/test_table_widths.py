@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dlrm_hybrid.bags import Bags
+from dlrm_hybrid.compress.embedding.memory import Rows
 from dlrm_hybrid.compress.embedding.widths import Widths
 from dlrm_hybrid.model.interaction import Cross, Dot, Fm, Interaction
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.row_storage import InFiles, RowStorage
 from dlrm_hybrid.model.spec import ModelSpec
-from dlrm_hybrid.model.table_rows import OwnedIds, TableRows
+from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.model.tables import Fused, TableOptimizer
 from dlrm_hybrid.types import ConfigError
 
@@ -157,7 +158,7 @@ def test_servers_hold_and_update_what_one_process_does(
         for index, server in enumerate(servers):
             mine = [one % 2 == index for one in ids]
             own = [one[is_mine].numpy() // 2 for one, is_mine in zip(ids, mine, strict=True)]
-            asked = OwnedIds(np.concatenate(own), np.array([len(one) for one in own]))
+            asked = Rows(np.concatenate(own), np.array([len(one) for one in own]))
             parts = [gradient_BFW[is_mine, table] for table, is_mine in enumerate(mine)]
             server.update([(asked, torch.cat(parts))], LR)
             looked_up = server.look_up(asked)

@@ -11,11 +11,12 @@ from dlrm_hybrid.bounds import WirePrecision
 from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
+from dlrm_hybrid.compress.embedding.memory import Rows
 from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.exchange.floats import row_formats
 from dlrm_hybrid.model.optimizer import Constant, LrSchedule
 from dlrm_hybrid.model.spec import ModelSpec
-from dlrm_hybrid.model.table_rows import OwnedIds, TableRows
+from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.model.tables import Embedding, Fused, Served
 from dlrm_hybrid.model.tensors import Piece, draw_embeddings
 from dlrm_hybrid.parallel.effects import Outgoing, Port, Program
@@ -172,7 +173,7 @@ def assert_moved(weights: dict[str, Tensor]) -> None:
 
 def reference_gradient(
     weights: dict[str, Tensor], trainer: int, batch: int, trainers: int
-) -> tuple[OwnedIds, Tensor]:
+) -> tuple[Rows, Tensor]:
     """Of each distinct id, summed in the order of the batch."""
     ids_K: list[int] = []
     counts_F: list[int] = []
@@ -187,7 +188,7 @@ def reference_gradient(
                 sums[-1] += gradient_BD[row]
         ids_K += found
         counts_F.append(len(found))
-    return OwnedIds(np.array(ids_K), np.array(counts_F)), torch.stack(sums)
+    return Rows(np.array(ids_K), np.array(counts_F)), torch.stack(sums)
 
 
 def repeat(world: World, chosen: Callable[[Frame], bool]) -> None:

@@ -11,7 +11,8 @@ from test_row_cache import Reference
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
-from dlrm_hybrid.model.table_rows import OwnedIds, TableRows
+from dlrm_hybrid.compress.embedding.memory import Rows
+from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.model.tables import Fused, Served, TableOptimizer
 from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.tables.base import Tables
@@ -36,7 +37,7 @@ class ReferenceTrainer:
         self.sums: dict[int, Tensor] = {}
         self.of = trainer, trainers
 
-    def learn(self, weights: dict[str, Tensor], batch: int) -> tuple[OwnedIds, Tensor]:
+    def learn(self, weights: dict[str, Tensor], batch: int) -> tuple[Rows, Tensor]:
         """What leaves with a batch that fetches from `weights`."""
         trainer, trainers = self.of
         pairs = enumerate(ids_of(trainer, batch).tolist())
@@ -57,7 +58,7 @@ class ReferenceTrainer:
         counts = np.bincount([key // KEYS for key in left], minlength=TABLES)
         sums = [self.sums.pop(key) for key in left]
         sum_LD = torch.stack(sums) if sums else torch.zeros(0, SPEC.embedding_dim)
-        return OwnedIds(ids, counts), sum_LD
+        return Rows(ids, counts), sum_LD
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_what_is_asked_arrives(seed: int, servers: int, rows: int) -> None:
         owned_F = rows_of(server, servers)
         found = asked_of(arrived(id_sections(asked, owned_F)), owned_F, "lookup")
         assert np.array_equal(found.ids.ids_K, asked.ids.ids_K)
-        assert np.array_equal(found.ids.counts_F, asked.ids.counts_F)
+        assert np.array_equal(found.ids.counts_L, asked.ids.counts_L)
         assert (found.most, found.lookups) == (asked.most, asked.lookups)
         assert len(found.ids.ids_K) <= found.lookups
     assert sum(len(asked.ids.ids_K) for asked in split.asked) == len(ids.ids_K)
@@ -69,8 +69,8 @@ def test_other_bytes_are_refused_or_other_ids(seed: int, which: int, at: int, fl
         assert str(error).startswith("lookup")
         return
     assert len(found.ids.ids_K) <= found.lookups <= found.most * len(TABLE_ROWS)
-    assert found.ids.counts_F.sum() == len(found.ids.ids_K)
+    assert found.ids.counts_L.sum() == len(found.ids.ids_K)
     for ids_K, limit in zip(
-        np.split(found.ids.ids_K, np.cumsum(found.ids.counts_F)[:-1]), TABLE_ROWS, strict=True
+        np.split(found.ids.ids_K, np.cumsum(found.ids.counts_L)[:-1]), TABLE_ROWS, strict=True
     ):
         assert (np.diff(ids_K) > 0).all() and (ids_K >= 0).all() and (ids_K < limit).all()

@@ -89,4 +89,4 @@ def test_keys_stand_for_ids(seed: int) -> None:
     assert (np.diff(keys_K) > 0).all()
     back = ids_of(keys_K, 3)
     assert back.ids_K.tolist() == ids.ids_K.tolist()
-    assert back.counts_F.tolist() == ids.counts_F.tolist()
+    assert back.counts_L.tolist() == ids.counts_F.tolist()

@@ -321,7 +321,7 @@ class CachedTables(Tables):
     def _split(self, keys_K: Int64s, batch: DistinctIds) -> SplitIds:
         """Rows by server, with the lookup counts of a batch, or as many as there are rows."""
         ids, servers = ids_of(keys_K, len(batch.counts_F)), self._client.servers
-        most = max(batch.most, int(ids.counts_F.max(initial=0)))
+        most = max(batch.most, int(ids.counts_L.max(initial=0)))
         owned_S = np.bincount(ids.ids_K % servers, minlength=servers)
         return split_ids(ids, most, np.maximum(lookups_of(batch, servers), owned_S))
 

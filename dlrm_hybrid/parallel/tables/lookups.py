@@ -23,10 +23,10 @@ from torch import Tensor
 from dlrm_hybrid.arrays import Int64s
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.compress.embedding.ends import Held, Message
+from dlrm_hybrid.compress.embedding.memory import Rows
 from dlrm_hybrid.compress.embedding.widths import Widths
 from dlrm_hybrid.model.embeddings import DistinctIds, distinct_ids
 from dlrm_hybrid.model.exchange.distinct import decoded_ids, encoded_ids
-from dlrm_hybrid.model.table_rows import OwnedIds
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import array_of, dense
 from dlrm_hybrid.wire.section import ELEMENT_BYTES, Dtype, Encoding, Section
@@ -44,7 +44,7 @@ class AskedIds(NamedTuple):
         lookups: number of ids of the batch that the server owns, with repeats; or more.
     """
 
-    ids: OwnedIds
+    ids: Rows
     most: int
     lookups: int
 
@@ -76,7 +76,7 @@ class SplitIds:
         return values_KD
 
 
-def split_ids(ids: OwnedIds, most: int, lookups_S: Int64s) -> SplitIds:
+def split_ids(ids: Rows, most: int, lookups_S: Int64s) -> SplitIds:
     """Split distinct ids by the server that owns them.
 
     Args:
@@ -88,12 +88,12 @@ def split_ids(ids: OwnedIds, most: int, lookups_S: Int64s) -> SplitIds:
     if servers == 1:
         return SplitIds([AskedIds(ids, most, int(lookups_S[0]))], None)
     owner_K = ids.ids_K % servers
-    table_K = np.repeat(np.arange(len(ids.counts_F)), ids.counts_F)
+    table_K = np.repeat(np.arange(len(ids.counts_L)), ids.counts_L)
     where = [np.flatnonzero(owner_K == server) for server in range(servers)]
     asked = [
         AskedIds(
-            OwnedIds(
-                ids.ids_K[at_K] // servers, np.bincount(table_K[at_K], minlength=len(ids.counts_F))
+            Rows(
+                ids.ids_K[at_K] // servers, np.bincount(table_K[at_K], minlength=len(ids.counts_L))
             ),
             most,
             int(count),
@@ -111,7 +111,7 @@ def split_batch(bags: Bags[Tensor], servers: int) -> tuple[DistinctIds, SplitIds
         servers: S.
     """
     ids = distinct_ids(bags, np.arange(bags.tables))
-    owned = OwnedIds(ids.ids_K, ids.counts_F)
+    owned = Rows(ids.ids_K, ids.counts_F)
     return ids, split_ids(owned, ids.most, lookups_of(ids, servers))
 
 
@@ -125,9 +125,9 @@ def lookups_of(ids: DistinctIds, servers: int) -> Int64s:
 
 def id_sections(asked: AskedIds, rows_F: Int64s) -> tuple[Section, Section]:
     """Encode ids for a server that owns `rows_F` rows of the tables."""
-    ids_K, counts_F = asked.ids
     sizes = np.array([asked.most, asked.lookups], np.int64)
-    return dense(0, sizes), dense(1, encoded_ids(ids_K, counts_F, rows_F, asked.most))
+    coded = encoded_ids(asked.ids.ids_K, asked.ids.counts_L, rows_F, asked.most)
+    return dense(0, sizes), dense(1, coded)
 
 
 def asked_of(sections: Sequence[Section], rows_F: Int64s, what: str) -> AskedIds:
@@ -144,7 +144,7 @@ def asked_of(sections: Sequence[Section], rows_F: Int64s, what: str) -> AskedIds
     ids_K = decoded_ids(array_of(sections[1]).copy(), counts_F, rows_F, most)
     if ids_K is None or not len(ids_K) <= lookups <= most * len(rows_F):
         raise DlrmError(f"{what}: not the ids of {lookups} lookups, {most} of any table")
-    return AskedIds(OwnedIds(ids_K, counts_F), most, lookups)
+    return AskedIds(Rows(ids_K, counts_F), most, lookups)
 
 
 def number_section(message: bytes, dtype: Dtype) -> Section:
@@ -174,10 +174,10 @@ def first_no_row(keys_N: Int64s, rows_F: Int64s) -> int | None:
     return int(wrong[0]) if len(wrong) else None
 
 
-def ids_of(keys_K: Int64s, tables: int) -> OwnedIds:
+def ids_of(keys_K: Int64s, tables: int) -> Rows:
     """The ids of some increasing keys."""
     counts_F = np.bincount(keys_K >> _TABLE_SHIFT, minlength=tables)
-    return OwnedIds(keys_K & _ID_MASK, counts_F)
+    return Rows(keys_K & _ID_MASK, counts_F)
 
 
 def held_by(server: int, rows_F: Sequence[int], widths: Widths) -> Held:

@@ -26,7 +26,7 @@ from dlrm_hybrid.compress.embedding.memory import Rows
 from dlrm_hybrid.model.embeddings import DistinctIds
 from dlrm_hybrid.model.rows.optimizer import learning
 from dlrm_hybrid.model.spec import ModelShape
-from dlrm_hybrid.model.table_rows import OwnedIds, owned_rows
+from dlrm_hybrid.model.table_rows import owned_rows
 from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.effects import Port, Program
 from dlrm_hybrid.parallel.finite import LOOKUPS_PREFIX
@@ -100,7 +100,7 @@ class TableClient:
             if len(frame.sections) != 1:
                 raise DlrmError(f"{what}: {len(frame.sections)} sections, expected 1")
             with self.looking_up, blamed(what):
-                rows, message = Rows(*asked.ids), message_of(frame.sections[0], end.dtype)
+                rows, message = asked.ids, message_of(frame.sections[0], end.dtype)
                 values_KD = end.take(place, rows, end.read(place, rows, message))
             parts.append(torch.from_numpy(values_KD))
         with self.looking_up:
@@ -111,13 +111,13 @@ class TableClient:
         sent: list[Rows] = []
         sums: list[Float32s] = []
         for server, asked in enumerate(split.asked):
-            rows, some_K = Rows(*asked.ids).of_tables(self._learns_F)
+            rows, some_K = asked.ids.of_tables(self._learns_F)
             sent.append(rows)
             sums.append(split.part(sum_KD, server).numpy()[some_K])
         for place, rounded_KD in enumerate(self._end.round(sent, sums)):
             rows, asked = sent[place], split.asked[place]
             values = number_section(self._end.encode(place, rows, rounded_KD), self._end.dtype)
-            asked = asked._replace(ids=OwnedIds(rows.ids_K, rows.counts_L))
+            asked = asked._replace(ids=rows)
             sections = (*id_sections(asked, self._rows[place]), values)
             dense_bytes = FLOAT_BYTES * self._widths.mean_elements(asked.lookups)
             to = self._group[place]

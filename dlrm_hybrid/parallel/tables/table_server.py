@@ -15,7 +15,7 @@ from torch import Tensor
 from dlrm_hybrid.compress.embedding.ends import RowFormats
 from dlrm_hybrid.compress.embedding.memory import Rows
 from dlrm_hybrid.model.optimizer import LrSchedule
-from dlrm_hybrid.model.table_rows import OwnedIds, TableRows
+from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.tables.lookups import (
@@ -82,7 +82,7 @@ class TableServer:
         # Questions that wait, answers whose updates have not come, updates that wait.
         self._asked: dict[Question, AskedIds] = {}
         self._sent: dict[BatchOf, Outgoing] = {}
-        self._gradients: dict[BatchOf, tuple[OwnedIds, Tensor]] = {}
+        self._gradients: dict[BatchOf, tuple[Rows, Tensor]] = {}
         self.restart(Version(0))
 
     @property
@@ -149,7 +149,7 @@ class TableServer:
             end = self._ends[of.trainer]
             with blamed(what):
                 message = message_of(frame.sections[2], end.dtype)
-                gradient_KD = torch.from_numpy(end.gradients(Rows(*ids), message))
+                gradient_KD = torch.from_numpy(end.gradients(ids, message))
             self._gradients[of] = ids, gradient_KD
             self._sent.pop(of, None)
         self._state = after
@@ -170,7 +170,7 @@ class TableServer:
         is_prediction = isinstance(question, PredictionOf)
         end = self._exact if is_prediction else self._ends[question.trainer]
         values_KD = self._rows.look_up(asked.ids).numpy()
-        message = end.rows(Rows(*asked.ids), values_KD, end.exponent)
+        message = end.rows(asked.ids, values_KD, end.exponent)
         frame = Frame(
             kind=Kind.ROWS,
             sender=self._rank,
