@@ -92,6 +92,10 @@ class Cast:
         """Cast rows or gradients from the wire back to float32."""
         return times(input_grad.float(), 1.0 / self.scale)
 
+    def rounded(self, tensor: Tensor) -> Tensor:
+        """Round rows or gradients as they would be received."""
+        return self.decode(self.encode(tensor))
+
     @property
     def quantized_dtype(self) -> torch.dtype:
         """The type on the wire."""
@@ -130,21 +134,3 @@ _CASTS: Mapping[WirePrecision, tuple[Cast, Cast]] = {
 def casts(precision: WirePrecision) -> tuple[Cast, Cast]:
     """The casts of rows, and of gradients, on the wire."""
     return _CASTS[precision]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Rounding:
-    """The rounding of pooled rows and gradients on the wire, for tables in the same process."""
-
-    precision: WirePrecision
-
-    def pooled(self, pooled: Tensor) -> Tensor:
-        """Round rows as the trainers would receive them."""
-        cast, _ = casts(self.precision)
-        return cast.decode(cast.encode(pooled))
-
-    def gradient(self, gradient: Tensor) -> Tensor:
-        """Round a trainer's share of the gradient as the tables would receive it."""
-        _, cast = casts(self.precision)
-        return cast.decode(cast.encode(gradient))

@@ -25,7 +25,7 @@ from dlrm_hybrid.model.dlrm import StageModel
 from dlrm_hybrid.model.embeddings import Embeddings, with_means
 from dlrm_hybrid.model.layers.keep_largest import KeepLargest
 from dlrm_hybrid.model.layers.products import Precision
-from dlrm_hybrid.model.sharding import Rounding
+from dlrm_hybrid.model.sharding import Cast, casts
 from dlrm_hybrid.model.spec import ModelShape, Partition
 from dlrm_hybrid.model.tensors import full_pieces
 from dlrm_hybrid.run.assembly import build
@@ -51,8 +51,8 @@ class SavedModel:
     embeddings: Embeddings
     stages: tuple[StageModel, ...]
     masks: Mapping[str, KeepLargest] = field(default_factory=dict[str, KeepLargest])
-    rounding: Rounding | None = None
-    rounding_of_rows: Rounding | None = None
+    rounding: Cast | None = None
+    rounding_of_rows: Cast | None = None
 
     @classmethod
     def load(
@@ -166,7 +166,7 @@ class SavedModel:
             else:
                 pooled_BFD = columns.by_column(self.embeddings(columns.by_table(bags)))
             if self.rounding is not None:
-                pooled_BFD = self.rounding.pooled(pooled_BFD)
+                pooled_BFD = self.rounding.rounded(pooled_BFD)
             pooled_BFD = with_means(pooled_BFD, bags)
             for stage, mask in zip(self.stages, (*self.masks.values(), None), strict=True):
                 x_BN = stage(x_BN, pooled_BFD if stage.part.has_interaction else None)
@@ -204,17 +204,17 @@ def _makes_up(changed_R: Tensor, base: int, rows: int) -> bool:
     return is_inside and is_ordered and int((changed_R >= base).sum()) == rows - base
 
 
-def _round(table_RD: Tensor, rounding: Rounding) -> None:
+def _round(table_RD: Tensor, rounding: Cast) -> None:
     for start in range(0, len(table_RD), BLOCK_ROWS):
         block = slice(start, start + BLOCK_ROWS)
-        table_RD[block] = rounding.pooled(table_RD[block])
+        table_RD[block] = rounding.rounded(table_RD[block])
 
 
-def _rounding(config: Config) -> Rounding | None:
+def _rounding(config: Config) -> Cast | None:
     """Rounding of table rows that are sent to trainers; None if they are not sent."""
     if config.parallel.trainers == 1 and config.embedding.name != "served":
         return None
-    return Rounding(config.embedding.comm_precision)
+    return casts(config.embedding.comm_precision)[0]
 
 
 def _rows_travel(config: Config) -> bool:

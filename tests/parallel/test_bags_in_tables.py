@@ -24,7 +24,7 @@ from torch import Tensor
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.model.embeddings import tensor_bags
 from dlrm_hybrid.model.exchange.floats import row_formats
-from dlrm_hybrid.model.sharding import Rounding
+from dlrm_hybrid.model.sharding import casts
 from dlrm_hybrid.model.tables import Served
 from dlrm_hybrid.parallel.tables.local import LocalTables
 from dlrm_hybrid.parallel.tables.order import ArrivalOrder
@@ -66,7 +66,7 @@ def local(bags_of: BagsOf, gradient: Gradient) -> dict[str, Tensor]:
 def shared(trainers: int, deduplicate: bool) -> Learned:
     def learned(bags_of: BagsOf, gradient: Gradient) -> dict[str, Tensor]:
         embeddings, group = drawn(), tuple(range(trainers))
-        look_up = AllIds(embeddings, Rounding("float32"))
+        look_up = AllIds(embeddings, casts("float32"))
         if deduplicate:
             formats = row_formats("float32", SPEC.table_rows)
             look_up = EachIdOnce.of(embeddings, SPEC, formats, trainers)

@@ -10,7 +10,7 @@ from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.bounds import WirePrecision
 from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.exchange.floats import row_formats
-from dlrm_hybrid.model.sharding import Rounding
+from dlrm_hybrid.model.sharding import casts
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.model.tables import Fused, TableOptimizer
 from dlrm_hybrid.model.tensors import draw_embeddings
@@ -61,7 +61,7 @@ def test_distinct_ids_learn_what_all_ids_learn(optimizer: str) -> None:
     found, expected = embeddings_of(optimizer), embeddings_of(optimizer)
     first = {name: weight.clone() for name, weight in expected.weights().items()}
     distinct = JointTables(each_id_once(found, "float32"), SpanClock())
-    plain = JointTables(AllIds(expected, Rounding("float32")), SpanClock())
+    plain = JointTables(AllIds(expected, casts("float32")), SpanClock())
     for step in range(20):
         lookups, gradients = step_of(step)
         pairs = zip(distinct.lookup(lookups), plain.lookup(lookups), strict=True)
@@ -76,7 +76,7 @@ def test_distinct_ids_learn_what_all_ids_learn(optimizer: str) -> None:
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_sums_of_equal_ids_are_rounded_not_their_parts(precision: WirePrecision) -> None:
     embeddings = embeddings_of("sgd")
-    rounding = Rounding(precision)
+    row_cast, gradient_cast = casts(precision)
     tables = JointTables(each_id_once(embeddings, precision, trainers=1), SpanClock())
     ids_FB = torch.zeros(4, 3, dtype=torch.int64)
     # The second and third vanish beside the first in half precision, unless they are summed first.
@@ -84,11 +84,11 @@ def test_sums_of_equal_ids_are_rounded_not_their_parts(precision: WirePrecision)
     before = {name: weight.clone() for name, weight in embeddings.weights().items()}
     (pooled_BFD,) = tables.lookup([LookupRequest(BatchNumber(0), Bags(ids_FB), 1.0)])
     first_FD = torch.stack([weight[0] for weight in before.values()])
-    assert torch.equal(pooled_BFD, rounding.pooled(first_FD).expand(3, 4, 4))
+    assert torch.equal(pooled_BFD, row_cast.rounded(first_FD).expand(3, 4, 4))
     tables.update([UpdateRequest(BatchNumber(0), gradient_BFD)])
     total = gradient_BFD[0] + gradient_BFD[1] + gradient_BFD[2]
     for weight, old, sum_D in zip(
-        embeddings.weights().values(), before.values(), rounding.gradient(total), strict=True
+        embeddings.weights().values(), before.values(), gradient_cast.rounded(total), strict=True
     ):
         assert torch.equal(weight[0], old[0] - sum_D)
         assert torch.equal(weight[1:], old[1:])
@@ -99,7 +99,7 @@ def test_an_id_that_is_no_row_is_refused(bad_id: int) -> None:
     ids_FB = torch.zeros(4, 3, dtype=torch.int64)
     ids_FB[3, 1] = bad_id
     for tables in (
-        JointTables(AllIds(embeddings_of("sgd"), Rounding("float32")), SpanClock()),
+        JointTables(AllIds(embeddings_of("sgd"), casts("float32")), SpanClock()),
         JointTables(each_id_once(embeddings_of("sgd"), "float32"), SpanClock()),
     ):
         with pytest.raises(RuntimeError, match="out of bounds|num_rows|Expected idx"):

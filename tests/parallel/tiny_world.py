@@ -20,7 +20,7 @@ from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.interaction import Cross, Fm
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.optimizer import Constant, Optimizer, Sgd
-from dlrm_hybrid.model.sharding import Rounding
+from dlrm_hybrid.model.sharding import casts
 from dlrm_hybrid.model.spec import ModelSpec, Partition
 from dlrm_hybrid.model.tables import Fused
 from dlrm_hybrid.model.tensors import draw_embeddings
@@ -122,7 +122,7 @@ class TinyWorld:
         self.embeddings = Embeddings(spec, TABLES)
         draw_embeddings(self.embeddings.weights(), SEED)
         group = self.topology.interaction_group
-        look_up = AllIds(self.embeddings, Rounding("float32"))
+        look_up = AllIds(self.embeddings, casts("float32"))
         joint = JointTables(look_up, SpanClock())
         self._queues: list[deque[Frame]] = [deque() for _ in range(self.topology.size)]
         config = OptimizerConfig(optimizer=optimizer, schedule=Constant(base_lr=lr))

@@ -90,7 +90,7 @@ class Floats(RowFormat, HolderEnd, TrainerEnd):
 
     @override
     def own_rows(self, place: int, rows: Rows, values_KD: Float32s) -> Float32s:
-        return _rounded(values_KD, self._row_cast)
+        return self._row_cast.rounded(torch.from_numpy(values_KD)).numpy()
 
     @override
     def encode(self, place: int, rows: Rows, rounded_KD: Numbers) -> bytes:
@@ -98,7 +98,7 @@ class Floats(RowFormat, HolderEnd, TrainerEnd):
 
     @override
     def values(self, rounded_KD: Numbers) -> Float32s:
-        return _rounded(rounded_KD, self._gradient_cast)
+        return self._gradient_cast.rounded(torch.from_numpy(rounded_KD)).numpy()
 
     def _encoded(self, place: int, rows: Rows, values_KD: Float32s, cast: Cast) -> bytes:
         packed = self._widths_P[place].packed(torch.from_numpy(values_KD), rows.counts_L)
@@ -111,7 +111,3 @@ class Floats(RowFormat, HolderEnd, TrainerEnd):
         numbers = torch.empty(size // cast.dtype.itemsize, dtype=cast.dtype)
         numbers.view(torch.uint8).numpy()[:] = np.frombuffer(message, np.uint8)
         return self._widths_P[place].unpacked(cast.decode(numbers), rows.counts_L).numpy()
-
-
-def _rounded(values_KD: Float32s, cast: Cast) -> Float32s:
-    return cast.decode(cast.encode(torch.from_numpy(values_KD))).numpy()

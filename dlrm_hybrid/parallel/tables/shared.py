@@ -26,7 +26,7 @@ from dlrm_hybrid.model.embeddings import (
     tensor_bags,
 )
 from dlrm_hybrid.model.rows.optimizer import learning
-from dlrm_hybrid.model.sharding import Rounding
+from dlrm_hybrid.model.sharding import Cast
 from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.parallel.effects import GroupCall, Program
 from dlrm_hybrid.parallel.tables.base import Tables, mean_part
@@ -148,11 +148,11 @@ class AllIds(JointLookup):
 
     Attributes:
         embeddings: the tables.
-        rounding: rounding of the transport between processes.
+        wire: casts of rows, and of gradients, between processes.
     """
 
     embeddings: EmbeddingTables
-    rounding: Rounding
+    wire: tuple[Cast, Cast]
 
     @override
     def set_lr(self, lr: float) -> None:
@@ -162,7 +162,7 @@ class AllIds(JointLookup):
     def __call__(self, bags: Sequence[Bags[Tensor]]) -> LookedUp:
         all_bags = joined([part.map(Tensor.numpy) for part in bags])
         pooled_BFD = self.embeddings(tensor_bags(all_bags))
-        return _AllRows(pooled_BFD, [part.rows for part in bags], self.rounding)
+        return _AllRows(pooled_BFD, [part.rows for part in bags], self.wire)
 
 
 @final
@@ -172,16 +172,16 @@ class _AllRows(LookedUp):
 
     pooled_BFD: Tensor
     sizes: Sequence[int]
-    rounding: Rounding
+    wire: tuple[Cast, Cast]
 
     @override
     def rows(self) -> list[Tensor]:
-        pooled_BFD = self.rounding.pooled(self.pooled_BFD.detach())
+        pooled_BFD = self.wire[0].rounded(self.pooled_BFD.detach())
         return [part.clone() for part in split(pooled_BFD, self.sizes)]
 
     @override
     def update(self, gradients: Sequence[Tensor]) -> None:
-        self.pooled_BFD.backward(torch.cat([self.rounding.gradient(g) for g in gradients]))
+        self.pooled_BFD.backward(torch.cat(list(map(self.wire[1].rounded, gradients))))
 
 
 class RowTables(Protocol):

@@ -14,7 +14,7 @@ from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.model.row_storage import RowStorage
-from dlrm_hybrid.model.sharding import Rounding
+from dlrm_hybrid.model.sharding import casts
 from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.dense.server import Handle, ParameterServer
 from dlrm_hybrid.parallel.effects import Outgoing
@@ -183,7 +183,7 @@ def _shared(config: Config, layout: Layout, clock: SpanClock) -> _Access:
     if len(group) == 1:
         tables = {group[0]: LocalTables(embeddings, 1, clock)}
         return _Access(pieces=pieces, training=tables, evaluation=tables)
-    look_up = AllIds(embeddings, Rounding(config.embedding.comm_precision))
+    look_up = AllIds(embeddings, casts(config.embedding.comm_precision))
     remembered: Sequence[Remembered | None] = [None] * len(group)
     if config.embedding.deduplicate:
         both = build_model.formats_of(config, layout.spec)
