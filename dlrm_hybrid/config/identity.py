@@ -78,11 +78,14 @@ def kept_groups(
     With the same configuration all; with another one the model and its optimizers; with other rows
     also what compressors remember.
     """
-    if any(Effect.STATE in effect_of(key) for key in _changes(saved, now)):
+    changes = _changes(saved, now)
+    if any(Effect.STATE in effect_of(key) for key in changes):
         return MODEL
     if not same_rows:
         return MODEL | {Group.COMPRESSOR}
     dropped: set[Group] = set()
+    if "parallel.table_servers" in changes:
+        dropped |= {Group.LOOKUPS, Group.LEVELS}  # each server has its part
     if _rests(now):
         dropped |= {Group.VERSIONS}
         if not _rests(saved) and flat(now).get("embedding.staleness"):

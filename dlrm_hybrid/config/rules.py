@@ -254,6 +254,8 @@ def _threads(config: Config) -> Iterator[str]:
         )
     if config.embedding.cache_rows:
         yield f"{head}: threads have no common cache of rows; needs embedding.cache_rows=0"
+    if config.embedding.levels:
+        yield f"{head}: threads remember no rows together; needs embedding.levels=false"
     if isinstance(config.activation, GradientTopK):
         yield f"{head}: activation={config.activation.name} has one residual for each row"
 

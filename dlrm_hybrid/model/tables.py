@@ -43,10 +43,6 @@ class _Embedding(Choice, effect=WEIGHTS, choice=STATE):
     device: Home = "cpu"
     sharding: Sharding = "table_wise"
     deduplicate: bool = True
-    levels: bool = False
-    row_error: Rate = 0.0625
-    gradient_error: Rate = 2.0
-    copies_rows: CopiedRows = 262_144
     staleness: Lag = 0
     cache_rows: CachedRows = 0
     cache_batches: Lag = 0
@@ -95,6 +91,27 @@ class Embedding(_Embedding):
         NEW,
         only="parallel=hybrid",
     )
+    levels: bool = key(
+        False,
+        "rows and gradients as whole steps from what both ends remember",
+        STATE,
+        only="parallel=hybrid",
+    )
+    row_error: Rate = key(
+        0.0625,
+        "levels: half a step of rows, over the root mean square of a trainer's rows",
+        STATE,
+    )
+    gradient_error: Rate = key(
+        2.0,
+        "levels: the same of gradients; what rounding leaves is sent later",
+        STATE,
+    )
+    copies_rows: CopiedRows = key(
+        262_144,
+        "levels: rows of each table that are remembered for each trainer",
+        STATE,
+    )
 
     @property
     def row_state(self) -> Mapping[str, bool]:
@@ -134,27 +151,6 @@ class Fused(Embedding):
         "look up each distinct id of a batch once (table_wise only)",
         NEW,
         only="parallel=hybrid",
-    )
-    levels: bool = key(
-        False,
-        "rows and gradients as whole steps from what both ends remember",
-        STATE,
-        only="parallel=hybrid",
-    )
-    row_error: Rate = key(
-        0.0625,
-        "levels: half a step of rows, over the root mean square of a trainer's rows",
-        STATE,
-    )
-    gradient_error: Rate = key(
-        2.0,
-        "levels: the same of gradients; what rounding leaves is sent later",
-        STATE,
-    )
-    copies_rows: CopiedRows = key(
-        262_144,
-        "levels: rows of each table that are remembered for each trainer",
-        STATE,
     )
 
 

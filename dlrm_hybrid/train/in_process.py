@@ -271,7 +271,7 @@ class InProcessEngine(Engine, Holder):
             for outgoing in server.restart(pushes, values):
                 channel.send(*outgoing)
         for _, server in self.ranks.table_servers:
-            server.restart(server.version_at(progress.step))
+            server.restart(server.version_at(progress.step), values)
         for rank, client in enumerate(self.ranks.clients):
             batches = progress.batches_of(rank // stages)
             client.restart(self._pushed(rank % stages, batches), values)

@@ -156,7 +156,12 @@ class TableServerRank:
             Kind.SAVE: self._ask,
             Kind.SHARD: self._shard,
             Kind.LOWER: self._lower,
+            Kind.LEFT: self._left,
         }
+
+    def _left(self, frame: Frame) -> Sequence[Outgoing]:
+        self.server.forget(frame.sender)
+        return ()
 
     def _serve(self, frame: Frame) -> Sequence[Outgoing]:
         ahead = self.staleness if frame.kind is Kind.LOOKUP else 0  # relative to the tick that asks

@@ -235,8 +235,9 @@ def expected_bytes(config: Config, steps: int) -> tuple[float, float]:
             ids = distinct_ids(tensor_bags(batch.bags), np.arange(len(rows_F)))
             both = [Rows(ids.ids_K, ids.counts_F)] * 2
             if keys.cache_rows:
-                turn = cache.turn(step, keys_of(ids))
-                moved = (keys_of(ids)[turn.fetched_M], turn.left_L4[:, 0])
+                keys_K = keys_of(both[0])
+                turn = cache.turn(step, keys_K)
+                moved = (keys_K[turn.fetched_M], turn.left_L4[:, 0])
                 both = [ids_of(keys_K, len(rows_F)) for keys_K in moved]
             if step >= WARMUP_STEPS:
                 ways += [

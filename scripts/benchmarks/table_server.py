@@ -34,7 +34,6 @@ from harness import (
     spread,
 )
 
-from dlrm_hybrid.compress.embedding.memory import Rows
 from dlrm_hybrid.compress.embedding.widths import Widths
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
@@ -197,7 +196,7 @@ def messages_of(
     loader, state = model.loader(config, shards), START
     generator = torch.Generator().manual_seed(SEED)
     rows = np.array(rows_F, np.int64)
-    held = held_by(0, rows_F, Widths((dim,) * len(rows), dim))
+    held = held_by(0, rows_F, Widths((dim,) * len(rows_F), dim))
     end = row_formats(PRECISION, rows_F).training.trainer(0, [held])
     for number in range(BATCH_ROWS // batch_size):
         lookups: list[bytes | bytearray] = []
@@ -208,7 +207,7 @@ def messages_of(
             (asked,) = split_batch(tensor_bags(batch.bags), 1)[1].asked
             gradient_KD = torch.randn(len(asked.ids.ids_K), dim, generator=generator).numpy()
             sections = id_sections(asked, rows)
-            values = number_section(end.encode(0, Rows(*asked.ids), gradient_KD), end.dtype)
+            values = number_section(end.encode(0, asked.ids, gradient_KD), end.dtype)
             for kind, found, sent in (
                 (Kind.LOOKUP, lookups, sections),
                 (Kind.UPDATE, updates, (*sections, values)),

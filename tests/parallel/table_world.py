@@ -11,7 +11,7 @@ from dlrm_hybrid.bounds import WirePrecision
 from dlrm_hybrid.comm.in_process import in_process_channels
 from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
-from dlrm_hybrid.compress.embedding.memory import Rows
+from dlrm_hybrid.compress.embedding.memory import LevelOptions, Rows
 from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.exchange.floats import row_formats
 from dlrm_hybrid.model.optimizer import Constant, LrSchedule
@@ -67,6 +67,7 @@ class World:
         order: TableOrder | None = None,
         schedule: LrSchedule = CONSTANT,
         cache: Served | None = None,
+        levels: LevelOptions | None = None,
     ) -> None:
         self.staleness = staleness
         self.topology = Topology(
@@ -81,7 +82,7 @@ class World:
             MeteredChannel(channel, self.counters, SpanClock())
             for channel in in_process_channels(self.topology.size)
         ]
-        formats = row_formats(precision, SPEC.table_rows)
+        formats = row_formats(precision, SPEC.table_rows, levels)
         self.servers: list[TableServer] = []
         for index in range(servers):
             rows = TableRows(SPEC, options, index, servers)

@@ -176,9 +176,13 @@ LONG = Served(cache_rows=60, cache_batches=4)
         ),
         ("rows", lambda one: one[1:], r"keys and other numbers of ages, rows or sums"),
         ("sums", lambda one: one.double(), r"sums: torch.float64 of shape"),
-        ("counts", lambda one: one + 1, r"counts = .*: of \d+ rows fetched"),
-        ("counts", lambda one: one - 9_999, r"counts = .*: of \d+ rows fetched"),
-        ("fetched", lambda one: one[:, :3], r"fetched: torch.float32 of shape .* \[N, 8\]"),
+        (
+            "ahead.0.0.keys",
+            lambda one: one[1:],
+            r"ahead.0.0.keys: \[\d+\] with \[\d+, 8\] numbers are no rows of",
+        ),
+        ("ahead.0.1.keys", lambda one: one.flip(0), r"ahead.0.1.keys: \[\d+\] with"),
+        ("ahead.0.1.numbers", lambda one: one[:, :3], r"ahead.0.1.keys: \[\d+\] with \[\d+, 3\]"),
     ],
 )
 def test_what_no_cache_can_have_held_is_refused(
@@ -200,12 +204,13 @@ def test_rows_of_another_batch_or_a_larger_cache_are_refused() -> None:
     held, small = held_by(world), World(1, 1, 2, cache=Served(cache_rows=5, cache_batches=3))
     with pytest.raises(DataError, match=r"lookups\.0\.keys: \d+ of embedding.cache_rows = 5"):
         small.tables[0].restart(Version(9), held)
-    counts = held["lookups.0.counts"]
     other = World(1, 1, 2, cache=MANY)
-    other.tables[0].restart(
-        Version(9), {**held, "lookups.0.counts": counts + torch.tensor([1, -1])}
-    )
-    with pytest.raises(DataError, match=r"fetched: \d+ rows for batch 9, which lacks \d+"):
+    swapped = {
+        f"lookups.0.ahead.0.{n}.{x}": held[f"lookups.0.ahead.0.{1 - n}.{x}"]
+        for n, x in product((0, 1), ("keys", "numbers"))
+    }
+    other.tables[0].restart(Version(9), {**held, **swapped})
+    with pytest.raises(DataError, match=r"lookups.0.ahead: other rows than those of batch 9"):
         other.learn(9, 1)
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrm_hybrid.bags import Bags
+from dlrm_hybrid.compress.embedding.memory import Rows
 from dlrm_hybrid.model.embeddings import distinct_ids
 from dlrm_hybrid.model.tables import Served
 from dlrm_hybrid.parallel.tables.cached import CacheTurn, RowCache
@@ -85,7 +86,7 @@ def test_keys_stand_for_ids(seed: int) -> None:
     rng = np.random.default_rng(seed)
     ids_FB = torch.from_numpy(rng.integers(0, [[1], [5], [2**31 - 1]], (3, 9)))
     ids = distinct_ids(Bags(ids_FB), np.arange(3))
-    keys_K = keys_of(ids)
+    keys_K = keys_of(Rows(ids.ids_K, ids.counts_F))
     assert (np.diff(keys_K) > 0).all()
     back = ids_of(keys_K, 3)
     assert back.ids_K.tolist() == ids.ids_K.tolist()

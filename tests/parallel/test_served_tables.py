@@ -19,16 +19,21 @@ from table_world import (
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
+from dlrm_hybrid.compress.embedding.memory import LevelOptions
 from dlrm_hybrid.model.exchange.floats import row_formats
 from dlrm_hybrid.model.table_rows import TableRows
-from dlrm_hybrid.model.tables import Fused, TableOptimizer
+from dlrm_hybrid.model.tables import Fused, Served, TableOptimizer
 from dlrm_hybrid.parallel.effects import Outgoing, Port
 from dlrm_hybrid.parallel.runners import InProcessRunner
+from dlrm_hybrid.parallel.tables.order import ArrivalOrder
 from dlrm_hybrid.parallel.tables.served import ServedTables, TableClient
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import Tally, Traffic
-from dlrm_hybrid.types import BatchNumber, DataError, DlrmError, Version
+from dlrm_hybrid.types import BatchNumber, DlrmError, Version
 from dlrm_hybrid.wire.frame import Frame, Kind
+
+FEW = LevelOptions(row_error=0.02, gradient_error=0.5, copies_rows=16, lifespan=8)
+FORMATS = row_formats("float32", SPEC.table_rows, FEW)
 
 
 @pytest.mark.parametrize(
@@ -64,15 +69,6 @@ def test_lookups_see_the_version_they_should(
     assert_moved(world.weights())
 
 
-def test_saved_rows_of_another_shape_are_refused() -> None:
-    (tables,) = World(1, 1, 2).tables
-    rows = torch.zeros(1, len(SPEC.table_rows), SPEC.embedding_dim)
-    tables.restart(Version(5), {"lookups.0.1": rows, "lookups.0.keys": rows, "lookups.1.0": rows})
-    tables.prefetch(BatchNumber(5), Bags(ids_of(0, 5)))  # asks for its rows
-    with pytest.raises(DataError, match=r"^lookups\.0\.\*: \[1, .*\] for batch 6, it must be \["):
-        tables.prefetch(BatchNumber(6), Bags(ids_of(0, 6)))
-
-
 def test_messages_that_come_twice_change_nothing() -> None:
     once, twice = World(2, 2, 2), World(2, 2, 2)
     once.learn(0, 15)
@@ -83,9 +79,10 @@ def test_messages_that_come_twice_change_nothing() -> None:
     assert_moved(once.weights())
 
 
-def test_a_lookup_that_comes_again_is_answered_alike() -> None:
-    """Also where the tables have moved on since."""
-    world, first = World(1, 1, 3), dict[int, tuple[Frame, Frame]]()
+@pytest.mark.parametrize("levels", [None, FEW])
+def test_a_lookup_that_comes_again_is_answered_alike(levels: LevelOptions | None) -> None:
+    """Also where the tables have moved on since, or what the trainer has of their rows."""
+    world, first = World(1, 1, 3, levels=levels), dict[int, tuple[Frame, Frame]]()
     moved_on = 0
 
     def handle(frame: Frame) -> Sequence[Outgoing]:
@@ -93,6 +90,7 @@ def test_a_lookup_that_comes_again_is_answered_alike() -> None:
         found = world.servers[0].handle(frame)
         if frame.kind is Kind.LOOKUP:
             first[frame.number] = frame, found[0].frame
+            assert world.servers[0].handle(frame) == found
         else:
             del first[frame.number]
             for asked, answered in first.values():
@@ -107,6 +105,75 @@ def test_a_lookup_that_comes_again_is_answered_alike() -> None:
     )
     world.learn(0, 10)
     assert moved_on == 30
+
+
+@pytest.mark.parametrize(
+    ("trainers", "servers", "staleness", "cache", "levels"),
+    [
+        (2, 2, 3, None, None),
+        (2, 2, 3, None, FEW),
+        (1, 2, 0, None, FEW),
+        (2, 1, 2, Served(cache_rows=150, cache_batches=3), None),
+        (2, 2, 2, Served(cache_rows=150, cache_batches=3), FEW),
+    ],
+)
+def test_a_checkpoint_changes_nothing_and_is_gone_on_from(
+    trainers: int,
+    servers: int,
+    staleness: int,
+    cache: Served | None,
+    levels: LevelOptions | None,
+) -> None:
+    """Rows that were sent ahead are as old in the world that goes on, and as much is remembered."""
+
+    def world_of() -> World:
+        return World(trainers, servers, staleness, cache=cache, levels=levels)
+
+    unbroken, saved, resumed = world_of(), world_of(), world_of()
+    unbroken.learn(0, 20)
+    saved.learn(0, 9)
+    parts = saved.runner.run({n: tables.state_ahead() for n, tables in enumerate(saved.tables)})
+    values = {piece.name: piece.view.clone() for part in parts.values() for piece in part}
+    for mine, its in zip(resumed.servers, saved.servers, strict=True):
+        for piece, other in zip(mine.pieces(), its.pieces(), strict=True):
+            piece.view.copy_(other.view)
+        mine.restart(Version(9), values)
+    for tables in resumed.tables:
+        tables.restart(Version(9), values)
+    for world in (saved, resumed):
+        world.learn(9, 11)
+        for name, table in unbroken.weights().items():
+            assert torch.equal(table, world.weights()[name]), name
+    assert_moved(unbroken.weights())
+
+
+def test_a_trainer_that_comes_again_is_sent_all_rows_anew() -> None:
+    """Its server must hear of it, else the two would differ in what they remember."""
+    world = World(1, 1, 0, order=ArrivalOrder(), levels=FEW)
+    world.learn(0, 5)
+    first = world.tables[0]
+    assert isinstance(first, ServedTables)
+
+    def come_again() -> None:
+        client = TableClient(first._client._port, SPEC, FORMATS, SpanClock())
+        world.tables = [ServedTables(client, 1)]
+        world.tables[0].restart(Version(9), {})
+
+    come_again()
+    with pytest.raises(DlrmError, match="coded with tables 3; this rank has none"):
+        world.learn(9, 1)
+    come_again()
+    world.servers[0].forget(0)
+    errors: list[float] = []
+
+    def gradient(pooled_BFD: Tensor, trainer: int) -> Tensor:
+        weights = world.weights().values()
+        exact = [weight[ids_B] for weight, ids_B in zip(weights, ids_of(0, 10), strict=True)]
+        errors.append(float((pooled_BFD - torch.stack(exact, 1)).abs().max()))
+        return torch.zeros_like(pooled_BFD)
+
+    world.learn(10, 1, gradient=gradient)
+    assert 0 < errors[0] < 0.1
 
 
 def test_predictions_are_of_all_updates() -> None:

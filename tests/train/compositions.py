@@ -72,6 +72,15 @@ COLUMNS: Columns = {
         "stale": (*SERVED, "embedding.staleness=2"),
         "cached": (*SERVED, "embedding.cache_rows=300", "embedding.cache_batches=3"),
         "files": (*SERVED, "embedding.storage=mmap"),
+        "served levels": (*SERVED, "embedding.levels=true"),
+        "stale levels": (
+            *(*SERVED, "embedding.levels=true", "embedding.copies_rows=16"),
+            "embedding.staleness=2",
+        ),
+        "cached levels": (
+            *(*SERVED, "embedding.levels=true", "embedding.staleness=1"),
+            *("embedding.cache_rows=300", "embedding.cache_batches=3"),
+        ),
     },
     "table optimizer": {
         "sgd": (),
@@ -123,13 +132,14 @@ COLUMNS: Columns = {
 APART = "sync=async|in flight"
 MEETING = "gradient=union|leader|cltk|deft|terngrad"
 ALL_SENT = ("none", "terngrad", "terngrad weights")
+ASKING = "levels|few levels|served|stale|cached|files|served levels|stale levels|cached levels"
 SOME_SENT = f"gradient={'|'.join(one for one in COLUMNS['gradient'] if one not in ALL_SENT)}"
 FORBIDDEN: Forbidden = (
     ("optimizer=adamw", SOME_SENT),
     ("rows=bare", "cuts=bottom|two"),
     ("cuts=none", "activation=dct|levels|gradient_topk|sketch"),
     ("cuts=none", "schedule=dsp"),
-    ("schedule=dsp", "tables=levels|few levels|served|stale|cached|files"),
+    ("schedule=dsp", f"tables={ASKING}"),
     ("schedule=dsp", APART),
     (APART, "tables=fused|distinct|levels|few levels"),
     (APART, "optimizer=momentum|adamw"),

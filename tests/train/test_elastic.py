@@ -35,7 +35,12 @@ from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.train.asynchronous.leases import MOST_AT_ONCE
 
 COMPRESSED = ("gradient=dct", "gradient.density=0.1")
-LEVELS = (*COMPRESSED, "gradient.precision=levels", "pull.precision=levels")
+LEVELS = (
+    *COMPRESSED,
+    "gradient.precision=levels",
+    "pull.precision=levels",
+    "embedding.levels=true",
+)
 ROUNDS = "sync=sync"
 
 

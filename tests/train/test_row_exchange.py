@@ -1,7 +1,7 @@
 """What trainers send each other for rows of tables: every id or distinct ones, halves, levels."""
 
 from patience import PATIENT
-from world_runs import Trained, assert_same, curve, summary
+from world_runs import Trained, assert_same, assert_same_state, curve, summary
 
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
@@ -45,6 +45,17 @@ def test_bytes_get_fewer_and_count_as_much(trained: Trained) -> None:
     told = [values["of"] for _, values in curve(folder) if "of" in values]
     assert sum(one["rows.lost_residuals"]["sent"] for one in told) > 0  # few are remembered
     assert all(0 < one["rows.levels"]["density"] < 1 for one in told)
+
+
+def test_levels_from_one_table_server_are_those_of_sharded_tables(trained: Trained) -> None:
+    """Bit for bit with SGD: who holds the rows decides nothing."""
+    options = (*WORLD, "train.batch_size=16", "train.steps=20", IN_PROCESS)
+    options = (*options, "embedding.levels=true", "embedding.copies_rows=16")
+    sharded = trained("sharded", *options, DISTINCT)
+    served = trained("served", *options, "embedding=served", "parallel.table_servers=1")
+    assert_same_state(served, sharded, 20)
+    assert summary(served)["compression"] == summary(sharded)["compression"]
+    assert summary(served)["test"] == summary(sharded)["test"]
 
 
 def test_an_evaluation_sends_each_row_once_and_scores_the_same(trained: Trained) -> None:

@@ -48,6 +48,9 @@ def test_a_rank_reads_its_own_and_what_holders_know_of_others(
     known |= {"levels.0.steps", "levels.2.steps"}
     source = Source(checkpoint=saved, facts={}, kept=frozenset(Group))
     assert source.state([1], pieces).keys() == own | known | {*SAVED[Group.FLIGHT]}
+    ends = {f".{n}.{what}" for n in others for what in KINDS[:2]} | {".steps"}
+    of_server = source.of_table_server(0, others)
+    assert of_server.keys() == {x for x in SAVED[Group.LEVELS] if x.endswith(tuple(ends))}
     for group, names in SAVED.items():
         source = Source(checkpoint=saved, facts={}, kept=frozenset({group}))
         assert source.state([1], pieces).keys() <= {*names}

@@ -57,22 +57,18 @@ class Remembered(Protocol):
 
 
 class HolderEnd(Remembered, Protocol):
-    """A holder's end, for one trainer.
-
-    Attributes:
-        dtype: type of the elements of messages.
-        exponent: exponent of the step for rows that are asked for now; else 0.
-    """
+    """A holder's end, for one trainer, and the type of the elements of messages."""
 
     dtype: Dtype
     exponent: int = 0
-
-    def gradients_size(self, rows: Rows) -> int | None:
-        """Bytes of the gradients of some rows; None if that varies."""
+    """Exponent of the step for rows that are asked for now; 0 without steps."""
 
     def rows(self, rows: Rows, values_KD: Float32s, exponent: int) -> bytes:
         """Encode rows, with the exponent of when they were asked for."""
         ...
+
+    def sent(self, rows: Rows, read: Read) -> None:
+        """Resume after rows that a trainer had read in a checkpoint, but not taken."""
 
     def gradients(self, rows: Rows, message: Message) -> Float32s:
         """Decode gradients; raises SectionError if the message holds no such."""
@@ -80,16 +76,12 @@ class HolderEnd(Remembered, Protocol):
 
 
 class TrainerEnd(Remembered, Protocol):
-    """A trainer's end, for all its holders.
-
-    Attributes:
-        dtype: type of the elements of messages.
-    """
+    """A trainer's end, for all its holders, and the type of the elements of messages."""
 
     dtype: Dtype
 
-    def rows_size(self, place: int, rows: Rows) -> int | None:
-        """Bytes of some rows; None if that varies."""
+    def size(self, place: int, rows: Rows) -> int | None:
+        """Bytes of some rows, or of their gradients; None if that varies."""
 
     def read(self, place: int, rows: Rows, message: Message) -> Read:
         """Decode rows; raises SectionError if the message holds no such."""

@@ -70,13 +70,7 @@ class Part:
 
 @final
 class TrainerMemory(TrainerEnd):
-    """What a trainer remembers.
-
-    Args:
-        trainer: its number.
-        held_P: tables of each holder.
-        table_rows: rows of all tables.
-        options: resolution of rows and gradients, and how many rows are remembered.
+    """What the trainer with a number remembers.
 
     Attributes:
         row_step: in which the next rows are to be sent to this trainer.
@@ -86,11 +80,7 @@ class TrainerMemory(TrainerEnd):
     dtype = Dtype.UINT8
 
     def __init__(
-        self,
-        trainer: int,
-        held_P: Sequence[Held],
-        table_rows: Sequence[int],
-        options: LevelOptions,
+        self, trainer: int, held_P: Sequence[Held], table_rows: Sequence[int], options: LevelOptions
     ) -> None:
         self.parts = [Part(held, options) for held in held_P]
         self._head = f"{LEVELS_PREFIX}{trainer}."
@@ -187,7 +177,6 @@ class TrainerMemory(TrainerEnd):
         self.row_step.messages, self.gradient_step.messages = of_steps[2:4]
 
     def _arrays(self) -> dict[str, Array]:
-        """Views of the state, but for the steps."""
         arrays: dict[str, Array] = {}
         for part in self.parts:
             for place, table in enumerate(part.tables):
@@ -213,17 +202,7 @@ class TrainerMemory(TrainerEnd):
 
 @final
 class RowResponder(HolderEnd):
-    """A holder's end for one trainer.
-
-    Args:
-        trainer: number of the trainer.
-        held: tables of the holder.
-        exponent: exponent of the first step of rows.
-        options: how many rows are remembered.
-
-    Attributes:
-        copies: the rows as the trainer has them.
-    """
+    """A holder's end for the trainer with a number, whose first rows have this exponent's step."""
 
     dtype = Dtype.UINT8
 
@@ -241,6 +220,10 @@ class RowResponder(HolderEnd):
             return b""
         levels_KD, _, _ = self.copies.send(rows, values_KD, exponent)
         return self._sender.encode(levels_KD, rows.counts_L, [exponent])
+
+    @override
+    def sent(self, rows: Rows, read: Read) -> None:
+        self.copies.receive(rows, *read)
 
     @override
     def gradients(self, rows: Rows, message: Message) -> Float32s:
@@ -265,12 +248,7 @@ class RowResponder(HolderEnd):
 @final
 @dataclass(frozen=True, slots=True)
 class LevelFormat(RowFormat):
-    """Rows and gradients as whole numbers of steps.
-
-    Attributes:
-        options: resolution, and how many rows are remembered.
-        table_rows: rows of all tables.
-    """
+    """Rows and gradients as whole numbers of steps, of a model with these tables."""
 
     options: LevelOptions
     table_rows: tuple[int, ...]

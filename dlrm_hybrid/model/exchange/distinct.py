@@ -193,7 +193,7 @@ class DistinctExchange:
             t: end.rows(request.theirs_T[t], parts_T[t], end.exponent)
             for t, end in ends.holders.items()
         }
-        sizes = {t: trainer.rows_size(t, mine_T[t]) for t in outgoing}
+        sizes = {t: trainer.size(t, mine_T[t]) for t in outgoing}
         received_T = self._swap(self._rows, outgoing, sizes, dense_bytes)
         views: list[Float32s] = []
         for t, rows in enumerate(mine_T):
@@ -237,7 +237,7 @@ class DistinctExchange:
         trainer, holders = self.ends.trainer, self.ends.holders
         rounded_T = trainer.round(mine_T, _parts(sum_KD, mine_T))
         outgoing = {t: trainer.encode(t, mine_T[t], rounded_T[t]) for t in holders}
-        sizes = {t: end.gradients_size(theirs_T[t]) for t, end in holders.items()}
+        sizes = {t: trainer.size(self._rank, theirs_T[t]) for t in holders}
         received_T = self._swap(self._gradients, outgoing, sizes, dense_bytes)
         gradients: list[Float32s] = []
         for t, rows in enumerate(theirs_T):

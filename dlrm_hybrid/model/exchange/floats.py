@@ -39,19 +39,14 @@ _DTYPES: Mapping[torch.dtype, Dtype] = {
 def row_formats(
     precision: WirePrecision, table_rows: Sequence[int], levels: LevelOptions | None = None
 ) -> RowFormats:
-    """The formats of rows of some tables: floats, or levels where their resolution is given."""
+    """Floats, or in training levels where their resolution is given."""
     floats = Floats(precision)
     return RowFormats(LevelFormat(levels, tuple(table_rows)) if levels else floats, floats)
 
 
 @final
 class Floats(RowFormat, HolderEnd, TrainerEnd):
-    """Floats of one precision, of which neither end remembers anything; either end.
-
-    Args:
-        precision: of rows and gradients.
-        held_P: tables of a trainer's holders, or of the one holder.
-    """
+    """Floats of one precision; also either end, of a trainer's holders or of the one holder."""
 
     def __init__(self, precision: WirePrecision, held_P: Sequence[Held] = ()) -> None:
         self._precision: WirePrecision = precision
@@ -68,13 +63,9 @@ class Floats(RowFormat, HolderEnd, TrainerEnd):
         return Floats(self._precision, [held])
 
     @override
-    def rows_size(self, place: int, rows: Rows) -> int:
+    def size(self, place: int, rows: Rows) -> int:
         elements = self._widths_P[place].elements(rows.counts_L)
         return elements * self._row_cast.dtype.itemsize
-
-    @override
-    def gradients_size(self, rows: Rows) -> int:
-        return self.rows_size(0, rows)
 
     @override
     def rows(self, rows: Rows, values_KD: Float32s, exponent: int) -> bytes:
@@ -105,7 +96,7 @@ class Floats(RowFormat, HolderEnd, TrainerEnd):
         return cast.encode(packed).contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
     def _decoded(self, place: int, rows: Rows, message: Message, cast: Cast) -> Float32s:
-        if len(message) != (size := self.rows_size(place, rows)):
+        if len(message) != (size := self.size(place, rows)):
             fault = f"{len(message)} bytes, where {len(rows.ids_K)} rows take {size}"
             raise SectionError(2, Encoding.DENSE, fault)
         numbers = torch.empty(size // cast.dtype.itemsize, dtype=cast.dtype)

@@ -26,6 +26,7 @@ from typing_extensions import override
 
 from dlrm_hybrid.arrays import Int64s
 from dlrm_hybrid.bags import Bags
+from dlrm_hybrid.compress.embedding.memory import Rows
 from dlrm_hybrid.kernels.gaps import merge_rows, part_rows
 from dlrm_hybrid.model.embeddings import DistinctIds, distinct_ids
 from dlrm_hybrid.model.tables import Served
@@ -112,16 +113,6 @@ class RowCache:
         self._free_S = np.setdiff1d(np.arange(self._slots), kept_N4[:, 3])
 
 
-@dataclass(slots=True, eq=False)
-class _Flying:
-    """A batch between `prefetch` and `update`; `fetched_MD` is None until the rows arrive."""
-
-    ids: DistinctIds
-    turn: CacheTurn
-    split: SplitIds
-    fetched_MD: Tensor | None
-
-
 @final
 class CachedTables(Tables):
     """One trainer's access to tables on table servers.
@@ -141,8 +132,8 @@ class CachedTables(Tables):
         self._cache = RowCache(keys)
         self._rows_SD = torch.zeros(0, client.dim)
         self._sums_SD = torch.zeros(0, client.dim)  # 0 in free slots
-        self._flying: dict[BatchNumber, _Flying] = {}
-        self._loaded: dict[BatchNumber, Tensor] = {}
+        self.remembered = client.remembered
+        self._flying: dict[BatchNumber, tuple[DistinctIds, CacheTurn]] = {}
         self._updated = 0
 
     @override
@@ -151,44 +142,34 @@ class CachedTables(Tables):
             return
         with self._client.looking_up:
             ids = distinct_ids(bags, np.arange(bags.tables))
-            keys_K = keys_of(ids)
+            keys_K = keys_of(Rows(ids.ids_K, ids.counts_F))
             turn = self._cache.turn(batch, keys_K)
-            split = self._split(keys_K[turn.fetched_M], ids)
-            fetched_MD = self._loaded.pop(batch, None)
-            if fetched_MD is not None and len(fetched_MD) != len(turn.fetched_M):
-                raise DataError(
-                    f"{self._client.prefix}fetched: {len(fetched_MD)} rows for batch {batch}, "
-                    f"which lacks {len(turn.fetched_M)}"
-                )
-            self._flying[batch] = _Flying(ids, turn, split, fetched_MD)
-            if fetched_MD is None:
-                self._client.ask(split, batch)
+            self._flying[batch] = ids, turn
+            self._client.ask(batch, self._split(keys_K[turn.fetched_M], ids))
 
     @override
     def lookup(self, batch: BatchNumber, bags: Bags[Tensor], lr: float) -> Program[Tensor]:
         self.prefetch(batch, bags)
-        yield from self._receive(batch)
-        flying = self._flying[batch]
-        turn, fetched_MD = flying.turn, flying.fetched_MD
-        assert fetched_MD is not None
+        fetched_MD = yield from self._client.receive(batch)
+        ids, turn = self._flying[batch]
         with self._client.looking_up:
             self._make_room(turn.slots)
             slots_K = torch.from_numpy(turn.slots_K)
             self._rows_SD[slots_K[torch.from_numpy(turn.fetched_M)]] = fetched_MD
-            return flying.ids.pool(self._rows_SD.index_select(0, slots_K))
+            return ids.pool(self._rows_SD.index_select(0, slots_K))
 
     @override
     def update(self, batch: BatchNumber, gradient_BFD: Tensor) -> Program[None]:
         yield from ()
         with self._client.looking_up:
-            flying = self._flying.pop(batch)
-            sum_KD = flying.ids.sum_by_id(mean_part(gradient_BFD, self._averaged))
-            self._sums_SD.index_add_(0, torch.from_numpy(flying.turn.slots_K), sum_KD)
-            left_L4 = flying.turn.left_L4
+            ids, turn = self._flying.pop(batch)
+            sum_KD = ids.sum_by_id(mean_part(gradient_BFD, self._averaged))
+            self._sums_SD.index_add_(0, torch.from_numpy(turn.slots_K), sum_KD)
+            left_L4 = turn.left_L4
             slots_L = torch.from_numpy(left_L4[:, 3])
             left_LD = self._sums_SD.index_select(0, slots_L)
             self._sums_SD.index_fill_(0, slots_L, 0.0)
-            self._client.update(self._split(left_L4[:, 0], flying.ids), batch, left_LD)
+            self._client.update(self._split(left_L4[:, 0], ids), batch, left_LD)
         self._updated = batch + 1
 
     @override
@@ -197,11 +178,7 @@ class CachedTables(Tables):
 
     @override
     def state_ahead(self) -> Program[list[Piece]]:
-        fetched: list[Tensor] = []
-        for batch, flying in self._flying.items():
-            yield from self._receive(batch)
-            assert flying.fetched_MD is not None
-            fetched.append(flying.fetched_MD)
+        ahead = yield from self._client.state_ahead(self._updated)
         kept_N4 = self._kept()
         slots_N = torch.from_numpy(kept_N4[:, 3])
         # Relative to the current batch, since a resumed trainer may count anew.
@@ -211,11 +188,10 @@ class CachedTables(Tables):
             "ages": torch.from_numpy(ages_N2),
             "rows": self._rows_SD.index_select(0, slots_N),
             "sums": self._sums_SD.index_select(0, slots_N),
-            "counts": torch.tensor([len(part) for part in fetched]),
-            "fetched": torch.cat([self._rows_SD[:0], *fetched]),
         }
-        named = {f"{self._client.prefix}{name}": part for name, part in state.items() if len(part)}
-        return full_pieces(named, Group.LOOKUPS)
+        head = self._client.prefix
+        named = {f"{head}{name}": part for name, part in state.items() if len(part)}
+        return ahead + full_pieces(named, Group.LOOKUPS)
 
     @override
     def flush(self) -> Program[None]:
@@ -224,8 +200,8 @@ class CachedTables(Tables):
         if not len(kept_N4):
             return
         ids, split = split_batch(self._client.nothing, self._client.servers)
-        self._client.ask(split, batch)
-        yield from self._client.receive(split, batch)
+        self._client.ask(batch, split)
+        yield from self._client.receive(batch)
         slots_N = torch.from_numpy(kept_N4[:, 3].copy())
         sums_ND = self._sums_SD.index_select(0, slots_N)
         self._client.update(self._split(kept_N4[:, 0], ids), batch, sums_ND)
@@ -235,12 +211,9 @@ class CachedTables(Tables):
 
     @override
     def settle(self) -> Program[None]:
-        for batch in self._flying:
-            yield from self._receive(batch)
         self._cache.restart(self._kept())
         self._flying.clear()
-        self._loaded.clear()
-        yield from self._client.settle(self._updated)
+        return self._client.settle(self._updated)
 
     @override
     def restart(self, version: Version, values: Mapping[str, Tensor]) -> None:
@@ -248,9 +221,7 @@ class CachedTables(Tables):
         self._rows_SD, self._sums_SD = saved["rows"].clone(), saved["sums"].clone()
         self._updated = version
         self._flying.clear()
-        counts = [int(count) for count in saved["counts"]]
-        parts = enumerate(torch.split(saved["fetched"], counts), version)
-        self._loaded = {BatchNumber(batch): part for batch, part in parts}
+        self._client.restart(version, values)
         slots_N = np.arange(len(saved["keys"]))
         columns = (saved["keys"].numpy(), *(version - saved["ages"].numpy()).T, slots_N)
         self._cache.restart(np.stack(columns, axis=1))
@@ -263,8 +234,7 @@ class CachedTables(Tables):
         """
         head, integers = self._client.prefix, torch.zeros(0, dtype=torch.int64)
         none = torch.zeros(0, self._client.dim)
-        expected = {"keys": integers, "ages": integers.view(0, 2), "counts": integers}
-        expected |= {"rows": none, "sums": none, "fetched": none}
+        expected = {"keys": integers, "ages": integers.view(0, 2), "rows": none, "sums": none}
         saved = {name: values.get(f"{head}{name}", tensor) for name, tensor in expected.items()}
         for name, tensor in saved.items():
             like = expected[name]
@@ -280,9 +250,6 @@ class CachedTables(Tables):
             raise DataError(
                 f"{head}*: {len(saved['keys'])} keys and other numbers of ages, rows or sums"
             )
-        if (saved["counts"] < 0).any() or int(saved["counts"].sum()) != len(saved["fetched"]):
-            counts, rows = [int(count) for count in saved["counts"]], len(saved["fetched"])
-            raise DataError(f"{head}counts = {counts!r:.80}: of {rows} rows fetched")
         self._check_kept(saved["keys"].numpy(), saved["ages"].numpy())
         return saved
 
@@ -307,15 +274,10 @@ class CachedTables(Tables):
                 f"and used, with embedding.cache_batches = {keys.cache_batches}"
             )
 
-    def _receive(self, batch: BatchNumber) -> Program[None]:
-        flying = self._flying[batch]
-        if flying.fetched_MD is None:
-            flying.fetched_MD = yield from self._client.receive(flying.split, batch)
-
     def _kept(self) -> Int64s:
         """The rows kept after the last update, without the turns of later batches."""
-        for flying in self._flying.values():
-            return flying.turn.before_N4
+        for _, turn in self._flying.values():
+            return turn.before_N4
         return self._cache.kept_N4
 
     def _split(self, keys_K: Int64s, batch: DistinctIds) -> SplitIds:

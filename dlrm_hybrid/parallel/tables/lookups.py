@@ -12,7 +12,7 @@ Shapes: B rows of a batch, F tables, D width of the widest (see `Widths`), K dis
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
@@ -22,12 +22,12 @@ from torch import Tensor
 
 from dlrm_hybrid.arrays import Int64s
 from dlrm_hybrid.bags import Bags
-from dlrm_hybrid.compress.embedding.ends import Held, Message
+from dlrm_hybrid.compress.embedding.ends import Held, Message, Read
 from dlrm_hybrid.compress.embedding.memory import Rows
 from dlrm_hybrid.compress.embedding.widths import Widths
 from dlrm_hybrid.model.embeddings import DistinctIds, distinct_ids
 from dlrm_hybrid.model.exchange.distinct import decoded_ids, encoded_ids
-from dlrm_hybrid.types import DlrmError
+from dlrm_hybrid.types import DataError, DlrmError
 from dlrm_hybrid.wire.dense import array_of, dense
 from dlrm_hybrid.wire.section import ELEMENT_BYTES, Dtype, Encoding, Section
 
@@ -159,9 +159,9 @@ def message_of(section: Section, dtype: Dtype) -> Message:
     return section.payload
 
 
-def keys_of(ids: DistinctIds) -> Int64s:
-    """Keys of a batch's rows: one increasing number per row, from table and id."""
-    return ids.ids_K + np.repeat(np.arange(len(ids.counts_F)) << _TABLE_SHIFT, ids.counts_F)
+def keys_of(rows: Rows) -> Int64s:
+    """Keys of rows: one increasing number per row, from table and id."""
+    return rows.ids_K + np.repeat(np.arange(len(rows.counts_L)) << _TABLE_SHIFT, rows.counts_L)
 
 
 def first_no_row(keys_N: Int64s, rows_F: Int64s) -> int | None:
@@ -184,3 +184,37 @@ def held_by(server: int, rows_F: Sequence[int], widths: Widths) -> Held:
     """The rows that a table server owns; its state of a table is numbered after other servers'."""
     first = server * len(rows_F)
     return Held(tuple(range(first, first + len(rows_F))), tuple(rows_F), widths)
+
+
+def flight_tensors(rows: Rows, read: Read) -> dict[str, Tensor]:
+    """Rows that a trainer has read, but not taken, for a checkpoint."""
+    numbers_KD = torch.from_numpy(read[0])
+    exponent = numbers_KD.new_tensor([read[1]])  # has the type where there are no rows
+    return {"keys": torch.from_numpy(keys_of(rows)), "numbers": numbers_KD, "exponent": exponent}
+
+
+def flights_of(values: Mapping[str, Tensor], head: str, held: Held) -> list[tuple[Rows, Read]]:
+    """Rows of a server that `flight_tensors` has, batch by batch.
+
+    Args:
+        values: tensors of a checkpoint; empty ones are not among them.
+        head: begin of their names, `lookups.<trainer>.ahead.<server>.`.
+
+    Raises:
+        DataError: they are no rows of the server.
+    """
+    flights: list[tuple[Rows, Read]] = []
+    while (exponent := values.get(f"{head}{len(flights)}.exponent")) is not None:
+        name = f"{head}{len(flights)}."
+        keys = values.get(f"{name}keys", torch.empty(0, dtype=torch.int64))
+        numbers = values.get(f"{name}numbers", exponent.new_empty(0, held.widths.widest))
+        expected = (torch.int64, 1, (len(keys), held.widths.widest))
+        is_fit = (keys.dtype, keys.dim(), numbers.shape) == expected
+        if not is_fit or first_no_row(keys.numpy(), np.array(held.rows_L, np.int64)) is not None:
+            raise DataError(
+                f"{name}keys: {list(keys.shape)} with {list(numbers.shape)} numbers are no rows of "
+                f"tables of {held.rows_L}"
+            )
+        read = numbers.to(exponent.dtype).numpy(), int(exponent[0])
+        flights.append((ids_of(keys.numpy(), len(held.tables)), read))
+    return flights

@@ -48,7 +48,7 @@ class SendRows:
 
 @dataclass(frozen=True, slots=True)
 class Resend:
-    """Action: send a batch's rows again as they were sent; the tables have changed since."""
+    """Action: send a batch's rows again as they were sent; tables may have changed since."""
 
     of: BatchOf
 
@@ -151,18 +151,18 @@ class TableVersions(TableState):
                     f"lookup of batch {question.batch} by trainer {question.trainer}: too early, "
                     f"its update of batch {done} is due and embedding.staleness = {self.staleness}"
                 )
+            if question in self.answered:
+                return self, (Resend(question),)
         needed = self.needs(question)
         if needed > self.version:
             if question in self.waiting:
                 return self, ()
             return replace(self, waiting=(*self.waiting, question)), ()
         if isinstance(question, BatchOf) and needed < self.version:
-            if question not in self.answered:
-                raise DlrmError(
-                    f"lookup of batch {question.batch} by trainer {question.trainer}: too late, it "
-                    f"needs version {needed} of the tables; they are at {self.version}"
-                )
-            return self, (Resend(question),)
+            raise DlrmError(
+                f"lookup of batch {question.batch} by trainer {question.trainer}: too late, it "
+                f"needs version {needed} of the tables; they are at {self.version}"
+            )
         return self._answering((question,)), (SendRows((question,)),)
 
     @override

@@ -235,17 +235,9 @@ class EachIdOnce(JointLookup):
         ids_K = np.concatenate([ids.ids_K for ids in distinct])
         looked_up = self.embeddings.look_up_distinct(ids_K, counts_TF)
         ends = self.ends if torch.is_grad_enabled() else [self.exact] * len(bags)
-        parts = [
-            _Part(ids, Rows(ids.ids_K, ids.counts_F), end)
-            for ids, end in zip(distinct, ends, strict=True)
-        ]
+        rows = [Rows(ids.ids_K, ids.counts_F) for ids in distinct]
+        parts = list(zip(distinct, rows, ends, strict=True))
         return _RoundedRows(parts, looked_up, self.learns_F)
-
-
-class _Part(NamedTuple):
-    ids: DistinctIds
-    rows: Rows
-    end: TrainerEnd
 
 
 @final
@@ -253,13 +245,13 @@ class _Part(NamedTuple):
 class _RoundedRows(LookedUp):
     """Rows of the distinct ids of each trainer, concatenated, as each of them has them."""
 
-    parts: Sequence[_Part]
+    parts: Sequence[tuple[DistinctIds, Rows, TrainerEnd]]
     looked_up: DistinctRows
     learns_F: Bools
 
     @override
     def rows(self) -> list[Tensor]:
-        values = split(self.looked_up.rows_KD, [len(part.rows.ids_K) for part in self.parts])
+        values = split(self.looked_up.rows_KD, [len(rows.ids_K) for _, rows, _ in self.parts])
         return [
             ids.pool(torch.from_numpy(end.own_rows(0, rows, part_KD.numpy())))
             for (ids, rows, end), part_KD in zip(self.parts, values, strict=True)

@@ -5,22 +5,24 @@ Its `TableOrder` says which version of the tables answers a lookup, and when upd
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dlrm_hybrid.compress.embedding.ends import RowFormats
+from dlrm_hybrid.compress.embedding.ends import HolderEnd, RowFormats
 from dlrm_hybrid.compress.embedding.memory import Rows
 from dlrm_hybrid.model.optimizer import LrSchedule
 from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.effects import Outgoing
+from dlrm_hybrid.parallel.finite import LOOKUPS_PREFIX
 from dlrm_hybrid.parallel.tables.lookups import (
     AskedIds,
     asked_of,
+    flights_of,
     held_by,
     message_of,
     number_section,
@@ -75,15 +77,17 @@ class TableServer:
         self._rows = rows
         self._rows_F = np.array(rows.rows_F, np.int64)
         self._order, self._schedule, self._attempt = order, schedule, attempt
-        held = held_by(index, rows.rows_F, rows.widths)
-        self._ends = [formats.training.holder(t, held) for t in range(topology.trainers)]
-        self._exact = formats.exact.holder(0, held)
+        self.held = held_by(index, rows.rows_F, rows.widths)
+        self._index, self._format = index, formats.training
+        self._ends = [self._make_end(trainer) for trainer in range(topology.trainers)]
+        self._exact = formats.exact.holder(0, self.held)
         self._looking_up = clock.within(Span.EMBEDDING)
-        # Questions that wait, answers whose updates have not come, updates that wait.
-        self._asked: dict[Question, AskedIds] = {}
+        # Questions that wait, each with the exponent for its rows; answers whose updates have not
+        # come, updates that wait.
+        self._asked: dict[Question, tuple[AskedIds, int]] = {}
         self._sent: dict[BatchOf, Outgoing] = {}
         self._gradients: dict[BatchOf, tuple[Rows, Tensor]] = {}
-        self.restart(Version(0))
+        self.restart(Version(0), {})
 
     @property
     def version(self) -> Version:
@@ -98,15 +102,31 @@ class TableServer:
         """The version that a checkpoint of this step holds."""
         return self._state.version_at(step)
 
-    def restart(self, version: Version) -> None:
+    def restart(self, version: Version, values: Mapping[str, Tensor]) -> None:
         """Start from tables of this version, with nothing under way.
 
         Args:
             version: batches of each trainer so far; with `ArrivalOrder` of all trainers together.
+            values: `Tables.state_ahead` of the trainers, as far as a checkpoint holds them.
         """
+        for trainer, end in enumerate(self._ends):
+            end.load(values)
+            head = f"{LOOKUPS_PREFIX}{trainer}.ahead.{self._index}."
+            for rows, read in flights_of(values, head, self.held):
+                end.sent(rows, read)
         self._state = self._order.begin(self._topology.trainers, version)
         for table in (self._asked, self._sent, self._gradients):
             table.clear()
+
+    def forget(self, rank: int) -> None:
+        """Forget what a trainer that is lost remembers: it comes again with nothing."""
+        group = self._topology.interaction_group
+        if rank in group:
+            trainer = group.index(rank)
+            self._ends[trainer] = self._make_end(trainer)
+
+    def _make_end(self, trainer: int) -> HolderEnd:
+        return self._format.holder(trainer, self.held)
 
     def handle(self, frame: Frame) -> list[Outgoing]:
         """Handle a LOOKUP or an UPDATE; returns the ROWS to send before the next call.
@@ -136,7 +156,9 @@ class TableServer:
             question = PredictionOf(of.trainer, Version(frame.number))
         after, actions = self._state.on_question(question)
         if after is not self._state or actions:
-            self._asked[question] = asked_of(frame.sections, self._rows_F, what)
+            # Whatever else the trainer sends before its rows can be sent.
+            exponent = self._ends[of.trainer].exponent
+            self._asked[question] = asked_of(frame.sections, self._rows_F, what), exponent
         self._state = after
         return actions
 
@@ -166,11 +188,11 @@ class TableServer:
         return [self._sent[action.of]]
 
     def _answer(self, question: Question, is_kept: bool) -> Outgoing:
-        asked = self._asked.pop(question)
+        asked, exponent = self._asked.pop(question)
         is_prediction = isinstance(question, PredictionOf)
         end = self._exact if is_prediction else self._ends[question.trainer]
         values_KD = self._rows.look_up(asked.ids).numpy()
-        message = end.rows(asked.ids, values_KD, end.exponent)
+        message = end.rows(asked.ids, values_KD, exponent)
         frame = Frame(
             kind=Kind.ROWS,
             sender=self._rank,

@@ -196,16 +196,35 @@ class Source:
         """
         own = {piece.name for piece in pieces}
         tables = in_groups(pieces, Group.EMBEDDINGS)
-        parts = {int(piece.name.split(".")[1]) - 1 for piece in tables}
         # A holder of tables also needs what it remembers of other trainers.
-        ends = (".steps", *(f".{part}.{what}" for part in parts for what in ("slots", "copies")))
+        ends = _ends_of_copies({int(piece.name.split(".")[1]) - 1 for piece in tables})
         heads = tuple(f"{LOOKUPS_PREFIX}{trainer}." for trainer in trainers)
         kept = self.kept & {Group.COMPRESSOR, Group.LEVELS}
         names = self.checkpoint.names(*self.kept & {Group.FLIGHT})
         names += [x for x in self.checkpoint.names(*kept) if x in own or x.endswith(ends)]
         kept = self.kept & {Group.LOOKUPS}
         names += [x for x in self.checkpoint.names(*kept) if x.startswith(heads)]
+        ends = (name.rpartition(".")[2] for name in names if name.startswith(heads))
+        if any(end.isdecimal() or end == "fetched" for end in ends):
+            print(f"{self.checkpoint.folder}: of an earlier version; rows are looked up ahead anew")
         return self.checkpoint.tensors(names)
+
+    def of_table_server(self, server: int, tables: Collection[int]) -> dict[str, Tensor]:
+        """The state of trainers that goes on, as far as a table server remembers it.
+
+        Args:
+            tables: numbers of the server's tables in that state.
+        """
+        kept, ends = self.kept & {Group.LEVELS}, _ends_of_copies(tables)
+        names = [x for x in self.checkpoint.names(*kept) if x.endswith(ends)]
+        kept = self.kept & {Group.LOOKUPS} if names else ()
+        names += [x for x in self.checkpoint.names(*kept) if f".ahead.{server}." in x]
+        return self.checkpoint.tensors(names)
+
+
+def _ends_of_copies(tables: Collection[int]) -> tuple[str, ...]:
+    """Ends of the names of what both ends remember of some tables."""
+    return (".steps", *(f".{table}.{what}" for table in tables for what in ("slots", "copies")))
 
 
 def _fresh(job: Job, folder: Path) -> dict[str, Tensor]:

@@ -81,7 +81,8 @@ def serve_tables(job: Job, index: int, channel: MeteredChannel, meter: RankMeter
         begin_with_vectors(job, server.pieces())
     if source is not None:
         source.checkpoint.fill(server.pieces())
-        server.restart(server.version_at(source.progress.step))
+        values = source.of_table_server(index, server.held.tables)
+        server.restart(server.version_at(source.progress.step), values)
     del source  # with its open files
     server_rank = TableServerRank(
         server=server,
