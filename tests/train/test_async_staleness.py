@@ -14,7 +14,7 @@ from dlrm_hybrid.telemetry.summary import staleness_figures
 if TYPE_CHECKING:
     from dlrm_hybrid.train.in_process import InProcessEngine
 
-TRAINERS, STAGES, SERVERS, STEPS, REST = 4, 2, 2, 24, 18
+TRAINERS, STAGES, SERVERS, STEPS, REST = 4, 2, 2, 40, 30
 WORLD = (
     *("parallel=hybrid", "parallel.world=in_process", "parallel.cuts=[bottom.2]", "sync=async"),
     *(

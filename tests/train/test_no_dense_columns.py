@@ -83,6 +83,18 @@ def test_what_is_planted_is_found_and_leaves_for_other_programs(
     assert pq.read_table(output)["score"].to_numpy().std() > 0.1
 
 
+def test_others_names_are_refused(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = train("run", "train.steps=5")
+    given = (f"export.checkpoint={folder}", f"export.output={tmp_path / 'out'}")
+    names = ("export.format=safetensors", "export.names=dlrm")
+    assert run(["dlrm_hybrid", "export", *given, *names]) == 2
+    assert (
+        "'dlrm' (export.names, import.names): has no model without dense" in capsys.readouterr().err
+    )
+
+
 def test_rows_are_prepared_without_a_model(
     table: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,6 +110,16 @@ def test_rows_are_prepared_without_a_model(
     bare = [one for one in rows if not one.startswith("data.schema")]
     assert run(["dlrm_hybrid", "prepare", *bare, f"data.prepared={tmp_path / 'none'}"]) == 2
     assert "data.schema = null: name the schema of these columns" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_plans_cut_only_where_layers_are(
+    table: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    search = ("plan.machines=2", "plan.rates=[1gbit]", "train.batch_size=32", "train.steps=60")
+    assert run(["dlrm_hybrid", "plan", *table, *search]) == 0
+    shown = capsys.readouterr().out
+    assert "dp_levels: 2 × 1 + 2" in shown and "dct_hybrid" not in shown
 
 
 @pytest.mark.parametrize(

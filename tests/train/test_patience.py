@@ -1,7 +1,4 @@
-"""Runs that end where their scores get no better, and rates that fall there.
-
-That falling rates are the same in every world is a column of `test_world_matrix.py`.
-"""
+"""Runs that end where their scores get no better."""
 
 import json
 import shutil
@@ -11,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from world_runs import Trained, assert_same_state, checkpoint, summary, tensors
+from world_runs import Trained, assert_same, assert_same_state, checkpoint, summary, tensors
 
 from dlrm_hybrid.checkpoint.manifest import Monitor
 from dlrm_hybrid.telemetry import events
@@ -129,13 +126,72 @@ def rates(folder: Path) -> dict[int, float]:
     return {one.step: one.values["lr"] for one in found if one.kind is Kind.PROGRESS}
 
 
-def test_rates_fall_one_step_after_evaluations(trained: Trained) -> None:
-    folder = trained("falls", *FALLING, "optimizer.lr=0.2")
+@pytest.mark.parametrize(
+    "world",
+    [
+        (),
+        pytest.param((*WORLD, IN_PROCESS), marks=pytest.mark.slow),
+        pytest.param(
+            ("parallel=hybrid", "parallel.trainers=1", "parallel.servers=0"), marks=pytest.mark.slow
+        ),
+    ],
+    ids=["one", "all", "ranks"],
+)
+def test_rates_fall_one_step_after_evaluations(world: tuple[str, ...], trained: Trained) -> None:
+    folder = trained("falls", *FALLING, "optimizer.lr=0.2", *world)
     falls = {step: sum(first < step for first in LOWERED) for step in range(1, 41)}
     assert rates(folder) == {step: 0.2 * 0.5**times for step, times in falls.items()}
-    constant = trained("constant", "train.steps=40", "optimizer.lr=0.2")
+    constant = trained("constant", *world, "train.steps=40", "optimizer.lr=0.2")
     for name in ("top.1.weight", "embedding.3.weight"):
         assert not np.array_equal(tensors(constant, 40)[name], tensors(folder, 40)[name])
+
+
+def test_falling_rates_are_those_of_one_process_on_servers_too(trained: Trained) -> None:
+    short = (*FALLING, "train.steps=20")
+    plain = trained("plain", *short)
+    world = ("parallel=hybrid", "parallel.trainers=1", "parallel.cuts=[bottom.2]", IN_PROCESS)
+    folder = trained("world", *short, *world, "parallel.servers=2")
+    assert_same(plain, folder, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [15, 21])
+def test_rates_of_a_broken_run_fall_as_those_of_an_unbroken_one(
+    step: int, trained: Trained
+) -> None:
+    options = (*FALLING, *WORLD, IN_PROCESS, "checkpoint.every=3", "checkpoint.keep=20")
+    unbroken = trained("unbroken", *options)
+    broken = broken_at(step, 40, unbroken)
+    trained("broken", *options, "checkpoint.resume=auto")
+    assert_same_state(unbroken, broken, 40)
+    assert rates(broken) == rates(unbroken)
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        ("parallel.servers=2", "embedding=served", "parallel.table_servers=2"),
+        pytest.param(
+            (
+                *("parallel.servers=1", "sync=bounded", "sync.staleness=2", "embedding=served"),
+                *("parallel.table_servers=1", "embedding.staleness=3"),
+            ),
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["sync", "bounded"],
+)
+def test_rates_of_servers_in_processes_fall_as_those_of_one_process(
+    world: tuple[str, ...], trained: Trained
+) -> None:
+    short = ("train.steps=8", "checkpoint.every=3", "checkpoint.keep=20")
+    often = ("train.evaluate_every=2", "optimizer.plateau_patience=1")
+    options = (*FALLING, *WORLD, *world, *short, *often)
+    processes = trained("unbroken", *options)
+    alone = trained("alone", *options, IN_PROCESS)
+    assert_same_state(processes, alone, 8)
+    assert rates(processes) == rates(alone)
+    assert len(set(rates(processes).values())) == 3
 
 
 def test_scores_that_get_better_end_nothing(trained: Trained) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from rank_faults import left, plan
-from world_runs import PlainRuns, Train, assert_same, curve, summary
+from world_runs import Train, assert_same, curve, summary
 
 from dlrm_hybrid.checkpoint.folder import find, read_facts
 from dlrm_hybrid.cli.main import run
@@ -35,12 +35,7 @@ def struck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "TRAIN_RANK", "rank_faults:struck_rank")
 
 
-OPTIONS = ("telemetry.every=1", "train.evaluate_every=20", "optimizer.schedule=linear")
-
-
-@pytest.fixture(scope="module")
-def unbroken(small_rows: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return PlainRuns(small_rows, tmp_path_factory.mktemp("unbroken"))(*OPTIONS)
+EVERY = ("telemetry.every=1", "checkpoint.every=7")
 
 
 def starts(folder: Path) -> list[int]:
@@ -50,17 +45,15 @@ def starts(folder: Path) -> list[int]:
 
 
 def test_a_run_killed_again_and_again_ends_like_the_unbroken_one(
-    train: Train,
-    struck: None,
-    unbroken: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    train: Train, struck: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    code, unbroken = train("unbroken", *EVERY)
+    assert code == 0
     kills = sorted(random.Random("kills").sample(range(1, STEPS), 3))
     folder = tmp_path / "killed"
     plan(folder, "SIGKILL", *kills)
     capsys.readouterr()
-    code, _ = train("killed", *OPTIONS, "checkpoint.every=7", "checkpoint.max_restarts=3")
+    code, _ = train("killed", *EVERY, "checkpoint.max_restarts=3")
     assert code == 0
     assert left(folder) == []
     first, *later = starts(folder)
@@ -102,16 +95,16 @@ def test_too_many_losses_end_a_run(
     assert summary(folder)["restarts"] == 2
 
 
-def test_sigterm_saves_the_step_it_interrupts(
-    train: Train, struck: None, unbroken: Path, tmp_path: Path
-) -> None:
+def test_sigterm_saves_the_step_it_interrupts(train: Train, struck: None, tmp_path: Path) -> None:
+    options = ("telemetry.every=1", "train.evaluate_every=20", "optimizer.schedule=linear")
+    assert train("unbroken", *options)[0] == 0
     folder = tmp_path / "preempted"
     plan(folder, "SIGTERM", 40)
-    code, _ = train("preempted", *OPTIONS)
+    code, _ = train("preempted", *options)
     assert code == 75
     assert (folder / "checkpoints" / "latest").read_text() == "step_00000040\n"
-    assert train("preempted", *OPTIONS, "checkpoint.resume=auto")[0] == 0
-    assert_equal_runs(unbroken, folder)
+    assert train("preempted", *options, "checkpoint.resume=auto")[0] == 0
+    assert_equal_runs(tmp_path / "unbroken", folder)
     evaluated = [
         event.step
         for event in events.read(folder / "events.jsonl")
@@ -123,17 +116,14 @@ def test_sigterm_saves_the_step_it_interrupts(
 
 
 def test_ctrl_c_saves_the_step_it_interrupts(
-    train: Train,
-    struck: None,
-    unbroken: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    train: Train, struck: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert train("unbroken", "telemetry.every=1")[0] == 0
     name = "it's (interrupted), é = 1"  # what Hydra and the shell read otherwise
     folder = tmp_path / name
     plan(folder, "SIGINT", 40)
     capsys.readouterr()
-    assert train(name, *OPTIONS, "prepare.overwrite=true")[0] == 130
+    assert train(name, "telemetry.every=1", "prepare.overwrite=true")[0] == 130
     told = capsys.readouterr()
     found = summary(folder)
     step = found["steps"]
@@ -149,7 +139,7 @@ def test_ctrl_c_saves_the_step_it_interrupts(
     assert (found["status"], found["samples"]) == ("interrupted", step * 64)
     assert (found["steps_planned"], found["steps_saved"]) == (STEPS, step)
     assert run(command[2:]) == 0
-    assert_equal_runs(unbroken, folder)
+    assert_equal_runs(tmp_path / "unbroken", folder)
     assert json.loads((folder / "config.json").read_text())["checkpoint"]["minutes"] == 10
 
 
@@ -185,16 +175,17 @@ def test_what_is_not_set_any_more_is_a_change() -> None:
 
 @pytest.mark.slow
 def test_checkpoints_by_time_change_nothing_and_are_gone_on_from(
-    train: Train, struck: None, unbroken: Path, tmp_path: Path
+    train: Train, struck: None, tmp_path: Path
 ) -> None:
+    assert train("unbroken", "telemetry.every=1")[0] == 0
     folder = tmp_path / "timed"
     plan(folder, "SIGKILL", 60)
-    options = (*OPTIONS, "checkpoint.minutes=0.0001", "checkpoint.keep=99")
+    options = ("telemetry.every=1", "checkpoint.minutes=0.0001", "checkpoint.keep=99")
     assert train("timed", *options)[0] == 0
     first, again = starts(folder)
     assert first == 0 < again < 60
     assert len(list((folder / "checkpoints").glob("step_*"))) > 2
-    assert_equal_runs(unbroken, folder)
+    assert_equal_runs(tmp_path / "unbroken", folder)
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ def test_a_checkpoint_waits_for_no_push_that_was_lost_with_its_trainer(elastic: 
 
     begun: list[int] = []
     rank = ServerRank(
-        server=SimpleNamespace(has_version=lambda stage, version: False, tensors=dict),
+        server=SimpleNamespace(has_version=lambda stage, version: False, pieces=list),
         collect=None,
         rank=2,
         attempt=0,

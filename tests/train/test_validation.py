@@ -79,6 +79,29 @@ def score(folder: Path, step: int) -> dict[str, object] | None:
     return json.loads((checkpoint(folder, step) / "manifest.json").read_text())["score"]
 
 
+def test_processes_score_what_one_process_does(train: Train) -> None:
+    code, processes = train("processes", *HYBRID)
+    assert code == 0
+    code, alone = train("alone", *HYBRID, IN_PROCESS)
+    assert code == 0
+    assert evaluated(processes) == evaluated(alone)
+    assert steps_and_parts(alone) == EXPECTED
+    for part in ("validation", "test"):
+        assert summary(processes)[part] == summary(alone)[part]
+    losses = {step: loss for step, part, loss in evaluated(alone) if part == "validation"}
+    wanted = {"part": "validation", "monitor": "log_loss"}
+    assert [score(processes, step) for step in losses] == [
+        {**wanted, "value": loss} for loss in losses.values()
+    ]
+
+
+@pytest.mark.slow
+def test_trainers_that_do_not_wait_for_each_other_score_both_parts_too(train: Train) -> None:
+    code, folder = train("apart", *HYBRID, *APART)
+    assert code == 0
+    assert steps_and_parts(folder) == EXPECTED
+
+
 def test_a_signal_between_the_last_two_scores(
     train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,8 +218,11 @@ def test_which_parts_are_due() -> None:
 OUTPUT = "predict.output=FOLDER/scores.csv"
 WORLDS = {
     "one process": (),
+    "in process": (*HYBRID, IN_PROCESS),
     "processes": HYBRID,
+    "stages": (*HYBRID, "parallel.trainers=1", "parallel.cuts=[bottom.2]"),
     "asynchronous": (*HYBRID, *APART),
+    "batches in flight": (*HYBRID, IN_PROCESS, "parallel.cuts=[bottom.2,top.2]", "schedule=dsp"),
 }
 NOISY = ("train.evaluate_every=2", "checkpoint.every=0", "checkpoint.keep=1", "optimizer.lr=2.0")
 

@@ -162,9 +162,9 @@ def test_each_boundary_is_reported_and_saved_under_its_number() -> None:
         assert (int((trip.received_BN != 0).sum()), int((trip.returned_BN != 0).sum())) == counts
     sent = {name: counts["sent"] for name, counts in worker.counts().items()}
     assert sent == {"activation.2": 10, "activation.3": 20, "activation.5": 4}
-    ((name, residual_BN),) = worker.tensors().items()
-    assert name == "trainer.4.boundary.5.microbatch.0.residual"
-    assert torch.count_nonzero(residual_BN) == 36
+    (residual,) = worker.pieces()
+    assert residual.name == "trainer.4.boundary.5.microbatch.0.residual"
+    assert torch.count_nonzero(residual.view) == 36
 
 
 def test_all_that_crosses_is_the_same_bit_for_bit_from_its_own_memory() -> None:
