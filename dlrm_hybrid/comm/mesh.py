@@ -14,7 +14,7 @@ import socket as sockets
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import final
 
@@ -22,7 +22,8 @@ from dlrm_hybrid.comm.rendezvous import Endpoint
 
 Buffer = bytes | bytearray | memoryview
 TOKEN_BYTES, PLACE_BYTES = 16, 4
-GREETING_SECONDS = 1.0  # that whoever connects has to say who it is
+GREETING_SECONDS = 5.0  # that whoever connects has to say who it is
+WAKE_BYTES = 1 << 16  # a receive buffer has room for more, else it would never be full enough
 
 
 @dataclass(slots=True, eq=False)
@@ -65,12 +66,12 @@ class _Connection:
                 self.received += 1
 
     def register(self, poll: select.poll) -> None:
-        """Let `poll` return once all that is awaited has come, or there is room to send."""
+        """Let `poll` return once much of what is awaited has come, or there is room to send."""
         events = select.POLLOUT if self.outgoing else 0
         if self.incoming:
             events |= select.POLLIN
             # Else it would wake up for each packet of a slow link.
-            size = len(self.incoming[0])
+            size = min(len(self.incoming[0]), WAKE_BYTES)
             self.socket.setsockopt(sockets.SOL_SOCKET, sockets.SO_RCVLOWAT, size)
         poll.register(self.socket, events)
 
@@ -169,24 +170,27 @@ class Listener:
         """
         until = time.monotonic() + deadline_seconds
         connected: dict[int, sockets.socket] = {}
-        for member, endpoint in enumerate(endpoints[:place]):
-            host, port = endpoint.address.removeprefix("tcp://").split(":")
-            connected[member] = sockets.create_connection((host, int(port)), _left(until))
-            greeting = bytes.fromhex(endpoint.token) + place.to_bytes(PLACE_BYTES, "little")
-            connected[member].sendall(greeting)
-        awaited = {*range(place + 1, len(endpoints))}
-        while awaited:
-            self._socket.settimeout(_left(until))
-            stranger, _ = self._socket.accept()
-            member = self._place_of(stranger)
-            if member not in awaited:
-                stranger.close()
-                continue
-            awaited.remove(member)
-            connected[member] = stranger
-        for socket in connected.values():
-            socket.setblocking(False)
-            socket.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_NODELAY, True)
+        with ExitStack() as opened:
+            for member, endpoint in enumerate(endpoints[:place]):
+                host, port = endpoint.address.removeprefix("tcp://").split(":")
+                socket = sockets.create_connection((host, int(port)), _left(until))
+                connected[member] = opened.enter_context(socket)
+                greeting = bytes.fromhex(endpoint.token) + place.to_bytes(PLACE_BYTES, "little")
+                socket.sendall(greeting)
+            awaited = {*range(place + 1, len(endpoints))}
+            while awaited:
+                self._socket.settimeout(_left(until))
+                stranger, _ = self._socket.accept()
+                member = self._place_of(stranger)
+                if member not in awaited:
+                    stranger.close()
+                    continue
+                awaited.remove(member)
+                connected[member] = opened.enter_context(stranger)
+            for socket in connected.values():
+                socket.setblocking(False)
+                socket.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_NODELAY, True)
+            opened.pop_all()
         return Mesh(place, dict(sorted(connected.items())), deadline_seconds)
 
     def close(self) -> None:
@@ -195,10 +199,12 @@ class Listener:
 
     def _place_of(self, stranger: sockets.socket) -> int | None:
         """The number of the member that has connected; None if it does not know the token."""
-        stranger.settimeout(GREETING_SECONDS)
-        greeting = b""
+        until, greeting = time.monotonic() + GREETING_SECONDS, b""
         with suppress(OSError):
-            while part := stranger.recv(TOKEN_BYTES + PLACE_BYTES - len(greeting)):
+            while missing := TOKEN_BYTES + PLACE_BYTES - len(greeting):
+                stranger.settimeout(_left(until))
+                if not (part := stranger.recv(missing)):
+                    break
                 greeting += part
         token, place = greeting[:TOKEN_BYTES], greeting[TOKEN_BYTES:]
         knows_us = hmac.compare_digest(token, bytes.fromhex(self.endpoint.token))
