@@ -8,13 +8,14 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
 import torch
+from patience import HANG_SECONDS
 
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.config.schema import Config
@@ -43,6 +44,9 @@ class Fault:
         evaluating: strike in an evaluation, not in a step.
         supervisor: strike the supervisor, not itself.
         signal: name of the signal.
+        held: ranks that send nothing of later steps before those of the struck trainer that comes
+            again, so many, have gone on: a short run would be over before.
+        returning: how many.
     """
 
     rank: int
@@ -51,6 +55,8 @@ class Fault:
     evaluating: bool = False
     supervisor: bool = False
     signal: str = "SIGKILL"
+    held: Sequence[int] = ()
+    returning: int = 0
 
     def plan(self, run_folder: Path) -> None:
         """Let it happen in the next run in this folder, once."""
@@ -109,6 +115,8 @@ def struck_world_rank(argument: str, report, stop: StopRequest) -> None:
     for fault in planned(folder)[:1]:
         if fault.rank == task["rank"]:
             _evaluation(fault, folder) if fault.evaluating else _sending(fault, folder)
+        elif task["rank"] in fault.held:
+            _holding(fault, folder)
     train_rank(argument, report, stop)
 
 
@@ -135,6 +143,25 @@ def _sending(fault: Fault, folder: Path) -> None:
         send(channel, to, frame, *rest)
 
     MeteredChannel.send = strike_then_send
+
+
+def _holding(fault: Fault, folder: Path) -> None:
+    send = MeteredChannel.send
+
+    def wait_then_send(channel: MeteredChannel, to: int, frame: Frame, *rest: int) -> None:
+        if frame.kind in STEP_KINDS and frame.number > fault.step:
+            until = time.monotonic() + HANG_SECONDS
+            while _returned(folder) < fault.returning and time.monotonic() < until:
+                time.sleep(0.002)
+        send(channel, to, frame, *rest)
+
+    MeteredChannel.send = wait_then_send
+
+
+def _returned(folder: Path) -> int:
+    """How many ranks that were started again have said that they go on."""
+    logs = [path.read_text() for path in folder.glob("log/worker-*.log")]
+    return sum("goes on at batch" in log for log in logs)
 
 
 def _evaluation(fault: Fault, folder: Path) -> None:
