@@ -173,27 +173,6 @@ def open_checkpoint(
     return Checkpoint(folder, read(folder), progress, fresh)
 
 
-def load(
-    folder: Path, groups: Mapping[Group, Mapping[str, Tensor]], progress: OnRead | None = None
-) -> None:
-    """Copy the tensors of a checkpoint into `groups`, whose names and shapes must be the same.
-
-    Args:
-        folder: folder of the checkpoint.
-        groups: tensors by name, by group.
-        progress: called while a file is verified.
-
-    Raises:
-        DataError: a file is missing, changed or does not fit; the message names file and tensor.
-    """
-    checkpoint = open_checkpoint(folder, progress)
-    for group, tensors in groups.items():
-        odd = sorted(set(checkpoint.names(group)) ^ set(tensors))
-        if odd:
-            raise DataError(f"{folder}: {group}: other tensors than the model's, first {odd[0]}")
-        checkpoint.fill(full_pieces(tensors))
-
-
 def _in_blocks(overlap: Overlap, piece: Piece) -> Iterator[Overlap]:
     """Split an overlap into blocks that need little memory."""
     theirs, ours = overlap

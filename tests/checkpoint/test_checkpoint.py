@@ -66,13 +66,17 @@ def save(root: Path, step: int, held: Groups, keep: RetentionPolicy, **facts: ob
     return commit(root, 0, write(root, step, pieces_of(held)), facts, keep)[0]
 
 
+def load(folder: Path, held: Groups) -> None:
+    checkpoint.open_checkpoint(folder).fill(pieces_of(held))
+
+
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
     folder, num_bytes = commit(root, 0, write(root, 12, pieces_of(groups(0.1))), {"seed": 3}, TWO)
     assert folder.name == "step_00000012"
     assert num_bytes == sum(path.stat().st_size for path in folder.iterdir())
     into = groups(9.0)
-    checkpoint.load(find(tmp_path), into)
+    load(find(tmp_path), into)
     for group, tensors in groups(0.1).items():
         for name, tensor in tensors.items():
             assert torch.equal(into[group][name], tensor)
@@ -286,12 +290,12 @@ def test_the_one_before_a_damaged_one_is_offered(tmp_path: Path, file: str) -> N
     before, newest = (tmp_path / f"step_{step:08d}" for step in (2, 3))
     (newest / file).write_bytes(b"{}")
     with pytest.raises(DataError, match=file) as caught:
-        checkpoint.load(find(tmp_path), groups(0.0))
+        load(find(tmp_path), groups(0.0))
     offer = f"; to resume from the one before, {before}, remove {newest}"
     assert str(caught.value).endswith(offer)
     (before / file).write_bytes(b"{}")
     with pytest.raises(DataError, match=rf"{before}/{file}: [^;]*$"):
-        checkpoint.load(before, groups(0.0))
+        load(before, groups(0.0))
 
 
 def test_what_a_cut_short_life_has_left_does_not_count(tmp_path: Path) -> None:
@@ -300,7 +304,7 @@ def test_what_a_cut_short_life_has_left_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "latest").unlink()
     save(tmp_path, 5, groups(2.0), ONE)
     into = groups(0.0)
-    checkpoint.load(find(tmp_path), into)
+    load(find(tmp_path), into)
     assert into["dense"]["bottom.1.weight"].eq(2.0).all()
     (tmp_path / "latest").write_text("step_00000003\n")  # it was valid, but `latest` did not move
     save(tmp_path, 4, groups(4.0), ONE)
@@ -321,16 +325,16 @@ def test_every_flipped_byte_and_every_cut_is_found(tmp_path: Path, file: str) ->
     for content in damaged:
         path.write_bytes(content)
         with pytest.raises(DataError, match=path.name):
-            checkpoint.load(folder, groups(0.0))
+            load(folder, groups(0.0))
     path.write_bytes(data)
-    checkpoint.load(folder, groups(0.0))
+    load(folder, groups(0.0))
 
 
 def test_a_missing_file_and_foreign_manifests_are_refused(tmp_path: Path) -> None:
     folder = save(tmp_path, 1, groups(1.0), ONE)
     (folder / DENSE).unlink()
     with pytest.raises(DataError, match=r"dense\.worker-0\.safetensors: No such file"):
-        checkpoint.load(folder, groups(0.0))
+        load(folder, groups(0.0))
     for text in ("", "[]", "{}", json.dumps({"format": 99})):
         (folder / "manifest.json").write_text(text)
         with pytest.raises(DataError, match=r"manifest\.json"):
@@ -350,13 +354,11 @@ def test_other_shapes_and_names_are_refused(tmp_path: Path) -> None:
     wider = groups(0.0)
     wider["dense"]["bottom.1.bias"] = torch.zeros(4)
     with pytest.raises(DataError, match=r"bottom\.1\.bias is torch\.float32 \[3\], .* \[4\]"):
-        checkpoint.load(folder, wider)
+        load(folder, wider)
     deeper = groups(0.0)
     deeper["dense"]["bottom.2.bias"] = torch.zeros(4)
-    with pytest.raises(DataError, match=r"dense: other tensors .* bottom\.2\.bias"):
-        checkpoint.load(folder, deeper)
     with pytest.raises(DataError, match=r"no tensor bottom\.2\.bias"):
-        checkpoint.open_checkpoint(folder).fill(full_pieces(deeper["dense"]))
+        load(folder, deeper)
 
 
 @pytest.mark.parametrize("file", [".step_00000002.0.partial/" + DENSE, ".latest.partial"])
@@ -382,7 +384,7 @@ def test_a_disk_that_is_full_leaves_the_old_checkpoint(
     assert f"hydra.run.dir = {tmp_path}" in told
     assert told.startswith("worker-0 (rank 0): ") is (DENSE in file)
     into = groups(0.0)
-    checkpoint.load(find(tmp_path), into)
+    load(find(tmp_path), into)
     assert into["dense"]["bottom.1.weight"].eq(1.0).all()
 
 

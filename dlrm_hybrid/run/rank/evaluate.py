@@ -10,8 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from dlrm_hybrid.checkpoint import folder as checkpoint_folder
-from dlrm_hybrid.checkpoint import reader as checkpoint
+from dlrm_hybrid.checkpoint.reader import open_checkpoint
 from dlrm_hybrid.compress.gradient.methods.none import NoCompression
 from dlrm_hybrid.config.choices import Hybrid, Parallel, SyncLockstep
 from dlrm_hybrid.config.outside import Unloaded, load_chosen
@@ -56,18 +55,13 @@ def evaluate_rank(argument: str, report: Report, stop: StopRequest) -> None:
     storage = build_model.row_storage(config, Path())
     engine = build_engine.engine(scored, shards, 1, storage, SpanClock())
     pieces = engine.pieces()
-    needed = {
-        group: {piece.name: piece.view for piece in in_groups(pieces, group)}
-        for group in (Group.DENSE, Group.EMBEDDINGS)
-    }
-    checkpoint.load(folder, needed, reporting(report, "checkpoint", "bytes"))
-    moments = in_groups(pieces, Group.STATISTICS)
-    statistics.fill_with_mean(checkpoint.open_checkpoint(folder), moments)
+    checkpoint = open_checkpoint(folder, reporting(report, "checkpoint", "bytes"))
+    checkpoint.fill(in_groups(pieces, Group.DENSE, Group.EMBEDDINGS))
+    statistics.fill_with_mean(checkpoint, in_groups(pieces, Group.STATISTICS))
     # The part of data.test_part comes last.
     part, _ = shards.scored_rows(config.data.test_part).popitem()
     scores = engine.evaluate(part, stop, reporting(report, "evaluate", "rows"))
-    step = checkpoint_folder.read_facts(folder)["step"]
-    report(Event(Kind.EVALUATED, step, time.time(), scores.values))
+    report(Event(Kind.EVALUATED, checkpoint.manifest.step, time.time(), scores.values))
 
 
 def _small_world(parallel: Parallel) -> Parallel:
