@@ -74,8 +74,8 @@ def stage_inputs(worker: Worker, batch: Batch, coming: Sequence[Batch] = ()) -> 
     )
 
 
-def state_in_flight(worker: Worker, ticks: int, emptied: int = 0) -> Program[dict[str, Tensor]]:
-    """Views of the batches in flight that a checkpoint must hold.
+def flight(worker: Worker, ticks: int, emptied: int = 0) -> Program[list[Piece]]:
+    """Views of the batches in flight that a checkpoint must hold; none if none outlives a tick.
 
     Args:
         worker: between two ticks.
@@ -85,49 +85,41 @@ def state_in_flight(worker: Worker, ticks: int, emptied: int = 0) -> Program[dic
     Raises:
         DlrmError: a batch is in the middle of its backward.
     """
-    underway = partial(worker.pipeline.underway, ticks=ticks, emptied=emptied)
-    yield from worker.boundaries.receive_ahead(underway, worker.stage.rows)
-    boundaries = {f"boundaries.{k}": v for k, v in worker.boundaries.state_dict().items()}
-    return boundaries | {f"stage.{k}": v for k, v in worker.stage.state_dict().items()}
-
-
-def load_in_flight(worker: Worker, state: Mapping[str, Tensor]) -> Program[None]:
-    """Resume from `state_in_flight`; the tables must be as they were then."""
-    parts: dict[str, dict[str, Tensor]] = {"boundaries": {}, "stage": {}}
-    for name, tensor in state.items():
-        part, _, rest = name.partition(".")
-        parts[part][rest] = tensor
-    worker.boundaries.load_state_dict(parts["boundaries"])
-    worker.stage.load_state_dict(parts["stage"])
-    if worker.tables is None:
-        return
-    for batch in worker.stage.looked_up():
-        # The lookup prepares the update; the rows that it found before are in the state.
-        yield from look_up(worker, worker.tables, batch)
-
-
-def flight(worker: Worker, ticks: int, emptied: int) -> Program[list[Piece]]:
-    """`state_in_flight` under names unique to the worker; empty if no batch outlives a tick."""
     if not worker.pipeline.most_in_flight:
         return []
-    state = yield from state_in_flight(worker, ticks, emptied)
-    named = {f"flight.{worker.rank}.{name}": tensor for name, tensor in state.items()}
+    underway = partial(worker.pipeline.underway, ticks=ticks, emptied=emptied)
+    yield from worker.boundaries.receive_ahead(underway, worker.stage.rows)
+    parts = {"boundaries": worker.boundaries.state_dict(), "stage": worker.stage.state_dict()}
+    named = {
+        f"flight.{worker.rank}.{part}.{name}": tensor
+        for part, state in parts.items()
+        for name, tensor in state.items()
+    }
     return full_pieces(named, Group.FLIGHT)
 
 
 def load_flight(
     worker: Worker, ticks: int, emptied: int, values: Mapping[str, Tensor]
 ) -> Program[None]:
-    """Resume from `flight`; `values` may hold other tensors too.
+    """Resume from `flight`, with the tables as they were then; `values` may hold other tensors too.
 
     Raises:
         DataError: `values` do not hold the batches in flight.
     """
     head = f"flight.{worker.rank}."
-    state = {k.removeprefix(head): value for k, value in values.items() if k.startswith(head)}
+
+    def state(part: str) -> dict[str, Tensor]:
+        own = f"{head}{part}."
+        return {name.removeprefix(own): values[name] for name in values if name.startswith(own)}
+
     pushed = worker.pipeline.pushed(worker.part.index, ticks, emptied)
     try:
-        yield from load_in_flight(worker, state)
+        worker.boundaries.load_state_dict(state("boundaries"))
+        worker.stage.load_state_dict(state("stage"))
+        if worker.tables is not None:
+            for batch in worker.stage.looked_up():
+                # The lookup prepares the update; the rows that it found before are in the state.
+                yield from look_up(worker, worker.tables, batch)
     except (IndexError, KeyError, ValueError) as error:
         raise DataError(f"{head}*: holds no batches in flight: {error!r}") from error
     if missing := [n for n in range(pushed, ticks) if BatchNumber(n) not in worker.stage]:

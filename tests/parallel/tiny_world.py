@@ -43,7 +43,7 @@ from dlrm_hybrid.parallel.step import StepMetrics, drain, train_step
 from dlrm_hybrid.parallel.sync import SyncPolicy
 from dlrm_hybrid.parallel.tables.shared import AllIds, JointTables, SharedTables
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology, lay_out
-from dlrm_hybrid.parallel.worker import Worker, load_in_flight, predict_batch, state_in_flight
+from dlrm_hybrid.parallel.worker import Worker, flight, load_flight, predict_batch
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import Tick
 from dlrm_hybrid.wire.frame import Frame, decode, encode
@@ -182,14 +182,12 @@ class TinyWorld:
         return self._run(lambda worker, batch: predict_batch(worker, number, batch), batches)
 
     def save(self, ticks: int, emptied: int = 0) -> dict[str, dict[str, Tensor]]:
-        """Copies of all that lasts, after so many ticks; by rank what is in flight."""
+        """Copies of all that lasts, after so many ticks; what is in flight too."""
         owners = self.servers or [worker.client for worker in self.workers]
         dense = {name: one for owner in owners for name, one in owner.tensors().items()}
-        flying = self._run_programs(
-            [state_in_flight(worker, ticks, emptied) for worker in self.workers]
-        )
-        state = {"dense": dense, "tables": self.embeddings.weights()}
-        state |= {str(worker.rank): one for worker, one in zip(self.workers, flying, strict=True)}
+        flights = self._run_programs([flight(worker, ticks, emptied) for worker in self.workers])
+        flying = {piece.name: piece.view for pieces in flights for piece in pieces}
+        state = {"dense": dense, "tables": self.embeddings.weights(), "flight": flying}
         return {
             group: {name: one.clone() for name, one in held.items()}
             for group, held in state.items()
@@ -206,7 +204,7 @@ class TinyWorld:
         for worker in self.workers:
             worker.client.restart(pushed[worker.part.index], state["dense"])
         self._run_programs(
-            [load_in_flight(worker, state[str(worker.rank)]) for worker in self.workers]
+            [load_flight(worker, ticks, 0, state["flight"]) for worker in self.workers]
         )
 
     def tensors(self) -> dict[str, Tensor]:
