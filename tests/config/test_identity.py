@@ -177,6 +177,8 @@ def test_in_lock_step_membership_says_whether_anything_is_ahead() -> None:
     ahead = [with_value(values, "embedding.staleness", 2) for values in (plain, elastic)]
     assert kept_groups(*ahead, same_rows=True) == ALL - {Group.VERSIONS, Group.LOOKUPS}
     assert kept_groups(*reversed(ahead), same_rows=True) == ALL
+    more = with_value(plain, "parallel.table_servers", 3)
+    assert kept_groups(plain, more, same_rows=True) == ALL - {Group.LOOKUPS, Group.LEVELS}
     asynchronous = [with_value(values, "sync", {"name": "async"}) for values in ahead]
     assert kept_groups(*asynchronous, same_rows=True) == ALL - {Group.VERSIONS}
 
