@@ -32,8 +32,8 @@ from dlrm_hybrid.run.rank.process import (
     PeerFailure,
     Rank,
     Report,
+    rank_main,
     root_cause,
-    run_rank,
 )
 from dlrm_hybrid.telemetry.events import Event, Kind, from_json
 from dlrm_hybrid.types import ExitCode
@@ -205,7 +205,7 @@ def start(rank: Rank, entry: str) -> Running:
     rank.log_folder.mkdir(parents=True, exist_ok=True)
     receiver, sender = context.Pipe(duplex=False)
     log_begin = rank.log.stat().st_size if rank.log.exists() else 0
-    process = _RankProcess(target=run_rank, args=(rank, entry, sender), name=rank.name)
+    process = _RankProcess(target=rank_main, args=(rank, entry, sender), name=rank.name)
     process.start()
     sender.close()  # or the end of the rank would not end the connection
     return Running(rank, process, receiver, log_begin)

@@ -149,7 +149,7 @@ def root_cause(failure: PeerFailure, failures: Mapping[int, PeerFailure]) -> int
     return max(visited, key=lambda rank: missed[rank])
 
 
-def run_rank(rank: Rank, entry: str, connection: Connection) -> None:
+def rank_main(rank: Rank, entry: str, connection: Connection) -> None:
     """The main function of a rank's process."""
     os.setpgid(0, 0)  # a terminal's Ctrl-C then reaches only the supervisor, which forwards it once
     parent = os.getppid()
