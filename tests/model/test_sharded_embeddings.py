@@ -35,6 +35,7 @@ SHARDED = [
     of(2, "table_wise", "rowwise_adagrad"),
     of(3, "table_wise", "adam"),
     of(3, "row_wise", "rowwise_adagrad"),
+    of(3, "row_wise", "adagrad", dims=OWN_WIDTHS),  # some have no rows at the last trainer
     of(2, "column_wise", "adam"),
     of(2, "column_wise", "adagrad", dim=12, weight_decay=0.01),
     of(2, "table_wise", "rowwise_adam", dim=3, **DISTINCT),
@@ -54,7 +55,6 @@ SHARDED = [
     slow(2, "row_wise", "rowwise_adagrad", dim=10),
     slow(2, "auto", "adam", dim=6, weight_decay=0.01),
     slow(3, "table_wise", "sgd", dims=OWN_WIDTHS, **DISTINCT),
-    slow(3, "row_wise", "adagrad", dims=OWN_WIDTHS),
     slow(3, "row_wise", "adam", dims=ODD_WIDTHS),
     slow(3, "column_wise", "adagrad", dims=[8, 12, 16, 8, 12, 24, 8]),
     slow(3, "auto", "adagrad", dims=OWN_WIDTHS),
