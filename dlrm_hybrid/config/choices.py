@@ -253,7 +253,9 @@ class Hybrid(Parallel):
         STATE,
     )
     servers: Servers = key(
-        None, "of the dense weights; null: one for each of parallel.machines, or 1"
+        None,
+        "of the dense weights; 0: trainers send each other their gradients; null: one for each of "
+        "parallel.machines, or 1",
     )
     table_servers: Servers = key(
         None,
@@ -283,7 +285,7 @@ class Sync(Choice, effect=STATE):
         """Make the rules by which the workers of a world push, and its servers make versions."""
 
 
-CHECK_EVERY = "steps between checks of the trainers' weights against the servers'"
+CHECK_EVERY = "steps between checks of the trainers' weights against the servers', or each other's"
 
 
 @dataclass(frozen=True, kw_only=True)

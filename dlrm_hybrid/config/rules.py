@@ -98,11 +98,6 @@ def _parallel(config: Config) -> Iterator[str]:
     parallel = config.parallel
     if parallel.name == "single":
         return
-    if parallel.trainers > 1 and parallel.servers == 0:
-        yield (
-            f"parallel.servers = 0: parallel.trainers = {parallel.trainers} need at least one "
-            "server; only a single trainer works without"
-        )
     if parallel.machines is not None:
         yield from _machines(parallel, parallel.machines)
     if (layers := layer_cuts(config)) is None:
@@ -526,11 +521,17 @@ def gradient_rules(config: Config) -> Iterator[str]:
             f"gradient = {gradient.name!r}: needs optimizer={' or '.join(gradient.optimizers)}, "
             f"not {optimizer}"
         )
-    if not gradient.sends_all and not config.parallel.servers:
+    has_servers, is_alone = config.parallel.servers > 0, config.parallel.trainers == 1
+    if not gradient.sends_all and not has_servers and is_alone:
         add = (
             "add parallel=hybrid" if config.parallel.name == "single" else "set parallel.servers=1"
         )
         yield f"gradient = {gradient.name!r}: needs a parameter server to send to; {add}"
+    elif gradient.rounds() and not has_servers and not is_alone:
+        yield (
+            f"gradient = {gradient.name!r}: its trainers agree through a server; needs "
+            "parallel.servers of 1 or more"
+        )
     if gradient.rounds() and not (config.sync.name == "sync" and not config.parallel.elastic):
         needs, actual = "sync=sync", f", not {config.sync.name}"
         if config.sync.name == "sync":

@@ -57,7 +57,7 @@ class Topology:
     Attributes:
         trainers: T, replicas of the dense model.
         stages: W, parts of each replica; boundary b lies between stages b and b + 1.
-        servers: S; 0 with one trainer only, whose workers then apply their own optimizer.
+        servers: S; 0 leaves the dense weights to the workers, which apply the optimizer themselves.
         interaction_stage: the stage that holds the interaction, and with it the tables.
         table_servers: number that own the tables' rows; 0 leaves these to the workers.
 
@@ -86,10 +86,6 @@ class Topology:
             faults.append(f"parallel.servers: {self.servers} must be at least 0")
         if self.table_servers < 0:
             faults.append(f"parallel.table_servers: {self.table_servers} must be at least 0")
-        if self.servers == 0 and self.trainers > 1:
-            faults.append(
-                f"parallel.servers: 0 is for one trainer, parallel.trainers is {self.trainers}"
-            )
         if faults:
             raise ConfigError("\n".join(faults))
 
@@ -208,7 +204,7 @@ def lay_out(
     Args:
         shapes: `ModelSpec.dense_shapes()`.
         stage_of: the stage of every parameter.
-        servers: S; 0 leaves all tensors to the worker itself.
+        servers: S; 0 leaves all tensors to the workers.
 
     Raises:
         ConfigError: a server would own nothing.

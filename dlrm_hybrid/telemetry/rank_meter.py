@@ -113,6 +113,7 @@ class RankMeter:
         versions: reads the versions published by servers here in this attempt; None without.
         staleness: reads the staleness of pushes to servers here in this attempt; None without.
         id_sample: sample of the ids looked up here in this attempt; None without.
+        answered: classes of traffic that servers send to this rank.
     """
 
     on_phase: Callable[[Counters], None] | None
@@ -123,6 +124,7 @@ class RankMeter:
     versions: Callable[[], Versions] | None = None
     staleness: Callable[[], ByTrainer] | None = None
     id_sample: IdSample | None = None
+    answered: Collection[Traffic] = ANSWERED
     _phase: Phase = Phase.WARMUP
     _warm_steps: int = 0
     _timed_steps: int = 0
@@ -224,7 +226,7 @@ class RankMeter:
         These are what it has sent, and the versions and results of collectives that servers have
         sent it. Added up over all workers that is everything that was sent.
         """
-        tallies = [tally for _, tally in self._steps_tallies(ANSWERED)]
+        tallies = [tally for _, tally in self._steps_tallies(self.answered)]
         return (
             sum(tally.num_bytes for tally in tallies),
             sum(tally.dense_equivalent_bytes for tally in tallies),

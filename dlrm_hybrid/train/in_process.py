@@ -16,7 +16,8 @@ from dlrm_hybrid.data.loader import Batch, LoaderState, ReadAhead
 from dlrm_hybrid.model.optimizer import LrSchedule
 from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.compression import Compression
-from dlrm_hybrid.parallel.dense.client import LocalClient, ServerClient
+from dlrm_hybrid.parallel.dense.client import ServerClient
+from dlrm_hybrid.parallel.dense.peers import MasterClient
 from dlrm_hybrid.parallel.dense.server import ParameterServer
 from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.finite import check_weights, is_check_due
@@ -62,7 +63,7 @@ class Ranks:
     """
 
     workers: Sequence[Worker]
-    clients: Sequence[ServerClient | LocalClient]
+    clients: Sequence[ServerClient | MasterClient]
     compressions: Sequence[Compression]
     servers: Sequence[tuple[Channel, ParameterServer]]
     channels: Sequence[MeteredChannel]
@@ -236,7 +237,7 @@ class InProcessEngine(Engine, Holder):
         )
         parts = [
             *(server.pieces() for _, server in self.ranks.servers),
-            *(full_pieces(client.tensors()) for client in self._local()),
+            *(full_pieces(client.tensors()) for client in self._masters()),
             *(compression.pieces() for compression in self.ranks.compressions),
             *ahead.values(),
             *flights.values(),
@@ -304,7 +305,7 @@ class InProcessEngine(Engine, Holder):
             "embedding.lr": self.ranks.workers[0].embedding_schedule.lr(step),
         }
         for worker, client in zip(self.ranks.workers, self.ranks.clients, strict=True):
-            if isinstance(client, LocalClient):
+            if not isinstance(client, ServerClient):
                 check_weights(step, worker.name, client.weights, self._named, rates)
 
     def _named(self) -> dict[str, Tensor]:
@@ -317,11 +318,18 @@ class InProcessEngine(Engine, Holder):
 
     def _dense(self) -> dict[str, Tensor]:
         """The masters of all dense weights, with their optimizers' state."""
-        owners = (*(server for _, server in self.ranks.servers), *self._local())
+        owners = (*(server for _, server in self.ranks.servers), *self._masters())
         return {name: tensor for owner in owners for name, tensor in owner.tensors().items()}
 
-    def _local(self) -> list[LocalClient]:
-        return [client for client in self.ranks.clients if isinstance(client, LocalClient)]
+    def _masters(self) -> list[MasterClient]:
+        """The first trainer's clients with masters of their own, after all pushes made so far."""
+        clients = {
+            rank: client
+            for rank, client in enumerate(self.ranks.clients)
+            if not isinstance(client, ServerClient)
+        }
+        self.runner.run({rank: client.pull() for rank, client in clients.items()})
+        return [client for rank, client in clients.items() if rank < len(self.evaluators)]
 
 
 def _summed(outcomes: Mapping[int, StepMetrics]) -> StepMetrics:

@@ -13,7 +13,8 @@ from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.optimizer import LrSchedule
 from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.compression import Compression
-from dlrm_hybrid.parallel.dense.client import LocalClient, ServerClient
+from dlrm_hybrid.parallel.dense.client import ServerClient
+from dlrm_hybrid.parallel.dense.peers import MasterClient
 from dlrm_hybrid.parallel.finite import check_weights, is_check_due
 from dlrm_hybrid.parallel.messages import Messenger, piece_of, values_of
 from dlrm_hybrid.parallel.runners import ProcessRunner
@@ -61,7 +62,7 @@ class WorkerRank(Holder):
     messenger: Messenger
     runner: ProcessRunner
     worker: Worker
-    client: ServerClient | LocalClient
+    client: ServerClient | MasterClient
     compression: Compression
     tables: Sequence[Piece]
     schedule: LrSchedule
@@ -106,7 +107,8 @@ class WorkerRank(Holder):
         step = self.step
         program = train_step(self.worker, Tick(step), stage_inputs(self.worker, batch, coming))
         metrics = self.runner.run(program)
-        if isinstance(self.client, LocalClient) and is_check_due(step, len(batch.label_B)):
+        has_masters = not isinstance(self.client, ServerClient)
+        if has_masters and is_check_due(step, len(batch.label_B)):
             rates = {
                 "optimizer.lr": self.schedule.lr(step),
                 "embedding.lr": self.worker.embedding_schedule.lr(step),
@@ -140,7 +142,7 @@ class WorkerRank(Holder):
         if isinstance(self.client, ServerClient):
             weights = self.messenger.fetch(self.topology.server_group, self.settled(), stage)
         else:
-            weights = self.client.tensors()
+            weights = self._masters(self.client)
         ranks = [self.topology.worker(trainer, stage) for trainer in trainers]
         model = self.worker.stage.model
         return {**weights, **statistics.exchanged(self.messenger, ranks, model, self.step)}
@@ -151,9 +153,15 @@ class WorkerRank(Holder):
         pieces = self.compression.pieces() + statistics.pieces(trainer, worker.stage.model)
         if worker.tables is not None:
             pieces += self.runner.run(worker.tables.state_ahead())
-        if isinstance(self.client, LocalClient):
-            pieces += full_pieces(self.client.tensors())
+        if not isinstance(self.client, ServerClient):
+            masters = self._masters(self.client)
+            pieces += full_pieces(masters if trainer == 0 else {})
         return [*pieces, *self.runner.run(flight(worker, self.step, self.emptied)), *self.tables]
+
+    def _masters(self, client: MasterClient) -> dict[str, Tensor]:
+        """Views of the masters that the worker has itself, with all pushes made so far."""
+        self.runner.run(client.pull())
+        return client.tensors()
 
     def server_pieces(self) -> Iterator[Piece]:
         """Yield copies of the weights and optimizer state that servers hold, in parts."""

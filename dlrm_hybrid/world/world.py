@@ -85,7 +85,7 @@ class World:
                 one epoch; None if every call of `step` passes its batches.
             trainers: number of data-parallel replicas.
             cuts: layers after which the model is split into stages, as ["bottom.2", "top.2"].
-            servers: number of parameter servers of the dense weights; 0 only with one trainer.
+            servers: number of parameter servers of the dense weights; 0 for none.
             gradient: compression of gradients, a record such as `Dct(density=0.01)` or a name.
             batch_size: rows of each trainer's batch.
             config: any other keys of the configuration, as {"optimizer.lr": 0.05}, or overrides as

@@ -42,7 +42,7 @@ COLUMNS: Columns = {
         "top": ("parallel.cuts=[top.1]",),
         "two": ("parallel.cuts=[bottom.2,top.2]",),
     },
-    "servers": {"1": ("parallel.servers=1",), "2": ("parallel.servers=2",)},
+    "servers": {str(count): (f"parallel.servers={count}",) for count in (0, 1, 2)},
     "schedule": {
         "sequential": (),
         "gpipe": ("schedule=gpipe", "schedule.microbatches=4"),
@@ -144,6 +144,9 @@ FORBIDDEN: Forbidden = (
     (f"{APART}|bounded", MEETING),
     ("model=norm", "schedule=gpipe|one_f_one_b|dsp"),
     ("gradient=terngrad", "pull=bfloat16|levels|sparse"),
+    ("servers=0", "sync=bounded|async|in flight"),
+    ("servers=0", MEETING),
+    ("servers=0", "pull=bfloat16|levels|sparse"),
     ("gradient=update|dgc|leader", "optimizer=momentum|adagrad|adam|adamw"),
     ("gradient=dgc|leader", "optimizer=decay"),
 )
@@ -175,7 +178,6 @@ PLAIN: Columns = {
 PLAIN_FORBIDDEN: Forbidden = (
     ("tables=served", "table optimizer=adagrad|rowwise_adagrad"),
     ("rows=bare", "cuts=bottom.1|bottom.4|bottom.2,top.2|bottom.1,bottom.4,top.1"),
-    (TOGETHER, "servers=0"),
     *((side, ALONE) for side in (TOGETHER, "schedule=gpipe|one_f_one_b")),
     *(
         (side, "table optimizer=adagrad|rowwise_adagrad|adam|rowwise_adam")

@@ -2,8 +2,9 @@
 
 One process and many do the same; a run that is resumed or killed ends as the unbroken one; what
 trainers recorded that wait for nobody is played back; what a run has scored is scored again by
-`evaluate` and by a predictor; one trainer, wherever the model is cut, is plain training. Each holds
-bit for bit, but where sums have another order.
+`evaluate` and by a predictor; trainers without servers learn what they do with one; one trainer,
+wherever the model is cut, is plain training. Each holds bit for bit, but where sums have another
+order.
 """
 
 import json
@@ -68,6 +69,7 @@ COVERING, SINGLES = covering()
 PLAIN_COVERING, PLAIN_SINGLES = covering(PLAIN, PLAIN_FORBIDDEN)
 WAITING = [one for one in COVERING if one["sync"] in ("sync", "bounded")]
 APART = [one for one in COVERING if one not in WAITING]
+WITHOUT_SERVERS = [one for one in WAITING if one["servers"] == "0"]
 # One with each kind of tables, of rows whose columns may grow.
 SECOND_DAYS = [*{one["tables"]: one for one in WAITING if one["rows"] != "clicks"}.values()]
 NEXT_SHOPS = 30  # the first shop of the next day's rows
@@ -265,6 +267,20 @@ def test_other_commands_score_as_the_run_has_scored(
     for batch in sequential_batches(shards, shards.test_rows("day"), 500):
         metrics.add(model.logits(batch), *batch.outcomes)
     assert metrics.scores().log_loss == evaluated["log_loss"]
+
+
+@pytest.mark.parametrize("world", parameters(WITHOUT_SERVERS, 1))
+def test_trainers_learn_the_same_without_servers_as_with_one(
+    world: Composition, train: Train, made: dict[str, Path]
+) -> None:
+    given = (*HYBRID, *options(world), IN_PROCESS)
+    without = made.get(str(world)) or train("without", world, *given)
+    with_one = train("with", world, *given, "parallel.servers=1")
+    assert_same_state(without, with_one, STEPS)
+    assert curve(without) == curve(with_one)
+    counts = (summary(folder)["network"]["by_class"] for folder in (with_one, without))
+    some, none = (of_class["parameter_pull"]["bytes"] for of_class in counts)
+    assert some > none == 0
 
 
 @pytest.mark.parametrize("world", parameters(WAITING, 3) + parameters(GIVEN, 2))

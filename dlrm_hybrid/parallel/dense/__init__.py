@@ -1,1 +1,1 @@
-"""Dense weights: masters on servers, replicas at workers; gradients go up, versions down."""
+"""Dense weights: masters on servers, replicas at workers; or masters at all trainers."""

@@ -468,7 +468,7 @@ class DeviceClient(Client):
 
     def __init__(
         self,
-        client: ServerClient,
+        client: Client,
         weights: Mapping[str, Tensor],
         replica: Mapping[str, Tensor],
         placement: Placement,

@@ -40,6 +40,7 @@ from dlrm_hybrid.parallel.compression import Compression
 from dlrm_hybrid.parallel.dense.bucket import ServerOptions
 from dlrm_hybrid.parallel.dense.client import Client, DeviceClient, LocalClient, ServerClient
 from dlrm_hybrid.parallel.dense.master import OptimizerConfig
+from dlrm_hybrid.parallel.dense.peers import MasterClient, PeerClient
 from dlrm_hybrid.parallel.dense.server import Handle, ParameterServer
 from dlrm_hybrid.parallel.dense.threads import thread_clients
 from dlrm_hybrid.parallel.effects import Port, Send
@@ -183,7 +184,7 @@ def compression(config: Config, layout: Layout, rank: int) -> Compression:
     """Build the compressors of the worker with this rank."""
     trainer, stage = divmod(rank, layout.topology.stages)
     gradients = None
-    if layout.topology.servers:
+    if layout.topology.servers or layout.topology.trainers > 1:
         specs = [
             Spec(tensor.id, tensor.name, tensor.shape)
             for tensor in layout.tensors
@@ -217,7 +218,7 @@ class WorkerParts:
     """A worker, the client of its weights, and its compressors."""
 
     worker: Worker
-    client: ServerClient | LocalClient
+    client: ServerClient | MasterClient
     compression: Compression
 
 
@@ -289,20 +290,24 @@ def _clients(
     model: StageModel,
     codecs: Compression,
     clock: SpanClock,
-) -> tuple[Client, ServerClient | LocalClient]:
+) -> tuple[Client, ServerClient | MasterClient]:
     """The client that steps use, and the one below it, of the worker's masters or servers."""
     weights, optimizer = model.dense_parameters(), optimizer_config(config, layout, port.stage)
     compressor, placement = codecs.gradients, layout.placement
     if compressor is None:
         local = LocalClient(weights, optimizer, clock)
         return local, local
-    means = optimizer if config.gradient.publishes_means else None
     replica: Mapping[str, Tensor] = weights
     if placement.is_apart:
         replica = dict(zip(weights, placement.down([*weights.values()]), strict=True))
-    client = ServerClient(
-        port, layout.tensors, replica, build.policy(config), compressor, clock, means
-    )
+    if layout.topology.servers:
+        means = optimizer if config.gradient.publishes_means else None
+        client = ServerClient(
+            port, layout.tensors, replica, build.policy(config), compressor, clock, means
+        )
+    else:
+        options = server_options(config, layout)
+        client = PeerClient(port, layout.tensors, replica, options, compressor, clock)
     if not placement.is_apart:
         return client, client
     compresses = isinstance(compressor, DeviceFeedback)
@@ -351,7 +356,13 @@ def server(config: Config, layout: Layout, index: int, clock: SpanClock) -> Para
         if tensor.server == index
     }
     draw_initial(layout.spec, values, config.train.seed)
-    options = ServerOptions(
+    options = server_options(config, layout)
+    return ParameterServer(layout.topology, index, layout.tensors, values, options, clock)
+
+
+def server_options(config: Config, layout: Layout) -> ServerOptions:
+    """How masters are updated, published and compared, on servers or on trainers without any."""
+    return ServerOptions(
         policy=build.policy(config),
         optimizers=[
             optimizer_config(config, layout, stage) for stage in range(layout.topology.stages)
@@ -361,7 +372,6 @@ def server(config: Config, layout: Layout, index: int, clock: SpanClock) -> Para
         pull=config.pull,
         publishes_means=config.gradient.publishes_means,
     )
-    return ParameterServer(layout.topology, index, layout.tensors, values, options, clock)
 
 
 def table_server(

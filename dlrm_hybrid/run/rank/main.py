@@ -36,7 +36,7 @@ from dlrm_hybrid.run.rank.training import resume, train_to_the_end
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.interface import sampled
-from dlrm_hybrid.telemetry.rank_meter import RankMeter
+from dlrm_hybrid.telemetry.rank_meter import ANSWERED, RankMeter
 from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.traffic import Counters
 from dlrm_hybrid.train.follower import (
@@ -215,7 +215,10 @@ def run_one_of_many(
         sampled(build_world.address(job.config), build.link_rate(job.config)) as interface,
     ):
         meter = RankMeter(
-            lambda counters: setattr(channel, "counters", counters), job.clock, interface
+            lambda counters: setattr(channel, "counters", counters),
+            job.clock,
+            interface,
+            answered=ANSWERED if job.config.parallel.servers else (),
         )
         meter.begin(0)
         role = job.layout.topology.role(job.task.rank)

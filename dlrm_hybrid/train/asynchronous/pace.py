@@ -18,7 +18,8 @@ import numpy as np
 from typing_extensions import override
 
 from dlrm_hybrid.data.loader import Batch, LoaderState
-from dlrm_hybrid.parallel.dense.client import LocalClient, ServerClient
+from dlrm_hybrid.parallel.dense.client import ServerClient
+from dlrm_hybrid.parallel.dense.peers import MasterClient
 from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.runners import InProcessRunner
 from dlrm_hybrid.parallel.step import StepMetrics, train_step
@@ -45,7 +46,7 @@ class Trainers:
     """
 
     workers: Sequence[Sequence[Worker]]
-    clients: Mapping[int, ServerClient | LocalClient]
+    clients: Mapping[int, ServerClient | MasterClient]
     runner: InProcessRunner
     part: Callable[[LoaderState, int], Batch]
     after: Callable[[LoaderState], LoaderState]
