@@ -124,7 +124,7 @@ class Counter:
         return self._counted[key]
 
     def _stretched(self, config: Config) -> dict[Way, Sent]:
-        """Extrapolate the frames of a world from worlds of few trainers with one server."""
+        """Extrapolate the frames of a world from worlds of few trainers with one server or none."""
         small, larger = (self._count(smaller(config, few), FEW_STEPS) for few in (SMALL, LARGER))
         world = self.shape(config)
         topology, frames = world.topology, dict[Way, Sent]()
@@ -136,6 +136,10 @@ class Counter:
             elements = world.elements(way.stage)
             before = small.get(way, sent).num_bytes
             num_bytes = grown(before, sent.num_bytes, FLOAT_BYTES * elements, topology.trainers)
+            if not topology.servers:
+                each *= (topology.trainers - 1) / (LARGER - 1)
+                frames[way] = Sent(each, num_bytes)
+                continue
             if way.kind in (Kind.CONTRIBUTION, Kind.RESULT):
                 owner = way.stage % topology.servers
                 frames[way._replace(server=owner)] = Sent(each, num_bytes)
@@ -200,8 +204,11 @@ def in_process(config: Config) -> Config:
 
 
 def smaller(config: Config, trainers: int) -> Config:
-    """Configure a world with fewer trainers, one server, and tables shared by trainers."""
-    parallel = config.parallel.having(trainers=trainers, servers=1, table_servers=0, elastic=False)
+    """Configure a world with fewer trainers, one server at most, and tables shared by trainers."""
+    servers = min(config.parallel.servers, 1)
+    parallel = config.parallel.having(
+        trainers=trainers, servers=servers, table_servers=0, elastic=False
+    )
     keys = {key.name: getattr(config.embedding, key.name) for key in fields(config.embedding)}
     embedding = Fused().having(**{**keys, "deduplicate": True})
     return replace(config, parallel=parallel, embedding=embedding)

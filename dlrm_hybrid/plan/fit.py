@@ -63,6 +63,7 @@ class _Fit:
         elements = [world.elements(stage) for stage in stages]
         total, rows = sum(elements), world.config.train.batch_size
         pushes = topology.trainers * total
+        peers = 0 if topology.servers else topology.trainers - 1  # that send pushes here
         compute = self._fitted([compute_features(world, stage) for stage in stages], Span.COMPUTE)
         moved = [(elements[stage], cut_elements(world, stage)) for stage in stages]
         encode, decode = self._fitted(moved, Span.ENCODE), self._fitted(moved, Span.DECODE)
@@ -81,9 +82,10 @@ class _Fit:
             decode_activation=decode[1],
             take_version=applied + decode[0],
             loop=sum(self._of_stage(stage, Span.READ, Span.REST) for stage in stages) / len(stages),
-            server_decode=self._of_servers(ServerRole, Span.DECODE) / pushes,
-            server_apply=self._of_servers(ServerRole, Span.APPLY) / pushes or applied,
-            server_encode=self._of_servers(ServerRole, Span.ENCODE) / total,
+            server_decode=self._of_servers(ServerRole, Span.DECODE) / pushes
+            or decode[0] / max(peers, 1),
+            server_apply=self._of_servers(ServerRole, Span.APPLY) / pushes or applied / (peers + 1),
+            server_encode=self._of_servers(ServerRole, Span.ENCODE) / total or encode[0],
             send=send,
             send_byte=send_byte,
             **_carrying(self.ranks),

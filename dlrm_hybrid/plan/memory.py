@@ -66,7 +66,8 @@ def _worker(world: Layout, stage: int) -> int:
     config, topology = world.config, world.topology
     sparse = config.gradient.is_sparse
     slots = SLOTS[config.optimizer.name] if not topology.servers else 0
-    dense = FLOAT_BYTES * world.elements(stage) * (2 + 2 * sparse + slots)
+    masters = 0 if topology.servers or topology.trainers == 1 else COPIES + topology.trainers
+    dense = FLOAT_BYTES * world.elements(stage) * (2 + 2 * sparse + slots + masters)
     part, rows = world.partition.stages[stage], config.train.batch_size
     # Twice what forward keeps for backward: values and gradients.
     widths = [part.input_width, *(outputs for outputs, _ in world.matrices(stage))]

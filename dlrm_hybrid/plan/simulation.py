@@ -232,6 +232,9 @@ class _Worker:
         self._pushes = {owner: size for owner, size in sizes.items() if size}
         self._rounds = sorted(way for way in world.sent if way[:2] == (Kind.CONTRIBUTION, stage))
         self._applied = dict.fromkeys(self._pushes, 0)
+        has_peers = topology.trainers > 1 and not topology.servers
+        group = topology.stage_group(stage) if has_peers else ()
+        self._peers = [other for other in group if other != rank.rank]
         self._pushed, self._asked = 0, -1
         self._flying: set[int] = set()
         self._graphs: set[tuple[int, int]] = set()
@@ -360,6 +363,8 @@ class _Worker:
         yield HANDOVER
 
     def pull(self) -> Program[None]:
+        if self._peers and self._pushed:
+            yield from self._apply_pushes()
         needs, each = self._policy.needs(self._pushed), 1 / max(len(self._pushes), 1)
         seconds = each * self._units.take_version * self._world.elements(self.part.index)
         for owner in self._pushes:
@@ -372,6 +377,14 @@ class _Worker:
                 self._rank.work(seconds)
                 self._applied[owner] = version
 
+    def _apply_pushes(self) -> Program[None]:
+        """Decode the last pushes of all other trainers, and update masters of its own."""
+        units, elements = self._units, self._world.elements(self.part.index)
+        for peer in self._peers:
+            yield Receive(Kind.PUSH, peer, self._pushed - 1)
+            self._rank.work(self._all_others / len(self._peers) * units.server_decode * elements)
+        self._rank.work((self._all_others + 1) * units.server_apply * elements)
+
     def push(self, gradients: Any) -> Program[None]:
         units, elements = self._units, self._world.elements(self.part.index)
         encode = units.encode_gradient * elements / (len(self._rounds) + 1)
@@ -382,7 +395,11 @@ class _Worker:
             mine = result._replace(kind=Kind.CONTRIBUTION, sender=self._rank.rank)
             self._rank.send(server, mine, size)
             yield result
-        self._rank.work(encode if self._pushes else units.update * elements)
+        self._rank.work(encode if self._pushes or self._peers else units.update * elements)
+        for peer in self._peers:
+            times = self._all_others / len(self._peers)
+            size = times * self._world.size(Kind.PUSH, self.part.index)
+            self._rank.send(peer, Receive(Kind.PUSH, self._rank.rank, self._pushed), size, times)
         for owner, size in self._pushes.items():
             self._rank.send(owner, Receive(Kind.PUSH, self._rank.rank, self._pushed), size)
         self._pushed += 1

@@ -128,10 +128,6 @@ def check(config: Config) -> None:
         faults.append(
             f"parallel.threads = {config.parallel.threads}: `plan` knows workers of one thread only"
         )
-    if config.parallel.trainers > 1 and not config.parallel.servers:
-        faults.append(
-            "parallel.servers = 0: `plan` knows worlds of several trainers with servers only"
-        )
     if config.embedding.cache_rows:
         faults.append(
             f"embedding.cache_rows = {config.embedding.cache_rows}: `plan` does not know how often "

@@ -37,6 +37,7 @@ WORLDS = {
     "one_f_one_b": ("schedule=one_f_one_b", "schedule.microbatches=4"),
     "dsp": ("schedule=dsp",),
     "one trainer": ("parallel.trainers=1", "parallel.servers=0"),
+    "no servers": ("parallel.trainers=3", "parallel.servers=0", "gradient=dct"),
 }
 
 
@@ -94,6 +95,10 @@ def dense(*overrides: str) -> Layout:
             size = 4.0 * plain.elements(stage, server)
             for kind in (Kind.PUSH, Kind.PARAMETERS) if size else ():
                 sent[Way(kind, stage, server)] = Sent(trainers, size)
+        if not topology.servers and trainers > 1:
+            sent[Way(Kind.PUSH, stage)] = Sent(
+                trainers * (trainers - 1), 4.0 * plain.elements(stage)
+            )
         for cut in range(topology.stages - 1):
             sent[Way(Kind.ACTIVATION, cut, 0, cut)] = Sent(trainers, 1e3)
             sent[Way(Kind.ACTIVATION_GRADIENT, cut + 1, 0, cut)] = Sent(trainers, 1e3)

@@ -69,19 +69,24 @@ def test_every_kind_of_world_is_counted(name: str, counter: Counter, small_rows:
     planned = config(*small_rows, *WORLDS[name])
     world = counter.layout(planned)
     found = world.bytes_by_class()
-    is_alone = planned.parallel.servers == 0
-    assert all((found[one] > 0) is not is_alone for one in WEIGHTS)
+    is_alone = planned.parallel.trainers == 1
+    assert (found[Traffic.GRADIENT_PUSH] > 0) is not is_alone
+    assert (found[Traffic.PARAMETER_PULL] > 0) is (planned.parallel.servers > 0)
     assert found[Traffic.ACTIVATION] > 0
     assert (found[Traffic.EMBEDDING] > 0) is not is_alone
 
 
 @pytest.mark.parametrize(
-    "gradient", ["dct", *(pytest.param(one, marks=pytest.mark.slow) for one in ("none", "deft"))]
+    ("gradient", "servers"),
+    [
+        *(("dct", 2), ("dct", 0)),
+        *(pytest.param(method, 2, marks=pytest.mark.slow) for method in ("none", "deft")),
+    ],
 )
 def test_what_many_trainers_send_follows_from_few(
-    gradient: str, counter: Counter, small_rows: list[str]
+    gradient: str, servers: int, counter: Counter, small_rows: list[str]
 ) -> None:
-    shape = ("parallel.trainers=6", "parallel.servers=2", f"gradient={gradient}")
+    shape = ("parallel.trainers=6", f"parallel.servers={servers}", f"gradient={gradient}")
     planned = config(*small_rows, *shape)
     exact, near = (counter.layout(planned, exactly=one).bytes_by_class() for one in (True, False))
     for traffic in Traffic:
