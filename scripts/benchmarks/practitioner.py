@@ -328,18 +328,15 @@ def bytes_rows(trainers: Sequence[int], steps: int, batch_size: int) -> list[Row
 def speed_rows(link: str, batch_size: int, options: argparse.Namespace) -> list[Row]:
     """What is reached at a rate, turn by turn, and how many times that of `OPPONENT` it is."""
     turns: dict[str, list[Measured]] = {}
-    trainers, servers, worlds = (
-        options.trainers,
-        options.servers or options.trainers,
-        options.worlds,
-    )
+    trainers, servers, worlds = options.trainers, options.servers, options.worlds
+    title = trainers if servers is None else servers
     for turn in range(options.repeats):
         for name in dict.fromkeys((OPPONENT, *options.wires)):
             file = options.runs / link / f"{slug(name)}-{trainers}-{batch_size}-{turn}.json"
             found = _kept(file, link, trainers, name, batch_size)
             turns.setdefault(name, []).append(found)
         for world in worlds:
-            folder = options.runs / link / f"{world}-{trainers}-{servers}-{batch_size}-{turn}"
+            folder = options.runs / link / f"{world}-{trainers}-{title}-{batch_size}-{turn}"
             overrides = world_of(world, link, trainers, servers, batch_size)
             turns.setdefault(world, []).append(_of(train_once(folder, *overrides)))
     theirs = [one.samples_per_second for one in turns[OPPONENT]]
@@ -359,9 +356,9 @@ def speed_rows(link: str, batch_size: int, options: argparse.Namespace) -> list[
 
 
 def world_of(
-    experiment: str, link: str, trainers: int, servers: int, batch_size: int
+    experiment: str, link: str, trainers: int, servers: int | None, batch_size: int
 ) -> tuple[str, ...]:
-    """The overrides of a world on links of a rate."""
+    """The overrides of a world on links of a rate; servers of one without stages."""
     size = (f"parallel.trainers={trainers}", f"train.batch_size={batch_size}")
     one = (
         f"+experiment={experiment}",
@@ -369,11 +366,10 @@ def world_of(
         *size,
         f"data.rows={rows_for(trainers, batch_size)}",
     )
-    if link == LOOPBACK:
-        return one
-    shared = machines(experiment, trainers) == trainers
-    placed = (f"parallel.machines={trainers}", f"parallel.servers={servers}") if shared else ()
-    return (*one, "network=emulated", f"network.rate={link}", *placed)
+    if machines(experiment, trainers) == trainers:
+        placed = (f"parallel.servers={servers}",) if servers is not None else ()
+        one += placed if link == LOOPBACK else (f"parallel.machines={trainers}", *placed)
+    return one if link == LOOPBACK else (*one, "network=emulated", f"network.rate={link}")
 
 
 def rows_for(trainers: int, batch_size: int) -> int:
@@ -431,7 +427,9 @@ def main() -> None:
     of_speed.add_argument("runs", type=Path, help="folder of the runs")
     of_speed.add_argument("--links", nargs="+", default=[LOOPBACK, "10mbit", "100mbit", "1gbit"])
     of_speed.add_argument("--trainers", type=int, default=2)
-    of_speed.add_argument("--servers", type=int, help="of worlds without stages; default T")
+    of_speed.add_argument(
+        "--servers", type=int, help="of worlds without stages; default T on links, 1 on loopback"
+    )
     of_speed.add_argument("--worlds", nargs="+", default=WORLDS, help="experiments")
     of_speed.add_argument(
         "--wires", nargs="+", default=[*WIRES], choices=WIRES, help=f"of DDP, beside {OPPONENT}"
