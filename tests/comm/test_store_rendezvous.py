@@ -1,9 +1,8 @@
 """A store served by one process: what it tells others, and where it listens."""
 
-import socket
-
 import psutil
 import pytest
+from free_ports import free_port
 from patience import HANG_SECONDS
 
 from dlrm_hybrid.comm.rendezvous import Endpoint, Rendezvous, reach_store, serve_store
@@ -15,11 +14,6 @@ from dlrm_hybrid.types import (
     ResourceError,
     RunFailedError,
 )
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return one.getsockname()[1]
 
 
 @pytest.fixture

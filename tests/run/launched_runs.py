@@ -1,7 +1,6 @@
 """Starts the processes of a run as SLURM would, or torchrun on two machines of one kernel."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from free_ports import free_port
 from patience import HANG_SECONDS, PATIENT
 
 POLL_SECONDS = 0.02
@@ -74,8 +74,7 @@ def ended(processes: Sequence[subprocess.Popen[str]]) -> list[Ended]:
 
 def slurm(size: int, *arguments: str, **changes: str) -> list[tuple[list[str], dict[str, str]]]:
     """What `srun` on one machine would start."""
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        port = one.getsockname()[1]
+    port = free_port()
     return [
         (
             [sys.executable, *program(*arguments)],

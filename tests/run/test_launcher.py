@@ -1,11 +1,12 @@
 """What the environment of a launcher means, and which worlds it fits."""
 
-import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
+from patience import HANG_SECONDS
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.cli.terminal import quiet
@@ -312,11 +313,6 @@ def test_a_store_on_loopback_is_refused_for_several_machines() -> None:
         open_rendezvous(found)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return one.getsockname()[1]
-
-
 def member(rank: int, port: int, **changes: str) -> Launch:
     """Of a job of two processes on this machine, without a launcher's store."""
     changes = {"SLURM_NTASKS": "2", "SLURM_NNODES": "1", "MASTER_PORT": str(port), **changes}
@@ -406,6 +402,6 @@ def test_a_folder_that_cannot_be_made_is_told_to_all_ranks_at_once(
     given = Arguments(overrides=[*world, "hydra.run.dir=/dev/null/run"])
     with pytest.raises(ResourceError, match="/dev/null/run: Not a directory"):
         launched.run(replace(member(0, port), rank_0_serves=False), given, *NOT_SHOWN)
-    other = reach_store("127.0.0.1", port, "dlrm_hybrid/0", 5.0)
+    other = reach_store("127.0.0.1", port, "dlrm_hybrid/0", HANG_SECONDS)
     failure = other.failure()
     assert failure is not None and failure.exit_code == 5
