@@ -15,12 +15,12 @@ from dlrm_hybrid.comm.mesh import Listener, Mesh
 LARGE = 8 << 20  # more than the kernel holds between two sockets
 
 
-def meshes(size: int, seconds: float = HANG_SECONDS) -> list[Mesh]:
+def meshes(size: int) -> list[Mesh]:
     listeners = [Listener("127.0.0.1") for _ in range(size)]
     endpoints = [listener.endpoint for listener in listeners]
     with ThreadPool(size) as pool:
         made = pool.starmap(
-            lambda place, listener: listener.connect(place, endpoints, seconds),
+            lambda place, listener: listener.connect(place, endpoints, HANG_SECONDS),
             enumerate(listeners),
         )
     for listener in listeners:
@@ -122,7 +122,8 @@ def test_strangers_are_turned_away_and_nothing_listens_afterwards() -> None:
 
 
 def test_a_member_that_has_ended_and_one_that_is_late_are_told_apart() -> None:
-    near, far = meshes(2, seconds=0.1)
+    near, far = meshes(2)
+    near._deadline_seconds = 0.1
     number = near.begin([b"", b"x"], [b"", bytearray(1)])
     with pytest.raises(TimeoutError):
         near.finish(number)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patience import HANG_SECONDS
 
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.mailbox import Mailbox
@@ -189,7 +190,11 @@ def led(world: Simulation, steps: int, rest_every: int, begin: Begin) -> LeaderR
         schedule=optimizer.schedule,
         rows={},  # nothing is evaluated
         messenger=Messenger(
-            attempt=0, channel=world, mailbox=mailbox, patience_seconds=1.0, clock=SpanClock()
+            attempt=0,
+            channel=world,
+            mailbox=mailbox,
+            patience_seconds=HANG_SECONDS,
+            clock=SpanClock(),
         ),
         log=None,
         begin=begin,
