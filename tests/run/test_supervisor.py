@@ -340,7 +340,7 @@ def test_a_forkserver_does_not_outlive_its_parent_while_it_imports(tmp_path: Pat
 def test_a_forkserver_that_is_killed_while_it_starts_is_a_loss(tmp_path: Path) -> None:
     """Ranks may start again, from a new one."""
     program = (
-        "import os, signal, sys, threading\n"
+        "import os, signal, sys\n"
         f"sys.path[:0] = {HERE!r}\n"
         "from multiprocessing import forkserver\n"
         "from pathlib import Path\n"
@@ -348,7 +348,13 @@ def test_a_forkserver_that_is_killed_while_it_starts_is_a_loss(tmp_path: Path) -
         "from dlrm_hybrid.run.supervisor import Forwarder, ensure_forkserver, run_attempts\n"
         "ensure_forkserver([])\n"
         "pid = forkserver._forkserver._forkserver_pid\n"
-        "threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()  # amid its imports\n"
+        "os.kill(pid, signal.SIGSTOP)  # amid its imports\n"
+        "read = forkserver.read_signed\n"
+        "def read_of_the_killed(descriptor):  # when it has been asked for a rank\n"
+        "    os.kill(pid, signal.SIGKILL)\n"
+        "    forkserver.read_signed = read\n"
+        "    return read(descriptor)\n"
+        "forkserver.read_signed = read_of_the_killed\n"
         "lost = []\n"
         "with Forwarder.installed() as forwarder:\n"
         f"    ranks = lambda: t.ranks(Path({str(tmp_path)!r}), '3')\n"

@@ -6,10 +6,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,7 @@ from world_runs import assert_same_state, summary
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.predict import Predictor
+from dlrm_hybrid.run import following
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
 
@@ -127,7 +128,7 @@ def test_a_file_is_learned_as_a_run_of_its_own_learns_it(
 
 
 def test_files_come_later_and_the_same_command_goes_on(
-    follow: Follow, inbox: Path, log: Path, tmp_path: Path
+    follow: Follow, inbox: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = follow("whole")
     (inbox / "day3.parquet").unlink()
@@ -137,11 +138,18 @@ def test_files_come_later_and_the_same_command_goes_on(
     shutil.copy(log / "day3.parquet", inbox / "day3.parquet.tmp")
     follow("parts")
     assert len(files(parts)) == 2
-    waiting = threading.Timer(
-        1.5, lambda: (inbox / "day3.parquet.tmp").rename(inbox / "day3.parquet")
-    )
-    waiting.start()
-    follow("parts", "data.follow_files=3")
+    looks: list[float] = []
+
+    def come(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            (inbox / "day3.parquet.tmp").rename(inbox / "day3.parquet")
+
+    with monkeypatch.context() as patch:
+        clock = SimpleNamespace(monotonic=time.monotonic, sleep=come)
+        patch.setattr(following, "time", clock)
+        follow("parts", "data.follow_files=3")
+    assert len(looks) == 3
     assert files(parts)[-1]["loss"] == files(whole)[-1]["loss"]
     assert_same_state(of_day(whole, 3), of_day(parts, 3), STEPS)
     follow("parts", "data.follow_files=3")  # there is nothing to be done

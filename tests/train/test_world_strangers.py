@@ -1,6 +1,8 @@
 """Whoever is no rank of the run finds every port shut while it trains."""
 
 import json
+import os
+import signal
 import socket
 import threading
 import time
@@ -8,28 +10,36 @@ from pathlib import Path
 
 import psutil
 import pytest
-from patience import HANG_SECONDS
+import world_faults
+from patience import HANG_SECONDS, PATIENT
 from world_runs import Train, Trained, assert_same, pids
 
 from dlrm_hybrid.comm.zmq.curve import make_key_file
+from dlrm_hybrid.run import training
 
-STEPS = 250
+STEPS = 20
 WORLD = (
-    *("parallel=hybrid", "parallel.trainers=1", "parallel.cuts=[bottom.1]"),
-    *("train.batch_size=16", f"train.steps={STEPS}", "train.epochs=10", "telemetry.every=5"),
+    *("parallel=hybrid", "parallel.trainers=1", "parallel.cuts=[bottom.1]", PATIENT),
+    *("train.batch_size=16", f"train.steps={STEPS}"),
 )
 RANKS = 3
 ADDRESS = "127.0.0.1"
 POLL_SECONDS = 0.02
 
 
-def ports(folder: Path) -> list[int]:
-    """On which the ranks of a run listen, one for each, once it trains."""
+def await_stop(pid_file: Path) -> int:
+    """The id of a rank that stops itself, so that the run cannot go on meanwhile."""
     until = time.monotonic() + HANG_SECONDS
-    record = folder / "events.jsonl"
-    while not (record.exists() and '"kind": "progress"' in record.read_text()):
-        assert time.monotonic() < until, "training did not begin"
+    while time.monotonic() < until:
+        text = pid_file.read_text() if pid_file.exists() else ""
+        if text and psutil.Process(int(text)).status() == psutil.STATUS_STOPPED:
+            return int(text)
         time.sleep(POLL_SECONDS)
+    raise AssertionError("training did not begin")
+
+
+def ports(folder: Path) -> list[int]:
+    """On which the ranks of a run listen, one for each."""
     found = [
         connection.laddr
         for pid in pids(folder).values()
@@ -41,16 +51,24 @@ def ports(folder: Path) -> list[int]:
     return [where.port for where in found]
 
 
-def test_a_run_goes_on_unharmed_among_strangers(train: Train, tmp_path: Path) -> None:
+def test_a_run_goes_on_unharmed_among_strangers(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Once all ranks are there nobody else can connect; there is no second chance to be one."""
+    monkeypatch.setattr(training, "TRAIN_RANK", world_faults.ENTRY)
+    world_faults.plan(tmp_path / "visited", world_faults.Fault(rank=0, step=9, signal="SIGSTOP"))
     refused: list[int] = []
 
     def visit() -> None:
-        for port in ports(tmp_path / "visited"):
-            with pytest.raises(TimeoutError):
-                # One that is open would answer at once.
-                socket.create_connection((ADDRESS, port), timeout=0.02)
-            refused.append(port)
+        stopped = await_stop(tmp_path / "visited" / "log" / "worker-0.0.pid")
+        try:
+            for port in ports(tmp_path / "visited"):
+                with pytest.raises(TimeoutError):
+                    # One that is open would answer at once.
+                    socket.create_connection((ADDRESS, port), timeout=0.02)
+                refused.append(port)
+        finally:
+            os.kill(stopped, signal.SIGCONT)
 
     stranger = threading.Thread(target=visit)
     stranger.start()

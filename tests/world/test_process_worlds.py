@@ -234,7 +234,7 @@ def test_what_cannot_be_loaded_leaves_the_world_as_it_was(shards: Shards, tmp_pa
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_loader_may_have_processes_and_not_use_its_world(shards: Shards) -> None:
     worlds: list[World] = []
-    helper = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+    helper = multiprocessing.get_context("fork").Process(target=signal.pause, daemon=True)
 
     def load(trainer: int, trainers: int) -> Iterator[tuple]:
         yield from loader(str(shards.folder), 1, trainer, trainers)
