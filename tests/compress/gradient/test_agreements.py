@@ -306,10 +306,10 @@ def test_what_is_no_contribution_is_refused() -> None:
     one = (index_set(np.array([4, 7], np.int32), COUNT),)
     for op, contributions, step, told in (
         (Op.UNION, [one, ()], 0, "0 sections, expected one set"),
-        (Op.UNION, [one, NO_CHOICES[1]], 0, ""),
+        (Op.UNION, [one, NO_CHOICES[1]], 0, "hold no set of 337"),
         (Op.LEADER, [one, ()], 1, "0 sections, expected lists"),
-        (Op.LEADER, [(), NO_CHOICES[1]], 1, ""),
-        (Op.LEADER, [(), NO_CHOICES[2]], 1, ""),
+        (Op.LEADER, [(), NO_CHOICES[1]], 1, "hold no set of 337"),
+        (Op.LEADER, [(), NO_CHOICES[2]], 1, "are no numbers"),
         (Op.LEADER, [(dense(0, np.zeros(5)),), one], 0, "are no numbers"),
     ):
         with pytest.raises(SectionError, match=told):
