@@ -4,10 +4,10 @@
 # many, and tests marked slow.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-tests=(tests) markers="not slow" profile=fixed quick=
+tests=(tests) markers="not slow" profile=fixed processes=2 quick=
 case "${1:-}" in
     --quick)
-        quick=yes profile=quick
+        quick=yes profile=quick processes=0 # the other core checks types
         tests=(tests/{config,telemetry,wire} tests/compress/{activation,gradient})
         tests+=(tests/compress/library/test_{packets,records,refusals}.py tests/test_architecture.py)
         tests+=(--ignore=tests/config/test_{any_overrides,foreign_code,messages,outside_choices,outside_methods}.py)
@@ -26,5 +26,6 @@ lint-imports --no-cache & imports=$!
 checked() { wait "$types" && wait "$imports"; }
 [ -n "$quick" ] || checked
 # Two at a time: each may be a world of processes. A file's tests stay together for their fixtures.
-pytest "${tests[@]}" -m "$markers" --hypothesis-profile="$profile" --numprocesses 2 --dist loadfile
+pytest "${tests[@]}" -m "$markers" --hypothesis-profile="$profile" --numprocesses "$processes" \
+    --dist loadfile
 checked
