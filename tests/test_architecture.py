@@ -3,7 +3,7 @@
 import ast
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
@@ -29,12 +29,15 @@ RECORDS = (
 
 
 @cache
-def nodes_of(path: Path) -> list[ast.AST]:
-    return [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+def nodes_of(path: Path) -> dict[type, list]:
+    nodes = defaultdict(list)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        nodes[type(node)].append(node)
+    return nodes
 
 
 def found(*kinds: type[Node]) -> list[tuple[Path, Node]]:
-    return [(path, node) for path in SOURCES for node in nodes_of(path) if type(node) in kinds]
+    return [(path, node) for path in SOURCES for kind in kinds for node in nodes_of(path)[kind]]
 
 
 def functions() -> list[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
@@ -89,8 +92,8 @@ def imported(path: Path) -> set[Path]:
     """The files of this package that a file imports, at its head or inside a function."""
     names = {
         f"{node.module}.{alias.name}"
-        for node in nodes_of(path)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dlrm_hybrid")
+        for node in nodes_of(path)[ast.ImportFrom]
+        if (node.module or "").startswith("dlrm_hybrid")
         for alias in node.names
     }
     return {
