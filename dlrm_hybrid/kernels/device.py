@@ -419,10 +419,9 @@ def compact(
     indices_K,
     values_K,
     room,
-    CLEARS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """List what `mark` has moved, in increasing order of flat indices; with CLEARS it becomes 0.
+    """List what `mark` has moved, in increasing order of flat indices; it becomes 0.
 
     Of the sources only marked elements are read: each lane follows the bits of one word.
     `splits_F` says where the selected of each chunk begin, then K. Those without room are left.
@@ -445,8 +444,7 @@ def compact(
             at = start + 32 * lanes + _ones((words ^ rest) - 1).to(tl.int32)
             tl.store(values_K + to, tl.load(base + at, mask=mask, other=0.0), mask=mask)
             tl.store(indices_K + to, (offset + at).to(tl.int32), mask=mask)
-            if CLEARS:
-                tl.store(base + at, tl.zeros((W,), tl.float32), mask=mask)
+            tl.store(base + at, tl.zeros((W,), tl.float32), mask=mask)
             to += 1
             words = rest
             most -= 1

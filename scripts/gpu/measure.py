@@ -365,7 +365,7 @@ def passes_over(elements: int, device: torch.device, chunk: int) -> list[Pass]:
         marks[:] = [ops.mark(x, tau_1, [gradient], pointer_1)]
 
     def compact(turn: int) -> None:
-        ops.compact(marks[0], ranks.ks[0], [gradient], pointer_1, clear=False)
+        ops.compact(marks[0], ranks.ks[0], [gradient], pointer_1)
 
     operations: dict[str, tuple[int, Step, Step]] = {
         "gradients alone": (4, joined, lambda turn: ops.inspect(x)),

@@ -89,14 +89,12 @@ class DeviceFeedback(Compressor):
             with current(shard.device):
                 yield shard, tensors
 
-    def begin(self, gradients: Sequence[Tensor], step: int, *, alone: bool) -> list[Tensor]:
+    def begin(self, gradients: Sequence[Tensor], step: int) -> list[Tensor]:
         """Launch a step up to the selection.
 
         Args:
-            gradients: float32 of all tensors, contiguous, at home; by `finish` they hold what is
-                sent where this trainer is alone, else zeros.
+            gradients: float32 of all tensors, contiguous, at home; by `finish` they hold zeros.
             step: counted from 0.
-            alone: nobody else sends.
 
         Returns:
             numbers of each device for `finish`, int64; all at the first home, for one wait.
@@ -118,7 +116,7 @@ class DeviceFeedback(Compressor):
                 [state.ks[tensor] for tensor in tensors],
                 [state.rule_states[tensor] for tensor in tensors],
             )
-            numbers.append(shard.launch(orders, alone=alone).to(self.homes[0]))
+            numbers.append(shard.launch(orders).to(self.homes[0]))
         return numbers
 
     def _share_faults(self) -> None:
@@ -206,7 +204,7 @@ class DeviceFeedback(Compressor):
     def encode(self, gradients: Mapping[str, Tensor], step: int) -> Encoding:
         yield from ()
         copies = [gradients[name].clone() for name in self.layout.names]
-        launched = fetched(self.begin(copies, step, alone=False))
+        launched = fetched(self.begin(copies, step))
         return self.sent(self.finish([cast("list[int]", own_M.tolist()) for own_M in launched]))
 
     def sent(self, selections: Sequence[Selection]) -> Selected:

@@ -141,7 +141,7 @@ class TritonOps(DeviceOps):
 
     @override
     def compact(
-        self, marks: Marks, room: int, sources: Sequence[Tensor], sources_T: Tensor, *, clear: bool
+        self, marks: Marks, room: int, sources: Sequence[Tensor], sources_T: Tensor
     ) -> tuple[Tensor, Tensor]:
         blocks = self._blocks
         indices_K = torch.empty(room, dtype=torch.int32, device=blocks.device)
@@ -150,7 +150,6 @@ class TritonOps(DeviceOps):
             kernels.compact[self._grid](
                 *(blocks.table_C4, sources_T, marks.bits, marks.splits_F, blocks.offsets_E),
                 *(indices_K, values_K, room),
-                CLEARS=clear,
                 CHUNK=blocks.chunk,
             )
         return indices_K, values_K

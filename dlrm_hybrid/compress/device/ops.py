@@ -152,16 +152,15 @@ class DeviceOps(Protocol):
         ...
 
     def compact(
-        self, marks: Marks, room: int, sources: Sequence[Tensor], sources_T: Tensor, *, clear: bool
+        self, marks: Marks, room: int, sources: Sequence[Tensor], sources_T: Tensor
     ) -> tuple[Tensor, Tensor]:
         """List the marked elements: int32 indices without padding, and values, `room` places each.
 
         Args:
             marks: of `mark`.
-            room: for so many; further ones are left, and of fewer the last places hold anything.
-            sources: the targets of `mark`.
+            room: for so many; further ones stay, and of fewer the last places hold anything.
+            sources: the targets of `mark`; what is listed becomes 0.
             sources_T: int64, their addresses.
-            clear: set what is listed to 0.
         """
         ...
 

@@ -116,16 +116,15 @@ class PlainOps(DeviceOps):
 
     @override
     def compact(
-        self, marks: Marks, room: int, sources: Sequence[Tensor], sources_T: Tensor, *, clear: bool
+        self, marks: Marks, room: int, sources: Sequence[Tensor], sources_T: Tensor
     ) -> tuple[Tensor, Tensor]:
         flat = [source.view(-1) for source in sources]
         flat_N, indices_K = torch.cat(flat), marks.bits.nonzero().view(-1)[:room]
         values_K = flat_N[indices_K]
-        if clear:
-            flat_N[indices_K] = 0
-            parts: tuple[Tensor, ...] = torch.split(flat_N, self._blocks.counts)
-            for target, cleared in zip(flat, parts, strict=True):
-                target.copy_(cleared)
+        flat_N[indices_K] = 0
+        parts: tuple[Tensor, ...] = torch.split(flat_N, self._blocks.counts)
+        for target, cleared in zip(flat, parts, strict=True):
+            target.copy_(cleared)
         filling = (0, room - indices_K.numel())
         pad = torch.nn.functional.pad
         return pad(indices_K.int(), filling), pad(values_K, filling)

@@ -82,7 +82,6 @@ class _Launch:
     """What was launched and waits for the host."""
 
     gradients: Sequence[Tensor]
-    alone: bool
     marks: Marks
     listed: tuple[Tensor, Tensor]
     taus_T: Tensor
@@ -148,7 +147,7 @@ class Shard:
         self._x.begin(gradients, self.addresses_T)
         self.ops.inspect(self._x)
 
-    def launch(self, orders: Orders, *, alone: bool) -> Tensor:
+    def launch(self, orders: Orders) -> Tensor:
         """Launch a step up to the selection; returns numbers for `facts`, int64 on the device."""
         x, gradients = self._x, self._x.gradients
         if self._momentum is not None:
@@ -166,8 +165,8 @@ class Shard:
             taus_T = torch.where(due_T, estimate.taus_T, taus_T)
         marks = self.ops.mark(x, taus_T, gradients, self.addresses_T)
         room = _ROOM + int(_ROOMY * sum(orders.ks))
-        listed = self.ops.compact(marks, room, gradients, self.addresses_T, clear=not alone)
-        self._step = _Launch(gradients, alone, marks, listed, taus_T)
+        listed = self.ops.compact(marks, room, gradients, self.addresses_T)
+        self._step = _Launch(gradients, marks, listed, taus_T)
         return torch.cat(
             [x.flags_E.long(), marks.splits_E, taus_T.view(torch.int32).long(), *estimate.notes_MT]
         )
@@ -216,7 +215,7 @@ class Shard:
         elements = self._listed(launch, facts.splits[-1])
         if any(surplus):
             elements = self._put_back_ties(launch, elements, facts.splits, surplus)
-        return self._rounded(launch, *elements)
+        return self._rounded(*elements)
 
     def _listed(self, launch: _Launch, count: int) -> tuple[Tensor, Tensor]:
         """All that was selected; lists now what had no room."""
@@ -224,8 +223,8 @@ class Shard:
         room = indices_K.numel()
         if count > room:
             args = (launch.gradients, self.addresses_T)
-            indices_K, rest_K = self.ops.compact(launch.marks, count, *args, clear=not launch.alone)
-            rest_K[:room] = values_K  # which may have been cleared
+            indices_K, rest_K = self.ops.compact(launch.marks, count, *args)
+            rest_K[:room] = values_K  # which have been cleared
             values_K = rest_K
         return indices_K[:count], values_K[:count]
 
@@ -253,11 +252,9 @@ class Shard:
         rest = [x.new_empty(kept + 1).scatter_(0, to_K, x)[:kept] for x in elements]
         back = [x.new_empty(dropped + 1).scatter_(0, back_K, x)[:dropped] for x in elements]
         self.put_back(Selection(back[0], back[1]))
-        if launch.alone:  # the gradients still hold them
-            self.ops.scatter(back[0], -back[1], launch.gradients, self.addresses_T)
         return rest[0], rest[1]
 
-    def _rounded(self, launch: _Launch, indices_K: Tensor, values_K: Tensor) -> Selection:
+    def _rounded(self, indices_K: Tensor, values_K: Tensor) -> Selection:
         """Round what is sent; the residual keeps the difference."""
         dtype = self._dtype
         masks = self._momentum is not None and self._momentum.masking
@@ -271,8 +268,6 @@ class Shard:
         rounded_K = _narrowed(values_K, dtype)
         lost_K = values_K - rounded_K
         self._x.residual_N[padded_K] = lost_K
-        if launch.alone:
-            self.ops.scatter(indices_K, -lost_K, launch.gradients, self.addresses_T)
         return Selection(indices_K, rounded_K)
 
     def put_back(self, selection: Selection) -> None:

@@ -208,7 +208,7 @@ def average_on_device(
             changed here, or what was finite has joined it.
     """
     with exchange.shares_failure():
-        launched = compressor.begin(gradients, step, alone=exchange.size == 1)
+        launched = compressor.begin(gradients, step)
         if exchange.is_direct:
             launched.append(exchange.announce(compressor.announced(launched)))
     facts = [cast("list[int]", fact.tolist()) for fact in fetched(launched)]  # the host waits
@@ -228,9 +228,9 @@ def average_on_device(
     except BaseException:  # whatever it is, nobody has used what was sent
         compressor.put_back(own)
         raise
-    if exchange.size > 1:  # else the gradients hold what was selected
-        for part in parts:
-            compressor.add(part, gradients)
+    for part in parts:
+        compressor.add(part, gradients)
+    if exchange.size > 1:
         for gradient in gradients:
             gradient.div_(exchange.size)
     return used_T
