@@ -36,6 +36,12 @@ class DenseUpdate:
         """All values of one tensor."""
         return self.values[tensor]
 
+    def elements(self) -> Elements:
+        """The same update as one that lists every element."""
+        indices = [np.arange(values_N.size, dtype=np.int32) for values_N in self.values]
+        offsets_E = np.cumsum([0, *(values_N.size for values_N in self.values)])
+        return Elements(offsets_E, np.concatenate(indices), np.concatenate(self.values))
+
     def copy_to(self, destination: Destination) -> None:
         """Overwrite all elements."""
         for array_N, values_N in zip(destination.arrays, self.values, strict=True):

@@ -26,6 +26,7 @@ from dlrm_hybrid.compress.gradient.thresholded import Thresholds, ThresholdSelec
 from dlrm_hybrid.compress.gradient.transforms import Momentum
 from dlrm_hybrid.compress.host import fetched, not_finite
 from dlrm_hybrid.compress.report import SentReport
+from dlrm_hybrid.compress.update import Update
 from dlrm_hybrid.wire.sparse import Elements
 
 _HOST_ONLY = (".residual", ".momentum")  # what an original keeps on the CPU and this does not
@@ -224,8 +225,9 @@ class DeviceFeedback(Compressor):
         elements = Selected(self._by_shard, elements, dtype).elements(self.layout.names)
         return Selected(self.layout, elements, dtype)
 
-    def received(self, elements: Elements) -> list[Selection]:
+    def received(self, update: Update) -> list[Selection]:
         """Copy what a trainer has sent to the devices."""
+        elements = update if isinstance(update, Elements) else update.elements()
         sent = Selected(self.layout, elements, self._options.dtype)
         offsets_E, local_K, values_K = sent.elements(self._by_shard.names)
         flat_K = Indices(self._by_shard, offsets_E, local_K).flat

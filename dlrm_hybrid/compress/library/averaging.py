@@ -11,10 +11,10 @@ Shapes: K elements that are sent of N in T tensors; A trainers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from math import prod
-from typing import Protocol, cast, final
+from typing import NamedTuple, Protocol, cast, final
 
 import numpy as np
 import torch
@@ -23,21 +23,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from dlrm_hybrid.arrays import Bytes
 from dlrm_hybrid.compress.device.feedback import DeviceFeedback
 from dlrm_hybrid.compress.device.shard import Selection
 from dlrm_hybrid.compress.device.sums import sent
 from dlrm_hybrid.compress.gradient.collective import Op
-from dlrm_hybrid.compress.gradient.compressor import Compressor, Sent
+from dlrm_hybrid.compress.gradient.compressor import Compressor, Selected, Sent
 from dlrm_hybrid.compress.host import fetched
 from dlrm_hybrid.compress.library.exchange import Exchange
-from dlrm_hybrid.compress.library.packets import decode
+from dlrm_hybrid.compress.update import Update, decode
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import pack, unpack
 from dlrm_hybrid.wire.gradient_levels import UpdateReceiver, UpdateSender
 from dlrm_hybrid.wire.packet import decode_packet, encode_packet
 from dlrm_hybrid.wire.section import Dtype
-from dlrm_hybrid.wire.sparse import Destination, Elements, decode_sparse
+from dlrm_hybrid.wire.sparse import Destination, Elements
 
 _AGREED = {Op.LEADER, Op.UNION}  # rounds after which all trainers send the same elements
 _TYPES = {
@@ -47,22 +46,41 @@ _TYPES = {
 }
 
 
-class Averaging(Protocol):
-    """A way to average what trainers send; its state only makes messages shorter."""
+class Gathered(NamedTuple):
+    """What all trainers send in a step.
 
-    def mean_(
-        self, exchange: Exchange, sent: Sent, values: Sequence[Tensor], head: bytes
-    ) -> list[bytes]:
-        """Overwrite tensors by the mean of what all trainers send.
+    Attributes:
+        parts: to be added up; each is decoded when it is taken.
+        divisor: makes the mean of their sum.
+        heads: what travelled before them, of all trainers.
+    """
+
+    parts: Iterable[Update]
+    divisor: int
+    heads: list[bytes]
+
+    def mean_(self, values: Sequence[Tensor]) -> None:
+        """Overwrite tensors by the mean: float32 on the CPU, contiguous."""
+        for tensor in values:
+            tensor.zero_()
+        destination = Destination([tensor.numpy().reshape(-1) for tensor in values])
+        for part in self.parts:
+            part.add_to(destination)
+        if self.divisor > 1:
+            for tensor in values:
+                tensor.div_(self.divisor)
+
+
+class Averaging(Protocol):
+    """A way to exchange what trainers send; its state only makes messages shorter."""
+
+    def gather(self, exchange: Exchange, sent: Sent, head: bytes) -> Gathered:
+        """Exchange what trainers send.
 
         Args:
             exchange: between the trainers.
             sent: what this trainer sends.
-            values: the tensors: float32 on the CPU, contiguous.
             head: bytes that travel before it, as many from each trainer.
-
-        Returns:
-            the heads of all trainers.
         """
         ...
 
@@ -72,27 +90,32 @@ class Averaging(Protocol):
 
 @final
 class ByPackets(Averaging):
-    """Sends a packet to every other trainer, and adds up the packets of all."""
+    """Sends a packet to every other trainer."""
 
-    def __init__(self, fingerprint: int) -> None:
-        self._fingerprint = fingerprint
+    def __init__(self, counts: Sequence[int], fingerprint: int) -> None:
+        self._counts, self._fingerprint = counts, fingerprint
 
     @override
-    def mean_(
-        self, exchange: Exchange, sent: Sent, values: Sequence[Tensor], head: bytes
-    ) -> list[bytes]:
-        messages = exchange.gather(
-            head + encode_packet(self._fingerprint, [*sent.sections().values()])
+    def gather(self, exchange: Exchange, sent: Sent, head: bytes) -> Gathered:
+        packet = encode_packet(self._fingerprint, [*sent.sections().values()])
+        messages = exchange.gather(head + packet)
+        return Gathered(
+            (
+                sent.all_elements
+                if trainer == exchange.rank and isinstance(sent, Selected)
+                else self._update(memoryview(message)[len(head) :])
+                for trainer, message in enumerate(messages)
+            ),
+            exchange.size,
+            [message[: len(head)] for message in messages],
         )
-        for tensor in values:
-            tensor.zero_()
-        for message in messages:
-            decoded = decode(memoryview(message)[len(head) :])
-            require_fingerprint(decoded.fingerprint, self._fingerprint)
-            decoded.add_to(values)
-        for tensor in values:
-            tensor.div_(exchange.size)
-        return [message[: len(head)] for message in messages]
+
+    def _update(self, packet: memoryview) -> Update:
+        decoded = decode_packet(packet)
+        require_fingerprint(decoded.fingerprint, self._fingerprint)
+        if [section.count for section in decoded.sections] != self._counts:
+            raise DlrmError("a trainer has sent tensors of other sizes than this one's")
+        return decode(decoded.sections, "packet")
 
 
 @final
@@ -107,9 +130,7 @@ class ByLevels(Averaging):
         self._group: dist.ProcessGroup | None = None  # the one whose members have the tables
 
     @override
-    def mean_(
-        self, exchange: Exchange, sent: Sent, values: Sequence[Tensor], head: bytes
-    ) -> list[bytes]:
+    def gather(self, exchange: Exchange, sent: Sent, head: bytes) -> Gathered:
         if exchange.group is not self._group:
             self._group = exchange.group
             self.restart()
@@ -121,14 +142,16 @@ class ByLevels(Averaging):
         except BaseException:
             self.restart()  # nobody has the tables that this message may have brought
             raise
-        destination = _zeroed(values)
-        for trainer, message in enumerate(messages):
-            is_own = trainer == exchange.rank
-            part = elements if is_own else self._elements(trainer, memoryview(message)[len(head) :])
-            part.add_to(destination)
-        for tensor in values:
-            tensor.div_(exchange.size)
-        return [message[: len(head)] for message in messages]
+        return Gathered(
+            (
+                elements
+                if trainer == exchange.rank
+                else self._elements(trainer, memoryview(message)[len(head) :])
+                for trainer, message in enumerate(messages)
+            ),
+            exchange.size,
+            [message[: len(head)] for message in messages],
+        )
 
     @override
     def restart(self) -> None:
@@ -152,9 +175,7 @@ class ByAgreement(Averaging):
     """
 
     @override
-    def mean_(
-        self, exchange: Exchange, sent: Sent, values: Sequence[Tensor], head: bytes
-    ) -> list[bytes]:
+    def gather(self, exchange: Exchange, sent: Sent, head: bytes) -> Gathered:
         elements, dtype = sent.elements(), sent.dtype
         if exchange.size <= 2:
             messages = exchange.gather(head + pack(elements.values_K, dtype).tobytes())
@@ -168,15 +189,18 @@ class ByAgreement(Averaging):
         else:
             heads, mean_K = exchange.gather(head), elements.values_K.copy()
             exchange.mean_([torch.from_numpy(mean_K)], _TYPES[dtype])
-        Elements(elements.offsets_E, elements.indices_K, mean_K).copy_to(_zeroed(values))
-        return heads
+        return Gathered([elements._replace(values_K=mean_K)], 1, heads)
 
 
 def averaging_of(compressor: Compressor, fingerprint: int) -> Averaging:
     """The averaging that takes the fewest bytes for what a compressor sends."""
     if compressor.sends_levels:
         return ByLevels([spec.shape for spec in compressor.layout.specs], fingerprint)
-    return ByAgreement() if _AGREED & {*compressor.rounds} else ByPackets(fingerprint)
+    return (
+        ByAgreement()
+        if _AGREED & {*compressor.rounds}
+        else ByPackets(compressor.layout.counts, fingerprint)
+    )
 
 
 def _matrix(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -184,15 +208,10 @@ def _matrix(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (shape[0], prod(shape[1:])) if len(shape) > 2 else shape
 
 
-def _zeroed(values: Sequence[Tensor]) -> Destination:
-    for tensor in values:
-        tensor.zero_()
-    return Destination([tensor.numpy().reshape(-1) for tensor in values])
-
-
 def average_on_device(
     exchange: Exchange,
     compressor: DeviceFeedback,
+    averaging: Averaging,
     gradients: Sequence[Tensor],
     step: int,
     *,
@@ -218,13 +237,16 @@ def average_on_device(
         own = compressor.finish(facts)
     used_T = compressor.used(facts) if finds_unused else np.ones(len(gradients), bool)
     try:
-        if exchange.is_direct:
+        if exchange.size == 1:
+            parts = [own]
+        elif exchange.is_direct:
             parts = _directly(exchange, own, announced_A)
             used_T = exchange.any_of(used_T) if finds_unused else used_T
         else:
-            parts, heads = _by_packets(exchange, compressor, own, used_T if finds_unused else None)
-            for head in heads:
-                used_T |= np.unpackbits(head, count=used_T.size).astype(bool)
+            head = np.packbits(used_T).tobytes() if finds_unused else b""
+            gathered = averaging.gather(exchange, compressor.sent(own), head)
+            parts = [compressor.received(part) for part in gathered.parts]
+            used_T = used_by_any(used_T, gathered.heads)
     except BaseException:  # whatever it is, nobody has used what was sent
         compressor.put_back(own)
         raise
@@ -259,28 +281,13 @@ def _directly(
     return parts
 
 
-def _by_packets(
-    exchange: Exchange,
-    compressor: DeviceFeedback,
-    selection: Sequence[Selection],
-    used_T: NDArray[np.bool_] | None,
-) -> tuple[list[Sequence[Selection]], list[Bytes]]:
-    """Gather what each trainer sends by way of the host; and as bits, which tensors each used."""
-    if exchange.size == 1:
-        return [selection], []
-    head = b"" if used_T is None else np.packbits(used_T).tobytes()
-    sections = [*compressor.sent(selection).sections().values()]
-    packets = exchange.gather(head + encode_packet(exchange.fingerprint, sections))
-    selections: list[Sequence[Selection]] = []
-    for trainer, packet in enumerate(packets):
-        if trainer == exchange.rank:
-            selections.append(selection)
-            continue
-        decoded = decode_packet(memoryview(packet)[len(head) :])
-        require_fingerprint(decoded.fingerprint, exchange.fingerprint)
-        selections.append(compressor.received(decode_sparse(decoded.sections)))
-    heads = [np.frombuffer(packet[: len(head)], np.uint8) for packet in packets]
-    return selections, heads if head else []
+def used_by_any(used_T: NDArray[np.bool_], heads: Sequence[bytes]) -> NDArray[np.bool_]:
+    """Which tensors any trainer has used, bool (T), by the bits of all; none if all count."""
+    for head in heads:
+        if head:
+            bits_T = np.unpackbits(np.frombuffer(head, np.uint8), count=used_T.size)
+            used_T = used_T | bits_T.astype(bool)
+    return used_T
 
 
 def require_fingerprint(fingerprint: int, expected: int) -> None:

@@ -23,7 +23,12 @@ from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.context import Builder, StageContext, module_of
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.compress.host import CPU
-from dlrm_hybrid.compress.library.averaging import Averaging, average_on_device, averaging_of
+from dlrm_hybrid.compress.library.averaging import (
+    Averaging,
+    average_on_device,
+    averaging_of,
+    used_by_any,
+)
 from dlrm_hybrid.compress.library.exchange import Exchange, Traffic
 from dlrm_hybrid.compress.library.packets import fingerprint_of
 from dlrm_hybrid.compress.library.parameters import (
@@ -210,9 +215,8 @@ class ParameterCompressor:
         copied = [(target, x) for target, x in pairs if target.data_ptr() != x.data_ptr()]
         if isinstance(compressor, DeviceFeedback):
             with current(compressor.homes[0]):
-                used_T = average_on_device(
-                    exchange, compressor, values, self._reduced, finds_unused=finds_unused
-                )
+                args = (exchange, compressor, self._averages(compressor), values, self._reduced)
+                used_T = average_on_device(*args, finds_unused=finds_unused)
         else:
             used_T = self._average_on_host(exchange, compressor, staged, finds_unused=finds_unused)
         self._defer_unused(values, used_T)
@@ -240,31 +244,21 @@ class ParameterCompressor:
         if is_dense:
             heads = exchange.gather(head) if head else []
             exchange.mean_(values)
-        else:
-            heads = self._send(exchange, compressor, staged, values, head)
-        for flags in heads if head else []:
-            bits_T = np.unpackbits(np.frombuffer(flags, np.uint8), count=used_T.size)
-            used_T |= bits_T.astype(bool)
-        return used_T
-
-    def _send(
-        self,
-        exchange: Exchange,
-        compressor: Compressor,
-        staged: Mapping[str, Tensor],
-        values: Sequence[Tensor],
-        head: bytes,
-    ) -> list[bytes]:
-        """Overwrite `values` by the mean of what all trainers send of `staged`; returns heads."""
-        if self._averaging is None:
-            self._averaging = averaging_of(compressor, self._fingerprint)
+            return used_by_any(used_T, heads)
         encoding = compressor.encode(staged, self._reduced)
         sent = exchange.drive(encoding, self._reduced, self._layout.size)
         try:
-            return self._averaging.mean_(exchange, sent, values, head)
+            gathered = self._averages(compressor).gather(exchange, sent, head)
+            gathered.mean_(values)
         except BaseException:  # whatever it is, nobody has used what was sent
             compressor.take_back(sent)
             raise
+        return used_by_any(used_T, gathered.heads)
+
+    def _averages(self, compressor: Compressor) -> Averaging:
+        if self._averaging is None:
+            self._averaging = averaging_of(compressor, self._fingerprint)
+        return self._averaging
 
     def _count(self, trainers: int) -> None:
         self._reduced += 1

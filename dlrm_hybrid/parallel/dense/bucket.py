@@ -91,7 +91,7 @@ class Aggregate:
         if len(dense) == len(pushes):
             return self._dense(dense)
         for push in pushes:
-            sparse = push if isinstance(push, Elements) else self._every_element(push)
+            sparse = push if isinstance(push, Elements) else push.elements()
             scatter_add(self._offsets_E, *sparse, self._sum_N, self._touched_W)
         count, is_finite = collect(
             self._touched_W, self._sum_N, len(pushes), self._indices_N, self._mean_N
@@ -109,11 +109,6 @@ class Aggregate:
             for several in zip(*(push.units for push in pushes), strict=True)
         ]
         return Mean(None, self._mean_N, is_finite, units_T)
-
-    def _every_element(self, push: DenseUpdate) -> Elements:
-        """A dense update as a sparse one that lists every element."""
-        indices = [np.arange(values_N.size, dtype=np.int32) for values_N in push.values]
-        return Elements(self._offsets_E, np.concatenate(indices), np.concatenate(push.values))
 
 
 _ALL = ""  # name of the concatenated weights

@@ -36,7 +36,7 @@ def differing(rank: int) -> list[list[str]]:
 class _Cut:
     """A way that fails when all has been encoded, as a connection that is lost."""
 
-    def mean_(self, *given: object) -> list[bytes]:
+    def gather(self, *given: object) -> object:
         raise RuntimeError("the connection is lost")
 
     def restart(self) -> None:
