@@ -29,8 +29,7 @@ from dlrm_hybrid.compress.gradient.collective import (
 )
 from dlrm_hybrid.compress.gradient.compressor import Stateless
 from dlrm_hybrid.compress.gradient.layout import Indices
-from dlrm_hybrid.compress.gradient.residual import Residual
-from dlrm_hybrid.compress.gradient.selector import Selection, Selector, largest
+from dlrm_hybrid.compress.gradient.selector import Accumulated, Selection, Selector, largest
 from dlrm_hybrid.kernels import magnitudes
 from dlrm_hybrid.wire.dense import dense
 from dlrm_hybrid.wire.sparse import index_set, index_set_of
@@ -64,25 +63,25 @@ class FragmentSelector(Selector):
         return (Op.LEADER, Op.UNION)
 
     @override
-    def select(self, x: Residual, state: Stateless, step: int) -> Selection:
-        values_N, leader = x.values, step % self.trainers
+    def select(self, x: Accumulated, state: Stateless, step: int) -> Selection:
+        leader, count = step % self.trainers, x.layout.size
         plan = self._plan(x, leader) if leader == self.trainer else ()
         quotas = self._assigned(x, (yield Collective(Op.LEADER, plan)))
-        chosen = choose(values_N, quotas)
-        contribution = index_set(np.concatenate([np.zeros(0, np.int32), *chosen]), values_N.size)
+        chosen = x.largest(quotas)
+        contribution = index_set(np.concatenate([np.zeros(0, np.int32), *chosen]), count)
         agreed = yield Collective(Op.UNION, (contribution,))
-        agreed_K = index_set_of(agreed, values_N.size)
+        agreed_K = index_set_of(agreed, count)
         ends = np.array([(part.start, part.stop) for part, _ in quotas], np.int32).reshape(-1, 2)
         counts = np.diff(np.searchsorted(agreed_K, ends)).ravel()
         if counts.tolist() != [chosen_K.size for chosen_K in chosen]:
             raise round_fault(f"others chose from the fragments of trainer {self.trainer}")
         return Indices.of_flat(x.layout, agreed_K)
 
-    def _ks(self, x: Residual) -> Int64s:
+    def _ks(self, x: Accumulated) -> Int64s:
         budget = exact_budget if self.is_exact else paper_budget
-        return budget(norms_of(x.values, self.fragments), sizes_of(self.fragments), self.k)
+        return budget(x.norms(self.fragments), sizes_of(self.fragments), self.k)
 
-    def _plan(self, x: Residual, leader: int) -> Sections:
+    def _plan(self, x: Accumulated, leader: int) -> Sections:
         """A leader's plan: who selects from each fragment and, if it is exact, how much."""
         ks_L = self._ks(x)
         bins_L = allocate(costs(sizes_of(self.fragments), ks_L), self.trainers)
@@ -91,7 +90,7 @@ class FragmentSelector(Selector):
         lists = (owners_L, ks_L) if self.is_exact else (owners_L,)
         return tuple(dense(0, numbers_L.astype(np.int32)) for numbers_L in lists)
 
-    def _assigned(self, x: Residual, plan: Sections) -> list[tuple[slice, int]]:
+    def _assigned(self, x: Accumulated, plan: Sections) -> list[tuple[slice, int]]:
         """The fragments of this trainer, and how many elements to select from each."""
         sizes_L = sizes_of(self.fragments)
         if len(plan) != 1 + self.is_exact:

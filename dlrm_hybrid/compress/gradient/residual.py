@@ -12,16 +12,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 from torch import Tensor
 
-from dlrm_hybrid.arrays import Float32s, Int64s
+from dlrm_hybrid.arrays import Float32s, Float64s, Int32s, Int64s
+from dlrm_hybrid.compress.gradient.fragments import choose, norms_of
 from dlrm_hybrid.compress.gradient.layout import Indices, Layout
 from dlrm_hybrid.compress.host import not_finite
 from dlrm_hybrid.kernels import residual
 from dlrm_hybrid.types import DivergedError
+
+if TYPE_CHECKING:
+    from dlrm_hybrid.compress.gradient.thresholded import Thresholds, ThresholdSelector
 
 
 @final
@@ -91,10 +95,20 @@ class Residual:
     @property
     def values(self) -> Float32s:
         """All sums, float32 (N), a view; raises DivergedError if one is not finite."""
-        values_N = self.of(range(len(self.layout.specs)))
-        if not self._is_finite:
-            self._require_finite()
-        return values_N
+        self.require_finite()
+        return self.residual_N
+
+    def norms(self, fragments: Sequence[slice]) -> Float64s:
+        """The L2 norms of parts; see `Accumulated`."""
+        return norms_of(self.values, fragments)
+
+    def largest(self, quotas: Sequence[tuple[slice, int]]) -> list[Int32s]:
+        """The k largest of each part; see `Accumulated`."""
+        return choose(self.values, quotas)
+
+    def meeting(self, selector: ThresholdSelector, state: Thresholds, step: int) -> Indices:
+        """The elements that meet thresholds; see `Accumulated`."""
+        return selector.choose(self, state, step)
 
     def reaching(self, taus_T: Float32s, limits: Limits | None) -> Indices:
         """Select the elements whose magnitude reaches their tensor's threshold, but no zeros.
@@ -180,7 +194,11 @@ class Residual:
             array_N[: splits[-1] - dropped_K.size] = np.delete(array_N[: splits[-1]], dropped_K)
         return splits_E - np.searchsorted(dropped_K, splits_E)
 
-    def _require_finite(self) -> None:
+    def require_finite(self) -> None:
+        """Look whether all sums are finite; see `Accumulated`."""
+        self.of(range(len(self.layout.specs)))
+        if self._is_finite:
+            return
         # An element that is not finite makes the sum so; finite ones only near the limit.
         with np.errstate(over="ignore", invalid="ignore"):
             if not math.isfinite(float(self.residual_N.sum())):

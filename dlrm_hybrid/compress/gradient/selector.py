@@ -8,24 +8,60 @@ Shapes: N elements of all tensors of a stage, K of them selected.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 import numpy as np
 from typing_extensions import override
 
-from dlrm_hybrid.arrays import Float32s, Int32s
+from dlrm_hybrid.arrays import Float32s, Float64s, Int32s
 from dlrm_hybrid.compress.gradient.collective import Collective, Op, Sections
 from dlrm_hybrid.compress.gradient.compressor import State, Stateless
 from dlrm_hybrid.compress.gradient.layout import Indices, Layout
-from dlrm_hybrid.compress.gradient.residual import Residual
 from dlrm_hybrid.kernels import magnitudes
 from dlrm_hybrid.wire.dense import narrow
 from dlrm_hybrid.wire.section import Dtype
 from dlrm_hybrid.wire.sparse import index_set, index_set_of
 
+if TYPE_CHECKING:
+    from dlrm_hybrid.compress.gradient.thresholded import Thresholds, ThresholdSelector
+
 Selection = Generator[Collective, Sections, Indices]
+
+
+class Accumulated(Protocol):
+    """Residual plus gradient of a step, wherever they are.
+
+    All methods raise DivergedError if a value is not finite.
+    """
+
+    layout: Layout
+    """The layout of its tensors."""
+
+    def require_finite(self) -> None:
+        """Look whether all values are finite."""
+        ...
+
+    def norms(self, fragments: Sequence[slice]) -> Float64s:
+        """The L2 norms of parts of the flat vector, each of one tensor; float64 (L)."""
+        ...
+
+    def largest(self, quotas: Sequence[tuple[slice, int]]) -> list[Int32s]:
+        """Indices of the k largest magnitudes of each part, as the function `largest`.
+
+        Args:
+            quotas: the whole vector, or parts of it in their order, each of one tensor; and k.
+        """
+        ...
+
+    def meeting(self, selector: ThresholdSelector, state: Thresholds, step: int) -> Indices:
+        """The elements that meet thresholds."""
+        ...
+
+    def values_at(self, indices: Indices) -> Float32s:
+        """The values at some elements."""
+        ...
 
 
 class Selector(Protocol):
@@ -43,7 +79,7 @@ class Selector(Protocol):
         """Fresh state for the tensors of a layout."""
         return Stateless()
 
-    def select(self, x: Residual, state: Any, step: int) -> Selection:
+    def select(self, x: Accumulated, state: Any, step: int) -> Selection:
         """Select the elements to send; yields the collectives of `rounds`.
 
         Raises:
@@ -67,9 +103,10 @@ class LargestOfAll(Selector):
     k: int
 
     @override
-    def select(self, x: Residual, state: Stateless, step: int) -> Selection:
+    def select(self, x: Accumulated, state: Stateless, step: int) -> Selection:
         yield from ()
-        return Indices.of_flat(x.layout, largest(x.values, self.k))
+        (flat_K,) = x.largest([(slice(0, x.layout.size), self.k)])
+        return Indices.of_flat(x.layout, flat_K)
 
 
 @final
@@ -100,12 +137,12 @@ class FromLeader(Selector):
         return self.inner.init(layout)
 
     @override
-    def select(self, x: Residual, state: Any, step: int) -> Selection:
+    def select(self, x: Accumulated, state: Any, step: int) -> Selection:
         if step % self.trainers == self.trainer:
             indices = yield from self.inner.select(x, state, step)
             contribution = (index_set(indices.flat, x.layout.size),)
         else:
-            _ = x.values  # what is not finite must be found before others wait
+            x.require_finite()  # before others wait
             contribution = ()
         agreed = yield Collective(Op.LEADER, contribution)
         return Indices.of_flat(x.layout, index_set_of(agreed, x.layout.size))
@@ -139,7 +176,7 @@ class Union(Selector):
         return self.inner.init(layout)
 
     @override
-    def select(self, x: Residual, state: Any, step: int) -> Selection:
+    def select(self, x: Accumulated, state: Any, step: int) -> Selection:
         indices = yield from self.inner.select(x, state, step)
         flat_K = indices.flat
         if self.dtype is not Dtype.FLOAT32:

@@ -22,7 +22,7 @@ from dlrm_hybrid.compress.gradient.compressor import State
 from dlrm_hybrid.compress.gradient.layout import Indices, Layout
 from dlrm_hybrid.compress.gradient.residual import Limits, Residual
 from dlrm_hybrid.compress.gradient.rule import ThresholdFinder, target_k
-from dlrm_hybrid.compress.gradient.selector import Selection, Selector
+from dlrm_hybrid.compress.gradient.selector import Accumulated, Selection, Selector
 from dlrm_hybrid.compress.report import SentReport
 
 if TYPE_CHECKING:
@@ -52,12 +52,12 @@ class ThresholdSelector(Selector):
         return Thresholds(layout, self.settings, [self.rule.init() for _ in layout.specs])
 
     @override
-    def select(self, x: Residual, state: Thresholds, step: int) -> Selection:
+    def select(self, x: Accumulated, state: Thresholds, step: int) -> Selection:
         yield from ()
-        return self.choose(x, state, step)
+        return x.meeting(self, state, step)
 
     def choose(self, x: Residual, state: Thresholds, step: int) -> Indices:
-        """Select without any round; see `Selector.select`."""
+        """Select on the CPU."""
         taus_T = self.begin(state, step)
         renewed: dict[int, float] = {}
         for group in state.due(self.settings, step):

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from dlrm_hybrid.compress.gradient.compressor import Compressor, Stateless
     from dlrm_hybrid.compress.gradient.context import StageContext
     from dlrm_hybrid.compress.gradient.layout import Layout
-    from dlrm_hybrid.compress.gradient.residual import Residual
-    from dlrm_hybrid.compress.gradient.selector import Selection
+    from dlrm_hybrid.compress.gradient.selector import Accumulated, Selection
 
 
 @final
@@ -91,14 +90,15 @@ class RandomSelector:
 
         return Stateless()
 
-    def select(self, x: Residual, state: Stateless, step: int) -> Selection:
+    def select(self, x: Accumulated, state: Stateless, step: int) -> Selection:
         """Select the elements with the k smallest of N random numbers, but no zeros."""
         import numpy as np
 
         from dlrm_hybrid.compress.gradient.layout import Indices
 
         yield from ()
-        drawn_N = splitmix64(fold(self.seed, "randomk", step), x.values.size)
+        drawn_N = splitmix64(fold(self.seed, "randomk", step), x.layout.size)
         chosen_K = np.argpartition(drawn_N, self.k - 1)[: self.k] if self.k else np.arange(0)
-        chosen_K = np.sort(chosen_K[x.values[chosen_K] != 0])
-        return Indices.of_flat(x.layout, chosen_K.astype(np.int32))
+        chosen_K = np.sort(chosen_K).astype(np.int32)
+        values_K = x.values_at(Indices.of_flat(x.layout, chosen_K))
+        return Indices.of_flat(x.layout, chosen_K[values_K != 0])
