@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -54,6 +55,11 @@ def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
     for device in devices:
         torch.cuda.current_stream(device).synchronize()
     return copies
+
+
+def fetched_numbers(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Whole numbers of vectors; see `fetched`."""
+    return [cast("list[int]", tensor.tolist()) for tensor in fetched(tensors)]
 
 
 def not_finite(step: int, name: str, cause: str = "optimizer.lr or embedding.lr") -> DivergedError:

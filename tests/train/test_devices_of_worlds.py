@@ -70,7 +70,7 @@ WORLDS: Mapping[str, Keys] = {
     },
     "dense": HYBRID,
     "dct": DCT,
-    "own": {**DCT, "parallel.cuts": ["bottom2", "top1"]},
+    "own": {**DCT, "gradient": "deft", "parallel.cuts": ["bottom2", "top1"]},
     "levels": {
         **DCT,
         "gradient.precision": "levels",

@@ -73,7 +73,7 @@ class PlainOps(DeviceOps):
     @override
     def looks(self, x: Sums, taus_TJ: Tensor, active_T: Tensor) -> Tensor:
         rows = [
-            _reaching(residual[None], taus[:, None]).sum(1)
+            reaching(residual[None], taus[:, None]).sum(1)
             for residual, taus in zip(_joined(x), taus_TJ, strict=True)
         ]
         return torch.stack(rows)
@@ -101,7 +101,7 @@ class PlainOps(DeviceOps):
         masks = [torch.zeros(0, dtype=torch.bool, device=self._blocks.device)]
         rows = zip(_joined(x), targets, taus_T, strict=True)
         for tensor, (residual, target, tau) in enumerate(rows):
-            mask = _reaching(residual, tau) & (x.fault == 0)
+            mask = reaching(residual, tau) & (x.fault == 0)
             flag = OVERFLOWN * (~residual.isfinite()).any()
             target.view(-1).copy_(
                 residual.where(mask, torch.where(x.fault == 0, 0.0, target.view(-1)))
@@ -169,6 +169,6 @@ def _bits(x_N: Tensor) -> Tensor:
     return x_N.view(torch.int32) & _MAGNITUDE
 
 
-def _reaching(x_N: Tensor, tau: Tensor) -> Tensor:
+def reaching(x_N: Tensor, tau: Tensor) -> Tensor:
     """Which magnitudes reach a threshold, but no zeros; NaN does always."""
     return _bits(x_N) >= _bits(tau).clamp(min=1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 from typing import NamedTuple, final
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from dlrm_hybrid.arrays import Float32s
 from dlrm_hybrid.compress.device.ops import DeviceOps, Marks, Ranks
+from dlrm_hybrid.compress.device.plain import reaching
 from dlrm_hybrid.compress.device.rules import DeviceRule, Estimate, Query
 from dlrm_hybrid.compress.device.sums import Blocks, Sums, pointers, sent
 from dlrm_hybrid.compress.gradient.error_feedback import FeedbackOptions
@@ -119,7 +121,7 @@ class Shard:
         self.layout, self.device, self.rule = layout, device, rule
         self.blocks = Blocks(layout.counts, device)
         self.ops = operations(self.blocks)
-        self._dtype = options.dtype
+        self._dtype, self._low_pass = options.dtype, float(np.float32(options.low_pass))
         self._x = Sums(self.blocks)
         self._residual_addresses_T = addresses(self._x.residuals, device)
         self._momentum = _momentum_of(options)
@@ -143,16 +145,31 @@ class Shard:
 
     def inspect(self, gradients: Sequence[Tensor]) -> None:
         """Take the gradients of a step, and look whether they are finite."""
+        if self._low_pass < 1:
+            self._before_N = self._x.residual_N.clone()
         self._locate(gradients)
         self._x.begin(gradients, self.addresses_T)
         self.ops.inspect(self._x)
 
-    def launch(self, orders: Orders) -> Tensor:
-        """Launch a step up to the selection; returns numbers for `facts`, int64 on the device."""
-        x, gradients = self._x, self._x.gradients
+    def _blend(self) -> None:
+        """Let momenta join in place of the gradients, if there are any."""
+        x = self._x
         if self._momentum is not None:
             self.ops.blend(x, self._momenta_N, self._momentum.momentum, self._ahead_N)
             x.replace(self._joining, self._joining_addresses_T)
+
+    def join(self) -> Tensor:
+        """Let the gradients join the residual, and leave zeros; returns flags, see `Facts`."""
+        x, gradients = self._x, self._x.gradients
+        self._blend()
+        nothing_T = torch.full_like(self.blocks.sizes_T, inf, dtype=torch.float32)
+        self.ops.mark(x, nothing_T, gradients, self.addresses_T)
+        return x.flags_E.long()
+
+    def launch(self, orders: Orders) -> Tensor:
+        """Launch a step up to the selection; returns numbers for `facts`, int64 on the device."""
+        x, gradients = self._x, self._x.gradients
+        self._blend()
         if orders.ks != self._ranks.ks:
             self._ranks = Ranks(self.blocks, orders.ks)
         taus_T, due_T = self._ordered(orders)
@@ -215,7 +232,7 @@ class Shard:
         elements = self._listed(launch, facts.splits[-1])
         if any(surplus):
             elements = self._put_back_ties(launch, elements, facts.splits, surplus)
-        return self._rounded(*elements)
+        return Selection(*elements)
 
     def _listed(self, launch: _Launch, count: int) -> tuple[Tensor, Tensor]:
         """All that was selected; lists now what had no room."""
@@ -254,21 +271,72 @@ class Shard:
         self.put_back(Selection(back[0], back[1]))
         return rest[0], rest[1]
 
-    def _rounded(self, indices_K: Tensor, values_K: Tensor) -> Selection:
-        """Round what is sent; the residual keeps the difference."""
-        dtype = self._dtype
-        masks = self._momentum is not None and self._momentum.masking
-        if dtype is Dtype.FLOAT32 and not masks:
-            return Selection(indices_K, values_K)
+    def norms(self, pieces: Sequence[slice]) -> Tensor:
+        """The L2 norms of parts of the padded vector, float64."""
+        parts = [self._x.residual_N[piece] for piece in pieces]
+        norms_L = torch.zeros(len(pieces), dtype=torch.float64, device=self.device)
+        for number, part in enumerate(parts):
+            wide = part.double()
+            norms_L[number] = wide.dot(wide).sqrt()
+        return norms_L
+
+    def largest(self, pieces: Sequence[slice], ks: Sequence[int]) -> Selection:
+        """What reaches the k-th magnitude of each part of the padded vector, but no zeros."""
+        x_N, is_due = self._x.residual_N, [k > 0 for k in ks]
+        blocks = Blocks([piece.stop - piece.start for piece in pieces], self.device)
+        is_whole = len(pieces) == 1 and blocks.size == x_N.numel()
+        parts = Sums(blocks, x_N if is_whole else None)
+        if not is_whole:
+            for part, piece in zip(parts.residuals, pieces, strict=True):
+                part.copy_(x_N[piece])
+        due = sent(is_due, torch.bool, self.device)
+        ranks = Ranks(blocks, [max(1, k) for k in ks])
+        taus = self.ops.of(blocks).kth(parts, ranks, due) if any(is_due) else due.float()
+        mask_N = torch.zeros_like(x_N, dtype=torch.bool)
+        for piece, tau, k in zip(pieces, taus, ks, strict=True):
+            if k:
+                mask_N[piece] = reaching(x_N[piece], tau)
+        padded_K = mask_N.nonzero().view(-1)
+        indices_K = self.blocks.unpadded(padded_K).int()
+        return Selection(indices_K, x_N.index_select(0, padded_K))
+
+    def at(self, indices_K: Tensor) -> Selection:
+        """Some elements, which stay."""
         padded_K = self.blocks.padded(indices_K.long())
+        return Selection(indices_K, self._x.residual_N.index_select(0, padded_K))
+
+    def take(self, indices_K: Tensor) -> Selection:
+        """Remove some elements."""
+        padded_K = self.blocks.padded(indices_K.long())
+        values_K = self._x.residual_N.index_select(0, padded_K)
+        self._x.residual_N.index_fill_(0, padded_K, 0.0)
+        return Selection(indices_K, values_K)
+
+    def rounded(self, selection: Selection, *, masks_all: bool) -> Selection:
+        """Round what is sent to the type on the wire; the residual keeps the difference.
+
+        Args:
+            selection: the elements, with their values.
+            masks_all: those that round to zero lose their momentum, too.
+        """
+        indices_K, values_K = selection
+        masks = self._momentum is not None and self._momentum.masking
+        if self._dtype is Dtype.FLOAT32 and not masks:
+            return selection
+        padded_K = self.blocks.padded(indices_K.long())
+        rounded_K = _narrowed(values_K, self._dtype)
+        if self._dtype is not Dtype.FLOAT32:
+            self._x.residual_N[padded_K] = values_K - rounded_K
         if masks:
-            self._momenta_N.index_fill_(0, padded_K, 0.0)  # to assign a number would wait
-        if dtype is Dtype.FLOAT32:
-            return Selection(indices_K, values_K)
-        rounded_K = _narrowed(values_K, dtype)
-        lost_K = values_K - rounded_K
-        self._x.residual_N[padded_K] = lost_K
+            momenta_K = self._momenta_N.index_select(0, padded_K)
+            leaves_K = torch.ones_like(rounded_K, dtype=torch.bool) if masks_all else rounded_K != 0
+            self._momenta_N[padded_K] = momenta_K.masked_fill(leaves_K, 0.0)
         return Selection(indices_K, rounded_K)
+
+    def damp(self) -> None:
+        """Keep only a part of what the residual has gained in this step; see `ErrorFeedback`."""
+        if self._low_pass < 1:
+            self._x.residual_N.sub_(self._before_N).mul_(self._low_pass).add_(self._before_N)
 
     def put_back(self, selection: Selection) -> None:
         """Let what was selected, and has reached nobody, wait for later steps."""
@@ -307,7 +375,9 @@ def _momentum_of(options: FeedbackOptions) -> Momentum | None:
 
 
 def _narrowed(values_K: Tensor, dtype: Dtype) -> Tensor:
-    """The nearest values of half precision, at most its largest, as float32."""
+    """The nearest values of a type, at most its largest, as float32."""
+    if dtype is Dtype.FLOAT32:
+        return values_K
     kind = torch.bfloat16 if dtype is Dtype.BFLOAT16 else torch.float16
     largest = torch.finfo(kind).max
     return values_K.clamp(-largest, largest).to(kind).to(torch.float32)

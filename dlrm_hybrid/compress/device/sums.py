@@ -59,6 +59,11 @@ class Blocks:
         pairs = zip(self.places, self.counts, strict=True)
         return [padded_N[place : place + count] for place, count in pairs]
 
+    def unpadded(self, padded_K: Tensor) -> Tensor:
+        """Indices without padding, int64, of elements that are there in the padded vector."""
+        tensor_K = torch.bucketize(padded_K, self.places_T[1:], right=True)
+        return padded_K - (self.places_T - self.offsets_E[:-1])[tensor_K]
+
     def padded(self, flat_K: Tensor) -> Tensor:
         """Where elements are in the padded vector, int64, by their indices without padding."""
         tensor_K = torch.bucketize(flat_K, self.offsets_E[1:], right=True)

@@ -11,10 +11,9 @@ Shapes: K elements that are sent of N in T tensors; A trainers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
-from typing import NamedTuple, Protocol, cast, final
+from typing import NamedTuple, Protocol, final
 
 import numpy as np
 import torch
@@ -23,14 +22,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from dlrm_hybrid.compress.device.feedback import DeviceFeedback
+from dlrm_hybrid.compress.device.feedback import DeviceFeedback, DeviceSent
+from dlrm_hybrid.compress.device.residual import Selections
 from dlrm_hybrid.compress.device.shard import Selection
 from dlrm_hybrid.compress.device.sums import sent
 from dlrm_hybrid.compress.gradient.collective import Op
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Selected, Sent
-from dlrm_hybrid.compress.host import fetched
+from dlrm_hybrid.compress.host import fetched_numbers
 from dlrm_hybrid.compress.library.exchange import Exchange
-from dlrm_hybrid.compress.update import Update, decode
+from dlrm_hybrid.compress.update import DenseUpdate, Update, decode
 from dlrm_hybrid.types import DlrmError
 from dlrm_hybrid.wire.dense import pack, unpack
 from dlrm_hybrid.wire.gradient_levels import UpdateReceiver, UpdateSender
@@ -46,6 +46,10 @@ _TYPES = {
 }
 
 
+Part = Update | Sent
+"""What a trainer has sent."""
+
+
 class Gathered(NamedTuple):
     """What all trainers send in a step.
 
@@ -55,7 +59,7 @@ class Gathered(NamedTuple):
         heads: what travelled before them, of all trainers.
     """
 
-    parts: Iterable[Update]
+    parts: Iterable[Part]
     divisor: int
     heads: list[bytes]
 
@@ -65,7 +69,8 @@ class Gathered(NamedTuple):
             tensor.zero_()
         destination = Destination([tensor.numpy().reshape(-1) for tensor in values])
         for part in self.parts:
-            part.add_to(destination)
+            update = part if isinstance(part, DenseUpdate | Elements) else part.elements()
+            update.add_to(destination)
         if self.divisor > 1:
             for tensor in values:
                 tensor.div_(self.divisor)
@@ -99,18 +104,9 @@ class ByPackets(Averaging):
     def gather(self, exchange: Exchange, sent: Sent, head: bytes) -> Gathered:
         packet = encode_packet(self._fingerprint, [*sent.sections().values()])
         messages = exchange.gather(head + packet)
-        return Gathered(
-            (
-                sent.all_elements
-                if trainer == exchange.rank and isinstance(sent, Selected)
-                else self._update(memoryview(message)[len(head) :])
-                for trainer, message in enumerate(messages)
-            ),
-            exchange.size,
-            [message[: len(head)] for message in messages],
-        )
+        return _gathered(exchange, sent, messages, len(head), self._update)
 
-    def _update(self, packet: memoryview) -> Update:
+    def _update(self, trainer: int, packet: memoryview) -> Update:
         decoded = decode_packet(packet)
         require_fingerprint(decoded.fingerprint, self._fingerprint)
         if [section.count for section in decoded.sections] != self._counts:
@@ -142,16 +138,7 @@ class ByLevels(Averaging):
         except BaseException:
             self.restart()  # nobody has the tables that this message may have brought
             raise
-        return Gathered(
-            (
-                elements
-                if trainer == exchange.rank
-                else self._elements(trainer, memoryview(message)[len(head) :])
-                for trainer, message in enumerate(messages)
-            ),
-            exchange.size,
-            [message[: len(head)] for message in messages],
-        )
+        return _gathered(exchange, sent, messages, len(head), self._elements)
 
     @override
     def restart(self) -> None:
@@ -176,20 +163,50 @@ class ByAgreement(Averaging):
 
     @override
     def gather(self, exchange: Exchange, sent: Sent, head: bytes) -> Gathered:
-        elements, dtype = sent.elements(), sent.dtype
-        if exchange.size <= 2:
-            messages = exchange.gather(head + pack(elements.values_K, dtype).tobytes())
-            heads, mean_K = [m[: len(head)] for m in messages], np.zeros_like(elements.values_K)
-            for message in messages:
-                values_K = unpack(np.frombuffer(message[len(head) :], np.uint8), dtype)
-                if values_K.size != mean_K.size:
-                    raise DlrmError(f"a trainer has sent {values_K.size} of {mean_K.size} values")
-                mean_K += values_K
-            mean_K /= np.float32(exchange.size)
-        else:
-            heads, mean_K = exchange.gather(head), elements.values_K.copy()
-            exchange.mean_([torch.from_numpy(mean_K)], _TYPES[dtype])
+        dtype = sent.dtype
+        if exchange.size > 2 or exchange.is_direct:
+            heads = exchange.gather(head)
+            part, values = _copied(sent)
+            exchange.mean_(values, _TYPES[dtype])
+            return Gathered([part], 1, heads)
+        elements = sent.elements()
+        messages = exchange.gather(head + pack(elements.values_K, dtype).tobytes())
+        mean_K = np.zeros_like(elements.values_K)
+        for message in messages:
+            values_K = unpack(np.frombuffer(message[len(head) :], np.uint8), dtype)
+            if values_K.size != mean_K.size:
+                raise DlrmError(f"a trainer has sent {values_K.size} of {mean_K.size} values")
+            mean_K += values_K
+        mean_K /= np.float32(exchange.size)
+        heads = [message[: len(head)] for message in messages]
         return Gathered([elements._replace(values_K=mean_K)], 1, heads)
+
+
+def _gathered(
+    exchange: Exchange,
+    sent: Sent,
+    messages: Sequence[bytes],
+    head_bytes: int,
+    decoded: Callable[[int, memoryview], Update],
+) -> Gathered:
+    """What is in messages; this trainer's own need not be decoded if it was selected."""
+    parts = (
+        sent
+        if trainer == exchange.rank and isinstance(sent, Selected | DeviceSent)
+        else decoded(trainer, memoryview(message)[head_bytes:])
+        for trainer, message in enumerate(messages)
+    )
+    return Gathered(parts, exchange.size, [message[:head_bytes] for message in messages])
+
+
+def _copied(sent: Sent) -> tuple[Part, list[Tensor]]:
+    """What is sent, and its values in memory of its own."""
+    if isinstance(sent, DeviceSent):
+        copy = sent.copied()
+        return copy, [own.values_K for own in copy.selections]
+    elements = sent.elements()
+    values_K = elements.values_K.copy()
+    return elements._replace(values_K=values_K), [torch.from_numpy(values_K)]
 
 
 def averaging_of(compressor: Compressor, fingerprint: int) -> Averaging:
@@ -226,57 +243,69 @@ def average_on_device(
         DivergedError: a gradient is not finite, here or on another trainer; then no residual has
             changed here, or what was finite has joined it.
     """
-    with exchange.shares_failure():
-        launched = compressor.begin(gradients, step)
-        if exchange.is_direct:
-            launched.append(exchange.announce(compressor.announced(launched)))
-    facts = [cast("list[int]", fact.tolist()) for fact in fetched(launched)]  # the host waits
-    announced_A = facts.pop() if exchange.is_direct else []
-    # Over nccl all others know by now of a failure here; else they learn of it now.
-    with nullcontext() if exchange.is_direct else exchange.shares_failure():
-        own = compressor.finish(facts)
-    used_T = compressor.used(facts) if finds_unused else np.ones(len(gradients), bool)
-    try:
-        if exchange.size == 1:
-            parts = [own]
-        elif exchange.is_direct:
-            parts = _directly(exchange, own, announced_A)
-            used_T = exchange.any_of(used_T) if finds_unused else used_T
-        else:
-            head = np.packbits(used_T).tobytes() if finds_unused else b""
-            gathered = averaging.gather(exchange, compressor.sent(own), head)
-            parts = [compressor.received(part) for part in gathered.parts]
-            used_T = used_by_any(used_T, gathered.heads)
-    except BaseException:  # whatever it is, nobody has used what was sent
-        compressor.put_back(own)
-        raise
+    used_T = np.ones(len(gradients), bool)
+    if exchange.is_direct and compressor.is_own:
+        parts, divisor = _directly(exchange, compressor, gradients, step), exchange.size
+        if finds_unused:
+            used_T = exchange.any_of(compressor.residual.used_T)
+    else:
+        encoding = compressor.encode_in_place(gradients, step)
+        own = exchange.drive(encoding, step, compressor.layout.size)
+        if finds_unused:
+            used_T = compressor.residual.used_T
+        head = np.packbits(used_T).tobytes() if finds_unused else b""
+        gathered = Gathered([own], 1, [])
+        try:
+            if exchange.size > 1:
+                gathered = averaging.gather(exchange, own, head)
+            parts, divisor = [*map(compressor.received, gathered.parts)], gathered.divisor
+        except BaseException:  # whatever it is, nobody has used what was sent
+            compressor.take_back(own)
+            raise
+        used_T = used_by_any(used_T, gathered.heads)
     for part in parts:
-        compressor.add(part, gradients)
-    if exchange.size > 1:
+        compressor.residual.add(part, gradients)
+    if divisor > 1:
         for gradient in gradients:
-            gradient.div_(exchange.size)
+            gradient.div_(divisor)
     return used_T
 
 
 def _directly(
-    exchange: Exchange, selections: Sequence[Selection], announced_A: Sequence[int]
-) -> list[list[Selection]]:
+    exchange: Exchange, compressor: DeviceFeedback, gradients: Sequence[Tensor], step: int
+) -> Sequence[Selections]:
     """Gather what each trainer sends from device to device, padded to the longest."""
-    sizes_AD = [[size] for size in exchange.sizes_of(announced_A)]
+    with exchange.shares_failure():
+        launched = compressor.launch(gradients, step)
+        launched.append(exchange.announce(compressor.residual.announced(launched)))
+    *numbers, announced = fetched_numbers(launched)  # the host waits
+    own = compressor.finish(numbers)  # all others know by now of a failure
+    try:
+        return _from_all(exchange, own.selections, exchange.sizes_of(announced))
+    except BaseException:  # whatever it is, nobody has used what was sent
+        compressor.take_back(own)
+        raise
+
+
+def _from_all(
+    exchange: Exchange, selections: Selections, sizes_A: Sequence[int]
+) -> Sequence[Selections]:
+    sizes_AD = [[size] for size in sizes_A]
     if len(selections) > 1:  # which all have announced together
-        own_D = [selection.indices_K.numel() for selection in selections]
+        own_D = [own.indices_K.numel() for own in selections]
         home = selections[0].indices_K.device
-        (gathered_AD,) = fetched([exchange.gather_tensor(sent(own_D, torch.int64, home))])
-        sizes_AD = cast("list[list[int]]", gathered_AD.tolist())
+        gathered_AD = exchange.gather_tensor(sent(own_D, torch.int64, home))
+        sizes_AD = fetched_numbers([*gathered_AD])
     parts: list[list[Selection]] = [[] for _ in sizes_AD]
-    for selection, *sizes_A in zip(selections, *sizes_AD, strict=True):
-        width = max(sizes_A)
+    for own, *sizes in zip(selections, *sizes_AD, strict=True):
+        width = max(sizes)
         indices_AK, values_AK = [
             exchange.gather_tensor(torch.nn.functional.pad(tensor, (0, width - tensor.numel())))
-            for tensor in selection
+            for tensor in own
         ]
-        rows = zip(parts, sizes_A, indices_AK, values_AK, strict=True)
-        for part, size, indices_K, values_K in rows:
+        for part, size, indices_K, values_K in zip(
+            parts, sizes, indices_AK, values_AK, strict=True
+        ):
             part.append(Selection(indices_K[:size], values_K[:size]))
     return parts
 

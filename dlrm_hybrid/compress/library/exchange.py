@@ -187,7 +187,7 @@ class Exchange:
         """Replace tensors by the mean of all members', summed in their order.
 
         Args:
-            tensors: float32 on the CPU, contiguous; changed in place.
+            tensors: float32, contiguous, on any device; changed in place.
             dtype: in which their values are exact and travel; their means are float32.
         """
         if self.size == 1:
@@ -196,14 +196,16 @@ class Exchange:
         total = sum(counts)
         width = -(-total // self.size)
         sent = torch.zeros(self.size, width, dtype=dtype, device=self._device)
-        sent.view(-1)[:total] = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        flat = [tensor.reshape(-1).to(self._device) for tensor in tensors]
+        sent.view(-1)[:total] = torch.cat(flat)
         shares = torch.empty_like(sent)
         dist.all_to_all_single(shares.view(torch.uint8), sent.view(torch.uint8), group=self.group)
         sums = shares.to(torch.float32)
         dist.all_gather([*sums], sums.sum(0).div_(self.size), group=self.group)
         num_bytes = (dtype.itemsize + 4) * width * (self.size - 1)
         self._count(num_bytes, num_bytes)
-        parts: tuple[Tensor, ...] = torch.split(sums.view(-1)[:total].cpu(), counts)
+        means = sums.view(-1)[:total].to(tensors[0].device)
+        parts: tuple[Tensor, ...] = torch.split(means, counts)
         for tensor, part in zip(tensors, parts, strict=True):
             tensor.view(-1).copy_(part)
 

@@ -19,18 +19,21 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from dlrm_hybrid.compress import (
+    CltK,
     Dct,
+    Deft,
     Dgc,
     Gaussian,
     GradientMethod,
     Hard,
+    RandomK,
     RedSync,
     Sidco,
     TopK,
     decode,
 )
 from dlrm_hybrid.compress.device import shard, sums
-from dlrm_hybrid.compress.device.feedback import DeviceFeedback, can_move
+from dlrm_hybrid.compress.device.feedback import DeviceFeedback, DeviceSent, can_move
 from dlrm_hybrid.compress.device.ops import DeviceOps, Ranks
 from dlrm_hybrid.compress.device.plain import PlainOps
 from dlrm_hybrid.compress.device.shard import Selection, addresses
@@ -69,7 +72,18 @@ METHODS: list[GradientMethod] = [
     RedSync(density=0.01, search="trim"),
     Hard(density=0.01),
 ]
-ALL_METHODS = pytest.mark.parametrize("method", METHODS, ids=repr)
+AGREED: list[GradientMethod] = [
+    CltK(density=0.02),
+    CltK(density=0.02, low_pass=0.5, precision="float16"),
+    Deft(density=0.02),
+    Deft(density=0.02, budget="paper", precision="bfloat16"),
+    Dct(density=0.02, aggregation="leader", precision="bfloat16"),
+    TopK(density=0.02, aggregation="union"),
+    Dgc(density=0.02, warmup_steps=1, aggregation="union", precision="float16"),
+    RandomK(density=0.02),  # as if trainers had agreed
+]
+ALL_METHODS = pytest.mark.parametrize("method", [*METHODS, *AGREED], ids=repr)
+OWN_METHODS = pytest.mark.parametrize("method", METHODS, ids=repr)
 
 
 def triton(blocks: Blocks) -> DeviceOps:
@@ -128,8 +142,9 @@ def selection(compressor: DeviceFeedback, gradients: dict[str, Tensor], step: in
     """What a step has selected, on the first device."""
     pairs = zip(gradients.values(), compressor.homes, strict=True)
     given = [one.to(home, copy=True) for one, home in pairs]
-    launched = compressor.begin(given, step)
-    return compressor.finish([one.tolist() for one in launched])[0]
+    (sent,) = encode_together([compressor.encode_in_place(given, step)], step, LAYOUT.size)
+    assert isinstance(sent, DeviceSent)
+    return sent.selections[0]
 
 
 def held(compressor: Compressor) -> dict[str, Tensor]:
@@ -264,8 +279,8 @@ def test_what_finds_no_room_is_listed_all_the_same(
         monkeypatch.setattr(shard, "_ROOM", room)
         monkeypatch.setattr(shard, "_ROOMY", 0)
         given = [one.to(device, copy=True) for one in gradients_of(3).values()]
-        numbers = [one.tolist() for one in compressor.begin(given, 0)]
-        made.append((compressor.finish(numbers)[0], given))
+        numbers = [one.tolist() for one in compressor.launch(given, 0)]
+        made.append((compressor.finish(numbers).selections[0], given))
     (own, left), (other, others_left) = made
     assert own.indices_K.numel() > 100
     assert all(torch.equal(*pair) for pair in zip(own, other, strict=True))
@@ -277,7 +292,7 @@ def test_what_finds_no_room_is_listed_all_the_same(
 def test_what_was_not_delivered_returns(ops: Operations, device: torch.device) -> None:
     compressor = feedback(TopK(density=0.5), [device], ops)
     gradients = gradients_of(1)
-    compressor.put_back([selection(compressor, gradients, 0)])
+    compressor.residual.put_back([selection(compressor, gradients, 0)])
     for name, one in gradients.items():
         assert torch.equal(one, compressor.tensors()[f"{name}.residual"].cpu())
 
@@ -361,7 +376,7 @@ def unlaunched(monkeypatch: pytest.MonkeyPatch) -> Operations:
 
 
 @pytest.mark.parametrize("devices", [["meta"], ["meta", "meta:1"]], ids=len)
-@ALL_METHODS
+@OWN_METHODS
 def test_the_host_reads_nothing_but_the_numbers_of_a_step(
     method: GradientMethod,
     devices: list[str],
@@ -379,18 +394,18 @@ def test_the_host_reads_nothing_but_the_numbers_of_a_step(
         with fake:
             pairs = zip(SPECS, homes, strict=True)
             gradients = [torch.empty(spec.shape, device=home) for spec, home in pairs]
-            numbers = compressor.begin(gradients, step)
-            announced_1 = compressor.announced(numbers)
+            numbers = compressor.launch(gradients, step)
+            announced_1 = compressor.residual.announced(numbers)
             assert {own_M.device for own_M in (*numbers, announced_1)} == {homes[0]}
             with pytest.raises(DataDependentOutputException):
                 announced_1.tolist()
             parts = [SPECS[first :: len(devices)] for first in range(len(devices))]
-            selections = compressor.finish([*map(numbers_of, numbers, parts)])
+            selections = compressor.finish([*map(numbers_of, numbers, parts)]).selections
             for selection, device in zip(selections, devices, strict=True):
                 assert {part.device for part in selection} == {torch.device(device)}
                 assert all(part.numel() > 0 for part in selection)
-            compressor.add(selections, gradients)
-            compressor.put_back(selections)
+            compressor.residual.add(selections, gradients)
+            compressor.residual.put_back(selections)
         compressor.report()  # takes note of the step in state that is no fake
     with fake:
         flushed = compressor.flush()
@@ -431,7 +446,7 @@ def test_a_model_in_a_cuda_graph_is_compressed_as_without() -> None:
 
 @NO_GPU
 @NO_TRITON
-@ALL_METHODS
+@OWN_METHODS
 def test_a_step_waits_once(method: GradientMethod, waits: list[object]) -> None:
     device = torch.device("cuda", 0)
     compressor = feedback(method, [device], triton)

@@ -13,9 +13,8 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from dlrm_hybrid.compress import Dct, Dgc, GradientMethod, Sidco, TopK
-from dlrm_hybrid.compress.device import feedback
-from dlrm_hybrid.compress.library import averaging
+from dlrm_hybrid.compress import CltK, Dct, Deft, Dgc, GradientMethod, Sidco, TopK, host
+from dlrm_hybrid.compress.device import residual
 from dlrm_hybrid.compress.library import compressor as library
 from dlrm_hybrid.compress.library.exchange import Exchange
 from dlrm_hybrid.types import DivergedError
@@ -30,6 +29,10 @@ METHODS: dict[str, GradientMethod] = {
     "sidco": Sidco(density=0.1),
     "dgc": Dgc(density=0.1, warmup_steps=1),
     "halves": Dct(density=0.1),
+    "cltk": CltK(density=0.1, low_pass=0.5),
+    "deft": Deft(density=0.1, precision="bfloat16"),
+    "leader": Dct(density=0.1, aggregation="leader"),
+    "union": TopK(density=0.1, aggregation="union", precision="float16"),
 }
 HALVES = {"matrix": torch.bfloat16, "vector": torch.float16}  # parameters of this method
 
@@ -45,7 +48,7 @@ def the_way(way: str, rank: int, waits: list[int]) -> Iterator[list[torch.device
     kind = "cuda" if there and torch.cuda.is_available() and "direct" not in way else "cpu"
     names = [f"{kind}:{number}" for number in range(1 + (way in TWO))] if there else ["cpu"]
     places = [torch.device(one) for one in names[: torch.cuda.device_count() or None]]
-    made, fetched = Exchange.__init__, averaging.fetched
+    made, fetched = Exchange.__init__, host.fetched
 
     def direct(self: Exchange, *given: object) -> None:
         made(self, *given)  # pyright: ignore[reportArgumentType]
@@ -61,7 +64,7 @@ def the_way(way: str, rank: int, waits: list[int]) -> Iterator[list[torch.device
     with ExitStack() as patches:
         patches.enter_context(mock.patch.object(library, "homes_of", homes_of))
         patches.enter_context(mock.patch.object(Exchange, "__init__", direct))
-        for module in (averaging, feedback):
+        for module in (host, residual):
             patches.enter_context(mock.patch.object(module, "fetched", counted))
         yield places
 

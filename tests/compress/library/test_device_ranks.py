@@ -47,8 +47,16 @@ def test_the_same_bytes_travel_over_gloo(found: list[dict], method: str) -> None
 
 @METHOD_AND_WAY
 def test_a_step_waits_once_for_all_devices(found: list[dict], method: str, way: str) -> None:
-    """Once more where the host hands on what was selected, or ranks tell counts of two devices."""
-    expected = 2 if len(found) > 1 and way in ("device", "mixed", "direct two") else 1
-    for rank in found:
-        is_host = way == "mixed" and rank is found[0]
-        assert rank[method][way]["waits"] == (0 if is_host else expected)
+    """Once more where the host hands on values, or ranks tell counts of two devices.
+
+    To agree takes waits of its own: for what a rank proposes, and of DEFT's leader for the norms.
+    Where k elements of all are listed torch waits for their number besides.
+    """
+    is_apart = len(found) > 1 and way in ("device", "mixed")
+    for number, rank in enumerate(found):
+        leads = number == 0  # the last step
+        expected = {"cltk": 1 + leads, "leader": 1 + leads, "deft": 2 + leads, "union": 2}.get(
+            method, 1 + (way == "direct two" and len(found) > 1)
+        )
+        is_host = way == "mixed" and number == 0
+        assert rank[method][way]["waits"] == (0 if is_host else expected + is_apart)
