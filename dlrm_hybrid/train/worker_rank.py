@@ -107,13 +107,13 @@ class WorkerRank(Holder):
         step = self.step
         program = train_step(self.worker, Tick(step), stage_inputs(self.worker, batch, coming))
         metrics = self.runner.run(program)
-        has_masters = not isinstance(self.client, ServerClient)
-        if has_masters and is_check_due(step, len(batch.label_B)):
+        client = self.client
+        if not isinstance(client, ServerClient) and is_check_due(step, len(batch.label_B)):
             rates = {
                 "optimizer.lr": self.schedule.lr(step),
                 "embedding.lr": self.worker.embedding_schedule.lr(step),
             }
-            check_weights(step, self.worker.name, self.client.weights, self.client.tensors, rates)
+            check_weights(step, self.worker.name, client.weights, client.tensors, rates)
         self.step = step + 1
         return metrics
 
