@@ -101,7 +101,7 @@ class ShardedEmbeddings:
         held_L = _held(paths, self.shards, spec, self._trainer)
         self._kernels = [
             _local_kernel(sharding, embedding)
-            if fits and not _mislead_fbgemm(tables)
+            if fits and _have_rows(tables)
             else _own_kernel(tables, embedding, spec.frozen)
             for sharding, tables in zip(shardings.values(), held_L, strict=True)
         ]
@@ -228,10 +228,9 @@ def _local_kernel(sharding: Any, options: Embedding) -> TableKernel | None:
     return FbgemmKernel(tables[0].emb_module, is_plain=is_plain) if tables else None
 
 
-def _mislead_fbgemm(shards: Sequence[tuple[int, TableShard]]) -> bool:
-    """Whether widths differ and a table has no rows here: FBGEMM takes the next for it."""
-    widths = {shard.columns[1] - shard.columns[0] for _, shard in shards}
-    return len(widths) > 1 and any(shard.rows[0] == shard.rows[1] for _, shard in shards)
+def _have_rows(shards: Sequence[tuple[int, TableShard]]) -> bool:
+    """Whether all tables have rows here: FBGEMM takes the next for one without, or reads beyond."""
+    return all(shard.rows[0] < shard.rows[1] for _, shard in shards)
 
 
 def _own_kernel(

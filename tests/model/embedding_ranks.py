@@ -56,7 +56,9 @@ class Trainer:
         self._report = report
         dim = given.get("dim", SPEC.embedding_dim)
         dims = tuple(given.get("dims", ()))
-        self.spec = replace(SPEC, embedding_dim=dim, bottom=(13, dim), table_dims=dims)
+        rows = tuple(given.get("table_rows", SPEC.table_rows))
+        own = {"table_dims": dims, "table_rows": rows}
+        self.spec = replace(SPEC, embedding_dim=dim, bottom=(13, dim), **own)
 
     def count(self, sent_bytes: int, dense_bytes: int, received_bytes: int) -> None:
         self.sent_bytes += sent_bytes
