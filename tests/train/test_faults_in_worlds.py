@@ -178,7 +178,7 @@ def test_a_stopped_rank_is_named_and_the_run_goes_on(
 
 PROGRAM = """
 import sys
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {places!r}
 import dlrm_hybrid.run.training, world_faults
 from dlrm_hybrid.cli.main import run
 dlrm_hybrid.run.training.TRAIN_RANK = world_faults.ENTRY
@@ -199,7 +199,7 @@ def test_a_supervisor_killed_at_any_step_leaves_nobody_and_the_run_goes_on(
     monkeypatch.setenv("TMPDIR", short_folder)  # what a killed program cannot remove stays here
     options, folder = (*WORLD, "checkpoint.every=7"), tmp_path / "run"
     Fault(rank=step % 5, step=step, supervisor=True).plan(folder)
-    program = PROGRAM.format(tests=str(Path(__file__).parent))
+    program = PROGRAM.format(places=[str(place) for place in Path(__file__).parents[:2]])
     arguments = ("train", *small_rows, f"hydra.run.dir={folder}", *options)
     with (tmp_path / "output").open("w") as log:
         supervisor = subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=log)
