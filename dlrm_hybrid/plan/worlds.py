@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from dlrm_hybrid.comm.netem.plan import bits_per_second, seconds
 from dlrm_hybrid.config.keys import shown
 from dlrm_hybrid.config.schema import Config, OwnModelConfig
 from dlrm_hybrid.config.validate import faults_text, validate
+from dlrm_hybrid.parallel.dense.pulls import Pulls
 from dlrm_hybrid.plan.machine import Hosts
 from dlrm_hybrid.plan.simulation import simulated
 from dlrm_hybrid.run.assembly.build import host as host_of
@@ -90,8 +91,13 @@ def compared(config: Config, values: Values) -> list[Planned]:
     )
     base = {"parallel.trainers": parallel.trainers, "parallel.servers": parallel.servers}
     changes = [dict(dict(zip(base, size, strict=True)).items() - base.items()) for size in sizes]
-    configs = [validate(changed(values, change)) for change in changes]
+    configs = [validate(changed(values, _without_pulls(change))) for change in changes]
     return [Planned(x, rate, latency) for (rate, latency), x in product(links(config), configs)]
+
+
+def _without_pulls(change: Values) -> Values:
+    """The change; where it takes all servers away, how pulls travel, too."""
+    return change if change.get("parallel.servers") != 0 else {**change, "pull": asdict(Pulls())}
 
 
 def links(config: Config) -> list[tuple[str | None, str | None]]:

@@ -23,7 +23,6 @@ from dlrm_hybrid.telemetry.traffic import Traffic
 
 STEPS = 30
 PROCESSES = ("parallel=hybrid", "parallel.world=processes", f"train.steps={STEPS}")
-WEIGHTS = (Traffic.GRADIENT_PUSH, Traffic.PARAMETER_PULL)
 
 
 def counter_of(run: Run, steps: int = 10 * STEPS) -> tuple[Counter, Layout]:

@@ -19,7 +19,7 @@ from dlrm_hybrid.plan.costs import compute_seconds
 from dlrm_hybrid.plan.fit import fitted
 from dlrm_hybrid.plan.machines import command, ddp_seconds, kinds, worlds_on
 from dlrm_hybrid.plan.prediction import Costs, most_like, predict, remarks
-from dlrm_hybrid.plan.worlds import Planned, as_configured
+from dlrm_hybrid.plan.worlds import Planned, as_configured, compared
 from dlrm_hybrid.run.assembly.build import topology
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.telemetry.events import Event, Kind
@@ -194,6 +194,13 @@ def test_what_says_too_little_is_refused(
     argv = ["dlrm_hybrid", "plan", "parallel=hybrid", f"plan.calibration={folder}", *planned]
     assert run(argv) == 2
     assert fault in capsys.readouterr().err
+
+
+def test_worlds_without_servers_are_compared_with_others_whatever_these_pull() -> None:
+    values = values_of(["+experiment=dp_levels", "plan.servers=[0,1]"])
+    worlds = [planned.config for planned in compared(validate(values), values)]
+    pulls = [(world.parallel.servers, world.pull.precision) for world in worlds]
+    assert pulls == [(0, "float32"), (1, "levels")]
 
 
 def test_latency_alone_is_of_links_without_a_rate(plan: Plan, tmp_path: Path) -> None:
