@@ -73,7 +73,10 @@ WITHOUT_SERVERS = [one for one in WAITING if one["servers"] == "0"]
 # One with each kind of tables, of rows whose columns may grow.
 SECOND_DAYS = [*{one["tables"]: one for one in WAITING if one["rows"] != "clicks"}.values()]
 NEXT_SHOPS = 30  # the first shop of the next day's rows
-ON_A_DEVICE = [*{one["gradient"]: one for one in WAITING}.values()]
+ON_A_DEVICE = [
+    *{one["gradient"]: one for one in WAITING}.values(),
+    next(one for one in WITHOUT_SERVERS if one["gradient"] == "levels"),
+]
 DAYS_APART = [*{one["tables"]: one for one in APART if one["rows"] != "clicks"}.values()]
 # Of each kind of tables one with a frozen table, one that columns share and one with vectors, as
 # wide as the model has them, and a column of vectors.
