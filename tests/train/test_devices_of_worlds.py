@@ -155,10 +155,10 @@ def test_a_device_learns_what_the_host_learns(name: str, place: Placement) -> No
 
 
 def test_gradients_are_selected_where_they_are() -> None:
-    of_dct, of_levels = (engine_of(name, DEVICE).ranks for name in ("dct", "levels"))
-    assert all(isinstance(one.gradients, DeviceFeedback) for one in of_dct.compressions)
-    assert not any(isinstance(one.gradients, DeviceFeedback) for one in of_levels.compressions)
-    assert all(isinstance(one.client, DeviceClient) for one in of_dct.workers)
+    of_levels, of_terngrad = (engine_of(name, DEVICE).ranks for name in ("levels", "terngrad"))
+    assert all(isinstance(one.gradients, DeviceFeedback) for one in of_levels.compressions)
+    assert not any(isinstance(one.gradients, DeviceFeedback) for one in of_terngrad.compressions)
+    assert all(isinstance(one.client, DeviceClient) for one in of_levels.workers)
     assert all(
         isinstance(one.client, LocalClient) for one in engine_of("single", DEVICE).ranks.workers
     )

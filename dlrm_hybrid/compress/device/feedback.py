@@ -32,6 +32,7 @@ from dlrm_hybrid.compress.gradient.transforms import Momentum
 from dlrm_hybrid.compress.host import fetched_numbers
 from dlrm_hybrid.compress.report import SentReport
 from dlrm_hybrid.compress.update import Update
+from dlrm_hybrid.kernels.levels.rounding import round_to_levels
 from dlrm_hybrid.wire.section import Dtype, Section
 from dlrm_hybrid.wire.sparse import Elements
 
@@ -46,13 +47,21 @@ class DeviceSent(Sent):
         residual: that it was taken from.
         selections: rounded to the type on the wire.
         dtype: of the values on the wire.
+        elements: what of it is sent, if the host knows.
 
     Attributes:
         selections: as given.
     """
 
-    def __init__(self, residual: DeviceResidual, selections: Selections, dtype: Dtype) -> None:
+    def __init__(
+        self,
+        residual: DeviceResidual,
+        selections: Selections,
+        dtype: Dtype,
+        elements: Elements | None = None,
+    ) -> None:
         self._residual, self.selections, self._dtype = residual, selections, dtype
+        self._elements = elements
 
     @property
     @override
@@ -66,7 +75,7 @@ class DeviceSent(Sent):
 
     @cached_property
     def _selected(self) -> Selected:
-        elements = self._residual.elements(self.selections)
+        elements = self._elements or self._residual.elements(self.selections)
         return Selected(self._residual.layout, elements, self._dtype)
 
     @override
@@ -83,7 +92,8 @@ class DeviceFeedback(Compressor):
     """Sends selected elements, and keeps the others on the devices.
 
     It selects the same as the compressor on the CPU, and its state has the same names; only, a
-    value that rounds to zero in half precision is sent all the same.
+    value that rounds to zero in half precision is sent all the same. Levels are found on the host,
+    which sends them: only what was selected goes there, and comes back rounded.
 
     Args:
         original: a fresh compressor on the CPU, for which `can_move` is true.
@@ -124,6 +134,11 @@ class DeviceFeedback(Compressor):
     @override
     def rounds(self) -> tuple[Op, ...]:
         return self._selector.rounds
+
+    @property
+    @override
+    def sends_levels(self) -> bool:
+        return self._options.levels
 
     def launch(self, gradients: Sequence[Tensor], step: int) -> list[Tensor]:
         """Launch a step up to the selection, of a method that selects by thresholds of its own.
@@ -178,12 +193,24 @@ class DeviceFeedback(Compressor):
         return isinstance(self._selector, ThresholdSelector)
 
     def _sent(self, selections: Selections, counts_T: Int64s) -> DeviceSent:
+        elements, levels = None, [None for _ in selections]
+        if self.sends_levels:
+            offsets_E, local_K, values_K = self.residual.elements(selections)
+            rounded_K = np.empty_like(values_K)
+            round_to_levels(offsets_E, values_K, rounded_K)
+            # The devices give back what rounding took while the host codes the message.
+            returned = self.residual.received(Elements(offsets_E, local_K, rounded_K))
+            levels = [own.values_K for own in returned]
+            kept_K = rounded_K != 0
+            offsets_E = np.append(0, np.cumsum(kept_K))[offsets_E]
+            elements = Elements(offsets_E, local_K[kept_K], rounded_K[kept_K])
+            counts_T = np.diff(offsets_E)
         self._steps += 1
         self._sent_T += counts_T
-        pairs = zip(self.residual.each(), selections, strict=True)
-        masks_all = bool(self.rounds)
-        rounded = [shard.rounded(own, masks_all=masks_all) for (shard, _), own in pairs]
-        return DeviceSent(self.residual, rounded, self._options.dtype)
+        masks_all = bool(self.rounds) and not self.sends_levels
+        rows = zip(self.residual.each(), selections, levels, strict=True)
+        rounded = [shard.rounded(own, to_K, masks_all=masks_all) for (shard, _), own, to_K in rows]
+        return DeviceSent(self.residual, rounded, self._options.dtype, elements)
 
     def _damp(self) -> None:
         for shard, _ in self.residual.each():
@@ -239,7 +266,6 @@ def can_move(compressor: Compressor) -> TypeGuard[ErrorFeedback]:
         selects = isinstance(selector, LargestOfAll | FragmentSelector | RandomSelector)
     return (
         selects
-        and not options.levels
         and (options.drain is None or options.drain.mode == "none")
         and all(isinstance(transform, Momentum) for transform in options.transforms)
     )

@@ -19,7 +19,7 @@ from torch import Tensor
 from dlrm_hybrid.arrays import Float32s, Float64s, Int32s, Int64s
 from dlrm_hybrid.compress.device.ops import BROKEN, OVERFLOWN, USED
 from dlrm_hybrid.compress.device.shard import Facts, Orders, Selection, Shard
-from dlrm_hybrid.compress.device.sums import current
+from dlrm_hybrid.compress.device.sums import beside, current
 from dlrm_hybrid.compress.gradient.compressor import Selected
 from dlrm_hybrid.compress.gradient.layout import Indices, Layout
 from dlrm_hybrid.compress.gradient.selector import largest
@@ -255,8 +255,9 @@ class DeviceResidual:
 
     def elements(self, selections: Selections) -> Elements:
         """Copy what was selected to the host."""
-        pairs = [torch.cat([x.indices_K, x.values_K.view(torch.int32)]) for x in selections]
-        parts = [np.split(words_2K.numpy(), 2) for words_2K in fetched(pairs)]
+        with beside(self.homes):
+            pairs = [torch.cat([x.indices_K, x.values_K.view(torch.int32)]) for x in selections]
+            parts = [np.split(words_2K.numpy(), 2) for words_2K in fetched(pairs)]
         chosen = [
             Indices.of_flat(shard.layout, flat_K)
             for (shard, _), (flat_K, _) in zip(self.shards, parts, strict=True)
@@ -270,7 +271,7 @@ class DeviceResidual:
     def received(self, elements: Elements) -> Selections:
         """Copy elements to the devices."""
         parts = self._split(elements)
-        return [Selection(flat_K, _sent(own_K, flat_K.device)) for flat_K, own_K in parts]
+        return [Selection(flat_K, uploaded(own_K, flat_K.device)) for flat_K, own_K in parts]
 
     def _located(self, indices: Indices) -> list[Tensor]:
         """Copy indices to the devices, int32, in all tensors of a device."""
@@ -283,7 +284,7 @@ class DeviceResidual:
         selected = Selected(self.layout, elements, Dtype.FLOAT32)
         for shard, _ in self.shards:
             offsets_E, local_K, values_K = selected.elements(shard.layout.names)
-            yield _sent(Indices(shard.layout, offsets_E, local_K).flat, shard.device), values_K
+            yield uploaded(Indices(shard.layout, offsets_E, local_K).flat, shard.device), values_K
 
     def flush(self) -> dict[str, Tensor]:
         """Take out the residuals, by tensor."""
@@ -296,5 +297,9 @@ class DeviceResidual:
         return dict(chain.from_iterable(own.items() for own in views))
 
 
-def _sent(array_K: Int32s | Float32s, device: torch.device) -> Tensor:
-    return torch.from_numpy(array_K).to(device, non_blocking=True)
+def uploaded(array_K: Int32s | Float32s, device: torch.device) -> Tensor:
+    """Copy an array to a device; the host does not wait until it is there."""
+    tensor_K = torch.from_numpy(array_K)
+    if device.type == "cuda":
+        tensor_K = tensor_K.pin_memory()  # or it would wait
+    return tensor_K.to(device, non_blocking=True)

@@ -312,11 +312,14 @@ class Shard:
         self._x.residual_N.index_fill_(0, padded_K, 0.0)
         return Selection(indices_K, values_K)
 
-    def rounded(self, selection: Selection, *, masks_all: bool) -> Selection:
-        """Round what is sent to the type on the wire; the residual keeps the difference.
+    def rounded(
+        self, selection: Selection, rounded_K: Tensor | None, *, masks_all: bool
+    ) -> Selection:
+        """What is sent of a selection; the residual keeps what rounding takes.
 
         Args:
             selection: the elements, with their values.
+            rounded_K: these rounded; None to round them to the type on the wire.
             masks_all: those that round to zero lose their momentum, too.
         """
         indices_K, values_K = selection
@@ -324,7 +327,8 @@ class Shard:
         if self._dtype is Dtype.FLOAT32 and not masks:
             return selection
         padded_K = self.blocks.padded(indices_K.long())
-        rounded_K = _narrowed(values_K, self._dtype)
+        if rounded_K is None:
+            rounded_K = _narrowed(values_K, self._dtype)
         if self._dtype is not Dtype.FLOAT32:
             self._x.residual_N[padded_K] = values_K - rounded_K
         if masks:

@@ -5,8 +5,8 @@ Shapes: N elements of T tensors in a padded vector, C chunks of them; E = T + 1 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from itertools import accumulate
 from typing import final
 
@@ -131,6 +131,18 @@ def pointers(tensors: Sequence[Tensor]) -> list[int]:
 def current(device: torch.device) -> AbstractContextManager[object]:
     """Make a GPU the current one, on which kernels are launched; nothing for other devices."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+@contextmanager
+def beside(devices: Iterable[torch.device]) -> Iterator[None]:
+    """Let GPUs copy in streams of their own, after all that their current ones were given."""
+    with ExitStack() as stack:
+        for device in {*devices}:
+            if device.type == "cuda":
+                stream = torch.cuda.Stream(device)
+                stream.wait_stream(torch.cuda.current_stream(device))
+                stack.enter_context(torch.cuda.stream(stream))
+        yield
 
 
 def sent(numbers: Numbers, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -244,7 +244,7 @@ def average_on_device(
             changed here, or what was finite has joined it.
     """
     used_T = np.ones(len(gradients), bool)
-    if exchange.is_direct and compressor.is_own:
+    if exchange.is_direct and compressor.is_own and not compressor.sends_levels:
         parts, divisor = _directly(exchange, compressor, gradients, step), exchange.size
         if finds_unused:
             used_T = exchange.any_of(compressor.residual.used_T)

@@ -31,8 +31,9 @@ from dlrm_hybrid.compress import (
     Sidco,
     TopK,
     decode,
+    host,
 )
-from dlrm_hybrid.compress.device import shard, sums
+from dlrm_hybrid.compress.device import residual, shard, sums
 from dlrm_hybrid.compress.device.feedback import DeviceFeedback, DeviceSent, can_move
 from dlrm_hybrid.compress.device.ops import DeviceOps, Ranks
 from dlrm_hybrid.compress.device.plain import PlainOps
@@ -72,7 +73,10 @@ METHODS: list[GradientMethod] = [
     RedSync(density=0.01, search="trim"),
     Hard(density=0.01),
 ]
-AGREED: list[GradientMethod] = [
+HANDED_OVER: list[GradientMethod] = [  # whose steps read more than numbers
+    Dct(density=0.02, precision="levels"),
+    Dgc(density=0.02, warmup_steps=1, precision="levels"),
+    CltK(density=0.02, low_pass=0.5, precision="levels"),
     CltK(density=0.02),
     CltK(density=0.02, low_pass=0.5, precision="float16"),
     Deft(density=0.02),
@@ -82,7 +86,7 @@ AGREED: list[GradientMethod] = [
     Dgc(density=0.02, warmup_steps=1, aggregation="union", precision="float16"),
     RandomK(density=0.02),  # as if trainers had agreed
 ]
-ALL_METHODS = pytest.mark.parametrize("method", [*METHODS, *AGREED], ids=repr)
+ALL_METHODS = pytest.mark.parametrize("method", [*METHODS, *HANDED_OVER], ids=repr)
 OWN_METHODS = pytest.mark.parametrize("method", METHODS, ids=repr)
 
 
@@ -191,6 +195,50 @@ def test_every_place_sends_and_keeps_the_same(
             torch.testing.assert_close(one, states[1][name], rtol=1e-6, atol=0)
             if name.endswith((".residual", ".momentum")):
                 assert torch.equal(one, states[1][name])
+
+
+# Of an element that is sent: bytes from the device, and to it.
+CROSSING: list[tuple[GradientMethod, int, int]] = [
+    (TopK(density=0.01), 8, 0),
+    (TopK(density=0.01, precision="bfloat16"), 8, 0),
+    (TopK(density=0.01, precision="levels"), 8, 8),
+    (TopK(density=0.01, aggregation="leader"), 16, 4),
+    (TopK(density=0.01, aggregation="union"), 16, 4),
+    (CltK(density=0.01), 16, 4),
+    (Deft(density=0.01), 16, 4),
+    (RandomK(density=0.01), 16, 8),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "down", "up"), CROSSING, ids=lambda one: getattr(one, "name", None)
+)
+def test_only_what_was_selected_crosses(
+    method: GradientMethod, down: int, up: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As docs say, of a trainer that hands over what it sends; beside some numbers of a tensor."""
+    crossed = {"down": 0, "up": 0}
+    fetched, to_device = residual.fetched, residual.uploaded
+
+    def counted_down(tensors: Sequence[Tensor]) -> list[Tensor]:
+        crossed["down"] += sum(one.nbytes for one in tensors)
+        return fetched(tensors)
+
+    def counted_up(array_K: np.ndarray, device: torch.device) -> Tensor:
+        crossed["up"] += array_K.nbytes
+        return to_device(array_K, device)
+
+    for module in (host, residual):
+        monkeypatch.setattr(module, "fetched", counted_down)
+    monkeypatch.setattr(residual, "uploaded", counted_up)
+    layout = Layout([Spec(0, "tensor0", (200_000,))])
+    compressor = DeviceFeedback(original(method, layout), [CPU], PlainOps)
+    for step in range(3):
+        crossed.update(down=0, up=0)
+        encoding = compressor.encode(gradients_of(1, layout), step)
+        encode_together([encoding], step, layout.size)[0].elements()
+        assert crossed["up"] == 2000 * up
+        assert 0 <= crossed["down"] - 2000 * down < 100
 
 
 EDGES = torch.tensor([0.0, -0.0, 1e-45, -1e-45, 1e-40, 1.5, -1.5, 1.5, 3e38, -2.0, 0.5, 1.5])

@@ -29,6 +29,7 @@ METHODS: dict[str, GradientMethod] = {
     "sidco": Sidco(density=0.1),
     "dgc": Dgc(density=0.1, warmup_steps=1),
     "halves": Dct(density=0.1),
+    "levels": Dgc(density=0.1, warmup_steps=1, precision="levels"),
     "cltk": CltK(density=0.1, low_pass=0.5),
     "deft": Deft(density=0.1, precision="bfloat16"),
     "leader": Dct(density=0.1, aggregation="leader"),
