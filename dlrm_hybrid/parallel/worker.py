@@ -91,7 +91,7 @@ def flight(worker: Worker, ticks: int, emptied: int = 0) -> Program[list[Piece]]
     yield from worker.boundaries.receive_ahead(underway, worker.stage.rows)
     parts = {"boundaries": worker.boundaries.state_dict(), "stage": worker.stage.state_dict()}
     named = {
-        f"flight.{worker.rank}.{part}.{name}": tensor
+        f"{_head(worker)}{part}.{name}": tensor
         for part, state in parts.items()
         for name, tensor in state.items()
     }
@@ -106,7 +106,7 @@ def load_flight(
     Raises:
         DataError: `values` do not hold the batches in flight.
     """
-    head = f"flight.{worker.rank}."
+    head = _head(worker)
 
     def state(part: str) -> dict[str, Tensor]:
         own = f"{head}{part}."
@@ -124,6 +124,11 @@ def load_flight(
         raise DataError(f"{head}*: holds no batches in flight: {error!r}") from error
     if missing := [n for n in range(pushed, ticks) if BatchNumber(n) not in worker.stage]:
         raise DataError(f"{head}*: batch {missing[0]} is in flight, and not there")
+
+
+def _head(worker: Worker) -> str:
+    """The begin of the names of what a worker has in flight."""
+    return f"flight.{worker.rank}."
 
 
 def predict_batch(worker: Worker, number: int, inputs: Inputs) -> Program[Tensor | None]:
