@@ -76,7 +76,9 @@ def kept_groups(
     """The tensors of a checkpoint that a run goes on with.
 
     With the same configuration all; with another one the model and its optimizers; with other rows
-    also what compressors remember.
+    also what compressors remember. With other table servers all but what each of them keeps of its
+    rows; where replicas are made equal at a checkpoint, no published weights, and no rows looked
+    up ahead by trainers that were not.
     """
     changes = _changes(saved, now)
     if any(Effect.STATE in effect_of(key) for key in changes):
