@@ -78,14 +78,14 @@ def ready_rows(request: Request, resume_from: Path | None, display: Display) -> 
     if resume_from is not None:
         checkpoint = checkpoint_folder.find(resume_from)
         facts = check_checkpoint(checkpoint, request.values, shards, is_new)
-        same_rows = has_rows(facts, shards.manifest)
-        if not (same_rows or request.again):  # `follow` always has other rows
+        # `follow` always has others, and tells of what else has changed.
+        same_rows = bool(request.again) or has_rows(facts, shards.manifest)
+        if not same_rows:
             display.line(
                 f"the rows are others than those of {checkpoint}: its weights and optimizers go "
                 "on; steps, rates and best scores begin anew"
             )
-        line = begun_anew(checkpoint, facts, request.values, same_rows=same_rows)
-        if line and not request.again:
+        if line := begun_anew(checkpoint, facts, request.values, same_rows=same_rows):
             display.line(line)
     for line in label_remarks(shards):
         display.line(line)

@@ -166,6 +166,18 @@ def test_worlds_of_processes_follow_as_one_process_does(follow: Follow) -> None:
     assert scores[0] == scores[1]
 
 
+def test_what_another_configuration_drops_is_told_of_the_file_that_drops_it(
+    follow: Follow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = (*DCT, "parallel.world=in_process")
+    first = of_day(follow("followed", *world, "data.follow_files=1"), 1)
+    assert "anew" not in capsys.readouterr().out
+    follow("followed", *world, "parallel.trainers=1")
+    told = capsys.readouterr().out
+    assert told.count("anew") == told.count("; residuals and thresholds begin anew\n") == 1
+    assert f"weights and optimizers of {first}/checkpoints/" in told.partition("file 3:")[0]
+
+
 @pytest.mark.parametrize("when", [pytest.param("training", marks=pytest.mark.slow), "waiting"])
 def test_a_run_that_is_stopped_or_killed_learns_no_file_twice(
     when: str, follow: Follow, log: Path, inbox: Path, tmp_path: Path
