@@ -281,28 +281,28 @@ def _directly(
     *numbers, announced = fetched_numbers(launched)  # the host waits
     own = compressor.finish(numbers)  # all others know by now of a failure
     try:
-        return _from_all(exchange, own.selections, exchange.sizes_of(announced))
+        return _from_all(exchange, own, exchange.sizes_of(announced))
     except BaseException:  # whatever it is, nobody has used what was sent
         compressor.take_back(own)
         raise
 
 
-def _from_all(
-    exchange: Exchange, selections: Selections, sizes_A: Sequence[int]
-) -> Sequence[Selections]:
+def _from_all(exchange: Exchange, own: DeviceSent, sizes_A: Sequence[int]) -> Sequence[Selections]:
+    selections, kind = own.selections, _TYPES[own.dtype]
     sizes_AD = [[size] for size in sizes_A]
     if len(selections) > 1:  # which all have announced together
-        own_D = [own.indices_K.numel() for own in selections]
+        own_D = [selection.indices_K.numel() for selection in selections]
         home = selections[0].indices_K.device
         gathered_AD = exchange.gather_tensor(sent(own_D, torch.int64, home))
         sizes_AD = fetched_numbers([*gathered_AD])
     parts: list[list[Selection]] = [[] for _ in sizes_AD]
-    for own, *sizes in zip(selections, *sizes_AD, strict=True):
-        width = max(sizes)
-        indices_AK, values_AK = [
-            exchange.gather_tensor(torch.nn.functional.pad(tensor, (0, width - tensor.numel())))
-            for tensor in own
-        ]
+    for (own_K, values_K), *sizes in zip(selections, *sizes_AD, strict=True):
+        padding = (0, max(sizes) - own_K.numel())
+        indices_AK = exchange.gather_tensor(torch.nn.functional.pad(own_K, padding))
+        values_K = torch.nn.functional.pad(values_K.to(kind), padding)
+        # Not every backend knows half precision, but all know bytes.
+        bytes_A = exchange.gather_tensor(values_K.view(torch.uint8))
+        values_AK = bytes_A.view(kind).float()
         for part, size, indices_K, values_K in zip(
             parts, sizes, indices_AK, values_AK, strict=True
         ):

@@ -5,6 +5,7 @@ devices, "direct" from device to device as over nccl, "direct two" from two devi
 a GPU, plain torch on tensors of the CPU stands for it.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import cycle, islice
@@ -39,10 +40,13 @@ HALVES = {"matrix": torch.bfloat16, "vector": torch.float16}  # parameters of th
 
 
 @contextmanager
-def the_way(way: str, rank: int, waits: list[int]) -> Iterator[list[torch.device]]:
+def the_way(
+    way: str, rank: int, waits: list[int], gathered: Counter[str]
+) -> Iterator[list[torch.device]]:
     """Where this rank's parameters are in turn; there its compressors compute.
 
-    Notes in `waits` how many tensors they fetch each time.
+    Notes in `waits` how many tensors they fetch each time, and in `gathered` how many bytes of
+    which type go from device to device.
     """
     there = way != "host" and (way != "mixed" or rank == 1)
     # Tensors that travel over gloo from device to device must be on the CPU.
@@ -50,10 +54,15 @@ def the_way(way: str, rank: int, waits: list[int]) -> Iterator[list[torch.device
     names = [f"{kind}:{number}" for number in range(1 + (way in TWO))] if there else ["cpu"]
     places = [torch.device(one) for one in names[: torch.cuda.device_count() or None]]
     made, fetched = Exchange.__init__, host.fetched
+    gather_tensor = Exchange.gather_tensor
 
     def direct(self: Exchange, *given: object) -> None:
         made(self, *given)  # pyright: ignore[reportArgumentType]
         self.is_direct = "direct" in way and self.size > 1
+
+    def gather(self: Exchange, tensor_K: Tensor) -> Tensor:
+        gathered[str(tensor_K.dtype).removeprefix("torch.")] += tensor_K.nbytes
+        return gather_tensor(self, tensor_K)
 
     def counted(tensors: Sequence[Tensor]) -> list[Tensor]:
         waits.append(len(tensors))
@@ -65,6 +74,7 @@ def the_way(way: str, rank: int, waits: list[int]) -> Iterator[list[torch.device
     with ExitStack() as patches:
         patches.enter_context(mock.patch.object(library, "homes_of", homes_of))
         patches.enter_context(mock.patch.object(Exchange, "__init__", direct))
+        patches.enter_context(mock.patch.object(Exchange, "gather_tensor", gather))
         for module in (host, residual):
             patches.enter_context(mock.patch.object(module, "fetched", counted))
         yield places
@@ -81,7 +91,8 @@ def gradients(rank: int, step: int) -> dict[str, Tensor]:
 def steps_of(method: GradientMethod, way: str, rank: int) -> dict[str, object]:
     """Means of each step, what failed, the state, the traffic and the waits of the last step."""
     waits: list[int] = []
-    with the_way(way, rank, waits) as places:
+    gathered: Counter[str] = Counter()
+    with the_way(way, rank, waits, gathered) as places:
         homes = dict(zip(SHAPES, cycle(places), strict=False))
         dtypes = HALVES if method is METHODS["halves"] else {}
         named = [
@@ -105,7 +116,7 @@ def steps_of(method: GradientMethod, way: str, rank: int) -> dict[str, object]:
         tensors = {name: one.cpu() for name, one in compressor.state_dict()["tensors"].items()}
     sent = compressor.traffic.sent
     found = {"means": means, "failures": failures, "state": tensors, "sent": sent}
-    return {**found, "waits": len(waits)}
+    return {**found, "waits": len(waits), "gathered": gathered}
 
 
 def every_way(rank: int) -> dict[str, dict[str, dict[str, object]]]:

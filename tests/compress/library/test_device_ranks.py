@@ -45,6 +45,17 @@ def test_the_same_bytes_travel_over_gloo(found: list[dict], method: str) -> None
         assert rank[method]["mixed"]["sent"] == rank[method]["host"]["sent"]
 
 
+@pytest.mark.parametrize("way", ["direct", "direct two"])
+@pytest.mark.parametrize(("method", "value_bytes"), [("dct", 4), ("half", 2)])
+def test_values_travel_between_devices_in_their_precision(
+    found: list[dict], method: str, way: str, value_bytes: int
+) -> None:
+    for rank in found:
+        gathered = rank[method][way]["gathered"]
+        assert (len(found) > 1) is (gathered["int32"] > 0)
+        assert 4 * gathered["uint8"] == value_bytes * gathered["int32"]
+
+
 @METHOD_AND_WAY
 def test_a_step_waits_once_for_all_devices(found: list[dict], method: str, way: str) -> None:
     """Once more where the host hands on values, or ranks tell counts of two devices.
