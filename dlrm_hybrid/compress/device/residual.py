@@ -217,12 +217,14 @@ class DeviceResidual:
 
     def _pieces(self, parts: Sequence[slice]) -> list[list[tuple[int, slice]]]:
         """Where parts are in the padded vector of each shard that has some, with their numbers."""
-        bounds_2L = np.array([[part.start for part in parts], [part.stop for part in parts]])
+        begins_L: Int64s = np.array([part.start for part in parts], np.int64)
+        ends_L: Int64s = np.array([part.stop for part in parts], np.int64)
+        bounds_2L = np.stack((begins_L, ends_L))
         pieces_D: list[list[tuple[int, slice]]] = []
         for shard, tensors in self.shards:
             firsts_T, places_T = self.layout.offsets[tensors], np.array(shard.blocks.places)
-            starts_L = np.searchsorted(firsts_T, bounds_2L[0], "right")
-            stops_L = np.searchsorted(firsts_T, bounds_2L[1], "left")
+            starts_L = np.searchsorted(firsts_T, begins_L, "right")
+            stops_L = np.searchsorted(firsts_T, ends_L, "left")
             own_2L = np.array([starts_L, stops_L]).clip(1) - 1
             within_2L = (bounds_2L - firsts_T[own_2L]).clip(0, shard.layout.sizes[own_2L])
             ends = (places_T[own_2L] + within_2L).T.tolist()

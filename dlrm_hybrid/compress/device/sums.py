@@ -5,7 +5,7 @@ Shapes: N elements of T tensors in a padded vector, C chunks of them; E = T + 1 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from itertools import accumulate
 from typing import final
@@ -134,7 +134,7 @@ def current(device: torch.device) -> AbstractContextManager[object]:
 
 
 @contextmanager
-def beside(devices: Iterable[torch.device]) -> Iterator[None]:
+def beside(devices: Iterable[torch.device]) -> Generator[None]:
     """Let GPUs copy in streams of their own, after all that their current ones were given."""
     with ExitStack() as stack:
         for device in {*devices}:
