@@ -50,10 +50,14 @@ def test_tables_begin_with_the_same_bits_in_every_layout(
             assert tensor.tobytes() == found[table].tobytes(), (name, table)
 
 
-def test_moments_move_with_the_weights_to_other_servers(trained: Trained) -> None:
+def test_moments_move_with_the_weights_to_other_servers_and_to_none(trained: Trained) -> None:
     world = (*WORLD, IN_PROCESS, *ADAM)
     trained("unbroken", *world, CUTS, "parallel.servers=3", "train.steps=14")
     first = trained("first", *world, CUTS, "parallel.servers=3", "train.steps=6")
     other = ("parallel.servers=1", "parallel.cuts=[bottom.1]", f"checkpoint.resume={first}")
     second = trained("second", *world, *other, "train.steps=14")
     assert_same(second.with_name("unbroken"), second, 14)
+    none = ("parallel.servers=0", "parallel.cuts=[top.1]", f"checkpoint.resume={first}")
+    third = trained("third", *world, *none, "train.steps=10")
+    again = (CUTS, "parallel.servers=2", f"checkpoint.resume={third}", "train.steps=14")
+    assert_same(second, trained("fourth", *world, *again), 14)
