@@ -1,6 +1,7 @@
 """A process group of ranks that tests have started, each a process of its own."""
 
 import json
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,8 +47,14 @@ def members_group(argument: str, count: CountBytes) -> Generator[CountedGroup, N
         return None if index is None else members[index]
 
     _OPEN.append(channel)
+    rendezvous = share_folder(folder)
+    if given.get("never_joins") == rank:
+        rendezvous.wait_for_all(
+            (f"embeddings-{member}" for member in members if member != rank), HANG_SECONDS
+        )
+        os._exit(0)
     options = GroupOptions(
-        rendezvous=share_folder(folder),
+        rendezvous=rendezvous,
         lost_peer=lost_peer,
         address="127.0.0.1",
         deadline_seconds=deadline_seconds,

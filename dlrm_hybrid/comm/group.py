@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import accumulate, pairwise
 from typing import Any, Protocol, final
@@ -386,7 +386,7 @@ def process_group(
 
     Raises:
         DeadlineError: members did not join, or a collective took too long.
-        PeerLostError: a member left during a collective.
+        PeerLostError: a member left before it joined, or during a collective.
     """
 
     def explain(error: OSError) -> Exception:
@@ -417,11 +417,17 @@ def _connected(
     members: Sequence[int], rank: int, options: GroupOptions, explain: Explain
 ) -> Generator[Mesh, None, None]:
     """Connections of this member to all others, once all are there."""
-    seconds = options.deadline_seconds
+
+    def check() -> None:
+        options.rendezvous.check()
+        if (lost_rank := options.lost_peer(0.0)) is not None:
+            raise PeerLostError(lost_rank, "not all have joined the embeddings' process group")
+
+    rendezvous, seconds = replace(options.rendezvous, check=check), options.deadline_seconds
     try:
         with closing(Listener(options.address)) as listener:
-            endpoints = _endpoints(members, rank, options, listener.endpoint)
-            mesh = listener.connect(members.index(rank), endpoints, seconds)
+            endpoints = _endpoints(members, rank, rendezvous, seconds, listener.endpoint)
+            mesh = listener.connect(members.index(rank), endpoints, seconds, check)
     except OSError as error:
         raise explain(error) from error
     with closing(mesh):
@@ -429,18 +435,17 @@ def _connected(
 
 
 def _endpoints(
-    members: Sequence[int], rank: int, options: GroupOptions, own: Endpoint
+    members: Sequence[int], rank: int, rendezvous: Rendezvous, seconds: float, own: Endpoint
 ) -> list[Endpoint]:
     """Where each member listens."""
-    rendezvous = options.rendezvous
     names = {member: f"embeddings-{member}" for member in members}
     rendezvous.put(names[rank], own.to_json())
-    texts = rendezvous.wait_for_all(names.values(), options.deadline_seconds)
+    texts = rendezvous.wait_for_all(names.values(), seconds)
     missing = [member for member, name in names.items() if name not in texts]
     if missing:
         raise DeadlineError(
             f"ranks {missing} did not join the embeddings' process group within "
-            f"{options.deadline_seconds:g} s (network.patience_seconds)"
+            f"{seconds:g} s (network.patience_seconds)"
         )
     return [endpoint_of(texts[name], f"{rendezvous}/{name}") for name in names.values()]
 

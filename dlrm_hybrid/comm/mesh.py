@@ -8,12 +8,13 @@ Threads that wake each other up take three times the CPU time of all else in an 
 from __future__ import annotations
 
 import hmac
+import os
 import secrets
 import select
 import socket as sockets
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import final
@@ -22,6 +23,7 @@ from dlrm_hybrid.comm.rendezvous import Endpoint
 
 Buffer = bytes | bytearray | memoryview
 TOKEN_BYTES, PLACE_BYTES = 16, 4
+CHECK_SECONDS = 0.2  # between two checks of whether a member that is waited for may still come
 GREETING_SECONDS = 5.0  # that whoever connects has to say who it is
 WAKE_BYTES = 1 << 16  # a receive buffer has room for more, else it would never be full enough
 
@@ -156,13 +158,20 @@ class Listener:
         port = self._socket.getsockname()[1]
         self.endpoint = Endpoint(f"tcp://{address}:{port}", secrets.token_hex(TOKEN_BYTES))
 
-    def connect(self, place: int, endpoints: Sequence[Endpoint], deadline_seconds: float) -> Mesh:
+    def connect(
+        self,
+        place: int,
+        endpoints: Sequence[Endpoint],
+        deadline_seconds: float,
+        check: Callable[[], None],
+    ) -> Mesh:
         """Connect all members: each connects to those before it, and is connected to by the others.
 
         Args:
             place: number of this member.
             endpoints: where each listens.
             deadline_seconds: how long this may take, and each exchange afterwards.
+            check: called now and then while members are waited for; may raise to end the wait.
 
         Raises:
             TimeoutError: a member did not come.
@@ -173,12 +182,19 @@ class Listener:
         with ExitStack() as opened:
             for member, endpoint in enumerate(endpoints[:place]):
                 host, port = endpoint.address.removeprefix("tcp://").split(":")
-                socket = sockets.create_connection((host, int(port)), _left(until))
-                connected[member] = opened.enter_context(socket)
+                socket = connected[member] = opened.enter_context(sockets.socket())
+                socket.setblocking(False)
+                with suppress(BlockingIOError):
+                    socket.connect((host, int(port)))
+                _wait(socket, select.POLLOUT, until, check)
+                if error := socket.getsockopt(sockets.SOL_SOCKET, sockets.SO_ERROR):
+                    raise OSError(error, os.strerror(error))
+                socket.settimeout(_left(until))
                 greeting = bytes.fromhex(endpoint.token) + place.to_bytes(PLACE_BYTES, "little")
                 socket.sendall(greeting)
             awaited = {*range(place + 1, len(endpoints))}
             while awaited:
+                _wait(self._socket, select.POLLIN, until, check)
                 self._socket.settimeout(_left(until))
                 stranger, _ = self._socket.accept()
                 member = self._place_of(stranger)
@@ -209,6 +225,13 @@ class Listener:
         token, place = greeting[:TOKEN_BYTES], greeting[TOKEN_BYTES:]
         knows_us = hmac.compare_digest(token, bytes.fromhex(self.endpoint.token))
         return int.from_bytes(place, "little") if knows_us else None
+
+
+def _wait(socket: sockets.socket, events: int, until: float, check: Callable[[], None]) -> None:
+    poll = select.poll()
+    poll.register(socket, events)
+    while not poll.poll(1000 * min(CHECK_SECONDS, _left(until))):
+        check()
 
 
 def _left(until: float) -> float:

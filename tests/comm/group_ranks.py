@@ -92,20 +92,27 @@ def comes(argument: str, report, stop) -> None:
 
 
 def loses_the_last(argument: str, report, stop) -> None:
-    """The last member ends without a word, the others wait for it in a collective."""
+    """The last member ends without a word; the others wait for it to join or in a collective."""
     given = json.loads(argument)
-    with members_group(argument, lambda *counts: None) as group:
-        dist.barrier()
-        if given["rank"] == given["members"][-1]:
-            os._exit(0)
-        try:
-            group.exchange(torch.ones(group.size()), [1] * group.size(), [1] * group.size())
-        except PeerLostError as error:
-            _tell(report, rank=error.rank, message=str(error))
+
+    def tell(error: PeerLostError) -> None:
+        _tell(report, rank=error.rank, message=str(error))
         # Those that still wait for the lost one must not take this one for it.
         (Path(given["folder"]) / f"told-{given['rank']}").touch()
-        while len(list(Path(given["folder"]).glob("told-*"))) < group.size() - 1:
+        while len(list(Path(given["folder"]).glob("told-*"))) < len(given["members"]) - 1:
             stop.check()
+
+    try:
+        with members_group(argument, lambda *counts: None) as group:
+            dist.barrier()
+            if given["rank"] == given["members"][-1]:
+                os._exit(0)
+            try:
+                group.exchange(torch.ones(group.size()), [1] * group.size(), [1] * group.size())
+            except PeerLostError as error:
+                tell(error)
+    except PeerLostError as error:  # it has not joined
+        tell(error)
 
 
 def takes_its_time(argument: str, report, stop) -> None:

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from patience import HANG_SECONDS
 
 from dlrm_hybrid.comm.mesh import Listener, Mesh
+from dlrm_hybrid.comm.rendezvous import Endpoint, go_on
+from dlrm_hybrid.types import PeerLostError
 
 LARGE = 8 << 20  # more than the kernel holds between two sockets
 
@@ -20,7 +22,7 @@ def meshes(size: int) -> list[Mesh]:
     endpoints = [listener.endpoint for listener in listeners]
     with ThreadPool(size) as pool:
         made = pool.starmap(
-            lambda place, listener: listener.connect(place, endpoints, HANG_SECONDS),
+            lambda place, listener: listener.connect(place, endpoints, HANG_SECONDS, go_on),
             enumerate(listeners),
         )
     for listener in listeners:
@@ -109,7 +111,7 @@ def test_strangers_are_turned_away_and_nothing_listens_afterwards() -> None:
             stranger.sendall(greeting)
     with ThreadPool(2) as pool:
         near, far = pool.starmap(
-            lambda place, listener: listener.connect(place, endpoints, HANG_SECONDS),
+            lambda place, listener: listener.connect(place, endpoints, HANG_SECONDS, go_on),
             enumerate(listeners),
         )
     assert together(lambda mesh: exchanged(mesh, [[0, 4], [4, 0]]), [near, far])
@@ -135,4 +137,21 @@ def test_a_member_that_has_ended_and_one_that_is_late_are_told_apart() -> None:
 
 def test_members_that_do_not_connect_are_waited_for_no_longer_than_told() -> None:
     with closing(Listener("127.0.0.1")) as listener, pytest.raises(TimeoutError):
-        listener.connect(0, [listener.endpoint] * 2, 0.05)
+        listener.connect(0, [listener.endpoint] * 2, 0.05, go_on)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_who_waits_for_a_member_that_is_lost_gives_up(place: int) -> None:
+    """Whether the others connect to it or it to one that no longer takes connections."""
+    lost = socket.create_server(("127.0.0.1", 0), backlog=0)
+    full = socket.create_connection(lost.getsockname())
+    endpoint = Endpoint("tcp://127.0.0.1:{1}".format(*lost.getsockname()), "0" * 32)
+
+    def check() -> None:
+        raise PeerLostError(1 - place, "it has ended")
+
+    with closing(Listener("127.0.0.1")) as listener, pytest.raises(PeerLostError):
+        endpoints = [endpoint, listener.endpoint][:: 1 if place else -1]
+        listener.connect(place, endpoints, HANG_SECONDS, check)
+    full.close()
+    lost.close()

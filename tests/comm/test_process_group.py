@@ -92,8 +92,9 @@ def test_members_that_do_not_come_are_named(tmp_path: Path):
     assert "0.3 s (network.patience_seconds)" in message
 
 
-def test_a_lost_member_is_named_before_any_deadline(tmp_path: Path):
-    told, message = _run(tmp_path, "loses_the_last", MEMBERS, members=MEMBERS)
+@pytest.mark.parametrize("given", [{}, {"never_joins": 7}], ids=["collective", "joining"])
+def test_a_lost_member_is_named_before_any_deadline(tmp_path: Path, given: dict[str, int]):
+    told, message = _run(tmp_path, "loses_the_last", MEMBERS, members=MEMBERS, **given)
     assert message == ""
     assert len(told) == 2
     for one in told:
