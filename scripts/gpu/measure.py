@@ -40,17 +40,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from dlrm_hybrid.compress import (
-    Dct,
-    Dgc,
-    Gaussian,
-    GradientMethod,
-    RedSync,
-    Sidco,
-    TernGrad,
-    TopK,
-    ddp_hook,
-)
+from dlrm_hybrid import compress
 from dlrm_hybrid.compress.device.ops import Marks, Ranks, ops_for
 from dlrm_hybrid.compress.device.sums import CHUNK, Blocks, Sums
 from dlrm_hybrid.compress.library.compressor import ParameterCompressor
@@ -65,8 +55,7 @@ FLOOR_BYTES = 12  # an element: gradient and residual are read, the residual is 
 FIGURE_ELEMENTS = 14_982_987  # of VGG16, in table 1 of SIDCo's paper
 FIGURE_DENSITIES = (0.1, 0.01, 0.001)
 MODEL_DENSITY = 0.01
-TOPK, TOPK_STEP = "torch.topk", "Top-k by torch.topk"
-SAMPLING = "DGC's sampling"
+TOPK, TOPK_STEP, SAMPLING = "torch.topk", "Top-k by torch.topk", "DGC's sampling"
 FIGURE_TEXT = """\
 Speed-up over Top-k, as in figure 1 of SIDCo's paper (Abdelmoniem et al., MLSys 2021): one tensor of
 as many elements as its VGG16 has, drawn as above. Top-k is a whole step by torch.topk: residual and
@@ -83,21 +72,31 @@ PAPER = {
 Step = Callable[[int], object]
 
 
-def methods(density: float) -> dict[str, GradientMethod]:
-    """The methods that compute on the device."""
+def methods(density: float) -> dict[str, compress.GradientMethod]:
+    """Those whose selection alone leaves the device."""
     return {
-        "Dct": Dct(density=density),
-        "TopK": TopK(density=density),
-        "Sidco": Sidco(density=density),
-        "Dgc": Dgc(density=density, warmup_steps=0),
-        "Gaussian": Gaussian(density=density),
-        "RedSync": RedSync(density=density),
+        "Dct": compress.Dct(density=density),
+        "TopK": compress.TopK(density=density),
+        "Sidco": compress.Sidco(density=density),
+        "Dgc": compress.Dgc(density=density, warmup_steps=0),
+        "Gaussian": compress.Gaussian(density=density),
+        "RedSync": compress.RedSync(density=density),
     }
 
 
-def figure_methods(density: float) -> dict[str, GradientMethod]:
+def agreeing_methods(density: float) -> dict[str, compress.GradientMethod]:
+    """Those that compute on the device, too, but hand more over to the host."""
+    return {
+        "Dct, levels": compress.Dct(density=density, precision="levels"),
+        "Dct, union": compress.Dct(density=density, aggregation="union"),
+        "CltK": compress.CltK(density=density),
+        "Deft": compress.Deft(density=density),
+    }
+
+
+def figure_methods(density: float) -> dict[str, compress.GradientMethod]:
     """The same, with DGC's sampling alone in the place of `Dgc`, whose momenta the paper left."""
-    sampling = Dct(density=density, threshold="dgc", lifespan=1, renewal="fixed")
+    sampling = compress.Dct(density=density, threshold="dgc", lifespan=1, renewal="fixed")
     return {SAMPLING: sampling, **{k: v for k, v in methods(density).items() if k != "Dgc"}}
 
 
@@ -235,7 +234,7 @@ def copy_bandwidth(device: torch.device, elements: int) -> float:
 
 def compressed(
     name: str,
-    method: GradientMethod,
+    method: compress.GradientMethod,
     shapes: tuple[tuple[int, ...], ...],
     density: float | None,
     device: torch.device,
@@ -338,7 +337,7 @@ def of_size(elements: int, device: torch.device) -> Iterator[Callable[[], Timing
         yield partial(torch_topk, elements, density, device)
         for name, method in methods(density).items():
             yield partial(compressed, name, method, ((elements,),), density, device)
-    yield partial(compressed, "TernGrad", TernGrad(), ((elements,),), None, device)
+    yield partial(compressed, "TernGrad", compress.TernGrad(), ((elements,),), None, device)
 
 
 def passes_over(elements: int, device: torch.device, chunk: int) -> list[Pass]:
@@ -397,7 +396,7 @@ def of_figure(elements: int, device: torch.device) -> Iterator[Callable[[], Timi
 
 def of_model(device: torch.device) -> Iterator[Callable[[], Timing]]:
     """What is measured with the tensors of a model."""
-    for name, method in methods(MODEL_DENSITY).items():
+    for name, method in (methods(MODEL_DENSITY) | agreeing_methods(MODEL_DENSITY)).items():
         yield partial(compressed, name, method, bert_shapes(), MODEL_DENSITY, device)
 
 
@@ -409,13 +408,13 @@ def bert_shapes() -> tuple[tuple[int, ...], ...]:
     return ((30522, wide), (512, wide), (2, wide), *norm, *(12 * layer))
 
 
-def waits(method: GradientMethod | None, device: torch.device) -> list[int]:
+def waits(method: compress.GradientMethod | None, device: torch.device) -> list[int]:
     """How often torch lets the host wait for the device, in each of some steps of DDP."""
     torch.manual_seed(0)
     layers = [nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU()]
     ddp = DistributedDataParallel(nn.Sequential(*layers, nn.Linear(1024, 1)).to(device))
     if method is not None:
-        ddp.register_comm_hook(method.ddp_state(ddp), ddp_hook)
+        ddp.register_comm_hook(method.ddp_state(ddp), compress.ddp_hook)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
     counts: list[int] = []
     for _ in range(12):
@@ -434,8 +433,9 @@ def waits(method: GradientMethod | None, device: torch.device) -> list[int]:
 
 def waits_of_all(device: torch.device) -> dict[str, list[int]]:
     """Waits of the host with each method, and without."""
-    waits(Dct(), device)  # what a process does once
-    counts = {name: waits(method, device) for name, method in methods(MODEL_DENSITY).items()}
+    waits(compress.Dct(), device)  # what a process does once
+    others = agreeing_methods(MODEL_DENSITY) | {"RandomK": compress.RandomK(density=MODEL_DENSITY)}
+    counts = {n: waits(method, device) for n, method in (methods(MODEL_DENSITY) | others).items()}
     return {"no hook": waits(None, device), **counts}
 
 
