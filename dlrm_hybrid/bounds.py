@@ -29,12 +29,16 @@ if TYPE_CHECKING:
     from pydantic import ConfigDict
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+RATE_PATTERN = r"^\d{1,9}(\.\d{1,9})?[kmg]bit$"
+TIME_PATTERN = r"^\d{1,9}(\.\d{1,9})?(us|ms|s)$"
 PAGE_PATTERN = r"[^/]\.html$"
 DEVICE_PATTERN = r"^(cpu|cuda(:[0-9]{1,3})?)$"
 OPTION_PATTERN = r"^--[a-z][a-z-]*(=[^\n]*)?$"
 # Error messages by pattern.
 PATTERNS = {
     NAME_PATTERN: "must be letters, digits and . _ - only, and begin with a letter or digit",
+    RATE_PATTERN: "must be a rate such as 100mbit or 2.5gbit",
+    TIME_PATTERN: "must be a time such as 5ms or 250us",
     OPTION_PATTERN: "must be an option in its long form, such as --time=1:00:00",
     PAGE_PATTERN: "must be a file whose name ends in .html",
     DEVICE_PATTERN: "must be cpu, cuda or one of its devices, such as cuda:1",
@@ -153,6 +157,8 @@ LevelBits = Annotated[int, Bound(ge=3, le=8)]
 WirePrecision = Literal["float32", "bfloat16", "float16"]
 PrecisionOrLevels = Literal["float32", "bfloat16", "float16", "levels"]
 Name = Annotated[str, Bound(pattern=NAME_PATTERN)]
+LinkRate = Annotated[str, Bound(pattern=RATE_PATTERN)]
+Latency = Annotated[str, Bound(pattern=TIME_PATTERN)]
 Path = Annotated[str, Bound(min_length=1)]
 Paths = Path | Annotated[tuple[Path, ...], Bound(min_length=1)]
 

@@ -38,5 +38,7 @@ def imported(path: str) -> Any:
     try:
         importlib.import_module(path.partition(":")[0])
     except (Exception, SystemExit) as error:  # a program of its own ends where it is imported
-        raise ValueError(f"cannot be imported: {type(error).__name__}: {error}") from error
+        is_missing = isinstance(error, ModuleNotFoundError)
+        hint = " (neither installed nor in PYTHONPATH)" if is_missing else ""
+        raise ValueError(f"cannot be imported: {type(error).__name__}: {error}{hint}") from error
     return present(path)

@@ -160,8 +160,8 @@ def _newest(path: Path, root: Path) -> Path:
     if faults:
         raise DataError(f"{path}: no usable checkpoint here{''.join(faults)}")
     folders = sorted(str(manifest.parent) for manifest in path.glob(f"**/{MANIFEST_FILE}"))
-    hint = f"; found {', '.join(folders)}" if folders else ""
-    raise DataError(f"{path}: no checkpoint found (no {LATEST_FILE}){hint}")
+    hint = f"found {', '.join(folders)}" if folders else "name the folder of a run or checkpoint"
+    raise DataError(f"{path}: no checkpoint found (no {LATEST_FILE}); {hint}")
 
 
 def pointed(pointer: Path) -> Path | None:

@@ -122,7 +122,12 @@ def _near_choices(word: str) -> list[str]:
 def _unknown_words(verb: str, words: Sequence[str]) -> Iterator[str]:
     """Faults of words that set nothing, with what was probably meant."""
     loose: list[str] = []
-    for word in words:
+    rest = iter(words)
+    for word in rest:
+        if word in all_keys():
+            meant = did_you_mean([_set(word, next(rest, ""))])
+            yield f"{word}: is not key=value{meant}"
+            continue
         groups = [group for group, choices in all_groups().items() if word in choices]
         signs = {group: "+" if group == EXPERIMENT else "" for group in groups}
         meant = [f"{sign}{group}={word}" for group, sign in signs.items()]

@@ -15,7 +15,8 @@ from dlrm_hybrid.bounds import (
     Bound,
     Count,
     Lag,
-    Name,
+    Latency,
+    LinkRate,
     Path,
     Paths,
     Positive,
@@ -350,8 +351,8 @@ class SyncAsynchronous(Sync):
 class Network(Choice, effect=Effect.FREE):
     """Where ranks listen and how long they wait for each other."""
 
-    rate: Name | None
-    latency: Name | None = None
+    rate: LinkRate | None
+    latency: Latency | None = None
     bind: Path | None = None
     keys: Path | None
     patience_seconds: Seconds
@@ -365,7 +366,7 @@ class Host(Network):
     """Ranks communicate over the host's own network interfaces."""
 
     name: ClassVar[str] = "host"
-    rate: Name | None = key(
+    rate: LinkRate | None = key(
         None, "link rate, used only to report utilization; null takes the interface's"
     )
     bind: Path | None = key(None, "address to listen on besides loopback; needs network.keys")
@@ -382,8 +383,8 @@ class Emulated(Network):
     """
 
     name: ClassVar[str] = "emulated"
-    rate: Name | None = key("100mbit", "of each link and direction: 1mbit … 2.5gbit … 100gbit")
-    latency: Name | None = key(
+    rate: LinkRate | None = key("100mbit", "of each link and direction: 1mbit … 2.5gbit … 100gbit")
+    latency: Latency | None = key(
         None, "one-way delay between hosts: 250us, 20ms … 10s; a round trip takes twice that"
     )
     keys: Path | None = key(None, "file of CURVE keys; optional here", Effect.FREE | Effect.PATH)

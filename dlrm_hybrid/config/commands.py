@@ -10,7 +10,8 @@ from dlrm_hybrid.bounds import (
     PAGE_PATTERN,
     Bound,
     Count,
-    Name,
+    Latency,
+    LinkRate,
     Path,
     Paths,
     Positive,
@@ -20,7 +21,6 @@ from dlrm_hybrid.record import Effect, Record, key
 Few = Annotated[int, Bound(ge=2, le=8)]
 Machines = Few | Annotated[tuple[Few, ...], Bound(min_length=1)]
 Counts = Annotated[tuple[Positive, ...], Bound(min_length=1)]
-Names = Annotated[tuple[Name, ...], Bound(min_length=1)]
 Page = Annotated[str, Bound(pattern=PAGE_PATTERN)]
 Format = Literal["ours", "torchrec", "dlrm"]
 ANOTHER = Effect.NOTHING | Effect.ANOTHER
@@ -156,10 +156,10 @@ class PlanConfig(Record, effect=ANOTHER):
     servers: Annotated[tuple[Count, ...], Bound(min_length=1)] | None = key(
         None, "list of parallel.servers to compare"
     )
-    rates: Names | None = key(
+    rates: Annotated[tuple[LinkRate, ...], Bound(min_length=1)] | None = key(
         None, "list of link rates to compare, such as [100mbit,1gbit]; null: network.rate"
     )
-    latencies: Names | None = key(
+    latencies: Annotated[tuple[Latency, ...], Bound(min_length=1)] | None = key(
         None, "list of one-way latencies to compare, such as [0ms,20ms]; null: network.latency"
     )
     machines: Machines | None = key(

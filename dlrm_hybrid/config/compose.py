@@ -352,7 +352,7 @@ def _going_on(
         return tree.values, []
     if not any(_is_of(text, folder_key) for text in overrides):
         needs = f"needs {folder_key}=FOLDER, the one to go on in; by default it is a new one"
-        return tree.values, [f"{key} = {values[key]}: {needs}" for key in asked]
+        return tree.values, [f"{key} = {str(values[key]).lower()}: {needs}" for key in asked]
     folder = _folder(tree, folder_key)
     if folder_key != RUN_FOLDER_KEY or RESUME not in asked or not (folder / CONFIG_FILE).exists():
         return tree.values, []
@@ -494,6 +494,8 @@ def _sift(overrides: Sequence[str]) -> tuple[_Tree, dict[str, str]]:
         except COMPOSE_ERRORS as error:
             readers = readers_of(override.lstrip("+").partition("=")[0])
             reason = f"only applies to {readers}" if readers else _first_line(error)
+            if reason.startswith("Multiple values"):
+                reason = f"another one is typed too; +{EXPERIMENT}=[A,B] applies both, B last"
             wrong[override] = f"{override}: {reason}"
     wrong = {override: wrong[override] for override in overrides if override in wrong}
     return _compose(accepted), wrong

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from dlrm_hybrid.config.keys import effect_of, sections
+from dlrm_hybrid.config.keys import effect_of, sections, shown
 from dlrm_hybrid.record import Choice, Effect, plain
 from dlrm_hybrid.types import Group
 
@@ -64,10 +64,15 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], new_run: bool)
         new_run: whether the run has a folder of its own; False to resume in the old one.
     """
     return [
-        f"{key} = {after}: the checkpoint was made with {before}"
+        _other(key, after, before)
         for key, (before, after) in _changes(saved, now).items()
         if not (new_run and CHANGEABLE & effect_of(key))
     ]
+
+
+def _other(key: str, after: Any, before: Any) -> str:
+    typed = key.removesuffix(".name")
+    return f"{typed} = {shown(after)}: the checkpoint was made with {shown(before)}"
 
 
 def kept_groups(
@@ -128,7 +133,7 @@ def evaluated(
     before, after = (_without(values, Effect.ANOTHER) for values in (saved, now))
     replacing = tuple(key for key in keys if Effect.EVALUATION in effect_of(key))
     faults = [
-        f"{key} = {after[key]}: the checkpoint was made with {_at(before, key)}"
+        _other(key, after[key], _at(before, key))
         for key in sorted(after)
         if is_below(key, tuple(keys))
         and not is_below(key, replacing)

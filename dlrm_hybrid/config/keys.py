@@ -14,7 +14,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
-from dlrm_hybrid.bounds import NAME_PATTERN, Bound, OneOf, types_of
+from dlrm_hybrid.bounds import NAME_PATTERN, RATE_PATTERN, TIME_PATTERN, Bound, OneOf, types_of
 from dlrm_hybrid.compress.gradient.methods import GradientMethod, help_of, methods
 from dlrm_hybrid.config import outside
 from dlrm_hybrid.config.schema import Config, Model, ModelConfig
@@ -41,6 +41,7 @@ MOST_NEAR = 3  # choices in a hint
 LEAST_HEAD = 3  # characters that a name has in common with a longer one
 EXACT = 2.0**53  # beyond it a float is not every integer
 SHOWN_BOUND = 1_000_000  # a larger upper bound is no news to anybody
+KINDS = {NAME_PATTERN: "name", RATE_PATTERN: "rate", TIME_PATTERN: "time"}  # of texts, in words
 _CHOICE = re.compile(r"  - (?P<group>\w+): (?P<choice>\w+)$")
 
 
@@ -320,9 +321,9 @@ def did_you_mean(texts: Iterable[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as messages show it."""
-    if value is None:
-        return "null"
+    """A value as messages show it: as YAML has it, text in quotes."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, tuple | list):
         parts = cast("Sequence[Any]", value)
         return f"[{', '.join('null' if part is None else str(part) for part in parts)}]"
@@ -369,10 +370,7 @@ def kinds_of(kind: Any) -> Iterator[tuple[str, bool]]:
         yield from ((value, True) for value in parts[1].names())
     elif origin is Annotated:
         for text, _ in kinds_of(parts[0]):
-            yield (
-                "name" if parts[1].pattern == NAME_PATTERN else f"{text}{_bounds(parts[1])}",
-                False,
-            )
+            yield KINDS.get(parts[1].pattern) or f"{text}{_bounds(parts[1])}", False
     elif kind is bool:
         yield from (("true", True), ("false", True))
     else:

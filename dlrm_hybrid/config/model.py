@@ -310,7 +310,7 @@ def batch_norm_rules(config: Config) -> Iterator[str]:
     model = config.model
     deep = [x.deep for x in (model.fm, model.cross) if x is not None]
     if not any((model.bottom[1:-1], model.top[:-1], *deep)):
-        yield "model.batch_norm = True: this model has no hidden layer to normalise"
+        yield "model.batch_norm = true: this model has no hidden layer to normalise"
     if config.train.batch_size < 2:
         yield f"train.batch_size = 1: one row has no variance; {head} needs 2 or more"
     if config.schedule.microbatches > 1:
@@ -331,7 +331,7 @@ def batch_norm_rules(config: Config) -> Iterator[str]:
         )
     if parallel.elastic:
         yield (
-            "parallel.elastic = True: a trainer that is lost takes its statistics along; "
+            "parallel.elastic = true: a trainer that is lost takes its statistics along; "
             f"{head} needs false"
         )
 

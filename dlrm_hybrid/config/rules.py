@@ -151,9 +151,9 @@ def _sync(config: Config) -> Iterator[str]:
     if config.sync.name != "sync" and config.parallel.servers == 0:
         yield f"sync = {config.sync.name}: needs parallel.servers of 1 or more"
     if config.sync.name == "sync" and config.parallel.elastic and not config.parallel.servers:
-        yield "parallel.elastic = True: needs parallel.servers of 1 or more"
+        yield "parallel.elastic = true: needs parallel.servers of 1 or more"
     elif config.parallel.elastic and config.sync.name not in ("sync", "async"):
-        yield f"parallel.elastic = True: needs sync=sync or async, not {config.sync.name}"
+        yield f"parallel.elastic = true: needs sync=sync or async, not {config.sync.name}"
     elif server_leads(config):
         yield from _led_by_server(config)
 
@@ -188,14 +188,14 @@ def _led_by_server(config: Config) -> Iterator[str]:
             "trainers; needs gradient"
         )
     if parallel.elastic and parallel.world != "processes":
-        yield "parallel.elastic = True: parallel.world=in_process has no processes to lose"
+        yield "parallel.elastic = true: parallel.world=in_process has no processes to lose"
     if parallel.elastic and config.sync.record:
         yield (
-            "parallel.elastic = True: a run that goes on without a trainer cannot be played back; "
+            "parallel.elastic = true: a run that goes on without a trainer cannot be played back; "
             "needs sync.record=false"
         )
     if config.sync.record and parallel.world != "processes":
-        yield "sync.record = True: parallel.world=in_process has an order of its own"
+        yield "sync.record = true: parallel.world=in_process has an order of its own"
     if config.sync.replay is not None and parallel.world != "in_process":
         yield (
             f"sync.replay = {config.sync.replay!r}: the recorded order is played back by "
@@ -212,7 +212,7 @@ def _device(config: Config) -> Iterator[str]:
             "needs parallel.threads=1"
         )
     if config.device == "cpu" and config.tf32:
-        yield "tf32 = True: CPUs multiply float32 as it is; needs device=cuda"
+        yield "tf32 = true: CPUs multiply float32 as it is; needs device=cuda"
     if config.embedding.device == "cpu":
         return
     head = "embedding.device = 'cuda'"
@@ -264,14 +264,15 @@ def _tables(config: Config) -> Iterator[str]:
 
 def _row_levels(config: Config) -> Iterator[str]:
     """Faults of settings with which rows cannot be sent as levels."""
-    head = "embedding.levels = True"
+    head = "embedding.levels = true"
     needs = {
-        "embedding.deduplicate": (True, "levels are of distinct rows"),
-        "embedding.comm_precision": ("float32", "evaluations send rows as they are"),
+        "embedding.deduplicate=true": "levels are of distinct rows",
+        "embedding.comm_precision=float32": "evaluations send rows as they are",
     }
-    for key, (value, why) in needs.items():
-        if (actual := _at(config, key)) != value:
-            yield f"{head}: {why}; needs {key}={shown(value)}, not {shown(actual)}"
+    for needed, why in needs.items():
+        key, _, value = needed.partition("=")
+        if (actual := shown(_at(config, key)).strip("'")) != value:
+            yield f"{head}: {why}; needs {needed}, not {actual}"
     if is_late(config):
         yield (
             f"{head}: schedule={config.schedule.name} looks up batches in flight again when it "
@@ -301,7 +302,7 @@ def _fused_tables(config: Config) -> Iterator[str]:
             yield f"{head}: parallel.world=in_process has one set of tables"
     if embedding.deduplicate and embedding.sharding != "table_wise":
         yield (
-            "embedding.deduplicate = True: needs embedding.sharding=table_wise, "
+            "embedding.deduplicate = true: needs embedding.sharding=table_wise, "
             f"not {embedding.sharding}"
         )
     if embedding.sharding == "column_wise" and embedding.optimizer.startswith("rowwise"):
@@ -468,7 +469,7 @@ def optimizer_rules(config: Config) -> Iterator[str]:
     optimizer, gradient = config.optimizer, config.gradient
     if optimizer.decoupled_weight_decay and gradient.is_sparse:
         yield (
-            "optimizer.decoupled_weight_decay = True: moves every weight in every update, and "
+            "optimizer.decoupled_weight_decay = true: moves every weight in every update, and "
             f"gradient={gradient.name} sends some; needs false: the decay is then a part of the "
             "gradients it sends"
         )
@@ -542,7 +543,7 @@ def gradient_rules(config: Config) -> Iterator[str]:
             f"{needs}{alone}{actual}"
         )
     for key, reason in gradient.faults_among(config.parallel.trainers):
-        yield f"gradient.{key} = {getattr(gradient, key)}: {reason}"
+        yield f"gradient.{key} = {shown(getattr(gradient, key))}: {reason}"
     yield from _published(config)
 
 

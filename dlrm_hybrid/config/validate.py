@@ -15,6 +15,7 @@ from typing import Annotated, Any, Union, cast, get_args, get_origin
 from dlrm_hybrid.bounds import SettingsError, described, fits, types_of
 from dlrm_hybrid.config import outside
 from dlrm_hybrid.config.keys import (
+    did_you_mean,
     no_such_choice,
     readers_of,
     record_in,
@@ -129,7 +130,8 @@ def _plain_value(kind: Any, value: Any, key: str, reading: Reading) -> Any:
     for position, item, item_kind in bad:
         reading.refuse(key, f"{key}[{position}] = {shown(item)}: {_must(item_kind)}")
     if not bad:
-        reading.refuse(key, f"{key} = {shown(read_value)}: {_must(kind)}")
+        meant = [f"{key}=[{value}]"] if fits((value,), kind) else []
+        reading.refuse(key, f"{key} = {shown(read_value)}: {_must(kind)}{did_you_mean(meant)}")
     return None
 
 

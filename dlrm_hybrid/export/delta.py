@@ -94,7 +94,7 @@ def export_delta(request: Request, display: Display) -> Written:
     }
     faults = unset_faults("export", options, advice)
     if options.int8:
-        faults.append(f"export.int8 = True: a delta ({SINCE}) has rows as they were learned")
+        faults.append(f"export.int8 = true: a delta ({SINCE}) has rows as they were learned")
     if faults:
         raise ConfigError(faults_text(faults))
     assert options.checkpoint and options.since and options.output

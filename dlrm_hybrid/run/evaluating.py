@@ -267,7 +267,8 @@ def check_vocabulary(
             return
         reason = f"their vocabulary differs: {'; '.join(differences)}"
     raise DataError(
-        f"{preprocessing.folder}: not the rows that {checkpoint} was trained on, and {reason}"
+        f"{preprocessing.folder}: not the rows that {checkpoint} was trained on, and {reason}; "
+        "needs rows of its vocabulary: data.prepared=FOLDER, or no key of data.* for its own"
     )
 
 

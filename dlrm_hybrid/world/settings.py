@@ -222,7 +222,7 @@ def _faults(config: Config) -> Iterator[str]:
             "by its method `load`; needs never"
         )
     if config.parallel.elastic:
-        yield "parallel.elastic = True: no trainer of a World is started again; needs false"
+        yield "parallel.elastic = true: no trainer of a World is started again; needs false"
     if config.embedding.staleness:
         yield (
             f"embedding.staleness = {config.embedding.staleness}: rows of batches to come are "

@@ -342,7 +342,7 @@ def test_a_missing_file_and_foreign_manifests_are_refused(tmp_path: Path) -> Non
     (folder / "manifest.json").write_text(json.dumps({"format": 1, "step": 1, "files": {}}))
     with pytest.raises(DataError, match="of format 1; this version of the program reads format 2"):
         read(folder)
-    with pytest.raises(DataError, match="no checkpoint found"):
+    with pytest.raises(DataError, match="no checkpoint found .*; name the folder of a run"):
         find(tmp_path / "elsewhere")
     (tmp_path / "latest").write_bytes(b"\xffstep_00000001")
     with pytest.raises(DataError, match=r"no usable checkpoint here\n .* of format 1"):

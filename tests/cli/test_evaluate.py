@@ -131,9 +131,9 @@ def test_what_contradicts_the_checkpoint_is_refused_with_its_value(
     for line in (
         "model.top = [64, 32, 16, 1]: the checkpoint was made with [32, 16, 8, 1]",
         "train.seed = 5: the checkpoint was made with 0",
-        "gradient.name = dct: the checkpoint was made with none",
-        "parallel.name = hybrid: the checkpoint was made with single",
-        "data.shuffle = False: the checkpoint was made with True",
+        "gradient = 'dct': the checkpoint was made with 'none'",
+        "parallel = 'hybrid': the checkpoint was made with 'single'",
+        "data.shuffle = false: the checkpoint was made with true",
     ):
         assert line in told
 

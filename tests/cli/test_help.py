@@ -158,6 +158,7 @@ def test_the_version(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[s
         ("train --gpu", "unknown flag; choose from -h, --help,"),
         ("train dct_hybrid", "did you mean +experiment=dct_hybrid?"),
         ("train runs/mine", "did you mean checkpoint.resume=runs/mine?"),
+        ("train optimizer.lr 0.1", "optimizer.lr: is not key=value; did you mean optimizer.lr=0.1"),
         ("train optimizer.lr=0.1,0.2", "several values are a sweep: add -m"),
         ("train +train.seed=1", "write train.seed=1"),
         ("train --resolve", "only apply with --cfg job"),
@@ -165,7 +166,7 @@ def test_the_version(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[s
             "train checkpoint.resume=auto",
             "checkpoint.resume = auto: needs hydra.run.dir=FOLDER, the one to go on in",
         ),
-        ("train skip_completed=true", "skip_completed = True: needs hydra.run.dir=FOLDER"),
+        ("train skip_completed=true", "skip_completed = true: needs hydra.run.dir=FOLDER"),
         (
             "train -m checkpoint.resume=auto train.seed=1,2",
             "checkpoint.resume = auto: needs hydra.sweep.dir=FOLDER",

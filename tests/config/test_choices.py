@@ -65,7 +65,7 @@ def test_an_experiment_goes_with_any_choice_or_says_what_does_not(experiment: st
             "+experiment=dct_levels parallel.cuts=[] activation=none",
             ["activation.sparsity = [0.0, 0.5]", "activation.bits = 4"],
         ),
-        ("+experiment=dct_hybrid embedding=served", ["embedding.deduplicate = True"]),
+        ("+experiment=dct_hybrid embedding=served", ["embedding.deduplicate = true"]),
         ("parallel=hybrid embedding=served", []),
         ("+experiment=dct_levels gradient=topk", []),
         ("+experiment=dct_levels gradient=none", ["gradient.precision = 'levels'"]),

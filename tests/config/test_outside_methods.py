@@ -113,6 +113,10 @@ def test_help_and_messages_know_its_keys(capsys: pytest.CaptureFixture[str]) -> 
     ("name", "reason"),
     [
         ("my_package.nothing:SignSgd", "cannot be imported: ModuleNotFoundError: No module named"),
+        (
+            "nowhere:SignSgd",
+            "cannot be imported: ModuleNotFoundError: No module named 'nowhere' (neither installed",
+        ),
         ("my_package.signsgd:Nobody", "is no subclass of dlrm_hybrid.compress.GradientMethod"),
         ("os.path:join", "is no subclass of dlrm_hybrid.compress.GradientMethod"),
     ],

@@ -154,7 +154,7 @@ def test_a_bad_value_is_a_bad_row(column: str, value: Any, reason: str, tmp_path
         rows[name][6] = cell
         if name not in LISTS and isinstance(cell, str):
             rows[name] = [str(one) for one in rows[name]]
-    told = rf"rows.parquet: row 7: column '{column}': {reason}.* \(data.on_bad_row=error\)$"
+    told = rf"rows.parquet: row 7: column '{column}': {reason}.* \(data.on_bad_row=error; skip"
     with pytest.raises(DataError, match=told):
         prepared(tmp_path, rows)
     shards = prepared(tmp_path, rows, on_bad_row="skip")

@@ -211,7 +211,7 @@ def test_what_does_not_go_on_has_no_delta(
     assert "does not go on from it; export the whole model" in fault
     assert "ids of 'user' are of other categories" in fault
     assert "no checkpoint found" in told("nowhere", models.of(1), code=3)
-    assert "export.int8 = True: a delta" in told(
+    assert "export.int8 = true: a delta" in told(
         models.of(1), models.of(2), "export.int8=true", code=2
     )
 

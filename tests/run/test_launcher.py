@@ -173,7 +173,7 @@ MULTIPLE = "launchers start as many processes on each machine, so it must be a m
         (
             (HYBRID, *ELASTIC, BIND, KEYS),
             {},
-            "parallel.elastic = True: not available where a launcher starts the ranks",
+            "parallel.elastic = true: not available where a launcher starts the ranks",
         ),
         (("parallel=single", KEYS), {}, "WORLD_SIZE = 7: parallel=single with"),
         (

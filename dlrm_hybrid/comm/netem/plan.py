@@ -25,6 +25,8 @@ from fractions import Fraction
 from ipaddress import IPv4Address, IPv4Network
 from typing import final
 
+from dlrm_hybrid.bounds import PATTERNS, RATE_PATTERN, TIME_PATTERN
+
 LEAST_BITS_PER_SECOND = 10**6
 MOST_BITS_PER_SECOND = 10**11
 MOST_SECONDS = 10
@@ -45,7 +47,7 @@ def bits_per_second(text: str) -> int:
     """
     match = _QUANTITY.fullmatch(text)
     if match is None or match[2] not in _BITS_PER_SECOND:
-        raise ValueError("must be a rate such as 100mbit or 2.5gbit")
+        raise ValueError(PATTERNS[RATE_PATTERN])
     rate = Fraction(match[1]) * _BITS_PER_SECOND[match[2]]
     if not LEAST_BITS_PER_SECOND <= rate <= MOST_BITS_PER_SECOND:
         raise ValueError("must be a rate from 1mbit to 100gbit")
@@ -60,7 +62,7 @@ def seconds(text: str) -> float:
     """
     match = _QUANTITY.fullmatch(text)
     if match is None or match[2] not in _SECONDS:
-        raise ValueError("must be a time such as 5ms or 250us")
+        raise ValueError(PATTERNS[TIME_PATTERN])
     time = Fraction(match[1]) * _SECONDS[match[2]]
     if time > MOST_SECONDS:
         raise ValueError("must be a time from 0ms to 10s")

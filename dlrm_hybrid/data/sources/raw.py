@@ -38,7 +38,7 @@ class BadRowPolicy:
     def check(self, number: int, where: str) -> None:
         """Raise DataError if bad row `number`, from 1, is not allowed; `where` describes it."""
         if self.stop:
-            raise DataError(f"{where} (data.on_bad_row=error)")
+            raise DataError(f"{where} (data.on_bad_row=error; skip or quarantine goes on)")
         if number > self.max_rows:
             raise DataError(f"more than {self.max_rows} bad rows (data.max_bad_rows); {where}")
 

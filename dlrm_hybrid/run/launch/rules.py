@@ -173,7 +173,7 @@ def _misfits(config: Config, launch: Launch, overrides: Sequence[str]) -> Iterat
         return
     if parallel.elastic:
         yield (
-            "parallel.elastic = True: not available where a launcher starts the ranks "
+            "parallel.elastic = true: not available where a launcher starts the ranks "
             f"({launch.size_key} = {launch.size}): nobody would start a trainer again; start the "
             "run without one, or use parallel.elastic=false"
         )
