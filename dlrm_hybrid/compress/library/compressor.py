@@ -5,6 +5,7 @@ Shapes: N elements of T tensors.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -326,6 +327,10 @@ class ParameterCompressor:
         homes = homes_of(self.parameters)
         if homes and can_move(compressor):
             compressor = DeviceFeedback(compressor, homes)
+        elif homes:
+            logging.getLogger("dlrm_hybrid").warning(
+                f"{self.method!r} computes on the CPU: all gradients go there and back in each step"
+            )
         if self._pending is not None:
             self._restore(compressor, self._pending, trainer)
         self._place, self._compressor, self._pending = (trainer, trainers), compressor, None

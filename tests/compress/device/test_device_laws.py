@@ -44,6 +44,7 @@ from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.context import StageContext
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
+from dlrm_hybrid.compress.library import compressor as library
 from dlrm_hybrid.types import DivergedError
 
 CPU = torch.device("cpu")
@@ -195,6 +196,29 @@ def test_every_place_sends_and_keeps_the_same(
             torch.testing.assert_close(one, states[1][name], rtol=1e-6, atol=0)
             if name.endswith((".residual", ".momentum")):
                 assert torch.equal(one, states[1][name])
+
+
+@pytest.mark.parametrize(
+    ("method", "is_there"),
+    [
+        (Dct(precision="levels"), True),
+        (Dct(drain="flush"), False),
+        (Sidco(distribution="gamma"), False),
+    ],
+    ids=repr,
+)
+def test_a_method_that_copies_all_gradients_to_the_cpu_says_so(
+    method: GradientMethod,
+    is_there: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(library, "homes_of", lambda parameters: [CPU] * len(parameters))
+    compressor = method.for_parameters([("own", nn.Parameter(torch.zeros(100)))])
+    for step in range(2):
+        compressor.encode([torch.ones(100)], step)
+    said = [] if is_there else [f"{method!r} computes on the CPU: all gradients go there and back"]
+    assert [text.removesuffix(" in each step") for text in caplog.messages] == said
 
 
 # Of an element that is sent: bytes from the device, and to it.
