@@ -76,7 +76,6 @@ def test_the_default_layout():
         ({"stages": 0}, "parallel.cuts: 0"),
         ({"stages": 2, "interaction_stage": 2}, "parallel.cuts: the interaction"),
         ({"servers": -1}, "parallel.servers: -1"),
-        ({"trainers": 2}, "parallel.servers: 0 is for one trainer, parallel.trainers is 2"),
         ({"table_servers": -1}, "parallel.table_servers: -1 must be at least 0"),
     ],
 )
