@@ -5,7 +5,7 @@ Shapes: N elements of T tensors, K of them sent; E = T + 1 offsets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cached_property
 from typing import TypeGuard, final
 
@@ -20,7 +20,7 @@ from dlrm_hybrid.compress.device.residual import DeviceResidual, Selections
 from dlrm_hybrid.compress.device.rules import Kth, rule_on_device
 from dlrm_hybrid.compress.device.shard import Selection, Shard
 from dlrm_hybrid.compress.device.sums import Blocks
-from dlrm_hybrid.compress.gradient.collective import Op
+from dlrm_hybrid.compress.gradient.collective import Collective, Op, Sections
 from dlrm_hybrid.compress.gradient.compressor import Compressor, Encoding, Selected, Sent
 from dlrm_hybrid.compress.gradient.error_feedback import ErrorFeedback
 from dlrm_hybrid.compress.gradient.fragments import FragmentSelector
@@ -74,17 +74,18 @@ class DeviceSent(Sent):
         return DeviceSent(self._residual, selections, self._dtype)
 
     @cached_property
-    def _selected(self) -> Selected:
+    def selected(self) -> Selected:
+        """The same on the host."""
         elements = self._elements or self._residual.elements(self.selections)
         return Selected(self._residual.layout, elements, self._dtype)
 
     @override
     def elements(self, names: Sequence[str] | None = None) -> Elements:
-        return self._selected.elements(names)
+        return self.selected.elements(names)
 
     @override
     def sections(self) -> dict[str, Section]:
-        return self._selected.sections()
+        return self.selected.sections()
 
 
 @final
@@ -171,10 +172,14 @@ class DeviceFeedback(Compressor):
 
     @override
     def encode(self, gradients: Mapping[str, Tensor], step: int) -> Encoding:
-        return self.encode_in_place([gradients[name].clone() for name in self.layout.names], step)
+        copies = [gradients[name].clone() for name in self.layout.names]
+        sent = yield from self.encode_in_place(copies, step)
+        return sent.selected
 
-    def encode_in_place(self, gradients: Sequence[Tensor], step: int) -> Encoding:
-        """As `encode`, but the gradients become zeros."""
+    def encode_in_place(
+        self, gradients: Sequence[Tensor], step: int
+    ) -> Generator[Collective, Sections, DeviceSent]:
+        """As `encode`, but the gradients become zeros, and what is sent stays there."""
         if self.is_own:
             return self.finish(fetched_numbers(self.launch(gradients, step)))
         self.residual.begin(gradients, step)
