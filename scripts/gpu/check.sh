@@ -31,7 +31,7 @@ laws() {
         status=1
 }
 # Of all worlds those that compile few kernels for the CPU.
-laws 85 tests/train/test_devices_of_worlds.py "gpu and (single or tables or cross or dense or dct)"
+laws 100 tests/train/test_devices_of_worlds.py "gpu and (single or tables or cross or dense or dct)"
 timeout 105 python3 scripts/gpu/train.py "${1:-docs/benchmarks}" --seconds 75 || status=1
 # Those for the CPU are left out.
 laws 80 tests/compress/device "not (plain_torch_sends or many_bytes or host_reads or crosses)"

@@ -17,7 +17,9 @@ from outside_model import DeepFm
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dlrm_hybrid import World
 from dlrm_hybrid.bags import Bags
+from dlrm_hybrid.compress import Dct
 from dlrm_hybrid.compress.device.feedback import DeviceFeedback
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.validate import validate
@@ -152,6 +154,26 @@ def test_a_device_learns_what_the_host_learns(name: str, place: Placement) -> No
     torch.testing.assert_close(
         *(engine.predict(0, batch) for engine in (device, host)), rtol=0, atol=1e-4
     )
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=NO_GPU, id="gpu")])
+def test_processes_learn_by_dct_what_one_process_learns(device: str) -> None:
+    """Of one trainer, for whom neither TorchRec nor FBGEMM need be there."""
+    losses_of_worlds: list[list[float]] = []
+    for world_of in (World.in_process, World.processes):
+        with world_of(
+            SPEC,
+            trainers=1,
+            cuts=["bottom.2", "top.1"],
+            servers=1,
+            gradient=Dct(density=0.1),
+            batch_size=ROWS,
+            config={"device": device, "embedding.kernel": "numba", "optimizer.lr": 0.1},
+        ) as world:
+            parts = [part for (part,) in islice(batches(1), FEW_STEPS)]
+            rows = [(part.dense_BI, part.bags, part.label_B) for part in parts]
+            losses_of_worlds.append([world.step(part).loss for part in rows])
+    np.testing.assert_allclose(*losses_of_worlds, rtol=0, atol=1e-6)
 
 
 def test_gradients_are_selected_where_they_are() -> None:
