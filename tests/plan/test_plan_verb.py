@@ -159,7 +159,7 @@ def test_worlds_are_printed_written_and_drawn(
         ("failed", (), (), "only a complete run says its costs"),
         ("complete", (), ("model=dlrm_small",), "model.bottom"),
         ("complete", ("precision=bfloat16",), (), "precision"),
-        ("complete", (), ("plan.rates=[fast]",), "plan.rates = fast: must be a rate"),
+        ("complete", (), ("plan.rates=[fast]",), "plan.rates[0] = 'fast': must be a rate"),
         ("complete", (), ("plan.machines=2",), "plan.machines = 2: how fast are the links?"),
         ("complete", (), ("plan.machines=1",), "plan.machines = 1: must be "),
         ("complete", (), ("plan.machines=[2,9]",), "plan.machines[1] = 9: must be "),
