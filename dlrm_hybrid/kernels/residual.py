@@ -82,7 +82,7 @@ def accumulate_select(
     Args:
         gradients_T: addresses of float32; 0 where the residual holds a gradient.
         taus_T: at least 0.
-        offsets_E: of the tensors in `residual_N`.
+        offsets_E: where each tensor begins in `residual_N`, then N.
         residual_N: of all tensors; 0 where an element leaves.
         splits_E: receives where what left each tensor begins among the K, then K.
         local_K: receives its indices in its tensor, increasing; has room for N.
@@ -120,12 +120,12 @@ def return_rounding_error(
     """Overwrite elements of residuals with what rounding took, and drop what became zero.
 
     Args:
-        offsets_E: of the tensors in `residual_N`.
+        offsets_E: where each tensor begins in `residual_N`, then N.
         splits_E: where the elements of each begin among the K; receives the same of those left.
         local_K: indices in their tensors; move up over what is dropped.
-        values_K: before rounding.
-        rounded_K: after it; move up too.
-        residual_N: of all tensors.
+        values_K: values before rounding.
+        rounded_K: values after rounding; move up too.
+        residual_N: all tensors, one after the other.
         rounds: to bfloat16, which `rounded_K` receives; else the caller has done it.
     """
     if rounds:

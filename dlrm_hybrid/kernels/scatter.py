@@ -60,10 +60,10 @@ def put_all(
     Args:
         arrays_T: addresses of contiguous float32.
         counts_T: elements of each.
-        splits_E: where the elements of each begin among the K, then K.
-        indices_K: in their tensors.
-        values_K: for them.
-        adds: adds them.
+        splits_E: where the elements of each tensor begin among the K, then K.
+        indices_K: positions in their tensors.
+        values_K: values for these positions.
+        adds: whether to add the values; else they overwrite.
     """
     for tensor in range(arrays_T.size):
         array_N = carray(floats_at(arrays_T[tensor]), counts_T[tensor])
@@ -86,12 +86,12 @@ def scatter_add(
     """Add values to elements of `sum_N`, and set the bit of each in `touched_W`.
 
     Args:
-        offsets_E: of the tensors in `sum_N`.
-        splits_E: where the elements of each begin among the K, then K.
-        indices_K: in their tensors.
-        values_K: to be added.
-        sum_N: of all tensors.
-        touched_W: likewise.
+        offsets_E: where each tensor begins in `sum_N`, then N.
+        splits_E: where the elements of each tensor begin among the K, then K.
+        indices_K: positions in their tensors.
+        values_K: values to add.
+        sum_N: sums of all tensors, one after the other.
+        touched_W: a bit for each of these.
     """
     for tensor in range(splits_E.size - 1):
         first = offsets_E[tensor]
@@ -122,17 +122,17 @@ def _divide(sum_N: Float32s, trainers: int) -> int:
 def collect(
     touched_W: UInt64s, sum_N: Float32s, trainers: int, indices_K: Int32s, means_K: Float32s
 ) -> tuple[int, bool]:
-    """List the marked elements and their means, and clear both.
+    """List the marked elements and their means, and clear marks and sums.
 
     Args:
-        touched_W: as `scatter_add` has set them.
-        sum_N: likewise.
-        trainers: whose values were added.
+        touched_W: bits that `scatter_add` has set; cleared.
+        sum_N: sums of `scatter_add`; zeroed where a bit was set.
+        trainers: number of trainers whose values were added.
         indices_K: receives flat indices, increasing; has room for all elements.
         means_K: receives the sums divided by `trainers`; has room for all elements.
 
     Returns:
-        how many there are, and whether all means are finite.
+        The number of marked elements, and whether all means are finite.
     """
     count = 0
     for word in range(touched_W.size):
@@ -153,9 +153,9 @@ def publish(indices_K: Int32s, weight_K: Float32s, out_N: Float32s, sent_K: Floa
     """Move elements of `out_N` towards values by their differences in bfloat16.
 
     Args:
-        indices_K: of the elements.
-        weight_K: for them.
-        out_N: receives the sums.
+        indices_K: positions in `out_N`.
+        weight_K: values to move towards.
+        out_N: receives its own values plus the rounded differences.
         sent_K: receives the rounded differences.
     """
     sent_words_K = sent_K.view(np.uint32)
@@ -179,12 +179,12 @@ def _add(gradient_N: Float32s, sum_N: Float32s, is_first: bool) -> None:
 
 @kernel
 def mean_of_all(gradients_XT: UInt64s, offsets_E: Int64s, mean_N: Float32s) -> bool:
-    """mean = ((g0 + g1) + g2 …) / X; whether all of it is finite.
+    """Write ((g0 + g1) + g2 …) / X; returns whether all of it is finite.
 
     Args:
         gradients_XT: addresses of contiguous float32.
-        offsets_E: of the tensors in `mean_N`.
-        mean_N: of all tensors.
+        offsets_E: where each tensor begins in `mean_N`, then N.
+        mean_N: receives the means of all tensors, one after the other.
     """
     trainers, tensors = gradients_XT.shape
     not_finite = 0

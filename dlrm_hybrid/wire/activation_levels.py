@@ -58,8 +58,8 @@ class Levels(NamedTuple):
 
     Attributes:
         indices_K: flat, increasing.
-        levels_K: of them.
-        codes_B: of the rows' steps; 0 for a row without a level other than 0.
+        levels_K: levels of the elements.
+        codes_B: codes of the rows' steps; 0 for a row without a level other than 0.
     """
 
     indices_K: Int32s

@@ -88,11 +88,11 @@ def add_levels(
     """Add multiples to elements of all tensors, and drop those that are 0.
 
     Args:
-        offsets_E: of the tensors in `value_N`.
+        offsets_E: where each tensor begins in `value_N`, then N.
         splits_E: where the elements of each begin among the K; receives the same of those left.
         local_K: indices in their tensors; move up over what is dropped.
         rounded_K: the multiples; move up too.
-        value_N: of all tensors.
+        value_N: all tensors, one after the other.
     """
     count = 0
     first = splits_E[0]

@@ -48,11 +48,11 @@ def quantise(
 
     Args:
         indices_K: flat, increasing.
-        values_K: of them.
+        values_K: values of the elements.
         width: N.
-        bits: of a magnitude.
+        bits: of a level's magnitude.
         is_gradient: levels may be 0, and what rounding takes is passed on; else 1 is the least.
-        levels_K: receives them.
+        levels_K: receives the levels.
         codes_B: receives the codes of steps, 0 where no value of a row is other than 0.
     """
     least, most = np.float32(not is_gradient), np.float32((1 << bits) - 1)
@@ -93,12 +93,12 @@ def quantise(
 
 @kernel
 def restore(indices_K: Int32s, levels_K: Int16s, codes_B: Int16s, values_BN: Float32s) -> None:
-    """Level times step of every element; all others are 0.
+    """Write level times step of every element, and 0 to all others.
 
     Args:
         indices_K: flat, increasing.
-        levels_K: of them.
-        codes_B: of the rows' steps.
+        levels_K: levels of the elements.
+        codes_B: codes of the rows' steps.
         values_BN: receives the values; contiguous.
     """
     width, k = values_BN.shape[1], 0
