@@ -20,8 +20,7 @@ from dlrm_hybrid.telemetry.spans import Span
 CARRY_SECONDS, CARRY_BYTE_SECONDS = 30e-6, 0.5e-9  # only their ratio is used
 LEAST_WAKE_SECONDS = 50e-6
 MOST_WAKE_SECONDS, WAKE_TURNS = 0.02, 6
-LEAST_SHARE = 0.1
-COLD_TURNS = 1
+LEAST_SHARE = 0.1  # of a span's wall time that is CPU time, where cold caches seem to take all
 CLOSE = 0.003  # relative error of a step's time
 OWN_LOOKUP_SHARE = 0.6
 """Time of a lookup in own tables over one in shared tables, whose ids and rows are packed. Assumed
@@ -33,12 +32,14 @@ def units_of(run: Calibration, world: Layout, hosts: Hosts) -> UnitCosts:
     cold = dict.fromkeys(run.ranks, 0.0)
     units = _with_wake(run, world, _Fit(run.ranks, world, cold).units(), hosts)
     few = simulated(world.config).parallel.trainers * world.topology.stages
-    for _ in range(COLD_TURNS):
-        sim = simulate(world, units, hosts).cold_seconds
-        beyond = world.topology.num_workers - few  # workers that a simulated one stands for
-        cold = {rank: sim[rank % few if rank < few + beyond else rank - beyond] for rank in cold}
-        units = _with_wake(run, world, _Fit(run.ranks, world, cold).units(), hosts)
-    return units
+    # What caches cost shows in a simulation alone, which needs units: those of a first fit.
+    simulated_seconds = simulate(world, units, hosts).cold_seconds
+    beyond = world.topology.num_workers - few  # workers that a simulated one stands for
+    cold = {
+        rank: simulated_seconds[rank % few if rank < few + beyond else rank - beyond]
+        for rank in run.ranks
+    }
+    return _with_wake(run, world, _Fit(run.ranks, world, cold).units(), hosts)
 
 
 @final

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import final
 
 from dlrm_hybrid.checkpoint.writer import ShardWriter
@@ -54,7 +55,7 @@ class ServerRank:
             Kind.SAVE: self._ask,
             Kind.SHARD: self._shard,
             Kind.LEFT: self._left,
-            Kind.LOWER: self._lower,
+            Kind.LOWER: partial(lower, self.lowered),
         }
         return handlers if self.collect is None else {**handlers, Kind.CONTRIBUTION: self._collect}
 
@@ -112,9 +113,6 @@ class ServerRank:
         answer = message(Kind.COPIED, self.rank, self.attempt, frame.number, {})
         return Outgoing(frame.sender, answer, 0)
 
-    def _lower(self, frame: Frame) -> Sequence[Outgoing]:
-        return lower(self.lowered, frame)
-
     def _shard(self, frame: Frame) -> Sequence[Outgoing]:
         self.switch(Phase.CHECKPOINT)
         return [shard_answer(self.writer, frame, self.rank, self.attempt)]
@@ -155,7 +153,7 @@ class TableServerRank:
             Kind.FETCH: self._ask,
             Kind.SAVE: self._ask,
             Kind.SHARD: self._shard,
-            Kind.LOWER: self._lower,
+            Kind.LOWER: partial(lower, self.lowered),
             Kind.LEFT: self._left,
         }
 
@@ -203,9 +201,6 @@ class TableServerRank:
         if self.elastic:  # all present trainers have settled; a lost one's updates may be too few
             return self.server.version  # or, of batches given out again, too many
         return self.server.version_at(values_of(frame)["step"])
-
-    def _lower(self, frame: Frame) -> Sequence[Outgoing]:
-        return lower(self.lowered, frame)
 
     def _shard(self, frame: Frame) -> Sequence[Outgoing]:
         self.meter.switch(Phase.CHECKPOINT)
