@@ -322,11 +322,16 @@ def _fused_tables(config: Config) -> Iterator[str]:
 
 
 def _network(config: Config) -> Iterator[str]:
-    network = config.network
-    for key, parse in (("rate", bits_per_second), ("latency", seconds)):
-        text: str | None = getattr(network, key)
-        if text is not None and (fault := _unreadable(text, parse)):
-            yield f"network.{key} = {text!r}: {fault}"
+    network, plan = config.network, config.plan
+    for key, parse, texts in (
+        ("network.rate", bits_per_second, (network.rate,)),
+        ("network.latency", seconds, (network.latency,)),
+        ("plan.rates", bits_per_second, plan.rates or ()),
+        ("plan.latencies", seconds, plan.latencies or ()),
+    ):
+        for text in texts:
+            if text is not None and (fault := _unreadable(text, parse)):
+                yield f"{key} = {text!r}: {fault}"
     if isinstance(network, Emulated):
         yield from _emulated(config, network)
     elif network.bind is not None and network.keys is None:

@@ -153,23 +153,11 @@ def check(config: Config) -> None:
 
 
 def _link_faults(config: Config) -> Iterator[str]:
-    plan = config.plan
-    for key, parse, texts in (
-        ("rates", bits_per_second, plan.rates),
-        ("latencies", seconds, plan.latencies),
-    ):
-        for text in texts or ():
-            try:
-                parse(text)
-            except ValueError as error:
-                yield f"plan.{key} = {text}: {error}"
-    if not plan.rates and config.network.rate is None:
-        for key, machines in (
-            ("plan.machines", plan.machines),
-            ("parallel.machines", config.parallel.machines),
-        ):
-            if machines:
-                yield (
-                    f"{key} = {shown(machines)}: how fast are the links? Set plan.rates or "
-                    "network.rate"
-                )
+    if config.plan.rates or config.network.rate is not None:
+        return
+    for section in ("plan", "parallel"):
+        if machines := getattr(config, section).machines:
+            yield (
+                f"{section}.machines = {shown(machines)}: how fast are the links? Set plan.rates "
+                "or network.rate"
+            )
