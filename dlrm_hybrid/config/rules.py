@@ -533,16 +533,16 @@ def gradient_rules(config: Config) -> Iterator[str]:
             "add parallel=hybrid" if config.parallel.name == "single" else "set parallel.servers=1"
         )
         yield f"gradient = {gradient.name!r}: needs a parameter server to send to; {add}"
-    elif gradient.rounds() and not has_servers and not is_alone:
+    alone = f" or gradient.{gradient.alone}" if gradient.alone else ""
+    if gradient.rounds() and not has_servers and not is_alone:
         yield (
             f"gradient = {gradient.name!r}: its trainers agree through a server; needs "
-            "parallel.servers of 1 or more"
+            f"parallel.servers of 1 or more{alone}"
         )
     if gradient.rounds() and not (config.sync.name == "sync" and not config.parallel.elastic):
         needs, actual = "sync=sync", f", not {config.sync.name}"
         if config.sync.name == "sync":
             needs, actual = "parallel.elastic=false", ""
-        alone = f" or gradient.{gradient.alone}" if gradient.alone else ""
         yield (
             f"gradient = {gradient.name!r}: its trainers synchronize in every step; needs "
             f"{needs}{alone}{actual}"
