@@ -71,13 +71,15 @@ WAITING = [one for one in COVERING if one["sync"] in ("sync", "bounded")]
 APART = [one for one in COVERING if one not in WAITING]
 WITHOUT_SERVERS = [one for one in WAITING if one["servers"] == "0"]
 # One with each kind of tables, of rows whose columns may grow.
-SECOND_DAYS = [*{one["tables"]: one for one in WAITING if one["rows"] != "clicks"}.values()]
+OF_TABLES = {one["tables"]: one for one in reversed(WAITING) if one["rows"] != "clicks"}
+SECOND_DAYS = sorted(OF_TABLES.values(), key=WAITING.index)
 NEXT_SHOPS = 30  # the first shop of the next day's rows
 ON_A_DEVICE = [
     *{one["gradient"]: one for one in WAITING}.values(),
     next(one for one in WITHOUT_SERVERS if one["gradient"] == "levels"),
 ]
-DAYS_APART = [*{one["tables"]: one for one in APART if one["rows"] != "clicks"}.values()]
+OF_TABLES_APART = {one["tables"]: one for one in reversed(APART) if one["rows"] != "clicks"}
+DAYS_APART = sorted(OF_TABLES_APART.values(), key=APART.index)
 # Of each kind of tables one with a frozen table, one that columns share and one with vectors, as
 # wide as the model has them, and a column of vectors.
 GIVEN, GIVEN_APART = (
@@ -351,10 +353,10 @@ def next_day(first: Path, rows: tuple[str, ...]) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("world", parameters(SECOND_DAYS, 2) + parameters(GIVEN, 1))
 def test_a_second_day_in_processes_is_one_process(
-    world: Composition, train: Train, rows: dict[str, tuple[str, ...]]
+    world: Composition, train: Train, made: dict[str, Path], rows: dict[str, tuple[str, ...]]
 ) -> None:
     given = (*HYBRID, *options(world))
-    first = train("first", world, *given, IN_PROCESS)
+    first = made.get(str(world)) or train("first", world, *given, IN_PROCESS)
     later = next_day(first, rows[world["rows"]])
     in_process = train("in-process", world, *given, *later, IN_PROCESS)
     processes = train("processes", world, *given, *later)
@@ -379,10 +381,10 @@ def test_a_second_day_in_processes_is_one_process(
 
 @pytest.mark.parametrize("world", parameters(DAYS_APART, 1))
 def test_a_second_day_of_trainers_that_do_not_wait_keeps_the_rows_that_it_lacks(
-    world: Composition, train: Train, rows: dict[str, tuple[str, ...]]
+    world: Composition, train: Train, made: dict[str, Path], rows: dict[str, tuple[str, ...]]
 ) -> None:
     given = (*HYBRID, *options(world))
-    first = train("first", world, *given, IN_PROCESS)
+    first = made.get(str(world)) or train("first", world, *given, IN_PROCESS)
     second = train("second", world, *given, *next_day(first, rows[world["rows"]]))
     assert summary(second)["first_step"] == 0
     shops = read_kept(first).vocabularies()[1]
