@@ -14,7 +14,7 @@ from dlrm_hybrid.telemetry.summary import staleness_figures
 if TYPE_CHECKING:
     from dlrm_hybrid.train.in_process import InProcessEngine
 
-TRAINERS, STAGES, SERVERS, STEPS, REST = 4, 2, 2, 40, 30
+TRAINERS, STAGES, SERVERS, STEPS, REST = 4, 2, 2, 20, 15
 WORLD = (
     *("parallel=hybrid", "parallel.world=in_process", "parallel.cuts=[bottom.2]", "sync=async"),
     *(
@@ -76,7 +76,7 @@ def test_pushes_miss_one_update_of_each_other_trainer_whatever_the_times(
         assert batches[2] < min(batches[:2]) / 5
         assert own[2] > 5 * (TRAINERS - 1) and max(own[:2]) < TRAINERS - 1
     else:
-        assert min(own) > TRAINERS - 1.5 and max(own) < TRAINERS - 0.5
+        assert min(own) >= TRAINERS - 1.5 and max(own) < TRAINERS - 0.5
 
 
 def test_nobody_gets_further_ahead_of_a_slow_trainer_than_it_may(small_rows: list[str]) -> None:

@@ -51,7 +51,7 @@ SPECS: Mapping[str, ModelSpec | OwnModel] = {
         module=DeepFm, table_rows=SPEC.table_rows, num_dense=13, embedding_dim=SPEC.embedding_dim
     ),
 }
-STEPS, FEW_STEPS, ROWS = 200, 16, 16
+STEPS, FEW_STEPS, ROWS = 200, 10, 16
 LONG = ("single", "dct")
 Keys = Mapping[str, Any]
 SINGLE: Keys = {"parallel.trainers": 1, "parallel.cuts": [], "parallel.servers": 0}
@@ -285,7 +285,7 @@ def test_a_device_that_is_not_there_is_named(
 )
 def test_a_run_resumes_on_the_device_or_on_the_host(name: str, after: Placement) -> None:
     unbroken, first, second = (engine_of(name, one) for one in (DEVICE, DEVICE, after))
-    steps, saved = 14, 9
+    steps, saved = 10, 6
     expected = losses(unbroken, steps)[saved:]
     losses(first, saved)
     values = weights(first)

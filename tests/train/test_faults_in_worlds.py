@@ -28,8 +28,8 @@ ASYNC = (
     *(*TWO_STAGES, "sync=async", "embedding=served", "parallel.table_servers=1", "sync.ahead=12"),
     *("sync.check_every=1", "checkpoint.every=0"),
 )
-# 50 groups of two batches would follow the one in which the signal comes.
-EVALUATES = (*WORLD, "evaluate.batch_size=8")
+# 30 groups of two batches would follow the one in which the signal comes.
+EVALUATES = (*WORLD, "evaluate.batch_size=16")
 IN_PROCESS = "parallel.world=in_process"
 
 
