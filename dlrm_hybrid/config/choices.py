@@ -119,7 +119,7 @@ class Synthetic(Criteo):
     name: ClassVar[str] = "synthetic"
     rows: Annotated[int, Bound(ge=1000, le=2**40)] = key(700_000, "rows to generate")
     seed: Seed = key(
-        0, "for generating rows and their teacher model", Effect.SEED | Effect.EVALUATION
+        0, "seed for generating rows and their teacher model", Effect.SEED | Effect.EVALUATION
     )
 
 
@@ -255,19 +255,19 @@ class Hybrid(Parallel):
     )
     servers: Servers = key(
         None,
-        "of the dense weights; 0: trainers send each other their gradients; null: one for each of "
+        "parameter servers; 0: trainers send each other their gradients; null: one for each of "
         "parallel.machines, or 1",
     )
     table_servers: Servers = key(
         None,
-        "own the embedding tables; null: with embedding=served as parallel.servers, else none",
+        "servers of the tables; null: one for each of parallel.machines, or 1",
         only="embedding=served",
     )
     world: World = key("processes", WORLD, Effect.FREE)
     elastic: bool = key(
         False, "sync=sync or async goes on when a trainer dies, and starts it again", Effect.FREE
     )
-    threads: Several = key(1, "of each worker, that share its weights", only="sync=async")
+    threads: Several = key(1, "threads of each worker, which share its weights", only="sync=async")
 
 
 class Sync(Choice, effect=STATE):
@@ -328,7 +328,7 @@ class SyncAsynchronous(Sync):
     )
     lr_scale: Scale = key(
         "trainers",
-        "of a push: optimizer.lr and embedding.lr / (trainers × threads); `one`: undivided",
+        "rates of a push: optimizer.lr and embedding.lr / (trainers × threads); `one`: undivided",
     )
     in_flight: Pushes = key(1, "pushes of a trainer that wait for an answer while it computes on")
     ahead: Positive | None = key(
@@ -383,7 +383,7 @@ class Emulated(Network):
     """
 
     name: ClassVar[str] = "emulated"
-    rate: LinkRate | None = key("100mbit", "of each link and direction: 1mbit … 2.5gbit … 100gbit")
+    rate: LinkRate | None = key("100mbit", "rate of each link, each way: 1mbit … 2.5gbit … 100gbit")
     latency: Latency | None = key(
         None, "one-way delay between hosts: 250us, 20ms … 10s; a round trip takes twice that"
     )

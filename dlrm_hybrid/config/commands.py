@@ -97,7 +97,7 @@ class ExportConfig(Record, effect=ANOTHER):
         "Predictor.update",
     )
     names: Format = key(
-        "ours", f"of weights in model.safetensors: {WEIGHTS_OF}", only="export.format=safetensors"
+        "ours", f"names in model.safetensors: {WEIGHTS_OF}", only="export.format=safetensors"
     )
     int8: bool = key(False, "tables of 8-bit integers, with a scale and an offset for each row")
     check_rows: Positive = key(
@@ -113,7 +113,7 @@ class ImportConfig(Record, effect=ANOTHER):
         None, "weights: .safetensors, or a file of torch.save with a state dict"
     )
     output: Path | None = key(None, "new run folder for the checkpoint, to resume from")
-    names: Format = key("dlrm", f"of the weights: {WEIGHTS_OF}")
+    names: Format = key("dlrm", f"names of the weights: {WEIGHTS_OF}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +134,7 @@ class WatchConfig(Record, effect=ANOTHER):
     run: Path | None = key(None, "run folder; one that is not there yet is waited for")
     output: Page | None = key(None, "HTML file; null: watch.html in the run folder")
     seconds: Annotated[float, Bound(ge=0.5, le=3600)] = key(
-        5.0, "between two pages, while the run goes on"
+        5.0, "seconds between two pages, while the run goes on"
     )
 
 
@@ -148,7 +148,7 @@ class PlanConfig(Record, effect=ANOTHER):
         "minute first",
     )
     count_steps: Annotated[int, Bound(ge=10, le=1_000_000)] = key(
-        40, "of every world in this process first, to count what it sends"
+        40, "steps of every world in this process first, to count what it sends"
     )
     trainers: Counts | None = key(
         None, "list of parallel.trainers to compare; null: the one that is configured"
@@ -164,11 +164,11 @@ class PlanConfig(Record, effect=ANOTHER):
     )
     machines: Machines | None = key(
         None,
-        "so many, or several numbers: [2,4]; which world is the fastest on them, how it is "
+        "number of machines, or several: [2,4]; which world is the fastest on them, how it is "
         "started, and how much faster it is than plain data parallelism",
     )
     cores: Annotated[float, Bound(gt=0, le=1024)] | None = key(
-        None, "of each machine; null: as many as where the calibration ran"
+        None, "cores of each machine; null: as many as where the calibration ran"
     )
     output: Path | None = key(None, "also write the predictions to this JSON file")
     picture: Path | None = key(

@@ -73,7 +73,7 @@ class ModelConfig(Model):
     Only the interaction with its name has the section `cross` or `fm`.
     """
 
-    name: Name = key("dlrm_paper", "of the choice")
+    name: Name = key("dlrm_paper", "name of the choice")
     embedding_dim: Width = key(16, EMBEDDING_DIM)
     bottom: tuple[Positive, ...] = key(
         (),
@@ -95,7 +95,7 @@ class ModelConfig(Model):
         NEW,
     )
     bottom_dropout: DropoutShare | None = key(
-        None, "of those of the bottom MLP; null: as many", NEW
+        None, "the same share for the bottom MLP; null: model.dropout", NEW
     )
     batch_norm: bool = key(False, "normalise hidden layers between their products and their ReLUs")
     table_dims: Annotated[tuple[Width, ...], Bound(min_length=1)] | None = key(
@@ -134,7 +134,7 @@ class TrainConfig(Record):
     epochs: Positive = key(1, "passes over the training days", NEW)
     steps: Positive | None = key(None, "stop after this many steps; null trains all epochs", NEW)
     seed: Seed = key(
-        0, "for weight initialization, shuffling and stochastic compression", Effect.SEED
+        0, "seed for weight initialization, shuffling and stochastic compression", Effect.SEED
     )
     evaluate_every: Count | Literal["epoch"] = key(
         0, "steps between evaluations, or epoch; 0 evaluates only at the end", Effect.FREE
@@ -182,12 +182,12 @@ class TelemetryConfig(Record, effect=Effect.NOTHING):
     tensorboard: bool = key(True, "also write TensorBoard scalars")
     wandb: Literal["offline", "online"] | None = key(
         None,
-        "the same to Weights & Biases: online, or offline into the run folder, for `wandb sync`",
+        "write to Weights & Biases: online, or offline into the run folder, for `wandb sync`",
         Effect.NOTHING | Effect.PLACE,
     )
     mlflow: Path | None = key(
         None,
-        "the same to MLflow: a tracking URI, such as http://host:5000, sqlite:///runs.db or "
+        "write to MLflow: a tracking URI, such as http://host:5000, sqlite:///runs.db or "
         "file:///runs",
         Effect.NOTHING | Effect.PLACE,
     )
@@ -205,12 +205,12 @@ class Config(Record):
     name: Name = key("default", "part of the run folder's path, runs/<name>/…", Effect.NOTHING)
     precision: Literal["float32", "bfloat16"] = key(
         "float32",
-        "of the MLPs' matrix products; with bfloat16, each MLP's last layer stays float32",
+        "type of the MLPs' matrix products; with bfloat16, each MLP's last layer stays float32",
     )
     device: Annotated[str, Bound(pattern=DEVICE_PATTERN)] = key(
         "cpu",
-        "that computes the dense layers: cpu; cuda, of which the workers of a machine take one "
-        "each; or cuda:1. Servers stay on the CPU, tables where embedding.device says",
+        "device of the dense layers: cpu; cuda, of which the workers of a machine take one each; "
+        "or cuda:1. Servers stay on the CPU, tables where embedding.device says",
         Effect.FREE | Effect.EVALUATION,
     )
     tf32: bool = key(
@@ -220,7 +220,7 @@ class Config(Record):
     )
     threads: Annotated[int, Bound(ge=1, le=1024)] = key(
         1,
-        "per rank; keep at 1 unless cores are idle: oversubscription slowed training 5–13x",
+        "of each rank; keep 1 unless cores are idle: too many have slowed training 5–13x",
         Effect.FREE | Effect.EVALUATION,
     )
     skip_completed: bool = key(

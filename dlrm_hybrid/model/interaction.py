@@ -38,8 +38,8 @@ class Cross(Record):
     layers: Annotated[int, Bound(ge=1, le=64)] = key(3, "cross layers below the top MLP")
     rank: Annotated[int, Bound(ge=1, le=65_536)] | None = key(
         64,
-        "of w v; about a quarter of the width (tables + 1) · embedding_dim is usual; null: w is a "
-        "full matrix",
+        "rank of w v; about a quarter of the width (tables + 1) · embedding_dim is usual; null: w "
+        "is a full matrix",
     )
     deep: tuple[Positive, ...] = key(
         (), "widths of a deep network over all vectors, beside the cross layers"

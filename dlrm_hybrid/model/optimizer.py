@@ -61,8 +61,7 @@ class Optimizer(_Optimizer):
     )
     schedule: Literal["constant", "linear", "warmup_decay", "plateau"] = key(
         "constant",
-        "of the learning rates; linear decays to 0 over the run, plateau where scores get no "
-        "better",
+        "how rates change: linear decays to 0 over the run, plateau where scores get no better",
     )
     warmup_steps: Count = key(0, "steps from 0 to lr", only="optimizer.schedule=warmup_decay")
     decay_start_step: Count = key(
@@ -72,11 +71,11 @@ class Optimizer(_Optimizer):
         0, "length of the decay; 0 never decays", only="optimizer.schedule=warmup_decay"
     )
     plateau_factor: BetweenZeroAndOne = key(
-        0.1, "rates are multiplied by this …", only="optimizer.schedule=plateau"
+        0.1, "factor for all rates where scores get no better", only="optimizer.schedule=plateau"
     )
     plateau_patience: Positive = key(
         1,
-        "… after so many evaluations in a row without a better train.monitor",
+        "evaluations in a row without a better train.monitor, after which rates fall",
         only="optimizer.schedule=plateau",
     )
     staleness_warmup_steps: Positive | None = key(

@@ -72,28 +72,28 @@ class Embedding(_Embedding):
     eps: Epsilon = key(1e-8, "added to the denominator by all but sgd")
     betas: tuple[BelowOne, BelowOne] = key(
         (0.9, 0.999),
-        "of the means of gradients and of their squares",
+        "coefficients of the running means of gradients and of their squares",
         NEW,
         only="embedding.optimizer=adam|rowwise_adam",
     )
     weight_decay: Decay = key(
-        0.0, "times a row is added to its gradient, whenever it is updated (L2)", NEW
+        0.0, "this times a row is added to its gradient when it is updated (L2)", NEW
     )
     init: Literal["uniform_rows", "uniform_width"] | Rate = key(
         "uniform_rows",
-        "of rows: uniform_rows, U(±1/√rows of the table); uniform_width, U(±1/√width); or σ of "
+        "first rows: uniform_rows, U(±1/√rows of the table); uniform_width, U(±1/√width); or σ of "
         "N(0, σ²)",
         NEW,
     )
     comm_precision: WirePrecision = key(
         "float32",
-        "of rows, or pooled embeddings, and their gradients on the wire",
+        "type of rows, or pooled embeddings, and their gradients on the wire",
         NEW,
         only="parallel=hybrid",
     )
     levels: bool = key(
         False,
-        "rows and gradients as whole steps from what both ends remember",
+        "send rows and gradients as quantized differences from copies at both ends",
         STATE,
         only="parallel=hybrid",
     )
@@ -136,12 +136,12 @@ class Fused(Embedding):
     name: ClassVar[str] = "fused"
     kernel: Kernel = key(
         "fbgemm",
-        "of lookups and updates: fbgemm, where it knows optimizer and width; or numba, our own",
+        "kernels of the tables: fbgemm, where it knows optimizer and width; or numba, our own",
         Effect.FREE | Effect.EVALUATION,
     )
     device: Home = key(
         "cpu",
-        "that holds and updates the tables: cpu; or cuda, the one of the dense layers, by torch's "
+        "device of the tables: cpu; or cuda, the one of the dense layers, by torch's "
         "own operations",
         Effect.FREE | Effect.EVALUATION,
     )
@@ -165,12 +165,12 @@ class Served(Embedding):
     cache_rows: CachedRows = key(0, "rows that a trainer keeps for later batches; 0 is off", STATE)
     cache_batches: Lag = key(
         0,
-        "for so many: rows are older by as much, gradients are summed meanwhile",
+        "batches that it keeps them for: rows are as much older, gradients are summed meanwhile",
         STATE,
     )
     storage: Storage = key(
         "memory",
-        "of rows on table servers; mmap keeps them in files, which may be larger than memory",
+        "place of rows on table servers; mmap: in files, which may be larger than memory",
         Effect.FREE | Effect.EVALUATION,
     )
     folder: Path | None = key(

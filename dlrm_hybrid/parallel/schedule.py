@@ -207,10 +207,10 @@ class Dsp(Schedule):
 
     name: ClassVar[str] = "dsp"
     delays: tuple[Lag, ...] = key(
-        (1, 1, 0), "of each stage: steps from its forward of a batch to the next stage's"
+        (1, 1, 0), "for each stage, steps from its forward of a batch to the next stage's"
     )
     staleness: tuple[Lag, ...] = key(
-        (4, 2, 0), "of each stage: updates between its forward and its backward of a batch"
+        (4, 2, 0), "for each stage, updates between its forward and its backward of a batch"
     )
 
     @override

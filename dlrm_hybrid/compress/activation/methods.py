@@ -93,7 +93,7 @@ class Dct(ActivationMethod):
     sparsity: BelowOne | tuple[BelowOne, ...] = key(
         0.90, "fraction of each row dropped; or a list, one for each cut"
     )
-    precision: WirePrecision = key("float32", "of values on the wire, where bits is null")
+    precision: WirePrecision = key("float32", "type of values on the wire, where bits is null")
     bits: LevelBits | tuple[LevelBits | None, ...] | None = key(
         None,
         "3 to 8: values as integer levels of so many bits, entropy-coded, and so are positions; or "

@@ -16,8 +16,7 @@ class Pulls(Record, effect=Effect.STATE):
 
     precision: PrecisionOrLevels = key(
         "float32",
-        "of weights on the wire: float32, bfloat16, float16, or levels; servers keep the rounding "
-        "error",
+        "type of weights on the wire, which may be levels; servers keep the rounding error",
         only="parallel.servers",
     )
     sparsity: BelowOne | None = key(
