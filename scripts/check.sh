@@ -21,11 +21,10 @@ export OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 trap wait EXIT
 ruff check .
 ruff format --check .
-pyright & types=$!
-lint-imports --no-cache & imports=$!
-checked() { wait "$types" && wait "$imports"; }
-[ -n "$quick" ] || checked
+pyright & types=$! # takes one core, as long as the rest of a quick check takes the other
+lint-imports --no-cache
+[ -n "$quick" ] || wait "$types"
 # Two at a time: each may be a world of processes. A file's tests stay together for their fixtures.
 pytest "${tests[@]}" -m "$markers" --hypothesis-profile="$profile" --numprocesses "$processes" \
     --dist loadfile
-checked
+wait "$types"
