@@ -421,7 +421,8 @@ def _positions(run: Run, over: Over) -> Callable[[Event], float] | None:
     for event in run.events:
         if event.kind is Kind.PROGRESS:
             seconds += event.values["timed_seconds"]
-        at_step[event.step] = seconds
+        if event.kind is not Kind.SAVED:  # known steps later, when its files are written
+            at_step[event.step] = seconds
     return (lambda event: at_step[event.step]) if seconds else None
 
 

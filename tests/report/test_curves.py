@@ -10,7 +10,7 @@ from made_runs import SAMPLES_PER_STEP, make_run, plain_events, progress, world_
 from dlrm_hybrid.report import figures, tables
 from dlrm_hybrid.report.figures import MAX_POINTS, Curve, Lines, Over
 from dlrm_hybrid.report.runs import Run, read_run, steps_before
-from dlrm_hybrid.telemetry.events import Event
+from dlrm_hybrid.telemetry.events import Event, Kind
 
 
 def made(folder: Path, record: list[Event]) -> Run:
@@ -24,7 +24,8 @@ def points(curve: Curve | None) -> list[tuple[float, float]]:
 
 
 def test_loss_over_each_axis(tmp_path: Path) -> None:
-    run = made(tmp_path / "run", world_events(0.5))
+    late = Event(Kind.SAVED, 10, 0.0, {})
+    run = made(tmp_path / "run", [*world_events(0.5), late])
     per_sample = 2 * 6400 / (20 * SAMPLES_PER_STEP)
     places = {
         Over.STEPS: (10, 20),
