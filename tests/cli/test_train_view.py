@@ -96,6 +96,13 @@ def test_there_is_no_sum_where_a_class_is_not_counted() -> None:
     assert not any(line.startswith("│ all ") for line in lines)
 
 
+def test_a_run_of_few_steps_has_no_table_of_zeros() -> None:
+    nothing = {**SUMMARY["network"], "bytes_total": 0}
+    lines = shown(80, {**SUMMARY, "network": nothing})
+    assert "bytes and time are those of steps after the first five; this run has none" in lines
+    assert not any("sent in training" in line for line in lines)
+
+
 def test_what_was_not_measured_is_left_out() -> None:
     unmeasured = {"by_class": {}, "foreign_messages": None, "refused_connections": None}
     alone = {"0": role("worker", 0.0, None)}

@@ -291,7 +291,9 @@ def show_run(terminal: Terminal, summary: Values) -> None:
     show_roles(terminal, list(summary["roles"].values()))
     if summary["sync"] is not None:
         show_staleness(terminal, summary["sync"])
-    if summary["network"]["by_class"]:
+    if summary["network"]["by_class"] and summary["network"]["bytes_total"] == 0:
+        terminal.line("bytes and time are those of steps after the first five; this run has none")
+    elif summary["network"]["by_class"]:
         show_traffic(terminal, summary["network"])
     show_unknown_peers(terminal, summary["network"])
     steps = summary["step_milliseconds"]
