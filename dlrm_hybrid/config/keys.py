@@ -153,16 +153,11 @@ def _keys_with(loaded: tuple[tuple[str, str], ...]) -> Mapping[str, Key]:
             continue
         choices = records(section)
         if "" not in choices:
-            kind, effect = Literal[(*choices,)], effect_of_choice(section)
+            kind, effect = Literal[(*choices,)], getattr(sections()[section], "choice", OF_METHODS)
             _add(keys, f"{section}.name", kind, {}, effect)
         for record in choices.values():
             _add_all(keys, f"{section}.", record)
     return keys
-
-
-def effect_of_choice(section: str) -> Effect:
-    """The effect of the choice of a section."""
-    return getattr(sections()[section], "choice", OF_METHODS)
 
 
 def _add_all(keys: dict[str, Key], prefix: str, record: type) -> None:

@@ -329,21 +329,15 @@ def _network(config: Config) -> Iterator[str]:
         ("plan.rates", bits_per_second, plan.rates or ()),
         ("plan.latencies", seconds, plan.latencies or ()),
     ):
-        for text in texts:
-            if text is not None and (fault := _unreadable(text, parse)):
-                yield f"{key} = {text!r}: {fault}"
+        for text in filter(None, texts):
+            try:
+                parse(text)
+            except ValueError as error:
+                yield f"{key} = {text!r}: {error}"
     if isinstance(network, Emulated):
         yield from _emulated(config, network)
     elif network.bind is not None and network.keys is None:
         yield f"network.bind = {network.bind!r}: needs network.keys, a file of CURVE keys"
-
-
-def _unreadable(text: str, parse: Callable[[str], float]) -> str | None:
-    try:
-        parse(text)
-    except ValueError as error:
-        return str(error)
-    return None
 
 
 def _emulated(config: Config, network: Emulated) -> Iterator[str]:

@@ -65,7 +65,7 @@ def _record(record: Any, values: Mapping[str, Any], prefix: str, reading: Readin
         key = f"{prefix}{name}"
         if name in values:
             read[name] = _value(kind, values[name], key, reading)
-        elif not _is_left_out(kind):
+        elif record_in(kind) is None or NoneType not in get_args(kind):
             reading.refuse(key, f"{key}: missing")
     for name, value in values.items():
         if name not in kinds:
@@ -171,11 +171,6 @@ def _of_yaml(reason: str) -> str:
     for word, ours in words.items():
         reason = reason.replace(word, ours)
     return reason
-
-
-def _is_left_out(kind: Any) -> bool:
-    """Whether a type is that of a section that need not be there."""
-    return record_in(kind) is not None and NoneType in get_args(kind)
 
 
 def _tuples(value: Any) -> Any:
