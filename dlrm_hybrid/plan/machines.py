@@ -22,6 +22,7 @@ from dlrm_hybrid.types import ConfigError
 EXPERIMENTS = ("dp_levels", "dp_bfloat16", "dct_hybrid")
 TRAINERS_EACH = (1, 2)
 DECIDED = tuple(f"parallel.{key}" for key in ("machines", "trainers", "servers", "table_servers"))
+NO_SERVERS = "parallel.servers=0"
 BFLOAT16_BYTES, ID_BYTES = 2, 4
 # Time of a step of DDP + TorchRec in bfloat16, over one process at its batch size, and for each
 # parameter that is reduced: `scripts/benchmarks/practitioner.py speed` on loopback, Xeon.
@@ -36,9 +37,16 @@ class Kind:
     overrides: tuple[str, ...]
     values: Values
 
+    @property
+    def has_servers(self) -> bool:
+        """Whether servers own its dense weights."""
+        return NO_SERVERS not in self.overrides
+
 
 def kinds(request: Request) -> list[Kind]:
     """The experiment on the command line, or those to choose from where there is none.
+
+    Each with servers, and without where its trainers need none.
 
     Raises:
         ConfigError: none goes with the other overrides, or these decide numbers of ranks.
@@ -53,7 +61,8 @@ def kinds(request: Request) -> list[Kind]:
     for words in [()] if chosen else [(f"+experiment={name}",) for name in EXPERIMENTS]:
         overrides = (*words, *typed)
         try:
-            fitting.append(Kind(overrides, compose.values_of(overrides)))
+            for each in (overrides, (*overrides, NO_SERVERS)):
+                fitting.append(Kind(each, compose.values_of(each)))
         except ConfigError as error:  # such as stages of a model that has no such layers
             faults.append(error)
     if not fitting:
@@ -70,11 +79,9 @@ def worlds_on(kinds: Sequence[Kind], machines: int) -> list[Planned]:
     planned: list[Planned] = []
     faults: list[str] = []
     for kind, each in product(kinds, TRAINERS_EACH):
-        size = {
-            "parallel.machines": machines,
-            "parallel.trainers": machines * each,
-            "parallel.servers": machines,
-        }
+        size = {"parallel.machines": machines, "parallel.trainers": machines * each}
+        if kind.has_servers:
+            size["parallel.servers"] = machines
         if kind.values["embedding"]["name"] == "served":
             size["parallel.table_servers"] = machines
         if wrong := all_faults(values := changed(kind.values, size)):

@@ -94,6 +94,7 @@ class Prediction:
         by_class = {traffic.value: size for traffic, size in self.bytes_per_sample.items()}
         return {
             "name": self.planned.name,
+            "machines": parallel.machines,
             "trainers": parallel.trainers,
             "stages": len(parallel.cuts) + 1,
             "servers": parallel.servers,

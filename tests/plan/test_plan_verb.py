@@ -242,8 +242,9 @@ def test_the_best_world_on_some_machines_is_named_with_the_command_that_starts_i
         rivals = [
             world["samples_per_second"]
             for world in written["worlds"]
-            if (world["rate"], world["servers"]) == (one["rate"], number)
+            if (world["rate"], world["machines"]) == (one["rate"], number)
         ]
+        assert len(rivals) == 3 * 2 * 2, "experiments, trainers on a machine, servers or none"
         assert one["samples_per_second"] == max(rivals)
         assert rivals == sorted(rivals, reverse=True)
         assert f"torchrun --nnodes={number} " in one["command"]
@@ -303,13 +304,18 @@ def test_a_command_starts_its_world_whatever_an_experiment_says_of_its_size(tmp_
     lines = commands(
         f"conf={tmp_path}", "+experiment=mine", "plan.machines=2", "plan.rates=[1gbit]"
     )
-    assert len(lines) == 2
-    for each, line in zip((1, 2), lines, strict=True):
+    for (servers, each), line in zip(product((2, 0), (1, 2)), lines, strict=True):
         words = shlex.split(line)
         typed = [one for one in words[words.index("train") + 1 :] if not one.startswith("hydra.")]
         world = topology(validate(values_of(typed)))
         assert f"--nproc-per-node={world.size // 2}" in words
-        assert (world.trainers, world.servers) == (2 * each, 2)
+        assert (world.trainers, world.servers) == (2 * each, servers)
+
+
+def test_worlds_without_servers_are_tried_where_trainers_need_none() -> None:
+    words = ("+experiment=dp_levels", "plan.machines=2", "plan.rates=[1gbit]")
+    for more in ("gradient.aggregation=union", "pull.precision=float16"):
+        assert not any("parallel.servers=0" in line for line in commands(*words, more))
 
 
 @pytest.mark.parametrize(

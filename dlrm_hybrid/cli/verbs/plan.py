@@ -148,7 +148,7 @@ def _planned(request: Request) -> tuple[list[Planned], list[worlds.Values]]:
     machine_kinds = kinds(request)
     several = numbers if isinstance(numbers, tuple) else (numbers,)
     planned = [world for number in several for world in worlds_on(machine_kinds, number)]
-    return planned, [kind.values for kind in machine_kinds]
+    return planned, [kind.values for kind in machine_kinds if kind.has_servers]
 
 
 def _predictions(
