@@ -34,6 +34,7 @@ SPANS = {
 }
 BESIDE = {Span.SEND: 4e-4, Span.REST: 3e-4, Span.READ: 1e-4}
 FEW_TENSORS = ("+experiment=dp_levels", "model.bottom=[13,16]", "model.top=[8,1]")
+NEEDS_SERVERS = (*FEW_TENSORS, "pull.precision=float16")
 SERVED = ("embedding=served", "parallel.table_servers=1")
 
 Plan = Callable[..., dict]
@@ -171,7 +172,7 @@ def test_worlds_are_printed_written_and_drawn(
             "plan.machines = 2: decides numbers of trainers and servers",
         ),
         (
-            *("complete", (), ("plan.machines=7", "plan.rates=[1gbit]", *FEW_TENSORS)),
+            *("complete", (), ("plan.machines=7", "plan.rates=[1gbit]", *NEEDS_SERVERS)),
             "plan.machines = 7: parallel.machines = 7: each gets a server, parallel.servers = 7:",
         ),
         (
