@@ -69,7 +69,7 @@ def test_all_end_alike_and_rank_0_says_why(
     is_taken = TWO[0] in arguments
     where = [f"hydra.run.dir={folder}"] if arguments[:2] == WORLD[:2] else []
     with locked(folder / ".lock") if is_taken else nullcontext():
-        tasks = run(*arguments[:1], *small_rows, *arguments[1:], *where, size=2)
+        tasks = run(*small_rows, *arguments, *where, size=2)
     assert [task.code for task in tasks] == [code, code]
     assert said in tasks[0].text
     assert (f"{folder}: in use by process {os.getpid()} on " in tasks[0].text) == is_taken
