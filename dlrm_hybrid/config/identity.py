@@ -18,6 +18,7 @@ FROM_ITSELF = ("never", "auto")
 FREE = Effect.NOTHING | Effect.FREE
 MODEL = frozenset({Group.DENSE, Group.EMBEDDINGS, Group.STATISTICS})
 CHANGEABLE = Effect.NEW_RUN | Effect.STATE
+IN_A_NEW_RUN = "; another hydra.run.dir with checkpoint.resume=THIS_RUN takes it"
 
 
 def flat(values: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
@@ -64,9 +65,9 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], new_run: bool)
         new_run: whether the run has a folder of its own; False to resume in the old one.
     """
     return [
-        _other(key, after, before)
+        _other(key, after, before) + (IN_A_NEW_RUN if can_change else "")
         for key, (before, after) in _changes(saved, now).items()
-        if not (new_run and CHANGEABLE & effect_of(key))
+        if not ((can_change := bool(CHANGEABLE & effect_of(key))) and new_run)
     ]
 
 

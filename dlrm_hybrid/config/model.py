@@ -78,7 +78,7 @@ def with_input_width(
     if has_model and not width and not faults:
         schema = rows.get("schema")
         faults = [
-            f"{NO_SCHEMA}; model.bottom[0] = null counts its dense ones"
+            f"{NO_SCHEMA}; model.bottom[0] = null is the number of dense ones"
             if schema is None
             else f"model.bottom[0] = null: {schema} has no dense columns; needs model.bottom=[]"
         ]
@@ -95,7 +95,7 @@ def _with_columns(
         return dict(values), []
     dense, tables, faults = _columns(rows)
     if not tables and not faults:
-        faults = [f"{NO_SCHEMA}; model.{unknown[0]} = null counts them"]
+        faults = [f"{NO_SCHEMA}; model.{unknown[0]} = null is their number"]
     counts = {"dense": dense, "tables": tables or None}
     filled = {**model, **{name: counts[name] for name in unknown}}
     return {**values, "model": filled}, faults

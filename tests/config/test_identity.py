@@ -117,7 +117,8 @@ def test_what_decides_a_weight_is_named() -> None:
     other = changed("train", seed=2, epochs=3)
     assert config_hash(other) != config_hash(SAVED)
     assert differences(SAVED, other, new_run=False) == [
-        "train.epochs = 3: the checkpoint was made with 1",
+        "train.epochs = 3: the checkpoint was made with 1; another hydra.run.dir with "
+        "checkpoint.resume=THIS_RUN takes it",
         "train.seed = 2: the checkpoint was made with 1",
     ]
 
