@@ -124,13 +124,11 @@ def _unknown_words(verb: str, words: Sequence[str]) -> Iterator[str]:
     loose: list[str] = []
     rest = iter(words)
     for word in rest:
-        if word in all_keys():
-            meant = did_you_mean([_set(word, next(rest, ""))])
-            yield f"{word}: is not key=value{meant}"
-            continue
         groups = [group for group, choices in all_groups().items() if word in choices]
         signs = {group: "+" if group == EXPERIMENT else "" for group in groups}
         meant = [f"{sign}{group}={word}" for group, sign in signs.items()]
+        if word in all_keys():
+            meant = [_set(word, next(rest, ""))]
         if not meant and not Path(word).exists():
             meant = _near_choices(word)
         if meant:
