@@ -128,10 +128,10 @@ class PeerClient(Client):
             number=number,
             sections=sections,
         )
-        others = [member for member in self._members if member != self._port.rank]
-        shared = sealed(frame) if len(others) > 1 else frame
-        for member in others:
-            self._port.transmit(member, shared, self._num_bytes)
+        peers = [member for member in self._members if member != self._port.rank]
+        shared = sealed(frame) if len(peers) > 1 else frame
+        for peer in peers:
+            self._port.transmit(peer, shared, self._num_bytes)
 
     def _coded(self, sent: Sent) -> tuple[tuple[Section, ...], Update]:
         """The sections of a push, and what others read in them; valid until the next step."""
