@@ -131,7 +131,7 @@ class CountedGroup(dist.ProcessGroup):
         input_splits: list[int],
         options: Any = None,
     ) -> dist.Work:
-        """The call behind torch.distributed.all_to_all_single."""
+        """Exchange rows with all members, as torch.distributed.all_to_all_single asks for it."""
         return self._all_to_all(output, rows, (output_splits, input_splits), None)
 
     def _all_to_all(

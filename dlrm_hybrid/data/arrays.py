@@ -46,7 +46,7 @@ class StoredArray:
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
+        """Number of rows that the array file holds."""
         return self.shape[0]
 
     @property

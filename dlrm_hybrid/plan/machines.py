@@ -40,7 +40,7 @@ class Kind:
     @property
     def has_servers(self) -> bool:
         """Whether servers own its dense weights."""
-        return NO_SERVERS not in self.overrides
+        return self.values["parallel"]["servers"] != 0
 
 
 def kinds(request: Request) -> list[Kind]:

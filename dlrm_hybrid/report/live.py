@@ -57,7 +57,7 @@ class Watched:
 
     @property
     def step(self) -> int:
-        """The last recorded step."""
+        """The last step of which an event was recorded; 0 if none was."""
         return max((event.step for event in self.run.events), default=0)
 
     @property

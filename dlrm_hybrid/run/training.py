@@ -60,7 +60,7 @@ class _Links:
 
 
 def train(request: Request, display: Display, view: TrainingView) -> int:
-    """Train as configured.
+    """Run a training to its end, restarts included, and show its result.
 
     Args:
         request: the run.

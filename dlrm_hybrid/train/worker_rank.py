@@ -98,7 +98,7 @@ class WorkerRank(Holder):
         return metrics
 
     def learn(self, batch: Batch, coming: Sequence[Batch] = ()) -> StepMetrics:
-        """Make one step.
+        """Make one training step with the other ranks of the world.
 
         Args:
             batch: its rows.

@@ -19,7 +19,8 @@ from typing_extensions import override
 
 from dlrm_hybrid.compress.gradient.rule import target_k
 
-MAX_COLUMNS = 256  # of rows whose positions may be a byte each, as in `wire.sparse`
+# Of rows whose positions may be a byte each; `kernels.sections` has it, too, but loads numba.
+MAX_COLUMNS = 256
 _MAX_INDEX = 2**31 - 1  # that the kernel counts to
 
 

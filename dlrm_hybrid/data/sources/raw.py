@@ -54,7 +54,7 @@ class FileRows:
 
     @property
     def rows(self) -> int:
-        """Number of all rows."""
+        """Number of rows that were read, kept and bad ones."""
         return self.kept + self.bad
 
 
