@@ -35,7 +35,7 @@ RUN = (
 
 
 def learned(options: argparse.Namespace, side: str, batch_size: int, rate: float) -> Run | None:
-    """One epoch of a side, evaluated every so many rows; None if it diverged."""
+    """A run of a side, evaluated every so many rows; None if it diverged."""
     trainers = options.trainers
     step_rows = trainers * batch_size
     if side == OPPONENT:
@@ -47,6 +47,7 @@ def learned(options: argparse.Namespace, side: str, batch_size: int, rate: float
         options.runs / f"{'ddp' if side == OPPONENT else side}-{trainers}-{batch_size}-{rate}",
         *(*world, *RUN, f"optimizer.lr={rate}"),
         f"train.evaluate_every={max(1, options.every // step_rows)}",
+        f"train.steps={options.most_rows // step_rows}",
     )
 
 
@@ -113,6 +114,8 @@ def main() -> None:
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[128, 2048])
     parser.add_argument("--rates", type=float, nargs="+", default=[0.1, 0.4, 1.6])
     parser.add_argument("--goal", type=float, default=0.470, help="test log-loss; default 0.470")
+    text = f"of {TRAIN_ROWS:,} that a side may see; default all of them"
+    parser.add_argument("--most-rows", type=int, default=TRAIN_ROWS, help=text)
     parser.add_argument("--every", type=int, default=100_000, help="rows between evaluations")
     options = parser.parse_args()
     title = f"Until log-loss {options.goal}, {options.trainers} trainers, {options.link}"
