@@ -21,14 +21,12 @@ from dlrm_hybrid.types import DlrmError
 Then = Callable[[], None]
 Link = tuple[str, int]
 Simulated = Generator[Any, Any, Any]
-"""A rank's program: yields `Receive`, ANY, NOW or HANDOVER; is sent a frame's key, or the time."""
-ANY, NOW, HANDOVER = "the next frame", "the time", "another thread of the rank goes on"
+"""A rank's program: yields `Receive`, ANY or NOW; is sent a frame's key, or the time."""
+ANY, NOW = "the next frame", "the time"
 
 LOOPBACK_BYTES_PER_SECOND = 4e9
 LINE_SHARE = 1.048 + 0.022 / 2
 """Bytes on a link per byte of a frame: headers of 1,448-byte segments, and acknowledgements."""
-QUEUED_BYTES = 4 * 1_514.0
-"""Bytes of a connection in the queue of a link: Linux admits two pieces of two packets."""
 LEAST_PACED_BYTES, PACED_MESSAGES = 10 * 1_514.0, 10
 PACED_SHARE = 1 / (2 / math.log(2) - 1)
 """Round trips from a message's first byte to its last: BBR sends N bytes in time s at the rate
@@ -158,16 +156,6 @@ class Links:
         self._flows[pair] = _Flow(links, deque([(num_bytes, then)]), recent, num_bytes)
         self._plan()
 
-    def signal(self, hosts: tuple[int, int], then: Then) -> None:
-        """Send one packet, which waits for the queues of both links; then run `then`."""
-        seconds = self._latency if hosts[0] != hosts[1] else 0.0
-        for flow in self._flows.values() if hosts[0] != hosts[1] else ():
-            shared = [
-                host for (_, host), end in zip(flow.links, hosts, strict=False) if host == end
-            ]
-            seconds += QUEUED_BYTES / self._rates[shared[0]] if shared else 0.0
-        self._clock.after(seconds, then)
-
     def use(self, host: int) -> float:
         """Share of the time in which a host's link was busy, in either direction."""
         carried = self._carried_bytes[host] / self._clock.now / self._rates[host]
@@ -263,17 +251,17 @@ class Machine:
             to: rank of the receiver.
             key: key of the frame.
             num_bytes: size of the frame.
-            messages: number of messages it stands for; 0 for a packet that needs no thread.
+            messages: number of messages it stands for; 0 if main threads send and receive it.
         """
         hosts = self.hosts.host[sender], self.hosts.host[to]
         arrive = partial(self.ranks[to].arrive, key)
+        send = partial(self.links.send, (sender, to), hosts, num_bytes * LINE_SHARE)
         if not messages:
-            self.ranks[sender].carry(0.0, partial(self.links.signal, hosts, arrive))
+            send(arrive)
             return
         seconds = self.costs.carry * messages + self.costs.carry_byte * num_bytes
         carry = partial(self.ranks[to].carry, seconds, arrive)
-        leave = partial(self.links.send, (sender, to), hosts, num_bytes * LINE_SHARE, carry)
-        self.ranks[sender].carry(seconds, leave)
+        self.ranks[sender].carry(seconds, partial(send, carry))
 
     def run(self, programs: Sequence[Simulated], workers: int) -> None:
         """Run a program for each rank until those of the first `workers` ranks have ended.
@@ -399,8 +387,6 @@ class Rank:
             self.done = True
         elif effect is NOW:
             self._clock.after(0.0, partial(self._go_on, self._clock.now))
-        elif effect is HANDOVER:
-            self._clock.after(self._machine.costs.wake, partial(self._go_on, None))
         elif self._is_answered(effect):
             # By the clock: direct calls of a busy server would recurse deeper with each frame.
             self._clock.after(0.0, partial(self._answer, effect))

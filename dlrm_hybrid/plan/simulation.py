@@ -29,7 +29,7 @@ from dlrm_hybrid.parallel.tables.order import (
 from dlrm_hybrid.parallel.topology import ServerRole, WorkerRole
 from dlrm_hybrid.plan.costs import UnitCosts, compute_seconds
 from dlrm_hybrid.plan.layout import Layout
-from dlrm_hybrid.plan.machine import ANY, HANDOVER, NOW, Hosts, Machine, Rank, Simulated
+from dlrm_hybrid.plan.machine import ANY, NOW, Hosts, Machine, Rank, Simulated
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.run.assembly.build import pipeline, policy
 from dlrm_hybrid.types import BatchNumber, Tick, Version
@@ -39,10 +39,6 @@ MOST_TRAINERS = 4  # most trainers that are simulated; in larger worlds each sta
 MOST_PLACED = 16  # the same with servers beside trainers, where no trainer is like another
 STEPS, WARMUP_SHARE = 9, 1 / 3
 JITTER, JITTER_STEPS = 0.25, 1 << 20  # of a step's time, unless trainers wait; assumed
-ONE_WAY_SHARE = 0.6
-"""Share of a pair's bytes over gloo that go one way only after the other way's: the second rank
-finds the first one ready, and its own word that it is ready goes behind its rows. Other pairs fill
-the gap. Measured with two trainers: 0.3 to 0.85."""
 FORWARD_SHARE = 0.36
 """Forward's share of the time of forward and backward: one of three products, and more. Assumed."""
 TENSOR: Any = "a tensor"  # in place of every tensor
@@ -343,24 +339,15 @@ class _Worker:
             self._rank.send(server, Receive(kind, self._rank.rank, batch), size)
 
     def _exchange(self, batch: int, phase: int, size: float) -> Simulated:
-        """An all-to-all like gloo's: nobody sends before the receiver is ready.
+        """An all-to-all: each sends at once, and waits for the rows of all others.
 
-        A thread of the group does it: it is woken up, and wakes up the thread that waits.
+        Main threads do it, in the time of their lookups.
         """
-        times = self._all_others / len(self._others)
-        size *= 1 + ONE_WAY_SHARE / self._all_others
-        ready, rows = (
-            Receive(kind, self._rank.rank, batch, round=phase) for kind in (Kind.HELLO, Kind.LOOKUP)
-        )
-        yield HANDOVER
+        rows = Receive(Kind.LOOKUP, self._rank.rank, batch, round=phase)
         for other in self._others:
-            self._rank.send(other, ready, 0.0, 0.0)
-        for other in self._others:
-            yield ready._replace(sender=other)
-            self._rank.send(other, rows, times * size, times)
+            self._rank.send(other, rows, size * self._all_others / len(self._others), 0.0)
         for other in self._others:
             yield rows._replace(sender=other)
-        yield HANDOVER
 
     def pull(self) -> Program[None]:
         if self._peers and self._pushed:

@@ -26,7 +26,7 @@ from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.traffic import Phase, Traffic
 
-STEPS, SPEED = 100, 1_500.0
+STEPS, SPEED = 100, 3_000.0
 SPANS = {
     "worker": {Span.COMPUTE: 3e-3, Span.ENCODE: 5e-4, Span.DECODE: 4e-4, Span.APPLY: 2e-4},
     "tables": {Span.EMBEDDING: 5e-4, Span.APPLY: 1.5e-3},
